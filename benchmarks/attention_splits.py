@@ -1,10 +1,10 @@
-"""Up to how many keys is a tile of decodes better left whole than split between programs?
+"""Find the number of keys up to which a tile of decodes is better left whole than split between programs.
 
     PYTHONPATH=src:. python3 benchmarks/attention_splits.py --out benchmarks/attention_splits.json
 
-Times captured decode steps of whole models at different lengths, with launches that leave tiles of so many keys whole.
-Whole steps, since what a split costs (a partial result written, a ticket, the adding up) partly hides behind the next
-launch.
+It times captured decode steps of whole models at different lengths, with launches that leave tiles up to different
+numbers of keys whole. It times whole steps, since the cost of a split (writing a partial result, a ticket, the
+addition) is partly hidden by the next launch.
 """
 
 import sys
@@ -35,7 +35,7 @@ def main() -> None:
 
 @torch.inference_mode()
 def measure(model: str) -> Rows:
-    """A row for each batch and number of keys. us: of a step, by length."""
+    """Measure a row for each batch and number of keys. us: the time of a step, by length."""
     llm = LLM(model, device="cuda", max_sequences=max(BATCHES), context_length=CONTEXT)
     graphs: DecodeGraphs = llm.engine.runner.graphs
     attention, rows = graphs.attention, []

@@ -2,11 +2,10 @@
 
     PYTHONPATH=src:. python3 benchmarks/beside_vllm.py --vllm DIR --model qwen3-0.6b --out "$OUT" --commit "$COMMIT"
 
-DIR holds vLLM as it was unpacked: DIR/site (vLLM itself), DIR/deps, and DIR/stubs for modules that were left out. Each
-engine runs in a process of its own, for both want most of the memory; what they say is in OUT/logs. Results are written
-after each block. Where vLLM fails, our samples are kept, and its reason. `--cases sampling` measures what sampling
-parameters cost instead, `--cases int4` and others what fewer bits bring: as runs that stand beside the model's other
-one.
+DIR holds the unpacked vLLM: DIR/site (vLLM itself), DIR/deps, and DIR/stubs for modules that were left out. Each
+engine runs in a separate process, because both need most of the memory; OUT/logs has their output. Results are written
+after each block. If vLLM fails, our samples and its reason are kept. `--cases sampling` measures the cost of sampling
+parameters instead, `--cases int4` and others the gain of fewer bits: as separate runs of the same model.
 
 Several models can be measured at the same time on several GPUs, each by a process that sees only its own
 (CUDA_VISIBLE_DEVICES); they may share OUT.
@@ -43,7 +42,8 @@ VLLM_BLOCK = Path(__file__).with_name("vllm_block.py")
 
 @dataclass(frozen=True)
 class Comparison:
-    """One model's cases. vllm: where it was unpacked. out: the folder of all reports. vllm_block: what runs it.
+    """One model's cases. vllm: its unpacked folder. out: the folder of all reports. vllm_block: the script that runs
+    it.
 
     group: of the cases; see `gradus.bench.studies.beside`.
     """
@@ -59,7 +59,7 @@ class Comparison:
     vllm_block: Path = VLLM_BLOCK
 
     def measure(self) -> Run:
-        """All three blocks. Raises ConfigError if the first one of ours brings nothing."""
+        """Measure all three blocks. Raises ConfigError if our first one has no results."""
         cases = beside.cases_of(self.shape, self.group)
         if not cases:
             known = ", ".join(dict.fromkeys(case.shape for case in beside.CASES if case.group == self.group))
@@ -86,13 +86,13 @@ class Comparison:
     def ours(self) -> str:
         return beside.GROUPS[self.group].contender
 
-    # -- what is asked -------------------------------------------------------------------------------------------------
+    # -- the requests --------------------------------------------------------------------------------------------------
 
     def workload(self, case: Case) -> Workload:
         return case.workload.shrunk(QUICK_JOBS, QUICK_PROMPT, QUICK_OUTPUT) if self.quick else case.workload
 
     def _asked(self, cases: list[Case], work: Path) -> dict[str, Any]:
-        """The same for both sides, token ids and all."""
+        """Describe the cases, the same for both sides, including token ids."""
         config = SHAPES[self.shape]
         folder = work / self.shape
         folder.mkdir()
@@ -138,12 +138,12 @@ class Comparison:
         }
 
     def _left(self, case: Case) -> int:
-        """Positions of the full pages that a round leaves in the prefix cache. A last token is never stored."""
+        """The positions in full pages that a round leaves in the prefix cache. A last token is never stored."""
         pages = [(job.prompt + job.output - 1) // DEFAULT_PAGE_SIZE for job in self.workload(case).jobs]
         return DEFAULT_PAGE_SIZE * sum(pages)
 
     def _steady_options(self, positions: int) -> dict[str, Any]:
-        """For vLLM: as many pages as we have, one per layer group for each block of positions, and its prefix cache."""
+        """Give vLLM as many pages as we have, one per layer group for each block of positions, and its prefix cache."""
         if not beside.GROUPS[self.group].steady:
             return {}
         groups = len(layer_groups(SHAPES[self.shape].windows))
@@ -159,24 +159,24 @@ class Comparison:
     def _theirs(self, asked: dict[str, Any], work: Path) -> tuple[dict[str, Any], str | None]:
         log = self._log(THEIR_BLOCK)
         found = run_vllm(THEIR_BLOCK, self.vllm, self.vllm_block, asked, work, log, VLLM_SECONDS)
-        return self._told(THEIR_BLOCK, *found)
+        return self._printed(THEIR_BLOCK, *found)
 
     def _log(self, block: str) -> Path:
         name = "-".join(part for part in (beside.NAME, self.shape, self.group, block) if part)
         return self.out / "logs" / f"{name}.txt"
 
-    def _told(self, block: str, found: dict[str, Any], why: str | None) -> tuple[dict[str, Any], str | None]:
-        """The same, said."""
+    def _printed(self, block: str, found: dict[str, Any], why: str | None) -> tuple[dict[str, Any], str | None]:
+        """Print a block's results, and return them."""
         print(f"{self.shape} {block}: {why or 'done'}", flush=True)
         for label, case in found.get("cases", {}).items():
             rates = [f"{sample['output_tokens'] / sample['seconds']:,.0f}" for sample in case["samples"]]
             print(f"  {label}: {case.get('failed') or ', '.join(rates) + ' tok/s'}", flush=True)
         return found, why
 
-    # -- what is found -------------------------------------------------------------------------------------------------
+    # -- the results ---------------------------------------------------------------------------------------------------
 
     def _run(self, cases: list[Case], found: dict[str, Any]) -> Run:
-        """With the machine that our first block saw, and an empty cell for every case."""
+        """Begin the run's results: our first block's machine, and an empty cell for every case."""
         group = beside.GROUPS[self.group]
         run = Run(
             model=f"random:{self.shape}",
@@ -218,7 +218,7 @@ class Comparison:
         return run
 
     def _take(self, run: Run, contender: str, block: str, found: dict[str, Any], why: str | None) -> None:
-        """Put a block's samples where they belong, each with the block's name, and write everything down."""
+        """Add a block's samples to their cells, each with the block's name, and write the results."""
         for case in beside.cases_of(self.shape, self.group):
             cell = run.cell(case.table, case.label)
             entry = cell.entry(contender) if cell else None
@@ -233,7 +233,7 @@ class Comparison:
 
 
 def _quantize(asked: str | Mapping[str, str] | None, work: Path) -> str | None:
-    """As `LLM` takes it: patterns are a file."""
+    """Convert to `LLM`'s form, where patterns are a file."""
     if not isinstance(asked, Mapping):
         return asked
     file = work / "mix.yaml"
@@ -242,7 +242,7 @@ def _quantize(asked: str | Mapping[str, str] | None, work: Path) -> str | None:
 
 
 def _kept(group: Group) -> dict[str, Any]:
-    """What a run's settings say of its bits; nothing where they are the usual ones."""
+    """Describe a run's bits for its settings; {} for the usual ones."""
     if group.quantize is None:
         return {}
     return {"quantize": group.quantize, "cache": group.kv_dtype, "vLLM": {**group.vllm_config, **group.vllm_options}}
@@ -266,7 +266,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--vllm", type=Path, required=True, help="the folder that vLLM was unpacked in")
     parser.add_argument("--model", dest="shape", required=True, help="a shape, as in qwen3-0.6b")
-    parser.add_argument("--cases", dest="group", choices=[*beside.GROUPS][1:], default="", help="of a group")
+    parser.add_argument("--cases", dest="group", choices=[*beside.GROUPS][1:], default="", help="a group of cases")
     parser.add_argument("--out", type=Path, required=True, help="the folder of the reports")
     parser.add_argument("--commit", required=True, help="the commit that is measured, as `git rev-parse` gives it")
     parser.add_argument("--device", default="cuda")

@@ -1,10 +1,10 @@
-"""CPU decode on an idle machine and beside one busy core, with torch's own way to wait and with the command line's.
+"""Measure CPU decode on an idle machine and with one core busy, with torch's own way to wait and the command line's.
 
     PYTHONPATH=src:. python3 benchmarks/busy_core.py --out benchmarks/busy_core.json
 
-Each pair of an engine and a setting is a process of its own, since OpenMP reads its variables once. The processes stay
-alive and take turns, first on the idle machine, then beside a program that never sleeps; a process whose turn it is not
-sleeps on its pipe. All of them are confined to `--cores` cores, so that a large machine stands in for a laptop. Rates
+Each pair of an engine and a setting runs in a separate process, since OpenMP reads its variables once. The processes
+stay alive and take turns, first on the idle machine, then while a program runs that never sleeps; the others sleep on
+their pipes. All of them are confined to `--cores` cores, so that a large machine represents a laptop. Rates
 are decode tokens per second of one sequence, as `gradus generate` reports them.
 """
 
@@ -31,7 +31,7 @@ FINAL = "final"
 
 @dataclass
 class Contender:
-    """An engine under one setting. idle, busy: tokens per second, one of each per round."""
+    """An engine under one setting. idle, busy: tokens per second in each round."""
 
     engine: str
     setting: str
@@ -41,7 +41,8 @@ class Contender:
     busy: list[float] = field(default_factory=list)
 
     def summary(self, base: "Contender") -> dict[str, float]:
-        """Medians, what of the idle rate is kept beside a busy core, and the idle rate relative to torch's own."""
+        """Summarize: medians, the part of the idle rate kept with a busy core, and the idle rate relative to torch's
+        own."""
         idle, busy = median(self.idle), median(self.busy)
         return {
             "idle_tok_s": significant(idle, 3),
@@ -52,7 +53,7 @@ class Contender:
 
 
 class Worker:
-    """The process of one contender: it loads the model once, and decodes when it is told to."""
+    """The process of one contender: it loads the model once, and decodes on request."""
 
     def __init__(self, contender: Contender, model: str, tokens: int) -> None:
         environment = {name: value for name, value in os.environ.items() if name not in CHOICES}
@@ -67,7 +68,7 @@ class Worker:
         contender.threads = int(self._answer())
 
     def decode(self) -> float:
-        """Tokens per second of one completion."""
+        """Run one completion. Returns its tokens per second."""
         assert self.process.stdin is not None
         self.process.stdin.write("decode\n")
         self.process.stdin.flush()
@@ -85,7 +86,7 @@ class Worker:
 
 
 def work(engine: str, model: str, tokens: int) -> None:
-    """The worker's side: how many threads torch uses, then one rate per line of input."""
+    """Run the worker's side: print the number of torch's threads, then one rate per line of input."""
     import torch
 
     from gradus import LLM, SamplingParams
@@ -100,7 +101,7 @@ def work(engine: str, model: str, tokens: int) -> None:
 
 @contextmanager
 def busy_core() -> Iterator[None]:
-    """A program beside us that never sleeps, on whichever core the scheduler gives it."""
+    """Within the block, run a program that never sleeps, on any core that the scheduler chooses."""
     spinner = subprocess.Popen([sys.executable, "-c", "while True: pass"])
     try:
         time.sleep(0.3)  # until it spins
@@ -111,7 +112,7 @@ def busy_core() -> Iterator[None]:
 
 
 def measure(contenders: list[Contender], model: str, tokens: int, rounds: int) -> None:
-    """Fill in the contenders' rates, each taking its turn in every round."""
+    """Measure the contenders' rates, each in turn in every round."""
     workers = [Worker(contender, model, tokens) for contender in contenders]
     for worker in workers:
         worker.decode()  # warms up
@@ -127,15 +128,15 @@ def measure(contenders: list[Contender], model: str, tokens: int, rounds: int) -
 
 
 def results(contenders: list[Contender], about: Mapping[str, Any]) -> dict[str, Any]:
-    """What is written: the machine, then each contender with its summary and raw rates."""
+    """Format the results: the machine, then each contender with its summary and raw rates."""
     bases = {contender.engine: contender for contender in contenders if contender.setting == TORCH}
     rows = [{**asdict(contender), "summary": contender.summary(bases[contender.engine])} for contender in contenders]
     return {**about, "contenders": rows}
 
 
 def confine(cores: int) -> int:
-    """Keep this process and its children to the first `cores` cores it may use. Returns how many those are. Ends the
-    program where the system, such as macOS, cannot."""
+    """Confine this process and its children to the first `cores` cores it may use. Returns their number. Ends the
+    program if the system, such as macOS, cannot do this."""
     if not hasattr(os, "sched_setaffinity"):
         raise SystemExit("busy_core: this system cannot keep a process to some of its cores: measure on Linux")
     mine = sorted(os.sched_getaffinity(0))[:cores]
@@ -144,7 +145,7 @@ def confine(cores: int) -> int:
 
 
 def parse(words: list[str] | None) -> list[tuple[str, dict[str, str]]]:
-    """Further settings to try: "GOMP_SPINCOUNT=1000" is its own name."""
+    """Parse further settings to try: "GOMP_SPINCOUNT=1000" is its own name."""
     return [(word, dict([word.split("=", 1)])) for word in words or ()]
 
 
@@ -156,7 +157,7 @@ def main() -> None:
     parser.add_argument("--cores", type=int, default=2)
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--commit", help="the commit that is measured; what is checked out when left out")
+    parser.add_argument("--commit", help="the measured commit; by default the one checked out")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--worker", metavar="ENGINE", help=argparse.SUPPRESS)
     options = parser.parse_args()

@@ -13,15 +13,15 @@ Rows = list[dict[str, Any]]
 
 
 def by_model(about: str | None, models: Sequence[str], measure: Callable[[str], Rows], **settings: Any) -> None:
-    """Print what `measure` finds of each model, with the commit, the machine and the settings; --out takes it too.
+    """Measure each model, and print the rows with the commit, the machine and the settings; --out also stores them.
 
-    about: the script's docstring. models: measured where --model names none. The file is written after each model, so
-    that a machine that is lent for minutes has left behind what it found.
+    about: the script's docstring. models: the default for --model. The file is written after each model, so
+    that results are kept if a machine is available only for minutes.
     """
     parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", action="append", help=f"may be repeated; {', '.join(models)} by default")
     parser.add_argument("--commit", help="of this code; asked of git by default")
-    parser.add_argument("--out", type=Path, help="a file for the results, beside stdout")
+    parser.add_argument("--out", type=Path, help="a file for the results, in addition to stdout")
     asked = parser.parse_args()
     machine = fingerprint(resolve_device("cuda"), quick=True)
     found: dict[str, Any] = {"commit": asked.commit or commit(), **machine, **settings, "rows": []}

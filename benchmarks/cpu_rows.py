@@ -1,9 +1,9 @@
-"""Up to how many rows are the compiled kernels faster than torch on this processor?
+"""Find the number of rows up to which the compiled kernels are faster than torch on this processor.
 
     PYTHONPATH=src:. python3 benchmarks/cpu_rows.py --out benchmarks/cpu_rows.json
     PYTHONPATH=src:. python3 benchmarks/cpu_rows.py --table benchmarks/cpu_rows.json
 
-Steps of one chunk of so many tokens, each of which gets logits, through both, in turns; the models' weights are random.
+It runs steps of one chunk of tokens, each of which gets logits, through both in turns; the models' weights are random.
 `--table` measures nothing: it writes the processor's file in src/gradus/kernels/cpu/measured_rows/, by which the engine
 chooses (`gradus.kernels.cpu.rows`). Run it where nothing else runs.
 """
@@ -30,7 +30,7 @@ from gradus.text.llm import LLM
 MODELS = ("random:smollm2-135m", "random:qwen2.5-1.5b")
 KINDS = ("bfloat16", "int8", "int4")
 ROWS = (4, 8, 16, 24, MOST_ROWS)
-ALWAYS = 8  # rows: a decode of so many sequences is what the kernels are for
+ALWAYS = 8  # rows: decodes of this many sequences are what the kernels are for
 MEASURED = Path(__file__).parents[1] / "src/gradus/kernels/cpu/measured_rows"
 
 
@@ -55,7 +55,7 @@ def main() -> None:
 
 
 def measure(model: str, kind: str, rounds: int) -> list[dict[str, Any]]:
-    """Milliseconds of a step in the kernels and in torch, for each number of rows."""
+    """Measure the milliseconds of a step in the kernels and in torch, for each number of rows."""
     quantize = None if kind == "bfloat16" else kind
     llm = LLM(model, device="cpu", dtype="bfloat16", quantize=quantize, context_length=256)
     runner = llm.engine.runner
@@ -91,7 +91,7 @@ def plain(runner: CompiledRunner, batch: Batch) -> None:
 
 
 def chunk(tokens: int) -> Batch:
-    """Of a sequence in slot 0, whose block table is empty: its keys go to page 0, which is padding's."""
+    """Make a chunk of a sequence in slot 0, whose block table is empty: its keys go to page 0, which is for padding."""
     positions = torch.arange(tokens)
     return Batch(
         token_ids=positions.clone(), positions=positions, owners=torch.zeros_like(positions), slots=[0],
@@ -101,7 +101,7 @@ def chunk(tokens: int) -> Batch:
 
 
 def write_table(found: dict[str, Any]) -> Path:
-    """For each kind and width the most rows up to which the kernels are no slower, ALWAYS at the least."""
+    """Write, for each kind and width, the most rows up to which the kernels are no slower, but at least ALWAYS."""
     most: dict[str, dict[str, int]] = {}
     for row in found["rows"]:
         widths = most.setdefault(row["kind"], {})
@@ -116,9 +116,9 @@ def write_table(found: dict[str, Any]) -> Path:
         widths[width] = before if slower else max(before, row["tokens"])
     processor, sets = found["hardware"]["processor"], found["hardware"]["instruction sets"]
     file = MEASURED / f"{re.sub('[^a-z0-9]+', '-', f'{processor} {sets}'.lower()).strip('-')}.json"
-    told = {"processor": processor, "instruction_sets": sets, "commit": found["commit"], "most_rows": most}
+    result = {"processor": processor, "instruction_sets": sets, "commit": found["commit"], "most_rows": most}
     MEASURED.mkdir(exist_ok=True)
-    file.write_text(json.dumps(told, indent=1) + "\n")
+    file.write_text(json.dumps(result, indent=1) + "\n")
     return file
 
 

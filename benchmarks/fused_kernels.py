@@ -53,8 +53,8 @@ from gradus.kernels.sampling import plain as sampling
 PRODUCTS = {"gemv": (1,), "splitk": (8, 16, 32, 64)}  # parts that measure products alone, of so many rows
 FEW = (1, 2, 4, 8, 16)  # the part "few" measures each product with what a model has around it
 ROWS = tuple(sorted({*FEW, *(m for rows in PRODUCTS.values() for m in rows)}))
-# So much longer may `few_rows` take than what is fastest alone. Its weights are under way before the launch before it
-# has ended; in a chain of launches that is worth more (the part "chains").
+# `few_rows` may take this many times as long as the fastest contender alone: it loads weights before the previous
+# launch has ended, which pays off only in a chain of launches (the part "chains").
 IN_A_CHAIN = 1.25
 CACHE = 128 << 20  # bytes, twice an H200's L2
 DEVICE, DTYPE = torch.device("cuda"), torch.bfloat16
@@ -73,14 +73,14 @@ MODELS = {
     "qwen2.5-coder-1.5b": (151936, 1536, 12, 2, 128, 8960, 28, True),
 }
 BIASED = ("qwen2.5-coder-0.5b", "qwen2.5-coder-1.5b")  # in their qkv
-# (vocabulary, hidden, MLP width, drafts) of heads that draft: of the kinds in gradus.speculative.heads
+# (vocabulary, hidden, MLP width, drafts) of draft heads, of the kinds in gradus.speculative.heads
 HEADS = {"smollm2-135m-heads": (21504, 576, 1536, 4)}
 PADDED_HEAD = (50304, 768)  # GPT-2's, with rows added up to a multiple of 128: what an odd N costs
 HEADS_ALONE = [(50257, 768), PADDED_HEAD, (151936, 1024)]
 
 
 def matrices(model: str) -> dict[str, tuple[int, int]]:
-    """[N, K] of a model's products, by name; or of those of heads that draft, of either kind."""
+    """Return [N, K] of every product of a model by name, or of draft heads of either kind."""
     if model in HEADS:
         vocabulary, hidden, width, drafts = HEADS[model]
         layer = {"fuse": (hidden, 2 * hidden), "up": (2 * width, hidden), "down": (hidden, width)}
@@ -121,7 +121,8 @@ def race(contenders: dict[str, Callable[[Any], Any]], buffers: list[Any]) -> dic
 
 
 def gemv_launches(m: int, k: int) -> Iterator[GemvLaunch]:
-    """16 to 64 weights a thread in flight; with more rows of x 8 to 16, since each of those has a sum for every one."""
+    """Yield launches with 16 to 64 weights in flight per thread, or 8 to 16 with several rows of x, which all have
+    sums."""
     least, most = (16, 64) if m == 1 else (8, 16)
     for rows, columns, warps in product((1, 2, 4, 8), (256, 512, 1024, 2048, 4096), (1, 2, 4, 8)):
         if least <= rows * columns // (32 * warps) <= most and columns < 2 * k and (m == 1 or rows <= 2):
@@ -147,7 +148,7 @@ def splitk_launches(m: int, n: int, k: int) -> Iterator[SplitKLaunch]:
 
 
 def compile_one(task: tuple[str, tuple[int, ...], int, int]) -> None:
-    """In a process of its own: what it compiles is found on disk by the process that measures."""
+    """Compile in a separate process; the process that measures finds the result on disk."""
     kind, launch, m, k = task
     odd = kind.endswith("odd")
     x, weight = noise(m, k), noise(129 if odd else 128, k)
@@ -275,7 +276,7 @@ def uses(model: str) -> list[Use]:
 
 
 class Around(NamedTuple):
-    """What a use has beside its matrix, for M rows."""
+    """The inputs of a use other than its matrix, for M rows."""
 
     x: Tensor
     options: dict[str, Any]
@@ -298,7 +299,7 @@ def around(use: Use, m: int) -> Around:
 
 
 def few_rows_launches(use: Use, m: int) -> Iterator[FewRowsLaunch]:
-    """As many tiles in flight as there are registers for, or half of them."""
+    """Yield launches with as many tiles in flight as fit in registers, or half as many."""
     for (outputs, warps), sums in product(((16, 4), (16, 8), (16, 16), (32, 4), (32, 8)), (1, 2)):
         tiles = math.ceil(use.k / (DEPTH * warps))
         registers = outputs // 16 * 8 * (2 if use.gated else 1) + (4 if use.norm else 0) + (4 if m > 8 else 0)
@@ -350,7 +351,7 @@ def streamed_launches(use: Use, m: int) -> Iterator[StreamedLaunch]:
 
 
 def halved(launch: GemvLaunch) -> GemvLaunch:
-    """With a gate a program has two rows of the matrix for an output."""
+    """Halve the rows per program: with a gate, every output needs two rows of the matrix."""
     return launch._replace(rows=max(1, launch.rows // 2))
 
 
@@ -466,7 +467,7 @@ def is_right(name: str, given: Around, matrix: Tensor) -> bool:
 
 @dataclass(frozen=True)
 class Chain:
-    """Layers of products behind each other. weights: of each layer; given: what each product of a layer has beside."""
+    """Consecutive layers of products. weights: of each layer; given: the other inputs of each product of a layer."""
 
     weights: list[list[Tensor]]
     given: list[Around]
@@ -484,10 +485,10 @@ class Chain:
         return times.get(str(names), math.inf) / len(self.weights)
 
     def swept(self, names: list[str], candidates: list[list[str]]) -> tuple[list[str], float]:
-        """The launches that no other for one product alone makes faster, and how long a layer takes with them.
+        """Return launches that changing a single product's launch cannot improve, and the time of a layer with them.
 
-        What a launch is worth depends on what runs before and behind it: a streamed one among others gains little. So
-        this goes on from these `names`, or from streamed launches for all products that share their work alike.
+        The gain of a launch depends on what runs before and after it: a single streamed one gains little. So the search
+        starts from `names`, or from streamed launches for all products that divide their work in the same way.
         """
         least, names = min((self.time(each), each) for each in [names, *alike(candidates)])
         before = math.inf
@@ -502,7 +503,7 @@ class Chain:
 
 
 def alike(candidates: list[list[str]]) -> Iterator[list[str]]:
-    """For each of SHARES and ROOM the first launch of every product, where all have one."""
+    """Yield, for each of SHARES and ROOM, the first launch of every product, if all products have one."""
     for (*warps, programs), room in product(SHARES, ROOM):
         share = *warps, room // max(1, programs), programs
         four = [next((name for name in names if named(name)[2:] == share), None) for names in candidates]
@@ -587,7 +588,7 @@ def add_normed(x: Tensor, gain: Tensor, shift: Tensor | None, eps: float) -> Ten
 
 
 def shown(times: dict[str, float]) -> dict[str, float]:
-    """What is none of ours, and the fastest three of each kernel of ours."""
+    """Keep the times of other libraries, and of the three fastest launches of each of our kernels."""
     kinds: dict[type | None, list[str]] = {}
     for name in sorted(times, key=times.__getitem__):
         kinds.setdefault(type(named(name)) if is_ours(name) else None, []).append(name)
@@ -598,7 +599,7 @@ def shown(times: dict[str, float]) -> dict[str, float]:
 
 
 def measure_rows(rate: float) -> Iterator[dict]:
-    """Norm, rotation and activation, and what torch does in their place."""
+    """Time norm, rotation and activation against torch."""
     for model, rows in product(("gpt2-124m", "qwen3-0.6b", "llama-3.2-1b"), (1, 64, 256, 4096)):
         _, hidden, heads, kv_heads, dim, width, _, gated = MODELS[model]
         name = "silu" if gated else "gelu_tanh"
@@ -656,7 +657,7 @@ def torch_rope_store(
     table: Tensor | None = None, positions: Tensor | None = None,
     norms: tuple[Tensor, Tensor] | None = None, eps: float = 0.0,
 ) -> Tensor:  # fmt: skip
-    """As the models and the torch backend do it; the angles are looked up once per step there, and left out here."""
+    """Rotate and store as the models and the torch backend do, without the angles, which they look up once per step."""
     q_heads, kv_heads = heads
     q, k, v = qkv.view(qkv.shape[0], -1, keys.shape[-1]).split((q_heads, kv_heads, kv_heads), 1)
     if norms is not None:
@@ -699,7 +700,7 @@ def measure_steps(rate: float) -> Iterator[dict]:
 
 
 def measure_step(model: str, rows: int, rate: float) -> dict:
-    """A few rows through all of a model but its attention: the products, and everything between them."""
+    """Time a step of a few rows through everything in a model except attention."""
     _, hidden, _, kv_heads, dim, _, layers, gated = MODELS[model]
     shapes = matrices(model)
     head_shape = shapes.pop("head")
@@ -722,7 +723,7 @@ def measure_step(model: str, rows: int, rate: float) -> dict:
         sampling.sample(linear(normed(None), head), zero, zero, warm)
 
     def after_norm(weight: Tensor, activation: str | None = None, gated: bool = False) -> Tensor:
-        """In one launch, if the table has one for it."""
+        """Compute norm, product and activation, in one launch if the table has one."""
         launch = choose_fused(rows, *weight.shape, gated, x.device)
         if launch is not None:
             if isinstance(launch, GemvLaunch) or shift is None:
@@ -774,7 +775,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="where the results go: a JSON file, written as they come")
     parser.add_argument("--parts", default="rows,sampling,heads,gemv,splitk,few,chains,steps")
     parser.add_argument("--models", default=",".join([*MODELS, *HEADS]))
-    parser.add_argument("--rows", default=",".join(map(str, FEW)), help="of the part chains")
+    parser.add_argument("--rows", default=",".join(map(str, FEW)), help="row counts of the part chains")
     parser.add_argument("--bandwidth", type=float, default=4.57e12, help="bytes per second of a large read on this GPU")
     parser.add_argument("--workers", type=int, default=14, help="processes that compile")
     parser.add_argument("--known", type=Path, help="a like device's results: race only what was fastest there")
@@ -846,8 +847,10 @@ Stored = dict[str, Any]  # a launch as files have it
 
 
 def table(found: dict[str, Any]) -> str:
-    """A device's file in `measured/`, a line per matrix: ours where it took at most 97 % of cuBLAS's time; and for few
-    rows what took no longer with something fused in than its parts one by one, or hardly longer (in a chain, shorter).
+    """Return the text of a device's file in `measured/`, one line per matrix.
+
+    A launch of ours is stored if it took at most 97 % of cuBLAS's time. A fused launch for few rows is stored if it
+    took no longer than its parts one by one, or hardly longer but less in a chain.
     """
     launches: dict[tuple[int, int], dict[int, Stored | None]] = {}
     fused: dict[tuple[int, int], dict[int, Stored | None]] = {}
@@ -869,13 +872,13 @@ def table(found: dict[str, Any]) -> str:
         json.dumps({"n": n, "k": k, "launches": first(launches.get((n, k), {})), "fused": first(fused.get((n, k), {}))})
         for n, k in sorted({*launches, *fused})
     ]
-    told = {key: found[key] for key in ("device", "capability", "torch", "triton")} | {"rows": ROWS}
-    head = "".join(f"  {json.dumps(key)}: {json.dumps(value)},\n" for key, value in told.items())
+    header = {key: found[key] for key in ("device", "capability", "torch", "triton")} | {"rows": ROWS}
+    head = "".join(f"  {json.dumps(key)}: {json.dumps(value)},\n" for key, value in header.items())
     return "{\n" + head + '  "matrices": [\n    ' + ",\n    ".join(lines) + "\n  ]\n}\n"
 
 
 def slower_in_a_chain(chains: list[dict]) -> set[tuple[int, int, str | None, int]]:
-    """Matrices, norms and numbers of rows of layers that `few_rows` makes slower than a launch for every part."""
+    """Return matrix, norm and row count of layers that are slower with `few_rows` than with a launch for every part."""
     apart = [chain for chain in chains if chain["layer"].get("apart", math.inf) < chain["layer"].get("few rows", 0.0)]
     return {(use.n, use.k, use.norm, chain["m"]) for chain in apart for use in uses(chain["model"]) if not use.head}
 
@@ -907,12 +910,12 @@ def chosen(entry: dict[str, Any], few_rows: bool) -> Stored | None:
 
 
 def first(chosen: dict[int, Stored | None]) -> list[Stored | None]:
-    """For each of ROWS, up to the first that was not measured."""
+    """Return the choice for each of ROWS, up to the first that was not measured."""
     return [chosen[m] for m in takewhile(chosen.__contains__, ROWS)]
 
 
 def file_of(device: str) -> Path:
-    """measured/nvidia-h200.json."""
+    """Return the path of the device's file, like measured/nvidia-h200.json."""
     return MEASURED / f"{'-'.join(device.lower().split())}.json"
 
 

@@ -1,12 +1,12 @@
-"""The suite behind reports/h200: which benchmarks, on which models, in order of what would be missed the most.
+"""The suite behind reports/h200: its benchmarks and models, the most important first.
 
     PYTHONPATH=src:. timeout 585 python3 benchmarks/h200.py --out "$OUT" --commit "$COMMIT" --vllm DIR
 
 Every cell is written as soon as it is measured, so the command may be stopped at any time. Results that are already in
-`--before` (of the same commit) are kept and left out of the measuring: put what came back there, and run it again for
-the rest. Only results.json is written; reports and figures are made from it with `gradus report`.
+`--before` (of the same commit) are kept and not measured again: put earlier results there, and run it again for
+the rest. Only results.json is written; `gradus report` makes reports and figures from it.
 
-`--list` shows the parts. With several GPUs start a process for each, with parts of its own, so that no two work on the
+`--list` shows the parts. With several GPUs, start a process for each with different parts, so that no two work on the
 same benchmark of the same model; they may share OUT:
 
     for gpu in 0 1 2 3; do CUDA_VISIBLE_DEVICES=$gpu … python3 benchmarks/h200.py … --parts "${parts[gpu]}" & done; wait
@@ -36,9 +36,9 @@ from gradus.bench.studies import beside, sampling_cost, sampling_report
 
 @dataclass(frozen=True)
 class Part:
-    """One benchmark on one model. tables, contenders: only these; () is all. repeats: None is the usual number.
+    """One benchmark on one model. tables, contenders: only these; (): all. repeats: None: the usual number.
 
-    group: of the cases beside vLLM.
+    group: the group of cases to compare with vLLM.
     """
 
     benchmark: str
@@ -54,7 +54,7 @@ GPT2, LLAMA, QWEN = "random:gpt2-124m", "random:llama-3.2-1b", "random:qwen3-0.6
 LLAMA_8B, GEMMA = "random:llama-3.1-8b", "random:gemma3-1b"
 
 PARTS = (
-    # the final engine beside vLLM
+    # the final engine and vLLM
     Part(beside.NAME, QWEN, "bfloat16"),
     Part(beside.NAME, LLAMA, "bfloat16"),
     Part(beside.NAME, LLAMA_8B, "bfloat16"),
@@ -68,10 +68,10 @@ PARTS = (
     # every phase on one workload
     Part(LADDER, LLAMA, "bfloat16"),
     Part(LADDER, QWEN, "bfloat16"),
-    # what each optimization is worth in the end, and every phase on every kind of workload
+    # the value of each optimization in the final engine, and every phase on every kind of workload
     Part(ABLATION, QWEN, "bfloat16", repeats=3),
     Part(MATRIX, QWEN, "bfloat16", repeats=3),
-    # what sampling parameters cost
+    # the cost of sampling parameters
     Part(sampling_report.NAME, QWEN, "bfloat16"),
     Part(sampling_report.NAME, GPT2, "bfloat16"),
     # each phase on the workloads that it is for: kernels and graphs
@@ -100,7 +100,7 @@ PARTS = (
     Part("p03", LLAMA, "bfloat16", ("mixed-lengths", "published", "profile")),
     Part("p02", QWEN, "bfloat16", ("batch-size", "profile")),
     Part("p01", QWEN, "bfloat16", ("output-length", "profile"), ("p00", "p01")),
-    # the final engine beside vLLM, both with their pools full
+    # the final engine and vLLM, both with their pools full
     *(Part(beside.NAME, model, "bfloat16", group=beside.STEADY) for model in (QWEN, LLAMA, GEMMA)),
 )
 
@@ -122,7 +122,7 @@ def main() -> int:
         try:
             bench.run(part)
             how = "done"
-        except Exception:  # the parts after it may still bring something
+        except Exception:  # the parts after it may still succeed
             traceback.print_exc()
             failed, how = failed + 1, "FAILED"
         took.append(f"{number:3}  {said(part)}: {how} in {time.perf_counter() - start:.0f} s")
@@ -145,7 +145,7 @@ def arguments() -> argparse.ArgumentParser:
 
 
 def keep(before: Path, out: Path) -> None:
-    """Copy the results that are there, except where OUT has newer ones."""
+    """Copy the earlier results, except where OUT has newer ones."""
     for found in sorted(before.glob(f"h200/*/{results.FILE}")):
         target = out / found.relative_to(before)
         if not target.exists():
@@ -155,7 +155,7 @@ def keep(before: Path, out: Path) -> None:
 
 @dataclass
 class Bench:
-    """Runs parts; a model stays loaded as long as the next part is about it."""
+    """Runs parts; a model stays loaded as long as the next part needs it."""
 
     out: Path
     commit: str
@@ -192,7 +192,7 @@ class Bench:
         elif is_measured(self.out, "h200", shape, part.dtype, self.commit, part.group):
             print(f"{said(part)}: measured already", flush=True)
         else:
-            self._let_go()  # both engines want most of the memory
+            self._let_go()  # both engines need most of the memory
             Comparison(
                 shape, self.vllm, self.out, self.commit, dtype=part.dtype, quick=self.quick, group=part.group
             ).measure()
@@ -201,7 +201,7 @@ class Bench:
         if sampling_cost.is_measured(self.out, "h200", part.model, part.dtype, self.commit):
             print(f"{said(part)}: measured already", flush=True)
             return
-        self._let_go()  # it builds an engine of its own, with a model
+        self._let_go()  # it builds its own engine, with a model
         settings = Settings(part.model, "cuda", part.dtype, quick=self.quick, commit=self.commit)
         with watcher() as watching:
             sampling_cost.measure(settings, self.out, watching)
@@ -218,7 +218,7 @@ def said(part: Part) -> str:
 
 
 def chosen(text: str | None) -> list[int]:
-    """ "1-3,7" → [1, 2, 3, 7]; None is all."""
+    """Parse "1-3,7" → [1, 2, 3, 7]; None: all."""
     if text is None:
         return list(range(1, len(PARTS) + 1))
     bounds = [part.split("-") for part in text.split(",")]

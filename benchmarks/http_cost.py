@@ -1,16 +1,16 @@
-"""What HTTP costs: the same requests through `/generate` and through the Python API, turn by turn.
+"""Measure the cost of HTTP: the same requests through `/generate` and through the Python API, in turns.
 
     PYTHONPATH=src:. python3 benchmarks/http_cost.py --model random:qwen3-0.6b --out "$OUT"/http_cost.json
     PYTHONPATH=src:. python3 benchmarks/http_cost.py --model random:tiny-llama --device cpu --quick --out http_cost.json
 
-So many streams ask at a time; each asks again as soon as its answer is complete. Over HTTP, the server is a process of
-its own (as `gradus serve` runs it), the clients are others: raw sockets, server-sent events, one connection a stream.
-Python's side is a loop around `LLM.submit` and `LLM.step`, which makes text of the tokens as the server does. Prompts
-are token ids. A token's time is when its event has been read, or when `step` has returned it.
+Several streams send requests at the same time, each the next one as soon as its answer is complete. Over HTTP, the
+server is a separate process (as `gradus serve` runs it), and so are the clients: raw sockets, server-sent events, one
+connection per stream. Python's side is a loop around `LLM.submit` and `LLM.step`, which decodes tokens to text like the
+server. Prompts are token ids. A token's time is when its event has been read, or when `step` has returned it.
 
-The clients must not be what is measured, so their share of a processor is reported beside the server's. `random:`
-models speak bytes: a token of their large vocabularies is mostly no text at all, and costs little to decode on either
-side.
+The clients must not be the bottleneck, so their share of a processor is reported as well as the server's. `random:`
+models use a tokenizer of bytes: most tokens of their large vocabularies are no text at all, and cost little to decode
+on either side.
 """
 
 import argparse
@@ -45,7 +45,7 @@ CLIENTS = 8  # processes at most
 LEAD_S = 0.3  # between sending the clients their work and its start
 
 Asked = tuple[float, list[float]]
-"""When a request was sent, and when each of its tokens came: of one clock for all processes (CLOCK_MONOTONIC)."""
+"""When a request was sent, and when each of its tokens arrived, by one clock for all processes (CLOCK_MONOTONIC)."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Load:
     output: int
 
     def prompts(self, vocab_size: int, seed: int) -> list[list[list[int]]]:
-        """By stream and round. Another seed shares nothing with it, so no cache helps."""
+        """Make prompts by stream and round. Different seeds share no prefix, so no cache helps."""
         arrivals = burst(self.streams * self.rounds, self.prompt, self.output, seed).arrivals(vocab_size)
         ids = [list(arrival.prompt) for arrival in arrivals]
         return [ids[stream :: self.streams] for stream in range(self.streams)]
@@ -66,7 +66,7 @@ class Load:
 
 @dataclass
 class Sample:
-    """One run. client_percent, server_percent: of one processor's time, over the run; None through Python."""
+    """One run. client_percent, server_percent: of one processor's time during the run; None through Python."""
 
     asked: list[Asked]
     client_percent: float | None = None
@@ -88,7 +88,7 @@ class Sample:
 
 
 def through_python(llm: "LLM", load: Load, prompts: list[list[list[int]]]) -> Sample:
-    """One loop that owns the engine: it submits, steps, and looks at what came."""
+    """Run the load in one loop that owns the engine: it submits, steps, and records tokens."""
     from gradus.engine.request import SamplingParams
 
     params = SamplingParams(max_tokens=load.output, ignore_eos=True)
@@ -119,7 +119,7 @@ def through_python(llm: "LLM", load: Load, prompts: list[list[list[int]]]) -> Sa
 
 
 def through_http(pool: ProcessPoolExecutor, server: "Server", load: Load, prompts: list[list[list[int]]]) -> Sample:
-    """The streams dealt out to client processes, which all begin at one moment."""
+    """Run the load in client processes, which divide the streams and all begin at the same moment."""
     processes = min(CLIENTS, os.cpu_count() or 1, load.streams)
     start, used = time.monotonic() + LEAD_S, server.cpu_seconds()
     parts = [
@@ -137,7 +137,7 @@ def through_http(pool: ProcessPoolExecutor, server: "Server", load: Load, prompt
 
 
 def client(port: int, prompts: list[list[list[int]]], output: int, start: float) -> tuple[list[Asked], float]:
-    """One client process: its streams' requests, and the processor time that they took."""
+    """Run one client process. Returns its streams' requests, and the processor time that they took."""
 
     async def all_streams() -> list[list[Asked]]:
         await asyncio.sleep(max(0.0, start - time.monotonic()))
@@ -149,7 +149,7 @@ def client(port: int, prompts: list[list[list[int]]], output: int, start: float)
 
 
 async def stream(port: int, prompts: Sequence[list[int]], output: int) -> list[Asked]:
-    """One connection, one request after the other."""
+    """Send one request after the other on one connection."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     asked = []
     for prompt in prompts:
@@ -170,7 +170,7 @@ def request(prompt: list[int], output: int) -> bytes:
 
 
 async def answer(reader: asyncio.StreamReader) -> list[float]:
-    """The time of every token of one streamed answer. Raises RuntimeError for anything but that."""
+    """Read one streamed answer. Returns the time of every token. Raises RuntimeError for anything else."""
     head = await reader.readuntil(b"\r\n\r\n")
     if not head.startswith(b"HTTP/1.1 200"):
         raise RuntimeError(f"the server refused: {head.splitlines()[0].decode()} {(await reader.read(300)).decode()}")
@@ -196,20 +196,20 @@ async def answer(reader: asyncio.StreamReader) -> list[float]:
 
 @dataclass
 class Server:
-    """A server process, and where it listens."""
+    """A server process, and its port."""
 
     pid: int
     port: int
 
     def cpu_seconds(self) -> float:
-        """Processor time of all its threads so far."""
+        """The processor time of all its threads so far."""
         spent = psutil.Process(self.pid).cpu_times()
         return spent.user + spent.system
 
 
 @contextmanager
 def serving(settings: dict[str, Any]) -> Iterator[Server]:
-    """A server on a free port while the context lasts. Raises RuntimeError if it does not come up."""
+    """Run a server on a free port within the block. Raises RuntimeError if it does not start."""
     command = [sys.executable, __file__, "--serve", json.dumps(settings)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
@@ -226,7 +226,7 @@ def serving(settings: dict[str, Any]) -> Iterator[Server]:
 
 
 def serve(settings: dict[str, Any]) -> int:
-    """What the server's process runs."""
+    """Run the server, in its own process."""
     from gradus.server.config import ServerConfig
     from gradus.server.serve import serve as run
 
@@ -244,7 +244,7 @@ class Row:
     samples: dict[str, list[dict[str, Any]]] = field(default_factory=lambda: {side: [] for side in SIDES})
 
     def lines(self) -> list[list[str]]:
-        """Of both sides, and what of Python's rate is left over HTTP."""
+        """Format both sides, and the part of Python's rate that HTTP keeps."""
         lines: list[list[str]] = []
         python: dict[str, float] = {}
         for side in SIDES:
@@ -259,7 +259,7 @@ class Row:
 
 
 def compare(options: argparse.Namespace, llm: "LLM", loads: Sequence[Load], settings: dict[str, Any]) -> list[Row]:
-    """Every load on both sides: a run to warm up, then as many as asked, Python first in every other one."""
+    """Run every load on both sides: once to warm up, then as often as asked, with Python first every other time."""
     rows = []
     vocab_size = llm.config.vocab_size
     with serving(settings) as server, ProcessPoolExecutor(CLIENTS, get_context("spawn")) as pool:
@@ -312,7 +312,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def table(rows: Sequence[Row]) -> list[str]:
-    """For people: medians over the repeats, and the processor shares of the last one."""
+    """Format medians over the repeats, and the processor shares of the last one, for people."""
     header = ["streams", "side", *(METRICS[name].heading for name in COLUMNS), "kept", "busiest client", "server"]
     lines = [header, *(line for row in rows for line in row.lines())]
     widths = [max(len(line[column]) for line in lines) for column in range(len(header))]
@@ -322,13 +322,13 @@ def table(rows: Sequence[Row]) -> list[str]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", default="random:qwen3-0.6b")
-    parser.add_argument("--phase", help="a phase of the course; the final engine when left out")
+    parser.add_argument("--phase", help="a phase of the course; the final engine by default")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--streams", type=lambda text: [int(count) for count in text.split(",")], help="as in 1,16,64")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--quick", action="store_true", help="a rehearsal: eight tokens in, eight out")
-    parser.add_argument("--commit", help="the commit that is measured; what is checked out when left out")
+    parser.add_argument("--commit", help="the measured commit; by default the one checked out")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--serve", type=json.loads, help=argparse.SUPPRESS)
     options = parser.parse_args()

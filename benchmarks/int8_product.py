@@ -1,14 +1,16 @@
-"""A prompt's products in int8 alone: the kernel of every GPU beside shapes of the one for Hopper. Which is fastest?
+"""Time a prompt's products in int8 alone: the kernel of every GPU against shapes of the one for Hopper.
 
     PYTHONPATH=src:. python3 benchmarks/int8_product.py --out benchmarks/int8_product.json
 
-Each contender has a process of its own: all begin together and then take turns, so that what is compared was measured
-within seconds of each other, on a GPU as hot. One that fails, or does not answer in time, is reported and left out.
+Each contender has its own process: all begin together and then take turns, so that compared times were measured
+within seconds of each other, on an equally hot GPU. One that fails, or does not answer in time, is reported and left
+out.
 
-Each is checked first. Small integers, whose results bfloat16 has exactly, on uneven rows, with nothing written behind
-the last; then every matrix against sums in float64. A time is that of one launch in a CUDA graph, replayed for a while
-before it counts: a GPU at its power limit runs slower than one that begins. Values are normally distributed, as a
-model's are, since that limit depends on their bits.
+Each is checked first: with small integers, whose results are exact in bfloat16, on uneven rows, with nothing written
+after the last; then with every matrix against sums in float64. A time is that of one launch in a CUDA graph, replayed
+for a
+while before it counts: a GPU at its power limit runs slower than one that has just begun. Values are normally
+distributed, like a model's, since that limit depends on their bits.
 """
 
 import argparse
@@ -51,10 +53,10 @@ LAUNCHES = {
 }
 LAUNCHED = 4  # in a graph, on two matrices in turn
 BEFORE_MS, TIMED_MS = 40, 40  # of replays
-START_S, CHECK_S, TIME_S = 40.0, 7.0, 4.0  # to wait for a process, at most
+START_S, CHECK_S, TIME_S = 40.0, 7.0, 4.0  # longest waits for a process
 BEHIND = 300  # rows of a result that nothing may write
 UNEVEN = (1, 63, 300, 8192 - 5)  # rows of x
-KEPT: list[Any] = []  # what graphs read and write
+KEPT: list[Any] = []  # tensors that graphs read and write
 
 
 class Operands(NamedTuple):
@@ -67,7 +69,7 @@ class Operands(NamedTuple):
 
 
 Product = Callable[[Operands, Tensor, bool], Tensor]
-"""Of operands, memory for the result, and whether to add to what is there. Returns the result, elsewhere perhaps."""
+"""(operands, memory for the result, whether to add to it) → the result, perhaps in other memory."""
 
 
 # -- the contenders ----------------------------------------------------------------------------------------------------
@@ -109,7 +111,7 @@ def product_of(name: str) -> Product:
 
 
 def contend(name: str, rows: int, parent: Connection) -> None:
-    """Answer each question, ("check",) or ("time", matrix), with ("done", what was found) or ("failed", why)."""
+    """Answer each question, ("check",) or ("time", matrix), with ("done", result) or ("failed", reason)."""
     try:
         product = product_of(name)
         operands = {matrix: drawn(rows, n, k) for matrix, (n, k, _) in MATRICES.items()}
@@ -130,7 +132,7 @@ def contend(name: str, rows: int, parent: Connection) -> None:
 
 
 def compile_only(product: Product, given: Operands) -> None:
-    """Without a launch, since those of all contenders would be made at once."""
+    """Compile without launching, since all contenders would launch at once."""
     from gradus.kernels.core import compilers
     from gradus.kernels.quantized import eight_bits, hopper_product
 
@@ -156,7 +158,7 @@ def drawn(rows: int, n: int, k: int) -> Operands:
 
 
 def rounded(values: Tensor) -> tuple[Tensor, Tensor]:
-    """Each row to integers whose largest is 127, and its scale."""
+    """Round each row to integers up to 127. Returns them and the scales."""
     scales = values.abs().amax(1) / 127
     return (values / scales.unsqueeze(1)).round().to(torch.int8), scales
 
@@ -174,7 +176,7 @@ def checked(product: Product, operands: dict[str, Operands]) -> str:
 
 
 def check_integers(product: Product, rows: int, n: int, k: int) -> None:
-    """Results of at most 256, exactly; written where they belong, in rows that lie apart, and nowhere else."""
+    """Check results of at most 256: exact, written to their places, in rows that lie apart, and nowhere else."""
     generator = torch.Generator("cuda").manual_seed(rows + n)
     x, weight = (
         torch.randint(-3, 4, (count, k), device="cuda", generator=generator, dtype=torch.int8)
@@ -201,7 +203,8 @@ def wrong(found: Tensor, expected: Tensor) -> str:
 
 
 def check_matrix(product: Product, given: Operands, n: int, onto: bool) -> float:
-    """The share of results beside the expected one, which a sum fused with its product may be: one step at most."""
+    """Return the share of results that differ from the expected ones. Fused with a sum, they may: by one step at
+    most."""
     rows = given.x.shape[0]
     stream = torch.randn(rows, n, device="cuda").bfloat16()
     found = product(given, stream.clone() if onto else torch.full_like(stream, float("nan")), onto)
@@ -223,7 +226,7 @@ def check_matrix(product: Product, given: Operands, n: int, onto: bool) -> float
 def timed(
     product: Product, operands: dict[str, Operands], graphs: dict[str, torch.cuda.CUDAGraph], matrix: str
 ) -> float:
-    """Microseconds of a launch. Graphs are kept."""
+    """Measure the microseconds of a launch. Graphs are kept."""
     if matrix not in graphs:
         graphs[matrix] = captured(product, operands[matrix], *MATRICES[matrix])
     once = replayed(graphs[matrix], 2)
@@ -232,7 +235,7 @@ def timed(
 
 
 def captured(product: Product, given: Operands, n: int, k: int, onto: bool) -> torch.cuda.CUDAGraph:
-    """Launches on two copies of the matrix, in turn."""
+    """Capture launches on two copies of the matrix, in turn."""
     pair = [given, given._replace(weight=given.weight.clone())]
     out = torch.zeros(len(given.x), n, dtype=torch.bfloat16, device="cuda")
     KEPT.extend([pair, out])
@@ -246,7 +249,7 @@ def captured(product: Product, given: Operands, n: int, k: int, onto: bool) -> t
 
 
 def replayed(graph: torch.cuda.CUDAGraph, times: int) -> float:
-    """Milliseconds of a replay."""
+    """Measure the milliseconds of a replay."""
     begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     begin.record()
     for _ in range(times):
@@ -260,7 +263,7 @@ def replayed(graph: torch.cuda.CUDAGraph, times: int) -> float:
 
 
 class Contender:
-    """A process, until it fails: `failure` says why."""
+    """A contender's process. failure: the reason, once it has failed."""
 
     def __init__(self, name: str, rows: int) -> None:
         self.name, self.failure, self.checked = name, "", ""
@@ -310,7 +313,7 @@ class Contender:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, help="a file to put what is found into; stdout alone by default")
+    parser.add_argument("--out", type=Path, help="a file for the results; only stdout by default")
     parser.add_argument("--commit", help="of this code; asked of git by default")
     parser.add_argument("--rows", type=int, default=8192, help="of x")
     parser.add_argument("--rounds", type=int, default=5)

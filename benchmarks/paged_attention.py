@@ -1,12 +1,12 @@
-"""Paged attention alone: how much of the memory's bandwidth, or of torch's flash attention, the Triton kernels reach.
+"""Time paged attention alone: the Triton kernels against the memory's bandwidth, or torch's flash attention.
 
     PYTHONPATH=src:. python3 benchmarks/paged_attention.py --out "$OUT"/paged_attention.json             # as shipped
     PYTHONPATH=src:. python3 benchmarks/paged_attention.py --out "$OUT"/paged_attention.json --sweep     # and others
     PYTHONPATH=src:. python3 benchmarks/paged_attention.py --out "$OUT"/paged_attention_fp8.json --fp8   # over 8 bits
 
-Bytes are useful ones: keys and values of real positions, each once. A time is one layer's, in a CUDA graph of as many
-layers as exceed the L2 cache several times, the median of several replays; pages lie in random order. `--sweep` also
-tries other launch shapes: it is what the table in `gradus.kernels.attention.launch` was made from.
+Only useful bytes count: keys and values of real positions, each once. A time is one layer's, in a CUDA graph of enough
+layers to exceed the L2 cache several times, the median of several replays; pages lie in random order. `--sweep` also
+tries other launch shapes: the table in `gradus.kernels.attention.launch` was made from its results.
 """
 
 import argparse
@@ -82,9 +82,9 @@ SHAPES = (
 
 
 class Step:
-    """Spans of `counts` new tokens, `lengths` long with them, over as many layers as the cache must not hold.
+    """Spans of `counts` new tokens and `lengths` in total, over more layers than the cache can hold.
 
-    As the engine runs them: where all are decodes and heads are narrow, attention turns and stores heads itself.
+    As in the engine, attention itself rotates and stores heads if all spans are decodes and heads are narrow.
     """
 
     pool: Tensor | None = None  # random keys and values that every step cuts its own from
@@ -124,7 +124,7 @@ class Step:
         ]
 
     def plan(self, choices: Iterable[Launch]) -> list[Work]:
-        """As the backend does it: each span goes to the first launch whose tile holds it, or to the last."""
+        """Plan like the backend: each span goes to the first launch whose tile holds it, or to the last."""
         choices, works, fewest = list(choices), [], 1
         for launch in choices:
             tokens = launch.rows // self.shape.group
@@ -162,14 +162,14 @@ class Step:
 
 
 def random_pool(fp8: bool) -> Tensor:
-    """Numbers for keys and values; in e4m3 any but NaN."""
+    """Draw numbers for keys and values; in e4m3 any except NaN."""
     if fp8:
         return torch.empty(ROOM, dtype=torch.uint8, device="cuda").random_(0, 127).view(E4M3)
     return torch.empty(ROOM // 2, dtype=torch.bfloat16, device="cuda").normal_()
 
 
 def copy_bandwidth() -> float:
-    """Bytes per second, read and written, of a large copy on the device. (Not in a graph: there it is slower.)"""
+    """Measure the bytes per second, read and written, of a large copy on the device. (In a graph it is slower.)"""
     source = torch.empty(1 << 30, dtype=torch.bfloat16, device="cuda").normal_()
     target, times = torch.empty_like(source), []
     for _ in range(8):
@@ -182,7 +182,7 @@ def copy_bandwidth() -> float:
     return 2 * source.nbytes / statistics.median(times)
 
 
-# -- what is measured --------------------------------------------------------------------------------------------------
+# -- the measured steps ------------------------------------------------------------------------------------------------
 
 
 def decodes(shape: Shape) -> Iterator[tuple[str, Step]]:
@@ -214,7 +214,7 @@ def prompts(shape: Shape) -> Iterator[tuple[str, Step]]:
 
 
 def operations(step: Step) -> int:
-    """Floating-point operations of causal attention."""
+    """Count the floating-point operations of causal attention."""
     pairs = sum(
         count * (length - count) + count * (count + 1) // 2
         for count, length in zip(step.counts, step.lengths, strict=True)
@@ -223,7 +223,7 @@ def operations(step: Step) -> int:
 
 
 def flash_microseconds(step: Step) -> float:
-    """Torch's flash attention over the same numbers of rows, equally long prompts side by side."""
+    """Time torch's flash attention over the same numbers of rows, with equally long prompts side by side."""
     shape, batch, count = step.shape, len(step.counts), step.counts[0]
     q = step.q.view(batch, count, shape.kv_heads * shape.group, shape.head_dim).transpose(1, 2)
     size = batch * count * shape.kv_heads * shape.head_dim
@@ -247,11 +247,11 @@ LARGE = [
     for (rows, warps), keys, stages in product(((64, 4), (128, 4), (128, 8), (256, 16)), (32, 64, 128), (2, 3, 4))
     if rows * keys <= (8192 if warps == 4 else 16384)
 ]
-SPLITTING = (1, 2, 4, 8, 16)  # programs a processor
+SPLITTING = (1, 2, 4, 8, 16)  # programs per processor
 
 
 def compile_one(task: tuple[Shape, Launch]) -> None:
-    """In a process of its own: what it compiles is found on disk by the process that measures."""
+    """Compile in a separate process; the measuring process finds the result on disk."""
     shape, launch = task
     Step.pool = torch.zeros(1 << 25, dtype=E4M3 if shape.fp8 else torch.bfloat16, device="cuda")
     tokens = 1 if launch.rows == 16 else launch.rows // shape.group
@@ -268,7 +268,7 @@ def compile_all(tasks: list[tuple[Shape, Launch]], workers: int) -> None:
 
 
 def race(step: Step, candidates: Iterable[Launch]) -> list[tuple[float, Launch]]:
-    """All candidates' times, fastest first. One that does not fit the GPU is left out."""
+    """Time all candidates. Returns the fastest first, without those that do not fit the GPU."""
     times = []
     for launch in candidates:
         try:
@@ -279,7 +279,7 @@ def race(step: Step, candidates: Iterable[Launch]) -> list[tuple[float, Launch]]
 
 
 def sweep(shape: Shape) -> Iterator[dict[str, Any]]:
-    """Race launch shapes on a few steps: kernels first, then how much to split with the best of them."""
+    """Race launch shapes on a few steps: first kernels, then the numbers of splits for the best of them."""
     small, large = dict.fromkeys(SMALL, 1.0), dict.fromkeys(LARGE, 1.0)
     tried = (
         ([1] * 64, [1024] * 64, small),
@@ -315,7 +315,7 @@ def sweep(shape: Shape) -> Iterator[dict[str, Any]]:
 
 
 def row(shape: Shape, name: str, step: Step, times: list[tuple[float, Launch]], **more: Any) -> dict[str, Any]:
-    """One result: the fastest launch's, and what the others took."""
+    """Format one result: the fastest launch, and the times of the others."""
     us = times[0][0]
     found = {
         "shape": shape.name,
@@ -340,7 +340,7 @@ def as_shipped(shape: Shape) -> Iterator[dict[str, Any]]:
 
 
 def planning(shape: Shape) -> Iterator[dict[str, Any]]:
-    """What planning a step takes, once for all layers."""
+    """Time the planning of a step, once for all layers."""
     launch = launches(shape.head_dim, torch.bfloat16, shape.group, PROCESSORS, eight_bits=shape.fp8)[0]
     for batch, context in ((1, 4096), (64, 1024), (256, 2048)):
         step = Step(shape, [1] * batch, [context] * batch)

@@ -1,10 +1,10 @@
-"""How fast is a prompt's step in each scheme, and which kernels take how much of it?
+"""Time a prompt's step in each scheme, and the kernels in it.
 
     PYTHONPATH=src:. python3 benchmarks/prefill.py --out benchmarks/prefill.json
 
-For each scheme one engine, built and dropped again: prompts alone are answered with one token each, a few rounds timed,
-then one more under torch's profiler. What kernels take there is of the same step in the same heat: a GPU at its power
-limit runs a kernel more slowly between others than alone.
+Each scheme gets an engine of its own: prompts alone are answered with one token each, in a few timed rounds,
+then one more under torch's profiler. So the kernels' times come from the same step at the same temperature: a GPU at
+its power limit runs a kernel more slowly between others than alone.
 """
 
 import argparse
@@ -59,7 +59,7 @@ def main() -> None:
 
 
 def measure(model: str, scheme: str, device: torch.device, prompts: int, tokens: int, rounds: int) -> Row:
-    """Tokens per second of each round; milliseconds of the GPU per prompt, in all and by kernel."""
+    """Measure tokens per second of each round, and the GPU's milliseconds per prompt, in total and by kernel."""
     quantize = None if scheme == PLAIN else scheme
     llm = LLM(model, device=str(device), dtype="bfloat16", quantize=quantize, context_length=tokens + 8)
     try:
@@ -93,7 +93,7 @@ def timed(llm: LLM, device: torch.device, prompts: int, tokens: int, rounds: int
 
 
 def kernel_ms(play: Callable[[], float], prompts: int) -> dict[str, float]:
-    """By kernel, those that take the most first."""
+    """Measure milliseconds by kernel, the slowest first."""
     with without_markers(), profile(activities=[ProfilerActivity.CUDA]) as profiled:
         play()
     took: dict[str, float] = defaultdict(float)

@@ -1,10 +1,10 @@
-"""Attention of prompts alone: the kernel of every GPU beside the one for Hopper. Which is faster, and are both right?
+"""Time attention of prompts alone: the kernel of every GPU against the one for Hopper, both checked first.
 
     PYTHONPATH=src:. python3 benchmarks/prompt_attention.py --out benchmarks/prompt_attention.json
 
-Both are checked first, on uneven spans behind cached prefixes, against float64. A time is that of one layer, in a CUDA
-graph of several, the median of several replays; pages lie in random order. What it finds is put into the file as
-"shipped"; "race", beside it, has the variants that were raced before one of them was kept.
+The check compares uneven spans after cached prefixes with float64. A time is that of one layer, in a CUDA
+graph of several, the median of several replays; pages lie in random order. The file's "shipped" has the results;
+its "race" has the variants that were raced before one of them was chosen.
 """
 
 import argparse
@@ -70,7 +70,7 @@ KERNELS = {"paged_attention": on_every_gpu, "hopper_attention": on_hopper}
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, help="a file to put what is found into; stdout alone by default")
+    parser.add_argument("--out", type=Path, help="a file for the results; only stdout by default")
     parser.add_argument("--commit", help="of this code; asked of git by default")
     asked = parser.parse_args()
     device = resolve_device("cuda")
@@ -88,7 +88,7 @@ def main() -> None:
 
 
 def worst_error(attend: Callable[[Step, int], Layer], processors: int) -> float:
-    """Of a span's rows, relative to them."""
+    """Return the largest relative error of any span's rows."""
     step = Step(SHAPE, *UNEVEN)
     step.out.fill_(float("nan"))
     attend(step, processors)(0)
@@ -105,7 +105,7 @@ def worst_error(attend: Callable[[Step, int], Layer], processors: int) -> float:
 
 
 def measured(name: str, step: Step, processors: int) -> list[dict[str, Any]]:
-    """A row per kernel. chosen: whether the engine takes it for this step."""
+    """Measure a row per kernel. chosen: whether the engine uses it for this step."""
     hopper = fills_hopper(step.counts, SHAPE.group, SHAPE.kv_heads, processors)
     rows = []
     for kernel, attend in KERNELS.items():

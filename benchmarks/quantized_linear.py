@@ -1,4 +1,4 @@
-"""Products with quantized matrices of Llama-3.1-8B: checked, raced against each other and against cuBLAS in bfloat16.
+"""Check products with quantized matrices of Llama-3.1-8B, and race them against each other and cuBLAS in bfloat16.
 
     PYTHONPATH=src:. python3 benchmarks/quantized_linear.py --out "$OUT"/quantized_linear.json --sweep     # on the GPU
     PYTHONPATH=src:. python3 benchmarks/quantized_linear.py --table quantized_linear.json                  # anywhere
@@ -10,10 +10,10 @@ against the torch reference, into memory full of NaN. Results are written as the
 `--before`, is not measured again; and after `--seconds` the rest is left for the next call. `--known` races only the
 tiles that were fastest in another device's results, which takes a fraction of the time.
 
-Times are of launches inside a CUDA graph, over matrices that together exceed the L2 cache several times, as in
-`fused_kernels.py`; with few rows launches start early, as in the engine's graphs. The floor is the larger of the bytes
-that must move over `--bandwidth` and the operations over `--operations`. Part "layers" is a graph of all products of
-the model, with the rounding of activations that the engine has in it.
+As in `fused_kernels.py`, launches are timed inside a CUDA graph, over matrices several times the size of the L2 cache;
+with few rows they start early, as in the engine's graphs. The floor is the larger of two times: the bytes that must
+move divided by `--bandwidth`, and the operations divided by `--operations`. Part "layers" times a graph of all products
+of the model, including the rounding of activations.
 """
 
 import argparse
@@ -87,7 +87,7 @@ FILES = Path(__file__).parents[1] / "src/gradus/kernels/quantized/measured"
 
 
 class Bench(NamedTuple):
-    """Where and how: on a CPU, Triton interprets, in float16, and times mean nothing."""
+    """The device and settings of a run. On a CPU, Triton interprets in float16, and times mean nothing."""
 
     device: torch.device
     dtype: torch.dtype
@@ -116,7 +116,7 @@ class Bench(NamedTuple):
 
 
 def made(bench: Bench, scheme: str, n: int, k: int) -> Any:
-    """A matrix [n, k] of random weights of about 1 / sqrt(k)."""
+    """Make a matrix [n, k] of random weights of about 1 / sqrt(k)."""
     scales = (torch.rand(n, device=bench.device) + 0.5) / k**0.5
     if scheme == "int4":
         return made_int4(bench, n, k)
@@ -149,7 +149,7 @@ def bytes_of(weights: Any) -> int:
 
 
 def rounded(scheme: str, x: Tensor) -> Any:
-    """What a product of the scheme takes for x."""
+    """Round x to the form that a product of the scheme takes."""
     if scheme == "int4":
         return x
     return quantize(x, torch.int8 if scheme == "int8" else E4M3, 128 if scheme == "fp8-block" else None)
@@ -159,7 +159,7 @@ def rounded(scheme: str, x: Tensor) -> Any:
 
 
 class Contender(NamedTuple):
-    """launch: None is the library's. unpack: of int4."""
+    """A launch to time. launch: None means the library's. unpack: how int4 is unpacked."""
 
     launch: TileLaunch | None
     unpack: int = MAGIC
@@ -172,7 +172,7 @@ class Contender(NamedTuple):
 
 
 def run(bench: Bench, scheme: str, x: Any, weights: Any, contender: Contender, gated: bool) -> Tensor:
-    """x: as `rounded` gives it. A library's product has no gate."""
+    """Compute a product. x: from `rounded`. The library's products have no gate."""
     around: dict[str, Any] = {"activation": "silu", "gated": True} if gated else {}
     if contender.launch is None:
         if scheme == "int4":
@@ -187,7 +187,7 @@ def run(bench: Bench, scheme: str, x: Any, weights: Any, contender: Contender, g
 
 
 def expected(bench: Bench, scheme: str, x: Any, weights: Any, gated: bool) -> Tensor:
-    """As the torch reference computes it, in the kernels' type."""
+    """Compute the product with the torch reference, in the kernels' type."""
     around: dict[str, Any] = {"activation": "silu", "gated": True} if gated else {}
     if scheme == "int4":
         return int4_reference(x, weights, **around).float()
@@ -196,7 +196,7 @@ def expected(bench: Bench, scheme: str, x: Any, weights: Any, gated: bool) -> Te
 
 @contextmanager
 def poisoned() -> Iterator[None]:
-    """New memory is full of NaN."""
+    """Fill new memory with NaN."""
     torch.use_deterministic_algorithms(True, warn_only=True)
     try:
         yield
@@ -205,12 +205,12 @@ def poisoned() -> Iterator[None]:
 
 
 def error(out: Tensor, reference: Tensor) -> float:
-    """NaN where an element was not written."""
+    """Return the relative error, which is NaN if an element was not written."""
     return float((out.float() - reference).norm() / reference.norm())
 
 
 def microseconds(bench: Bench, launches: list[Callable[[], Any]]) -> float:
-    """Of one launch, each on a matrix of its own; on a CPU of the last one alone, once."""
+    """Time one launch, with a different matrix each time; on a CPU, time only the last one, once."""
     if bench.on_gpu:
         return graph_microseconds(launches)
     launches[0]()
@@ -223,9 +223,9 @@ def microseconds(bench: Bench, launches: list[Callable[[], Any]]) -> float:
 
 
 def tiles(scheme: str, m: int, n: int, k: int, gated: bool = False) -> Iterator[TileLaunch]:
-    """Tiles whose sums fit registers and whose stages fit shared memory, with programs enough, and loops to begin.
+    """Yield tiles whose sums fit registers and whose stages fit shared memory, with enough programs and iterations.
 
-    n: outputs; with a gate each has two sums. Of 4 bits a warp unpacks 16 or 32 rows of a tile; of 8 bits four warps
+    n: outputs; with a gate each has two sums. A warp unpacks 16 or 32 rows of a tile of int4; with 8 bits, four warps
     take 64 rows together.
     """
     few, four_bits = m <= FUSED_ROWS, scheme == "int4"
@@ -243,26 +243,26 @@ def tiles(scheme: str, m: int, n: int, k: int, gated: bool = False) -> Iterator[
 
 
 def shares(splits: int, programs: int, tiles_k: int, m: int) -> bool:
-    """Whether so many programs per tile are worth a try: enough for the GPU, not too many sums in memory."""
+    """Return whether `splits` programs per tile are worth a try: enough for the GPU, not too many sums in memory."""
     if splits == 1:
         return programs >= 30
     return 120 <= programs * splits <= 132 * 16 and tiles_k >= 2 * splits and m * splits <= 512
 
 
 def token_tiles(scheme: str, m: int) -> tuple[int, ...]:
-    """Hopper multiplies e4m3 as it is from 16 columns on."""
+    """Return how many tokens a tile can have: Hopper multiplies e4m3 directly from 16 on."""
     if m > FUSED_ROWS:
         return (64, 128) if scheme == "int4" else (128,)
     return (max(16 if scheme.startswith("fp8") else 8, 1 << (m - 1).bit_length()),)
 
 
 def shared_bytes(scheme: str, rows: int, columns: int, tokens: int) -> int:
-    """Of a stage."""
+    """Return the bytes of one stage."""
     return rows * 64 + tokens * 256 if scheme == "int4" else (rows + tokens) * columns
 
 
 def contenders(bench: Bench, cell: "Cell", sweep: bool) -> list[Contender]:
-    """What the engine chooses first."""
+    """List the contenders, beginning with the engine's choice."""
     scheme, m, (n, k), gated = cell.scheme, cell.m, bench.matrices[cell.matrix], cell.gated
     early = bench.early(m) and cell.matrix != "head"
     chosen = choose_tile(scheme, m, n, k, bench.dtype, bench.device, gated=gated)
@@ -291,7 +291,8 @@ def launch_named(name: str) -> TileLaunch | None:
 
 
 def refined(best: list[Contender], scheme: str, on_gpu: bool) -> list[Contender]:
-    """The best tiles with weights fetched ahead of the wait; the first also waiting, and unpacking in another way."""
+    """Return the best tiles with weights fetched before the wait; the very best also after it, and unpacked
+    differently."""
     found: list[Contender] = []
     for number, each in enumerate(best):
         if each.launch is None:
@@ -323,7 +324,7 @@ class Cell(NamedTuple):
 
 
 def cells(bench: Bench, schemes: list[str], rows: list[int]) -> Iterator[Cell]:
-    """Few rows of all schemes first: decodes are what quantization is for."""
+    """List all cells, those with few rows first: quantization is meant for decodes."""
     for few in (True, False):
         for scheme in schemes:
             for matrix, m in product(bench.matrices, rows):
@@ -370,7 +371,7 @@ def bf16_times(bench: Bench, x: Tensor, weights: list[Tensor]) -> dict[str, floa
 def race(
     bench: Bench, cell: Cell, x: Tensor, weights: list[Any], sweep: bool
 ) -> tuple[dict[str, float], list[str], str]:
-    """Microseconds by contender, what failed and how, and the name of what the engine chooses."""
+    """Return microseconds by contender, the failures with their reasons, and the name of the engine's choice."""
     scheme, gated = cell.scheme, cell.gated
     given = rounded(scheme, x)
     reference = expected(bench, scheme, given, weights[0], gated)
@@ -406,7 +407,7 @@ def race(
 
 
 def floor(bench: Bench, m: int, n: int, k: int, weight_bytes: int, bits: int) -> float:
-    """Microseconds."""
+    """Return the least possible time in microseconds."""
     moved = weight_bytes + m * (k * bits // 8 + 2 * n)
     return 1e6 * max(moved / bench.bandwidth, 2 * m * n * k / (bench.operations * 16 / bits))
 
@@ -415,7 +416,7 @@ def floor(bench: Bench, m: int, n: int, k: int, weight_bytes: int, bits: int) ->
 
 
 def check(bench: Bench) -> Iterator[dict[str, Any]]:
-    """Odd numbers of rows and columns, ragged last tiles, every group, with everything around a product."""
+    """Check odd numbers of rows and columns, ragged last tiles and every group, with everything around a product."""
     sizes = [(1, 37, 96), (3, 130, 576), (17, 257, 1000), (64, 777, 320), (130, 300, 2048)]
     sizes = sizes if bench.on_gpu else sizes[:2]
     for scheme, (m, n, k) in product(SCHEMES, sizes):
@@ -429,7 +430,7 @@ def check(bench: Bench) -> Iterator[dict[str, Any]]:
 
 
 def checked(bench: Bench, scheme: Scheme, x: Tensor, weights: Any) -> dict[str, Any]:
-    """Errors, by what was checked."""
+    """Return errors by what was checked."""
     (m, k), found = x.shape, {}
     given = rounded(scheme, x)
     if isinstance(given, Rounded):
@@ -440,7 +441,7 @@ def checked(bench: Bench, scheme: Scheme, x: Tensor, weights: Any) -> dict[str, 
         wide = torch.full((weights.rows, k), torch.nan, dtype=x.dtype, device=x.device)
         widen(weights, 0, wide)
         found["weights that differ"] = int((wide != widened_reference(weights, k, x.dtype)).sum())
-        for unpack in (MAGIC, SUBNORMAL) if bench.on_gpu else (PLAIN,):  # rows of the identity bring single weights
+        for unpack in (MAGIC, SUBNORMAL) if bench.on_gpu else (PLAIN,):  # rows of the identity pick single weights
             identity = torch.eye(k, dtype=x.dtype, device=x.device)
             out = int4_product(identity, weights, TileLaunch(64, 128, 16, 1, 3, 4), unpack=unpack)
             found[f"weights that differ, unpacked in way {unpack}"] = int((out.t() != wide).sum())
@@ -463,7 +464,7 @@ def checked(bench: Bench, scheme: Scheme, x: Tensor, weights: Any) -> dict[str, 
 
 
 def bad(entry: dict[str, Any]) -> list[str]:
-    """What is wrong in a result of `check`."""
+    """List the errors in a result of `check`."""
     return [
         f"{name}: {value}"
         for name, value in entry.items()
@@ -475,7 +476,7 @@ def bad(entry: dict[str, Any]) -> list[str]:
 
 
 def layers(bench: Bench, m: int, schemes: list[str], best: dict[str, str]) -> Iterator[dict[str, Any]]:
-    """Milliseconds of the products of all layers, then with the head in each scheme. best: by a cell's key."""
+    """Time the products of all layers in milliseconds, then with the head in each scheme. best: by a cell's key."""
     count = LAYERS if bench.on_gpu else 2
     for scheme in dict.fromkeys(("bf16", *schemes)):
         names = [name for name in bench.matrices if name != "head"]
@@ -493,7 +494,7 @@ def layers(bench: Bench, m: int, schemes: list[str], best: dict[str, str]) -> It
 
 
 def step(bench: Bench, scheme: str, name: str, m: int, best: dict[str, str]) -> Callable[[], Any]:
-    """One product on a matrix of its own, with the fastest tile that was measured, or the engine's."""
+    """Prepare one product with its own matrix, with the fastest tile measured, or else the engine's choice."""
     n, k = bench.matrices[name]
     x, weights = bench.noise(m, k), made(bench, scheme, n, k)
     early = bench.early(m) and name != "head"
@@ -502,8 +503,8 @@ def step(bench: Bench, scheme: str, name: str, m: int, best: dict[str, str]) -> 
     cell = Cell(scheme, name, m)
     gated = cell.gated
     launch = choose_tile(cell.scheme, m, n, k, bench.dtype, bench.device, gated=gated)
-    if told := best.get(cell.key):
-        launch = None if told == LIBRARY else TileLaunch(*json.loads(told.split("]")[0] + "]"))
+    if tile := best.get(cell.key):
+        launch = None if tile == LIBRARY else TileLaunch(*json.loads(tile.split("]")[0] + "]"))
 
     def one() -> Tensor:
         out = run(bench, scheme, rounded(scheme, x), weights, Contender(launch, early=early), gated)
@@ -524,7 +525,7 @@ def with_early(early: bool, launch: Callable[[], Any]) -> Callable[[], Any]:
 
 
 def winner(entry: dict[str, Any]) -> str | None:
-    """The fastest that the engine can choose: unpacked as it unpacks, and started early where it does."""
+    """Return the fastest contender that the engine can choose: one that unpacks and starts as the engine does."""
     plain = [name for name in entry["times"] if "subnormal" not in name]
     if any("waits" not in name and name != LIBRARY for name in plain):
         plain = [name for name in plain if "waits" not in name]  # a library's launch has no such name
@@ -536,7 +537,7 @@ def best_of(found: dict[str, Any]) -> dict[str, str]:
 
 
 def shown(found: dict[str, Any]) -> str:
-    """A line per scheme and number of rows: of each matrix µs, TB/s, % of floor, and how many times cuBLAS's speed."""
+    """Format a line per scheme and row count: each matrix's µs, TB/s, % of floor, and speed relative to cuBLAS."""
     lines = [f"{found['device']}, torch {found['torch']}, triton {found['triton']}"]
     by_rows: dict[tuple[str, int], list[str]] = {}
     for entry in found["products"].values():
@@ -557,7 +558,7 @@ def shown(found: dict[str, Any]) -> str:
 
 
 def table(found: dict[str, Any]) -> str:
-    """A device's file in `measured/`, a line per matrix: only schemes whose every cell was measured."""
+    """Return the text of a device's file in `measured/`, a line per matrix, for fully measured schemes only."""
     schemes: dict[str, list[str]] = {}
     shapes = {entry["matrix"]: (entry["n"], entry["k"]) for entry in found["products"].values()}
     for scheme in SCHEMES:
@@ -573,8 +574,8 @@ def table(found: dict[str, Any]) -> str:
             lines.append(json.dumps({"n": n, "k": k, "launches": launches}))
         else:
             schemes[scheme] = lines
-    told = {key: found[key] for key in ("device", "capability", "torch", "triton")} | {"rows": ROWS}
-    head = "".join(f"  {json.dumps(key)}: {json.dumps(value)},\n" for key, value in told.items())
+    header = {key: found[key] for key in ("device", "capability", "torch", "triton")} | {"rows": ROWS}
+    head = "".join(f"  {json.dumps(key)}: {json.dumps(value)},\n" for key, value in header.items())
     body = ",\n".join(
         f'    "{scheme}": [\n      ' + ",\n      ".join(lines) + "\n    ]" for scheme, lines in schemes.items()
     )
@@ -582,7 +583,7 @@ def table(found: dict[str, Any]) -> str:
 
 
 def file_of(device: str) -> Path:
-    """measured/nvidia-h200.json."""
+    """Return the path of the device's file, like measured/nvidia-h200.json."""
     return FILES / f"{'-'.join(device.lower().split())}.json"
 
 
@@ -591,8 +592,8 @@ def file_of(device: str) -> Path:
 
 def arguments() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, help="where the results go: a JSON file, written as they come")
-    parser.add_argument("--before", type=Path, help="results to go on from, where OUT has none")
+    parser.add_argument("--out", type=Path, help="the JSON file to write results to as they come in")
+    parser.add_argument("--before", type=Path, help="results to continue from, if OUT has none")
     parser.add_argument("--sweep", action="store_true", help="race tiles, not only those that the engine chooses")
     parser.add_argument(
         "--known", type=Path, help="a like device's results: with --sweep race only what was fast there"
@@ -600,13 +601,13 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--parts", default="check,products,layers")
     parser.add_argument("--schemes", default=",".join(("bf16", *SCHEMES)))
     parser.add_argument("--rows", default=",".join(map(str, ROWS)))
-    parser.add_argument("--workers", type=int, default=14, help="processes that compile before; 0: as it comes")
+    parser.add_argument("--workers", type=int, default=14, help="processes that compile in advance; 0: compile on use")
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--commit", default="unknown", help="the commit that is measured, as `git rev-parse` gives it")
+    parser.add_argument("--commit", default="unknown", help="the commit being measured, as `git rev-parse` prints it")
     parser.add_argument("--tiny", action="store_true", help="matrices of a few thousand weights: a rehearsal on a CPU")
     parser.add_argument("--bandwidth", type=float, default=4.57e12, help="bytes per second of a large read on this GPU")
     parser.add_argument("--operations", type=float, default=790e12, help="per second, in bfloat16; 8 bits count twice")
-    parser.add_argument("--seconds", type=float, default=540, help="after which nothing more is begun")
+    parser.add_argument("--seconds", type=float, default=540, help="begin nothing more after this time")
     parser.add_argument("--table", type=Path, help="measure nothing: write the device's file in measured/")
     parser.add_argument("--show", type=Path, help="measure nothing: print these results")
     return parser
@@ -622,7 +623,7 @@ def fingerprint(bench: Bench) -> dict[str, Any]:
 
 
 def compile_all(bench: Bench, launches: list[Callable[[], Any]]) -> None:
-    """Side by side, on all cores. What does not compile shows again where it runs."""
+    """Compile in parallel on all cores. A launch that fails to compile fails again when it runs."""
     if bench.on_gpu and launches:
         try:
             with compiled_together():
@@ -633,8 +634,10 @@ def compile_all(bench: Bench, launches: list[Callable[[], Any]]) -> None:
 
 
 class Compilation(NamedTuple):
-    """What a kernel depends on: of a matrix's sizes only that they are multiples of 16 and 256, and whether sums are
-    shared."""
+    """The properties that a compiled kernel depends on.
+
+    Of the matrix's sizes it only matters whether they are multiples of 16 and 256, and whether sums are shared.
+    """
 
     device: str
     scheme: str
@@ -643,7 +646,8 @@ class Compilation(NamedTuple):
 
 
 def compile_one(task: Compilation) -> str | None:
-    """In a process of its own: what it compiles is found on disk by the process that measures. Why not, if it fails."""
+    """Compile in a separate process and return the error, if any; the process that measures finds the result on
+    disk."""
     device = torch.device(task.device)
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float16
     bench = Bench(device, dtype, {}, 1.0, 1.0, math.inf)
@@ -668,7 +672,7 @@ def compilations(bench: Bench, todo: list[Cell], sweep: bool) -> list[Compilatio
 
 
 def compile_tiles(bench: Bench, todo: list[Cell], sweep: bool, workers: int) -> None:
-    """All tiles that race, side by side, before anything is timed."""
+    """Compile all racing tiles in parallel, before anything is timed."""
     start, tasks = time.monotonic(), compilations(bench, todo, sweep)
     try:
         with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
@@ -688,7 +692,7 @@ def measure_products(
             print("out of time: run it again for the rest", flush=True)
             return
         if kept[0] != (cell.scheme, cell.matrix):
-            kept = (None, [])  # before the next are made
+            kept = (None, [])  # free these before the next are made
             kept = (cell.scheme, cell.matrix), buffers(bench, cell.scheme, *bench.matrices[cell.matrix])
         start = time.monotonic()
         found["products"][cell.key] = entry = measure(bench, cell, kept[1], sweep)

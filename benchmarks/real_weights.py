@@ -1,13 +1,13 @@
-"""Real weights, by the final engine in bfloat16 on a GPU: the text of float32 on a CPU, up to close calls.
+"""Check real weights in the final engine, in bfloat16 on a GPU: its text is float32's on a CPU, up to close calls.
 
     export PYTHONPATH=src:.
     python3 benchmarks/real_weights.py --model SmolLM2-135M-Instruct.Q4_1.gguf --out "$OUT"/real_weights.json
 
 Both read the same file and continue the same prompts greedily: p01 in float32, one prompt at a time, and the final
-engine, all prompts at once and twice: the second time it finds them in its prefix cache. bfloat16 rounds, so where two
-tokens are nearly as likely the texts may part, and from there on they are two texts. What must hold is that each token
-was a choice that float32 nearly makes as well: given all tokens before it, its logit is less than `CLOSE_CALL` below
-the best one. The script names every place where that was another token, and fails (exit code 1) beyond the bound.
+engine, all prompts at once and twice: the second time it finds them in its prefix cache. bfloat16 rounds, so the texts
+may differ where two tokens are nearly equally likely, and are two texts from there on. Each token must be
+a choice that float32 nearly makes as well: given all tokens before it, its logit is less than `CLOSE_CALL` below
+the best one. The script names every place where float32's token differs, and fails (exit code 1) beyond the bound.
 """
 
 import argparse
@@ -65,7 +65,7 @@ BEGINNINGS = (
 
 
 def prompts_of(checkpoint: Checkpoint, count: int) -> list[list[int]]:
-    """Questions through the chat template where there is one, and beginnings of texts, in turns."""
+    """Make prompts: questions through the chat template, if there is one, and beginnings of texts, in turns."""
     tokenizer = checkpoint.tokenizer
     if tokenizer is None:
         raise SystemExit(f"{checkpoint.name} has no tokenizer")
@@ -84,9 +84,9 @@ def prompts_of(checkpoint: Checkpoint, count: int) -> list[list[int]]:
 
 @dataclass(frozen=True)
 class Parting:
-    """A place where the float32 model, given the same tokens, would have gone on otherwise.
+    """A place where the float32 model, given the same tokens, would have chosen another one.
 
-    step: which generated token, from 0. token: the one that came; best: float32's. gap: how far its logit is below.
+    step: the index of the generated token. token: the one chosen; best: float32's. gap: the difference of their logits.
     """
 
     prompt: int
@@ -98,10 +98,10 @@ class Parting:
 
 @torch.inference_mode()
 def partings(exact: Model, prompt: Sequence[int], tokens: Sequence[int], number: int = 0) -> tuple[list[Parting], int]:
-    """Where `tokens`, generated greedily after `prompt`, are not the choices of `exact`: [] if they are its own text.
+    """Find where `tokens`, generated greedily after `prompt`, differ from the choices of `exact`; [] if nowhere.
 
-    Every token is judged, also those after the first parting, each given what was really before it. Second, how many
-    choices were clear: any other token would have been beyond the bound. So much can the rule find out.
+    Every token is judged, even after the first parting, given the real tokens before it. Also returns the number of
+    clear choices, where any other token would be beyond the bound: only there can the rule detect an error.
     """
     ids = torch.tensor([*prompt, *tokens[:-1]])
     hidden = exact(ids, torch.arange(len(ids)), WholeSequence(exact.config))
@@ -118,7 +118,7 @@ def partings(exact: Model, prompt: Sequence[int], tokens: Sequence[int], number:
 
 
 class WholeSequence:
-    """Attention of one sequence to itself: nothing is stored, nothing was there before."""
+    """Attention of one sequence to itself, without a cache."""
 
     def __init__(self, config: ModelConfig) -> None:
         self.config = config
@@ -135,7 +135,7 @@ class WholeSequence:
 
 
 def continuations(engine: Engine, prompts: Sequence[list[int]], count: int) -> list[list[int]]:
-    """`count` greedy tokens after each prompt; ends of sequence do not end it."""
+    """Generate `count` greedy tokens after each prompt, ignoring end-of-sequence tokens."""
     params = SamplingParams(max_tokens=count, ignore_eos=True)
     for index, prompt in enumerate(prompts):
         engine.submit(Request.create(str(index), prompt, params, engine.limits))
@@ -150,9 +150,9 @@ def continuations(engine: Engine, prompts: Sequence[list[int]], count: int) -> l
 
 @dataclass(frozen=True)
 class Verdict:
-    """prompts: texts judged, of `tokens` tokens each. same: how many of them are float32's own.
+    """prompts: the number of texts judged, of `tokens` tokens each. same: the number that equal float32's.
 
-    clear: choices that any other token would have failed. partings: of the first run, then of the second.
+    clear: choices where any other token would have failed. partings: of the first run, then of the second.
     """
 
     prompts: int
@@ -174,7 +174,7 @@ class Verdict:
 def judge(
     checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype, prompts: list[list[int]], count: int
 ) -> Verdict:
-    """Run both, and compare."""
+    """Run both engines, and compare their texts."""
     longest = max(map(len, prompts)) + count
     limits = ModelLimits(checkpoint.config.vocab_size, longest)
     exact = load_model(checkpoint, dtype=torch.float32, device=torch.device("cpu"))
@@ -193,7 +193,7 @@ def judge(
 
 
 def show(checkpoint: Checkpoint, number: int, places: list[Parting], answer: list[int], expected: list[int]) -> None:
-    """A line a text, and one for each place where float32 would have gone on otherwise."""
+    """Print a line per text, and one for each place where float32 would have chosen another token."""
     tokenizer = checkpoint.tokenizer
     assert tokenizer is not None
     print(f"{number:3}  {'same text' if answer == expected else 'parts'}  {tokenizer.decode(answer)[:80]!r}")
@@ -204,12 +204,12 @@ def show(checkpoint: Checkpoint, number: int, places: list[Parting], answer: lis
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--model", default="smollm2-135m", help="a .gguf file, or whatever else a model is named by")
+    parser.add_argument("--model", default="smollm2-135m", help="a .gguf file, or any other name of a model")
     parser.add_argument("--device", default="auto", help="where the final engine runs: auto, cuda, or cpu to rehearse")
     parser.add_argument("--dtype", default="bfloat16", choices=DTYPES)
     parser.add_argument("--prompts", type=int, default=2 * len(QUESTIONS))
     parser.add_argument("--tokens", type=int, default=64)
-    parser.add_argument("--commit", help="the commit that is tried; what is checked out when left out")
+    parser.add_argument("--commit", help="the tested commit; by default the one checked out")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     checkpoint = open_checkpoint(options.model)

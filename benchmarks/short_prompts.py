@@ -1,10 +1,10 @@
-"""What replaying short prompts saves: the time to the first token, and of decodes beside prompts that arrive.
+"""Measure the gain of replaying short prompts: the time to the first token, and of decodes while prompts arrive.
 
     PYTHONPATH=src:. python3 benchmarks/short_prompts.py --out benchmarks/short_prompts.json
 
-Both ways run in one engine: passes over short prompts are replayed from CUDA graphs, or launched kernel by kernel. A
-time to the first token is that of a request alone in the engine, from `submit` to its token. Beside decodes, a prompt
-arrives every so many steps, and each step is timed.
+Both ways run in one engine: passes over short prompts are replayed from CUDA graphs, or launched kernel by kernel. The
+time to the first token is that of a request alone in the engine, from `submit` to its token. During decodes, a prompt
+arrives every EVERY steps, and each step is timed.
 """
 
 import statistics
@@ -26,7 +26,8 @@ def main() -> None:
 
 
 def measure(model: str) -> Rows:
-    """A row for each way. ttft_ms: by the prompt's tokens. sizes: rows that passes are captured for."""
+    """Measure a row for each way. ttft_ms: by the prompt's tokens. sizes: numbers of rows that passes are captured
+    for."""
     llm = LLM(
         model, device="cuda", max_sequences=SEQUENCES, context_length=CONTEXT, cache_tokens=SEQUENCES * CONTEXT,
         switch_off=("prefix_cache",),
@@ -48,7 +49,7 @@ def prompt(llm: LLM, length: int, number: int) -> list[int]:
 
 
 def first_token(llm: LLM, length: int) -> float:
-    """Milliseconds, the median of a few."""
+    """Measure the time to the first token in milliseconds, the median of a few."""
     once = SamplingParams(max_tokens=1, ignore_eos=True)
     times = []
     for number in range(2 + REPEATS):
@@ -61,7 +62,7 @@ def first_token(llm: LLM, length: int) -> float:
 
 
 def arrivals(llm: LLM) -> list[float]:
-    """Seconds of each step of decodes beside which prompts arrive."""
+    """Measure the seconds of each step of decodes while prompts arrive."""
     for number in range(DECODES):
         llm.submit(prompt(llm, ARRIVING, number), SamplingParams(max_tokens=2 * STEPS, ignore_eos=True))
     for _ in range(EVERY):

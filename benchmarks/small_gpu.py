@@ -1,16 +1,16 @@
-"""Does the engine start where little of a GPU is left, and say the same there? Do engines leave anything behind?
+"""Check that the engine starts on a GPU with little free memory, answers the same there, and leaves nothing behind.
 
     PYTHONPATH=src:. python3 benchmarks/small_gpu.py --out benchmarks/small_gpu.json
 
 Another process holds all of the GPU's memory except the row's `free_gb`. The engine starts with nothing set, so its
 defaults are lowered, and serves a crowd of prompts of mixed lengths. Then the other process ends. An engine on the free
-GPU gets the settings that the first one ended up with, and the same prompts. A sum in bfloat16 depends on how many rows
-are multiplied at once, and that on the graphs that were found worth capturing. So tokens may differ at a close call:
-where the second engine's own log-probabilities call both about as likely. The script fails (exit code 1) beyond that,
-and where an engine does not start.
+GPU gets the first one's final settings, and the same prompts. A sum in bfloat16 depends on the number of rows
+multiplied at once, and so on the graphs that were captured. So tokens may differ at a close call,
+where the second engine's own log-probabilities are nearly equal. The script fails (exit code 1) beyond that,
+or if an engine does not start.
 
-After that, engines start and go one after another in this process. Memory, threads and file descriptors in use after
-the last must be those after the second.
+After that, engines start and end one after another in this process. Memory, threads and file descriptors in use after
+the last must equal those after the second.
 """
 
 import argparse
@@ -39,16 +39,16 @@ from gradus.models.precision import resolve_device
 GB = 10**9
 REQUESTS, LONGEST, ANSWERS = 64, 900, (8, 40)  # tokens of the longest prompt; least and most tokens of an answer
 ENGINES = 20
-TOP = 5  # tokens among which the other engine's choice is looked for
+TOP = 5  # likeliest tokens among which the other engine's choice must be
 CLOSE_CALL = 0.1  # in log-probability: random weights make logits of a few units, which bfloat16 rounds to 1/64
 HELD = "held"
-GROWTH = GB // 50  # bytes: what a driver may keep of code that was loaded in between
+GROWTH = GB // 50  # bytes that a driver may keep for code loaded in between
 CPU_HOLDS = 1 << 20
 
 
 @dataclass(frozen=True)
 class Case:
-    """A model, and how many GB of the GPU are left for all of it."""
+    """A model, and the GB of the GPU that are free for all of it."""
 
     model: str
     free_gb: float
@@ -67,7 +67,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda", help="with cpu, nothing is held: a rehearsal of the script")
     parser.add_argument("--commit", help="of this code; asked of git by default")
-    parser.add_argument("--out", type=Path, help="a file for the results, beside stdout")
+    parser.add_argument("--out", type=Path, help="a file for the results, in addition to stdout")
     parser.add_argument("--hold", type=int, metavar="BYTES", help=argparse.SUPPRESS)
     asked = parser.parse_args()
     device = resolve_device(asked.device)
@@ -94,7 +94,7 @@ def main() -> int:
 
 
 def hold(device: torch.device, leave: int) -> None:
-    """Be the other process: leave `leave` bytes free until stdin ends."""
+    """Run as the other process: leave `leave` bytes free until stdin ends."""
     size = CPU_HOLDS
     if device.type == "cuda":
         torch.zeros(1, device=device)  # CUDA's own part comes first
@@ -108,7 +108,7 @@ def hold(device: torch.device, leave: int) -> None:
 def others_hold(device: torch.device, leave: int) -> Iterator[int]:
     """Let another process hold all of the GPU except `leave` bytes. Yields the bytes it holds without CUDA's own."""
     if device.type == "cuda":
-        torch.zeros(1, device=device)  # this process's part of CUDA is there before
+        torch.zeros(1, device=device)  # allocates this process's part of CUDA first
         free_memory(device)
     command = [sys.executable, __file__, "--hold", str(leave), "--device", str(device)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
@@ -124,7 +124,7 @@ def others_hold(device: torch.device, leave: int) -> Iterator[int]:
 
 @contextmanager
 def listening() -> Iterator[list[str]]:
-    """Collect what the engine's log says from warnings on."""
+    """Collect the engine's log messages, warnings and worse."""
     said: list[str] = []
 
     class Ear(logging.Handler):
@@ -164,7 +164,7 @@ def measured(case: Case, device: torch.device) -> dict[str, Any]:
 def in_little_memory(
     case: Case, device: torch.device, given: dict[str, Any]
 ) -> tuple[list[Completion], dict[str, Any], dict[str, Any]]:
-    """Returns an engine's answers, facts for its row, and its settings as they turned out; nothing is set."""
+    """Run an engine with nothing set. Returns its answers, facts for its row, and its final settings."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     started = time.perf_counter()
@@ -188,7 +188,7 @@ def gigabytes(size: int) -> float:
 
 
 def answers(llm: LLM, logprobs: int | None = None) -> list[Completion]:
-    """Greedy, to prompts of mixed lengths, all asked for at once; the same for every engine of the same context."""
+    """Answer prompts of mixed lengths greedily, all at once; the same for every engine of the same context."""
     draw = random.Random(7)
     longest = max(1, min(LONGEST, llm.limits.context_length - ANSWERS[1]))
     prompts, params = [], []
@@ -200,7 +200,7 @@ def answers(llm: LLM, logprobs: int | None = None) -> list[Completion]:
 
 
 def parted(tokens: Sequence[int], other: Completion) -> float | None:
-    """How much less likely the first token that differs is to the other engine than its own choice; None: all agree."""
+    """How much less likely the other engine finds the first differing token than its own choice; None: all agree."""
     assert other.logprobs is not None and len(tokens) == len(other.token_ids)
     for token, choice, known in zip(tokens, other.token_ids, other.logprobs, strict=True):
         if token != choice:
@@ -213,7 +213,7 @@ def parted(tokens: Sequence[int], other: Completion) -> float | None:
 
 
 def in_a_row(device: torch.device) -> dict[str, Any]:
-    """Compare what is in use after the second engine and after the last. ok: nothing has grown."""
+    """Compare the resources in use after the second engine and after the last. ok: nothing has grown."""
     uses = []
     for _ in range(ENGINES):
         dtype = "bfloat16" if device.type == "cuda" else "float32"

@@ -1,4 +1,4 @@
-"""What speculation brings, and where it costs: one engine per drafter, in one process, on real weights and real text.
+"""Measure what speculation gains or costs on real weights and text, with one engine per drafter in one process.
 
     export PYTHONPATH=src:.
     python3 -m gradus.training smollm2-135m --kind medusa --minutes 4 --out "$OUT"/medusa
@@ -6,15 +6,16 @@
     python3 benchmarks/speculation.py --heads "$OUT"/medusa --heads "$OUT"/eagle --out "$OUT"/reports --commit "$COMMIT"
 
 All engines serve the same prompts greedily, from benchmarks/prompts: texts to be copied (benchmarks/README.md says how
-they were chosen), chat requests, functions to be completed, and open questions. They take turns: a round runs all of
-them, the next one the other way round. So what drifts, drifts for all, and every rate is compared with that of the
-engine without drafts in the same round. The number of drafts is chosen by each engine itself, unless --drafts says it.
-`--draft MODEL` drafts with a smaller model, and with `--draft-quantize int8` another engine has it in 8 bits.
+they were chosen), chat requests, functions to be completed, and open questions. They take turns: each round
+runs all of them, in the opposite order of the round before. So slow drifts affect all of them alike, and every rate
+is compared with that of the engine without drafts in the same round. Each engine chooses its own number of drafts,
+unless --drafts sets it. `--draft MODEL` drafts with a smaller model, and `--draft-quantize int8` adds an engine that
+has this model in 8 bits.
 
-For n-grams and heads it also works out how often they would be right on the very texts that came out, place by place.
-In the end, engines that verify as many drafts in every step show whether as many stand as that predicts. With
-`--vllm DIR`, as of beside_vllm.py, vLLM then serves the prompts that are copied and the open ones, one and eight at a
-time, without drafts and with n-grams of its own, each in a process. Each cell is written as soon as it is measured.
+The script also computes how often n-grams and heads would be right on the generated texts, position by position. At
+the end, engines that always verify the full number of drafts show whether as many are accepted as that predicts. With
+`--vllm DIR` (see beside_vllm.py), vLLM then serves the prompts to copy and the open ones, one and eight at a time,
+without drafts and with its own n-grams, in a process each. Each cell is written as soon as it is measured.
 `--quick` is a rehearsal: --quick --model random:tiny-llama --device cpu.
 """
 
@@ -82,8 +83,8 @@ QUICK = (Size("copy", 1, 1, 24), Size("chat", 1, 1, 12), Size("open", 2, 2, 12))
 QUICK_PROMPT = 24  # tokens
 ROUNDS = {False: 5, True: 2}  # by --quick
 LONGEST = {False: 640, True: 96}  # tokens of a sequence, by --quick
-READ = 8  # texts of a cell: for so many it is worked out what heads would draft
-WARM_UP = 48  # tokens of each answer: kernels are there, and the number of drafts has been found
+READ = 8  # texts of a cell for which the heads' drafts are computed
+WARM_UP = 48  # tokens of each answer, until kernels are compiled and the number of drafts has settled
 
 
 VLLM_OPTIONS: dict[str, dict[str, Any]] = {
@@ -98,13 +99,13 @@ VLLM_OPTIONS: dict[str, dict[str, Any]] = {
     },
 }
 VLLM_CELLS = {(table, batch) for table in ("copy", "open") for batch in (1, 8)}
-VLLM_MEMORY = 0.5  # of the GPU's: our model stays beside it, idle
+VLLM_MEMORY = 0.5  # of the GPU's memory: our idle model keeps its share
 VLLM_SECONDS = 200
 VLLM_BLOCK = Path(__file__).with_name("vllm_block.py")
 
 
 def texts(name: str) -> list[str]:
-    """The prompts of a file: one per line, or pieces between lines of dashes."""
+    """Read the prompts of a file: one per line, or separated by lines of dashes."""
     text = (PROMPTS / f"{name}.txt").read_text(encoding="utf-8").strip()
     return text.split("\n----\n") if "\n----\n" in text else text.split("\n")
 
@@ -120,13 +121,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--draft-quantize", action="append", default=[], metavar="SCHEME",
         help="the same draft model in fewer bits as well, as int8 or int4; may be repeated",
     )  # fmt: skip
-    parser.add_argument("--drafts", type=int, help="how many, always; by default each engine chooses")
+    parser.add_argument("--drafts", type=int, help="the number of drafts per step; by default each engine chooses")
     parser.add_argument("--texts", action="append", choices=[*TABLES], help="only these; may be repeated")
     parser.add_argument("--rounds", type=int)
-    parser.add_argument("--vllm", type=Path, help="the folder that vLLM was unpacked in; without it, it is left out")
-    parser.add_argument("--seconds", type=float, default=230, help="no cell begins after so many")
+    parser.add_argument("--vllm", type=Path, help="the folder that vLLM was unpacked in; without it, vLLM is left out")
+    parser.add_argument("--seconds", type=float, default=230, help="begin no cell after this many")
     parser.add_argument("--out", type=Path, default=Path("my-reports"))
-    parser.add_argument("--commit", help="what the results come from, where git cannot tell")
+    parser.add_argument("--commit", help="the commit measured, where git cannot tell")
     parser.add_argument("--quick", action="store_true")
     asked = parser.parse_args(arguments)
     try:
@@ -150,7 +151,7 @@ def measure(asked: argparse.Namespace) -> Path:
         bench.run.put(cell)
         results.update(asked.out, bench.hardware, NAME, bench.run)
         print(f"{time.monotonic() - began:5.0f} s  {said(cell)}", flush=True)
-    bench.llms.clear()  # what follows has engines of its own
+    bench.llms.clear()  # the next parts build their own engines
     for name in bench.predictable:
         if time.monotonic() - began > asked.seconds:
             print(f"no time for {name} in every step, and what follows", flush=True)
@@ -167,19 +168,19 @@ def measure(asked: argparse.Namespace) -> Path:
 
 
 def said(cell: Cell) -> str:
-    """A cell in one line."""
+    """Summarize a cell in one line."""
     rates = {
         entry.contender: sum(sample["output_tokens"] for sample in entry.samples)
         / sum(sample["seconds"] for sample in entry.samples)
         for entry in cell.entries
         if entry.samples
     }
-    told = ", ".join(f"{name} {rate:,.0f} tok/s ({rate / rates[NONE]:.2f}×)" for name, rate in rates.items())
-    return f"{_label(cell)}: {told}"
+    rates_text = ", ".join(f"{name} {rate:,.0f} tok/s ({rate / rates[NONE]:.2f}×)" for name, rate in rates.items())
+    return f"{_label(cell)}: {rates_text}"
 
 
 class Bench:
-    """The engines, the model on its own, and what is measured of them."""
+    """The engines, the bare model, and their measurements."""
 
     def __init__(self, asked: argparse.Namespace) -> None:
         wanted = asked.texts or TABLES
@@ -225,7 +226,7 @@ class Bench:
 
     @cached_property
     def model(self) -> Model:
-        """On its own, as the engines have it: loaded if it is asked for, since engines take the memory."""
+        """Load the bare model as the engines have it, on first use only, since the engines need the memory."""
         return load_model(
             self.checkpoint, dtype=self.precision.activations, device=self.device, linear=self.precision.linear
         )
@@ -244,7 +245,7 @@ class Bench:
 
     def _asked(self, table: str, requests: int) -> list[list[int]]:
         asked = self.prompts[table]
-        if requests > len(asked):  # no prompt twice, as long as there are others
+        if requests > len(asked):  # repeat no prompt while there are others
             asked = [*asked, *self.prompts["chat"], *self.prompts["code"]]
         return asked[:requests]
 
@@ -279,7 +280,7 @@ class Bench:
         return cell
 
     def beside(self, name: str, vllm: Path, out: Path, rounds: int) -> None:
-        """Put what vLLM makes of the same prompts, or why it does not, beside our engines' samples."""
+        """Add vLLM's samples for the same prompts to our engines' samples, or the reason why there are none."""
         cells = [cell for cell in self.run.cells if (cell.table, cell.batch) in VLLM_CELLS]
         with tempfile.TemporaryDirectory() as scratch:
             work = Path(scratch)
@@ -319,18 +320,19 @@ class Bench:
         }
 
     def _save(self, folder: Path) -> None:
-        """The weights that we run, in the format that vLLM reads."""
+        """Save the weights that we run in the format that vLLM reads."""
         build_model(self.checkpoint, self.model.config, self.model.dtype, self.model.device).save_pretrained(folder)
         (folder / "config.json").write_text(json.dumps(vllm_config(self.model.config)))
 
     @property
     def predictable(self) -> list[str]:
-        """Drafters of which it is worked out what they would draft, place by place."""
+        """Name the drafters whose drafts are computed at every position."""
         return ["ngram", *self.folders]
 
     def draft_in_every_step(self, name: str) -> None:
-        """Of each text's smallest batch: what stands where every step verifies as many drafts, and what should."""
-        gc.collect()  # of the engines before, or two are in memory
+        """Compare the drafts accepted with those predicted, with the full number in every step of each text's smallest
+        batch."""
+        gc.collect()  # free the previous engines, or two are in memory
         smallest = {cell.table: cell for cell in sorted(self.run.cells, key=lambda cell: -cell.batch)}
         llm = self._engine(name, max(cell.batch for cell in smallest.values()), self._most(name))
         for cell in smallest.values():
@@ -346,11 +348,11 @@ class Bench:
             }
 
     def _most(self, name: str) -> int:
-        """Drafts of a step."""
+        """Return the number of drafts per step."""
         return read_config(self.folders[name]).shape.drafts if name in self.folders else USUAL_DRAFTS
 
     def _agreement(self, name: str, prompts: list[list[int]], answers: list[list[int]]) -> dict[str, Any] | None:
-        """How often drafts would be right on these texts."""
+        """Compute how often drafts would be right on these texts."""
         if name not in self.predictable:
             return None
         texts = len(answers) if name == "ngram" else READ
@@ -358,7 +360,7 @@ class Bench:
         return {"right": _rounded(found.right), "stands": _rounded(found.stands)}
 
     def _places(self, name: str, prompts: list[list[int]], answers: list[list[int]]) -> Iterator[Places]:
-        """What the drafter would draft, for each text."""
+        """Yield the drafts that the drafter would propose for each text."""
         if name == "ngram":
             return ngram_drafts(prompts, answers)
         config = read_config(self.folders[name])
@@ -380,7 +382,7 @@ def _rounded(values: Sequence[float]) -> list[float]:
 
 
 def ngram_drafts(prompts: list[list[int]], answers: list[list[int]]) -> Iterator[Places]:
-    """What n-grams would draft, for each text."""
+    """Yield the drafts that n-grams would propose for each text."""
     for prompt, answer in zip(prompts, answers, strict=True):
         whole = torch.tensor([*prompt, *answer])
         lengths = torch.arange(len(prompt) + 1, len(whole) - USUAL_DRAFTS + 1)
@@ -390,7 +392,7 @@ def ngram_drafts(prompts: list[list[int]], answers: list[list[int]]) -> Iterator
 
 
 def served(llm: LLM, prompts: list[list[int]], batch: int, output: int) -> tuple[dict[str, Any], list[list[int]]]:
-    """The prompts, so many at a time, to their ends: the sample, and the answers."""
+    """Serve all prompts, `batch` at a time, and return the sample and the answers."""
     params = SamplingParams(max_tokens=output, ignore_eos=True)
     before = llm.metrics().speculation
     answers: list[list[int]] = []

@@ -1,13 +1,13 @@
-"""How long until the first token, and is the first crowd served as fast as the next?
+"""Measure the time until the first token, and whether the first crowd is served as fast as the next.
 
     PYTHONPATH=src:. python3 benchmarks/startup.py --serve random:smollm2-135m --out benchmarks/startup.json
 
-For each model two processes of their own, one after the other: the first finds none of our kernels compiled, the
+Each model has two processes, one after the other: the first finds none of our kernels compiled, the
 second finds those of the first in Triton's cache. Both build an `LLM`, ask for one token, and then serve the same kind
-of crowd several times. Importing torch is not counted: it is the same whatever comes after.
+of crowd several times. Importing torch is not counted, because it always takes the same time.
 
-With --serve, so do streams over HTTP: a server that has just said it is ready, and one crowd after another, each stream
-a request of its own.
+With --serve, it also measures streams over HTTP: a server that has just become ready, and one crowd after another, each
+stream with one request.
 """
 
 import argparse
@@ -58,7 +58,7 @@ def main() -> None:
 
 
 def both(model: str, device: str, requests: int) -> list[dict[str, Any]]:
-    """Without compiled kernels, then with them."""
+    """Measure without compiled kernels, then with them."""
     with tempfile.TemporaryDirectory() as cache:
         command = [sys.executable, __file__, "--child", "--model", model, "--device", device]
         command += ["--requests", str(requests)]
@@ -73,7 +73,7 @@ def both(model: str, device: str, requests: int) -> list[dict[str, Any]]:
 
 
 def measure(model: str, device: str, requests: int) -> dict[str, Any]:
-    """In a process of its own: seconds from `LLM(…)` to its first token, and tokens per second, round by round."""
+    """Measure, in a separate process, seconds from `LLM(…)` to its first token, and tokens per second by round."""
     import torch
 
     from gradus import LLM, SamplingParams
@@ -97,7 +97,7 @@ def measure(model: str, device: str, requests: int) -> dict[str, Any]:
 
 
 def over_http(model: str, device: str, streams: int) -> dict[str, Any]:
-    """From a server's ready line on: tokens per second and the 99th percentile of TTFT, round by round."""
+    """Measure from a server's ready line on: tokens per second and the 99th percentile of TTFT by round."""
     from gradus.models.shapes import SHAPES
 
     vocab_size = SHAPES[model.removeprefix("random:")].vocab_size

@@ -1,12 +1,12 @@
-"""What a server that has been up for an hour is like: rounds of requests, long after the pool of pages has filled.
+"""Measure a server that has been up for an hour: rounds of requests, long after the pool of pages has filled.
 
     PYTHONPATH=src:. python3 benchmarks/steady_state.py --out benchmarks/steady_state.json
 
 With the prefix cache on, every page ends up idle in the index, and each page that a sequence takes must be evicted
 first. Each round is a crowd of requests with new prompts. The first rounds find free pages, the last ones do not; a
-row says what became of the rate. Hosts drift, so cycles follow in which the cache is emptied: rounds with free pages
+row compares their rates. Hosts drift, so cycles follow in which the cache is emptied: rounds with free pages
 next to rounds without. Steps in which every sequence decodes are timed one by one, long after that: through `LLM`, and
-through the server's loop, where every request has a timeout. A garbage collection that looks through all that is cached
+through the server's loop, where every request has a timeout. A garbage collection that searches the whole cache
 would show as a step that takes many times the median.
 """
 
@@ -61,7 +61,7 @@ def measure(model: str) -> Rows:
 
 
 def cycles(llm: LLM, numbers: Iterator[int]) -> tuple[list[float], list[float]]:
-    """Rates of rounds that find free pages, and of rounds that find none."""
+    """Measure the rates of rounds that find free pages, and of rounds that find none."""
     cache = llm.engine.scheduler.cache
     fresh, full = [], []
     for _ in range(CYCLES):
@@ -75,14 +75,14 @@ def cycles(llm: LLM, numbers: Iterator[int]) -> tuple[list[float], list[float]]:
 
 
 def prompts(llm: LLM, number: int) -> list[list[int]]:
-    """A round's prompts, which begin like those of no other."""
+    """Make a round's prompts, which share no beginning with another round's."""
     vocabulary = llm.limits.vocab_size - 10
     same = [5 + 13 * place % vocabulary for place in range(PROMPT - 1)]
     return [[5 + (number * REQUESTS + each) % vocabulary, *same] for each in range(REQUESTS)]
 
 
 def rate(llm: LLM, number: int) -> float:
-    """Tokens per second of a round."""
+    """Run a round. Returns its tokens per second."""
     asked = prompts(llm, number)
     start = time.perf_counter()
     llm.generate(asked, SamplingParams(max_tokens=ANSWER, ignore_eos=True))
@@ -90,12 +90,12 @@ def rate(llm: LLM, number: int) -> float:
 
 
 def through_llm(llm: LLM) -> Callable[[], int]:
-    """Take a step and make its deltas. Returns how many sequences advanced."""
+    """Return a function that takes a step, makes its deltas, and returns the number of sequences that advanced."""
     return lambda: len(llm.step())
 
 
 def through_the_servers_loop(llm: LLM) -> Callable[[], int]:
-    """Take a turn of the server's loop. Returns how many sequences advanced."""
+    """Return a function that takes a turn of the server's loop and returns the number of sequences that advanced."""
     reports: list[Report] = []
     loop = EngineLoop(llm.core, queue.SimpleQueue(), reports.append)
 
@@ -107,7 +107,7 @@ def through_the_servers_loop(llm: LLM) -> Callable[[], int]:
 
 
 def decode_steps(llm: LLM, step: Callable[[], int], number: int) -> list[float]:
-    """Seconds of each step in which all sequences decode, the first and the last ones left out."""
+    """Measure the seconds of each step in which all sequences decode, without the first and the last ones."""
     params, limit = SamplingParams(max_tokens=ANSWER, ignore_eos=True), SchedulingParams(timeout=300.0)
     for prompt in prompts(llm, number):
         llm.submit(prompt, params, scheduling=limit)
@@ -122,7 +122,7 @@ def decode_steps(llm: LLM, step: Callable[[], int], number: int) -> list[float]:
 
 
 def spread(times: list[float]) -> dict[str, float]:
-    """Milliseconds."""
+    """Summarize times in milliseconds."""
     times = sorted(times)
     median = times[len(times) // 2]
     at = {"p50": 0.5, "p99": 0.99, "p99.9": 0.999}

@@ -1,4 +1,4 @@
-"""Engine steps as they happened, on host and GPU: p09, the final engine without overlap, and with it, at the same work.
+"""Record engine steps on host and GPU: p09, the final engine without overlap, and with it, with the same work.
 
     PYTHONPATH=src:. python3 benchmarks/timeline.py --model random:qwen3-0.6b --out "$OUT"/timeline.json
 
@@ -42,8 +42,8 @@ FIELDS = (
 
 @dataclass(frozen=True)
 class Scene:
-    """`decodes` sequences, of prompts of `prompt` tokens, have all begun; then `before` steps are recorded, a prompt of
-    `arrives` tokens comes (0: none does), and `after` more steps are recorded."""
+    """`decodes` sequences with prompts of `prompt` tokens have all begun; then `before` steps are recorded, a prompt of
+    `arrives` tokens arrives (0: none does), and `after` more steps are recorded."""
 
     name: str
     decodes: int
@@ -54,7 +54,7 @@ class Scene:
 
     @property
     def answer(self) -> int:
-        """Tokens that a sequence may generate: as many as there are steps, and some to spare."""
+        """The tokens that a sequence may generate: more than there are steps."""
         return 4 * (self.before + self.after + PROFILED)
 
     @property
@@ -81,7 +81,7 @@ ENGINES = ("p09", "final-overlap", "final")  # as `gradus.bench` names contender
 def record(bench: Workbench, scenes: Sequence[Scene], engines: Sequence[str] = ENGINES) -> list[dict[str, Any]]:
     """Play every scene on every engine. Returns one recording each: scene, engine, kernels_us, fields and steps.
 
-    kernels_us: what the kernels of a step take, where only decodes run; None on a CPU.
+    kernels_us: the time of the kernels of a step of decodes; None on a CPU.
     """
     config = bench.model.config
     longest = max(scene.longest for scene in scenes)
@@ -102,7 +102,7 @@ def record(bench: Workbench, scenes: Sequence[Scene], engines: Sequence[str] = E
 
 
 def play(engine: Engine, scene: Scene, device: torch.device, seed: int) -> tuple[Timeline, float | None]:
-    """Returns what was recorded, and what the kernels of a step took."""
+    """Play a scene. Returns the recording, and the time of a step's kernels."""
     answering: set[str] = set()
 
     def submit(count: int, prompt: int, prefix: str) -> None:
@@ -135,7 +135,7 @@ def play(engine: Engine, scene: Scene, device: torch.device, seed: int) -> tuple
 
 
 def kernel_microseconds(work: Callable[[], None], device: torch.device) -> float:
-    """Of one of the PROFILED steps that `work` takes: the sum of its kernels' times."""
+    """Measure the sum of the kernels' times per step, over the PROFILED steps that `work` takes."""
     with without_markers(), profile(activities=[ProfilerActivity.CUDA], acc_events=True) as recorded:
         work()
         synchronize(device)
@@ -164,7 +164,7 @@ def rows(records: Sequence[StepRecord]) -> list[list[float | int | None]]:
 
 
 def written(found: dict[str, Any]) -> str:
-    """JSON with one step per line."""
+    """Format JSON with one step per line."""
     text = json.dumps(found, ensure_ascii=False)
     return text.replace(", [", ",\n[").replace('"steps": [[', '"steps": [\n[').replace('{"scene"', '\n{"scene"') + "\n"
 
@@ -175,7 +175,7 @@ def main() -> None:
     parser.add_argument("--device", default="auto")
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--commit", help="the commit that is measured; what is checked out when left out")
+    parser.add_argument("--commit", help="the measured commit; by default the one checked out")
     parser.add_argument("--quick", action="store_true", help="a rehearsal: a few sequences, short prompts")
     options = parser.parse_args()
     bench = Workbench.open(options.model, options.device, options.dtype)

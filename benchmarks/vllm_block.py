@@ -1,15 +1,15 @@
-"""vLLM's block of a comparison, in a process of its own: `python vllm_block.py ASKED.json FOUND.json`.
+"""Run vLLM's block of a comparison, in a separate process: `python vllm_block.py ASKED.json FOUND.json`.
 
 beside_vllm.py or speculation.py writes ASKED; `gradus.bench.run.block` describes it. vLLM reads more of it:
 
-    config         the folder of config.json, and of weights where load_format is "auto"; "dummy" makes random ones
+    config         the folder of config.json, and of weights if load_format is "auto"; "dummy" makes random ones
     memory_share   of the GPU's memory
     vllm_options   further arguments of vllm.LLM
-    at_once        of each case: how many of its prompts are given at a time, the next when all of these have ended
-    answers        of each case: whether its samples tell the tokens, and the likeliest at each position; or left out
+    at_once        of each case: the number of prompts to submit at a time, the next ones when all of these have ended
+    answers        of each case: whether its samples include the tokens, and the likeliest at each position; optional
 
-FOUND is written after every case: version, init_s, and for each case its samples, or why there are none. Imports
-nothing of Gradus: the environment is vLLM's.
+FOUND is written after every case: version, init_s, and for each case its samples, or the reason for having none. The
+script imports nothing from Gradus, because the environment is vLLM's.
 
 vLLM keeps its own best settings (CUDA graphs, torch.compile, its own choice of attention); the engine runs in this
 process, as ours does. Tokens are not turned into text, as ours are not.
@@ -66,7 +66,8 @@ def _round(case: dict[str, Any], number: int) -> dict[str, Any]:
 
 
 def _generate(vllm: Any, llm: Any, case: dict[str, Any]) -> dict[str, Any]:
-    """One sample: seconds from the call to the last token, and what was asked and given."""
+    """Measure one sample: seconds from the call to the last token, and the numbers of tokens requested and
+    generated."""
     prompts = [{"prompt_token_ids": prompt} for prompt in case["prompts"]]
     params = [
         vllm.SamplingParams(**case["sampling"], ignore_eos=True, max_tokens=most, detokenize=False)
@@ -97,13 +98,13 @@ def _generate(vllm: Any, llm: Any, case: dict[str, Any]) -> dict[str, Any]:
 
 
 def _answer(output: Any) -> dict[str, Any]:
-    """token_ids, and for each of them the likeliest tokens at its position: pairs of token id and log-probability."""
+    """List token_ids, and the likeliest tokens at each position: pairs of token id and log-probability."""
     likeliest = [[(token, one.logprob) for token, one in place.items()] for place in output.logprobs]
     return {"token_ids": list(output.token_ids), "likeliest": likeliest}
 
 
 def _decode_alone(engine: Any, prompts: list[Any], params: list[Any]) -> dict[str, Any]:
-    """The same, step by step as `generate` does it, to see when the last request has its first token."""
+    """Generate step by step, as `generate` does, to see when the last request has its first token."""
     start = time.perf_counter()
     for number, (prompt, param) in enumerate(zip(prompts, params, strict=True)):
         engine.add_request(str(number), prompt, param)

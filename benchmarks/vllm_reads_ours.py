@@ -1,18 +1,18 @@
-"""Does vLLM read what `gradus quantize` writes, and read it as our engine does?
+"""Check that vLLM reads checkpoints of `gradus quantize`, and reads them as our engine does.
 
     PYTHONPATH=src:. python3 benchmarks/vllm_reads_ours.py --vllm DIR --out benchmarks/vllm_reads_ours.json
 
 A small random Llama is made on the spot and quantized in each scheme. vLLM and our engine load each folder on the same
 GPU, one after the other, and continue the same prompts greedily. Both report the log-probabilities of the likeliest
-tokens. Positions are compared up to the first where the two texts part, since behind it they are given other tokens.
+tokens. Positions are compared up to the first where the two texts part, since after it their inputs differ.
 No log-probability may differ by more than BOUND.
 
-That this bound can tell is shown by copies of the folder that are wrong in one thing, as a reader of another format
-would take it: the order of nibbles, zero points, or which row a scale belongs to. Our engine answers from each copy.
-The answers have to be FAR times BOUND away from vLLM's to the folder as it is, or the scheme fails as well (exit code
-1). How far the model is that nothing was quantized of is a figure beside them.
+Copies of the folder with one error each show that this bound detects errors: the order of nibbles, zero points, or the
+row of a scale, as a reader of another format would misread them. Our engine answers from each copy.
+The answers have to differ from vLLM's answers to the intact folder by FAR times BOUND, or the scheme fails as well
+(exit code 1). The difference of the unquantized model is reported for comparison.
 
-DIR is vLLM as beside_vllm.py wants it. A scheme takes half a minute, most of which vLLM needs to start.
+DIR is vLLM as for beside_vllm.py. A scheme takes half a minute, mostly for vLLM's start.
 """
 
 import argparse
@@ -76,9 +76,9 @@ RECIPES = {
 }
 USUAL = ("int8", "fp8", "int4")
 PROMPTS, PROMPT, TOKENS, TOP = 8, 40, 32, 20
-# In nats. Where activations are rounded to 8 bits, a last bit in an earlier sum moves some of them by a whole step. So
-# two right readers differ by about what rounding costs. That this is below BOUND, and what wrong copies differ by above
-# FAR times as much, is tested on a CPU for bfloat16 beside float32 (tests/benchmarks/test_vllm_reads_ours.py).
+# In nats. If activations are rounded to 8 bits, the last bit of an earlier sum moves some of them by a whole step. So
+# two right readers differ by about the error of rounding. tests/benchmarks/test_vllm_reads_ours.py checks on a CPU,
+# with bfloat16 against float32, that this is below BOUND, and that wrong copies differ by more than FAR times as much.
 BOUND, FAR = 0.6, 3
 
 VLLM_BLOCK = Path(__file__).with_name("vllm_block.py")
@@ -91,10 +91,10 @@ VLLM_OPTIONS = {"enforce_eager": True}
 
 
 def write_model(folder: Path, seed: int = 0) -> None:
-    """A checkpoint as transformers would save it, whose scales and zero points all differ.
+    """Write a checkpoint as transformers would save it, whose scales and zero points all differ.
 
-    Rows of a matrix, and blocks of 32 weights in a row, are drawn with other spreads and means, so nothing that belongs
-    to one of them fits its neighbor.
+    Rows of a matrix, and blocks of 32 weights in a row, are drawn with different spreads and means, so that no row's or
+    block's parameters fit its neighbor.
     """
     draw = torch.Generator().manual_seed(seed)
     tensors = {}
@@ -130,12 +130,12 @@ def prompts(seed: int = 0) -> list[list[int]]:
 
 
 def _as_awq_orders(packed: Tensor) -> Tensor:
-    """Nibble i of a word where AWQ has it."""
+    """Put the nibbles of a word in AWQ's order."""
     return words(nibbles(packed)[..., AWQ_ORDER].flatten(1))
 
 
 def _one_less(packed: Tensor) -> Tensor:
-    """Each nibble one smaller, as the first version of GPTQ's format stores zero points; 0 becomes 15."""
+    """Decrease each nibble by one, as the first version of GPTQ's format stores zero points; 0 becomes 15."""
     return words(((nibbles(packed) - 1) & 15).flatten(1))
 
 
@@ -144,7 +144,7 @@ def _of_the_row_before(scales: Tensor) -> Tensor:
 
 
 Wrong = tuple[str, Callable[[Tensor], Tensor]]
-"""How the names of what it is about end, and what becomes of a tensor."""
+"""The end of the names of the tensors to change, and the change."""
 
 WRONG: dict[str, Wrong] = {
     "scales of the row before": ("weight_scale", _of_the_row_before),
@@ -154,7 +154,7 @@ WRONG: dict[str, Wrong] = {
 
 
 def wrong_copies(folder: Path, work: Path) -> dict[str, Path]:
-    """By what is wrong in them; none for tensors that the scheme does not have."""
+    """Write the wrong copies, by their error; none for tensors that the scheme does not have."""
     found = {}
     for number, (what, (end, change)) in enumerate(WRONG.items()):
         copy = work / f"{folder.name}-wrong-{number}"
@@ -173,19 +173,19 @@ def wrong_copies(folder: Path, work: Path) -> dict[str, Path]:
 # -- the answers -------------------------------------------------------------------------------------------------------
 
 Likeliest = Mapping[int, float]
-"""Token id → log-probability, of the TOP likeliest tokens at a position."""
+"""Token id → log-probability, for the TOP likeliest tokens at a position."""
 
 
 @dataclass(frozen=True)
 class Answer:
-    """To one prompt: its tokens, and at each of their positions the likeliest."""
+    """The answer to one prompt: its tokens, and the likeliest tokens at each position."""
 
     token_ids: Sequence[int]
     likeliest: Sequence[Likeliest]
 
 
 def ours(folder: Path, device: torch.device, dtype: str, switch_off: tuple[str, ...] = ()) -> list[Answer]:
-    """The final engine's, which is gone afterwards: vLLM wants the memory."""
+    """Get the final engine's answers, and close it: vLLM needs the memory."""
     llm = LLM(
         str(folder), device=str(device), dtype=dtype, context_length=PROMPT + TOKENS, max_sequences=PROMPTS,
         cache_tokens=PROMPTS * (PROMPT + TOKENS + 16), switch_off=switch_off,
@@ -201,7 +201,7 @@ def ours(folder: Path, device: torch.device, dtype: str, switch_off: tuple[str, 
 
 
 def theirs(folder: Path, vllm: Path, dtype: str, work: Path, log: Path) -> tuple[list[Answer], dict[str, Any], str]:
-    """vLLM's, what it says of itself, and why there are none."""
+    """Get vLLM's answers, its description of itself, and the reason if there are no answers."""
     asked = {
         "config": str(folder),
         "load_format": "auto",
@@ -224,24 +224,25 @@ def theirs(folder: Path, vllm: Path, dtype: str, work: Path, log: Path) -> tuple
         ],
     }
     found, why = run_vllm(folder.name, vllm, VLLM_BLOCK, asked, work, log, VLLM_SECONDS)
-    told = {name: found[name] for name in ("version", "init_s") if name in found}
+    facts = {name: found[name] for name in ("version", "init_s") if name in found}
     case = found.get("cases", {}).get("answers", {})
     if not case.get("samples"):
-        return [], told, case.get("failed") or why or "vLLM brought nothing"
+        return [], facts, case.get("failed") or why or "vLLM returned nothing"
     answers = [
         Answer(one["token_ids"], [{int(token): value for token, value in place} for place in one["likeliest"]])
         for one in case["samples"][0]["answers"]
     ]
-    return answers, told, ""
+    return answers, facts, ""
 
 
 # -- the comparison ----------------------------------------------------------------------------------------------------
 
 
 def difference(one: Likeliest, other: Likeliest) -> float:
-    """The largest of any token's two log-probabilities at a position.
+    """The largest difference between any token's two log-probabilities at a position.
 
-    A token that only one side reports has, on the other side, at most that of the last reported there.
+    A token that only one side reports has, on the other side, at most the log-probability of the last one reported
+    there.
     """
     common = (abs(one[token] - other[token]) for token in one.keys() & other.keys())
     missing = (
@@ -254,9 +255,10 @@ def difference(one: Likeliest, other: Likeliest) -> float:
 
 @dataclass(frozen=True)
 class Comparison:
-    """positions: compared, of all answers. same_tokens: of these, how many have the same token. same_texts: answers.
+    """positions: the number compared, in all answers. same_tokens: positions with the same token. same_texts: equal
+    answers.
 
-    largest, mean: of the differences of all positions.
+    largest, mean: of the differences at all positions.
     """
 
     positions: int
@@ -281,7 +283,8 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Verdict:
-    """On one scheme. why: vLLM did not answer. wrong: of each wrong copy. before: of the model before quantization."""
+    """The result of one scheme. why: the reason if vLLM did not answer. wrong: each wrong copy's comparison. before:
+    the unquantized model's."""
 
     scheme: str
     vllm: dict[str, Any]
@@ -293,27 +296,27 @@ class Verdict:
 
     @property
     def passed(self) -> bool:
-        told = bool(self.wrong) and all(one.largest > FAR * BOUND for one in self.wrong.values())
-        return self.intact is not None and self.intact.largest <= BOUND and told
+        detected = bool(self.wrong) and all(one.largest > FAR * BOUND for one in self.wrong.values())
+        return self.intact is not None and self.intact.largest <= BOUND and detected
 
 
 def judge(
     scheme: str, source: Path, before: list[Answer], vllm: Path, device: torch.device, dtype: str, work: Path, log: Path
 ) -> Verdict:
-    """Quantize the model, ask both, and ask ours what it makes of wrong copies."""
+    """Quantize the model, ask both engines, and ask ours with each wrong copy."""
     began = time.perf_counter()
     folder = work / scheme
     quantize(open_checkpoint(str(source)), folder, RECIPES[scheme], None, device=device, progress=Silent())
-    answers, told, why = theirs(folder, vllm, dtype, work, log)
+    answers, facts, why = theirs(folder, vllm, dtype, work, log)
     if not answers:
-        return Verdict(scheme, told, why, None, {}, None, significant(time.perf_counter() - began))
+        return Verdict(scheme, facts, why, None, {}, None, significant(time.perf_counter() - began))
     intact = Comparison.of(ours(folder, device, dtype), answers)
     wrong = {
         what: Comparison.of(ours(copy, device, dtype, ("graphs", "kernels")), answers)
         for what, copy in wrong_copies(folder, work).items()
     }
     seconds = significant(time.perf_counter() - began)
-    return Verdict(scheme, told, "", intact, wrong, Comparison.of(before, answers), seconds)
+    return Verdict(scheme, facts, "", intact, wrong, Comparison.of(before, answers), seconds)
 
 
 def show(verdict: Verdict) -> None:
@@ -337,8 +340,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--scheme", action="append", choices=[*RECIPES], help=f"may be repeated; {', '.join(USUAL)}")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--dtype", default="bfloat16", choices=DTYPES, help="of activations, on both sides")
-    parser.add_argument("--commit", help="the commit that is tried; what is checked out when left out")
-    parser.add_argument("--out", type=Path, help="a JSON file; what vLLM says goes into logs/ beside it")
+    parser.add_argument("--commit", help="the tested commit; by default the one checked out")
+    parser.add_argument("--out", type=Path, help="a JSON file; vLLM's output goes into logs/ next to it")
     options = parser.parse_args(arguments)
     try:
         return run(options)
@@ -366,7 +369,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def write(file: Path, options: argparse.Namespace, device: torch.device, verdicts: Sequence[Verdict]) -> None:
-    """After every scheme: what is found so far is kept."""
+    """Write the results so far, after every scheme."""
     about = {
         "hardware": hardware_name(device),
         "versions": versions() | {"vllm": next((one.vllm["version"] for one in verdicts if one.vllm), None)},

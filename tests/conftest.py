@@ -1,4 +1,4 @@
-"""What every test stands on: no network, one thread, repeatable random examples, and markers that skip themselves.
+"""Conditions of every test: no network, one thread, repeatable random examples, and markers that skip themselves.
 
 Everything here happens before torch is first imported.
 """

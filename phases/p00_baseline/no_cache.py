@@ -32,7 +32,7 @@ class NoCache:
 
 
 class Recompute:
-    """Attends within each span and stores nothing: a span holds its whole sequence, so that is all there is to see."""
+    """Attends within each span and stores nothing: a span holds its whole sequence, so it sees everything."""
 
     def __init__(self, config: ModelConfig) -> None:
         self.config = config

@@ -38,13 +38,13 @@ class Scheduler:
         raise NotImplementedError
 
     def start(self, slot: int) -> Admission:
-        """The first waiting sequence starts to run in `slot`."""
+        """Start the first waiting sequence in `slot`."""
         sequence = self.waiting.popleft()
         self.running.append(sequence)
         return admit(sequence, slot)
 
     def span(self, sequence: Sequence) -> Span:
-        """Everything known of the sequence and not stored yet: its whole prompt first, then one new token per step.
+        """Everything known about the sequence and not stored yet: its whole prompt first, then one new token per step.
 
         A cache that stores nothing (p00's) makes this the whole sequence in every step.
         """
@@ -72,7 +72,7 @@ class Scheduler:
         return [output]
 
     def release(self, sequence: Sequence) -> None:
-        """The sequence runs no more: its slot and its room in the cache are free for the next one."""
+        """End the sequence's run, and free its slot and its room in the cache for the next one."""
         self.running.remove(sequence)
         self.cache.release(sequence.id)
 
@@ -101,7 +101,7 @@ class Scheduler:
         return len(self.running)
 
     def usage(self) -> CacheUsage | None:
-        """How full the cache is; None for a cache without pages."""
+        """The use of the cache; None for a cache without pages."""
         return None
 
     def check(self) -> None:

@@ -1,4 +1,4 @@
-"""p01: p00 with a key-value cache. The loop, the model, the runner and even the scheduler stay as they are."""
+"""p01: p00 with a key-value cache. The loop, the model, the runner and even the scheduler are unchanged."""
 
 from gradus.config.options import EngineOptions
 from gradus.engine.engine import Engine

@@ -1,4 +1,4 @@
-"""The student writes attention over a rectangle, of which some cells are padding, to be neither stored nor seen."""
+"""The student writes attention over a rectangle whose padding cells are neither stored nor seen."""
 
 from gradus.exercises import Exercise
 

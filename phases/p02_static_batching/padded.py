@@ -30,7 +30,7 @@ class PaddedRunner(ModelRunner):
 
 def pad(batch: Batch, batch_size: int) -> Batch:
     """Spread a flat batch over a rectangle of batch_size rows. A pad token is token 0 at position 0, and belongs to no
-    span: it is stored nowhere, and what the model makes of it is ignored."""
+    span: it is stored nowhere, and its output is ignored."""
     width, device = max(batch.counts), batch.token_ids.device
     spans = zip(batch.slots, batch.counts, strict=True)
     where = torch.tensor([slot * width + i for slot, count in spans for i in range(count)], device=device)
@@ -60,7 +60,7 @@ class PaddedAttention:
         self.positions = batch.positions[self.real]
         queries = batch.positions.view(self.size, self.width, 1)
         keys = torch.arange(self.length, device=device)
-        # a query sees its own slot up to its own position: never another's padding, never what a predecessor left
+        # a query sees its own slot up to its own position: never padding, nor a predecessor's leftovers
         self.masks = {window: visible(queries, keys, window) for window in set(self.config.windows)}
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -76,6 +76,6 @@ class PaddedAttention:
 
 
 def visible(queries: Tensor, keys: Tensor, window: int | None) -> Tensor:
-    """Which keys each query may see: positions queries [..., 1] and keys [m] → bool [..., m]."""
+    """Mark the keys that each query may see: positions queries [..., 1] and keys [m] → bool [..., m]."""
     seen = keys <= queries
     return seen if window is None else seen & (keys > queries - window)

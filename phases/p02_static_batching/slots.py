@@ -9,7 +9,7 @@ from gradus.models import ModelConfig
 
 
 class Slots:
-    """How many positions each sequence has stored. Which slot it has is the scheduler's choice."""
+    """Counts the positions that each sequence has stored. The scheduler chooses its slot."""
 
     def __init__(self, capacity: int, count: int) -> None:
         self.capacity = capacity
@@ -43,8 +43,8 @@ class Slots:
 class SlotTensors:
     """The keys and values of all slots: [layers, slots, Hkv, capacity, Dh] each.
 
-    Allocated once: a slot changes owner by being overwritten. Zeros, not what memory happens to hold: attention gives
-    a position that a query may not see the weight 0, and 0 times an infinity would be NaN.
+    Allocated once: a slot changes owner by being overwritten. It is filled with zeros, not with leftovers in memory:
+    attention gives a position that a query may not see the weight 0, and 0 times an infinity would be NaN.
     """
 
     def __init__(

@@ -36,7 +36,7 @@ class MixedAttention:
         self.column = max(slot for slot, _, _ in decodes) + 1
         self.length = max(start for _, _, start in decodes) + 1
         self.decode_slots, self.decode_rows = slots, rows
-        # a slot in the gap asks nothing, but must see something: a softmax over no key at all is NaN
+        # a slot in a gap has no query, but must see something: a softmax over no key at all is NaN
         newest = torch.zeros(self.column, dtype=torch.int64, device=device)
         newest[slots] = starts
         keys = torch.arange(self.length, device=device)

@@ -7,7 +7,8 @@ from phases.p00_baseline.scheduler import Scheduler
 
 
 class ContinuousBatching(Scheduler):
-    """Up to `max_sequences` run. One that ends leaves its slot in that very step, and the next step gives it away.
+    """Up to `max_sequences` run. A sequence that ends leaves its slot in that very step, and the next step gives it to
+    another.
 
     A new sequence's prompt and the others' decodes are spans of one plan: they share the forward pass.
     """

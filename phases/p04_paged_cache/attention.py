@@ -39,14 +39,14 @@ class PageTensors:
 
 
 class GatherAttention:
-    """Prompts one by one, for a step has few; the decodes, one row each, all at once (as in p03)."""
+    """Attends to prompts one by one, since a step has few, and to decodes, one row each, all at once (as in p03)."""
 
     def __init__(self, config: ModelConfig, storage: PageTensors) -> None:
         self.config = config
         self.storage = storage
 
     def prepare(self, batch: Batch) -> None:
-        """Work out once, for all layers, where new keys and values go, and which rows each span sees."""
+        """Compute once, for all layers, where new keys and values go, and which rows each span sees."""
         device = batch.positions.device
         counts, lengths = (torch.tensor(numbers, device=device) for numbers in (batch.counts, batch.lengths))
         tables = block_tables(batch)
@@ -55,8 +55,8 @@ class GatherAttention:
 
         keys = torch.arange(max(batch.lengths), device=device)
         seen = rows_of(tables, keys.expand(len(tables), -1), self.storage.page_size)
-        # The unfilled end of a last page holds what its former owner left, NaN perhaps: 0 times NaN is NaN, so a mask
-        # would not do. Row 0 belongs to no sequence.
+        # The unfilled end of a last page holds its former owner's leftovers, perhaps NaN: 0 times NaN is NaN, so a mask
+        # would not suffice. Row 0 belongs to no sequence.
         seen = seen * (keys < lengths.unsqueeze(1))
         spans = zip(batch.query_start, batch.counts, batch.lengths, seen, strict=True)
         self.prompts = [(slice(first, first + n), rows[:length]) for first, n, length, rows in spans if n > 1]
@@ -101,5 +101,5 @@ def block_tables(batch: Batch) -> Tensor:
 
 
 def rows_of(tables: Tensor, positions: Tensor, page_size: int) -> Tensor:
-    """Where positions are stored. tables: [S, entries]; positions: [S, n], n of each sequence. Returns [S, n]."""
+    """Find the rows of positions. tables: [S, entries]; positions: [S, n], n of each sequence. Returns [S, n]."""
     return tables.gather(1, positions // page_size) * page_size + positions % page_size

@@ -1,4 +1,4 @@
-"""Which pages hold each sequence: a block table per sequence over one pool (PagedAttention, Kwon et al. 2023).
+"""The pages of each sequence: a block table per sequence over one pool (PagedAttention, Kwon et al. 2023).
 
 Keys and values lie on pages of `page_size` positions. Entry i of a sequence's block table is the page that holds its
 positions [i * page_size, (i + 1) * page_size). All pages are alike, so a sequence takes any free page when it has
@@ -56,14 +56,14 @@ class PagedCache:
         return self.pool.take(count)
 
     def release(self, id: Hashable) -> None:
-        """The sequence's pages are free again, the last one first."""
+        """Free the sequence's pages, the last one first."""
         self.lengths.pop(id, None)
         self.pool.drop(*reversed(self.block_tables.pop(id, [])))
 
     # -- the books ---------------------------------------------------------------------------------------------------
 
     def table_change(self, id: Hashable) -> TableChange:
-        """The whole block table: none of its entries is taken for known."""
+        """Return the whole block table, as if none of its entries had been sent before."""
         return TableChange(kept=0, pages=self.tables(id))
 
     def tables(self, id: Hashable) -> Tables:
@@ -71,7 +71,7 @@ class PagedCache:
         return (tuple(self.block_tables[id]),) if id in self.block_tables else ()
 
     def pages(self) -> PageCounts:
-        """For probes: how many pages are in which state."""
+        """For probes: the number of pages in each state."""
         return self.pool.counts()
 
     def usage(self) -> CacheUsage:
@@ -88,7 +88,8 @@ class PagedCache:
         )
 
     def check(self) -> None:
-        """The pool's references are the block tables' entries, and each table is as long as its sequence needs."""
+        """Assert that the pool's references match the block tables, and that each table is as long as its sequence
+        needs."""
         self.pool.check()
         entries = Counter(page for table in self.block_tables.values() for page in table)
         counted = Counter({page: count for page, count in enumerate(self.pool.references) if count})

@@ -12,7 +12,7 @@ from phases.p04_paged_cache.attention import GatherAttention, PageTensors
 from phases.p04_paged_cache.cache import PagedCache
 from phases.p04_paged_cache.scheduler import PagedBatching
 
-USES = frozenset({"page_size", "cache_tokens"})  # the optional settings that this phase heeds
+USES = frozenset({"page_size", "cache_tokens"})  # the optional settings that this phase uses
 
 
 def build(model: Model, options: EngineOptions) -> Engine:
@@ -26,7 +26,7 @@ def paged_engine(
     scheduler: PagedBatching,
     attention_backend: Callable[[ModelConfig, PageTensors], AttentionBackend] = GatherAttention,
 ) -> Engine:
-    """An engine whose cache has pages. p05 and p06 bring another scheduler and cache, p09 another backend."""
+    """Build an engine whose cache has pages. p05 and p06 pass another scheduler and cache, p09 another backend."""
     storage = PageTensors(model.config, options.cache_blocks, options.page_size, model.dtype, model.device)
     attention = attention_backend(model.config, storage)
     runner = ModelRunner(model, attention, Sampler(model.config.vocab_size, model.device))

@@ -2,7 +2,7 @@
 
 Pages are taken as sequences grow, never ahead: a sequence may end long before its longest possible length. So the pages
 can run out. Then the sequence that came last gives its pages back, and is computed again when there is room. Sequences
-start in the order they came, so `running` is in that order too: its last one came last.
+start in the order of arrival, so `running` is in that order too: its last sequence arrived last.
 """
 
 from gradus.cache.usage import CacheUsage
@@ -15,14 +15,14 @@ from phases.p04_paged_cache.cache import PagedCache
 class PagedBatching(ContinuousBatching):
     """Run as many sequences as the slots and pages allow.
 
-    The first running sequence is never preempted, and can have the pages of all others. `add` has refused it unless
-    an empty pool holds it. So it ends, then another one is the first: every sequence gets its turn.
+    The first running sequence is never preempted, and can have the pages of all others. `add` refuses a sequence that
+    an empty pool could not hold. So the first one ends, and another becomes the first: every sequence gets its turn.
     """
 
     cache: PagedCache
 
     def schedule(self) -> Plan | None:
-        """Advance what runs, then let in what waits."""
+        """Advance running sequences, then admit waiting ones."""
         plan, preemptions = Plan([]), self.preemptions
         for sequence in self.running:  # one that is preempted leaves from the end, before the loop gets there
             self.advance(sequence, plan)
@@ -36,7 +36,7 @@ class PagedBatching(ContinuousBatching):
             plan.spans.append(self.span(sequence))
 
     def let_in(self, plan: Plan) -> None:
-        """Start waiting sequences in their order. The first one without room keeps the others waiting, too."""
+        """Start waiting sequences in order. The first one without room keeps the others waiting, too."""
         while self.waiting and self.free_slots and self.may_start(self.waiting[0]):
             plan.admissions.append(self.start(self.free_slots.pop()))
             plan.spans.append(self.span(self.running[-1]))
@@ -46,7 +46,7 @@ class PagedBatching(ContinuousBatching):
         return self.cache.has_room(sequence.id, self.end_of_span(sequence), spare=len(self.running))
 
     def end_of_span(self, sequence: Sequence) -> int:
-        """How many positions are stored after the sequence's next step: all tokens that are known."""
+        """The number of positions stored after the sequence's next step: all known tokens."""
         return len(sequence.tokens)
 
     def make_room(self, sequence: Sequence) -> bool:
@@ -61,7 +61,7 @@ class PagedBatching(ContinuousBatching):
     def preempt(self, sequence: Sequence) -> None:
         """Return it to the head of the queue. Its next prompt is its prompt and its output: same keys, same tokens.
 
-        All that waits came later, so the order of arrival holds.
+        All waiting sequences arrived later, so the order of arrival holds.
         """
         self.release(sequence)
         self.waiting.appendleft(sequence)

@@ -2,7 +2,7 @@
 
 A page that no sequence refers to is *idle* while the index knows it. Idle pages are as good as free ones: when too few
 are free, the one that has been idle longest is evicted. That page always ends a path. A sequence holds every page of
-its own path, and drops the last one first: so no page becomes idle before those behind it.
+its own path, and drops the last one first: so no page becomes idle before the pages after it.
 """
 
 from collections.abc import Hashable
@@ -40,9 +40,9 @@ class PrefixCache(PagedCache):
         return found
 
     def publish(self, id: Hashable, tokens: list[int], salt: Hashable) -> None:
-        """A step has run: the pages that the sequence has filled can be found from now on.
+        """Make the pages that the sequence has filled findable, after a step has run.
 
-        Where another sequence was first with the same prefix, this one changes over to its pages and gives back its
+        If another sequence was first with the same prefix, this one switches to its pages and gives back its
         own copies. So a sequence holds every page of its path in the tree.
         """
         table = self.block_tables[id]

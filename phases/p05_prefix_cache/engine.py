@@ -1,4 +1,4 @@
-"""p05: p04 with an index of its pages' tokens. A prompt starts behind the longest prefix that was computed before."""
+"""p05: p04 with an index of its pages' tokens. A prompt starts after the longest prefix that was computed before."""
 
 from gradus.config.options import EngineOptions
 from gradus.engine.engine import Engine

@@ -78,7 +78,7 @@ class PrefixIndex:
         self.owners |= dict.fromkeys(lower.pages, lower)
 
     def grow(self, node: Node, keys: list[Key], pages: list[int]) -> None:
-        """Continue a path behind a node's last page: a leaf grows longer, any other node gets a child."""
+        """Continue a path after a node's last page: a leaf grows longer, any other node gets a child."""
         if node is self.root or node.children:
             child = Node(node, [], [])
             node.children[keys[0]] = child
@@ -90,7 +90,7 @@ class PrefixIndex:
     # -- forgetting --------------------------------------------------------------------------------------------------
 
     def remove(self, page: int) -> None:
-        """Forget a page at a path's end: any other page is still needed to reach those behind it."""
+        """Forget a page at a path's end: any other page is still needed to reach the pages after it."""
         node = self.owners.pop(page)
         assert node.pages[-1] == page and not node.children, "only the end of a path can be removed"
         node.pages.pop()
@@ -108,7 +108,7 @@ class PrefixIndex:
             left += node.children.values()
 
     def check(self) -> None:
-        """Nodes hang together, are not empty, and own the pages that `owners` says."""
+        """Assert that nodes are connected, are not empty, and own the pages that `owners` records."""
         owners: dict[int, Node] = {}
         for node in self.nodes():
             parent = node.parent
@@ -120,7 +120,7 @@ class PrefixIndex:
 
 
 def agreeing(left: list[Key], right: list[Key]) -> int:
-    """How many keys two lists have in common at their beginnings."""
+    """Count the keys that two lists share at their beginnings."""
     pairs = zip(left, right, strict=False)
     return next((i for i, (one, other) in enumerate(pairs) if one != other), min(len(left), len(right)))
 

@@ -1,4 +1,4 @@
-"""Where reuse happens: look a prompt up before it starts, publish its pages when they are filled."""
+"""Reuse of prefixes: look a prompt up before it starts, publish its pages when they are filled."""
 
 from gradus.engine.plan import Span
 from gradus.engine.sequence import Output, Sequence, SpanResult
@@ -7,7 +7,7 @@ from phases.p05_prefix_cache.cache import PrefixCache
 
 
 class PrefixBatching(PagedBatching):
-    """A sequence starts behind the longest prefix that is known, and its first span is what remains."""
+    """A sequence starts after the longest known prefix, and its first span is the rest."""
 
     cache: PrefixCache
 
@@ -32,5 +32,5 @@ class PrefixBatching(PagedBatching):
         return super().record(span, sampled)
 
     def stored_by(self, sequence: Sequence, span: Span) -> list[int]:
-        """The tokens that are stored once the span has run. What later steps will store has not been seen."""
+        """The tokens that are stored once the span has run. Later steps have not stored theirs yet."""
         return sequence.tokens[: span.start + len(span.tokens)]

@@ -7,7 +7,7 @@ from phases.p04_paged_cache.engine import paged_engine
 from phases.p05_prefix_cache.cache import PrefixCache
 from phases.p06_chunked_prefill.scheduler import ChunkedPrefill
 
-USES = frozenset({"page_size", "cache_tokens", "token_budget"})  # the optional settings that this phase heeds
+USES = frozenset({"page_size", "cache_tokens", "token_budget"})  # the optional settings that this phase uses
 
 # Up to some number of tokens a step takes hardly longer than for one, since it must read all weights anyway; beyond it,
 # each token adds its own time. A budget far beyond that number delays the decodes, one below it wastes the step.

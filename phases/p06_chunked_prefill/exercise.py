@@ -1,4 +1,4 @@
-"""The student writes what makes a step of bounded length: where a span ends, and which spans are sampled from."""
+"""The student bounds the length of a step: where a span ends, and which spans are sampled from."""
 
 from gradus.exercises import Exercise
 

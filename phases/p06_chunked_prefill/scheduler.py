@@ -1,4 +1,4 @@
-"""A budget of tokens per step: decodes take one each, and a long prompt takes what they leave, in chunks.
+"""A budget of tokens per step: decodes take one each, and a long prompt takes the rest, in chunks.
 
 No round of its own is needed for the decodes. A waiting sequence starts only when every prompt before it has been
 planned to its end. So at most one prompt is under way, and it belongs to the sequence that came last: the loop over
@@ -29,12 +29,12 @@ class ChunkedPrefill(PrefixBatching):
         return super().schedule()
 
     def end_of_span(self, sequence: Sequence) -> int:
-        """All tokens that are known, or as far as the budget goes: the rest of the prompt is for later steps."""
+        """End after all known tokens, or where the budget ends: the rest of the prompt is for later steps."""
         return min(len(sequence.tokens), self.cache.stored(sequence.id) + self.left)
 
     def span(self, sequence: Sequence) -> Span:
-        """The next chunk. Only the chunk that reaches the newest token has logits: what an earlier one would predict
-        is in the prompt already."""
+        """The next chunk. Only the chunk that reaches the newest token has logits: the token that an earlier one would
+        predict is in the prompt already."""
         start, end = self.cache.stored(sequence.id), self.end_of_span(sequence)
         reserved = self.cache.reserve(sequence.id, end)
         assert reserved, "`make_room` or `may_start` saw to it"

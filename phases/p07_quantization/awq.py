@@ -15,7 +15,7 @@ from torch import Tensor
 from phases.p07_quantization.rounding import GROUP, TINY, dequantize_groups, quantize_groups
 
 RATIOS = tuple(i / 20 for i in range(20))
-SMALLEST = 1e-4  # of a factor, and of what is divided by
+SMALLEST = 1e-4  # smallest factor, and smallest divisor
 
 
 def rounded(w: Tensor, factors: Tensor, group: int = GROUP, bits: int = 4) -> Tensor:

@@ -13,9 +13,9 @@ BYTES = {"int8": 1.0, "int4": 4.5 / 8}
 
 
 def bytes_per_weight(config: ModelConfig, layers: float, rest: float) -> float:
-    """Average over all that a step reads: `layers` for each weight of the layers' matrices, `rest` for the others.
+    """Average over all weights that a step reads: `layers` for those of the layers' matrices, `rest` for the others.
 
-    Most of the rest is the head, which stays as it was.
+    Most of the rest is the head, which is unchanged.
     """
     matrices, read = config.num_layers * layer_matrix_parameters(config), streamed_parameters(config)
     return (matrices * layers + (read - matrices) * rest) / read

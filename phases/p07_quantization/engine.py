@@ -17,7 +17,8 @@ def build(model: Model, options: EngineOptions) -> Engine:
 
 
 def quantized_engine(model: Model, options: EngineOptions, linear: LinearFactory) -> Engine:
-    """linear: what the layers' matrices become; `Int4Linear`, say. `model` itself stays what it was."""
+    """Build the engine. linear: the class of the layers' matrices, such as `Int4Linear`. `model` itself is
+    unchanged."""
     cache = PrefixCache(options.cache_blocks, options.page_size)
     budget = options.token_budget or BUDGETS[model.device.type]
     scheduler = ChunkedPrefill(cache, options.max_sequences, budget)

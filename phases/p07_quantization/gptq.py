@@ -1,6 +1,6 @@
 """GPTQ: round one column after the other, and let the columns that are still to come make up for each error.
 
-The layer's output is what counts, so errors of two weights may cancel each other where their inputs move together. How
+GPTQ minimizes the error of the layer's output, so errors of two weights may cancel if their inputs move together. How
 inputs move together is in H = 2 Xᵀ X / T. Once column k is rounded, with an error e, the best change of the later
 weights is - e · U[k, later] / U[k, k], where Uᵀ U = H⁻¹ (upper Cholesky factor). The derivation is in calibration.md.
 (Frantar et al. 2022, "GPTQ: accurate post-training quantization for generative pre-trained transformers".)
@@ -32,7 +32,7 @@ def influence(h: Tensor) -> Tensor:
 
 
 def column_step(w: Tensor, column: int, u: Tensor, scale: Tensor, offset: Tensor, bits: int = 4) -> Tensor:
-    """Round one column of w, and change the columns behind it so that the output changes least. w is changed in place.
+    """Round one column of w, and change the later columns so that the output changes least. w is changed in place.
 
     w: [N, K], with the changes that earlier columns have asked for. u: [K, K], see `influence`. scale, offset: [N], the
     grid of each row's group. Returns the column's codes [N].

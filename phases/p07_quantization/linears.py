@@ -1,7 +1,7 @@
 """Matrices that keep integers, and a model whose layers are made of them.
 
-Both widen their weights anew for each product. The weights are small where they lie; what is multiplied is as large as
-before, for torch has no product that reads packed integers. (A kernel that widens in registers needs no wide copy.)
+Both widen their weights anew for each product. The weights are small in memory, but the products read wide ones,
+because torch has no product that reads packed integers. (A kernel that widens in registers needs no wide copy.)
 """
 
 import copy
@@ -76,10 +76,10 @@ class Int4Linear(QuantizedLinear):
 
 
 def with_layers_of(linear: LinearFactory, model: Model) -> Model:
-    """The same model, its layers' matrices made by `linear` from what they hold now.
+    """Copy the model, with its layers' matrices made by `linear` from the present ones.
 
     All else is shared: norms, the embedding, and the head, whose errors would go straight into the choice of a token.
-    `model` itself stays what it was.
+    `model` itself is unchanged.
     """
     kept = [model.config, *model.parameters(), *(part for name, part in model.named_children() if name != "layers")]
     instead: dict[int, object] = {id(each): each for each in kept}
@@ -95,7 +95,7 @@ def matrices(model: Model) -> list[Linear]:
 
 
 def remade(old: Linear, linear: LinearFactory, dtype: torch.dtype) -> Linear:
-    """Raises ConfigError for a matrix that is not there as floats."""
+    """Make a matrix from an old one. Raises ConfigError if the old one is not stored as floats."""
     if not hasattr(old, "weight"):
         raise ConfigError("p07 rounds weights itself, and this model's are quantized already: leave quantize out")
     new = linear(old.matrix_id, old.in_features, old.out_features, old.has_bias, dtype, old.weight.device)

@@ -3,7 +3,7 @@
     python -m phases.p07_quantization.quality --model smollm2-135m --bits 4
 
 The text is the course's own: AWQ and GPTQ may look at the lesson of p01, and all are judged on that of p03. The rounded
-weights are multiplied in floating point, so this measures the rounding alone, and nothing of its speed.
+weights are multiplied in floating point, so this measures only the rounding, not its speed.
 """
 
 import argparse
@@ -31,7 +31,7 @@ class Watched(Linear):
 
 
 def log_probabilities(model: Model, tokens: list[int]) -> Tensor:
-    """[T, V]: after each token, what the model expects next."""
+    """Compute the model's log-probabilities after each token: [T, V]."""
     hidden = model(torch.tensor(tokens), torch.arange(len(tokens)), Recompute(model.config))
     return model.logits(hidden).log_softmax(dim=-1)
 

@@ -19,11 +19,12 @@ from phases.p06_chunked_prefill.engine import build
 class ModelDrafter:
     """Samples its guesses as the target samples: the same temperature, and the same noise at the same position.
 
-    Where both models think alike, they then draw alike, at any temperature.
+    Where both models' distributions agree, they draw the same token, at any temperature.
     """
 
     def __init__(self, model: Model, target: ModelLimits, max_sequences: int) -> None:
-        """target: of the model that it guesses for. Raises ConfigError if the two have different vocabularies."""
+        """target: the limits of the model that it guesses for. Raises ConfigError if the two have different
+        vocabularies."""
         config = model.config
         if config.vocab_size != target.vocab_size:
             raise ConfigError(

@@ -23,16 +23,16 @@ class Drafter(Protocol):
 
 
 class NGramDrafter:
-    """Prompt lookup (Saxena 2023): what followed the same few tokens earlier in the sequence will follow them again."""
+    """Prompt lookup (Saxena 2023): guess the tokens that followed the same few tokens earlier in the sequence."""
 
     def propose(self, asked: Ordered[tuple[Sequence, int]]) -> list[list[int]]:
         return [continuation(sequence.tokens, count) for sequence, count in asked]
 
 
 def continuation(tokens: list[int], count: int) -> list[int]:
-    """`count` tokens, copied from behind the text's ending where it was seen before; [] if it never was.
+    """Copy `count` tokens from after an earlier occurrence of the text's ending; [] if there is none.
 
-    The copy may reach its own beginning: it then goes on with what it has just written, so a repetition is repeated.
+    The copy may reach its own beginning: it then continues with the tokens just copied, so a repetition goes on.
     """
     match = seen_before(tokens)
     if match is None:
@@ -44,7 +44,7 @@ def continuation(tokens: list[int], count: int) -> list[int]:
 
 
 def seen_before(tokens: list[int]) -> int | None:
-    """Where the text goes on behind the last earlier place of its ending; None if its ending is new.
+    """Find where the text continues after the last earlier occurrence of its ending; None if the ending is new.
 
     A longer ending is better evidence, so it is looked for first: LONGEST tokens, down to SHORTEST.
     """

@@ -1,4 +1,4 @@
-"""p08: p06 with drafts behind its decodes. A step gives a sequence between one token and one more than it guessed."""
+"""p08: p06 with drafts after its decodes. A step gives a sequence between one token and one more than it guessed."""
 
 from gradus.config.options import EngineOptions
 from gradus.engine.engine import Engine

@@ -49,7 +49,7 @@ def speed_up(
 def best_drafts(
     config: ModelConfig, machine: Machine, batch: int, rate: float, draft_model: ModelConfig | None = None
 ) -> int:
-    """How many drafts give the most tokens per second; 0 where none is worth its row."""
+    """Find the number of drafts with the most tokens per second; 0 if none is worth its row."""
     return max(range(MOST + 1), key=lambda drafts: speed_up(config, machine, batch, rate, drafts, draft_model))
 
 

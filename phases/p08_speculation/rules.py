@@ -16,8 +16,8 @@ TEMPERATURES = (0.1, 0.3, 0.5, 0.7, 1.0)
 
 
 def rejection(p: Tensor, q: Tensor, draft: int, random: torch.Generator) -> tuple[bool, int]:
-    """Leviathan et al. 2023, Chen et al. 2023: accept a draft from q with probability p / q, else draw from what p has
-    more of than q. Either way the token has distribution p. Returns whether the draft was accepted, and the token.
+    """Leviathan et al. 2023, Chen et al. 2023: accept a draft from q with probability p / q, else draw from the part
+    of p that exceeds q. Either way the token has distribution p. Returns whether the draft was accepted, and the token.
 
     p, q: [V], probabilities.
     """
@@ -28,12 +28,12 @@ def rejection(p: Tensor, q: Tensor, draft: int, random: torch.Generator) -> tupl
 
 
 def by_rejection(p: Tensor, q: Tensor) -> float:
-    """Σ min(p, q): of all rules for one draft the one that accepts most."""
+    """Σ min(p, q): no rule for one draft accepts more often."""
     return float(torch.minimum(p, q).sum())
 
 
 def by_shared_noise(p: Tensor, q: Tensor) -> float:
-    """How often two races with the same noise, E / p and E / q, have the same winner.
+    """The probability that two races with the same noise, E / p and E / q, have the same winner.
 
     Token i wins both if each other token's noise E_j is at least E_i · max(p_j / p_i, q_j / q_i). The noise is
     exponential, so that has probability 1 / Σ_j max(p_j / p_i, q_j / q_i).
@@ -44,7 +44,7 @@ def by_shared_noise(p: Tensor, q: Tensor) -> float:
 
 
 def by_likeliest(p: Tensor, q: Tensor) -> float:
-    """The drafter always proposes its likeliest token; the target samples it with the probability that it has."""
+    """The drafter always proposes its likeliest token; the target samples it with its own probability."""
     return float(p[q.argmax()])
 
 

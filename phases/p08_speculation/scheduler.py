@@ -47,7 +47,7 @@ class Speculative(ChunkedPrefill):
         return min(self.drafts, self.left, sequence.longest - len(sequence.tokens) - 1)
 
     def append(self, span: Span, sequence: Sequence, drafts: list[int]) -> None:
-        """Put drafts behind the span's token, if there are pages for them."""
+        """Append drafts to the span's token, if there are pages for them."""
         if drafts and self.cache.reserve(sequence.id, span.start + 1 + len(drafts)):
             span.tokens = [*span.tokens, *drafts]
             span.logits = len(span.tokens)
@@ -55,7 +55,7 @@ class Speculative(ChunkedPrefill):
             self.left -= len(drafts)
 
     def record(self, span: Span, sampled: SpanResult) -> list[Output]:
-        """Keep what agrees and roll the cache back to it, before anything is published."""
+        """Keep the accepted drafts and roll the cache back to them, before anything is published."""
         sequence = span.sequence
         assert sequence is not None
         if span.logits > 1 and sampled.error is None:

@@ -13,7 +13,8 @@ from gradus.engine.sequence import SpanResult
 
 
 def accepted(drafts: Ordered[int], sampled: Ordered[int]) -> int:
-    """How many drafts are what was sampled in their place, up to the first that is not. sampled[i] is for drafts[i]."""
+    """Count the drafts that equal the token sampled in their place, up to the first that differs. sampled[i]: for
+    drafts[i]."""
     count = 0
     while count < len(drafts) and drafts[count] == sampled[count]:
         count += 1
@@ -21,7 +22,7 @@ def accepted(drafts: Ordered[int], sampled: Ordered[int]) -> int:
 
 
 def kept(span: Span, sampled: SpanResult) -> tuple[Span, SpanResult]:
-    """The span and its result without the rejected drafts, as if they had never been there.
+    """Remove the rejected drafts from the span and its result, as if they had never been there.
 
     span.tokens: the newest token, then the drafts; sampled: a token for each row of them. The rows that stay are the
     newest token's and those of accepted drafts. Each has seen the true text, so each gives a token. The span that is

@@ -15,7 +15,7 @@ from phases.p09_triton_attention.paged_attention import paged_attention
 class TritonAttention:
     """p04's pages and block tables without its gather, and without its two ways: any step is one launch per layer.
 
-    kernel: what attends over the pages. `paged_attention_reference` takes its place where there is no GPU to run on.
+    kernel: the function that attends over the pages; without a GPU, `paged_attention_reference` replaces it.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class TritonAttention:
     def set_up(
         self, owners: Tensor, positions: Tensor, tables: Tensor, query_start: Tensor, lengths: Tensor, longest: int
     ) -> None:
-        """Say for all layers where new keys and values go, and what the spans see.
+        """Set, for all layers, where new keys and values go, and the keys that the spans see.
 
         owners: [N, W], the block table of each token; positions: [N]. The others: see `paged_attention`.
         """

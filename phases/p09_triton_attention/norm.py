@@ -1,9 +1,9 @@
 """A first kernel: the residual addition and the RMSNorm behind it, in one pass over the rows.
 
-A layer's output is only ever added to the residual stream, and the next to read the sum is a norm. Apart, the addition
-reads two rows and writes one, and the norm reads that one again and writes another: five rows' worth of bytes and two
-launches. Together a row stays in registers between the two: four rows' worth, and one launch. At few rows the launch is
-most of the time.
+A layer's output is only added to the residual stream, and the next operation to read the sum is a norm. Apart, the
+addition reads two rows and writes one, and the norm reads that one again and writes another: five rows' worth of bytes
+and two launches. Together a row stays in registers between the two: four rows' worth, and one launch. At few rows the
+launch is most of the time.
 """
 
 import torch

@@ -2,8 +2,8 @@
 
 A program owns a tile of queries: some tokens of one span, and for each token the query heads that share a key head. It
 walks over the keys that the tile sees, KEYS at a time, looks up in the block table where each of them is, and finishes
-the softmax as it goes (Milakov and Gimelshein 2018; FlashAttention: Dao et al. 2022). Every key and value is read once
-and no copy is written: that is what the gather of p04 costs.
+the softmax as it goes (Milakov and Gimelshein 2018; FlashAttention: Dao et al. 2022). Every key and value is read once,
+and the copy of p04's gather is never written.
 
 The grid follows from shapes alone; how much each program attends to is read on the device. p10 will need that.
 """
@@ -14,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language import constexpr, tensor
 
-KEYS = 32  # keys that a program takes in at once
+KEYS = 32  # keys that a program processes at once
 DECODE_ROWS = 16  # queries of a tile: the least that matrix units multiply
 PROMPT_ROWS = 64
 
@@ -61,7 +61,7 @@ def paged_attention_kernel(
     queries = tl.load(q + at, mask=mine, other=0.0)
 
     pages = tables + span.to(tl.int64) * table_width
-    stop = tl.minimum(length, length - count + begin + TOKENS)  # behind the newest key that the tile sees
+    stop = tl.minimum(length, length - count + begin + TOKENS)  # after the newest key that the tile sees
     start = tl.maximum(length - count + begin - WINDOW + 1, 0) if WINDOW else 0
     peak = tl.full([ROWS], float("-inf"), tl.float32)
     total, seen = tl.zeros([ROWS], tl.float32), tl.zeros([ROWS, WIDTH], tl.float32)
@@ -69,7 +69,7 @@ def paged_attention_kernel(
         key = low + tl.arange(0, KEYS)
         page = tl.load(pages + key // PAGE, mask=key < stop, other=0).to(tl.int64)
         place = ((page * PAGE + key % PAGE) * HEADS + head)[:, None] * HEAD_DIM + lane[None, :]
-        stored = (key < stop)[:, None] & (lane < HEAD_DIM)[None, :]  # what lies behind may be anything, NaN too
+        stored = (key < stop)[:, None] & (lane < HEAD_DIM)[None, :]  # beyond it there may be anything, even NaN
         k = tl.load(keys + place, mask=stored, other=0.0)
         v = tl.load(values + place, mask=stored, other=0.0)
         score = tl.dot(queries, tl.trans(k), input_precision="ieee") * scale
@@ -114,7 +114,7 @@ def paged_attention_reference(
     """The same in torch: each row gathers every page that its block table could name, and masks what it does not see.
 
     Far too much memory for real work. Its shapes do not depend on lengths either, so p10 records it where Triton has no
-    GPU to run on. `longest` is not needed here.
+    GPU. `longest` is not needed here.
     """
     rows = torch.arange(len(q), device=q.device)
     span = torch.searchsorted(query_start, rows, right=True) - 1

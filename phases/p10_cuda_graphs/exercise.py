@@ -1,4 +1,4 @@
-"""The student writes what makes it possible not to wait, and then a replay: three files. None of it needs a GPU."""
+"""The student removes the waits, and then writes a replay: three files. None of it needs a GPU."""
 
 from gradus.exercises import Exercise
 

@@ -19,14 +19,14 @@ from gradus.sampling.sampler import Sampler
 from phases.p09_triton_attention.attention import TritonAttention, uploaded_tables
 from phases.p10_cuda_graphs.runner import AheadRunner
 
-# Runs a recorded step again, on what its inputs hold now. Returns the same tensor every time, with new numbers.
+# Runs a recorded step again, on its inputs' present values. Returns the same tensor every time, with new numbers.
 Replay = Callable[[], Tensor]
 # Records a step.
 Recorder = Callable[[Callable[[], Tensor]], Replay]
 
 
 class CudaGraphs:
-    """The recorder of a GPU. One graph runs at a time, so all share one pool of memory for what they compute."""
+    """The recorder of a GPU. One graph runs at a time, so all share one pool of memory for their results."""
 
     def __init__(self) -> None:
         self.pool = torch.cuda.graph_pool_handle()
@@ -55,7 +55,7 @@ class GraphAttention(TritonAttention):
 
 
 class GraphRunner(AheadRunner):
-    """Replays steps of decodes. A step with a prompt in it is launched kernel by kernel, as ever.
+    """Replays steps of decodes. A step with a prompt in it is launched kernel by kernel, as usual.
 
     slots: how many sequences run at once. pages: of the longest block table.
     """
@@ -66,7 +66,7 @@ class GraphRunner(AheadRunner):
         self, model: Model, attention: GraphAttention, sampler: Sampler, slots: int, pages: int, record: Recorder
     ) -> None:
         super().__init__(model, attention, sampler, slots)
-        # A graph reads these: rows behind the batch's are padding. Length 0 sees nothing, and page 0 is no sequence's.
+        # A graph reads these: rows after the batch's are padding. Length 0 sees nothing, and page 0 is no sequence's.
         self.token_ids = torch.zeros(slots, dtype=torch.int64, device=model.device)
         self.lengths = torch.zeros(slots, dtype=torch.int64, device=model.device)
         self.tables = torch.zeros(slots, pages, dtype=torch.int64, device=model.device)
@@ -75,7 +75,7 @@ class GraphRunner(AheadRunner):
 
     @torch.inference_mode()
     def record_all(self, record: Recorder) -> dict[int, Replay]:
-        """A graph per batch size, the largest first: the others then fit into the memory that it has let go."""
+        """A graph per batch size, the largest first: the others then fit into the memory that it frees."""
         return {size: record(partial(self.step, size)) for size in reversed(self.sizes)}
 
     def step(self, size: int) -> Tensor:
@@ -92,7 +92,7 @@ class GraphRunner(AheadRunner):
         return self.replays[size]()
 
     def fill(self, batch: Batch, size: int) -> None:
-        """Copy the batch to where the graph reads, and padding behind it, up to row `size`."""
+        """Copy the batch to where the graph reads, followed by padding up to row `size`."""
         count, tables = len(batch.slots), uploaded_tables(batch)
         self.token_ids[:count] = batch.token_ids
         self.lengths[:count] = batch.positions + 1

@@ -34,7 +34,7 @@ class Recording(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Not asked of torch: it would import its compiler for that, which takes a second."""
+        """Answer without asking torch, which would import its compiler for that and take a second."""
         return False
 
     def __torch_dispatch__(

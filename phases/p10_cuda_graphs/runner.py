@@ -14,7 +14,7 @@ from gradus.sampling.sampler import Sampler
 
 
 class NewestTokens:
-    """The last sampled token of each slot: where a plan says UNKNOWN, it is here. tokens: int64 [slots]."""
+    """The last sampled token of each slot: a plan's UNKNOWN refers to it. tokens: int64 [slots]."""
 
     def __init__(self, slots: int, device: torch.device) -> None:
         self.tokens = torch.zeros(slots, dtype=torch.int64, device=device)
@@ -22,7 +22,7 @@ class NewestTokens:
     def record(self, slots: Column, sampled: Tensor) -> None:
         """sampled: int64 [len(slots)], the i-th token being slots[i]'s.
 
-        It is -1 where no logit was finite. That sequence ends, but its next step is under way and needs some token.
+        It is -1 where no logit was finite. That sequence ends, but its next step is in flight and needs some token.
         """
         self.tokens[upload(slots, torch.int64, self.tokens.device)] = sampled.clamp(min=0)
 

@@ -1,7 +1,7 @@
 """Planning one step ahead: a plan needs lengths, pages and slots, and none of them depends on which token is sampled.
 
 The next step is planned while the one before still runs. Its decodes begin with a token that only the device knows:
-`UNKNOWN` takes its place. The outcome of a step is known one plan too late, and `record` sets that right: a
+`UNKNOWN` takes its place. The outcome of a step is known one plan too late, and `record` corrects for that: a
 sequence may have stopped, been cancelled or been preempted since the step was planned.
 """
 
@@ -32,11 +32,11 @@ class PlanningAhead(ChunkedPrefill):
             super().advance(sequence, plan)
 
     def end_of_span(self, sequence: Sequence) -> int:
-        """End as p06 does, with the tokens under way counted."""
+        """End as p06 does, counting the tokens in flight."""
         return min(self.length(sequence), self.cache.stored(sequence.id) + self.left)
 
     def span(self, sequence: Sequence) -> Span:
-        """Plan as p06 does. A span that begins behind the known tokens decodes one that only the device knows."""
+        """Plan as p06 does. A span that begins after the known tokens decodes one that only the device knows."""
         span = super().span(sequence)
         if not span.tokens:
             span.tokens, span.logits = (UNKNOWN,), 1
@@ -50,7 +50,7 @@ class PlanningAhead(ChunkedPrefill):
     # -- after a step ------------------------------------------------------------------------------------------------
 
     def record(self, span: Span, sampled: SpanResult) -> list[Output]:
-        """Record as p06 does, unless the sequence ended or was preempted while its step was under way."""
+        """Record as p06 does, unless the sequence ended or was preempted while its step was in flight."""
         sequence = span.sequence
         assert sequence is not None
         self.unknown[sequence] -= span.logits

@@ -21,7 +21,7 @@ class Fp8Pages(Pages):
         super().__init__(config, page_size, GatheredDecodes, dtype)
 
     def right(self, *spans):
-        """From what is kept: rounding twice changes nothing."""
+        """Return the expected results from the stored values: rounding them again changes nothing."""
         self.history = {slot: [q, rounded(k), rounded(v)] for slot, (q, k, v) in self.history.items()}
         return super().right(*spans)
 
@@ -44,7 +44,7 @@ def test_it_is_not_attention_to_what_came():
 
 
 def test_a_prompt_whole_in_chunks_and_behind_a_prefix_gives_the_same():
-    """Shared pages, then three chunks, beside the whole: one that attended to its own keys unrounded would show."""
+    """Compare shared pages and three chunks with the whole prompt: attention to unrounded keys would differ."""
     whole, chunked = Fp8Pages(SHAPES["tiny-gemma3"]), Fp8Pages(SHAPES["tiny-gemma3"])
     whole.step((0, 30))
     q, k, v = whole.history[0]
@@ -52,14 +52,14 @@ def test_a_prompt_whole_in_chunks_and_behind_a_prefix_gives_the_same():
     chunked.grow(0, 30)
     found = []
     for start, end in ((0, 12), (12, 13), (13, 30)):
-        chunked.attention.prepare(batch_of([(0, end - start)], [start], [chunked.told(0)]))
+        chunked.attention.prepare(batch_of([(0, end - start)], [start], [chunked.change(0)]))
         rows = slice(start, end)
         found.append([chunked.attention.attend(n, q[n, rows], k[n, rows], v[n, rows]) for n in range(len(q))])
     assert near([torch.cat(parts) for parts in zip(*found, strict=True)], together)
 
 
 def test_a_sequence_read_whole_attends_to_the_same():
-    """By what `gradus bench quality` measures."""
+    """Read the sequence as `gradus bench quality` does."""
     pages = Fp8Pages(SHAPES["tiny-gemma3"])
     found = pages.step((0, 21))
     whole = WholeSequence(pages.config, fp8=True)

@@ -49,9 +49,9 @@ class Pages:
         missing = -(-end // self.page_size) - len(self.tables[slot][0])
         for table in self.tables[slot]:
             table += [self.free.pop() for _ in range(missing)]
-        return self.told(slot, len(self.tables[slot][0]) - missing) if missing else None
+        return self.change(slot, len(self.tables[slot][0]) - missing) if missing else None
 
-    def told(self, slot: int, kept: int = 0) -> TableChange:
+    def change(self, slot: int, kept: int = 0) -> TableChange:
         return TableChange(kept, tuple(tuple(table[kept:]) for table in self.tables[slot]))
 
     def step(self, *spans: tuple[int, int], wiped=()) -> list[torch.Tensor]:
@@ -72,7 +72,7 @@ class Pages:
         return [self.attention.attend(layer, q[layer], k[layer], v[layer]) for layer in range(layers)]
 
     def right(self, *spans: tuple[int, int]) -> list[torch.Tensor]:
-        """What the step just run should have given."""
+        """Return what the last step should have computed."""
         naive = NaiveAttention(type("Model", (), {"config": self.config}))
         return [
             torch.cat([naive.attend(layer, *(part[layer] for part in self.history[slot]))[-n:] for slot, n in spans])
@@ -143,14 +143,14 @@ def test_a_slot_and_its_pages_change_owners(decodes):
 
 @pytest.mark.parametrize("decodes", DECODES)
 def test_pages_before_the_window_are_not_read(decodes):
-    """A cache manager has given them to others by then, or to nobody: here they are as bad as can be."""
+    """The cache manager has freed these pages or given them to other sequences: here they hold the worst values."""
     pages = Pages(SHAPES["tiny-mistral"], page_size=4, decodes=decodes)
     pages.step((0, 40), (1, 21))
     for slot, first in ((0, 40 - 16 + 1), (1, 21 - 16 + 1)):
         for table in pages.tables[slot]:
             gone, table[: first // 4] = table[: first // 4], [0] * (first // 4)
             pages.storage.keys[:, gone] = pages.storage.values[:, gone] = float("nan")
-    pages.attention.prepare(batch_of([(0, 1), (1, 1)], [40, 21], [pages.told(s) for s in (0, 1)]))
+    pages.attention.prepare(batch_of([(0, 1), (1, 1)], [40, 21], [pages.change(s) for s in (0, 1)]))
     assert near(pages.step((0, 1), (1, 1)), pages.right((0, 1), (1, 1)))
     assert near(pages.step((0, 3), (1, 1)), pages.right((0, 3), (1, 1)))
 
@@ -200,7 +200,7 @@ def test_a_nan_in_page_0_reaches_no_sequence(name, decodes):
         for table, group in zip(pages.tables[slot], pages.storage.groups, strict=True):
             first = 0 if group.window is None else max(0, length - group.window + 1) // 4
             table[:first] = [0] * first
-    pages.attention.prepare(batch_of([(0, 1), (1, 1)], [40, 5], [pages.told(slot) for slot in (0, 1)]))
+    pages.attention.prepare(batch_of([(0, 1), (1, 1)], [40, 5], [pages.change(slot) for slot in (0, 1)]))
     pages.storage.keys[:, 0] = pages.storage.values[:, 0] = float("nan")
     for spans in ([(0, 1), (1, 1)], [(0, 3), (1, 1)], [(1, 2), (0, 1)]):
         assert near(pages.step(*spans), pages.right(*spans))

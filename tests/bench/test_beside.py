@@ -1,4 +1,4 @@
-"""Gradus beside another engine, in blocks: with a stand-in for vLLM that keeps to the protocol, or breaks it."""
+"""Gradus measured in alternation with another engine: a stand-in for vLLM that follows the protocol, or breaks it."""
 
 import json
 import sys
@@ -166,7 +166,7 @@ def cases(monkeypatch):
 
 
 def compared(driver, tmp_path: Path, text: str) -> Run:
-    """With this in the place of vllm_block.py."""
+    """Run the comparison with `text` in place of vllm_block.py."""
     stand_in = tmp_path / "stand_in.py"
     stand_in.write_text(text)
     driver.Comparison(

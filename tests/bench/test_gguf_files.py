@@ -19,7 +19,7 @@ SCHEMES = {None: "F16", "int8": "Q8_0", "int4": "Q4_0"}
 
 
 def read_back(path) -> tuple[ModelConfig, torch.nn.Module]:
-    """By our own loader; without its tokenizer, for the file has none."""
+    """Read the file with our own loader, without a tokenizer, since the file has none."""
     file = GGUFFile(path)
     model = create_model(read_config(hugging_face_config(file)))
     load_weights(model, GGUFTensors(file))
@@ -27,7 +27,7 @@ def read_back(path) -> tuple[ModelConfig, torch.nn.Module]:
 
 
 def largest_difference(one, other) -> float:
-    """Of two models' weights, relative to the largest weight of each tensor."""
+    """Return the largest difference between two models' weights, relative to the largest weight of each tensor."""
     pairs = zip(one.parameters(), other.parameters(), strict=True)
     return max(float((a - b).abs().max() / a.abs().max()) for a, b in pairs)
 

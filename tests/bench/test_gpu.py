@@ -1,4 +1,4 @@
-"""What only a GPU can show: its memory and its clock."""
+"""Measurements that need a GPU: its memory and its clock."""
 
 import pytest
 

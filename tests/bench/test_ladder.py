@@ -23,7 +23,7 @@ from gradus.bench.workloads import Arrival, chat_traffic, ladder, sixteen
 from gradus.engine.engine import Engine
 from gradus.engine.request import Request, SamplingParams
 
-ROW = 1 / 32  # of what reading the weights takes
+ROW = 1 / 32  # a row's time, relative to reading the weights
 CONTEXT, SLOTS, BUDGET = 352, 3, 64
 CHAT = chat_traffic(18, 1.5, 64, (4, 12), (6, 24), long=2, pasted=240, summary=4, lead=4.0)
 PHASES = ("p00", "p01", "p02", "p03", "p04", "p05", "p06")
@@ -32,7 +32,7 @@ TINY = ["--model", "random:tiny-llama", "--device", "cpu", "--dtype", "float32"]
 
 @dataclass
 class Played:
-    """What a phase made of the workload. Times of tokens by request; `largest` is the step with the most rows."""
+    """A phase's run of the workload: the times of tokens by request; `largest` is the step with the most rows."""
 
     arrivals: Sequence[Arrival]
     times: dict[str, list[float]]

@@ -54,7 +54,7 @@ def successor(tokens: list[int]) -> int:
 class FakeLlama:
     """llama_cpp's functions over a model that adds. It minds what llama.cpp minds: positions, room, and size of a step.
 
-    steps: of each llama_decode, how many tokens of which sequence.
+    steps: the number of tokens of each sequence, for every llama_decode.
     """
 
     __version__ = "0.0"
@@ -318,7 +318,7 @@ def test_speed_ups_count_from_the_peer_of_the_same_width():
 
 @pytest.mark.parametrize("family", CONFIGS)
 def test_llama_cpp_computes_what_we_compute(family):
-    """The very weights in its format give the same logits, but for float16: two sequences per batch, and decodes."""
+    """The same weights in its format give the same logits, up to float16: two sequences per batch, and decodes."""
     pytest.importorskip("llama_cpp")
     config = read_config(CONFIGS[family])
     model = create_model(config)

@@ -236,7 +236,7 @@ def test_the_same_memory_holds_fewer_slots_than_sequences_on_pages(bench):
 
 
 class At:
-    """An event that came at so many milliseconds."""
+    """An event at a given number of milliseconds."""
 
     def __init__(self, ms: float) -> None:
         self.ms = ms

@@ -1,4 +1,4 @@
-"""What a figure writes on its axes."""
+"""The labels on a figure's axes."""
 
 import re
 

@@ -1,4 +1,5 @@
-"""Quality of quantized models: measured on a tiny one with a stand-in for quantization, and told from given figures."""
+"""Quality of quantized models: measured on a tiny one with a stand-in for quantization, and judged from given
+figures."""
 
 import tempfile
 from pathlib import Path
@@ -34,7 +35,7 @@ BYTES = Tokenizer.of_bytes()
 
 
 class Rounded(Linear):
-    """A stand-in for quantization: weights are multiples of a step, kept as bytes beside it."""
+    """A stand-in for quantization: weights are multiples of a step, stored as bytes together with the step."""
 
     step = 0.01
 
@@ -212,7 +213,7 @@ def test_every_scheme_is_measured_and_more_bits_are_nearer(tmp_path, quick):
 
 
 def test_hidden_rows_and_targets_belong_together(tmp_path):
-    """The perplexity that is told is that of the model's own next-token distributions, by the textbook's attention."""
+    """The reported perplexity is that of the model's own next-token distributions, computed with textbook attention."""
     checkpoint = open_checkpoint("random:tiny-llama")
     window = Window(0, tuple(range(1, CONTEXT + 4)))
     reader = quality.Reader(checkpoint, torch.device("cpu"), [window], Silence(), Silent())

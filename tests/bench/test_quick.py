@@ -21,7 +21,7 @@ QUICK = [
     if table.quick
 ]
 TRAITS = {"p01": "rows", "p03": "rows", "p05": "rows"}
-"""What a phase saves on its quick workloads whatever a row costs."""
+"""The quantity that a phase saves on its quick workloads, whatever a row costs."""
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""What sampling parameters cost: measured on a tiny model, and derived from samples that are small enough to check."""
+"""The cost of sampling parameters: measured on a tiny model, and derived from samples small enough to check."""
 
 from dataclasses import replace
 
@@ -134,7 +134,7 @@ def test_a_run_on_a_gpu_is_measured_when_every_size_is_there_of_that_commit(tmp_
 
 
 def cell(table: str, batch: int, plain_s: list[float], **others: list[float]) -> Cell:
-    """Of so many requests with 100 tokens each; names have underscores for spaces."""
+    """Make a cell of `batch` requests with 100 tokens each; in `others`, underscores replace spaces."""
     what = {
         "what": "requests", "requests": batch, "output_tokens": 100 * batch, "logits_bytes": 1_000_000 * batch,
     }  # fmt: skip

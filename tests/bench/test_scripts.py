@@ -1,4 +1,4 @@
-"""What the scripts in benchmarks/ found, on pages: taken from their files, and no more than the files say."""
+"""Pages with the results of the scripts in benchmarks/: taken from their files, and no more than the files say."""
 
 import json
 from pathlib import Path

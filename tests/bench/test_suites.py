@@ -1,4 +1,4 @@
-"""What spans several phases: contenders with something switched off, ablation, matrix, and the suite of the H200."""
+"""Suites across phases: contenders with something switched off, ablation, matrix, and the suite of the H200."""
 
 import importlib.util
 import sys

@@ -1,4 +1,4 @@
-"""What the busy-core benchmark writes, from rates that are known, and one round of it on a tiny model."""
+"""The busy-core benchmark: its report on known rates, and one round on a tiny model."""
 
 import json
 import os

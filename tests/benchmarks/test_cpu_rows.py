@@ -13,11 +13,11 @@ from gradus.text.llm import LLM
 
 
 def measured(**milliseconds: list[tuple[int, float, float]]) -> dict:
-    """By kind: (rows, in the kernels, in torch)."""
+    """Return results with these times by kind: (rows, in the kernels, in torch)."""
     found = [
         {"kind": kind, "hidden_size": 64, "tokens": count, "kernels_ms": ours, "torch_ms": torchs}
-        for kind, told in milliseconds.items()
-        for count, ours, torchs in told
+        for kind, times in milliseconds.items()
+        for count, ours, torchs in times
     ]
     return {
         "commit": "0123",

@@ -105,8 +105,8 @@ def made_up(slower: str = "none") -> dict:
         entry = {"scheme": cell.scheme, "matrix": cell.matrix, "m": cell.m, "n": n, "k": k, "times": times}
         products[cell.key] = entry
     products.pop(slower, None)
-    told = {"device": "NVIDIA Y", "capability": [9, 0], "torch": "2", "triton": "3"}
-    return told | {"products": products}
+    header = {"device": "NVIDIA Y", "capability": [9, 0], "torch": "2", "triton": "3"}
+    return header | {"products": products}
 
 
 def bench() -> quantized_linear.Bench:

@@ -130,7 +130,7 @@ def answered(llm: LLM, name: str) -> tuple[list[list[int]], list[list[int]]]:
 
 
 def copied(prompt: list[int], answer: list[int], run: int = 8) -> float:
-    """The share of the answer that is in a run of so many tokens which the prompt has too."""
+    """Return the share of the answer that lies in runs of `run` tokens that also occur in the prompt."""
     known = {tuple(prompt[start : start + run]) for start in range(len(prompt) - run + 1)}
     places = {
         place

@@ -1,6 +1,6 @@
-"""vLLM beside our engine on what `gradus quantize` writes: right readers pass, wrong ones are far beyond the bound.
+"""vLLM compared with our engine on files of `gradus quantize`: right readers pass, wrong ones are far beyond the bound.
 
-In vLLM's place, behind `vllm_block.py`, is a reader of its own: it widens what the files hold by the definition of
+An independent reader takes vLLM's place behind `vllm_block.py`: it widens the stored weights by the definition of
 compressed-tensors, and rounds activations as its configuration asks.
 """
 
@@ -208,7 +208,7 @@ def test_the_bound_is_above_what_types_differ_by_and_far_below_what_wrong_copies
 
 @pytest.mark.parametrize("end", ["weight_scale", "weight_zero_point"])
 def test_neighboring_rows_of_the_model_differ_in_scales_and_zero_points(model, tmp_path, end):
-    """So that a copy with another row's is another model."""
+    """A copy with a neighboring row's values must be a different model."""
     tensors = load_file(quantized(model, tmp_path / "int4", "int4") / "model-00001.safetensors")
     found = [tensors[name] for name in tensors if name.endswith(end)]
     assert len(found) == 7 and all((one != one.roll(1, 0)).float().mean() > 0.9 for one in found)

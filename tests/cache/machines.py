@@ -12,14 +12,14 @@ from gradus.cache.radix import PrefixIndex
 from tests.cache.memory import Memory, Sequence
 from tests.cache.naive import Compared
 
-WHICH = st.integers(0, 1000)  # of those there are, counted round
+WHICH = st.integers(0, 1000)  # an index, modulo the number of candidates
 TOKENS = st.lists(st.integers(0, 1), max_size=12)  # two tokens: beginnings are shared all the time
 HOW = st.sampled_from(["finish", "preempt", "poison"])
 SALTS = st.sampled_from([None, None, None, "a"])
 
 
 def raised(expected: type[Exception] | None, call, *arguments):
-    """What the call returns; it must raise `expected`, or nothing if that is None."""
+    """Return the result of a call that must raise `expected`, or nothing if that is None."""
     try:
         result = call(*arguments)
     except (DoubleFree, FreePageUsed, PageInUse, PoolExhausted) as error:
@@ -137,7 +137,7 @@ class IndexMachine(RuleBasedStateMachine):
         return salt, tuple(tokens[: pages * self.size])
 
     def longest(self, tokens, salt) -> int:
-        """By trying every length, the longest first."""
+        """Find the longest hit by trying every length, the longest first."""
         for hit in range((len(tokens) - 1) // self.size, 0, -1):
             entries = [self.known.get(self.prefix(tokens, salt, pages + 1)) for pages in range(hit)]
             first = [0 if w is None else max(0, hit * self.size - w + 1) // self.size for w in self.windows]
@@ -192,7 +192,7 @@ class IndexMachine(RuleBasedStateMachine):
 
     @rule(ends=st.none() | WHICH, which=WHICH)
     def remove(self, ends, which):
-        """A page on nobody's path goes; without a window, the pages beside it and all that come after it go too."""
+        """Remove a page that no path holds; without a window, also all groups' pages at its place and after it."""
         if self.live and ends is not None:
             self.live.pop(ends % len(self.live))
         held = {self.prefix(s["tokens"], s["salt"], place + 1) for s in self.live for place in range(s["full"])}
@@ -276,7 +276,7 @@ class CacheMachine(RuleBasedStateMachine):
 
     @rule(counts=st.lists(st.integers(1, 16), min_size=1, max_size=4))
     def everybody(self, counts):
-        """One span each, several times; whoever finds no room leaves."""
+        """Extend every sequence by one span, several times; a sequence without room leaves."""
         for count in counts:
             for sequence in list(self.live):
                 if not self.run(sequence, count):

@@ -10,7 +10,7 @@ Tables = tuple[tuple[int, ...], ...]
 
 
 def updated(known: Tables, change: TableChange | None) -> Tables:
-    """Block tables, for whom has been told of every change."""
+    """Return block tables as a reader knows them that has received every change."""
     if change is None:
         return known
     before = known or ((),) * len(change.pages)

@@ -156,7 +156,7 @@ class Compared:
         self.cache.release(id, poisoned)
 
     def check(self) -> None:
-        """What is idle, in which order; what is free; what was evicted."""
+        """Check the idle pages and their order, the free pages, and the evicted ones."""
         self.cache.check()
         contents = {page: content for node in self.cache.tree() for content, page in self._contents(node, ())}
         known = {page: content for content, page in self.naive.known.items()}

@@ -33,7 +33,7 @@ def test_a_sequence_takes_a_page_when_it_enters_one_and_not_before():
     assert not cache.reserve("a", 13) and cache.stored("a") == 12
 
 
-def test_tables_are_told_once_and_again_when_they_change():
+def test_tables_are_sent_once_and_again_when_they_change():
     cache = PagedCache(pages=3, page_size=4)
     cache.reserve("a", 3)
     assert cache.table_change("a") == (0, ((1,),))
@@ -302,7 +302,8 @@ def test_pages_that_the_next_steps_need_are_made_free_a_few_at_a_time():
 
 
 def test_a_place_lost_between_windows_is_not_published_past():
-    """With windows alone nobody holds a path: it can be evicted under its sequence, and be another's afterwards."""
+    """With windows only, no sequence holds a path: it can be evicted while its sequence runs, and then be reused by
+    another."""
     cache = PagedCache(3, 2, windows=(1,), index=PrefixIndex())
     memory = Memory(2, (1,))
     sequence = Sequence(cache, memory, "a", [1, 2, 3, 4, 5, 6, 7, 8])

@@ -27,7 +27,7 @@ def index() -> PrefixIndex:
 
 
 def enter(index, tokens, pages, salt=None):
-    """As a sequence that starts with what it hits; returns its cursor and its table."""
+    """Enter a sequence that starts with its hits, and return its cursor and its table."""
     cursor, (table,) = index.match(tokens, salt)
     table += pages[len(table) :]
     for _, place, page in index.insert(cursor, tokens, [table], len(tokens) // SIZE):
@@ -88,7 +88,7 @@ def test_a_cursor_finds_its_place_after_its_node_was_split(index):
     assert hit(index, [*tokens, 0]) == [10, 11, 12, 13]
 
 
-def test_the_page_that_was_there_first_stays_and_the_other_is_told(index):
+def test_the_page_that_was_there_first_stays_and_the_other_is_reported(index):
     first, _ = index.match([1, 2, 3, 4, 5])
     second, _ = index.match([1, 2, 3, 4, 5])
     assert index.insert(first, [1, 2, 3, 4, 5], [[10, 11]], 2) == []
@@ -210,7 +210,7 @@ def test_agreeing_pages_are_counted_right(common, left, right):
 
 
 def idle_paths(windows, seed) -> tuple[PrefixIndex, list[int]]:
-    """Random paths that fork, and their pages as the pool has them when nobody holds them: longest idle first."""
+    """Return random paths that fork, and their pages in the pool's order when all are idle: longest idle first."""
     draw, index, idle = random.Random(seed), PrefixIndex(), []
     index.attach(SIZE, windows, PAGES)
     for number in range(6):

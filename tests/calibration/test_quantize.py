@@ -66,7 +66,7 @@ def test_a_head_of_its_own_is_written_and_said_to_be_its_own(tmp_path):
 
 
 def hidden_of(folder):
-    """What the whole model makes of a text, in float32."""
+    """Return the whole model's hidden states for a text, in float32."""
     llm = LLM(str(folder), phase="p00", device="cpu", dtype="float32")
     model = llm.engine.runner.model
     ids = torch.tensor(llm.tokenizer.encode(TEXT)[:64])

@@ -49,7 +49,7 @@ def models_folder(tmp_path, monkeypatch) -> Path:
 
 
 def hears_ctrl_c() -> None:
-    """As what is started at a prompt: tests run in the background may have it ignored."""
+    """Handle Ctrl-C like a program started at a prompt: tests in the background may ignore it."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 

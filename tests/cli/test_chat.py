@@ -1,4 +1,4 @@
-"""`gradus chat`: a conversation that remembers, forgets when told, and survives Ctrl-C."""
+"""`gradus chat`: a conversation that remembers, forgets on request, and survives Ctrl-C."""
 
 import contextlib
 import io
@@ -91,12 +91,12 @@ def test_ctrl_c_cancels_the_answer_and_keeps_what_was_said(llm, monkeypatch):
     assert completion.finish_reason == "cancelled"
     assert 5 <= len(completion.token_ids) < 20
     assert conversation.messages[-1] == {"role": "assistant", "content": completion.text}
-    assert llm.step() == [] and not llm.has_work  # the step that was under way brings nobody anything
+    assert llm.step() == [] and not llm.has_work  # the step under way yields no tokens
     assert signal.getsignal(signal.SIGINT) is before
 
 
 def test_a_piped_message_ends_at_a_newline_alone(monkeypatch):
-    """Other characters that end lines, for some, are part of what was said."""
+    """Other characters that some programs treat as line ends are part of the message."""
     said = "one\u2028still one\x85and still\r\ntwo\x0c\n"
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(said.encode())))
     assert [line.strip() for line in _lines(interactive=False)] == ["one\u2028still one\x85and still", "two", ""]

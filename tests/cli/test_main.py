@@ -1,4 +1,4 @@
-"""What holds for every command: help that teaches, one line for a mistake, exit codes."""
+"""Rules for every command: help that teaches, one line for a mistake, exit codes."""
 
 import inspect
 import subprocess

@@ -1,4 +1,4 @@
-"""`gradus serve`: options to settings, a dry run that tells all, and the process itself."""
+"""`gradus serve`: options to settings, a dry run that prints everything, and the process itself."""
 
 import json
 import signal

@@ -28,7 +28,7 @@ sys.exit(main())
 
 
 def run(code: str, **environment: str) -> str:
-    """What a fresh interpreter prints, in an environment of these variables alone."""
+    """Return the output of a fresh interpreter whose environment has only these variables."""
     environment |= {"PYTHONPATH": str(ROOT / "src"), "COLUMNS": "200"}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr

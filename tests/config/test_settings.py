@@ -62,7 +62,7 @@ print(json.dumps({
 
 
 def test_one_new_field_is_an_option_a_key_a_keyword_a_statistic_and_a_row(tmp_path):
-    """In a copy of the source that has one line more."""
+    """Add one line in a copy of the source."""
     shutil.copytree(SOURCE, tmp_path / "gradus", ignore=shutil.ignore_patterns("__pycache__"))
     options = tmp_path / "gradus" / "config" / "options.py"
     text = options.read_text()
@@ -132,7 +132,7 @@ def test_no_other_source_file_spells_the_help_or_the_bounds_again():
 
 
 def test_no_front_end_spells_a_default_again():
-    """As a parameter of that name with that default."""
+    """No parameter of that name has that default."""
     settings = described(ServerConfig)
     rooms = ("cli", "server", "text", "assembly", "execution")
     for path in (path for room in rooms for path in (SOURCE / room).rglob("*.py")):

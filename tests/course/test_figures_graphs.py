@@ -1,4 +1,4 @@
-"""What p10's figures say can be worked out by hand, or is what the loop does."""
+"""The numbers in p10's figures can be computed by hand, or are what the loop does."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""What p04's figures say can be worked out by hand."""
+"""The numbers in p04's figures can be computed by hand."""
 
 import re
 

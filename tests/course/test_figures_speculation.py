@@ -1,4 +1,4 @@
-"""What p08's figures and its lesson say in numbers follows from the code, or can be worked out by hand."""
+"""The numbers in p08's figures and lesson follow from the code, or can be computed by hand."""
 
 import random
 

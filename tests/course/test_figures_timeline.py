@@ -25,7 +25,7 @@ def cpu_file(tmp_path_factory):
 
 @pytest.fixture
 def gpu_file(tmp_path):
-    """As if on a GPU, in microseconds: a step's kernels take 900.
+    """Write a timeline as a GPU would, in microseconds: a step's kernels take 900.
 
     p09: the host launches for 5000, and the GPU has the step as long. Without overlap, the host takes 200 and waits
     for the rest of 1000; with it, the GPU goes on without a pause.
@@ -47,7 +47,7 @@ def gpu_file(tmp_path):
 
 
 def bars(drawing, kind, y=None) -> list[tuple[float, float]]:
-    """Left and right of all rectangles of a kind, in a lane if its y is given; the legend's apart."""
+    """Return the left and right of all rectangles of a kind, in a lane if its y is given, except the legend's."""
     found = []
     for shape in ElementTree.fromstring(drawing.svg()).iter("{http://www.w3.org/2000/svg}rect"):
         place = {name: float(shape.get(name)) for name in ("x", "y", "width", "height")}

@@ -1,4 +1,4 @@
-"""What p00's first part shows works: its commands in their order, its numbers, and the sentence that it ends with."""
+"""The first part of p00's lesson works: its commands in order, its numbers, and the sentence at its end."""
 
 import os
 import re
@@ -47,7 +47,7 @@ def solve(folder: Path, *exercises) -> None:
 
 @pytest.mark.slow
 def test_the_lessons_commands_lead_to_a_sentence(student, capsys):
-    """As a student gives them, with a tiny model in SmolLM2's place."""
+    """Run the commands as a student would, with a tiny model in SmolLM2's place."""
     ran = []
     for line in COMMANDS:
         program, *arguments = shlex.split(line)
@@ -72,7 +72,7 @@ def test_the_lessons_commands_lead_to_a_sentence(student, capsys):
 
 @pytest.mark.slow
 def test_the_students_own_code_writes(student):
-    """Files that are there stand in for ours, and a wrong one is seen in the text."""
+    """The student's files replace ours, and a wrong one changes the text."""
     assert main(["exercise", "p00", "--to", "mine"]) == 0
     for exercise in (*FORWARD, SCHEDULER):
         if exercise.file_name != "sampling.py":

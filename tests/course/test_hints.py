@@ -500,7 +500,7 @@ def exercises() -> list:
 
 
 def followed(phase: str, exercise: Exercise) -> str:
-    """The skeleton, with what the third hints say in the place of what was cut out."""
+    """Return the skeleton, with the gaps filled by the third hints."""
     source = cut(reference_of(phases.find(phase), exercise), exercise.functions, phase)
     for name, body in FOLLOWED[exercise.file].items():
         line = next(line for line in source.splitlines() if f'NotImplementedError("{phase}: {name}")' in line)

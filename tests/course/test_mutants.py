@@ -1,4 +1,4 @@
-"""What a machine gets wrong in the reference is caught by the check: ten changes of every phase, drawn once for all.
+"""The check catches mistakes that a machine makes in the reference: ten changes of every phase, drawn once for all.
 
 `make stress` judges all of them; every run judges one per phase. A change that makes no difference is listed here, with
 its reason, and does not count.
@@ -14,10 +14,10 @@ from tests.course.conftest import PHASES
 from tests.course.mutate import Mutant, changes, drawn, mutants
 
 A_PHASE = 10
-SPARE = 10  # drawn beyond, to take the places of those that change nothing
+SPARE = 10  # extra draws, to replace changes that make no difference
 
 EQUIVALENT: dict[str, str] = {}
-"""By phase and change, why the changed function does the same."""
+"""The reason why the changed function does the same, by phase and change."""
 
 
 def counted(phase: str) -> list[Mutant]:

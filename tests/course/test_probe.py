@@ -1,4 +1,4 @@
-"""The probe tells what an engine does, changes nothing of it, and shows a broken one for what it is."""
+"""The probe reports what an engine does, changes nothing, and exposes a broken engine."""
 
 import ast
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What the C library's allocator is told, and that it then gives the same pages again."""
+"""The settings passed to the C library's allocator, which then hands out the same pages again."""
 
 import os
 import subprocess
@@ -39,7 +39,7 @@ def test_blocks_that_were_freed_are_taken_again_without_the_system():
 
 
 def test_the_users_own_choice_stands(monkeypatch):
-    monkeypatch.setattr(allocator.ctypes, "CDLL", None)  # nothing is told
+    monkeypatch.setattr(allocator.ctypes, "CDLL", None)  # no setting is passed
     assert not any(keep_freed_memory({name: "1"}) for name in CHOICES)
 
 

@@ -1,4 +1,4 @@
-"""How many threads compute: as told, else what the machine, the container and the program leave."""
+"""The number of compute threads: as requested, or else what the machine, the container and the program leave."""
 
 import os
 import subprocess
@@ -97,7 +97,7 @@ before = tasks()
 
 
 def told(script: str, **environment: str) -> list[str]:
-    """What a fresh process prints, whose environment says nothing else of OpenMP."""
+    """Return the output of a fresh process with no other OpenMP variables in its environment."""
     kept = {name: value for name, value in os.environ.items() if name not in (*threads.CHOICES, *threads.COUNTS)}
     done = subprocess.run(
         [sys.executable, "-c", TASKS + script], env=kept | environment, capture_output=True, text=True, timeout=100

@@ -66,7 +66,7 @@ def tensors_of(config: dict[str, Any], seed: int = 0) -> dict[str, Tensor]:
 
 
 def backend() -> tokenizers.Tokenizer:
-    """A byte-level BPE, three of whose tokens are control tokens."""
+    """A byte-level BPE with three control tokens."""
     made = tokenizers.Tokenizer(models.BPE())
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     made.decoder = decoders.ByteLevel()

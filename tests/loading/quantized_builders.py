@@ -160,7 +160,8 @@ FORMATS: dict[str, tuple[Callable[..., Matrix], dict[str, Any]]] = {
 
 
 def quantize_folder(folder: Path, form: str) -> dict[str, Tensor]:
-    """Rewrite a checkpoint's matrices in a format, with new random values. Returns what each stands for, by name."""
+    """Rewrite a checkpoint's matrices in a format, with new random values. Returns the float matrix that each encodes,
+    by name."""
     make, config = FORMATS[form]
     write_folder(folder)
     tensors = load_file(folder / "model.safetensors")

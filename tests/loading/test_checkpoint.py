@@ -1,4 +1,4 @@
-"""From a name to a model, for every kind of name."""
+"""Loading a model by every kind of name."""
 
 import shutil
 from dataclasses import replace

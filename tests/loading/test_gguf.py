@@ -1,4 +1,4 @@
-"""GGUF: what llama.cpp's conversion changed is changed back, and quantized values are exactly what they stand for."""
+"""GGUF: what llama.cpp's conversion changed is changed back, and quantized values are exactly what they encode."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""GGUF matrices that stay packed: what they stand for is bit for bit what the file says, and engines run them."""
+"""GGUF matrices that stay packed: their values are bit for bit those of the file, and engines run them."""
 
 import gguf
 import pytest
@@ -29,7 +29,7 @@ def stored_as(kinds, family="llama"):
 
 
 def expected_of(family, kinds):
-    """What the `gguf` package's own arithmetic makes of each matrix, rows in Hugging Face's order."""
+    """Return each matrix as the `gguf` package computes it, with rows in Hugging Face's order."""
     found = {}
     for name, value in tensors_of(CONFIGS[family]).items():
         if name in kinds:

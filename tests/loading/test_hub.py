@@ -111,7 +111,7 @@ def hub(tmp_path):
 
 
 def load(name: str, home: Path, **environment: str) -> dict:
-    """In a process of its own: the library reads its settings when it is imported."""
+    """Run in a separate process: the library reads its settings when it is imported."""
     settings = {"HF_HOME": str(home), "HF_HUB_OFFLINE": "0", "HF_HUB_DISABLE_XET": "1", "NO_PROXY": "127.0.0.1"}
     done = subprocess.run(
         [sys.executable, "-c", LOAD, name],

@@ -304,7 +304,7 @@ def test_the_catalogue_is_consistent():
 
 
 class FakeHub:
-    """Answers with bytes, or with the reason that there are none."""
+    """A hub that answers with bytes, or with an error."""
 
     def __init__(self, answer):
         self.answer, self.asked = answer, []

@@ -188,7 +188,7 @@ def test_any_tokens_decode_as_the_library_decodes_them(way, data):
 
 
 def test_runs_of_spaces_that_were_added_are_spaces_and_stop_a_text():
-    """As transformers writes Gemma's tokenizer: ordinary added tokens, spelled with the mark of a space."""
+    """Transformers writes Gemma's tokenizer this way: ordinary added tokens, spelled with the mark of a space."""
     tokenizer = Tokenizer(in_pieces(WAYS["gemma"]))
     assert tokenizer.encode("a    a  a") == [2, 6, 2, 5, 2]
     assert tokenizer.decode([2, 6, 2, 5, 2]) == "a    a  a"

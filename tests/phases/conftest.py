@@ -55,7 +55,7 @@ def about(part: str) -> Callable[[Test], Test]:
 CAPPED = "capped"
 """A shape of the tests' own: no family has both a soft cap on attention scores and a scale that is not head_dim^-0.5.
 
-Without them no test could tell an engine that drops the cap, or works the scale out for itself.
+Without them no test would notice an engine that drops the cap, or computes the scale itself.
 """
 OWN_SHAPES = {CAPPED: replace(SHAPES["tiny-gemma3"], attention_scale=0.9, attention_softcap=2.0)}
 EVERY_SHAPE = SHAPES | OWN_SHAPES
@@ -81,7 +81,7 @@ def tiny_model(shape: str) -> Model:
 def rounded_otherwise(shape: str) -> list[Model]:
     """The tiny model with each weight changed by some hundred-thousandth, in a few ways.
 
-    Where two tokens are as good as each other, half of these models choose the one, and half the other.
+    If two tokens are equally likely, half of these models choose one of them, and half the other.
     """
     models, generator = [create_model(EVERY_SHAPE[shape]) for _ in range(8)], torch.Generator().manual_seed(0)
     for model in models:
@@ -130,7 +130,7 @@ class NaiveAttention:
 
 @torch.inference_mode()
 def next_logits(model: Model, tokens: list[int]) -> torch.Tensor:
-    """[V]: the model's opinion of what follows `tokens`, computed from nothing."""
+    """Return the logits [V] of the token after `tokens`, computed from scratch."""
     return all_logits(model, tokens)[-1]
 
 

@@ -1,4 +1,4 @@
-"""The judge of an exercise: a pytest plugin that lets a student's file stand in for the module that it rewrites.
+"""The judge of an exercise: a pytest plugin that replaces a module with the student's file that rewrites it.
 
     pytest -p tests.phases.judge tests/phases -x --phase=p01 --module=phases.p01_kv_cache.contiguous --file=mine.py
            --facts=facts --shares=2
@@ -6,7 +6,8 @@
 runs the tests of one phase, the most telling ones first, and writes down what the first failure looked like: `gradus
 check` makes a sentence of it. Two shares are two processes: each takes the next test that neither has taken, until one
 of them fails, and writes a file of its own: facts.0 and facts.1. Several modules and their files are judged together.
-Test files outside tests/phases, named beside it, are about a part that no phase owns (tests/cache), and run whole.
+Test files outside tests/phases may be named as well: they are about a part that no phase owns (tests/cache), and run
+whole.
 """
 
 import ctypes
@@ -34,7 +35,7 @@ SAID = {"capped": "in a model with a soft cap, and with a scale of its own"}  # 
 PR_SET_PDEATHSIG = 1  # of Linux, where alone tests are shared out
 share = 0  # this process's
 beside: list[int] = []  # the processes of the other shares
-queue = os.pipe()  # of the tests' places in the order, two bytes each: whoever reads a place runs that test
+queue = os.pipe()  # the tests' places in the order, two bytes each: the process that reads a place runs that test
 TORCH = re.compile(r"^\s*(import|from) torch", re.MULTILINE)
 failures: list[dict] = []
 passed: list[int] = []  # their places
@@ -61,7 +62,7 @@ def pytest_load_initial_conftests(early_config):
 
 
 def pytest_collection_modifyitems(config, items):
-    """Of the phases' tests, keep those that take this phase as a parameter; of a part's own, all."""
+    """Keep the phases' tests that take this phase as a parameter, and all tests of a part."""
     phase = config.getoption("phase")
     earlier = {item.function for item in items if is_phases(item) and "" < phase_of(item) < phase}
     modules = config.getoption("module")
@@ -121,7 +122,8 @@ def _taken(items: list):
 
 
 def is_about(item, modules: list[str]) -> bool:
-    """Whether a test runs one of the modules. Engines run all of a phase; for a test of functions, its code tells."""
+    """Return whether a test runs one of the modules. Engines run all of a phase; a test of functions names them in its
+    code."""
     if not item.path.stem.endswith("_forward"):
         return True
     names = names_in(item.function.__code__)
@@ -129,7 +131,8 @@ def is_about(item, modules: list[str]) -> bool:
 
 
 def names_in(code: CodeType) -> set[str]:
-    """What a function names, its comprehensions and lambdas too: each of those has code of its own."""
+    """Return the names that a function uses, including its comprehensions and lambdas, which have separate code
+    objects."""
     inner = (each for each in code.co_consts if isinstance(each, CodeType))
     return set(code.co_names).union(*map(names_in, inner))
 
@@ -200,7 +203,8 @@ def pytest_runtest_logreport(report):
 
 
 def pytest_assertrepr_compare(op, left, right):
-    """What was expected and what came, in the student's terms. In the tests, what comes stands on the left."""
+    """Explain a comparison in the student's terms. The tests have the actual value on the left, the expected one on the
+    right."""
     if op != "==":
         return None
     if isinstance(left, dict) and isinstance(right, dict):
@@ -215,7 +219,7 @@ def pytest_assertrepr_compare(op, left, right):
 
 
 def brief(value) -> str:
-    """At most as long as fits a sentence; of a long row of tokens, the beginning."""
+    """Shorten a value to fit a sentence, a long list of tokens to its beginning."""
     text = repr(list(value) if isinstance(value, tuple) else value)
     return text if len(text) <= 90 else f"{text[:80]} …"
 

@@ -1,4 +1,4 @@
-"""What p02 and p03 are about: which sequences share a step, which ones wait, and how many rows that costs."""
+"""Batching in p02 and p03: which sequences share a step, which ones wait, and how many rows that costs."""
 
 import pytest
 

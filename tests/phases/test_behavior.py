@@ -1,4 +1,4 @@
-"""What every phase must do, whatever it is made of: later phases, the final engine and students' files too."""
+"""Behavior that every phase must have, whatever its design: later phases, the final engine and students' files too."""
 
 import traceback
 from pathlib import Path
@@ -148,7 +148,7 @@ def test_every_row_is_computed_for_a_token_unless_the_phase_pads(phase):
 
 
 def test_a_step_makes_every_tensor_on_the_device_of_the_model(phase):
-    """Without a GPU nothing else tells: here a tensor that is made without `device=` is on "meta", not on the CPU."""
+    """Without a GPU no other test notices: here a tensor made without `device=` is on "meta", not on the CPU."""
     requests = [ask("a", [1] * 9, temperature=1.0, seed=3), ask("b", [2], max_tokens=6)]
     engine = build_engine(phase, SHAPE)
     where = "so on a GPU it is made on the CPU"

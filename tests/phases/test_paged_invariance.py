@@ -47,13 +47,13 @@ def numbers(
     for request in (*others[::2], needle, *others[1::2]):
         engine.submit(request)
     coming = dict(intruders or {})
-    told = []
+    found = []
     while engine.has_work:
-        if len(told) in coming:
-            engine.submit(coming.pop(len(told)))
-        told += [logprob for output in step(engine) if output.request_id == needle.id for logprob in output.logprobs]
-    values = [[logprob.logprob, *(value for _, value in logprob.top)] for logprob in told]
-    return [logprob.token_id for logprob in told], torch.tensor(values)
+        if len(found) in coming:
+            engine.submit(coming.pop(len(found)))
+        found += [logprob for output in step(engine) if output.request_id == needle.id for logprob in output.logprobs]
+    values = [[logprob.logprob, *(value for _, value in logprob.top)] for logprob in found]
+    return [logprob.token_id for logprob in found], torch.tensor(values)
 
 
 @since("p04")
@@ -100,7 +100,7 @@ def test_a_needle_has_the_same_numbers_when_more_urgent_requests_take_its_place(
 
 
 def poison(engine: Engine, name: str) -> list[int]:
-    """What a fault in the model would leave: NaN in the newest page that only this sequence holds."""
+    """Write what a fault in the model would leave: NaN in the newest page that only this sequence holds."""
     probe = EngineProbe(engine)
     pages = [table[-1] for table in probe.tables(name)]
     for tensor in probe.memory():

@@ -233,7 +233,8 @@ def kept_pages(probe: EngineProbe) -> set[int]:
 @since("p05")
 @pytest.mark.parametrize("shape", FAMILIES)
 def test_pages_freed_by_an_insert_are_not_read_by_the_request_that_mapped_them(phase, shape):
-    """Two compute the same prompt at once; the second's copy is freed at commit, and a newcomer overwrites it."""
+    """Two requests compute the same prompt at once; the second copy is freed at commit, and a new request overwrites
+    it."""
     shared = tuple(range(40, 52))
     asked = {
         "first": ask("first", (*shared, 1), shape, max_tokens=10),
@@ -241,7 +242,7 @@ def test_pages_freed_by_an_insert_are_not_read_by_the_request_that_mapped_them(p
         "newcomer": ask("newcomer", tuple(range(90, 110)), shape, max_tokens=4),
     }
     engine, done = build_engine(phase, shape, page_size=4, cache_tokens=60), {}
-    engine.lag = 0  # so that the first step's pages are published before the newcomer's step is planned
+    engine.lag = 0  # so that the first step's pages are published before the new request's step is planned
     probe = EngineProbe(engine)
     probe.record()
     submit(engine, [asked["first"], asked["second"]])
@@ -271,7 +272,7 @@ def test_a_preemption_storm_ends(phase):
 
 @since("p04")
 def test_in_the_bytes_of_two_slots_twenty_short_sequences_run(phase):
-    """Memory follows the lengths that there are, and not the longest that there may be."""
+    """Memory depends on actual lengths, not on the longest possible one."""
     asked = {f"r{i}": ask(f"r{i}", (7 + i,) * (1 + i % 4), max_tokens=3) for i in range(20)}
     engine = build_engine(phase, SHAPE, max_sequences=20, cache_tokens=2 * limits_of(SHAPE).context_length)
     compare(SHAPE, asked, run(engine, asked.values()))

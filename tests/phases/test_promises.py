@@ -1,6 +1,6 @@
-"""What a phase promises beyond the right tokens: which sequences run in a step, and what it computes and keeps.
+"""The promises of a phase beyond the right tokens: which sequences run in a step, and what it computes and keeps.
 
-Most of these run the scheduler with a stand-in for the model, so that a mistake shows in the first plan that has it.
+Most of these run the scheduler with a stand-in for the model, so that a mistake shows in the first wrong plan.
 Each runs for the phase that makes the promise and for those that keep it.
 """
 

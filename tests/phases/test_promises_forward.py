@@ -1,4 +1,4 @@
-"""What p00's forward pass promises: each part small enough to work out by hand, and the whole against the engine."""
+"""The promises of p00's forward pass: each part small enough to compute by hand, and the whole against the engine."""
 
 import math
 
@@ -17,7 +17,7 @@ SHAPE = "tiny-llama"
 
 
 def numbers(found) -> object:
-    """What a person compares: nested lists of rounded numbers."""
+    """Convert a result to nested lists of rounded numbers, which are easy to compare."""
     if not isinstance(found, Tensor):
         return found
     return rounded(found.tolist())

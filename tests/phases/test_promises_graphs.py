@@ -1,4 +1,4 @@
-"""What p10 promises of its graphs: a replayed step computes what a launched one would, and padding leaves no trace.
+"""The promises of p10's graphs: a replayed step computes what a launched one would, and padding leaves no trace.
 
 No GPU: steps are recorded by `recording.py`, which has a CUDA graph's rules, around the kernel's torch reference.
 """

@@ -1,4 +1,4 @@
-"""What p10 promises, and every phase after it: a step is launched before the last one is known, and no output shows it.
+"""The promises of p10 and every later phase: a step is launched before the last one is known, and no output shows it.
 
 The engine's own loop runs here, over a stand-in for the device that writes down what is launched and waited for.
 """
@@ -147,7 +147,7 @@ def test_a_sequence_that_stops_makes_room_while_its_last_step_is_under_way(phase
 @since("p10")
 def test_a_step_under_way_is_work(phase):
     engine, device = driven(phase, ask("a", max_tokens=9, stop=14))
-    while "wait 2" not in device.log:  # it brings the stop token, and step 3 was launched before
+    while "wait 2" not in device.log:  # it produces the stop token, and step 3 was launched before
         engine.step()
     assert engine.has_work, "a has stopped, but step 3 is under way: that is work, or it would never be waited for"
     assert list(engine.step()) == [], "step 3 was computed in vain: nothing comes out of it"

@@ -1,7 +1,7 @@
-"""What p04 promises, and every phase after it: pages as they are needed, and preemption when there are none left.
+"""The promises of p04 and every later phase: pages as they are needed, and preemption when there are none left.
 
-Most of these drive the cache alone, or the scheduler with a stand-in for the model. Pages have 4 positions. What only
-the final engine has (windows, priorities, tables told by their changes) it promises alone.
+Most of these drive the cache alone, or the scheduler with a stand-in for the model. Pages have 4 positions. Tests
+of what only the final engine has (windows, priorities, tables sent as changes) run for it alone.
 """
 
 import pytest
@@ -66,7 +66,7 @@ def test_the_runner_is_told_every_page_of_a_block_table(phase):
         cache.reserve("a", end)
         known = updated(known, cache.table_change("a"))
         table = cache.tables("a")
-        assert known == table, f"with {end} positions stored the block table is {table}; the runner was told {known}"
+        assert known == table, f"with {end} positions stored the block table is {table}; the runner received {known}"
 
 
 @of(FINAL)
@@ -75,10 +75,10 @@ def test_a_block_table_is_told_when_it_has_grown_and_only_then(phase):
     cache.reserve("a", 3)
     (first,) = known = updated((), cache.table_change("a"))
     cache.reserve("a", 4)
-    assert cache.table_change("a") is None, "position 3 is on the first page: the table is what it was, told as None"
+    assert cache.table_change("a") is None, "position 3 is on the first page: the table has not changed, sent as None"
     cache.reserve("a", 5)
     change = cache.table_change("a")
-    assert change is not None, "position 4 is on a second page, and the runner was not told"
+    assert change is not None, "position 4 is on a second page, and the runner received no change"
     (table,) = updated(known, change)
     assert table[:1] == first and len(set(table)) == 2, f"after {first} comes one page more; yours says {table}"
 
@@ -107,7 +107,7 @@ def decoded(phase: str, length: int) -> list[tuple[int, ...]]:
         known = updated(known, cache.table_change("a"))
     full, windowed, *_ = cache.tables("a")
     assert known[1] == windowed, (
-        f"the runner's copy of the tables must learn which pages are gone: {windowed}; it was told {known[1]}"
+        f"the runner's copy of the tables must learn which pages are gone: {windowed}; it received {known[1]}"
     )
     return [full, windowed]
 

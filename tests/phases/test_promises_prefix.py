@@ -1,4 +1,4 @@
-"""What p05 promises, and every phase after it: what was computed once is found again, and nothing else is.
+"""The promises of p05 and every later phase: a computed prefix is found again, and nothing else is.
 
 A stand-in takes the model's place; pages have 16 positions.
 """
@@ -32,7 +32,7 @@ def serve(engine: Engine, *requests: Request) -> list[Step]:
 
 
 def computed(made: list[Step], name: str) -> list[tuple[int, int]]:
-    """Of each of the request's spans in turn, (start, tokens)."""
+    """Return (start, tokens) of each of the request's spans in turn."""
     return [(span.start, span.count) for each in made for span in each.spans if span.request_id == name]
 
 
@@ -139,7 +139,7 @@ def test_a_request_is_told_how_much_of_its_prompt_was_found(phase):
         while engine.has_work:
             outputs += step(engine)
         (output,) = outputs
-        assert output.cached_tokens == cached, f"{name} found {cached} tokens, and is told {output.cached_tokens}"
+        assert output.cached_tokens == cached, f"{name} found {cached} tokens, but reports {output.cached_tokens}"
 
 
 @since("p05")

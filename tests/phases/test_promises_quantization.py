@@ -1,6 +1,7 @@
-"""What p07 promises of its parts: grids, packed codes, AWQ's factors and GPTQ's columns, each small enough to work out.
+"""The promises of p07's parts: grids, packed codes, AWQ's factors and GPTQ's columns, each small enough to check by
+hand.
 
-That the model made of them gives the tokens of its dequantized self is in test_quantized.py.
+test_quantized.py tests that the resulting model gives the same tokens as its dequantized copy.
 """
 
 import pytest
@@ -124,7 +125,7 @@ def test_every_pair_of_codes_comes_back(phase):
 
 
 def loud_layer(outputs: int = 24, channels: int = 256, tokens: int = 300) -> tuple[Tensor, Tensor]:
-    """Inputs [T, K] of which one channel is many times larger than the others, and weights [N, K]."""
+    """Return inputs [T, K] with one channel many times larger than the others, and weights [N, K]."""
     x = normal(tokens, channels, seed=1)
     x[:, 7] *= 60
     return x, normal(outputs, channels, seed=2)
@@ -248,7 +249,7 @@ def test_where_inputs_have_nothing_to_do_with_each_other_nothing_is_handed_on(ph
 
 @of("p07")
 def test_errors_that_reach_later_groups_together_are_those_of_one_column_after_the_other(phase):
-    """By the definition: every step changes all columns behind it, and a group's grid waits for its turn."""
+    """The definition: every step changes all later columns, and a group's grid is computed when its turn comes."""
     x, w = mixed_inputs(channels=192), normal(6, 192)
     expected, u = w.clone(), gptq.influence(gptq.hessian(x))
     wanted = []

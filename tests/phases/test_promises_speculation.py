@@ -1,4 +1,4 @@
-"""What p08 promises of its parts: guesses copied from the text, drafts verified against samples, pages taken back.
+"""The promises of p08's parts: guesses copied from the text, drafts verified against samples, pages taken back.
 
 Each case is small enough to work out by hand.
 """

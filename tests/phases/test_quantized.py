@@ -32,7 +32,7 @@ def matrices(model: Model) -> list[Linear]:
 
 
 def reference_of(model: Model, kind: type[Linear]) -> Model:
-    """The torch reference: the same model with the matrices that its integers stand for, in float32."""
+    """Return the torch reference: the same model with the matrices that its integers encode, in float32."""
     reference = with_layers_of(Linear, model)
     for part in matrices(reference):
         rounded = kind(part.matrix_id, part.in_features, part.out_features, False)
@@ -110,7 +110,7 @@ def test_the_bits_of_a_weight_with_all_that_belongs_to_it(kind, bits):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_factory_of_a_model_can_make_them_and_weights_arrive_in_pieces(kind):
-    """As a checkpoint is loaded: queries, keys and values one after the other, each with its rows."""
+    """A checkpoint is loaded this way: queries, keys and values one after the other, each with its rows."""
     model = wide_model("tiny-llama")
     wanted = with_layers_of(kind, model).layers[2].qkv
     source = model.layers[2].qkv

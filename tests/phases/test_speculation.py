@@ -65,7 +65,7 @@ class Oracle:
 
 
 class SometimesNothing(Oracle):
-    """As many drafts as it likes, from none to all that there is room for; half of them right."""
+    """A drafter with a random number of drafts, from none to all that fit; half of them right."""
 
     def guess(self, sequence: Sequence, count: int) -> list[int]:
         return super().guess(sequence, self.random.randint(0, count))
@@ -228,14 +228,14 @@ def test_a_sequence_ends_at_a_stop_token_in_the_middle_of_accepted_drafts(phase)
 @pytest.mark.parametrize("wrong", [0.0, 0.5, 1.0])
 def test_log_probabilities_are_those_of_the_same_tokens_without_drafts(phase, wrong):
     request = ask("a", logprobs=2)
-    told = []
+    logprobs = []
     for engine in (build_engine("p06", SHAPE), engine_with(Oracle(without(SHAPE, [request]), wrong))):
         engine.submit(request)
-        told.append([])
+        logprobs.append([])
         while engine.has_work:
-            told[-1] += [logprob for output in step(engine) for logprob in output.logprobs]
-    assert [each.token_id for each in told[0]] == [each.token_id for each in told[1]]
-    for right, found in zip(*told, strict=True):
+            logprobs[-1] += [logprob for output in step(engine) for logprob in output.logprobs]
+    assert [each.token_id for each in logprobs[0]] == [each.token_id for each in logprobs[1]]
+    for right, found in zip(*logprobs, strict=True):
         assert found.logprob == pytest.approx(right.logprob, abs=1e-5)
         assert [token for token, _ in found.top] == [token for token, _ in right.top]
 

@@ -22,7 +22,7 @@ def layer(rows=48, width=128, tokens=512, outliers=4, seed=0):
 
 
 def error(weight, found, x):
-    """Of the output, relative to the output."""
+    """Return the output's error, relative to the output."""
     return ((F.linear(x, found) - F.linear(x, weight)).square().sum() / F.linear(x, weight).square().sum()).item()
 
 

@@ -17,7 +17,8 @@ MATRIX = MatrixId("qkv", 0)
 WIDTHS = (40, 24)  # two fused matrices; 64 rows
 EVERY = (*SCHEMES, "int8-g32")
 LARGEST_ERROR = {"int8": 0.5 / 127, "int8-g32": 0.5 / 127, "fp8": 0.0625, "fp8-block": 0.0625, "int4": 0.6 / 15}
-"""Of a weight, relative to its row's (group's, block's) largest: half a step. Of int4, to twice that: its range."""
+"""A weight's error, relative to the largest of its row, group or block: half a step. For int4, relative to twice
+that."""
 
 
 def made(scheme, width=96, bias=False, seed=0, scale=1.0):
@@ -65,7 +66,7 @@ def test_a_product_is_that_of_what_is_stored_and_of_rounded_activations(scheme, 
 
 
 def rounded(x, scheme):
-    """By definition: each token's values to steps of its largest magnitude."""
+    """Round by the definition: each token's values to steps of its largest magnitude."""
     if scheme.startswith("int4") or scheme == "int8-g32":
         return x
     if scheme == "int8":

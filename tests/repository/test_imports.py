@@ -1,4 +1,4 @@
-"""What may import what, and how fast: read from the syntax trees, and from interpreters started for it."""
+"""Allowed imports and their speed: read from syntax trees, and measured in fresh interpreters."""
 
 import ast
 import re
@@ -36,7 +36,7 @@ def trees(paths: list[Path]) -> Iterator[tuple[str, ast.AST]]:
 
 
 def code_from_data(tree: ast.AST) -> list[str]:
-    """What in this file could run code that came as data."""
+    """List the calls in a file that could run code from data."""
     found = [name for name in imports(tree) if name.split(".")[0] in CODE_FROM_DATA | {"transformers"}]
     for node in ast.walk(tree):
         if isinstance(node, ast.Call):
@@ -78,7 +78,7 @@ def test_gradus_never_imports_the_phases():
 
 
 def later_phases(folder: str, tree: ast.AST) -> list[str]:
-    """What a phase imports that comes after it in the course."""
+    """List a phase's imports of later phases."""
     number = int(folder[1:3])
     modules = [name.split(".") for name in imports(tree)]
     return [parts[1] for parts in modules if parts[0] == "phases" and len(parts) > 1 and int(parts[1][1:3]) > number]

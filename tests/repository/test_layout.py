@@ -156,7 +156,7 @@ def test_the_measures_of_teaching_code_count(tmp_path):
     assert lines_in_all(sources) == 8 and usual_function(sources) == 3
 
 
-# -- what a reader is told first -------------------------------------------------------------------------------------
+# -- what a reader sees first ---------------------------------------------------------------------------------------
 
 
 def test_every_source_file_opens_with_its_idea():

@@ -1,4 +1,4 @@
-"""What a student is promised by every lesson: questions with answers, tables that fit, steps that can be read."""
+"""The promises of every lesson: questions with answers, tables that fit, steps that can be read."""
 
 import re
 from pathlib import Path

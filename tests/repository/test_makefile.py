@@ -31,7 +31,7 @@ EVERY_PYTHON = ("python3.14", "python3.13", "python3.12", "python3.11", "python3
 
 @pytest.fixture
 def folder(tmp_path):
-    """A copy of what `make` reads, and a place for commands that comes first on its path."""
+    """Copy the files that `make` reads, and put a folder for commands first on its path."""
     for name in ("Makefile", "pyproject.toml", "constraints.txt", "setup.py"):
         shutil.copy(ROOT / name, tmp_path)
     (tmp_path / "commands").mkdir()

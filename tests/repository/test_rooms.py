@@ -12,7 +12,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2] / "src" / "gradus"
 
-# From low to high: a room may import what stands before it. "gradus" is the package's own __init__, the front door.
+# Rooms from low to high: a room may import those before it. "gradus" is the package's own __init__, the front door.
 ROOMS = [
     "errors", "garbage", "phases", "exercises", "cache", "engine", "config", "scheduling", "device", "models",
     "quantization", "loading", "kernels", "attention", "calibration", "sampling", "speculative", "execution",
@@ -45,7 +45,7 @@ def room(module: str) -> str:
 
 
 def arrows(name: str, tree: ast.AST) -> Iterator[Arrow]:
-    """What a module imports of other rooms. Of `from gradus import x`, x is a room if there is one of that name."""
+    """Yield a module's imports from other rooms. In `from gradus import x`, x is a room if a room has that name."""
     for node in ast.walk(tree):
         found: list[str] = []
         if isinstance(node, ast.Import):
@@ -59,7 +59,7 @@ def arrows(name: str, tree: ast.AST) -> Iterator[Arrow]:
 
 
 def upward(found: Iterator[Arrow]) -> set[Arrow]:
-    """Arrows that do not lead down: also those of a circle, one of which must."""
+    """Return the arrows that do not lead down. Every circle has at least one of them."""
     return {(here, there) for here, there in found if ROOMS.index(room(there)) >= ROOMS.index(room(here))}
 
 

@@ -102,7 +102,8 @@ STEPS = {
 
 @pytest.fixture(scope="module")
 def changes() -> dict[str, list[str]]:
-    """What each step leaves different. They run one after the other, in an interpreter that has all libraries."""
+    """Return the changes that each step leaves. They run one after the other, in an interpreter that has all
+    libraries."""
     lines = [f"OPTIONAL = {OPTIONAL}", LOOK, f"load({libraries()})", "found = {}"]
     for name, code in STEPS.items():
         lines += ["before = look()", code, f"found[{name!r}] = changed(before)"]

@@ -1,4 +1,4 @@
-"""What the documentation shows works: every ```python tested block runs, those of a page one after the other."""
+"""The documentation's examples work: every ```python tested block runs, those of a page one after the other."""
 
 import ast
 import json
@@ -36,7 +36,7 @@ TESTED = [page for page in PAGES if blocks(read(page), tested=True)]
 
 
 def run(page: Path, model: str | None) -> None:
-    """Run a page's blocks one after the other; `model` stands in for the real default model, whose output is another.
+    """Run a page's blocks one after the other; `model` replaces the real default model, whose output differs.
 
     What a block prints must be what the page shows: `python -m gradus.course.printed` renews it.
     """
@@ -133,7 +133,7 @@ def commands(text: str) -> list[str]:
 
 
 def shells(text: str) -> str:
-    """What a page gives to a shell."""
+    """Return the shell commands of a page."""
     return "\n".join(code for language, _, code in FENCED.findall(text) if language in ("console", "bash"))
 
 

@@ -173,12 +173,12 @@ def register(make):
 
 
 def registered(name):
-    """What was made; None before."""
+    """Return the made object, or None before it is made."""
     return _engines[name][1]
 
 
 def _made(config):
-    """Made once: by whichever side comes first."""
+    """Make the object once, on the first side's request."""
     entry = _engines[config.model]
     if entry[1] is None:
         entry[1] = entry[0]()

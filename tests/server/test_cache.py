@@ -1,4 +1,4 @@
-"""What the final engine can do, asked for over HTTP: shared prefixes, priorities, deadlines; and a pool too small.
+"""The final engine's features over HTTP: shared prefixes, priorities, deadlines; and a pool that is too small.
 
 The engine is the final one with a tiny random model: byte tokens, so a prompt's length is its tokens; pages of 8.
 """

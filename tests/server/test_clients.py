@@ -1,4 +1,4 @@
-"""Clients that leave, stall or dawdle: what they held is given back, and nobody else notices."""
+"""Clients that leave, stall or dawdle: their memory is freed, and other clients notice nothing."""
 
 import contextlib
 import os

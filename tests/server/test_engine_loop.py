@@ -14,7 +14,7 @@ from tests.server.scripted import ScriptedCore
 
 
 class Clock:
-    """In place of the module `time`: a millisecond passes at every look."""
+    """A replacement for the module `time`: a millisecond passes at every look."""
 
     def __init__(self) -> None:
         self.now = 0.0

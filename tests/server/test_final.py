@@ -1,4 +1,5 @@
-"""The final engine behind HTTP: it says what it is, keeps to its cache, and tells of an end for want of memory."""
+"""The final engine behind HTTP: it names itself, keeps to its cache, and reports when a request ends for lack of
+memory."""
 
 import threading
 from functools import partial

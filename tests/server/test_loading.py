@@ -1,4 +1,4 @@
-"""What a server loads: a model's files are opened once, whichever side asks first, and let go afterwards."""
+"""Loading in a server: a model's files are opened once, whichever side asks first, and closed afterwards."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What crosses between event loop and engine is data: it could be sent, and nothing of value is lost on the way."""
+"""Messages between event loop and engine are plain data: they could be sent, and lose nothing on the way."""
 
 import pickle
 

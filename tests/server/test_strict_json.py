@@ -1,4 +1,4 @@
-"""What counts as JSON, and that nothing a stranger sends costs more than time in proportion to its size."""
+"""Strict JSON: what is accepted, and that no input costs more than time in proportion to its size."""
 
 import contextlib
 import json

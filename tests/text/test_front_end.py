@@ -30,14 +30,14 @@ class Bytes:
 
 
 class Elsewhere:
-    """A core that is told of endings, and answers later."""
+    """A core that receives endings and answers later."""
 
     def __init__(self):
-        self.told = []
+        self.received = []
         self.front_end = FrontEnd(Bytes(), LIMITS, "model", self.end_sample)
 
     def end_sample(self, *what):
-        self.told.append(what)
+        self.received.append(what)
         return ()
 
     def read(self, *outputs):
@@ -59,19 +59,19 @@ def said(text, index=0, **ending):
     return Output("r", index, tuple(text.encode()), **({"timings": TIMINGS} if ending else {}), **ending)
 
 
-def test_a_stop_string_is_told_once_and_what_the_core_says_after_it_is_dropped(elsewhere):
+def test_a_stop_string_is_sent_once_and_later_tokens_of_the_core_are_dropped(elsewhere):
     begun(elsewhere, stop=["END"])
     (first,) = elsewhere.read(said("ab E"))
     (second,) = elsewhere.read(said("NDx"))
     assert (first.text + second.text, second.token_ids, second.completion) == ("ab ", tuple(b"ND"), None)
-    assert elsewhere.told == [("r", 0, "stop")]
+    assert elsewhere.received == [("r", 0, "stop")]
     (late,) = elsewhere.read(said("yz"))  # was under way already
     assert (late.text, late.token_ids, late.completion) == ("", (), None)
     (last,) = elsewhere.read(said("", finish_reason="stop"))
     done = last.completion
     assert (done.text, done.token_ids) == ("ab ", tuple(b"ab END"))
     assert (done.finish_reason, done.stop_reason, done.timings) == ("stop", "END", TIMINGS)
-    assert elsewhere.told == [("r", 0, "stop")] and not elsewhere.front_end.open_requests
+    assert elsewhere.received == [("r", 0, "stop")] and not elsewhere.front_end.open_requests
 
 
 def test_a_sample_that_ended_otherwise_before_the_core_heard_of_it_still_stopped(elsewhere):
@@ -85,7 +85,7 @@ def test_a_sample_that_ended_otherwise_before_the_core_heard_of_it_still_stopped
 def test_a_stop_string_in_the_last_output_needs_no_telling(elsewhere):
     begun(elsewhere, stop=["END"])
     (last,) = elsewhere.read(said("aEND", finish_reason="length"))
-    assert (last.completion.finish_reason, last.completion.text, elsewhere.told) == ("stop", "a", [])
+    assert (last.completion.finish_reason, last.completion.text, elsewhere.received) == ("stop", "a", [])
 
 
 def result(steps, params, ending):
@@ -114,7 +114,7 @@ TOKENS = tuple("abé aab c".encode())
     st.sampled_from([{"finish_reason": "length"}, {"finish_reason": "stop", "stop_reason": TOKENS[-1]}]),
 )
 def test_how_many_tokens_a_step_yields_changes_no_result(cuts, stop, min_tokens, ending):
-    """As drafts that are accepted do: several at once, and a stop string may be complete at any of them."""
+    """Accepted drafts yield several tokens at once, and any of them may complete a stop string."""
     edges = sorted({0, *cuts, len(TOKENS)})
     params = {"stop": stop, "min_tokens": min_tokens, "logprobs": 0}
     steps = [after - before for before, after in pairwise(edges)]
@@ -125,9 +125,9 @@ def test_tokens_that_cannot_be_decoded_end_their_sample_alone(elsewhere, caplog)
     begun(elsewhere, n=2)
     bad, good = elsewhere.read(Output("r", 0, (255,)), said("a", index=1))
     assert bad.completion is None and good.text == "a"
-    assert elsewhere.told == [("r", 0, "error")]
+    assert elsewhere.received == [("r", 0, "error")]
     elsewhere.read(Output("r", 0, (255,)))  # not looked at any more
-    assert elsewhere.told == [("r", 0, "error")]
+    assert elsewhere.received == [("r", 0, "error")]
     (last,) = elsewhere.read(said("x", finish_reason="error"))
     assert (last.completion.finish_reason, last.completion.error) == ("error", "decoding failed: ValueError")
     (other,) = elsewhere.read(said("b", index=1, finish_reason="length"))

@@ -33,7 +33,7 @@ def collect(deltas):
     return text, sum((delta.token_ids for delta in deltas), ()), deltas[-1].completion
 
 
-# -- what comes back ---------------------------------------------------------------------------------------------------
+# -- the results -------------------------------------------------------------------------------------------------------
 
 
 def test_one_prompt_gives_one_completion_with_everything_in_it(llm):
@@ -213,7 +213,7 @@ NO_END = SamplingParams(max_tokens=400, ignore_eos=True)
 
 @pytest.mark.parametrize("limit", ["timeout", "deadline"])
 def test_a_request_ends_when_its_time_is_over_running_or_waiting(llm, limit):
-    """In p01, one runs, and the other waits behind it. A deadline may be given up before it is over."""
+    """In p01, one request runs while the other waits. A request may be given up before its deadline."""
     for prompt in ("a", "b"):
         llm.submit(prompt, NO_END, scheduling=SchedulingParams(**{limit: 0.1}))
     deltas = [*llm.step()]

@@ -82,7 +82,7 @@ def test_what_comes_behind_a_stop_string_is_no_text():
 
 
 def reference(text: str, stop: list[str]) -> str:
-    """What is left of `text` if it ends at the stop string that is complete first."""
+    """Return `text` cut at the stop string that is complete first."""
     for end in range(len(text) + 1):
         starts = [end - len(s) for s in stop if text[:end].endswith(s)]
         if starts:

@@ -45,7 +45,7 @@ def heads_for(kind: str, std: float = 0.1):
 
 
 def conversations(count: int = 24) -> list[Conversation]:
-    """What the tiny model says, greedy."""
+    """Return the tiny model's greedy answers."""
     prompts = {f"r{n}": (40 + n, 7, 60 + 3 * n) for n in range(count)}
     done = run(build_engine(FINAL, SHAPE), [ask(name, prompt, max_tokens=24) for name, prompt in prompts.items()])
     return [
@@ -168,7 +168,7 @@ def test_steps_begin_where_the_step_before_ended():
 @pytest.mark.parametrize(
     ("said", "kept"),
     [
-        ([1, 2, 3] * 2, 6),  # too short to tell
+        ([1, 2, 3] * 2, 6),  # too short to judge
         ([5, 6, *[7] * 30], 3),
         ([5, 6, *[7, 8] * 20, 7], 4),
         (list(range(40)), 40),
@@ -180,7 +180,7 @@ def test_an_answer_that_only_repeats_itself_is_cut_after_the_first_time(said, ke
 
 def test_heads_draft_the_first_tokens_that_cover_what_is_said():
     said = [Conversation(0, (9000, *[5] * 960, *[2000] * 30, *[40_000] * 10), 1, True)]
-    assert common_words(said, 49_152) == 2048  # 99 % of what is said is below
+    assert common_words(said, 49_152) == 2048  # 99 % of the tokens are below
     assert common_words(said, 2_500) == 2_500
 
 
@@ -200,8 +200,8 @@ def test_the_command_trains_heads_that_the_engine_takes(gradus, tmp_path, kind):
     done = gradus("train-heads", *TINY, "--kind", kind, "--drafts", "3", "--out", str(out))
     assert done.code == 0, done.err
     assert f"{kind} heads for random:tiny-llama" in done.out and "held out, by position: right " in done.out
-    told = json.loads((out / "config.json").read_text())
-    assert told["shape"]["kind"] == kind and len(told["trained"]["right"]) == 3
+    config = json.loads((out / "config.json").read_text())
+    assert config["shape"]["kind"] == kind and len(config["trained"]["right"]) == 3
     said = gradus(
         "generate", "abcabcabc", "--model", "random:tiny-llama", "--device", "cpu", "--dtype", "float32",
         "--max-tokens", "8", "--speculate", f"heads:{out}",

@@ -42,7 +42,7 @@ class PrefixCache:
         return length
 
     def look(self, group: Group, limit: int) -> int:
-        """A group's longest hit, without the block that the drafter wants computed again."""
+        """A group's longest hit, without the block that the drafter needs computed again."""
         length = group.longest(limit)
         return max(0, length - 1) if self.drafter else length
 

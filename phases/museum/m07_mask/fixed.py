@@ -1,4 +1,4 @@
-"""Every row that is sampled gets its mask in every step, also the mask that allows everything."""
+"""Every row that is sampled gets its mask in every step, even the mask that allows everything."""
 
 from phases.museum.m07_mask import engine
 from phases.museum.m07_mask.engine import DIGITS as DIGITS

@@ -1,4 +1,4 @@
-"""What a runner asks of an attention backend, beside what the model asks (`gradus.models.attention`)."""
+"""The protocol of an attention backend: the model's part (`gradus.models.attention`), and the runner's."""
 
 from typing import Protocol
 
@@ -10,4 +10,4 @@ class AttentionBackend(Attention, Protocol):
     """Stores keys and values, and attends over them: everything that one phase changes and the model never sees."""
 
     def prepare(self, batch: Batch) -> None:
-        """Set one step up: lengths, pages, masks. Called once per step, before the first layer."""
+        """Set up one step: lengths, pages, masks. Called once per step, before the first layer."""

@@ -1,4 +1,4 @@
-"""A plan made ready for the device: flat tensors, and the few host numbers that an attention backend needs."""
+"""A plan prepared for the device: flat tensors, and the few host numbers that an attention backend needs."""
 
 from dataclasses import dataclass, field
 
@@ -9,16 +9,16 @@ from gradus.cache import TableChange
 
 @dataclass(slots=True)
 class Batch:
-    """The flat batch of one step: N rows, of which S spans have some each. No Sequence, no Span.
+    """The flat batch of one step: N rows, divided among S spans and padding. No Sequence, no Span.
 
     token_ids, positions, owners: [N] int64, on the model's device; the owner of a row is its span's slot.
     slots: the S spans' slots.
-    query_start, counts: span i is the counts[i] rows from query_start[i] on. Rows of no span are padding.
+    query_start, counts: span i is the counts[i] rows from query_start[i] on. Rows outside of all spans are padding.
     starts, lengths: for each span the position of its first token, and the positions stored after this step.
-    tables: for each span what has changed in its slot's block tables; None where they hold.
+    tables: for each span the change of its slot's block tables; None if they are unchanged.
     wiped: pages to fill with zeros before anything is stored (see Plan).
-    logits_rows: [R] int64, the rows that get logits; row_spans says which span each belongs to.
-    unknown: spans whose first token is only on the device yet.
+    logits_rows: [R] int64, the rows that get logits; row_spans: the span of each.
+    unknown: spans whose first token only the device knows.
     """
 
     token_ids: Tensor

@@ -1,4 +1,5 @@
-"""Decodes: one query per sequence, of all sequences at once. What they see is given as rows of the storage."""
+"""Decodes: one query per sequence, for all sequences at once. Their keys and values are given as rows of the
+storage."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,9 +10,9 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class Visible:
-    """What each of B decodes sees in one layer group: rows of the storage, int64 [B, L], oldest first.
+    """The positions that each of B decodes sees in one layer group: rows of the storage, int64 [B, L], oldest first.
 
-    seen: bool [B, L], False where a sequence is shorter than the longest. The row there is its newest once more.
+    seen: bool [B, L], False past the end of a shorter sequence. The row there repeats its newest one.
     """
 
     rows: Tensor
@@ -22,7 +23,8 @@ class Decodes(Protocol):
     """Attends for all decodes of a step at once."""
 
     def prepare(self, visible: Sequence[Visible]) -> None:
-        """Once per step: what the decodes see, in each layer group."""
+        """Set up a step. visible: the positions that the decodes see, in each layer group."""
 
     def attend(self, layer: int, q: Tensor) -> Tensor:
-        """q: [B, Hq, Dh], one query per sequence, whose own key and value are stored by now. Returns [B, Hq, Dh]."""
+        """Attend. q: [B, Hq, Dh], one query per sequence, whose key and value are stored already. Returns [B, Hq,
+        Dh]."""

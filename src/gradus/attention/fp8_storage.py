@@ -1,10 +1,10 @@
-"""Keys and values of 8 bits: half the bytes, so nearly twice the positions, and half of what a decode reads of them.
+"""Keys and values of 8 bits: half the bytes, so nearly twice the positions, and half the reading for a decode.
 
-Next to the values lie their scales (`gradus.quantization.kv`): those of a page's positions side by side, head by head,
+Their scales (`gradus.quantization.kv`) are stored separately, for a page's positions side by side, head by head,
 since a kernel attends to one head at a time and reads whole sectors of memory.
 
 Layers with a window are kept in 8 bits too. A page may serve any layer group (`gradus.cache.groups`), so its bytes must
-be the same in all of them; and they never hold more than a window of each sequence.
+be the same in all of them. They gain little, since they hold no more than a window of each sequence.
 """
 
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ from gradus.quantization.kv import SCALE, from_e4m3, to_e4m3
 class Fp8Storage(PagedStorage):
     """keys, values: e4m3. key_scales, value_scales: float32 [depth, pages + 1, Hkv, page_size]. dtype: the model's.
 
-    What is read is upcast; so is what `store` returns.
+    `read` and `store` return values upcast to `dtype`.
     """
 
     kept_as = E4M3
@@ -36,7 +36,7 @@ class Fp8Storage(PagedStorage):
         shape = (depth, count, config.num_kv_heads, page_size)
         self.key_scales, self.value_scales = (zeros(shape, SCALE, device) for _ in range(2))
         self._scales = list(zip(self.key_scales.unbind(), self.value_scales.unbind(), strict=True))
-        # torch copies by index bytes, not e4m3
+        # torch can copy bytes by index, but not e4m3
         self._bytes = [tuple(part.view(torch.uint8) for part in kept) for kept in self._rows]
 
     @property
@@ -44,7 +44,7 @@ class Fp8Storage(PagedStorage):
         return super().nbytes + self.key_scales.nbytes + self.value_scales.nbytes
 
     def scales(self, layer: int) -> tuple[Tensor, Tensor]:
-        """Of all keys and all values of a layer: [pages + 1, Hkv, page_size] each."""
+        """The scales of all keys and all values of a layer: [pages + 1, Hkv, page_size] each."""
         return self._scales[self.place(layer)[1]]
 
     def store(self, layer: int, rows: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:

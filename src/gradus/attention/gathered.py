@@ -1,7 +1,7 @@
-"""Decodes the direct way: gather what each sequence sees side by side, then attend under a mask.
+"""Decodes the direct way: gather the keys and values of each sequence side by side, then attend under a mask.
 
-Works on any device and in any type. It reads the cache, writes it out again, and reads that copy: three times the bytes
-that attention itself would move. That is the tax that a kernel which reads the pages in place need not pay.
+It works on any device and in any type. It reads the cache, writes a copy, and reads the copy: three times the bytes
+that attention itself would move. A kernel that reads the pages in place avoids this cost.
 """
 
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ class GatheredDecodes:
 
     def prepare(self, visible: Sequence[Visible]) -> None:
         self.visible = visible
-        # One place to gather into, for all layers: on a CPU, memory that is new in each costs more than the copy does
+        # One buffer to gather into, for all layers: on a CPU, new memory for each layer costs more than the copy itself
         most = max(group.rows.numel() for group in visible)
         keys = self.storage.keys
         self.copies = keys.new_empty(2, most, *keys.shape[3:], dtype=self.storage.dtype)

@@ -1,8 +1,9 @@
 """Paged attention whose steps may be part of a CUDA graph.
 
-A step of decodes is set up on the device alone, from slots and lengths: all of it may be captured. One with prompts is
-set up by the host, since what it launches depends on how long they are. Padded to one of a few numbers of rows, its
-launches depend on nothing else: then what each layer does may be captured, and setting up fills in what it reads.
+A step of decodes is set up entirely on the device, from slots and lengths, so all of it may be captured. A step with
+prompts is set up by the host, since its launches depend on the prompts' lengths. If it is padded to one of a few
+numbers of rows, its launches depend on nothing else: the layers may then be captured, and the set-up fills in their
+inputs.
 """
 
 from collections.abc import Sequence
@@ -21,14 +22,14 @@ from gradus.kernels.step.draft_rows import DraftRows
 from gradus.models.config import ModelConfig
 
 MOST_PADDED = 8192
-"""Rows of a captured step with prompts at most."""
+"""Most rows of a captured step with prompts."""
 
 
 class GraphPagedAttention(TritonPagedAttention):
     """slots: one more than run at once. The last belongs to no sequence: its block table is all 0, for padding rows.
 
-    sizes: rows of the steps with prompts that have been captured, smallest first. padded: of the step that `prepare` or
-    `prepare_beside` has set up last, the one of these that it was padded to; 0 if it has more rows.
+    sizes: rows of the captured steps with prompts, smallest first. padded: the size that `prepare` or `prepare_beside`
+    has padded the current step to; 0 if it has more rows than any size.
     """
 
     sizes: Sequence[int] = ()
@@ -39,14 +40,15 @@ class GraphPagedAttention(TritonPagedAttention):
         self.padding = slots - 1
         self._counting = torch.arange(slots + 1, dtype=torch.int32, device=self.device)
         self._places = torch.zeros(len(storage.groups), MOST_PADDED, dtype=torch.int64, device=self.device)
-        self._nowhere = torch.zeros(MOST_PADDED, dtype=torch.int64, device=self.device)  # padding's, in page 0
+        self._nowhere = torch.zeros(MOST_PADDED, dtype=torch.int64, device=self.device)  # places of padding, in page 0
 
     def wipe(self, pages: Sequence[int]) -> None:
         """Fill pages with zeros."""
         self.storage.wipe(pages)
 
     def prepare_decodes(self, slots: Tensor, lengths: Tensor) -> None:
-        """One row for each of these slots, int32 [B], whose lengths, int32 [B], count the new token. May be captured.
+        """Set up one row for each of these slots, int32 [B]. lengths: int32 [B], including the new token. May be
+        captured.
 
         A length of 0 is padding: its row attends to nothing, and in the last slot it is stored in page 0.
         """
@@ -56,10 +58,10 @@ class GraphPagedAttention(TritonPagedAttention):
             self.new_rows = list(places(slots, lengths, self.tables, self.storage.page_size))
 
     def prepare_drafts(self, slots: Tensor, rows: DraftRows, most: int) -> None:
-        """Spans of up to `most` rows for each of these slots, int32 [B]; how many each has, `rows` says. May be
+        """Set up a span of up to `most` rows for each of these slots, int32 [B]. rows: their number. May be
         captured."""
         tokens = [launch.rows // self.group for launch in self.launches]
-        # in 8 bits a tall tile has no registers left to take new keys in; where each head has its own keys, none has
+        # a tall tile in 8 bits has no registers left for new keys; without shared key heads no tile has
         tallest = tokens[0] if self.storage.scales(0) is not None else tokens[-1]
         self.fuses_rope = self.may_fuse_rope and self.group > 1 and most <= min(MOST_NEW, tallest)
         number = next((number for number, each in enumerate(tokens) if each >= most), len(tokens) - 1)
@@ -79,19 +81,19 @@ class GraphPagedAttention(TritonPagedAttention):
         self._set_up(batch)
 
     def prepare_beside(self, rows: DraftRows, prompts: Batch) -> None:
-        """The rows of decodes, one each, and after them those of prompts, whose pages are up to date."""
+        """Set up decodes, one row each, followed by prompts. The tables and wiped pages are up to date."""
         self._place_new(prompts)
         self.new_rows = [torch.cat(each) for each in zip(rows.places, self.new_rows, strict=True)]
         self._set_up(prompts, rows)
 
     def _set_up(self, prompts: Batch, decodes: DraftRows | None = None) -> None:
-        """Divide the attention of rows that have places by now: of decodes, and after them of prompts."""
+        """Divide the attention work of rows that have their places already: decodes, then prompts."""
         count = 0 if decodes is None else len(decodes.slots)
         starts = [count + start for start in prompts.query_start]
         rows = starts[-1] + prompts.counts[-1]
         owners, ends, query_start = prompts.slots, prompts.lengths, [*range(count), *starts, rows]
         self.padded = next((size for size in self.sizes if size >= rows), 0)
-        if self.padded:  # one span more, which sees nothing
+        if self.padded:  # one more span, which sees nothing
             owners, ends, query_start = [*owners, self.padding], [*ends, 0], [*query_start, self.padded]
             self.new_rows = self._padded_places(self.new_rows)
         slots, lengths, begins = upload_parts([owners, ends, query_start], torch.int32, self.device)
@@ -103,26 +105,26 @@ class GraphPagedAttention(TritonPagedAttention):
             self.plan(slots, begins, lengths, [1] * count + prompts.counts)
 
     def _padded_places(self, new_rows: list[Tensor]) -> list[Tensor]:
-        """The same where captured steps read them, and places in page 0 for padding."""
+        """Copy the places to where captured steps read them, and add places in page 0 for padding."""
         for place, rows in zip(self._places, new_rows, strict=True):
             torch.cat([rows, self._nowhere[: self.padded - len(rows)]], out=place[: self.padded])
         return [place[: self.padded] for place in self._places]
 
     def _plan_padded(self, slots: Tensor, query_start: Tensor, lengths: Tensor) -> None:
-        """As `plan`, with launches that depend on the padded number of rows alone.
+        """Divide the work like `plan`, with launches that depend only on the padded number of rows.
 
-        Spans of few tokens, as decodes are, have the smallest tiles, and longer ones those that hold the whole step, or
-        else the tallest. How many tiles each launch has at most follows from the rows that there are.
+        Short spans, such as decodes, have the smallest tiles. Longer ones have tiles that hold the whole step, or
+        else the tallest. The number of rows bounds the tiles of each launch.
         """
         self.fuses_rope = False
         size, tokens = self.padded, [launch.rows // self.group for launch in self.launches]
         number = next((number for number, each in enumerate(tokens) if each >= size), len(tokens) - 1)
         short = tokens[0] if number else size
         self.works = {group.window: [] for group in self.storage.groups}
-        crowd = min(size, self.padding + 1) if number else size  # a slot has one span, which here fits one tile
+        crowd = min(size, self.padding + 1) if number else size  # a slot has one span, and a short one fits one tile
         self._plan_spans(self.launches[0], slots, query_start, lengths, fewest=1, most=short, tiles=crowd)
         if number:
-            tiles = size // (short + 1) + size // tokens[number]  # a span's last one is not full
+            tiles = size // (short + 1) + size // tokens[number]  # a span's last tile is not full
             self._plan_spans(
                 self.launches[number], slots, query_start, lengths, fewest=short + 1, most=size, tiles=tiles
             )

@@ -1,11 +1,11 @@
-"""Attention over pages: the keys and values of a sequence lie wherever its block table says.
+"""Attention over pages: a sequence's block table says where its keys and values lie.
 
-A step mixes spans of any kind. What all of them need is worked out once per step, as row numbers of the storage: where
-the new keys and values go, and which rows each span sees. Prompts and their chunks are attended to one by one, since
-there are few in a step; the decodes, one row each, all at once.
+A step mixes spans of any kind. Row numbers of the storage are computed once per step: where the new keys and values
+go, and which rows each span sees. Prompts and their chunks attend one by one, since
+there are few in a step; decodes, one row each, attend all at once.
 
 The plain form is phases/p04_paged_cache/attention.py. This one adds a block table per layer group, tables that stay on
-the device and are told only their changes, and decodes without a gather on a CPU.
+the device and receive only changes, and decodes without a gather on a CPU.
 """
 
 from collections.abc import Sequence
@@ -27,10 +27,10 @@ from gradus.models.config import ModelConfig
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A span of more than one row: `span` are its rows in the batch, `start` the position of the first.
+    """A span of more than one row. span: its rows in the batch. start: the position of the first.
 
     seen: for each layer group the position of the oldest key that it sees, and the rows of the storage from there to
-    its end; empty for a span that starts at 0, which holds all that it sees.
+    its end; empty for a span that starts at 0, which sees only its own keys.
     """
 
     span: slice
@@ -39,10 +39,10 @@ class Prompt:
 
 
 class PagedAttention:
-    """Stores and attends by block tables, of which it keeps one for each slot and layer group on the device.
+    """Stores and attends by block tables, and keeps one on the device for each slot and layer group.
 
-    slots: how many sequences run at once. Tables change seldom (a decode enters a new page every page_size steps), so a
-    step sends only those that did.
+    slots: the number of sequences that run at once. Tables change seldom (a decode enters a new page every page_size
+    steps), so a step sends only changes.
     """
 
     def __init__(self, config: ModelConfig, storage: PagedStorage, slots: int) -> None:
@@ -51,9 +51,9 @@ class PagedAttention:
         self.device = storage.keys.device
         longest = -(-config.context_length // storage.page_size)
         self.tables = torch.zeros(len(storage.groups), slots, longest, dtype=torch.int64, device=self.device)
-        # places and pages for the changes of a step of decodes: of each, seldom more than one per group
-        self._told = torch.zeros(2 * len(storage.groups) * slots, dtype=torch.int64, device=self.device)
-        self._staging = Staging(self._told.shape, torch.int64, self.device)
+        # places and pages of the changes in a step of decodes: seldom more than one page per slot and group
+        self._changes = torch.zeros(2 * len(storage.groups) * slots, dtype=torch.int64, device=self.device)
+        self._staging = Staging(self._changes.shape, torch.int64, self.device)
         sparse = SparseDecodes.supports(storage)
         self.decodes: Decodes = SparseDecodes(config, storage) if sparse else GatheredDecodes(config, storage)
 
@@ -70,29 +70,29 @@ class PagedAttention:
             self.decodes.prepare(self._visible([slot for slot, _, _ in decodes], [start for _, _, start in decodes]))
 
     def _begin(self, batch: Batch) -> None:
-        """What every step in torch starts with: pages in order, and places for what is new."""
+        """Begin a step in torch: update pages, and find the places of new keys and values."""
         self.update_pages(batch)
         self._place_new(batch)
 
     def update_pages(self, batch: Batch) -> None:
-        """What every step starts with, in torch and in kernels: pages wiped, tables up to date."""
+        """Begin any step, in torch or in kernels: wipe pages, and update the tables."""
         self.storage.wipe(batch.wiped)
         self.update_tables(batch.slots, batch.tables)
 
     def update_tables(self, slots: Sequence[int], changes: Sequence[TableChange | None]) -> None:
-        """Take over what has changed in the block tables of these slots.
+        """Apply the changes of these slots' block tables.
 
-        Entries beyond the new end of a table stay as they were: no position that is stored or read leads there.
+        Entries past a table's new end remain, because no stored or read position uses them.
         """
         _, rows, longest = self.tables.shape
         pages: list[int] = []
         places: list[int] = []
         for slot, change in zip(slots, changes, strict=True):
-            if change is None:  # as it is with most decodes
+            if change is None:  # as with most decodes
                 continue
             kept, tables = change
             for group, new in enumerate(tables):
-                if kept + len(new) > longest:  # the rest would land in the next slot's table
+                if kept + len(new) > longest:  # the rest would overwrite the next slot's table
                     raise ValueError(f"slot {slot} has {kept + len(new)} pages, and its block table room for {longest}")
                 first = (group * rows + slot) * longest + kept
                 places += range(first, first + len(new))
@@ -102,20 +102,20 @@ class PagedAttention:
             self.tables.view(-1).scatter_(0, where, what)
 
     def _upload(self, numbers: list[int]) -> Tensor:
-        """Numbers on the device: int64 [len(numbers)], until the next call."""
-        if len(numbers) > len(self._told):  # prompts begin
+        """Send numbers to the device: int64 [len(numbers)], valid until the next call."""
+        if len(numbers) > len(self._changes):  # in a step with new prompts
             return upload(numbers, torch.int64, self.device)
-        told = self._told[: len(numbers)]
+        changes = self._changes[: len(numbers)]
         self._staging.fill()[: len(numbers)] = numbers
-        self._staging.send(told)
-        return told
+        self._staging.send(changes)
+        return changes
 
     def _place_new(self, batch: Batch) -> None:
-        """The rows that this step's keys and values are stored in, one for each row of the batch."""
+        """Find the storage rows of this step's keys and values, one for each row of the batch."""
         self.new_rows = [self._rows(group, batch.owners, batch.positions) for group in range(len(self.tables))]
 
     def _rows(self, group: int, slots: Tensor, positions: Tensor) -> Tensor:
-        """Where positions of slots are stored. Both int64, of shapes that broadcast."""
+        """The storage rows of slots' positions. Both are int64, with shapes that broadcast."""
         page_size = self.storage.page_size
         return self.tables[group, slots, positions // page_size] * page_size + positions % page_size
 
@@ -132,7 +132,7 @@ class PagedAttention:
         return Prompt(span, start, tuple(zip(oldest, rows, strict=True)))
 
     def _visible(self, slots: list[int], positions: list[int]) -> list[Visible]:
-        """What the queries at `positions` of `slots` see, in each layer group."""
+        """List the rows that the queries at `positions` of `slots` see, in each layer group."""
         owners = torch.tensor(slots, device=self.device).unsqueeze(1)
         newest = torch.tensor(positions, device=self.device).unsqueeze(1)
         visible = []
@@ -140,8 +140,8 @@ class PagedAttention:
             oldest = [_oldest(position, group.window) for position in positions]
             width = 1 + max(last - first for first, last in zip(oldest, positions, strict=True))
             seen = torch.tensor(oldest, device=self.device).unsqueeze(1) + torch.arange(width, device=self.device)
-            # Read the newest row again beyond a sequence's end: a masked NaN is still a NaN, and page 0, or a stale
-            # entry of the table, could lead to another sequence's.
+            # Past a sequence's end, read its newest row again: a masked NaN is still a NaN, and page 0, or a stale
+            # entry of the table, could lead to another sequence's NaN.
             rows = self._rows(number, owners, torch.minimum(seen, newest))
             visible.append(Visible(rows, seen <= newest))
         return visible
@@ -149,7 +149,7 @@ class PagedAttention:
     # -- in each layer -----------------------------------------------------------------------------------------------
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        # as they are stored: a prompt's logits may not depend on which of its tokens came in an earlier chunk
+        # use the stored values: a prompt's logits must not depend on how it was divided into chunks
         k, v = self.storage.store(layer, self.new_rows[self.storage.place(layer)[0]], k, v)
         out = torch.empty_like(q)
         for prompt in self.prompts:
@@ -180,7 +180,7 @@ def _oldest(position: int, window: int | None) -> int:
 
 
 def _indices(rows: list[int], device: torch.device) -> slice | Tensor:
-    """`rows` as an index: rows that follow each other, as decodes mostly do, need not be copied to be picked."""
+    """Make an index of `rows`. Consecutive rows, as decodes mostly are, become a slice, which copies nothing."""
     if rows and rows == list(range(rows[0], rows[0] + len(rows))):
         return slice(rows[0], rows[-1] + 1)
     return torch.tensor(rows, dtype=torch.int64, device=device)

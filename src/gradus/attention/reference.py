@@ -1,4 +1,4 @@
-"""Causal attention of one span, in plain torch: what every other backend is checked against."""
+"""Causal attention of one span, in plain torch: the reference for every other backend."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,7 +19,7 @@ def attend_causal(
     window: int | None = None,
     softcap: float | None = None,
 ) -> Tensor:
-    """Softmax attention (Vaswani et al. 2017, section 3.2.1) of the queries at positions start, start + 1, …
+    """Compute softmax attention (Vaswani et al. 2017, section 3.2.1) for the queries at positions start, start + 1, …
 
     q: [n, Hq, Dh]; keys, values: [Hkv, m, Dh], positions 0 … m - 1, m = start + n. Returns [n, Hq, Dh].
     window: a query sees itself and the window - 1 positions before it (Mistral, Gemma 3); None sees all.
@@ -27,7 +27,7 @@ def attend_causal(
     """
     n, m = q.shape[0], keys.shape[1]
     if n == 1 and window is not None and m > window:
-        keys, values = keys[:, -window:], values[:, -window:]  # what a lone query cannot see need not be read
+        keys, values = keys[:, -window:], values[:, -window:]  # a lone query reads only its window
         start, m = window - 1, window
     if softcap is not None:
         visible = causal_mask(n, m, start, window, q.device)[None]
@@ -43,15 +43,15 @@ def attend_causal(
 
 
 def _attend_to_the_end(q: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
-    """Queries at the end of what they see, on a GPU: torch's kernels know that alignment by name.
+    """Attend with queries at the end of their keys, on a GPU: torch's kernels support this alignment by name.
 
-    Given the same mask as a tensor, torch falls back to writing all scores out, and a long prompt that comes in chunks
-    takes many times as long as whole.
+    With the same mask as a tensor, torch would write all scores out, and a long prompt in chunks
+    would take many times as long as whole.
     """
     from torch.nn.attention.bias import causal_lower_right  # here: torch's compiler comes with it
 
     group = q.shape[1] // keys.shape[0]
-    if group > 1 and q.dtype == torch.float32:  # its kernel for float32 wants a key head for each query head
+    if group > 1 and q.dtype == torch.float32:  # the float32 kernel needs one key head per query head
         keys, values = keys.repeat_interleave(group, 0), values.repeat_interleave(group, 0)
     return _attend(q, keys, values, scale, mask=causal_lower_right(q.shape[0], keys.shape[1]))
 
@@ -59,7 +59,7 @@ def _attend_to_the_end(q: Tensor, keys: Tensor, values: Tensor, scale: float) ->
 def _attend(
     q: Tensor, keys: Tensor, values: Tensor, scale: float, *, mask: Tensor | None = None, is_causal: bool = False
 ) -> Tensor:
-    """torch's fused attention, in the shapes of `attend_causal`."""
+    """Call torch's fused attention with the shapes of `attend_causal`."""
     out = _fused(
         q.transpose(0, 1).unsqueeze(0),  # [1, Hq, n, Dh]: the layout that torch's kernels read
         keys.unsqueeze(0),
@@ -73,13 +73,13 @@ def _attend(
 
 
 def attend_side_by_side(q: Tensor, keys: Tensor, values: Tensor, *, scale: float) -> Tensor:
-    """Causal attention of B whole sequences. q: [B, n, Hq, Dh]; keys, values: [B, Hkv, n, Dh]. Returns as q."""
+    """Attend causally in B whole sequences. q: [B, n, Hq, Dh]; keys, values: [B, Hkv, n, Dh]. Returns q's shape."""
     grouped = q.shape[2] != keys.shape[1]
     return _fused(q.transpose(1, 2), keys, values, is_causal=True, scale=scale, enable_gqa=grouped).transpose(1, 2)
 
 
 def causal_mask(n: int, m: int, start: int, window: int | None, device: torch.device) -> Tensor:
-    """[n, m] bool, True where query start + i may see key j: j ≤ start + i, and j > start + i - window."""
+    """Make an [n, m] bool mask, True where query start + i may see key j: j ≤ start + i, and j > start + i - window."""
     queries = torch.arange(start, start + n, device=device).unsqueeze(1)
     keys = torch.arange(m, device=device).unsqueeze(0)
     visible = keys <= queries
@@ -89,18 +89,18 @@ def causal_mask(n: int, m: int, start: int, window: int | None, device: torch.de
 def attend_masked(
     q: Tensor, keys: Tensor, values: Tensor, visible: Tensor, *, scale: float, softcap: float | None = None
 ) -> Tensor:
-    """Softmax attention of B sequences side by side, each over keys of its own.
+    """Attend in B sequences side by side, each over its own keys.
 
-    q: [B, n, Hq, Dh]; keys, values: [B, Hkv, m, Dh]; visible: bool [B, n, m], with at least one key for each query.
+    q: [B, n, Hq, Dh]; keys, values: [B, Hkv, m, Dh]; visible: bool [B, n, m], with at least one key per query.
     Returns [B, n, Hq, Dh].
     """
     heads, group = keys.shape[1], q.shape[2] // keys.shape[1]
-    # Query heads that share a key head become more queries of it, and no key is copied: [B, Hkv, n · group, Dh]
+    # Query heads that share a key head become additional queries of it, so no key is copied: [B, Hkv, n · group, Dh]
     grouped = q.unflatten(2, (heads, group)).transpose(1, 2).flatten(2, 3)
     mask = visible.repeat_interleave(group, dim=1).unsqueeze(1)
     if softcap is None:
         out = _fused(grouped, keys, values, attn_mask=mask, scale=scale)
-    else:  # torch's fused attention has no soft cap: the formula written out
+    else:  # torch's fused attention has no soft cap, so write the formula out
         scores = softcap * torch.tanh((grouped @ keys.transpose(-2, -1)).float() * scale / softcap)
         out = scores.masked_fill(~mask, float("-inf")).softmax(-1).to(values.dtype) @ values
     return out.unflatten(2, (-1, group)).transpose(1, 2).flatten(2, 3)
@@ -110,7 +110,7 @@ def attend_masked(
 
 
 def _fused(q: Tensor, keys: Tensor, values: Tensor, **options: Any) -> Tensor:
-    """torch's fused attention; on a GPU by any of its kernels but cuDNN's."""
+    """Call torch's fused attention; on a GPU with any of its kernels except cuDNN's."""
     if not q.is_cuda:
         return F.scaled_dot_product_attention(q, keys, values, **options)
     with without_cudnn_attention():
@@ -119,11 +119,11 @@ def _fused(q: Tensor, keys: Tensor, values: Tensor, **options: Any) -> Tensor:
 
 @contextmanager
 def without_cudnn_attention() -> Iterator[None]:
-    """Choose among torch's other attention kernels inside this block; afterwards torch's settings are what they were.
+    """Exclude cuDNN's attention kernel within this block, and restore torch's setting afterwards.
 
     cuDNN makes a plan for every new shape, and a decode has one more key at every step, so each of its calls would take
-    as long as hundreds. The kernel is chosen on the host, when the operation is called: a captured graph keeps it.
-    `torch.nn.attention.sdpa_kernel` also works, but saves and restores every flag, in every layer.
+    as long as hundreds of others. The host chooses the kernel when the operation is called, and a captured graph keeps
+    it. `torch.nn.attention.sdpa_kernel` also works, but saves and restores every flag, in every layer.
     """
     before = torch.backends.cuda.cudnn_sdp_enabled()
     torch.backends.cuda.enable_cudnn_sdp(False)

@@ -1,10 +1,11 @@
 """Decodes on a CPU without a gather: a block table is the pattern of a sparse matrix.
 
-Put all keys of a layer into one matrix, a row for each position and head, [rows * Hkv, Dh], and the queries of all
-sequences and heads into another, [B * Hq, Dh]. Of their product only a few entries are wanted: those where a query
-meets a key that it sees. That is a sampled product (SDDMM), whose pattern is what the block tables say; and the sum of
-values by weights is a product with a sparse matrix of the same pattern. Torch's CPU kernels for both read rows where
-they lie and compute nothing that is not wanted: no copy of the cache, no padding to the longest, no mask.
+Put all keys of a layer into one matrix, one row per position and head, [rows * Hkv, Dh], and the queries of all
+sequences and heads into another, [B * Hq, Dh]. Only a few entries of their product are needed: those where a query
+meets a key that it sees. That is a sampled product (SDDMM), with the pattern of the block tables. The weighted sum of
+values is a product with a sparse matrix of the same pattern. Torch's CPU kernels for both read rows in place and
+compute
+only the needed entries: no copy of the cache, no padding to the longest, no mask.
 
 At SmolLM2's shape (32 sequences of 64 to 320 positions) this takes about half the time of gathering and attending.
 """
@@ -24,11 +25,12 @@ from gradus.models.config import ModelConfig
 
 @dataclass(frozen=True, slots=True)
 class Pattern:
-    """Which query meets which keys in one layer group: E entries in B * Hq lines, one per sequence and query head.
+    """The keys that each query sees in one layer group: E entries in B * Hq lines, one per sequence and query head.
 
     entries: sparse CSR [B * Hq, rows * Hkv], whose values each layer overwrites. ends: [B * Hq + 1], line i being the
-    entries ends[i] to ends[i + 1]; columns: [E], the key and value that an entry is about.
-    padded: [B * Hq, L], -inf where a line has no entry: softmax wants a rectangle. cells: [E], their places in it.
+    entries ends[i] to ends[i + 1]; columns: [E], the row of each entry's key and value.
+    padded: [B * Hq, L], -inf where a line has no entry, since softmax needs a rectangle. cells: [E], the entries'
+    places in it.
     """
 
     entries: Tensor
@@ -39,7 +41,8 @@ class Pattern:
 
 
 class SparseDecodes:
-    """Two sparse products and a softmax per layer, for float32 on a CPU: torch has no such kernels for other types."""
+    """Two sparse products and a softmax per layer, only for float32 on a CPU: torch lacks such kernels for other
+    types."""
 
     @staticmethod
     def supports(storage: PagedStorage) -> bool:
@@ -51,7 +54,7 @@ class SparseDecodes:
         # each layer's keys and values as matrices, [rows * Hkv, Dh]: views
         self.matrices = [[part.flatten(0, 1) for part in storage.rows(layer)] for layer in range(config.num_layers)]
         self.heads = torch.arange(config.num_heads) // (config.num_heads // config.num_kv_heads)
-        with warnings.catch_warnings():  # torch says once that CSR tensors are a beta feature: let it be here
+        with warnings.catch_warnings():  # torch warns once that CSR tensors are in beta: trigger and silence it here
             warnings.simplefilter("ignore")
             _csr(torch.zeros(2, dtype=torch.int64), torch.zeros(0, dtype=torch.int64), count=1)
 
@@ -79,7 +82,7 @@ class SparseDecodes:
         scores = scores if cap is None else cap * torch.tanh(scores / cap)
         pattern.padded.view(-1).scatter_(0, pattern.cells, scores)
         weights = pattern.padded.softmax(-1).view(-1).index_select(0, pattern.cells)
-        # a bag is a line of the sparse matrix: the sum of its columns' values, each times its weight
+        # a bag is a line of the sparse matrix: the weighted sum of its columns' values
         out = F.embedding_bag(
             pattern.columns, values, pattern.ends, mode="sum", per_sample_weights=weights, include_last_offset=True
         )
@@ -87,7 +90,7 @@ class SparseDecodes:
 
 
 def _csr(ends: Tensor, columns: Tensor, count: int) -> Tensor:
-    """A sparse matrix of `count` columns, with zeros for entries."""
+    """Make a sparse matrix of `count` columns whose entries are zeros."""
     return torch.sparse_csr_tensor(
         ends, columns, torch.zeros(len(columns)), size=(len(ends) - 1, count), check_invariants=False
     )

@@ -1,8 +1,8 @@
-"""The keys and values of all sequences, in one heap of pages: which page holds what only the cache manager knows.
+"""The keys and values of all sequences, in one heap of pages. Only the cache manager knows which page holds what.
 
 A page is `page_size` positions of one sequence, for all layers of a group. Within a layer the positions of all pages
 lie one after the other, so position p of a sequence is row page * page_size + p % page_size of the layer, `page` being
-entry p // page_size of its block table (Kwon et al. 2023, section 4.2). That number is all that attention needs.
+entry p // page_size of its block table (Kwon et al. 2023, section 4.2). Attention needs only this row number.
 """
 
 from collections.abc import Sequence
@@ -20,13 +20,13 @@ from gradus.models.config import ModelConfig
 class PagedStorage:
     """keys, values: [depth, pages + 1, page_size, Hkv, Dh], `depth` being the layers of a group. Page 0 is for padding.
 
-    Allocated once, as zeros and not as what memory happens to hold: a masked position has the weight 0, and 0 times
-    an infinity would be NaN. On a CPU a page takes memory once something is stored in it. dtype: of what is stored and
-    read.
+    It is allocated once, and filled with zeros: a masked position has the weight 0, but 0 times an infinity left in
+    memory would be NaN. On a CPU a page takes memory once something is stored in it. dtype: the type of tensors that
+    `store` takes and `read` returns.
     """
 
     kept_as: ClassVar[torch.dtype | None] = None
-    """The type of keys and values where it is not that of what is stored and read."""
+    """The type of keys and values in memory, if it differs from `dtype`."""
 
     def __init__(
         self, config: ModelConfig, pages: int, page_size: int, dtype: torch.dtype, device: torch.device
@@ -42,7 +42,7 @@ class PagedStorage:
         depth = max(len(group.layers) for group in self.groups)
         shape = (depth, pages + 1, page_size, config.num_kv_heads, config.head_dim)
         self.keys, self.values = (zeros(shape, self.kept_as or dtype, device) for _ in range(2))
-        # Every layer's rows, [rows, Hkv, Dh]: views that would cost more to cut in each layer than what is done to them
+        # Every layer's rows, [rows, Hkv, Dh]: making these views in each layer would cost more than using them
         self._rows = list(zip(self.keys.flatten(1, 2).unbind(), self.values.flatten(1, 2).unbind(), strict=True))
 
     @property
@@ -58,13 +58,13 @@ class PagedStorage:
         return self._rows[self._places[layer][1]]
 
     def scales(self, layer: int) -> tuple[Tensor, Tensor] | None:
-        """The scales of a layer's keys and values; None where they are stored as they come."""
+        """The scales of a layer's keys and values; None if they are stored unrounded."""
         return None
 
     def store(self, layer: int, rows: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """rows: [N] int64; k, v: [N, Hkv, Dh]. One write for all keys, and one for all values.
+        """Store k and v, [N, Hkv, Dh], in rows, [N] int64, with one write for all keys and one for all values.
 
-        Returns k and v as they would be read again.
+        Returns k and v as `read` would return them.
         """
         keys, values = self.rows(layer)
         keys.index_copy_(0, rows, k)
@@ -72,7 +72,7 @@ class PagedStorage:
         return k, v
 
     def read(self, layer: int, rows: Tensor, out: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Copies of some rows, int64 [R] → keys and values, [R, Hkv, Dh] each: the gather that paging costs.
+        """Copy some rows, int64 [R] → keys and values, [R, Hkv, Dh] each: the gather that paging costs.
 
         out: [2, R, Hkv, Dh], to copy into.
         """
@@ -82,7 +82,7 @@ class PagedStorage:
         return torch.index_select(keys, 0, rows, out=out[0]), torch.index_select(values, 0, rows, out=out[1])
 
     def wipe(self, pages: Sequence[int]) -> None:
-        """Fill pages with zeros, in all layers. Page 0 too: padding may have stored the same poison there."""
+        """Fill pages with zeros, in all layers, and page 0 too: padding may have stored the same poison there."""
         if pages:
             where = upload([0, *pages], torch.int64, self.keys.device)
             self.keys.index_fill_(1, where, 0)

@@ -1,8 +1,8 @@
-"""Paged attention without the gather: the Triton kernels of `gradus.kernels` read the pages where they lie.
+"""Paged attention without the gather: the Triton kernels of `gradus.kernels` read the pages in place.
 
-The backend around them does what `PagedAttention` does (tables by slot, the rows where new keys and values go) and
-plans the step: spans are sorted into a few launch shapes by their length, and how each launch divides its work is
-decided on the GPU. A step of decodes takes one launch shape; one that reads prompts beside them takes two or three.
+In addition to `PagedAttention`'s work (tables by slot, the rows of new keys and values), this backend
+plans the step: it sorts spans into a few launch shapes by their length, and the GPU decides how each launch divides its
+work. A step of decodes takes one launch shape; a step that also reads prompts takes two or three.
 """
 
 from collections.abc import Sequence
@@ -41,7 +41,7 @@ FUSED_ROPE_WIDTH = 64
 
 
 class TritonPagedAttention(PagedAttention):
-    """slots: how many sequences run at once. The storage is on a CUDA GPU; or on a CPU, for Triton's interpreter."""
+    """slots: sequences that run at once. The storage is on a CUDA GPU, or on a CPU for Triton's interpreter."""
 
     fuses_rope: (
         bool  # of this step: whether attention rotates and stores heads itself (`gradus.kernels.attention.new_token`)
@@ -59,7 +59,7 @@ class TritonPagedAttention(PagedAttention):
         self.partials = Partials(
             self.launches, kv_heads=config.num_kv_heads, head_dim=config.head_dim, device=self.device
         )
-        # views are made once: making one takes the host longer than it looks, and every layer needs two
+        # views are made once: making one takes the host a while, and every layer needs two
         self._pages = list(zip(storage.keys.unbind(), storage.values.unbind(), strict=True))
         self._works: dict[tuple[Launch, int | None, int], Work] = {}
         hopper = suits_hopper(config, storage, able)
@@ -75,7 +75,7 @@ class TritonPagedAttention(PagedAttention):
     def plan(self, slots: Tensor, query_start: Tensor, lengths: Tensor, counts: Sequence[int]) -> None:
         """Divide a step's attention among programs, on the GPU: see `Work.lay_out` for the tensors.
 
-        counts: each span's new tokens, on the host. Launches depend on nothing else, so a captured step may be replayed
+        counts: each span's new tokens, on the host. Launches depend only on these, so a captured step may be replayed
         with other slots and lengths.
         """
         self.fuses_rope = self.may_fuse_rope and max(counts) == 1
@@ -93,19 +93,21 @@ class TritonPagedAttention(PagedAttention):
     def _plan_spans(
         self, launch: Launch, slots: Tensor, query_start: Tensor, lengths: Tensor, *, fewest: int, most: int, tiles: int
     ) -> None:
-        """Those of `fewest` to `most` new tokens, in so many tiles at most."""
+        """Plan the spans of `fewest` to `most` new tokens, in at most `tiles` tiles."""
         for window, works in self.works.items():
             work = self._work(launch, window, triton.next_power_of_2(tiles))
             work.lay_out(slots, query_start, lengths, fewest=fewest, most=most)
             works.append(work)
 
     def _of_prompts(self, counts: Sequence[int]) -> Launch:
-        """The shape for the longest spans, of so many new tokens. Kernels differ in the order of sums only."""
+        """Choose the launch shape for the longest spans, with `counts` new tokens. Kernels differ only in the order of
+        sums."""
         fills = fills_hopper(counts, self.group, self.config.num_kv_heads, self.processors)
         return HOPPER if self.hopper is not None and fills else self.launches[-1]
 
     def _work(self, launch: Launch, window: int | None, tiles: int) -> Work:
-        """Work lists are kept, since captured graphs know them by address. Sizes are powers of two, so few."""
+        """Get or make a work list. They are kept, since captured graphs hold their addresses. Sizes are powers of two,
+        so there are few."""
         key = (launch, window, tiles)
         if key not in self._works:
             self._works[key] = Work(
@@ -117,7 +119,7 @@ class TritonPagedAttention(PagedAttention):
     # -- in each layer -----------------------------------------------------------------------------------------------
 
     def destination(self, layer: int) -> tuple[Tensor, Tensor, Tensor, tuple[Tensor, Tensor] | None]:
-        """Where a kernel may store this step's keys and values itself: see `gradus.kernels.fuse.model`."""
+        """The storage where a kernel may put this step's keys and values itself: see `gradus.kernels.fuse.model`."""
         group, index = self.storage.place(layer)
         return *self._pages[index], self.new_rows[group], self.storage.scales(layer)
 
@@ -126,7 +128,7 @@ class TritonPagedAttention(PagedAttention):
         return self.attend_stored(layer, q)
 
     def attend_stored(self, layer: int, q: Tensor) -> Tensor:
-        """q: [N, Hq, Dh], rotated, whose keys and values are stored by now. Returns [N, Hq, Dh]."""
+        """Attend. q: [N, Hq, Dh], rotated, whose keys and values are stored already. Returns [N, Hq, Dh]."""
         return self._attend(layer, q, None)
 
     def store_and_attend(self, layer: int, qkv: Tensor, rope: FusedRope) -> Tensor:
@@ -152,23 +154,23 @@ class TritonPagedAttention(PagedAttention):
 
 
 def suits_hopper(config: ModelConfig, storage: PagedStorage, able: Capability) -> bool:
-    """Whether long prompts of this model and cache, on this GPU, are what `hopper_attention` was written for.
+    """Whether `hopper_attention` supports this model and cache on this GPU.
 
-    Its instructions (warpgroup products) are those of compute capability 9.0 and of no later one.
+    Only compute capability 9.0 has its instructions (warpgroup products), no later one.
     """
     group = config.num_heads // config.num_kv_heads
     return (
         able == (9, 0)
         and storage.dtype == storage.keys.dtype == torch.bfloat16
         and (config.head_dim, storage.page_size) == (HOPPER_HEAD_DIM, HOPPER_PAGE)
-        and HOPPER.rows // 2 % group == 0  # a consumer has whole tokens
+        and HOPPER.rows // 2 % group == 0  # each consumer handles whole tokens
         and config.attention_softcap is None
         and all(window is None for window in config.windows)
     )
 
 
 def hopper_prompts(pages: Sequence[tuple[Tensor, Tensor]], processors: int) -> "HopperPrompts | None":
-    """The kernel on these layers' pages. None without the Gluon that it was written in."""
+    """Make the kernel for these layers' pages; None if Triton lacks the Gluon that it is written in."""
 
     def load() -> "type[HopperPrompts]":
         from gradus.kernels.attention.hopper import HopperPrompts
@@ -180,5 +182,5 @@ def hopper_prompts(pages: Sequence[tuple[Tensor, Tensor]], processors: int) -> "
 
 
 def _processors(device: torch.device) -> int:
-    """Multiprocessors of a GPU; 1 for Triton's interpreter, which runs one program after the other."""
+    """The number of a GPU's multiprocessors; 1 for Triton's interpreter, which runs one program after the other."""
     return 1 if device.type == "cpu" else torch.cuda.get_device_properties(device).multi_processor_count

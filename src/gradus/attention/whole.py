@@ -1,6 +1,6 @@
-"""Attention over one whole sequence that is read in one step: each token sees those before it, and nothing is kept.
+"""Attention over one whole sequence in one step: each token sees those before it, and nothing is kept.
 
-For looking at a model without an engine: its statistics, its divergence from another, heads to be trained on it.
+It serves to examine a model without an engine: its statistics, its divergence from another, training heads on it.
 """
 
 import torch
@@ -14,7 +14,7 @@ from gradus.quantization.kv import rounded
 class WholeSequence:
     """An attention backend for a model's forward pass, `gradus.models.attention.Attention`.
 
-    fp8: keys and values are what a cache in 8 bits would keep of them.
+    fp8: round keys and values like a cache in 8 bits.
     """
 
     def __init__(self, config: ModelConfig, fp8: bool = False) -> None:
@@ -31,9 +31,9 @@ class WholeSequence:
 
 
 class WholeSequences:
-    """The same of many: the flat batch is `count` sequences of one length, one after the other.
+    """The same for many sequences: the flat batch is `count` sequences of equal length, one after the other.
 
-    What follows a text's end, to fill it up to that length, changes nothing before it.
+    Shorter texts are padded at the end, which changes nothing before it.
     """
 
     def __init__(self, config: ModelConfig, count: int) -> None:

@@ -1,13 +1,13 @@
-"""Where keys and values are kept, as numbers: which positions are stored, on which pages. Never a tensor, no torch.
+"""The bookkeeping of keys and values: which positions are stored, on which pages. No tensors, no torch.
 
-The protocol that every cache manager follows stands below. Then read:
+The protocol of every cache manager is below. Then read:
 
-    pool.py         pages, handed out by reference count;  idle.py: those that only the index keeps, in LRU order
+    pool.py         pages, handed out by reference count;  idle.py: pages that only the index keeps, in LRU order
     paged.py        the final engine's cache manager
     radix.py        the prefix index: tokens to pages
-    groups.py       layers whose pages live and die together;  windows.py: how many pages a window needs
+    groups.py       layers that share block tables;  windows.py: the number of pages that a window needs
     usage.py        how full a cache is
-    inspection.py   what a cache shows of itself to a probe
+    inspection.py   a cache's state for a probe
 """
 
 from collections.abc import Hashable
@@ -15,9 +15,9 @@ from typing import NamedTuple, Protocol
 
 
 class TableChange(NamedTuple):
-    """What is new in a sequence's block tables since its last plan. A snapshot: it stays as it is.
+    """The change of a sequence's block tables since its last plan: a snapshot, which never changes.
 
-    pages: a tuple per layer group, all equally long: what follows the first `kept` entries, which have not changed.
+    pages: one tuple per layer group, all equally long: the entries after the first `kept`, which are unchanged.
     """
 
     kept: int
@@ -27,7 +27,7 @@ class TableChange(NamedTuple):
 class CacheManager(Protocol):
     """Decides what is stored and where; the attention backend owns the tensors themselves.
 
-    A sequence is known by its id alone. "Stored" counts positions from 0 whose keys and values will be there once
+    A sequence is known only by its id. "Stored" counts positions from 0 whose keys and values will exist once
     every step planned so far has run.
     """
 
@@ -35,16 +35,17 @@ class CacheManager(Protocol):
         """Whether a sequence of `length` positions, run in spans of at most `longest_span`, could ever be served."""
 
     def stored(self, id: Hashable) -> int:
-        """How many positions of the sequence are stored: the next span starts here. 0 for one never seen."""
+        """The number of the sequence's stored positions, where its next span starts. 0 for a sequence never seen."""
 
     def reserve(self, id: Hashable, end: int) -> bool:
-        """Make room so that positions [0, end) are stored after this step: all or nothing, False if there is none."""
+        """Make room so that positions [0, end) are stored after this step: all or nothing. False if there is no
+        room."""
 
     def table_change(self, id: Hashable) -> TableChange | None:
-        """What is new in the sequence's block tables since this was last asked; None if nothing is, or no pages are."""
+        """The change of the sequence's block tables since the last call; None if there is none, or no pages."""
 
     def release(self, id: Hashable) -> None:
-        """Forget the sequence and free its room. A sequence never seen is no mistake."""
+        """Forget the sequence and free its room. A sequence never seen is allowed."""
 
     def check(self) -> None:
-        """Assert the invariants: tests call it after every step, the server when it is idle."""
+        """Assert the invariants. Tests call it after every step, the server when it is idle."""

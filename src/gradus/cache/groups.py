@@ -1,9 +1,9 @@
-"""Layers whose pages live and die together.
+"""Groups of layers that share a block table, so that their pages are taken and freed together.
 
-A layer with a sliding window never reads what lies before its window, so its pages can be freed while a layer with full
-attention keeps its own: their block tables differ. Layers of one window form groups, each with a block table of its
-own. All groups of a model have the same number of layers, so a page has the same bytes in every group, and one pool
-serves all of them: what the windows free, the full layers can use. (Gemma 3 270M: 15 layers with a window, 3 without;
+A layer with a sliding window never reads positions before its window, so its pages can be freed while a layer with full
+attention keeps its own: their block tables differ. Layers with the same window form groups, each with its own block
+table. All groups of a model have the same number of layers, so a page has the same bytes in every group, and one pool
+serves all of them: full layers can use the pages that windows free. (Gemma 3 270M: 15 layers with a window, 3 without;
 6 groups of 3.) No torch here.
 """
 
@@ -13,16 +13,16 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class LayerGroup:
-    """window: positions that a query sees, itself included; None is all. layers: indices in the model, ascending."""
+    """window: positions that a query sees, including its own; None: all. layers: indices in the model, ascending."""
 
     window: int | None
     layers: tuple[int, ...]
 
 
 def layer_groups(windows: Sequence[int | None]) -> tuple[LayerGroup, ...]:
-    """Split a model's layers, known by their windows, into groups. The groups without a window come first.
+    """Split a model's layers into groups by their windows. The groups without a window come first.
 
-    The rarest window decides how many layers a group has; the last group of another window may have fewer, and then
+    The rarest window decides the number of layers per group. The last group of another window may have fewer, and then
     leaves a part of each of its pages unused.
     """
     members: dict[int | None, list[int]] = {}

@@ -1,11 +1,12 @@
 """Idle pages, the least recently used first: exact LRU order at a constant cost per page.
 
-A line of page numbers in an array. A page joins at the end, and leaves from anywhere: its entry becomes 0, a hole. The
-front skips holes, and when the line reaches the end of the array, it moves back to the start without its holes. The
-array is twice as long as there are pages, so at least as many pages join between two moves as one of them copies.
+The pages form a line of numbers in an array. A page joins at the end, and may leave from anywhere: its entry becomes 0,
+a hole. The front skips holes. When the line reaches the end of the array, it moves back to the start without its holes.
+The array has twice as many entries as there are pages, so a move never copies more pages than have joined since the
+last.
 
-Everything that exists per page is an array entry: nothing is allocated for a page, and the garbage collector follows
-nothing, however many pages there are.
+All state of a page is an array entry: nothing is allocated per page, and the garbage collector follows
+nothing, whatever the number of pages.
 """
 
 from array import array
@@ -14,7 +15,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 HOLE, NO_PAGE = 0, -1
-STRIDE = 256  # entries that are searched at once for one that is no hole
+STRIDE = 256  # entries to search at once for one that is not a hole
 
 
 class IdlePages:
@@ -34,15 +35,16 @@ class IdlePages:
         return self._line[self._place[page]] == page
 
     def __iter__(self) -> Iterator[int]:
-        """The least recently used first."""
+        """Iterate from the least recently used page on."""
         return filter(None, self._line[self._first : self._end])
 
     def oldest(self, count: int) -> list[int]:
-        """Up to `count` pages from the front: fewer where holes lie between them, but one at least if there is one."""
+        """List up to `count` pages from the front: fewer if there are holes between them, but at least one if any
+        exist."""
         return list(filter(None, self._line[self._first : min(self._first + count, self._end)]))
 
     def extend(self, pages: list[int]) -> None:
-        """Put pages at the end, none of which is in the line."""
+        """Append pages, which must not be in the line yet."""
         if self._end + len(pages) > self._room:
             self._close_up()
         line, place, end = self._line, self._place, self._end
@@ -52,7 +54,7 @@ class IdlePages:
         self._end = end
 
     def remove(self, pages: Sequence[int]) -> None:
-        """Take pages out. Raises KeyError, with the line no longer in order, at one that is not in it."""
+        """Take pages out. Raises KeyError at a page that is not in the line; the line is then no longer in order."""
         line, place, first = self._line, self._place, self._first
         end = first + len(pages)
         if end <= self._end and line[first:end].tolist() == list(pages):  # the oldest, when they are evicted
@@ -85,7 +87,7 @@ class IdlePages:
         self._first, self._end, self._holes = 0, len(pages), 0
 
     def check(self) -> None:
-        """Each page in the line knows its entry, and holes are counted."""
+        """Assert that each page in the line knows its entry, and that the count of holes is right."""
         entries = self._line[self._first : self._end]
         assert self._holes == entries.count(HOLE), "the line lost count of its holes"
         assert not entries or entries[0] != HOLE, "the line begins with a hole"

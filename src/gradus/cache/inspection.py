@@ -1,4 +1,4 @@
-"""What a cache shows of itself to a probe: see gradus.course.probe, which documents the methods. No torch here."""
+"""A cache's state for a probe: gradus.course.probe documents the methods that return it. No torch here."""
 
 from collections.abc import Hashable
 from typing import NamedTuple
@@ -9,7 +9,7 @@ Tables = tuple[tuple[int, ...], ...]
 
 
 class PageCounts(NamedTuple):
-    """How many pages are in which state: total = held + idle + free.
+    """The number of pages in each state: total = held + idle + free.
 
     held: at least one sequence refers to the page. idle: only the prefix index keeps it, so it can be evicted.
     """
@@ -23,7 +23,7 @@ class PageCounts(NamedTuple):
 class TreeNode(NamedTuple):
     """One node of a prefix tree.
 
-    tokens: page_size per page. pages: the node's own pages, one tuple per layer group; 0 marks a page that is gone.
+    tokens: page_size per page. pages: the node's own pages, one tuple per layer group; 0 marks an evicted page.
     salt: only sequences with this salt find the node.
     """
 

@@ -1,12 +1,12 @@
-"""The final engine's cache manager: a sequence lives on pages, wherever they are, and its block table lists them.
+"""The final engine's cache manager: a sequence may use any pages, and its block table lists them.
 
 Entry i of a table is the page with positions [i * page_size, (i + 1) * page_size), so a sequence wastes less than a
 page, grows one page at a time, and shares whole pages with others that begin alike (PagedAttention: Kwon et al. 2023).
-A layer group with a sliding window has a table of its own, in which pages that no query will read again are given
-back: their entries are 0.
+A layer group with a sliding window has its own table, and gives back pages that no query will read again:
+their entries become 0.
 
 The teaching twin is phases/p04_paged_cache (and p05 for the prefix index); this one adds layer groups with windows,
-tables told by what changed, eviction ahead of need, and pages poisoned by numbers that are not finite.
+tables sent as changes, eviction ahead of need, and wiping of pages poisoned by NaN or infinity.
 """
 
 import sys
@@ -22,9 +22,9 @@ from gradus.cache.windows import first_page, last_seen, longest_sequence, most_p
 
 NEVER = sys.maxsize
 MOST_READY, AT_ONCE = 1 / 64, 1 / 256
-"""These parts of all pages may be evicted before they are needed, and together: many at once cost little more than a
-few, and a step that needs many finds them free."""
-WORTH_A_CALL = 8  # pages; fewer are not evicted ahead
+"""The parts of all pages that may be free ahead of need, and that are evicted at once: evicting many costs little more
+than evicting a few, and a step that needs many pages finds them free."""
+WORTH_A_CALL = 8  # fewest pages to evict ahead
 
 
 @dataclass(slots=True, eq=False)
@@ -33,9 +33,10 @@ class Resident:
 
     tables: its block tables, one list of pages per layer group, all equally long. first: the first entry of each that
     has not been given back. stored: positions reserved; room: positions that the tables have room for.
-    told: so many entries of each table are as `change` last told. cursor: how far its pages are in the prefix index, if
-    there is one; publish_at: once that many positions are stored, there is a full page more to publish.
-    asked: tokens that it was admitted with, until it has room for its first span and they count.
+    sent: the number of leading entries of each table that have not changed since `change`. cursor: how far its pages
+    are in the prefix index, if there is one; publish_at: the number of stored positions at which another full page can
+    be published. asked: the tokens of its admission, until it has room for its first span and they count in the
+    statistics.
     gives_at: the first position whose query no longer sees one of its window pages; earlier ones give nothing back.
     """
 
@@ -45,28 +46,28 @@ class Resident:
     room: int
     cursor: Cursor | None
     publish_at: int
-    told: int = 0
+    sent: int = 0
     asked: int = 0
     gives_at: int = 0
 
     def change(self) -> TableChange | None:
-        """What is new in the block tables since this was last asked; None if nothing is."""
-        return None if self.told == len(self.tables[0]) else self.tell()
+        """Return the change of the block tables since the last call; None if there is none."""
+        return None if self.sent == len(self.tables[0]) else self.send()
 
-    def tell(self) -> TableChange:
-        """What is new, if there is something."""
-        kept, tables = self.told, self.tables
-        self.told = len(tables[0])
-        if len(tables) == 1:  # spared a list: this is called for every page that a decode enters
+    def send(self) -> TableChange:
+        """Return the change, which must exist, and count it as sent."""
+        kept, tables = self.sent, self.tables
+        self.sent = len(tables[0])
+        if len(tables) == 1:  # saves a list: this is called for every page that a decode enters
             return TableChange(kept, (tuple(tables[0][kept:]),))
         return TableChange(kept, tuple([tuple(table[kept:]) for table in tables]))
 
 
 class PagedCache:
-    """Pages for every sequence, by its id: taken as it grows, shared where an index finds them, given back at the end.
+    """Pages for every sequence, by its id: taken as it grows, shared if an index finds them, given back at its end.
 
-    windows: one per layer group, None for full attention (see `layer_groups`). index: reuses the pages of sequences
-    that began alike, or None.
+    windows: one per layer group, None for full attention (see `layer_groups`). index: finds the pages of sequences
+    that begin alike, or None.
     """
 
     def __init__(
@@ -93,14 +94,14 @@ class PagedCache:
         return needed <= self.pool.count
 
     def longest(self, longest_span: int | None, most: int) -> int:
-        """The longest sequence, up to `most`, that fits; longest_span: as in `fits`, None for a sequence in one."""
+        """The longest sequence, up to `most`, that fits. longest_span: as in `fits`; None: one span per sequence."""
         return longest_sequence(self.pool.count, self.windows, self.page_size, longest_span, most)
 
     def admit(self, id: Hashable, tokens: list[int], salt: Hashable = None) -> int:
-        """Begin a sequence with what the index has of its tokens, under the same salt. Returns the positions hit.
+        """Begin a sequence with the pages that the index has for its tokens and salt. Returns the positions hit.
 
-        The pages hit are held from now on; at least one token is always left to compute. Raises ValueError for a
-        sequence that is there already.
+        The pages hit are held from now on; at least one token always remains to compute. Raises ValueError for a
+        sequence that is in the cache already.
         """
         if id in self.residents:
             raise ValueError(f"sequence {id!r} is in the cache already")
@@ -109,7 +110,8 @@ class PagedCache:
         return resident.stored
 
     def _newcomer(self, cursor: Cursor | None = None) -> Resident:
-        """A sequence without a page. Not admitted by its tokens, it shares with those that have no salt."""
+        """Begin a sequence without a page. If it was not admitted by its tokens, it shares with sequences without a
+        salt."""
         if cursor is None and self.index is not None:
             cursor = Cursor(None, self.index.root)
         publish_at = NEVER if cursor is None else self.page_size
@@ -125,7 +127,7 @@ class PagedCache:
         return Resident(tables, first, hit, hit, cursor, hit + self.page_size)
 
     def _pages(self, tables: list[list[int]]) -> list[int]:
-        """All pages in block tables, without the entries of those given back."""
+        """List all pages in block tables, without entries that were given back."""
         if not self.sliding and len(tables) == 1:
             return tables[0]
         return [page for entries in zip(*tables, strict=True) for page in entries if page]
@@ -138,10 +140,10 @@ class PagedCache:
         return 0 if resident is None else resident.stored
 
     def reserve(self, id: Hashable, end: int, start: int | None = None) -> bool:
-        """Make room for positions [stored, end), and count them as stored: all of them, or none and False.
+        """Make room for positions [stored, end), and count them as stored: all of them, or none (returns False).
 
-        Before a page is taken, window pages that no query from the span's start on can see are given back, and idle
-        pages are evicted if too few are free. start: the span's, where it may begin before what is stored.
+        Before it takes pages, it gives back window pages that no query from the span's start on can see, and evicts
+        idle pages if too few are free. start: the span's start, if it may lie before the stored end.
         """
         resident = self.residents.get(id)
         if resident is None:
@@ -151,7 +153,7 @@ class PagedCache:
             if not self._extend(resident, count, resident.stored if start is None else start):
                 return False
             self.residents[id] = resident
-        if resident.asked:  # an attempt that found no room, and was given up, has asked for nothing
+        if resident.asked:  # counted only now, so that an attempt without room counts for nothing
             self.queried_positions += resident.asked
             self.hit_positions += resident.stored
             resident.asked = 0
@@ -159,9 +161,9 @@ class PagedCache:
         return True
 
     def add_pages(self, ids: Sequence[Hashable]) -> list[TableChange] | None:
-        """A page more, reserved whole, for each of these sequences, whose pages are all full: all or none and None.
+        """Reserve one more whole page for each of these sequences, whose pages are all full: all, or none.
 
-        Returns what is new in their block tables, as `table_change`.
+        Returns the changes of their block tables, as `table_change` would; None if there is no room.
         """
         entering = [self.residents[id] for id in ids]
         if self.sliding:
@@ -175,10 +177,10 @@ class PagedCache:
             for table in resident.tables:
                 table.append(next(pages))
             resident.stored = resident.room = resident.room + self.page_size
-        return [resident.tell() for resident in entering]
+        return [resident.send() for resident in entering]
 
     def _extend(self, resident: Resident, count: int, start: int) -> bool:
-        """Lengthen each of its tables by so many pages. False, and no page more, if there is no room for all."""
+        """Lengthen each of its tables by `count` pages. Returns False, and takes none, if there is no room for all."""
         if self.sliding:
             self._give_back(resident, start)
         taken = self._take(count * len(self.windows))
@@ -190,7 +192,7 @@ class PagedCache:
         return True
 
     def _give_back(self, resident: Resident, start: int) -> None:
-        """Drop the window pages before what the next span's first query sees: its later ones see no further back."""
+        """Drop the window pages before the window of the next span's first query; later queries see no further back."""
         if start < resident.gives_at:
             return
         for group, window in self.sliding:
@@ -198,7 +200,7 @@ class PagedCache:
             seen = max(first, first_page(start, window, self.page_size))
             table = resident.tables[group]
             if first < seen:
-                resident.told = min(resident.told, first)
+                resident.sent = min(resident.sent, first)
             for page in table[first:seen]:
                 self.pool.drop(page)
             table[first:seen] = [0] * (seen - first)
@@ -208,7 +210,7 @@ class PagedCache:
         )
 
     def _take(self, count: int) -> list[int] | None:
-        """So many pages; None if there are fewer, evictions included."""
+        """Take `count` pages, evicting idle ones if necessary; None if there are fewer."""
         if count > self.pool.available:
             self.refusals += 1
             return None
@@ -219,32 +221,34 @@ class PagedCache:
     def make_ready(self, count: int) -> None:
         """Evict a few pages if fewer than `count` are free. Called once per step.
 
-        What decodes take when they enter a page, many of them in the same step, is thus evicted in the steps before.
+        Many decodes may enter a page in the same step. Their pages are thus evicted in the steps before.
         """
         missing = min(count, self._most_ready) - len(self.pool.free)
         if missing >= self._batch > 0 and self.pool.idle:
             self._evict(self._batch)
 
     def _evict(self, count: int) -> None:
-        """Free the pages that have been idle longest, with what is of no use without them: up to `count`, or one."""
+        """Free the pages that have been idle longest, with pages that are useless without them: up to `count`, or
+        one."""
         assert self.index is not None, "pages are idle only in an index"
         evicted = self.index.trim(self.pool.oldest_idle(count))
         self.pool.reclaim(*evicted)
         self.evictions += len(evicted)
 
     def table_change(self, id: Hashable) -> TableChange | None:
-        """What is new in the block tables since this was last asked; None if nothing is, or it has no pages."""
+        """Return the change of the block tables since the last call; None if there is none, or no pages."""
         resident = self.residents.get(id)
         return None if resident is None else resident.change()
 
     # -- others may share --------------------------------------------------------------------------------------------
 
     def publish(self, id: Hashable, tokens: list[int], end: int = NEVER) -> bool:
-        """Steps have run: each full page of `tokens` that is stored enters the index, for others to hit.
+        """Enter each full stored page of `tokens` into the index, for others to hit, after its step has run.
 
-        end: only pages of positions below it; what later steps, now under way, store has not been seen to be good.
-        Where another sequence was first with the same tokens, this one swaps its page for that one; plans under way
-        keep their snapshots, so they never notice. Returns whether it did. A sequence never seen has no pages.
+        end: only positions below it are published; later ones belong to steps in flight, whose numbers may yet turn out
+        not finite. If another sequence has published the same tokens first, this one swaps its page for that one; plans
+        in flight keep their snapshots, so they are not affected. Returns whether it swapped. A sequence never seen has
+        no pages.
         """
         resident = self.residents.get(id)
         if resident is None:
@@ -258,16 +262,16 @@ class PagedCache:
             self.pool.share(page)
             self.pool.drop(resident.tables[group][place])
             resident.tables[group][place] = page
-            resident.told = min(resident.told, place)
+            resident.sent = min(resident.sent, place)
         resident.publish_at = (resident.cursor.depth + 1) * self.page_size
         return bool(duplicates)
 
     # -- it goes -----------------------------------------------------------------------------------------------------
 
     def release(self, id: Hashable, poisoned: bool = False) -> None:
-        """Forget the sequence and drop its pages, deepest first. A sequence never seen is no mistake.
+        """Forget the sequence and drop its pages, deepest first. A sequence never seen is allowed.
 
-        poisoned: it ended with numbers that are not finite. Pages that only it held leave the index and get wiped.
+        poisoned: it ended with NaN or infinity. Pages that only it held leave the index and are wiped.
         """
         resident = self.residents.pop(id, None)
         if resident is None:
@@ -284,15 +288,17 @@ class PagedCache:
             if self.index is not None and page in self.index:
                 gone = self.index.remove(page)
                 self.wiped.update(gone)
-                self.pool.reclaim(*filter(self.pool.idle.__contains__, gone))  # others' ends, and given-back ones
+                self.pool.reclaim(
+                    *filter(self.pool.idle.__contains__, gone)
+                )  # ends of other paths, and given-back pages
 
     def forget(self) -> None:
-        """Empty the index of all that no sequence holds: what comes next finds the cache as it was at the start."""
+        """Empty the index of all pages that no sequence holds, as if the cache were new."""
         while self.pool.idle:
             self._evict(len(self.pool.idle))
 
     def take_wiped(self) -> tuple[int, ...]:
-        """Pages that the next plan must fill with zeros before it stores anything. They are told once."""
+        """Take the pages that the next plan must fill with zeros before it stores anything. Each is returned once."""
         if not self.wiped:
             return ()
         wiped, self.wiped = tuple(sorted(self.wiped)), set()
@@ -311,7 +317,7 @@ class PagedCache:
         return () if resident is None else tuple(tuple(table) for table in resident.tables)
 
     def pages(self) -> PageCounts:
-        """How many pages are in which state. For probes."""
+        """The number of pages in each state. For probes."""
         return self.pool.counts()
 
     def tree(self) -> tuple[TreeNode, ...] | None:
@@ -319,9 +325,9 @@ class PagedCache:
         return None if self.index is None else self.index.view()
 
     def usage(self, ahead: int = 0) -> CacheUsage:
-        """The pool now, and what has happened in it. Takes time with the number of pages: not for every step.
+        """The pool's state and history. It takes time in proportion to the number of pages, so not for every step.
 
-        ahead: positions that are reserved and that no step has been planned for yet.
+        ahead: reserved positions for which no step has been planned yet.
         """
         unused = ahead + sum(resident.room - resident.stored for resident in self.residents.values())
         return CacheUsage(

@@ -1,13 +1,13 @@
-"""Pages: what keys and values are kept on, handed out one by one and shared by counting references.
+"""Pages of keys and values, handed out one by one and shared by counting references.
 
 A page is free, held (at least one sequence refers to it), or idle: no sequence refers to it, but the prefix index knows
-what it holds and keeps it for the next request that needs it, until the room is needed. Every page is as good as any
-other, so no request is refused for lack of *adjacent* room. (PagedAttention: Kwon et al. 2023, section 4.)
+its tokens and keeps it for a later request, until the room is needed. All pages are equally good, so no request is
+refused for lack of *adjacent* room. (PagedAttention: Kwon et al. 2023, section 4.)
 
 The pool deals in numbers, 1 to `count`; it knows neither tensors nor tokens. Page 0 is never handed out.
 
-A server soon has no free page left: every page that it takes was idle, and is evicted first. So that state must cost no
-more than a fresh one: what the pool knows of a page is an entry in an array, and idle pages form a line
+A server soon has no free page left: every page that it takes was idle, and is evicted first. That state must cost no
+more than a fresh one, so the pool keeps each page's state in an array entry, and idle pages form a line
 (`gradus.cache.idle`).
 """
 
@@ -21,7 +21,7 @@ from gradus.cache.inspection import PageCounts
 
 
 class PageError(RuntimeError):
-    """A page was used against the rules: a defect of the engine, never a user's mistake."""
+    """A page was used against the rules: a bug in the engine, never a user's mistake."""
 
 
 class PoolExhausted(PageError):
@@ -33,18 +33,18 @@ class DoubleFree(PageError):
 
 
 class FreePageUsed(PageError):
-    """A free page was to be shared: what it held is forgotten."""
+    """A free page cannot be shared, because its contents are forgotten."""
 
 
 class PageInUse(PageError):
-    """A page was to be evicted that is not idle."""
+    """A page that is not idle cannot be evicted."""
 
 
 class PagePool:
     """`count` pages, each free, held or idle.
 
-    indexed: the pages that the prefix index knows, kept up to date by the index. They turn idle when the last reference
-    goes; the others are free at once.
+    indexed: the pages that the prefix index knows, kept up to date by the index. They become idle when the last
+    reference is dropped; other pages become free at once.
     """
 
     def __init__(self, count: int, indexed: Container[int] = ()) -> None:
@@ -65,7 +65,8 @@ class PagePool:
         return self.count - self.available
 
     def take(self, count: int) -> list[int]:
-        """Free pages, with one reference each. Raises PoolExhausted if there are fewer: the caller evicts first."""
+        """Take free pages, with one reference each. Raises PoolExhausted if there are fewer: the caller evicts
+        first."""
         if count > len(self.free):
             raise PoolExhausted(f"{count} pages are wanted, and {len(self.free)} of {self.count} are free")
         split, references = len(self.free) - count, self.references
@@ -76,7 +77,7 @@ class PagePool:
         return taken
 
     def share(self, *pages: int) -> None:
-        """One more reference to held or idle pages; an idle page becomes held. Raises FreePageUsed at a free one."""
+        """Add a reference to held or idle pages; an idle page becomes held. Raises FreePageUsed at a free one."""
         references, were_idle = self.references, []
         try:
             for page in pages:
@@ -90,7 +91,7 @@ class PagePool:
             self.idle.remove(were_idle)
 
     def drop(self, *pages: int) -> None:
-        """One reference less. With the last one a page turns idle, as the most recently used, or free if not indexed.
+        """Drop a reference. With its last one a page becomes idle, as the most recently used, or free if not indexed.
 
         Raises DoubleFree at a page without references.
         """
@@ -107,7 +108,7 @@ class PagePool:
             self.idle.extend(idle)
 
     def oldest_idle(self, count: int) -> list[int]:
-        """Up to `count` idle pages, the least recently used first: it is the next to be evicted.
+        """List up to `count` idle pages, the least recently used first: it is the next to be evicted.
 
         Raises PoolExhausted if none is idle.
         """
@@ -116,7 +117,7 @@ class PagePool:
         return self.idle.oldest(count)
 
     def reclaim(self, *pages: int) -> None:
-        """Idle pages that the index has given up are free. Raises PageInUse at one that is not idle."""
+        """Free idle pages that the index has removed. Raises PageInUse at a page that is not idle."""
         try:
             self.idle.remove(pages)
         except KeyError as error:
@@ -125,20 +126,20 @@ class PagePool:
         self.free.extend(pages)
 
     def counts(self) -> PageCounts:
-        """How many pages are in which state."""
+        """Count the pages in each state."""
         return PageCounts(self.count, self.held, len(self.idle), len(self.free))
 
     def longest_free_run(self) -> int:
-        """The most free pages side by side: all that an allocator of adjacent room could hand out at once.
+        """The most free pages side by side: the largest piece that an allocator of adjacent room could hand out.
 
-        Between two neighbors among the pages that are not free lies a run of free ones.
+        A run of free pages lies between two successive pages that are not free.
         """
         taken = np.ones(self.count + 2, np.bool_)  # with a page that is not free at each end
         taken[np.array(self.free)] = False
         return int(np.diff(taken.nonzero()[0]).max()) - 1
 
     def check(self) -> None:
-        """Every page is in exactly one of three states, the one that its references and the index say."""
+        """Assert that every page is in exactly one of three states, as its references and the index require."""
         free, pages = set(self.free), range(1, self.count + 1)
         assert len(free) == len(self.free), "a page is free twice"
         assert self.references[0] == 0, "page 0 is never handed out"

@@ -1,20 +1,20 @@
-"""Which pages hold which tokens already: a radix tree, so that a prefix that many sequences share is computed once.
+"""The prefix index: a radix tree from tokens to pages, so that a prefix that many sequences share is computed once.
 
-A path from the root spells the tokens of a sequence, a whole page at a time, for a key depends on every token before
-it. The tree is compressed: a node is a run of pages without a fork, split when a fork comes (RadixAttention: Zheng et
-al. 2024, section 3).
+A path from the root spells the tokens of a sequence, a whole page at a time, because a key depends on every token
+before it. The tree is compressed: a node is a run of pages without a fork, and a new fork splits it (RadixAttention:
+Zheng et al. 2024, section 3).
 
          root ── [You are a helpful … | pages 1 2 3] ─┬─ [What is the … | pages 4 5]
                                                       └─ [Write a poem … | page 6]
 
 Two rules keep it cheap. A sequence that holds a page holds all pages before it, and pages are given back deepest first:
 so the page that was idle longest always ends a path, and eviction needs no search. And a sequence remembers its place,
-a Cursor: so the next page is entered without walking the path again. The tree never counts references; the pool does.
+a Cursor, so its next page is entered without walking the path again. The tree never counts references; the pool does.
 
-What exists per page or per token is a number in an array: the tree has one object per node, so the garbage collector
-has little to follow and an eviction has little to free, however many pages there are.
+Pages and tokens are numbers in arrays, and the tree has one object per node. So the garbage collector
+has little to follow and an eviction has little to free, whatever the number of pages.
 
-Layer groups with a sliding window keep pages in the same nodes, but lose them sooner: 0 stands for a page that is gone.
+Layer groups with a sliding window keep pages in the same nodes, but lose them sooner: 0 marks an evicted page.
 
 The plain form is phases/p05_prefix_cache/radix.py. This one adds cursors, layer groups with windows, pages that leave
 from the middle of a path, and several evictions at a time.
@@ -32,16 +32,16 @@ from gradus.cache.windows import first_page
 
 TOKEN_BYTES = 4
 Key = tuple[Hashable, bytes]  # the salt, and the tokens of one page
-Duplicate = tuple[int, int, int]  # layer group, place in its block table, the page that the tree has for it
+Duplicate = tuple[int, int, int]  # layer group, place in its block table, the tree's page for that place
 
 
 @dataclass(slots=True, eq=False)
 class Node:
-    """Pages [start, end) of every sequence that passes here.
+    """Pages [start, end) of every sequence whose path passes here.
 
-    number: what `owners` knows it by. key: what the parent knows it by. tokens: TOKEN_BYTES each, page_size for each
-    page. pages: a run per layer group, 0 for a page gone.
-    shortened: pages were evicted from its end. Then it grows no more, so a cursor beyond its end is known to be lost.
+    number: its number in `owners`. key: its key in the parent's children. tokens: TOKEN_BYTES each, page_size per
+    page. pages: one run per layer group, 0 for an evicted page.
+    shortened: pages were evicted from its end. It then no longer grows, so a cursor past its end is known to be lost.
     """
 
     number: int
@@ -66,7 +66,7 @@ class Cursor:
     def find(self) -> bool:
         """Follow the splits since the cursor was last used: the part above a split is a new node, the parent.
 
-        False if its place was evicted: then whatever comes after it could never be found.
+        Returns False if the cursor's place was evicted: pages entered after it could never be found.
         """
         while self.depth <= self.node.start and self.node.parent is not None:
             self.node = self.node.parent
@@ -74,10 +74,10 @@ class Cursor:
 
 
 class PrefixIndex:
-    """Tokens to pages. As a container, it has the pages that are indexed.
+    """Maps tokens to pages. As a container, it contains the pages that are indexed.
 
-    nodes: by number; the root is number 0, which owns no page. owners: by page, the number of its node. depths: by page
-    that is indexed, how many pages come before it on its path.
+    nodes: by number; the root is number 0, which owns no page. owners: by page, the number of its node. depths: by
+    indexed page, the number of pages before it on its path.
     """
 
     def __init__(self) -> None:
@@ -106,13 +106,13 @@ class PrefixIndex:
     # -- finding -----------------------------------------------------------------------------------------------------
 
     def match(self, tokens: list[int], salt: Hashable = None) -> tuple[Cursor, list[list[int]]]:
-        """The longest beginning of `tokens` that can be taken from the cache, in whole pages, at most all but a token.
+        """Find the longest prefix of `tokens` in the cache, in whole pages, that leaves at least one token to compute.
 
-        Returns the place where it ends, and a block table a layer group, 0 for pages that no later query sees. A layer
-        group without a window needs all pages, the others those that the first token to be computed sees.
+        Returns the place where it ends, and one block table per layer group, with 0 for pages that no later query sees.
+        A layer group without a window needs all pages, the others those that the first token to be computed sees.
         """
         cursor, found = Cursor(salt, self.root), [list[int]() for _ in self.windows]
-        longest = (len(tokens) - 1) // self.page_size  # there is always a token to compute: it gives the logits
+        longest = (len(tokens) - 1) // self.page_size  # at least one token must be computed, for the logits
         text = self._pack(tokens, 0, longest)
         while steps := self._advance(cursor, text, 0, longest):
             last = cursor.depth - cursor.node.start
@@ -123,7 +123,7 @@ class PrefixIndex:
         return cursor, found
 
     def _hide_unseen(self, cursor: Cursor, found: list[list[int]]) -> None:
-        """Go back to where no page is missing that a window sees, and leave out those that none sees."""
+        """Shorten the hit until no page is missing that a window sees, and leave out pages that no window sees."""
         hit = cursor.depth = self._usable(found)
         cursor.find()
         for table, window in zip(found, self.windows, strict=True):
@@ -131,7 +131,7 @@ class PrefixIndex:
             table[:] = [0] * first + table[first:hit]
 
     def _pack(self, tokens: list[int], first: int, end: int) -> bytes:
-        """The tokens of pages [first, end), as nodes keep them."""
+        """Pack the tokens of pages [first, end) into bytes, as nodes store them."""
         text = tokens[first * self.page_size : end * self.page_size]
         return struct.pack(f"{len(text)}i", *text)
 
@@ -157,13 +157,13 @@ class PrefixIndex:
         return steps
 
     def _usable(self, found: list[list[int]]) -> int:
-        """How many of the pages found can be hit: fewer than all if a window's pages are gone."""
+        """The number of the found pages that can be hit: fewer than all if a window's pages are evicted."""
         hit, before = len(found[0]), -1
         while hit != before:
             before = hit
             for group, window in self.sliding:
                 seen = found[group][first_page(hit * self.page_size, window, self.page_size) : hit]
-                if 0 in seen:  # back to where the last one missing is not needed
+                if 0 in seen:  # shorten the hit until the last missing page is not needed
                     hit -= 1 + seen[::-1].index(0)
         return hit
 
@@ -172,8 +172,8 @@ class PrefixIndex:
     def insert(self, cursor: Cursor, tokens: list[int], tables: Sequence[list[int]], end: int) -> list[Duplicate]:
         """Enter a sequence's pages from its cursor up to page `end`, and move the cursor there.
 
-        tables: its block tables, one per layer group; entries of 0 are not entered. Where the tree has a page for the
-        same tokens already, that one stays, and is returned: the sequence must swap its own for it, so that it holds
+        tables: its block tables, one per layer group; entries of 0 are not entered. If the tree already has a page for
+        the same tokens, it keeps that page and returns it: the sequence must swap its own for it, so that it holds
         every page on its path.
         """
         duplicates: list[Duplicate] = []
@@ -188,7 +188,7 @@ class PrefixIndex:
         return duplicates
 
     def _merge(self, cursor: Cursor, tables: Sequence[list[int]], steps: int) -> Iterator[Duplicate]:
-        """Merge the last `steps` pages that the cursor passed: refill entries that are gone, and yield duplicates."""
+        """Merge the last `steps` pages that the cursor passed: refill evicted entries, and yield duplicates."""
         node = cursor.node
         for depth in range(cursor.depth - steps, cursor.depth):
             for group, (table, run) in enumerate(zip(tables, node.pages, strict=True)):
@@ -200,9 +200,9 @@ class PrefixIndex:
                     yield group, depth, there
 
     def _grow(self, cursor: Cursor, text: bytes, tables: Sequence[list[int]], end: int) -> None:
-        """Enter the pages from the cursor up to `end`, which are new, and their tokens, `text`.
+        """Enter the new pages from the cursor up to `end`, and their tokens, `text`.
 
-        They lengthen the node if that ends a path, and fork off otherwise.
+        They lengthen the node if it ends a path, and fork off otherwise.
         """
         node, depth = cursor.node, cursor.depth
         pages = tuple(array("i", table[depth:end]) for table in tables)
@@ -221,7 +221,7 @@ class PrefixIndex:
             self._prune(node)
 
     def _split(self, node: Node, depth: int) -> Node:
-        """Make two nodes of one, before page `depth`. Returns the upper, which is new: cursors `find` it."""
+        """Split a node before page `depth`. Returns the upper part, a new node, which cursors `find`."""
         assert node.parent is not None
         pages, tokens = depth - node.start, (depth - node.start) * self.page_bytes
         salt, _ = node.key
@@ -243,20 +243,20 @@ class PrefixIndex:
         return node
 
     def _own(self, node: Node, pages: "tuple[array[int], ...]", start: int) -> None:
-        """Note that the node has these pages, a run per layer group, from page `start` of the path on."""
+        """Record that the node has these pages, one run per layer group, from page `start` of the path on."""
         owners, depths, number = self.owners, self.depths, node.number
         for run in pages:
             for depth, page in enumerate(run, start):
                 owners[page], depths[page] = number, depth
-        owners[0] = 0  # no page: what stands for one that is gone
+        owners[0] = 0  # 0 is not a page, but marks evicted ones
 
     # -- forgetting --------------------------------------------------------------------------------------------------
 
     def remove(self, page: int) -> list[int]:
-        """Forget a page, and all that is of no use without it. Returns every page forgotten, this one included.
+        """Forget a page, and all pages that are useless without it. Returns every page forgotten, including this one.
 
-        Without a page of a full-attention group no hit gets past its place: the others there go too, and all below.
-        A window group's page goes alone. Raises KeyError for a page that is not indexed.
+        Without a page of a full-attention group no hit gets past its place, so the other groups' pages there go too,
+        and all pages below. A window group's page goes alone. Raises KeyError for a page that is not indexed.
         """
         node = self._node_of(page)
         place = self.depths[page] - node.start
@@ -271,16 +271,16 @@ class PrefixIndex:
         return [page]
 
     def trim(self, pages: list[int]) -> list[int]:
-        """Remove pages in their order, each with all that is of no use without it, until that many are forgotten.
+        """Remove pages in order, each with all pages that are useless without it, until len(pages) are forgotten.
 
         Returns every page forgotten. Sequences give pages back deepest first, so most often the next pages are the end
-        of a path: they go at once. It does what as many calls of `remove` would.
+        of a path and are removed together. The result is the same as with separate calls of `remove`.
         """
         forgotten: list[int] = []
         done = 0
         while done < len(pages) and len(forgotten) < len(pages):
             page = pages[done]
-            if not self.owners[page]:  # it went with one before it
+            if not self.owners[page]:  # it was forgotten together with an earlier page
                 done += 1
                 continue
             node = self._node_of(page)
@@ -304,7 +304,7 @@ class PrefixIndex:
         return node
 
     def _ending(self, node: Node, pages: list[int], done: int) -> tuple[int, int]:
-        """Count the places at a node's end whose pages are the next ones, deepest first, and those pages."""
+        """Count the places at a node's end whose pages come next in `pages`, deepest first, and count those pages."""
         runs = node.pages
         groups, left = len(runs), len(pages) - done
         if pages[done] != runs[-1][-1]:
@@ -318,11 +318,11 @@ class PrefixIndex:
         found = pages[done : done + len(ending)]
         if ending == found:
             return most, len(ending)
-        whole = agreeing_pages(ending, found, 1) // groups  # fewer where a page is gone
+        whole = agreeing_pages(ending, found, 1) // groups  # fewer if a page was evicted
         return whole, sum(run[place] > 0 for run in runs for place in range(-whole, 0))
 
     def _cut(self, node: Node, place: int) -> list[int]:
-        """Forget a node from one of its places on, and everything below it."""
+        """Forget a node's pages from `place` on, and everything below it."""
         forgotten, below = [], list(node.children.values())
         while below:
             child = below.pop()
@@ -339,7 +339,7 @@ class PrefixIndex:
         return [page for run in node.pages for page in run[place:] if page]
 
     def _shorten(self, node: Node, length: int, gone: list[int]) -> None:
-        """Leave a node `length` places, without the pages `gone` behind them; with none, it leaves the tree."""
+        """Cut a node to `length` places, without the pages `gone` after them; with 0 places it leaves the tree."""
         owners = self.owners
         for page in gone:
             owners[page] = 0
@@ -353,7 +353,8 @@ class PrefixIndex:
             self._unused.append(node.number)
 
     def _prune(self, node: Node) -> None:
-        """Where every group has a window, a path may end in places without any page: nothing leads there any more."""
+        """Remove places without any page from a path's end. They occur if every group has a window, and cannot be
+        hit."""
         while node.parent is not None and not node.children:
             if node.end > node.start:
                 if any(run[-1] for run in node.pages):
@@ -365,7 +366,7 @@ class PrefixIndex:
     # -- the invariants ----------------------------------------------------------------------------------------------
 
     def view(self) -> tuple[TreeNode, ...]:
-        """The nodes below the root, nested. A snapshot: it stays as it is."""
+        """The nodes below the root, nested: a snapshot, which never changes."""
         return tuple(map(self._view, self.root.children.values()))
 
     def _view(self, node: Node) -> TreeNode:
@@ -374,7 +375,7 @@ class PrefixIndex:
         return TreeNode(tokens, tuple(map(tuple, node.pages)), tuple(map(self._view, node.children.values())), salt)
 
     def path(self, cursor: Cursor, group: int) -> list[int]:
-        """A layer group's pages from the root to the cursor."""
+        """List a layer group's pages from the root to the cursor."""
         assert cursor.find()
         node: Node | None = cursor.node
         pages: list[int] = []
@@ -384,7 +385,7 @@ class PrefixIndex:
         return pages[: cursor.depth]
 
     def successors(self) -> Iterator[tuple[int, int]]:
-        """Every page of the groups without a window, with each page that comes right after it on a path."""
+        """List every page of the groups without a window, with each page right after it on a path."""
         for node in self._nodes():
             for group, window in enumerate(self.windows):
                 if window is None:
@@ -393,7 +394,7 @@ class PrefixIndex:
                     yield from ((run[-1], child.pages[group][0]) for child in node.children.values())
 
     def check(self) -> None:
-        """The nodes fit together, spell what their keys say, and own the pages that `owners` says."""
+        """Assert that the nodes fit together, agree with their keys, and own the pages that `owners` records."""
         owners, numbers = [0] * len(self.owners), {0}
         for node in self._nodes():
             assert self.nodes[node.number] is node, "a node has the number of another"
@@ -424,9 +425,9 @@ class PrefixIndex:
 
 
 def agreeing_pages(left: Sequence[int], right: Sequence[int], page_size: int) -> int:
-    """Count the whole pages, `page_size` entries each, that two texts have in common at their beginnings.
+    """Count the whole pages, `page_size` entries each, that two texts share at their beginnings.
 
-    Comparing slices is a loop in C, and most often they are equal to the end of one. If not, it is found by halves.
+    Comparing slices is a loop in C, and most often they are equal to the end of one. If not, bisection finds the place.
     """
     agree, most = 0, min(len(left), len(right)) // page_size
     if left == right:

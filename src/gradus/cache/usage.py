@@ -1,4 +1,4 @@
-"""How full the cache is, and what of it is wasted: for reports and `/stats`."""
+"""The cache's use and waste, for reports and `/stats`."""
 
 import math
 from collections.abc import Callable
@@ -7,15 +7,15 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class CacheUsage:
-    """The pool at one moment, and what happened since it was made.
+    """The pool at one moment, and its history.
 
-    pages: all there are, `page_size` positions each; pages = held + idle + free.
-    stored_positions: positions in held pages that store something. A page that several share counts once; a position
-        counts once for each layer group.
+    pages: their number, `page_size` positions each; pages = held + idle + free.
+    stored_positions: positions in held pages that store something. A page that several sequences share counts once; a
+        position counts once for each layer group.
     longest_free_run: the most free pages with consecutive numbers.
-    queried_positions, hit_positions: tokens of the sequences that were admitted and found room, and how many of them
-        the prefix index had.
-    evictions: pages that the index gave up for room. refusals: how often `reserve` found no room. Caches that do not
+    queried_positions, hit_positions: tokens of the sequences that were admitted and found room, and the number of them
+        that the prefix index had.
+    evictions: pages that the index removed for room. refusals: how often `reserve` found no room. Caches that do not
         count these four leave them at 0.
     """
 
@@ -33,12 +33,12 @@ class CacheUsage:
 
     @property
     def utilization(self) -> float:
-        """The part of all pages that sequences hold."""
+        """The fraction of all pages that sequences hold."""
         return self.held / self.pages
 
     @property
     def internal_fragmentation(self) -> float:
-        """The part of the positions in held pages that store nothing: the unfilled ends of last pages."""
+        """The fraction of the positions in held pages that store nothing: the unfilled ends of last pages."""
         return 1 - self.stored_positions / (self.held * self.page_size) if self.held else 0.0
 
     @property
@@ -48,7 +48,7 @@ class CacheUsage:
 
     @property
     def hit_rate(self) -> float:
-        """The part of the admitted tokens that was not computed."""
+        """The fraction of the admitted tokens that did not have to be computed."""
         return self.hit_positions / self.queried_positions if self.queried_positions else 0.0
 
 
@@ -56,14 +56,14 @@ AGE_S = 1.0
 
 
 class Snapshot:
-    """A usage that is read after every step and taken once per second: taking one costs time per page."""
+    """A usage that is read after every step but updated once per second, because an update takes time per page."""
 
     def __init__(self, take: Callable[[], CacheUsage], clock: Callable[[], float]) -> None:
         self._take, self._clock = take, clock
         self._taken, self._at = take(), -math.inf
 
     def look(self, *, now: bool) -> CacheUsage:
-        """As it is now, or up to AGE_S seconds ago."""
+        """Return the usage now, or one up to AGE_S seconds old."""
         time = self._clock()
         if now or time - self._at > AGE_S:
             self._taken, self._at = self._take(), time

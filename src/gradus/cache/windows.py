@@ -1,4 +1,4 @@
-"""How many pages a sliding window sees: a group of layers with a window needs only the pages at a sequence's end.
+"""The number of pages that a sliding window sees: layers with a window need only the pages at a sequence's end.
 
 Page i of a sequence holds its positions [i * page_size, (i + 1) * page_size), whether its group has a window or not.
 """
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 
 def first_page(position: int, window: int | None, page_size: int) -> int:
-    """The first page that the query at `position`, or any later one, can see. window: itself included; None is all."""
+    """The first page that the query at `position`, or any later one, can see. window: including itself; None: all."""
     return 0 if window is None else max(0, position - window + 1) // page_size
 
 
@@ -20,20 +20,20 @@ def last_seen(page: int, window: int, page_size: int) -> int:
 def most_pages(length: int, longest_span: int, window: int | None, page_size: int) -> int:
     """The most pages that one group needs at once, for a sequence of `length` run in spans of at most `longest_span`.
 
-    A span needs what its *first* query sees, and room for all of its own positions: with long spans, a window saves
-    little.
+    A span needs the pages that its *first* query sees, and room for all of its own positions: with long spans, a window
+    saves little.
     """
     pages = -(-length // page_size)
     if window is None:
         return pages
     seen = window - 1 + longest_span
-    return min(pages, (seen - 2) // page_size + 2)  # that many positions, placed as badly as can be
+    return min(pages, (seen - 2) // page_size + 2)  # that many positions, in the worst alignment with pages
 
 
 def longest_sequence(
     pages: int, windows: Sequence[int | None], page_size: int, longest_span: int | None, most: int
 ) -> int:
-    """The longest one, up to `most` positions, that so many pages hold, alone, in spans of at most `longest_span`."""
+    """The longest sequence, up to `most` positions, that fits `pages` alone, in spans of at most `longest_span`."""
 
     def needed(length: int) -> int:
         span = min(length, longest_span or length)

@@ -1,10 +1,10 @@
-"""Checkpoints in fewer bits: layer by layer, with activations of a text to round by, and files that others load too.
+"""Write checkpoints in fewer bits: layer by layer, calibrated on a text, in files that other programs load too.
 
-In the order in which to read it:
+Read in this order:
 
-    observed.py   a matrix that keeps statistics of what it multiplies
+    observed.py   a matrix that keeps statistics of its inputs
     layer.py      one layer of a model on its own: loaded, run, and written
     methods.py    from a layer with its statistics to integers: to nearest, AWQ, GPTQ
-    files.py      how that is stored: compressed-tensors
-    quantize.py   the whole: text, layers one after the other, where an earlier run ended
+    files.py      the file format, compressed-tensors
+    quantize.py   the whole: the text, layer after layer, and resuming an earlier run
 """

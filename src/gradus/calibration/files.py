@@ -1,10 +1,10 @@
-"""How quantized matrices are stored: compressed-tensors, which vLLM and transformers load too.
+"""The file format of quantized matrices: compressed-tensors, which vLLM and transformers load too.
 
     int4   weight_packed i32 [N, K / 8], weight_scale [N, G], weight_zero_point i32 [N / 8, G], weight_shape i64 [2]
-    int8   weight int8 [N, K], weight_scale [N, 1]                    activations by token, when they come
+    int8   weight int8 [N, K], weight_scale [N, 1]                    activations are rounded per token, at run time
     fp8    weight e4m3 [N, K], weight_scale [N, 1]                    the same
 
-Integers of 4 bits are stored with 8 added, lowest nibble first; zero points are packed along rows.
+4-bit integers are stored plus 8, lowest nibble first; zero points are packed along rows.
 """
 
 from typing import Any
@@ -21,7 +21,7 @@ NIBBLES = 8
 
 
 def int4_tensors(values: Tensor, grid: Grid, dtype: torch.dtype) -> dict[str, Tensor]:
-    """By their ends. values: 0 … 15 [N, K]. dtype: of scales."""
+    """Make a matrix's tensors, by the ends of their names. values: 0 … 15 [N, K]. dtype: of scales."""
     return {
         "weight_packed": words(values),
         "weight_scale": grid.scales.to(dtype),
@@ -31,7 +31,7 @@ def int4_tensors(values: Tensor, grid: Grid, dtype: torch.dtype) -> dict[str, Te
 
 
 def words(values: Tensor) -> Tensor:
-    """0 … 15, [n, k] → int32 [n, ⌈k / 8⌉]."""
+    """Pack 0 … 15, [n, k] → int32 [n, ⌈k / 8⌉]."""
     nibbles = F.pad(values.long(), (0, -values.shape[1] % NIBBLES)).unflatten(1, (-1, NIBBLES))
     wide = (nibbles << 4 * torch.arange(NIBBLES, device=values.device)).sum(-1)
     return torch.where(wide >= 1 << 31, wide - (1 << 32), wide).int()
@@ -46,7 +46,7 @@ def fp8_tensors(weight: Tensor) -> dict[str, Tensor]:
 
 
 def quantization_config(scheme: str, group: int | None) -> dict[str, Any]:
-    """What config.json says of the matrices. scheme: int4, int8 or fp8."""
+    """Describe the matrices for config.json. scheme: int4, int8 or fp8."""
     kind, bits = ("float" if scheme == "fp8" else "int"), int(scheme[-1])
     weights = {"num_bits": bits, "type": kind, "symmetric": bits == 8, "dynamic": False, "group_size": group}
     weights["strategy"] = "group" if group else "channel"

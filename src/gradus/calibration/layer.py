@@ -1,4 +1,4 @@
-"""One layer of a model on its own: made, loaded and run, so that no more than it is in memory."""
+"""One layer of a model on its own: made, loaded and run, so that only one layer is in memory."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -18,14 +18,14 @@ from gradus.models.weights import Piece, TensorSource, assign, plan
 
 @dataclass
 class LoneLayer:
-    """number: of the layer in its model. model: one of that layer alone, with a vocabulary of nothing."""
+    """number: the layer's index in its model. model: a model of this layer alone, with a vocabulary of one token."""
 
     number: int
     model: Model
 
     @classmethod
     def load(cls, config: ModelConfig, number: int, source: TensorSource, device: torch.device) -> "LoneLayer":
-        """In float32. The checkpoint's names and shapes have been checked."""
+        """Load the layer in float32. The checkpoint's names and shapes have been checked."""
         alone = replace(
             config, num_layers=1, windows=(config.windows[number],), vocab_size=1, bos_token_id=None, eos_token_ids=()
         )
@@ -37,12 +37,12 @@ class LoneLayer:
         return layer
 
     def pieces(self) -> Iterator[Piece]:
-        """What the checkpoint has of this layer, under the names of the first one."""
+        """The checkpoint's tensors of this layer, under the names of layer 0."""
         inside = set(self.model.layers.modules())
         return (piece for piece in plan(self.model) if piece.module in inside)
 
     def name(self, piece: Piece) -> str:
-        """Of a piece's tensor in the whole model."""
+        """The name of a piece's tensor in the whole model."""
         return re.sub(r"\.0\.", f".{self.number}.", piece.stored.name, count=1)
 
     def linears(self) -> dict[str, ObservedLinear]:
@@ -56,19 +56,19 @@ class LoneLayer:
         return layer.attention_norm if matrix_id.role == "qkv" else layer.mlp_norm
 
     def run(self, hidden: Sequence[Tensor]) -> list[Tensor]:
-        """Each sequence's states [T, D] behind the layer."""
+        """Run the layer. Returns each sequence's states [T, D] after it."""
         attention = WholeSequence(self.model.config)
         return [self.model.run_layers(x, torch.arange(len(x), device=x.device), attention) for x in hidden]
 
     def observed(self, hidden: Sequence[Tensor]) -> list[Tensor]:
-        """The same, and all matrices have statistics afterwards."""
+        """Run the layer, and let all its matrices collect statistics."""
         for linear in self.linears().values():
             linear.observe()
         return self.run(hidden)
 
 
 def around_layers(config: ModelConfig, source: TensorSource, device: torch.device) -> Model:
-    """The model without its layers, in float32: the embedding, the last norm, and the head."""
+    """Load the model without its layers, in float32: the embedding, the last norm, and the head."""
     model = create_model(replace(config, num_layers=0, windows=()), device=device)
     for piece in plan(model):
         value = source.read(piece.stored.name)
@@ -78,5 +78,5 @@ def around_layers(config: ModelConfig, source: TensorSource, device: torch.devic
 
 
 def embedded(model: Model, sequences: Sequence[Tensor]) -> list[Tensor]:
-    """Token ids [T] → what enters the first layer, [T, D] each."""
+    """Embed token ids [T] → the first layer's inputs, [T, D] each."""
     return [model.embed(ids, torch.arange(len(ids), device=ids.device)) for ids in sequences]

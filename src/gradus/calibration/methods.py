@@ -35,7 +35,7 @@ METHODS: dict[str, Rounder] = {"rtn": by_nearest, "awq": by_awq, "gptq": by_gptq
 
 
 def scale_columns(layer: LoneLayer, group: int, dtype: torch.dtype) -> None:
-    """AWQ's factors, for products whose input comes from something linear: the layer computes what it did."""
+    """Apply AWQ's factors to products whose input comes from a linear operation. The layer's result is unchanged."""
 
     def best(linear: ObservedLinear, alike: Alike) -> Tensor:
         return column_factors(linear.weight, linear.gram, linear.magnitude, group, dtype, alike)
@@ -44,14 +44,14 @@ def scale_columns(layer: LoneLayer, group: int, dtype: torch.dtype) -> None:
 
 
 FactorsOf = Callable[[ObservedLinear, Alike], Tensor]
-"""A matrix → factors [K] of its columns. The second makes those alike that have to be."""
+"""(matrix, alike) → factors [K] of its columns. alike: averages factors over columns that must share one."""
 
 
 def rescale(layer: LoneLayer, factors_of: FactorsOf) -> None:
-    """Multiply columns of products by factors, and divide what their inputs come from: the layer computes as before.
+    """Multiply columns of products by factors, and divide the sources of their inputs: the layer's result is unchanged.
 
     The inputs of qkv and gate_up come from a norm; that of down from the rows of up, if the MLP is gated; that of the
-    output product from the rows of v, each of which is read by all query heads of its group.
+    output product from the rows of v, where all query heads of a group read the same rows.
     """
     linears, config = layer.linears(), layer.model.config
     for role in ("qkv", "gate_up"):
@@ -71,7 +71,7 @@ def rescale(layer: LoneLayer, factors_of: FactorsOf) -> None:
 
 
 def _rescale(linear: ObservedLinear, factors_of: FactorsOf, alike: Alike) -> Tensor:
-    """Multiply a matrix's columns by the factors, which are returned, and bring its statistics up to date."""
+    """Multiply a matrix's columns by factors, and update its statistics. Returns the factors."""
     factors = factors_of(linear, alike)
     linear.weight.mul_(factors)
     linear.rescaled(factors)
@@ -79,7 +79,7 @@ def _rescale(linear: ObservedLinear, factors_of: FactorsOf, alike: Alike) -> Ten
 
 
 def _divide_rows(linear: Linear, part: int, factors: Tensor) -> None:
-    """Of one of the matrices that are fused."""
+    """Divide the rows of one of the fused matrices."""
     for parameter in (linear.weight, linear.bias):
         if parameter is not None:
             assert isinstance(parameter, nn.Parameter)
@@ -90,10 +90,10 @@ SPREAD = 0.25  # octaves, up and down
 
 
 def break_grid(layer: LoneLayer) -> None:
-    """Take weights off the grid that a 4-bit file has put them on, with factors of columns between 0.84 and 1.19.
+    """Move weights off the grid of their 4-bit file, by column factors between 0.84 and 1.19.
 
-    The layer computes what it did. Without this, rounding such weights anew may lose nothing, and says nothing of how
-    well weights are rounded that were never on a grid.
+    The layer's result is unchanged. Without this, rounding such weights again may lose nothing, and so would not show
+    how well a method rounds weights that were never on a grid.
     """
     generator = torch.Generator().manual_seed(layer.number)
 

@@ -1,4 +1,4 @@
-"""A matrix that keeps statistics of what it multiplies: all that a quantizer needs to know of activations."""
+"""A matrix that keeps statistics of its inputs: all that a quantizer needs to know about activations."""
 
 import torch
 from torch import Tensor
@@ -8,18 +8,19 @@ from gradus.models.layers import Linear
 
 
 class ObservedLinear(Linear):
-    """gram: float32 [K, K], Σ xᵀx. magnitude: float32 [K], the mean |x|. Of all rows since `observe`."""
+    """A matrix with statistics over all rows since `observe`. gram: float32 [K, K], Σ xᵀx. magnitude: float32 [K], the
+    mean |x|."""
 
     _gram: Tensor | None = None
 
     def observe(self) -> None:
-        """Keep statistics from now on, of nothing yet."""
+        """Start new statistics."""
         self._gram = torch.zeros(self.in_features, self.in_features, device=self.weight.device)
         self._sums = torch.zeros(self.in_features, device=self.weight.device)
         self._rows = 0
 
     def rescaled(self, factors: Tensor) -> None:
-        """What is multiplied will be smaller by these factors of its columns, [K]."""
+        """Divide the statistics by factors [K] of the columns, because later inputs will be divided by them."""
         if self._gram is not None:
             self._gram.div_(factors).div_(factors.unsqueeze(1))
             self._sums.div_(factors)

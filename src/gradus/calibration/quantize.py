@@ -1,7 +1,7 @@
-"""A checkpoint in fewer bits, layer by layer: at no time is more than one layer in memory, beside the text's states.
+"""Quantize a checkpoint layer by layer: at most one layer is in memory, in addition to the text's states.
 
-Every layer is a file of its own, so a run that was cut off goes on where it was. What it was doing is noted in
-`quantize.json`, which a finished checkpoint no longer has.
+Every layer is a separate file, so an interrupted run resumes where it stopped. `quantize.json` records its settings and
+progress, and is removed from a finished checkpoint.
 """
 
 import json
@@ -34,13 +34,13 @@ from gradus.quantization.int4 import GROUPS
 SCHEMES = ("int4", "int8", "fp8")
 STATE = "quantize.json"
 HIDDEN = "hidden.safetensors"
-DTYPE = torch.bfloat16  # of what a file keeps as floats
+DTYPE = torch.bfloat16  # of tensors that stay floats in the file
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """scheme: one of SCHEMES. method: one of METHODS; awq and gptq are for int4. group: of int4; None is the largest
-    that divides every row. samples, length: how many pieces of the text there are, and their tokens."""
+    """scheme: one of SCHEMES. method: one of METHODS; awq and gptq are for int4. group: of int4; None: the largest
+    that divides every row. samples, length: the number of pieces of the text, and the tokens of each."""
 
     scheme: str = "int4"
     method: str = "rtn"
@@ -61,7 +61,7 @@ class Recipe:
             raise ConfigError("samples must be 1 or more, and length 2 or more")
 
     def group_of(self, config: ModelConfig) -> int | None:
-        """The group of all matrices alike. Raises ConfigError where it does not divide the rows of each."""
+        """Choose one group size for all matrices. Raises ConfigError if it does not divide the rows of each."""
         if self.scheme != "int4":
             return None
         widths = sorted({config.hidden_size, config.intermediate_size, config.q_width})
@@ -82,11 +82,11 @@ def quantize(
     progress: Progress,
     prepare: Callable[[LoneLayer], None] = lambda layer: None,
 ) -> None:
-    """Write a checkpoint to the folder `out`. text: to calibrate by, for awq and gptq.
+    """Write a quantized checkpoint to the folder `out`. text: the calibration text, for awq and gptq.
 
-    prepare: changes a layer before it is quantized, such that it computes what it did.
+    prepare: changes a layer before it is quantized, without changing its result.
 
-    Raises ConfigError, before anything is written, for what cannot be done, and for a folder that holds another run.
+    Raises ConfigError, before anything is written, for an impossible recipe, or a folder that holds another run.
     """
     source, group = _checked(checkpoint, recipe)
     config, texts = small_files(checkpoint)
@@ -136,7 +136,7 @@ def _sequences(checkpoint: Checkpoint, recipe: Recipe, text: str | None, device:
 def _quantized(
     layer: LoneLayer, recipe: Recipe, group: int | None, hidden: list[Tensor] | None
 ) -> tuple[dict[str, Tensor], list[Tensor] | None]:
-    """A layer's tensors by name, and the text's states behind the layer as it is now."""
+    """Quantize a layer. Returns its tensors by name, and the text's states after the quantized layer."""
     if hidden is not None:
         layer.observed(hidden)
         if recipe.method == "awq":
@@ -149,7 +149,7 @@ def _quantized(
 
 
 def _matrices(linear: ObservedLinear, recipe: Recipe, group: int | None) -> list[dict[str, Tensor]]:
-    """The tensors of each matrix that is fused, by their ends; the matrix becomes what they stand for."""
+    """Quantize each fused matrix. Returns its tensors by the ends of their names; sets the weights to their values."""
     parts = linear.weight.split(linear.out_features)
     if group is None:
         make = int8_tensors if recipe.scheme == "int8" else fp8_tensors
@@ -173,7 +173,7 @@ def _tensors(layer: LoneLayer, stored: Mapping[Linear, list[dict[str, Tensor]]])
 
 
 def _around(source: TensorSource) -> dict[str, Tensor]:
-    """All that belongs to no layer, as it is."""
+    """Read the tensors outside of all layers, unquantized."""
     found = {name: source.read(name) for name in source.names() if ".layers." not in name}
     return {
         name: value.to(DTYPE) if value.is_floating_point() else value
@@ -184,7 +184,7 @@ def _around(source: TensorSource) -> dict[str, Tensor]:
 
 @dataclass
 class Run:
-    """What is written so far. done: layers."""
+    """The state of a run. done: the number of layers written."""
 
     folder: Path
     settings: dict[str, Any]
@@ -192,7 +192,7 @@ class Run:
 
     @classmethod
     def begin(cls, folder: Path, settings: dict[str, Any]) -> "Run":
-        """An empty folder, or one where a run with these settings was cut off."""
+        """Begin in an empty folder, or resume an interrupted run with the same settings."""
         state = folder / STATE
         if not state.is_file():
             if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
@@ -211,14 +211,14 @@ class Run:
         return cls(folder, settings, found["done"])
 
     def hidden(self, device: torch.device) -> list[Tensor] | None:
-        """The text's states behind the last layer that is done."""
+        """Read the text's states after the last layer written."""
         if not (self.folder / HIDDEN).is_file():
             return None
         stored = load_file(self.folder / HIDDEN)
         return [stored[str(number)].to(device) for number in range(len(stored))]
 
     def write(self, number: int, tensors: dict[str, Tensor], hidden: list[Tensor] | None) -> None:
-        """A layer, whole or not at all."""
+        """Write a layer, all of it or nothing."""
         self._save(self._layer_file(number), tensors)
         if hidden is not None:
             self._save(HIDDEN, {str(number): each.cpu().contiguous() for number, each in enumerate(hidden)})
@@ -226,7 +226,7 @@ class Run:
         self._note()
 
     def finish(self, around: dict[str, Tensor], config: dict[str, Any], texts: Mapping[str, str]) -> None:
-        """What belongs to no layer, the index, and the small files; then nothing is left of the run."""
+        """Write the tensors outside of all layers, the index and the small files; then remove the run's own files."""
         last = self._layer_file(self.done)
         self._save(last, around)
         files = [*(self._layer_file(number) for number in range(self.done)), last]

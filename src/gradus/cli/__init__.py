@@ -1,15 +1,15 @@
-"""The `gradus` command: its commands, and what becomes of a mistake.
+"""The `gradus` command: its subcommands, and how it reports mistakes.
 
 Read in this order:
 
     options.py     options that several commands share;  settings_table.py: the same as a table of the docs
-    layers.py      which options `--help` shows first
-    terminal.py    what goes to stdout, to stderr and to files;  progress.py: a bar while work is long
+    layers.py      the options that `--help` shows first
+    terminal.py    output to stdout, stderr and files;  progress.py: a bar during long work
     engine.py      a model loaded for a command;  loading.py: the same for a server
     commands/      one module for each group of commands
 
-Exit codes: 0 all went well, 1 something failed, 2 the user's mistake (one line on stderr), 130 Ctrl-C. A traceback is
-a defect of ours. Nothing here imports torch before a command needs it, so `--help` appears at once.
+Exit codes: 0 success, 1 a failure, 2 a mistake of the user's (one line on stderr), 130 Ctrl-C. A traceback is
+a bug of ours. Nothing here imports torch before a command needs it, so `--help` appears at once.
 """
 
 import os
@@ -58,7 +58,7 @@ FIRST = {
     "chat": layered(*_MODEL, "context_length", "system", "max_tokens", "temperature", "seed"),
     "serve": layered(*_MODEL, "context_length", "max_sequences", "host", "port", "config", "dry_run"),
 }
-"""Commands with more options than a first call needs, and which those are."""
+"""Commands with more options than a first call needs, and the options that `--help` shows first."""
 
 for command, panel in (
     (generate.generate, "Use a model"),
@@ -91,14 +91,14 @@ for command, panel in (
 @app.callback(invoke_without_command=True)
 def gradus_command(
     context: typer.Context,
-    version: Annotated[bool, typer.Option("--version", help="Print the version and leave.")] = False,
+    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
 ) -> None:
     """An LLM inference engine built one optimization at a time: a course, and a server.
 
     Start here:
 
       gradus pull smollm2-135m              # a small real model (98 MB)
-      gradus generate "Once upon a time"    # its text, as it comes
+      gradus generate "Once upon a time"    # continue a text
       gradus chat                           # talk to it
       gradus serve                          # serve it on http://127.0.0.1:8000
       gradus phases                         # the course, one optimization at a time
@@ -113,10 +113,10 @@ def gradus_command(
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; returns the exit code.
+    """Run one command, and return the exit code.
 
-    arguments: without the program's name. None takes the process's own: then the process is the command line's, and so
-    are its streams, its threads, how many and the way in which they wait, and its allocator.
+    arguments: without the program's name; None takes the process's own. Then the process belongs to the command line,
+    which sets up its streams, the number of its threads and their way of waiting, and its allocator.
     """
     if arguments is None:
         accept_every_character()

@@ -1,4 +1,4 @@
-"""A model opened for a command, its progress shown."""
+"""Open a model for a command, with a progress bar."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -8,7 +8,8 @@ if TYPE_CHECKING:
 
 
 def open_llm(settings: Mapping[str, Any], max_sequences: int = 1) -> "LLM":
-    """settings: those that were given. max_sequences: what the command runs at once, so that it allocates no more."""
+    """Open the model and engine. settings: those given. max_sequences: the number that the command runs at once, so
+    that the engine allocates no more."""
     from gradus.cli.progress import Bars
     from gradus.text.llm import LLM
 

@@ -1,4 +1,4 @@
-"""Help in layers: the options that a first call needs, and all of them."""
+"""Help in layers: `--help` shows the options that a first call needs, `--help-all` shows all."""
 
 import typer
 from typer.core import TyperCommand, TyperOption
@@ -7,7 +7,7 @@ ALL = "--help-all"
 
 
 class Layered(TyperCommand):
-    """Shows its usual options for `--help`, and all for `--help-all`."""
+    """A command that shows its usual options for `--help`, and all for `--help-all`."""
 
     usual: frozenset[str] = frozenset()
 
@@ -31,5 +31,5 @@ class Layered(TyperCommand):
 
 
 def layered(*usual: str) -> type[Layered]:
-    """A kind of command that shows these options first, named as its parameters are."""
+    """Make a class of commands that shows these options first. usual: names of parameters."""
     return type("Layered", (Layered,), {"usual": frozenset(usual)})

@@ -1,4 +1,4 @@
-"""`gradus.server.loading` with its progress shown: what `gradus serve` loads with."""
+"""`gradus.server.loading` with a progress bar, for `gradus serve`."""
 
 from typing import TYPE_CHECKING
 

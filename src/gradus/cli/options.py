@@ -1,7 +1,7 @@
-"""Options that several commands share: which model runs where, and how tokens are chosen.
+"""Options that several commands share: the model and its device, and sampling.
 
-Settings of the model and its engine become options by their description (gradus.config). Numbers are checked there, by
-SamplingParams and by the engine, as for every other front end; typer only parses them.
+The settings of the model and its engine become options by their description (gradus.config). gradus.config,
+SamplingParams and the engine check the numbers, as for every other front end; typer only parses them.
 """
 
 import functools
@@ -23,10 +23,10 @@ Command = Callable[..., int]
 def settings_of(
     owner: type = Settings, *, only: Collection[str] = (), without: Collection[str] = (), panel: str = ""
 ) -> Callable[[Command], Command]:
-    """Give a command an option for each setting of `owner`, or for `only` some; they arrive as its `**settings`.
+    """Give a command an option for each setting of `owner`, or for those in `only`; they arrive as its `**settings`.
 
-    A setting that was not given is not among them, so that the configuration file's value, or the default, stays.
-    panel: where help shows them; by default, where each one says.
+    Settings that were not given are left out, so that the configuration file's value, or the default, applies.
+    panel: the help panel that shows them; by default each setting's own.
     """
     every = described(owner)
     offered = {name: every[name] for name in every if name not in without and (not only or name in only)}
@@ -52,12 +52,12 @@ def settings_of(
 
 
 def _marks(parameter: inspect.Parameter) -> tuple[Any, ...]:
-    """What an annotation says beside the type."""
+    """An annotation's metadata, without the type."""
     return getattr(parameter.annotation, "__metadata__", ())
 
 
 def _parameter(setting: Setting, panel: str) -> inspect.Parameter:
-    """The setting as typer wants it: an option that is None where it was not given."""
+    """Turn a setting into a typer option that is None if it was not given."""
     flag = f"--{setting.name.replace('_', '-')}"
     several = " May be given several times." if setting.kind is tuple else ""
     only = " For the final engine." if setting.heeded == "final" else ""
@@ -76,7 +76,7 @@ def _parameter(setting: Setting, panel: str) -> inspect.Parameter:
 
 
 for_one_prompt = settings_of(without=("max_sequences", "policy"))
-"""For commands that run one prompt at a time: which goes first, and how many run at once, would mean nothing there."""
+"""For commands that run one prompt at a time, where the order of requests and their number would mean nothing."""
 
 MaxTokens = Annotated[int | None, Option(help="Most tokens to generate; 256 by default.", rich_help_panel=_SAMPLING)]
 Temperature = Annotated[
@@ -105,7 +105,7 @@ FrequencyPenalty = Annotated[
     float, Option(help="Subtract this for each occurrence in the output; 0 is off.", rich_help_panel=_SAMPLING)
 ]
 Seed = Annotated[
-    int | None, Option(help="The same seed gives the same tokens; drawn when left out.", rich_help_panel=_SAMPLING)
+    int | None, Option(help="The same seed gives the same tokens; random by default.", rich_help_panel=_SAMPLING)
 ]
 Samples = Annotated[int, Option("--n", help="Independent samples of the prompt.", rich_help_panel=_SAMPLING)]
 Stop = Annotated[
@@ -113,7 +113,7 @@ Stop = Annotated[
     Option(help="End before this text appears; may be given several times.", rich_help_panel=_SAMPLING),
 ]
 IgnoreEos = Annotated[
-    bool, Option("--ignore-eos", help="Go on when the model says it is done.", rich_help_panel=_SAMPLING)
+    bool, Option("--ignore-eos", help="Continue after the model's end-of-text token.", rich_help_panel=_SAMPLING)
 ]
 
 Json = Annotated[bool, Option("--json", help="JSON on stdout, for programs.")]

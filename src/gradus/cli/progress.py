@@ -1,4 +1,4 @@
-"""What a person sees while a model is fetched or loaded: a bar on a terminal, nothing but notes elsewhere."""
+"""Progress while a model is fetched or loaded: a bar on a terminal, only notes elsewhere."""
 
 from types import TracebackType
 
@@ -6,11 +6,11 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, Task, TaskID, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
-FEW = 10_000  # fewer bytes than any file of a model has: so small a total counts things, such as CUDA graphs
+FEW = 10_000  # fewer bytes than any file of a model: a smaller total counts things such as CUDA graphs
 
 
 class Amount(DownloadColumn):
-    """How much of a task is done: 12.5/98.0 MB, or 3/27."""
+    """The finished part of a task: 12.5/98.0 MB, or 3/27."""
 
     def render(self, task: Task) -> Text:
         if task.total is not None and task.total < FEW:

@@ -12,7 +12,7 @@ from gradus.server.config import ServerConfig
 
 
 def settings_table() -> str:
-    """One row per setting of a server: key, default, and what it is."""
+    """Format one row per setting of a server: key, default and description."""
     rows = (
         f"| `{name}` | {one.by_default} | {one.help}{_engines(one)} |" for name, one in described(ServerConfig).items()
     )
@@ -20,13 +20,13 @@ def settings_table() -> str:
 
 
 def switches_table() -> str:
-    """One row per optimization that `switch_off` leaves out."""
+    """Format one row per optimization that `switch_off` accepts."""
     rows = (f"| `{name}` | {one.help} |" for name, one in SWITCHES.items())
     return "\n".join(["| optimization | |", "|---|---|", *rows])
 
 
 def _engines(setting: Setting) -> str:
-    """Which engines heed it, where not all do: the phases that name it, or the final engine alone."""
+    """Name the engines that use a setting, in parentheses; "" if all do."""
     if setting.heeded == "all":
         return ""
     if setting.heeded == "phase":
@@ -36,7 +36,7 @@ def _engines(setting: Setting) -> str:
 
 
 def renewed(page: str) -> str:
-    """The page with its tables of settings as they should be. A table ends at the first blank line."""
+    """Renew the page's tables of settings. A table ends at the first blank line."""
     for table in (switches_table(), settings_table()):
         header = re.escape(table.splitlines()[0])
         page = re.sub(rf"^{header}\n(\|.*\n)+", table.replace("\\", r"\\") + "\n", page, flags=re.MULTILINE)

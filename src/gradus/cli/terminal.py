@@ -1,4 +1,4 @@
-"""What the terminal shows: results on stdout, everything about them (progress, statistics, mistakes) on stderr."""
+"""Output: results go to stdout, everything about them (progress, statistics, mistakes) to stderr."""
 
 import json
 import sys
@@ -13,18 +13,18 @@ from gradus.text.completion import Completion
 
 
 def print_json(value: Any, *, lines: bool = False) -> None:
-    """One JSON document on stdout; with `lines`, on one line, flushed, so that documents can follow each other."""
+    """Print one JSON document; with `lines`, on one line, so that documents can follow each other."""
     print(json.dumps(value, indent=None if lines else 2), flush=True)
 
 
 def print_text(text: str) -> None:
-    """Text as it comes, at once. A terminal that lacks a character shows a substitute."""
+    """Print text at once. A terminal that lacks a character shows a substitute."""
     sys.stdout.write(plain(text, sys.stdout.encoding))
     sys.stdout.flush()
 
 
 def standard_input() -> str:
-    """All of standard input. Raises RequestError if it is not UTF-8."""
+    """Read all of standard input. Raises RequestError if it is not UTF-8."""
     try:
         return sys.stdin.buffer.read().decode("utf-8")
     except UnicodeDecodeError as error:
@@ -34,7 +34,7 @@ def standard_input() -> str:
 
 
 def write_file(file: Path, text: str) -> None:
-    """With the folders that lead to it. Raises ConfigError where that cannot be."""
+    """Write a file, and create its folders. Raises ConfigError if that is impossible."""
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text, encoding="utf-8")
@@ -43,19 +43,19 @@ def write_file(file: Path, text: str) -> None:
 
 
 def print_note(text: str) -> None:
-    """A dim line on stderr."""
+    """Print a dim line on stderr."""
     from rich.console import Console
 
     Console(stderr=True).print(text, style="dim", markup=False, highlight=False, soft_wrap=True)
 
 
 def print_command(reason: str, command: str) -> None:
-    """Say what to type next and why. The command has a line to itself, so that it can be copied; "" is no command."""
+    """Print what to type next, and why. The command has its own line, so that it can be copied; "" prints none."""
     print(f"\n{reason}:\n  {command}" if command else f"\n{reason}")
 
 
 def print_mistake(text: str) -> None:
-    """The one line that a mistake gets."""
+    """Report a mistake in one line."""
     print(f"gradus: {' '.join(text.split())}", file=sys.stderr)
 
 
@@ -72,7 +72,7 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], title: st
 
 
 def size(count: float) -> str:
-    """Bytes for people: 98.4 MB."""
+    """Format bytes for people: 98.4 MB."""
     for unit in ("B", "kB", "MB"):
         if count < 1000:
             return f"{count:.3g} {unit}"
@@ -87,7 +87,7 @@ def completion_json(completion: Completion) -> dict[str, Any]:
 
 
 def statistics(completions: Sequence[Completion]) -> str:
-    """What a run was like, in one line."""
+    """Summarize a run in one line."""
     tokens = sum(len(completion.token_ids) for completion in completions)
     first = completions[0]
     cached = f" ({first.cached_tokens} cached)" if first.cached_tokens else ""

@@ -21,10 +21,11 @@ class Setting:
     """One setting.
 
     kind: str, int, float, bool (a switch of the final engine) or tuple (of texts). optional: whether None is a value.
-    unset: in words, what None stands for. suits: the final engine's default by kind of device, where it depends on it.
-    least, above, most: bounds of a number. unit: "seconds", for people. choices: the texts that may be given.
-    heeded: by "all" engines, by every "phase", by the phases that name it in `USES`, or by the "final" engine alone.
-    flags: other spellings of its option. metavar: what help calls its value. panel: where help shows that.
+    unset: the meaning of None, in words. suits: the final engine's default by kind of device, if it depends on it.
+    least, above, most: bounds of a number. unit: "seconds", for people. choices: the allowed texts.
+    heeded: the engines that use it: "all", every "phase", the phases that name it in `USES`, or only the "final"
+    engine.
+    flags: other spellings of its option. metavar: the name of its value in help. panel: its panel in help.
     """
 
     default: Any
@@ -45,7 +46,7 @@ class Setting:
     optional: bool = False
 
     def check(self, value: Any) -> None:
-        """Raises ConfigError, in one line, for a value that this setting does not take."""
+        """Raise ConfigError, in one line, for a value that this setting does not accept."""
         if value is None and self.optional:
             return
         if not self._is_kind(value) or not self._within(value):
@@ -76,7 +77,7 @@ class Setting:
 
     @property
     def wanted(self) -> str:
-        """What may be given, in words: "a whole number, 1 or more"."""
+        """Describe the allowed values in words: "a whole number, 1 or more"."""
         if self.choices and self.kind is str:
             return f"one of {', '.join(self.choices)}"
         words = {str: "text", bool: "true or false", int: "a whole number", float: "a number", tuple: "a list of texts"}
@@ -103,12 +104,12 @@ class Setting:
 
 
 def setting(default: Any, help: str, **description: Any) -> Any:
-    """A dataclass field that is a setting. The other arguments are those of `Setting`."""
+    """Make a dataclass field that is a setting. The other arguments are those of `Setting`."""
     return field(default=default, metadata={"setting": Setting(default=default, help=help, **description)})
 
 
 def described(owner: type) -> dict[str, Setting]:
-    """The settings among a dataclass's fields, in their order."""
+    """The settings among a dataclass's fields, in order."""
     hints = typing.get_type_hints(owner)
     return {
         one.name: _typed(one.metadata["setting"], one.name, hints[one.name])
@@ -118,7 +119,7 @@ def described(owner: type) -> dict[str, Setting]:
 
 
 def _typed(setting: Setting, name: str, hint: Any) -> Setting:
-    """With the name and the type that the field's annotation gives it."""
+    """Add the name of the field, and the type from its annotation."""
     union = typing.get_origin(hint) in (types.UnionType, typing.Union)
     parts = typing.get_args(hint) if union else (hint,)
     (kind,) = (part for part in parts if part is not types.NoneType)
@@ -130,13 +131,13 @@ def _typed(setting: Setting, name: str, hint: Any) -> Setting:
 
 
 def check(owner: Any) -> None:
-    """Check every setting of a dataclass's instance. Raises ConfigError for the first that cannot be."""
+    """Check every setting of a dataclass's instance. Raises ConfigError for the first wrong one."""
     for name, one in described(type(owner)).items():
         one.check(getattr(owner, name))
 
 
 def check_names(names: Iterable[Any], known: Iterable[str]) -> None:
-    """Raises ConfigError for a name that no setting has, with the nearest one, or with all."""
+    """Raise ConfigError for an unknown name, suggesting the nearest one, or listing all."""
     known = list(known)
     for name in names:
         if name not in known:
@@ -145,15 +146,16 @@ def check_names(names: Iterable[Any], known: Iterable[str]) -> None:
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """`; did you mean 'x'?`, or nothing when no known name is near."""
+    """Return `; did you mean 'x'?`, or "" if no known name is near."""
     near = difflib.get_close_matches(name[:64], list(known), n=1, cutoff=0.5)
     return f"; did you mean {near[0]!r}?" if near else ""
 
 
 def offers(owner: type) -> Callable[[Class], Class]:
-    """A class decorator, below `@dataclass`: a field for each setting of `owner` but its switches, None by default.
+    """A class decorator, below `@dataclass`: adds a field for each setting of `owner` except its switches, None by
+    default.
 
-    None stands for what suits the engine, so the description keeps the owner's default.
+    None means the engine's own default, so the description keeps the owner's.
     """
 
     def add(front: Class) -> Class:
@@ -169,7 +171,7 @@ def offers(owner: type) -> Callable[[Class], Class]:
 def keywords(owner: type) -> Callable[[Class], Class]:
     """A class decorator: `help` and interactive editors show a keyword of the constructor for each setting of `owner`.
 
-    The constructor's own parameters come first, and its `**settings` last, in which the settings arrive.
+    The constructor's own parameters come first; its last one is `**settings`, which receives the settings.
     """
 
     def show(front: Class) -> Class:

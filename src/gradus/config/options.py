@@ -1,4 +1,4 @@
-"""What an engine is built with beside the model: a phase's options, and the final engine's. No torch here."""
+"""The options of an engine: a phase's, and the final engine's. No torch here."""
 
 from dataclasses import dataclass, fields
 from typing import Any, Literal
@@ -7,7 +7,7 @@ from gradus.config.description import Setting, check, described, setting
 from gradus.engine.request import ModelLimits
 from gradus.errors import ConfigError
 
-FINAL = "final"  # what the final engine is called where a phase would be named
+FINAL = "final"  # the final engine's name where a phase could be named
 
 Policy = Literal["fcfs", "priority", "deadline"]
 KvDtype = Literal["auto", "fp8"]
@@ -16,19 +16,20 @@ NGRAM, DRAFT, HEADS = "ngram", "draft:", "heads:"
 DEFAULT_PAGE_SIZE = 16
 
 MOST_DRAFTS = 16
-"""Per step: beyond, even a copied text seldom agrees, and a step's rows cost more than they bring."""
+"""Most drafts per step: further ones are seldom right, even in copied text, and their rows cost more than they gain."""
 USUAL_DRAFTS = 7
-"""The most that are chosen where no number is given."""
+"""Most drafts to choose if no number is given."""
 
 _LIMITS, _CACHE = "Limits", "Cache and scheduling (in phases that use them)"
 
 
 @dataclass(frozen=True, slots=True)
 class EngineOptions:
-    """The options of a phase. Each beside `limits` and `max_sequences` is for the phases that name it in `USES`.
+    """The options of a phase. Except for `limits` and `max_sequences`, only phases that name an option in `USES` use
+    it.
 
-    limits: what requests must respect; `limits.context_length` is also the longest sequence the cache must hold.
-    Raises ConfigError for a value that cannot be.
+    limits: the limits of requests; `limits.context_length` is also the longest sequence that the cache must hold.
+    Raises ConfigError for an impossible value.
     """
 
     limits: ModelLimits
@@ -42,18 +43,18 @@ class EngineOptions:
     page_size: int = setting(DEFAULT_PAGE_SIZE, "Tokens per page of the cache.", least=1, heeded="uses", panel=_CACHE)
     cache_tokens: int | None = setting(
         None,
-        "Tokens that the whole cache has room for.",
-        unset="max_sequences of the longest; the final engine: as many of them as memory_fraction allows",
+        "Tokens in the whole cache.",
+        unset="max_sequences of the longest; the final engine: as many as memory_fraction allows",
         least=1,
         heeded="uses",
         panel=_CACHE,
     )
-    # What a step costs hardly grows up to some number of tokens, since it must read all weights anyway; then it grows
-    # with each. A budget beyond that point delays the decodes, one below it wastes the step.
+    # A step's cost hardly grows up to some number of tokens, since it must read all weights anyway; beyond that it
+    # grows with each token. A budget above that number delays decodes, a budget below it wastes the step.
     token_budget: int | None = setting(
         None,
         "Most tokens per step: longer prompts are cut into chunks.",
-        unset="what the phase says",
+        unset="the phase's own",
         suits={"cpu": 256, "cuda": 8192},
         least=1,
         heeded="uses",
@@ -63,7 +64,7 @@ class EngineOptions:
     threads: int | None = setting(
         None,
         "Threads that compute on a CPU: torch's, in the whole process, and those of the final engine's kernels.",
-        unset="one per core that the process may use, and no more than torch has",
+        unset="one per core that the process may use, at most torch's number",
         least=1,
         most=1024,
         panel=_LIMITS,
@@ -79,23 +80,23 @@ class EngineOptions:
 
     @property
     def cache_positions(self) -> int:
-        """Positions that a paged cache gets room for."""
+        """The positions of a paged cache."""
         return self.cache_tokens or self.max_sequences * self.limits.context_length
 
     @property
     def cache_blocks(self) -> int:
-        """Pages that those positions fill, in each layer group: in all, as many bytes as a contiguous cache of them."""
+        """The pages that those positions fill in each layer group: together, as many bytes as a contiguous cache."""
         return -(-self.cache_positions // self.page_size)
 
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig(EngineOptions):
-    """The options of the final engine: those of the phases, more that no phase heeds, and a switch per optimization.
+    """The options of the final engine: those of the phases, more that no phase uses, and a switch per optimization.
 
-    memory_fraction: the cache gets what is left of it beside weights, the largest step and graphs, at most
-    `max_sequences` of the longest. What other processes hold on a GPU counts as taken. None looks at no memory and
-    allocates `max_sequences` of the longest. `cache_tokens` wins over both.
-    yielding: names of settings and switches left at their defaults, which the plan may lower where memory is short.
+    memory_fraction: the cache gets the part of it that weights, the largest step and graphs leave, at most
+    `max_sequences` of the longest. Other processes' memory on a GPU counts as used. None ignores the available memory
+    and allocates `max_sequences` of the longest. `cache_tokens` takes precedence over both.
+    yielding: names of settings and switches left at their defaults, which the plan may lower if memory is short.
     """
 
     policy: Policy = setting(
@@ -106,14 +107,14 @@ class EngineConfig(EngineOptions):
     )
     kv_dtype: KvDtype = setting(
         "auto",
-        "How the cache keeps keys and values: auto (as dtype says) or fp8 (8 bits and a scale per token and head).",
+        "The type of keys and values in the cache: auto (dtype's) or fp8 (8 bits and a scale per token and head).",
         heeded="final",
         panel=_CACHE,
     )
-    # On a CPU other processes need memory too, and only what is free now is known.
+    # On a CPU other processes need memory too, and only the memory that is free now is known.
     memory_fraction: float | None = setting(
         None,
-        "How much of the device's memory may be in use, all told (on a CPU: of what is free). The cache gets the rest.",
+        "Most of the device's memory to use in total (on a CPU: of the free memory). The cache gets the rest of it.",
         suits={"cpu": 0.5, "cuda": 0.9},
         above=0,
         most=1,
@@ -130,26 +131,26 @@ class EngineConfig(EngineOptions):
     )
     draft_quantize: str | None = setting(
         None,
-        "Keep the draft model's matrices in fewer bits, its output head's as well; quantize is for the model alone, "
-        "and leaves its head.",
-        unset="none: as the draft is stored, or as dtype says",
+        "Keep the draft model's matrices in fewer bits, including its output head; quantize applies only to the model, "
+        "without its head.",
+        unset="none: as the draft is stored, or dtype's",
         heeded="final",
         panel=_CACHE,
     )
     drafts: int | None = setting(
         None,
-        "How many tokens are drafted per step, with speculate.",
-        unset=f"up to {USUAL_DRAFTS}, or as many as there are heads; measured speed decides",
+        "Number of tokens to draft per step, with speculate.",
+        unset=f"up to {USUAL_DRAFTS}, or the number of heads; measured speed decides",
         least=1,
         most=MOST_DRAFTS,
         heeded="final",
         panel=_CACHE,
     )
     prefix_cache: bool = setting(True, "Requests that begin alike share pages.", heeded="final")
-    chunked: bool = setting(True, "Prompts are cut to the token budget; without, a prompt is one step.", heeded="final")
+    chunked: bool = setting(True, "Prompts are cut to the token budget; otherwise, each is one step.", heeded="final")
     kernels: bool = setting(
         True,
-        "Kernels of this project's own: in Triton on a GPU, on a CPU in numba for decode steps.",
+        "Gradus's own kernels: in Triton on a GPU; in numba on a CPU, for decode steps.",
         heeded="final",
     )
     graphs: bool = setting(
@@ -177,22 +178,22 @@ class EngineConfig(EngineOptions):
 
     @classmethod
     def of(cls, options: EngineOptions, **switches: bool) -> "EngineConfig":
-        """The same options with switches."""
+        """Make the final engine's options from a phase's, with these switches."""
         values: dict[str, Any] = {field.name: getattr(options, field.name) for field in fields(EngineOptions)}
         return cls(**{**values, **switches})
 
     def budget(self, device: str) -> int | None:
-        """Most tokens per step on this kind of device ("cpu", "cuda"); None where prompts are not cut."""
+        """Most tokens per step on this kind of device ("cpu", "cuda"); None if prompts are not cut."""
         return (self.token_budget or SETTINGS["token_budget"].suits[device]) if self.chunked else None
 
     @property
     def draft_model(self) -> str | None:
-        """The name of the model that drafts, if one does."""
+        """The name of the draft model, if there is one."""
         return self._named(DRAFT)
 
     @property
     def heads(self) -> str | None:
-        """The folder of the heads that draft, if some do."""
+        """The folder of the draft heads, if there are any."""
         return self._named(HEADS)
 
     def _named(self, kind: str) -> str | None:
@@ -201,12 +202,12 @@ class EngineConfig(EngineOptions):
 
     @property
     def most_drafts(self) -> int:
-        """Per step and sequence; 0 without speculation."""
+        """Most drafts per step and sequence; 0 without speculation."""
         return (self.drafts or USUAL_DRAFTS) if self.speculate else 0
 
     @property
     def sized(self) -> bool:
-        """Whether the cache is what memory has room for."""
+        """Whether the available memory decides the cache's size."""
         return self.cache_tokens is None and self.memory_fraction is not None
 
 
@@ -215,7 +216,7 @@ SWITCHES: dict[str, Setting] = {name: one for name, one in described(EngineConfi
 
 
 def resolve_context(asked: int | None, most: int) -> int:
-    """Tokens of prompt and output together: as asked, or the `most` that the model was made for."""
+    """Decide the context length: the one asked for, or the model's own, `most`. Raises ConfigError for a longer one."""
     length = most if asked is None else asked
     if not 2 <= length <= most:
         raise ConfigError(f"context_length must be between 2 and {most}, got {length}")

@@ -1,7 +1,7 @@
-"""What every front end offers, the same for all: a model and its engine, before defaults are filled in. No torch here.
+"""The settings of every front end: the model and its engine, before defaults are filled in. No torch here.
 
-`LLM(…)`, the commands and the server's file take the settings of `Settings` by name. Setting one that the engine would
-ignore is refused: an option that seems to do something is worse than none.
+`LLM(…)`, the commands and the server's file take the fields of `Settings` by name. A setting that the engine would
+ignore is refused, because an option that only seems to work is worse than none.
 """
 
 from collections.abc import Mapping
@@ -19,10 +19,10 @@ from gradus.errors import ConfigError
 @dataclass(frozen=True)
 @offers(EngineConfig)
 class Settings:
-    """Which model runs where, and how its engine is built.
+    """The model, the device, and the options of the engine.
 
-    Beside the fields below it has one for each setting of EngineConfig; None is what suits the engine and the device.
-    Raises ConfigError, in one line, for a value that cannot be.
+    In addition to the fields below, it has one for each setting of EngineConfig; None: the default for engine and
+    device. Raises ConfigError, in one line, for an impossible value.
     """
 
     model: str = setting(
@@ -31,12 +31,12 @@ class Settings:
         flags=("-m",),
     )
     phase: str | None = setting(
-        None, "The phase of the course that runs it, as in p01.", unset="none: the final engine", flags=("-p",)
+        None, "The phase of the course to run, as in p01.", unset="none: the final engine", flags=("-p",)
     )
     impl: str | None = setting(
         None,
-        "A folder or file with your functions of a phase; they run in place of the course's. The phase may be left out "
-        "if the folder has functions of one phase only.",
+        "A folder or file with your functions of a phase, which replace the course's. The phase may be left out "
+        "if the folder has functions of only one phase.",
         unset="none: the course's own",
         heeded="phase",
         metavar="DIR",
@@ -46,13 +46,13 @@ class Settings:
     quantize: str | None = setting(
         None,
         "Keep matrices in fewer bits: int8, fp8, fp8-block, int4 (in groups of 128, or int4-g64, int4-g32), a YAML "
-        "file of patterns and schemes, or stored: as a .gguf file has them, if that is Q8_0, Q4_0 or Q4_1.",
-        unset="none: as dtype says",
+        "file of patterns and schemes, or stored (as packed in a .gguf file: Q8_0, Q4_0 or Q4_1).",
+        unset="none: in dtype",
     )
     context_length: int | None = setting(
         None,
         "Most tokens of prompt and output together.",
-        unset="what the model was made for",
+        unset="the model's own",
         least=1,
         flags=("--max-context",),
     )
@@ -66,7 +66,7 @@ class Settings:
 
     def __post_init__(self) -> None:
         for name, one in described(type(self)).items():
-            if one.kind is tuple and isinstance(getattr(self, name), list):  # as YAML and the command line have it
+            if one.kind is tuple and isinstance(getattr(self, name), list):  # YAML and the command line give lists
                 object.__setattr__(self, name, tuple(getattr(self, name)))
         check(self)
         if self.impl is not None and self.phase is None:
@@ -74,27 +74,26 @@ class Settings:
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> Self:
-        """From names and values, those that are None left out. Raises ConfigError for a name that no setting has."""
+        """Make settings from names and values, ignoring values of None. Raises ConfigError for an unknown name."""
         return cls().merge(given)
 
     def merge(self, given: Mapping[str, Any]) -> Self:
-        """A copy with these values, those that are None left out (an option that was not given)."""
+        """Make a copy with these values, ignoring values of None (options that were not given)."""
         return self.replaced({name: value for name, value in given.items() if value is not None})
 
     def replaced(self, values: Mapping[Any, Any]) -> Self:
-        """A copy with these values."""
+        """Make a copy with these values. Raises ConfigError for an unknown name."""
         check_names(values, described(type(self)))
         return replace(self, **values)
 
     def keywords(self) -> dict[str, Any]:
-        """What `LLM` takes: of a server's configuration, without the server's own settings."""
+        """The keywords for `LLM`: without a server's own settings."""
         return {name: getattr(self, name) for name in described(Settings)}
 
     def options(self, limits: ModelLimits, device: str) -> EngineOptions:
-        """What the engine is built with on a kind of device ("cpu", "cuda"): an EngineConfig where no phase is named.
+        """Make the engine's options on a kind of device ("cpu", "cuda"): an EngineConfig if no phase is named.
 
-        Raises ConfigError for a phase that is not there, a setting that the engine ignores, and switches that do not go
-        together.
+        Raises ConfigError for an unknown phase, a setting that the engine ignores, or incompatible switches.
         """
         given = {name: getattr(self, name) for name in SETTINGS if getattr(self, name) is not None}
         if self.phase is not None:
@@ -103,7 +102,7 @@ class Settings:
         if "chunked" in self.switch_off and "token_budget" in given:
             raise ConfigError("token_budget does nothing with chunked switched off: leave one of them out")
         suiting = {name: one.suits[device] for name, one in SETTINGS.items() if device in one.suits}
-        # what this kind of device does not have at all is off, and needs no warning
+        # optimizations that this kind of device does not have are off, without a warning
         absent = {name: False for name, one in SWITCHES.items() if not one.suits.get(device, True)}
         chosen = suiting | given | absent | dict.fromkeys(self.switch_off, False)
         yielding = (suiting.keys() | SWITCHES.keys()) - given.keys() - set(self.switch_off)
@@ -121,9 +120,9 @@ class Settings:
 
 
 def heeded(phase: str | None) -> frozenset[str]:
-    """Names of the settings that a phase heeds; None is the final engine, which heeds all but a phase's.
+    """The names of the settings that a phase uses; None: the final engine, which uses all except those of phases.
 
-    A phase's engine module names them, beside those that all engines heed: `USES = frozenset({...})`.
+    A phase's engine module names its own, in addition to those that all engines use: `USES = frozenset({...})`.
     Raises ConfigError for an unknown phase.
     """
     every = described(Settings)
@@ -134,13 +133,14 @@ def heeded(phase: str | None) -> frozenset[str]:
 
 
 def capacity(phase: str | None, max_sequences: int) -> int:
-    """How many sequences it runs at once: as many as asked, unless the phase does not batch (`CAPACITY = 1`)."""
+    """The number of sequences that run at once: as many as asked for, unless the phase does not batch (`CAPACITY =
+    1`)."""
     most = max_sequences if phase is None else getattr(phases.load(phase), "CAPACITY", max_sequences)
     return min(max_sequences, most)
 
 
 def stated(phase: str | None, options: EngineOptions, token_budget: int | None) -> dict[str, Any]:
-    """Which engine this is, and the settings that it heeds, as they turned out: what `/stats` shows.
+    """The engine's name, and the final values of the settings that it uses, for `/stats`.
 
     token_budget: the scheduler's, since a phase may choose its own.
     """

@@ -1,8 +1,8 @@
 """The lessons' one visual style, as SVG written by hand: cells, boxes, arrows and words.
 
-It reads on light and on dark pages (no background; words beside a shape are mid-grey, words inside one contrast with
-its own fill), in grey (kinds differ in lightness or hatching, never in hue alone), and at half size (no word is smaller
-than 15 of 800 units). The colors are those of Okabe and Ito, which every kind of color vision tells apart.
+It is legible on light and on dark pages (no background; words next to a shape are mid-grey, words inside contrast with
+its fill), in grey (kinds differ in lightness or hatching, never only in hue), and at half size (no word is smaller
+than 15 of 800 units). The colors are those of Okabe and Ito, which every kind of color vision can distinguish.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,7 +18,7 @@ MONO = "ui-monospace, Menlo, Consolas, 'DejaVu Sans Mono', monospace"
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """How a cell looks, and what its word is written in."""
+    """A cell's look, and the color of its word."""
 
     fill: str
     ink: str
@@ -29,14 +29,14 @@ class Kind:
 
 NEW = Kind("#0072B2", "#ffffff", "#0072B2")  # computed now
 KEPT = Kind("#9fd3f2", DARK, "#56B4E9")  # computed before, and kept
-WASTE = Kind("#f5cf86", DARK, "#E69F00", hatched=True)  # computed, and of no use
+WASTE = Kind("#f5cf86", DARK, "#E69F00", hatched=True)  # computed in vain
 FREE = Kind("none", GREY, GREY, dashed=True)  # unused room
 BOX = Kind("#e4eef5", DARK, "#56B4E9")
 
 
 @dataclass(slots=True)
 class Drawing:
-    """One figure. title says in a sentence what it shows: it is read aloud where the figure cannot be seen."""
+    """One figure. title: describes it in a sentence, for readers who cannot see it."""
 
     title: str
     height: int
@@ -50,7 +50,7 @@ class Drawing:
             self.shapes.append(f'<rect {place} fill="url(#hatch)"/>')
 
     def cell(self, x: float, y: float, width: float, height: float, kind: Kind, word: str = "") -> None:
-        """A rectangle with one word in its middle."""
+        """Draw a rectangle with one word in its middle."""
         self.rectangle(x, y, width, height, kind)
         if word:
             self.words(x + width / 2, y + height / 2 + 5.5, word, size=16, color=kind.ink, anchor="middle", mono=True)
@@ -67,7 +67,7 @@ class Drawing:
         bold: bool = False,
         mono: bool = False,
     ) -> None:
-        """One line; y is its baseline."""
+        """Write one line. y: its baseline."""
         assert size >= 15, "smaller words are lost at half size"
         style = f'font-family="{MONO if mono else SANS}" font-size="{_n(size)}" text-anchor="{anchor}"'
         weight = ' font-weight="600"' if bold else ""
@@ -80,7 +80,7 @@ class Drawing:
         self.shapes.append(f'<polyline points="{path}" fill="none" stroke="{color}" stroke-width="2"{style}{end}/>')
 
     def bracket(self, left: float, right: float, y: float, text: str) -> None:
-        """A measure below something, with its name in the middle."""
+        """Draw a bracket below something, with its name in the middle."""
         self.arrow((left, y - 6), (left, y), (right, y), (right, y - 6), head=False)
         self.words((left + right) / 2, y + 21, text, anchor="middle")
 
@@ -110,13 +110,13 @@ class Drawing:
 
 
 Place = Callable[[float, float], tuple[float, float]]
-"""From the two values of a point to where it is drawn."""
+"""(x value, y value) → the point's place in the drawing."""
 
 
 def axes(
     drawing: Drawing, place: Place, across: list[tuple[float, str]], up: list[tuple[float, str]], name: str
 ) -> None:
-    """Two axes with their ticks: across, its name at its end; up. Each tick is a value and its word."""
+    """Draw two axes with their ticks, each a value and its word. name: written at the end of the horizontal axis."""
     (left, bottom), (right, top) = place(across[0][0], up[0][0]), place(across[-1][0], up[-1][0])
     drawing.arrow((left, top - 8), (left, bottom), (right, bottom), head=False)
     for value, word in across:
@@ -131,5 +131,5 @@ def axes(
 
 
 def _n(value: float) -> str:
-    """A number as short as it can be, the same on every machine."""
+    """Format a number briefly, and equally on every machine."""
     return f"{value:.1f}".removesuffix(".0")

@@ -26,9 +26,9 @@ from gradus.exercises.skeleton import functions
 
 @dataclass(frozen=True, slots=True)
 class Label:
-    """An exhibit's explanation of its fault. phase: the one with the idea that the fault belongs to.
+    """An exhibit's explanation of its fault. phase: the phase whose idea the fault belongs to.
 
-    story: where it happened. sources: the text and the address of each link. moral: what would have caught it.
+    story: the engines in which it happened. sources: the text and the address of each link. moral: how to catch it.
     """
 
     fault: str
@@ -41,7 +41,7 @@ class Label:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One test of an exhibit. failure: what was found instead; "" where the claim holds."""
+    """One test of an exhibit. failure: the finding that contradicts the claim; "" if the claim holds."""
 
     claim: str
     failure: str = ""
@@ -62,7 +62,7 @@ class Exhibit:
 
     @property
     def symptom(self) -> str:
-        """The last line of the engine's docstring: what a user saw."""
+        """The symptom that a user saw: the last line of the engine's docstring."""
         return (self.module("engine").__doc__ or "").strip().splitlines()[-1]
 
     @property
@@ -72,23 +72,23 @@ class Exhibit:
 
     @property
     def copy(self) -> Path:
-        """Where the student's engine is, or would be."""
+        """The path of the student's engine, which may not exist yet."""
         return FOLDER / "museum" / f"{self.name}.py"
 
     def module(self, part: str) -> ModuleType:
-        """One of its modules, imported: "engine", "test", "fixed" or "label"."""
+        """Import one of its modules: "engine", "test", "fixed" or "label"."""
         return import_module(f"phases.museum.{self.path.name}.{part}")
 
 
 def exhibits() -> list[Exhibit]:
-    """All exhibits in the order of the tour. Raises ConfigError if the course is not installed."""
+    """List all exhibits in the order of the tour. Raises ConfigError if the course is not installed."""
     museum = phases.highest().path.parent / "museum"
     found = [(path, re.fullmatch(r"m(\d\d)_(\w+)", path.name)) for path in museum.glob("m*")]
     return sorted((Exhibit(int(match[1]), match[2], path) for path, match in found if match), key=lambda e: e.number)
 
 
 def find(wanted: str) -> Exhibit:
-    """The exhibit of that number or name. Raises ConfigError for any other."""
+    """Find the exhibit of that number or name. Raises ConfigError for any other."""
     everything = exhibits()
     for exhibit in everything:
         if wanted in (str(exhibit.number), exhibit.name):
@@ -105,7 +105,7 @@ def shown(engine: ModuleType) -> str:
 
 
 def load(file: Path) -> ModuleType:
-    """A student's engine, imported anew. Raises ConfigError if it is not there or cannot be imported."""
+    """Import a student's engine again. Raises ConfigError if it does not exist or cannot be imported."""
     if not file.is_file():
         raise ConfigError(f"{file} is not there: `gradus museum {file.stem}` writes it")
     file = file.resolve()
@@ -121,7 +121,7 @@ def load(file: Path) -> ModuleType:
 
 
 def judge(exhibit: Exhibit, engine: ModuleType) -> Iterator[Finding]:
-    """Run the exhibit's tests, in their order, on an engine."""
+    """Run the exhibit's tests, in order, on an engine."""
     file = Path(engine.__file__ or "")
     for name, test in vars(exhibit.module("test")).items():
         if name.startswith("test_"):
@@ -135,7 +135,7 @@ def judge(exhibit: Exhibit, engine: ModuleType) -> Iterator[Finding]:
 
 
 def described(error: Exception, file: Path) -> str:
-    """One line about an exception: a test's own words, or what was raised, and where in the student's file."""
+    """Describe an exception in one line: a test's own words, or the error and its place in the student's file."""
     if isinstance(error, AssertionError):
         return str(error) or f"this does not hold: {extract_tb(error.__traceback__)[-1].line}"
     if isinstance(error, SyntaxError):

@@ -1,4 +1,4 @@
-"""Output on the lessons' pages: each `python tested` block runs, and the `text printed` block behind it is its output.
+"""Output on the lessons' pages: each `python tested` block runs, and the `text printed` block after it is its output.
 
     python -m gradus.course.printed            # run all pages that show output, and rewrite what is stale
     python -m gradus.course.printed PAGE …     # these pages
@@ -29,7 +29,7 @@ BLOCK = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Code that runs, and what the page says that it prints; None where the page shows no output."""
+    """Code that runs, and its output on the page; None if the page shows no output."""
 
     code: str
     printed: str | None
@@ -40,7 +40,7 @@ def blocks(text: str) -> list[Block]:
 
 
 class Page:
-    """Runs blocks one after the other in one module, each from a file of its own, so that errors name their lines."""
+    """Runs blocks one after the other in one module, each from a separate file, so that errors name their lines."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -48,7 +48,7 @@ class Page:
         self._blocks = 0
 
     def run(self, code: str) -> str:
-        """Returns what the code prints."""
+        """Run the code, and return its output."""
         self._blocks += 1
         with tempfile.TemporaryDirectory() as folder, redirect_stdout(StringIO()) as printed:
             file = Path(folder) / f"{self.name}_block_{self._blocks}.py"
@@ -61,7 +61,7 @@ class Page:
 
 
 def refreshed(text: str, name: str = "page") -> str:
-    """The page's text with every `text printed` block as its code prints it now."""
+    """Return the page's text with every `text printed` block renewed."""
     page = Page(name)
 
     def renew(found: re.Match[str]) -> str:
@@ -75,14 +75,14 @@ def refreshed(text: str, name: str = "page") -> str:
 
 
 def shown(root: Path) -> Iterator[Path]:
-    """The pages that show what their code prints."""
+    """List the pages that show their code's output."""
     for page in sorted(root.glob("phases/*/*.md")):
         if any(block.printed is not None for block in blocks(page.read_text(encoding="utf-8"))):
             yield page
 
 
 def rewrite(page: Path) -> bool:
-    """Returns whether the page was stale. Raises ConfigError if there is no such page."""
+    """Renew a page. Returns whether it was stale. Raises ConfigError if there is no such page."""
     if not page.is_file():
         raise ConfigError(f"there is no page {page}: give a lesson's README.md, or no page for all of them")
     text = page.read_text(encoding="utf-8")

@@ -1,39 +1,40 @@
 """The one window on an engine: the spans of each step, block tables, page counts and the prefix tree. No torch here.
 
     probe = EngineProbe(engine)           # any engine: a phase's, the final one, a student's
-    probe.pages(), probe.running()        # what holds now
-    probe.record()                        # from here on, one Step per plan
+    probe.pages(), probe.running()        # the state now
+    probe.record()                        # from now on, one Step per plan
     while engine.has_work:
         engine.step()
     for step in probe.steps: ...
     probe.stop()
 
-The conformance tests read engines through it alone, and the X-ray draws from it. So a student's engine may be built in
-any way, as long as its parts show what follows.
+The conformance tests read engines only through it, and the X-ray draws from it. So a student's engine may be built in
+any way, as long as its parts have the following methods and attributes.
 
-**A cache** may have up to three methods. It leaves out those that it has nothing to tell with:
+**A cache** may have up to three methods, and leaves out those that do not apply to it:
 
     def tables(self, id) -> Tables            # the sequence's block tables: one tuple of pages per layer group;
-                                              # () for a sequence that the cache does not know
+                                              # () for an unknown sequence
     def pages(self) -> PageCounts             # PageCounts(total, held, idle, free)
     def tree(self) -> tuple[TreeNode, ...]    # the top nodes: TreeNode(tokens, pages, children)
 
 `Tables`, `PageCounts` and `TreeNode` are in gradus/cache/inspection.py. A cache without pages (p00 to p03) has none of
-the three, one without a prefix index (p04) no `tree`. All three only read: calling them changes nothing. A page pool of
-`gradus.cache.pool` counts its own pages: `return self.pool.counts()`. Where a cache has such a `pool`, the probe reads
-from its `idle` which page would be evicted next.
+the three methods, a cache without a prefix index (p04) has no `tree`. All three only read: calling them changes
+nothing. A page pool of `gradus.cache.pool` counts its own pages: `return self.pool.counts()`. If a cache has such a
+`pool`, the probe reads the order of evictions from its `idle`.
 
 **A scheduler** has `running`, the sequences that have a place now, in the order they started; `cache`; and `check()`,
-which asserts its own and the cache's invariants. One that speculates (p08) also has `drafter`, and counts the drafts
-that were verified in `drafted`, those that were right in `accepted`.
+which asserts its own and the cache's invariants. A scheduler that speculates (p08) also has `drafter`, and counts the
+verified drafts in `drafted`, the right ones in `accepted`.
 
 **An attention backend** for more than one sequence (from p02 on) keeps its keys and values in `storage.keys` and
 `storage.values`, in any layout.
 
-**A runner** has `model`, what it runs: the one that was passed in, or a phase's own version of it (p07's is quantized).
+**A runner** has `model`, the model that it runs: the one passed in, or a phase's own version of it (p07's is
+quantized).
 
-Recording changes nothing that runs: plans, results and outputs are handed through as they are. It puts three methods
-in front of the scheduler's own, and `stop` takes them away again; an engine that nothing records pays nothing.
+Recording changes nothing that runs: plans, results and outputs pass through unchanged. It wraps three methods
+of the scheduler, and `stop` removes them again; an engine that is not recorded pays nothing.
 """
 
 from collections import deque
@@ -52,14 +53,14 @@ if TYPE_CHECKING:
     from gradus.models import Model
 
 Id = tuple[str, int]
-"""A sequence: its request's id, and which of the request's samples it is."""
+"""A sequence: its request's id, and the index of the request's sample."""
 
 KEPT = 1024
 
 
 @dataclass(frozen=True, slots=True)
 class SpanView:
-    """One span of a plan. tokens: UNKNOWN (-1) stands for one that only the device knows yet."""
+    """One span of a plan. tokens: UNKNOWN (-1) for a token that only the device knows yet."""
 
     request_id: str
     index: int
@@ -81,7 +82,7 @@ class SpanView:
 class Holding:
     """The engine's memory at the start of a plan, on which its choices depend.
 
-    idle: the idle pages, the next to be evicted first; () where the cache has no pool that knows their order.
+    idle: the idle pages, the next to be evicted first; () if the cache has no pool that knows their order.
     """
 
     running: tuple[Id, ...]
@@ -92,15 +93,15 @@ class Holding:
 
 @dataclass(slots=True)
 class Step:
-    """One plan, and the state of the engine when it had been made.
+    """One plan, and the engine's state right after it was made.
 
     number: counts plans from 0. running: the sequences that have a place, in the order they started.
-    admitted: sequences that start with this plan, new or resumed. preempted: those that lost their place while it was
-        made. ended: finish reasons of those that ended since the plan before: by this plan's commit, or by being
-        cancelled before this plan was made. Complete once the step is committed.
+    admitted: sequences that start with this plan, new or resumed. preempted: sequences that lost their place while it
+        was made. ended: finish reasons of sequences that ended since the plan before: by this plan's commit, or by
+        being cancelled before this plan was made. Complete once the step is committed.
     tables: of every running sequence. pages: None for a cache without pages. tree: None without a prefix index.
     committed: whether its result is known.
-    before: what the engine held when it began to make the plan.
+    before: the engine's memory when it began to make the plan.
     """
 
     number: int
@@ -131,7 +132,7 @@ class Step:
 
 
 class Probe(Protocol):
-    """What tests and drawings may know of an engine: what holds now, and the steps that were recorded."""
+    """An engine's state for tests and drawings: its present state, and the recorded steps."""
 
     steps: "deque[Step]"
 
@@ -139,10 +140,10 @@ class Probe(Protocol):
         """The sequences that have a place, in the order they started."""
 
     def tables(self, request_id: str, index: int = 0) -> Tables:
-        """A sequence's block tables, one per layer group; () where there are none."""
+        """A sequence's block tables, one per layer group; () if there are none."""
 
     def pages(self) -> PageCounts | None:
-        """How many pages are in which state; None without pages."""
+        """The number of pages in each state; None without pages."""
 
     def tree(self) -> tuple[TreeNode, ...] | None:
         """The top nodes of the prefix tree; None without a prefix index."""
@@ -151,13 +152,13 @@ class Probe(Protocol):
         """The tensors of all keys and all values."""
 
     def model(self) -> "Model":
-        """What the engine runs, for a test that disturbs its logits."""
+        """The model that the engine runs, for a test that disturbs its logits."""
 
     def drafts(self) -> tuple[int, int] | None:
-        """How many drafts were verified, and how many of them accepted; None without speculation."""
+        """The numbers of drafts verified and accepted; None without speculation."""
 
     def guess_nothing(self) -> None:
-        """From now on no draft is proposed: for tests of plans that a guess would change."""
+        """Propose no more drafts, for tests of plans that a guess would change."""
 
     def check(self) -> None:
         """Assert the engine's invariants."""
@@ -166,7 +167,7 @@ class Probe(Protocol):
         """Keep one Step per plan from now on, in `steps`."""
 
     def stop(self) -> None:
-        """Record no more."""
+        """Stop recording."""
 
 
 class NoDrafts:
@@ -177,9 +178,9 @@ class NoDrafts:
 
 
 class EngineProbe:
-    """The probe of any Engine whose parts show what the module's docstring lists.
+    """The probe of any Engine whose parts have the methods that the module's docstring lists.
 
-    kept: `steps` holds that many at most, the oldest first.
+    kept: the most steps in `steps`, which has the oldest first.
     """
 
     def __init__(self, engine: Engine, kept: int = KEPT) -> None:
@@ -187,14 +188,14 @@ class EngineProbe:
         self.steps: deque[Step] = deque(maxlen=kept)
         self._numbers = 0
         self._under_way: deque[tuple[Plan, Step]] = deque()
-        self._ended: dict[Id, str] = {}  # cancelled since the last plan
+        self._ended: dict[Id, str] = {}  # sequences cancelled since the last plan
 
     @property
     def cache(self) -> CacheManager:
         """The engine's cache manager, for a test that drives it alone."""
         return self.engine.scheduler.cache
 
-    # -- what holds now ----------------------------------------------------------------------------------------------
+    # -- the present state -------------------------------------------------------------------------------------------
 
     def running(self) -> tuple[Id, ...]:
         return tuple(sequence.id for sequence in self.engine.scheduler.running)
@@ -209,7 +210,7 @@ class EngineProbe:
         return self.cache.tree() if hasattr(self.cache, "tree") else None
 
     def holding(self) -> Holding:
-        """The state that the next plan will be made from."""
+        """The memory from which the next plan will be made."""
         running, idle = self.running(), getattr(getattr(self.cache, "pool", None), "idle", ())
         tables = {id: self._tables(id) for id in running}
         return Holding(running, tables, self.pages(), tuple(idle) if isinstance(idle, Iterable) else ())
@@ -239,7 +240,7 @@ class EngineProbe:
     # -- recording ---------------------------------------------------------------------------------------------------
 
     def record(self) -> None:
-        """Stand before the scheduler. Raises ValueError if a probe stands there already."""
+        """Wrap the scheduler's methods. Raises ValueError if a probe records already."""
         scheduler = self.engine.scheduler
         if "schedule" in vars(scheduler):
             raise ValueError("this engine is being recorded already")
@@ -296,7 +297,7 @@ class EngineProbe:
 
 
 def plan_spans(plan: Plan) -> list[Span]:
-    """Every span of the plan, in the order of its results. The one place that knows how a plan keeps them."""
+    """List every span of the plan, in the order of its results. Only this function knows how a plan stores them."""
     return plan.expanded()
 
 
@@ -307,12 +308,12 @@ def view(span: Span) -> SpanView:
 
 
 def endings(outputs: Ordered[Output]) -> dict[Id, str]:
-    """The finish reason of each sequence that one of the outputs ends."""
+    """Collect the finish reasons of the sequences that these outputs end."""
     return {(output.request_id, output.index): output.finish_reason for output in outputs if output.finish_reason}
 
 
 def walk(tree: tuple[TreeNode, ...]) -> Iterator[TreeNode]:
-    """Every node, parents before their children."""
+    """Yield every node, parents before their children."""
     for node in tree:
         yield node
         yield from walk(node.children)

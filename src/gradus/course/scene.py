@@ -4,7 +4,7 @@ short question (c).
     for step in watch("p03", {"a": (3, 6), "b": (9, 3), "c": (2, 2)}, max_sequences=2):
         print(step)          # step 1    a (0, 3)   b (0, 9)
 
-A phase's engine runs them, on tiny random weights. Which spans a step has depends on lengths alone, so the steps are
+A phase's engine runs them, on tiny random weights. A step's spans depend only on lengths, so the steps are
 the same on every machine.
 """
 
@@ -30,7 +30,7 @@ Asked = tuple[int | Sequence[int], int] | tuple[int | Sequence[int], int, int]
 class Seen:
     """One step. spans: (start, count) of each sequence that it runs. filler: rows of padding.
 
-    free: pages that no sequence refers to, None without pages. preempted: sequences that lost their place.
+    free: pages that no sequence refers to; None without pages. preempted: sequences that lost their place.
     """
 
     number: int
@@ -80,7 +80,7 @@ def _step(number: int, engine: Engine, probe: EngineProbe) -> Seen:
 
 
 def _request(name: str, prompt: int | Sequence[int], output: int) -> tuple[list[int], int]:
-    """The prompt's token ids. Prompts given by their length have no token in common."""
+    """Make the prompt's token ids. Prompts given by their length have no token in common."""
     return ([ord(name)] * prompt if isinstance(prompt, int) else list(prompt)), output
 
 

@@ -2,7 +2,7 @@
 
     python -m gradus.course.sentence "The best thing about the sea is" --impl exercises/p00
 
-Your files may have any names. Ours stand in for exercises that you have not written yet.
+Your files may have any names. Ours replace exercises that you have not written yet.
 """
 
 import argparse
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def take_in(folder: Path) -> None:
-    """Import the student's files in the place of ours, as many as there are. Raises ConfigError if none is written."""
+    """Import the student's written files in place of ours. Raises ConfigError if none is written."""
     modules = [exercise.module for exercise in phases.find("p00").module("exercise").FORWARD]
     files = {module: file for module, file in load("p00", folder).files.items() if module in modules}
     if not files:
@@ -35,7 +35,7 @@ def take_in(folder: Path) -> None:
 
 
 def refuse(asked: argparse.Namespace, prompt: list[int], vocabulary: int) -> None:
-    """Raises ConfigError for what cannot be written."""
+    """Raise ConfigError for arguments with which no sentence can be written."""
     if not prompt:
         raise ConfigError("the prompt has no token: give a word or more")
     if asked.tokens < 1 or not asked.temperature >= 0 or not 1 <= asked.top_k <= vocabulary:
@@ -43,7 +43,7 @@ def refuse(asked: argparse.Namespace, prompt: list[int], vocabulary: int) -> Non
 
 
 def compare(asked: argparse.Namespace) -> bool:
-    """Print both texts. Returns whether their tokens are equal; drawn ones are not compared."""
+    """Print both texts. Returns whether their tokens are equal; sampled tokens are not compared."""
     import torch
 
     from gradus import LLM, SamplingParams
@@ -83,12 +83,12 @@ def compare(asked: argparse.Namespace) -> bool:
 def main() -> int:
     parser = argparse.ArgumentParser(description="A sentence by hand, and by the engine.")
     parser.add_argument("prompt", nargs="?", default="The best thing about the sea is")
-    parser.add_argument("--impl", type=Path, help="the folder with your files; ours stand in for what it lacks")
+    parser.add_argument("--impl", type=Path, help="the folder with your files; ours replace missing ones")
     parser.add_argument("--model", default="smollm2-135m", help="any plain Llama")
     parser.add_argument("--tokens", type=int, default=24, help="most tokens to write")
     parser.add_argument("--temperature", type=float, default=0.0, help="0 takes the likeliest token")
-    parser.add_argument("--top-k", type=int, default=40, help="how many tokens a draw is among")
-    parser.add_argument("--seed", type=int, default=0, help="of the draws")
+    parser.add_argument("--top-k", type=int, default=40, help="sample among the k likeliest tokens")
+    parser.add_argument("--seed", type=int, default=0, help="the same seed gives the same sample")
     asked = parser.parse_args()
     accept_every_character()
     try:

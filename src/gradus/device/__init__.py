@@ -1,15 +1,15 @@
-"""What every part that works on a device shares.
+"""Facts and tools about devices, shared by all parts that work on one.
 
 Read in this order:
 
-    transfer.py         numbers moved between host and device without a wait
-    capability.py       what a GPU can do
-    nvml.py             what the driver knows of a GPU, and of other processes on it
+    transfer.py         copies between host and device without a wait
+    capability.py       a GPU's features
+    nvml.py             the driver's information about a GPU, and about other processes on it
     processor.py        the processor's name and instruction sets
-    control_groups.py   what a container may use of cores and memory
+    control_groups.py   a container's share of cores and memory
     host_memory.py      the machine's own memory, and how much is free
     zeros.py            zeros that take memory as they are written to
-    threads.py          how many threads compute on a CPU, and how they wait for one another
+    threads.py          the number of threads on a CPU, and how they wait for one another
     characters.py       plain forms of characters that the terminal cannot show
-    allocator.py        what the C library does with memory that was freed
+    allocator.py        the C library's use of freed memory
 """

@@ -1,8 +1,8 @@
-"""What an NVIDIA GPU can do, by its compute capability: the one home of every such fact.
+"""The features of an NVIDIA GPU, by its compute capability: the one home of every such fact.
 
-Kernels are compiled for Ampere (8.0) and newer. What a device lacks is left out by its capability, and never found out
-by trying. A capability that this table has not heard of is taken for the most modest one of its kind, so kernels run on
-it before anyone has tuned them.
+Kernels are compiled for Ampere (8.0) and newer. A device's capability decides which features are left out; nothing is
+tried to find out. An unknown capability counts as the most modest one of its kind, so kernels run on it before anyone
+has tuned them.
 
 Source: the CUDA C++ Programming Guide, "Technical Specifications per Compute Capability".
 """
@@ -25,7 +25,7 @@ class Capability(NamedTuple):
 
     @property
     def runs_kernels(self) -> bool:
-        """Whether this project's kernels run: they multiply in bfloat16, copy asynchronously, and so need Ampere."""
+        """Whether our kernels run: they multiply in bfloat16 and copy asynchronously, and so need Ampere."""
         return self >= OLDEST
 
     @property
@@ -58,6 +58,6 @@ SHARED_MEMORY = {
 def capability(device: torch.device) -> Capability:
     """The capability of a GPU. A CPU, where Triton interprets the kernels, counts as the oldest one that runs them.
 
-    Raises what torch raises for a GPU that is not there.
+    Raises torch's error for a GPU that does not exist.
     """
     return OLDEST if device.type == "cpu" else Capability(*torch.cuda.get_device_capability(device))

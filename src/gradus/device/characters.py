@@ -1,4 +1,4 @@
-"""Characters that the terminal's encoding lacks are shown in a plain form, or escaped.
+"""Plain or escaped forms of characters that the terminal's encoding lacks.
 
 Under LC_ALL=C, PYTHONIOENCODING=latin-1 and the like, a stream refuses such a character, and the program ends in the
 middle of a line. The streams of our commands accept every character instead.
@@ -37,5 +37,5 @@ def plain(text: str, encoding: str | None) -> str:
 def accept_every_character() -> None:
     """Make stdout and stderr replace characters that they cannot encode."""
     for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):  # a program may have put something of its own there
+        if hasattr(stream, "reconfigure"):  # a program may have replaced the stream
             stream.reconfigure(errors=HANDLER)

@@ -1,4 +1,4 @@
-"""Read what Linux' control groups, such as a container's, allow this process: time on cores, and memory.
+"""Read the limits of Linux control groups, such as a container's, for this process: time on cores, and memory.
 
 Source: the kernel's Documentation/admin-guide/cgroup-v2.rst, "Controllers".
 """
@@ -11,15 +11,15 @@ GROUPS, OWN = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 
 
 def share_of_cores(groups: Path | None = None, own: Path | None = None) -> float:
-    """Cores by time: the least that the process's group and those above it allow (version 2); else infinity."""
+    """Cores by time: the smallest limit of the process's group and those above it (version 2); else infinity."""
     return min((_cores(group) for group in _own_groups(groups or GROUPS, own or OWN)), default=math.inf)
 
 
 def memory_left(groups: Path | None = None, own: Path | None = None) -> float:
     """Bytes that the process can still take within the limits of its group and those above it; else infinity.
 
-    Cached files that nobody uses count as free: the kernel drops them first. Under version 1 only the limit of the
-    topmost group is known, which is the container's own.
+    Cached files that no process uses count as free, because the kernel drops them first. Under version 1 only the limit
+    of the topmost group is known, which is the container's own.
     """
     top = groups or GROUPS
     left = [_bytes(group) for group in _own_groups(top, own or OWN)]
@@ -38,7 +38,7 @@ def _own_groups(groups: Path, own: Path) -> Iterator[Path]:
 
 
 def _cores(group: Path) -> float:
-    """`200000 100000`: in each period of 100 ms, 200 ms of processor time. `max 100000`: as much as there is."""
+    """Parse a limit. `200000 100000`: 200 ms of processor time in each period of 100 ms. `max 100000`: no limit."""
     try:
         quota, period = (group / "cpu.max").read_text(encoding="utf-8").split()
         return int(quota) / int(period)
@@ -59,7 +59,7 @@ def _unused_files(group: Path) -> int:
 
 
 def _number(file: Path, otherwise: float = math.inf) -> float:
-    """The number in a file; `otherwise` where there is no file, or no limit ("max")."""
+    """Read the number in a file; `otherwise` if there is no file, or no limit ("max")."""
     try:
         return int(file.read_text(encoding="utf-8"))
     except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""The machine's own memory: how much there is, and how much can still be had without swapping."""
+"""The machine's own memory: its total, and how much is available without swapping."""
 
 import os
 from typing import NamedTuple
@@ -10,8 +10,8 @@ from gradus.errors import ConfigError
 
 
 class HostMemory(NamedTuple):
-    """In bytes. total: of the machine. free: what this process can still take, of its container's part where it is in
-    one. source: where the number of free bytes comes from."""
+    """Memory in bytes. total: the machine's. free: the amount that this process can still take, within its container's
+    limit if it runs in one. source: the origin of the number of free bytes."""
 
     total: int
     free: int
@@ -19,7 +19,7 @@ class HostMemory(NamedTuple):
 
     @classmethod
     def now(cls) -> "HostMemory":
-        """Raises ConfigError where the system tells neither."""
+        """Measure the memory now. Raises ConfigError if the system does not report it."""
         machine, left = _of_the_machine(), memory_left()
         return machine if machine.free <= left else cls(machine.total, int(left), "its control group's limit")
 
@@ -34,7 +34,7 @@ def _of_the_machine() -> HostMemory:
 
 
 def _by_pages() -> HostMemory:
-    """The same by POSIX. What is cached of files counts as taken."""
+    """Ask by POSIX instead. Cached files count as used."""
     try:
         size = os.sysconf("SC_PAGE_SIZE")
         return HostMemory(size * os.sysconf("SC_PHYS_PAGES"), size * os.sysconf("SC_AVPHYS_PAGES"), "POSIX")

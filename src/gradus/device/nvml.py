@@ -1,7 +1,7 @@
-"""NVML, the driver's own library, asked about a GPU.
+"""Information about a GPU from NVML, the driver's own library.
 
-It may be missing where CUDA works (a container without the driver's tools). In a container it may also hide other
-processes, or number them as the host does: what it says of them is for people to read.
+It may be missing although CUDA works (in a container without the driver's tools). In a container it may also hide other
+processes, or number them as the host does, so its information about them is only for people to read.
 """
 
 import os
@@ -12,12 +12,12 @@ from typing import Any
 
 @contextmanager
 def nvml(index: int = 0) -> Iterator[Any]:
-    """(pynvml, handle of GPU `index` as CUDA counts them), or None where there is no NVML."""
+    """Yield (pynvml, handle of CUDA's GPU `index`), or None without NVML."""
     try:
         import pynvml
 
         pynvml.nvmlInit()
-    except Exception:  # not installed, no driver, no permission: all the same to us
+    except Exception:  # not installed, no driver or no permission
         yield None
         return
     try:
@@ -27,7 +27,7 @@ def nvml(index: int = 0) -> Iterator[Any]:
 
 
 def _bus_id(index: int) -> bytes:
-    """CUDA may hide and reorder GPUs; the bus address is the same for both."""
+    """The GPU's bus address, the same for CUDA and NVML. CUDA may hide and reorder GPUs."""
     import torch
 
     found: Any = torch.cuda.get_device_properties(index)
@@ -35,7 +35,7 @@ def _bus_id(index: int) -> bytes:
 
 
 def other_processes(index: int) -> list[tuple[int, int]]:
-    """(process id, bytes) of other processes with memory on the GPU, the largest first, as far as NVML knows."""
+    """List (process id, bytes) of other processes with memory on the GPU, the largest first, as far as NVML knows."""
     sizes: dict[int, int] = {}
     with nvml(index) as known:
         if known is None:

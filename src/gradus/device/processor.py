@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 
 INSTRUCTION_SETS = ("avx2", "fma", "avx512f", "avx512_bf16", "avx512_vnni", "amx_bf16", "amx_int8", "asimd", "sve")
-"""Linux' names of the sets that the speed of products depends on."""
+"""The instruction sets that determine the speed of products, by their Linux names."""
 
 APPLES = {
     "hw.optional.AdvSIMD": "asimd",
@@ -17,13 +17,13 @@ APPLES = {
     "hw.optional.arm.FEAT_I8MM": "i8mm",
     "hw.optional.arm.FEAT_SME": "sme",
 }
-"""The same on macOS: a setting that is 1 where the processor has the set, and the set's name here."""
+"""The same on macOS: a setting that is 1 if the processor has the set → our name of the set."""
 
 ANSWERS_WITHIN_S = 5
 
 
 def processor_name() -> str:
-    """Return the maker's name of the processor; "" where the system does not say."""
+    """Return the maker's name of the processor; "" if the system does not report it."""
     if sys.platform == "darwin":
         return _sysctl("machdep.cpu").get("machdep.cpu.brand_string", "")
     return cpu_info("model name") or platform.processor()
@@ -39,7 +39,7 @@ def instruction_sets() -> str:
 
 
 def cpu_info(field: str) -> str:
-    """The first value of a field of /proc/cpuinfo; "" where there is none."""
+    """Read the first value of a field of /proc/cpuinfo; "" if there is none."""
     path = Path("/proc/cpuinfo")
     for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
         name, _, value = line.partition(":")

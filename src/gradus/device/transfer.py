@@ -1,8 +1,8 @@
-"""Between host and device without a wait.
+"""Copies between host and device without a wait.
 
-A copy from or to ordinary memory makes the host wait for everything that the device has been given before. From and to
+A copy from or to ordinary memory makes the host wait for all earlier work of the device. From and to
 pinned memory, which the device reads by itself, a copy is one more piece of work in the stream: the host goes on, and
-an event says when it is done. On a CPU there is nothing to move, and nothing to wait for.
+an event reports when it is done. On a CPU there is nothing to move, and nothing to wait for.
 """
 
 import time
@@ -14,28 +14,28 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-BUFFERS = 3  # copies out of a `Staging` that may be on their way at once; more wait
+BUFFERS = 3  # copies from a `Staging` that may be in flight at once; more wait
 
 Numbers = Sequence[int] | Sequence[float] | NDArray[Any]
 
 
 def upload(values: Numbers, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Numbers of the host as a tensor on the device: [len(values)]."""
+    """Send numbers from the host to a tensor on the device: [len(values)]."""
     return upload_parts([values], dtype, device)[0]
 
 
-ALIGNMENT = 16  # bytes: a kernel compiled for pointers at such addresses is another one than for any
+ALIGNMENT = 16  # bytes: kernels are compiled separately for pointers with and without this alignment
 
 
 def upload_parts(parts: Sequence[Numbers], dtype: torch.dtype, device: torch.device) -> list[Tensor]:
-    """Several lists in one copy, where there is one to make: a tensor [len(part)] each, every one of them aligned."""
+    """Send several lists in one copy, if the device is a GPU. Returns a tensor [len(part)] for each, all aligned."""
     if device.type != "cuda":
         return [torch.tensor(part, dtype=dtype, device=device) for part in parts]
     unit, spans, end = ALIGNMENT // dtype.itemsize, [], 0
     for part in parts:
         spans.append(slice(end, end + len(part)))
         end += -(-len(part) // unit) * unit
-    # torch keeps the pinned block until the copy has run, whatever becomes of the tensor
+    # torch keeps the pinned block until the copy has run, even if the tensor is deleted
     sent = torch.empty(end, dtype=dtype, pin_memory=True)
     numbers = sent.numpy()
     for span, part in zip(spans, parts, strict=True):
@@ -45,7 +45,7 @@ def upload_parts(parts: Sequence[Numbers], dtype: torch.dtype, device: torch.dev
 
 
 def to_host(tensor: Tensor) -> Tensor:
-    """A copy that will be there when an `Arrival` made after it says so; on a CPU, the tensor itself."""
+    """Start a copy to the host, complete once an `Arrival` made after it has arrived; on a CPU, the tensor itself."""
     if not tensor.is_cuda:
         return tensor
     return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor, non_blocking=True)
@@ -53,14 +53,14 @@ def to_host(tensor: Tensor) -> Tensor:
 
 def current(device: torch.device) -> AbstractContextManager[object]:
     """Work on `device` within this context: kernels and graphs are launched on torch's current GPU."""
-    # by number: given a device, torch looks through all kinds of them
+    # by number: for a device object, torch looks through all kinds of devices
     return torch.cuda.device(numbered(device).index) if device.type == "cuda" else nullcontext()
 
 
 def numbered(device: torch.device) -> torch.device:
-    """The same device, for good: a GPU without a number is the one that is current now, whatever becomes current later.
+    """Fix the device's number: a GPU without a number becomes the one that is current now.
 
-    A model, and whatever else outlives a call, must have it.
+    A model, and everything else that outlives a call, needs this.
     """
     if device.type == "cuda" and device.index is None:
         return torch.device("cuda", torch.cuda.current_device())
@@ -68,9 +68,9 @@ def numbered(device: torch.device) -> torch.device:
 
 
 class Arrival:
-    """A point in the device's work: `wait` returns when all that was given to it before has been done.
+    """A point in the device's work: `wait` returns when all work submitted before it is done.
 
-    timed: it can be asked for the time since another.
+    timed: whether `since` can measure the time from another one.
     """
 
     def __init__(self, device: torch.device, *, timed: bool = False) -> None:
@@ -79,7 +79,7 @@ class Arrival:
         self.renew()
 
     def renew(self) -> None:
-        """Make it the point that the work has come to by now."""
+        """Move the point to the end of the work submitted so far."""
         if self._event is not None:
             self._event.record(torch.cuda.current_stream(self._index))
         self._renewed = time.perf_counter()
@@ -89,32 +89,32 @@ class Arrival:
             self._event.synchronize()
 
     def since(self, earlier: "Arrival") -> float:
-        """Seconds from the earlier point to this one, on the device's clock. Both have come, and are timed."""
+        """Seconds from the earlier point to this one, on the device's clock. Both have been reached, and are timed."""
         if self._event is None or earlier._event is None:
             return self._renewed - earlier._renewed
         return 1e-3 * earlier._event.elapsed_time(self._event)
 
 
 class Staging:
-    """Pinned buffers that take turns: the host fills one while others may still be on their way to the device.
+    """Pinned buffers used in turn: the host fills one while copies of others may still be in flight.
 
-    shape, dtype: of each. Calls come in pairs: `fill`, then `send`.
+    shape, dtype: of each buffer. Calls come in pairs: `fill`, then `send`.
     """
 
     def __init__(self, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> None:
         pinned = device.type == "cuda"
         self._buffers = [torch.zeros(*shape, dtype=dtype, pin_memory=pinned) for _ in range(BUFFERS)]
         self._numbers: list[NDArray[Any]] = [buffer.numpy() for buffer in self._buffers]
-        self._read = [Arrival(device) for _ in range(BUFFERS)]  # behind the last copy out of each
+        self._read = [Arrival(device) for _ in range(BUFFERS)]  # after the last copy from each
         self._turn = 0
 
     def fill(self) -> NDArray[Any]:
-        """The next buffer, to be written to. It holds what it held."""
+        """Return the next buffer to write to, with its old contents."""
         self._turn = (self._turn + 1) % BUFFERS
-        self._read[self._turn].wait()  # for the device to have read what was sent from it, as it nearly always has
+        self._read[self._turn].wait()  # until the device has read its last copy, which it nearly always has
         return self._numbers[self._turn]
 
     def send(self, target: Tensor) -> None:
-        """Copy what was written to the device: the buffer's first numbers, as many rows as `target` has."""
+        """Copy the buffer's first rows to the device, as many as `target` has."""
         target.copy_(self._buffers[self._turn][: len(target)], non_blocking=True)
         self._read[self._turn].renew()

@@ -1,4 +1,4 @@
-"""What a phase asks the student to write, declared in its `exercise.py`."""
+"""The declaration of a phase's exercise, in its `exercise.py`."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,15 +11,15 @@ Hints = tuple[str, str, str]
 
 @dataclass(frozen=True, slots=True)
 class Exercise:
-    """One file of the reference, of which the student writes some functions again.
+    """One file of the reference in which the student writes some functions.
 
     file: its path in the repository, as in "phases/p01_kv_cache/contiguous.py".
     functions: "Class.method" or "function", each with three hints: where to look, what to do, almost how.
-    text: the task, in a few sentences; the lesson has said the rest.
-    why: for each function, why ours is as it is: read beside the student's, once that passes.
-    alone: the one file of tests that judges it, where no engine uses it; "" for all tests of the phase.
-    tests: what judges the file beside the phase's own tests: the files that test the part alone, if it lives in src.
-    triton: the file, or a module that it imports, needs Triton, so it can be judged on Linux alone.
+    text: the task, in a few sentences; the lesson explains the rest.
+    why: an explanation of each of our functions, shown next to the student's once that passes.
+    alone: the only file of tests that judges it, if no engine uses it; "" for all tests of the phase.
+    tests: further files of tests that judge the file in addition to the phase's own, if it is in src.
+    triton: the file, or a module that it imports, needs Triton, so it can be judged only on Linux.
     interpreted: the file is a Triton kernel, which is judged in Triton's interpreter, on the CPU.
     """
 
@@ -43,7 +43,7 @@ class Exercise:
 
 
 def exercises_of(phase: PhaseInfo) -> tuple[Exercise, ...]:
-    """The phase's `EXERCISE`, or its `EXERCISES`: one a file. Raises ConfigError if the phase has none."""
+    """The phase's `EXERCISE`, or its `EXERCISES`, one per file. Raises ConfigError if the phase has none."""
     if not phase.has("exercise"):
         raise ConfigError(f"{phase.name} has no exercise: phases/{phase.folder}/exercise.py is not there")
     module = phase.module("exercise")
@@ -52,10 +52,10 @@ def exercises_of(phase: PhaseInfo) -> tuple[Exercise, ...]:
 
 
 def repository(phase: PhaseInfo) -> Path:
-    """The folder that holds `phases`, and beside it `src` and `tests`."""
+    """The folder that holds `phases`, `src` and `tests`."""
     return phase.path.parent.parent
 
 
 def reference_of(phase: PhaseInfo, exercise: Exercise) -> str:
-    """The source of the file that an exercise is cut out of."""
+    """The source of the file that an exercise is cut from."""
     return (repository(phase) / exercise.file).read_text(encoding="utf-8")

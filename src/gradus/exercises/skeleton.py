@@ -1,7 +1,7 @@
-"""The reference with some functions' bodies cut out: what a student starts from.
+"""The student's starting point: the reference with some functions' bodies cut out.
 
-Only the bodies go. Signatures, docstrings, comments and everything else stay as they are, to the letter, and the
-reference carries no markers: the syntax tree says where a body begins and ends. So a skeleton never lags behind its
+Only the bodies are removed. Signatures, docstrings, comments and everything else remain verbatim, and the
+reference needs no markers: the syntax tree says where a body begins and ends. So a skeleton always matches its
 reference.
 """
 
@@ -10,9 +10,9 @@ from collections.abc import Iterable, Iterator
 
 
 def cut(source: str, names: Iterable[str], phase: str) -> str:
-    """The source, the bodies of the functions called `names` replaced by a NotImplementedError that names them.
+    """Replace the bodies of the functions called `names` by a NotImplementedError that names them.
 
-    names: "function" or "Class.method". Raises KeyError for one that is not there.
+    names: "function" or "Class.method". Raises KeyError for a function that does not exist.
     """
     found = functions(source)
     lines = source.splitlines(keepends=True)
@@ -25,7 +25,7 @@ def cut(source: str, names: Iterable[str], phase: str) -> str:
 
 
 def functions(source: str) -> dict[str, ast.FunctionDef]:
-    """Every function of the file by its qualified name. Raises SyntaxError if the file does not parse."""
+    """Find every function of the file by its qualified name. Raises SyntaxError if the file does not parse."""
     return dict(_functions(ast.parse(source).body, prefix=""))
 
 
@@ -38,7 +38,7 @@ def _functions(body: Iterable[ast.stmt], prefix: str) -> Iterator[tuple[str, ast
 
 
 def unwritten(source: str, names: Iterable[str]) -> list[str]:
-    """Those of the functions that still are as `cut` left them."""
+    """List the functions that are still as `cut` left them."""
     found = functions(source)
     return [name for name in names if name in found and _is_cut(found[name], name)]
 
@@ -52,7 +52,7 @@ def _is_cut(function: ast.FunctionDef, name: str) -> bool:
 
 
 def _body(function: ast.FunctionDef, lines: list[str]) -> tuple[int, int, int]:
-    """First line (from 1) and column of the body without its docstring, and the body's last line."""
+    """Find the first line (from 1) and column of the body without its docstring, and the body's last line."""
     documented = ast.get_docstring(function, clean=False) is not None
     statements = function.body[1:] if documented else function.body
     first, column = statements[0].lineno, statements[0].col_offset
@@ -62,7 +62,7 @@ def _body(function: ast.FunctionDef, lines: list[str]) -> tuple[int, int, int]:
     while first - 1 > floor and lines[first - 2].strip().startswith("#"):  # comments that open the body belong to it
         first -= 1
     last = statements[-1].end_lineno or first
-    while last < len(lines) and _is_comment(lines[last], deeper_than=function.col_offset):  # and those that end it
+    while last < len(lines) and _is_comment(lines[last], deeper_than=function.col_offset):  # and comments that end it
         last += 1
     return first, column, last
 

@@ -1,11 +1,11 @@
-"""A student's own functions of a phase: found in a folder, whatever the files are called, and put in place of ours.
+"""A student's own functions of a phase: found in a folder, whatever the files' names, and run in place of ours.
 
     yours = solution.load("p01", Path("exercises"))
-    engine = yours.build(model, options)       # as phases.load("p01").build, with the student's functions
+    engine = yours.build(model, options)       # like phases.load("p01").build, with the student's functions
 
-A function is known by its name in the exercise, as in "Contiguous.stored". A file that has all the functions of an
-exercise, written, runs in place of our module. Our other modules, and earlier phases, stay as they are. `build` makes a
-copy of the phase beside ours, so both run in one process and can be compared.
+A function is identified by its name in the exercise, as in "Contiguous.stored". A file with all functions of an
+exercise, written, replaces our module. Our other modules, and earlier phases, are unchanged. `build` makes a
+second copy of the phase, so both run in one process and can be compared.
 """
 
 import re
@@ -26,14 +26,14 @@ from gradus.phases import PhaseInfo
 
 
 class Unfinished(ConfigError):
-    """A phase of which a student has begun exercises, and written none to its end."""
+    """A student has begun exercises of a phase, but finished none."""
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
     """The file with a student's functions of one exercise. missing, unwritten: functions that it lacks, or only begins.
 
-    broken: where the file does not parse, "line 3: invalid syntax"; nothing else is known of it then.
+    broken: the error if the file does not parse, "line 3: invalid syntax"; nothing else is known about it then.
     """
 
     exercise: Exercise
@@ -48,7 +48,7 @@ class Found:
 
     @property
     def untouched(self) -> bool:
-        """As `gradus exercise` wrote it."""
+        """True if the file is still as `gradus exercise` wrote it."""
         return len(self.unwritten) == len(self.exercise.functions)
 
 
@@ -56,7 +56,7 @@ class Found:
 class Solution:
     """A phase with a student's functions in place; `build` makes its engine, as a phase's engine module would.
 
-    files: by the module that each stands in for. note: which of the files are the student's.
+    files: by the module that each replaces. note: says which of the files are the student's.
     """
 
     phase: PhaseInfo
@@ -66,11 +66,11 @@ class Solution:
 
     @property
     def name(self) -> str:
-        """What a student's phase is called everywhere: "your p01"."""
+        """The name of a student's phase: "your p01"."""
         return f"your {self.phase.name}"
 
     def module(self, part: str = "engine") -> ModuleType:
-        """A module of the phase, as in "engine", the student's functions in place.
+        """Import a module of the phase, such as "engine", with the student's functions in place.
 
         Raises ConfigError, naming file and line, if the student's file does not import.
         """
@@ -78,7 +78,8 @@ class Solution:
             return self.phase.module(part)
 
     def build(self, model: Any, options: Any) -> Any:
-        """The phase's `build(model, options) -> Engine`. Raises ConfigError if it runs no file of the student's."""
+        """Call the phase's `build(model, options) -> Engine`. Raises ConfigError if it runs no file of the
+        student's."""
         with self._in_place():  # a phase may import some of its modules only here
             engine = self.phase.module("engine").build(model, options)
         if not any(module in self.modules for module in self.files):
@@ -102,10 +103,10 @@ class Solution:
 
 
 def load(phase: str, where: Path) -> Solution:
-    """The phase ("p01") with the functions of a student's folder or file.
+    """Load the phase ("p01") with the functions of a student's folder or file.
 
-    Exercises that are not all written are left to ours, and the note says so. Raises ConfigError for a folder that is
-    not there, one without any function of the phase, files that do not parse, and if no exercise is all written.
+    Ours replace exercises that are not finished, and the note says so. Raises ConfigError for a folder that does not
+    exist or has no function of the phase, for files that do not parse, and if no exercise is finished.
     """
     info = phases.find(phase)
     found = search(info, files_in(where, info))
@@ -121,7 +122,7 @@ def load(phase: str, where: Path) -> Solution:
 
 
 def phase_in(where: Path) -> str:
-    """The one phase of which a folder or file has functions, as in "p01". Raises ConfigError for none or several."""
+    """Find the one phase whose functions a folder or file has, as in "p01". Raises ConfigError for none or several."""
     having = [info.name for info in phases.available() if has_functions(info, where)]
     if len(having) == 1:
         return having[0]
@@ -136,7 +137,8 @@ def has_functions(info: PhaseInfo, where: Path) -> bool:
 
 
 def files_in(where: Path, info: PhaseInfo) -> list[Path]:
-    """The file, or the folder's Python files and those of its folder called after the phase. Raises ConfigError."""
+    """List the file, or a folder's Python files and those in its subfolder named after the phase. Raises
+    ConfigError."""
     if where.is_dir():
         return sorted([*where.glob("*.py"), *(where / info.name).glob("*.py")])
     if where.is_file() and where.suffix == ".py":
@@ -145,16 +147,16 @@ def files_in(where: Path, info: PhaseInfo) -> list[Path]:
 
 
 def search(info: PhaseInfo, files: Iterable[Path]) -> list[Found]:
-    """For each exercise of the phase, the file that has most of its functions; none where no file has any.
+    """Find, for each exercise of the phase, the file with most of its functions, if any file has some.
 
-    Raises ConfigError if a file cannot be read, or two files have the same exercise whole.
+    Raises ConfigError if a file cannot be read, or if two files have all functions of the same exercise.
     """
     sources = {file: read(file) for file in files}
     exercises = exercises_of(info)
     taken = [found for exercise in exercises if (found := _whole(exercise, sources)) is not None]
     busy = {one.file for one in taken}
     for exercise in exercises:
-        # a helper that happens to have the name of another exercise's function begins no exercise
+        # a helper that happens to share its name with another exercise's function does not begin that exercise
         if not any(one.exercise is exercise for one in taken):
             taken += _begun(exercise, {file: source for file, source in sources.items() if file not in busy})
     return sorted(taken, key=lambda one: exercises.index(one.exercise))
@@ -179,7 +181,7 @@ def _begun(exercise: Exercise, sources: dict[Path, str]) -> list[Found]:
 
 
 def look(exercise: Exercise, file: Path, source: str) -> Found:
-    """What a file with this source has of the exercise."""
+    """Check which functions of the exercise a file with this source has."""
     try:
         written = functions(source)
     except SyntaxError as error:
@@ -189,7 +191,7 @@ def look(exercise: Exercise, file: Path, source: str) -> Found:
 
 
 def read(file: Path) -> str:
-    """Raises ConfigError if the file cannot be read, or is not UTF-8."""
+    """Read a file. Raises ConfigError if it cannot be read, or is not UTF-8."""
     try:
         return file.read_text(encoding="utf-8")
     except OSError as error:
@@ -198,7 +200,7 @@ def read(file: Path) -> str:
         raise ConfigError(f"{file} is not UTF-8 ({error.reason} at byte {error.start})") from error
 
 
-# -- what is said ------------------------------------------------------------------------------------------------------
+# -- messages ----------------------------------------------------------------------------------------------------------
 
 
 def listed(names: Iterable[object]) -> str:
@@ -208,7 +210,7 @@ def listed(names: Iterable[object]) -> str:
 
 
 def expected(info: PhaseInfo) -> str:
-    """What to look for in a student's file."""
+    """Describe the functions to look for in a student's file."""
     names = [name for exercise in exercises_of(info) for name in exercise.functions]
     return f"its exercise asks for {listed(names)}" if len(names) < 6 else f"as {', '.join(names[:4])}, …"
 
@@ -232,7 +234,7 @@ def _note(info: PhaseInfo, found: list[Found]) -> str:
     theirs = _names(one.file for one in found if one.complete and not one.exercise.alone)
     ours = [
         _ours(one, found) for one in exercises_of(info) if not one.alone and not _is_theirs(one, found)
-    ]  # what is judged alone, no engine runs
+    ]  # no engine runs exercises that are judged alone
     return f"your {info.name}: {', '.join(theirs) or 'nothing'}" + (f"; ours: {', '.join(ours)}" if ours else "")
 
 
@@ -246,7 +248,7 @@ def _ours(exercise: Exercise, found: list[Found]) -> str:
 
 
 def blamed(error: BaseException) -> ConfigError | None:
-    """One line for an exception that came through a student's file, naming file and line; None if it did not."""
+    """Turn an exception from a student's file into one line with file and line; None if it comes from elsewhere."""
     own = [(frame, line) for frame, line in walk_tb(error.__traceback__) if _of_a_student(frame)]
     if not own:
         return None
@@ -262,6 +264,6 @@ def _of_a_student(frame: FrameType) -> bool:
 
 
 def lacks(message: str) -> str:
-    """ "cannot import name 'Contiguous' from …" in a student's terms."""
+    """Explain "cannot import name 'Contiguous' from …" in a student's terms."""
     name = re.match(r"cannot import name '(\w+)'", message)
     return f"it does not define {name[1]}, which the rest of the phase imports" if name else message

@@ -1,9 +1,9 @@
-"""A student's file in the place of one of our modules: importing the module gives the file.
+"""A student's file in place of one of our modules: importing the module loads the file.
 
-    substitute(files)              # for good, before anything has imported the modules: `gradus check` judges so
-    with apart(package, files):    # a second copy of a phase, beside ours: `--impl` runs so
+    substitute(files)              # permanently, before anything has imported the modules: for `gradus check`
+    with apart(package, files):    # in a second copy of a phase: for `--impl`
 
-Either way a `Finder` answers imports first. Nothing is patched, so a student's file may hold whatever else it needs.
+Either way a `Finder` answers imports first. Nothing is patched, so a student's file may contain anything else it needs.
 """
 
 import ast
@@ -17,11 +17,11 @@ from pathlib import Path
 from types import CodeType, ModuleType
 
 Files = Mapping[str, Path]
-"""By the name of the module that a file stands in for. One file may stand in for several."""
+"""Name of the replaced module → the student's file. One file may replace several modules."""
 
 
 def substitute(files: Files) -> None:
-    """From now on, in this process, importing one of the modules runs its file."""
+    """Make imports of the modules run their files, from now on, in this process."""
     early = [module for module in files if module in sys.modules]
     assert not early, f"imported already: {', '.join(early)}"
     sys.meta_path.insert(0, Finder(files))
@@ -29,9 +29,9 @@ def substitute(files: Files) -> None:
 
 @contextmanager
 def apart(package: str, files: Files, modules: dict[str, ModuleType]) -> Iterator[None]:
-    """Inside, imports of `package` (a phase) give a copy of it in which the files stand in for their modules.
+    """Within the block, imports of `package` (a phase) load a copy of it in which the files replace their modules.
 
-    modules: those of the copy that are imported so far. They are kept there from one use to the next.
+    modules: the copy's modules imported so far, kept from one use to the next.
     """
     ours = _taken_out(package)
     finder = Finder(files)
@@ -53,14 +53,14 @@ def _taken_out(package: str) -> dict[str, ModuleType]:
 def _put_back(package: str, modules: Mapping[str, ModuleType]) -> None:
     sys.modules.update(modules)
     parent, _, name = package.rpartition(".")
-    if package in modules:  # `from phases import p01_kv_cache` asks the parent, not sys.modules
+    if package in modules:  # `from phases import p01_kv_cache` looks in the parent, not in sys.modules
         setattr(sys.modules[parent], name, modules[package])
     elif parent in sys.modules and hasattr(sys.modules[parent], name):
         delattr(sys.modules[parent], name)
 
 
 class Finder(MetaPathFinder):
-    """Answers for some modules, before any other finder is asked."""
+    """Finds some modules, before any other finder is asked."""
 
     def __init__(self, files: Files) -> None:
         self.files = files
@@ -76,14 +76,16 @@ class Finder(MetaPathFinder):
 
 
 class Loader(SourceFileLoader):
-    """Runs a student's file. modules: all that it stands in for; what it would import of them, it defines itself."""
+    """Runs a student's file. modules: all modules that it replaces; the file itself defines what it would import from
+    them."""
 
     def __init__(self, fullname: str, path: str, modules: set[str]) -> None:
         super().__init__(fullname, path)
         self.modules = modules
 
     def get_code(self, fullname: str) -> CodeType:
-        """From the source alone: bytecode would be left in the student's folder, and its age is told by the second."""
+        """Compile from the source: cached bytecode would litter the student's folder, and its age has only whole
+        seconds."""
         tree = ast.parse(self.get_data(self.path), self.path)
         tree.body = [node for node in tree.body if not self._is_own(node)]
         return self.source_to_code(tree, self.path)

@@ -13,9 +13,9 @@ this order:
     json_file.py       JSON from strangers;  quoting.py: their values in our messages
     progress.py        how long work is reported
 
-Files of a model are data from strangers. Every number in them is checked before it is used, nothing is unpickled,
-nothing is executed, and whatever is wrong ends in one line that names the file. The names below are looked up when
-first used (PEP 562), so that `import gradus.loading` stays light.
+A model's files are untrusted. Every number in them is checked before it is used, nothing is unpickled,
+nothing is executed, and every fault ends in one line that names the file. The names below are looked up at
+first use (PEP 562), so that `import gradus.loading` stays light.
 """
 
 from importlib import import_module

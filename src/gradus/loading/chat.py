@@ -1,13 +1,13 @@
-"""Conversations to text, through the template that comes with a model; neither it nor the messages are trusted.
+"""Conversations rendered to text by a model's template. Neither the template nor the messages are trusted.
 
-The template is a program in Jinja. It runs in the library's sandbox (no attributes that begin with _, nothing that
-changes its arguments), which is what `transformers` does, with the same few functions added; here its own size, its
-output and its multiplications are bounded as well.
+The template is a program in Jinja. Like `transformers`, we run it in the library's sandbox (no attributes that begin
+with _, no changes of arguments), with the same few functions added. Here the template's size, its output and its
+multiplications are bounded as well.
 
-Messages are text from strangers, and a chat template joins them with control tokens such as <|im_end|>. A message that
+Messages are untrusted text, and a chat template joins them with control tokens such as <|im_end|>. A message that
 spells such a token itself would end its own turn and speak as the system. So before rendering, every such spelling in a
-message is cut in two by a mark that is a token of its own; the tokenizer then sees two pieces of ordinary text, and the
-mark's id is dropped. All else stays as it is, so the template may trim, split and compare contents as it likes.
+message is cut in two by a mark that is a token of its own. The tokenizer then sees two pieces of ordinary text, and the
+mark's id is dropped. Everything else is unchanged, so the template may trim, split and compare contents as it likes.
 """
 
 import json
@@ -33,7 +33,7 @@ Message = Mapping[str, Any]
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 DEEPEST_MESSAGE = 32
 LARGEST_TEMPLATE = 1 << 18  # characters
-LARGEST_RENDERED = 1 << 24  # characters: above the longest contexts there are
+LARGEST_RENDERED = 1 << 24  # characters: more than any model's context holds
 
 
 class ChatTemplate:
@@ -50,9 +50,9 @@ class ChatTemplate:
     def render(
         self, messages: list[dict[str, Any]], *, add_generation_prompt: bool, bos_token: str, eos_token: str
     ) -> str:
-        """The conversation as one text; bos_token and eos_token are for the template to write.
+        """Render the conversation as one text. The template may write bos_token and eos_token.
 
-        Raises RequestError when the template refuses the conversation, or its text has no end.
+        Raises RequestError if the template refuses the conversation, or writes more than LARGEST_RENDERED characters.
         """
         pieces, length = [], 0
         texts = self._template.generate(
@@ -69,7 +69,7 @@ class ChatTemplate:
                 length += len(piece)
                 if length > LARGEST_RENDERED:
                     raise jinja2.TemplateRuntimeError(f"its text is longer than {LARGEST_RENDERED} characters")
-        except Exception as error:  # whatever a template does with these messages, it is about this request
+        except Exception as error:  # any error of a template with these messages concerns this request alone
             raise RequestError(
                 f"messages: the model's chat template refuses this conversation: {_short(error)}", param="messages"
             ) from error
@@ -77,7 +77,7 @@ class ChatTemplate:
 
 
 class Cutter:
-    """Puts `mark` inside every occurrence of a control token's spelling, right after its first character."""
+    """Inserts `mark` into every occurrence of a control token's spelling, right after its first character."""
 
     def __init__(self, mark: str, controls: Iterable[str]) -> None:
         self.mark = mark
@@ -87,11 +87,11 @@ class Cutter:
         lengths: defaultdict[str, set[int]] = defaultdict(set)
         for control in self._controls:
             lengths[control[0]].add(len(control))
-        self._lengths = dict(lengths)  # of the controls that begin with this character
+        self._lengths = dict(lengths)  # first character → lengths of the control tokens that begin with it
         self._first = re.compile(f"[{re.escape(''.join(self._lengths))}]") if self._lengths else None
 
     def cut(self, text: str) -> str:
-        """Time is linear in the text, however many control tokens there are."""
+        """Insert the marks, in time linear in the text, whatever the number of control tokens."""
         places = sorted({*self._inside(text), *self._at_end(text)})
         if not places:
             return text
@@ -105,7 +105,7 @@ class Cutter:
                 yield start + 1
 
     def _at_end(self, text: str) -> Iterable[int]:
-        """A beginning that the next message could complete, should the template write nothing in between."""
+        """Find beginnings that the next message could complete if the template writes nothing in between."""
         end = len(text.rstrip())  # templates like to trim
         for size in range(1, min(self._longest, end + 1)):
             if text[end - size : end] in self._beginnings:
@@ -113,9 +113,9 @@ class Cutter:
 
 
 def check_messages(messages: Sequence[Message], treat: Callable[[str], str]) -> list[dict[str, Any]]:
-    """The messages as a template gets them, `treat` applied to every text but the role.
+    """Check the messages and prepare them for a template: apply `treat` to every text except the role.
 
-    Contents that come in parts are joined by newlines. Raises RequestError naming the message and the field.
+    Contents in parts are joined by newlines. Raises RequestError naming the message and the field.
     """
     if not isinstance(messages, Sequence) or isinstance(messages, (str, bytes)) or not messages:
         _refuse("messages", "a list of at least one message", messages)
@@ -148,7 +148,7 @@ def _text_part(part: object, where: str) -> str:
 
 
 def _treat_all(value: Any, where: str, treat: Callable[[str], str], depth: int) -> Any:
-    """`treat` applied to every string in a JSON value, keys included."""
+    """Apply `treat` to every string in a JSON value, including keys."""
     if depth == 0:
         _refuse(where, f"nested at most {DEEPEST_MESSAGE} deep", "a deeper one")
     if isinstance(value, str):
@@ -173,7 +173,7 @@ def _refuse(param: str, limit: str, got: object) -> NoReturn:
 
 
 class _Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
-    """The library's sandbox, in which numbers and texts cannot be multiplied without bounds either."""
+    """The library's sandbox, with bounded multiplications of numbers and texts."""
 
     intercepted_binops = frozenset(("*", "**"))
 
@@ -186,7 +186,7 @@ class _Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
 
 
 class _Generation(jinja2.ext.Extension):
-    """{% generation %} … {% endgeneration %}: marks the assistant's words for training; here, just what it contains."""
+    """{% generation %} … {% endgeneration %} marks the assistant's words for training; here only its contents count."""
 
     tags = {"generation"}  # noqa: RUF012 - the library's own spelling of a class attribute
 
@@ -196,9 +196,9 @@ class _Generation(jinja2.ext.Extension):
 
 
 def _environment() -> jinja2.sandbox.ImmutableSandboxedEnvironment:
-    """What `transformers` gives to chat templates, for they are written against it."""
+    """The environment that `transformers` gives to chat templates, because they are written for it."""
     environment = _Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols])
-    environment.filters["tojson"] = _tojson  # Jinja's own escapes for HTML
+    environment.filters["tojson"] = _tojson  # Jinja's own tojson escapes for HTML
     environment.globals["raise_exception"] = _raise
     environment.globals["strftime_now"] = lambda pattern: datetime.now().strftime(pattern)
     return environment

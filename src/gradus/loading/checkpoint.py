@@ -3,8 +3,8 @@
 smollm2-135m              a model of the catalogue, once it is pulled
 ./folder                  safetensors with config.json and tokenizer.json, as Hugging Face saves them
 ./model.gguf              a file of llama.cpp
-./model.llama2c           a file of llama2.c, with its tokenizer behind
-org/name                  the same folder, from the hub
+./model.llama2c           a file of llama2.c, followed by its tokenizer
+org/name                  a folder as above, from the hub
 random:llama-3.2-1b       real shapes, random weights, one token per byte
 """
 
@@ -33,21 +33,21 @@ if TYPE_CHECKING:
     from gradus.quantization.mix import Mix
 
 RANDOM = "random:"
-LLAMA2C = ".llama2c"  # the end of a file's name, which the format itself has no mark for
+LLAMA2C = ".llama2c"  # the file name's suffix identifies the format, which has no magic number
 RANDOM_SEED = 0
 FEW_WEIGHTS = 1 << 24
-BYTES_PER_RANDOM_WEIGHT = 2  # as if it were stored in bfloat16, like the model whose shape it has
+BYTES_PER_RANDOM_WEIGHT = 2  # as if stored in bfloat16, like the real model of that shape
 
 
 @dataclass
 class Checkpoint:
-    """A model that has been found and looked at: all but its weights is in memory.
+    """A model that has been found and opened: everything except its weights is in memory.
 
-    source: the folder or file it lies in; None for random weights. tensors: None for random weights, and in an
+    source: its folder or file; None for random weights. tensors: None for random weights, and in an
     engine that has read them.
-    tokenizer: None where none came with it; the model then speaks token ids alone.
-    license: as far as it is known. size_bytes: of the weights, as they are stored. quantized: which matrices are stored
-    in which scheme; None where none is.
+    tokenizer: None if the checkpoint has none; the model then works with token ids alone.
+    license: None if unknown. size_bytes: of the weights as stored. quantized: the scheme of each quantized matrix;
+    None if no matrix is quantized.
     """
 
     name: str
@@ -61,9 +61,9 @@ class Checkpoint:
 
 
 def open_checkpoint(name: str, *, progress: Progress | None = None) -> Checkpoint:
-    """Find a model by name and read everything but its weights. A hub id is downloaded if it is not there yet.
+    """Find a model by name and read everything except its weights. A hub id is downloaded if it is not in the cache.
 
-    Raises ConfigError for a name or an architecture that is not known, CheckpointError for damaged or missing files.
+    Raises ConfigError for an unknown name or architecture, CheckpointError for damaged or missing files.
     """
     if not isinstance(name, str) or not name or "\0" in name:
         raise ConfigError(f"model must be a name, a path or a hub id, got {quoted(name)}")
@@ -85,11 +85,11 @@ def open_checkpoint(name: str, *, progress: Progress | None = None) -> Checkpoin
 
 
 def as_asked(checkpoint: Checkpoint, quantize: str | None, setting: str = "quantize") -> Checkpoint:
-    """The checkpoint as a setting, `quantize` or the draft's, wants to read it: a GGUF file's matrices packed, or as
-    floats.
+    """Choose how to read a GGUF file's matrices, by the setting `quantize` or the draft's: packed, or as floats.
 
-    As floats unless AS_STORED is asked for: a torch product with packed weights widens them each time, and is slower.
-    Where kernels make it the faster way, this is the line to change. Raises ConfigError where nothing can stay packed.
+    Floats are the default, because a torch product with packed weights widens them each time and is slower; if kernels
+    make packed weights faster, change this function. Raises ConfigError if AS_STORED is asked for and no matrix can
+    stay packed.
     """
     from gradus.quantization.schemes import AS_STORED
 
@@ -116,9 +116,9 @@ def load_model(
     linear: "LinearFactory | None" = None,
     progress: Progress | None = None,
 ) -> "Model":
-    """The model with its weights: all of them, or CheckpointError.
+    """Load the model with all of its weights. Raises CheckpointError if any is missing or wrong.
 
-    dtype: of activations, norms and embeddings. linear: how matrices are kept; None keeps them in `dtype`.
+    dtype: of activations, norms and embeddings. linear: the factory of matrices; None stores them in `dtype`.
     """
     from gradus.models import Linear, create_model, load_weights, randomize
 
@@ -190,7 +190,7 @@ def _open_folder(name: str, folder: Path) -> Checkpoint:
 def _unpacked(
     tensors: "SafetensorsFolder", quantization: dict[str, Any] | None, config: ModelConfig
 ) -> "tuple[TensorSource, Mix | None]":
-    """The tensors as a model asks for them, and what its matrices are stored in."""
+    """Return the tensors by the names that a model uses, and the storage schemes of its matrices."""
     if quantization is None:
         return tensors, None
     from gradus.loading.quantized.tensors import QuantizedTensors
@@ -267,9 +267,9 @@ def _near(name: str, known: "dict[str, Entry] | dict[str, ModelConfig]") -> str:
 
 
 def _check_size(config: ModelConfig, tensors: "TensorSource") -> None:
-    """Before memory is taken for a model, see that the files could fill it: a configuration may say anything."""
+    """Check that the files could fill the model before its memory is allocated: a configuration may claim anything."""
     needed, found = parameter_count(config), _values(tensors)
-    if needed > 2 * found + FEW_WEIGHTS:  # what is nearly right gets a better message, about its first wrong tensor
+    if needed > 2 * found + FEW_WEIGHTS:  # smaller mismatches get a better message later, about the first wrong tensor
         raise CheckpointError(
             f"the configuration calls for {needed} weights, the files hold {found}: they do not belong together"
         )
@@ -280,6 +280,7 @@ def _values(tensors: "TensorSource") -> int:
 
 
 def _counting(size_bytes: int, tensors: "TensorSource", advance: Callable[[int], None]) -> Callable[[str, int], None]:
-    """Reports a tensor's share of the files' bytes: quantized, it is another size there than in memory."""
+    """Return a callback that reports a tensor's share of the files' bytes. Quantized tensors differ in size in
+    memory."""
     bytes_per_value = size_bytes / max(_values(tensors), 1)
     return lambda name, _: advance(round(math.prod(tensors.shape(name)) * bytes_per_value))

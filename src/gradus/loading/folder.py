@@ -1,8 +1,8 @@
-"""A folder in Hugging Face's layout: its configuration and its tokenizer, from whichever files it has.
+"""A folder in Hugging Face's layout: its configuration and its tokenizer, from the files that it has.
 
-    config.json              the architecture                        generation_config.json   more ends of text
-    tokenizer.json           all of the tokenizer …                  vocab.json, merges.txt   … or GPT-2's two files
-    tokenizer_config.json    special tokens, chat template           chat_template.jinja      the template in newer ones
+    config.json              the architecture                        generation_config.json   more end-of-text tokens
+    tokenizer.json           the whole tokenizer …                   vocab.json, merges.txt   … or GPT-2's two files
+    tokenizer_config.json    special tokens, chat template           chat_template.jinja      the template, if newer
 
 Only data is read. Code that a configuration points to (`auto_map`) and pickled files are never looked at.
 """
@@ -21,11 +21,11 @@ from gradus.loading.tokenizer import Tokenizer, begin_texts_with, building, read
 from gradus.models import families
 from gradus.models.config import ModelConfig
 
-QUANTIZATION_FILES = ("quantize_config.json", "quant_config.json")  # of AutoGPTQ and AutoAWQ, before config.json had it
+QUANTIZATION_FILES = ("quantize_config.json", "quant_config.json")  # older files of AutoGPTQ and AutoAWQ
 
 
 def read_config(folder: Path) -> ModelConfig:
-    """Raises ConfigError or CheckpointError, naming the file and the key."""
+    """Read config.json. Raises ConfigError or CheckpointError, naming the file and the key."""
     path = folder / "config.json"
     if not path.is_file():
         raise CheckpointError(f"{folder}: has no config.json")
@@ -40,7 +40,7 @@ def read_config(folder: Path) -> ModelConfig:
 
 
 def read_quantization(folder: Path) -> dict[str, Any] | None:
-    """What config.json, or a file of its own, says of how weights are quantized; None where nothing does."""
+    """Read the quantization config from config.json, or from a separate file; None if there is none."""
     found = read_object_if_there(folder / "config.json").get("quantization_config")
     for name in QUANTIZATION_FILES:
         found = found or read_object_if_there(folder / name) or None
@@ -50,7 +50,7 @@ def read_quantization(folder: Path) -> dict[str, Any] | None:
 
 
 def read_tokenizer(folder: Path) -> Tokenizer | None:
-    """None where the folder has none: the model then works with token ids. Raises CheckpointError for a broken one."""
+    """Read the tokenizer; None if the folder has none: the model then works with token ids. Raises CheckpointError."""
     settings = read_object_if_there(folder / "tokenizer_config.json")
     with building("tokenizer.json"):
         backend = _backend(folder)
@@ -58,7 +58,7 @@ def read_tokenizer(folder: Path) -> Tokenizer | None:
 
 
 def _finish(backend: tokenizers.Tokenizer, folder: Path, settings: dict[str, Any]) -> Tokenizer:
-    """What tokenizer_config.json adds."""
+    """Add the settings of tokenizer_config.json, and the chat template."""
     bos, eos = (_special_id(backend, settings.get(name), name) for name in ("bos_token", "eos_token"))
     wanted = settings.get("add_bos_token")
     if isinstance(wanted, bool) and bos is not None and wanted != (backend.encode("a").ids[:1] == [bos]):
@@ -93,7 +93,7 @@ def _backend(folder: Path) -> tokenizers.Tokenizer | None:
 
 
 def _gpt2_backend(vocabulary: Path, merges: Path) -> tokenizers.Tokenizer:
-    """The two files that came before tokenizer.json; all else about this tokenizer is fixed."""
+    """Build GPT-2's tokenizer from two files, which preceded tokenizer.json; everything else about it is fixed."""
     vocab = read_object(vocabulary)
     count = len(vocab)
     if not all(type(index) is int and 0 <= index < count for index in vocab.values()):
@@ -115,7 +115,7 @@ def _gpt2_backend(vocabulary: Path, merges: Path) -> tokenizers.Tokenizer:
 
 
 def _special_id(backend: tokenizers.Tokenizer, entry: object, name: str) -> int | None:
-    """A special token is named by its text, or by an object that holds it."""
+    """Look a special token up. entry: its text, or an object that holds it."""
     content = entry.get("content") if isinstance(entry, dict) else entry
     if content is None:
         return None
@@ -125,7 +125,8 @@ def _special_id(backend: tokenizers.Tokenizer, entry: object, name: str) -> int 
 
 
 def _chat_template(folder: Path, settings: dict[str, Any]) -> ChatTemplate | None:
-    """From a file of its own, or from tokenizer_config.json: a text, or a list of named ones with a default."""
+    """Read the template from its own file, or from tokenizer_config.json: a text, or a list of named ones with a
+    default."""
     path = folder / "chat_template.jinja"
     if path.is_file():
         return ChatTemplate(read_text(path), path.name)

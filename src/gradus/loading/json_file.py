@@ -1,4 +1,4 @@
-"""JSON from files that strangers wrote: bounded, and every fault of it one line."""
+"""JSON from untrusted files: bounded in size, and every fault reported in one line."""
 
 import json
 from pathlib import Path
@@ -10,7 +10,7 @@ LARGEST_JSON = 1 << 28  # bytes; tokenizer.json reaches 40 MB
 
 
 def read_text(path: Path) -> str:
-    """A UTF-8 file of reasonable size. Raises CheckpointError naming it."""
+    """Read a UTF-8 file of bounded size. Raises CheckpointError naming it."""
     try:
         size = path.stat().st_size
         if size > LARGEST_JSON:
@@ -30,7 +30,7 @@ def read_json(text: str | bytes, where: str) -> Any:
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """A file that holds one JSON object."""
+    """Read a file that holds one JSON object."""
     value = read_json(read_text(path), path.name)
     if not isinstance(value, dict):
         raise CheckpointError(f"{path.name}: must be a JSON object, got {type(value).__name__}")
@@ -38,5 +38,5 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 def read_object_if_there(path: Path) -> dict[str, Any]:
-    """The object, or an empty one where the file is not there."""
+    """Read the object; an empty one if the file does not exist."""
     return read_object(path) if path.is_file() else {}

@@ -1,13 +1,14 @@
-"""llama2.c's format, in which the stories15M model comes: float32 weights behind seven integers, then the tokenizer.
+"""llama2.c's format, used by the stories15M model: seven integers, float32 weights, then the tokenizer.
 
     header     dim, hidden_dim, n_layers, n_heads, n_kv_heads, vocab_size, seq_len: int32
     weights    one kind of tensor after another, each for all layers, as listed in `_tensors`
-    tables     cosines and sines of rotary positions, which are computed here
-    tokenizer  the longest token's bytes, int32; then of each token its score, float32, its length, int32, and its bytes
+    tables     cosines and sines of rotary positions, which we skip and compute
+    tokenizer  the longest token's length, int32; then for each token its score, float32, its length, int32, and its
+    bytes
 
-The head is the embedding (files that have their own say so by a negative vocab_size, and are not read). Tensors get
-their Hugging Face names. Rows of q and k are interleaved for another layout of rotary positions, as in GGUF, and put
-back in order. Everything is little-endian, and every length is compared with the file's before it is believed.
+The head is the embedding. (A negative vocab_size marks a file with a head of its own, which is refused.) Tensors get
+their Hugging Face names. Rows of q and k are interleaved for another layout of rotary positions, as in GGUF, and are
+reordered. Everything is little-endian, and every length is checked against the file's size before it is used.
 """
 
 import mmap
@@ -30,13 +31,13 @@ HEADER = struct.Struct("<7i")
 TOKEN = struct.Struct("<fi")
 FLOAT_BYTES = 4
 UNK, BOS, EOS, FIRST_BYTE = 0, 1, 2, 3  # ids of Llama 2's tokens; the 256 bytes come next
-MOST = 1 << 24  # of any number in the header
+MOST = 1 << 24  # largest number allowed in the header
 
 Shape = tuple[int, ...]
 
 
 class Llama2cFile:
-    """An open file: a TensorSource, with `config` in the words of a config.json. Raises CheckpointError in one line."""
+    """An open file: a TensorSource, with `config` in the keys of a config.json. Raises CheckpointError in one line."""
 
     def __init__(self, path: Path) -> None:
         self._label = path.name
@@ -75,7 +76,7 @@ class Llama2cFile:
         return self._label
 
     def tokenizer(self) -> Tokenizer:
-        """Its pieces and scores, as SentencePiece has them: the best score merges first."""
+        """Build the tokenizer from pieces and scores, SentencePiece style: the best score merges first."""
         count = self.config["vocab_size"]
         if count < FIRST_BYTE + 256:
             self._refuse(f"its tokenizer has {count} tokens, fewer than the 256 bytes")
@@ -117,7 +118,7 @@ class Llama2cFile:
         }
 
     def _tensors(self) -> Iterator[tuple[str, Shape]]:
-        """Names and shapes in the order of the file."""
+        """List names and shapes in the order of the file."""
         config = self.config
         dim, hidden = config["hidden_size"], config["intermediate_size"]
         kv_dim = dim // config["num_attention_heads"] * config["num_key_value_heads"]
@@ -139,7 +140,7 @@ class Llama2cFile:
         yield "model.norm.weight", (dim,)
 
     def _pieces(self, count: int) -> Iterator[tuple[str, float]]:
-        """Text and score of each token. llama2.c has written SentencePiece's ▁ as a space."""
+        """Read each token's text and score. llama2.c writes SentencePiece's ▁ as a space."""
         data, at = self._bytes, self._tokenizer_at + 4
         for token in range(count):
             if at + TOKEN.size > len(data):

@@ -1,19 +1,19 @@
-"""How long work is reported: a front end with a screen implements this, loading only calls it."""
+"""Progress of long tasks: a front end with a screen implements this, and loading calls it."""
 
 from typing import Protocol
 
 
 class Progress(Protocol):
-    """Work that a person waits for, one task at a time."""
+    """Reports long work, one task at a time."""
 
     def begin(self, task: str, total: int | None) -> None:
-        """A task starts, and the one before it is over. total: its size, in bytes or pieces; None if not known."""
+        """Start a task, and end the one before it. total: its size, in bytes or pieces; None if not known."""
 
     def advance(self, amount: int) -> None:
-        """So much more of the task is done."""
+        """Count `amount` more of the task as done."""
 
     def note(self, text: str) -> None:
-        """One line to keep on the screen: a license, a decision."""
+        """Show one line that stays on the screen: a license, a decision."""
 
 
 class Silent:

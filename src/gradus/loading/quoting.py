@@ -1,7 +1,7 @@
-"""Strangers' values inside our one-line messages: plain ASCII on one line, and short."""
+"""Untrusted values inside our one-line messages: short, plain ASCII, on one line."""
 
 
 def quoted(value: object, most: int = 80) -> str:
-    """A printable form of at most `most` characters."""
+    """Format a value printably, in at most `most` characters."""
     shown = ascii(value)
     return shown if len(shown) <= most else f"{shown[: most - 3]}..."

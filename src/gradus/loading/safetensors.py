@@ -2,8 +2,8 @@
 
     header length u64 · header JSON {name: {"dtype", "shape", "data_offsets": [begin, end]}} · the tensors' bytes
 
-Reading is the `safetensors` package's. The header is read here first, because its numbers come from a stranger and its
-mistakes deserve a line that names the file, the tensor, what was expected, and what is there.
+The `safetensors` package reads the tensors. We read the header first, because its numbers are untrusted and its
+mistakes deserve a line that names the file, the tensor, the expected value, and the value found.
 """
 
 import re
@@ -25,7 +25,7 @@ MOST_DIMENSIONS = 8
 
 READ = (
     "F16", "BF16", "F32", "F64",
-    "F8_E4M3", "I8", "I32", "I64",  # what quantized matrices consist of
+    "F8_E4M3", "I8", "I32", "I64",  # parts of quantized matrices
     "BOOL", "U8",  # masks
 )  # fmt: skip
 BITS = {
@@ -38,7 +38,7 @@ BITS = {
 class SafetensorsFolder:
     """The tensors of a folder's safetensors file or files: a TensorSource.
 
-    Raises CheckpointError for any file that is not what its header, or the index, says.
+    Raises CheckpointError for any file that contradicts its header or the index.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -70,14 +70,14 @@ class SafetensorsFolder:
             raise CheckpointError(f"{path.name}: tensor {quoted(name)} cannot be read: {error}") from error
 
     def kind(self, name: str) -> str:
-        """The type that a tensor is stored in, as the format spells it."""
+        """A tensor's stored type, in the format's spelling."""
         return str(self._headers[self._file_of[name]][name]["dtype"])
 
     def where(self, name: str) -> str:
         return self._file_of[name].name
 
     def _check_index(self, index: Path) -> None:
-        """Every tensor is where the index says, and nowhere else."""
+        """Check that every tensor is in the file that the index names, and in no other."""
         weight_map = read_object(index)["weight_map"]
         seen: dict[str, Path] = {}
         for path, header in self._headers.items():
@@ -96,7 +96,7 @@ class SafetensorsFolder:
 
 
 def read_header(path: Path) -> dict[str, Any]:
-    """The tensors' descriptions by name, all of it checked against the file's size."""
+    """Read the tensors' descriptions by name, and check all of them against the file's size."""
     label = path.name
     try:
         with open(path, "rb") as file:
@@ -155,7 +155,7 @@ def _is_counts(value: Any) -> bool:
 
 
 def _files(folder: Path) -> list[Path]:
-    """model.safetensors alone, or the shards that the index names."""
+    """List the files: model.safetensors alone, or the shards that the index names."""
     single, index = folder / "model.safetensors", folder / INDEX
     if single.is_file():
         return [single]

@@ -1,4 +1,4 @@
-"""What a checkpoint has beside its weights, for writing another one like it: its configuration, and its tokenizer."""
+"""A checkpoint's small files, for writing another checkpoint like it: its configuration and its tokenizer."""
 
 import json
 from typing import Any
@@ -18,7 +18,8 @@ TOKENIZER_FILES = (
 
 
 def small_files(checkpoint: Checkpoint) -> tuple[dict[str, Any], dict[str, str]]:
-    """The contents of config.json, and the texts of all other files by name. Raises ConfigError for random weights."""
+    """Return config.json's contents, and the texts of all other files by name. Raises ConfigError for random
+    weights."""
     if checkpoint.source is None:
         raise ConfigError(f"{checkpoint.name}: random weights have no files")
     if checkpoint.source.is_dir():

@@ -1,11 +1,13 @@
-"""Text to token ids and back, for every kind of checkpoint, over the `tokenizers` library.
+"""Text to token ids and back, for every kind of checkpoint, with the `tokenizers` library.
 
-Two rules that callers rely on:
+Callers rely on two rules:
 
-- **Decoding is by bytes.** `token_bytes` says what one token adds to the text; `decode` is those bytes joined. So text
-  that is streamed token by token and text decoded at once cannot differ, and a character that spans tokens is whole.
-- **Who may write control tokens.** A raw prompt is the operator's: `<|im_start|>` in it is the control token, as in
-  other engines. The contents of chat messages are a stranger's: there it is eleven ordinary characters (see chat.py).
+- **Decoding is by bytes.** `token_bytes` returns the bytes that one token adds to the text; `decode` joins them. So
+text
+  streamed token by token equals text decoded at once, and a character that spans tokens stays whole.
+- **Only raw prompts may write control tokens.** A raw prompt is the operator's: `<|im_start|>` in it is the control
+  token, as in other engines. The contents of chat messages are untrusted: there it is eleven ordinary characters (see
+  chat.py).
 """
 
 import functools
@@ -31,9 +33,9 @@ PLAIN_TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfo
 class Tokenizer:
     """A model's tokenizer and chat template.
 
-    vocab_size: ids that the tokenizer knows; a model's embedding may have more rows (padding), never named in text.
-    eos_token_ids: what ends a text, as far as the tokenizer's files say; a configuration may name more.
-    special_token_ids: control tokens: no text of theirs shows in decoded text.
+    vocab_size: ids that the tokenizer knows; a model's embedding may have more rows (padding), which no text produces.
+    eos_token_ids: tokens that end a text according to the tokenizer's files; a configuration may name more.
+    special_token_ids: control tokens, which add nothing to decoded text.
     """
 
     def __init__(
@@ -44,7 +46,7 @@ class Tokenizer:
         eos_token_ids: Sequence[int] = (),
         chat_template: ChatTemplate | None = None,
     ) -> None:
-        """Takes `backend` over. Raises CheckpointError if it decodes in a way that is not known here."""
+        """Take ownership of `backend`. Raises CheckpointError if its way of decoding is not supported."""
         backend.no_truncation()
         backend.no_padding()
         self.vocab_size = backend.get_vocab_size()
@@ -63,7 +65,7 @@ class Tokenizer:
 
     @classmethod
     def of_bytes(cls) -> "Tokenizer":
-        """One token per byte, for models that were never trained: text works, and its length is easy to tell."""
+        """Make a tokenizer with one token per byte, for random weights: text works, and its length is obvious."""
         alphabet = _byte_alphabet()
         backend = tokenizers.Tokenizer(models.BPE(vocab={alphabet[byte]: byte for byte in range(256)}, merges=[]))
         backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
@@ -73,25 +75,25 @@ class Tokenizer:
     # -- text to tokens ------------------------------------------------------------------------------------------------
 
     def encode(self, text: str, *, special_tokens: bool = True) -> list[int]:
-        """The token ids of a raw prompt; control tokens written out in it count as such.
+        """Encode a raw prompt; control tokens written out in it count as control tokens.
 
-        special_tokens: also add what the model expects around a text (a beginning-of-sequence token, if it has one).
+        special_tokens: also add the tokens that the model expects around a text (such as beginning-of-sequence).
         Raises RequestError if `text` is not valid Unicode (a lone surrogate).
         """
         return self._encode(text, special_tokens, param="prompt")
 
     def chat(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> list[int]:
-        """The token ids of a conversation, ready for the assistant's turn. Contents never become control tokens.
+        """Encode a conversation, ready for the assistant's turn. Contents never become control tokens.
 
         messages: {"role": …, "content": text or [{"type": "text", "text": …}, …], …}, oldest first.
-        Raises RequestError without a template, for malformed messages, and when the template refuses them.
+        Raises RequestError without a template, for malformed messages, and if the template refuses them.
         """
         rendered = self._render(messages, self._disarm, add_generation_prompt)
         token_ids = self._encode(rendered, False, param="messages")
         return [token for token in token_ids if token != self._cut_id]
 
     def render_chat(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> str:
-        """The text that the chat template makes of a conversation: for people to read. `chat` is what a model gets."""
+        """Render a conversation as the chat template's text, for people to read. `chat` encodes it for the model."""
         return self._render(messages, lambda text: text, add_generation_prompt)
 
     @property
@@ -101,28 +103,28 @@ class Tokenizer:
     # -- tokens to text ------------------------------------------------------------------------------------------------
 
     def token_bytes(self, token_id: int) -> bytes:
-        """What a token adds to the text, as UTF-8 bytes, perhaps part of a character.
+        """The UTF-8 bytes that a token adds to the text, perhaps part of a character.
 
-        b"" for a control token, and for an id that the tokenizer does not know.
+        They are b"" for a control token, and for an id that the tokenizer does not know.
         """
         return b"" if token_id in self.special_token_ids else self._token_bytes(token_id)
 
     def decode(self, token_ids: Iterable[int], *, skip_special: bool = True) -> str:
-        """The text of some tokens; what is not valid UTF-8 shows as U+FFFD.
+        """Decode tokens to text; invalid UTF-8 becomes U+FFFD.
 
-        skip_special: leave control tokens out, rather than writing them in their usual spelling.
+        skip_special: leave control tokens out, rather than writing their usual spelling.
         """
         one = self.token_bytes if skip_special else self._token_bytes
         text = b"".join(one(token) for token in token_ids).decode("utf-8", errors="replace")
         return text.removeprefix(" ") if self._drops_first_space else text
 
     def to_json(self) -> str:
-        """The tokenizer in the format of tokenizer.json, for libraries that build their own from it."""
+        """Write the tokenizer in the format of tokenizer.json, for libraries that build their own from it."""
         content = json.loads(self._backend.to_str())
         content["added_tokens"] = [token for token in content["added_tokens"] if token["id"] != self._cut_id]
         return json.dumps(content, ensure_ascii=False)
 
-    # -- how it is done ------------------------------------------------------------------------------------------------
+    # -- the steps -----------------------------------------------------------------------------------------------------
 
     def _encode(self, text: str, special_tokens: bool, param: str) -> list[int]:
         try:
@@ -136,16 +138,16 @@ class Tokenizer:
             ) from error
         try:
             return self._backend.encode(text, add_special_tokens=special_tokens).ids
-        except Exception as error:  # a vocabulary that lacks a character, and a token for what it lacks
+        except Exception as error:  # the vocabulary lacks a character and has no token for unknown ones
             raise RequestError(
                 f"{param}: the model's tokenizer cannot encode this text: {error}", param=param
             ) from error
 
     def _disarm(self, text: str) -> str:
-        """A stranger's text with a mark inside everything that reads as a control token.
+        """Insert a mark into every spelling of a control token in an untrusted text.
 
-        A control token that is one character, or that is looked for in normalized text, can escape the knife. Where a
-        tokenizer has such ones, a text that still yields a control token is refused.
+        This fails for control tokens of one character, and for those matched in normalized text. If a
+        tokenizer has such tokens, a text that still yields a control token is refused.
         """
         cut = self._cutter.cut(text)
         if self._elusive and not self.special_token_ids.isdisjoint(self._encode(cut, False, param="messages")):
@@ -179,14 +181,14 @@ class Tokenizer:
 
 
 def read_tokenizer_json(text: str, where: str) -> tokenizers.Tokenizer:
-    """The backend that a tokenizer.json describes. Raises CheckpointError, naming `where`, if it describes none."""
+    """Build the backend that a tokenizer.json describes. Raises CheckpointError, naming `where`, if it is invalid."""
     with building(where):
         return tokenizers.Tokenizer.from_str(text)
 
 
 @contextmanager
 def building(where: str) -> Iterator[None]:
-    """Whatever the library finds wrong with a tokenizer becomes a CheckpointError that names `where`."""
+    """Turn any error of the library into a CheckpointError that names `where`."""
     try:
         yield
     except (CheckpointError, KeyboardInterrupt, SystemExit):
@@ -197,7 +199,7 @@ def building(where: str) -> Iterator[None]:
 
 
 def begin_texts_with(backend: tokenizers.Tokenizer, bos_token_id: int | None, eos_token_id: int | None) -> None:
-    """Have `encode` put these around a text (None: nothing), whatever it did before."""
+    """Make `encode` add these tokens around a text (None: no token), whatever it added before."""
     spelled = {token: backend.id_to_token(token) for token in (bos_token_id, eos_token_id) if token is not None}
     parts = [None if bos_token_id is None else spelled[bos_token_id], "$A"]
     parts += [None if eos_token_id is None else spelled[eos_token_id]]
@@ -207,18 +209,18 @@ def begin_texts_with(backend: tokenizers.Tokenizer, bos_token_id: int | None, eo
     )
 
 
-# -- what a token's spelling stands for --------------------------------------------------------------------------------
+# -- from a token's spelling to bytes ----------------------------------------------------------------------------------
 
 
 def _decoding(backend: tokenizers.Tokenizer, added: Sequence[str]) -> tuple[Callable[[str], bytes], bool]:
-    """How an entry of the vocabulary becomes bytes, and whether the space that a text was begun with is to be dropped.
+    """Return the function from a vocabulary entry to bytes, and whether decoding drops a text's first space.
 
-    added: entries that text is searched for before the vocabulary applies. A byte-level vocabulary spells them as they
-    are; elsewhere they pass through the decoder's steps like any other.
+    added: entries that are matched before the vocabulary applies. A byte-level vocabulary spells them literally;
+    elsewhere they pass through the decoder's steps like any other.
     """
     steps = _decoder_steps(backend)
     if not steps:
-        return (lambda token: b" " + token.encode()), True  # as the library does: words, with spaces between them
+        return (lambda token: b" " + token.encode()), True  # like the library: words with spaces between them
     kinds = [step["type"] for step in steps]
     if "ByteLevel" in kinds and set(kinds) <= {"ByteLevel", "ByteFallback", "Fuse"}:
         return functools.partial(_byte_level, frozenset(added)), False
@@ -226,7 +228,7 @@ def _decoding(backend: tokenizers.Tokenizer, added: Sequence[str]) -> tuple[Call
 
 
 def _sentencepiece(steps: list[dict[str, Any]]) -> tuple[Callable[[str], bytes], bool]:
-    """Decoding in steps that act on one token at a time, or on the beginning of the whole text."""
+    """Decode in steps that act on one token at a time, or on the beginning of the whole text."""
     replaced: list[tuple[str, str]] = []
     byte_fallback = fused = drops = False
     for step in steps:
@@ -267,9 +269,9 @@ def _decoder_steps(backend: tokenizers.Tokenizer) -> list[dict[str, Any]]:
 
 
 def _byte_alphabet() -> list[str]:
-    """GPT-2's spelling of each byte as one visible character: printable ones as themselves, the others from U+0100 on.
+    """List GPT-2's spelling of each byte as a visible character: printable ones as themselves, others from U+0100 on.
 
-    It lets a vocabulary of bytes be written as strings, without spaces or control characters in them.
+    With it, a vocabulary of bytes can be written as strings without spaces or control characters.
     """
     visible = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
     hidden = [byte for byte in range(256) if byte not in visible]
@@ -286,7 +288,7 @@ def _byte_level(added: frozenset[str], token: str) -> bytes:
 
 
 def _add_mark(backend: tokenizers.Tokenizer, mark: str) -> int:
-    """Make `mark` a token; its id, which must not be another token's, stays in here."""
+    """Make `mark` a token, and return its id, which must not be another token's and is used only here."""
     used = backend.get_added_tokens_decoder().keys()
     expected = max(backend.get_vocab_size(with_added_tokens=False), max(used, default=-1) + 1)
     if backend.id_to_token(expected) is not None:

@@ -1,21 +1,21 @@
-"""Matrices in fewer bits: each scheme's storage, its arithmetic in torch, and which matrix of a model gets which.
+"""Matrices in fewer bits: each scheme's storage and its arithmetic in torch, and the choice of a scheme per matrix.
 
-In the order in which to read it:
+Read in this order:
 
-    linear.py     a matrix that is kept in another way: what every scheme has in common
+    linear.py     a matrix that is not stored as floats: the base of every scheme
     int8.py       integers of 8 bits, for weights and activations
     fp8.py        floats of 8 bits, for both: one scale per row and token, or per block
-    int4.py       weights of 4 bits in groups, activations as they are
-    int8_groups.py   weights of 8 bits in groups, the same
+    int4.py       weights of 4 bits in groups, activations unrounded
+    int8_groups.py   weights of 8 bits in groups, activations unrounded
     schemes.py    the schemes by name
-    mix.py        which matrix gets which scheme: one for all, or patterns of names from a file
-    parts.py      matrices side by side that are kept in different ways
-    precision.py  a precision with a quantization in it
+    mix.py        the scheme of each matrix: one for all, or patterns of names from a file
+    parts.py      matrices side by side with different schemes
+    precision.py  a precision that includes a quantization
     packed.py     rows that a checkpoint has quantized already
-    grid.py       groups of integers with a zero point: what files hold
-    gptq.py, awq.py   to round better than to nearest, by activations
+    grid.py       groups of integers with a zero point, as in files
+    gptq.py, awq.py   rounding better than to nearest, with the help of activations
     kv.py         keys and values in 8 bits
 
-A scheme's arithmetic never depends on how many rows there are, so a request's tokens do not depend on its neighbors.
-Kernels may sum in another order, and nothing else.
+A scheme's arithmetic never depends on the number of rows, so a request's tokens do not depend on its neighbors.
+Kernels may differ only in the order of their sums.
 """

@@ -1,12 +1,14 @@
-"""AWQ (Lin et al. 2023, arXiv 2306.00978): before rounding, make the columns larger that meet large activations.
+"""AWQ (Lin et al. 2023, arXiv 2306.00978): before rounding, enlarge the columns that meet large activations.
 
-Rounding errs by half a step of the group at most, whatever the weight. Multiply a column by s and divide its
-activations by s, which what comes before the matrix can do for nothing: the product stays, and the column's error
-counts 1/s. The group's step grows only if the column was among its largest. So s should be large where activations are,
-and not too large: s = x̄^r / w̄^(1 - r), with the r of the least error. After that, a little less than a group's range
-may be better than all of it: the largest weights are clipped where that makes the error smaller.
+Rounding errs by at most half a step of the group, whatever the weight. Multiply a column by s and divide its
+activations by s, which the operation before the matrix can do for free: the product is unchanged, but the column's
+error shrinks to 1/s. The group's step grows only if the column was among its largest. So s should be large where
+activations
+are large, but not too large: s = x̄^r / w̄^(1 - r), with the r of the smallest error. Then a range slightly smaller
+than a group's may be better than all of it, so the largest weights are clipped where that reduces the error.
 
-Errors are of the matrix's output, ΔW H ΔWᵀ with H = Σ xᵀx over calibration activations, which need not be kept.
+Errors are measured on the matrix's output, ΔW H ΔWᵀ with H = Σ xᵀx over calibration activations, which need not be
+kept.
 """
 
 from collections.abc import Callable
@@ -17,19 +19,19 @@ from torch import Tensor
 from gradus.quantization.grid import Grid, nearest, output_error, wide
 
 Alike = Callable[[Tensor], Tensor]
-"""[K] → [K]: means over columns that belong together."""
+"""[K] → [K]: averages over columns that must share a factor."""
 
 RATIOS = 20
-SHRINKS = 10  # steps of the search for a range, down to a half
+SHRINKS = 10  # steps of the search for a range, down to half of it
 
 
 def column_factors(
     weight: Tensor, gram: Tensor, magnitude: Tensor, group: int, dtype: torch.dtype, alike: Alike = lambda each: each
 ) -> Tensor:
-    """s, float32 [K]: by which columns are multiplied before they are rounded. Ones where no others are better.
+    """Find s, float32 [K], by which to multiply columns before rounding; ones if no others are better.
 
     weight: [N, K], all matrices that read the same activations. magnitude: the mean |x| of each column, [K]. alike:
-    averages a figure over the columns that need the same factor.
+    averages a figure over the columns that must share a factor.
     """
     share = weight.unflatten(1, (-1, group)).abs()
     share = (share / share.amax(-1, keepdim=True).clamp(min=1e-9)).flatten(1).mean(0)
@@ -52,9 +54,9 @@ def _error(weight: Tensor, gram: Tensor, factors: Tensor, group: int, dtype: tor
 
 
 def clipped(weight: Tensor, gram: Tensor, group: int, dtype: torch.dtype) -> tuple[Tensor, Grid]:
-    """Rounded to nearest in the range of each group that makes the group's own error least: integers, and the grids.
+    """Round to nearest, with the range of each group that minimizes the group's own error. Returns integers and grids.
 
-    weight: [N, K]. gram: [K, K], of which a group's own block counts.
+    weight: [N, K]. gram: [K, K]; each group uses its own block on the diagonal.
     """
     blocks = torch.stack([gram[k : k + group, k : k + group] for k in range(0, weight.shape[1], group)])
     best = torch.ones(len(weight), len(blocks), device=weight.device)

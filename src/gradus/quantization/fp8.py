@@ -1,11 +1,11 @@
 """fp8: floats of 8 bits (e4m3: 4 bits of exponent, 3 of mantissa) for weights and activations.
 
-Rounding is relative to each value, where integers round all values of a row alike. So one large value costs its row
-less, and the others more: 3 bits of mantissa are an error of up to 6 % wherever a value lies.
+Rounding is relative to each value, while integers round all values of a row with the same step. So one large value
+harms its row less, but all other values lose more: 3 bits of mantissa mean an error of up to 6 % at any magnitude.
 
-Two kinds: a scale per row of weights and per token (`fp8`), and a scale per block of 128 x 128 weights and per 128
-activations of a token (`fp8-block`, as DeepSeek-V3 was trained: arXiv 2412.19437, section 3.3). Activations get their
-scales when they come, from the token alone. Sums are float32. (e4m3: Micikevicius et al. 2022, arXiv 2209.05433.)
+There are two kinds: a scale per row of weights and per token (`fp8`), and a scale per block of 128 x 128 weights and
+per 128 activations of a token (`fp8-block`, as DeepSeek-V3 was trained: arXiv 2412.19437, section 3.3). Activations get
+their scales at run time, from the token alone. Sums are float32. (e4m3: Micikevicius et al. 2022, arXiv 2209.05433.)
 """
 
 import torch
@@ -32,7 +32,7 @@ class Fp8Linear(QuantizedLinear):
         self.store(start, *to_fp8(weight))
 
     def store(self, start: int, values: Tensor, scales: Tensor) -> None:
-        """Rows as a checkpoint has them: e4m3 [rows, K], and scales [rows, 1]."""
+        """Store rows of a checkpoint: e4m3 [rows, K], and scales [rows, 1]."""
         rows = slice(start, start + len(values))
         self.values[rows], self.scales[rows] = values, scales.squeeze(1)
 
@@ -48,7 +48,7 @@ class Fp8Linear(QuantizedLinear):
 class Fp8BlockLinear(QuantizedLinear):
     """values: e4m3 [N, K]; scales: float32 [blocks, ⌈K / 128⌉]; block_of_row: int64 [N], the row of `scales`.
 
-    Every matrix that is fused here has blocks of its own; the last of each are what is left of 128.
+    Every fused matrix has its own blocks; its last ones may be smaller than 128.
     """
 
     whole = True
@@ -74,7 +74,7 @@ class Fp8BlockLinear(QuantizedLinear):
         self.store(start, values[:rows, :columns], scales.squeeze(2))
 
     def store(self, start: int, values: Tensor, scales: Tensor) -> None:
-        """One matrix as a checkpoint has it: e4m3 [rows, K], scales [⌈rows / 128⌉, ⌈K / 128⌉] to multiply by."""
+        """Store one matrix of a checkpoint: e4m3 [rows, K], scales [⌈rows / 128⌉, ⌈K / 128⌉] to multiply by."""
         first = int(self.block_of_row[start])
         self.values[start : start + len(values)] = values
         self.scales[first : first + len(scales)] = scales
@@ -89,13 +89,13 @@ class Fp8BlockLinear(QuantizedLinear):
 
 
 def to_fp8(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Each row rounded to e4m3, [..., K], and its scale, float32 [..., 1]."""
+    """Round each row to e4m3, [..., K], with a scale, float32 [..., 1]."""
     scales = row_scales(x, LARGEST)
     return (x.float() / scales).to(E4M3), scales
 
 
 def rounded_in_blocks(x: Tensor) -> Tensor:
-    """[M, K] as float32, each 128 values of a token rounded to e4m3 by a scale of their own."""
+    """Round [M, K], each 128 values of a token to e4m3 by their own scale. Returns float32."""
     values, scales = to_fp8(F.pad(x, (0, -x.shape[1] % BLOCK)).unflatten(1, (-1, BLOCK)))
     return (values.float() * scales).flatten(1)[:, : x.shape[1]]
 

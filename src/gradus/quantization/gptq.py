@@ -1,12 +1,12 @@
-"""GPTQ (Frantar et al. 2022, arXiv 2210.17323): round column by column, and let what is left make up for the error.
+"""GPTQ (Frantar et al. 2022, arXiv 2210.17323): round column by column, and let the remaining columns compensate.
 
-What counts is the layer's output. The squared error of its output is ΔW H ΔWᵀ per row, with H = Σ xᵀx over calibration
-activations. When a column has been rounded, the columns that are still float can move so that the error shrinks as far
-as it can: by -e_i H⁻¹[i, i:] / H⁻¹[i, i] (Optimal Brain Surgeon). All those rows of inverses are the rows of one
+GPTQ minimizes the error of the layer's output. Its squared error is ΔW H ΔWᵀ per row, with H = Σ xᵀx over calibration
+activations. When a column has been rounded, the columns that are still float can move to make the error as small as
+possible: by -e_i H⁻¹[i, i:] / H⁻¹[i, i] (Optimal Brain Surgeon). All those rows of inverses are the rows of one
 triangular matrix: the upper Cholesky factor of H⁻¹.
 
-Columns go by falling H[i, i]: those with the largest activations are rounded first, while most others can still make up
-for them. Scales are those of the groups as the weights were ("static groups"), so a file's columns stay in place.
+Columns are rounded by falling H[i, i]: those with the largest activations first, while most others can still
+compensate. Scales come from the groups of the original weights ("static groups"), so a file's columns stay in place.
 """
 
 import torch
@@ -14,12 +14,12 @@ from torch import Tensor
 
 from gradus.quantization.grid import MOST, Grid, spanning
 
-BLOCK = 128  # columns after which the ones behind are brought up to date in one product
-DAMPING = 0.01  # of H's mean diagonal, added to it: H of few tokens cannot be inverted
+BLOCK = 128  # columns after which all later columns are updated in one product
+DAMPING = 0.01  # fraction of H's mean diagonal added to it: H from few tokens cannot be inverted
 
 
 def gptq(weight: Tensor, gram: Tensor, group: int, dtype: torch.dtype) -> tuple[Tensor, Grid]:
-    """Integers 0 … 15, float32 [N, K], and the groups' grids.
+    """Round a matrix by GPTQ. Returns integers 0 … 15, float32 [N, K], and the groups' grids.
 
     weight: float32 [N, K]. gram: float32 [K, K], Σ xᵀx. dtype: of scales in a file.
     """
@@ -39,7 +39,7 @@ def gptq(weight: Tensor, gram: Tensor, group: int, dtype: torch.dtype) -> tuple[
 
 
 def _round_block(left: Tensor, values: Tensor, columns: Grid, factor: Tensor, block: slice) -> Tensor:
-    """Round these columns; those of the block that follow move at once. Returns the errors, [N, BLOCK]."""
+    """Round a block's columns, and move the later columns of the block at once. Returns the errors, [N, BLOCK]."""
     part, inverse = left[:, block], factor[block, block]
     errors = torch.empty_like(part)
     for i in range(part.shape[1]):
@@ -52,10 +52,10 @@ def _round_block(left: Tensor, values: Tensor, columns: Grid, factor: Tensor, bl
 
 
 def inverse_factor(gram: Tensor) -> Tensor:
-    """The upper triangular U with UᵀU = (gram + damping)⁻¹."""
+    """Compute the upper triangular U with UᵀU = (gram + damping)⁻¹."""
     diagonal = gram.diagonal()
     damped = gram + torch.diag(
         DAMPING * diagonal.mean() + (diagonal == 0)
-    )  # an input that is always 0: any number does
+    )  # an input that is always 0 may have any number
     inverse = torch.cholesky_inverse(torch.linalg.cholesky(damped))
     return torch.linalg.cholesky(inverse, upper=True)

@@ -1,9 +1,8 @@
-"""Groups of 4-bit integers with an integer zero point: the grid that files of quantized weights have.
+"""Groups of 4-bit integers with an integer zero point: the grid of quantized files.
 
     w ≈ scale (q - zero),  q and zero in 0 … 15
 
-Zero is on the grid, so a weight of 0 stays 0. Scales are rounded to the type that a file keeps them in before anything
-is rounded by them.
+Zero is on the grid, so a weight of 0 stays 0. Scales are rounded to the file's type before weights are rounded by them.
 """
 
 from typing import NamedTuple
@@ -25,14 +24,15 @@ class Grid(NamedTuple):
         return -self.zeros * self.scales
 
     def per_column(self, group: int) -> "Grid":
-        """[N, K] each."""
+        """Repeat scales and zeros for each column: [N, K] each."""
         return Grid(*(each.repeat_interleave(group, 1) for each in self))
 
 
 def spanning(weight: Tensor, group: int, dtype: torch.dtype, shrink: Tensor | float = 1.0) -> Grid:
-    """The grid that spans each group of a float32 matrix [N, K], and zero.
+    """Make the grid that spans each group of a float32 matrix [N, K], and zero.
 
-    dtype: of scales in a file. shrink: [N, K / group] or a number; what lies beyond that share of the range is clipped.
+    dtype: of scales in a file. shrink: [N, K / group] or a number; weights outside this fraction of the range are
+    clipped.
     """
     groups = weight.unflatten(1, (-1, group))
     low, high = groups.amin(-1).clamp(max=0) * shrink, groups.amax(-1).clamp(min=0) * shrink
@@ -42,12 +42,12 @@ def spanning(weight: Tensor, group: int, dtype: torch.dtype, shrink: Tensor | fl
 
 
 def rounded(weight: Tensor, grid: Grid) -> Tensor:
-    """Integers 0 … 15 as float32, in the weight's shape, with which the grid's must agree."""
+    """Round to integers 0 … 15 as float32, in the weight's shape, which must agree with the grid's."""
     return (weight / grid.scales + grid.zeros).round().clamp(0, MOST)
 
 
 def wide(values: Tensor, grid: Grid) -> Tensor:
-    """What the integers stand for."""
+    """Convert integers back to weights."""
     return (values - grid.zeros) * grid.scales
 
 
@@ -58,7 +58,7 @@ def nearest(weight: Tensor, group: int, dtype: torch.dtype, shrink: Tensor | flo
 
 
 def output_error(difference: Tensor, gram: Tensor) -> Tensor:
-    """Σ |x (W' - W)ᵀ|² over the activations whose Gram matrix Σ xᵀx [K, K] is given, per row of W: [N].
+    """Compute Σ |x (W' - W)ᵀ|² per row of W, [N], over the activations with Gram matrix Σ xᵀx [K, K].
 
     difference: W' - W, [N, K].
     """

@@ -1,25 +1,24 @@
-"""int4: weights of 4 bits in groups along a row, each with a scale and an offset. Activations stay as they are.
+"""int4: weights of 4 bits in groups along a row, each with a scale and an offset. Activations are not rounded.
 
     w ≈ scale q + offset,  q in 0 … 15
 
-The offset is a float. So every way to write such weights down is this one: symmetric (offset = -8 scale), an integer
+The offset is a float, which covers every format of such weights: symmetric (offset = -8 scale), an integer
 zero point z (offset = -z scale: AWQ, GPTQ), and a minimum (Q4_1 of llama.cpp).
 
-The weight is that sum rounded once, to the type of the activations, and products are those of floats. So a prompt may
-make the matrix wide first and multiply as ever, and a decode, which reads a quarter of the bytes, unpacks it in
+The weight is this sum rounded once, to the type of the activations, and products are float products. So a prompt may
+widen the matrix first and multiply as usual, while a decode, which reads a quarter of the bytes, unpacks it in
 registers: the weights are the same.
 
-A quantizer may have sorted columns by weight before it cut them into groups ("act-order"). What it stored is then kept
-in its order, and activations are brought into it.
+A quantizer may have sorted columns by weight before it cut them into groups ("act-order"). The matrix then keeps
+the sorted order, and activations are permuted to match.
 
-Storage, so that a kernel finds what it multiplies in registers: an int16 word holds four weights that lie 32 apart in
+The storage is made for unpacking in registers: an int16 word holds four weights that lie 32 apart in
 their row. Word (t, n, c) has in its nibble j the weight of row n and column 128 t + 32 j + c. The nibbles j of 32 words
 are then 32 columns side by side: a plane, unpacked by a shift and a mask, and the smallest group. Scale and offset of a
-group are a pair of 16-bit floats in one int32: bfloat16 where activations are, so that a GPU's arithmetic on pairs does
+group are a pair of 16-bit floats in one int32: bfloat16 if activations are, so that a GPU's arithmetic on pairs does
 it all, else float16.
 
-A processor's kernels want 16 rows side by side, a lane of a vector each. `use_lanes` turns a matrix over to that, in
-the memory that it has.
+The CPU kernels need 16 rows side by side, one per lane of a vector. `use_lanes` rearranges a matrix for this, in place.
 """
 
 from collections.abc import Iterable
@@ -41,10 +40,11 @@ MOST = 15
 class Int4Linear(QuantizedLinear):
     """words: int16 [T, N, 32], T = ⌈K / 128⌉; pairs: int32 [128 T / group, N], scale in the lower half, of type `kind`.
 
-    group: weights with one scale. None is the largest of 128, 64 and 32 that divides K. Raises ConfigError where it
-    does not, or none does. ordered: whether there is `order`, int64 [K]: of which column each stored one is.
-    panels: where a kernel makes the matrix wide, [K, rows] in the type of activations, piece by piece, with the rows
-    that fill up its lanes; None elsewhere.
+    group: weights with one scale; None: the largest of 128, 64 and 32 that divides K. Raises ConfigError if it
+    does not divide K, or none does. ordered: whether there is `order`, int64 [K], the original column of each stored
+    one.
+    panels: a kernel's iterator over the widened matrix, [K, rows] in the type of activations, piece by piece, including
+    rows that pad its lanes; None without such a kernel.
     """
 
     def __init__(
@@ -72,9 +72,9 @@ class Int4Linear(QuantizedLinear):
         self.panels: Iterable[Tensor] | None = None
 
     def use_lanes(self) -> None:
-        """From here on 16 rows lie side by side: words int32 [B, T, 16, 16], B = ⌈N / 16⌉, pairs int32 [B, groups, 16].
+        """Put 16 rows side by side: words int32 [B, T, 16, 16], B = ⌈N / 16⌉, pairs int32 [B, groups, 16].
 
-        Two words of a row are one; of rows that fill up the last 16, all are zeros. Nothing can be stored any more.
+        Two words of a row become one; rows that pad the last 16 are zeros. Afterwards nothing can be stored any more.
         """
         if not self.in_lanes:
             self.in_lanes = True
@@ -84,9 +84,9 @@ class Int4Linear(QuantizedLinear):
         self.store(start, *to_int4(weight, self.group, self.kind))
 
     def store(self, start: int, values: Tensor, scales: Tensor, offsets: Tensor, order: Tensor | None = None) -> None:
-        """Rows as a checkpoint has them: integers 0 … 15 [rows, K]; scales, offsets: [rows, K / group].
+        """Store rows of a checkpoint: integers 0 … 15 [rows, K]; scales, offsets: [rows, K / group].
 
-        order: of the columns, all rows alike, where there is one.
+        order: the order of the columns, the same for all rows, or None.
         """
         assert not self.in_lanes, "stored before it is used"
         rows = slice(start, start + len(values))
@@ -101,7 +101,7 @@ class Int4Linear(QuantizedLinear):
         return wide if self.order is None else torch.empty_like(wide).index_copy_(1, self.order, wide)
 
     def wide_rows(self, first: int, end: int) -> Tensor:
-        """float32 [end - first, K], columns as they are stored."""
+        """Widen rows to float32 [end - first, K], with columns in stored order."""
         words, pairs = self._stored(first, end)
         pairs = pairs.t().flatten().view(self.kind).view(end - first, -1, 2).float()
         values = unpacked(words).unflatten(1, (-1, self.group))
@@ -109,7 +109,7 @@ class Int4Linear(QuantizedLinear):
         return wide.flatten(1)[:, : self.in_features]
 
     def _stored(self, first: int, end: int) -> tuple[Tensor, Tensor]:
-        """Words and pairs of some rows, as they are without lanes."""
+        """Return words and pairs of some rows, in the layout without lanes."""
         if not self.in_lanes:
             return self.words[:, first:end], self.pairs[:, first:end]
         blocks, rows = slice(first // LANES, -(-end // LANES)), slice(first % LANES, first % LANES + end - first)
@@ -126,7 +126,7 @@ class Int4Linear(QuantizedLinear):
 
 
 def group_for(width: int, asked: int | None) -> int:
-    """Raises ConfigError where the group that was asked for, or every group, does not divide the width."""
+    """Choose the group size. Raises ConfigError if the requested one, or every one, does not divide the width."""
     fitting = [group for group in GROUPS if width % group == 0]
     if asked in fitting:
         return asked
@@ -138,21 +138,21 @@ def group_for(width: int, asked: int | None) -> int:
 
 
 def to_int4(weight: Tensor, group: int, kind: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
-    """Rounded to nearest: integers [N, K], scales and offsets [N, K / group], which span each group's range.
+    """Round to nearest: integers [N, K], scales and offsets [N, K / group], which span each group's range.
 
-    Scales and offsets are rounded to their type first, so that weights are rounded to what will be there.
+    Scales and offsets are rounded to their type first, so that weights are rounded by the stored values.
     """
     groups = weight.float().unflatten(1, (-1, group))
     low, high = groups.amin(-1, keepdim=True), groups.amax(-1, keepdim=True)
     offsets = low.to(kind).float()
     scales = quotient(high - offsets, MOST).to(kind).float()
-    steps = torch.where(scales > 0, scales, 1.0)  # a group of equal weights: all are the offset
+    steps = torch.where(scales > 0, scales, 1.0)  # in a group of equal weights, all equal the offset
     values = ((groups - offsets) / steps).round().clamp(0, MOST)
     return values.flatten(1).to(torch.uint8), scales.squeeze(-1), offsets.squeeze(-1)
 
 
 def packed(values: Tensor) -> Tensor:
-    """Integers 0 … 15, [N, K], as words: int16 [T, N, 32]."""
+    """Pack integers 0 … 15, [N, K], into words: int16 [T, N, 32]."""
     padded = F.pad(values.int(), (0, -values.shape[1] % TILE))
     planes = padded.unflatten(1, (-1, PLANES, PLANE))
     shifts = 4 * torch.arange(PLANES, device=values.device, dtype=torch.int32).view(1, 1, PLANES, 1)
@@ -160,18 +160,19 @@ def packed(values: Tensor) -> Tensor:
 
 
 def unpacked(words: Tensor) -> Tensor:
-    """int32 [N, 128 T]."""
+    """Unpack words to int32 [N, 128 T]."""
     shifts = 4 * torch.arange(PLANES, device=words.device, dtype=torch.int32).view(1, 1, PLANES, 1)
     planes = (words.transpose(0, 1).int().unsqueeze(2) >> shifts) & MOST
     return planes.flatten(1)
 
 
 def to_lanes(words: Tensor) -> Tensor:
-    """int16 [T, N, 32] → int32 [⌈N / 16⌉, T, 16, 16]: of block b, tile t, the words 2 i and 2 i + 1 of row 16 b + l."""
+    """Rearrange int16 [T, N, 32] → int32 [⌈N / 16⌉, T, 16, 16]: entry [b, t, i, l] holds the words 2 i and 2 i + 1 of
+    tile t and row 16 b + l."""
     pairs = F.pad(words, (0, 0, 0, -words.shape[1] % LANES)).view(torch.int32)
     return pairs.unflatten(1, (-1, LANES)).permute(1, 0, 3, 2).contiguous()
 
 
 def pairs_to_lanes(pairs: Tensor) -> Tensor:
-    """int32 [groups, N] → [⌈N / 16⌉, groups, 16]."""
+    """Rearrange int32 [groups, N] → [⌈N / 16⌉, groups, 16]."""
     return F.pad(pairs, (0, -pairs.shape[1] % LANES)).unflatten(1, (-1, LANES)).transpose(0, 1).contiguous()

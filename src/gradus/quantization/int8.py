@@ -2,9 +2,9 @@
 
     w ≈ s_n q_w,  x ≈ s_m q_x,  so  y = s_m s_n Σ q_x q_w
 
-The sum is of integers, and so exact whatever its order. Scales of activations are found when they come ("dynamic"): a
-token's depend on nothing but the token. (Dettmers et al. 2022, "LLM.int8()", arXiv 2208.07339, without its outliers
-apart; Xiao et al. 2023, "SmoothQuant", arXiv 2211.10438, its O3 with scales per token.)
+The sum is over integers, and so exact in any order. Scales of activations are computed at run time ("dynamic"): a
+token's scale depends only on the token. (Dettmers et al. 2022, "LLM.int8()", arXiv 2208.07339, without separate
+outliers; Xiao et al. 2023, "SmoothQuant", arXiv 2211.10438, its O3 with scales per token.)
 
 A decode reads half the bytes of bfloat16. A prompt gains from integer arithmetic, which is twice as fast on a GPU.
 """
@@ -17,8 +17,8 @@ from gradus.models.layers import parameter
 from gradus.quantization.linear import QuantizedLinear, row_scales
 
 LARGEST = 127.0
-FEWEST_ROWS = 32  # torch's integer product wants more than 16 on a GPU
-ALIGNED = 8  # and widths that are multiples of this
+FEWEST_ROWS = 32  # torch's integer product needs more than 16 on a GPU
+ALIGNED = 8  # torch's product also needs widths that are multiples of this
 
 
 class Int8Linear(QuantizedLinear):
@@ -33,7 +33,7 @@ class Int8Linear(QuantizedLinear):
         self.store(start, *to_int8(weight))
 
     def store(self, start: int, values: Tensor, scales: Tensor) -> None:
-        """Rows as a checkpoint has them: int8 [rows, K], and scales [rows, 1]."""
+        """Store rows of a checkpoint: int8 [rows, K], and scales [rows, 1]."""
         rows = slice(start, start + len(values))
         self.values[rows], self.scales[rows] = values, scales.squeeze(1)
 
@@ -47,13 +47,13 @@ class Int8Linear(QuantizedLinear):
 
 
 def to_int8(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Each row rounded to integers, int8 [M, K], and its scale, float32 [M, 1]."""
+    """Round each row to integers, int8 [M, K], with a scale, float32 [M, 1]."""
     scales = row_scales(x, LARGEST)
     return (x.float() / scales).round().to(torch.int8), scales
 
 
 def integer_product(x: Tensor, weight: Tensor) -> Tensor:
-    """x Wᵀ of int8 [M, K] and [N, K], summed in int32 [M, N]: exact."""
+    """Compute x Wᵀ of int8 [M, K] and [N, K], summed exactly in int32 [M, N]."""
     if not x.is_cuda:
         return torch._int_mm(x, weight.t())
     if (weight.shape[0] | weight.shape[1]) % ALIGNED:

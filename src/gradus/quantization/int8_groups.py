@@ -1,10 +1,10 @@
-"""int8-g32: integers of 8 bits in groups of 32 along a row, each with a scale. Activations stay as they are.
+"""int8-g32: integers of 8 bits in groups of 32 along a row, each with a scale. Activations are not rounded.
 
     w ≈ s_g q,  q in -127 … 127
 
-It is how llama.cpp's Q8_0 has matrices, and the form of `int8` for those who want nothing but the weights rounded. As
-with `int4`, the weight is the product rounded once to the type of the activations, and products are those of floats.
-A scale is kept in float16, as in the files.
+It is llama.cpp's Q8_0, and the alternative to `int8` that rounds only the weights. As with `int4`, the weight is this
+product rounded once to the type of the activations, and products are float products. Scales are float16, as in the
+files.
 """
 
 import torch
@@ -19,7 +19,7 @@ GROUP = 32
 
 
 class Int8GroupLinear(QuantizedLinear):
-    """values: int8 [N, K]; scales: float16 [N, K / 32]. Raises ConfigError where 32 does not divide K."""
+    """values: int8 [N, K]; scales: float16 [N, K / 32]. Raises ConfigError if 32 does not divide K."""
 
     def __init__(
         self,
@@ -41,12 +41,12 @@ class Int8GroupLinear(QuantizedLinear):
 
     def quantize(self, start: int, weight: Tensor) -> None:
         groups = weight.unflatten(1, (-1, GROUP))
-        scales = quotient(groups.abs().amax(-1), LARGEST).half()  # first: weights are rounded by what is kept
+        scales = quotient(groups.abs().amax(-1), LARGEST).half()  # first, so that weights are rounded by stored scales
         steps = torch.where(scales > 0, scales, 1.0).float().unsqueeze(-1)
         self.store(start, (groups / steps).round().clamp(-LARGEST, LARGEST).flatten(1).to(torch.int8), scales)
 
     def store(self, start: int, values: Tensor, scales: Tensor) -> None:
-        """Rows as a checkpoint has them: int8 [rows, K], and scales [rows, K / 32]."""
+        """Store rows of a checkpoint: int8 [rows, K], and scales [rows, K / 32]."""
         rows = slice(start, start + len(values))
         self.values[rows], self.scales[rows] = values, scales
 
@@ -54,7 +54,7 @@ class Int8GroupLinear(QuantizedLinear):
         return self.wide_rows(0, sum(self.out_features))
 
     def wide_rows(self, first: int, end: int) -> Tensor:
-        """float32 [end - first, K]."""
+        """Widen rows to float32 [end - first, K]."""
         groups = self.values[first:end].float().unflatten(1, (-1, GROUP))
         return groups.mul_(self.scales[first:end].unsqueeze(-1)).flatten(1)
 

@@ -1,7 +1,7 @@
-"""A matrix that is kept in another way than as floats: what every scheme has in common.
+"""A matrix that is not stored as floats: the base of every scheme.
 
-A scheme decides what is stored (`allocate`), how rows of a float matrix become that (`quantize`), and how it is
-multiplied (`forward`). Rows come in any pieces: whole matrices from a checkpoint, a few at a time from noise.
+A scheme defines its storage (`allocate`), how it rounds rows of a float matrix (`quantize`), and how it
+multiplies (`forward`). Rows arrive in any pieces: whole matrices from a checkpoint, a few at a time from noise.
 """
 
 from collections.abc import Callable
@@ -14,13 +14,13 @@ from torch.nn import functional as F
 from gradus.models.layers import Linear
 from gradus.models.precision import widened_product
 
-PIECE = 1 << 20  # values that are made wide at a time: 4 MB, which a processor's cache holds
+PIECE = 1 << 20  # values to widen at a time: 4 MB, which a processor's cache holds
 
 
 class QuantizedLinear(Linear):
-    """Subclass: `allocate`, `quantize`, `forward`, `dequantized`.
+    """Subclasses implement `allocate`, `quantize`, `forward` and `dequantized`.
 
-    No scheme has a parameter called `weight`: what takes that for floats would read something else.
+    No scheme has a parameter called `weight`, because other code would take it for floats.
     """
 
     whole: ClassVar[bool] = False
@@ -35,7 +35,7 @@ class QuantizedLinear(Linear):
             self.quantize(start, value.to(self._device).float())
 
     def forward(self, x: Tensor) -> Tensor:
-        """The scheme's product, in x's type."""
+        """Multiply by the scheme's rules, and return x's type."""
         raise NotImplementedError
 
     def quantize(self, start: int, weight: Tensor) -> None:
@@ -43,10 +43,10 @@ class QuantizedLinear(Linear):
         raise NotImplementedError
 
     store: Callable[..., None]
-    """A scheme's own: takes rows start, start + 1, … in the parts that a checkpoint has them in."""
+    """Stores rows start, start + 1, … from a checkpoint's parts, which each scheme defines."""
 
     def dequantized(self) -> Tensor:
-        """What is stored, as the float32 matrix [N, K] that it stands for."""
+        """The stored matrix as float32 [N, K]."""
         raise NotImplementedError
 
     @property
@@ -54,7 +54,7 @@ class QuantizedLinear(Linear):
         return next(self.parameters()).device
 
     def _collect(self, start: int, value: Tensor) -> None:
-        """Keep rows until a matrix is whole. Fused ones (q, k and v) are matrices of their own."""
+        """Keep rows until a matrix is whole. Fused matrices (q, k and v) are collected separately."""
         first = 0
         for rows in self.out_features:
             low, high = max(start, first), min(start + len(value), first + rows)
@@ -78,27 +78,27 @@ class QuantizedLinear(Linear):
 
 
 def row_scales(x: Tensor, largest: float) -> Tensor:
-    """float32 [..., 1]: by which a row is divided so that its largest magnitude becomes `largest`.
+    """Compute scales, float32 [..., 1]. Dividing a row by its scale makes its largest magnitude `largest`.
 
-    A row of zeros is divided by something. NaN and infinity make a scale of the same kind, and so a row without a
-    finite result: what a sequence ends by.
+    The scale of a row of zeros is positive. NaN or infinity in a row make its scale NaN or infinity, and so its results
+    not finite, which ends the sequence.
     """
     magnitudes = x.abs().amax(-1, keepdim=True).float().clamp(min=torch.finfo(torch.float32).tiny * largest)
     return quotient(magnitudes, largest)
 
 
 def quotient(x: Tensor, divisor: float) -> Tensor:
-    """x / divisor, rounded once on every device: torch on a GPU multiplies by 1 / divisor where it is a number."""
+    """Divide, rounding once on every device: for a plain number, torch on a GPU would multiply by 1 / divisor."""
     return x / torch.full_like(x, divisor)
 
 
 def product_in_pieces(x: Tensor, wide_rows: Callable[[int, int], Tensor], rows: int) -> Tensor:
-    """x Wᵀ, a few rows of W at a time made floats, and rounded to x's type. wide_rows(first, end): rows of W."""
+    """Compute x Wᵀ in x's type, widening a few rows of W at a time. wide_rows(first, end): rows of W as floats."""
     step = max(1, PIECE // x.shape[1])
     parts = (F.linear(x, wide_rows(n, min(n + step, rows)).to(x.dtype)) for n in range(0, rows, step))
     return torch.cat(list(parts), 1)
 
 
 def wide_product(x: Tensor, weight: Tensor) -> Tensor:
-    """x Wᵀ in float32: x float32 [M, K], weight [N, K] in a narrower type."""
+    """Compute x Wᵀ in float32: x float32 [M, K], weight [N, K] in a narrower type."""
     return F.linear(x, weight.float()) if x.is_cuda else widened_product(x, weight)

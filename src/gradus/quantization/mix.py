@@ -1,12 +1,12 @@
-"""Which matrix of a model gets which scheme: one for all, with or without the head, or patterns of names from a file.
+"""The scheme of each matrix: one for all, with or without the head, or patterns of names from a file.
 
     "*.mlp.*": int4                       # the first pattern that matches a matrix decides
     "model.layers.0.self_attn.*": none
     "*.self_attn.*": int8
     lm_head: int8
 
-Names are those of the checkpoint, one for each matrix that was stored as one, also where several are fused here
-(`model.layers.0.self_attn.q_proj`). `*` stands for anything. What no pattern matches stays as it is.
+Names are the checkpoint's, one for each stored matrix, even if we fuse several
+(`model.layers.0.self_attn.q_proj`). `*` matches anything. A matrix that no pattern matches is not quantized.
 """
 
 import hashlib
@@ -41,13 +41,14 @@ PATHS: dict[Role, tuple[str, ...]] = {
     "down": ("layers.{}.down.weight",),
     "head": ("head.weight",),
 }
-"""Where a role's matrix stands in the tables of the model files; an MLP without a gate calls it `up`."""
+"""A role's paths in the weight tables of the model files; an MLP without a gate calls its matrix `up`."""
 
 
 @dataclass(frozen=True)
 class Mix:
-    """label: for people and files; a YAML file's has a digest of its rules, so that two files of one name are told
-    apart. rules: (pattern, scheme or NONE), the first match decides. setting: the one that asks for it."""
+    """label: for people and files; a YAML file's label includes a digest of its rules, to distinguish files of one
+    name.
+    rules: (pattern, scheme or NONE), the first match decides. setting: the name of the setting, for messages."""
 
     label: str
     rules: tuple[tuple[str, str], ...]
@@ -55,8 +56,8 @@ class Mix:
 
     @classmethod
     def of(cls, quantize: str, setting: str = "quantize", *, head: bool = False) -> Self:
-        """A scheme's name, or a YAML file. head: whether a scheme is the output head's too. Raises ConfigError for
-        anything else."""
+        """Make a mix from a scheme's name or a YAML file. head: whether a scheme applies to the output head too. Raises
+        ConfigError for anything else."""
         if quantize in SCHEMES:
             return cls(quantize, (*([] if head else [(HEAD, NONE)]), ("*", quantize)), setting)
         if quantize.endswith((".yaml", ".yml")):
@@ -74,7 +75,7 @@ class Mix:
         return [scheme for scheme in dict.fromkeys(scheme for _, scheme in self.rules) if scheme != NONE]
 
     def scheme(self, name: str) -> str:
-        """Of a matrix, by its name in the checkpoint."""
+        """The scheme of a matrix, by its name in the checkpoint."""
         return next((scheme for pattern, scheme in self.rules if fnmatchcase(name, pattern)), NONE)
 
     def check(self, config: ModelConfig) -> None:
@@ -125,7 +126,7 @@ def names_of(matrix_id: MatrixId, config: ModelConfig) -> list[str]:
 
 
 def factory(mix: Mix, config: ModelConfig, otherwise: LinearFactory) -> LinearFactory:
-    """Makes every matrix of a model as the mix says. otherwise: makes those that stay as they are."""
+    """Return a factory that makes every matrix by the mix. otherwise: makes the unquantized ones."""
 
     def make(
         matrix_id: MatrixId,

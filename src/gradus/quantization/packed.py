@@ -12,9 +12,9 @@ from gradus.quantization.parts import SideBySide
 
 @dataclass(frozen=True)
 class Packed:
-    """One matrix of a checkpoint. scheme: a name in STORED. parts: what `store` of its class takes, behind the row.
+    """One matrix of a checkpoint. scheme: a name in STORED. parts: the arguments of its class's `store`, after the row.
 
-    wide: the same as floats, where the matrix may also be a table to look up rows in: a tied embedding.
+    wide: reads the matrix as floats, if it may also be a lookup table (a tied embedding).
     """
 
     scheme: str
@@ -26,7 +26,7 @@ class Packed:
         return sum(part.nbytes for part in self.parts)
 
     def into(self, module: nn.Module, start: int) -> None:
-        """Become rows start, start + 1, … of a matrix that was made for this scheme."""
+        """Store as rows start, start + 1, … of a matrix that was made for this scheme."""
         if isinstance(module, SideBySide):
             module, start = module.part_at(start)
         if isinstance(module, Embedding) and self.wide is not None:

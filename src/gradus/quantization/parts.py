@@ -1,4 +1,4 @@
-"""Matrices side by side that read the same input and are kept in different ways: q and k in 8 bits, v in 16."""
+"""Matrices side by side that read the same input and have different schemes: q and k in 8 bits, v in 16."""
 
 from collections.abc import Iterator, Sequence
 
@@ -9,7 +9,7 @@ from gradus.models.layers import Linear, LinearFactory, MatrixId
 
 
 class SideBySide(Linear):
-    """What a fused Linear computes, part by part: one product for each of out_features."""
+    """A fused Linear computed part by part: one product for each of out_features."""
 
     def __init__(
         self,
@@ -40,7 +40,7 @@ class SideBySide(Linear):
         return torch.cat([part(x).to(x.dtype) for part in self.parts], 1)
 
     def part_at(self, row: int) -> tuple[Linear, int]:
-        """The part that has this row, and which of its own it is."""
+        """The part that has this row, and the row's index within it."""
         return next((part, row - first) for part, first, rows in self._rows() if first <= row < first + rows)
 
     def _rows(self) -> Iterator[tuple[Linear, int, int]]:

@@ -1,4 +1,4 @@
-"""A precision with a quantization in it: what a model is loaded with."""
+"""A model's precision, including its quantization."""
 
 from dataclasses import replace
 
@@ -14,10 +14,12 @@ from gradus.quantization.schemes import AS_STORED, check_device
 def resolve(
     dtype: str, quantize: str | None, device: torch.device, config: ModelConfig, stored: Mix | None = None
 ) -> Precision:
-    """dtype: of activations, and of matrices that stay as they are. quantize: a scheme, a YAML file, AS_STORED, None.
+    """Decide the precision. dtype: of activations and unquantized matrices. quantize: a scheme, a YAML file, AS_STORED,
+    None.
 
-    stored: what a checkpoint's matrices are quantized in already. Raises ConfigError for what is not known, what the
-    device cannot do, a pattern that matches nothing, and matrices that are quantized and shall be again.
+    stored: the schemes in which a checkpoint is quantized already. Raises ConfigError for an unknown value, a scheme
+    that the device does not support, a pattern that matches nothing, or a quantized checkpoint that would be quantized
+    again.
     """
     precision = resolve_precision(dtype, device, config)
     return quantized(precision, quantize, device, config, stored)
@@ -33,9 +35,9 @@ def quantized(
     setting: str = "quantize",
     head: bool = False,
 ) -> Precision:
-    """A precision that is decided, with its matrices as asked for, or as they are stored: see `resolve`.
+    """Add quantization to a precision, as requested or as stored: see `resolve`.
 
-    setting: the one that asks, for what is said of it. head: whether a scheme is the output head's too.
+    setting: the name of the setting, for messages. head: whether a scheme applies to the output head too.
     """
     if quantize is None and stored is None:
         return precision
@@ -48,9 +50,9 @@ def quantized(
 
 
 def quantized_as(mix: Mix, precision: Precision, device: torch.device, config: ModelConfig) -> Precision:
-    """A precision that is decided, with its matrices quantized.
+    """Add a mix's quantization to a precision.
 
-    Raises ConfigError for what the device cannot do, and a pattern that matches nothing.
+    Raises ConfigError for a scheme that the device does not support, and for a pattern that matches nothing.
     """
     for scheme in mix.schemes:
         check_device(scheme, device)

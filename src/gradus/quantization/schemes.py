@@ -1,4 +1,4 @@
-"""The schemes by name, and what each needs of a device."""
+"""The schemes by name, and the device that each requires."""
 
 from functools import partial
 
@@ -26,14 +26,14 @@ STORED: dict[str, LinearFactory] = SCHEMES | {
     "int8-g32": Int8GroupLinear,
     **{f"int4-g{group}{ORDERED}": partial(Int4Linear, group=group, ordered=True) for group in GROUPS},
 }
-"""Those that a checkpoint may be stored in, too."""
+"""These schemes, and those that only a checkpoint may be stored in."""
 
 AS_STORED = "stored"
-"""Not a scheme, but asked for like one: matrices that a file has packed stay as the file has them."""
+"""Requested like a scheme: matrices that a file has packed stay packed as stored."""
 
 
 def check_device(scheme: str, device: torch.device) -> None:
-    """Raises ConfigError for a GPU that has no arithmetic for the scheme's numbers."""
+    """Raise ConfigError if a GPU has no arithmetic for the scheme's numbers."""
     if scheme.startswith("fp8") and device.type == "cuda":
         found = capability(device)
         if not found.multiplies_fp8:

@@ -1,4 +1,4 @@
-"""The routes. Each one reads in a minute: parse, submit, wait, answer. Whatever goes wrong is an exception."""
+"""The routes. Each one parses, submits, waits and answers. Every error is an exception."""
 
 import http
 from collections.abc import AsyncIterator
@@ -30,11 +30,11 @@ from gradus.server.schemas import (
 from gradus.server.streaming import EventStream, cancelled_with_client
 from gradus.text.completion import Completion
 
-CLIENT_CLOSED_REQUEST = 499  # nginx's name for an answer that will not be read; it only ever shows in a log
+CLIENT_CLOSED_REQUEST = 499  # nginx's status for an answer that nobody will read; it appears only in logs
 
 
 def create_app(client: EngineClient, config: ServerConfig) -> FastAPI:
-    """The application. It starts the client with its own event loop, and closes it at its end."""
+    """Make the application. It starts the client on its own event loop, and closes it on shutdown."""
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -84,7 +84,7 @@ def create_app(client: EngineClient, config: ServerConfig) -> FastAPI:
 
 
 async def all_completions(stream: Stream) -> list[Completion]:
-    """Every sample's completion, in order. Raises the error that one of them ended with: half an answer is none."""
+    """Wait for every sample's completion, in order. Raises the error of any sample that failed."""
     completions: dict[int, Completion] = {}
     while not stream.done:
         for delta in await stream.receive():
@@ -108,7 +108,7 @@ def json_response(status: int, content: dict[str, Any], headers: dict[str, str] 
 
 
 def _add_error_handlers(app: FastAPI) -> None:
-    """Every error is JSON of one shape. An unexpected exception keeps its traceback, in the log."""
+    """Answer every error with JSON of one shape. The log keeps the traceback of an unexpected exception."""
 
     async def on_error(request: Request, error: Exception) -> Response:
         status, content, headers = error_of(error)
@@ -131,7 +131,7 @@ def _add_error_handlers(app: FastAPI) -> None:
 
 
 class HeaderLimits:
-    """Refuses a request whose headers are more than any client of ours sends. The parser stops far larger ones."""
+    """Refuses a request with more headers than any real client sends. The parser itself stops far larger ones."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
@@ -147,9 +147,9 @@ class HeaderLimits:
 
 
 class OwnRequests:
-    """Refuses a request that names a host other than this server's, or that another site's page sends.
+    """Refuses a request that names another host than this server, or that comes from another site's page.
 
-    The status is 403 for both. 421 (misdirected request) would fit the first, but invites the client to try again.
+    The status is 403 in both cases. 421 (misdirected request) would fit the first, but invites the client to retry.
     """
 
     def __init__(self, app: ASGIApp, hosts: OwnHosts) -> None:

@@ -1,8 +1,8 @@
-"""From a stranger's bytes to JSON: read no more than the limit, wait no longer than the limit, accept nothing odd.
+"""Strict JSON from untrusted bytes: limited in size and time, and without `json.loads`'s extensions.
 
-`json.loads` is generous: it takes NaN, keeps the last of two equal keys, lets half a surrogate pair into a string that
-nothing can encode again, and recurses as deep as it is told to. Each of these has crashed or confused a server; here
-each is a 400 that says what is wrong.
+`json.loads` is lenient: it accepts NaN, keeps the last of two equal keys, allows half a surrogate pair in a string,
+which cannot be encoded again, and recurses as deep as the input nests. Each of these has crashed or confused a server;
+here each gets a 400 that says what is wrong.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from gradus.server.config import MAX_JSON_DEPTH
 
 
 class BodyError(RequestError):
-    """A body that is refused before it is understood. `status` is the HTTP status to refuse it with."""
+    """A body refused before its contents are checked. status: the HTTP status of the refusal."""
 
     def __init__(self, message: str, status: int, *, limit: str = "", got: Any = None) -> None:
         super().__init__(message, param="body", limit=limit, got=got)
@@ -25,7 +25,7 @@ class BodyError(RequestError):
 
 
 async def read_json(request: Request, *, max_bytes: int, timeout: float) -> Any:
-    """The request's body as JSON. Raises BodyError (400, 408, 413, 415), or ClientDisconnect."""
+    """Read the request's body as JSON. Raises BodyError (400, 408, 413, 415), or ClientDisconnect."""
     _check_headers(request, max_bytes)
     try:
         async with asyncio.timeout(timeout):
@@ -53,7 +53,7 @@ def _check_headers(request: Request, max_bytes: int) -> None:
 
 
 async def _read(request: Request, max_bytes: int) -> bytes:
-    """Count what really comes: a chunked body announces no length."""
+    """Read the body, counting the bytes as they arrive: a chunked body announces no length."""
     body = bytearray()
     while True:
         message = await request.receive()
@@ -73,7 +73,7 @@ def _too_large(max_bytes: int, got: str) -> BodyError:
 
 
 def strict_json(body: bytes) -> Any:
-    """JSON (RFC 8259) and nothing beyond it. Raises BodyError with status 400."""
+    """Parse JSON (RFC 8259) without extensions. Raises BodyError with status 400."""
     try:
         text = body.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -86,7 +86,7 @@ def strict_json(body: bytes) -> Any:
     except json.JSONDecodeError as error:
         message = f"the body must be JSON: {error.msg} at line {error.lineno} column {error.colno}"
         raise BodyError(message, 400, limit="JSON") from None
-    except ValueError:  # an integer of more digits than Python converts (sys.get_int_max_str_digits)
+    except ValueError:  # an integer with more digits than Python converts (sys.get_int_max_str_digits)
         raise BodyError("a number in the body has too many digits", 400, limit="numbers of up to 4300 digits") from None
     if "\\u" in text and not _encodable(value):
         raise BodyError(r"a string in the body holds half a surrogate pair (\ud800 to \udfff)", 400, limit="Unicode")
@@ -100,9 +100,9 @@ _NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 
 
 def _deeper_than(body: bytes, depth: int) -> bool:
-    """Peel the innermost brackets off, once a level: what is left after `depth` rounds was nested deeper.
+    """Peel off the innermost brackets once per level: if any remain after `depth` rounds, the body is nested deeper.
 
-    Each round is one pass in C, so a hostile body costs milliseconds, where a Python loop over it would hold up
+    Each round is one pass in C, so a hostile body costs milliseconds. A Python loop over it would block
     every other request on the event loop.
     """
     if body.count(b"[") + body.count(b"{") <= depth:

@@ -1,13 +1,13 @@
-"""The event loop's side of the engine: what may enter, what is said of it, and the text of it all.
+"""The event loop's side of the engine: admission, text, cancellation, statistics.
 
-`EngineClient.submit` returns a `Stream` at once; its results arrive as reports come from the engine loop. Prompts are
-encoded and answers decoded here, by a `FrontEnd`: the engine's side knows token ids alone. Everything runs on the event
+`EngineClient.submit` returns a `Stream` at once, and its results arrive with the engine loop's reports. A `FrontEnd`
+encodes prompts and decodes answers here: the engine's side knows only token ids. Everything runs on the event
 loop, so there is no lock: counting a request's samples and admitting it is atomic because nothing else runs in between.
-Only what takes long (opening the tokenizer, encoding a long prompt) is done by one worker thread.
+Only slow work (opening the tokenizer, encoding a long prompt) is done by one worker thread.
 
-Time limits have one home, the engine loop: it ends a request whose time is up between two steps, and the request's last
-output says so. An engine inside a long step cannot do that. So a reader here has a grace: LAST_WORD_S after a request's
-time is up, or after a cancellation, it is told without the engine's last word.
+Time limits have one home, the engine loop: between two steps it ends requests whose time is up, and a request's last
+output says so. An engine inside a long step cannot do that. So LAST_WORD_S after a request's time is up, or after its
+cancellation, the client ends its stream without waiting for the engine's last output.
 """
 
 import asyncio
@@ -55,11 +55,11 @@ log = logging.getLogger(__name__)
 
 State = Literal["loading", "ready", "draining", "failed"]
 
-# How long a reader waits for the engine's last word on a request that is to end: most steps are far shorter.
+# Seconds that a stream waits for the engine's last output of a request that should end: most steps are far shorter.
 LAST_WORD_S = 1.0
 
-# Characters, or token ids, that are encoded and checked at once, in a few milliseconds at most. A longer prompt would
-# hold up the other streams, so it goes to the worker.
+# Most characters, or token ids, that are encoded and checked on the event loop, in a few milliseconds at most. A longer
+# prompt would delay the other streams, so it goes to the worker.
 SHORT_PROMPT = 4096
 
 
@@ -82,7 +82,7 @@ class EngineClient:
         self._tokenizer: Tokenizer | None = None
         self._front_end: FrontEnd  # once loaded
         self._streams: dict[str, Stream] = {}
-        self._beginnings: set[asyncio.Task[None]] = set()  # of requests whose long prompts are being encoded
+        self._beginnings: set[asyncio.Task[None]] = set()  # one for each request whose long prompt is being encoded
         self._numbers = itertools.count(1)
         self._rate = ServiceRate()
         self._watch = Watch()
@@ -93,7 +93,7 @@ class EngineClient:
     # -- life ---------------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Begin to load. Called on the event loop that will make every other call."""
+        """Begin to load. Call it on the event loop that will make every other call."""
         self._loop = asyncio.get_running_loop()
         self._loaded: asyncio.Future[ModelInfo] = self._loop.create_future()
         self._nothing_runs = asyncio.Event()
@@ -105,12 +105,12 @@ class EngineClient:
         self._tasks = [self._loop.create_task(self._load()), self._loop.create_task(self._watch_engine())]
 
     async def _load(self) -> None:
-        """The tokenizer first, which finds or downloads the model; then the engine."""
+        """Open the tokenizer first, which finds or downloads the model; then start the engine."""
         try:
             self._tokenizer = await asyncio.wrap_future(self._opening)
         except asyncio.CancelledError:
             raise
-        except BaseException as error:  # as the engine's side does it: a defect, a mistake of the user's, even exit()
+        except BaseException as error:  # as on the engine's side: a defect, a user's mistake, even exit()
             if not isinstance(error, GradusError):
                 log.exception("the tokenizer could not be opened")
             self.receive(LoadFailed(Failure.of(error)))
@@ -118,13 +118,13 @@ class EngineClient:
             self._thread.start()
 
     async def loaded(self) -> ModelInfo:
-        """What is served, once it is there. Raises the GradusError that loading ended with, or RuntimeError."""
+        """Wait for the model, and describe it. Raises the GradusError that loading ended with, or RuntimeError."""
         return await asyncio.shield(self._loaded)
 
     async def drain(self, timeout: float) -> None:
-        """Take nothing new, let what runs end within `timeout` seconds, then cancel the rest.
+        """Accept nothing new, let running requests end within `timeout` seconds, then cancel the rest.
 
-        Every reader gets its last delta. `hurry` ends the waiting.
+        Every stream gets its last delta. `hurry` ends the waiting.
         """
         if self.state in ("loading", "ready"):
             self.state, self.reason = "draining", "the server is shutting down"
@@ -138,7 +138,7 @@ class EngineClient:
         await self._nothing_runs.wait()
 
     def hurry(self) -> None:
-        """Make `drain` cancel what runs now."""
+        """Make `drain` cancel running requests now."""
         self._hurry.set()
 
     @property
@@ -157,10 +157,10 @@ class EngineClient:
             await asyncio.to_thread(self._thread.join, patience)
         self.stopped = self._opening.done() and not self._thread.is_alive()
 
-    # -- what it tells about itself -----------------------------------------------------------------------------------
+    # -- statistics ---------------------------------------------------------------------------------------------------
 
     def stats(self) -> dict[str, Any]:
-        """Totals, the queue now, and what is served. Samples are counted, a request's n as n."""
+        """Totals, the queue now, and the model served. Samples are counted: a request counts n times."""
         metrics = dataclasses.asdict(self.metrics)
         steps_spans = metrics.pop("batch_total")
         return {
@@ -178,10 +178,10 @@ class EngineClient:
     # -- requests -----------------------------------------------------------------------------------------------------
 
     def submit(self, prompt: Prompt, params: SamplingParams, scheduling: SchedulingParams | None = None) -> Stream:
-        """Queue a request. Where it names no timeout, it has the configuration's request_timeout.
+        """Queue a request. Without a timeout of its own, it has the configuration's request_timeout.
 
-        Raises Unavailable, RequestFailed, or RequestError for what could never enter. What shows only later (in a long
-        prompt, or in the engine) is reported by the stream's `accepted`.
+        Raises Unavailable, RequestFailed, or RequestError for a request that could never enter. Faults found later (in
+        a long prompt, or in the engine) are raised by the stream's `accepted`.
         """
         self._check_state()
         self._check_room(params.n)
@@ -202,7 +202,7 @@ class EngineClient:
         return stream
 
     def _enter(self, stream: Stream, timeout: float) -> None:
-        """It counts from now on, and so does its time."""
+        """Register the stream, and start its timeout."""
         late = RequestTimeout(f"the request did not end within its timeout of {timeout:g} s")
         stream.timer = self._loop.call_later(timeout + LAST_WORD_S, self._expire, stream, late)
         self._streams[stream.id] = stream
@@ -214,7 +214,7 @@ class EngineClient:
         self._send(submit)
 
     async def _begin_later(self, stream: Stream, make: "partial[Request]") -> None:
-        """Have the worker encode a long prompt. The request's time runs meanwhile, and its reader may leave."""
+        """Let the worker encode a long prompt. Meanwhile the request's time runs, and its client may leave."""
         arrived = time.monotonic()
         try:
             submit = Submit(await self._loop.run_in_executor(self._worker, made, make), arrived)
@@ -234,13 +234,13 @@ class EngineClient:
 
     @property
     def waiting(self) -> int:
-        """Samples that the engine has not begun: those it has queued, and those it has not taken yet."""
+        """Samples that the engine has not begun: those in its queue, and those it has not taken yet."""
         return self._queued + self._samples_sent - self._samples_taken
 
     def _check_state(self) -> None:
         if self.state == "loading":
             raise Unavailable(self.reason, "loading", retry_after=1)
-        if self.state == "draining":  # by then this process is gone, and another may answer
+        if self.state == "draining":  # at that time this process is gone, and another may answer
             raise Unavailable(self.reason, "draining", math.ceil(max(1.0, self._drain_ends - time.monotonic())))
         if self.state == "failed":
             raise Unavailable(self.reason, "failed")
@@ -257,24 +257,24 @@ class EngineClient:
             raise Unavailable(message, "overloaded", retry_after)
 
     def _retry_after(self, surplus: int) -> int:
-        """Whole seconds until `surplus` samples have ended, so that as many can begin.
+        """Estimate the whole seconds until `surplus` samples have ended, so that as many can begin.
 
-        Never more than the request timeout: by then, whatever waits now has ended one way or the other.
+        It is never more than the request timeout: by then, every request waiting now has ended in some way.
         """
         return math.ceil(min(max(self._rate.seconds_for(surplus), 1.0), max(self.config.request_timeout, 1.0)))
 
     # -- endings ------------------------------------------------------------------------------------------------------
 
     def _expire(self, stream: Stream, late: RequestTimeout) -> None:
-        """The engine should have ended the request by now: it is inside a long step."""
+        """End a request that the engine should have ended by now, but couldn't inside a long step."""
         self.counts.timed_out += stream.unfinished
         self._send(Cancel(stream.id, "timeout"))
         self._close(stream, late)
 
     def _end(self, stream: Stream, reason: str, otherwise: Exception) -> None:
-        """Have the engine end a request whose reader still waits: the last deltas bring `reason`, its usage and times.
+        """Let the engine end a request whose client still waits: its last deltas carry `reason`, usage and times.
 
-        Where the engine is busy for longer than LAST_WORD_S, the reader gets `otherwise`.
+        If the engine is busy for longer than LAST_WORD_S, the stream fails with `otherwise`.
         """
         self._send(Cancel(stream.id, reason))
         if stream.timer is not None:
@@ -282,7 +282,7 @@ class EngineClient:
         stream.timer = self._loop.call_later(LAST_WORD_S, self._close, stream, otherwise)
 
     def forget(self, stream: Stream, error: Exception) -> None:
-        """Have the engine end a request whose reader has gone. Nothing happens if it has ended already."""
+        """Let the engine end a request whose client has gone. Does nothing if it has ended already."""
         if stream.id not in self._streams:
             return
         self.counts.abandoned += isinstance(error, ClientGone)
@@ -290,7 +290,7 @@ class EngineClient:
         self._close(stream, error)
 
     def _close(self, stream: Stream, error: Exception | None) -> None:
-        """Forget a stream; with an error, its reader gets that."""
+        """Forget a stream; with an error, fail it."""
         self._streams.pop(stream.id, None)
         self._front_end.close(stream.id)
         if not self._streams:
@@ -306,7 +306,7 @@ class EngineClient:
             self._close(stream, Unavailable(reason, "failed"))
 
     def _end_sample(self, request_id: str, index: int, reason: str) -> Iterable[Output]:
-        """For the front end: a stop string was found. The sample's last output comes with a later report."""
+        """End a sample in which the front end found a stop string. Its last output comes with a later report."""
         self._send(Cancel(request_id, reason, index))
         return ()
 
@@ -364,14 +364,15 @@ class EngineClient:
             self.forget(stream, Unavailable("the client does not read its stream", "stalled"))
 
     def _on_engine_failed(self, failure: Failure) -> None:
-        """What the operator can mend (too little memory) is said; a defect of ours is for the log alone."""
+        """Fail all streams. They report a fault that the operator can fix (too little memory); a bug goes to the
+        log."""
         if failure.message is not None:
             self._fail(f"the engine stopped: {failure.message}")
         else:
             self._fail(f"the engine stopped after an internal error ({failure.kind}); the log has the details")
 
     async def _watch_engine(self) -> None:
-        """A step that hangs cannot say so itself."""
+        """Fail the server if an engine step hangs, since the step itself cannot report it."""
         limit = self.config.step_timeout
         while self.state != "failed":
             await asyncio.sleep(min(1.0, limit / 4))
@@ -383,7 +384,7 @@ class EngineClient:
 
 
 def made(make: "partial[Request]") -> Request:
-    """The request that `make` makes. A defect becomes a RequestFailed: its details are for the log alone."""
+    """Call `make`, and turn a bug into a RequestFailed, with details only in the log."""
     try:
         return make()
     except GradusError:

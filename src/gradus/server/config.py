@@ -1,4 +1,4 @@
-"""What a server can be told: defaults, then a YAML file, then the command line; each value checked when it is set."""
+"""The server's settings: defaults, then a YAML file, then the command line; each value is checked when it is set."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,10 +18,10 @@ _WHERE, _LIMITS = "Where", "Limits"
 
 @dataclass(frozen=True)
 class ServerConfig(Settings):
-    """Everything about one server process: the model's and the engine's settings, and its own.
+    """All settings of one server process: the model's, the engine's, and its own.
 
-    Every limit is shown at /stats, and in the error of a request that meets it.
-    Raises ConfigError naming the key, what it takes and what was given.
+    Every limit is shown at /stats, and in the error of a request that exceeds it.
+    Raises ConfigError naming the key, the allowed values and the value given.
     """
 
     # There is no authentication yet: beyond loopback, any client that reaches the address can use the server.
@@ -38,7 +38,7 @@ class ServerConfig(Settings):
     port: int = setting(8000, "The port; 0 takes a free one.", least=0, most=65535, panel=_WHERE)
     max_waiting: int = setting(
         256,
-        "Most samples that may wait for the engine; a request counts its n and enters whole or not at all (503).",
+        "Most samples that may wait for the engine; a request counts n times, and enters whole or not at all (503).",
         least=1,
         panel=_LIMITS,
     )
@@ -53,7 +53,7 @@ class ServerConfig(Settings):
     )
     request_timeout: float = setting(
         300.0,
-        "A request's queueing and decoding together: the default, and the most that a request may ask for.",
+        "Time for a request's queueing and decoding together: the default, and the most that a request may ask for.",
         above=0,
         most=MAX_SECONDS,
         unit="seconds",
@@ -61,27 +61,27 @@ class ServerConfig(Settings):
     )
     step_timeout: float = setting(
         120.0,
-        "One engine step. A longer one counts as a hang: the server turns unhealthy and all waiters are told.",
+        "Time for one engine step. A longer one counts as a hang: the server turns unhealthy and fails all requests.",
         above=0,
         unit="seconds",
         panel=_LIMITS,
     )
     drain_timeout: float = setting(
         30.0,
-        "For the requests under way to end by themselves after the first SIGTERM or SIGINT.",
+        "Time for running requests to finish after the first SIGTERM or SIGINT.",
         least=0,
         unit="seconds",
         panel=_LIMITS,
     )
     receive_timeout: float = setting(
-        30.0, "For a client to send its headers, and again to send its body.", above=0, unit="seconds", panel=_LIMITS
+        30.0, "Time for a client to send its headers, and again for its body.", above=0, unit="seconds", panel=_LIMITS
     )
     write_timeout: float = setting(
-        30.0, "For a streaming client to take what it was sent.", above=0, unit="seconds", panel=_LIMITS
+        30.0, "Time for a streaming client to read data already sent.", above=0, unit="seconds", panel=_LIMITS
     )
     ping_interval: float = setting(
         10.0,
-        "A stream with nothing to say sends a comment this often, so that dead clients are noticed.",
+        "An idle stream sends a comment this often, to detect dead clients.",
         above=0,
         unit="seconds",
         panel=_LIMITS,
@@ -101,7 +101,7 @@ class ServerConfig(Settings):
 
     @classmethod
     def from_yaml(cls, path: str | Path) -> "ServerConfig":
-        """A file of `key: value` lines, each key a field of this class. Raises ConfigError, naming the file."""
+        """Read a file of `key: value` lines, each key a field of this class. Raises ConfigError, naming the file."""
         import yaml
 
         try:

@@ -1,10 +1,10 @@
-"""The loop that owns the engine: take commands, step, report. Nothing else ever calls the engine, so it has no lock.
+"""The loop that owns the engine: take commands, step, report. Nothing else calls the engine, so it has no lock.
 
-    front end ── commands ──▶ engine loop         a queue: the loop sleeps on it when idle, and between two steps
-                                                  takes whatever has come meanwhile
-    front end ◀── messages ── engine loop         one report per step, however many requests it advanced
+    front end ── commands ──▶ engine loop         a queue: the loop sleeps on it when idle, and empties it between
+                                                  two steps
+    front end ◀── messages ── engine loop         one report per step, whatever the number of requests
 
-Only token ids pass through here. Text is the other side's: encoding a prompt or decoding an answer never delays a step.
+Only token ids pass through here. Text belongs to the other side: encoding and decoding never delay a step.
 """
 
 import importlib
@@ -41,16 +41,16 @@ METRICS_INTERVAL_S = 0.1
 
 
 class Loader(Protocol):
-    """The module that makes both sides from a configuration. It is told by its name, so that any process can import it.
+    """The module that makes both sides from a configuration. It is passed by name, so that any process can import it.
 
     The standard one is `gradus.server.loading`.
     """
 
     def open_tokenizer(self, config: ServerConfig) -> Any:
-        """The front end's tokenizer, or None. Downloads the model where that is needed. Raises GradusErrors."""
+        """Open the front end's tokenizer, or return None. Downloads the model if necessary. Raises GradusErrors."""
 
     def load_engine(self, config: ServerConfig) -> tuple[Core, ModelInfo]:
-        """The engine, and what to say of it. Raises GradusErrors."""
+        """Load the engine, and describe it. Raises GradusErrors."""
 
 
 def loader(name: str) -> Loader:
@@ -59,42 +59,42 @@ def loader(name: str) -> Loader:
 
 
 class Commands(Protocol):
-    """Where commands arrive: a queue."""
+    """The queue on which commands arrive."""
 
     def empty(self) -> bool: ...
 
     def get(self, block: bool = True, timeout: float | None = None) -> Command:
-        """Raises queue.Empty after `timeout` seconds."""
+        """Take the next command. Raises queue.Empty after `timeout` seconds."""
 
 
-def run_engine(loader_name: str, config: ServerConfig, commands: Commands, tell: Callable[[Message], None]) -> None:
-    """Load an engine and run it until told to stop. Whatever goes wrong is told: nothing is raised."""
+def run_engine(loader_name: str, config: ServerConfig, commands: Commands, post: Callable[[Message], None]) -> None:
+    """Load an engine and run it until a `Stop` arrives. Errors are posted as messages; nothing is raised."""
     try:
         core, info = loader(loader_name).load_engine(config)
         loaded = Loaded(info, core.metrics())
-    except BaseException as error:  # a defect, a mistake of the user's, even exit(): it is the loader's last word
+    except BaseException as error:  # a defect, a user's mistake, even exit(): the front end must hear of it
         if not isinstance(error, GradusError):
             log.exception("the model could not be loaded")
-        tell(LoadFailed(Failure.of(error)))
+        post(LoadFailed(Failure.of(error)))
         return
-    tell(loaded)
+    post(loaded)
     try:
-        EngineLoop(core, commands, tell).run()
+        EngineLoop(core, commands, post).run()
     except BaseException as error:
         log.exception("the engine failed")
-        tell(EngineFailed(Failure.of(error)))
+        post(EngineFailed(Failure.of(error)))
 
 
 class EngineLoop:
-    """Runs `core` until told to stop. What a step raises is raised."""
+    """Runs `core` until a `Stop` arrives. Exceptions of a step are not caught."""
 
-    def __init__(self, core: Core, commands: Commands, tell: Callable[[Message], None]) -> None:
+    def __init__(self, core: Core, commands: Commands, post: Callable[[Message], None]) -> None:
         self._core = core
         self._commands = commands
-        self._tell = tell
+        self._post = post
         self._commands_taken = 0
         self._samples_taken = 0
-        self._unchecked = False  # something has happened since the last self-check
+        self._unchecked = False  # True if anything has happened since the last self-check
         self._next_check = 0.0
         self._next_metrics = 0.0
 
@@ -104,7 +104,7 @@ class EngineLoop:
             pass
 
     def _turn(self) -> bool:
-        """Obey what has come, then take one step. False when told to stop."""
+        """Obey the commands that have arrived, then take one step. Returns False after a `Stop`."""
         report = Report()
         for command in self._take():
             if isinstance(command, Stop):
@@ -112,25 +112,25 @@ class EngineLoop:
             self._obey(command, report)
         if self._core.has_work:
             started = time.monotonic()
-            outputs = self._core.step()  # in columns, as they come: the reader makes objects of them
+            outputs = self._core.step()  # sent on in columns: the front end makes objects of them
             report.outputs = [*report.outputs, *outputs] if report.outputs else outputs
             report.step_s = time.monotonic() - started
         self._report(report)
         return True
 
     def _report(self, report: Report) -> None:
-        """Metrics cost more than a step has to say, so they come now and then, and when the engine comes to rest."""
+        """Post the report. Metrics cost more than the rest of it, so they are added now and then, and at rest."""
         report.busy, report.waiting = self._core.has_work, self._core.waiting_count
         now = time.monotonic()
         if now >= self._next_metrics or not report.busy:
             report.metrics, self._next_metrics = self._core.metrics(), now + METRICS_INTERVAL_S
         report.commands_taken, report.samples_taken = self._commands_taken, self._samples_taken
-        self._tell(report)
+        self._post(report)
 
     def _take(self) -> list[Command]:
-        """All commands there are; at least one where the engine has nothing to do.
+        """Take all commands from the queue; wait for one if the engine has nothing to do.
 
-        Their number is bounded, because waiting samples are.
+        Their number is bounded, because the number of waiting samples is.
         """
         commands = [] if self._core.has_work else [self._sleep()]
         while not self._commands.empty():
@@ -140,7 +140,7 @@ class EngineLoop:
         return commands
 
     def _sleep(self) -> Command:
-        """Wait for the next command. Before it falls asleep the invariants are checked once, at most every second."""
+        """Wait for the next command. Check the invariants once before, at most once per second."""
         if self._unchecked:
             try:
                 return self._commands.get(timeout=max(0.0, self._next_check - time.monotonic()))
@@ -149,14 +149,14 @@ class EngineLoop:
         return self._commands.get()
 
     def _check(self) -> None:
-        """A failure is reported and counted. What it broke may be harmless, so it is no reason to stop serving."""
+        """Check the core's invariants; report and count a failure. It may be harmless, so the server keeps running."""
         try:
             self._core.check()
         except Exception:
             log.exception("self-check failed: the books of queue and cache do not balance")
-            self._tell(SelfChecked(passed=False))
+            self._post(SelfChecked(passed=False))
         else:
-            self._tell(SelfChecked(passed=True))
+            self._post(SelfChecked(passed=True))
         self._unchecked = False
         self._next_check = time.monotonic() + SELF_CHECK_INTERVAL_S
 
@@ -170,7 +170,7 @@ class EngineLoop:
         try:
             self._core.submit(shortened(request, time.monotonic() - command.sent))
         except Exception as error:
-            # GradusErrors are the caller's affair. Anything else is our defect, and still only this request's problem.
+            # A GradusError is the caller's mistake. Anything else is a bug of ours, but still fails only this request.
             if not isinstance(error, GradusError):
                 log.exception("request %s could not be submitted", request.id)
             report.refused.append((request.id, Failure.of(error)))
@@ -179,7 +179,7 @@ class EngineLoop:
 
 
 def shortened(request: Request, waited: float) -> Request:
-    """`request` with what is left of its times after it has waited for the engine, which may be inside a long step."""
+    """Reduce a request's time limits by the time it has waited for the engine, which may be inside a long step."""
 
     def left(seconds: float | None) -> float | None:
         return None if seconds is None else max(seconds - waited, 1e-6)

@@ -1,5 +1,5 @@
-"""The engine loop on a thread of the server's process, because a step spends its time in kernels that release
-Python's lock. What passes between the two sides is plain data, so a process can take the thread's place.
+"""The engine loop on a thread of the server's process. A thread suffices because a step spends its time in kernels that
+release Python's lock. Only plain data passes between the two sides, so a process could replace the thread.
 """
 
 import asyncio
@@ -33,14 +33,14 @@ class EngineThread(threading.Thread):
         self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
 
     def send(self, command: Command) -> None:
-        """Called from the event loop. Wakes the thread at once if it sleeps."""
+        """Send a command from the event loop. It wakes the thread at once if it sleeps."""
         self._commands.put(command)
 
     def run(self) -> None:
-        run_engine(self._loader, self._config, self._commands, self._tell)
+        run_engine(self._loader, self._config, self._commands, self._post)
 
-    def _tell(self, message: Message) -> None:
+    def _post(self, message: Message) -> None:
         try:
             self._loop.call_soon_threadsafe(self._receive, message)
-        except RuntimeError:  # the event loop is closed: no report is read any more
+        except RuntimeError:  # the event loop is closed, so no report will be read
             self.send(Stop())

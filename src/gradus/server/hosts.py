@@ -1,11 +1,12 @@
-"""Whose requests are taken: those that call the server by a name of its own, and none that another site's page sends.
+"""The requests that are accepted: those that call the server by one of its names, and do not come from another site's
+page.
 
-A web page may read the answers of its own origin alone, and the browser judges an origin by its name. DNS rebinding
-gets around that: the page's name leads to its own server first, and to 127.0.0.1 a moment later. The browser then sees
-one origin, but it still sends the page's name, as `Host`. So the names that a request may call are few: `localhost`
-and addresses, which need no DNS and therefore cannot be rebound, and those that the operator allows.
+A web page may read only the answers of its own origin, and the browser identifies an origin by its name. DNS rebinding
+gets around that: the page's name first resolves to its own server, and a moment later to 127.0.0.1. The browser then
+sees one origin, but it still sends the page's name as `Host`. So a request may use only a few names: `localhost`
+and addresses, which need no DNS and therefore cannot be rebound, and the names that the operator allows.
 
-A page that calls an allowed name gives itself away by `Origin`, or by `Sec-Fetch-Site`. Programs send neither.
+A page that calls an allowed name is recognized by `Origin`, or by `Sec-Fetch-Site`. Programs send neither.
 """
 
 import re
@@ -15,12 +16,12 @@ from ipaddress import IPv4Address, IPv6Address, ip_address
 Host = str | IPv4Address | IPv6Address
 Headers = Iterable[tuple[bytes, bytes]]
 
-# a name of dotted labels, an IPv4 address or a bracketed IPv6 address; one dot may end it, as in a full DNS name
+# a name of dotted labels, an IPv4 address or a bracketed IPv6 address; a final dot is allowed, as in a full DNS name
 _HOST_AND_PORT = re.compile(r"(\[[0-9a-f:.]+\]|[a-z0-9_-]+(?:\.[a-z0-9_-]+)*)\.?(?::([0-9]{0,5}))?")
 
 
 def host_and_port(text: str) -> tuple[Host, int | None] | None:
-    """`localhost:8000` or `[::1]` in parts: a name in lower case or an address, and its port. None if it is neither."""
+    """Split `localhost:8000` or `[::1]`: a name in lower case or an address, and its port. None if it is neither."""
     match = _HOST_AND_PORT.fullmatch(text.lower())
     if match is None:
         return None
@@ -34,21 +35,21 @@ def host_and_port(text: str) -> tuple[Host, int | None] | None:
 
 
 def host_alone(text: str) -> Host | None:
-    """A host without a port, an IPv6 address with or without brackets. None where it is anything else."""
+    """Parse a host without a port, an IPv6 address with or without brackets. None if it is anything else."""
     host = f"[{text}]" if text.count(":") > 1 and not text.startswith("[") else text
     parts = host_and_port(f"{host}:0")
     return None if parts is None else parts[0]
 
 
 def _unmapped(address: IPv4Address | IPv6Address) -> IPv4Address | IPv6Address:
-    """The IPv4 address inside an IPv6 address such as ::ffff:127.0.0.1; any other address as it is."""
+    """The IPv4 address inside an IPv6 address such as ::ffff:127.0.0.1; any other address unchanged."""
     return getattr(address, "ipv4_mapped", None) or address
 
 
 class OwnHosts:
     """The hosts that requests to this server may name.
 
-    bound: the address that the server listens on, or its name. allowed: hosts that the operator adds.
+    bound: the address that the server listens on, or its name. allowed: additional hosts from the operator.
     """
 
     def __init__(self, bound: str, allowed: Iterable[str] = ()) -> None:
@@ -58,9 +59,9 @@ class OwnHosts:
         self._named = self._allowed | ({"localhost"} if self._everywhere else {"localhost", host})
 
     def refusal(self, headers: Headers, local: str | None) -> str | None:
-        """Why a request may not be served, in one line; None if it may.
+        """The reason to refuse a request, in one line; None to serve it.
 
-        headers: names in lower case. local: the address of this machine that the connection came to.
+        headers: names in lower case. local: this machine's address on the connection.
         """
         hosts, origins, sites = [], [], []
         for name, value in headers:
@@ -79,7 +80,7 @@ class OwnHosts:
         for origin in origins:
             if not self._is_own_origin(origin, called):
                 return _wrong_origin(origin)
-        # a page on another port of localhost is of the same site: its Origin, checked above, must say which page it is
+        # a page on another port of localhost is the same site, so only its Origin, checked above, identifies it
         if any(site == b"cross-site" or (site == b"same-site" and not origins) for site in sites):
             return "another site's page may not use this server: enter its address in the browser, or use a program"
         return None
@@ -94,7 +95,7 @@ class OwnHosts:
     def _is_own_origin(self, origin: str, called: tuple[Host, int | None] | None) -> bool:
         """Whether a page came from the host and port that it calls, or from an allowed host.
 
-        An allowed host's scheme and port are its own: a proxy may well take https on 443 for it.
+        An allowed host may have any scheme and port: a proxy may well accept https on 443 for it.
         """
         scheme, _, rest = origin.partition("://")
         page = host_and_port(rest)
@@ -106,7 +107,7 @@ class OwnHosts:
 
 
 def _address(local: str | None) -> Host | None:
-    """A connection's own address. A link-local one comes with its interface, as in fe80::1%eth0."""
+    """Parse a connection's own address. A link-local one includes its interface, as in fe80::1%eth0."""
     return None if local is None else _unmapped(ip_address(local.partition("%")[0]))
 
 

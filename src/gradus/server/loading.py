@@ -1,7 +1,7 @@
-"""From a configuration to the two sides of a server: the front end's tokenizer, and the engine.
+"""Make the two sides of a server from its configuration: the front end's tokenizer, and the engine.
 
-Either side may be made in a process of its own; where one process makes both, the model's files are opened once.
-`EngineClient` is given this module's name; another module with the same two functions can stand in for it.
+Either side may be made in a separate process; if one process makes both, the model's files are opened once.
+`EngineClient` takes this module's name; another module with the same two functions can replace it.
 """
 
 from typing import TYPE_CHECKING
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from gradus.loading import Checkpoint, Tokenizer
     from gradus.text.llm import LLM
 
-_opened: dict[str, "Checkpoint"] = {}  # by the model's name, from `open_tokenizer` until `load_engine`
+_opened: dict[str, "Checkpoint"] = {}  # by the model's name, kept between `open_tokenizer` and `load_engine`
 
 
 def open_tokenizer(config: ServerConfig, progress: Progress | None = None) -> "Tokenizer | None":
-    """The model's tokenizer; None where it came without one. Downloads a hub's model if it is not there yet."""
+    """Open the model's tokenizer; None if it has none. Downloads a hub's model if it is not in the cache."""
     from gradus.loading import open_checkpoint
 
     checkpoint = _opened[config.model] = open_checkpoint(config.model, progress=progress)
@@ -28,7 +28,7 @@ def open_tokenizer(config: ServerConfig, progress: Progress | None = None) -> "T
 
 
 def planned(settings: ServerConfig, checkpoint: "Checkpoint") -> "tuple[MemoryPlan, dict[str, str] | None]":
-    """Where memory would go, found out without reading a weight; and which model drafts, if one does."""
+    """Plan the memory without reading any weights, and describe the draft model, if there is one."""
     from gradus.assembly.checkpoint import open_draft
     from gradus.config.options import EngineConfig, resolve_context
     from gradus.engine.request import ModelLimits
@@ -49,16 +49,16 @@ def planned(settings: ServerConfig, checkpoint: "Checkpoint") -> "tuple[MemoryPl
 
 
 def load_engine(config: ServerConfig, progress: Progress | None = None) -> tuple[Core, ModelInfo]:
-    """The engine that the configuration describes."""
+    """Load the engine that the configuration describes."""
     from gradus.text.llm import LLM  # torch comes with it
 
-    checkpoint = _opened.pop(config.model, None)  # not kept: with it, the weights' files would stay open
+    checkpoint = _opened.pop(config.model, None)  # removed, because it would keep the weights' files open
     llm = LLM(**config.keywords() | {"model": checkpoint or config.model}, progress=progress)
     return llm.core, described(llm)
 
 
 def described(llm: "LLM") -> ModelInfo:
-    """What a server says of an engine."""
+    """Describe an engine for the server's front end."""
     return ModelInfo(
         model=llm.checkpoint.name,
         engine=llm.engine_name,

@@ -1,4 +1,4 @@
-"""What the event loop's side measures and counts for itself: rates, totals, and how long the engine has been silent."""
+"""Measurements and counts of the event loop's side: rates, totals, and how long the engine has been silent."""
 
 import dataclasses
 from dataclasses import dataclass
@@ -10,7 +10,8 @@ from gradus.server.messages import Report
 
 
 class ServiceRate:
-    """How fast samples end while the engine works, the last minute counting most. Idle time does not count."""
+    """The rate at which samples end while the engine works, weighted towards the last minute. Idle time does not
+    count."""
 
     HALF_LIFE_S = 60.0
 
@@ -24,18 +25,18 @@ class ServiceRate:
         self._ended = self._ended * fade + ended
 
     def seconds_for(self, samples: int) -> float:
-        """How long `samples` more endings will take. Before the first ending: as if it came now."""
+        """Estimate how long `samples` more endings will take. Before the first ending, assume that it comes now."""
         return samples * self._busy_s / max(self._ended, 1.0)
 
 
 @dataclass(slots=True)
 class Counts:
-    """What the engine's own totals do not tell.
+    """Counts that the engine's own totals do not include.
 
     Requests: rejected: no room in the queue. abandoned: their client left. stalled: their client did not read.
     Samples: timed_out: their time was up.
-    self_checks: how often the idle engine checked its invariants; failed_self_checks: how often one did not hold,
-    which is a defect of ours, described in the log.
+    self_checks: times that the idle engine checked its invariants; failed_self_checks: times that one did not hold,
+    which is a bug of ours, described in the log.
     """
 
     rejected: int = 0
@@ -47,10 +48,10 @@ class Counts:
 
 
 class Watch:
-    """Since when the engine has been silent though it has something to do; None while it rests.
+    """Tracks since when the engine has been silent although it has work; None while it rests.
 
-    The loop ends every turn with a report. So silence with a step to take, or with commands that it has not taken, is
-    a step that takes long.
+    The loop ends every turn with a report. So silence with a step to take, or with commands not taken yet, means that
+    a step takes long.
     """
 
     def __init__(self) -> None:
@@ -67,22 +68,22 @@ class Watch:
         self.silent_since = now if waited_for else None
 
 
-def speculation_stats(told: Speculation | None) -> dict[str, Any] | None:
-    """What drafts have come to; None without speculation. By position: how many were drafted, and how many stood."""
-    if told is None:
+def speculation_stats(speculation: Speculation | None) -> dict[str, Any] | None:
+    """Statistics of drafts; None without speculation. drafted and accepted: counts by position."""
+    if speculation is None:
         return None
     return {
-        "drafts": told.drafts,
-        "why": told.why,
-        "tokens_per_step": round(told.tokens_per_step, 3),
-        "drafted": list(told.drafted),
-        "accepted": list(told.accepted),
-        "acceptance": [round(part, 4) for part in told.acceptance],
+        "drafts": speculation.drafts,
+        "why": speculation.why,
+        "tokens_per_step": round(speculation.tokens_per_step, 3),
+        "drafted": list(speculation.drafted),
+        "accepted": list(speculation.accepted),
+        "acceptance": [round(part, 4) for part in speculation.acceptance],
     }
 
 
 def cache_stats(usage: CacheUsage | None) -> dict[str, int | float] | None:
-    """How full the pages are, as counts and as parts of 1; None in phases without pages."""
+    """The use of pages, as counts and as fractions of 1; None in phases without pages."""
     if usage is None:
         return None
     parts = ("utilization", "internal_fragmentation", "external_fragmentation", "hit_rate")

@@ -1,8 +1,8 @@
-"""What crosses between the event loop and the engine: commands one way, reports the other.
+"""The messages between the event loop and the engine: commands one way, reports the other.
 
-All of it reads as plain data (dataclasses of numbers, texts and the engine's own words): no functions, no exceptions.
-What a step of hundreds of decodes brings comes in columns (`gradus.engine.outputs`), so that the engine's side makes no
-object per token; an engine in another process would send them as they are. No torch here.
+All of them are plain data (dataclasses of numbers, texts and the engine's own types): no functions, no exceptions.
+The outputs of a step of hundreds of decodes come in columns (`gradus.engine.outputs`), so that the engine's side makes
+no object per token; an engine in another process could send the columns unchanged. No torch here.
 """
 
 import time
@@ -21,8 +21,8 @@ from gradus.errors import GradusError, RequestError
 
 @dataclass(frozen=True, slots=True)
 class Submit:
-    """sent: when, so that the time it waits before the engine looks counts. In seconds of `time.monotonic`, which all
-    processes of a machine share."""
+    """Run a request. sent: the time of sending, so that waiting for the engine counts towards its limits. In seconds of
+    `time.monotonic`, which all processes of a machine share."""
 
     request: Request
     sent: float = field(default_factory=time.monotonic)
@@ -30,7 +30,7 @@ class Submit:
 
 @dataclass(frozen=True, slots=True)
 class Cancel:
-    """End a request, or one sample of it, that may have ended already. `reason` becomes its finish_reason."""
+    """End a request, or one sample of it, which may have ended already. `reason` becomes its finish_reason."""
 
     request_id: str
     reason: str
@@ -39,7 +39,7 @@ class Cancel:
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """Leave the loop after the commands before this one. What still runs is abandoned."""
+    """Leave the loop after the commands before this one. Running requests are abandoned."""
 
 
 Command = Submit | Cancel | Stop
@@ -49,10 +49,10 @@ Command = Submit | Cancel | Stop
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """What is served, in words and numbers: all that the event loop ever sees of the engine itself.
+    """A description of the engine, in words and numbers: all that the event loop ever sees of it.
 
     engine: the phase's name, or "final"; phase: None for the final engine.
-    settings: max_sequences, and how cache and scheduler were built, as far as the engine heeds that.
+    settings: max_sequences, and the settings of cache and scheduler that the engine uses.
     """
 
     model: str
@@ -64,7 +64,7 @@ class ModelInfo:
     settings: dict[str, Any]
 
     def stats(self) -> dict[str, Any]:
-        """For /stats, the limits beside the rest."""
+        """For /stats, with the limits merged into the other fields."""
         found = asdict(self)
         limits = found.pop("limits")
         return found | {name: limits[name] for name in ("context_length", "vocab_size")}
@@ -74,9 +74,9 @@ class ModelInfo:
 class Failure:
     """An exception, as data.
 
-    kind: the class in `gradus.errors` that it belongs to; for a defect of ours its type's name.
-    message: for the user, complete; None for a defect, whose details are in the log alone.
-    param, limit, got: those of a RequestError.
+    kind: its class in `gradus.errors`; for a bug of ours its type's name.
+    message: complete, for the user; None for a bug, whose details are only in the log.
+    param, limit, got: the fields of a RequestError.
     """
 
     kind: str
@@ -95,7 +95,7 @@ class Failure:
         return cls(kind, str(error))
 
     def error(self) -> GradusError | None:
-        """The exception that it stands for; None for a defect."""
+        """Make the exception again; None for a bug."""
         if self.message is None:
             return None
         if self.kind == RequestError.__name__:
@@ -106,7 +106,7 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """The engine is there, and takes commands. metrics: its own, as it begins."""
+    """The engine is loaded and takes commands. metrics: its initial ones."""
 
     info: ModelInfo
     metrics: Metrics
@@ -114,20 +114,20 @@ class Loaded:
 
 @dataclass(frozen=True, slots=True)
 class LoadFailed:
-    """The engine's last message: it could not be loaded."""
+    """The engine could not be loaded. This is its last message."""
 
     failure: Failure
 
 
 @dataclass(slots=True)
 class Report:
-    """What one turn of the loop did: commands obeyed, then one step. Every turn ends with one, the first one too.
+    """The result of one turn of the loop, which obeys commands and then takes one step. Every turn ends with a report.
 
-    metrics: the engine's, after that step; None where the last ones are new enough. waiting: samples that wait to
+    metrics: the engine's, after that step; None if the last ones are recent enough. waiting: samples that wait to
     start. outputs: of the step, and of cancellations.
-    commands_taken, samples_taken: commands, and samples in them (a request counts its n), taken since the start.
-    busy: whether another step follows at once, so that silence from here on is a step that takes long.
-    step_s: the step's duration in seconds; 0 where there was nothing to do.
+    commands_taken, samples_taken: commands taken since the start, and samples in them (a request counts n times).
+    busy: whether another step follows at once, so that silence from now on means a long step.
+    step_s: the step's duration in seconds; 0 if there was nothing to do.
     """
 
     metrics: Metrics | None = None
@@ -143,14 +143,14 @@ class Report:
 
 @dataclass(frozen=True, slots=True)
 class SelfChecked:
-    """The idle engine has checked its invariants. Not `passed` is a defect of ours: the log has it."""
+    """The idle engine has checked its invariants. If not `passed`, there is a bug of ours, described in the log."""
 
     passed: bool
 
 
 @dataclass(frozen=True, slots=True)
 class EngineFailed:
-    """The engine's last message: a step raised. Its state is unknown, so the loop has ended."""
+    """A step raised an exception. The engine's state is unknown, so the loop has ended; this is its last message."""
 
     failure: Failure
 

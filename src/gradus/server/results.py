@@ -1,6 +1,6 @@
-"""What a request's handler waits for: its results as they come, or the error that ended it.
+"""A request's results as they arrive, or the error that ended it.
 
-A Stream lives on the event loop: the client fills it from the engine's reports, the handler empties it.
+A Stream lives on the event loop: the client fills it from the engine's reports, and the request's handler empties it.
 """
 
 import asyncio
@@ -12,7 +12,7 @@ from gradus.text.completion import Delta
 
 
 class Unavailable(CapacityError):
-    """The server takes no requests now. kind: "overloaded", or the server's state; retry_after: in whole seconds."""
+    """The server accepts no requests now. kind: "overloaded", or the server's state; retry_after: in whole seconds."""
 
     def __init__(self, message: str, kind: str, retry_after: int | None = None) -> None:
         super().__init__(message)
@@ -21,15 +21,15 @@ class Unavailable(CapacityError):
 
 
 class RequestTimeout(GradusError):
-    """The request did not end within the time it was given."""
+    """The request did not end within its timeout."""
 
 
 class DeadlineMissed(GradusError):
-    """The request could no longer end by its deadline, and was given up."""
+    """The request was ended because it could no longer meet its deadline."""
 
 
 class RequestFailed(GradusError):
-    """A defect of ours ended this one request. Only the log says more: a stranger is told no details."""
+    """A bug of ours ended this one request. Details are only in the log, because clients are not trusted."""
 
     def __init__(self) -> None:
         super().__init__("the engine could not finish this request; the server's log says why")
@@ -40,7 +40,7 @@ class ClientGone(GradusError):
 
 
 class Stream:
-    """One request's results as they come. Cancel it, or read it until `done`: nothing else ends it in the engine."""
+    """One request's results as they arrive. Cancel it, or read it until `done`: nothing else ends it in the engine."""
 
     def __init__(self, request_id: str, params: SamplingParams, forget: "Callable[[Stream, Exception], None]") -> None:
         self.id = request_id
@@ -62,7 +62,7 @@ class Stream:
             raise self._error
 
     async def receive(self, timeout: float | None = None) -> list[Delta]:
-        """What came since the last call, waiting for it if need be; [] if nothing came within `timeout` seconds.
+        """Return the deltas since the last call, or wait for some; [] if none came within `timeout` seconds.
 
         A sample's last delta carries its Completion. Raises Unavailable (the engine failed), RequestTimeout (the engine
         did not end it in time), RequestFailed, or ClientGone (after `cancel`).
@@ -84,14 +84,14 @@ class Stream:
             pass
 
     def cancel(self) -> None:
-        """The rest is not wanted. May be called at any time, and more than once."""
+        """Cancel the request. May be called at any time, and more than once."""
         self._forget(self, ClientGone("the request was cancelled"))
 
     # -- called by the client -----------------------------------------------------------------------------------------
 
     @property
     def ended(self) -> bool:
-        """Nothing more will come."""
+        """True if nothing more will come."""
         return self.unfinished == 0 or self._error is not None
 
     @property

@@ -1,8 +1,8 @@
-"""The wire format of /generate: what a request may hold, what an answer and an error look like.
+"""The wire format of /generate: requests, answers and errors.
 
-The fields of a request are those of SamplingParams and SchedulingParams, which check them, and two of the server's own.
-The OpenAPI schema is made from the same dataclasses, its descriptions from the meanings that their fields carry: they
-cannot drift apart.
+A request has the fields of SamplingParams and SchedulingParams, which check them, and two of the server's own.
+The OpenAPI schema is generated from the same dataclasses, with the descriptions of their fields, so the two cannot
+drift apart.
 """
 
 import dataclasses
@@ -38,7 +38,7 @@ FIELDS = ("prompt", *SAMPLING_FIELDS, *SCHEDULING_FIELDS, "stream")
 
 @dataclass(frozen=True, slots=True)
 class GenerateRequest:
-    """A body of /generate, checked as far as that goes without the model."""
+    """A body of /generate, checked as far as possible without the model."""
 
     prompt: Prompt
     params: SamplingParams
@@ -47,7 +47,7 @@ class GenerateRequest:
 
     @classmethod
     def parse(cls, body: Any, config: ServerConfig) -> "GenerateRequest":
-        """From parsed JSON. Raises RequestError naming the field, its limit and what was given."""
+        """Check parsed JSON. Raises RequestError naming the field, its limit and the value given."""
         if not isinstance(body, dict):
             raise _refuse("body", "a JSON object", body)
         for name in body:
@@ -83,7 +83,7 @@ def _flag(body: Mapping[str, Any], name: str) -> bool:
 
 
 def _check_timeout(value: Any, most: float) -> None:
-    """The engine would take a longer one; this server does not."""
+    """Check the timeout against this server's limit; the engine itself would accept a longer one."""
     if value is None:
         return
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= most:
@@ -100,7 +100,7 @@ def _refuse(param: str, limit: str, got: Any) -> RequestError:
 
 
 def answer(completions: Sequence[Completion], model: str) -> dict[str, Any]:
-    """The whole answer. Its top level is sample 0; with n > 1, `choices` lists all samples, 0 included."""
+    """Format the whole answer. Its top level is sample 0; with n > 1, `choices` lists all samples, including 0."""
     first = completions[0]
     choices = {"choices": [_choice(completion) for completion in completions]} if len(completions) > 1 else {}
     return {"id": first.request_id, "model": model, **_choice(first), **choices, "usage": usage(completions)}
@@ -119,7 +119,7 @@ def _choice(completion: Completion) -> dict[str, Any]:
 
 
 def usage(completions: Sequence[Completion]) -> dict[str, int]:
-    """The prompt counts once, whatever n; cached_tokens are those of it that no sample had to compute."""
+    """Count tokens. The prompt counts once, whatever n; cached_tokens: its tokens that no sample had to compute."""
     prompt, generated = completions[0].prompt_tokens, sum(len(completion.token_ids) for completion in completions)
     return {
         "prompt_tokens": prompt,
@@ -130,7 +130,7 @@ def usage(completions: Sequence[Completion]) -> dict[str, int]:
 
 
 def frame(delta: Delta, wants_logprobs: bool) -> dict[str, Any]:
-    """One frame of a stream: what is new of one sample; its last one also says how it ended."""
+    """Format one frame of a stream: one sample's new part. The sample's last frame also says how it ended."""
     content = {
         "id": delta.request_id,
         "index": delta.index,
@@ -148,7 +148,7 @@ def frame(delta: Delta, wants_logprobs: bool) -> dict[str, Any]:
 
 
 def failure_of(completion: Completion) -> Exception | None:
-    """The error that an ending stands for; None for one that the caller asked for."""
+    """The error behind a finish_reason; None if the sample ended as requested."""
     match completion.finish_reason:
         case "error":
             return RequestFailed()
@@ -162,7 +162,7 @@ def failure_of(completion: Completion) -> Exception | None:
 
 
 def _timings(timings: Timings) -> dict[str, float | None]:
-    """Seconds since the engine received the request, and tokens per second after the first one."""
+    """Format timings: seconds since the engine received the request, and tokens per second after the first one."""
     return {
         "queued_s": _rounded(timings.queued_s),
         "ttft_s": _rounded(timings.ttft_s),
@@ -191,12 +191,13 @@ def _rounded(seconds: float | None) -> float | None:
 
 
 def _finite(value: float) -> float | None:
-    """JSON has no infinities: the log-probability of the impossible is null."""
+    """Replace infinity by null, since JSON has no infinities: the log-probability of an impossible token."""
     return value if math.isfinite(value) else None
 
 
 LINE_ENDS = ("\u0085", "\u2028", "\u2029")
-"""JSON leaves them as they are. They end no line of a stream, but a client that splits it as Python does thinks so."""
+"""JSON does not escape these. They end no line of a stream, but a client that splits lines like Python would split
+here."""
 
 
 def encode(content: dict[str, Any]) -> bytes:
@@ -210,10 +211,10 @@ def encode(content: dict[str, Any]) -> bytes:
 
 
 def error_of(error: Exception) -> tuple[int, dict[str, Any], dict[str, str]]:
-    """An exception as (HTTP status, body, headers). A defect of ours gets a generic text."""
+    """Turn an exception into (HTTP status, body, headers). A bug of ours gets a generic text."""
     match error:
         case BodyError():
-            # where the rest of the body was not read, the connection cannot be used again
+            # if the rest of the body was not read, the connection cannot be reused
             headers = {} if error.status == 400 else {"connection": "close"}
             return error.status, _error(error, error.status, "invalid_request"), headers
         case RequestError():
@@ -233,7 +234,7 @@ def error_of(error: Exception) -> tuple[int, dict[str, Any], dict[str, str]]:
 
 
 def http_error(status: int, message: str) -> dict[str, Any]:
-    """The body of an error that HTTP itself has a name for (404, 405, 431)."""
+    """The body of an error of HTTP itself (404, 405, 431)."""
     return _error(message, status, "invalid_request")
 
 
@@ -254,7 +255,7 @@ def _error(error: Exception | str, status: int, kind: str) -> dict[str, Any]:
 
 
 def limits(config: ServerConfig) -> dict[str, Any]:
-    """Every limit that a request can meet, for /stats."""
+    """Every limit that a request can exceed, for /stats."""
     names = ("max_waiting", "max_body_bytes", "max_buffered", "request_timeout", "step_timeout", "drain_timeout")
     return {name: getattr(config, name) for name in (*names, "receive_timeout", "write_timeout")} | {
         "max_n": min(engine_limits.MAX_N, config.max_waiting),
@@ -272,7 +273,7 @@ def limits(config: ServerConfig) -> dict[str, Any]:
 
 
 def openapi_of_generate(config: ServerConfig) -> dict[str, Any]:
-    """What FastAPI would derive from a pydantic model, derived from the engine's own dataclasses."""
+    """Derive the schema from the engine's own dataclasses, as FastAPI would from a pydantic model."""
     schema: dict[str, Any] = {
         "type": "object",
         "required": ["prompt"],

@@ -1,7 +1,7 @@
-"""The process: bind, load, serve, drain, leave, with an exit code that means something.
+"""The process: bind, load, serve, drain, and exit with a meaningful code.
 
-The socket is bound first, so that a busy port is known before minutes of loading. HTTP answers while the model loads,
-so that a watcher of /health sees "loading" and not a refused connection.
+The socket is bound first, so that a busy port is reported before minutes of loading. HTTP answers while the model
+loads, so that /health says "loading" instead of refusing the connection.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ from gradus.server.messages import ModelInfo
 
 log = logging.getLogger(__name__)
 
-# How long connections get to take the bytes that are still on their way, once no request runs.
+# Seconds for connections to read their last bytes once no request runs.
 LAST_BYTES_S = 1
 
 
@@ -32,8 +32,8 @@ def serve(config: ServerConfig, loader: str = "gradus.server.loading") -> int:
     """Serve until SIGTERM or SIGINT. Returns the exit code: 0 after a drain, 1 if the engine failed meanwhile.
 
     loader: the name of the module that loads tokenizer and engine.
-    Raises ConfigError (the port is busy), the GradusError that loading ended with, or RuntimeError for a defect there,
-    which the log has; nothing is left running then.
+    Raises ConfigError (the port is busy), the GradusError that loading ended with, or RuntimeError for a bug in
+    loading, described in the log. Nothing is left running then.
     """
     _set_up_logging(config.log_level)
     listening = bind(config)
@@ -46,7 +46,7 @@ def serve(config: ServerConfig, loader: str = "gradus.server.loading") -> int:
         raise server.load_error
     code = 1 if client.state == "failed" else 0
     if not client.stopped:
-        # A thread inside a kernel can be neither interrupted nor, at interpreter exit, safely left behind.
+        # A thread inside a kernel can be neither interrupted nor safely left running at interpreter exit.
         log.warning("leaving without waiting for the engine's current step")
         logging.shutdown()
         sys.stdout.flush()
@@ -55,7 +55,7 @@ def serve(config: ServerConfig, loader: str = "gradus.server.loading") -> int:
 
 
 def bind(config: ServerConfig) -> socket.socket:
-    """A bound socket. Raises ConfigError when the address is taken or not this machine's."""
+    """Bind a socket. Raises ConfigError if the address is taken or not this machine's."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             config.host, config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -77,14 +77,14 @@ def _is_loopback(bound: socket.socket) -> bool:
 
 
 def _set_up_logging(level: str) -> None:
-    """One format, on stderr. uvicorn's chatter about itself is for debugging."""
+    """Set one log format, on stderr. uvicorn's own messages appear only when debugging."""
     logging.basicConfig(level=level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     for name in ("uvicorn.error", "uvicorn.access", "asyncio"):
         logging.getLogger(name).setLevel("DEBUG" if level == "debug" else "WARNING")
 
 
 class Server(uvicorn.Server):
-    """uvicorn with signals of our own: the first one drains, the second one ends at once what runs."""
+    """uvicorn with its own signal handling: the first signal drains, the second ends running requests at once."""
 
     def __init__(self, config: ServerConfig, client: EngineClient) -> None:
         super().__init__(
@@ -97,7 +97,7 @@ class Server(uvicorn.Server):
                 log_config=None,
                 access_log=config.log_level == "debug",
                 server_header=False,
-                proxy_headers=False,  # nothing here believes a client about where it comes from
+                proxy_headers=False,  # a client's claim about its address is not trusted
                 h11_max_incomplete_event_size=MAX_HEADER_BYTES,
                 timeout_graceful_shutdown=LAST_BYTES_S,
             )
@@ -109,7 +109,7 @@ class Server(uvicorn.Server):
 
     @property
     def address(self) -> tuple[str, int]:
-        """Where it listens, once started: the port is a real one even when 0 was asked for."""
+        """The address it listens on, once started, with the real port even if 0 was requested."""
         host, port = self.servers[0].sockets[0].getsockname()[:2]
         return host, port
 
@@ -128,14 +128,15 @@ class Server(uvicorn.Server):
             print(ready_line(info, *self.address), flush=True)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """A signal came. uvicorn's own handler would stop listening at once, and end the process by the same signal."""
+        """Handle a signal. uvicorn's own handler would stop listening at once, and end the process by the same
+        signal."""
         if self.started:
             self.loop.call_soon_threadsafe(self.stop)
         else:
             self.should_exit = True
 
     def stop(self) -> None:
-        """Drain and leave. Called again: end what runs now, with last words. A third time: without."""
+        """Drain and exit. The second call ends running requests with their last outputs, the third without."""
         if self._draining is None:
             log.info("draining for at most %g s; one more signal stops at once", self.client.config.drain_timeout)
             self._draining = self.loop.create_task(self._drain())
@@ -145,13 +146,13 @@ class Server(uvicorn.Server):
             self.force_exit = self.should_exit = True
 
     async def _drain(self) -> None:
-        """Listen meanwhile: a request that comes now is told that the server is draining."""
+        """Drain while still listening, so that new requests get the answer that the server is draining."""
         await self.client.drain(self.client.config.drain_timeout)
         self.should_exit = True
 
 
 def ready_line(info: ModelInfo, host: str, port: int) -> str:
-    """Everything needed to try it, in one line."""
+    """Format everything needed to try the server, in one line."""
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
     url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
     engine = f"phase {info.phase}" if info.engine == info.phase else f"{info.engine} engine"
@@ -165,7 +166,7 @@ def ready_line(info: ModelInfo, host: str, port: int) -> str:
 def protocol_with_deadline(seconds: float) -> type[H11Protocol]:
     """uvicorn's HTTP/1.1 with a deadline for headers: on its own it waits forever for headers that never end.
 
-    It also hands the application a way to cut its connection: `scope["state"]["abort_connection"]`.
+    It also gives the application a way to cut its connection: `scope["state"]["abort_connection"]`.
     """
 
     class DeadlineProtocol(H11Protocol):
@@ -178,8 +179,8 @@ def protocol_with_deadline(seconds: float) -> type[H11Protocol]:
 
         def data_received(self, data: bytes) -> None:
             super().data_received(data)
-            # While the application waits for a body, it limits the time itself. Otherwise the client is sending what is
-            # not read yet (headers), or no longer (a body whose answer has gone out).
+            # While the application waits for a body, it limits the time itself. Otherwise the client is sending bytes
+            # not read yet (headers), or no longer needed (a body whose answer has been sent).
             unread = self.cycle is None or self.cycle.response_complete
             if unread and self.conn.their_state in (h11.IDLE, h11.SEND_BODY):
                 self._deadline = self._deadline or self.loop.call_later(seconds, self.transport.abort)

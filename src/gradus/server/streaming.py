@@ -1,10 +1,10 @@
-"""Server-sent events: each result leaves as soon as it is there, and no client can hold up another.
+"""Server-sent events: each result is sent as soon as it exists, and no client can delay another.
 
-Three ways for a client to be bad at reading, and what each costs us:
-    it leaves           `http.disconnect` comes, and the engine request is cancelled before its next step;
-    it vanishes         nothing comes; comments probe for it while there is nothing to send, and its timeout ends it;
-    it stops reading    the kernel's buffers fill, then sending blocks: after write_timeout the connection is cut. The
-                        results that gather meanwhile are bounded by max_buffered.
+A client can fail in three ways:
+    it leaves           `http.disconnect` arrives, and the engine's request is cancelled before its next step;
+    it vanishes         nothing arrives; comments probe for it while there is nothing to send, and its timeout ends it;
+    it stops reading    the kernel's buffers fill, then sending blocks: after write_timeout the connection is cut.
+                        max_buffered bounds the results that gather meanwhile.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ DONE = b"data: [DONE]\n\n"
 
 @asynccontextmanager
 async def cancelled_with_client(receive: Receive, stream: Stream) -> AsyncIterator[None]:
-    """While the block runs, a client that leaves cancels the stream, and so does an exception out of the block."""
+    """Within the block, cancel the stream if the client leaves, or if the block raises an exception."""
     watcher = asyncio.create_task(_cancel_on_disconnect(receive, stream))
     try:
         yield
@@ -76,10 +76,10 @@ class EventStream(Response):
                 deltas = await self.stream.receive(timeout=self.config.ping_interval)
             except ClientGone:
                 raise
-            except GradusError as error:  # too late for a status: the last frame says it
+            except GradusError as error:  # too late for a status, so the last frame carries the error
                 await self._write(send, event(error_of(error)[1]))
                 return
-            news = [delta for delta in deltas if delta.token_ids or delta.completion]  # part of a prompt is no news
+            news = [delta for delta in deltas if delta.token_ids or delta.completion]  # not progress within a prompt
             events = []
             for delta in news:
                 content = frame(delta, wants_logprobs=self.stream.params.logprobs is not None)
@@ -92,17 +92,17 @@ class EventStream(Response):
                 await self._write(send, b"".join(events) or PING)
 
     async def _write(self, send: Send, data: bytes, more: bool = True) -> None:
-        """Raises TimeoutError when the client has not made room for `data` in time."""
+        """Send data. Raises TimeoutError if the client does not make room for it in time."""
         async with asyncio.timeout(self.config.write_timeout):
             await send({"type": "http.response.body", "body": data, "more_body": more})
 
 
 def event(content: dict[str, Any]) -> bytes:
-    """JSON escapes line breaks, so one `data:` line always holds it."""
+    """Format an event. JSON escapes line breaks, so one `data:` line always suffices."""
     return b"data: " + encode(content) + b"\n\n"
 
 
 def _abort(scope: Scope) -> None:
-    """Cut the connection. Closing it politely would wait for the client to read what it does not read."""
+    """Cut the connection. A polite close would wait for the client, which does not read."""
     if abort := scope.get("state", {}).get("abort_connection"):
         abort()

@@ -1,10 +1,10 @@
-"""Text is the edge's: text in, text out, over a core that knows token ids alone.
+"""The text side: text in, text out, around a core that knows only token ids.
 
 Read in this order:
 
     front_end.py    text to requests, outputs to text
-    transcript.py   one sample's tokens as text;  stream.py: pieces of it as they come
-    completion.py   what a caller gets back
+    transcript.py   one sample's tokens as text;  stream.py: pieces of it as they arrive
+    completion.py   results for callers
     interrupts.py   Ctrl-C between steps, never within one
     llm.py          `LLM`: a front end and a core in one loop, for programs that own that loop
 

@@ -1,4 +1,4 @@
-"""What a caller gets back: deltas while a request runs, a completion for each sample when it ends. No torch here."""
+"""Results for callers: deltas while a request runs, a completion for each sample when it ends. No torch here."""
 
 from dataclasses import dataclass
 
@@ -10,10 +10,11 @@ from gradus.engine.sequence import Timings
 class Completion:
     """One finished sample.
 
-    prompt_index: which of the prompts given together; index: which of its n samples.
-    token_ids: everything generated, the token that ended it included: a stop token, or what completed a stop string.
+    prompt_index: the prompt's index among those given together; index: the sample's index among the prompt's n samples.
+    token_ids: everything generated, including the token that ended it: a stop token, or the one that completed a stop
+        string.
     text: those tokens as text, without stop string and control tokens.
-    cached_tokens: those of the prompt that were not computed, because the prefix cache had them.
+    cached_tokens: prompt tokens that were not computed, because the prefix cache had them.
     finish_reason: "stop" (stop_reason: the token id or the string), "length", "cancelled", "timeout", "deadline" (it
         could not end in time), or "error".
     """
@@ -32,9 +33,9 @@ class Completion:
     error: str | None = None
 
 
-@dataclass(slots=True)  # not frozen: that takes longer to make, and a busy server makes hundreds per step
+@dataclass(slots=True)  # not frozen: frozen ones take longer to make, and a busy server makes hundreds per step
 class Delta:
-    """What is new of one sample since its last delta. `text` is whole characters; it may lag behind `token_ids`."""
+    """One sample's progress since its last delta. `text` is whole characters; it may lag behind `token_ids`."""
 
     request_id: str
     prompt_index: int

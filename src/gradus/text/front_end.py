@@ -1,4 +1,4 @@
-"""What stands before a core: text becomes requests, and the core's outputs become text. No torch here.
+"""The front end of a core: text becomes requests, and the core's outputs become text. No torch here.
 
     text ── request ──▶ Request ──▶ core ──▶ Output ── read ──▶ Delta, Completion
 
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 Prompt = str | Sequence[int]
 
 EndSample = Callable[[str, int, str], Iterable[Output]]
-"""Called with (request id, sample's index, reason) to have the core end a sample. Returns its last output if that is
-known at once; where the core is elsewhere nothing, and the last output comes with later ones."""
+"""(request id, sample's index, reason): makes the core end a sample. Returns its last output if that is known at once.
+If the core runs elsewhere it returns nothing, and the last output comes with later ones."""
 
 NO_SAMPLES: dict[int, Transcript] = {}
 
@@ -36,8 +36,8 @@ log = logging.getLogger(__name__)
 class FrontEnd:
     """A tokenizer, the limits of requests, and the transcripts of those that run.
 
-    tokenizer: None where the model came without one: then prompts are token ids, and the text of answers is empty.
-    limits: the core's. model: its name, for messages. end_sample: how the core is told of a sample to end.
+    tokenizer: None if the model has none: then prompts are token ids, and the text of answers is empty.
+    limits: the core's. model: its name, for messages. end_sample: makes the core end a sample.
 
     Not thread-safe, except for `request` and `chat_prompt`.
     """
@@ -46,10 +46,10 @@ class FrontEnd:
         self.tokenizer = tokenizer
         self.limits = limits
         self.model = model
-        # what a token adds to a text never changes, and working it out costs as much as all else that is done with it
+        # a token's bytes never change, and computing them would cost as much as all other work on the token
         self._token_bytes = functools.cache(lambda token: piece(tokenizer.token_bytes(token))) if tokenizer else None
         self._end_sample = end_sample
-        self._transcripts: dict[str, dict[int, Transcript]] = {}  # request id → its samples that have not ended
+        self._transcripts: dict[str, dict[int, Transcript]] = {}  # request id → samples that have not ended
         self._numbers = itertools.count()
 
     # -- text to requests ---------------------------------------------------------------------------------------------
@@ -61,9 +61,9 @@ class FrontEnd:
         scheduling: SchedulingParams | None = None,
         request_id: str | None = None,
     ) -> Request:
-        """Encode and check; nothing is kept. request_id: None makes one up.
+        """Encode and check a request; nothing is kept. request_id: None makes one up.
 
-        Takes about a microsecond per character. Raises RequestError for what could never be served.
+        Takes about a microsecond per character. Raises RequestError for a request that could never be served.
         """
         params = params or SamplingParams()
         if isinstance(prompt, str):
@@ -74,7 +74,7 @@ class FrontEnd:
         return Request.create(name, prompt, params, self.limits, scheduling)
 
     def chat_prompt(self, messages: Sequence[dict[str, Any]]) -> list[int]:
-        """The token ids of a conversation, ready for the assistant's turn. Raises RequestError without a template."""
+        """Encode a conversation, ready for the assistant's turn. Raises RequestError without a template."""
         return self._need_tokenizer("messages").chat(messages)
 
     # -- outputs to text ----------------------------------------------------------------------------------------------
@@ -93,11 +93,11 @@ class FrontEnd:
         }
 
     def close(self, request_id: str) -> None:
-        """Forget a request: what the core still says of it is dropped. One that has ended is no mistake."""
+        """Forget a request: the core's further outputs for it are dropped. A request that has ended is allowed."""
         self._transcripts.pop(request_id, None)
 
     def read(self, outputs: Iterable[Output]) -> list[Delta]:
-        """What these outputs add to the transcripts, a sample's deltas in their order."""
+        """Add outputs to the transcripts. Returns the deltas, each sample's in order."""
         deltas = []
         for output in outputs:
             transcript = self._transcripts.get(output.request_id, NO_SAMPLES).get(output.index)
@@ -106,7 +106,7 @@ class FrontEnd:
         return deltas
 
     def _read(self, transcript: Transcript, output: Output) -> Delta:
-        """One step's tokens as text. A stop string, or a fault in decoding, ends the sample."""
+        """Turn one step's tokens into text. A stop string, or a fault in decoding, ends the sample."""
         if transcript.ending:
             delta = transcript.skip(output)
         else:

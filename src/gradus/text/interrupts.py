@@ -1,4 +1,4 @@
-"""Ctrl-C between the steps of an engine, never within one: a step left half done would cost the loaded model."""
+"""Ctrl-C between the steps of an engine, never within one: an interrupted step would make the loaded model unusable."""
 
 import inspect
 import signal
@@ -9,11 +9,11 @@ from typing import Any
 
 
 class Interrupts:
-    """`with` blocks that Ctrl-C does not break: the program's own SIGINT handler is called at the end of the block.
+    """`with` blocks that Ctrl-C does not interrupt: the program's own SIGINT handler is called at the end of the block.
 
-    A second Ctrl-C does not wait, in case a step hangs. Blocks nest. The outermost replaces the handler and puts it
-    back, which takes 10 µs; every block calls it at its end if a signal came. Outside the main thread, which alone runs
-    handlers, and where the program has no handler in Python, a block changes nothing.
+    A second Ctrl-C does not wait, in case a step hangs. Blocks nest. The outermost replaces the handler and restores
+    it, which takes 10 µs; every block calls it at its end if a signal came. A block changes nothing outside the main
+    thread, which alone runs handlers, or if the program has no handler in Python.
     """
 
     def __init__(self) -> None:
@@ -39,7 +39,7 @@ class Interrupts:
             handler(signal.SIGINT, inspect.currentframe())
 
     def _replace(self) -> None:
-        """A signal during this call meets the program's handler, and then there is no block, or ours."""
+        """Replace the handler. A signal during this call reaches either the program's handler or ours."""
         self._came, self._handler = False, None
         if threading.current_thread() is not threading.main_thread():
             return

@@ -1,7 +1,7 @@
 """Text in, text out: a front end over a core in the same loop, for programs that own that loop.
 
-The core knows token ids alone; what is text is the front end's (front_end.py). `LLM` loads the model, makes both, and
-turns the loop.
+The core knows only token ids, and the front end handles text (front_end.py). `LLM` loads the model, makes both, and
+runs the loop.
 """
 
 import gc
@@ -38,25 +38,25 @@ class LLM:
     """A model ready to generate.
 
     model: a catalogue name, a folder, a `.gguf` file, a hub id, `random:<shape>`, or an opened Checkpoint.
-    progress: shows how far loading is.
-    settings: listed below, and checked against their description (gradus.config). None keeps the default; one that the
-        engine would ignore is refused.
+    progress: shows the progress of loading.
+    settings: listed below, and checked against their description (gradus.config). None keeps the default; a setting
+        that the engine would ignore is refused.
 
-    The final engine's cache may have room for less than one sequence of context_length; then `limits` is as short, and
+    The final engine's cache may have room for less than one sequence of context_length; then `limits` is reduced, and
     a warning says so.
 
     Raises ConfigError or CheckpointError in one line. Not thread-safe: one thread makes every call.
 
-    `with LLM(…) as llm:` closes it at the end of the block, and gives its memory back. Elsewhere `close` does, or the
+    `with LLM(…) as llm:` closes it at the end of the block, and frees its memory. Otherwise `close` does, or the
     object's own end.
 
-    Ctrl-C waits for the step under way. It cancels what `generate`, `chat` or `stream` was running, and the next call
+    Ctrl-C waits for the current step. It cancels the requests of `generate`, `chat` or `stream`, and the next call
     runs as if nothing had happened.
 
-    `threads` also becomes torch's number of threads, in the whole process; left out, the program's own stays.
+    `threads` also sets torch's number of threads, in the whole process; without it, the program's number is unchanged.
 
-    gc_freeze: put all that is alive once the model is loaded out of the garbage collector's sight, until the engine is
-        gone. Looking through it would pause the engine for longer than a dozen steps. False leaves the program's
+    gc_freeze: hide all objects that are alive once the model is loaded from the garbage collector, until the engine is
+        gone. Searching them would pause the engine for longer than a dozen steps. False leaves the program's
         collector alone.
     """
 
@@ -87,33 +87,33 @@ class LLM:
             given.dtype, given.quantize, self.device, self.config, self.checkpoint.quantized
         )
         if gc_freeze and gc.get_freeze_count():
-            garbage.see_all()  # the memory of an engine that is gone is needed now
+            garbage.see_all()  # the memory of an earlier engine is needed now
         engine, self.options = assemble(
             self.checkpoint, phase, options, self.device, self.precision, progress, given.impl
         )
-        self.checkpoint = replace(self.checkpoint, tensors=None)  # with them, the weights' files would stay open
+        self.checkpoint = replace(self.checkpoint, tensors=None)  # they would keep the weights' files open
         self.limits = self.options.limits
         self.core = GuardedCore(engine, self.device, self.options)
         self.front_end = FrontEnd(self.tokenizer, self.limits, self.checkpoint.name, end_sample=self.core.cancel)
         self._untaken: list[Delta] = []  # deltas that no caller has taken yet
         self._interrupts = Interrupts()
-        give_back_host_memory()  # what loading has freed
+        give_back_host_memory()  # freed by loading
         if gc_freeze:
             garbage.spare_what_stays(self.core)
 
     @property
     def engine(self) -> Engine:
-        """Raises ClosedEngine after `close`."""
+        """The engine. Raises ClosedEngine after `close`."""
         return self.core.core
 
     # -- an end -------------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Give back the memory of weights, cache and graphs, and end the engine's threads, even if something still
+        """Free the memory of weights, cache and graphs, and end the engine's threads, even if something still
         refers to this object.
 
         Requests that have not ended are dropped. Any later call that needs the engine raises ClosedEngine; another
-        `close` does nothing. Without it, all of this happens when nothing refers to the object any more.
+        `close` does nothing. Without `close`, all of this happens when nothing refers to the object any more.
         """
         with self._interrupts:
             for request_id in self.front_end.open_requests:
@@ -136,7 +136,7 @@ class LLM:
         *,
         scheduling: SchedulingParams | Sequence[SchedulingParams] | None = None,
     ) -> list[Completion]:
-        """Run prompts to their end: texts or token ids, which may come as an array or a tensor for each prompt.
+        """Run prompts to their end: texts or token ids, which may be an array or a tensor for each prompt.
 
         `params` and `scheduling`: one for all, one for each, or None for defaults.
 
@@ -151,7 +151,7 @@ class LLM:
     def stream(
         self, prompt: Prompt, params: SamplingParams | None = None, *, scheduling: SchedulingParams | None = None
     ) -> Iterator[Delta]:
-        """Run one prompt, yielding what is new as it comes; each sample's last delta carries its Completion.
+        """Run one prompt, yielding deltas as they arrive; each sample's last delta carries its Completion.
 
         Closing the iterator early cancels the request.
         """
@@ -168,7 +168,7 @@ class LLM:
         return self.generate(self.chat_prompt(messages), params, scheduling=scheduling)
 
     def chat_prompt(self, messages: Sequence[dict[str, Any]]) -> list[int]:
-        """The token ids of a conversation, ready for the assistant's turn. Raises RequestError without a template."""
+        """Encode a conversation, ready for the assistant's turn. Raises RequestError without a template."""
         return self.front_end.chat_prompt(messages)
 
     # -- step by step -------------------------------------------------------------------------------------------------
@@ -185,7 +185,7 @@ class LLM:
         return self._submit(self.front_end.request(prompt, params, scheduling, request_id))
 
     def step(self) -> list[Delta]:
-        """One engine step over all requests. Returns what is new, a sample's deltas in their order."""
+        """Take one engine step over all requests. Returns the deltas, each sample's in order."""
         self._advance()
         deltas, self._untaken = self._untaken, []
         return deltas
@@ -201,7 +201,7 @@ class LLM:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Which engine this is, and the settings that it heeds, as they turned out."""
+        """The engine's name, and the final values of the settings that it uses."""
         budget = getattr(self.engine.scheduler, "token_budget", None)
         return stated(self.phase, self.options, budget) | {"engine": self.engine_name}
 
@@ -209,10 +209,10 @@ class LLM:
         return self.core.metrics()
 
     def check(self) -> None:
-        """Assert the invariants of queue and cache. Costs more than a step: for tests, and for idle servers."""
+        """Assert the invariants of queue and cache. It costs more than a step, so it is for tests and idle servers."""
         self.core.check()
 
-    # -- how it is done -----------------------------------------------------------------------------------------------
+    # -- the loop -----------------------------------------------------------------------------------------------------
 
     def _run(
         self,
@@ -229,7 +229,7 @@ class LLM:
         return self._drive([self.front_end.request(*one) for one in each])
 
     def _drive(self, requests: list[Request]) -> Iterator[Delta]:
-        """Step until these requests have ended. What a step brings for others waits until they ask for it."""
+        """Step until these requests have ended. Deltas of other requests are kept for their callers."""
         ids = {request.id for request in requests}
         left = sum(request.params.n for request in requests)
         try:
@@ -242,11 +242,11 @@ class LLM:
                     left -= delta.completion is not None
                     yield delta
         finally:
-            if left:  # an error, Ctrl-C, or a caller that reads no further
+            if left:  # after an error, Ctrl-C, or a caller that stops reading
                 self._discard(ids)
 
     def _discard(self, ids: set[str]) -> None:
-        """End these requests and forget what they said."""
+        """End these requests and drop their deltas."""
         with self._interrupts:
             for request_id in ids:
                 self.core.cancel(request_id)
@@ -275,7 +275,8 @@ class LLM:
 
 
 def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """One text, or one list, array or tensor of token ids, is one prompt; a list of those is many."""
+    """Make a list of prompts. A text, or one list, array or tensor of token ids, is one prompt; a list of these is
+    many."""
     if isinstance(prompts, str) or hasattr(prompts, "ndim"):
         return [prompts]  # type: ignore[list-item]
     first = prompts[0] if len(prompts) > 0 else None
@@ -284,7 +285,7 @@ def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
 
 
 def _of_each(name: str, given: Params | Sequence[Params] | None, kind: type[Params], count: int) -> list[Params]:
-    """One for each of `count` prompts, from one for all of them, one for each, or None for the defaults."""
+    """Return one value for each of `count` prompts. given: one for all, one for each, or None for the defaults."""
     if not isinstance(given, Sequence):
         return [given or kind()] * count
     if len(given) != count:
@@ -294,7 +295,7 @@ def _of_each(name: str, given: Params | Sequence[Params] | None, kind: type[Para
 
 
 def _eos(checkpoint: Checkpoint) -> tuple[int, ...]:
-    """End-of-sequence tokens that the configuration or the tokenizer names."""
+    """Collect the end-of-sequence tokens that the configuration or the tokenizer names."""
     named = set(checkpoint.config.eos_token_ids)
     if checkpoint.tokenizer is not None:
         named |= set(checkpoint.tokenizer.eos_token_ids)

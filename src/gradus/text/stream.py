@@ -1,18 +1,18 @@
-"""Tokens to text as they come: never half a character, never a piece of a stop string.
+"""Tokens to text as they arrive: never half a character, never a piece of a stop string.
 
-Both problems are one: the newest bytes may mean something else once the next ones are known, so they wait. Streamed
-and whole answers go through this one path, so they cannot differ.
+Both problems have one solution: the newest bytes wait, because later bytes may change their meaning. Streamed
+and whole answers take this one path, so they cannot differ.
 """
 
 import codecs
 from collections.abc import Callable, Iterable, Sequence
 
 Piece = str | bytes
-"""What a token adds to a text: characters, or bytes that are not whole characters by themselves."""
+"""A token's contribution to a text: characters, or bytes that are not whole characters by themselves."""
 
 
 def piece(added: bytes) -> Piece:
-    """As characters, if it is whole ones."""
+    """Decode bytes if they are whole characters."""
     try:
         return added.decode()
     except UnicodeDecodeError:
@@ -22,11 +22,11 @@ def piece(added: bytes) -> Piece:
 class TextStream:
     """The text of one sequence, decoded token by token.
 
-    token_bytes: what a token adds to the text (nothing for a control token), as bytes, or quicker as `piece` has them.
+    token_bytes: a token's bytes (none for a control token), or, faster, their `piece`.
     A character may span tokens; bytes that can never become one turn into U+FFFD.
-    stop: the first of these strings to be complete ends the text just before it; looked for in what follows the
+    stop: the first of these strings to be complete ends the text just before it. The search starts after the
     first `min_tokens` tokens.
-    taken: how many tokens were read so far. The one that completes a stop string is the last.
+    taken: the number of tokens read so far. The token that completes a stop string is the last.
     """
 
     def __init__(self, token_bytes: Callable[[int], Piece], stop: Sequence[str] = (), min_tokens: int = 0) -> None:
@@ -34,15 +34,15 @@ class TextStream:
         self.taken = 0
         self._token_bytes = token_bytes
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
-        self._undecoded = False  # whether the decoder has bytes of a character that is not complete
+        self._undecoded = False  # whether the decoder holds bytes of an incomplete character
         self._stop = tuple(stop)
         self._unchecked = min_tokens
-        self._held = ""  # decoded, but possibly the beginning of a stop string
+        self._held = ""  # decoded text that may be the beginning of a stop string
         self._said: list[str] = []
 
     @property
     def text(self) -> str:
-        """All that is certain so far."""
+        """The text that is certain so far."""
         return "".join(self._said)
 
     def push(self, tokens: Iterable[int]) -> str:
@@ -53,7 +53,7 @@ class TextStream:
                 break
             self.taken += 1
             text = self._token_bytes(token)
-            if self._undecoded or isinstance(text, bytes):  # seldom: else the decoder would leave it as it is
+            if self._undecoded or isinstance(text, bytes):  # seldom; other text needs no decoder
                 text = self._decode(text)
             if self._stop:
                 text = self._take(text)
@@ -62,7 +62,7 @@ class TextStream:
         return new
 
     def finish(self) -> str:
-        """The sequence ended: return what was held back. Bytes of an unfinished character become U+FFFD."""
+        """End the sequence, and return the text held back. Bytes of an unfinished character become U+FFFD."""
         if self.stop_reason is not None:
             return ""
         tail = self._until_stop(self._decoder.decode(b"", final=True))
@@ -76,7 +76,7 @@ class TextStream:
         return decoded
 
     def _take(self, text: str) -> str:
-        """Of what a token adds, the characters that are certain."""
+        """Take a token's text, and return the characters that are certain."""
         if self._unchecked > 0:
             self._unchecked -= 1
             return text
@@ -88,7 +88,7 @@ class TextStream:
         text = self._held + text
         found = [(at + len(stop), at, stop) for stop in self._stop if (at := text.find(stop)) >= 0]
         if found:
-            _, at, self.stop_reason = min(found)  # complete first: so it does not matter how tokens cut the text
+            _, at, self.stop_reason = min(found)  # the one completed first, however tokens divide the text
             self._held = ""
             return text[:at]
         keep = longest_beginning(text, self._stop)
@@ -97,7 +97,7 @@ class TextStream:
 
 
 def longest_beginning(text: str, stops: Iterable[str]) -> int:
-    """How many of the last characters of `text` could be the beginning of a stop string."""
+    """Count the last characters of `text` that could be the beginning of a stop string."""
     return max(
         (size for stop in stops for size in range(1, min(len(stop), len(text) + 1)) if text.endswith(stop[:size])),
         default=0,

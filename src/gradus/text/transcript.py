@@ -1,4 +1,4 @@
-"""What one sample has said so far: the engine's outputs go in, deltas and a completion come out. No torch here."""
+"""One sample's text so far: the engine's outputs go in, deltas and a completion come out. No torch here."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -12,10 +12,10 @@ from gradus.text.stream import Piece, TextStream
 
 
 class Transcript:
-    """Sample `index` of `request`. token_bytes: as in TextStream; None where there is no tokenizer: no text.
+    """Sample `index` of `request`. token_bytes: as in TextStream; None without a tokenizer, and then there is no text.
 
-    ending: why the text ended before the engine said so: "stop" (a stop string) or "error" (it could not be decoded).
-    Tokens that the engine has computed beyond that point are dropped, also those of the same step: with drafts, a step
+    ending: the reason if the text has ended before the engine ended the sample: "stop" (a stop string) or "error" (it
+    could not be decoded). The engine's further tokens are dropped, even those of the same step: with drafts, a step
     yields several. The engine's last output still has the timings.
     """
 
@@ -36,7 +36,7 @@ class Transcript:
         tokens, logprobs = output.tokens, output.logprobs
         self._tokens += tokens
         if logprobs is not NO_LOGPROBS:
-            self._logprobs += logprobs  # made now, while the next step is under way
+            self._logprobs += logprobs  # converts them now, while the next step runs
         text = self._text.push(tokens) if output.finish_reason is None else self._last(output)
         if self._text.stop_reason is not None:
             self.ending = "stop"
@@ -46,21 +46,21 @@ class Transcript:
         return self._delta(output, tokens, logprobs, text)
 
     def _last(self, output: Output) -> str:
-        """The text of a sequence that ends. A token that stops is reported, but is not part of the text."""
+        """Return the last text of a sequence. A stop token is reported, but is not part of the text."""
         stops = isinstance(output.stop_reason, int)
         return self._text.push(output.tokens[:-1] if stops else output.tokens) + self._text.finish()
 
     def fail(self, output: Output, error: str) -> Delta:
-        """The delta of an output that could not be turned into text: nothing that follows it is."""
+        """Return the delta of an output that could not be decoded. Later outputs are skipped."""
         self.ending, self._error = "error", error
         return self._delta(output, output.tokens, output.logprobs, "")
 
     def skip(self, output: Output) -> Delta:
-        """The empty delta of an output that came after the ending."""
+        """Return the empty delta of an output after the ending."""
         return self._delta(output, (), NO_LOGPROBS, "")
 
     def close(self, delta: Delta, last: Output) -> Delta:
-        """`delta` as the sample's last one; `last` is the output with which the engine ended it."""
+        """Make `delta` the sample's last one. last: the output with which the engine ended the sample."""
         return replace(delta, completion=self._complete(last))
 
     def _delta(self, output: Output, tokens: tuple[int, ...], logprobs: Logprobs, text: str) -> Delta:

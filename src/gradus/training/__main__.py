@@ -1,6 +1,6 @@
 """`python -m gradus.training`: `gradus train-heads` with the standard library's own argument parser.
 
-For machines where a plain checkout and torch are all there is: no typer, no rich.
+It is for machines that have only a plain checkout and torch: no typer, no rich.
 
     PYTHONPATH=src:. python -m gradus.training smollm2-135m --out heads --minutes 6
 """
@@ -19,22 +19,22 @@ from gradus.training.heads import Recipe, train_heads
 
 
 class Lines:
-    """A `Progress` of lines: a task at its beginning, every tenth of it, and notes."""
+    """A `Progress` that prints lines: one at the start of a task, one at each tenth of it, and notes."""
 
     def __init__(self) -> None:
         self._began = time.monotonic()
         self._total: int | None = None
-        self._done = self._told = 0
+        self._done = self._printed = 0
 
     def begin(self, task: str, total: int | None) -> None:
-        self._total, self._done, self._told = total, 0, 0
+        self._total, self._done, self._printed = total, 0, 0
         self.note(task)
 
     def advance(self, amount: int) -> None:
         self._done += amount
         tenths = min(10, 10 * self._done // self._total) if self._total else 0
-        if tenths > self._told:
-            self._told = tenths
+        if tenths > self._printed:
+            self._printed = tenths
             self.note(f"{10 * tenths} %")
 
     def note(self, text: str) -> None:
@@ -42,7 +42,7 @@ class Lines:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Returns the exit code: 0, or 2 for a mistake of the user's, told in one line."""
+    """Train heads. Returns the exit code: 0, or 2 for a mistake of the user's, reported in one line."""
     if arguments is None:
         accept_every_character()
     parser = argparse.ArgumentParser(prog="python -m gradus.training", description=(__doc__ or "").partition("\n")[0])
@@ -62,7 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except GradusError as mistake:
         print(f"gradus: {mistake}", file=sys.stderr)
         return 2
-    print(trained.told(out))
+    print(trained.summary(out))
     return 0
 
 

@@ -1,4 +1,5 @@
-"""How often drafts are right: on texts that heads were not trained on, and in the steps of an engine that drafts."""
+"""The rate at which drafts are right: on texts that heads were not trained on, and in the steps of a drafting
+engine."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -15,22 +16,22 @@ from gradus.training.writing import Conversation
 
 
 class Places(NamedTuple):
-    """One text, place by place, as far as all drafts of a place can be compared. drafts: what would be drafted there,
-    the text before it being the model's, below 0 where nothing would; said: what the model says. int64 [places, K]."""
+    """One text, place by place, up to the last place where all drafts can be compared. drafts: the drafts at each
+    place, given the model's text before it, below 0 for none; said: the model's own tokens. Both int64 [places, K]."""
 
     drafts: Tensor
     said: Tensor
 
     @property
     def stand(self) -> Tensor:
-        """bool [places, K]: right together with all before it."""
+        """bool [places, K]: whether a draft and all drafts before it are right."""
         return (self.drafts == self.said).cumprod(-1).bool()
 
     def in_steps(self) -> tuple[Tensor, Tensor]:
-        """How many drafts are verified, and stand, by position, int64 [K] each: in steps that verify all they can.
+        """Count the drafts verified and accepted by position, int64 [K] each, in steps that verify as many as possible.
 
-        Each step begins where the one before ended. So of a text that is easy to guess it meets fewer places. A step
-        that the text ends with is left out, as an engine does, which cannot tell what would have stood.
+        Each step begins where the one before ended, so a text that is easy to guess has fewer steps. The step in which
+        the text ends is left out, as in an engine, where acceptance cannot be known there.
         """
         stand, there = self.stand.cpu(), (self.drafts >= 0).cpu()
         places, drafts = stand.shape
@@ -45,15 +46,15 @@ class Places(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """By position: how often a draft is right, the text before it being the model's; and how often it is right together
-    with all before it, as it must be to stand."""
+    """Rates by position. right: a draft is right, given the model's text before it. stands: it and all drafts before it
+    are right, so it is accepted."""
 
     right: tuple[float, ...]
     stands: tuple[float, ...]
 
     @classmethod
     def of(cls, texts: Iterable[Places], drafts: int) -> "Agreement":
-        """Over all places alike."""
+        """Average over all places equally."""
         right, stands, places = torch.zeros(drafts), torch.zeros(drafts), 0
         for text in texts:
             right += (text.drafts == text.said).sum(0).cpu()
@@ -63,7 +64,7 @@ class Agreement:
 
     @property
     def tokens_per_step(self) -> float:
-        """With all drafts verified in every step."""
+        """The tokens per step if every step verifies all drafts."""
         return 1 + sum(self.stands)
 
 
@@ -75,13 +76,13 @@ def head_drafts(
     batches: Iterable[Sequence[Conversation]],
     drafts: int,
 ) -> Iterator[Places]:
-    """What heads draft greedily, for each conversation."""
+    """Draft greedily with heads, at every place of each conversation."""
     for batch in batches:
         texts = Texts.of(batch, model.device)
         hidden, embedded = read(model, texts)
         features = heads.unrolled(hidden.float(), embedded.float())
         whole = texts.counts(drafts).all(-1)
-        for row in range(len(batch)):  # one at a time: logits are many
+        for row in range(len(batch)):  # one at a time, because logits are large
             said = texts.tokens[row].unfold(0, drafts, 1)[2 : 2 + features.shape[1]]  # [t, i] is token t + 2 + i
             there = whole[row, : len(said)]
             found = logits_of(head, features[row, : len(said)][there].to(hidden.dtype)).argmax(-1)
@@ -95,5 +96,5 @@ def agreement(
     batches: Iterable[Sequence[Conversation]],
     drafts: int,
 ) -> Agreement:
-    """Of greedy drafts with what was said."""
+    """Compare greedy drafts with the model's own tokens."""
     return Agreement.of(head_drafts(model, heads, head, batches, drafts), drafts)

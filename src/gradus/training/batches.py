@@ -1,4 +1,4 @@
-"""Conversations side by side: those of about the same length, so that little of a batch is padding."""
+"""Batches of conversations of about the same length, so that little of a batch is padding."""
 
 import random
 from collections.abc import Iterator, Sequence
@@ -12,7 +12,7 @@ from gradus.training.writing import Conversation
 
 @dataclass(frozen=True, slots=True)
 class Texts:
-    """S conversations. tokens: int64 [S, L]; starts, lengths: int64 [S], where answers begin, and where they end."""
+    """S conversations. tokens: int64 [S, L]; starts, lengths: int64 [S], the start and the end of each answer."""
 
     tokens: Tensor
     starts: Tensor
@@ -26,7 +26,7 @@ class Texts:
         return cls(*(torch.tensor(each).to(device, non_blocking=True) for each in (rows, starts, lengths)))
 
     def counts(self, drafts: int) -> Tensor:
-        """bool [S, L - K, K]: whether at place t the draft of token t + 2 + i is one of the answer's."""
+        """bool [S, L - K, K]: whether the token t + 2 + i, which draft i at place t predicts, belongs to the answer."""
         place = torch.arange(self.tokens.shape[1] - drafts, device=self.tokens.device).unsqueeze(1)
         drafted = place + 2 + torch.arange(drafts, device=self.tokens.device)
         newest_is_answer = place + 1 >= self.starts[:, None, None]
@@ -34,7 +34,7 @@ class Texts:
 
 
 def batches(conversations: Sequence[Conversation], size: int, drafts: int) -> list[list[Conversation]]:
-    """Of about `size` tokens each, padding included."""
+    """Divide conversations into batches of about `size` tokens each, including padding."""
     found: list[list[Conversation]] = [[]]
     for one in sorted(conversations, key=lambda one: len(one.tokens)):
         if len(one.tokens) <= drafts + 1:
@@ -46,7 +46,7 @@ def batches(conversations: Sequence[Conversation], size: int, drafts: int) -> li
 
 
 def shuffled(found: Sequence[list[Conversation]], seed: int, passes: int) -> Iterator[list[Conversation]]:
-    """All of them, so many times, each time in another order."""
+    """Yield all batches, `passes` times, each time in another order."""
     generator = random.Random(seed)
     for _ in range(passes):
         order = list(found)

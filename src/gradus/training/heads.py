@@ -1,8 +1,7 @@
-"""`gradus train-heads`: from a model to heads that draft for it, in one go.
+"""`gradus train-heads`: train heads that draft for a model, from start to finish.
 
-The model writes, reads what it wrote, and heads learn from the hidden states of that reading; the model stays as it is.
-States are worked out anew in every pass, which is quicker than storing them: 5 million tokens of SmolLM2's would be
-6 GB.
+The model writes text and reads it again, and heads learn from its hidden states; the model itself is frozen.
+States are computed again in every pass, which is quicker than storing them: 6 GB for 5 million tokens of SmolLM2.
 """
 
 import copy
@@ -31,20 +30,20 @@ from gradus.training.batches import Texts, batches, shuffled
 from gradus.training.learning import loss_and_gradient, read
 from gradus.training.writing import Conversation, Turns, write
 
-WRITING = 0.4  # of the time that there is
-HELD_OUT = 0.02  # of the conversations
-WARM_UP = 0.1  # of the steps
+WRITING = 0.4  # fraction of the time
+HELD_OUT = 0.02  # fraction of the conversations
+WARM_UP = 0.1  # fraction of the steps
 BATCH = {"cuda": 8192, "cpu": 2048}  # tokens
 SEQUENCES = {"cuda": 512, "cpu": 16}  # written at once
-COVERED = 0.97  # of what the model says are tokens that heads may draft
-STEP = 1024  # of the vocabulary's choice
+COVERED = 0.97  # fraction of the model's output that the heads' vocabulary covers
+STEP = 1024  # the heads' vocabulary is a multiple of this
 CLIP = 1.0
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """kind: of KINDS. drafts: how far heads look. tokens: of answers to train on. minutes: for all of it; None: as long
-    as it takes. passes: over the text. rate: AdamW's, at its highest."""
+    """kind: one of KINDS. drafts: the number of tokens to draft. tokens: of answers to train on. minutes: the time
+    limit for writing and training; None: no limit. passes: over the text. rate: AdamW's highest learning rate."""
 
     kind: str = "medusa"
     drafts: int = 4
@@ -66,14 +65,14 @@ class Recipe:
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """What came of it. size: bytes of the folder's files."""
+    """The result of training. size: bytes of the folder's files."""
 
     config: HeadsConfig
     agreement: Agreement
     size: int
 
-    def told(self, out: Path) -> str:
-        """For people, in two lines."""
+    def summary(self, out: Path) -> str:
+        """Describe the result for people, in two lines."""
         found, notes = self.agreement, self.config.trained
         right, stands = (", ".join(f"{100 * share:.0f} %" for share in each) for each in (found.right, found.stands))
         return (
@@ -87,7 +86,8 @@ class Trained:
 def train_heads(
     checkpoint: Checkpoint, out: Path, recipe: Recipe, *, device: str, dtype: str, progress: Progress
 ) -> Trained:
-    """Raises ConfigError, before anything runs, for a folder that is not empty, and as `LLM` does."""
+    """Write text, train heads on it, and save them. Raises ConfigError, before anything runs, for a folder that is not
+    empty, and as `LLM` does."""
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError(f"{out} is there already: give another folder")
     begin = time.monotonic()
@@ -102,7 +102,7 @@ def train_heads(
 def written(
     checkpoint: Checkpoint, recipe: Recipe, device: str, dtype: str, progress: Progress, until: float
 ) -> tuple[list[Conversation], Precision]:
-    """What the model says, by the engine that serves it; and what it computed with."""
+    """Let the engine that serves the model write text. Returns the conversations, and the engine's precision."""
     kind = resolve_device(device).type
     longest = Turns.of(checkpoint.tokenizer, checkpoint.config.bos_token_id).longest
     context = min(longest, checkpoint.config.context_length)
@@ -155,7 +155,7 @@ def train_on(
 
 
 def common_words(conversations: Sequence[Conversation], vocab_size: int) -> int:
-    """How many of the first tokens cover what answers say, a multiple of STEP; all where that saves little."""
+    """Choose how many of the first tokens cover the answers, a multiple of STEP; all tokens if that saves little."""
     said = torch.cat([torch.tensor(one.tokens[one.start :]) for one in conversations])
     covered = said.bincount(minlength=vocab_size).cumsum(0) / len(said)
     enough = int((covered < COVERED).sum()) + 1
@@ -165,9 +165,9 @@ def common_words(conversations: Sequence[Conversation], vocab_size: int) -> int:
 
 @torch.no_grad()
 def begun(shape: HeadsShape, model: Model, batch: Sequence[Conversation], seed: int) -> MedusaHeads | EagleHeads:
-    """Heads in float32 that begin with the hidden state, and expect nothing of it yet: all logits are 0.
+    """Make heads in float32 that start from the hidden state without any prediction: all logits are 0.
 
-    Repeating the model's own answer, confidently, would be a worse beginning: it is the token that is there already.
+    Starting with a confident repetition of the model's own answer would be worse, because that token is already drawn.
     """
     heads = create_heads(shape, dtype=torch.float32, device=model.device)
     generator, size = torch.Generator().manual_seed(seed), shape.hidden_size
@@ -184,9 +184,10 @@ def begun(shape: HeadsShape, model: Model, batch: Sequence[Conversation], seed: 
 
 
 def embedding_scale(model: Model) -> float:
-    """What makes embeddings about as large as 1, so that heads learn from them as fast as from hidden states.
+    """Compute the factor that scales embeddings to about 1, so that heads learn from them as fast as from hidden
+    states.
 
-    It becomes part of the heads' first matrix in the end.
+    At the end it is multiplied into the heads' first matrix.
     """
     sample = torch.arange(0, model.config.vocab_size, max(1, model.config.vocab_size // 4096), device=model.device)
     embedded = model.embed(sample, torch.zeros_like(sample))
@@ -203,7 +204,7 @@ def descend(
     until: float,
     scale: float,
 ) -> int:
-    """Learn from all batches, until time is up at the latest. Returns its steps. scale: of embeddings."""
+    """Train on all batches, or until the time is up. Returns the number of steps. scale: of embeddings."""
     learner = Learner(heads, model.dtype)
     total, begin = recipe.passes * len(train), time.monotonic()
     progress.begin(f"training {recipe.kind} heads", total)
@@ -228,10 +229,10 @@ def descend(
 
 class Learner:
     """AdamW in mixed precision (Micikevicius et al., arXiv 1710.03740): `heads` stay in float32, so that small steps
-    count, and a copy as narrow as the model meets its states.
+    count, and a narrower copy multiplies the model's states.
 
-    In float32, products would be most of a step of Qwen2.5-Coder-1.5B's heads. The copy of a model in float16 is in
-    bfloat16: float16 loses small gradients.
+    In float32, products would be most of a step of Qwen2.5-Coder-1.5B's heads. For a model in float16 the copy is in
+    bfloat16, because float16 loses small gradients.
     """
 
     def __init__(self, heads: MedusaHeads | EagleHeads, dtype: torch.dtype) -> None:
@@ -243,12 +244,12 @@ class Learner:
         self.optimizer = torch.optim.AdamW(self.kept, betas=(0.9, 0.95), weight_decay=0.01, fused=fused)
 
     def unrolled(self, hidden: Tensor, embedded: Tensor) -> Tensor:
-        """As `DraftHeads.unrolled`, by the copy."""
+        """Call the copy's `DraftHeads.unrolled`."""
         return self.copy.unrolled(hidden.to(self.dtype), embedded.to(self.dtype))
 
     @torch.no_grad()
     def step(self, rate: float) -> None:
-        """By the gradients that a backward pass has left in the copy."""
+        """Take a step, with the gradients that a backward pass has left in the copy."""
         for value, part in zip(self.kept, self.parts, strict=True):
             assert part.grad is not None
             value.grad, part.grad = part.grad.to(value.dtype), None
@@ -260,7 +261,7 @@ class Learner:
 
 
 def schedule(done: float) -> float:
-    """Up to 1 in the first tenth, and down to 0 along a cosine."""
+    """The learning rate's factor: up to 1 in the first tenth, then down to 0 along a cosine."""
     if done < WARM_UP:
         return max(done, WARM_UP / 100) / WARM_UP
     return 0.5 * (1 + math.cos(math.pi * (done - WARM_UP) / (1 - WARM_UP)))
@@ -269,7 +270,7 @@ def schedule(done: float) -> float:
 def notes(
     recipe: Recipe, checkpoint: Checkpoint, conversations: Sequence[Conversation], steps: int, found: Agreement
 ) -> dict[str, Any]:
-    """What config.json says of the training."""
+    """Describe the training for config.json."""
     return {
         "model": checkpoint.name,
         **asdict(recipe),

@@ -1,11 +1,11 @@
-"""What heads learn: to expect what the model expects.
+"""The loss of heads: their predictions should match the model's.
 
-Draft i at place t is for the token that the model says after t + 1 + i, so it learns the model's distribution there:
-cross-entropy against all of it tells more than against the one token that was drawn. Later drafts count for less,
-0.8^i, since they only matter if those before them stand.
+Draft i at place t predicts the token that the model says after t + 1 + i, so it learns the model's distribution there:
+cross-entropy against the whole distribution teaches more than against the one token drawn. Later drafts count less,
+0.8^i, since they only matter if those before them are accepted.
 
-All logits at once would be tens of gigabytes. So the features' gradient is worked out for a few sequences and one draft
-at a time, each going through the model's head and back at once; only the heads' own part is kept for the backward pass.
+All logits at once would be tens of gigabytes. So the features' gradient is computed for a few sequences and one draft
+at a time, each through the model's head and back at once; only the heads' own part is kept for the backward pass.
 """
 
 import torch
@@ -21,7 +21,7 @@ LOGITS = 1 << 27  # at once
 
 @torch.no_grad()
 def read(model: Model, texts: Texts) -> tuple[Tensor, Tensor]:
-    """The model's hidden states and its embeddings, [S, L, D] each."""
+    """Run the model over texts. Returns its hidden states and embeddings, [S, L, D] each."""
     count, length = texts.tokens.shape
     tokens = texts.tokens.flatten()
     positions = torch.arange(length, device=tokens.device).repeat(count)
@@ -31,7 +31,7 @@ def read(model: Model, texts: Texts) -> tuple[Tensor, Tensor]:
 
 
 def loss_and_gradient(features: Tensor, hidden: Tensor, counts: Tensor, head: nn.Module) -> tuple[float, Tensor]:
-    """The weighted cross-entropy, and its gradient by the features.
+    """Compute the weighted cross-entropy, and its gradient with respect to the features.
 
     features: [S, L - K, K, D], as `unrolled` gives them; hidden: [S, L, D], the model's; counts: bool [S, L - K, K].
     """
@@ -50,10 +50,10 @@ def loss_and_gradient(features: Tensor, hidden: Tensor, counts: Tensor, head: nn
 
 
 def cross_entropy(expected: Tensor, features: Tensor, head: nn.Module, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """At each place, and its gradient by that place's features: [S, P] and [S, P, D]. expected: [S, P, vocabulary].
+    """Compute the loss at each place, [S, P], and its gradient with respect to that place's features, [S, P, D].
 
-    The gradient by a logit is what is found less what is expected. So nothing as large as the logits is kept for a
-    backward pass, and what is written last is as narrow as they are.
+    expected: probabilities [S, P, vocabulary]. The gradient of a logit is its probability minus the expected one. So
+    nothing as large as the logits is kept for a backward pass, and the last result has the logits' narrow type.
     """
     part = features.detach().to(dtype).requires_grad_()
     logits = logits_of(head, part)
@@ -65,12 +65,12 @@ def cross_entropy(expected: Tensor, features: Tensor, head: nn.Module, dtype: to
 
 
 def slices(features: Tensor, vocabulary: int) -> list[slice]:
-    """Sequences whose logits are few enough."""
+    """Divide sequences into slices whose logits fit."""
     step = max(1, LOGITS // (features.shape[1] * vocabulary))
     return [slice(first, first + step) for first in range(0, len(features), step)]
 
 
 def logits_of(head: nn.Module, hidden: Tensor) -> Tensor:
-    """[…, D] → […, vocabulary]."""
+    """Apply the head: […, D] → […, vocabulary]."""
     found: Tensor = head(hidden.flatten(0, -2))
     return found.unflatten(0, hidden.shape[:-1])

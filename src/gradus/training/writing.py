@@ -1,8 +1,8 @@
-"""Text to train on, written by the model: heads must know what it says, and its own words are the only ones it says.
+"""Training text, written by the model itself, because heads must predict the model's own words.
 
-A chat model also writes the questions. Given nothing but its template's beginning of a user's turn, it goes on with
-what it expects a user to ask, and then answers that (Magpie: Xu et al., arXiv 2406.08464). So no data set is needed,
-and all that is drawn depends on one seed. Half of the answers are greedy and half drawn, since requests are both.
+A chat model also writes the questions. Given only its template's opening of a user's turn, it continues with
+a question that it expects of a user, and then answers it (Magpie: Xu et al., arXiv 2406.08464). So no data set is
+needed, and everything drawn depends on one seed. Half of the answers are greedy and half sampled, like requests.
 """
 
 import random
@@ -15,17 +15,17 @@ from gradus.engine.request import Request, SamplingParams
 from gradus.loading import Progress, Tokenizer
 from gradus.text.llm import LLM
 
-TURN, ANSWER = 64, 384  # tokens at most
+TURN, ANSWER = 64, 384  # most tokens
 TURN_TEMPERATURE, ANSWER_TEMPERATURE = 0.9, 0.7
-FEWEST = 16  # tokens of an answer that is worth reading
-USUAL = 128  # tokens of an answer, as far as one can tell beforehand
+FEWEST = 16  # fewest tokens of an answer worth reading
+USUAL = 128  # expected tokens of an answer
 LONGEST_PERIOD, REPEATS = 32, 3
-MARK = "\u2042"  # where a user's words stand in a template
+MARK = "\u2042"  # marks the place of a user's words in a template
 
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """tokens: of all of it. start: where the answer begins. greedy: how that was drawn."""
+    """tokens: of the whole conversation. start: where the answer begins. greedy: whether the answer is greedy."""
 
     number: int
     tokens: tuple[int, ...]
@@ -35,14 +35,14 @@ class Conversation:
 
 @dataclass(frozen=True, slots=True)
 class Turns:
-    """Tokens before a user's turn, and between it and the answer."""
+    """The tokens before a user's turn, and between it and the answer."""
 
     before: tuple[int, ...]
     between: tuple[int, ...]
 
     @classmethod
     def of(cls, tokenizer: Tokenizer | None, bos: int | None) -> "Turns":
-        """From the chat template. Without one, the model goes on with what it began."""
+        """Read them from the chat template. Without one, there are none, and the model continues its own text."""
         if tokenizer is None or not tokenizer.has_chat_template:
             return cls(() if bos is None else (bos,), ())
         before, _, between = tokenizer.render_chat([{"role": "user", "content": MARK}]).partition(MARK)
@@ -50,12 +50,12 @@ class Turns:
 
     @property
     def longest(self) -> int:
-        """Tokens of the longest conversation."""
+        """The tokens of the longest conversation."""
         return max(1, len(self.before)) + TURN + len(self.between) + ANSWER
 
 
 class Writer:
-    """Conversations by number: what number n says depends on the seed and on n."""
+    """Writes conversations by number: conversation n depends only on the seed and on n."""
 
     def __init__(self, llm: LLM, turns: Turns, seed: int) -> None:
         self.llm, self.turns, self.seed = llm, turns, seed
@@ -66,8 +66,8 @@ class Writer:
         self.ends = set(llm.limits.eos_token_ids)
 
     def run(self, until: float, wanted: int) -> Iterator[Conversation]:
-        """Until so many tokens of answers are there, or until that moment of time.monotonic(). What has begun by then
-        is finished in the first case, and given up in the second."""
+        """Yield conversations until their answers have `wanted` tokens, or until the time `until` of time.monotonic().
+        Conversations in progress are finished in the first case, and given up in the second."""
         tokens = 0
         while time.monotonic() < until and (tokens < wanted or self.running or self.waiting):
             if tokens < wanted:
@@ -86,15 +86,15 @@ class Writer:
             self.llm.core.cancel(name)
 
     def _begin(self, most: int) -> None:
-        """Conversations, until so many are on their way."""
+        """Begin conversations until `most` are in progress."""
         while len(self.running) + len(self.waiting) < most:
             number, self.number = self.number, self.number + 1
-            # a template has every conversation begin alike; without one, a token of its own tells them apart
+            # with a template all conversations begin alike; without one, a random first token makes them differ
             own = () if self.turns.between else (random.Random(self.seed * 1_000_003 + number).randrange(self._words),)
             self.waiting.append(self._request(f"turn-{number}", (*self.turns.before, *own), TURN, TURN_TEMPERATURE))
 
     def _submit(self, all_of_it: bool) -> None:
-        """Many at once: a step with prompts takes longer than one without, however many there are."""
+        """Submit many at once: a step with prompts takes longer than one without, whatever their number."""
         if all_of_it or len(self.running) <= self.most * 3 // 4:
             while self.waiting:
                 request = self.waiting.popleft()
@@ -102,7 +102,7 @@ class Writer:
                 self.llm.core.submit(request)
 
     def _ended(self, request: Request, said: list[int]) -> Conversation | None:
-        """A turn that has ended is answered; an answer that has ended is a conversation."""
+        """Answer a turn that has ended; return the conversation of an answer that has ended."""
         kind, number = request.id.split("-")
         greedy = int(number) % 2 == 0
         if kind == "turn":
@@ -133,7 +133,7 @@ class Writer:
 
 
 def write(llm: LLM, wanted: int, seed: int, progress: Progress, until: float = float("inf")) -> list[Conversation]:
-    """In the order of their numbers. wanted: tokens of answers."""
+    """Write conversations, in the order of their numbers. wanted: tokens of answers."""
     progress.begin("the model writes text", wanted)
     conversations = []
     for conversation in Writer(llm, Turns.of(llm.tokenizer, llm.config.bos_token_id), seed).run(until, wanted):
@@ -143,7 +143,7 @@ def write(llm: LLM, wanted: int, seed: int, progress: Progress, until: float = f
 
 
 def unlooped(said: list[int]) -> list[int]:
-    """Without the end of an answer that only repeats itself: that would be most of what heads learn."""
+    """Remove an answer's end if it only repeats itself, or loops would be most of what heads learn."""
     for period in range(1, LONGEST_PERIOD + 1):
         begin = len(said)
         while begin > period and said[begin - 1] == said[begin - 1 - period]:

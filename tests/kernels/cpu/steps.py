@@ -49,7 +49,7 @@ def generator(seed: int) -> torch.Generator:
 
 
 def widened(model: Model) -> Model:
-    """The same model with float32 matrices of what is stored: the same but for int8, which rounds activations."""
+    """Return the model with its stored matrices in float32: equivalent except for int8, which rounds activations."""
     plain = create_model(replace(model.config, tie_embeddings=False))  # integers are no table: that is a copy
     for (_, mine), (_, theirs) in zip(plain.named_modules(), _modules(model), strict=True):
         if isinstance(mine, Linear):
@@ -149,10 +149,10 @@ class Step:
 
 
 def poison(decode: DecodeModel) -> None:
-    """Fill all that a step works on with what no result may contain. What tells a step its work stays."""
-    told = {"shape", "heads", "stages", "chunks", "wanted", "matrices", "layers", "spans", "span_starts"}
+    """Fill a step's working memory with values that no result may contain, except the description of its work."""
+    description = {"shape", "heads", "stages", "chunks", "wanted", "matrices", "layers", "spans", "span_starts"}
     for name, array in decode.step._asdict().items():
-        if name not in told:
+        if name not in description:
             array.fill(np.nan if array.dtype.kind == "f" else np.iinfo(array.dtype).max)
     for worker in decode.work.workers:
         for array in (*worker.rows, *worker.scratch, worker.products):
@@ -160,7 +160,7 @@ def poison(decode: DecodeModel) -> None:
 
 
 def same(found: Tensor, expected: Tensor) -> None:
-    """To the last bit; otherwise with how many differ, and by how much."""
+    """Assert equality to the last bit, and report how many values differ and by how much."""
     torch.testing.assert_close(found, expected, rtol=0, atol=0)
 
 

@@ -1,4 +1,4 @@
-"""Products beside a model's step, which share its threads."""
+"""Products that run outside a model's step and share its threads."""
 
 import pytest
 import torch

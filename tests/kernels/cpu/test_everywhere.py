@@ -91,7 +91,7 @@ print(json.dumps([type(llm.engine.runner).__name__, [one.token_ids for one in do
 
 
 def generated(before: str = "", **environment: str) -> tuple[list, str]:
-    """The runner's class and the tokens of a fresh process, and what it printed beside them."""
+    """Return the runner's class and tokens from a fresh process, and its other output."""
     done = subprocess.run(
         [sys.executable, "-c", GENERATE.format(before=before)],
         capture_output=True,
@@ -225,7 +225,7 @@ def for_arm(code: str) -> str:
 
 @pytest.fixture
 def arm(monkeypatch):
-    """What the modules find there."""
+    """Make the modules find an Arm processor."""
     monkeypatch.setattr(machine, "IS_X86", False)
     for extension in ("HAS_VNNI", "HAS_BF16", "HAS_AVX512"):
         monkeypatch.setattr(vectors, extension, False)

@@ -29,7 +29,7 @@ HEADS = {
 
 
 def decodes(kind: str, distinct: int = VOCABULARY):
-    """A model whose head has so many distinct rows, over and over, and its kernels. Chunks are short."""
+    """Return a model whose head repeats a number of distinct rows, and its kernels. Chunks are short."""
     model = made("tiny-gemma3", only("head", HEADS[kind]), hidden_size=128, vocab_size=VOCABULARY)
     rows = torch.arange(VOCABULARY) % distinct
     for values in model.head.parameters():
@@ -131,7 +131,7 @@ NUMBERS = np.array(
 
 @njit(nogil=True)
 def chosen(x, cut):
-    """As two chunks leave it, compared in the wrong order."""
+    """Choose between the results of two chunks, compared in the wrong order."""
     return token(max(winner(x[cut:], len(x) - cut, cut), winner(x, cut, 0)))
 
 

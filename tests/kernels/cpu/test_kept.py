@@ -55,7 +55,7 @@ def test_code_is_kept_and_used_again(folder):
 
 def test_code_of_other_sources_is_not_used(folder):
     compiled(folder, 1)
-    other, result = compiled(folder, 2)  # the number that stands for the sources
+    other, result = compiled(folder, 2)  # the number encodes the sources
     assert (hits(other), result) == (0, 43)
 
 
@@ -104,7 +104,7 @@ def test_a_full_disk_costs_the_next_start_its_time_and_no_more(folder, monkeypat
 
 
 def test_without_a_place_nothing_is_kept(folder, monkeypatch):
-    """As where all of numba's places are read-only. Root may write everywhere, so there are none."""
+    """Simulate read-only folders by leaving numba no folder at all, since root may write everywhere."""
     monkeypatch.setattr(kept.KeptCode._impl_class, "_locator_classes", [])
     kernel, result = compiled(folder)
     assert result == 42 and kept.place_of(kernel) is None and not files(folder, "nbi")

@@ -62,10 +62,12 @@ def side_by_side(*makers):
 
 
 @pytest.mark.parametrize("rows", [1, 2, 4, 7])
-@pytest.mark.parametrize("kind", ["bfloat16", "int4-g32"])  # the only groups that divide all widths of these shapes
+@pytest.mark.parametrize(
+    "kind", ["bfloat16", "int4-g32"]
+)  # the only group size that divides all widths of these shapes
 @pytest.mark.parametrize("shape", FAMILIES)
 def test_a_model_of_it_is_the_model_of_its_floats(shape, kind, rows):
-    """With the head, which is the table of embeddings, too."""
+    """The head, which is the table of embeddings, is included."""
     model = model_of(shape, FLOATS[kind])
     step = Step(model, CONTEXTS[:rows])
     close(step.compiled(Pages(model).decode_model(model)), step.in_torch(widened(model), Pages(model)))
@@ -147,7 +149,7 @@ def test_a_kind_without_a_kernel_is_named():
 
 
 def product(linear, width, rows, hidden, scale=1.0, dtype=torch.float32):
-    """A matrix [hidden, width], what a step multiplied it with, and what came of that."""
+    """Return a matrix [hidden, width], the input that a step multiplied it by, and the result."""
     numbers = {"intermediate_size": width, "hidden_size": hidden, "context_length": 256}
     model = model_of("tiny-gemma3", only("down", linear), dtype=dtype, **numbers)
     for layer in model.layers:
@@ -209,7 +211,8 @@ def is_product(down, features, added, tolerance=1e-6):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("kind", ["int4", "int4-g32", "int4-g64", "int4-ordered"])
 def test_int4_made_wide_for_torch_is_the_same_matrix(kind, dtype, together, monkeypatch):
-    """To the bit: a weight is rounded once. `together` blocks of 16 rows per panel; the last of 52 rows are 4."""
+    """The bits are the same: a weight is rounded once. `together` blocks of 16 rows per panel; the last of 52 rows are
+    4."""
     monkeypatch.setattr(panel, "PIECE", together * 192 * 16)
     model = model_of("tiny-gemma3", only("down", FLOATS[kind]), dtype=dtype, intermediate_size=192, hidden_size=52)
     down = model.layers[0].down
@@ -247,7 +250,7 @@ def test_int8_sums_have_room_for_the_largest(width, rows):
 
 
 def same_integers(down, features, added):
-    """What was summed is exact, the rounding of activations included; only the scales' product may be rounded twice."""
+    """The sums are exact, including the rounding of activations; only the scales' product may be rounded twice."""
     x, scales = to_int8(features)
     sums = integer_product(x, down.values)
     assert torch.equal((added.double() / scales / down.scales).round().long(), sums.long())

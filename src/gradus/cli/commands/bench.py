@@ -1,4 +1,4 @@
-"""`gradus bench`, `gradus report`, `gradus profile`: measure, write down, take apart."""
+"""`gradus bench`, `gradus report`, `gradus profile`: measure, report, take a step apart."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -20,23 +20,23 @@ Target = Annotated[
     ),
 ]
 Out = Annotated[
-    Path | None, Option("--out", "-o", help=f"Where results go; {command.OWN_REPORTS}/ by default.")
+    Path | None, Option("--out", "-o", help=f"The folder for results; {command.OWN_REPORTS}/ by default.")
 ]  # never the repository's own reports, unless they are named
 
 
 Impl = Annotated[
     Path | None,
     Option(
-        help="A folder or file with your functions: your phases get rows beside the course's.",
+        help="A folder or file with your functions: your phases get rows next to the course's.",
         metavar="DIR",
         rich_help_panel=_WHAT,
     ),
 ]
 Peers = Annotated[
-    bool, Option("--peers/--no-peers", help="Also run transformers on the same work.", rich_help_panel=_WHAT)
+    bool, Option("--peers/--no-peers", help="Also run transformers on the same workload.", rich_help_panel=_WHAT)
 ]
 Repeats = Annotated[
-    int | None, Option(help="Runs of each contender; 5 by default, 3 where they are slow.", rich_help_panel=_WHAT)
+    int | None, Option(help="Runs of each contender; 5 by default, 3 for slow ones.", rich_help_panel=_WHAT)
 ]
 Tables = Annotated[
     list[str] | None, Option(help="Only this table of the benchmark; may be repeated.", rich_help_panel=_WHAT)
@@ -45,16 +45,16 @@ Contenders = Annotated[
     list[str] | None, Option(help="Only this contender, as in p01; may be repeated.", rich_help_panel=_WHAT)
 ]
 Resume = Annotated[
-    bool, Option("--resume", help="Leave out what this commit has measured there already.", rich_help_panel=_WHAT)
+    bool, Option("--resume", help="Skip runs that this commit has measured there already.", rich_help_panel=_WHAT)
 ]
 Text = Annotated[
     Path | None,
     Option(
-        help="What is read: UTF-8, documents divided by form feeds. The lessons and the documentation by default.",
+        help="The text to read: UTF-8, documents divided by form feeds. The lessons and the documentation by default.",
         rich_help_panel="For `gradus bench quality` only",
     ),
 ]
-Requests = Annotated[int | None, Option(help="How many arrive; 10,000 by default.", rich_help_panel=_SCHEDULER)]
+Requests = Annotated[int | None, Option(help="Number of requests; 10,000 by default.", rich_help_panel=_SCHEDULER)]
 Batches = Annotated[
     list[int] | None,
     Option(help="Sequences that run at once; may be repeated. 32 and 256 by default.", rich_help_panel=_SCHEDULER),
@@ -125,7 +125,7 @@ def report(
     root: Annotated[Path | None, Argument(help="A folder of results; the repository's own by default.")] = None,
     check: Annotated[bool, Option("--check", help="Change nothing; fail if anything is outdated.")] = False,
 ) -> int:
-    """Make reports, figures and the tables in the lessons again, from results.json alone.
+    """Regenerate reports, figures and the lessons' tables, from results.json alone.
 
     Examples:
 
@@ -140,12 +140,12 @@ def report(
 @options.settings_of(only=MODEL)
 def profile(
     phase: Annotated[str, Argument(help="A phase of the course, as in p01, or final.")],
-    context: Annotated[int, Option(help="Tokens that are there before the decode steps.")] = 256,
+    context: Annotated[int, Option(help="Tokens in the cache before the decode steps.")] = 256,
     batch: Annotated[int, Option(help="Sequences at once.")] = 1,
     out: Out = None,
     **settings: Any,
 ) -> int:
-    """Say where a decode step's time goes: kernels, launches, the host. Writes a timeline for Perfetto.
+    """Show where a decode step's time goes: kernels, launches, the host. Writes a timeline for Perfetto.
 
     Examples:
 

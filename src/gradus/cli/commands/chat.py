@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 
 DEFAULT = SamplingParams()
 COMMANDS = "/reset forgets the conversation, /quit leaves, Ctrl-C cancels the current answer"
-LOOK_S = 0.5  # between two looks at the prompt for a Ctrl-C that came too early
+LOOK_S = 0.5  # seconds between checks for a Ctrl-C that came too early
 
 
 @options.for_one_prompt
 def chat(
-    system: Annotated[str | None, Option(help="What the model is told before the conversation.")] = None,
+    system: Annotated[str | None, Option(help="A system message that precedes the conversation.")] = None,
     max_tokens: options.MaxTokens = DEFAULT.max_tokens,
     temperature: options.Temperature = DEFAULT.temperature,
     top_k: options.TopK = DEFAULT.top_k,
@@ -76,15 +76,15 @@ def chat(
 
 
 def _lines(interactive: bool) -> Iterator[str]:
-    """What the user says, line by line, until end of file."""
+    """Read the user's messages, line by line, until end of file."""
     if not interactive:
         yield from terminal.standard_input().split("\n")  # a message may hold the other characters that end lines
         return
     import readline  # noqa: F401  # lets input() edit its line and recall earlier ones
 
-    # Bytes that are no text in the terminal's encoding become lone surrogates, which a request refuses in one line.
+    # Bytes that are invalid in the terminal's encoding become lone surrogates, which a request refuses in one line.
     cast(TextIOWrapper, sys.stdin).reconfigure(errors="surrogateescape")
-    signal.signal(signal.SIGALRM, lambda *_: None)  # for good: an alarm that came late would end the process
+    signal.signal(signal.SIGALRM, lambda *_: None)  # permanently: without a handler a late alarm would end the process
     while True:
         try:
             with _early_interruptions():
@@ -96,10 +96,10 @@ def _lines(interactive: bool) -> Iterator[str]:
 
 @contextmanager
 def _early_interruptions() -> Iterator[None]:
-    """Ctrl-C leaves the prompt even if it came between its being shown and its waiting for a key.
+    """Let Ctrl-C leave the prompt even if it comes after the prompt is shown and before it waits for a key.
 
-    A signal ends that wait only if it comes meanwhile. Python has noted an earlier one, but acts on it when the wait is
-    next disturbed, by a key or by another signal: so an alarm disturbs it twice a second.
+    A signal ends that wait only if it comes during the wait. Python records an earlier one, but acts on it only when a
+    key or another signal interrupts the wait. So an alarm interrupts it twice per second.
     """
     signal.setitimer(signal.ITIMER_REAL, LOOK_S, LOOK_S)
     try:
@@ -109,7 +109,8 @@ def _early_interruptions() -> Iterator[None]:
 
 
 def _answer(conversation: "Conversation", text: str, interactive: bool) -> None:
-    """Show the answer as it comes. A mistake ends a script; at a terminal, it is shown and the conversation goes on."""
+    """Show the answer as it arrives. A mistake ends a script; at a terminal it is shown, and the conversation
+    continues."""
     try:
         completion = conversation.say(text.strip())
     except RequestError as mistake:
@@ -125,7 +126,7 @@ def _answer(conversation: "Conversation", text: str, interactive: bool) -> None:
 
 
 class Conversation:
-    """The messages so far. A message that could not be answered is not among them."""
+    """The messages so far, without messages that could not be answered."""
 
     def __init__(self, llm: "LLM", params: SamplingParams, system: str | None = None) -> None:
         self.llm = llm
@@ -137,7 +138,7 @@ class Conversation:
         self.messages = list(self._opening)
 
     def say(self, text: str) -> Completion:
-        """Answer `text`, showing the answer as it comes. Ctrl-C ends it early; what was said until then is kept."""
+        """Answer `text`, showing the answer as it arrives. Ctrl-C ends it early; the text until then is kept."""
         asked = [*self.messages, {"role": "user", "content": text}]
         with _interruptions() as interrupted:
             prompt = self.llm.chat_prompt(asked)
@@ -152,10 +153,10 @@ class Conversation:
         return completion
 
     def _fitting(self, prompt_tokens: int) -> SamplingParams:
-        """Shorten the answer that was asked for to the room that the context has left."""
+        """Shorten the requested answer to the room left in the context."""
         context, most = self.llm.limits.context_length, self.params.max_tokens
         room = context - prompt_tokens
-        if most is not None and 1 <= room < most < context:  # more than a context is a mistake, not a long conversation
+        if most is not None and 1 <= room < most < context:  # asking for a whole context is a mistake, so not shortened
             return replace(self.params, max_tokens=room)
         return self.params
 
@@ -167,7 +168,7 @@ class Conversation:
 
 @contextmanager
 def _interruptions() -> Iterator[threading.Event]:
-    """The first Ctrl-C sets this event and leaves the engine step alone; the second one interrupts at once."""
+    """Let the first Ctrl-C set an event without interrupting the engine's step; the second one interrupts at once."""
     asked = threading.Event()
 
     def ask(*_: object) -> None:

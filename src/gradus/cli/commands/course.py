@@ -15,7 +15,7 @@ def phases(json: options.Json = False) -> int:
       gradus generate "Once upon a time" --phase p00    # run one of them
       gradus phases --json
     """
-    course.highest()  # says what to do where there are none
+    course.highest()  # explains what to do if there are none
     found = {phase.number: phase for phase in course.available()}
     rows = [
         {"name": f"p{number:02}", **asdict(lesson), "exists": number in found}
@@ -37,6 +37,6 @@ def phases(json: options.Json = False) -> int:
 
 
 def _beyond(found: dict[int, course.PhaseInfo]) -> dict[int, course.Lesson]:
-    """Phases in the folder that the syllabus does not have, such as a reader's own."""
+    """Phases in the folder that are not in the syllabus, such as a reader's own."""
     own = found.keys() - course.SYLLABUS.keys()
     return {number: course.Lesson(found[number].title, found[number].idea, 0) for number in sorted(own)}

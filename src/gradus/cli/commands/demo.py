@@ -1,4 +1,4 @@
-"""`gradus demo`: what a phase's idea changes, seen in a minute."""
+"""`gradus demo`: see in a minute what a phase's idea changes."""
 
 from pathlib import Path
 from typing import Annotated

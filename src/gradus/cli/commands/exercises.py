@@ -24,7 +24,7 @@ Impl = Annotated[
     Path | None,
     Option(help="Your folder or file; its files may have any names. exercises/ by default.", metavar="DIR"),
 ]
-SHOWN, SHOWN_EACH = 5, 3  # claims that passed: for a phase, and for each of several files
+SHOWN, SHOWN_EACH = 5, 3  # passed claims to show: for a phase, and for each of several files
 
 
 def exercise(
@@ -33,7 +33,7 @@ def exercise(
     only: Annotated[list[str] | None, Option(help="Only this file of several, as in cache.py.")] = None,
     force: Annotated[bool, Option("--force", help="Write over your own file, and lose it.")] = False,
 ) -> int:
-    """Start an exercise: the phase's file (or files) without the functions that are yours to write.
+    """Start an exercise: write the phase's files without the functions that you will write.
 
     Examples:
 
@@ -71,10 +71,10 @@ def check(
         Literal["1", "2", "3"] | None, Option(help="Show hints up to this one; the third is nearly the answer.")
     ] = None,
 ) -> int:
-    """Run the phase's own tests against your functions, and say what is right, what is wrong, and what comes next.
+    """Run the phase's own tests against your functions, and report what passes, what fails, and what to do next.
 
-    Files that you have not begun are left out. Complete files run together first. If that fails, each runs alone,
-    with the reference's others. The exit code is 0 if all of them pass, and 1 if not.
+    Files that you have not begun are skipped. Complete files run together first. If that fails, each runs alone,
+    with the reference's other files. The exit code is 0 if all pass, and 1 if not.
 
     Examples:
 
@@ -115,9 +115,9 @@ def solution(
     phase: Phase,
     impl: Impl = None,
     anyway: Annotated[bool, Option("--anyway", help="Show ours before yours pass.")] = False,
-    plain: Annotated[bool, Option("--plain", help="Text alone: no colors, no columns.")] = False,
+    plain: Annotated[bool, Option("--plain", help="Only text: no colors, no columns.")] = False,
 ) -> int:
-    """Show our functions beside yours, once yours pass, and say why ours are as they are.
+    """Show our functions next to yours, once yours pass, and explain ours.
 
     Examples:
 
@@ -131,7 +131,7 @@ def solution(
 
     info = phases.find(phase)
     rows = progress.of_phase(info)
-    if impl is not None:  # the files of that folder, and no others
+    if impl is not None:  # only the files of that folder
         files = {file.resolve() for file in files_in(impl, info)}
         rows = [row for row in rows if row.file is not None and row.file.resolve() in files] or rows
     passed = [row for row in rows if row.state == "passed"]
@@ -148,9 +148,10 @@ def solution(
 
 
 def progress(json: options.Json = False) -> int:
-    """Show where you stand: every exercise, passed, failing or not begun, and what to do next. Runs nothing.
+    """Show your progress: every exercise, passed, failing or not begun, and what to do next. Runs nothing.
 
-    It reads what `gradus check` wrote down in exercises/progress.json; a file that was changed since is unchecked.
+    It reads the results of `gradus check` in exercises/progress.json; a file that has changed since counts as
+    unchecked.
 
     Examples:
 
@@ -203,7 +204,7 @@ def diff(
     old: Annotated[str, Argument(help="The phase before, as in p00.")],
     new: Annotated[str, Argument(help="The phase after it, as in p01.")],
 ) -> int:
-    """Show what a phase changed: the parts that it swapped, its new files, and the difference in their text.
+    """Show what a phase changed: the parts that it replaced, its new files, and the difference in their text.
 
     Examples:
 
@@ -234,7 +235,7 @@ def show(phase: Phase) -> int:
 
 
 def flat(phase: Phase) -> int:
-    """Print a phase as one file that runs: what it uses of its own and earlier phases, without their imports.
+    """Print a phase as one file that runs: its own code and the code that it uses from earlier phases, without imports.
 
     Examples:
 
@@ -249,7 +250,7 @@ def flat(phase: Phase) -> int:
 
 
 def _print_code(source: str) -> None:
-    """Python, colored on a terminal and to the letter elsewhere."""
+    """Print Python code, colored on a terminal and verbatim elsewhere."""
     if not sys.stdout.isatty():
         print(source, end="")
         return
@@ -297,7 +298,7 @@ def _print_hints(found: "Found", functions: Iterable[str], hints: int) -> None:
 
 
 def print_pair(pair: "Pair", *, plain: bool = False, titles: tuple[str, str] = ("yours", "ours")) -> None:
-    """Side by side where the terminal is wide enough for both, else one after the other."""
+    """Print the pair side by side if the terminal is wide enough for both, else one after the other."""
     from rich.columns import Columns
     from rich.console import Console
     from rich.panel import Panel
@@ -335,7 +336,7 @@ def _print_next(info: "PhaseInfo", impl: Path | None) -> None:
         where = f" --impl {folder or progress.FOLDER}"
         runs = where + (" --device cuda" if any(row.exercise.interpreted for row in rows) else "")
         print(f"\nAll of {info.name} is written. Now try:")
-        print(f"  gradus solution {info.name}{'' if impl is None else where}    # yours beside ours, and why")
+        print(f"  gradus solution {info.name}{'' if impl is None else where}    # yours next to ours, and why")
         print(f'  gradus generate "Once upon a time" --phase {info.name}{runs}')
         print(f"  gradus bench {info.name} --quick{runs}")
         every = list(progress.standings())
@@ -346,7 +347,7 @@ def _print_next(info: "PhaseInfo", impl: Path | None) -> None:
 
 
 def _print_diff(lines: list[str]) -> None:
-    """Colored on a terminal, as `git diff` has it; plain elsewhere."""
+    """Print a diff, colored on a terminal like `git diff`, plain elsewhere."""
     from rich.console import Console
     from rich.text import Text
 

@@ -1,4 +1,4 @@
-"""`gradus generate`: one prompt, its text as it comes."""
+"""`gradus generate`: continue one prompt, and show the text as it arrives."""
 
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Annotated, Any
@@ -35,8 +35,8 @@ def generate(
     stream: Annotated[
         bool | None,
         Option(
-            help="Show text as it comes, or when it is complete. With --json: one JSON object per line, as it comes. "
-            "By default a single text is streamed, JSON and several samples are not."
+            help="Show text as it arrives, or only when it is complete. With --json: one JSON object per line. "
+            "By default a single text is streamed; JSON and several samples are not."
         ),
     ] = None,
     json: options.Json = False,
@@ -98,7 +98,7 @@ def _whole_text(deltas: Iterable[Delta]) -> list[Completion]:
 
 
 def _stream_json(deltas: Iterable[Delta]) -> list[Completion]:
-    """Lines {"index", "text", "token_ids"} as they come, and {"index", "completion"} where a sample ends."""
+    """Print lines {"index", "text", "token_ids"} as they arrive, and {"index", "completion"} where a sample ends."""
     completions = []
     for delta in deltas:
         terminal.print_json({"index": delta.index, "text": delta.text, "token_ids": delta.token_ids}, lines=True)

@@ -1,4 +1,4 @@
-"""`gradus doctor`: what this machine is, what works on it, and what to do about what does not."""
+"""`gradus doctor`: describe this machine, check what works on it, and say how to fix the rest."""
 
 from dataclasses import asdict
 
@@ -9,9 +9,9 @@ MARKS = {"ok": "✓", "note": "·", "warning": "!", "failed": "✗"}
 
 
 def doctor(json: options.Json = False) -> int:
-    """Check what works on this machine, and say what to do about what does not.
+    """Check what works on this machine, and say how to fix the rest.
 
-    Every check is really run. The exit code is 1 if something that Gradus cannot do without fails.
+    Every check is really run. The exit code is 1 if a check fails that Gradus requires.
 
     Examples:
 

@@ -1,4 +1,4 @@
-"""`gradus load`: requests to a server on this machine, all at once, and what they came to."""
+"""`gradus load`: send requests to a server on this machine, all at once, and report the results."""
 
 import http.client
 import json
@@ -21,26 +21,26 @@ from gradus.server.hosts import host_alone
 
 MOST_REQUESTS, MOST_TOKENS = 64, 100_000
 TIMEOUT_S = 600.0
-CLOCKWORK = ("uptime_s", "self_checks")  # of /stats: these change by themselves
+CLOCKWORK = ("uptime_s", "self_checks")  # fields of /stats that change by themselves
 
 
 def load(
-    requests: Annotated[int, Option(help=f"How many are sent at once, at most {MOST_REQUESTS}.")] = 8,
+    requests: Annotated[int, Option(help=f"Number of requests to send at once, at most {MOST_REQUESTS}.")] = 8,
     prompt_tokens: Annotated[int, Option(help="Tokens of each prompt.")] = 64,
     max_tokens: Annotated[int, Option(help="Tokens of each answer.")] = 32,
     mixed: Annotated[
         bool, Option("--mixed", help="Answers of all lengths, from a few tokens in the first request to --max-tokens.")
     ] = False,
-    shared: Annotated[int, Option(help="So many tokens at the beginning are the same in every prompt.")] = 0,
+    shared: Annotated[int, Option(help="Number of tokens at the beginning that all prompts share.")] = 0,
     long: Annotated[
-        int, Option(help="One more request, with a prompt of so many tokens, once all others have a token.")
+        int, Option(help="Send one more request, with this many prompt tokens, once all others have a token.")
     ] = 0,
-    seed: Annotated[int, Option(help="Of the prompts: the same seed gives the same prompts.")] = 0,
-    url: Annotated[str, Option(help="The server: on this machine only.")] = "http://127.0.0.1:8000",
+    seed: Annotated[int, Option(help="The same seed gives the same prompts.")] = 0,
+    url: Annotated[str, Option(help="The server, on this machine only.")] = "http://127.0.0.1:8000",
 ) -> int:
-    """Send requests to a running server all at once, and show when their tokens came and what changed in /stats.
+    """Send requests to a running server all at once, and show when their tokens arrived and what changed in /stats.
 
-    Prompts are random token ids, so a prompt has exactly as many tokens as you ask for, and its answer means nothing.
+    Prompts are random token ids, so a prompt has exactly as many tokens as you ask for, and its answer is meaningless.
 
     Examples:
 
@@ -73,12 +73,12 @@ def _check(option: str, value: int, least: int, most: int) -> None:
         raise RequestError(f"--{option} must be {least} to {most}, got {value}", param=option, got=value)
 
 
-# -- what is asked -----------------------------------------------------------------------------------------------------
+# -- the requests ------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A prompt and the tokens of its answer. late: sent once every other request has its first token."""
+    """A prompt and the number of its answer's tokens. late: sent once every other request has its first token."""
 
     prompt: list[int]
     max_tokens: int
@@ -88,7 +88,7 @@ class Job:
 def jobs(
     vocab_size: int, count: int, prompt: int, most: int, *, mixed: bool = False, shared: int = 0, seed: int = 0
 ) -> list[Job]:
-    """`count` random prompts. mixed: answer i of n has i / n of `most` tokens, rounded up."""
+    """Make `count` random prompts. mixed: answer i of n has i / n of `most` tokens, rounded up."""
     random = Random(seed)
     same = _ids(random, shared, vocab_size)
     lengths = [-(-most * number // count) if mixed else most for number in range(1, count + 1)]
@@ -99,12 +99,12 @@ def _ids(random: Random, count: int, vocab_size: int) -> list[int]:
     return [random.randrange(vocab_size) for _ in range(count)]
 
 
-# -- asking ------------------------------------------------------------------------------------------------------------
+# -- sending them ------------------------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
 class Answer:
-    """times: when each piece of the answer arrived. tokens: in all of them."""
+    """An answer. times: when each piece of it arrived. tokens: the number in all pieces."""
 
     sent: float
     times: list[float] = field(default_factory=list)
@@ -118,7 +118,7 @@ class Answer:
 
 
 def run(server: "Server", asked: list[Job]) -> list[Answer]:
-    """Send all of them, each on a connection of its own. Raises ConfigError for what the server refuses."""
+    """Send all jobs, each on its own connection. Raises ConfigError if the server refuses one."""
     begun = Semaphore(0)  # released by every request that is not late, at its first token or its end
 
     def ask(job: Job) -> Answer:
@@ -141,7 +141,8 @@ class Server:
 
     @classmethod
     def at(cls, url: str) -> "Server":
-        """Raises ConfigError for any address but this machine's own: this is no tool to load others' servers with."""
+        """Parse the address. Raises ConfigError unless it is this machine's: this tool must not load others'
+        servers."""
         try:
             parts = urlsplit(url)
             host, port = host_alone(parts.hostname or ""), parts.port or 80
@@ -157,7 +158,7 @@ class Server:
             return _parsed(response.read())
 
     def answer(self, job: Job, on_first: Callable[[], None] = lambda: None) -> Answer:
-        """Stream one answer. on_first: called once, at the first token or where there is none."""
+        """Stream one answer. on_first: called once, at the first token, or at the end if there is none."""
         body = {"prompt": job.prompt, "max_tokens": job.max_tokens, "ignore_eos": True, "stream": True}
         answer = Answer(perf_counter())
         try:
@@ -175,7 +176,7 @@ class Server:
 
     @contextmanager
     def _answering(self, method: str, path: str, body: Any = None) -> Iterator[http.client.HTTPResponse]:
-        """The response, once its status is 200. Raises ConfigError if the server is not there, or says no."""
+        """Yield the response, once its status is 200. Raises ConfigError if the server is not there, or refuses."""
         connection = http.client.HTTPConnection(self.host, self.port, timeout=TIMEOUT_S)
         try:
             connection.request(
@@ -196,7 +197,7 @@ class Server:
 
 
 def _parsed(text: bytes) -> dict[str, Any]:
-    """A JSON object of the server's. Raises ConfigError with its words if it is an error."""
+    """Parse a JSON object from the server. Raises ConfigError with its message if it is an error."""
     try:
         found = json.loads(text)
     except ValueError:
@@ -208,11 +209,11 @@ def _parsed(text: bytes) -> dict[str, Any]:
     return found
 
 
-# -- what it came to ---------------------------------------------------------------------------------------------------
+# -- the report --------------------------------------------------------------------------------------------------------
 
 
 def changes(before: dict[str, Any], after: dict[str, Any]) -> str:
-    """The numbers of /stats that differ, a line each; those of the cache as cache.held."""
+    """List the numbers of /stats that differ, one per line; nested ones are named like cache.held."""
     old, new = _numbers(before), _numbers(after)
     found = [(name, f"{old.get(name, 0)} → {value}") for name, value in new.items() if old.get(name, 0) != value]
     width = max((len(name) for name, _ in found), default=0)

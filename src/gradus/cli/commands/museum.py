@@ -1,4 +1,4 @@
-"""`gradus museum`: ten faults of real serving engines, to be found and repaired."""
+"""`gradus museum`: ten faults of real serving engines to find and repair."""
 
 from textwrap import fill, indent
 from typing import TYPE_CHECKING, Annotated, Literal

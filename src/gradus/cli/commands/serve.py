@@ -1,4 +1,4 @@
-"""`gradus serve`: options to a ServerConfig, and what serving it would take."""
+"""`gradus serve`: options to a ServerConfig, and a dry run that shows the memory it would take."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -17,7 +17,7 @@ def serve(
         Path | None, Option("--config", "-c", help="A YAML file of settings; the options here win over it.")
     ] = None,
     dry_run: Annotated[
-        bool, Option("--dry-run", help="Check everything, show what it would take, and leave without serving.")
+        bool, Option("--dry-run", help="Check everything, show the memory it would take, and exit without serving.")
     ] = False,
     json: Annotated[bool, Option("--json", help="With --dry-run: JSON on stdout, for programs.")] = False,
     **given: Any,
@@ -35,7 +35,7 @@ def serve(
       gradus serve --impl exercises/p03    # your own phase behind HTTP
       gradus serve --allowed-host gradus.lan    # behind a proxy of that name
       gradus serve --max-sequences 64 --cache-tokens 100000 --policy priority
-      curl http://127.0.0.1:8000/    # what is where
+      curl http://127.0.0.1:8000/    # lists the routes
     """
     settings = (ServerConfig.from_yaml(config) if config else ServerConfig()).merge(given)
     if dry_run:
@@ -49,7 +49,7 @@ def serve(
 
 
 def _plan(settings: ServerConfig, json: bool) -> None:
-    """Show what serving would take, found out without reading a weight. Raises what serving would raise."""
+    """Show the memory that serving would take, without reading any weights. Raises the same errors as serving."""
     from gradus.config.options import FINAL
     from gradus.exercises import solution
     from gradus.loading import open_checkpoint

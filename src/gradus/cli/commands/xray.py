@@ -1,4 +1,4 @@
-"""`gradus xray`: a run of an engine as a page that is stepped through."""
+"""`gradus xray`: record a run of an engine as a page to step through."""
 
 import os
 from pathlib import Path
@@ -19,20 +19,20 @@ MOST_TOKENS = 16
 SHAPE = ("max_sequences", "page_size", "cache_tokens", "token_budget")
 
 Runs = Annotated[
-    list[str], Argument(help="A phase, as in p04, or final; a second one is shown beside it.", metavar="PHASE [PHASE]")
+    list[str], Argument(help="A phase, as in p04, or final; a second one is shown next to it.", metavar="PHASE [PHASE]")
 ]
 
 
 @options.settings_of(only=("device", "dtype", *SHAPE))
 def xray(
     runs: Runs,
-    beside: Annotated[str | None, Option(help="The second run, as another way to name it.")] = None,
+    beside: Annotated[str | None, Option(help="Another way to name the second run.")] = None,
     impl: Annotated[
         Path | None,
         Option(help="A folder or file with your functions of the first phase; a second run is ours.", metavar="DIR"),
     ] = None,
     prompts: Annotated[
-        Path | None, Option(help="Your own prompts: UTF-8, one per line. A small scene of the phase's by default.")
+        Path | None, Option(help="Your own prompts: UTF-8, one per line. By default the phase's own small scene.")
     ] = None,
     max_tokens: Annotated[
         int | None, Option(min=1, help=f"Most tokens for each of your prompts; {MOST_TOKENS} by default.")
@@ -46,14 +46,15 @@ def xray(
 ) -> int:
     """Record a run step by step, and write a page to step through it: plans, slots, pages, block tables, radix tree.
 
-    The page is one file that needs no network. Its path goes to stdout. Two runs do the same work, side by side.
+    The page is one file that needs no network. Its path goes to stdout. Two runs get the same prompts, and are shown
+    side by side.
 
     Examples:
 
       gradus xray p04
       gradus xray p05 --out prefix.html
-      gradus xray p06 p05                      # chunks, beside the same prompt as one step
-      gradus xray p04 p04 --impl exercises     # your p04, beside ours
+      gradus xray p06 p05                      # chunks, and the same prompt in one step
+      gradus xray p04 p04 --impl exercises     # your p04, next to ours
       gradus xray p04 --prompts mine.txt --cache-tokens 64 --page-size 4
     """
     names = [*runs, *([beside] if beside else [])]
@@ -88,7 +89,7 @@ def _recordings(
 
     scene = None if texts is not None else runs.scene_of(names[0])
     for name in names:
-        runs.title_of(name)  # refuses what is not there before a model is loaded
+        runs.title_of(name)  # refuses an unknown name before a model is loaded
     _refuse_unheeded(names, settings)
     yours = None if impl is None else solution.load(names[0], impl)
     if yours is not None:
@@ -111,13 +112,13 @@ def _recordings(
 
 
 def _code(file: Path) -> str:
-    """The way from a page to a line of the repository."""
+    """The relative link from a page to a line of the repository, as a pattern."""
     root = repository(phases.find("p00"))
     return f"{Path(os.path.relpath(root, file.resolve().parent)).as_posix()}/{{path}}#L{{line}}"
 
 
 def _refuse_unheeded(names: list[str], settings: dict[str, Any]) -> None:
-    """A setting that none of the runs heeds. (cache_tokens says everywhere how much memory there is.)"""
+    """Refuse a setting that none of the runs uses. (cache_tokens sets the memory of every run.)"""
     from gradus.config.options import FINAL
     from gradus.config.settings import heeded
 
@@ -128,7 +129,7 @@ def _refuse_unheeded(names: list[str], settings: dict[str, Any]) -> None:
 
 
 def _lines(file: Path) -> list[str]:
-    """The prompts in a file: its lines that are not blank."""
+    """Read the prompts from a file: its lines that are not blank."""
     try:
         return [line for line in file.read_text(encoding="utf-8").split("\n") if line.strip()]
     except OSError as error:

@@ -1,4 +1,4 @@
-"""The figure of docs/architecture.md: a token's stops, from the prompt that asks for it to the text that shows it."""
+"""The figure of docs/architecture.md: the stops of a token, from the prompt to the text."""
 
 from gradus.course.drawing import BOX, FREE, KEPT, NEW, Drawing, Kind
 
@@ -6,7 +6,7 @@ TEXT, NUMBERS, DEVICE = KEPT, BOX, NEW
 WIDTH, HEIGHT, GAP = 138, 60, 27
 ROWS = (6, 152, 300, 414)  # the top of each row of boxes
 
-# stop, its room, column, row, which side it is on; in the page's order
+# stop, its room, column, row, kind; in the page's order
 STOPS = (
     ("1 submit", "text/", 0, 0, TEXT),
     ("2 queue", "scheduling/", 0, 1, NUMBERS),
@@ -24,7 +24,7 @@ STOPS = (
 
 
 def way() -> Drawing:
-    """A ring: down on the left from text to numbers to tensors, and up again on the right."""
+    """Draw a ring: down on the left from text to numbers to tensors, and up again on the right."""
     drawing = Drawing(
         "One token's way: submitted as text, planned as numbers, computed as tensors, streamed as text", 532
     )
@@ -46,7 +46,7 @@ def _middle(column: int) -> float:
 
 
 def _frame(drawing: Drawing) -> None:
-    """What one call of the loop covers."""
+    """Frame the stops of one call of the loop."""
     left, right = _left(1) - 13, _left(3) + WIDTH + 13
     drawing.rectangle(left, 108, right - left, 382, FREE, radius=10)
     drawing.words(_middle(2), 134, "Engine.step()", anchor="middle", mono=True, bold=True)

@@ -1,7 +1,7 @@
 """p06's figures: a long prompt among decodes, whole and in chunks, and where a step's fixed cost ends.
 
-The steps are those of the lessons' schedulers (p05's without a budget, p06's with one), their lengths the roofline's
-floor for the model and machine named here.
+The steps come from the lessons' schedulers (p05's without a budget, p06's with one), and their lengths are the
+roofline's floor for the model and machine named here.
 """
 
 import math
@@ -38,7 +38,7 @@ class Done:
 
 @dataclass(slots=True)
 class Step:
-    """start, end: milliseconds. tokens: of each sequence by name."""
+    """start, end: milliseconds. tokens: each sequence's, by name."""
 
     start: float
     end: float
@@ -47,19 +47,19 @@ class Step:
 
 @dataclass(slots=True)
 class Run:
-    """A scheduler at work on a simulated clock: decodes under way, and then a long prompt."""
+    """A scheduler on a simulated clock: some decodes, and then a long prompt."""
 
     budget: int | None
     now: float = 0.0
     steps: list[Step] = field(default_factory=list)
 
     def play(self) -> "Run":
-        """Steps until the long prompt's fourth token. Time counts from a step of decodes alone."""
+        """Run steps until the long prompt's fourth token. Time counts from a step of decodes alone."""
         scheduler = self._scheduler()
         limits = ModelLimits(LLAMA.vocab_size, LLAMA.context_length)
 
         def ask(name: str, prompt: int) -> None:
-            tokens = [ord(name[0])] * prompt  # prompts that have nothing in common
+            tokens = [ord(name[0])] * prompt  # prompts without a common prefix
             request = Request.create(name, tokens, SamplingParams(max_tokens=500, ignore_eos=True), limits)
             scheduler.add([Sequence(request, 0)])
 
@@ -99,12 +99,12 @@ class Run:
 
     @property
     def longest_gap(self) -> float:
-        """Between two tokens of a sequence that decodes: it gets one per step, so a gap is a step."""
+        """The longest gap between two tokens of a decoding sequence: it gets one per step, so a gap is a step."""
         return max(step.end - step.start for step in self.steps)
 
     @property
     def first_token(self) -> float:
-        """Of the long prompt, from its arrival."""
+        """The time from the long prompt's arrival to its first token."""
         arrived = self.steps[BEFORE].start
         return max(step.end for step in self.steps if step.tokens.get(LONG, 0) > 1) - arrived
 
@@ -165,14 +165,14 @@ LABELS = {"SmolLM2-135M, two CPU cores": (150, 132), "Llama-3.2-1B, H200": (524,
 
 
 def slower(name: str, tokens: int) -> float:
-    """How many times as long as a step of one token a step takes that begins a prompt with so many, at least."""
+    """Compute the least time of a step that begins a prompt with `tokens`, as a multiple of a step of one token."""
     config, machine, widths = CURVES[name]
     one, many = (step_cost(config, [SpanShape(0, count)], widths).seconds(machine) for count in (1, tokens))
     return many / one
 
 
 def knee(name: str) -> int:
-    """The most tokens whose arithmetic takes no longer than reading the weights does."""
+    """Find the most tokens whose arithmetic takes no longer than reading the weights."""
     config, machine, widths = CURVES[name]
     costs = {tokens: step_cost(config, [SpanShape(0, tokens)], widths) for tokens in range(1, 1024)}
     return max(

@@ -7,7 +7,7 @@ ANN = (["A", "sea", "poem"], ["The", "tide", "came", "in", "at", "dawn"])
 """Ann's prompt, and the poem. The lessons let her have it whole, or only its beginning."""
 
 
-# -- p00 and p01: what each step computes ------------------------------------------------------------------------------
+# -- p00 and p01: the rows that each step computes ---------------------------------------------------------------------
 
 
 PROMPT, STEPS = len(ANN[0]), 4
@@ -35,7 +35,7 @@ def kept() -> Drawing:
 
 
 def _staircase(drawing: Drawing, old: Kind) -> None:
-    """A row of cells for each step: what was there before it, and what is new."""
+    """Draw a row of cells for each step: the old rows, and the new one."""
     width, height = 72, 34
     for step in range(STEPS):
         y = 4 + step * (height + 10)
@@ -51,7 +51,7 @@ def _staircase(drawing: Drawing, old: Kind) -> None:
 
 
 def contiguous() -> Drawing:
-    """p01: where one sequence's keys lie in memory."""
+    """p01: the place of one sequence's keys in memory."""
     drawing = Drawing(
         "The contiguous cache: in each layer and head, positions lie side by side up to the capacity", 392
     )
@@ -76,7 +76,7 @@ def contiguous() -> Drawing:
 
 # -- p02: a rectangle --------------------------------------------------------------------------------------------------
 
-# prompts and answers of the lesson's lengths; the last token of an answer is sampled, and never computed
+# prompts and answers of the lesson's lengths; an answer's last token is sampled, but its row is never computed
 BATCH = {
     "Ann": ANN,
     "Ben": (["Sum", "up:", "we", "met", "Jo", "and", "ate", "fig", "pie"], ["You", "ate", "pie"]),
@@ -119,11 +119,11 @@ def padded() -> Drawing:
 # -- p03: slots over time ----------------------------------------------------------------------------------------------
 
 SLOTS = 2
-REQUESTS = {asked.name: asked.output for asked in SCENES["p03"].asked}  # the steps that each takes
+REQUESTS = {asked.name: asked.output for asked in SCENES["p03"].asked}  # the number of steps of each
 
 
 def timeline(continuous: bool) -> list[list[str]]:
-    """For each step, which request each slot serves; "" for an idle slot."""
+    """List, for each step, the request in each slot; "" for an idle slot."""
     waiting, left, slots, steps = list(REQUESTS), dict(REQUESTS), [""] * SLOTS, []
     while waiting or any(slots):
         if continuous or not any(slots):

@@ -1,6 +1,6 @@
 """p00's figures of one forward pass: the way of a token's row, RoPE's turns, and attention's triangle.
 
-Shapes are SmolLM2-135M's, and angles and weights are computed by the lesson's own code. No torch is imported before a
+Shapes are SmolLM2-135M's, and the lesson's own code computes angles and weights. No torch is imported before a
 figure is drawn.
 """
 
@@ -22,7 +22,7 @@ def part(name: str) -> Any:
 
 # -- the whole pass ----------------------------------------------------------------------------------------------------
 
-STREAM, BRANCH, SECOND, WIDE, TALL = 92, 176, 392, 190, 42  # x of the rows' way, of what branches off, and sizes
+STREAM, BRANCH, SECOND, WIDE, TALL = 92, 176, 392, 190, 42  # x of the stream and of its branches, and sizes
 
 
 def whole() -> Drawing:
@@ -56,7 +56,7 @@ def _step(drawing: Drawing, y: float, name: str, shape: str, kind: Kind, last: b
 
 
 def _branch(drawing: Drawing, y: float, shape: str, name: str, says: str, kind: Kind) -> None:
-    """The rows go on as they are, and what a part makes of them is added."""
+    """Draw a branch: the rows continue unchanged, and the branch's result is added."""
     drawing.arrow((STREAM, y - 18), (STREAM, y + 60))
     drawing.arrow((STREAM, y + 4), (BRANCH + 26, y + 4))
     drawing.cell(BRANCH + 30, y - 16, 120, TALL, BOX, "RMSNorm")
@@ -74,7 +74,7 @@ POSITIONS, PAIRS, RADIUS = 8, (0, 2, 5, 12), 32
 
 
 def turns() -> list[list[float]]:
-    """Of each pair in PAIRS, the angle at each position."""
+    """The angle at each position, for each pair in PAIRS."""
     theta = CONFIG.rope.theta if CONFIG.rope else 0.0
     table = part("rope").angles(POSITIONS, CONFIG.head_dim, theta).tolist()
     return [[row[pair] for row in table] for pair in PAIRS]
@@ -113,12 +113,12 @@ SCORES = [
     [0.1, 2.2, 0.8, 0.0, 0.0],
     [-0.4, 0.5, 1.9, 0.6, 0.0],
     [-0.2, 0.9, 0.4, 1.6, 0.7],
-]  # made up: how well each key fits each query
+]  # made-up scores: how well each key fits each query
 CELL = 46
 
 
 def weights() -> list[list[float]]:
-    """The mask and softmax of p00 on SCORES."""
+    """Apply p00's mask and softmax to SCORES."""
     import torch
 
     attention = part("attention")
@@ -169,7 +169,7 @@ def _block(
 
 
 def _grid(drawing: Drawing, x: float, y: float, words: list[list[str]]) -> None:
-    """A cell per query (row) and key (column); those above the diagonal are masked."""
+    """Draw a cell per query (row) and key (column); cells above the diagonal are masked."""
     for row, line in enumerate(words):
         for column, word in enumerate(line):
             seen = column <= row

@@ -1,7 +1,7 @@
-"""p10's figures: launches one by one and a replay, what a graph finds where, and steps that overlap.
+"""p10's figures: launches one by one and a replay, a graph's fixed places, and steps that overlap.
 
-The kernels' times are their bytes at the H200's bandwidth, for the model named here; what overlaps is the real loop and
-the real scheduler, on a simulated clock.
+The kernels' times are their bytes at the H200's bandwidth, for the model named here; the overlap comes from the real
+loop and the real scheduler, on a simulated clock.
 """
 
 from dataclasses import dataclass, field
@@ -18,13 +18,13 @@ from gradus.scheduling.scheduler import Scheduler
 # -- launches, one by one and replayed ---------------------------------------------------------------------------------
 
 QWEN = SHAPES["qwen3-0.6b"]
-BANDWIDTH = 4.3e6  # bytes a microsecond, of an H200, as measured and rounded
-LAUNCH, SHORTEST, GAP = 10.0, 1.0, 1.0  # µs: the host's, per launch; of a kernel at least; between two of a graph
+BANDWIDTH = 4.3e6  # bytes per microsecond, of an H200, as measured and rounded
+LAUNCH, SHORTEST, GAP = 10.0, 1.0, 1.0  # µs: the host's time per launch; the shortest kernel; between two of a graph
 POSITIONS = 512  # of context
 
 
 def kernels() -> dict[str, float]:
-    """A decode's kernels in one layer, and the microseconds that their bytes take (bfloat16)."""
+    """List a decode's kernels in one layer, and the microseconds that their bytes take (bfloat16)."""
     queries, keys = QWEN.q_width, QWEN.kv_width
     numbers = {
         "qkv": QWEN.hidden_size * (queries + 2 * keys),
@@ -67,11 +67,11 @@ def replay() -> Drawing:
     return drawing
 
 
-# -- what a graph finds where ------------------------------------------------------------------------------------------
+# -- a graph's fixed places --------------------------------------------------------------------------------------------
 
 
 def inside() -> Drawing:
-    """The tables on the device, one row per slot, and the step that reads and writes them."""
+    """Draw the tables on the device, one row per slot, and the step that reads and writes them."""
     drawing = Drawing(
         "A replayed step reads everything from fixed places, and leaves its tokens where the next looks", 368
     )
@@ -120,7 +120,7 @@ def inside() -> Drawing:
 # -- steps that overlap ------------------------------------------------------------------------------------------------
 
 PLAN, STEP, COMMIT, SLOTS = 1.0, 4.0, 1.0, 2
-ANSWERS = {"Ann": (9, 13), "Ben": (6, None), "Cy": (3, None)}  # most tokens, and the token that ends it sooner
+ANSWERS = {"Ann": (9, 13), "Ben": (6, None), "Cy": (3, None)}  # most tokens, and the stop token
 PROMPT = 1
 
 
@@ -135,11 +135,12 @@ class Span:
 
 @dataclass(slots=True)
 class Run:
-    """The loop over a device that takes STEP for a step. Names and waste are by slot: whose span, and if in vain."""
+    """The loop over a device that takes STEP for a step. Names and waste are by slot: the span's sequence, and whether
+    it runs in vain."""
 
     lag: int
     now: float = 0.0
-    free: float = 0.0  # when the device will be
+    free: float = 0.0  # the time when the device will be free
     plans: list[Span] = field(default_factory=list)
     commits: list[Span] = field(default_factory=list)
     steps: list[Span] = field(default_factory=list)
@@ -171,13 +172,13 @@ class Run:
 
     @property
     def idle(self) -> float:
-        """How long the device waited between its first step and its last."""
+        """The time that the device waited between its first step and its last."""
         return self.steps[-1].end - self.steps[0].start - STEP * len(self.steps)
 
 
 @dataclass(slots=True)
 class Launched:
-    """A step under way. The token at position p is 10 + p."""
+    """A step in flight. The token at position p is 10 + p."""
 
     run: Run
     plan: Plan

@@ -1,4 +1,4 @@
-"""p09's figures: what moves when pages are gathered and when they are read in place, how work is split, what fuses."""
+"""p09's figures: the traffic with and without a gather, the division of work, and the fused launches."""
 
 from math import ceil
 
@@ -8,7 +8,7 @@ from gradus.course.drawing import BOX, FREE, KEPT, NEW, WASTE, Drawing, Kind
 
 
 def traffic() -> Drawing:
-    """The same decode twice: through a gathered copy, and through the block table."""
+    """Draw the same decode twice: through a gathered copy, and through the block table."""
     drawing = Drawing("Gathering moves the pages three times, a kernel that knows the table moves them once", 322)
     for top, gathered in ((4, True), (170, False)):
         drawing.words(0, top + 20, "gather, then attend" if gathered else "attend through the table", bold=True)
@@ -35,11 +35,11 @@ def traffic() -> Drawing:
 # -- which program does what -------------------------------------------------------------------------------------------
 
 KEYS = {"a": 640, "b": 96, "c": 192, "d": 64}  # positions that four decodes see
-GOAL, STEP = 12, 16  # programs that the GPU has room for, and keys of a step of the loop
+GOAL, STEP = 12, 16  # programs that the GPU has room for, and keys per step of the loop
 
 
 def splits() -> dict[str, list[int]]:
-    """As `gradus.kernels.attention.work` divides: the same share for every program, in whole steps of the loop."""
+    """Divide like `gradus.kernels.attention.work`: the same share for every program, in whole steps of the loop."""
     share = ceil(sum(KEYS.values()) / GOAL)
     chunk = ceil(share / STEP) * STEP
     work = {}
@@ -51,7 +51,7 @@ def splits() -> dict[str, list[int]]:
 
 
 def items() -> Drawing:
-    """One program per sequence, and the work list: how long the longest program runs."""
+    """Draw one program per sequence, and the work list, with the length of the longest program."""
     drawing = Drawing("Splitting the keys of long sequences lets all programs end at about the same time", 356)
     scale, left = 1.0, 150
     drawing.words(0, 18, "one program per sequence", bold=True)
@@ -77,7 +77,7 @@ def items() -> Drawing:
 
 # -- what fuses --------------------------------------------------------------------------------------------------------
 
-# A layer of Qwen3, decoding: each name a launch of p06's on a GPU, in its order (those of attention's gather apart)
+# A layer of Qwen3, decoding: each name is a launch of p06's on a GPU, in order, except for attention's gather
 APART = [
     ("norm", "qkv"),
     ("norm q", "norm k", "cat", "roll", "·cos", "+·sin"),
@@ -91,7 +91,7 @@ TOGETHER = ["qkv", "heads, store", "", "attend", "out, +", "gate, up", "down, +"
 
 
 def layer() -> Drawing:
-    """The launches of one layer: a row for what belongs together, with its kernel of p09's beside it."""
+    """Draw the launches of one layer: a row for each group, next to p09's kernel for it."""
     drawing = Drawing("A layer's small launches, and the kernels that take their place", 330)
     drawing.words(0, 18, "p06", bold=True)
     drawing.words(600, 18, "p09", bold=True)

@@ -1,5 +1,5 @@
 """p04's figures, drawn from caches and a scheduler that really run: slots against pages, a block table, a window's
-pages, a preemption. All are the lesson's own parts, but for the windows, which only the final engine's cache has.
+pages, a preemption. All parts are the lesson's own, except for the windows, which only the final engine's cache has.
 """
 
 from dataclasses import dataclass, field
@@ -27,12 +27,12 @@ CONTEXT, PAGE_SIZE, PEOPLE = 1024, 16, 16
 
 
 def lengths() -> list[int]:
-    """What conversations come to, prompt and answer, where each was promised CONTEXT tokens."""
+    """The lengths of conversations, prompt and answer, each of which was promised CONTEXT tokens."""
     return [job.prompt + job.output for job in conversational(PEOPLE).jobs]
 
 
 def filled() -> Any:
-    """A pool as large as the slots would be, with all of them in it."""
+    """Make a pool as large as the slots would be, and fill it with all conversations."""
     cache = lesson("cache").PagedCache(PEOPLE * CONTEXT // PAGE_SIZE, PAGE_SIZE)
     for name, length in enumerate(lengths()):
         assert cache.reserve(name, length)
@@ -62,7 +62,7 @@ def memory() -> Drawing:
 
 
 def _pool(drawing: Drawing, left: float, held: int, pages: int) -> None:
-    """All pages as one grid, a cell for a few of them; the last cell of the held ones may be part free."""
+    """Draw all pages as one grid, a cell for a few of them; the last held cell may be partly free."""
     columns, rows, each = 16, 16, 4
     drawing.words(left, 18, f"On pages of {PAGE_SIZE} (a cell: {each} pages)", bold=True)
     size = (WIDTH - left) / columns
@@ -78,7 +78,7 @@ COLORS: dict[str, Kind] = {"Ann": NEW, "Ben": BOX}
 
 
 def scattered() -> Any:
-    """Ann's and Ben's chats grow in turns; Cy's two come and go between them, and leave their pages to them."""
+    """Let Ann's and Ben's chats grow in turns; Cy's two come and go in between, and leave their pages to them."""
     cache = lesson("cache").PagedCache(POOL, SMALL)
     for name, end in (("Cy", 3), ("Ann", 4), ("Ben", 7), ("Cy again", 11), ("Ann", 7), ("Ben", 9)):
         assert cache.reserve(name, end)
@@ -132,7 +132,7 @@ WINDOW, DECODED = 8, 26
 
 
 def windows() -> Drawing:
-    """One sequence in two layer groups: one sees all, one a window."""
+    """Draw one sequence in two layer groups: one sees all positions, one a window."""
     cache = WindowedCache(POOL, SMALL, windows=(None, WINDOW))
     assert cache.reserve("Ann", 6)
     for end in range(7, DECODED + 1):
@@ -167,7 +167,7 @@ PAGES = 6
 
 @dataclass(slots=True)
 class Run:
-    """What became of each sequence in each step: the rows computed for it (0: it waits), and the pages that it held."""
+    """Each sequence's history by step: the rows computed for it (0: it waits), and the pages that it held."""
 
     rows: dict[str, list[int]] = field(default_factory=dict)
     pages: dict[str, list[int]] = field(default_factory=dict)
@@ -187,7 +187,7 @@ class EachSpanSamplesOne:
 
 
 def pressure() -> Run:
-    """Three requests for a pool that holds two of them, and not to their ends."""
+    """Run three requests on a pool that holds two of them, and not to their ends."""
     limits = ModelLimits(vocab_size=10, context_length=PAGES * SMALL)
     cache = lesson("cache").PagedCache(PAGES, SMALL)
     scheduler = lesson("scheduler").PagedBatching(cache, max_sequences=len(REQUESTS))

@@ -1,4 +1,4 @@
-"""p05's figures: a radix tree that grows and splits, and what leaves it first. Drawn from the lesson's cache at work.
+"""p05's figures: a radix tree that grows and splits, and the order of evictions. Drawn from the lesson's running cache.
 
 Tokens are words here, and a page has two of them.
 """
@@ -19,14 +19,14 @@ LEFT, CELL, HEIGHT, FORK, ROW = 8, 132, 36, 28, 46
 
 
 class Story:
-    """The prefix cache, told in words."""
+    """The prefix cache, with words as tokens."""
 
     def __init__(self, pages: int) -> None:
         self.cache = phases.find("p05").module("cache").PrefixCache(pages, PAGE_SIZE)
         self.words: list[str] = []
 
     def run(self, name: str) -> int:
-        """What a scheduler does with a prompt, up to the first commit. Returns how many pages were hit."""
+        """Treat a prompt as a scheduler does, up to the first commit. Returns the number of pages hit."""
         tokens = [self._token(word) for word in PROMPTS[name].split()]
         hit: int = self.cache.admit(name, tokens, salt=None)
         assert self.cache.reserve(name, len(tokens))
@@ -44,7 +44,7 @@ class Story:
         return self.words.index(word)
 
     def draw(self, drawing: Drawing, top: float, kind: Callable[[int], Kind], number: Callable[[int], str]) -> None:
-        """The tree, from left to right: a frame per node, a cell per page, with its number or what is said instead."""
+        """Draw the tree from left to right: a frame per node, a cell per page, labeled by `number`."""
         drawing.words(LEFT, top + 24, "root")
         row = 0
         for child in self.cache.tree():
@@ -61,7 +61,7 @@ class Story:
         kind: Callable[[int], Kind],
         number: Callable[[int], str],
     ) -> int:
-        """One node and all below it, from `row` on; an edge comes from `start`. Returns the first row that is free."""
+        """Draw a node and all nodes below it, from `row` on, with an edge from `start`. Returns the first free row."""
         x, top = corner
         middle = top + row * ROW + HEIGHT / 2
         half = start[0] + FORK / 2
@@ -83,7 +83,7 @@ class Story:
 
 
 def growing() -> Drawing:
-    """Three prompts, one after the other: each is drawn when its first step has been committed."""
+    """Draw three prompts, one after the other, each after the commit of its first step."""
     story, hits = Story(pages=16), {}
     drawing = Drawing("A radix tree over pages splits where prompts part", 432)
     top = 0.0
@@ -104,7 +104,7 @@ def growing() -> Drawing:
 
 
 def evicting() -> Drawing:
-    """Draw the tree after Ann's and Cy's sequences have ended, and after a newcomer that lacks two free pages."""
+    """Draw the tree after Ann's and Cy's sequences have ended, and after a new sequence that lacks two free pages."""
     story = Story(pages=9)
     for name in PROMPTS:
         story.run(name)

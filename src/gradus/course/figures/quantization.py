@@ -1,6 +1,6 @@
-"""p07's figures: grids for a row and for groups, what bytes and arithmetic ask of a step, AWQ's search, GPTQ's columns.
+"""p07's figures: grids for a row and for groups, the times of bytes and arithmetic, AWQ's search, GPTQ's columns.
 
-All numbers are computed: by the lesson's own code on the made-up layer of `one_layer.py` and on a few weights that are
+All numbers are computed: by the lesson's own code on the made-up layer of `one_layer.py` and on a few weights
 drawn from a seed, and by the roofline for the model and machine named here. No torch is imported before a figure is
 drawn.
 """
@@ -28,14 +28,14 @@ OUTLIER, PLACE, GROUPED = 1.2, 9, 4
 
 
 def weights() -> list[float]:
-    """Twelve weights of a row, one of them an outlier."""
+    """Make twelve weights of a row, one of them an outlier."""
     draw = Random(3)
     drawn = [round(draw.gauss(0, 0.1), 2) for _ in range(12)]
     return [*drawn[:PLACE], OUTLIER, *drawn[PLACE + 1 :]]
 
 
 def kept(row: Sequence[float], group: int) -> tuple[list[int], list[float]]:
-    """The codes of a row in groups, and the weights that they stand for."""
+    """Round a row in groups. Returns the codes, and the weights that they represent."""
     import torch
 
     rounding = part("rounding")
@@ -80,7 +80,7 @@ def _numbers(drawing: Drawing, top: float, name: str, values: list[str], kinds: 
         drawing.cell(_column(column), top, 50, 34, kind, value)
 
 
-# -- what a step waits for ---------------------------------------------------------------------------------------------
+# -- the least time of a step ------------------------------------------------------------------------------------------
 
 LLAMA = SHAPES["llama-3.2-1b"]
 H200 = Machine(bandwidth=4.3e12, rate=780e12)  # as measured in bfloat16, rounded
@@ -90,7 +90,7 @@ MILLISECONDS = (0.2, 16.0)
 
 
 def floor_ms(name: str, rows: int) -> float:
-    """The least time of a step that begins a prompt of so many tokens."""
+    """Compute the least time of a step that begins a prompt of `rows` tokens."""
     sizes, step = part("benchmark"), STEPS[name]
     widths = Widths(sizes.bytes_per_weight(LLAMA, step.bytes, 2.0), 2.0)
     cost = step_cost(LLAMA, [SpanShape(0, rows)], widths)
@@ -101,7 +101,7 @@ def floor_ms(name: str, rows: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """bytes: of a weight of the layers. machine: for their products. The rest is how it is drawn."""
+    """bytes: per weight of the layers. machine: for their products. The other fields are for drawing."""
 
     bytes: float
     machine: Machine
@@ -147,7 +147,7 @@ def rows() -> Drawing:
 
 
 def errors_by_ratio(bits: int = 4) -> tuple[float, list[float]]:
-    """On the made-up layer: the relative error of plain rounding, and that of AWQ's factors at each of its ratios, on
+    """Compute relative errors on the made-up layer: of plain rounding, and of AWQ's factors at each of its ratios, on
     the tokens that AWQ searches with."""
     awq, one_layer = part("awq"), part("one_layer")
     x, w = one_layer.layer()
@@ -192,8 +192,8 @@ COLUMNS, SOURCES = 6, 2
 
 
 def columns_of_a_row() -> tuple[list[list[float]], list[float], float, float]:
-    """A row of six weights on a grid of two bits, and inputs that move together: the row before each column's turn and
-    at the end; plain rounding; and the output's relative error of both, plain rounding's first."""
+    """Round six weights of a row to two bits, with correlated inputs. Returns the row before each column's turn and at
+    the end; the plainly rounded row; and the output's relative errors, plain rounding's first."""
     import torch
 
     gptq, rounding, one_layer = part("gptq"), part("rounding"), part("one_layer")
@@ -239,7 +239,7 @@ def _row(drawing: Drawing, top: float, name: str, values: Sequence[float], kinds
         drawing.cell(110 + column * 82, top, 76, 34, kind, _short(value))
 
 
-# -- what a bit costs --------------------------------------------------------------------------------------------------
+# -- errors by bits ----------------------------------------------------------------------------------------------------
 
 LINES: dict[str, tuple[str, bool]] = {  # color, dashed
     "a scale per row": (GREY, True),

@@ -1,4 +1,4 @@
-"""The figure of the README: what an inference engine is for, with the three people of the lessons' scene."""
+"""The figure of the README: an inference engine at work, with the three people of the lessons' scene."""
 
 from gradus.course.drawing import BOX, FREE, KEPT, NEW, Drawing, Kind
 

@@ -1,6 +1,6 @@
 """p08's figures: one verification, the tokens of a step, the predicted speed-up, and how often each rule accepts.
 
-All numbers are computed by the lesson's own code: the guess and its verification, the expected tokens, the roofline for
+The lesson's own code computes all numbers: the guess and its verification, the expected tokens, the roofline for
 the model and machine named here, and the made-up models of `rules.py`. No torch is imported before a figure is drawn.
 """
 
@@ -23,11 +23,11 @@ def part(name: str) -> Any:
 # -- one step ----------------------------------------------------------------------------------------------------------
 
 TEXT = ["the", "cat", "sat", "on", "the", "mat", "and", "the", "cat", "sat"]
-SAMPLED = ["on", "the", "sofa", "while", "it"]  # by the model, behind each row of the step
+SAMPLED = ["on", "the", "sofa", "while", "it"]  # by the model, for each row of the step
 
 
 def one_step() -> tuple[int, list[str], list[str]]:
-    """Where the text's ending stood before, the drafts from there, and the tokens that the step gives."""
+    """Run one step. Returns the earlier place of the text's ending, the drafts from there, and the accepted tokens."""
     words = sorted({*TEXT, *SAMPLED})
     text, sampled = ([words.index(word) for word in each] for each in (TEXT, SAMPLED))
     drafting, verification = part("drafting"), part("verification")
@@ -110,7 +110,7 @@ LARGEST = 256
 
 
 def predicted(rate: float, batch: int) -> float:
-    """Speed-up of Llama-3.2-1B on an H200 by drafts that cost nothing."""
+    """Predict the speed-up of Llama-3.2-1B on an H200 by drafts that cost nothing."""
     speed_up: float = part("payoff").speed_up(SHAPES[MODEL], H200, batch, rate)
     return speed_up
 
@@ -140,7 +140,7 @@ def payoff() -> Drawing:
     return drawing
 
 
-# -- which rule accepts how often --------------------------------------------------------------------------------------
+# -- how often each rule accepts ---------------------------------------------------------------------------------------
 
 RULES: dict[str, tuple[str, bool]] = {  # color, dashed
     "rejection sampling": (GREY, True),

@@ -1,4 +1,4 @@
-"""p10's figure of what was recorded: a few steps of decodes on host and GPU, launched, replayed, and one step ahead.
+"""p10's figure of a recording: a few steps of decodes on host and GPU, launched, replayed, and one step ahead.
 
 Drawn from benchmarks/timeline.json, which benchmarks/timeline.py writes on a GPU. No torch here.
 """
@@ -31,9 +31,9 @@ LANE, GROUP = 26, 116  # heights
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """One engine's steps in order, and the window of SHOWN of them that is drawn. Times in microseconds.
+    """One engine's steps in order, and the window of SHOWN steps to draw. Times in microseconds.
 
-    kernels: what those of one step take; None where there is no GPU.
+    kernels: the time of one step's kernels; None without a GPU.
     """
 
     engine: str
@@ -43,12 +43,12 @@ class Recorded:
 
     @property
     def period(self) -> float:
-        """From one step to the next."""
+        """The time from one step to the next."""
         return (self.window[1] - self.window[0]) / SHOWN
 
     @property
     def at_work(self) -> Iterator[Interval]:
-        """When the host plans, launches or commits."""
+        """The intervals in which the host plans, launches or commits."""
         for step in self.steps:
             yield step["schedule"], step["schedule_end"]
             yield step["run"], step["run_end"]
@@ -56,12 +56,12 @@ class Recorded:
 
     @property
     def waits(self) -> Iterator[Interval]:
-        """When the host waits for the GPU."""
+        """The intervals in which the host waits for the GPU."""
         return ((step["commit"], step["commit"] + step["wait"]) for step in self.steps)
 
     @property
     def on_gpu(self) -> Iterator[Interval]:
-        """When a step is on the GPU."""
+        """The intervals in which a step is on the GPU."""
         return ((step["gpu"], step["gpu_end"]) for step in self.steps if step["gpu"] is not None)
 
     @property
@@ -72,7 +72,7 @@ class Recorded:
 
 
 def recorded(file: Path = RECORDING) -> dict[str, Recorded]:
-    """What the file has of the scene that is drawn, by engine; {} where there is no file."""
+    """Read the recording of the scene, by engine; {} if there is no file."""
     if not file.is_file():
         return {}
     found = json.loads(file.read_text(encoding="utf-8"))
@@ -83,8 +83,8 @@ def _recorded(each: dict[str, Any]) -> Recorded:
     steps = [dict(zip(each["fields"], step, strict=True)) for step in each["steps"]]
     starts = [step["schedule"] for step in steps]
     usual = median([following - start for start, following in pairwise(starts)])
-    # of all windows the most usual one: not the luckiest, and not the one in which the machine was disturbed; from the
-    # second step on, for what is still on the GPU when the first one begins was not recorded
+    # choose the most typical window, neither the luckiest nor a disturbed one; start at the second step, because the
+    # work that was still on the GPU when the first one began was not recorded
     windows = zip(starts[1:], starts[1 + SHOWN :], strict=False)
     window = min(windows, key=lambda window: abs(window[1] - window[0] - SHOWN * usual))
     return Recorded(each["engine"], each["kernels_us"], steps, window)
@@ -94,7 +94,7 @@ def _recorded(each: dict[str, Any]) -> Recorded:
 
 
 def steps(file: Path = RECORDING) -> Drawing:
-    """Host and GPU of SHOWN steps, an engine below the other, each in its own time; and all of them in one."""
+    """Draw host and GPU of SHOWN steps, one engine below the other, each at its own scale; then all at one scale."""
     found = recorded(file)
     shown = [found[name] for name in NAMES]
     said = ", ".join(f"{_milliseconds(each.period)} in {_short(each)}" for each in shown)
@@ -117,7 +117,7 @@ def steps(file: Path = RECORDING) -> Drawing:
 def _engine(drawing: Drawing, top: float, each: Recorded) -> None:
     drawing.words(0, top + 17, NAMES[each.engine], bold=True)
     said = f"{_milliseconds(each.period)} a step"
-    if each.starved and each.kernels is not None:  # a graph's kernels overlap: their sum is more than they take
+    if each.starved and each.kernels is not None:  # not for graphs, whose kernels overlap: their sum exceeds their time
         said += f", kernels run {_milliseconds(each.kernels)} of it"
     drawing.words(RIGHT, top + 17, said, anchor="end")
     drawing.words(0, top + 27 + 18, "host")
@@ -131,7 +131,7 @@ def _engine(drawing: Drawing, top: float, each: Recorded) -> None:
 def _bars(
     drawing: Drawing, y: float, each: Recorded, intervals: Iterable[Interval], kind: Kind, apart: bool = False
 ) -> None:
-    """The intervals as far as they are in the window; unless they are to stay apart, neighbors in one bar."""
+    """Draw the parts of the intervals within the window. Neighbors share one bar, unless `apart`."""
     start, end = each.window
     scale = (RIGHT - LEFT) / (end - start)
     bars: list[list[float]] = []
@@ -148,7 +148,7 @@ def _bars(
 
 
 def _axis(drawing: Drawing, y: float, each: Recorded) -> None:
-    """Time from the window's start, with a tick at round numbers."""
+    """Draw a time axis from the window's start, with ticks at round numbers."""
     length = each.window[1] - each.window[0]
     size = round_step(length / 8)
     drawing.arrow((LEFT, y), (RIGHT, y), head=False)
@@ -160,7 +160,7 @@ def _axis(drawing: Drawing, y: float, each: Recorded) -> None:
 
 
 def round_step(least: float) -> float:
-    """The smallest of 1, 2 and 5 times a power of ten that is not below `least`."""
+    """Find the smallest of 1, 2 and 5 times a power of ten that is not below `least`."""
     power = 10 ** math.floor(math.log10(least))
     return next(factor * power for factor in (1, 2, 5, 10) if factor * power >= least)
 
@@ -170,5 +170,5 @@ def _short(each: Recorded) -> str:
 
 
 def _milliseconds(microseconds: float) -> str:
-    """Three digits: "0.52 ms", "12.3 ms"."""
+    """Format three digits: "0.52 ms", "12.3 ms"."""
     return f"{microseconds / 1e3:.3g} ms"

@@ -1,7 +1,7 @@
-"""A student's file judged by the tests that the reference passes, and one sentence about what is wrong with it.
+"""Judge a student's file by the tests that the reference passes, and describe a failure in one sentence.
 
-The tests are the repository's own: those of tests/phases that are about the exercise's phase, and for a file that is a
-part of gradus itself, that part's. They run in a process of their own, in which the student's file stands in for the
+The tests are the repository's own: those in tests/phases about the exercise's phase, and for a file that is a
+part of gradus itself, that part's tests. They run in a separate process, in which the student's file replaces the
 module that it rewrites (`tests/phases/judge.py`), so the file may print, hang or end the process without harm. The
 first failure ends the run.
 """
@@ -27,17 +27,17 @@ from gradus.phases import PhaseInfo
 PHASES = "tests/phases"
 SECONDS_A_TEST = 30
 LONGEST_SENTENCE = 400
-LONGEST_MESSAGE = 180  # of an exception: it may show a whole sequence, and what was checked comes behind it
+LONGEST_MESSAGE = 180  # of an exception: it may show a whole sequence, and the test's claim must still fit after it
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """passed, and what to say.
+    """The result of a check. sentence: the result for the student.
 
-    tests: how many passed. kept: their claims, the most telling first. of_file: where several files were judged
-    together, the claims about each; kept then has those about all of them. On failure:
+    tests: the number that passed. kept: their claims, the most informative first. of_file: if several files were judged
+    together, the claims about each; kept then has the claims about all of them. On failure:
 
-    test: where the failing test is, "tests/phases/test_oracle.py, line 44"; "" if none was run.
+    test: the place of the failing test, "tests/phases/test_oracle.py, line 44"; "" if none was run.
     suspects: the exercise's functions that the failure points at; all of them if it points at none.
     printed: what the student's file printed in that test.
     """
@@ -53,10 +53,10 @@ class Verdict:
 
 
 def check(phase: PhaseInfo, found: Found, *, seconds: float = SECONDS_A_TEST, shares: int = 1) -> Verdict:
-    """Run the phase's tests with a student's file in the place of the exercise's module.
+    """Run the phase's tests with a student's file in place of the exercise's module.
 
-    seconds: how long one test may take; all together get ten times that. shares: processes that divide the tests, on
-    Linux. Raises ConfigError if the tests or pytest are not there.
+    seconds: the limit of one test; all together get ten times that. shares: processes that divide the tests, on
+    Linux. Raises ConfigError if the tests or pytest are missing.
     """
     exercise, file = found.exercise, found.file
     if found.broken:
@@ -74,9 +74,9 @@ def check(phase: PhaseInfo, found: Found, *, seconds: float = SECONDS_A_TEST, sh
 def check_all(
     phase: PhaseInfo, found: Sequence[Found], *, passed: Sequence[Found] = (), shares: int = 1
 ) -> Iterator[tuple[tuple[Found, ...], Verdict]]:
-    """Verdicts, each with its files. All that are complete are judged together first, each alone only if that fails.
+    """Yield verdicts, each with its files. Complete files are judged together first, each alone only if that fails.
 
-    passed: files that have passed as they are. They are not judged again when others are.
+    passed: files that have passed and not changed since. They are not judged again alone.
     """
     whole = tuple(one for one in found if one.complete)
     facts = _together(phase, whole, shares) if len(whole) > 1 else None
@@ -90,7 +90,7 @@ def check_all(
 
 
 def _together(phase: PhaseInfo, found: Sequence[Found], shares: int) -> dict[str, Any] | None:
-    """The judge's facts if all tests pass with all of these files in their places, else None."""
+    """Judge all files together. Returns the judge's facts if all tests pass, else None."""
     for one in found:
         _require_tests(repository(phase), one.exercise)
     facts = _run(phase, found, SECONDS_A_TEST, shares)
@@ -110,7 +110,7 @@ def _require_tests(root: Path, exercise: Exercise) -> None:
 
 
 def _merged(shares: list[dict[str, Any]]) -> dict[str, Any]:
-    """The facts of all shares as if one process had found them."""
+    """Merge the facts of all shares as if one process had found them."""
     failures = [facts["failure"] for facts in shares if facts["failure"] is not None]
     before = min((failure["order"] for failure in failures), default=None)
     kept = sorted((order, claim, near) for facts in shares for claim, (order, near) in facts["kept"].items())
@@ -121,12 +121,12 @@ def _merged(shares: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _claims(kept: list[tuple[int, str, list[str]]], module: str | None = None) -> tuple[str, ...]:
-    """Claims about one module; without one, claims about whole engines."""
+    """Select the claims about one module, or, without one, about whole engines."""
     return tuple(dict.fromkeys(claim for _, claim, near in kept if (module in near if module else not near)))
 
 
 def _run(phase: PhaseInfo, found: Sequence[Found], seconds: float, shares: int) -> dict[str, Any] | Verdict:
-    """The judge's facts, or a Verdict if it did not end properly."""
+    """Run the judge. Returns its facts, or a Verdict if it did not end properly."""
     exercise, file = found[0].exercise, found[0].file.resolve()
     shares = shares if sys.platform == "linux" else 1
     with tempfile.TemporaryDirectory() as folder:
@@ -159,15 +159,15 @@ def _run(phase: PhaseInfo, found: Sequence[Found], seconds: float, shares: int) 
 
 
 def _environment(*, interpreted: bool) -> dict[str, str]:
-    """Ours, without settings and plugins that change what pytest does."""
-    triton = {"TRITON_INTERPRET": "1"} if interpreted else {}  # heeded where Triton is first imported
+    """Our environment, without settings and plugins that change pytest's behavior."""
+    triton = {"TRITON_INTERPRET": "1"} if interpreted else {}  # read when Triton is first imported
     ours = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "HYPOTHESIS_"))}
     plugins = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "HYPOTHESIS_PROFILE": "check"}
     return ours | triton | plugins | {"PYTHONFAULTHANDLER": "1"}
 
 
 def _ended_early(done: subprocess.CompletedProcess[str], file: Path, exercise: Exercise) -> Verdict:
-    """pytest writes the facts when it ends; here it did not come to that."""
+    """Describe a run that ended before pytest wrote its facts."""
     said = done.stdout + done.stderr
     line = re.search(rf'File "{re.escape(str(file))}", line (\d+) in (\w+)', said)  # faulthandler: the innermost first
     where = f" at line {line[1]}, in {line[2]}" if line else ""
@@ -181,7 +181,7 @@ def _ended_early(done: subprocess.CompletedProcess[str], file: Path, exercise: E
 
 
 def _joint_verdict(facts: dict[str, Any], found: Sequence[Found]) -> Verdict:
-    """One verdict for files that pass together."""
+    """Make one verdict for files that pass together."""
     of_file = {one.file.name: _claims(facts["kept"], one.exercise.module) for one in found}
     said = f"{listed(of_file)} pass all {facts['passed']} tests"
     return Verdict(True, said, tests=facts["passed"], kept=_claims(facts["kept"]), of_file=of_file)
@@ -190,7 +190,7 @@ def _joint_verdict(facts: dict[str, Any], found: Sequence[Found]) -> Verdict:
 def _verdict(facts: dict[str, Any], file: Path, exercise: Exercise, phase: PhaseInfo) -> Verdict:
     failure = facts["failure"]
     own, whole = _claims(facts["kept"], exercise.module), _claims(facts["kept"])
-    # of several files, what an engine does says little about one that has tests of its own
+    # if there are several files, claims about whole engines say little about a file with its own tests
     kept = own if own and len(exercises_of(phase)) > 1 else own + whole
     if failure is None:
         if facts["passed"] == 0:
@@ -208,7 +208,7 @@ def _verdict(facts: dict[str, Any], file: Path, exercise: Exercise, phase: Phase
 
 
 def sentence(failure: dict[str, Any], file: Path) -> str:
-    """What went wrong, from what the judge saw: the test's claim, the exception, and the frames it came through."""
+    """Describe a failure, from the judge's facts: the test's claim, the exception, and its frames."""
     claim, frames = failure["claim"], failure["frames"]
     kind, message = failure["kind"], failure["message"]
     own = [frame for frame in frames if frame["file"] == str(file)]
@@ -233,7 +233,7 @@ def sentence(failure: dict[str, Any], file: Path) -> str:
 
 
 def _not_imported(failure: dict[str, Any], own: list[dict[str, Any]], file: Path) -> str:
-    """What ended the import of the file, or of one that imports from it."""
+    """Describe the error that ended the import of the file, or of a module that imports from it."""
     kind, message = failure["kind"], _cut(failure["message"], LONGEST_MESSAGE)
     if kind == "ImportError" and not own:
         return f"{file.name} cannot be imported: {lacks(message)}"
@@ -242,7 +242,7 @@ def _not_imported(failure: dict[str, Any], own: list[dict[str, Any]], file: Path
 
 
 def _asserted(explanation: str, claim: str) -> str:
-    """What a test found, in its own words where it has some."""
+    """Describe a test's finding, in its own words if it has some."""
     if not explanation.startswith("assert "):
         return f"{explanation} ({claim})"
     found = explanation.removeprefix("assert ")
@@ -254,7 +254,7 @@ def _place(frame: dict[str, Any]) -> str:
 
 
 def _suspects(failure: dict[str, Any], file: Path, exercise: Exercise) -> tuple[str, ...]:
-    """A function that raised is to blame; one that led to an error elsewhere may have been given wrong numbers."""
+    """List the functions to suspect: the one that raised, else all. A caller may have received wrong numbers itself."""
     innermost = failure["frames"][-1]
     seen = {innermost["function"]} if innermost["file"] == str(file) else set()
     return tuple(name for name in exercise.functions if name in seen) or tuple(exercise.functions)

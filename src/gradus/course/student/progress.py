@@ -1,7 +1,7 @@
-"""Where a student stands: every exercise passed, failing, begun or not begun, and what to type next.
+"""A student's progress: every exercise passed, failing, begun or not begun, and the next command to type.
 
-`gradus exercise` records where it put a file, and `gradus check` its verdict, in exercises/progress.json. A verdict is
-about the file's content, so it is kept with the content's hash, and an edit makes it void. Nothing is run here.
+`gradus exercise` records where it put a file, and `gradus check` its verdict, in exercises/progress.json. A verdict
+applies to the file's content, so it is stored with the content's hash, and an edit invalidates it. Nothing is run here.
 """
 
 import hashlib
@@ -21,7 +21,7 @@ from gradus.exercises.solution import Found, listed
 from gradus.phases import PhaseInfo
 
 FOLDER = Path("exercises")
-"""Where `gradus exercise` writes, a folder per phase, and what the commands look into if no folder is named."""
+"""The folder that `gradus exercise` writes to, with a folder per phase; the commands read it if no folder is named."""
 RECORD = FOLDER / "progress.json"
 
 State = Literal["passed", "failing", "unchecked", "begun", "not begun"]
@@ -29,7 +29,8 @@ State = Literal["passed", "failing", "unchecked", "begun", "not begun"]
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """One exercise. detail: the sentence about a failure, or what is left to write. file: None where there is none."""
+    """One exercise. detail: the sentence about a failure, or the functions still to write. file: None if there is
+    none."""
 
     phase: PhaseInfo
     exercise: Exercise
@@ -39,12 +40,12 @@ class Standing:
 
 
 def remember(phase: PhaseInfo, found: Found, verdict: Verdict) -> None:
-    """Write a verdict down. Raises ConfigError if the record cannot be written."""
+    """Record a verdict. Raises ConfigError if the record cannot be written."""
     _write(phase, found.exercise, found.file, _hash(found.file), passed=verdict.passed, sentence=verdict.sentence)
 
 
 def remember_begun(phase: PhaseInfo, exercise: Exercise, file: Path) -> None:
-    """Write down where an exercise was begun, with no verdict yet. Raises ConfigError as `remember` does."""
+    """Record where an exercise was begun, without a verdict yet. Raises ConfigError as `remember` does."""
     _write(phase, exercise, file, "", passed=False, sentence="")
 
 
@@ -60,7 +61,7 @@ def _write(phase: PhaseInfo, exercise: Exercise, file: Path, sha256: str, *, pas
 
 
 def standings() -> Iterator[Standing]:
-    """Every exercise of every phase, in the course's order."""
+    """List every exercise of every phase, in the course's order."""
     entries = _entries()
     for info in phases.available():
         if info.has("exercise"):
@@ -68,7 +69,7 @@ def standings() -> Iterator[Standing]:
 
 
 def of_phase(info: PhaseInfo) -> list[Standing]:
-    """The exercises of one phase."""
+    """List the exercises of one phase."""
     return list(_of_phase(info, _entries()))
 
 
@@ -86,7 +87,7 @@ def _of_phase(info: PhaseInfo, entries: dict[str, Any]) -> Iterator[Standing]:
 
 
 def _recorded(exercise: Exercise, entry: dict[str, Any] | None) -> Found | None:
-    """The file that was begun or checked last, in whatever folder."""
+    """Find the file that was begun or checked last, in any folder."""
     if entry is None or not Path(entry["file"]).is_file():
         return None
     file = Path(entry["file"])
@@ -111,7 +112,8 @@ def _standing(info: PhaseInfo, exercise: Exercise, found: Found | None, entry: d
 
 
 def next_step(rows: list[Standing]) -> tuple[str, str]:
-    """The first exercise that has not passed: the command to type, and what to do first. ("", …) after the last one."""
+    """Return the command for the first exercise that has not passed, and what to do first. ("", …) if all have
+    passed."""
     row = next((row for row in rows if row.state != "passed"), None)
     if row is None:
         return "", "every exercise of the course has passed"
@@ -133,7 +135,7 @@ def next_step(rows: list[Standing]) -> tuple[str, str]:
 
 
 def _where(row: Standing) -> str:
-    """How a command is told where the file is; nothing if it is where commands look by themselves."""
+    """The option that names the file for a command; "" if commands find the file themselves."""
     usual = row.file is None or _is_usual(row.file.parent, row.phase)
     return "" if usual else f" --impl {_shown(row.file)}"
 
@@ -143,14 +145,14 @@ def _is_usual(folder: Path, phase: PhaseInfo) -> bool:
 
 
 def _shown(file: Path | None) -> Path | str:
-    """Relative to the current folder where it is below that."""
+    """Make a path relative to the current folder if it is below that."""
     if file is None:
         return ""
     return file.relative_to(Path.cwd()) if file.is_absolute() and file.is_relative_to(Path.cwd()) else file
 
 
 def _entries() -> dict[str, Any]:
-    """What was written down; nothing where the record is missing or is not ours."""
+    """Read the record; {} if it is missing or not ours."""
     try:
         found = json.loads(RECORD.read_text(encoding="utf-8"))
     except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""A student's functions beside ours, and why ours are as they are."""
+"""A student's functions next to ours, and the reasons for ours."""
 
 import ast
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ from gradus.phases import PhaseInfo
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """One function. theirs: "" where the student has not written it. why: what ours does that need not be so."""
+    """One function. theirs: "" if the student has not written it. why: explains our choices."""
 
     name: str
     theirs: str
@@ -21,14 +21,14 @@ class Pair:
 
 
 def pairs(phase: PhaseInfo, exercise: Exercise, theirs: str = "") -> Iterator[Pair]:
-    """The exercise's functions, in its order. theirs: the source of the student's file; "" for ours alone."""
+    """Yield the exercise's functions, in order. theirs: the source of the student's file; "" for ours alone."""
     ours = reference_of(phase, exercise)
     for name in exercise.functions:
         yield Pair(name, text_of(theirs, name), text_of(ours, name), exercise.why[name])
 
 
 def text_of(source: str, name: str) -> str:
-    """The function with its decorators, without the indentation of its class and without its docstring."""
+    """Extract the function with its decorators, without the indentation of its class and without its docstring."""
     function = functions(source).get(name) if source else None
     if function is None:
         return ""

@@ -19,7 +19,7 @@ SUFFIXES = (".png", ".svg")
 
 
 def plot(series: Mapping[str, Points], across: str, up: str) -> str:
-    """Both series in one grid. Where they meet, the second one shows."""
+    """Plot both series in one grid. Where they meet, the second one shows."""
     left, right, top = _bounds(series)
     grid = [[" "] * WIDTH for _ in range(HEIGHT)]
     for mark, points in zip(MARKS, series.values(), strict=True):
@@ -37,7 +37,7 @@ def plot(series: Mapping[str, Points], across: str, up: str) -> str:
 
 
 def areas(series: Mapping[str, Points], across: str, up: str) -> str:
-    """How high each series is at each place, one below the other. Places next to each other share a column's mean."""
+    """Plot the height of each series, one below the other. A column shows the mean of neighboring places."""
     _, right, top = _bounds(series)
     height = min(TALLEST_AREA, math.ceil(top))
     lines = [up]
@@ -58,7 +58,7 @@ def areas(series: Mapping[str, Points], across: str, up: str) -> str:
 
 
 def bars(series: Mapping[str, Points], across: str, up: str) -> str:
-    """A bar for each point, those of the same place below each other."""
+    """Plot a bar for each point, with the bars of the same place below each other."""
     *_, top = _bounds(series)
     lines = [up]
     for number, pairs in enumerate(zip(*series.values(), strict=True)):
@@ -73,13 +73,14 @@ TEXTS: dict[str, Callable[[Mapping[str, Points], str, str], str]] = {"plot": plo
 
 
 def check_suffix(file: Path) -> None:
-    """Raises ConfigError for a kind of file that `draw` does not write."""
+    """Raise ConfigError for a kind of file that `draw` does not write."""
     if file.suffix not in SUFFIXES:
         raise ConfigError(f"{file}: the figure's name must end with {' or '.join(SUFFIXES)}")
 
 
 def draw(file: Path, series: Mapping[str, Points], title: str, across: str, up: str, chart: str) -> None:
-    """Write the figure as its suffix says, an SVG for light and dark pages. Raises ConfigError if it cannot be."""
+    """Write the figure in the format of its suffix, an SVG for light and dark pages. Raises ConfigError if it cannot be
+    written."""
     import matplotlib
 
     with matplotlib.rc_context(LOOK):
@@ -110,7 +111,7 @@ def draw(file: Path, series: Mapping[str, Points], title: str, across: str, up: 
 
 
 def _bounds(series: Mapping[str, Points]) -> tuple[float, float, float]:
-    """The least and the largest x, which differ, and the largest y, which is not 0."""
+    """The smallest and the largest x, which differ, and the largest y, which is not 0."""
     places = [x for points in series.values() for x, _ in points]
     values = [y for points in series.values() for _, y in points]
     left, right = min(places), max(places)

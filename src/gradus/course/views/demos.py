@@ -1,9 +1,9 @@
-"""The demos: the phase before and a phase on one small workload, in a minute, with a chart of what the idea changes.
+"""The demos: a phase and the one before it on one small workload, in a minute, with a chart of the idea's effect.
 
     shown = run(DEMOS["p06"], workbench)
     print(charts.TEXTS[shown.demo.chart](shown.series, "seconds", "gap between two tokens, ms"))
 
-One run each, so the sizes are of this machine and this minute; the directions follow from what is counted. Numbers to
+Each runs once, so the sizes are this machine's at this minute; only the directions are certain. Numbers to
 quote come from `gradus bench`.
 """
 
@@ -35,14 +35,14 @@ MOST_STEPS = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """One contender's run. at_once: how many sequences each step advanced."""
+    """One contender's run. at_once: the number of sequences that each step advanced."""
 
     run: Run
     at_once: Sequence[int]
 
     @property
     def gaps(self) -> Points:
-        """(when, ms) of each gap between two tokens of a sequence, in the order of time."""
+        """(time, ms) of each gap between two tokens of a sequence, in order of time."""
         pairs = (pair for times in self.run.token_times for pair in pairwise(times))
         return sorted((later, 1e3 * (later - earlier)) for earlier, later in pairs)
 
@@ -59,7 +59,7 @@ class Observed:
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One number of a run. more: whether more is better. gains, loses: how a better and a worse one are called."""
+    """One number of a run. more: whether more is better. gains, loses: the words for a better and a worse one."""
 
     name: str
     unit: str
@@ -71,8 +71,8 @@ class Figure:
 
 @dataclass(frozen=True, slots=True)
 class Demo:
-    """A phase beside the one before it. look: what the chart shows. batch, context, cache_tokens, token_budget: as in a
-    benchmark's rows. points: what is drawn of a run, and chart: how."""
+    """A phase and the one before it. look: explains the chart. batch, context, cache_tokens, token_budget: as in a
+    benchmark's rows. points: selects the points of a run to draw. chart: the kind of chart."""
 
     phase: str
     before: str
@@ -108,7 +108,8 @@ class Demo:
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """What a demo found. series: the points of each phase. table: each figure's name, both values, and what it says."""
+    """The results of a demo. series: the points of each phase. table: each figure's name, both values, and a
+    comparison."""
 
     demo: Demo
     series: dict[str, Points]
@@ -140,14 +141,14 @@ def usual_model() -> str:
 
 
 def demo_of(name: str) -> Demo:
-    """Raises ConfigError for a phase without a demo."""
+    """Look up a phase's demo. Raises ConfigError for a phase without one."""
     if name not in DEMOS:
         raise ConfigError(f"there are demos of {', '.join(DEMOS)}, none of {name}: try `gradus bench {name} --quick`")
     return DEMOS[name]
 
 
 def run(demo: Demo, bench: Workbench, done: Callable[[str], None] = lambda name: None) -> Shown:
-    """Run the workload in the phase before, then in the phase. done: called with each one's name after its run."""
+    """Run the workload in the phase before, then in the phase. done: called with each phase's name after its run."""
     seen: dict[str, Observed] = {}
     for name in (demo.before, demo.phase):
         seen[name] = observe(name, demo, bench)
@@ -183,14 +184,14 @@ def _line(figure: Figure, before: float, after: float) -> tuple[str, str, str, s
 
 
 def shown(value: float, unit: str) -> str:
-    """Three digits, with a comma from thousands on: "1,270 ms", "41.2"."""
+    """Format three digits, with a comma from thousands on: "1,270 ms", "41.2"."""
     digits = max(0, 2 - math.floor(math.log10(value))) if 0 < value < 1000 else 0
     number = f"{value:,.{digits}f}"
     return f"{number.rstrip('0').rstrip('.') if '.' in number else number}{unit and ' ' + unit}"
 
 
 def compared(figure: Figure, before: float, after: float) -> str:
-    """ "7.1 times shorter", "none left", "about the same" """
+    """Compare two values in words: "7.1 times shorter", "none left", "about the same"."""
     if before == after:
         return "the same"
     if not after:
@@ -203,11 +204,11 @@ def compared(figure: Figure, before: float, after: float) -> str:
     return f"{gain:.1f} times {figure.gains}" if gain > 1 else f"{1 / gain:.1f} times {figure.loses}"
 
 
-# -- what is drawn and counted -----------------------------------------------------------------------------------------
+# -- points and figures ------------------------------------------------------------------------------------------------
 
 
 def rates(seen: Observed) -> Points:
-    """(tokens so far, tokens per second) of the one sequence."""
+    """(tokens so far, tokens per second) of the only sequence."""
     (times,) = seen.run.token_times
     return [
         (count, SMOOTHED / (times[count - 1] - times[count - 1 - SMOOTHED]))
@@ -224,12 +225,12 @@ def first_tokens(seen: Observed) -> Points:
 
 
 def gaps(seen: Observed) -> Points:
-    """Of the sequences that decode all the time."""
+    """The gaps of the sequences that decode all the time."""
     return seen.gaps
 
 
 def padding(seen: Observed) -> float:
-    """Percent of the rows."""
+    """The percentage of padding rows."""
     return 100 * (seen.run.padding_rows or 0) / (seen.run.rows or 1)
 
 

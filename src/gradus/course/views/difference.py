@@ -1,4 +1,4 @@
-"""What a phase changed: the parts that its wiring swaps, the files it adds, and the difference in their text."""
+"""The changes of a phase: the parts that its wiring replaces, the files it adds, and the difference in their text."""
 
 import ast
 import inspect
@@ -13,7 +13,7 @@ from gradus import phases
 from gradus.exercises.declaration import repository
 from gradus.phases import PhaseInfo
 
-# a part is known by what it does: the method that only its role has
+# a part is recognized by a method that only its role has
 ROLES = {
     "schedule": "scheduler",
     "reserve": "cache manager",
@@ -28,7 +28,7 @@ NOT_PARTS = {"__init__.py", "engine.py", "exercise.py", "benchmark.py"}
 
 
 def difference(old: PhaseInfo, new: PhaseInfo) -> list[str]:
-    """Lines of text: headings begin with "# ", the rest are a table, file names, and unified diffs."""
+    """Describe the changes in lines: headings begin with "# ", the rest are a table, file names, and unified diffs."""
     before, after = parts(old), parts(new)
     lines = [f"# {new.name}, {new.title.lower()}: {new.idea}", "", *_table(old, new, before, after)]
     if files := _new_files(new):
@@ -43,9 +43,9 @@ def difference(old: PhaseInfo, new: PhaseInfo) -> list[str]:
 
 
 def parts(phase: PhaseInfo) -> dict[str, type]:
-    """The classes that the phase's `build` calls or passes on, by their role; of a class and its heir, the heir."""
+    """Find the classes that the phase's `build` calls or passes on, by role; a subclass replaces its base class."""
     classes = list(_classes(phases.load(phase.name).build))
-    classes.reverse()  # what `build` names itself comes last, and so replaces what others take by default
+    classes.reverse()  # the classes that `build` itself names come last, and so replace the defaults of others
     found: dict[str, type] = {}
     for method, role in ROLES.items():
         for part in classes:
@@ -55,7 +55,7 @@ def parts(phase: PhaseInfo) -> dict[str, type]:
 
 
 def _classes(function: FunctionType) -> Iterator[type]:
-    """Those that a function of the wiring calls, passes on or takes by default, itself or by calling another one."""
+    """Find the classes that a function of the wiring uses or takes by default, directly or through another function."""
     tree = ast.parse(inspect.getsource(function))
     known = function.__globals__ | _imported(tree)
     named = [node for call in ast.walk(tree) if isinstance(call, ast.Call) for node in (call.func, *call.args)]
@@ -69,7 +69,7 @@ def _classes(function: FunctionType) -> Iterator[type]:
 
 
 def _imported(tree: ast.AST) -> dict[str, object]:
-    """What a function imports in its body, as far as that is installed."""
+    """The installed objects that a function imports in its body."""
     found: dict[str, object] = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and node.module:
@@ -105,7 +105,7 @@ def _engine(phase: PhaseInfo, root: Path) -> tuple[str, str]:
 
 
 def _source(part: type, root: Path) -> tuple[str, str]:
-    """Where a class is, and its text."""
+    """A class's file and its text."""
     return str(Path(inspect.getfile(part)).relative_to(root)), inspect.getsource(part)
 
 

@@ -1,7 +1,7 @@
-"""A phase as one file that runs: what it uses of its own folder and of earlier phases, in the order of their need.
+"""A phase as one file that runs: its definitions and those that it uses from earlier phases, dependencies first.
 
-Imports of `phases` are replaced by the definitions themselves, and only by those that the phase reaches; imports of
-gradus, torch and the standard library stay. Definitions keep their text, comments included.
+Imports of `phases` are replaced by the definitions themselves, and only by those that the phase uses; imports of
+gradus, torch and the standard library remain. Definitions keep their text, including comments.
 """
 
 import ast
@@ -39,7 +39,7 @@ if __name__ == "__main__":  # the phase at work; without SmolLM2, random weights
 
 @dataclass(frozen=True, slots=True)
 class Import:
-    """`from module import name as local`, or `import module as local` where name is empty."""
+    """`from module import name as local`, or `import module as local` if name is empty."""
 
     module: str
     name: str
@@ -59,7 +59,7 @@ class Module:
 
 
 def flatten(phase: PhaseInfo) -> str:
-    """Raises ConfigError if the phase uses something that cannot be inlined, saying where."""
+    """Flatten a phase. Raises ConfigError, naming the place, if it uses something that cannot be inlined."""
     flat = _Flat(repository(phase))
     flat.want_all(f"phases.{phase.folder}.engine")
     opening = f'"""{phase.name}, {phase.title.lower()}, as one file: gradus flat {phase.name}"""'
@@ -73,7 +73,7 @@ class _Flat:
     def __init__(self, root: Path) -> None:
         self.root = root
         self.modules: dict[str, Module] = {}  # read so far
-        self.order: list[Module] = []  # a module after those that it imports
+        self.order: list[Module] = []  # each module after the modules that it imports
         self.outside: set[Import] = set()
 
     def want_all(self, name: str) -> None:
@@ -81,7 +81,7 @@ class _Flat:
             self.want(name, definition)
 
     def want(self, module_name: str, name: str) -> None:
-        """Take in a definition, and everything that its text names."""
+        """Include a definition, and everything that its text names."""
         module = self._module(module_name)
         if name in module.wanted:
             return
@@ -115,7 +115,7 @@ class _Flat:
         return self.modules[name]
 
     def sections(self) -> Iterator[str]:
-        """The wanted definitions, file by file. Raises ConfigError where two files give one name to two things."""
+        """Yield the wanted definitions, file by file. Raises ConfigError if two files use one name for two things."""
         homes: dict[str, str] = {}
         for module in self.order:
             wanted = [name for name in module.definitions if name in module.wanted]
@@ -172,7 +172,7 @@ def _of_a_phase(imported: ast.ImportFrom) -> bool:
 
 
 def _import_lines(imports: Iterable[Import]) -> Iterator[str]:
-    """Sorted and merged: the standard library, then torch, then gradus."""
+    """Sort and merge imports: the standard library, then torch, then gradus."""
     groups: dict[int, list[str]] = defaultdict(list)
     names: dict[str, list[str]] = defaultdict(list)
     for imported in sorted(imports, key=lambda imported: (imported.module, imported.name)):

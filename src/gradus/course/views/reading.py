@@ -1,4 +1,4 @@
-"""The order in which a phase is read. Its one home is the lesson's section "Read the code"."""
+"""The order in which to read a phase's files. Its one home is the lesson's section "Read the code"."""
 
 import re
 from collections.abc import Iterator
@@ -12,16 +12,16 @@ ITEM = re.compile(r"^\d+\. (.*?)(?=^\d+\. |\Z)", re.MULTILINE | re.DOTALL)
 
 
 def reading(phase: PhaseInfo) -> Iterator[tuple[str, str]]:
-    """Path in the repository and source of each file that the lesson lists, in its order."""
+    """Yield the path in the repository and the source of each file that the lesson lists, in its order."""
     for path in reading_order(phase):
         yield path, (repository(phase) / path).read_text(encoding="utf-8")
 
 
 def reading_order(phase: PhaseInfo) -> list[str]:
-    """The files that the numbered items name before a colon: "1. `src/…/gpt2.py`, then `llama.py`: why; `…`: why".
+    """List the files that the numbered items name before a colon: "1. `src/…/gpt2.py`, then `llama.py`: why; `…`: why".
 
-    A bare name is a neighbor of the file before it. Raises ConfigError if the lesson lists none, or one that is not
-    there.
+    A bare name is in the folder of the file before it. Raises ConfigError if the lesson lists no file, or one that does
+    not exist.
     """
     lesson = (phase.path / "README.md").read_text(encoding="utf-8")
     section = re.search(r"^## Read the code$(.*?)(?=^## |\Z)", lesson, re.MULTILINE | re.DOTALL)

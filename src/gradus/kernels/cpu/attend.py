@@ -1,9 +1,9 @@
-"""Attention of decodes over pages: each key and value is read where it lies, for all query heads that share it.
+"""Attention of decodes over pages: each key and value is read in place, for all query heads that share it.
 
-A row's context is divided into spans, and each span is a piece of work of its own: all heads over some positions. So
+A row's context is divided into spans, and each span is a separate piece of work: all heads over some positions. So
 two threads share a lone sequence evenly, however many heads it has. A span leaves its sums unfinished (Milakov and
 Gimelshein 2018, "Online normalizer calculation for softmax"): the largest score, the sum of exponentials, and the sum
-of values by them. `gather` puts a row's spans together.
+of values weighted by them. `gather` combines a row's spans.
 
 The torch reference is `gradus.attention.reference.attend_causal`.
 """
@@ -22,11 +22,11 @@ from gradus.kernels.cpu.vectors import FLOAT_STEP, KEEP, SUM_STEP, float_tile, s
 
 f32 = np.float32
 LONGEST = 512
-"""Positions of a span at most."""
+"""Most positions of a span."""
 
 SPAN = np.dtype([(name, np.int64) for name in ("row", "position", "before", "low", "high", "table")])
-"""Positions low to high - 1 of a row's sequence, `position` being the row's own, and `before` how many rows of the same
-sequence come right before it in the step. table: the address of its block table, int64."""
+"""Positions low to high - 1 of a row's sequence. position: the row's own. before: the number of rows of the same
+sequence right before it in the step. table: the address of the sequence's block table, int64."""
 
 LAYER = np.dtype(
     [
@@ -55,7 +55,7 @@ HEADS = np.dtype(
 
 
 class Scratch(NamedTuple):
-    """A thread's own. queries: float32 [Hq, Dh]; key: float32 [Dh]; weights: float32 [Hq, LONGEST]."""
+    """A thread's own buffers. queries: float32 [Hq, Dh]; key: float32 [Dh]; weights: float32 [Hq, LONGEST]."""
 
     queries: NDArray[np.float32]
     key: NDArray[np.float32]
@@ -68,11 +68,12 @@ def make_scratch(heads: int, head_dim: int) -> Scratch:
 
 @njit(**FLAGS, **INLINED)
 def attend(shape: Any, layer: Any, span: Any, qkv: Any, scratch: Any, partial: Any) -> None:
-    """One span. qkv: float32 [R, (Hq + 2 Hkv) Dh], of all rows. partial: float32 [Hq, Dh + 2]: values, largest, sum."""
+    """Attend over one span. qkv: float32 [R, (Hq + 2 Hkv) Dh], all rows. partial: float32 [Hq, Dh + 2]: values,
+    largest, sum."""
     width, position = shape.head_dim, span.position
     table = longs(span.table, (position // shape.page_size + 1,))
-    # Keys and values that the step itself brings are stored by every span that reads them, since no span waits for
-    # another: rows that verify drafts read those of the rows before them. What two store is the same to the last bit.
+    # Every span stores the new keys and values that it reads, since no span waits for another: rows that verify drafts
+    # read the keys of the rows before them. Two spans that store the same key store the same bits.
     for new in range(max(span.low, position - span.before), span.high):
         _store(shape, layer, table, new, qkv[span.row - (position - new)], scratch.key)
     for head in range(shape.heads):
@@ -89,7 +90,7 @@ def attend(shape: Any, layer: Any, span: Any, qkv: Any, scratch: Any, partial: A
 
 @njit(**FLAGS)
 def _turn(shape: Any, norm: int, rotation: int, position: int, x: Any, out: Any) -> None:
-    """Normalize a head where the model does, and rotate it to its position."""
+    """Normalize a head if the model does, and rotate it to its position."""
     width = shape.head_dim
     if norm:
         normalize(x, width, norm, 0, shape.eps, out)
@@ -107,7 +108,7 @@ def _turn(shape: Any, norm: int, rotation: int, position: int, x: Any, out: Any)
 
 @njit(**FLAGS)
 def _store(shape: Any, layer: Any, table: Any, position: int, qkv: Any, key: Any) -> None:
-    """This row's keys and values, into its page."""
+    """Store this row's keys and values in its page."""
     width, size = shape.head_dim, shape.page_size
     row = table[position // size] * size + position % size
     for head in range(shape.kv_heads):
@@ -121,13 +122,13 @@ def _store(shape: Any, layer: Any, table: Any, position: int, qkv: Any, key: Any
 
 @njit(**FLAGS)
 def _bytes(shape: Any) -> int:
-    """Of one number in the cache."""
+    """Bytes of one number in the cache."""
     return 2 if shape.halves else 4
 
 
 @njit(**FLAGS)
 def _put(shape: Any, vector: Any, place: int) -> None:
-    """Store a head's float32 vector as what the cache holds."""
+    """Store a head's float32 vector in the cache's type."""
     width = shape.head_dim
     if shape.halves:
         narrowed = halves(place, (width,))
@@ -141,7 +142,7 @@ def _put(shape: Any, vector: Any, place: int) -> None:
 
 @njit(**FLAGS)
 def _walk(summing: Any, shape: Any, table: Any, span: Any, scratch: Any, partial: Any, kept: int) -> None:
-    """Over a span's pages, all heads of each: with keys to scores, or (summing, literal: 1) with values to sums.
+    """Walk a span's pages, all heads of each: turn keys into scores, or with `summing` (literal 1) values into sums.
 
     kept: the address of the layer's keys, or values.
     """
@@ -154,7 +155,7 @@ def _walk(summing: Any, shape: Any, table: Any, span: Any, scratch: Any, partial
         weights = scratch.weights[:, position - span.low : end - span.low]
         for kv_head in range(shape.kv_heads):
             head, last = kv_head * sharing, (kv_head + 1) * sharing
-            while head < last:  # query heads that share it, together
+            while head < last:  # query heads that share the key head, together
                 queries, mine, sums = scratch.queries[head:], weights[head:], partial[head:]
                 if last - head >= 3:
                     if shape.halves:
@@ -175,8 +176,11 @@ def together(
     summing: Any, heads: Any, halved: Any, shape: Any, page: int, positions: int, kv_head: int, queries: Any,
     weights: Any, sums: Any,
 ) -> None:  # fmt: skip
-    """Some rows of keys, or of values, for `heads` query heads. page: the address of [positions, Hkv, Dh], bfloat16 if
-    `halved` is 1, else float32. All of summing, heads and halved are literal."""
+    """Process some positions of keys, or of values, for `heads` query heads.
+
+    page: the address of [positions, Hkv, Dh], bfloat16 if `halved` is 1, else float32. summing, heads and halved are
+    literal.
+    """
     raise NotImplementedError("for compiled code")
 
 
@@ -235,7 +239,8 @@ def _together(
 
 @njit(**FLAGS)
 def _exponentials(shape: Any, weights: Any, partial: Any) -> None:
-    """From a head's scores to their exponentials; partial [Dh + 2]: no sum of values yet, the largest, the sum."""
+    """Turn a head's scores into exponentials, and set partial [Dh + 2]: zeros for values, the largest score, the
+    sum."""
     width, count = shape.head_dim, weights.shape[0]
     if shape.softcap:
         for p in range(count):
@@ -254,7 +259,7 @@ def _exponentials(shape: Any, weights: Any, partial: Any) -> None:
 
 @njit(**FLAGS)
 def gather(shape: Any, partials: Any, first: int, count: int, out: Any) -> None:
-    """A row's spans put together: partials [first : first + count] of [spans, Hq, Dh + 2] → out float32 [Hq Dh]."""
+    """Combine a row's spans: partials [first : first + count] of [spans, Hq, Dh + 2] → out float32 [Hq Dh]."""
     width = shape.head_dim
     for head in range(shape.heads):
         largest = partials[first, head, width]

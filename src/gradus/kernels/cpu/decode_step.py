@@ -1,4 +1,4 @@
-"""A decode step on a CPU: what torch does in a few hundred small operations, in five stages per layer.
+"""A decode step on a CPU: five stages per layer, instead of torch's few hundred small operations.
 
     qkv        normalize the residual stream, multiply                     x → queries, keys, values
     attend     turn heads to their positions, store, read the pages        → unfinished sums of each span
@@ -6,11 +6,11 @@
     up         normalize, multiply, activate                               x → features
     down       multiply, add to the stream                                 → x
 
-and at the end `head`. Where a model normalizes what it adds (Gemma 3), a sixth stage does that. Each stage is divided
-into chunks of columns (attention: spans of positions) which threads take as they come free (`team.py`). A thread
-normalizes and rounds the activations that a stage reads for itself, once: that costs less than another stage.
+and `head` at the end. If a model normalizes a block's output before adding it (Gemma 3), a sixth stage does that. Each
+stage is divided into chunks of columns (attention: spans of positions), which threads take as they become free
+(`team.py`). Each thread normalizes and rounds a stage's input once for itself, which costs less than another stage.
 
-What a step works on lies in a few arrays, made once; a step sets the rows' numbers and calls `run`. One function
+A step's data lies in a few arrays, allocated once; each step fills in its rows and calls `run`. One function
 serves every model, number of layers and scheme, so it is compiled once, and its code is kept on disk.
 """
 
@@ -33,7 +33,7 @@ from gradus.kernels.cpu.team import BETWEEN_STEPS, FIRST, OVER, PATIENCE, WITHIN
 f32 = np.float32
 
 QKV, ATTEND, OUTPUT, ADD_NORMALIZED, UP, DOWN, HEAD, BESIDE = range(8)
-"""BESIDE: a product that is no part of the model's step, and runs on its own."""
+"""BESIDE: a product outside the model's step, which runs on its own."""
 
 STAGE = np.dtype(
     [
@@ -41,7 +41,7 @@ STAGE = np.dtype(
         ("layer", np.int64),
         ("matrix", np.int64),  # the first of `parts` records
         ("parts", np.int64),
-        ("columns", np.int64),  # of the result; of one half of it where `up` is gated
+        ("columns", np.int64),  # of the result; of half of it if `up` is gated
         ("chunk", np.int64),  # columns of a chunk
         ("norm", np.int64),  # addresses of float32; 0: none
         ("norm_bias", np.int64),
@@ -53,27 +53,27 @@ STAGE = np.dtype(
 SHAPE = np.dtype(
     [
         ("rows", np.int64),  # of this step
-        ("wanted", np.int64),  # of them, how many get logits
+        ("wanted", np.int64),  # number of rows that get logits
         ("hidden", np.int64),
         ("features", np.int64),
         ("activation", np.int64),
         ("gated", np.int64),
         ("softcap", np.float32),  # of the logits; 0: none
-        ("greedy", np.int64),  # whether the head chooses tokens and leaves no logits
+        ("greedy", np.int64),  # whether the head chooses tokens and stores no logits
     ]
 )
 
 
 class Step(NamedTuple):
-    """All that a step works on. Buffers are float32 [32, …], a row for each new token.
+    """All data of a step. Buffers are float32 [32, …], one row per new token.
 
     shape: SHAPE [1]; heads: HEADS [1]; stages: STAGE [S]; matrices: MATRIX; layers: LAYER.
-    chunks: int64 [S], how many each stage has in this step.
+    chunks: int64 [S], the number of chunks of each stage in this step.
     wanted: int64 [32], the rows that get logits.
     spans: SPAN [groups of layers, most]; span_starts: int64 [groups, 33], the first span of each row, and the end.
     partials: float32 [most, Hq, Dh + 2].
-    winners: int64 [chunks of the head, 32], as `greedy.py` has them; tokens: int64 [32], the choice.
-    given, made: what products beside the step multiply, and what comes out, as wide as the widest of each.
+    winners: int64 [chunks of the head, 32], see `greedy.py`; tokens: int64 [32], the choice.
+    given, made: inputs and results of products outside the step, as wide as the widest of each.
     """
 
     shape: Any
@@ -98,17 +98,17 @@ class Step(NamedTuple):
 
 
 class Worker(NamedTuple):
-    """One thread's own: copies of activations, and which stage they were made for, counted over all steps."""
+    """One thread's own buffers: copies of activations, and the stage they were made for, counted over all steps."""
 
     rows: Rows
     scratch: Scratch
     ready: NDArray[np.int64]
-    products: NDArray[np.float32]  # [32, columns], what a chunk multiplies before it is added
+    products: NDArray[np.float32]  # [32, columns], a chunk's product before it is added
 
 
 @njit(**FLAGS, **INLINED)
 def run_chunk(step: Step, worker: Worker, number: int, index: int, chunk: int) -> None:
-    """One chunk of stage `index`; `number` tells the stage from those of other steps."""
+    """Run one chunk of stage `index`. `number` counts stages over all steps, so it distinguishes this step's stage."""
     stage = step.stages[index]
     if stage.kind == ATTEND:
         layer = step.layers[stage.layer]
@@ -140,12 +140,12 @@ def run_chunk(step: Step, worker: Worker, number: int, index: int, chunk: int) -
         _add(step, stage, low, high, y)
 
 
-# -- what a stage reads ------------------------------------------------------------------------------------------------
+# -- a stage's input ---------------------------------------------------------------------------------------------------
 
 
 @njit(**FLAGS)
 def _fill(step: Step, stage: Any, rows: Rows) -> None:
-    """The activations that a stage multiplies, in a thread's own copy; rows that only fill up are zeros."""
+    """Fill a thread's copy of the activations that a stage multiplies; padding rows are zeros."""
     shape, count = step.shape[0], _count(step, stage)
     for r in range(count):
         if stage.kind == OUTPUT:
@@ -167,31 +167,31 @@ def _fill(step: Step, stage: Any, rows: Rows) -> None:
 
 @njit(**FLAGS)
 def _count(step: Step, stage: Any) -> int:
-    """Rows of a stage's product."""
+    """The number of rows of a stage's product."""
     return step.shape[0].wanted if stage.kind == HEAD else step.shape[0].rows
 
 
 @njit(**FLAGS, **INLINED)
 def _multiply(step: Step, stage: Any, before: int, low: int, high: int, rows: Rows, y: Any) -> None:
-    """Columns low to high of the stage's product, whose matrix may consist of several, side by side."""
+    """Compute columns low to high of the stage's product. Its matrix may consist of several, side by side."""
     count = padded(_count(step, stage))
     for part in range(stage.matrix, stage.matrix + stage.parts):
         matrix = step.matrices[part]
         start, end = max(low - matrix.first, 0), min(high - matrix.first, matrix.rows)
         if start >= end:
             continue
-        if stage.parts > 1:  # each wants its activations in its own way
+        if stage.parts > 1:  # each part needs its activations prepared in its own way
             _fill(step, stage, rows)
             prepare(matrix, count, rows)
         multiply(matrix, matrix.first - before, start, end, count, rows, y)
 
 
-# -- what becomes of a product -----------------------------------------------------------------------------------------
+# -- after a product ---------------------------------------------------------------------------------------------------
 
 
 @njit(**FLAGS, **INLINED)
 def _result(step: Step, stage: Any, worker: Worker, chooses: bool) -> Any:
-    """Where the product goes: to the next stage or the caller, or to the thread's own, which does more with it."""
+    """The product's destination: a buffer of the step, or the thread's own if it processes the product further."""
     if stage.kind == QKV:
         return step.qkv
     if stage.kind == BESIDE:
@@ -219,7 +219,7 @@ def _add_normalized(step: Step, stage: Any, worker: Worker) -> None:
 
 @njit(**FLAGS)
 def _activate(step: Step, low: int, high: int, products: Any) -> None:
-    """Features low to high, from the first half of the product and, where it is gated, the second."""
+    """Compute features low to high from the first half of the product and, if it is gated, the second."""
     shape = step.shape[0]
     for r in range(shape.rows):
         activate(shape.activation, products[r, low:high])
@@ -238,14 +238,14 @@ def _cap(step: Step, low: int, high: int, logits: Any) -> None:
 
 @njit(**FLAGS)
 def _leave_winners(step: Step, chunk: int, low: int, high: int, logits: Any) -> None:
-    """Of the head's columns low to high, which are the first of `logits`."""
+    """Store each row's winner among the head's columns low to high, which are the first columns of `logits`."""
     for r in range(step.shape[0].wanted):
         step.winners[chunk, r] = winner(logits[r], high - low, low)
 
 
 @njit(**FLAGS)
 def _choose(step: Step) -> None:
-    """The tokens, of the winners of all chunks."""
+    """Choose each row's token from the winners of all chunks."""
     for r in range(step.shape[0].wanted):
         best = NOTHING
         for chunk in range(step.winners.shape[0]):
@@ -259,9 +259,11 @@ def _choose(step: Step) -> None:
 def _compiled(made_of: int) -> Callable[[int, Step, Worker, int, int], None]:
     @kept
     def run(words: int, step: Step, worker: Worker, first: int, stages: int) -> None:
-        """Open a step of `stages` stages from `first` on, and take part in it. With 0 stages: take part in what others
-        open, until there was nothing to do for as long as `words` say."""
-        turns = made_of & 0  # so that kept code is of these sources
+        """Open a step of `stages` stages from `first` on, and take part in it.
+
+        With 0 stages, take part in the steps that others open, until there is nothing to do for PATIENCE turns.
+        """
+        turns = made_of & 0  # puts the sources' number into the closure, for `kept`
         if stages:
             open_step(words, first, stages)
         while True:

@@ -1,4 +1,5 @@
-"""Exponentials and activations that become vector instructions: calls to the C library would be made one by one."""
+"""Exponentials and activations that become vector instructions. The C library would be called for one value at a
+time."""
 
 import math
 from typing import Any
@@ -18,7 +19,8 @@ ACTIVATIONS = {"silu": SILU, "gelu": GELU, "gelu_tanh": GELU_TANH}
 
 @njit(**FLAGS)
 def exp(x: Any) -> Any:
-    """eˣ to a few units in the last place: 2ⁿ by its bits, and the Taylor series of the rest, |z| ≤ ln 2 / 2."""
+    """Compute eˣ to a few units in the last place: 2ⁿ by its bits, times the Taylor series of the rest, |z| ≤ ln 2 /
+    2."""
     x = min(max(x, LOWEST), HIGHEST)
     n = np.rint(x * LOG2_E)
     z = x - n * LN_2
@@ -29,7 +31,8 @@ def exp(x: Any) -> Any:
 
 @njit(**ENTERED)
 def exp_of(x: Any) -> Any:
-    """`exp`, for Python to call. It cannot call the others: they have no entry, and the process would end."""
+    """`exp`, for Python to call. Python cannot call the others: they have no entry point, and the process would
+    crash."""
     return exp(x)
 
 
@@ -40,8 +43,9 @@ def tanh(x: Any) -> Any:
 
 @njit(**FLAGS)
 def copy(x: Any, out: Any) -> None:
-    """A vector to the beginning of another. An assignment of slices would check their lengths, and have the words of
-    its error compiled with it: 25 functions."""
+    """Copy a vector to the beginning of another. Assigning slices would check their lengths, and compile the error
+    message
+    with it: 25 functions."""
     for j in range(x.shape[0]):
         out[j] = x[j]
 
@@ -55,7 +59,7 @@ def add_to(x: Any, y: Any) -> None:
 
 @njit(**FLAGS)
 def activate(kind: int, x: Any) -> None:
-    """The activation of each value, in place."""
+    """Apply the activation to each value, in place."""
     if kind == SILU:
         for j in range(x.shape[0]):
             x[j] = x[j] / (f32(1) + exp(-x[j]))

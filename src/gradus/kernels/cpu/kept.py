@@ -1,11 +1,12 @@
-"""Compiled code, kept on disk: a quarter of a minute of compiling once for a machine and not at every start.
+"""Compiled code, kept on disk, so that a quarter of a minute of compiling is spent once per machine, not at every
+start.
 
-numba keeps code beside the sources, else in the user's cache (`NUMBA_CACHE_DIR` names another place). It notices that
-code is of another processor or another numba, and that the function's own file has changed; of the other files that the
-code was made of it knows nothing. So the function holds a number for all of them.
+numba keeps code next to the sources, or else in the user's cache (`NUMBA_CACHE_DIR` names another place). It notices
+code for another processor or from another numba, and changes in the function's own file, but not in the other files
+that were compiled into it. So the function holds a number computed from all of them.
 
-What is kept is worth having and never needed. Where no place can be written, code is compiled at every start; what
-cannot be read, since a disk was full or a file is damaged, is compiled anew and replaced.
+Nothing depends on kept code. Where no folder is writable, code is compiled at every start; code that cannot be
+read, because a disk was full or a file is damaged, is compiled again and replaced.
 """
 
 import logging
@@ -24,7 +25,7 @@ log = logging.getLogger(__name__)
 
 
 class KeptCode(FunctionCache):
-    """numba's, without its errors. Raises RuntimeError, as numba's, where it finds no place that can be written."""
+    """numba's cache without its read and write errors. Raises RuntimeError, like numba's, if no folder is writable."""
 
     def load_overload(self, signature: Any, context: Any) -> Any:
         try:
@@ -42,13 +43,13 @@ class KeptCode(FunctionCache):
             self._forget()
 
     def _forget(self) -> None:
-        """An index may name a file that another version of the function has left: then it must name none."""
+        """Clear the index, because it may name a file that another version of the function has left."""
         with suppress(Exception):
             self.flush()
 
 
 def kept(function: Callable[..., Any]) -> Any:
-    """The function compiled, and its code kept where that is possible."""
+    """Compile the function, and keep its code where possible."""
     kernel = njit(**ENTERED)(function)
     with suppress(RuntimeError):
         kernel._cache = KeptCode(function)  # as `cache=True` does
@@ -56,11 +57,11 @@ def kept(function: Callable[..., Any]) -> Any:
 
 
 def place_of(kernel: Any) -> str | None:
-    """The folder that a kernel's code is kept in, if it is."""
+    """The folder that holds a kernel's code; None if it is not kept."""
     return kernel._cache.cache_path or None
 
 
 def sources() -> int:
-    """A number for this package's sources."""
+    """Compute a checksum of this package's sources."""
     folder = Path(__file__).parent
     return zlib.crc32(b"".join(path.read_bytes() for path in sorted(folder.glob("*.py"))))

@@ -1,4 +1,5 @@
-"""What numba lacks: arrays at an address, bfloat16, atomic words, and a pause. One LLVM instruction or two each.
+"""Features that numba lacks: arrays at an address, bfloat16, atomic words, a pause. Each is one or two LLVM
+instructions.
 
 Kernels see weights, pages and scratch through their addresses. So one compiled kernel serves every layer and every
 model, and its code can be kept on disk.
@@ -14,21 +15,21 @@ from numba.extending import intrinsic
 from numba.np.arrayobj import make_array
 from numpy.typing import NDArray
 
-# Sums may be reordered, so that loops become vector instructions. But NaN and infinity stay what they are: a row that
-# has one must end alone, and so kernels must be able to see it.
+# Sums may be reordered, so that loops become vector instructions. But NaN and infinity must survive: a row that
+# contains one ends its own sequence, so kernels must be able to see it.
 ENTERED: dict[str, Any] = {
     "nogil": True,
     "error_model": "numpy",
     "fastmath": {"reassoc", "contract", "nsz", "arcp"},
 }
-"""For a function that Python calls."""
+"""Flags of a function that Python calls."""
 
 FLAGS: dict[str, Any] = ENTERED | {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
-"""For all others: the code by which Python would call each is an eighth of what there is to compile."""
+"""Flags of all other functions. The code by which Python would call them would be an eighth of all code to compile."""
 
 INLINED: dict[str, Any] = {"inline": "always"}
-"""For functions on the way from a step to its products. Code is optimized anew at every call that it is linked through,
-products' code for a second each time; inlined ones are no call."""
+"""Flags of functions on the way from a step to its products. LLVM optimizes code again in each function that it is
+linked into, which takes a second each time for the products; inlined functions add no such level."""
 
 IS_X86 = platform.machine().lower() in ("x86_64", "amd64")
 
@@ -37,13 +38,15 @@ HALF, SINGLE, FLOAT = ir.IntType(16), ir.IntType(32), ir.FloatType()
 
 
 LINE = 64
-"""Bytes that memory sends at a time."""
+"""Bytes of a cache line."""
 
 
 def zeros(shape: int | tuple[int, ...], kind: Any) -> NDArray[Any]:
-    """An array that begins at a line of memory. A vector that lies in two lines is two reads, and numpy's arrays begin
-    16 bytes after a line: a product of several rows, bound by what it reads of activations, then takes up to twice as
-    long."""
+    """Allocate an array that starts on a cache line.
+
+    A vector that straddles two lines takes two reads, and numpy's arrays start 16 bytes into a line: a product of
+    several rows, which is bound by reading activations, then takes up to twice as long.
+    """
     size = int(np.prod(shape)) * np.dtype(kind).itemsize
     room = np.zeros(size + LINE, np.uint8)
     start = -room.ctypes.data % LINE
@@ -60,31 +63,31 @@ def _pointer(typing: Any, address: Any) -> Any:
 
 @njit(**FLAGS)
 def floats(address: int, shape: Any) -> Any:
-    """float32 at an address."""
+    """View float32 at an address."""
     return carray(_pointer(address), shape, np.float32)
 
 
 @njit(**FLAGS)
 def halves(address: int, shape: Any) -> Any:
-    """Values of 16 bits: bfloat16, words of int4."""
+    """View 16-bit values at an address: bfloat16, or words of int4."""
     return carray(_pointer(address), shape, np.uint16)
 
 
 @njit(**FLAGS)
 def bytes_at(address: int, shape: Any) -> Any:
-    """int8 at an address."""
+    """View int8 at an address."""
     return carray(_pointer(address), shape, np.int8)
 
 
 @njit(**FLAGS)
 def longs(address: int, shape: Any) -> Any:
-    """int64 at an address."""
+    """View int64 at an address."""
     return carray(_pointer(address), shape, np.int64)
 
 
 @intrinsic
 def address(typing: Any, array: Any) -> Any:
-    """Where the values of an array lie."""
+    """The address of an array's values."""
 
     def generate(context: Any, builder: ir.IRBuilder, signature: Any, args: Any) -> ir.Value:
         return builder.ptrtoint(make_array(signature.args[0])(context, builder, args[0]).data, WORD)
@@ -94,7 +97,7 @@ def address(typing: Any, array: Any) -> Any:
 
 @intrinsic
 def widen(typing: Any, value: Any) -> Any:
-    """A value as float32: float32 as it is, uint16 as the bits of a bfloat16, integers by value."""
+    """Convert to float32: float32 unchanged, uint16 as the bits of a bfloat16, integers by value."""
 
     def generate(context: Any, builder: ir.IRBuilder, signature: Any, args: Any) -> ir.Value:
         if value == types.uint16:
@@ -107,7 +110,7 @@ def widen(typing: Any, value: Any) -> Any:
 
 @intrinsic
 def narrow(typing: Any, value: Any) -> Any:
-    """float32 → the bits of the nearest bfloat16, of two the even one; a NaN stays one."""
+    """Round float32 to the bits of the nearest bfloat16, ties to even; NaN stays NaN."""
 
     def generate(context: Any, builder: ir.IRBuilder, signature: Any, args: Any) -> ir.Value:
         bits = builder.bitcast(args[0], SINGLE)
@@ -125,7 +128,7 @@ def narrow(typing: Any, value: Any) -> Any:
 
 @intrinsic
 def bits(typing: Any, value: Any) -> Any:
-    """The bits of a float32, as a signed integer of 64."""
+    """The bits of a float32, sign-extended to a 64-bit integer."""
 
     def generate(context: Any, builder: ir.IRBuilder, signature: Any, args: Any) -> ir.Value:
         return builder.sext(builder.bitcast(args[0], SINGLE), WORD)
@@ -135,7 +138,7 @@ def bits(typing: Any, value: Any) -> Any:
 
 @intrinsic
 def power_of_two(typing: Any, exponent: Any) -> Any:
-    """2ⁿ as float32, for n from -126 to 127."""
+    """Compute 2ⁿ as float32, for n from -126 to 127."""
 
     def generate(context: Any, builder: ir.IRBuilder, signature: Any, args: Any) -> ir.Value:
         biased = builder.add(args[0], ir.Constant(SINGLE, 127))
@@ -144,7 +147,7 @@ def power_of_two(typing: Any, exponent: Any) -> Any:
     return types.float32(types.int32), generate
 
 
-# -- words that threads share ------------------------------------------------------------------------------------------
+# -- words shared by threads -------------------------------------------------------------------------------------------
 
 
 def _place(context: Any, builder: ir.IRBuilder, signature: Any, args: Any) -> ir.Value:
@@ -153,7 +156,8 @@ def _place(context: Any, builder: ir.IRBuilder, signature: Any, args: Any) -> ir
 
 @intrinsic
 def load(typing: Any, address: Any, index: Any) -> Any:
-    """Word `index` of an int64 array at an address; what was written before it was stored is seen after this."""
+    """Load word `index` of an int64 array at an address. Writes made before the word was stored are visible
+    afterwards."""
 
     def generate(context: Any, builder: ir.IRBuilder, signature: Any, args: Any) -> ir.Value:
         return builder.load_atomic(_place(context, builder, signature, args), "acquire", 8)
@@ -172,7 +176,7 @@ def store(typing: Any, address: Any, index: Any, value: Any) -> Any:
 
 @intrinsic
 def add(typing: Any, address: Any, index: Any, value: Any) -> Any:
-    """Add, and return what was there before."""
+    """Add to a word, and return its previous value."""
 
     def generate(context: Any, builder: ir.IRBuilder, signature: Any, args: Any) -> ir.Value:
         return builder.atomic_rmw("add", _place(context, builder, signature, args), args[2], "acq_rel")
@@ -182,7 +186,7 @@ def add(typing: Any, address: Any, index: Any, value: Any) -> Any:
 
 @intrinsic
 def exchange_if(typing: Any, address: Any, index: Any, expected: Any, value: Any) -> Any:
-    """Store the value if the word is what was expected, and tell whether it was (compare and swap)."""
+    """Store the value if the word equals `expected`, and return whether it did (compare and swap)."""
 
     def generate(context: Any, builder: ir.IRBuilder, signature: Any, args: Any) -> ir.Value:
         place = _place(context, builder, signature, args)
@@ -194,7 +198,7 @@ def exchange_if(typing: Any, address: Any, index: Any, expected: Any, value: Any
 
 @intrinsic
 def pause(typing: Any) -> Any:
-    """Tell the processor that this thread only waits."""
+    """Signal to the processor that this thread only waits."""
 
     def generate(context: Any, builder: ir.IRBuilder, signature: Any, args: Any) -> ir.Value:
         if IS_X86:
@@ -206,7 +210,7 @@ def pause(typing: Any) -> Any:
 
 @intrinsic
 def sleep(typing: Any, microseconds: Any) -> Any:
-    """Give the core away, for at least so long. The C library's, which every POSIX system has."""
+    """Give up the core for at least this long, by the C library's `usleep`, which every POSIX system has."""
 
     def generate(context: Any, builder: ir.IRBuilder, signature: Any, args: Any) -> ir.Value:
         function = _function(builder, "usleep", SINGLE, [SINGLE])

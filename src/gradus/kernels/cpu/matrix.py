@@ -1,6 +1,6 @@
-"""A weight matrix as the kernels know it: its kind, and where its parts lie in memory.
+"""A weight matrix as the kernels see it: its kind, and the addresses of its parts.
 
-A record of numbers, so that one compiled kernel takes any matrix of any model. The memory stays the model's;
+It is a record of numbers, so that one compiled kernel takes any matrix of any model. The memory belongs to the model;
 the owner of records keeps the model as well.
 """
 
@@ -15,21 +15,21 @@ from gradus.quantization.int8 import Int8Linear
 from gradus.quantization.parts import SideBySide
 
 FLOAT32, BFLOAT16, INT8, INT4, INT4_HALF = range(5)
-"""What a matrix is kept in. INT4 has scales and offsets in bfloat16, INT4_HALF in float16."""
+"""How a matrix is stored. INT4 has scales and offsets in bfloat16, INT4_HALF in float16."""
 
 KINDS = {FLOAT32: "float32", BFLOAT16: "bfloat16", INT8: "int8", INT4: "int4", INT4_HALF: "int4"}
 
 MATRIX = np.dtype(
     [
         ("kind", np.int64),
-        ("first", np.int64),  # of the columns of the result
+        ("first", np.int64),  # its first column of the result
         ("rows", np.int64),
         ("width", np.int64),
-        ("values", np.int64),  # addresses from here on; 0: there is none
+        ("values", np.int64),  # an address, like scales, order and bias; 0: none
         ("scales", np.int64),  # int8: float32 [rows]; int4: pairs
         ("group", np.int64),  # int4: weights that share a pair
-        ("pairs", np.int64),  # int4: of a row
-        ("order", np.int64),  # int4: int64 [width], of which column each stored one is
+        ("pairs", np.int64),  # int4: pairs per row
+        ("order", np.int64),  # int4: int64 [width], the original column of each stored column
         ("bias", np.int64),  # float32 [rows]
     ]
 )
@@ -38,13 +38,13 @@ FLOATS = {torch.float32: FLOAT32, torch.bfloat16: BFLOAT16}
 
 
 class Unsupported(Exception):
-    """A part of the model that there is no kernel for; says which."""
+    """A part of the model has no kernel. The message names it."""
 
 
 class Matrices:
-    """The records of a model's matrices, and what must stay in memory for them.
+    """The records of a model's matrices, and the tensors that must stay in memory for them.
 
-    records: MATRIX [count]. A fused matrix whose parts are kept in different ways takes several.
+    records: MATRIX [count]. A fused matrix whose parts are stored in different ways takes several.
     """
 
     def __init__(self) -> None:
@@ -56,7 +56,7 @@ class Matrices:
         return np.array(self.rows, MATRIX)
 
     def add(self, linear: Linear) -> tuple[int, int]:
-        """Returns the matrix's first record, and how many it has. Raises Unsupported."""
+        """Add a matrix. Returns the index of its first record, and how many it has. Raises Unsupported."""
         start = len(self.rows)
         first = 0
         for part in linear.parts if type(linear) is SideBySide else [linear]:
@@ -83,7 +83,7 @@ class Matrices:
         self.rows.append((kind, first, rows, width, self.address(values), scales, group, pairs, order, bias))
 
     def address(self, tensor: torch.Tensor) -> int:
-        """Where a tensor's values lie, one after the other; the tensor is kept."""
+        """The address of a tensor's values, contiguous; the tensor is kept alive."""
         tensor = tensor.detach().contiguous()
         self.kept.append(tensor)
         return tensor.data_ptr()

@@ -1,4 +1,4 @@
-"""A model as the stages of a decode step, and the arrays that its steps work on."""
+"""A model as the stages of a decode step, and the arrays that hold its steps' data."""
 
 from collections.abc import Sequence
 from typing import Any, TypeVar, cast
@@ -38,18 +38,18 @@ from gradus.models.rope import RotaryTable
 from gradus.quantization.int4 import Int4Linear
 from gradus.quantization.linear import PIECE
 
-ROUNDS = 2  # chunks of a stage for each thread, at least: alike, and long, for weights are read best in long streams
-CHUNK_BYTES = 1 << 20  # of a chunk's weights at most: what another thread may wait for at a stage's end
-FEWEST_KEYS = 32  # of a span
+ROUNDS = 2  # fewest chunks per thread and stage: equal and long, because long streams of weights are read fastest
+CHUNK_BYTES = 1 << 20  # most bytes of a chunk's weights, because threads wait for the last chunk at a stage's end
+FEWEST_KEYS = 32  # fewest keys of a span
 f32 = np.float32
 Value = TypeVar("Value")
 
 KNOWN_PARTS = (nn.LayerNorm, RMSNorm, Heads, RotaryTable, Activation, Gated)
-"""Classes that the stages compute; a subclass may compute something else. `Matrices` knows the matrices."""
+"""Classes that the stages compute, not their subclasses, which may differ. `Matrices` checks the matrices."""
 
 
 def known_layers(model: Model) -> list[LayerParts]:
-    """Each layer's parts. Raises Unsupported for a model, a layer or a part that computes something else."""
+    """Return each layer's parts. Raises Unsupported for a model, a layer or a part of any other class."""
     try:
         layers = parts_of(model)
     except Undescribed as error:
@@ -64,7 +64,7 @@ def known_layers(model: Model) -> list[LayerParts]:
 class Stages:
     """The stages of a model's decode step, one STAGE each, and behind them one for each of its extra linears.
 
-    count: of the step. Raises Unsupported for a part that has no kernel.
+    count: the number of stages in the step itself. Raises Unsupported for a part without a kernel.
     """
 
     def __init__(self, model: Model, extra_linears: Sequence[Linear], threads: int) -> None:
@@ -101,7 +101,7 @@ class Stages:
         self._add(kind, layer, (matrix, parts, columns, chunk), norm, onto)
 
     def _chunk(self, columns: int, matrix_bytes: int) -> int:
-        """Columns of a chunk, a multiple of 16: chunks of a stage are alike, and as many as threads take in rounds."""
+        """Columns of a chunk, a multiple of 16. A stage has equal chunks, one per thread and round."""
         rounds = max(ROUNDS, -(-matrix_bytes // (self.threads * CHUNK_BYTES)))
         return -(-columns // (rounds * self.threads * 16)) * 16
 
@@ -121,17 +121,17 @@ class Stages:
 
 
 class Work:
-    """All that the threads of a step hold: buffers that it writes to, and addresses of weights and pages."""
+    """Everything that the threads of a step hold: buffers to write to, and addresses of weights and pages."""
 
     def __init__(self, step: Step, workers: Sequence[Worker]) -> None:
         self.step, self.workers = step, workers
         self.opened = (0, 0)
-        words = np.zeros(WORDS + 8, np.int64)  # and room to begin at a cache line
+        words = np.zeros(WORDS + 8, np.int64)  # with room to start on a cache line
         self.words = words[-(words.ctypes.data // 8) % 8 :][:WORDS]
         self.address = self.words.ctypes.data
 
     def __call__(self, thread: int) -> None:
-        first, stages = (0, 0) if thread else self.opened  # by the caller
+        first, stages = (0, 0) if thread else self.opened  # only the caller, thread 0, opens a step
         run(self.address, self.step, self.workers[thread], first, stages)
 
 
@@ -156,7 +156,7 @@ class DecodeModel:
         self.model, self.tables, self.windows, self.threads = model, tables, windows, threads
         stages = Stages(model, extra_linears, threads)
         self.kept = stages.matrices, cache
-        self.kind = KINDS[stages.matrices.rows[0][0]]  # of its first matrix; in a mix others may differ
+        self.kind = KINDS[stages.matrices.rows[0][0]]  # of the first matrix; in a mix others may differ
         self.step = _make_step(model, stages, cache, page_size, _most_spans(model, threads), len(windows))
         self.count = stages.count
         self.attending = np.flatnonzero(self.step.stages["kind"] == ATTEND)
@@ -166,7 +166,7 @@ class DecodeModel:
         self.logits, self.tokens = torch.from_numpy(self.step.logits), torch.from_numpy(self.step.tokens)
         self.given, self.made = torch.from_numpy(self.step.given), torch.from_numpy(self.step.made)
         self.team = Team(threads, self.work, self.work.words)
-        finalize(self, self.team.close)  # at the process's end at the latest: compiled code would not notice it
+        finalize(self, self.team.close)  # at exit at the latest: compiled code would not notice that the process ends
 
     def run(
         self,
@@ -178,13 +178,13 @@ class DecodeModel:
         *,
         greedy: bool = False,
     ) -> Tensor:
-        """One decode step: a new token of each of these slots, at its position, int64 [R].
+        """Run one decode step: one new token per row. token_ids, positions: int64 [R]; slots: each row's slot.
 
-        A slot may have several, at successive positions in successive rows: before says how many rows of the same slot
-        come right before each; None: none. Its keys and values go to the pages that the tables name.
-        wanted: the rows that get logits, at least one; None: all. Returns those, float32 [wanted, V], until the next
-        call; or where `greedy`, and then no logits are written, the token of each row's largest, int64 [wanted]: of
-        equal ones the first, -1 where it is not finite.
+        A slot may have several rows, at successive positions in successive rows; `before` counts the rows of the same
+        slot right before each (None: none). Keys and values go to the pages in the tables.
+        wanted: the rows that get logits, at least one; None: all. Returns their logits, float32 [wanted, V], valid
+        until the next call. If `greedy`, writes no logits and returns each row's most likely token, int64 [wanted]: the
+        first among equals, -1 if its logit is not finite.
         """
         rows, wanted = len(slots), range(len(slots)) if wanted is None else wanted
         self.step.x[:rows] = self.model.embed(token_ids, positions).float().numpy()
@@ -196,7 +196,8 @@ class DecodeModel:
         return self.tokens[: len(wanted)].clone() if greedy else self.logits[: len(wanted)]
 
     def hidden(self, rows: Sequence[int]) -> Tensor:
-        """The newest step's hidden states of these rows, [rows, D], as the model's head takes them."""
+        """The last step's hidden states of these rows, [rows, D], after the final norm, as the model's head reads
+        them."""
         states = torch.from_numpy(self.step.x[np.array(rows, np.int64)])
         return cast(Tensor, self.model.norm(states.to(self.model.dtype)))
 
@@ -214,7 +215,7 @@ class DecodeModel:
         self.team.run()
 
     def _divide(self, slots: Sequence[int], positions: Sequence[int], before: Sequence[int]) -> None:
-        """Each row's context into spans, for every group of layers."""
+        """Divide each row's context into spans, for every group of layers."""
         _, count, longest = self.tables.shape
         start = self.tables.data_ptr()
         for group, window in enumerate(self.windows):
@@ -233,7 +234,7 @@ class DecodeModel:
 
 
 def _add_panels(model: Model) -> None:
-    """Let torch's products of int4 matrices have them widened by a kernel, which is compiled here."""
+    """Let a kernel widen int4 matrices for torch's products, and compile it."""
     room = torch.empty(PIECE, dtype=torch.bfloat16 if model.dtype == torch.bfloat16 else torch.float32)
     for part in model.modules():
         if isinstance(part, Int4Linear):
@@ -242,7 +243,7 @@ def _add_panels(model: Model) -> None:
 
 
 def _most_spans(model: Model, threads: int) -> int:
-    """For 32 rows of the longest context: each as long as LONGEST allows, or all evenly divided, and a rest per row."""
+    """The most spans of a step: 32 rows of the longest context, cut by LONGEST or evenly, plus a remainder per row."""
     return MOST_ROWS * (-(-model.config.context_length // LONGEST) + 2 * threads + 1)
 
 
@@ -291,7 +292,7 @@ def _shape(model: Model, layers: Sequence[LayerParts]) -> NDArray[np.void]:
 
 
 def _same(what: str, values: Sequence[Value]) -> Value:
-    """The one value of all layers: a step has it once."""
+    """Return the value that all layers share: a step stores it only once."""
     if len(set(values)) != 1:
         raise Unsupported(f"layers that differ in {what}")
     return values[0]
@@ -318,7 +319,7 @@ def _heads(model: Model, layers: Sequence[LayerParts], keys: Tensor, page_size: 
 def _layers(
     layers: Sequence[LayerParts], cache: Sequence[tuple[Tensor, Tensor, int]], matrices: Matrices
 ) -> NDArray[np.void]:
-    # once per table: where activations are bfloat16, this is a copy as long as the context
+    # once per table: if activations are bfloat16, this is a copy as long as the context
     ropes = {layer.rope for layer in layers if layer.rope is not None}
     rotations = {rope: matrices.address(rope.table.float()) for rope in ropes}
     rows = []

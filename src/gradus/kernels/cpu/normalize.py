@@ -1,4 +1,4 @@
-"""Norms of a row, and of a head, in float32. Any output may be the input. Torch: `RMSNorm` and `LayerNorm`."""
+"""Norms of a row, and of a head, in float32. The output may be the input. Torch references: `RMSNorm`, `LayerNorm`."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ f32 = np.float32
 
 @njit(**FLAGS)
 def normalize(x: Any, width: int, weight: int, bias: int, eps: Any, out: Any) -> None:
-    """RMSNorm, or LayerNorm where there is a bias. weight, bias: addresses of float32 [width], 0 for none."""
+    """Apply RMSNorm, or LayerNorm if there is a bias. weight, bias: addresses of float32 [width], 0 for none."""
     scales = floats(weight, (width,))
     mean = f32(0)
     if bias:

@@ -1,7 +1,7 @@
-"""int4 weights made wide for a prompt: a panel of rows at a time, which torch multiplies.
+"""int4 weights widened for a prompt: a panel of rows at a time, which torch multiplies.
 
-A prompt has many rows of activations, and for those torch's products are good. What torch lacks is a way from nibbles
-to floats: each of its operations on integers writes a tensor. The torch reference is `Int4Linear.wide_rows`.
+A prompt has many rows of activations, and torch's products are good for those. But torch is slow at turning nibbles
+into floats: each of its integer operations writes a tensor. The torch reference is `Int4Linear.wide_rows`.
 """
 
 from collections.abc import Callable, Iterator
@@ -16,9 +16,9 @@ from gradus.quantization.linear import PIECE
 
 
 class Panels:
-    """Of a matrix whose rows are lanes: iterating gives the matrix's columns of the product, some at a time.
+    """The panels of a matrix whose rows are lanes. Each covers some of the product's columns.
 
-    room: PIECE values of the type of its activations, which all matrices use in turn. Compiled when it is first used.
+    room: PIECE values of the activations' type, which all matrices use in turn. The kernel is compiled at first use.
     """
 
     def __init__(self, linear: Int4Linear, room: Tensor) -> None:
@@ -27,7 +27,7 @@ class Panels:
         self.narrow, self.halves = room.dtype == torch.bfloat16, linear.kind == torch.float16
 
     def __iter__(self) -> Iterator[Tensor]:
-        """[K, rows] each: side by side all rows, and those that fill up the last LANES. Good until the next one."""
+        """Yield panels [K, rows]: all rows side by side, plus padding up to LANES. Each is valid until the next one."""
         width, blocks = self.steps * PLANE, len(self.words)
         together = max(1, PIECE // (width * LANES))
         for first in range(0, blocks, together):
@@ -46,12 +46,15 @@ def _compiled(made_of: int) -> Callable[[bool, bool, int, int, int, int, int, in
     def widen_panel(
         narrow: bool, halves: bool, words: int, pairs: int, steps: int, group: int, blocks: int, panel: int
     ) -> None:
-        """Addresses of some blocks' words and pairs, and of the panel: bfloat16 where it is narrow, else float32."""
+        """Widen some blocks, given the addresses of their words and pairs, into the panel at an address.
+
+        The panel is bfloat16 if `narrow`, else float32.
+        """
         tiles = -(-steps // PLANES)
-        stored = tiles * PLANES * PLANE // group  # groups of a row, with those that fill up the last tile
+        stored = tiles * PLANES * PLANE // group  # groups of a row, with padding in the last tile
         size = 2 if narrow else 4
         stride = blocks * LANES * size
-        for block in range(blocks + (made_of & 0)):  # so that kept code is of these sources
+        for block in range(blocks + (made_of & 0)):  # puts the sources' number into the closure, for `kept`
             for step in range(steps):
                 at = words + (block * tiles + step // PLANES) * 64 * LANES
                 pair = pairs + 4 * LANES * (block * stored + step * PLANE // group)

@@ -1,11 +1,12 @@
 """Products of a few rows: some rows of a matrix, times 1 to 32 rows of activations.
 
-Reading the weights is the cost, so each is read once from memory. It meets up to 8 rows of activations in registers,
-and more of them from the cache, where the few rows of weights that a thread works on stay meanwhile. After whole eights
-there may be 1, 2 or 4 rows: eight sequences of which one verifies a draft are nine, and not sixteen. What a scheme does
-to activations is done once per thread, on a copy: int8 rounds them, int4 puts them into the order of its words.
+Reading the weights is the cost, so each weight is read from memory once. In registers it is multiplied with up to 8
+rows of activations. More rows take turns of 8, while the few weight rows that a thread works on stay in the cache.
+After the whole eights, a turn of 1, 2 or 4 rows may follow: eight sequences, one with a draft to verify, take nine
+rows, not sixteen. Each thread prepares activations once, on its own copy: int8 rounds them, int4 permutes them to the
+order of its words.
 
-The torch reference is `forward` of the matrix's class. Sums are taken in another order; those of integers are the same.
+The torch reference is `forward` of the matrix's class. Sums are taken in another order; integer sums are equal.
 """
 
 from typing import Any, NamedTuple
@@ -38,16 +39,17 @@ MOST_ROWS = 32
 """Rows of activations that a product takes."""
 
 TOGETHER = 8
-"""Of them, so many meet a weight in registers."""
+"""Rows of activations that a weight is multiplied with while it is in registers."""
 
 AT_A_TIME = 32
-"""Rows of a matrix that stay in the cache for the turns of more."""
+"""Weight rows that stay in the cache while more than TOGETHER rows of activations take turns."""
 
 FLOATS_AT_A_TIME = 33
-"""The same, of floats, of which three meet 8 rows of activations at once."""
+"""The same for float weights: a multiple of 3, because three of them are multiplied with 8 rows at once."""
 
 STREAM_BYTES = 40 << 10
-"""Of float activations that stay in the first cache: those meet one weight row at a time, whose stream is the best."""
+"""Most bytes of float activations that stay in the first cache. Up to there they are multiplied with one weight row at
+a time, because a single stream of weights is read fastest."""
 
 f32 = np.float32
 LARGEST = f32(127)
@@ -55,11 +57,11 @@ TINY = f32(np.finfo(np.float32).tiny * 127)  # as in gradus.quantization.linear.
 
 
 class Rows(NamedTuple):
-    """A thread's copy of the activations, [32, K'] each, K' being the widest K up to a multiple of 128.
+    """A thread's copy of the activations, [32, K'] each, K' being the widest K rounded up to a multiple of 128.
 
     x: float32. rounded: int8. scales: float32 [32]. corrections: int32 [32], 128 times the sums of `rounded`. ordered:
-    float32, x as int4's columns are stored; narrow: the same in bfloat16; sums: float32 [32, K' / 32], of each plane.
-    edge: float32 [8, LANES], products of a block of weight rows of which some are wanted.
+    float32, x in the order of int4's columns; narrow: the same in bfloat16; sums: float32 [32, K' / 32], one per plane.
+    edge: float32 [8, LANES], the products of a block of weight rows if only some of them are wanted.
     """
 
     x: NDArray[np.float32]
@@ -73,7 +75,7 @@ class Rows(NamedTuple):
 
 
 def make_rows(width: int) -> Rows:
-    """For matrices up to this width."""
+    """Allocate a thread's rows, for matrices up to this width."""
     shape = MOST_ROWS, -(-width // TILE) * TILE
     return Rows(
         zeros(shape, f32), zeros(shape, np.int8), np.zeros(MOST_ROWS, f32), np.zeros(MOST_ROWS, np.int32),
@@ -84,17 +86,17 @@ def make_rows(width: int) -> Rows:
 
 @njit(**FLAGS)
 def padded(count: int) -> int:
-    """The number of rows that a product works on for `count` of them: a multiple of 8, and 1, 2 or 4 more."""
+    """Round `count` rows up to a number that a product can work on: a multiple of 8, plus 0, 1, 2 or 4."""
     rest = count % TOGETHER
     return count - rest + (rest if rest <= 2 else 4 if rest <= 4 else TOGETHER)
 
 
-# -- activations, as a matrix wants them -------------------------------------------------------------------------------
+# -- activations, prepared for a matrix --------------------------------------------------------------------------------
 
 
 @njit(**FLAGS)
 def prepare(matrix: Any, count: int, rows: Any) -> None:
-    """Make of rows.x what the matrix is multiplied with."""
+    """Prepare the activations in rows.x for the matrix: round them for int8, order them for int4."""
     if matrix.kind == INT8:
         for r in range(count):
             _round(rows, r, matrix.width)
@@ -124,7 +126,7 @@ def _round(rows: Any, r: int, width: int) -> None:
 
 @njit(**FLAGS)
 def _order(rows: Any, r: int, matrix: Any) -> None:
-    """In the order of the matrix's columns, as bfloat16 where those are multiplied; and the sum of each plane."""
+    """Copy x in the order of the matrix's columns, rounded to bfloat16 where that is multiplied; sum each plane."""
     x, ordered, narrowed, sums = rows.x[r], rows.ordered[r], rows.narrow[r], rows.sums[r]
     width = matrix.width
     if matrix.order:
@@ -150,9 +152,10 @@ def _order(rows: Any, r: int, matrix: Any) -> None:
 
 @njit(**FLAGS, **INLINED)
 def multiply(matrix: Any, first: int, low: int, high: int, count: int, rows: Any, y: Any) -> None:
-    """Rows low to high of the matrix, times the activations: y[:count, first + low : first + high], with the bias.
+    """Multiply rows low to high of the matrix with the activations, into y[:count, first + low : first + high], with
+    bias.
 
-    count: as `padded` has it. rows: as `prepare` left them. y: float32 [32, N].
+    count: from `padded`. rows: from `prepare`. y: float32 [32, N].
     """
     turn = FLOATS_AT_A_TIME if matrix.kind <= BFLOAT16 else AT_A_TIME
     block = high - low if count <= TOGETHER else turn
@@ -189,10 +192,10 @@ def _multiply_together(matrix: Any, first: int, low: int, high: int, count: int,
 def _multiply_floats(
     halves: Any, weights: Any, matrix: Any, first: int, low: int, high: int, count: int, x: Any, y: Any
 ) -> None:
-    """halves: literal, 1 for bfloat16; weights: the matrix, for plain loops."""
+    """Multiply float weights. halves: literal, 1 for bfloat16; weights: the matrix, for plain loops."""
     width, x_stride, out_stride = matrix.width, 4 * x.shape[1], 4 * y.shape[1]
     stride = width * weights.itemsize
-    ahead = min(stride, BESIDE_AHEAD)  # of the rows that come next, not of those after them
+    ahead = min(stride, BESIDE_AHEAD)  # at most into the next group of rows, not past it
     stream = width % (4 * FLOAT_STEP) == 0 and (count == 1 or (count <= 4 and 4 * count * width <= STREAM_BYTES))
     i, several = low, 1 if stream or count == 1 else 3 if count == 8 else 4
     if width % FLOAT_STEP:
@@ -254,7 +257,8 @@ def _dot_integers(weights: Any, i: int, rounded: Any, r: int) -> Any:
 
 @njit(**FLAGS)
 def _multiply_with_vnni(matrix: Any, first: int, low: int, high: int, count: int, rows: Any, y: Any) -> None:
-    """Two weight rows at once, for a lone row of activations one, which is one stream; what is left one by one."""
+    """Process two weight rows at a time (one for a single row of activations, to keep one read stream), then the
+    rest."""
     width, x, x_stride, offsets = matrix.width, address(rows.rounded), rows.x.shape[1], address(rows.corrections)
     x_scales, out_stride = address(rows.scales), 4 * y.shape[1]
     i, several = low, 1 if count == 1 else 2
@@ -282,8 +286,7 @@ def _multiply_with_vnni(matrix: Any, first: int, low: int, high: int, count: int
 
 @njit(**FLAGS)
 def _multiply_int4(matrix: Any, first: int, low: int, high: int, count: int, rows: Any, y: Any) -> None:
-    """A block of LANES weight rows at a time. Of one that is not whole, since a chunk begins or ends in it, what is
-    asked for."""
+    """Process a block of LANES weight rows at a time. If a chunk begins or ends inside a block, keep only its rows."""
     out_stride, edge = 4 * y.shape[1], address(rows.edge)
     for block in range(low // LANES, -(-high // LANES)):
         start = block * LANES
@@ -299,7 +302,7 @@ def _multiply_int4(matrix: Any, first: int, low: int, high: int, count: int, row
 @njit(**FLAGS)
 def _multiply_block(matrix: Any, block: int, count: int, rows: Any, out: int, out_stride: int) -> None:
     steps, halves = matrix.width // PLANE, matrix.kind != INT4
-    planes = matrix.group // (2 * PLANE)  # of a group, as a power of two: 0, 1, 2
+    planes = matrix.group // (2 * PLANE)  # log2 of the planes in a group: 0, 1, 2
     words = matrix.values + block * -(-steps // PLANES) * 64 * LANES
     pairs = matrix.scales + block * matrix.pairs * 4 * LANES
     sums, sums_stride = address(rows.sums), 4 * rows.sums.shape[1]
@@ -320,7 +323,7 @@ def _multiply_lanes(
     bfloats: Any, count: int, halves: Any, words: int, pairs: int, planes: int, steps: int, x: int,
     x_stride: int, sums: int, sums_stride: int, out: int, out_stride: int,
 ) -> None:  # fmt: skip
-    """bfloats: literal, 1 where activations are bfloat16."""
+    """Call the tile for `count` rows of activations. bfloats: literal, 1 where activations are bfloat16."""
     if count == 1:
         int4_tile(bfloats, 1, halves, words, pairs, planes, steps, x, x_stride, sums, sums_stride, out, out_stride)
     elif count == 2:

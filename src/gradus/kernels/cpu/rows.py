@@ -1,9 +1,9 @@
-"""How many rows a step may have before torch's products are faster than these kernels: measured, by processor.
+"""The number of rows up to which a step's products are faster in these kernels than in torch: measured, by processor.
 
-`benchmarks/cpu_rows.py --table` writes a processor's file in `measured_rows/`: for each kind of matrix and each width
-of a model that it measured, the most rows, MOST_ROWS at the most. A model of another width takes the nearest one's. A
-processor without a file takes MOST_ROWS everywhere: on those that were measured the kernels win that far. A processor
-is a name and its instruction sets: on a rented machine many have one name.
+`benchmarks/cpu_rows.py --table` writes a processor's file in `measured_rows/`: the most rows, up to MOST_ROWS, for each
+kind of matrix and each model width that it measured. A model of another width takes the nearest width's number. A
+processor without a file takes MOST_ROWS everywhere. A processor is identified by its name and its instruction sets,
+because many processors of rented machines share one name.
 """
 
 import json
@@ -14,14 +14,14 @@ from gradus.device.processor import instruction_sets, processor_name
 from gradus.kernels.cpu.product import MOST_ROWS
 
 Widths = dict[int, int]
-"""Most rows by hidden size."""
+"""Hidden size → most rows."""
 
 Processor = tuple[str, str]
 """Name and instruction sets."""
 
 
 def most_rows(kind: str, hidden_size: int) -> int:
-    """kind: of the matrices, as in KINDS of `matrix.py`."""
+    """Look up this processor's most rows. kind: of the matrices, a value of KINDS in `matrix.py`."""
     widths = stored().get(processor(), {}).get(kind, {})
     if not widths:
         return MOST_ROWS
@@ -30,13 +30,15 @@ def most_rows(kind: str, hidden_size: int) -> int:
 
 @cache
 def stored() -> dict[Processor, dict[str, Widths]]:
-    """By processor and kind."""
+    """Read every file of `measured_rows/`: processor → kind of matrix → widths."""
     found = {}
     for file in files("gradus.kernels.cpu").joinpath("measured_rows").iterdir():
         if file.name.endswith(".json"):
-            told = json.loads(file.read_text(encoding="utf-8"))
-            kinds = {kind: {int(width): rows for width, rows in row.items()} for kind, row in told["most_rows"].items()}
-            found[told["processor"], told["instruction_sets"]] = kinds
+            table = json.loads(file.read_text(encoding="utf-8"))
+            kinds = {
+                kind: {int(width): rows for width, rows in row.items()} for kind, row in table["most_rows"].items()
+            }
+            found[table["processor"], table["instruction_sets"]] = kinds
     return found
 
 

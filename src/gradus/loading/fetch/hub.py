@@ -1,7 +1,7 @@
 """Models by hub id, `org/name`: downloaded once by the `huggingface_hub` library, then a folder like any other.
 
-Its own settings apply: HF_ENDPOINT (a mirror), HF_HUB_OFFLINE, HF_HOME (its cache), HF_TOKEN (gated models). Only JSON,
-templates and safetensors are asked for: a pickled file does not even reach the disk.
+The library's settings apply: HF_ENDPOINT (a mirror), HF_HUB_OFFLINE, HF_HOME (its cache), HF_TOKEN (gated models). Only
+JSON, templates and safetensors are requested: a pickled file never reaches the disk.
 """
 
 import re
@@ -20,7 +20,7 @@ from gradus.loading.progress import Progress, Silent
 
 WANTED = ["*.json", "*.safetensors", "*.jinja", "merges.txt", "tokenizer.model"]
 UNWANTED = ["*/*", "consolidated*"]  # other variants of the same weights
-REACH_SECONDS = 5.0  # in which the hub must answer at all, where another source is left
+REACH_SECONDS = 5.0  # the hub's time to answer before another source is tried
 
 
 def is_hub_id(name: str) -> bool:
@@ -28,7 +28,8 @@ def is_hub_id(name: str) -> bool:
 
 
 def download(repository: str, *, progress: Progress | None = None) -> Path:
-    """The folder with a model's files, downloaded unless it is there. Raises CheckpointError in one line."""
+    """Download a model's files unless they are in the cache. Returns their folder. Raises CheckpointError in one
+    line."""
     progress = progress or Silent()
     progress.begin(f"fetching {repository} from the hub", None)
     with _explaining(repository):
@@ -39,14 +40,14 @@ def download(repository: str, *, progress: Progress | None = None) -> Path:
 
 
 def fetch(repository: str, name: str, folder: Path, progress: Progress) -> Path:
-    """One file of a repository, downloaded into `folder`. Raises CheckpointError in one line.
+    """Download one file of a repository into `folder`. Raises CheckpointError in one line.
 
-    Without a network that takes seconds. The library would try again and again, for half a minute.
+    Without a network it fails within seconds; the library alone would retry for half a minute.
     """
     with _explaining(repository):
         try:
             huggingface_hub.get_session().head(huggingface_hub.hf_hub_url(repository, name), timeout=REACH_SECONDS)
-        except Exception as error:  # of whichever HTTP client the library has
+        except Exception as error:  # from any HTTP client that the library may use
             raise errors.LocalEntryNotFoundError("not reached") from error
         huggingface_hub.snapshot_download(
             repository, allow_patterns=[name], local_dir=folder, tqdm_class=_reporting_to(progress)
@@ -58,7 +59,7 @@ def fetch(repository: str, name: str, folder: Path, progress: Progress) -> Path:
 
 @contextmanager
 def _explaining(repository: str) -> Iterator[None]:
-    """Turns what the library raises into one line."""
+    """Turn the library's errors into one line."""
     try:
         yield
     except errors.GatedRepoError as error:
@@ -74,7 +75,7 @@ def _explaining(repository: str) -> Iterator[None]:
     except errors.HfHubHTTPError as error:
         status = getattr(error.response, "status_code", "an error")
         _refuse(repository, f"the hub answered {status}", error)
-    except Exception as error:  # connections, full disks: whatever the library lets through ends this download
+    except Exception as error:  # connections, full disks: any other error ends this download
         _refuse(repository, f"{type(error).__name__}: {' '.join(str(error).split())[:160]}", error)
 
 
@@ -83,12 +84,12 @@ def _refuse(repository: str, problem: str, error: Exception) -> NoReturn:
 
 
 def _reporting_to(progress: Progress) -> type[tqdm]:
-    """A progress bar for the library that draws nothing, and passes on how many bytes have come."""
-    lock = threading.Lock()  # files come in parallel
+    """Make a progress bar class for the library that draws nothing, and reports the bytes received."""
+    lock = threading.Lock()  # files are downloaded in parallel
     most = 0
 
     class Bar(tqdm):
-        """The library keeps several bars over the same bytes (received, written): the furthest one counts."""
+        """One of the library's several bars over the same bytes (received, written). The furthest one counts."""
 
         def __init__(self, *args: Any, **settings: Any) -> None:
             self.counts_bytes = settings.get("unit") == "B"

@@ -1,4 +1,4 @@
-"""Packages of npm: fetched by `npm pack`, so the user's registry, proxy and certificates apply, and no script runs."""
+"""npm packages, fetched by `npm pack`: the user's registry, proxy and certificates apply, and no script runs."""
 
 import os
 import shutil
@@ -10,14 +10,15 @@ from gradus.loading.fetch.download import watch
 
 
 def npm_download(package: str, version: str, folder: Path, on_bytes: Callable[[int], None]) -> Path:
-    """Let npm put the tarball of package@version into an empty `folder`; tell how its bytes on disk grow.
+    """Let npm download the tarball of package@version into an empty `folder`, and report its bytes on disk as they
+    grow.
 
-    Raises CheckpointError in one line, also where npm is not installed.
+    Raises CheckpointError in one line, also if npm is not installed.
     """
     npm = shutil.which("npm")
     if npm is None:
         raise CheckpointError(f"{package}@{version} is a package of npm, which is not installed here: install Node.js")
-    cache = folder / "tmp"  # where npm collects a download: in our folder, so that it is seen and swept away
+    cache = folder / "tmp"  # npm collects a download here: in our folder, so that we can watch it and remove it
     cache.mkdir(parents=True)
     command = [npm, "pack", f"{package}@{version}", "--ignore-scripts", "--silent", "--pack-destination", str(folder)]
     settings = {"npm_config_cache": str(cache), "npm_config_update_notifier": "false"}
@@ -30,7 +31,7 @@ def npm_download(package: str, version: str, folder: Path, on_bytes: Callable[[i
 
 
 def _explain(said: str) -> str:
-    """npm's stderr as half a line: what is wrong and what to do."""
+    """Shorten npm's stderr to half a line: what is wrong and what to do."""
     if any(sign in said for sign in ("ENOTFOUND", "ECONNREFUSED", "EAI_AGAIN", "ETIMEDOUT", "ECONNRESET")):
         return "the registry cannot be reached; check the network, or npm's settings (`npm config list`)"
     if "E404" in said or "ETARGET" in said:

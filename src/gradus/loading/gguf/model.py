@@ -1,10 +1,10 @@
-"""A GGUF file as a checkpoint like any other: its metadata as a Hugging Face configuration, its tensors by their
-Hugging Face names, with what llama.cpp's conversion changed in them changed back.
+"""A GGUF file as an ordinary checkpoint: its metadata as a Hugging Face configuration, its tensors by their
+Hugging Face names, with the changes of llama.cpp's conversion undone.
 
-Three such changes matter, and each gives fluent nonsense when it is missed: Llama's q and k rows are interleaved for
-another layout of rotary positions, Gemma's norm scales have the 1 added that the model adds, and GPT-2's matrices are
-transposed. Only the first is llama.cpp's own: the other two make of a tensor what the model computes with, as the
-model's table of weights says.
+Three changes matter, and missing any one of them gives fluent nonsense: Llama's q and k rows are interleaved for
+another layout of rotary positions, Gemma's norm scales already contain the 1 that the model adds, and GPT-2's matrices
+are transposed. Only the first change is llama.cpp's own: the other two turn a tensor into
+the form that the model computes with, as the model's table of weights says.
 """
 
 import re
@@ -60,7 +60,7 @@ _GPT2 = {
     "ffn_down": "h.{}.mlp.c_proj",
 }
 
-ROPE_FACTORS = "rope_freqs.weight"  # Llama 3's scaling, worked out for each frequency
+ROPE_FACTORS = "rope_freqs.weight"  # Llama 3's scaling, computed for each frequency
 
 
 class GGUFTensors:
@@ -86,13 +86,13 @@ class GGUFTensors:
         return self._change(name).restore(value).contiguous()
 
     def packing(self, name: str) -> Type | None:
-        """The type that a matrix is quantized in, if its rows are quantized and are rows here."""
+        """A matrix's quantization type; None if it is plain, not a matrix, or stored transposed."""
         entry = self._file.tensors[self._stored[name]]
         as_it_is = type(self._change(name)) is Stored
         return None if entry.type in PLAIN or len(entry.shape) != 2 or not as_it_is else entry.type
 
     def blocks(self, name: str) -> Tensor:
-        """A quantized matrix as the file has it, its rows in the order that they have here: see `GGUFFile.blocks`."""
+        """Read a quantized matrix as stored (see `GGUFFile.blocks`), with its rows in Hugging Face's order."""
         stored = self._stored[name]
         return self._in_order(stored, self._file.blocks(stored))
 
@@ -111,10 +111,11 @@ class GGUFTensors:
         block = re.fullmatch(r"blk\.(\d{1,4})\.(\w+)\.(weight|bias)", stored)
         if block and block[2] in names:
             return f"{names[block[2]].format(int(block[1]))}.{block[3]}"
-        return stored  # unknown: assigning the weights says that it has no place, under the name it has here
+        return stored  # unknown: assigning the weights will report it under this name
 
     def _change(self, name: str) -> Stored:
-        """How a checkpoint of Hugging Face has this tensor; llama.cpp has what the model computes with."""
+        """The form of this tensor in a Hugging Face checkpoint; llama.cpp stores the form that the model computes
+        with."""
         return self._changes.get(re.sub(r"\.\d+\.", ".{}.", name, count=1), Stored(name))
 
     def _heads(self, stored: str) -> int:
@@ -130,7 +131,7 @@ class GGUFTensors:
 
 
 def architecture(file: GGUFFile) -> str:
-    """Its name, a key of ARCHITECTURES. Raises CheckpointError for any other."""
+    """The file's architecture, a key of ARCHITECTURES. Raises CheckpointError for any other."""
     found = file.metadata.get("general.architecture")
     if not isinstance(found, str) or found not in ARCHITECTURES:
         raise CheckpointError(
@@ -140,7 +141,7 @@ def architecture(file: GGUFFile) -> str:
 
 
 def hugging_face_config(file: GGUFFile) -> dict[str, Any]:
-    """The model's hyperparameters, in the words of a config.json."""
+    """The model's hyperparameters, with the keys of a config.json."""
     read = _Metadata(file)
     return ARCHITECTURES[architecture(file)].config(read) | read.special_tokens()
 
@@ -200,7 +201,7 @@ def _gpt2(read: _Metadata) -> dict[str, Any]:
 
 
 def _rotary(read: _Metadata) -> dict[str, Any]:
-    """What every family with rotary positions has."""
+    """The keys that all families with rotary positions share."""
     if read.has("expert_count") and read.integer("expert_count"):
         raise CheckpointError(f"{read.label}: mixtures of experts are not supported")
     hidden, heads = read.integer("embedding_length"), read.integer("attention.head_count")
@@ -259,11 +260,12 @@ def _gemma3(read: _Metadata) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Architecture:
-    """A family as llama.cpp has it.
+    """A family in llama.cpp.
 
-    names: its tensors' → Hugging Face's. config: a config.json from the metadata. interleaved: q and k rows are laid
-    out for the other kind of rotation. free_width: heads may be of any width, and not only hidden size over heads.
-    windows: it computes windows. by_width: this many layers mark the one size with another score width.
+    names: llama.cpp's tensor names → Hugging Face's. config: makes a config.json from the metadata. interleaved: q and
+    k rows are laid out for the other kind of rotation. free_width: heads may have any width, not only the hidden size
+    divided by the number of heads. windows: llama.cpp computes windows. by_width: the number of layers of the one model
+    size that scales scores differently.
     """
 
     names: Mapping[str, str]
@@ -274,7 +276,7 @@ class Architecture:
     by_width: int | None = None
 
     def score_width(self, layers: int, hidden: int, heads: int, head_dim: int) -> int:
-        """Scores are scaled by this to the power of -0.5."""
+        """Return the number whose power of -0.5 scales the scores."""
         return hidden // heads if layers == self.by_width else head_dim
 
 
@@ -285,7 +287,7 @@ ARCHITECTURES = {
     "gemma3": Architecture(_GEMMA3, _gemma3, windows=True, by_width=62),
     "gpt2": Architecture(_GPT2, _gpt2),
 }
-"""By llama.cpp's names, which are those of our families."""
+"""Architectures by llama.cpp's names, which are the same as our families' names."""
 
 
 def _rope_scaling(read: _Metadata, head_dim: int) -> dict[str, Any] | None:
@@ -300,9 +302,9 @@ def _rope_scaling(read: _Metadata, head_dim: int) -> dict[str, Any] | None:
 
 
 def _llama3_scaling(read: _Metadata, head_dim: int) -> dict[str, Any]:
-    """Llama 3's parameters from the factors that they lead to, with the constants that every Llama 3 was given.
+    """Recover Llama 3's parameters from the stored factors, assuming the constants that all Llama 3 models share.
 
-    The factor of the slowest rotation is `factor` itself; the others must come out as the file has them.
+    The factor of the slowest rotation is `factor` itself; the others must equal the file's.
     """
     from gradus.models.config import Llama3Scaling, Rope
     from gradus.models.rope import frequencies
@@ -325,5 +327,5 @@ def _llama3_scaling(read: _Metadata, head_dim: int) -> dict[str, Any]:
 
 
 def uninterleave(value: Tensor, heads: int) -> Tensor:
-    """Rows 0, 2, 4, … of a head first, then 1, 3, 5, …: partners from side by side to half a head apart."""
+    """Reorder a head's rows to 0, 2, 4, …, 1, 3, 5, …: rotary partners move from adjacent rows to half a head apart."""
     return value.unflatten(0, (heads, -1, 2)).transpose(1, 2).reshape(value.shape)

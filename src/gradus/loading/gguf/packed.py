@@ -1,10 +1,10 @@
-"""A GGUF file whose matrices stay packed as they are, where there is a scheme for how they are.
+"""A GGUF file whose matrices stay packed as stored, if the engine has a scheme for their type.
 
     Q4_0, Q4_1   int4, in groups of 32: a scale and an offset each
-    Q8_0         int8-g32: a scale per group, activations as they are
+    Q8_0         int8-g32: a scale per group, activations unrounded
 
-All else becomes floats, as ever: other types, norms, and the table of an embedding, which is read by row. An embedding
-that is also the output head is then there twice, packed as the head and as floats to look up.
+Everything else becomes floats, as usual: other types, norms, and an embedding, which is read by row. An embedding
+that is also the output head is then stored twice, packed as the head and as floats for lookups.
 """
 
 from collections.abc import Callable, Iterable
@@ -27,11 +27,11 @@ KEPT: dict[Type, tuple[str, Callable[[Tensor], Packed]]] = {
     Type.Q4_0: ("int4-g32", formats.q4_0),
     Type.Q4_1: ("int4-g32", formats.q4_1),
 }
-"""The scheme of a type, and what makes a matrix of its blocks."""
+"""A type's scheme, and the function that makes a matrix of its blocks."""
 
 
 class PackedGGUF:
-    """A TensorSource over a GGUF file's. mix: which matrices are packed, and how; of none, it has no rules."""
+    """A TensorSource over a GGUF file's tensors. mix: the scheme of each packed matrix; no rules if none is packed."""
 
     def __init__(self, tensors: GGUFTensors, config: ModelConfig) -> None:
         self._tensors = tensors
@@ -57,7 +57,7 @@ class PackedGGUF:
         return self._tensors.where(name)
 
     def read(self, name: str) -> Tensor | Packed:
-        """Raises CheckpointError for scales that are not finite."""
+        """Read a tensor, packed if its type is kept. Raises CheckpointError for scales that are not finite."""
         if name not in self._kept:
             return self._tensors.read(name)
         _, make = KEPT[self._kept[name]]

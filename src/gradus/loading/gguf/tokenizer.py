@@ -1,9 +1,9 @@
 """The tokenizer inside a GGUF file, rebuilt with the `tokenizers` library.
 
-Two kinds. Byte-level BPE ("gpt2") comes with its merges; what the file only names is how text is cut into words first
-(`tokenizer.ggml.pre`), and a wrong cut gives plausible, wrong tokens, so an unknown name is refused. SentencePiece
-style ("llama") comes with scores and no merges: pieces merge whenever their union is a token, the best score first. So
-every way to make a token of two others is a merge, ranked by the score of what it makes.
+There are two kinds. Byte-level BPE ("gpt2") comes with its merges, but only the name of its rule for cutting text into
+words (`tokenizer.ggml.pre`). A wrong rule gives plausible but wrong tokens, so an unknown name is refused.
+SentencePiece style ("llama") comes with scores and no merges: pieces merge whenever their union is a token, the best
+score first. So every pair of tokens whose union is a token becomes a merge, ranked by the union's score.
 """
 
 from typing import Any, NoReturn
@@ -27,14 +27,14 @@ _QWEN2_WORDS = _LLAMA3_WORDS.replace(r"\p{N}{1,3}", r"\p{N}")
 
 
 def read_tokenizer(file: GGUFFile) -> Tokenizer | None:
-    """None if the file has none. Raises CheckpointError if it has one that is damaged or not known here."""
+    """Read the file's tokenizer; None if it has none. Raises CheckpointError if it is damaged or not supported."""
     if "tokenizer.ggml.model" not in file.metadata:
         return None
     return tokenizer_of(file.metadata, file.path.name)
 
 
 def tokenizer_of(metadata: dict[str, Any], label: str) -> Tokenizer:
-    """The tokenizer that a file's metadata describe. label: the file, for messages."""
+    """Build the tokenizer that a file's metadata describe. label: the file, for messages."""
     with building(label):
         return _build(_Parts(metadata, label))
 
@@ -64,7 +64,7 @@ def _build(parts: "_Parts") -> Tokenizer:
 
 
 class _Parts:
-    """What the file says about its tokenizer, checked."""
+    """The file's tokenizer metadata, checked."""
 
     def __init__(self, metadata: dict[str, Any], label: str) -> None:
         self.metadata, self.label = metadata, label
@@ -121,7 +121,7 @@ def _byte_level(parts: _Parts) -> tokenizers.Tokenizer:
     for merge in merges:
         if len(merge) != 2 or not {*merge, "".join(merge)} <= parts.vocabulary.keys():
             parts.refuse(f"tokenizer merge {quoted(' '.join(merge))} does not join two tokens into one")
-    # Llama 3 takes a word that is a token whole, even where its merges would lead elsewhere
+    # Llama 3 takes a word that is a token as a whole, even if its merges would lead elsewhere
     backend = tokenizers.Tokenizer(
         models.BPE(vocab=parts.vocabulary, merges=merges, ignore_merges=parts.pre == "llama-bpe")
     )
@@ -133,7 +133,7 @@ def _byte_level(parts: _Parts) -> tokenizers.Tokenizer:
 
 
 def _words(parts: _Parts) -> pre_tokenizers.PreTokenizer:
-    """How text is cut into words, inside which merges stay, and then into bytes."""
+    """The rule that cuts text into words, which merges never cross, and words into bytes."""
     split = {"llama-bpe": _LLAMA3_WORDS, "qwen2": _QWEN2_WORDS}
     if parts.pre in split:
         words = pre_tokenizers.Split(Regex(split[parts.pre]), behavior="isolated")
@@ -200,17 +200,17 @@ def _unknown_by_id(parts: _Parts) -> str | None:
 
 
 def _add_special(backend: tokenizers.Tokenizer, parts: _Parts) -> None:
-    """Control tokens, and the plain ones that a vocabulary's author wants whole wherever their text occurs."""
+    """Add control tokens, and user-defined tokens, which match as a whole wherever their text occurs."""
     backend.add_special_tokens(
         [AddedToken(token, special=True, normalized=False) for token in parts.of_type(CONTROL) if token]
     )
-    # llama.cpp writes their spaces as spaces, and looks for them before spaces are replaced
+    # llama.cpp writes their spaces as spaces, and matches them before spaces are replaced
     whole = [token for token in parts.of_type(USER_DEFINED) if token]
     backend.add_tokens([AddedToken(token, special=False, normalized=False) for token in whole])
 
 
 def _ends(parts: _Parts, template: str) -> list[int]:
-    """What ends a text: the ids that the file names, and the control tokens that its chat template ends a turn with."""
+    """The tokens that end a text: those that the file names, and the control tokens that end a turn in its template."""
     named = [parts.token_id(name) for name in ("eos", "eot", "eom")]
     spelled = [token for token in ("<|im_end|>", "<|eot_id|>", "<end_of_turn>") if token in template]
     controls = set(parts.of_type(CONTROL))

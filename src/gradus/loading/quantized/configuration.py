@@ -1,7 +1,7 @@
-"""Compare what a configuration says of quantized matrices with their tensors.
+"""Compare a configuration's statements about quantized matrices with their tensors.
 
-The tensors decide how a matrix is read. The configuration adds facts that they cannot show: zero points are those of
-symmetric integers, or activations stay as they are. Where both state a fact, they must agree: otherwise one of them is
+The tensors decide how a matrix is read. The configuration adds facts that they cannot show: integers are symmetric,
+or activations are not rounded. Where both state a fact, they must agree: otherwise one of them is
 wrong, and no reader can know which.
 """
 
@@ -29,17 +29,17 @@ class QuantizationConfig:
 
     @property
     def symmetric(self) -> bool:
-        """Whether AWQ's or GPTQ's zero points are said to be the middle of all integers."""
+        """Whether the configuration calls AWQ's or GPTQ's integers symmetric, with the zero point in the middle."""
         return self.content.get("sym") is True or self.content.get("zero_point") is False
 
     def check_group(self, width: int, groups: int) -> None:
-        """Of AWQ and GPTQ, for a matrix with `groups` groups per row of `width`."""
+        """Check AWQ's or GPTQ's group size for a matrix with `groups` groups per row of `width`."""
         _check_group(self.content.get("group_size", self.content.get("q_group_size")), width, groups)
 
     # -- compressed-tensors, and FP8 -----------------------------------------------------------------------------------
 
     def packed(self, width: int, groups: int, asymmetric: bool) -> bool:
-        """Check a matrix of 4 bits, with stored zero points if `asymmetric`; return whether it is called symmetric."""
+        """Check a 4-bit matrix, with stored zero points if `asymmetric`; return whether it is called symmetric."""
         fitting = self._fitting(num_bits=4, type="int")
         for each in fitting:
             _check_group(each.get("group_size"), width, groups)
@@ -48,7 +48,7 @@ class QuantizationConfig:
         return bool(said) and all(said)
 
     def blocked(self) -> bool:
-        """Return whether matrices in FP8 are said to have a scale per block."""
+        """Return whether the configuration gives FP8 matrices a scale per block."""
         fitting = self._fitting(num_bits=8, type="float")
         whole = self.content.get("weight_block_size")
         for size in (whole, *(each.get("block_structure") for each in fitting)):
@@ -56,7 +56,7 @@ class QuantizationConfig:
         return whole is not None or (bool(fitting) and all(each.get("strategy") == "block" for each in fitting))
 
     def check_eight_bits(self, kind: str, strategy: str) -> None:
-        """kind: int or float; strategy: tensor, channel or block: what there is a scale for."""
+        """Check an 8-bit matrix. kind: int or float; strategy: tensor, channel or block, the unit with one scale."""
         self._fitting(num_bits=8, type=kind, strategy=strategy)
         require(
             not self._weights_alone(kind),
@@ -64,7 +64,7 @@ class QuantizationConfig:
         )
 
     def _weights_alone(self, kind: str) -> bool:
-        """Return whether activations are said to stay as they are, which no tensor shows."""
+        """Return whether the configuration leaves activations unrounded, which no tensor shows."""
         groups = [each for each in self._groups if _fits(each, {"num_bits": 8, "type": kind})]
         scheme = self.content.get("activation_scheme", "dynamic")
         algorithm = str(self.content.get("quant_algo")).upper()
@@ -76,7 +76,7 @@ class QuantizationConfig:
         )
 
     def _fitting(self, **found: Any) -> list[dict[str, Any]]:
-        """Return the `weights` of the groups that agree with `found`; an empty list where the file has no groups."""
+        """Return the `weights` of the groups that agree with `found`; an empty list if the file has no groups."""
         fitting = [_weights(each) for each in self._groups if _fits(each, found)]
         shown = ", ".join(f"{key} {value}" for key, value in found.items())
         require(bool(fitting) or not self._groups, f"has {shown}, which none of config_groups says")
@@ -93,7 +93,7 @@ def _weights(group: dict[str, Any]) -> dict[str, Any]:
 
 
 def _check_group(size: Any, width: int, groups: int) -> None:
-    """size: weights per group; None where that is not said, -1 for a whole row."""
+    """Check the number of groups. size: weights per group; None if not given, -1 for a whole row."""
     if type(size) is int:
         expected = -(-width // size) if size > 0 else 1
         require(groups == expected, f"has {groups} groups per row of {width}, but group_size is {size}")

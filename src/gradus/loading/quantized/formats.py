@@ -1,4 +1,4 @@
-"""How others store quantized matrices, and what that is here: one function per format.
+"""Other programs' formats of quantized matrices, converted to our schemes: one function per format.
 
     AWQ                 qweight i32 [K, N / 8], qzeros i32 [K / g, N / 8], scales f16 [K / g, N]
     GPTQ                qweight i32 [K / 8, N], qzeros i32 [G, N / 8], scales f16 [G, N], g_idx i32 [K]
@@ -7,8 +7,8 @@
     block FP8           weight e4m3 [N, K], weight_scale_inv [⌈N / 128⌉, ⌈K / 128⌉], to multiply by despite its name
     GGUF                blocks of 32 weights [N, K / 32, bytes]: scale f16, in Q4_1 minimum f16, integers
 
-K in, N out, g weights per group, G groups of a row. A word of 32 bits holds eight integers of 4 bits, lowest first.
-All integers of 4 bits become q in 0 … 15 with w = scale q + offset.
+K inputs, N outputs, g weights per group, G groups per row. A 32-bit word holds eight 4-bit integers, lowest first.
+All 4-bit integers become q in 0 … 15 with w = scale q + offset.
 """
 
 import torch
@@ -27,7 +27,7 @@ MIDDLE = 8  # the zero point of symmetric integers
 
 
 class NotReadable(ValueError):
-    """What a matrix's tensors say cannot be so, or is not supported. Its text is a clause about the matrix."""
+    """A matrix's tensors contradict each other, or are not supported. The message is a clause about the matrix."""
 
 
 def awq(qweight: Tensor, qzeros: Tensor, scales: Tensor, symmetric: bool) -> Packed:
@@ -39,10 +39,10 @@ def awq(qweight: Tensor, qzeros: Tensor, scales: Tensor, symmetric: bool) -> Pac
 def gptq(
     qweight: Tensor, qzeros: Tensor, scales: Tensor, g_idx: Tensor | None, *, zeros_less_one: bool, symmetric: bool
 ) -> Packed:
-    """zeros_less_one: as the first version of the format stores zero points.
+    """Convert GPTQ. zeros_less_one: the first version of the format stores zero points minus one.
 
-    Some writers call the second version by the first one's name. Where integers are symmetric that does no harm: then
-    the zero point is known, and 7 and 8 are how the two versions store it.
+    Some writers give the second version the first one's name. With symmetric integers that does no harm: the zero point
+    is known to be 8, which the two versions store as 7 and 8.
     """
     values = nibbles(qweight).permute(1, 0, 2).flatten(1)  # [N, K]
     zeros = nibbles(qzeros).flatten(1).t()
@@ -55,12 +55,12 @@ def gptq(
 def packed_int4(
     weight: Tensor, scale: Tensor, zero_point: Tensor | None, g_idx: Tensor | None, symmetric: bool
 ) -> Packed:
-    """compressed-tensors' pack-quantized: integers and zero points are stored with 8 added."""
+    """Convert compressed-tensors' pack-quantized, which stores integers and zero points plus 8."""
     values = nibbles(weight).flatten(1)
     zeros = torch.full(scale.shape, MIDDLE)
     if zero_point is not None and zero_point.dtype == torch.int32:
         zeros = nibbles(zero_point).permute(0, 2, 1).flatten(0, 1)[: len(scale)]
-    elif zero_point is not None:  # not packed, and without the 8, as symmetric ones were written once
+    elif zero_point is not None:  # an older form of symmetric zero points: not packed, and without the 8
         zeros = zero_point + MIDDLE
     return _int4(values, scale, _middle(zeros) if symmetric else zeros, g_idx)
 
@@ -70,32 +70,33 @@ def int8(weight: Tensor, scale: Tensor) -> Packed:
 
 
 def q8_0(blocks: Tensor) -> Packed:
-    """blocks: uint8 [N, K / 32, 34]."""
+    """Convert GGUF's Q8_0. blocks: uint8 [N, K / 32, 34]."""
     scales = _finite(_half(blocks, 0))
     return Packed("int8-g32", (blocks[..., 2:].contiguous().view(torch.int8).flatten(1), scales))
 
 
 def q4_0(blocks: Tensor) -> Packed:
-    """blocks: uint8 [N, K / 32, 18]. Integers are stored with 8 added."""
+    """Convert GGUF's Q4_0, which stores integers plus 8. blocks: uint8 [N, K / 32, 18]."""
     scales = _half(blocks, 0)
     return _floating(_halves_of_bytes(blocks[..., 2:]), scales, -MIDDLE * scales)
 
 
 def q4_1(blocks: Tensor) -> Packed:
-    """blocks: uint8 [N, K / 32, 20]."""
+    """Convert GGUF's Q4_1. blocks: uint8 [N, K / 32, 20]."""
     return _floating(_halves_of_bytes(blocks[..., 4:]), _half(blocks, 0), _half(blocks, 2))
 
 
 def fp8(weight: Tensor, scale: Tensor, blocked: bool = False) -> Packed:
-    """scale: one for all, one per row, or one per block of 128 x 128. blocked: as in `fp8_scheme`."""
+    """Convert FP8. scale: one for all, one per row, or one per block of 128 x 128. blocked: as in `fp8_scheme`."""
     scheme = fp8_scheme(tuple(weight.shape), tuple(scale.shape), blocked)
     return Packed(scheme, (weight, _finite(scale) if scheme == "fp8-block" else _per_row(scale, len(weight))))
 
 
 def fp8_scheme(shape: Shape, scale: Shape, blocked: bool = False) -> str:
-    """Choose by the shapes of a matrix and its scales. Their number is ambiguous: there may be as many blocks as rows.
+    """Choose the scheme by the shapes of a matrix and its scales. Their number alone is ambiguous: there may be as many
+    blocks as rows.
 
-    blocked: blocks alone will do, since the configuration says so.
+    blocked: the configuration says that scales are per block, so accept nothing else.
     """
     rows, width = shape
     tiles = blocks(rows), blocks(width)
@@ -108,14 +109,14 @@ def fp8_scheme(shape: Shape, scale: Shape, blocked: bool = False) -> str:
 
 
 def scale_per(rows: int, scale: Shape) -> str | None:
-    """Name what has one scale, by the scales' shape: the matrix ("tensor"), a row ("channel"), or None of these."""
+    """Name the unit with one scale, by the scales' shape: the matrix ("tensor") or a row ("channel"), else None."""
     if scale in ((), (1,), (1, 1)):
         return "tensor"
     return "channel" if scale in ((rows,), (rows, 1)) else None
 
 
 def _middle(zeros: Tensor) -> Tensor:
-    """Zero points that are said to be those of symmetric integers."""
+    """Check zero points that the configuration calls symmetric: all must be 8."""
     if not (zeros == MIDDLE).all():
         low, high = zeros.min(), zeros.max()
         raise NotReadable(
@@ -125,7 +126,7 @@ def _middle(zeros: Tensor) -> Tensor:
 
 
 def _int4(values: Tensor, scales: Tensor, zeros: Tensor, g_idx: Tensor | None = None) -> Packed:
-    """values [N, K]; scales, zeros [N, G]. g_idx [K]: the group of each column, where that is not its place."""
+    """Pack values [N, K] with scales and zeros [N, G]. g_idx [K]: each column's group, if columns are not in order."""
     rows, width = values.shape
     if scales.shape != zeros.shape or len(scales) != rows:
         raise NotReadable(f"has scales {tuple(scales.shape)} and zero points {tuple(zeros.shape)} for {rows} rows")
@@ -137,7 +138,7 @@ def _int4(values: Tensor, scales: Tensor, zeros: Tensor, g_idx: Tensor | None = 
 
 
 def _floating(values: Tensor, scales: Tensor, offsets: Tensor, order: Tensor | None = None) -> Packed:
-    """values uint8 [N, K], scales and float offsets [N, G]. order [K]: of columns that were sorted by group."""
+    """Pack values uint8 [N, K], scales and float offsets [N, G]. order [K]: the order of columns sorted by group."""
     largest = torch.finfo(torch.float16).max
     if not (_finite(scales).abs().max() <= largest and _finite(offsets).abs().max() <= largest):
         raise NotReadable("has scales beyond float16")
@@ -148,13 +149,13 @@ def _floating(values: Tensor, scales: Tensor, offsets: Tensor, order: Tensor | N
 
 
 def int4_scheme(width: int, groups: int, g_idx: Tensor | None) -> str:
-    """By the number of groups of a row, and the group of each column where it is stored."""
+    """Choose the scheme by the number of groups per row, and each column's group if it is stored."""
     ordered = _order(g_idx, width // groups) is not None
     return f"int4-g{stored_group(width, groups)}{ORDERED if ordered else ''}"
 
 
 def stored_group(width: int, groups: int) -> int:
-    """Of the groups that there are here, the largest that those of the checkpoint consist of."""
+    """Choose the largest of our group sizes that divides the checkpoint's."""
     size, left = divmod(width, max(groups, 1))
     fitting = [group for group in GROUPS if size and size % group == 0]
     if left or not fitting:
@@ -163,7 +164,7 @@ def stored_group(width: int, groups: int) -> int:
 
 
 def _order(g_idx: Tensor | None, group: int) -> Tensor | None:
-    """Columns by group, where they do not lie so already."""
+    """Sort columns by group; None if they are sorted already."""
     if g_idx is None:
         return None
     ascending = torch.arange(len(g_idx)) // group
@@ -176,18 +177,18 @@ def _order(g_idx: Tensor | None, group: int) -> Tensor | None:
 
 
 def nibbles(words: Tensor) -> Tensor:
-    """int32 [..., n] → int32 [..., n, 8], each in 0 … 15."""
+    """Unpack int32 [..., n] → int32 [..., n, 8], each in 0 … 15."""
     shifts = 4 * torch.arange(NIBBLES, dtype=torch.int32)
     return (words.unsqueeze(-1) >> shifts) & MOST
 
 
 def _halves_of_bytes(blocks: Tensor) -> Tensor:
-    """uint8 [N, B, 16] → 0 … 15, uint8 [N, 32 B]: the lower halves are a block's first 16 weights."""
+    """Unpack uint8 [N, B, 16] → 0 … 15, uint8 [N, 32 B]: the lower halves are a block's first 16 weights."""
     return torch.cat([blocks & MOST, blocks >> 4], -1).flatten(1)
 
 
 def _half(blocks: Tensor, at: int) -> Tensor:
-    """The float16 at a byte of each block, as float32 [N, B]."""
+    """Read the float16 at byte `at` of each block, as float32 [N, B]."""
     return blocks[..., at : at + 2].contiguous().view(torch.float16).squeeze(-1).float()
 
 

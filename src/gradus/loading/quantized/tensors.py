@@ -1,7 +1,7 @@
-"""A checkpoint whose matrices are quantized already: found out by its tensors, and read as they are.
+"""A checkpoint whose matrices are quantized already: recognized by its tensors, and read without rounding again.
 
-What a matrix is stored in follows from the tensors beside its name, which can be trusted; the configuration adds what
-they cannot tell. A matrix `….q_proj` is then listed as `….q_proj.weight`, like a float one, and read as `Packed`.
+The tensors under a matrix's name determine its format, and can be trusted; the configuration adds what
+they cannot show. A matrix `….q_proj` is then listed as `….q_proj.weight`, like a float one, and read as `Packed`.
 """
 
 from collections.abc import Callable, Iterable
@@ -21,7 +21,7 @@ from gradus.quantization.packed import Packed
 Shape = tuple[int, ...]
 FP8, INT8 = "F8_E4M3", "I8"
 IGNORED = ("input_scale", "output_scale", "k_scale", "v_scale", "kv_scale")
-"""Scales of activations, which here are found when they come."""
+"""Scales of activations in the file; we compute them at run time instead."""
 
 
 class TypedTensors(Protocol):
@@ -36,7 +36,7 @@ class TypedTensors(Protocol):
 
 @dataclass(frozen=True)
 class Found:
-    """A quantized matrix. scheme: what it is here. parts: the names of its tensors. read: makes them Packed."""
+    """A quantized matrix. scheme: our name of its format. parts: the names of its tensors. read: makes them Packed."""
 
     scheme: str
     parts: tuple[str, ...]
@@ -45,7 +45,7 @@ class Found:
 
 
 class QuantizedTensors:
-    """A TensorSource over another one. config: the object `quantization_config` of config.json."""
+    """A TensorSource over another one. config: the `quantization_config` object of config.json."""
 
     def __init__(self, tensors: TypedTensors, config: dict[str, Any]) -> None:
         self._tensors, self._config = tensors, QuantizationConfig(config)
@@ -67,7 +67,7 @@ class QuantizedTensors:
         return self._found[name].shape if name in self._found else self._tensors.shape(name)
 
     def read(self, name: str) -> Tensor | Packed:
-        """Raises CheckpointError for parts that contradict each other."""
+        """Read a tensor, Packed if it is quantized. Raises CheckpointError if its parts contradict each other."""
         if name not in self._found:
             return self._tensors.read(name)
         try:
@@ -79,12 +79,12 @@ class QuantizedTensors:
         return self._tensors.where(self._found[name].parts[0] if name in self._found else name)
 
     def mix(self, canonical: Callable[[str], str]) -> Mix:
-        """What each matrix is stored in. canonical: the name that the model's tables have for a tensor's."""
+        """List each matrix's scheme. canonical: maps a tensor's name to the name in the model's tables."""
         rules = ((canonical(name).removesuffix(".weight"), found.scheme) for name, found in self._found.items())
         schemes = sorted({found.scheme for found in self._found.values()})
         return Mix(" ".join([self._config.method, *schemes]), tuple(rules))
 
-    # -- what a name's tensors are -------------------------------------------------------------------------------------
+    # -- recognizing a matrix by its tensors ---------------------------------------------------------------------------
 
     def _prefixes(self) -> list[str]:
         ends = (".qweight", ".weight_packed", ".weight")
@@ -102,7 +102,7 @@ class QuantizedTensors:
             raise CheckpointError(f"quantized matrix {quoted(name)} {error}") from error
 
     def _words(self, name: str) -> Found:
-        """AWQ and GPTQ."""
+        """Recognize AWQ and GPTQ."""
         bits = self._config.content.get("bits", self._config.content.get("w_bit", 4))
         require(bits == 4, f"has {bits} bits: 4 can be read")
         parts = self._need(name, "qweight", "qzeros", "scales")
@@ -179,7 +179,7 @@ class QuantizedTensors:
         return parts
 
     def _matrix(self, name: str) -> tuple[int, int]:
-        """The shape of a tensor that must have rows and columns."""
+        """The shape of a tensor; refuse one that is not a matrix."""
         shape = self._tensors.shape(name)
         require(len(shape) == 2, f"has {quoted(name)} of shape {shape}: two sizes are expected")
         return shape[0], shape[1]
