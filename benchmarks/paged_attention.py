@@ -56,6 +56,7 @@ class Shape:
     head_dim: int
     rotates: bool = True
     fp8: bool = False  # keys and values in 8 bits
+    window: int | None = None
 
     def bytes_of(self, positions: int) -> int:
         head = self.head_dim * E4M3.itemsize + SCALE.itemsize if self.fp8 else self.head_dim * 2
@@ -81,7 +82,8 @@ class Step:
 
     pool: Tensor | None = None  # random keys and values that every step cuts its own from
 
-    def __init__(self, shape: Shape, counts: list[int], lengths: list[int]) -> None:
+    def __init__(self, shape: Shape, counts: list[int], lengths: list[int], turns: bool = True) -> None:
+        """turns: False keeps narrow heads of decodes as others are, rotated and stored before."""
         self.shape, self.counts, self.lengths = shape, counts, lengths
         self.bytes = shape.bytes_of(sum(lengths))
         layers = max(2, min(64, math.ceil(CACHE / self.bytes)))
@@ -104,7 +106,7 @@ class Step:
         self.q = torch.randn(sum(counts), heads, shape.head_dim, device="cuda", dtype=torch.bfloat16)
         self.out = torch.empty_like(self.q)
         self.turning: Turning | None = None
-        if max(counts) == 1 and shape.head_dim <= TURNING_WIDTH:
+        if turns and max(counts) == 1 and shape.head_dim <= TURNING_WIDTH:
             angles = torch.randn(max(lengths) + 1, shape.head_dim, device="cuda") if shape.rotates else None
             self.turning = Turning(angles, None, 0.0)
             width = (heads + 2 * shape.kv_heads) * shape.head_dim
@@ -125,7 +127,7 @@ class Step:
             if mine:
                 work = Work(
                     launch, tiles=sum(-(-count // tokens) for count in mine), group=self.shape.group,
-                    kv_heads=self.shape.kv_heads, window=None, device=self.q.device,
+                    kv_heads=self.shape.kv_heads, window=self.shape.window, device=self.q.device,
                 )  # fmt: skip
                 work.lay_out(*self.numbers, fewest=fewest, most=max(mine))
                 works.append(work)
@@ -138,13 +140,21 @@ class Step:
 
         def layer(index: int) -> None:
             for work in works:
-                paged_attention(
-                    self.q, self.keys[index], self.values[index], self.tables, work, partials, self.out,
-                    scale=self.shape.head_dim**-0.5, turning=self.turning,
-                    scales=self.scales[index] if self.scales else None,
-                )  # fmt: skip
+                self.attend(index, work, partials)
 
         return graph_microseconds([partial(layer, index) for index in range(len(self.keys))])
+
+    def launch(self, launch: Launch) -> Any:
+        """Attend in the first layer with this one; returns the compiled kernel."""
+        works = self.plan([launch])
+        return self.attend(0, works[0], self.partials(works))
+
+    def attend(self, index: int, work: Work, partials: Partials) -> Any:
+        return paged_attention(
+            self.q, self.keys[index], self.values[index], self.tables, work, partials, self.out,
+            scale=self.shape.head_dim**-0.5, turning=self.turning,
+            scales=self.scales[index] if self.scales else None,
+        )  # fmt: skip
 
     def partials(self, works: list[Work]) -> Partials:
         return Partials(
