@@ -44,7 +44,7 @@ SHAPES = (
     Shape("gemma3-1b window", 1, 4, 256, window=512),
     Shape("llama-3.1-8b fp8", 8, 4, 128, fp8=True),
 )
-BATCHES, LENGTHS = (1, 8, 32, 64), (1024, 8192, 32_000)
+BATCHES, LENGTHS = (1, 8, 32, 48, 64, 96), (1024, 8192, 32_000)
 FACTORS, WAVES = (1, 2, 3, 4, 5, 6), (1, 2, 3, 4)
 OTHERS = (([5], 4096), ([5] * 8, 32_000), ([5] * 64, 2048), ([512], 8192), ([2048], 8192))  # new tokens, and length
 STEP_MODELS = ("random:llama-3.2-1b", "random:llama-3.1-8b")
