@@ -30,6 +30,7 @@ from gradus.bench.fingerprint import commit, fingerprint
 from gradus.device.capability import capability
 from gradus.execution.capturing import replay_ms
 from gradus.kernels.attention.launch import Launch, launches
+from gradus.kernels.attention.paged import _attend
 from gradus.kernels.attention.reference import paged_attention_reference
 from gradus.kernels.attention.splits import Partials
 from gradus.kernels.core.occupancy import live_programs
@@ -50,6 +51,7 @@ OTHERS = (([5], 4096), ([5] * 8, 32_000), ([5] * 64, 2048), ([512], 8192), ([204
 STEP_MODELS = ("random:llama-3.2-1b", "random:llama-3.1-8b")
 STEP_CASES = ((8, 32_000), (1, 32_000), (8, 1024))
 CLOSE = 2e-2
+CARVEOUT = 9  # CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT
 
 
 # -- one layer ---------------------------------------------------------------------------------------------------------
@@ -72,11 +74,21 @@ def occupancy(step: Step, launch: Launch) -> Found:
     kernel = step.launch(launch)
     live, count = live_programs(kernel, able), ctypes.c_int()
     taken = kernel.metadata
-    error = ctypes.CDLL("libcuda.so.1").cuOccupancyMaxActiveBlocksPerMultiprocessor(
-        ctypes.byref(count), ctypes.c_void_p(kernel.function), 32 * taken.num_warps, ctypes.c_size_t(taken.shared)
-    )
-    assert error == 0, f"the driver answers {error}"
+    driver(
+        "cuOccupancyMaxActiveBlocksPerMultiprocessor",
+        ctypes.byref(count), ctypes.c_void_p(kernel.function), 32 * taken.num_warps, ctypes.c_size_t(taken.shared),
+    )  # fmt: skip
     return Found(kernel.n_regs, taken.shared, taken.num_warps, live, count.value)
+
+
+def carve(kernel: Any, percent: int) -> None:
+    """How much of a multiprocessor's memory the driver should make shared for this kernel; -1: as it sees fit."""
+    driver("cuFuncSetAttribute", ctypes.c_void_p(kernel.function), CARVEOUT, percent)
+
+
+def driver(name: str, *arguments: Any) -> None:
+    error = getattr(ctypes.CDLL("libcuda.so.1"), name)(*arguments)
+    assert error == 0, f"{name} answers {error}"
 
 
 def parts_now(step: Step, launch: Launch) -> int:
@@ -151,13 +163,22 @@ def measure(shape: Shape) -> Iterator[dict[str, Any]]:
         }
         as_is = round(step.microseconds([launch]), 2)
         best = min(us, key=us.__getitem__)
+        kernel = step.launch(launch)
+        carve(kernel, 100)
+        carved = {
+            parts: round(step.microseconds([in_parts(launch, parts, tiles, shape.kv_heads)]), 2)
+            for parts in sorted({chosen, best})
+        }
+        carve(kernel, -1)
         row = {
             "shape": shape.name, "new": counts[0], "batch": len(counts), "keys": length, "tiles": tiles,
             "launch": asdict(launch), **asdict(found), "chosen": chosen, "chosen_us": as_is, "best": best, "us": us,
+            "carved_us": carved,
         }  # fmt: skip
         print(
             f"{shape.name} {len(counts)} x {counts[0]} at {length}: {found.live} live ({found.driver}), "
-            f"{chosen} parts {as_is:.1f} us, best {best} {us[best]:.1f} us, {shape.kv_heads * tiles} tiles; {us}",
+            f"{chosen} parts {as_is:.1f} us, best {best} {us[best]:.1f} us, {shape.kv_heads * tiles} tiles; {us}; "
+            f"carved {carved}",
             flush=True,
         )
         yield row
@@ -168,7 +189,7 @@ def measure(shape: Shape) -> Iterator[dict[str, Any]]:
 
 @torch.inference_mode()
 def steps(model: str) -> Iterator[dict[str, Any]]:
-    """Captured decode steps as shipped, and with launches that aim at other numbers of programs."""
+    """Captured decode steps as shipped, and with other numbers of parts."""
     most = max(batch for batch, _ in STEP_CASES)
     longest = max(length for _, length in STEP_CASES)
     llm = LLM(
@@ -183,24 +204,36 @@ def steps(model: str) -> Iterator[dict[str, Any]]:
         kept.normal_()
     for slot, mine in enumerate((torch.randperm(pages, device="cuda") + 1)[: most * needed].split(needed)):
         attention.tables[:, slot, :needed] = mine
+    decodes, heads = shipped[0], attention.config.num_kv_heads
+
+    def milliseconds(batch: int, length: int, launch: Launch) -> float:
+        attention.launches = (launch, *shipped[1:])
+        attention._works.clear()
+        attention.partials = Partials(
+            attention.launches, kv_heads=heads, head_dim=attention.config.head_dim, device=attention.device
+        )
+        graphs._send(list(range(batch)), [length] * batch, [0] * batch, batch)
+        captured = graphs.recorder.fastest(batch, partial(graphs._step, batch))
+        return round(min(replay_ms(captured.graph) for _ in range(3)), 3)
+
     for batch, length in STEP_CASES:
-        ms = {}
-        for factor in (0, *FACTORS):  # 0: as shipped
-            attention.launches = tuple(
-                replace(each, programs=factor * processors) if factor and each.rows == shipped[0].rows else each
-                for each in shipped
-            )
-            attention._works.clear()
-            attention.partials = Partials(
-                attention.launches, kv_heads=attention.config.num_kv_heads, head_dim=attention.config.head_dim,
-                device=attention.device,
-            )  # fmt: skip
-            graphs._send(list(range(batch)), [length] * batch, [0] * batch, batch)
-            captured = graphs.recorder.fastest(batch, partial(graphs._step, batch))
-            ms[factor] = round(min(replay_ms(captured.graph) for _ in range(3)), 3)
-        attention.launches = shipped
-        print(model, f"{batch} x {length}", ms, flush=True)
-        yield {"model": model, "batch": batch, "keys": length, "ms": ms, "programs": shipped[0].programs}
+        row: dict[str, Any] = {"model": model, "batch": batch, "keys": length, "launch": asdict(decodes)}
+        row["shipped_ms"] = milliseconds(batch, length, decodes)
+        tried = [n for n in candidates(decodes, batch, length, heads, processors, 4) if n * batch <= 8 * processors]
+        row["ms"] = {parts: milliseconds(batch, length, in_parts(decodes, parts, batch, heads)) for parts in tried}
+        best = min(row["ms"], key=row["ms"].__getitem__)
+        kernels = list(_attend.device_caches[0][0].values())
+        for kernel in kernels:
+            kernel.run  # noqa: B018  # loads
+            carve(kernel, 100)
+        row["carved_ms"] = {
+            "shipped": milliseconds(batch, length, decodes),
+            best: milliseconds(batch, length, in_parts(decodes, best, batch, heads)),
+        }
+        for kernel in kernels:
+            carve(kernel, -1)
+        print(row, flush=True)
+        yield row
 
 
 def main() -> None:
