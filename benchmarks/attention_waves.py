@@ -48,6 +48,7 @@ SHAPES = (
 BATCHES, LENGTHS = (1, 8, 32, 48, 64, 96), (1024, 8192, 32_000)
 FACTORS, WAVES = (1, 2, 3, 4, 5, 6), (1, 2, 3, 4)
 OTHERS = (([5], 4096), ([5] * 8, 32_000), ([5] * 64, 2048), ([512], 8192), ([2048], 8192))  # new tokens, and length
+UNEVEN = ((8, 8000), (32, 2000), (32, 16_000), (60, 2000), (60, 16_000), (200, 4000))  # sequences, and longest
 STEP_MODELS = ("random:llama-3.2-1b", "random:llama-3.1-8b")
 STEP_CASES = ((8, 32_000), (1, 32_000), (8, 1024))
 CLOSE = 2e-2
@@ -133,6 +134,22 @@ def shapes_of(shape: Shape) -> tuple[Launch, ...]:
     )  # fmt: skip
 
 
+def uneven(shape: Shape) -> Iterator[dict[str, Any]]:
+    """Decodes of many lengths: as shipped, and aiming at one to six programs per multiprocessor."""
+    launch, processors = shapes_of(shape)[0], multiprocessors()
+    for batch, longest in UNEVEN if shape.window is None else ():
+        lengths = torch.randint(100, longest, (batch,), generator=torch.Generator().manual_seed(batch)).tolist()
+        lengths[0] *= 4
+        step = Step(shape, [1] * batch, lengths)
+        us = {
+            factor: round(step.microseconds([replace(launch, programs=factor * processors)]), 2) for factor in FACTORS
+        }
+        as_is = round(step.microseconds([launch]), 2)
+        row = {"shape": shape.name, "uneven": batch, "longest": longest, "chosen_us": as_is, "programs_us": us}
+        print(row, flush=True)
+        yield row
+
+
 def multiprocessors() -> int:
     return torch.cuda.get_device_properties(0).multi_processor_count
 
@@ -182,6 +199,7 @@ def measure(shape: Shape) -> Iterator[dict[str, Any]]:
             flush=True,
         )
         yield row
+    yield from uneven(shape)
 
 
 # -- whole steps -------------------------------------------------------------------------------------------------------
