@@ -100,8 +100,7 @@ def parts_now(step: Step, launch: Launch) -> int:
 
 def in_parts(launch: Launch, parts: int, tiles: int, kv_heads: int) -> Launch:
     """The launch that splits each of so many equal tiles into so many parts."""
-    programs = parts * tiles * kv_heads
-    return replace(launch, programs=programs, alone=programs, whole=0)
+    return replace(launch, live=1, processors=parts * tiles * kv_heads, whole=0)
 
 
 def candidates(launch: Launch, tiles: int, keys: int, kv_heads: int, processors: int, live: int) -> list[int]:
@@ -136,16 +135,16 @@ def shapes_of(shape: Shape) -> tuple[Launch, ...]:
 
 def uneven(shape: Shape) -> Iterator[dict[str, Any]]:
     """Decodes of many lengths: as shipped, and aiming at one to six programs per multiprocessor."""
-    launch, processors = shapes_of(shape)[0], multiprocessors()
+    launch = shapes_of(shape)[0]
     for batch, longest in UNEVEN if shape.window is None else ():
         lengths = torch.randint(100, longest, (batch,), generator=torch.Generator().manual_seed(batch)).tolist()
         lengths[0] *= 4
         step = Step(shape, [1] * batch, lengths)
         us = {
-            factor: round(step.microseconds([replace(launch, programs=factor * processors)]), 2) for factor in FACTORS
+            factor: round(step.microseconds([replace(launch, live=factor)]), 2) for factor in FACTORS
         }
         as_is = round(step.microseconds([launch]), 2)
-        row = {"shape": shape.name, "uneven": batch, "longest": longest, "chosen_us": as_is, "programs_us": us}
+        row = {"shape": shape.name, "uneven": batch, "longest": longest, "chosen_us": as_is, "live_us": us}
         print(row, flush=True)
         yield row
 

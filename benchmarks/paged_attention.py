@@ -147,10 +147,12 @@ class Step:
     def launch(self, launch: Launch) -> Any:
         """Attend in the first layer with this one; returns the compiled kernel."""
         works = self.plan([launch])
-        return self.attend(0, works[0], self.partials(works))
+        self.attend(0, works[0], self.partials(works))
+        (kernel,) = works[0].kernels
+        return kernel
 
-    def attend(self, index: int, work: Work, partials: Partials) -> Any:
-        return paged_attention(
+    def attend(self, index: int, work: Work, partials: Partials) -> None:
+        paged_attention(
             self.q, self.keys[index], self.values[index], self.tables, work, partials, self.out,
             scale=self.shape.head_dim**-0.5, turning=self.turning,
             scales=self.scales[index] if self.scales else None,
@@ -240,12 +242,12 @@ def flash_microseconds(step: Step) -> float:
 # -- other launch shapes -----------------------------------------------------------------------------------------------
 
 SMALL = [
-    Launch(16, keys, warps, stages, 4 * PROCESSORS, PROCESSORS)
+    Launch(16, keys, warps, stages, 4, PROCESSORS)
     for keys, warps, stages in product((32, 64, 128), (1, 2, 4, 8), (2, 3, 5))
     if 8 <= keys // warps <= 64
 ]
 LARGE = [
-    Launch(rows, keys, warps, stages, PROCESSORS, PROCESSORS)
+    Launch(rows, keys, warps, stages, 1, PROCESSORS)
     for (rows, warps), keys, stages in product(((64, 4), (128, 4), (128, 8), (256, 16)), (32, 64, 128), (2, 3, 4))
     if rows * keys <= (8192 if warps == 4 else 16384)
 ]
@@ -303,16 +305,16 @@ def sweep(shape: Shape) -> Iterator[dict[str, Any]]:
             scores[launch] = math.inf
     leaders, wide = sorted(small, key=small.__getitem__)[:4], min(large, key=large.__getitem__)
     for name, step in (*decodes(shape), *singles(shape)):
-        splits = [replace(best, programs=k * PROCESSORS, alone=k * PROCESSORS) for best in leaders for k in SPLITTING]
+        splits = [replace(best, live=1, processors=k * PROCESSORS) for best in leaders for k in SPLITTING]
         yield row(shape, f"split {name}", step, race(step, splits))
     for name, step in verifications(shape):
         tall = min((launch for launch in LARGE if launch.rows == 64), key=large.__getitem__)
         rows = [replace(best, rows=rows) for best in leaders[:2] for rows in (16, 32, 64)]
-        split = replace(tall, programs=4 * PROCESSORS, alone=4 * PROCESSORS)
+        split = replace(tall, live=4)
         yield row(shape, f"rows {name}", step, race(step, [*rows, tall, split]))
     for counts, lengths in (([512], [8192]), ([2048], [8192])):
         step = Step(shape, counts, lengths)
-        splits = [replace(wide, programs=k * PROCESSORS // 2, alone=k * PROCESSORS // 2) for k in (1, 2, 3, 4, 8)]
+        splits = [replace(wide, live=1, processors=k * PROCESSORS // 2) for k in (1, 2, 3, 4, 8)]
         yield row(shape, f"split chunk {counts[0]} at {lengths[0]}", step, race(step, splits))
 
 

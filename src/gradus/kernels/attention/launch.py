@@ -1,4 +1,4 @@
-"""How a paged attention launch is shaped: the tile of a program, its pipeline, and how many programs we want."""
+"""How a paged attention launch is shaped: the tile of a program, its pipeline, and how many programs fill the GPU."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,6 +10,7 @@ from gradus.device.capability import KIB
 
 H200_PROCESSORS, H200_SHARED = 132, 227 * KIB
 SMALLEST_TILE = 16  # rows: what the matrix units want at least
+LIVE = 4  # programs of the smallest tiles per multiprocessor that read memory at its full speed
 # Keys that one program of narrow heads gets through sooner than two add up: three steps of its loop. With heads of 128,
 # whose steps are half as long, splitting won from the second step on (`benchmarks/attention_splits.json`).
 WHOLE = 384
@@ -22,30 +23,26 @@ class Launch:
     """How a launch is shaped: measured (see `launches`), not derived.
 
     rows: of a tile; a token takes as many as query heads share a key head. keys: of a step of the loop.
-    warps, stages: of a program, and of its pipeline. programs: about how many the splitting aims at. alone: how many it
-    aims at per tile, as long as none of those gets too many keys (`attention_work`). whole: keys up to which a tile is
-    not split at all.
+    warps, stages: of a program, and of its pipeline. live: programs per multiprocessor that splitting aims at; fewer
+    where the compiled kernel does not fit so often (`Work`). processors: multiprocessors of the GPU. whole: keys up to
+    which a tile is not split at all.
     """
 
     rows: int
     keys: int
     warps: int
     stages: int
-    programs: int
-    alone: int
+    live: int
+    processors: int
     whole: int = 0
 
-    def aim(self, kv_heads: int) -> int:
-        """Items that the splitting aims at, over all sequences: each is one program for each key head."""
-        return max(1, self.programs // kv_heads)
-
-    def few(self, kv_heads: int, tiles: int) -> int:
-        """Items that it aims at where chunks are short."""
-        return max(1, min(self.programs, tiles * self.alone) // kv_heads)
+    def items(self, kv_heads: int, live: int) -> int:
+        """Items that run at once with so many programs per multiprocessor: an item is a program for each key head."""
+        return max(1, live * self.processors // kv_heads)
 
 
-# What `hopper_attention` is written for. An aim of one item: its tiles are never split.
-HOPPER = Launch(rows=128, keys=128, warps=9, stages=2, programs=1, alone=1)
+# What `hopper_attention` is written for. One item at once: its tiles are never split.
+HOPPER = Launch(rows=128, keys=128, warps=9, stages=2, live=1, processors=1)
 HOPPER_HEAD_DIM, HOPPER_PAGE = 128, 16
 HOPPER_FILLED = 2  # tiles per multiprocessor, at least
 HOPPER_LONG = 1024  # new tokens of a span: it won at 2,048 and lost at 512 (`benchmarks/prompt_attention.json`)
@@ -103,7 +100,7 @@ def launches(
     narrow = wide <= 128 and group > 1 and not eight_bits
     return tuple(
         Launch(
-            *shape, programs=(4 if shape[0] == SMALLEST_TILE else 1) * processors, alone=processors,
+            *shape, live=LIVE if shape[0] == SMALLEST_TILE else 1, processors=processors,
             whole=WHOLE if narrow and shape[0] == SMALLEST_TILE else 0,
         )
         for shape in by_rows.values()

@@ -22,7 +22,6 @@ nothing beside it.
 """
 
 from functools import cache
-from typing import Any
 
 import torch
 import triton
@@ -54,10 +53,8 @@ def paged_attention(
     softcap: float | None = None,
     turning: Turning | None = None,
     scales: tuple[Tensor, Tensor] | None = None,
-) -> Any:
+) -> None:
     """Attend causally, as `work` was laid out for this step; fills the rows of `out` that it covers.
-
-    Returns the compiled kernel; None where Triton interprets it.
 
     The keys of this step's own tokens must be stored already. Or `turning` is given, every span has MOST_NEW tokens at
     most and fits one tile, and q is the qkv product [N, (Hq + 2 Hkv) Dh] (see `new_token`). One launch, and nothing is
@@ -75,12 +72,13 @@ def paged_attention(
     rotary, norms, eps = turning or (None, None, 0.0)
     q_gain, k_gain = norms or (None, None)
     key_scales, value_scales = scales or (None, None)
-    return _attend[(heads, len(work.items))](
+    kernel = _attend[(heads, len(work.items))](
         out, partials.sums, partials.peaks, partials.totals, partials.tickets, q, keys, values, tables, work.items,
         rotary, q_gain, k_gain, key_scales, value_scales, q.stride(0), tables.stride(0), scale, softcap or 1.0, eps,
         **shape, NEW=0 if turning is None else 1 if work.longest == 1 else MOST_NEW, PDL=early,
         num_warps=launch.warps, num_stages=launch.stages, launch_pdl=early,
     )  # fmt: skip
+    work.kernels.add(kernel)  # None where Triton interprets it
 
 
 @cache

@@ -10,8 +10,15 @@ with. The grid is sized by padded shapes alone: whatever the lengths are, there 
 And the lengths are read where they are, on the GPU: the host never waits for them. Equal shares, instead of a fixed
 number of splits, keep one long sequence among short ones from running alone at the end.
 
-Where tiles are few, a chunk is longer than that: every split leaves a partial result that must be added up, so a lone
-tile is split among fewer programs until each of them has LONG keys. And a tile of at most `whole` keys is never split.
+`aim` is how many items run at once. Rounding splits up would make a few more of them, which run alone when all others
+have ended, and take as long: 8 equal tiles and an aim of 66 would give 72 items. So a chunk is as much longer as it
+takes for those tiles to get no more than `aim` items that get two or more (the T tiles with aim⁻¹ of all keys each):
+
+    chunk = ceil(sum / (aim - T + 1))                since ceil(keys / chunk) < keys / chunk + 1 for each of them
+
+Here 8 splits of each. Where tiles are few, a chunk is longer still: every split leaves a partial result that must be
+added up, so a lone tile is split among fewer programs until each of them has LONG keys. And a tile of at most `whole`
+keys is never split.
 
 An item is nine numbers, so that a program knows its work after one read: (row, tokens, position, slot, low, high,
 split, splits, partial). Its queries are `tokens` rows of the flat batch from `row` on, the first one at `position`; it
@@ -21,13 +28,18 @@ and their partial results go to the places from `partial` on. No tokens: nothing
 Moves 12 bytes per sequence and program in, 36 bytes per item out: microseconds, once per step.
 """
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.compiler import CompiledKernel
 from triton.language import constexpr, tensor
 
+from gradus.device.capability import capability
 from gradus.kernels.attention.launch import Launch
+from gradus.kernels.core.occupancy import live_programs
 
 ITEM = constexpr(9)  # numbers
 ENTRIES = constexpr(16)  # items that one program of the planning kernel writes
@@ -37,18 +49,30 @@ LONG = constexpr(512)  # keys: beyond, more splits are worth adding up
 class Work:
     """The work list of one launch shape and one window: filled by `lay_out`, read by every layer's launch.
 
-    items: int32 [tiles + aim, 9]. tiles: the most that a step can have.
-    longest: most tokens that a tile of this step has.
+    items: int32 [tiles + most items that may be aimed at, 9]. tiles: the most that a step can have.
+    longest: most tokens that a tile of this step has. kernels: what was launched for it since it was laid out.
+    live: programs of theirs per multiprocessor that splitting aims at.
     """
 
     def __init__(
         self, launch: Launch, *, tiles: int, group: int, kv_heads: int, window: int | None, device: torch.device
     ) -> None:
-        self.launch, self.window = launch, window
+        self.launch, self.window, self.tiles, self.kv_heads = launch, window, tiles, kv_heads
         self.tile_tokens = launch.rows // group
-        self.aim, self.few = launch.aim(kv_heads), launch.few(kv_heads, tiles)
         self.longest = self.tile_tokens
+        self.live, self._able = launch.live, capability(device)
+        self.kernels: set[Any] = set()
         self.items = torch.zeros(tiles + self.aim, ITEM.value, dtype=torch.int32, device=device)
+
+    @property
+    def aim(self) -> int:
+        """Items that splitting aims at, over all sequences."""
+        return self.launch.items(self.kv_heads, self.live)
+
+    @property
+    def few(self) -> int:
+        """Items that it aims at where chunks are short."""
+        return self.launch.items(self.kv_heads, min(self.live, self.tiles))
 
     def lay_out(self, slots: Tensor, query_start: Tensor, lengths: Tensor, *, fewest: int = 1, most: int) -> None:
         """Plan the spans of `fewest` to `most` new tokens; other launches have the others. Nothing is waited for.
@@ -57,11 +81,22 @@ class Work:
         rows, or a length of 0: then its rows become zeros.
         """
         spans, self.longest = lengths.shape[0], min(most, self.tile_tokens)
+        self._count_live()
         _lay_out[(triton.cdiv(len(self.items), ENTRIES.value),)](
             self.items, slots, query_start, lengths, spans, fewest, most, len(self.items), self.aim, self.few,
             self.tile_tokens, self.launch.keys, self.launch.whole,
             WINDOW=self.window or 0, SPANS=triton.next_power_of_2(spans), num_warps=8,
         )  # fmt: skip
+
+    def _count_live(self) -> None:
+        """Aim at no more programs than the GPU has room for of any kernel so far; those being compiled count later.
+
+        Before a step is captured, or a request served, each kernel has been launched: then nothing changes any more.
+        """
+        for kernel in self.kernels:
+            if isinstance(kernel, CompiledKernel):
+                self.live = max(1, min(self.live, live_programs(kernel, self._able)))
+        self.kernels.clear()
 
 
 @triton.jit
@@ -91,7 +126,9 @@ def _lay_out(
     length = tl.load(lengths + span, mask=span < spans, other=0)
     tiles, keys = _shape(count, length, fewest, most, tile_tokens, WINDOW)
     total = tl.sum(tiles * keys)
-    chunk = tl.maximum(tl.cdiv(total, aim), tl.minimum(tl.cdiv(total, few), LONG))
+    rounded = tl.maximum(tl.sum(tl.where(keys >= tl.cdiv(total, aim), tiles, 0)), 1) - 1
+    chunk = tl.cdiv(total, tl.maximum(aim - rounded, 1))
+    chunk = tl.maximum(chunk, tl.minimum(tl.cdiv(total, tl.maximum(few - rounded, 1)), LONG))
     chunk = tl.cdiv(tl.maximum(chunk, 1), step) * step
     splits = _splits(keys, chunk, whole)
     parted = tl.where(splits > 1, tiles, 0)  # tiles that take more than one item

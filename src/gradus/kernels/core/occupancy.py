@@ -4,11 +4,13 @@ A program takes registers, shared memory and warps of a multiprocessor. Only the
 and another compiler, or another GPU, makes another number of it.
 """
 
+from functools import cache
 from typing import Any
 
 from gradus.device.capability import Capability
 
 
+@cache
 def live_programs(kernel: Any, able: Capability) -> int:
     """Count the programs of a compiled kernel that one multiprocessor runs at once.
 
