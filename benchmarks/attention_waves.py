@@ -27,7 +27,7 @@ import triton
 from benchmarks.paged_attention import PAGE, ROOM, Shape, Step
 from gradus import LLM
 from gradus.bench.fingerprint import commit, fingerprint
-from gradus.device.capability import capability
+from gradus.device.capability import capability, multiprocessors
 from gradus.execution.capturing import replay_ms
 from gradus.kernels.attention.launch import Launch, launches
 from gradus.kernels.attention.paged import _attend
@@ -52,6 +52,7 @@ UNEVEN = ((8, 8000), (32, 2000), (32, 16_000), (60, 2000), (60, 16_000), (200, 4
 STEP_MODELS = ("random:llama-3.2-1b", "random:llama-3.1-8b")
 STEP_CASES = ((8, 32_000), (1, 32_000), (8, 1024))
 CLOSE = 2e-2
+GPU = torch.device("cuda")
 CARVEOUT = 9  # CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT
 
 
@@ -71,9 +72,8 @@ class Found:
 
 def occupancy(step: Step, launch: Launch) -> Found:
     """Of the kernel that the step launches with this shape; run once."""
-    able = capability(torch.device("cuda"))
     kernel = step.launch(launch)
-    live, count = live_programs(kernel, able), ctypes.c_int()
+    live, count = live_programs(kernel, capability(GPU)), ctypes.c_int()
     taken = kernel.metadata
     driver(
         "cuOccupancyMaxActiveBlocksPerMultiprocessor",
@@ -127,9 +127,8 @@ def check(shape: Shape) -> None:
 
 
 def shapes_of(shape: Shape) -> tuple[Launch, ...]:
-    able, processors = capability(torch.device("cuda")), multiprocessors()
     return launches(
-        shape.head_dim, torch.bfloat16, shape.group, processors, able.shared_memory, eight_bits=shape.fp8
+        shape.head_dim, torch.bfloat16, shape.group, multiprocessors(GPU), capability(GPU), eight_bits=shape.fp8
     )  # fmt: skip
 
 
@@ -140,17 +139,11 @@ def uneven(shape: Shape) -> Iterator[dict[str, Any]]:
         lengths = torch.randint(100, longest, (batch,), generator=torch.Generator().manual_seed(batch)).tolist()
         lengths[0] *= 4
         step = Step(shape, [1] * batch, lengths)
-        us = {
-            factor: round(step.microseconds([replace(launch, live=factor)]), 2) for factor in FACTORS
-        }
+        us = {factor: round(step.microseconds([replace(launch, live=factor)]), 2) for factor in FACTORS}
         as_is = round(step.microseconds([launch]), 2)
         row = {"shape": shape.name, "uneven": batch, "longest": longest, "chosen_us": as_is, "live_us": us}
         print(row, flush=True)
         yield row
-
-
-def multiprocessors() -> int:
-    return torch.cuda.get_device_properties(0).multi_processor_count
 
 
 def cases(shape: Shape) -> Iterator[tuple[list[int], int]]:
@@ -163,7 +156,7 @@ def cases(shape: Shape) -> Iterator[tuple[list[int], int]]:
 
 
 def measure(shape: Shape) -> Iterator[dict[str, Any]]:
-    choices, processors = shapes_of(shape), multiprocessors()
+    choices, processors = shapes_of(shape), multiprocessors(GPU)
     if Step.pool is not None and (Step.pool.dtype == torch.bfloat16) == shape.fp8:
         Step.pool = None
     for counts, length in cases(shape):
@@ -214,7 +207,7 @@ def steps(model: str) -> Iterator[dict[str, Any]]:
     )
     graphs = llm.engine.runner.graphs
     attention = graphs.attention
-    shipped, processors = attention.launches, multiprocessors()
+    shipped, processors = attention.launches, multiprocessors(GPU)
     pages = attention.storage.keys.shape[1] - 1
     needed = triton.cdiv(longest, PAGE)
     for kept in (attention.storage.keys, attention.storage.values):

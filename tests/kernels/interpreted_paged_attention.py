@@ -130,7 +130,7 @@ def test_equal_tiles_get_no_more_items_than_run_at_once_and_no_fewer_than_that_t
 
 
 def test_a_long_sequence_among_short_ones_is_split_into_its_share_of_what_runs_at_once():
-    """66 items of 576 keys hold all 38,000: the short ones, which fit one each, take nothing from its number of parts."""
+    """66 items of 576 keys hold all 38,000. Short ones, which fit one each, leave it as many parts as before."""
     work = decodes_at([500] * 8 + [34_000], Launch(rows=16, keys=16, warps=4, stages=2, live=4, processors=132))
     assert max(item[7] for item in work.items.tolist()) == 60
 

@@ -89,3 +89,8 @@ def capability(device: torch.device) -> Capability:
     Raises what torch raises for a GPU that is not there.
     """
     return OLDEST if device.type == "cpu" else Capability(*torch.cuda.get_device_capability(device))
+
+
+def multiprocessors(device: torch.device) -> int:
+    """Multiprocessors of a GPU; 1 for a CPU, where Triton's interpreter runs one program after the other."""
+    return 1 if device.type == "cpu" else torch.cuda.get_device_properties(device).multi_processor_count

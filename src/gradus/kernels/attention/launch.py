@@ -6,9 +6,9 @@ from dataclasses import dataclass
 import torch
 import triton
 
-from gradus.device.capability import KIB
+from gradus.device.capability import Capability
 
-H200_PROCESSORS, H200_SHARED = 132, 227 * KIB
+H200, H200_PROCESSORS = Capability(9, 0), 132
 SMALLEST_TILE = 16  # rows: what the matrix units want at least
 LIVE = 4  # programs of the smallest tiles per multiprocessor that read memory at its full speed
 # Keys that one program of narrow heads gets through sooner than two add up: three steps of its loop. With heads of 128,
@@ -64,13 +64,13 @@ def launches(
     dtype: torch.dtype,
     group: int,
     processors: int = H200_PROCESSORS,
-    shared_memory: int = H200_SHARED,
+    able: Capability = H200,
     eight_bits: bool = False,
 ) -> tuple[Launch, ...]:
     """The shapes to choose from, smallest tile first: a span takes the first that holds it, or else the last.
 
     dtype: of the queries. eight_bits: keys and values are e4m3, and widened to it. processors: multiprocessors of the
-    GPU. shared_memory: bytes that one of its programs may have. Measured on an H200
+    GPU, which is `able`. Measured on an H200
     in bfloat16, for heads of 64 and 128 (`benchmarks/paged_attention.py --sweep`). Wider heads, and values of more
     bytes, take shorter steps, because their tiles must fit the same shared memory; a GPU with less takes the same
     shapes, cut to fit (`fitted`).
@@ -95,16 +95,29 @@ def launches(
         shapes = [(16, 64, 1, 2) if group == 1 else (16, 128, 4, 2), (64, 64, 4, 3)]
     if wide <= 256 and dtype.itemsize == 2 and not eight_bits:
         shapes.append((256, 64, 16, 3) if wide > 128 else (128, 64, 4, 3))
-    cut = [fitted(shape, group, wide, dtype.itemsize, shared_memory) for shape in shapes if shape[0] >= group]
+    cut = [fitted(shape, group, wide, dtype.itemsize, able.shared_memory) for shape in shapes if shape[0] >= group]
     by_rows = {shape[0]: shape for shape in cut}  # a tall tile may have been cut to the size of a small one
     narrow = wide <= 128 and group > 1 and not eight_bits
     return tuple(
         Launch(
-            *shape, live=LIVE if shape[0] == SMALLEST_TILE else 1, processors=processors,
+            *shape, live=worth_aiming_at(shape, wide, dtype.itemsize, able), processors=processors,
             whole=WHOLE if narrow and shape[0] == SMALLEST_TILE else 0,
         )
         for shape in by_rows.values()
     )  # fmt: skip
+
+
+def worth_aiming_at(shape: Shape, wide: int, itemsize: int, able: Capability) -> int:
+    """Programs per multiprocessor: no more than shared memory has room for, as far as is known before a kernel is
+    compiled.
+
+    More than LIVE small tiles read memory no faster, and are more parts to add up. Tall tiles are busy multiplying: a
+    second one gains less than the adding up costs.
+    """
+    rows, keys, warps, stages = shape
+    if rows > SMALLEST_TILE:
+        return 1
+    return max(1, min(LIVE, able.programs(warps=warps, shared=bytes_needed(rows, keys, stages, wide, itemsize))))
 
 
 def fitted(shape: Shape, group: int, wide: int, itemsize: int, shared_memory: int) -> Shape:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from gradus.device.capability import capability
+from gradus.device.capability import capability, multiprocessors
 from gradus.kernels.core.overlap import early_launches, starts_early
 from gradus.kernels.core.view import Twin, is_known, twin_of, view
 from gradus.kernels.linear.gemv import Norm
@@ -191,7 +191,7 @@ def hopper_products(device: torch.device) -> "HopperProducts | None":
         return HopperProducts
 
     kernel = in_gluon(load)
-    return None if kernel is None else kernel(torch.cuda.get_device_properties(device).multi_processor_count)
+    return None if kernel is None else kernel(multiprocessors(device))
 
 
 @twin_of(Fp8Linear)

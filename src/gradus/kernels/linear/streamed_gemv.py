@@ -30,7 +30,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from triton.language import constexpr, tensor
 
-from gradus.device.capability import capability
+from gradus.device.capability import capability, multiprocessors
 from gradus.kernels.core.overlap import let_next_start, starts_early, wait_for_previous
 from gradus.kernels.linear.few_rows import one_by_one, vector
 from gradus.kernels.linear.gemv import Norm
@@ -262,5 +262,5 @@ def slices_on(
     device: torch.device, launch: StreamedLaunch, outputs: int, k: int, gated: bool, rows: int = 1, normed: bool = True
 ) -> Slices:
     """Of a GPU's multiprocessors; for a CPU, where Triton interprets, of a few. Kept: a step asks in every layer."""
-    processors = 2 if device.type == "cpu" else torch.cuda.get_device_properties(device).multi_processor_count
+    processors = 2 if device.type == "cpu" else multiprocessors(device)
     return launch.slices(outputs, k, gated, processors, capability(device).shared_memory, rows, normed)
