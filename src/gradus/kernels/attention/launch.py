@@ -20,12 +20,12 @@ Shape = tuple[int, int, int, int]  # rows, keys, warps, stages
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """How a launch is shaped: measured (see `launches`), not derived.
+    """The shape of a launch: measured (see `launches`), not derived.
 
-    rows: of a tile; a token takes as many as query heads share a key head. keys: of a step of the loop.
-    warps, stages: of a program, and of its pipeline. live: programs per multiprocessor that splitting aims at; fewer
-    where the compiled kernel does not fit so often (`Work`). processors: multiprocessors of the GPU. whole: keys up to
-    which a tile is not split at all.
+    rows: per tile; a token takes one for each query head that shares its key head. keys: per step of the loop.
+    warps, stages: of a program, and of its pipeline. live: programs per multiprocessor that splitting aims at, before
+    the compiled kernel says that fewer fit (`Work`). processors: multiprocessors of the GPU. whole: a tile of this many
+    keys or fewer is never split.
     """
 
     rows: int
@@ -37,7 +37,7 @@ class Launch:
     whole: int = 0
 
     def items(self, kv_heads: int, live: int) -> int:
-        """Items that run at once with so many programs per multiprocessor: an item is a program for each key head."""
+        """Count the items that run at once with `live` programs per multiprocessor: an item has one per key head."""
         return max(1, live * self.processors // kv_heads)
 
 
@@ -49,10 +49,11 @@ HOPPER_LONG = 1024  # new tokens of a span: it won at 2,048 and lost at 512 (`be
 
 
 def fills_hopper(counts: Sequence[int], group: int, kv_heads: int, processors: int) -> bool:
-    """Whether `hopper_attention` is the faster kernel for spans of so many new tokens each.
+    """Whether `hopper_attention` is the faster kernel for spans with these numbers of new tokens.
 
-    Tiles must be enough for programs that stay, since none is split; and long, since every tile begins and ends by
-    itself. Spans differ, so we ask for the one that a new token is usually in: its length is a mean by tokens.
+    Its programs stay on their multiprocessors and split no tile, so there must be enough tiles. Each tile begins and
+    ends by itself, so spans must be long. They differ: the length asked for is that of the span which an average token
+    belongs to.
     """
     tiles = sum(triton.cdiv(count * group, HOPPER.rows) for count in counts)
     usual = sum(count * count for count in counts) / sum(counts)
@@ -67,7 +68,7 @@ def launches(
     able: Capability = H200,
     eight_bits: bool = False,
 ) -> tuple[Launch, ...]:
-    """The shapes to choose from, smallest tile first: a span takes the first that holds it, or else the last.
+    """List the shapes to choose from, smallest tile first: a span takes the first that holds it, or else the last.
 
     dtype: of the queries. eight_bits: keys and values are e4m3, and widened to it. processors: multiprocessors of the
     GPU, which is `able`. Measured on an H200
@@ -121,7 +122,7 @@ def worth_aiming_at(shape: Shape, wide: int, itemsize: int, able: Capability) ->
 
 
 def fitted(shape: Shape, group: int, wide: int, itemsize: int, shared_memory: int) -> Shape:
-    """The shape, with as few stages less, and then rows and warps halved, as it takes to fit shared memory."""
+    """Fit a shape into shared memory: take stages away, and then halve rows and warps, no more often than needed."""
     rows, keys, warps, most = shape
     least = max(SMALLEST_TILE, triton.next_power_of_2(group))  # a token's heads share a tile
     while True:
@@ -134,11 +135,11 @@ def fitted(shape: Shape, group: int, wide: int, itemsize: int, shared_memory: in
 
 
 def bytes_needed(rows: int, keys: int, stages: int, wide: int, itemsize: int) -> int:
-    """At most so much shared memory does a program take, where its matrix units read registers.
+    """Bound the shared memory of a program whose matrix units read registers.
 
-    Keys and values of all stages but the one being worked on are there, the queries, and the weights of a step: in
-    float32 twice, since the product of three TF32 products splits each into a high and a low part. On Hopper and the
-    large Blackwells matrix units read shared memory and all stages are there, of which they have more than enough.
+    It holds the keys and values of all stages but the current one, the queries, and the weights of a step: in float32
+    twice, since three TF32 products need each as a high and a low part. On Hopper and the large Blackwells, matrix
+    units read tall tiles from shared memory, which then holds all stages; those GPUs have more than enough of it.
     """
     halves = 2 if itemsize == 4 else 1
     return 2 * (stages - 1) * keys * wide + halves * rows * (wide + keys * itemsize)

@@ -26,7 +26,7 @@ from gradus.kernels.attention.launch import Launch
 
 
 class Partials:
-    """Room for the partial results of any of these launches, one after the other.
+    """Memory for the partial results of one launch, in any of the shapes.
 
     sums: float32 [P · Hkv · rows, Dh]; totals, peaks: the same without Dh; tickets: int32 [P · Hkv], zeros between
     launches. P is twice what splitting aims at: a tile that is split has more keys than a chunk, so rounding its

@@ -1,4 +1,4 @@
-"""What each program of a paged attention launch works on: decided once per step, on the GPU, for all layers.
+"""The work list of a paged attention launch: laid out once per step, on the GPU, for all layers.
 
 A launch must fill the GPU whatever the batch looks like: one sequence of 100,000 positions or 256 of 100. So each
 sequence's new rows are cut into tiles of queries, and a tile's keys are split wherever that gives idle processors
@@ -101,7 +101,7 @@ class Work:
 
 @triton.jit
 def _shape(count: tensor, length: tensor, fewest: int, most: int, tile_tokens: int, WINDOW: constexpr) -> tensor:
-    """(tiles, most keys that one of them sees) of spans with so many new tokens and so many positions."""
+    """(tiles, most keys that one of them sees) of spans with `count` new tokens and `length` positions."""
     tiles = tl.where((count >= fewest) & (count <= most), tl.cdiv(count, tile_tokens), 0)
     keys = tl.minimum(length, WINDOW + tile_tokens) if WINDOW else length
     return tiles, keys
@@ -109,7 +109,7 @@ def _shape(count: tensor, length: tensor, fewest: int, most: int, tile_tokens: i
 
 @triton.jit
 def _splits(keys: tensor, chunk: tensor, whole: int) -> tensor:
-    """Of tiles that see so many keys."""
+    """Count the splits of tiles that see `keys` keys."""
     return tl.where(keys <= whole, 1, tl.maximum(tl.cdiv(keys, chunk), 1))
 
 
