@@ -25,7 +25,8 @@ class Slices(NamedTuple):
 
 class StreamedLaunch(NamedTuple):
     """outputs, columns: of a tile; with a gate it is a pair of them. row_warps, column_warps: those that share a tile's
-    rows, and its columns. kilobytes: of tiles in shared memory, at most. programs: per multiprocessor.
+    rows, and its columns. kilobytes: of tiles in shared memory, at most. programs: per multiprocessor, raced with the
+    kilobytes: as many as its shared memory has room for, at most.
 
     For more than one row of activations, `outputs` is a multiple of 16, and all warps share columns.
     """
