@@ -30,7 +30,6 @@ from gradus.bench.fingerprint import commit, fingerprint
 from gradus.device.capability import capability, multiprocessors
 from gradus.execution.capturing import replay_ms
 from gradus.kernels.attention.launch import Launch, launches
-from gradus.kernels.attention.paged import _attend
 from gradus.kernels.attention.reference import paged_attention_reference
 from gradus.kernels.attention.splits import Partials
 from gradus.kernels.core.occupancy import live_programs
@@ -50,10 +49,9 @@ FACTORS, WAVES = (1, 2, 3, 4, 5, 6), (1, 2, 3, 4)
 OTHERS = (([5], 4096), ([5] * 8, 32_000), ([5] * 64, 2048), ([512], 8192), ([2048], 8192))  # new tokens, and length
 UNEVEN = ((8, 8000), (32, 2000), (32, 16_000), (60, 2000), (60, 16_000), (200, 4000))  # sequences, and longest
 STEP_MODELS = ("random:llama-3.2-1b", "random:llama-3.1-8b")
-STEP_CASES = ((8, 32_000), (1, 32_000), (8, 1024))
+STEP_CASES = ((8, 32_000, (4, 6, 7, 8, 9, 12)), (1, 32_000, (16, 33, 50, 66)), (8, 1024, (1, 4, 8)))  # and parts
 CLOSE = 2e-2
 GPU = torch.device("cuda")
-CARVEOUT = 9  # CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT
 
 
 # -- one layer ---------------------------------------------------------------------------------------------------------
@@ -82,25 +80,20 @@ def occupancy(step: Step, launch: Launch) -> Found:
     return Found(kernel.n_regs, taken.shared, taken.num_warps, live, count.value)
 
 
-def carve(kernel: Any, percent: int) -> None:
-    """How much of a multiprocessor's memory the driver should make shared for this kernel; -1: as it sees fit."""
-    driver("cuFuncSetAttribute", ctypes.c_void_p(kernel.function), CARVEOUT, percent)
-
-
 def driver(name: str, *arguments: Any) -> None:
     error = getattr(ctypes.CDLL("libcuda.so.1"), name)(*arguments)
     assert error == 0, f"{name} answers {error}"
 
 
-def parts_now(step: Step, launch: Launch) -> int:
-    """Into how many parts the shipped rule splits each tile of equally long spans."""
+def parts_of(step: Step, launch: Launch) -> int:
+    """Count the parts of each tile of equally long spans: chunks are whole steps, so not always what was asked for."""
     items = step.plan([launch])[0].items
-    return int(items[:, 7].max())
+    return int(items[items[:, 1] > 0, 7].max())
 
 
 def in_parts(launch: Launch, parts: int, tiles: int, kv_heads: int) -> Launch:
     """The launch that splits each of so many equal tiles into so many parts."""
-    return replace(launch, live=1, processors=parts * tiles * kv_heads, whole=0)
+    return replace(launch, live=1, processors=parts * tiles * kv_heads, whole=0, adding=1e-3)
 
 
 def candidates(launch: Launch, tiles: int, keys: int, kv_heads: int, processors: int, live: int) -> list[int]:
@@ -139,7 +132,7 @@ def uneven(shape: Shape) -> Iterator[dict[str, Any]]:
         lengths = torch.randint(100, longest, (batch,), generator=torch.Generator().manual_seed(batch)).tolist()
         lengths[0] *= 4
         step = Step(shape, [1] * batch, lengths)
-        us = {factor: round(step.microseconds([replace(launch, live=factor)]), 2) for factor in FACTORS}
+        us = {factor: round(step.microseconds([replace(launch, live=factor)]), 2) for factor in FACTORS[:4]}
         as_is = round(step.microseconds([launch]), 2)
         row = {"shape": shape.name, "uneven": batch, "longest": longest, "chosen_us": as_is, "live_us": us}
         print(row, flush=True)
@@ -155,43 +148,35 @@ def cases(shape: Shape) -> Iterator[tuple[list[int], int]]:
         yield from OTHERS
 
 
-def measure(shape: Shape) -> Iterator[dict[str, Any]]:
+def measure(shape: Shape, short: bool) -> Iterator[dict[str, Any]]:
     choices, processors = shapes_of(shape), multiprocessors(GPU)
     if Step.pool is not None and (Step.pool.dtype == torch.bfloat16) == shape.fp8:
         Step.pool = None
     for counts, length in cases(shape):
+        if short and len(counts) > 8:
+            continue
         launch = next((each for each in choices if each.rows // shape.group >= counts[0]), choices[-1])
         tiles = len(counts) * triton.cdiv(counts[0], launch.rows // shape.group)
         step = Step(shape, counts, [length] * len(counts))
-        found, chosen = occupancy(step, launch), parts_now(step, launch)
+        found, chosen = occupancy(step, launch), parts_of(step, launch)
         keys = min(length, shape.window + counts[0]) if shape.window else length
         tried = candidates(launch, tiles, keys, shape.kv_heads, processors, found.live)
-        us = {
-            parts: round(step.microseconds([in_parts(launch, parts, tiles, shape.kv_heads)]), 2)
-            for parts in sorted({*tried, chosen})
-        }
+        others = [in_parts(launch, parts, tiles, shape.kv_heads) for parts in tried]
+        us = {parts_of(step, other): round(step.microseconds([other]), 2) for other in others}
         as_is = round(step.microseconds([launch]), 2)
         best = min(us, key=us.__getitem__)
-        kernel = step.launch(launch)
-        carve(kernel, 100)
-        carved = {
-            parts: round(step.microseconds([in_parts(launch, parts, tiles, shape.kv_heads)]), 2)
-            for parts in sorted({chosen, best})
-        }
-        carve(kernel, -1)
         row = {
             "shape": shape.name, "new": counts[0], "batch": len(counts), "keys": length, "tiles": tiles,
             "launch": asdict(launch), **asdict(found), "chosen": chosen, "chosen_us": as_is, "best": best, "us": us,
-            "carved_us": carved,
         }  # fmt: skip
         print(
             f"{shape.name} {len(counts)} x {counts[0]} at {length}: {found.live} live ({found.driver}), "
-            f"{chosen} parts {as_is:.1f} us, best {best} {us[best]:.1f} us, {shape.kv_heads * tiles} tiles; {us}; "
-            f"carved {carved}",
+            f"{chosen} parts {as_is:.1f} us, best {best} {us[best]:.1f} us, {shape.kv_heads * tiles} tiles; {us}",
             flush=True,
         )
         yield row
-    yield from uneven(shape)
+    if not short:
+        yield from uneven(shape)
 
 
 # -- whole steps -------------------------------------------------------------------------------------------------------
@@ -200,14 +185,14 @@ def measure(shape: Shape) -> Iterator[dict[str, Any]]:
 @torch.inference_mode()
 def steps(model: str) -> Iterator[dict[str, Any]]:
     """Captured decode steps as shipped, and with other numbers of parts."""
-    most = max(batch for batch, _ in STEP_CASES)
-    longest = max(length for _, length in STEP_CASES)
+    most = max(batch for batch, _, _ in STEP_CASES)
+    longest = max(length for _, length, _ in STEP_CASES)
     llm = LLM(
         model, device="cuda", max_sequences=most, context_length=longest + 2 * PAGE, cache_tokens=most * (longest + 64)
     )
     graphs = llm.engine.runner.graphs
     attention = graphs.attention
-    shipped, processors = attention.launches, multiprocessors(GPU)
+    shipped = attention.launches
     pages = attention.storage.keys.shape[1] - 1
     needed = triton.cdiv(longest, PAGE)
     for kept in (attention.storage.keys, attention.storage.values):
@@ -226,22 +211,10 @@ def steps(model: str) -> Iterator[dict[str, Any]]:
         captured = graphs.recorder.fastest(batch, partial(graphs._step, batch))
         return round(min(replay_ms(captured.graph) for _ in range(3)), 3)
 
-    for batch, length in STEP_CASES:
+    for batch, length, tried in STEP_CASES:
         row: dict[str, Any] = {"model": model, "batch": batch, "keys": length, "launch": asdict(decodes)}
         row["shipped_ms"] = milliseconds(batch, length, decodes)
-        tried = [n for n in candidates(decodes, batch, length, heads, processors, 4) if n * batch <= 8 * processors]
         row["ms"] = {parts: milliseconds(batch, length, in_parts(decodes, parts, batch, heads)) for parts in tried}
-        best = min(row["ms"], key=row["ms"].__getitem__)
-        kernels = list(_attend.device_caches[0][0].values())
-        for kernel in kernels:
-            kernel.run  # noqa: B018  # loads
-            carve(kernel, 100)
-        row["carved_ms"] = {
-            "shipped": milliseconds(batch, length, decodes),
-            best: milliseconds(batch, length, in_parts(decodes, best, batch, heads)),
-        }
-        for kernel in kernels:
-            carve(kernel, -1)
         print(row, flush=True)
         yield row
 
@@ -249,6 +222,7 @@ def steps(model: str) -> Iterator[dict[str, Any]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", action="store_true", help="time whole decode steps")
+    parser.add_argument("--short", action="store_true", help="one layer's, with few sequences alone")
     parser.add_argument("--only", default="", help="shapes or models whose name has this in it")
     parser.add_argument("--commit", help="of this code; asked of git by default")
     parser.add_argument("--out", type=Path, help="a file for the results, beside stdout")
@@ -261,7 +235,7 @@ def main() -> None:
             if not shape.fp8:  # tests/gpu compares those
                 check(shape)
     parts = [partial(steps, model) for model in STEP_MODELS if asked.only in model] if asked.steps else [
-        partial(measure, shape) for shape in SHAPES if asked.only in shape.name
+        partial(measure, shape, asked.short) for shape in SHAPES if asked.only in shape.name
     ]  # fmt: skip
     for part in parts:
         for row in part():

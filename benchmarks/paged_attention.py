@@ -117,21 +117,35 @@ class Step:
             for part in (list(range(len(counts))), ends.tolist(), lengths)
         ]
 
-    def plan(self, choices: Iterable[Launch]) -> list[Work]:
-        """As the backend does it: each span goes to the first launch whose tile holds it, or to the last."""
-        choices, works, fewest = list(choices), [], 1
+    def spans(self, choices: Iterable[Launch]) -> Iterator[tuple[Launch, list[int], int]]:
+        """As the backend does it, each span goes to the first launch whose tile holds it, or to the last.
+
+        Yields (launch, new tokens of its spans, the fewest that it takes)."""
+        choices, fewest = list(choices), 1
         for launch in choices:
             tokens = launch.rows // self.shape.group
             last = launch is choices[-1]
             mine = [count for count in self.counts if count >= fewest and (last or count <= tokens)]
             if mine:
-                work = Work(
-                    launch, tiles=sum(-(-count // tokens) for count in mine), group=self.shape.group,
-                    kv_heads=self.shape.kv_heads, window=self.shape.window, device=self.q.device,
-                )  # fmt: skip
-                work.lay_out(*self.numbers, fewest=fewest, most=max(mine))
-                works.append(work)
+                yield launch, mine, fewest
             fewest = tokens + 1
+
+    def plan(self, choices: Iterable[Launch]) -> list[Work]:
+        """Lay out a step whose kernels have been launched before, as the engine has when it starts."""
+        spans = list(self.spans(choices))
+        works = [
+            Work(
+                launch, tiles=sum(-(-count // (launch.rows // self.shape.group)) for count in mine),
+                group=self.shape.group, kv_heads=self.shape.kv_heads, window=self.shape.window, device=self.q.device,
+            )
+            for launch, mine, _ in spans
+        ]  # fmt: skip
+        partials = self.partials(works)
+        for again in (False, True):
+            for work, (_, mine, fewest) in zip(works, spans, strict=True):
+                work.lay_out(*self.numbers, fewest=fewest, most=max(mine))
+                if not again:
+                    self.attend(0, work, partials)
         return works
 
     def microseconds(self, choices: Iterable[Launch]) -> float:

@@ -112,7 +112,7 @@ def test_every_visible_key_is_in_exactly_one_item_of_its_tile(window):
     assert len(set(places)) == len(places) > 0 and max(places) < 2 * work.aim
 
 
-@pytest.mark.parametrize("length, splits", [(64, 4), (1024, 4), (2048, 4), (4096, 8), (9000, 16)])
+@pytest.mark.parametrize("length, splits", [(64, 2), (1024, 4), (2048, 8), (4096, 16), (9000, 16)])
 def test_a_lone_tile_is_split_more_once_its_splits_are_long(length, splits):
     work = Step([(1, length)], heads=1).work(Launch(rows=16, keys=16, warps=4, stages=2, live=4, processors=4))
     shares = [(low, high) for _, tokens, _, _, low, high, *_ in work.items.tolist() if tokens]
@@ -135,10 +135,17 @@ def test_a_long_sequence_among_short_ones_is_split_into_its_share_of_what_runs_a
     assert max(item[7] for item in work.items.tolist()) == 60
 
 
-def decodes_at(lengths: list[int], launch: Launch) -> Work:
-    """The work of a decode of each length, for 8 key heads."""
+@pytest.mark.parametrize("keys, splits", [(513, 9), (1024, 11), (8192, 32), (32_000, 63)])
+def test_a_tile_is_split_no_further_than_adding_the_results_up_takes_as_long_as_attending(keys, splits):
+    """One key head leaves 528 programs to one tile. Of 32,000 keys, 63 parts have 508 each, as long as adding 63 up."""
+    work = decodes_at([keys], Launch(rows=16, keys=16, warps=4, stages=2, live=4, processors=132), kv_heads=1)
+    assert max(item[7] for item in work.items.tolist()) == splits
+
+
+def decodes_at(lengths: list[int], launch: Launch, kv_heads: int = 8) -> Work:
+    """Lay out a decode of each length."""
     step = Step([(1, 1)] * len(lengths))
-    work = Work(launch, tiles=len(lengths), group=1, kv_heads=8, window=None, device=torch.device("cpu"))
+    work = Work(launch, tiles=len(lengths), group=1, kv_heads=kv_heads, window=None, device=torch.device("cpu"))
     work.lay_out(*(step.numbers(part) for part in (step.slots, step.query_start, lengths)), most=1)
     return work
 

@@ -129,6 +129,7 @@ def beside_products(able: Capability) -> Iterator[tuple[str, Case]]:
     yield "places", Case(places_kernel, tables | found | strides, {"PAGE": 16, "BLOCK": 128}, {})
     yield from drafts()
     numbers = dict.fromkeys(("spans", "fewest", "most", "entries", "aim", "few", "tile_tokens", "step", "whole"), "i32")
+    numbers |= {"adding": "fp32"}
     lists = dict.fromkeys(("items", "slots", "query_start", "lengths"), "*i32")
     yield "work", Case(attention_work._lay_out, numbers | lists, {"WINDOW": 512, "SPANS": 256}, {"num_warps": 8})
 

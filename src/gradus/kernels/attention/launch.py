@@ -10,7 +10,10 @@ from gradus.device.capability import Capability
 
 H200, H200_PROCESSORS = Capability(9, 0), 132
 SMALLEST_TILE = 16  # rows: what the matrix units want at least
-LIVE = 4  # programs of the smallest tiles per multiprocessor that read memory at its full speed
+# Programs per multiprocessor that are worth their partial results (`benchmarks/attention_waves.json`): the smallest
+# tiles wait for memory. Up to 128 rows a second program multiplies while the first one waits; 256 rows have 16 warps.
+LIVE, TALL_LIVE, TALLEST_LIVE = 4, 2, 1
+ADDING = 8.0
 # Keys that one program of narrow heads gets through sooner than two add up: three steps of its loop. With heads of 128,
 # whose steps are half as long, splitting won from the second step on (`benchmarks/attention_splits.json`).
 WHOLE = 384
@@ -23,9 +26,10 @@ class Launch:
     """The shape of a launch: measured (see `launches`), not derived.
 
     rows: per tile; a token takes one for each query head that shares its key head. keys: per step of the loop.
-    warps, stages: of a program, and of its pipeline. live: programs per multiprocessor that splitting aims at, before
-    the compiled kernel says that fewer fit (`Work`). processors: multiprocessors of the GPU. whole: a tile of this many
-    keys or fewer is never split.
+    warps, stages: of a program, and of its pipeline. live: programs per multiprocessor that splitting aims at, where
+    as many fit. fits: how many do, as far as shared memory tells before a kernel is compiled (`Work`). processors:
+    multiprocessors of the GPU. whole: a tile of this many keys or fewer is never split. adding: keys that a program
+    attends to while another one adds one more partial result up.
     """
 
     rows: int
@@ -34,7 +38,9 @@ class Launch:
     stages: int
     live: int
     processors: int
+    fits: int = LIVE
     whole: int = 0
+    adding: float = ADDING
 
     def items(self, kv_heads: int, live: int) -> int:
         """Count the items that run at once with `live` programs per multiprocessor: an item has one per key head."""
@@ -101,24 +107,19 @@ def launches(
     narrow = wide <= 128 and group > 1 and not eight_bits
     return tuple(
         Launch(
-            *shape, live=worth_aiming_at(shape, wide, dtype.itemsize, able), processors=processors,
+            *shape, live=worth(shape[0]), processors=processors,
+            fits=able.programs(warps=shape[2], shared=bytes_needed(*shape[:2], shape[3], wide, dtype.itemsize)),
             whole=WHOLE if narrow and shape[0] == SMALLEST_TILE else 0,
         )
         for shape in by_rows.values()
     )  # fmt: skip
 
 
-def worth_aiming_at(shape: Shape, wide: int, itemsize: int, able: Capability) -> int:
-    """Programs per multiprocessor: no more than shared memory has room for, as far as is known before a kernel is
-    compiled.
-
-    More than LIVE small tiles read memory no faster, and are more parts to add up. Tall tiles are busy multiplying: a
-    second one gains less than the adding up costs.
-    """
-    rows, keys, warps, stages = shape
-    if rows > SMALLEST_TILE:
-        return 1
-    return max(1, min(LIVE, able.programs(warps=warps, shared=bytes_needed(rows, keys, stages, wide, itemsize))))
+def worth(rows: int) -> int:
+    """Choose the programs per multiprocessor that splitting aims at, by the rows of a tile."""
+    if rows == SMALLEST_TILE:
+        return LIVE
+    return TALL_LIVE if rows <= 128 else TALLEST_LIVE
 
 
 def fitted(shape: Shape, group: int, wide: int, itemsize: int, shared_memory: int) -> Shape:

@@ -51,7 +51,7 @@ def merge_splits(
     seen = tl.zeros([TAKEN, WIDTH], tl.float32)
     total = tl.zeros([TAKEN], tl.float32)
     peak = tl.full([TAKEN], float("-inf"), tl.float32)
-    for start in range(0, splits, SPLITS):
+    for start in tl.range(0, splits, SPLITS, num_stages=3):  # results are read two steps ahead
         split = start + tl.arange(0, SPLITS)
         left = ((partial + split).to(tl.int64) * HEADS + head)[:, None] * TAKEN + row[None, :]
         there = (split < splits)[:, None] & (row >= 0)[None, :]

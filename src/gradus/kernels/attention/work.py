@@ -16,9 +16,11 @@ takes for those tiles to get no more than `aim` items that get two or more (the 
 
     chunk = ceil(sum / (aim - T + 1))                since ceil(keys / chunk) < keys / chunk + 1 for each of them
 
-Here 8 splits of each. Where tiles are few, a chunk is longer still: every split leaves a partial result that must be
-added up, so a lone tile is split among fewer programs until each of them has LONG keys. And a tile of at most `whole`
-keys is never split.
+Here 8 splits of each. Where keys are few, a chunk is longer still, since every split leaves a partial result that must
+be added up: with fewer than LONG keys, one program per multiprocessor is enough. A tile of at most `whole` keys is
+never split. And the last program of a tile adds all p results up, one after the other, when each has attended to its
+n / p keys. If adding one up takes as long as `adding` keys, the sum is least for n / p = √(n · adding): no chunk is
+shorter.
 
 An item is nine numbers, so that a program knows its work after one read: (row, tokens, position, slot, low, high,
 split, splits, partial). Its queries are `tokens` rows of the flat batch from `row` on, the first one at `position`; it
@@ -43,7 +45,7 @@ from gradus.kernels.core.occupancy import live_programs
 
 ITEM = constexpr(9)  # numbers
 ENTRIES = constexpr(16)  # items that one program of the planning kernel writes
-LONG = constexpr(512)  # keys: beyond, more splits are worth adding up
+LONG = constexpr(256)  # keys: beyond, more programs than one per multiprocessor are worth it
 
 
 class Work:
@@ -51,28 +53,29 @@ class Work:
 
     items: int32 [tiles + most items that may be aimed at, 9]. tiles: the most that a step can have.
     longest: most tokens that a tile of this step has. kernels: what was launched for it since it was laid out.
-    live: programs of theirs per multiprocessor that splitting aims at.
     """
 
     def __init__(
         self, launch: Launch, *, tiles: int, group: int, kv_heads: int, window: int | None, device: torch.device
     ) -> None:
-        self.launch, self.window, self.tiles, self.kv_heads = launch, window, tiles, kv_heads
+        self.launch, self.window, self.kv_heads = launch, window, kv_heads
         self.tile_tokens = launch.rows // group
         self.longest = self.tile_tokens
-        self.live, self._able = launch.live, capability(device)
         self.kernels: set[Any] = set()
-        self.items = torch.zeros(tiles + self.aim, ITEM.value, dtype=torch.int32, device=device)
+        self._able, self._fits = capability(device), set[int]()
+        most = launch.items(kv_heads, launch.live)
+        self.items = torch.zeros(tiles + most, ITEM.value, dtype=torch.int32, device=device)
 
     @property
     def aim(self) -> int:
-        """Items that splitting aims at, over all sequences."""
-        return self.launch.items(self.kv_heads, self.live)
+        """Items that splitting aims at, over all sequences: no more than fit of any kernel that was launched."""
+        fits = min(self._fits, default=self.launch.fits)
+        return self.launch.items(self.kv_heads, max(1, min(self.launch.live, fits)))
 
     @property
     def few(self) -> int:
-        """Items that it aims at where chunks are short."""
-        return self.launch.items(self.kv_heads, min(self.live, self.tiles))
+        """Items that it aims at where parts are short: a program per multiprocessor."""
+        return self.launch.items(self.kv_heads, 1)
 
     def lay_out(self, slots: Tensor, query_start: Tensor, lengths: Tensor, *, fewest: int = 1, most: int) -> None:
         """Plan the spans of `fewest` to `most` new tokens; other launches have the others. Nothing is waited for.
@@ -81,21 +84,19 @@ class Work:
         rows, or a length of 0: then its rows become zeros.
         """
         spans, self.longest = lengths.shape[0], min(most, self.tile_tokens)
-        self._count_live()
+        self._count_fitting()
         _lay_out[(triton.cdiv(len(self.items), ENTRIES.value),)](
             self.items, slots, query_start, lengths, spans, fewest, most, len(self.items), self.aim, self.few,
-            self.tile_tokens, self.launch.keys, self.launch.whole,
+            self.tile_tokens, self.launch.keys, self.launch.whole, self.launch.adding,
             WINDOW=self.window or 0, SPANS=triton.next_power_of_2(spans), num_warps=8,
         )  # fmt: skip
 
-    def _count_live(self) -> None:
-        """Aim at no more programs than the GPU has room for of any kernel so far; those being compiled count later.
+    def _count_fitting(self) -> None:
+        """Ask the kernels launched since; those still being compiled are asked when they are launched again.
 
-        Before a step is captured, or a request served, each kernel has been launched: then nothing changes any more.
+        Each is launched before a step is captured, or a request served: from then on nothing changes.
         """
-        for kernel in self.kernels:
-            if isinstance(kernel, CompiledKernel):
-                self.live = max(1, min(self.live, live_programs(kernel, self._able)))
+        self._fits |= {live_programs(each, self._able) for each in self.kernels if isinstance(each, CompiledKernel)}
         self.kernels.clear()
 
 
@@ -108,16 +109,17 @@ def _shape(count: tensor, length: tensor, fewest: int, most: int, tile_tokens: i
 
 
 @triton.jit
-def _splits(keys: tensor, chunk: tensor, whole: int) -> tensor:
+def _splits(keys: tensor, chunk: tensor, step: int, whole: int, adding: float) -> tensor:
     """Count the splits of tiles that see `keys` keys."""
-    return tl.where(keys <= whole, 1, tl.maximum(tl.cdiv(keys, chunk), 1))
+    least = tl.cdiv(tl.sqrt(keys * adding).to(tl.int32), step) * step
+    return tl.where(keys <= whole, 1, tl.maximum(tl.cdiv(keys, tl.maximum(chunk, least)), 1))
 
 
 @triton.jit(do_not_specialize=["spans", "fewest", "most", "entries", "aim", "few", "tile_tokens", "step", "whole"])
 def _lay_out(
     items: tensor, slots: tensor, query_start: tensor, lengths: tensor,
     spans: int, fewest: int, most: int, entries: int, aim: int, few: int, tile_tokens: int, step: int,
-    whole: int, WINDOW: constexpr, SPANS: constexpr,
+    whole: int, adding: float, WINDOW: constexpr, SPANS: constexpr,
 ) -> None:  # fmt: skip
     """Program p writes the items 16 p … 16 p + 15; each one adds all the spans up for itself."""
     span = tl.arange(0, SPANS)
@@ -130,7 +132,7 @@ def _lay_out(
     chunk = tl.cdiv(total, tl.maximum(aim - rounded, 1))
     chunk = tl.maximum(chunk, tl.minimum(tl.cdiv(total, tl.maximum(few - rounded, 1)), LONG))
     chunk = tl.cdiv(tl.maximum(chunk, 1), step) * step
-    splits = _splits(keys, chunk, whole)
+    splits = _splits(keys, chunk, step, whole, adding)
     parted = tl.where(splits > 1, tiles, 0)  # tiles that take more than one item
     ends, partial_ends = tl.cumsum(tiles * splits), tl.cumsum(parted * splits)
 
@@ -147,7 +149,7 @@ def _lay_out(
     length = tl.load(lengths + mine, mask=live, other=0)
     slot = tl.load(slots + mine, mask=live, other=0)
     tiles, keys = _shape(count, length, fewest, most, tile_tokens, WINDOW)
-    splits = _splits(keys, chunk, whole)
+    splits = _splits(keys, chunk, step, whole, adding)
     tile, split = number // splits, number % splits
     # a span's last tiles see the most keys: they go first, and the short ones fill the gaps at the end
     token = (tiles - 1 - tile) * tile_tokens
