@@ -329,8 +329,11 @@ def attention(
             turns = Case(paged_attention._attend, with_table, turning | {"NEW": 1}, options)
             yield f"decode that turns {what} {group}", turns
         if head_dim <= TURNING_WIDTH and group > 1 and (not fp8 or tokens == 1):
-            taken = triton.next_power_of_2(launch.rows // group * group)
-            drafts = Case(paged_attention._attend, with_table, turning | {"NEW": MOST_NEW, "TAKEN": taken}, options)
+            drafted = paged_attention.constants(
+                launch, group, 8, head_dim, launch.rows // group, page=16, window=None, softcap=False, far=False,
+                eight_bits=fp8, packed=dtype == torch.bfloat16,
+            )  # fmt: skip
+            drafts = Case(paged_attention._attend, with_table, drafted | norms | {"NEW": MOST_NEW}, options)
             yield f"drafts that turn {what} {launch.rows} {group}", drafts
 
 
