@@ -489,7 +489,7 @@ def test_tiles_are_cut_to_what_a_gpu_has_and_no_further(head_dim, group, dtype):
     wide = triton.next_power_of_2(head_dim) * dtype.itemsize
     here, there = launches(head_dim, dtype, group), launches(head_dim, dtype, group, able=Capability(8, 6))
     ampere = launches(head_dim, dtype, group, able=Capability(8, 0))
-    assert [replace(launch, live=1) for launch in ampere] == [replace(launch, live=1) for launch in here]
+    assert [replace(launch, fits=0) for launch in ampere] == [replace(launch, fits=0) for launch in here]
     for launch in there:
         assert bytes_needed(launch.rows, launch.keys, launch.stages, wide, dtype.itemsize) <= 99 * 1024
         assert launch.rows >= group
