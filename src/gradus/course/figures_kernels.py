@@ -39,9 +39,10 @@ GOAL, STEP = 12, 16  # programs that the GPU has room for, and keys of a step of
 
 
 def splits() -> dict[str, list[int]]:
-    """As `gradus.kernels.attention.work` divides: the same share for every program, in whole steps of the loop."""
-    share = ceil(sum(KEYS.values()) / GOAL)
-    chunk = ceil(share / STEP) * STEP
+    """As `gradus.kernels.attention.work` divides: shares alike, in whole steps of the loop, as many as run at once."""
+    total = sum(KEYS.values())
+    long = sum(keys >= total / GOAL for keys in KEYS.values())  # rounding up may give each of them one share more
+    chunk = ceil(total / (GOAL - long + 1) / STEP) * STEP
     work = {}
     for name, keys in KEYS.items():
         count = ceil(keys / chunk)
