@@ -51,8 +51,7 @@ def merge_splits(
     seen = tl.zeros([TAKEN, WIDTH], tl.float32)
     total = tl.zeros([TAKEN], tl.float32)
     peak = tl.full([TAKEN], float("-inf"), tl.float32)
-    STAGES: constexpr = 3 if SPLITS > 1 else 1  # small ones are read two steps ahead, in what keys have left free
-    for start in tl.range(0, splits, SPLITS, num_stages=STAGES):
+    for start in range(0, splits, SPLITS):
         split = start + tl.arange(0, SPLITS)
         left = ((partial + split).to(tl.int64) * HEADS + head)[:, None] * TAKEN + row[None, :]
         there = (split < splits)[:, None] & (row >= 0)[None, :]
