@@ -1,13 +1,13 @@
-"""Into how many parts are keys best split, where a GPU has room for so many programs at once?
+"""Into how many parts are a sequence's keys best split, given what runs on the GPU at once?
 
     PYTHONPATH=src:. python3 benchmarks/attention_waves.py --out benchmarks/attention_waves.json
     PYTHONPATH=src:. python3 benchmarks/attention_waves.py --steps --out benchmarks/attention_waves_steps.json
 
 Decodes, drafts and chunks of prompts, of a few models' heads. First what each compiled kernel takes and how many of its
 programs live at once, by our arithmetic and by the driver's. Then the time of one layer for each number of parts that a
-rule would choose: what the engine does now (`chosen`), one to six programs per multiprocessor, and whole waves of those
-that live at once. Results are compared with torch's before anything is timed. `--steps` times whole decode steps of
-models with random weights instead, in captured graphs, whose pages lie in random order.
+rule would choose: the engine's (`chosen`), one to six programs per multiprocessor, and whole waves of live programs.
+Results are compared with torch's before anything is timed. `--steps` times whole decode steps of models with random
+weights instead, in captured graphs, whose pages lie in random order.
 """
 
 import argparse
@@ -59,7 +59,7 @@ GPU = torch.device("cuda")
 
 @dataclass(frozen=True)
 class Found:
-    """What a launch's kernel takes. live, driver: programs on a multiprocessor at once, by us and by the driver."""
+    """A compiled kernel's needs. live, driver: programs on a multiprocessor at once, by us and by the driver."""
 
     registers: int
     shared: int
@@ -69,7 +69,7 @@ class Found:
 
 
 def occupancy(step: Step, launch: Launch) -> Found:
-    """Of the kernel that the step launches with this shape; run once."""
+    """Run the step once with this shape, and ask its kernel."""
     kernel = step.launch(launch)
     live, count = live_programs(kernel, capability(GPU)), ctypes.c_int()
     taken = kernel.metadata
@@ -92,7 +92,7 @@ def parts_of(step: Step, launch: Launch) -> int:
 
 
 def in_parts(launch: Launch, parts: int, tiles: int, kv_heads: int) -> Launch:
-    """The launch that splits each of so many equal tiles into so many parts."""
+    """Change a launch so that it splits each of `tiles` equal tiles into `parts` parts."""
     return replace(launch, live=1, processors=parts * tiles * kv_heads, whole=0, adding=1e-3)
 
 

@@ -118,7 +118,7 @@ class Step:
         ]
 
     def spans(self, choices: Iterable[Launch]) -> Iterator[tuple[Launch, list[int], int]]:
-        """As the backend does it, each span goes to the first launch whose tile holds it, or to the last.
+        """Give each span to the first launch whose tile holds it, or to the last, as the backend does.
 
         Yields (launch, new tokens of its spans, the fewest that it takes)."""
         choices, fewest = list(choices), 1

@@ -232,7 +232,7 @@ def test_no_measured_launch_takes_more_rows_than_its_kernel():
 
 
 def test_no_measured_stream_has_more_programs_than_live_at_once():
-    """So none of its programs waits for another to end."""
+    """No program waits for another to end."""
     for table in stored_tables():
         for (n, k), launches in [*table.launches.items(), *table.with_more.items()]:
             for rows, launch in zip(table.rows, launches, strict=False):

@@ -25,7 +25,7 @@ KIB = 1024
 @pytest.mark.parametrize(
     "able, warps, shared, registers, programs",
     [
-        (H200, 2, 38 * KIB, 204, 4),  # 208 registers of 64 threads: 9 warps, of which 8 are in quarters
+        (H200, 2, 38 * KIB, 204, 4),  # 208 registers of 64 threads: 9 warps, or 2 in each part
         (H200, 4, 64 * KIB, 32, 3),
         (H200, 4, 75 * KIB, 32, 3),
         (H200, 4, 76 * KIB, 32, 2),
@@ -38,7 +38,7 @@ KIB = 1024
         (Capability(8, 6), 4, 0, 16, 12),  # 48 warps
         (Capability(8, 6), 1, 0, 16, 16),
         (Capability(8, 9), 1, 0, 16, 24),
-        (Capability(13, 7), 1, 0, 16, 16),  # never heard of: as the least of those known
+        (Capability(13, 7), 1, 0, 16, 16),  # never heard of: as the most modest one
     ],
 )
 def test_programs_live_at_once_until_one_thing_that_they_take_runs_out(able, warps, shared, registers, programs):

@@ -27,7 +27,7 @@ class Launch:
 
     rows: per tile; a token takes one for each query head that shares its key head. keys: per step of the loop.
     warps, stages: of a program, and of its pipeline. live: programs per multiprocessor that splitting aims at, where
-    as many fit. fits: how many do, as far as shared memory tells before a kernel is compiled (`Work`). processors:
+    as many fit. fits: how many do by their shared memory, until the compiled kernel is asked (`Work`). processors:
     multiprocessors of the GPU. whole: a tile of this many keys or fewer is never split. adding: keys that a program
     attends to while another one adds one more partial result up.
     """
