@@ -3,6 +3,7 @@
 Imports nothing but the standard library, so that the tests can ask it without Sphinx.
 """
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +18,8 @@ DOCS = (
 )
 """In the order of reading; docs/design/ follows them."""
 PROJECT = ("CONTRIBUTING", "SECURITY", "CHANGELOG")
+MEASURED = "\n## What we measured\n"
+"""A lesson's run and demo stand before this section: by then its commands have been given."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +60,20 @@ def pages(root: Path = ROOT) -> tuple[str, ...]:
 def pages_of(part: Part, root: Path = ROOT) -> tuple[str, ...]:
     """A part's pages, each followed by those below it."""
     return tuple(page for chapter in part.pages for page in (chapter, *below(chapter, root)))
+
+
+def lesson_of(page: str) -> str | None:
+    """The phase, as in p04, whose lesson a page is."""
+    folder, _, name = page.rpartition("/")
+    phase = folder.removeprefix("phases/")[:3]
+    return phase if name == "README" and re.fullmatch(r"p\d\d", phase) else None
+
+
+def before_measurements(page: str, text: str, section: str) -> str:
+    """A lesson's text with one more section. Raises ValueError where the lesson has no place for it."""
+    if text.count(MEASURED) != 1:
+        raise ValueError(f"{page}: no place for a run: it has no section{MEASURED.rstrip()!r}")
+    return text.replace(MEASURED, section + MEASURED)
 
 
 def _found(root: Path, pattern: str) -> tuple[str, ...]:
