@@ -64,6 +64,7 @@ class Shape:
     head_dim: int
     rotates: bool = True
     fp8: bool = False  # keys and values in 8 bits
+    window: int | None = None
 
     def bytes_of(self, positions: int) -> int:
         head = self.head_dim * E4M3.itemsize + SCALE.itemsize if self.fp8 else self.head_dim * 2
@@ -89,7 +90,8 @@ class Step:
 
     pool: Tensor | None = None  # random keys and values that every step cuts its own from
 
-    def __init__(self, shape: Shape, counts: list[int], lengths: list[int]) -> None:
+    def __init__(self, shape: Shape, counts: list[int], lengths: list[int], turns: bool = True) -> None:
+        """turns: False keeps narrow heads of decodes as others are, rotated and stored before."""
         self.shape, self.counts, self.lengths = shape, counts, lengths
         self.bytes = shape.bytes_of(sum(lengths))
         layers = max(2, min(64, math.ceil(CACHE / self.bytes)))
@@ -131,13 +133,25 @@ class Step:
             last = launch is choices[-1]
             mine = [count for count in self.counts if count >= fewest and (last or count <= tokens)]
             if mine:
-                work = Work(
-                    launch, tiles=sum(-(-count // tokens) for count in mine), group=self.shape.group,
-                    kv_heads=self.shape.kv_heads, window=None, device=self.q.device,
-                )  # fmt: skip
-                work.lay_out(*self.numbers, fewest=fewest, most=max(mine))
-                works.append(work)
+                yield launch, mine, fewest
             fewest = tokens + 1
+
+    def plan(self, choices: Iterable[Launch]) -> list[Work]:
+        """Lay out a step whose kernels have been launched before, as the engine has when it starts."""
+        spans = list(self.spans(choices))
+        works = [
+            Work(
+                launch, tiles=sum(-(-count // (launch.rows // self.shape.group)) for count in mine),
+                group=self.shape.group, kv_heads=self.shape.kv_heads, window=self.shape.window, device=self.q.device,
+            )
+            for launch, mine, _ in spans
+        ]  # fmt: skip
+        partials = self.partials(works)
+        for again in (False, True):
+            for work, (_, mine, fewest) in zip(works, spans, strict=True):
+                work.lay_out(*self.numbers, fewest=fewest, most=max(mine))
+                if not again:
+                    self.attend(0, work, partials)
         return works
 
     def microseconds(self, choices: Iterable[Launch]) -> float:
@@ -153,6 +167,20 @@ class Step:
                 )  # fmt: skip
 
         return graph_microseconds([partial(layer, index) for index in range(len(self.keys))])
+
+    def launch(self, launch: Launch) -> Any:
+        """Attend in the first layer with this one; returns the compiled kernel."""
+        works = self.plan([launch])
+        self.attend(0, works[0], self.partials(works))
+        (kernel,) = works[0].kernels
+        return kernel
+
+    def attend(self, index: int, work: Work, partials: Partials) -> None:
+        paged_attention(
+            self.q, self.keys[index], self.values[index], self.tables, work, partials, self.out,
+            scale=self.shape.head_dim**-0.5, turning=self.turning,
+            scales=self.scales[index] if self.scales else None,
+        )  # fmt: skip
 
     def partials(self, works: list[Work]) -> Partials:
         return Partials(
@@ -238,12 +266,12 @@ def flash_microseconds(step: Step) -> float:
 # -- other launch shapes -----------------------------------------------------------------------------------------------
 
 SMALL = [
-    Launch(16, keys, warps, stages, 4 * PROCESSORS, PROCESSORS)
+    Launch(16, keys, warps, stages, 4, PROCESSORS)
     for keys, warps, stages in product((32, 64, 128), (1, 2, 4, 8), (2, 3, 5))
     if 8 <= keys // warps <= 64
 ]
 LARGE = [
-    Launch(rows, keys, warps, stages, PROCESSORS, PROCESSORS)
+    Launch(rows, keys, warps, stages, 1, PROCESSORS)
     for (rows, warps), keys, stages in product(((64, 4), (128, 4), (128, 8), (256, 16)), (32, 64, 128), (2, 3, 4))
     if rows * keys <= (8192 if warps == 4 else 16384)
 ]
@@ -301,16 +329,16 @@ def sweep(shape: Shape) -> Iterator[dict[str, Any]]:
             scores[launch] = math.inf
     leaders, wide = sorted(small, key=small.__getitem__)[:4], min(large, key=large.__getitem__)
     for name, step in (*decodes(shape), *singles(shape)):
-        splits = [replace(best, programs=k * PROCESSORS, alone=k * PROCESSORS) for best in leaders for k in SPLITTING]
+        splits = [replace(best, live=1, processors=k * PROCESSORS) for best in leaders for k in SPLITTING]
         yield row(shape, f"split {name}", step, race(step, splits))
     for name, step in verifications(shape):
         tall = min((launch for launch in LARGE if launch.rows == 64), key=large.__getitem__)
         rows = [replace(best, rows=rows) for best in leaders[:2] for rows in (16, 32, 64)]
-        split = replace(tall, programs=4 * PROCESSORS, alone=4 * PROCESSORS)
+        split = replace(tall, live=4)
         yield row(shape, f"rows {name}", step, race(step, [*rows, tall, split]))
     for counts, lengths in (([512], [8192]), ([2048], [8192])):
         step = Step(shape, counts, lengths)
-        splits = [replace(wide, programs=k * PROCESSORS // 2, alone=k * PROCESSORS // 2) for k in (1, 2, 3, 4, 8)]
+        splits = [replace(wide, live=1, processors=k * PROCESSORS // 2) for k in (1, 2, 3, 4, 8)]
         yield row(shape, f"split chunk {counts[0]} at {lengths[0]}", step, race(step, splits))
 
 

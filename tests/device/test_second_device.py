@@ -81,7 +81,7 @@ def test_each_device_has_its_own_processors_and_counters(monkeypatch):
     pytest.importorskip("triton", reason="Triton is for Linux alone")
     from types import SimpleNamespace
 
-    from gradus.attention.triton_paged import _processors
+    from gradus.device.capability import multiprocessors
     from gradus.kernels.linear.splits import counters_of
 
     asked = []
@@ -90,5 +90,5 @@ def test_each_device_has_its_own_processors_and_counters(monkeypatch):
         "get_device_properties",
         lambda device: asked.append(device) or SimpleNamespace(multi_processor_count=58),
     )
-    assert _processors(SECOND) == 58 and asked == [SECOND]
+    assert multiprocessors(SECOND) == 58 and asked == [SECOND]
     assert counters_of(torch.device("meta"), 4).device.type == "meta" and counters_of(torch.device("cpu"), 4).is_cpu

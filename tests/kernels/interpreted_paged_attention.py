@@ -20,11 +20,12 @@ from gradus.execution.runner import lay_out
 from gradus.execution.warm_up import padding_batch
 from gradus.kernels.attention import paged as paged_attention
 from gradus.kernels.attention.launch import Launch, launches
+from gradus.kernels.attention.work import Work
 from gradus.models.shapes import SHAPES
 from tests.kernels.cases import Step
 
-SMALL = Launch(rows=16, keys=16, warps=4, stages=2, programs=8, alone=8)
-LARGE = Launch(rows=64, keys=32, warps=4, stages=2, programs=8, alone=8)
+SMALL = Launch(rows=16, keys=16, warps=4, stages=2, live=1, processors=8)
+LARGE = Launch(rows=64, keys=32, warps=4, stages=2, live=1, processors=8)
 MIXED = [(1, 37), (3, 3), (0, 0), (20, 45), (1, 1), (1, 0)]  # decode, prefill, padding twice, a chunk, a first token
 
 
@@ -92,7 +93,7 @@ def test_decodes_turn_their_heads_and_store_what_is_new(step, norms):
 @pytest.mark.parametrize("window", [None, 40])
 def test_every_visible_key_is_in_exactly_one_item_of_its_tile(window):
     step = Step([(1, 300), (9, 9), (1, 20), (0, 0), (30, 150)], heads=1, window=window)
-    work = step.work(Launch(rows=16, keys=16, warps=4, stages=2, programs=32, alone=32))
+    work = step.work(Launch(rows=16, keys=16, warps=4, stages=2, live=1, processors=32))
     tiles = {}
     for row, tokens, position, slot, *part in work.items.tolist():
         if tokens:
@@ -111,12 +112,42 @@ def test_every_visible_key_is_in_exactly_one_item_of_its_tile(window):
     assert len(set(places)) == len(places) > 0 and max(places) < 2 * work.aim
 
 
-@pytest.mark.parametrize("length, splits", [(64, 4), (1024, 4), (2048, 4), (4096, 8), (9000, 16)])
+@pytest.mark.parametrize("length, splits", [(64, 2), (1024, 4), (2048, 8), (4096, 16), (9000, 16)])
 def test_a_lone_tile_is_split_more_once_its_splits_are_long(length, splits):
-    work = Step([(1, length)], heads=1).work(Launch(rows=16, keys=16, warps=4, stages=2, programs=16, alone=4))
+    work = Step([(1, length)], heads=1).work(Launch(rows=16, keys=16, warps=4, stages=2, live=4, processors=4))
     shares = [(low, high) for _, tokens, _, _, low, high, *_ in work.items.tolist() if tokens]
     assert len(shares) == splits and shares[-1][1] == length
     assert all(end == low for (_, end), (low, _) in pairwise(shares))
+
+
+@pytest.mark.parametrize("live, tiles", [(4, 8), (3, 8), (4, 5), (3, 11), (2, 20), (4, 33), (4, 66), (4, 100)])
+def test_equal_tiles_get_no_more_items_than_run_at_once_and_no_fewer_than_that_takes(live, tiles):
+    """Heads of Llama on an H100: an item is 8 programs, of which `live` fit each of 132 multiprocessors."""
+    at_once = live * 132 // 8
+    work = decodes_at([32_000] * tiles, Launch(rows=16, keys=16, warps=4, stages=2, live=live, processors=132))
+    count = sum(item[1] > 0 for item in work.items.tolist())
+    assert work.aim == at_once and count == max(1, at_once // tiles) * tiles
+
+
+def test_a_long_sequence_among_short_ones_is_split_into_its_share_of_what_runs_at_once():
+    """66 items of 576 keys hold all 38,000. Short ones, which fit one each, leave it as many parts as before."""
+    work = decodes_at([500] * 8 + [34_000], Launch(rows=16, keys=16, warps=4, stages=2, live=4, processors=132))
+    assert max(item[7] for item in work.items.tolist()) == 60
+
+
+@pytest.mark.parametrize("keys, splits", [(513, 9), (1024, 11), (8192, 32), (32_000, 63)])
+def test_a_tile_is_split_no_further_than_adding_the_results_up_takes_as_long_as_attending(keys, splits):
+    """One key head leaves 528 programs to one tile. Of 32,000 keys, 63 parts have 508 each, as long as adding 63 up."""
+    work = decodes_at([keys], Launch(rows=16, keys=16, warps=4, stages=2, live=4, processors=132), kv_heads=1)
+    assert max(item[7] for item in work.items.tolist()) == splits
+
+
+def decodes_at(lengths: list[int], launch: Launch, kv_heads: int = 8) -> Work:
+    """Lay out a decode of each length."""
+    step = Step([(1, 1)] * len(lengths))
+    work = Work(launch, tiles=len(lengths), group=1, kv_heads=kv_heads, window=None, device=torch.device("cpu"))
+    work.lay_out(*(step.numbers(part) for part in (step.slots, step.query_start, lengths)), most=1)
+    return work
 
 
 NARROW, WIDE = (launches(head_dim, torch.bfloat16, group=4) for head_dim in (64, 128))

@@ -5,6 +5,7 @@ runs always, all of it by `make stress`.
 """
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from itertools import product
 from typing import Any, NamedTuple
 
@@ -128,6 +129,7 @@ def beside_products(able: Capability) -> Iterator[tuple[str, Case]]:
     yield "places", Case(places_kernel, tables | found | strides, {"PAGE": 16, "BLOCK": 128}, {})
     yield from drafts()
     numbers = dict.fromkeys(("spans", "fewest", "most", "entries", "aim", "few", "tile_tokens", "step", "whole"), "i32")
+    numbers |= {"adding": "fp32"}
     lists = dict.fromkeys(("items", "slots", "query_start", "lengths"), "*i32")
     yield "work", Case(attention_work._lay_out, numbers | lists, {"WINDOW": 512, "SPANS": 256}, {"num_warps": 8})
 
@@ -226,7 +228,7 @@ def quantized_products(able: Capability) -> Iterator[tuple[str, Case]]:
     for scheme, m, gated in product(schemes_of(able), (1, 16, 64, 256, 8192), (False, True)):
         if gated and m > FUSED_ROWS:
             continue
-        launch = unmeasured_tile(scheme, m, 4096, 4096)
+        launch = unmeasured_tile(scheme, m, 4096, 4096, 132)
         constants = {"EVEN_K": True, "ACTIVATION": "silu" if gated else None, "GATED": gated, "GROUP_M": TOGETHER}
         constants |= {"BLOCK_M": launch.tokens, "BLOCK_N": launch.rows}
         constants |= {"residual_ptr": None} if gated else {}
@@ -310,7 +312,7 @@ def attention(
     what = f"{head_dim} {str(dtype).removeprefix('torch.')}{' fp8' if fp8 else ''}"
     scales = ("key_scales", "value_scales")
     types |= dict.fromkeys(scales, "*fp32") | dict.fromkeys(("keys", "values"), "*fp8e4nv") if fp8 else {}
-    chosen = launches(head_dim, dtype, group, shared_memory=able.shared_memory, eight_bits=fp8)
+    chosen = launches(head_dim, dtype, group, able=able, eight_bits=fp8)
     for launch in chosen:
         tokens = 1 if launch is chosen[0] else launch.rows // group
         constants = paged_attention.constants(
@@ -482,8 +484,9 @@ def test_a_gpu_never_heard_of_is_given_the_least_shared_memory():
 @pytest.mark.parametrize("head_dim", [20, 64, 96, 128, 256])
 def test_tiles_are_cut_to_what_a_gpu_has_and_no_further(head_dim, group, dtype):
     wide = triton.next_power_of_2(head_dim) * dtype.itemsize
-    here, there = launches(head_dim, dtype, group), launches(head_dim, dtype, group, shared_memory=99 * 1024)
-    assert launches(head_dim, dtype, group, shared_memory=163 * 1024) == here
+    here, there = launches(head_dim, dtype, group), launches(head_dim, dtype, group, able=Capability(8, 6))
+    ampere = launches(head_dim, dtype, group, able=Capability(8, 0))
+    assert [replace(launch, fits=0) for launch in ampere] == [replace(launch, fits=0) for launch in here]
     for launch in there:
         assert bytes_needed(launch.rows, launch.keys, launch.stages, wide, dtype.itemsize) <= 99 * 1024
         assert launch.rows >= group

@@ -247,3 +247,14 @@ def test_no_measured_launch_takes_more_rows_than_its_kernel():
         for launches in [*table.launches.values(), *table.with_more.values()]:
             of_rows = zip(table.rows, launches, strict=False)
             assert all(rows <= FEW_ROWS for rows, launch in of_rows if isinstance(launch, FewRowsLaunch))
+
+
+def test_no_measured_stream_has_more_programs_than_live_at_once():
+    """No program waits for another to end."""
+    for table in stored_tables():
+        for (n, k), launches in [*table.launches.items(), *table.with_more.items()]:
+            for rows, launch in zip(table.rows, launches, strict=False):
+                if isinstance(launch, StreamedLaunch):
+                    slices = launch.slices(n, k, False, 132, table.capability.shared_memory, rows)
+                    fit = table.capability.programs(warps=launch.warps, shared=slices.bytes)
+                    assert fit >= launch.programs, (table.device, n, k, rows)

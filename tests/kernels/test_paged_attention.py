@@ -97,10 +97,17 @@ def test_a_prompt_compiled_for_an_h200_uses_its_matrix_units_and_fits(head_dim, 
     assert found.spilled <= spilled and found.shared <= H200.shared_memory
 
 
-def test_few_tiles_are_split_less_than_many_are():
+def work_of(launch: Launch, tiles: int, kv_heads: int) -> attention_work.Work:
+    return attention_work.Work(
+        launch, tiles=tiles, group=2, kv_heads=kv_heads, window=None, device=torch.device("cpu")
+    )  # fmt: skip
+
+
+def test_items_are_aimed_at_by_multiprocessors_and_by_one_program_each_where_keys_are_few():
     launch = launches(128, torch.bfloat16, 2, processors=132)[0]
-    assert [launch.few(8, tiles) for tiles in (1, 2, 4, 64)] == [16, 33, 66, 66]
-    assert launch.aim(8) == 66 and launch.aim(1000) == launch.few(1000, 1) == 1
+    works = [work_of(launch, tiles, kv_heads=8) for tiles in (1, 2, 4, 64)]
+    assert {(work.few, work.aim) for work in works} == {(16, 66)}
+    assert work_of(launch, 1, kv_heads=1000).few == work_of(launch, 1, kv_heads=1000).aim == 1
 
 
 def test_planning_a_step_compiles_for_an_h200_without_spilling():
@@ -109,7 +116,7 @@ def test_planning_a_step_compiles_for_an_h200_without_spilling():
     found = compile_for(
         H200,
         attention_work._lay_out,
-        tensors | dict.fromkeys(numbers, "i32"),
+        tensors | dict.fromkeys(numbers, "i32") | {"adding": "fp32"},
         {"WINDOW": 512, "SPANS": 256},
         num_warps=8,
     )

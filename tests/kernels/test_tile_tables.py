@@ -29,6 +29,7 @@ from gradus.kernels.quantized.tile_tables import (
 ROOT = Path(__file__).parents[2]
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 BF16, FP32 = torch.bfloat16, torch.float32
+PROCESSORS = 128
 
 
 @pytest.fixture
@@ -39,6 +40,7 @@ def hopper(monkeypatch):
 def on(monkeypatch, able):
     monkeypatch.setattr(tile_tables, "capability", lambda device: able)
     monkeypatch.setattr(tile_tables, "table_of", lambda device: None)
+    monkeypatch.setattr(tile_tables, "multiprocessors", lambda device: PROCESSORS)
     choose_tile.cache_clear()
     return able
 
@@ -54,20 +56,20 @@ def _forget():
 @pytest.mark.parametrize(("n", "k"), [(6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336), (128256, 4096)])
 def test_few_rows_have_programs_for_every_multiprocessor_and_loops_worth_starting(scheme, n, k):
     for m in (1, 8, 16, 33, 64):
-        launch = unmeasured_tile(scheme, m, n, k)
+        launch = unmeasured_tile(scheme, m, n, k, PROCESSORS)
         assert launch.tokens >= m and launch.tokens < 2 * max(m, 16)
-        assert -(-n // launch.rows) * launch.splits >= PROGRAMS
+        assert -(-n // launch.rows) * launch.splits >= PROGRAMS * PROCESSORS
         assert -(-k // 128) // launch.splits >= FEWEST_TILES
 
 
 def test_a_hundred_rows_are_cut_into_programs_enough():
     for m in (65, 128, 200, 256):
-        launch = unmeasured_tile("int8", m, 4096, 4096)
+        launch = unmeasured_tile("int8", m, 4096, 4096, PROCESSORS)
         assert 64 * -(-m // launch.tokens) * launch.splits >= 128 and launch.splits <= 2
 
 
 def test_a_small_matrix_is_not_cut_into_loops_that_are_all_beginning():
-    assert unmeasured_tile("int4", 1, 576, 576).splits == 1
+    assert unmeasured_tile("int4", 1, 576, 576, PROCESSORS).splits == 1
 
 
 def test_many_rows_go_to_the_library_where_it_has_the_product(hopper):
@@ -79,7 +81,7 @@ def test_many_rows_go_to_the_library_where_it_has_the_product(hopper):
 
 
 def test_a_library_that_cannot_multiply_is_never_chosen(hopper, monkeypatch):
-    tall = unmeasured_tile("fp8", 8192, 4096, 4096)
+    tall = unmeasured_tile("fp8", 8192, 4096, 4096, PROCESSORS)
     assert choose_tile("fp8", 8192, 50257, 4096, BF16, CUDA) == tall  # an odd number of rows
     assert choose_tile("fp8", 8192, 4096, 4096, torch.float16, CUDA) == tall
     assert choose_tile("fp8", 8192, 4096, 4096, BF16, CPU) == tall
@@ -95,8 +97,9 @@ def test_wide_floats_of_4_bits_go_to_the_library_early():
 
 
 def test_a_gate_s_outputs_are_half_the_rows(hopper):
-    assert choose_tile("int4", 1, 28672, 4096, BF16, CUDA, gated=True) == unmeasured("int4", 1, 14336, 4096)
-    assert unmeasured("int4", 1, 14336, 4096).splits == 2 != unmeasured("int4", 1, 28672, 4096).splits
+    half, all_rows = (unmeasured("int4", 1, n, 4096, PROCESSORS) for n in (14336, 28672))
+    assert choose_tile("int4", 1, 28672, 4096, BF16, CUDA, gated=True) == half
+    assert (half.splits, all_rows.splits) == (2, 1)
 
 
 def test_a_measured_device_takes_what_was_fastest_on_it(monkeypatch):
@@ -111,7 +114,7 @@ def test_a_measured_device_takes_what_was_fastest_on_it(monkeypatch):
     assert choose_tile("int4", 2, 4096, 4096, BF16, CPU) == TileLaunch(*taller)
     assert choose_tile("int4", 65, 4096, 4096, BF16, CPU) is choose_tile("int4", 9999, 4096, 4096, BF16, CPU) is None
     assert choose_tile("int4", 9999, 30000, 4096, BF16, CPU) == TileLaunch(*taller)
-    assert choose_tile("int8", 1, 4096, 4096, BF16, CPU) == unmeasured("int8", 1, 4096, 4096)  # not in the file
+    assert choose_tile("int8", 1, 4096, 4096, BF16, CPU) == unmeasured("int8", 1, 4096, 4096, 1)  # not in the file
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)

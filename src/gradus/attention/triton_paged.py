@@ -15,7 +15,7 @@ from torch import Tensor
 from gradus.attention.batch import Batch
 from gradus.attention.paged import PagedAttention
 from gradus.attention.storage import PagedStorage
-from gradus.device.capability import Capability, capability
+from gradus.device.capability import Capability, capability, multiprocessors
 from gradus.device.transfer import upload_parts
 from gradus.kernels.attention.launch import (
     HOPPER,
@@ -53,8 +53,7 @@ class TritonPagedAttention(PagedAttention):
         self.may_fuse_rope = config.head_dim <= FUSED_ROPE_WIDTH
         able, self.processors = capability(self.device), _processors(self.device)
         self.launches = launches(
-            config.head_dim, storage.dtype, self.group, self.processors, able.shared_memory,
-            eight_bits=storage.scales(0) is not None,
+            config.head_dim, storage.dtype, self.group, self.processors, able, eight_bits=storage.scales(0) is not None,
         )  # fmt: skip
         self.partials = Partials(
             self.launches, kv_heads=config.num_kv_heads, head_dim=config.head_dim, device=self.device

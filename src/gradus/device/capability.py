@@ -12,6 +12,11 @@ from typing import NamedTuple
 import torch
 
 KIB = 1024
+WARP = 32  # threads
+REGISTERS = 65_536  # of a multiprocessor
+REGISTER_UNIT = 256  # registers are given to a warp in units of so many
+WARP_UNIT = 4  # warps with registers: a multiprocessor has four parts
+RESERVED = 1 * KIB  # bytes of shared memory that the driver takes for each program
 
 
 class Capability(NamedTuple):
@@ -43,6 +48,17 @@ class Capability(NamedTuple):
         """Bytes of shared memory that one program may have."""
         return SHARED_MEMORY.get(self, SMALLEST_SHARED_MEMORY)
 
+    def programs(self, *, warps: int, shared: int, registers: int = 1) -> int:
+        """How many programs one multiprocessor has room for at once; 0 if not even one fits.
+
+        shared: bytes of one. registers: of one of its threads.
+        """
+        most_warps, most_programs = RESIDENT.get(self, SMALLEST_RESIDENT)
+        taken = -(-registers * WARP // REGISTER_UNIT) * REGISTER_UNIT  # by a warp
+        with_registers = REGISTERS // taken // WARP_UNIT * WARP_UNIT
+        by_memory = (self.shared_memory + RESERVED) // (shared + RESERVED)
+        return min(most_programs, min(most_warps, with_registers) // warps, by_memory)
+
 
 OLDEST = Capability(8, 0)
 SMALLEST_SHARED_MEMORY = 99 * KIB
@@ -54,6 +70,18 @@ SHARED_MEMORY = {
     Capability(10, 3): 227 * KIB,
 }
 
+SMALLEST_RESIDENT = (48, 16)
+# warps and programs that live on a multiprocessor at once
+RESIDENT = {
+    Capability(8, 0): (64, 32),
+    Capability(8, 9): (48, 24),
+    Capability(9, 0): (64, 32),
+    Capability(10, 0): (64, 32),
+    Capability(10, 3): (64, 32),
+    Capability(12, 0): (48, 24),
+    Capability(12, 1): (48, 24),
+}
+
 
 def capability(device: torch.device) -> Capability:
     """The capability of a GPU. A CPU, where Triton interprets the kernels, counts as the oldest one that runs them.
@@ -61,3 +89,8 @@ def capability(device: torch.device) -> Capability:
     Raises torch's error for a GPU that does not exist.
     """
     return OLDEST if device.type == "cpu" else Capability(*torch.cuda.get_device_capability(device))
+
+
+def multiprocessors(device: torch.device) -> int:
+    """Multiprocessors of a GPU; 1 for a CPU, where Triton's interpreter runs one program after the other."""
+    return 1 if device.type == "cpu" else torch.cuda.get_device_properties(device).multi_processor_count

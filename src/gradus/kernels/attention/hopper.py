@@ -4,19 +4,19 @@ Written in Gluon, Triton's lower level, because `paged_attention` waits in turn 
 exponentials, and Triton lets no two of them overlap there. Here they do, after FlashAttention-3 (Shah et al. 2024):
 
 - *Warp specialization* (its section 3.1). A producer, one warp, asks the copy engine (TMA) for pages, a block of keys
-  ahead. Two consumers, of four warps each, have half of a tile's rows each, and most of the registers. What one waits
-  for, the other's products fill.
-- *Softmax beside products* (its section 3.2). A consumer issues the scores of the next block before the values'
+  ahead. Two consumers, of four warps each, have half of a tile's rows each, and most of the registers. While one waits,
+  the other multiplies.
+- *Softmax during products* (its section 3.2). A consumer issues the scores of the next block before the values'
   product of this one, so the matrix units still multiply while the exponentials of the next block are taken.
-- *Persistent programs*: one per multiprocessor, each with many tiles. The producer copies the next tile's queries and
-  keys while the consumers write the last one's results.
+- *Persistent programs*: one per multiprocessor, which has shared memory for no second, each with many tiles. The
+  producer copies the next tile's queries and keys while the consumers write the last one's results.
 
 Blocks are taken last to first: the masked ones come first, and the loop over all the others has no mask.
 
 A page is a box of its own for the copy engine, [1, 16, 64] of the cache [pages, 16, Hkv * 128]: a column of 128 bytes,
-which shared memory swizzles as the matrix units want it. A page that is not full is asked for from before its
-beginning, so that its last row lies at the box's end: what comes from outside of the page is zeros, and what nothing
-has written yet is never read.
+which shared memory swizzles as the matrix units want it. The box of a page that is not full begins before the page, so
+that the last row lies at the box's end: rows outside of the page arrive as zeros, and rows not written yet are never
+read.
 
 Layouts: q [N, Hq, 128], keys and values [pages, 16, Hkv, 128], tables [slots, width], out [N, Hq, 128], all bfloat16
 but the tables. Sums are in float32. Moves: every visible key and value once for each tile of 128 rows that sees it.
@@ -52,11 +52,11 @@ ROWS = gl.constexpr(HOPPER.rows // 2)  # of a consumer: what its matrix units mu
 COLUMN = gl.constexpr(64)  # values of a swizzled row of shared memory, 128 bytes
 COLUMNS = gl.constexpr(HOPPER_HEAD_DIM // 64)
 BLOCK_PAGES = gl.constexpr(HOPPER.keys // HOPPER_PAGE)
-# Of each thread. 384 threads begin with 168 each, a warpgroup of them for the one warp that copies and needs few.
+# Per thread. All 384 begin with 168; one warpgroup is there for the one warp that copies and needs few.
 CONSUMER_REGISTERS = gl.constexpr(232)
 PRODUCER_REGISTERS = gl.constexpr(40)
 
-BOX = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=3)  # of what is copied
+BOX = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=3)  # of a box
 
 
 class HopperPrompts:
@@ -93,13 +93,13 @@ def _by_page(kept: Tensor) -> TensorDescriptor:
 
 @gluon.constexpr_function
 def swizzled() -> gl.NVMMASharedLayout:
-    """Of a block in shared memory: the bytes of its boxes, one after the other."""
+    """Lay out a block in shared memory: the bytes of its boxes, one after the other."""
     return gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
 
 
 @gluon.constexpr_function
 def products() -> gl.NVMMADistributedLayout:
-    """Of scores [ROWS, KEYS], and of sums of values [ROWS, HEAD_DIM], in a consumer's four warps."""
+    """Lay out scores [ROWS, KEYS], and sums of values [ROWS, HEAD_DIM], in a consumer's four warps."""
     return gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 128, 16])
 
 
@@ -110,13 +110,13 @@ def per_row() -> gl.SliceLayout:
 
 @gluon.constexpr_function
 def factors() -> gl.DotOperandLayout:
-    """Of the weights that values are multiplied by: they stay in registers."""
+    """Lay out the weights that values are multiplied by: they stay in registers."""
     return gl.DotOperandLayout(0, products(), 2)
 
 
 @gluon.constexpr_function
 def stored() -> gl.BlockedLayout:
-    """Of results: 16 bytes per thread, two whole rows per warp."""
+    """Lay out results: 16 bytes per thread, two whole rows per warp."""
     return gl.BlockedLayout([1, 8], [2, 16], [4, 1], [1, 0])
 
 
@@ -137,7 +137,7 @@ class Ring(NamedTuple):
 
 @gluon.jit
 def _ring(ROWS: constexpr) -> Ring:
-    """A ring of blocks of so many rows."""
+    """Allocate a ring of blocks of ROWS rows."""
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     for i in gl.static_range(STAGES):
@@ -177,7 +177,7 @@ def _tile(turn: int) -> tensor:
 
 @gluon.jit
 def _page_numbers(table: tensor, block: tensor, last: tensor) -> tensor:
-    """The pages of a block of keys; behind the last page, that one's again."""
+    """Read the page numbers of a block of keys; behind the last page, that page's again."""
     pages = ()
     for i in gl.static_range(BLOCK_PAGES):
         page = gl.load(table + gl.minimum(block * BLOCK_PAGES + i, last)).to(gl.int32)
@@ -187,10 +187,10 @@ def _page_numbers(table: tensor, block: tensor, last: tensor) -> tensor:
 
 @gluon.jit
 def _copy_block(source: tensor, ring: Ring, n: int, pages: tensor, block: tensor, high: tensor, head: tensor) -> None:
-    """The keys or values of a block to the n-th place, once that is empty. high: the tile's last key, and one.
+    """Copy the keys or values of a block to the n-th place, once that is empty. high: one behind the tile's last key.
 
-    A page begins as much earlier as it is not full, and a page behind the last one outside of any: zeros come from
-    there.
+    The box of a page begins earlier by the rows that the page lacks, and that of a page behind the last one lies
+    outside of any page: zeros come from there.
     """
     _until_empty(ring, n)
     stage = n % STAGES
@@ -208,7 +208,7 @@ def _copy_block(source: tensor, ring: Ring, n: int, pages: tensor, block: tensor
 
 @gluon.jit
 def _copy_queries(source: tensor, q: Ring, tiles: int, first: tensor, head: tensor, GROUP: constexpr) -> None:
-    """Both halves of a tile, whose first token is row `first` of the batch, once the tile before is read."""
+    """Copy both halves of a tile, whose first token is row `first` of the batch, once the tile before is read."""
     TOKENS: constexpr = ROWS // GROUP
     boxes = q.blocks._reinterpret(gl.bfloat16, [2 * COLUMNS, TOKENS, GROUP, COLUMN], source.layout)
     mbarrier.wait(q.empty, (tiles & 1) ^ 1)
@@ -226,7 +226,7 @@ def _produce(
     queries: tensor, keys: tensor, values: tensor, q: Ring, k: Ring, v: Ring, tables: tensor, items: tensor,
     total: tensor, table_stride: tensor, HEADS: constexpr, GROUP: constexpr,
 ) -> None:  # fmt: skip
-    """Copy what the consumers will ask for, in their order: keys of a block before the values of the one before."""
+    """Copy blocks in the consumers' order: the keys of a block before the values of the previous one."""
     n = 0
     tiles = 0
     for turn in range(0, (total + gl.num_programs(0) - 1) // gl.num_programs(0)):
@@ -272,7 +272,7 @@ def _masked(score: tensor, block: tensor, high: tensor, position: tensor) -> ten
 
 @gluon.jit
 def _weights(score: tensor, peak: tensor, total: tensor, factor: tensor, MASKED: constexpr) -> tensor:
-    """Of a block: weights [ROWS, KEYS], what older sums shrink by, the new greatest score and sum of weights."""
+    """Turn a block's scores into (weights, the factor by which older sums shrink, the new peak and sum of weights)."""
     new_peak = gl.maximum(peak, gl.max(score, 1) * factor)
     # a row that has seen nothing yet: exp2(-inf - 0) is 0, and -inf - -inf would be NaN
     base = gl.where(new_peak == float("-inf"), 0.0, new_peak) if MASKED else new_peak
@@ -293,7 +293,7 @@ def _scores(q: tensor, k: Ring, n: int) -> tensor:
 def _first_block(
     q: tensor, k: Ring, v: Ring, n: int, block: tensor, high: tensor, position: tensor, factor: tensor
 ) -> tensor:
-    """The last block's weights, in bfloat16, its greatest scores and its sums of weights."""
+    """Compute the last block's weights, in bfloat16, its peaks and its sums of weights."""
     score = warpgroup_mma_wait(0, deps=[_scores(q, k, n)])
     _done_with(k, n)
     score = _masked(score, block, high, position)
@@ -310,7 +310,7 @@ def _blocks(
     weights: tensor, seen: tensor, peak: tensor, total: tensor, n: int, begin: tensor, end: tensor, q: tensor,
     k: Ring, v: Ring, high: tensor, position: tensor, factor: tensor, MASKED: constexpr,
 ) -> tensor:  # fmt: skip
-    """Blocks end - 1 … begin: the scores of each, beside the product of the block after it with its values."""
+    """Take in blocks end - 1 … begin: the scores of each, during the values' product of the block after it."""
     for step in range(0, end - begin):
         score = _scores(q, k, n + 1)
         seen = warpgroup_mma(weights, v.blocks.index(n % STAGES), seen, is_async=True)
@@ -334,7 +334,7 @@ def _store(
     out: tensor, seen: tensor, total: tensor, first: tensor, tokens: tensor, head: tensor,
     HALF: constexpr, HEADS: constexpr, GROUP: constexpr,
 ) -> None:  # fmt: skip
-    """A consumer's rows, those that have a token, to row `first` of `out` and on."""
+    """Write a consumer's rows, those that have a token, to `out` from row `first` on."""
     total = gl.where(total > 0, total, 1.0)
     seen = gl.convert_layout((seen / total[:, None]).to(gl.bfloat16), stored())
     row = gl.arange(0, ROWS, layout=gl.SliceLayout(1, stored()))

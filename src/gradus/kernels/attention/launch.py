@@ -1,4 +1,4 @@
-"""How a paged attention launch is shaped: the tile of a program, its pipeline, and how many programs we want."""
+"""How a paged attention launch is shaped: the tile of a program, its pipeline, and how many programs fill the GPU."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,10 +6,14 @@ from dataclasses import dataclass
 import torch
 import triton
 
-from gradus.device.capability import KIB
+from gradus.device.capability import Capability
 
-H200_PROCESSORS, H200_SHARED = 132, 227 * KIB
+H200, H200_PROCESSORS = Capability(9, 0), 132
 SMALLEST_TILE = 16  # rows: what the matrix units want at least
+# Programs per multiprocessor that are worth their partial results (`benchmarks/attention_waves.json`): the smallest
+# tiles wait for memory. Up to 128 rows a second program multiplies while the first one waits; 256 rows have 16 warps.
+LIVE, TALL_LIVE, TALLEST_LIVE = 4, 2, 1
+ADDING = 8.0
 # Keys that one program of narrow heads gets through sooner than two add up: three steps of its loop. With heads of 128,
 # whose steps are half as long, splitting won from the second step on (`benchmarks/attention_splits.json`).
 WHOLE = 384
@@ -19,43 +23,43 @@ Shape = tuple[int, int, int, int]  # rows, keys, warps, stages
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """How a launch is shaped: measured (see `launches`), not derived.
+    """The shape of a launch: measured (see `launches`), not derived.
 
-    rows: of a tile; a token takes as many as query heads share a key head. keys: of a step of the loop.
-    warps, stages: of a program, and of its pipeline. programs: about how many the splitting aims at. alone: how many it
-    aims at per tile, as long as none of those gets too many keys (`attention_work`). whole: keys up to which a tile is
-    not split at all.
+    rows: per tile; a token takes one for each query head that shares its key head. keys: per step of the loop.
+    warps, stages: of a program, and of its pipeline. live: programs per multiprocessor that splitting aims at, where
+    as many fit. fits: how many do by their shared memory, until the compiled kernel is asked (`Work`). processors:
+    multiprocessors of the GPU. whole: a tile of this many keys or fewer is never split. adding: keys that a program
+    attends to while another one adds one more partial result up.
     """
 
     rows: int
     keys: int
     warps: int
     stages: int
-    programs: int
-    alone: int
+    live: int
+    processors: int
+    fits: int = LIVE
     whole: int = 0
+    adding: float = ADDING
 
-    def aim(self, kv_heads: int) -> int:
-        """Items that the splitting aims at, over all sequences: each is one program for each key head."""
-        return max(1, self.programs // kv_heads)
-
-    def few(self, kv_heads: int, tiles: int) -> int:
-        """Items that it aims at where chunks are short."""
-        return max(1, min(self.programs, tiles * self.alone) // kv_heads)
+    def items(self, kv_heads: int, live: int) -> int:
+        """Count the items that run at once with `live` programs per multiprocessor: an item has one per key head."""
+        return max(1, live * self.processors // kv_heads)
 
 
-# What `hopper_attention` is written for. An aim of one item: its tiles are never split.
-HOPPER = Launch(rows=128, keys=128, warps=9, stages=2, programs=1, alone=1)
+# What `hopper_attention` is written for. One item at once: its tiles are never split.
+HOPPER = Launch(rows=128, keys=128, warps=9, stages=2, live=1, processors=1)
 HOPPER_HEAD_DIM, HOPPER_PAGE = 128, 16
 HOPPER_FILLED = 2  # tiles per multiprocessor, at least
 HOPPER_LONG = 1024  # new tokens of a span: it won at 2,048 and lost at 512 (`benchmarks/prompt_attention.json`)
 
 
 def fills_hopper(counts: Sequence[int], group: int, kv_heads: int, processors: int) -> bool:
-    """Whether `hopper_attention` is the faster kernel for spans of so many new tokens each.
+    """Whether `hopper_attention` is the faster kernel for spans with these numbers of new tokens.
 
-    Tiles must be enough for programs that stay, since none is split; and long, since every tile begins and ends by
-    itself. Spans differ, so we ask for the one that a new token is usually in: its length is a mean by tokens.
+    Its programs stay on their multiprocessors and split no tile, so there must be enough tiles. Each tile begins and
+    ends by itself, so spans must be long. They differ: the length asked for is that of the span which an average token
+    belongs to.
     """
     tiles = sum(triton.cdiv(count * group, HOPPER.rows) for count in counts)
     usual = sum(count * count for count in counts) / sum(counts)
@@ -67,13 +71,13 @@ def launches(
     dtype: torch.dtype,
     group: int,
     processors: int = H200_PROCESSORS,
-    shared_memory: int = H200_SHARED,
+    able: Capability = H200,
     eight_bits: bool = False,
 ) -> tuple[Launch, ...]:
-    """The shapes to choose from, smallest tile first: a span takes the first that holds it, or else the last.
+    """List the shapes to choose from, smallest tile first: a span takes the first that holds it, or else the last.
 
     dtype: of the queries. eight_bits: keys and values are e4m3, and widened to it. processors: multiprocessors of the
-    GPU. shared_memory: bytes that one of its programs may have. Measured on an H200
+    GPU, which is `able`. Measured on an H200
     in bfloat16, for heads of 64 and 128 (`benchmarks/paged_attention.py --sweep`). Wider heads, and values of more
     bytes, take shorter steps, because their tiles must fit the same shared memory; a GPU with less takes the same
     shapes, cut to fit (`fitted`).
@@ -98,20 +102,28 @@ def launches(
         shapes = [(16, 64, 1, 2) if group == 1 else (16, 128, 4, 2), (64, 64, 4, 3)]
     if wide <= 256 and dtype.itemsize == 2 and not eight_bits:
         shapes.append((256, 64, 16, 3) if wide > 128 else (128, 64, 4, 3))
-    cut = [fitted(shape, group, wide, dtype.itemsize, shared_memory) for shape in shapes if shape[0] >= group]
+    cut = [fitted(shape, group, wide, dtype.itemsize, able.shared_memory) for shape in shapes if shape[0] >= group]
     by_rows = {shape[0]: shape for shape in cut}  # a tall tile may have been cut to the size of a small one
     narrow = wide <= 128 and group > 1 and not eight_bits
     return tuple(
         Launch(
-            *shape, programs=(4 if shape[0] == SMALLEST_TILE else 1) * processors, alone=processors,
+            *shape, live=worth(shape[0]), processors=processors,
+            fits=able.programs(warps=shape[2], shared=bytes_needed(*shape[:2], shape[3], wide, dtype.itemsize)),
             whole=WHOLE if narrow and shape[0] == SMALLEST_TILE else 0,
         )
         for shape in by_rows.values()
     )  # fmt: skip
 
 
+def worth(rows: int) -> int:
+    """Choose the programs per multiprocessor that splitting aims at, by the rows of a tile."""
+    if rows == SMALLEST_TILE:
+        return LIVE
+    return TALL_LIVE if rows <= 128 else TALLEST_LIVE
+
+
 def fitted(shape: Shape, group: int, wide: int, itemsize: int, shared_memory: int) -> Shape:
-    """The shape, with as few stages less, and then rows and warps halved, as it takes to fit shared memory."""
+    """Fit a shape into shared memory: take stages away, and then halve rows and warps, no more often than needed."""
     rows, keys, warps, most = shape
     least = max(SMALLEST_TILE, triton.next_power_of_2(group))  # a token's heads share a tile
     while True:
@@ -124,11 +136,11 @@ def fitted(shape: Shape, group: int, wide: int, itemsize: int, shared_memory: in
 
 
 def bytes_needed(rows: int, keys: int, stages: int, wide: int, itemsize: int) -> int:
-    """At most so much shared memory does a program take, where its matrix units read registers.
+    """Bound the shared memory of a program whose matrix units read registers.
 
-    Keys and values of all stages but the one being worked on are there, the queries, and the weights of a step: in
-    float32 twice, since the product of three TF32 products splits each into a high and a low part. On Hopper and the
-    large Blackwells matrix units read shared memory and all stages are there, of which they have more than enough.
+    It holds the keys and values of all stages but the current one, the queries, and the weights of a step: in float32
+    twice, since three TF32 products need each as a high and a low part. On Hopper and the large Blackwells, matrix
+    units read tall tiles from shared memory, which then holds all stages; those GPUs have more than enough of it.
     """
     halves = 2 if itemsize == 4 else 1
     return 2 * (stages - 1) * keys * wide + halves * rows * (wide + keys * itemsize)

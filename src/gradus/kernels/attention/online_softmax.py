@@ -31,8 +31,8 @@ def sweep(
 
     AHEAD: a step has its page numbers from the step before. Otherwise they are one more load that must arrive before
     keys can be asked for, which the compiler's pipeline hides behind more steps, so in more shared memory.
-    key_scales, value_scales: of keys and values that are e4m3, at this head's; None of those in the queries' type. What
-    is e4m3 is read two to a word, so there are two products, of even places and of odd ones. PACKED: see `widened`.
+    key_scales, value_scales: this head's, where keys and values are e4m3; None where they have the queries' type. Two
+    e4m3 values are read as one word, so there are two products, of even places and of odd ones. PACKED: see `widened`.
     FAR: values may lie more than 2³¹ others away, which takes offsets of 64 bits, and registers.
     """
     EACH: constexpr = 1 if key_scales is None else 2  # numbers to what is loaded
@@ -67,7 +67,7 @@ def sweep(
             score, peak, key, high, position, scale, softcap, MASKED, WINDOW, SOFTCAP
         )  # fmt: skip
         total = total * shrink + tl.sum(weight, 1)
-        if MASKED:  # what lies behind the last key may be anything, and 0 · NaN is NaN
+        if MASKED:  # values behind the last key may be anything, and 0 · NaN is NaN
             v = tl.load(values + at, mask=(key < high)[:, None] & inside, other=0)
         else:
             v = tl.load(values + at) if WIDTH == HEAD_DIM else tl.load(values + at, mask=inside, other=0)
@@ -87,7 +87,7 @@ def weights(
     score: tensor, peak: tensor, key: tensor, high: int, position: tensor, scale: float, softcap: float,
     MASKED: constexpr, WINDOW: constexpr, SOFTCAP: constexpr,
 ) -> tuple[tensor, tensor, tensor]:  # fmt: skip
-    """Of keys with these scores, before they are scaled: their weights, by what earlier ones shrink, the new peak."""
+    """Turn a step's unscaled scores into (weights, the factor by which earlier sums shrink, the new peak)."""
     factor = scale * LOG2_E  # one multiplication for both, and where nothing is capped, in the exponent's addition
     if SOFTCAP:
         score = capped(score * scale, softcap)

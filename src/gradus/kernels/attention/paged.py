@@ -7,18 +7,17 @@ carry it:
 - Query heads that share a key head are rows of one tile, next to each other: keys are read once for all of them. The
   matrix units want 16 rows at least, so a lone token of a group of 2 leaves 14 empty. That costs nothing: a decode
   waits for memory.
-- A page is a table lookup away, so nothing is gathered first: the copy of the whole cache that the torch backend makes
-  in every step and layer does not exist.
+- A page is a table lookup away, so nothing is gathered first: the torch backend copies the whole cache in every step
+  and layer.
 - Where there are too few tiles to fill the GPU, their keys are split (Flash-Decoding: Dao et al. 2023), as
   `attention_work` decides. Each split leaves a partial result, and the last one to finish adds them up. A second
   launch for that would weigh most where there is least to do, at batch 1.
 
 Layouts: q [N, Hq, Dh] with rows any distance apart, keys and values [pages, page_size, Hkv, Dh], tables [slots, width]
-of integers, out [N, Hq, Dh]. Sums are in float32, whatever the inputs are. Keys and values may be e4m3, with scales
-beside them: they are widened to the queries' type, the scale of a key multiplies its scores, and that of a value the
-weights that it gets. Moves: every visible key and value once for
-each tile that sees it (decode: once), 2 · Hkv · Dh values per position; queries, outputs and partials are next to
-nothing beside it.
+of integers, out [N, Hq, Dh]. Sums are in float32, whatever the inputs are. Keys and values may be e4m3 with scales of
+their own: then they are widened to the queries' type, a key's scale multiplies its scores, and a value's scale the
+weights that it gets. Moves: every visible key and value once for each tile that sees it (decode: once), 2 · Hkv · Dh
+values per position; queries, outputs and partials hardly count.
 """
 
 from functools import cache
@@ -72,12 +71,13 @@ def paged_attention(
     rotary, norms, eps = rope or (None, None, 0.0)
     q_gain, k_gain = norms or (None, None)
     key_scales, value_scales = scales or (None, None)
-    _attend[(heads, len(work.items))](
+    kernel = _attend[(heads, len(work.items))](
         out, partials.sums, partials.peaks, partials.totals, partials.tickets, q, keys, values, tables, work.items,
         rotary, q_gain, k_gain, key_scales, value_scales, q.stride(0), tables.stride(0), scale, softcap or 1.0, eps,
         **shape, NEW=0 if rope is None else 1 if work.longest == 1 else MOST_NEW, PDL=early,
         num_warps=launch.warps, num_stages=launch.stages, launch_pdl=early,
     )  # fmt: skip
+    work.kernels.add(kernel)  # None where Triton interprets it
 
 
 @cache
@@ -85,7 +85,9 @@ def constants(
     launch: Launch, group: int, heads: int, head_dim: int, tokens: int, page: int, window: int | None, softcap: bool,
     far: bool, eight_bits: bool = False, packed: bool = True,
 ) -> dict[str, int | bool]:  # fmt: skip
-    """What the kernel is compiled for. tokens: the most that a tile has; its rows are what partial results keep.
+    """List the constants that the kernel is compiled for.
+
+    tokens: the most that a tile has; partial results keep their rows.
 
     eight_bits, packed: keys and values are e4m3, and how they are widened (`online_softmax`).
     """

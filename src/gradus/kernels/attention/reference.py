@@ -1,4 +1,4 @@
-"""What the paged attention kernel must give, in plain torch, one span after the other: what it is checked against."""
+"""Paged attention in plain torch, one span after the other: the reference for the kernels."""
 
 from collections.abc import Sequence
 

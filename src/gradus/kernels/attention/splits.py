@@ -26,7 +26,7 @@ from gradus.kernels.attention.launch import Launch
 
 
 class Partials:
-    """Room for the partial results of any of these launches, one after the other.
+    """Memory for the partial results of one launch, in any of the shapes.
 
     sums: float32 [P · Hkv · rows, Dh]; totals, peaks: the same without Dh; tickets: int32 [P · Hkv], zeros between
     launches. P is twice what splitting aims at: a tile that is split has more keys than a chunk, so rounding its
@@ -34,7 +34,7 @@ class Partials:
     """
 
     def __init__(self, launches: Sequence[Launch], *, kv_heads: int, head_dim: int, device: torch.device) -> None:
-        places = [2 * launch.aim(kv_heads) * kv_heads for launch in launches]
+        places = [2 * launch.items(kv_heads, launch.live) * kv_heads for launch in launches]
         rows = max(count * launch.rows for count, launch in zip(places, launches, strict=True))
         self.sums = torch.empty(rows, head_dim, device=device)
         self.totals, self.peaks = torch.empty(2, rows, device=device)

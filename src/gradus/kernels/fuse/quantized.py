@@ -193,7 +193,7 @@ def hopper_products(device: torch.device) -> "HopperProducts | None":
         return HopperProducts
 
     kernel = in_gluon(load)
-    return None if kernel is None else kernel(torch.cuda.get_device_properties(device).multi_processor_count)
+    return None if kernel is None else kernel(multiprocessors(device))
 
 
 @twin_of(Fp8Linear)

@@ -68,9 +68,9 @@ def choose_tile(
     if table is not None and scheme in table.launches:
         launch = table.choose(scheme, m, n, k)
     else:
-        launch = unmeasured(scheme, m, outputs, k)
+        launch = unmeasured(scheme, m, outputs, k, multiprocessors(device))
     if launch is None and not library_multiplies(scheme, m, n, k, dtype, device):
-        return unmeasured_tile(scheme, m, outputs, k)
+        return unmeasured_tile(scheme, m, outputs, k, multiprocessors(device))
     return launch
 
 
@@ -90,15 +90,15 @@ def library_multiplies(scheme: Scheme, m: int, n: int, k: int, dtype: torch.dtyp
     return dtype == torch.bfloat16 and capability(device).major in (9, 10)
 
 
-def unmeasured(scheme: Scheme, m: int, n: int, k: int) -> TileLaunch | None:
+def unmeasured(scheme: Scheme, m: int, n: int, k: int, processors: int) -> TileLaunch | None:
     """Many rows of int4 and of fp8 to the library; integers would be written as 32 bits there, and read again."""
     if (scheme == "int4" and m > UNPACKED_ROWS) or (scheme == "fp8" and m > 64):
         return None
-    return unmeasured_tile(scheme, m, n, k)
+    return unmeasured_tile(scheme, m, n, k, processors)
 
 
-def unmeasured_tile(scheme: Scheme, m: int, n: int, k: int) -> TileLaunch:
-    """A tile that fits every GPU from Ampere on. n: outputs."""
+def unmeasured_tile(scheme: Scheme, m: int, n: int, k: int, processors: int) -> TileLaunch:
+    """A tile that fits every GPU from Ampere on, and does so twice at least. n: outputs."""
     if m > 256:
         stages = 2 if scheme == "int4" else 3
         return TileLaunch(rows=128, columns=128, tokens=128, splits=1, stages=stages, warps=8)
@@ -107,7 +107,7 @@ def unmeasured_tile(scheme: Scheme, m: int, n: int, k: int) -> TileLaunch:
     programs, tiles = -(-n // 64) * -(-m // tokens), -(-k // 128)
     most = MOST_SPLITS if m <= 64 else 2  # sums in memory are 8 bytes of traffic each
     splits = 1
-    while programs * splits < PROGRAMS and splits < most and tiles >= 2 * splits * FEWEST_TILES:
+    while programs * splits < PROGRAMS * processors and splits < most and tiles >= 2 * splits * FEWEST_TILES:
         splits *= 2
     stages = 4 if tokens <= 32 else 2 if scheme == "int4" and tokens == 128 else 3
     return TileLaunch(rows=64, columns=128, tokens=tokens, splits=splits, stages=stages, warps=4, ahead=2)
