@@ -153,7 +153,7 @@ def test_the_command_shows_chart_and_table_and_writes_the_figure(gradus, tmp_pat
     done = gradus("demo", "p04", "--model", "random:tiny-llama", "--out", str(file))
     assert done.code == 0, done.err
     assert "p03 Continuous batching, then p04 Paged cache" in done.out
-    assert done.err.index("p03 is done") < done.err.index("p04 is done")
+    assert done.err.index("p03 runs") < done.err.index("p04 runs")
     assert "sequences that run" in done.out and "most sequences at once" in done.out
     assert done.out.splitlines()[-1] == str(file) and file.is_file()
 

@@ -32,7 +32,7 @@ def demo(
     """
     from gradus.bench import registry
     from gradus.bench.contenders import Workbench
-    from gradus.cli.progress import Bars
+    from gradus.cli.progress import Bars, working
     from gradus.course import charts, demos
     from gradus.course.xray.runs import REAL
     from gradus.loading import CATALOGUE
@@ -48,7 +48,7 @@ def demo(
     names = {name: registry.title_of(name) for name in (wanted.before, wanted.phase)}
     _say(f"{names[wanted.before]}, then {names[wanted.phase]}, with {chosen}")
     _say(f"{wanted.question}\n{wanted.work.what[:1].upper() + wanted.work.what[1:]}.\n")
-    shown = demos.run(wanted, bench, lambda name: terminal.print_note(f"{name} is done"))
+    shown = demos.run(wanted, bench, lambda name: working(f"{name} runs"))
     _say(charts.TEXTS[wanted.chart](shown.series, wanted.across, wanted.up))
     _say(f"\n{wanted.look}\n")
     terminal.print_table(["", *names, ""], [list(row) for row in shown.table])

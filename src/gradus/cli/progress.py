@@ -1,12 +1,38 @@
-"""What a person sees while a model is fetched or loaded: a bar on a terminal, nothing but notes elsewhere."""
+"""What a person sees while they wait: a bar or a clock on a terminal, nothing but notes elsewhere."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import TracebackType
 
 from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, Task, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    Progress,
+    SpinnerColumn,
+    Task,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 from rich.text import Text
 
 FEW = 10_000  # fewer bytes than any file of a model has: so small a total counts things, such as CUDA graphs
+
+
+@contextmanager
+def working(what: str) -> Iterator[None]:
+    """Say on stderr what takes a while: on a terminal with a clock, which vanishes at the end, elsewhere in a note."""
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        console.print(what, style="dim", markup=False, highlight=False, soft_wrap=True)
+        yield
+        return
+    columns = SpinnerColumn("line"), TextColumn("{task.description}"), TimeElapsedColumn()
+    with Progress(*columns, console=console, transient=True, redirect_stdout=False) as clock:
+        clock.add_task(what, total=None)
+        yield
 
 
 class Amount(DownloadColumn):

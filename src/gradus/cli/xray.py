@@ -81,7 +81,7 @@ def _recordings(
     settings: dict[str, Any],
 ) -> "list[Recording]":
     from gradus.bench.contenders import Workbench
-    from gradus.cli.progress import Bars
+    from gradus.cli.progress import Bars, working
     from gradus.config.settings import Settings
     from gradus.course.xray import runs
     from gradus.exercises import solution
@@ -107,7 +107,11 @@ def _recordings(
         assert texts is not None
         work = runs.own_work(texts, tokenizer, output, shape)
     mine = [yours, *([None] * (len(names) - 1))]
-    return [runs.run(name, bench, work, own) for name, own in zip(names, mine, strict=True)]
+    recordings = []
+    for name, own in zip(names, mine, strict=True):
+        with working(f"{name} runs, and each step is recorded"):
+            recordings.append(runs.run(name, bench, work, own))
+    return recordings
 
 
 def _code(file: Path) -> str:

@@ -9,6 +9,7 @@ quote come from `gradus bench`.
 
 import math
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal
@@ -104,12 +105,14 @@ def demo_of(name: str) -> Demo:
     return DEMOS[name]
 
 
-def run(demo: Demo, bench: Workbench, done: Callable[[str], None] = lambda name: None) -> Shown:
-    """Run the workload in the phase before, then in the phase. done: called with each one's name after its run."""
+def run(
+    demo: Demo, bench: Workbench, running: Callable[[str], AbstractContextManager[object]] = nullcontext
+) -> Shown:
+    """Run the workload in the phase before, then in the phase. running: of each one's name, entered for its run."""
     seen: dict[str, Observed] = {}
     for name in (demo.before, demo.phase):
-        seen[name] = observe(name, demo, bench)
-        done(name)
+        with running(name):
+            seen[name] = observe(name, demo, bench)
     before, after = seen[demo.before], seen[demo.phase]
     return Shown(
         demo,
