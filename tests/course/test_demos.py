@@ -42,6 +42,16 @@ def test_p01_keeps_its_rate_where_p00_slows_down(both):
     assert all(new > old for old, new in zip(slowing, steady, strict=True))
 
 
+def test_p02_reads_the_weights_in_fewer_steps_and_computes_filler(both):
+    seen = both("p02")
+    alone, together = read(demos.STEPS, seen)
+    assert alone == sum(map(len, seen[0].run.token_times)) and together == max(map(len, seen[1].run.token_times))
+    assert alone > 8 * together
+    none, padding = read(demos.PADDING, seen)
+    assert none == 0 and padding > 10
+    assert [max(one.at_once) for one in seen] == [1, 16]
+
+
 def test_p03_has_no_padding_and_ends_in_fewer_steps(both):
     seen = both("p03")
     padding, none = read(demos.PADDING, seen)
@@ -161,7 +171,7 @@ def test_the_command_shows_chart_and_table_and_writes_the_figure(gradus, tmp_pat
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (["p02"], "there are demos of p01, p03, p04, p05, p06, none of p02"),
+        (["p07"], "there are demos of p01, p02, p03, p04, p05, p06, none of p07"),
         (["p04", "--out", "p04.jpg"], "p04.jpg: the figure's name must end with .png or .svg"),
         (["p04", "--model", "random:nothing"], "no shape named 'nothing'"),
     ],

@@ -19,7 +19,7 @@ Model = Annotated[
 
 
 def demo(
-    phase: Annotated[str, Argument(help="p01, p03, p04, p05 or p06.")], out: Out = None, model: Model = None
+    phase: Annotated[str, Argument(help="p01 to p06.")], out: Out = None, model: Model = None
 ) -> int:
     """Show what a phase's idea changes: the phase before, then the phase, on one small workload on this CPU.
 

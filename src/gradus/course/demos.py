@@ -228,6 +228,20 @@ DEMOS: dict[str, Demo] = {
             batch=1,
         ),
         Demo(
+            "p02",
+            "p01",
+            "Sixteen requests at once: how often are the weights read, and how many rows are filler?",
+            burst(16, (8, 16), (4, 24)),
+            "Alone, each sequence reads all weights for each of its tokens. A batch reads them once per step for all "
+            "that still run, and computes filler for those that have ended.",
+            "step",
+            "sequences that run",
+            places,
+            (STEPS, PADDING, RATE),
+            batch=16,
+            chart="areas",
+        ),
+        Demo(
             "p03",
             "p02",
             "Answers of all lengths: how many of four places are in use?",
