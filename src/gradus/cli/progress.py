@@ -36,10 +36,12 @@ def working(what: str) -> Iterator[None]:
 
 
 class Amount(DownloadColumn):
-    """How much of a task is done: 12.5/98.0 MB, or 3/27."""
+    """How much of a task is done: 12.5/98.0 MB, or 3/27; nothing where it has no end that is known."""
 
     def render(self, task: Task) -> Text:
-        if task.total is not None and task.total < FEW:
+        if task.total is None:
+            return Text()
+        if task.total < FEW:
             return Text(f"{task.completed:g}/{task.total:g}", style="progress.download")
         return super().render(task)
 
@@ -50,6 +52,7 @@ class Bars:
     def __init__(self) -> None:
         self.console = Console(stderr=True)
         self._bars = Progress(
+            SpinnerColumn("line"),
             TextColumn("{task.description}"),
             BarColumn(),
             Amount(),
@@ -74,6 +77,7 @@ class Bars:
 
     def __enter__(self) -> "Bars":
         self._bars.start()
+        self.begin("starting", None)  # PyTorch is imported before anything can be loaded
         return self
 
     def __exit__(
