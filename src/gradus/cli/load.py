@@ -62,7 +62,7 @@ def load(
     asked = jobs(before["vocab_size"], requests, prompt_tokens, max_tokens, mixed=mixed, shared=shared, seed=seed)
     if long:
         asked.append(Job(_ids(Random(f"{seed} long"), long, before["vocab_size"]), max_tokens, late=True))
-    with working(f"{len(asked)} requests are answered"):
+    with working("the server answers"):
         answers = enumerate(zip(asked, run(server, asked), strict=True), start=1)
     terminal.print_table(
         ["request", "prompt", "answer", "first token", "longest gap", "in all"],
