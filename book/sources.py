@@ -60,7 +60,7 @@ class LinkSources(SphinxPostTransform):
 
 
 def _to_be_written(name: nodes.Node) -> bool:
-    """Whether it stands in the section in which the reader writes the phase's files."""
+    """Whether it is in the section in which the reader writes the phase's files."""
     while not isinstance(name, nodes.document):
         if isinstance(name, nodes.section) and name[0].astext() == "Build it":
             return True

@@ -88,7 +88,7 @@ def test_the_students_own_code_writes(student):
 
 
 def test_the_texts_are_shown_token_by_token(monkeypatch):
-    """On a busy machine a token takes a second, and a sentence a minute."""
+    """A token takes a second on a busy machine, and a sentence a minute."""
     pieces: list[str] = []
     monkeypatch.setattr(sentence, "show", pieces.append)
     monkeypatch.setattr(sys, "argv", ["sentence", "a text", *TINY])

@@ -18,9 +18,7 @@ Model = Annotated[
 ]
 
 
-def demo(
-    phase: Annotated[str, Argument(help="p01 to p06.")], out: Out = None, model: Model = None
-) -> int:
+def demo(phase: Annotated[str, Argument(help="p01 to p06.")], out: Out = None, model: Model = None) -> int:
     """Show what a phase's idea changes: the phase before, then the phase, on one small workload on this CPU.
 
     Takes about half a minute on two cores. For numbers to quote, there is gradus bench.

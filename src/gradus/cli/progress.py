@@ -1,4 +1,4 @@
-"""What a person sees while they wait: a bar or a clock on a terminal, nothing but notes elsewhere."""
+"""Show a person what they wait for: by a bar or a clock on a terminal, by notes elsewhere."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -105,9 +105,7 @@ def demo_of(name: str) -> Demo:
     return DEMOS[name]
 
 
-def run(
-    demo: Demo, bench: Workbench, running: Callable[[str], AbstractContextManager[object]] = nullcontext
-) -> Shown:
+def run(demo: Demo, bench: Workbench, running: Callable[[str], AbstractContextManager[object]] = nullcontext) -> Shown:
     """Run the workload in the phase before, then in the phase. running: of each one's name, entered for its run."""
     seen: dict[str, Observed] = {}
     for name in (demo.before, demo.phase):
