@@ -3,6 +3,7 @@
 contents.py  which pages there are, and in which order
 conf.py      Sphinx's settings, and what is done to a page before and after Sphinx reads it
 cover.py     the front page
+demos.py     the phase before and a phase on one workload, inside its lesson
 sources.py   the repository's files as pages, and the way to them from a lesson
 words.py     the glossary under the words of every page, and formulas as MathML
 search.py    the text that search looks through, in the browser

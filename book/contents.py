@@ -3,6 +3,7 @@
 Imports nothing of Sphinx, so that the tests can ask it without.
 """
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +21,8 @@ DOCS = (
 )
 """In the order of reading; docs/design/ follows them."""
 PROJECT = ("CONTRIBUTING", "SECURITY", "CHANGELOG")
+MEASURED = "\n## What we measured\n"
+"""A lesson's run and demo stand before this section: by then its commands have been given."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +69,20 @@ def answers(page: str) -> frozenset[str]:
     """The files that a lesson's reader writes. Where they are asked to, a link to ours would lead to the answer."""
     lesson = next((one for one in phases.available() if page.startswith(f"phases/{one.folder}/")), None)
     return frozenset(task.file for task in exercises_of(lesson)) if lesson else frozenset()
+
+
+def lesson_of(page: str) -> str | None:
+    """The phase, as in p04, whose lesson a page is."""
+    folder, _, name = page.rpartition("/")
+    phase = folder.removeprefix("phases/")[:3]
+    return phase if name == "README" and re.fullmatch(r"p\d\d", phase) else None
+
+
+def before_measurements(page: str, text: str, section: str) -> str:
+    """A lesson's text with one more section. Raises ValueError where the lesson has no place for it."""
+    if text.count(MEASURED) != 1:
+        raise ValueError(f"{page}: no place for a run: it has no section{MEASURED.rstrip()!r}")
+    return text.replace(MEASURED, section + MEASURED)
 
 
 def _found(root: Path, pattern: str) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from sphinx.application import Sphinx
 
-from book import contents, xray
+from book import contents, demos, search, xray
 from gradus import phases
 
 COVER = "index"
@@ -21,9 +21,9 @@ def setup(app: Sphinx) -> None:
 
 def cover(app: Sphinx) -> Iterator[tuple[str, dict[str, Any], str]]:
     """Yield the page, with no list of its headings at the side."""
-    runs = [page for page in contents.pages() if xray.phase_of(page)]
     chapters = [(f"phases/{phase.folder}/README", phase) for phase in phases.available()]
-    yield COVER, {"start": contents.START, "chapters": chapters, "runs": runs, "furo_hide_toc": True}, "cover.html"
+    shown = {"runs": xray.PHASES, "demos": demos.DEMOS, "demo": search.anchors_of([demos.HEADING])[0]}
+    yield COVER, {"start": contents.START, "chapters": chapters, **shown, "furo_hide_toc": True}, "cover.html"
 
 
 def lead_here(app: Sphinx, page: str, template: str, context: dict[str, Any], tree: Any) -> None:

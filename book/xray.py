@@ -7,22 +7,23 @@ import json
 import re
 import subprocess
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 
 from sphinx.application import Sphinx
 from sphinx.errors import ExtensionError
 
-from book import sources
+from book import contents, sources
 from book.contents import ROOT
+from gradus.config.options import FINAL
+from gradus.course.xray.scenes import SCENES
 
-PHASES = ("p02", "p03", "p04", "p05", "p06", "p08", "p10")
-BEFORE = "\n## What we measured\n"
+PHASES = tuple(name for name in SCENES if name != FINAL)
 SECTION = """
 ## Step through a run
 
 ```{{raw}} html
-<iframe class="xray" src="../../xray/{phase}.html?compact" title="A run of {phase}, by steps" loading="lazy"></iframe>
+<iframe class="xray{short}" src="../../xray/{phase}.html?compact" title="A run of {phase}, by steps" loading="lazy">
+</iframe>
 <p><a href="../../xray/{phase}.html">The whole page: every sequence, plan, slot and page of this run</a></p>
 ```
 
@@ -32,26 +33,16 @@ your own prompts as well (`--prompts`).
 
 
 def setup(app: Sphinx) -> None:
-    if find_spec("gradus.cli.xray") is not None:
-        app.connect("builder-inited", write_runs)
-        app.connect("source-read", add_section)
+    app.connect("builder-inited", write_runs)
+    app.connect("source-read", add_section)
 
 
 def add_section(app: Sphinx, page: str, text: list[str]) -> None:
     """Before the lesson's measurements, where what was built has been run."""
-    phase = phase_of(page)
-    if phase is None:
-        return
-    if text[0].count(BEFORE) != 1:
-        raise ExtensionError(f"{page}: no place for a run: it has no section{BEFORE.rstrip()!r}")
-    text[0] = text[0].replace(BEFORE, SECTION.format(phase=phase) + BEFORE)
-
-
-def phase_of(page: str) -> str | None:
-    """The phase whose lesson a page is, where there is a run of it to show."""
-    folder, _, name = page.rpartition("/")
-    phase = folder.removeprefix("phases/")[:3]
-    return phase if name == "README" and phase in PHASES else None
+    phase = contents.lesson_of(page)
+    if phase in PHASES:
+        short = "" if SCENES[phase].settings else " short"
+        text[0] = contents.before_measurements(page, text[0], SECTION.format(phase=phase, short=short))
 
 
 def write_runs(app: Sphinx) -> None:

@@ -39,7 +39,6 @@ def test_from_the_exercise_to_the_hint(gradus, tmp_path):
 
     code, out, err = gradus("check", "p01")
     assert code == 1 and "still to be written" in out and "--hint" in err
-    assert err.startswith("the tests of p01 run\n")
 
     file.write_text(reference("p01").replace("def stored", "def sotred"))
     for number, shown in ((1, 1), (3, 3)):

@@ -3,6 +3,7 @@
 import pytest
 
 from gradus.bench.contenders import EngineContender, Workbench
+from gradus.bench.plots import GREY
 from gradus.course import charts, demos
 from gradus.course.demos import DEMOS, Figure, compared, shown
 from gradus.errors import ConfigError
@@ -163,7 +164,6 @@ def test_the_command_shows_chart_and_table_and_writes_the_figure(gradus, tmp_pat
     done = gradus("demo", "p04", "--model", "random:tiny-llama", "--out", str(file))
     assert done.code == 0, done.err
     assert "p03 Continuous batching, then p04 Paged cache" in done.out
-    assert done.err.index("p03 runs") < done.err.index("p04 runs")
     assert "sequences that run" in done.out and "most sequences at once" in done.out
     assert done.out.splitlines()[-1] == str(file) and file.is_file()
 
@@ -179,6 +179,19 @@ def test_the_command_shows_chart_and_table_and_writes_the_figure(gradus, tmp_pat
 def test_a_mistake_is_one_line(gradus, arguments, complaint):  # noqa: F811
     done = gradus("demo", *arguments)
     assert done.code == 2 and complaint in done.err and done.err.count("\n") == 1
+
+
+def test_a_figure_in_svg_has_no_background_and_words_that_dark_pages_show_too(tmp_path):
+    file = tmp_path / "figure.svg"
+    charts.draw(file, {"p04": [(1, 2.0)], "p05": [(1, 1.0)]}, "a title", "x", "y", "bars")
+    text = file.read_text(encoding="utf-8")
+    assert "#ffffff" not in text and ">a title</text>" in text and GREY in text
+
+
+@pytest.mark.parametrize("phase", DEMOS)
+def test_a_demo_says_its_work_in_words(phase):
+    said = DEMOS[phase].workload
+    assert said[0] in "0123456789O" and "U[" not in said
 
 
 def test_there_is_no_demo_of_what_is_not_there():

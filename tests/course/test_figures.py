@@ -8,6 +8,7 @@ import pytest
 
 from gradus.course import figures
 from gradus.course.drawing import MARGIN, WIDTH, Drawing
+from gradus.course.xray.scenes import SCENES
 from tests.course.conftest import ROOT
 from tests.phases.conftest import build_engine
 from tests.phases.drive import run, steps
@@ -66,7 +67,9 @@ def test_the_rectangle_has_the_filler_that_its_caption_counts():
     hatched = sum("url(#hatch)" in shape for shape in drawing.shapes)
     cells = sum(shape.startswith("<rect") for shape in drawing.shapes) - hatched  # hatching is a second rectangle
     assert (filler, rows) == (hatched - 1, cells - 3)  # the legend has one of each kind
-    wanted = [(len(prompt), len(answer)) for prompt, answer in figures.BATCH]
+    wanted = [(len(prompt), len(answer)) for prompt, answer in figures.BATCH.values()]
+    scene = [(asked.length - asked.output, asked.output) for asked in SCENES["p02"].asked]
+    assert wanted == scene[: len(wanted)], "the lesson's text and x-ray have the same three"
     assert (rows, filler) == counted_by_p02(wanted)
 
 

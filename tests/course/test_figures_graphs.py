@@ -18,4 +18,7 @@ def test_one_step_ahead_the_device_never_waits_and_one_span_is_in_vain():
     assert waiting.idle == (len(waiting.steps) - 1) * (figures.PLAN + figures.COMMIT) and not any(waiting.waste)
     assert ahead.idle == 0
     assert [number for number, waste in enumerate(ahead.waste, start=1) if waste] == [4]
-    assert [[names.get(0) for names in run.names] for run in (waiting, ahead)] == [list("aaaccc"), list("aaaaccc")]
+    assert [[names.get(0) for names in run.names] for run in (waiting, ahead)] == [
+        ["Ann"] * 3 + ["Cy"] * 3,
+        ["Ann"] * 4 + ["Cy"] * 3,
+    ]

@@ -17,7 +17,7 @@ def test_the_position_in_the_block_table_is_where_the_caption_says():
         r"Position (\d+) is in entry .* = (\d+), page (\d+): row .* = (\d+) of", figures.block_table().svg()
     )
     position, entry, page, row = map(int, caption)
-    (table,) = figures.scattered().tables("a")
+    (table,) = figures.scattered().tables("Ann")
     assert (entry, page, row) == (position // 4, table[entry], table[entry] * 4 + position % 4)
 
 
@@ -30,9 +30,9 @@ def test_behind_the_window_every_page_is_given_back_and_none_that_is_seen():
 
 def test_the_first_one_runs_through_and_the_second_is_computed_again():
     run = figures.pressure()
-    prompt, answer = figures.REQUESTS["a"]
-    assert run.rows["a"][:answer] == [prompt] + [1] * (answer - 1) and run.preemptions == 1
-    started_over = run.rows["b"][run.rows["b"].index(0) :]
-    assert max(started_over) > figures.REQUESTS["b"][0], "its prompt and its answer so far"
+    prompt, answer = figures.REQUESTS["Ann"]
+    assert run.rows["Ann"][:answer] == [prompt] + [1] * (answer - 1) and run.preemptions == 1
+    started_over = run.rows["Ben"][run.rows["Ben"].index(0) :]
+    assert max(started_over) > figures.REQUESTS["Ben"][0], "its prompt and its answer so far"
     held = [sum(pages) for pages in zip(*run.pages.values(), strict=True)]
     assert all(h + free == figures.PAGES for h, free in zip(held, run.free, strict=True))

@@ -14,6 +14,7 @@ from gradus import phases
 from gradus.bench.contenders import Workbench
 from gradus.cli.xray import _lines
 from gradus.config.options import FINAL
+from gradus.course.printed import blocks
 from gradus.course.xray import runs
 from gradus.course.xray.page import page
 from gradus.course.xray.reasons import Bounds, Reasons, walk
@@ -63,7 +64,7 @@ def events(recorded: Recording) -> list[tuple[str, str]]:
 
 def why(name: str, step: int, kind: str, begins: str = "") -> str:
     """The reason of a step's event of a kind, whose text begins so."""
-    told = [event for event in recording(name).frames[step]["events"] if event["kind"] == kind]
+    told = [event for event in recording(name).frames[step - 1]["events"] if event["kind"] == kind]
     return next(event["why"] for event in told if event["text"].startswith(begins))
 
 
@@ -104,6 +105,29 @@ def test_pages_tables_and_tree_of_a_frame_agree(name):
         assert counts["total"] == counts["held"] + counts["idle"] + counts["free"]
 
 
+def printed(phase: str) -> dict[int, dict[str, tuple[int, int]]]:
+    """The steps that a lesson's first printed run of its phase shows: by number, the span of each initial."""
+    (lesson,) = ROOT.glob(f"phases/{phase}_*/README.md")
+    (shown, *_) = (block.printed for block in blocks(lesson.read_text(encoding="utf-8")) if block.printed)
+    lines = shown.split(f"{phase}\n")[-1].splitlines()
+    span = re.compile(r"(\w+) \((\d+), (\d+)\)")
+    return {
+        int(line.split()[1]): {name[0].lower(): (int(start), int(count)) for name, start, count in span.findall(line)}
+        for line in lines
+    }
+
+
+@pytest.mark.parametrize("phase", ["p00", "p01", "p02", "p03", "p04", "p05", "p06"])
+def test_a_scene_is_the_run_that_the_lesson_prints(phase):
+    frames = recording(phase).frames
+    steps = printed(phase)
+    assert len(steps) >= 4
+    for number, spans in steps.items():
+        assert spans == {
+            span["id"][0].lower(): (span["start"], len(span["tokens"])) for span in frames[number - 1]["spans"]
+        }
+
+
 def test_two_recordings_make_the_same_page():
     once, again = (runs.run("p05", bench(), work("p05")).as_json() for _ in range(2))
     assert page([once]) == page([again])
@@ -111,8 +135,8 @@ def test_two_recordings_make_the_same_page():
 
 def test_padding_is_what_the_rows_hold_beside_the_tokens():
     first, *_ = recording("p02").frames
-    assert first["rows"] == 3 * 9 and sum(len(span["tokens"]) for span in first["spans"]) == 9 + 3 + 5
-    assert ("padding", "10 of 27 rows are padding") in events(recording("p02"))
+    assert first["rows"] == 3 * 9 and sum(len(span["tokens"]) for span in first["spans"]) == 3 + 9 + 2
+    assert ("padding", "13 of 27 rows are padding") in events(recording("p02"))
     assert not [kind for kind, _ in events(recording("p03")) if kind == "padding"]
 
 
@@ -120,33 +144,33 @@ def test_a_slot_is_taken_over_in_the_step_after_its_sequence_ended():
     ended = {name: frame["number"] for frame in recording("p03").frames for name in frame["ended"]}
     started = {name: frame["number"] for frame in recording("p03").frames for name in frame["admitted"]}
     slots = {span["id"]: span["slot"] for frame in recording("p03").frames for span in frame["spans"]}
-    assert slots["d"] == slots["c"] and started["d"] == ended["c"] + 1
-    static = {name: frame["number"] for frame in recording("p02").frames for name in frame["admitted"]}
-    assert started["d"] < static["d"]
+    assert slots["Cy"] == slots["Ben"] and started["Cy"] == ended["Ben"] + 1
+    static = {name: frame["number"] for frame in recording("p02", "p03").frames for name in frame["admitted"]}
+    assert started["Cy"] < static["Cy"]
 
 
 def test_a_preempted_sequence_is_told_to_resume_with_what_it_had():
     told = events(recording("p04"))
-    assert ("preemption", "c is preempted") in told and ("admission", "c resumes in slot 1") in told
-    assert "its prompt and output so far are its prompt now" in why("p04", 13, "admission", "c ")
+    assert ("preemption", "Ben is preempted") in told and ("admission", "Ben resumes in slot 0") in told
+    assert "its prompt and output so far are its prompt now" in why("p04", 12, "admission", "Ben ")
     frames = recording("p04").frames
-    before = sum(len(frame["outputs"].get("c", ())) for frame in frames[:7])
-    again = next(span for frame in frames[7:] for span in frame["spans"] if span["id"] == "c")
+    before = sum(len(frame["outputs"].get("Ben", ())) for frame in frames[:7])
+    again = next(span for frame in frames[7:] for span in frame["spans"] if span["id"] == "Ben")
     assert again["kind"] == "prefill" and again["start"] == 0 and len(again["tokens"]) == 5 + before
 
 
 def test_chunks_say_what_is_left_and_decodes_go_on_beside_them():
     frames = recording("p06").frames
     chunked = [
-        frame for frame in frames if any(span["id"] == "c" and span["kind"] == "chunk" for span in frame["spans"])
+        frame for frame in frames if any(span["id"] == "Ben" and span["kind"] == "chunk" for span in frame["spans"])
     ]
-    assert len(chunked) > 3
+    assert len(chunked) == 3
     for frame in chunked:
-        assert {span["id"]: span["kind"] for span in frame["spans"]} == {"a": "decode", "b": "decode", "c": "chunk"}
+        assert [span["kind"] for span in frame["spans"] if span["id"] == "Ann"] == ["decode"]
         assert sum(len(span["tokens"]) for span in frame["spans"]) <= 8
-    assert ("chunk", "c runs its last chunk, of 6 tokens") in events(recording("p06"))
+    assert ("chunk", "Ben runs its last chunk, of 6 tokens") in events(recording("p06"))
     whole = max(len(span["tokens"]) for frame in recording("p05", "p06").frames for span in frame["spans"])
-    assert whole == 36
+    assert whole == 20
 
 
 def test_accepted_drafts_are_one_less_than_the_step_s_new_tokens():
@@ -164,17 +188,17 @@ def test_accepted_drafts_are_one_less_than_the_step_s_new_tokens():
 
 def test_plans_made_ahead_are_in_flight_and_end_in_vain_where_their_sequence_was_cancelled():
     frames = recording("p10").frames
-    assert frames[0]["committed"] is None and frames[0]["in_flight"] == [0]
+    assert frames[0]["committed"] is None and frames[0]["in_flight"] == [1]
     assert all(frame["committed"] == frame["plan"] - 1 for frame in frames[1:] if frame["plan"] is not None)
     assert any(token == -1 for frame in frames for span in frame["spans"] for token in span["tokens"])
     vain = next(frame for frame in frames if any(event["kind"] == "vain" for event in frame["events"]))
-    assert vain["ended"] == {"c": "cancelled"}
+    assert vain["ended"] == {"Cy": "cancelled"}
     assert all(not frame["in_flight"] for frame in recording("p06").frames)
 
 
 def test_a_phase_without_pages_gets_the_slots_that_fit_in_the_same_memory():
     beside = recording("p03", "p04")
-    assert beside.settings == {"max_sequences": 36 // (runs.scene_of("p04").longest + 1)}
+    assert beside.settings == {"max_sequences": 24 // (runs.scene_of("p04").longest + 1)}
     assert all(frame["pages"] is None and frame["tree"] is None for frame in beside.frames)
 
 
@@ -207,24 +231,24 @@ def test_an_engine_that_fails_is_given_back_as_it_was():
 @pytest.mark.parametrize(
     ("name", "step", "kind", "begins", "reason"),
     [
-        ("p00", 0, "waiting", "b", "a runs, and one sequence runs at a time"),
-        ("p02", 2, "waiting", "d", "a and b of the batch before still run"),
-        ("p02", 0, "padding", "", "the longest span, of a, has 9 tokens; b has 3 and c has 5"),
-        ("p02", 4, "padding", "", "a and c have ended, and the batch keeps their rows"),
-        ("p03", 2, "admission", "d", "the slot is free since c left it in step 1"),
-        ("p03", 2, "waiting", "e", "a, b and d have all 3 slots"),
-        ("p04", 0, "waiting", "d", "it needs 3 pages plus 3 for the running sequences to grow into, and 3 are free"),
-        ("p04", 6, "preemption", "c", "b needs a page, none is left, and c came last"),
-        ("p04", 7, "waiting", "c", "it needs 3 pages, and 1 is free"),
-        ("p04", 7, "waiting", "d", "c came before it, and waits as well"),
-        ("p05", 4, "hit", "b", "pages 1 to 3 hold the same 12, computed for a"),
-        ("p05", 5, "split", "", "the text of b differs from there on: page 7 follows page 3, too"),
-        ("p05", 11, "eviction", "", "c takes 6 pages, and 5 are free; page 6 was idle the longest, since step 5"),
-        ("p06", 4, "chunk", "c", "the step's budget of 8 has 6 left after 2 decodes"),
-        ("p06", 8, "waiting", "d", "the step's budget of 8 tokens is used up"),
-        ("p10", 6, "vain", "c", "plan 5 was in flight when c ended in step 6"),
-        ("p10", 6, "ending", "c", "with 3 of 12 tokens"),
-        ("p03", 1, "ending", "c", "it asked for 2 tokens and has them"),
+        ("p00", 1, "waiting", "Cy", "Ann runs, and one sequence runs at a time"),
+        ("p02", 3, "waiting", "d", "Ann and Ben of the batch before still run"),
+        ("p02", 1, "padding", "", "the longest span, of Ben, has 9 tokens; Ann has 3 and Cy has 2"),
+        ("p02", 4, "padding", "", "Ben and Cy have ended, and the batch keeps their rows"),
+        ("p03", 4, "admission", "Cy", "the slot is free since Ben left it in step 3"),
+        ("p03", 1, "waiting", "Cy", "Ann and Ben have both slots"),
+        ("p04", 1, "waiting", "Cy", "it needs 1 page plus 2 for the running sequences to grow into, and 2 are free"),
+        ("p04", 8, "preemption", "Ben", "Ann needs a page, none is left, and Ben came last"),
+        ("p04", 9, "waiting", "Ben", "it needs 3 pages, and 2 are free"),
+        ("p04", 9, "waiting", "Cy", "Ben came before it, and waits as well"),
+        ("p05", 2, "hit", "Ben", "pages 1 and 2 hold the same 8, computed for Ann"),
+        ("p05", 9, "split", "", "the text of Cy 2 differs from there on: page 10 follows page 6, too"),
+        ("p05", 10, "eviction", "", "Ann 2 takes 7 pages, and 6 are free; page 3 was idle the longest, since step 3"),
+        ("p06", 4, "chunk", "Ben", "the step's budget of 8 has 7 left after 1 decode"),
+        ("p06", 3, "waiting", "Cy", "the step's budget of 8 tokens is used up"),
+        ("p10", 7, "vain", "Cy", "plan 6 was in flight when Cy ended in step 7"),
+        ("p10", 7, "ending", "Cy", "with 4 of 12 tokens"),
+        ("p03", 5, "ending", "Cy", "it asked for 2 tokens and has them"),
     ],
 )
 def test_each_event_says_why_in_numbers_of_the_recording(name, step, kind, begins, reason):
@@ -291,14 +315,14 @@ def test_a_question_has_different_answers_one_of_them_right(name):
 
 def test_questions_ask_what_a_phase_decides():
     def answered(name: str, step: int) -> tuple[str, str]:
-        question = recording(name).frames[step]["question"]
+        question = recording(name).frames[step - 1]["question"]
         return question["ask"], question["answers"][question["right"]]
 
-    assert answered("p04", 6) == ("Pages run out. Which sequence is preempted?", "c")
-    assert answered("p05", 11) == ("Room is needed. Which page is evicted?", "6")
-    assert answered("p06", 4) == ("How many tokens of c's prompt does the step take?", "6")
-    assert answered("p03", 2) == ("d and e wait. Which of them starts?", "d")
-    assert answered("p05", 4)[1] == "12" and answered("p00", 3) == ("How many rows does the step compute?", "11")
+    assert answered("p04", 8) == ("Pages run out. Which sequence is preempted?", "Ben")
+    assert answered("p04", 12) == ("Ben and Cy wait. Which of them starts?", "Ben and Cy")
+    assert answered("p05", 10) == ("Room is needed. Which page is evicted?", "3")
+    assert answered("p06", 2) == ("How many tokens of Ben's prompt does the step take?", "7")
+    assert answered("p05", 2)[1] == "8" and answered("p00", 3) == ("How many rows does the step compute?", "5")
 
 
 # -- the page ----------------------------------------------------------------------------------------------------------
@@ -423,27 +447,28 @@ def test_the_page_is_stepped_through_in_a_browser(pressed):
     both = page([recording("p04").as_json(), recording("p03", "p04").as_json()])
     longest = max(len(recording("p04").frames), len(recording("p03", "p04").frames)) - 1
     script = """
-    note(where()); note(text("main").includes("a starts in slot 0"));
-    key("p"); note(where()); note(text("main").includes("c is preempted: b needs a page, none is left"));
-    key("ArrowLeft"); note(text("main").includes("c is preempted"));
+    note(where()); note(text("main").includes("Ann starts in slot 0"));
+    key("p"); note(where()); note(text("main").includes("Ben is preempted: Ann needs a page, none is left"));
+    key("ArrowLeft"); note(text("main").includes("Ben is preempted"));
     key("A", document.body, true); note(where());
     document.querySelector("[data-kind=preemption]").click(); note(where());
     const slider = document.getElementById("slider");
     for (let step = 0; step <= Number(slider.max); step += 1) {
       slider.value = step;
       slider.dispatchEvent(new Event("input"));
-      if (where() !== `step ${step} of ${slider.max}`) note(where());
+      const said = step < Number(slider.max) ? `step ${step + 1} of ${slider.max}` : "the end";
+      if (where() !== said) note(where());
     }
-    note(text("main").includes("9 free")); note(document.getElementById("next").disabled);
+    note(text("main").includes("6 free")); note(document.getElementById("next").disabled);
     """
     told = pressed(both, script)
-    steps = [f"step {step} of {longest}" for step in (0, 6, 0, 6)]
+    steps = [f"step {step} of {longest}" for step in (1, 8, 1, 8)]
     assert told == [steps[0], True, steps[1], True, False, steps[2], steps[3], True, True]
 
 
 def test_pointing_at_a_page_lights_it_in_pool_tables_tree_and_plan(pressed):
     script = """
-    go(4);
+    go(1);
     const point = () => new PointerEvent("pointerover", { bubbles: true });
     const over = (selector) => document.querySelector(selector).dispatchEvent(point());
     over("[data-part=pool] [data-page='2']");
@@ -457,16 +482,16 @@ def test_pointing_at_a_page_lights_it_in_pool_tables_tree_and_plan(pressed):
     key("ArrowDown", document.activeElement); note([document.activeElement.dataset.page, pages("tree")]);
     key("ArrowRight", document.activeElement); note([where(), document.activeElement.dataset.page, pages("pool")]);
     """
-    table = recording("p05").frames[4]["tables"]["b"][0]
-    assert table[:5] == [1, 2, 3, table[3], table[4]]
-    script = script.replace("'7'", f"'{table[3]}'")
+    shared, again, own = recording("p05").frames[1]["tables"]["Ben"][0]
+    assert [shared, again] == [1, 2]
+    script = script.replace("'7'", f"'{own}'")
     told = pressed(page([recording("p05").as_json()]), script)
     last = len(recording("p05").frames) - 1
-    assert told[0] == [["2"], ["2", "2"], ["2"]]  # in the tables of a and b
-    assert told[1] == [[str(table[3])], 4, 4] and told[2] == 0
-    assert told[3] == ["1", "2", "3"]  # those that b reuses
+    assert told[0] == [["2"], ["2", "2"], ["2"]]  # in the tables of Ann and Ben
+    assert told[1] == [[str(own)], 4, 4] and told[2] == 0
+    assert told[3] == ["1", "2"]  # those that Ben reuses
     assert told[4] == ["1", "1"] and told[5] == ["2", ["2"]]
-    assert told[6] == [f"step 5 of {last}", "2", ["2"]]
+    assert told[6] == [f"step 3 of {last}", "2", ["2"]]
 
 
 def test_play_goes_on_at_a_pace_that_can_be_read_and_stops_at_the_end(pressed):
@@ -484,36 +509,36 @@ def test_play_goes_on_at_a_pace_that_can_be_read_and_stops_at_the_end(pressed):
     told = pressed(page([recording("p04").as_json()]), script)
     last = len(recording("p04").frames) - 1
     assert [told[0], told[2]] == ["❚❚ Pause", "▶ Play"]
-    assert told[1] == told[3] == f"step 0 of {last}" and told[4] == f"step {last} of {last}"
+    assert told[1] == told[3] == f"step 1 of {last}" and told[4] == "the end"
     letters = sum(len(event["text"] + event["why"]) for frame in recording("p04").frames for event in frame["events"])
     assert told[5] - 20_500 > 25 * letters, "fewer than 40 letters per second"
-    assert told[6] == f"step 0 of {last}"
+    assert told[6] == f"step 1 of {last}"
 
 
 def test_predicting_hides_the_next_step_asks_and_says_why(pressed):
     script = """
     const hidden = () => Number(document.querySelector(".cover").getAttribute("width")) > 0;
-    go(5); note(hidden());
+    go(6); note(hidden());
     document.getElementById("predict").click(); note(hidden());
     key("ArrowRight"); note([where(), text("#question")]);
     shown("#question button")[0].click(); note([where(), text("#question")]);
-    go(10); key("ArrowRight"); key("2"); note([where(), text("#question")]);
-    go(5); key(" "); await wait(5000); note([where(), text("#play")]);  // a question is waited for
+    go(10); key("ArrowRight"); key("3"); note([where(), text("#question")]);
+    go(6); key(" "); await wait(5000); note([where(), text("#play")]);  // a question is waited for
     key("ArrowRight"); note([where(), text("#question")]);  // or passed over
     document.getElementById("predict").click(); note([hidden(), shown("#question").length]);
     """
     told = pressed(page([recording("p04").as_json()]), script)
     last = len(recording("p04").frames) - 1
     assert told[:2] == [False, True]
-    assert told[2] == [f"step 5 of {last}", "Step 6: Pages run out. Which sequence is preempted? 1 a 2 b 3 c"]
-    reason = "B needs a page, none is left, and c came last."
-    assert told[3] == [f"step 6 of {last}", f"Not a, but c. {reason} 0 of 1 right so far"]
-    assert told[4][1].startswith("Right: b. A needs a page, none is left, and b came last. 1 of 2 right")
-    assert told[5] == [f"step 5 of {last}", "▶ Play"] and told[6] == [f"step 6 of {last}", ""]
+    assert told[2] == [f"step 7 of {last}", "Step 8: Pages run out. Which sequence is preempted? 1 Ann 2 Ben"]
+    reason = "Ann needs a page, none is left, and Ben came last."
+    assert told[3] == [f"step 8 of {last}", f"Not Ann, but Ben. {reason} 0 of 1 right so far"]
+    assert told[4][1].startswith("Right: Ben and Cy. The slot is free since Ben left it in step 8")
+    assert told[5] == [f"step 7 of {last}", "▶ Play"] and told[6] == [f"step 8 of {last}", ""]
     assert told[7] == [False, 0]
 
 
-@pytest.mark.parametrize("name", ["p02", "p03", "p04", "p05", "p06", "p08", "p10"])
+@pytest.mark.parametrize("name", [name for name in CONTENDERS if name != FINAL])
 def test_the_small_page_changes_within_a_frame_of_the_book(name, pressed):
     script = """
     const place = (selector) => document.querySelector(selector).getBoundingClientRect();
@@ -532,8 +557,13 @@ def test_the_small_page_changes_within_a_frame_of_the_book(name, pressed):
     """
     told = pressed(page([recording(name).as_json()]), script, "?compact", width=700)
     assert set(told[0]) == {"timeline", "events", *PANELS[name]}
-    last = len(recording(name).frames) - 1
-    assert told[1:] == [True, f"step {last} of {last}"]
+    assert told[1:] == [True, "the end"]
+
+
+def test_a_person_has_one_color_in_every_scene(pressed):
+    colors = [pressed(page([recording(name).as_json()]), "note(runs[0].color);")[0] for name in ("p00", "p04", "p08")]
+    assert colors[0]["Cy"] == colors[1]["Cy"] == colors[2]["Cy"]
+    assert colors[1] == colors[2] and len(set(colors[1].values())) == 3
 
 
 def test_events_link_to_the_code(pressed):
@@ -602,7 +632,7 @@ def test_a_student_s_phase_is_recorded_beside_ours(gradus, tmp_path):  # noqa: F
         "line": 0,
     }
     slots = [{span["id"]: span["slot"] for span in one["frames"][0]["spans"]} for one in (yours, ours)]
-    assert (slots[0]["a"], slots[1]["a"]) == (2, 0)
+    assert (slots[0]["Ann"], slots[1]["Ann"]) == (1, 0)
 
 
 def test_a_student_s_engine_that_breaks_is_shown_up_to_the_step_in_which_it_does(gradus, tmp_path):  # noqa: F811
@@ -617,9 +647,9 @@ def test_a_student_s_engine_that_breaks_is_shown_up_to_the_step_in_which_it_does
     assert "your p03: continuous batching breaks" in done.err and "IndexError" in done.err and "mine.py" in done.err
     (found,) = json.loads(Skeleton(file.read_text(encoding="utf-8")).data)
     *before, last = found["frames"]
-    assert last["number"] == last["plan"] == 1 and len(before) == 1  # c, which wants two tokens, ends there
+    assert last["number"] == last["plan"] == 3 and len(before) == 2  # Ben, who wants three tokens, ends there
     assert last["events"][-1]["kind"] == "failure" and found["failed"] == last["events"][-1]["text"]
-    assert [span["id"] for span in last["spans"]] == ["a", "b", "c"]
+    assert [span["id"] for span in last["spans"]] == ["Ann", "Ben"]
 
 
 @pytest.mark.parametrize(
@@ -631,7 +661,7 @@ def test_a_student_s_engine_that_breaks_is_shown_up_to_the_step_in_which_it_does
         (["p03", "--page-size", "4"], "page_size does nothing in p03: leave it out"),
         (["p04", "--max-tokens", "4"], "--max-tokens is for your own prompts"),
         (["p04", "--prompts", "nowhere.txt"], "nowhere.txt cannot be read"),
-        (["p03", "--cache-tokens", "8"], "p03 reserves 14 positions per sequence, and cache_tokens is 8"),
+        (["p03", "--cache-tokens", "8"], "p03 reserves 13 positions per sequence, and cache_tokens is 8"),
         (["p04", "--model", "random:nothing"], "no shape named 'nothing'"),
     ],
 )

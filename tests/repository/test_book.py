@@ -11,8 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from book import contents, search
+from book import contents, demos, search
 from gradus import phases
+from gradus.course.demos import DEMOS, Recorded, Shown
+from gradus.course.xray.scenes import SCENES
 
 ROOT = contents.ROOT
 PAGES = [ROOT / f"{page}.md" for page in contents.pages()]
@@ -83,6 +85,36 @@ def test_where_a_reader_writes_a_file_no_link_leads_to_ours():
     assert "phases/p00_baseline/forward.py" not in files  # written already, and to be read
     assert contents.answers("phases/p07_quantization/calibration") >= {"phases/p07_quantization/awq.py"}
     assert not contents.answers("docs/serving") and not contents.answers("phases/museum/README")
+
+
+@pytest.mark.parametrize("page", contents.parts()[0].pages[:-1])
+def test_every_lesson_has_a_run_and_a_place_for_it(page):
+    lesson = (ROOT / f"{page}.md").read_text(encoding="utf-8")
+    assert contents.lesson_of(page) in SCENES
+    assert "\n## A run\n\n## What we measured\n" in contents.before_measurements(page, lesson, "\n## A run\n")
+
+
+def test_only_a_lesson_s_first_page_is_the_lesson_and_one_without_the_place_is_refused():
+    assert contents.lesson_of("phases/p04_paged_cache/README") == "p04"
+    others = ("phases/p00_baseline/forward_pass", "phases/museum/README", "docs/design/p04", "README")
+    assert [contents.lesson_of(page) for page in others] == [None] * 4
+    with pytest.raises(ValueError, match="page: no place for a run"):
+        contents.before_measurements("page", "# A lesson\n", "\n## A run\n")
+
+
+def test_a_demo_s_section_asks_then_shows_then_answers():
+    demo = DEMOS["p04"]
+    found = Recorded(Shown(demo, {}, [("steps", "137", "32", "4.3 times fewer")]), "a model", "2 CPU cores")
+    section = demos.section(found)
+    parts = [
+        f"**{demo.question}** 16 requests at once, 8 to 32 tokens in, 8 to 32 out, in p03 and in p04:",
+        '<img class="demo" src="../../demo/p04.svg" alt="sequences that run, by step: p03 and p04">',
+        demo.look,
+        "|  | p03 | p04 |  |\n| --- | ---: | ---: | --- |\n| steps | 137 | 32 | 4.3 times fewer |",
+        "One run each of a model on 2 CPU cores.",
+    ]
+    places = [section.index(part) for part in parts]
+    assert places == sorted(places)
 
 
 def test_the_cover_leads_to_pages_that_exist():

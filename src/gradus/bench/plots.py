@@ -27,6 +27,27 @@ MARKERS = "osD^vP*X"
 DASHES: tuple[Any, ...] = ("-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1)), "-", "--")
 PANEL = "#0072B2"
 MARK = "gradus-figure:"
+LOOK: Any = {
+    "svg.hashsalt": "gradus",
+    "svg.fonttype": "none",  # text stays text: small files, and the reader's own font
+    "font.family": "sans-serif",
+    "font.size": 13,
+    "text.color": GREY,
+    "axes.labelcolor": GREY,
+    "axes.edgecolor": GREY,
+    "xtick.color": GREY,
+    "ytick.color": GREY,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": GREY,
+    "grid.alpha": 0.25,
+    "legend.frameon": False,
+    "lines.linewidth": 2.4,
+    "lines.markersize": 7,
+}
+"""Settings of matplotlib that all figures share."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,27 +98,7 @@ def draw(picture: Picture) -> str:
     """The picture as SVG text; the same picture gives the same text."""
     import matplotlib
 
-    style: Any = {
-        "svg.hashsalt": "gradus",
-        "svg.fonttype": "none",  # text stays text: small files, and the reader's own font
-        "font.family": "sans-serif",
-        "font.size": 13,
-        "text.color": GREY,
-        "axes.labelcolor": GREY,
-        "axes.edgecolor": GREY,
-        "xtick.color": GREY,
-        "ytick.color": GREY,
-        "axes.spines.top": False,
-        "axes.spines.right": False,
-        "axes.grid": True,
-        "axes.axisbelow": True,
-        "grid.color": GREY,
-        "grid.alpha": 0.25,
-        "legend.frameon": False,
-        "lines.linewidth": 2.4,
-        "lines.markersize": 7,
-    }
-    with matplotlib.rc_context(style):
+    with matplotlib.rc_context(LOOK):
         from matplotlib.backends.backend_svg import FigureCanvasSVG
         from matplotlib.figure import Figure
 

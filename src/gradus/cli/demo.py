@@ -32,20 +32,20 @@ def demo(phase: Annotated[str, Argument(help="p01 to p06.")], out: Out = None, m
     from gradus.bench.contenders import Workbench
     from gradus.cli.progress import Bars, working
     from gradus.course import charts, demos
-    from gradus.course.xray.runs import REAL
-    from gradus.loading import CATALOGUE
 
     wanted = demos.demo_of(phase)
     if out is not None:
         charts.check_suffix(out)
-    chosen = model or (REAL if CATALOGUE[REAL].pulled else f"random:{REAL}")
-    if model is None and chosen != REAL:
-        terminal.print_note(f"{REAL} is not pulled: random weights of its shape take the same time, and say nothing")
+    chosen = model or demos.usual_model()
+    if model is None and chosen != demos.REAL:
+        terminal.print_note(
+            f"{demos.REAL} is not pulled: random weights of its shape take the same time, and say nothing"
+        )
     with Bars() as progress:
         bench = Workbench.open(chosen, "cpu", "auto", progress)
     names = {name: registry.title_of(name) for name in (wanted.before, wanted.phase)}
     _say(f"{names[wanted.before]}, then {names[wanted.phase]}, with {chosen}")
-    _say(f"{wanted.question}\n{wanted.work.what[:1].upper() + wanted.work.what[1:]}.\n")
+    _say(f"{wanted.question}\n{wanted.workload}.\n")
     shown = demos.run(wanted, bench, lambda name: working(f"{name} runs"))
     _say(charts.TEXTS[wanted.chart](shown.series, wanted.across, wanted.up))
     _say(f"\n{wanted.look}\n")

@@ -23,14 +23,11 @@ FEW = 10_000  # fewer bytes than any file of a model has: so small a total count
 
 @contextmanager
 def working(what: str) -> Iterator[None]:
-    """Say on stderr what takes a while: on a terminal with a clock, which vanishes at the end, elsewhere in a note."""
+    """Say on stderr what a person waits for, with a clock. It is shown on a terminal alone, and vanishes at the end."""
     console = Console(stderr=True)
-    if not console.is_terminal:
-        console.print(what, style="dim", markup=False, highlight=False, soft_wrap=True)
-        yield
-        return
     columns = SpinnerColumn("line"), TextColumn("{task.description}"), TimeElapsedColumn()
-    with Progress(*columns, console=console, transient=True, redirect_stdout=False) as clock:
+    clock = Progress(*columns, console=console, transient=True, redirect_stdout=False, disable=not console.is_terminal)
+    with clock:
         clock.add_task(what, total=None)
         yield
 

@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from gradus.bench.plots import LOOK
 from gradus.errors import ConfigError
 
 Points = list[tuple[float, float]]
@@ -78,32 +79,34 @@ def check_suffix(file: Path) -> None:
 
 
 def draw(file: Path, series: Mapping[str, Points], title: str, across: str, up: str, chart: str) -> None:
-    """Write the figure as its suffix says. Raises ConfigError if it cannot be written."""
+    """Write the figure as its suffix says, an SVG for light and dark pages. Raises ConfigError if it cannot be."""
     import matplotlib
 
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
+    with matplotlib.rc_context(LOOK):
+        from matplotlib.figure import Figure
+        from matplotlib.ticker import MaxNLocator
 
-    figure, axes = pyplot.subplots(figsize=(8, 4.5), layout="constrained")
-    for index, (name, points) in enumerate(series.items()):
-        places, values = zip(*points, strict=True)
-        if chart == "bars":
-            axes.bar([place + (index - 0.5) * 0.4 for place in places], values, 0.4, color=COLORS[index], label=name)
-        elif chart == "areas":
-            axes.step(places, values, where="post", color=COLORS[index], label=name)
-        else:
-            axes.plot(places, values, "os"[index], color=COLORS[index], label=name, markersize=4, alpha=0.8)
-    axes.set(title=title, xlabel=across, ylabel=up)
-    axes.set_ylim(bottom=0)
-    axes.legend(frameon=False)
-    axes.spines[["top", "right"]].set_visible(False)
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(file, dpi=150)
-    except OSError as error:
-        raise ConfigError(f"{file} cannot be written: {error.strerror or error}") from error
-    finally:
-        pyplot.close(figure)
+        figure = Figure(figsize=(8, 4.5), layout="constrained")
+        axes = figure.add_subplot()
+        for index, (name, points) in enumerate(series.items()):
+            places, values = zip(*points, strict=True)
+            if chart == "bars":
+                aside = [place + (index - 0.5) * 0.4 for place in places]
+                axes.bar(aside, values, 0.4, color=COLORS[index], label=name)
+            elif chart == "areas":
+                axes.step(places, values, where="post", color=COLORS[index], label=name)
+                axes.yaxis.set_major_locator(MaxNLocator(integer=True))
+            else:
+                axes.plot(places, values, "os"[index], color=COLORS[index], label=name, markersize=5, alpha=0.8)
+        axes.set(xlabel=across, ylabel=up)
+        axes.set_title(title, loc="left", fontsize=13)
+        axes.set_ylim(bottom=0)
+        figure.legend(loc="outside upper right", ncols=len(series))  # where no point is
+        try:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            figure.savefig(file, dpi=150, transparent=file.suffix == ".svg")
+        except OSError as error:
+            raise ConfigError(f"{file} cannot be written: {error.strerror or error}") from error
 
 
 def _bounds(series: Mapping[str, Points]) -> tuple[float, float, float]:

@@ -7,11 +7,13 @@ One run each, so the sizes are of this machine and this minute; the directions f
 quote come from `gradus bench`.
 """
 
+import json
 import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from itertools import pairwise
+from pathlib import Path
 from typing import Literal
 
 from gradus.bench.contenders import EngineContender, Room, Workbench, forget_prefixes
@@ -20,9 +22,12 @@ from gradus.bench.statistics import median
 from gradus.bench.workloads import Workload, burst, long_prompts, shared_prefix, single_stream
 from gradus.course.probe import EngineProbe
 from gradus.errors import ConfigError
+from gradus.loading import CATALOGUE
 
 Points = list[tuple[float, float]]
 
+REAL = "smollm2-135m"
+RECORDING = Path(__file__).parents[3] / "benchmarks" / "demos.json"
 SMOOTHED = 8  # tokens that a rate is taken over
 WARM_TOKENS = 4
 MOST_STEPS = 10_000
@@ -85,6 +90,17 @@ class Demo:
     chart: Literal["plot", "areas", "bars"] = "plot"
 
     @property
+    def workload(self) -> str:
+        """The work in a phrase: "16 requests at once, 8 to 16 tokens in, 4 to 48 out"."""
+        return self.work.what[:1].upper() + self.work.what[1:]
+
+    @property
+    def asks(self) -> dict[str, object]:
+        """Name all that decides what runs, as plain data: a recording keeps it."""
+        room = {"batch": self.batch, "context": self.context, "cache_tokens": self.cache_tokens}
+        return {"before": self.before, "work": self.work.digest(), **room, "token_budget": self.token_budget}
+
+    @property
     def room(self) -> Room:
         return Room(self.context or self.work.longest, self.batch, self.cache_tokens, self.token_budget)
 
@@ -96,6 +112,30 @@ class Shown:
     demo: Demo
     series: dict[str, Points]
     table: list[tuple[str, str, str, str]]
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """A demo's run that benchmarks/demos.py has kept. machine: in words."""
+
+    shown: Shown
+    model: str
+    machine: str
+
+
+def recorded(phase: str, file: Path = RECORDING) -> Recorded:
+    """Raises ConfigError if the demo is not the one that was recorded."""
+    found, demo = json.loads(file.read_text(encoding="utf-8"))[phase], demo_of(phase)
+    if found["asks"] != demo.asks:
+        raise ConfigError(f"{file.name}: the demo of {phase} has changed: run python benchmarks/demos.py {phase}")
+    series = {name: [(x, y) for x, y in points] for name, points in found["series"].items()}
+    table = [(name, before, after, says) for name, before, after, says in found["table"]]
+    return Recorded(Shown(demo, series, table), found["model"], found["machine"])
+
+
+def usual_model() -> str:
+    """smollm2-135m; random weights of its shape, which take the same time, if it has not been pulled."""
+    return REAL if CATALOGUE[REAL].pulled else f"random:{REAL}"
 
 
 def demo_of(name: str) -> Demo:
@@ -235,7 +275,7 @@ DEMOS: dict[str, Demo] = {
             "step",
             "sequences that run",
             places,
-            (STEPS, PADDING, RATE),
+            (STEPS, PADDING),
             batch=16,
             chart="areas",
         ),

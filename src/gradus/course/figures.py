@@ -22,30 +22,37 @@ from gradus.course import (
     figures_timeline,
 )
 from gradus.course.drawing import FREE, KEPT, NEW, WASTE, Drawing, Kind
+from gradus.course.xray.scenes import SCENES
 from gradus.exercises.declaration import repository
 
-STORY = ["The", "cat", "sat", "on", "the", "mat", "and", "slept"]
-PROMPT, STEPS = 3, 5
+ANN = (["A", "sea", "poem"], ["The", "tide", "came", "in", "at", "dawn"])
+"""Ann's prompt, and the poem. The lessons let her have it whole, or only its beginning."""
 
 
 # -- p00 and p01: what each step computes ------------------------------------------------------------------------------
 
 
+PROMPT, STEPS = len(ANN[0]), 4
+STORY = [*ANN[0], *ANN[1][:STEPS]]
+
+
 def recomputed() -> Drawing:
     rows = sum(PROMPT + step for step in range(STEPS))
-    drawing = Drawing(f"Without a cache, {STEPS} steps compute {rows} rows, of which {PROMPT + STEPS - 1} are new", 318)
+    drawing = Drawing(f"Without a cache, {STEPS} steps compute {rows} rows, of which {PROMPT + STEPS - 1} are new", 258)
     _staircase(drawing, old=WASTE)
-    drawing.legend(272, [(NEW, "a new row"), (WASTE, "computed again, with the same result")])
-    drawing.words(0, 306, f"{rows} rows in {STEPS} steps, where {PROMPT + STEPS - 1} would do.", bold=True)
+    drawing.legend(212, [(NEW, "a new row"), (WASTE, "computed again, with the same result")])
+    drawing.words(0, 246, f"Ann's poem: {rows} rows in {STEPS} steps, where {PROMPT + STEPS - 1} would do.", bold=True)
     return drawing
 
 
 def kept() -> Drawing:
     new, read = PROMPT + STEPS - 1, sum(PROMPT + step for step in range(STEPS - 1))
-    drawing = Drawing(f"With a cache, {STEPS} steps compute {new} rows and read the keys and values of the others", 318)
+    drawing = Drawing(f"With a cache, {STEPS} steps compute {new} rows and read the keys and values of the others", 258)
     _staircase(drawing, old=KEPT)
-    drawing.legend(272, [(NEW, "a row computed in this step"), (KEPT, "its key and value are kept, and read")])
-    drawing.words(0, 306, f"{new} rows in {STEPS} steps; the other {read} are read from the cache.", bold=True)
+    drawing.legend(212, [(NEW, "a row computed in this step"), (KEPT, "its key and value are kept, and read")])
+    drawing.words(
+        0, 246, f"Ann's poem: {new} rows in {STEPS} steps; the other {read} are read from the cache.", bold=True
+    )
     return drawing
 
 
@@ -91,35 +98,37 @@ def contiguous() -> Drawing:
 
 # -- p02: a rectangle --------------------------------------------------------------------------------------------------
 
-# prompts, and answers as long as their requests allow; the last token of an answer is sampled, and never computed
-BATCH = [
-    (["The", "cat", "sat", "on", "the"], ["mat", "and", "slept", "."]),
-    (["Hi"], ["there"]),
-    (["One", "two", "three"], ["four", "five"]),
-]
+# prompts and answers of the lesson's lengths; the last token of an answer is sampled, and never computed
+BATCH = {
+    "Ann": ANN,
+    "Ben": (["Sum", "up:", "we", "met", "Jo", "and", "ate", "fig", "pie"], ["You", "ate", "pie"]),
+    "Cy": (["2+2", "="], ["It's", "4"]),
+}
 
 
 def padded() -> Drawing:
-    width, steps = max(len(prompt) for prompt, _ in BATCH), max(len(answer) for _, answer in BATCH) - 1
-    real = sum(len(prompt) + len(answer) - 1 for prompt, answer in BATCH)
+    prompts, answers = zip(*BATCH.values(), strict=True)
+    width, steps = max(map(len, prompts)), max(map(len, answers)) - 1
+    real = sum(len(prompt) + len(answer) - 1 for prompt, answer in BATCH.values())
     cells = len(BATCH) * (width + steps)
     title = f"A batch as a rectangle: {cells - real} of {cells} rows are filler"
     drawing = Drawing(title, 262)
-    left, size, height, gap = 66, 73, 36, 30
-    decodes = left + width * size + gap
+    left, narrow, wide, height, gap = 44, 47, 50, 36, 20
+    decodes = left + width * narrow + gap
+    end = decodes + steps * wide + 4
     drawing.words(left, 20, f"prefill: {len(BATCH)} × {width} rows in one step")
     drawing.words(decodes, 20, f"decode: {len(BATCH)} rows per step")
-    drawing.words(decodes + steps * size + 8, 20, "last")
-    for slot, (prompt, answer) in enumerate(BATCH):
+    drawing.words(end, 20, "last")
+    for slot, (name, (prompt, answer)) in enumerate(BATCH.items()):
         y = 34 + slot * (height + 8)
-        drawing.words(0, y + 24, f"slot {slot}")
+        drawing.words(0, y + 24, name)
         for column in range(width):
             word = prompt[column] if column < len(prompt) else ""
-            drawing.cell(left + column * size, y, size - 5, height, KEPT if word else WASTE, word)
+            drawing.cell(left + column * narrow, y, narrow - 5, height, KEPT if word else WASTE, word)
         for column in range(steps):
             word = answer[column] if column < len(answer) - 1 else ""
-            drawing.cell(decodes + column * size, y, size - 5, height, NEW if word else WASTE, word)
-        drawing.words(decodes + steps * size + 8, y + 24, answer[-1], mono=True, size=16)
+            drawing.cell(decodes + column * wide, y, wide - 5, height, NEW if word else WASTE, word)
+        drawing.words(end, y + 24, answer[-1], mono=True, size=16)
     drawing.arrow((decodes - gap / 2 - 3, 30), (decodes - gap / 2 - 3, 166), head=False, dashed=True)
     drawing.legend(
         204, [(KEPT, "prompt"), (NEW, "answer"), (WASTE, "filler: computed like all the others, then dropped")]
@@ -131,8 +140,8 @@ def padded() -> Drawing:
 
 # -- p03: slots over time ----------------------------------------------------------------------------------------------
 
-SLOTS = 3
-REQUESTS = {"a": 4, "b": 2, "c": 9, "d": 3, "e": 5, "f": 3}  # in the order they came, and the steps that each takes
+SLOTS = 2
+REQUESTS = {asked.name: asked.output for asked in SCENES["p03"].asked}  # the steps that each takes
 
 
 def timeline(continuous: bool) -> list[list[str]]:
@@ -151,9 +160,10 @@ def timeline(continuous: bool) -> list[list[str]]:
 def slots() -> Drawing:
     static, continuous = timeline(False), timeline(True)
     title = (
-        f"The same six requests take {len(static)} steps in static batches, {len(continuous)} with continuous batching"
+        f"The same three requests take {len(static)} steps in static batches, "
+        f"{len(continuous)} with continuous batching"
     )
-    drawing = Drawing(title, 402)
+    drawing = Drawing(title, 358)
     _slots(
         drawing,
         0,
@@ -163,30 +173,36 @@ def slots() -> Drawing:
     )
     _slots(
         drawing,
-        190,
+        164,
         f"Continuous batching, {len(continuous)} steps: a sequence that ends makes room at once",
         continuous,
         FREE,
     )
     drawing.legend(
-        396, [(NEW, "the prompt"), (KEPT, "a decode"), (WASTE, "computed in vain"), (FREE, "empty: none waits")]
+        350, [(NEW, "the prompt"), (KEPT, "a decode"), (WASTE, "computed in vain"), (FREE, "empty: none waits")]
     )
     return drawing
 
 
-def _slots(drawing: Drawing, top: float, title: str, steps: list[list[str]], idle: Kind) -> None:
-    left, size, height = 66, 50, 36
+def _slots(drawing: Drawing, top: float, title: str, steps: list[list[str]], ended: Kind) -> None:
+    """One row per slot. ended: how a slot looks whose sequence has ended, while others of its batch run."""
+    left, size, height = 66, 80, 36
     drawing.words(0, top + 18, title, bold=True)
     seen: set[str] = set()
+    batch: set[int] = set()  # the slots of the sequences that started together
     for step, names in enumerate(steps):
         x = left + step * size
+        drawing.words(x + (size - 5) / 2, top + 46, str(step + 1), size=15, anchor="middle")
+        if seen.isdisjoint(names):
+            batch = {slot for slot, name in enumerate(names) if name}
         for slot, name in enumerate(names):
-            y = top + 32 + slot * (height + 6)
+            idle = ended if slot in batch else FREE
             kind = idle if not name else KEPT if name in seen else NEW
-            drawing.cell(x, y, size - 5, height, kind, name)
-        seen.update(names)
+            drawing.cell(x, top + 56 + slot * (height + 6), size - 5, height, kind, name)
+        seen.update(filter(None, names))
+    drawing.words(0, top + 46, "step", size=15)
     for slot in range(SLOTS):
-        drawing.words(0, top + 32 + slot * (height + 6) + 24, f"slot {slot}")
+        drawing.words(0, top + 56 + slot * (height + 6) + 24, f"slot {slot}")
 
 
 # -- all of them -------------------------------------------------------------------------------------------------------

@@ -21,7 +21,8 @@ LLAMA, SMOL = SHAPES["llama-3.2-1b"], SHAPES["smollm2-135m"]
 H200, TWO_CORES = Machine(bandwidth=4.3e12, rate=780e12), Machine(bandwidth=33e9, rate=160e9)  # as measured, rounded
 BFLOAT16, MIXED = Widths(weight=2, kv=2), Widths(weight=2, kv=4)  # on the CPU, only the weights are narrow
 
-PROMPT, BUDGET, DECODES, BEFORE, SHOWN = 4000, 512, 3, 4, 18.0
+PROMPT, BUDGET, BEFORE, SHOWN = 4000, 512, 4, 18.0
+PEOPLE, LONG = ("Ann", "Ben", "Cy"), "Ben"
 
 
 @dataclass(slots=True)
@@ -62,27 +63,27 @@ class Run:
             request = Request.create(name, tokens, SamplingParams(max_tokens=500, ignore_eos=True), limits)
             scheduler.add([Sequence(request, 0)])
 
-        for name in "abc"[:DECODES]:
+        for name in (one for one in PEOPLE if one != LONG):
             ask(name, prompt=120)
         while len(self.steps) < BEFORE + 1:
             self._step(scheduler)
         self.now, self.steps = 0.0, self.steps[:0]
         for _ in range(BEFORE):
             self._step(scheduler)
-        ask("long", PROMPT)
+        ask(LONG, PROMPT)
         generated = 0
         while generated < 4:
             plan = self._step(scheduler)
             generated += sum(
-                span.logits for span in plan.expanded() if span.sequence and span.sequence.request.id == "long"
+                span.logits for span in plan.expanded() if span.sequence and span.sequence.request.id == LONG
             )
         return self
 
     def _scheduler(self) -> Any:
         cache = phases.find("p05").module("cache").PrefixCache(1000, 16)
         if self.budget is None:
-            return phases.find("p05").module("scheduler").PrefixBatching(cache, DECODES + 1)
-        return phases.find("p06").module("scheduler").ChunkedPrefill(cache, DECODES + 1, self.budget)
+            return phases.find("p05").module("scheduler").PrefixBatching(cache, len(PEOPLE))
+        return phases.find("p06").module("scheduler").ChunkedPrefill(cache, len(PEOPLE), self.budget)
 
     def _step(self, scheduler: Any) -> Plan:
         plan: Plan | None = scheduler.schedule()
@@ -105,7 +106,7 @@ class Run:
     def first_token(self) -> float:
         """Of the long prompt, from its arrival."""
         arrived = self.steps[BEFORE].start
-        return max(step.end for step in self.steps if step.tokens.get("long", 0) > 1) - arrived
+        return max(step.end for step in self.steps if step.tokens.get(LONG, 0) > 1) - arrived
 
 
 # -- steps over time ---------------------------------------------------------------------------------------------------
@@ -114,17 +115,20 @@ class Run:
 def steps() -> Drawing:
     whole, chunked = Run(None).play(), Run(BUDGET).play()
     drawing = Drawing(
-        f"A prompt of {PROMPT:,} tokens among {DECODES} decodes: whole, the slowest gap between two tokens is "
-        f"{whole.longest_gap:.1f} ms; in chunks, {chunked.longest_gap:.1f} ms",
-        450,
+        f"{LONG}'s prompt of {PROMPT:,} tokens among {len(PEOPLE) - 1} decodes: whole, the slowest gap between two "
+        f"tokens is {whole.longest_gap:.1f} ms; in chunks, {chunked.longest_gap:.1f} ms",
+        386,
     )
-    for top, title, run in ((0, "The prompt in one span", whole), (208, f"At most {BUDGET} tokens per step", chunked)):
+    for top, title, run in (
+        (0, f"{LONG}'s prompt in one span", whole),
+        (176, f"At most {BUDGET} tokens per step", chunked),
+    ):
         gap, first = f"slowest gap {run.longest_gap:.1f} ms", f"first token after {run.first_token:.1f} ms"
         drawing.words(0, top + 18, title, bold=True)
         drawing.words(800, top + 18, f"{gap}, {first}", anchor="end")
         _lanes(drawing, top + 30, run)
     drawing.legend(
-        440, [(KEPT, "a decode"), (NEW, "tokens of the long prompt"), (WASTE, "a decode that waits for them")]
+        376, [(KEPT, "a decode"), (NEW, f"tokens of {LONG}'s prompt"), (WASTE, "a decode that waits for them")]
     )
     return drawing
 
@@ -132,9 +136,8 @@ def steps() -> Drawing:
 def _lanes(drawing: Drawing, top: float, run: Run) -> None:
     left, height = 52, 26
     scale = (796 - left) / SHOWN
-    names = [*"abc"[:DECODES], "long"]
     typical = run.steps[0].end - run.steps[0].start
-    for lane, name in enumerate(names):
+    for lane, name in enumerate(PEOPLE):
         y = top + lane * (height + 6)
         drawing.words(0, y + 19, name)
         for step in run.steps:
@@ -144,7 +147,7 @@ def _lanes(drawing: Drawing, top: float, run: Run) -> None:
                     drawing.cell(x, y, width - 3, height, NEW, f"{step.tokens[name]:,}" if width > 48 else "")
                 else:
                     drawing.cell(x, y, width - 3, height, WASTE if step.end - step.start > 4 * typical else KEPT)
-    base = top + len(names) * (height + 6) + 2
+    base = top + len(PEOPLE) * (height + 6) + 2
     drawing.arrow((left, base), (796, base))
     for tick in range(0, int(SHOWN), 4):
         drawing.arrow((left + tick * scale, base), (left + tick * scale, base + 5), head=False)

@@ -120,7 +120,7 @@ def inside() -> Drawing:
 # -- steps that overlap ------------------------------------------------------------------------------------------------
 
 PLAN, STEP, COMMIT, SLOTS = 1.0, 4.0, 1.0, 2
-ANSWERS = {"a": (9, 13), "b": (6, None), "c": (3, None)}  # most tokens, and the token that ends it sooner
+ANSWERS = {"Ann": (9, 13), "Ben": (6, None), "Cy": (3, None)}  # most tokens, and the token that ends it sooner
 PROMPT = 1
 
 
@@ -209,8 +209,10 @@ def overlap() -> Drawing:
     ):
         drawing.words(0, top + 18, title, bold=True)
         _lanes(drawing, top + 30, run, scale=(796 - 62) / waiting.now)
-    drawing.legend(382, [(BOX, "plan"), (FREE, "commit"), (NEW, "first span"), (KEPT, "decode"), (WASTE, "in vain")])
-    drawing.words(0, 416, "a's stop is in step 3. Seen late, it costs one span in step 4.", bold=True)
+    drawing.legend(
+        382, [(BOX, "plan of step n"), (FREE, "its commit"), (NEW, "first span"), (KEPT, "decode"), (WASTE, "in vain")]
+    )
+    drawing.words(0, 416, "Ann's stop is in step 3. Seen late, it costs one span in step 4.", bold=True)
     return drawing
 
 

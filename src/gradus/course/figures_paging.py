@@ -10,6 +10,7 @@ from gradus import phases
 from gradus.bench.workloads import conversational
 from gradus.cache.paged import PagedCache as WindowedCache
 from gradus.course.drawing import BOX, FREE, KEPT, NEW, WASTE, WIDTH, Drawing, Kind
+from gradus.course.xray.scenes import SCENES
 from gradus.engine.plan import Plan, Sampled
 from gradus.engine.request import ModelLimits, Request, SamplingParams
 from gradus.engine.sequence import Sequence, SpanResult
@@ -73,18 +74,18 @@ def _pool(drawing: Drawing, left: float, held: int, pages: int) -> None:
 # -- a block table -----------------------------------------------------------------------------------------------------
 
 SMALL, POOL = 4, 12  # positions per page, pages
-COLORS: dict[str, Kind] = {"a": NEW, "b": BOX}
+COLORS: dict[str, Kind] = {"Ann": NEW, "Ben": BOX}
 
 
 def scattered() -> Any:
-    """a and b grow in turns; c and d come and go between them, and leave their pages to them."""
+    """Ann's and Ben's chats grow in turns; Cy's two come and go between them, and leave their pages to them."""
     cache = lesson("cache").PagedCache(POOL, SMALL)
-    for name, end in (("c", 3), ("a", 4), ("b", 7), ("d", 11), ("a", 7), ("b", 9)):
+    for name, end in (("Cy", 3), ("Ann", 4), ("Ben", 7), ("Cy again", 11), ("Ann", 7), ("Ben", 9)):
         assert cache.reserve(name, end)
-    cache.release("d")
-    assert cache.reserve("a", 10)
-    cache.release("c")
-    assert cache.reserve("a", 14)
+    cache.release("Cy again")
+    assert cache.reserve("Ann", 10)
+    cache.release("Cy")
+    assert cache.reserve("Ann", 14)
     return cache
 
 
@@ -92,10 +93,10 @@ def block_table() -> Drawing:
     cache = scattered()
     usage = cache.usage()
     drawing = Drawing("A block table leads from a sequence's positions to pages that lie anywhere in the pool", 388)
-    (table,) = cache.tables("a")
-    owner = {page: name for name in "ab" for page in cache.tables(name)[0]}
-    stored = cache.stored("a")
-    drawing.words(0, 20, f"Sequence a: {stored} positions on pages of {SMALL}, and its block table", bold=True)
+    (table,) = cache.tables("Ann")
+    owner = {page: name for name in COLORS for page in cache.tables(name)[0]}
+    stored = cache.stored("Ann")
+    drawing.words(0, 20, f"Ann's chat: {stored} positions on pages of {SMALL}, and its block table", bold=True)
     entry, cell = 180, WIDTH / POOL
     for index, page in enumerate(table):
         x = index * (entry + 20)
@@ -121,7 +122,7 @@ def block_table() -> Drawing:
         f"{usage.free} pages are free, at most {usage.longest_free_run} side by side: external fragmentation "
         f"{usage.external_fragmentation:.0%}, and it costs nothing.",
     )
-    drawing.legend(378, [(NEW, "a"), (BOX, "b"), (FREE, "free: c and d have left")])
+    drawing.legend(378, [(NEW, "Ann's page, by number"), (BOX, "Ben's"), (FREE, "free: Cy's two chats have ended")])
     return drawing
 
 
@@ -133,11 +134,11 @@ WINDOW, DECODED = 8, 26
 def windows() -> Drawing:
     """One sequence in two layer groups: one sees all, one a window."""
     cache = WindowedCache(POOL, SMALL, windows=(None, WINDOW))
-    assert cache.reserve("a", 6)
+    assert cache.reserve("Ann", 6)
     for end in range(7, DECODED + 1):
-        assert cache.reserve("a", end)
+        assert cache.reserve("Ann", end)
     cache.check()
-    full, windowed = cache.tables("a")
+    full, windowed = cache.tables("Ann")
     drawing = Drawing(
         "The same sequence in two layer groups: behind a window, pages are given back as it moves on", 226
     )
@@ -160,7 +161,7 @@ def windows() -> Drawing:
 
 # -- a preemption ------------------------------------------------------------------------------------------------------
 
-REQUESTS = {"a": (6, 11), "b": (5, 11), "c": (4, 5)}  # prompt, answer
+REQUESTS = {asked.name: (asked.length - asked.output, asked.output) for asked in SCENES["p04"].asked}  # prompt, answer
 PAGES = 6
 
 
@@ -218,7 +219,7 @@ def preemption() -> Drawing:
     drawing.words(0, 18, f"Pages held in each of {steps} steps; {PAGES} are all there are", bold=True)
     for row, name in enumerate(REQUESTS):
         y = 32 + row * (height + 8)
-        drawing.words(0, y + 26, name, mono=True)
+        drawing.words(0, y + 26, name)
         started = False
         for step, (rows, pages) in enumerate(zip(run.rows[name], run.pages[name], strict=True)):
             done = not any(run.rows[name][step:])
@@ -234,7 +235,7 @@ def preemption() -> Drawing:
     drawing.legend(234, [(NEW, "its prompt"), (KEPT, "a decode"), (FREE, "it waits")])
     drawing.legend(262, [(WASTE, "prompt and answer so far, computed again after a preemption")])
     drawing.words(
-        0, 298, f"c waits though {run.free[0]} pages are free: it needs one, and one for each of a and b to grow into."
+        0, 298, f"Cy waits, with {run.free[0]} pages free: it needs one, and Ann and Ben each one to grow into."
     )
     again = sum(rows for name in REQUESTS for rows in run.rows[name]) - sum(p + a - 1 for p, a in REQUESTS.values())
     drawing.words(

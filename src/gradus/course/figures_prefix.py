@@ -11,9 +11,9 @@ from gradus.course.drawing import FREE, KEPT, NEW, WASTE, Drawing, Kind
 
 PAGE_SIZE = 2
 PROMPTS = {
-    "a": "You are a poet Sing of the sea",
-    "b": "You are a poet Sing of the moon",
-    "c": "You are a cook How long do eggs boil",
+    "Ann": "Be kind and brief. Make me a poem",
+    "Ben": "Be kind and brief. Make me a summary",
+    "Cy": "Be kind and brief. How much is 2+2?",
 }
 LEFT, CELL, HEIGHT, FORK, ROW = 8, 132, 36, 28, 46
 
@@ -94,7 +94,9 @@ def growing() -> Drawing:
         drawing.words(792, top + 18, f"{hits[name]} of {len(story.held(name))} pages hit", anchor="end")
         story.draw(drawing, top + 34, lambda page, fresh=fresh: NEW if page in fresh else KEPT, str)  # type: ignore[misc]
         top += 40 + rows * ROW
-    drawing.legend(424, [(NEW, "page computed for this prompt"), (KEPT, "page that was there"), (FREE, "a node")])
+    drawing.legend(
+        424, [(NEW, "page by number, computed for this prompt"), (KEPT, "page that was there"), (FREE, "a node")]
+    )
     return drawing
 
 
@@ -102,25 +104,25 @@ def growing() -> Drawing:
 
 
 def evicting() -> Drawing:
-    """a and c have ended, b still runs, and a newcomer needs more pages than are free."""
-    story = Story(pages=10)
+    """Draw the tree after Ann's and Cy's sequences have ended, and after a newcomer that lacks two free pages."""
+    story = Story(pages=9)
     for name in PROMPTS:
         story.run(name)
-    for name in ("a", "c"):
+    for name in ("Ann", "Cy"):
         story.cache.release(name)
     pool = story.cache.pool
     turns = {page: f"{turn}." for turn, page in enumerate(pool.idle, 1)}
-    running = set(story.held("b"))
-    free, needed = len(pool.free), len(pool.free) + 3
-    drawing = Drawing("Idle pages leave in the order in which they became idle: every path from its end", 404)
+    running = set(story.held("Ben"))
+    free, needed = len(pool.free), len(pool.free) + 2
+    drawing = Drawing("Idle pages leave in the order in which they became idle: every path from its end", 362)
 
     def show(top: float, title: str) -> None:
         drawing.words(LEFT, top + 18, title, bold=True)
         story.draw(drawing, top + 34, lambda page: NEW if page in running else WASTE, lambda page: turns.get(page, ""))
 
-    show(0, f"a has ended, then c; b runs. {free} pages of {pool.count} are free. Who goes first?")
+    show(0, f"Ann's answer has ended, then Cy's; {free} of {pool.count} pages are free. Which go first?")
     assert story.cache.reserve("newcomer", needed * PAGE_SIZE)
     story.cache.check()
-    show(200, f"A newcomer took {needed} pages: {free} that were free, and {story.cache.evictions} evicted ones")
-    drawing.legend(396, [(NEW, "held by b: never evicted"), (WASTE, "idle, with its turn to be evicted")])
+    show(180, f"A newcomer took {needed} pages: {free} that were free, and {story.cache.evictions} evicted ones")
+    drawing.legend(352, [(NEW, "held for Ben: never evicted"), (WASTE, "idle, with its turn to be evicted")])
     return drawing

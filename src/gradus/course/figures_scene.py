@@ -3,7 +3,7 @@
 from gradus.course.drawing import BOX, FREE, KEPT, NEW, Drawing, Kind
 
 PEOPLE = (
-    ("Ann", "a poem about the sea", ("The", "tide", "comes")),
+    ("Ann", "a poem about the sea", ("The", "tide", "came")),
     ("Ben", "sum up these four pages", ("In", "short,")),
     ("Cy", "2 + 2?", ("4",)),
 )
@@ -24,7 +24,7 @@ def three_chats() -> Drawing:
         y = TOP + row * PITCH
         _bubble(drawing, y, name, asks)
         drawing.arrow((238, y + HEIGHT / 2), (ENGINE + 14, y + HEIGHT / 2))
-        drawing.cell(ENGINE + 18, y + 8, 74, HEIGHT - 16, KEPT, name.lower())
+        drawing.cell(ENGINE + 18, y + 8, 74, HEIGHT - 16, KEPT, name)
         drawing.arrow((ENGINE + 94, y + HEIGHT / 2), (MODEL - 4, y + HEIGHT / 2))
         drawing.arrow((MODEL + 98, y + HEIGHT / 2), (ANSWER - 6, y + HEIGHT / 2))
         _answer(drawing, y, said)

@@ -3,7 +3,7 @@
 const SPEEDS = [["slow", 0.6], ["normal", 1], ["fast", 2.5]];
 const GLANCE = 900, PER_LETTER = 35; // milliseconds that a step is shown, and for each letter of what it says
 const runs = recordings.map((recording) => new Run(recording));
-const last = LONGEST - 1;
+const last = LONGEST - 1, STEPS = Math.max(...runs.map((run) => run.frames.filter((frame) => !over(frame)).length));
 const byId = (id) => document.getElementById(id);
 
 // -- stepping ---------------------------------------------------------------------------------------------------------
@@ -12,10 +12,10 @@ function go(step) {
   now = Math.max(0, Math.min(last, step));
   runs.forEach((run) => run.show(now));
   byId("slider").value = now;
-  byId("where").textContent = `step ${now} of ${last}`;
+  byId("where").textContent = now < STEPS ? `step ${now + 1} of ${STEPS}` : "the end";
   for (const [id, off] of [["first", now === 0], ["previous", now === 0], ["next", now === last], ["last", now === last]]) byId(id).disabled = off;
   for (const [kind, , key] of KINDS) if (byId(`jump-${key}`)) byId(`jump-${key}`).disabled = found(kind, 1) === null;
-  history.replaceState(null, "", `#${now}`);
+  history.replaceState(null, "", `#${now + 1}`);
 }
 function leave(step) { // by hand: nothing plays on, no question stays open
   pause();
@@ -88,7 +88,7 @@ function predict() {
 function ask(question) {
   asking = question;
   const answers = question.answers.map((text, i) => make("button", { type: "button", class: "answer", onclick: () => answer(i) }, make("kbd", {}, i + 1), ` ${text}`));
-  say(make("span", {}, make("strong", {}, `Step ${now + 1}: `), question.ask), ...answers);
+  say(make("span", {}, make("strong", {}, `Step ${now + 2}: `), question.ask), ...answers);
 }
 function answer(chosen) {
   const { answers, right, why } = asking;
@@ -159,5 +159,5 @@ document.addEventListener("keydown", (event) => {
 const settle = () => { runs.forEach((run) => run.settle()); go(now); };
 let settling = null;
 window.addEventListener("resize", () => { clearTimeout(settling); settling = setTimeout(settle, 100); });
-now = Math.max(0, Math.min(last, Number.parseInt(location.hash.slice(1), 10) || 0));
+now = Math.max(0, Math.min(last, (Number.parseInt(location.hash.slice(1), 10) || 1) - 1));
 settle();

@@ -82,7 +82,8 @@ class Reasons:
         idle = before["pages"]["idle"]
         room = before["pages"]["free"] + idle - len(taken)
         needed = self.pages_for(span["start"] + len(span["tokens"])) - self.pages_for(span["start"])
-        return f"{reason}, and its {tokens} need {needed} of the {room} {'free or idle' if idle else 'free'} pages"
+        need = "needs" if len(span["tokens"]) == 1 else "need"
+        return f"{reason}, and its {tokens} {need} {needed} of the {room} {'free or idle' if idle else 'free'} pages"
 
     def _place(self, slot: int, frame: Frame) -> str:
         who, step = self.left.get(slot, ("", 0))
@@ -108,7 +109,8 @@ class Reasons:
         if self.bounds.slots is not None and len(running) >= self.bounds.slots:
             if self.bounds.slots == 1:
                 return "slots", f"{running[0]} runs, and one sequence runs at a time"
-            return "slots", f"{listed(running)} have all {self.bounds.slots} slots"
+            every = "both" if self.bounds.slots == 2 else f"all {self.bounds.slots}"
+            return "slots", f"{listed(running)} have {every} slots"
         return self._without_room(name, frame) or self._behind_a_batch(frame)
 
     def _without_room(self, name: str, frame: Frame) -> tuple[str, str] | None:

@@ -1,8 +1,8 @@
 """An engine driven through a scene, and each of its steps as plain dicts: what the page draws.
 
-A frame is one call of `Engine.step`: the plan that it made, and the plan whose result it recorded. They are the same
-one unless the engine plans ahead. The state (tables, pages, tree) is the probe's, from when the plan had been made. The
-rows come from the timeline. The same run gives the same frames, byte for byte: no clock is in them.
+A frame is one call of `Engine.step`, counted from 1: the plan that it made, and the plan whose result it recorded. They
+are the same one unless the engine plans ahead. The state (tables, pages, tree) is the probe's, from when the plan had
+been made. The rows come from the timeline. The same run gives the same frames, byte for byte: no clock is in them.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -29,7 +29,8 @@ Frame = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """A request with its prompt's token ids. at, cancelled: the steps before which it arrives, and is given up.
+    """A request with its prompt's token ids. at: the step in which it can first run; cancelled: the one before which
+    it is given up.
 
     whole: all of its output comes, and the model cannot end it before.
     """
@@ -37,7 +38,7 @@ class Arrival:
     name: str
     prompt: tuple[int, ...]
     output: int
-    at: int = 0
+    at: int = 1
     cancelled: int | None = None
     whole: bool = True
 
@@ -91,11 +92,11 @@ def record(
     finally:
         timeline.leave(engine)
         probe.stop()
-    rows = {record.number: record.rows for record in timeline.records}
+    rows = {record.number + 1: record.rows for record in timeline.records}
     for frame in frames:
         frame["rows"] = rows.get(frame["plan"])
     if len(frames) < most and "failed" not in frames[-1]:
-        frames.append(_after(probe, len(frames)))
+        frames.append(_after(probe, len(frames) + 1))
     tell(frames, Teller(arrivals, bounds_of(engine), word), bounds_of(engine))
     return frames
 
@@ -135,8 +136,8 @@ class _Run:
         frames: list[Frame] = []
         while (coming or self.engine.has_work) and len(frames) < most:
             try:
-                self.submit(coming, len(frames))
-                frames.append(self.frame(arrivals, len(frames)))
+                self.submit(coming, len(frames) + 1)
+                frames.append(self.frame(arrivals, len(frames) + 1))
             except Exception as error:
                 if not self.tolerant:
                     raise
@@ -144,9 +145,9 @@ class _Run:
                 break
         return frames
 
-    def submit(self, coming: list[Arrival], tick: int) -> None:
+    def submit(self, coming: list[Arrival], number: int) -> None:
         """What arrives before this step; where there is nothing else to do, the next arrival comes early."""
-        while coming and (coming[0].at <= tick or not self.engine.has_work):
+        while coming and (coming[0].at <= number or not self.engine.has_work):
             arrival = coming.pop(0)
             self.engine.submit(request(arrival, self.limits))
             self.queue.append(arrival.name)
@@ -154,9 +155,9 @@ class _Run:
     def failed(self, error: Exception, frames: list[Frame]) -> Frame:
         """The frame in which the engine broke: its plan, if it was made, and else what the frame before showed."""
         shown = [frame["plan"] for frame in frames if frame["plan"] is not None]
-        made = self.probe.steps[-1] if self.probe.steps and self.probe.steps[-1].number not in shown else None
+        made = self.probe.steps[-1] if self.probe.steps and _plan(self.probe.steps[-1]) not in shown else None
         if made is not None:
-            state = _state(self.probe, made) | {"plan": made.number}
+            state = _state(self.probe, made) | {"plan": _plan(made)}
         else:
             kept = ("running", "tables", "pages", "tree")
             state = {name: frames[-1][name] for name in kept} if frames else _nothing()
@@ -164,24 +165,24 @@ class _Run:
             state |= {"plan": None, "spans": [], "admitted": [], "preempted": []}
         waiting = [name for name in self.queue if name not in state["running"]]
         said = blamed(error) or f"{type(error).__name__}: {error}"
-        ends: Frame = {"number": len(frames), "committed": None, "in_flight": [], "outputs": {}, "ended": {}}
+        ends: Frame = {"number": len(frames) + 1, "committed": None, "in_flight": [], "outputs": {}, "ended": {}}
         return state | ends | {"waiting": waiting, "failed": " ".join(str(said).split())}
 
-    def frame(self, arrivals: Sequence[Arrival], tick: int) -> Frame:
+    def frame(self, arrivals: Sequence[Arrival], number: int) -> Frame:
         ended: dict[str, str] = {}
         for arrival in arrivals:
-            if arrival.cancelled == tick:
+            if arrival.cancelled == number:
                 ended |= {out.request_id: out.finish_reason or "" for out in self.engine.cancel(arrival.name)}
         made = self.probe.steps[-1].number if self.probe.steps else -1
         outputs = self.engine.step()
         step = self.probe.steps[-1] if self.probe.steps and self.probe.steps[-1].number > made else None
         if step is not None:
-            self.in_flight.append(step.number)
+            self.in_flight.append(_plan(step))
         committed = self.in_flight.pop(0) if len(self.in_flight) > len(self.engine.in_flight) else None
         ended |= {output.request_id: output.finish_reason for output in outputs if output.finish_reason}
         frame = _state(self.probe, step) | {
-            "number": tick,
-            "plan": None if step is None else step.number,
+            "number": number,
+            "plan": None if step is None else _plan(step),
             "committed": committed,
             "in_flight": list(self.in_flight),
             "outputs": {output.request_id: list(output.tokens) for output in outputs if output.tokens},
@@ -190,6 +191,11 @@ class _Run:
         frame["waiting"] = [name for name in self.queue if name not in frame["running"] and name not in ended]
         self.queue = [name for name in self.queue if name not in ended]
         return frame
+
+
+def _plan(step: Step) -> int:
+    """Its plan's number. The first is 1, as in the lessons."""
+    return step.number + 1
 
 
 def request(arrival: Arrival, limits: ModelLimits) -> Request:

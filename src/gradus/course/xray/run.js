@@ -3,6 +3,7 @@
 
 const recordings = JSON.parse(document.getElementById("recordings").textContent);
 const COLORS = ["#7cc4ef", "#f2b84b", "#6fc9a6", "#e3a3c8", "#f0e06a", "#a9b6f5", "#f29a76", "#c3cbd2"];
+const PEOPLE = ["Ann", "Ben", "Cy"]; // the lessons' three: each has a color in every scene
 const KINDS = [ // of events, in the order of their buttons: kind, name, key
   ["admission", "admission", "a"], ["waiting", "waiting", "q"], ["hit", "prefix hit", "h"], ["chunk", "chunk", "c"], ["preemption", "preemption", "p"],
   ["drafts", "drafts verified", "d"], ["split", "node split", "s"], ["eviction", "eviction", "v"],
@@ -35,8 +36,10 @@ function filled(element, attributes, children) {
   element.append(...children.filter((child) => child !== null && child !== undefined));
   return element;
 }
+const initial = (id) => id.replace(/^([A-Z])[a-z]+ ?/, "$1"); // Ann 2: A2
 const plural = (number, noun) => `${number} ${noun}${number === 1 ? "" : "s"}`;
 const sum = (numbers) => numbers.reduce((total, number) => total + number, 0);
+const over = (frame) => frame.plan === null && frame.committed === null && !frame.failed; // what is left after the last step
 const tokensOf = (frame) => sum(frame.spans.map((span) => span.tokens.length));
 
 // -- one recording ----------------------------------------------------------------------------------------------------
@@ -45,7 +48,7 @@ class Run {
   constructor(recording) {
     this.recording = recording;
     this.frames = recording.frames;
-    this.color = Object.fromEntries(recording.sequences.map(({ id }, i) => [id, COLORS[i % COLORS.length]]));
+    this.color = Object.fromEntries(recording.sequences.map(({ id }, i) => [id, COLORS[(PEOPLE.includes(id) ? PEOPLE.indexOf(id) : i) % COLORS.length]]));
     this.lit = new Set();
     this.follow();
     this.bySlot = recordings.every(({ frames, settings }) => !frames[0].pages && settings.max_sequences > 1);
@@ -164,7 +167,7 @@ class Run {
 
   doing(frame) {
     if (frame.failed) return frame.plan === null ? "The engine broke before it had a plan. Its state is that of the step before." : `The engine broke in step ${frame.plan}.`;
-    if (frame.plan === null && frame.committed === null) return "All sequences have ended. This is what is left.";
+    if (over(frame)) return "All sequences have ended. This is what is left.";
     if (!this.ahead) return COMPACT && frame.events.length ? "" : `Step ${frame.plan}: planned, run, and recorded.`;
     const made = frame.plan === null ? "There is nothing left to plan." : `Plan ${frame.plan} is made and launched.`;
     const got = frame.committed === null ? "No result is recorded yet." : `Only then is the result of plan ${frame.committed} recorded.`;
@@ -262,7 +265,7 @@ class Run {
   }
   slotsAt(frame) { // the latest slot of each running sequence, also of one that has no span in this step
     const found = {};
-    for (const one of this.frames.slice(0, frame.number + 1))
+    for (const one of this.frames.slice(0, frame.number))
       for (const span of one.spans) if (frame.running.includes(span.id)) {
         for (const slot of Object.keys(found)) if (found[slot] === span.id) delete found[slot];
         found[span.slot] = span.id;
@@ -291,7 +294,7 @@ class Run {
     const stripes = owners.map((id, i) => `${this.color[id]} ${(100 * i) / owners.length}% ${(100 * (i + 1)) / owners.length}%`);
     const of = owners.length ? `linear-gradient(90deg, ${stripes.join(", ")})` : "none";
     return make("span", { class: `page ${kind} ${taken ? "taken" : ""}`, of, "data-page": page, title: `page ${page}: ${said}` },
-      String(page), small || !owners.length ? null : make("small", {}, owners.join(" ")));
+      String(page), small || !owners.length ? null : make("small", {}, owners.length > 1 ? owners.map(initial).join(" ") : owners[0]));
   }
   showPages(frame, before) {
     const held = this.holders(frame), indexed = this.indexedPages(frame), earlier = before ? this.holders(before) : {};
@@ -357,7 +360,7 @@ class Run {
     const most = Math.max(1, ...this.frames.map((frame) => frame.rows || 0));
     shapes.push(draw("text", { x: 0, y: low + 20 }, "rows"));
     this.frames.forEach((frame, step) => {
-      if (step % 5 === 0 || step === this.frames.length - 1 && step % 5 > 1) shapes.push(draw("text", { class: "tick", x: x(step) + W / 2, y: 13 }, String(step)));
+      if (!over(frame) && (step === 0 || frame.number % 5 === 0)) shapes.push(draw("text", { class: "tick", x: x(step) + W / 2, y: 13 }, String(frame.number)));
       shapes.push(...this.column(frame, x(step), TOP, W, H), ...this.bars(frame, x(step), low + 8, W, BARS, most));
       shapes.push(draw("rect", { class: "hit", x: x(step), y: 0, width: W, height, onclick: () => go(step) }, draw("title", {}, this.summary(frame))));
     });
@@ -382,7 +385,7 @@ class Run {
     if (this.bySlot && this.padded) for (const slot of this.idle(frame))
       shapes.push(draw("rect", { class: "pad", x: x + 2, y: row("", slot) + 7, width: W - 4, height: H - 14, rx: 3 }));
     for (const span of frame.spans) {
-      const y = row(span.id, span.slot), small = span.kind === "decode", inset = small ? H / 3 - 1 : 3;
+      const y = row(span.id, span.slot), small = span.kind === "decode", inset = !small ? 3 : this.bySlot ? H / 2 - 5.5 : H / 3 - 1; // by slot it has a name on it
       shapes.push(draw("rect", { class: `span ${span.kind}`, x: x + 2, y: y + inset, width: W - 4, height: H - 2 * inset, rx: 3, fill: this.color[span.id] }));
       const said = this.bySlot ? span.id : small ? "" : String(span.tokens.length);
       if (said) shapes.push(draw("text", { class: "inside", x: x + W / 2, y: y + H / 2 + 4 }, said));
@@ -408,7 +411,7 @@ class Run {
 
   summary(frame) {
     const spans = frame.spans.map((span) => `${span.id}: ${span.kind}, ${plural(span.tokens.length, "token")} from position ${span.start}`);
-    return [`step ${frame.number}`, ...spans, ...frame.waiting.map((id) => `${id} waits${frame.waits[id] ? `: ${frame.waits[id]}` : ""}`)].join("\n");
+    return [over(frame) ? "the end" : `step ${frame.number}`, ...spans, ...frame.waiting.map((id) => `${id} waits${frame.waits[id] ? `: ${frame.waits[id]}` : ""}`)].join("\n");
   }
 
   legend() {
@@ -418,7 +421,7 @@ class Run {
     const tall = ["prefill", "recompute", "verify"].filter((kind) => used.has(kind));
     return make("div", { class: "legend" },
       tall.length ? key("tall", `${tall.join(", ")}: tokens of the span`) : null, used.has("chunk") ? key("tall chunk", "chunk of a prompt: tokens") : null,
-      used.has("decode") ? key("low", "decode: 1 token") : null, some((frame) => frame.waiting.length) ? key("dots", "waiting") : null,
+      used.has("decode") ? key("low", "decode: 1 token") : null, !(COMPACT && this.bySlot) && some((frame) => frame.waiting.length) ? key("dots", "waiting") : null,
       some((frame) => frame.preempted.length) ? key("cross", "preempted") : null,
       key("end", this.ahead ? "ended: its last result is recorded, one step after its last span" : "ended"),
       this.padded ? key("padding", "padding") : null, key("bar", "rows of the step"));
