@@ -1,4 +1,4 @@
-"""What a wait shows: on a terminal its reason and a clock, in a pipe nothing."""
+"""Waits are explained on a terminal, with a clock, and leave nothing in a pipe."""
 
 import pytest
 

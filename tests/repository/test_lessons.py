@@ -136,7 +136,7 @@ def test_a_step_of_the_course_can_be_read_in_a_sitting(old, new):
 
 
 def prompts() -> set[str]:
-    """List the prompts of the lessons' `gradus generate` commands, but of those that ignore the end of a text."""
+    """List the prompts of the lessons' `gradus generate` commands, except where --ignore-eos is given."""
     text = "".join(page.read_text(encoding="utf-8") for page in [*LESSONS.values(), *PARTS.values()])
     lines = re.findall(r"^gradus generate .*$", text, re.MULTILINE)
     return {shlex.split(line)[2] for line in lines if "--ignore-eos" not in line}
