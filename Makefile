@@ -82,22 +82,28 @@ clean:
 
 # -- set-up --------------------------------------------------------------------------------------------------------------
 
-# pip says what it collects, downloads and installs: a minute or more without a word looks like a hang.
-INSTALL := $(IN) pip install --disable-pip-version-check --constraint constraints.txt
+# --no-compile: Python compiles what is imported when it is; pip would compile everything, for half a minute.
+INSTALL := $(IN) pip install --no-compile --disable-pip-version-check --constraint constraints.txt
+
+# pip says what it collects and downloads, and unpacks PyTorch without a word: that looks like a hang. The loop ends with
+# its shell, however that ends.
+comma := ,
+define install
+@echo 'Installing into $(VENV)$(2) (once, for half a minute or more) …'
+@while sleep 4 > /dev/null 2>&1 && kill -0 $$$$ 2> /dev/null; do echo '… still installing'; done & alive=$$!; \
+  $(INSTALL) --editable '$(1)'; status=$$?; kill $$alive 2> /dev/null; exit $$status
+endef
 
 $(SERVE_READY): pyproject.toml constraints.txt setup.py $(TORCH_READY)
-	@echo 'Installing into $(VENV) (once, for a minute or more) …'
-	$(INSTALL) --editable '.[cpu]'
+	$(call install,.[cpu])
 	@touch $@
 
 $(TEST_READY): pyproject.toml constraints.txt setup.py $(TORCH_READY)
-	@echo 'Installing into $(VENV), with what the tests need (once, for a minute or more) …'
-	$(INSTALL) --editable '.[cpu,dev]'
+	$(call install,.[cpu$(comma)dev],$(comma) with what the tests need)
 	@touch $(SERVE_READY) $@
 
 $(BOOK_READY): pyproject.toml constraints.txt setup.py $(TORCH_READY)
-	@echo 'Installing into $(VENV), with what the book needs (once, for a minute or more) …'
-	$(INSTALL) --editable '.[cpu,book]'
+	$(call install,.[cpu$(comma)book],$(comma) with what the book needs)
 	@touch $(SERVE_READY) $@
 
 # On Linux, what pip takes for PyTorch is a CUDA build of several gigabytes. Without an NVIDIA GPU, uv takes the build for

@@ -1,11 +1,14 @@
 """Which pages the book has, and in which order. A page is named by its path in the repository, without `.md`.
 
-Imports nothing but the standard library, so that the tests can ask it without Sphinx.
+Imports nothing of Sphinx, so that the tests can ask it without.
 """
 
 import re
 from dataclasses import dataclass
 from pathlib import Path
+
+from gradus import phases
+from gradus.exercises.declaration import exercises_of
 
 ROOT = Path(__file__).parents[1]
 ABOUT = "README"
@@ -32,12 +35,12 @@ class Part:
 
 def parts(root: Path = ROOT) -> tuple[Part, ...]:
     """All pages but those below a chapter. Search ranks pages in this order as well."""
-    phases = _found(root, "docs/design/p??.md")
-    others = tuple(page for page in _found(root, "docs/design/*.md") if page not in phases)
+    designs = _found(root, "docs/design/p??.md")
+    others = tuple(page for page in _found(root, "docs/design/*.md") if page not in designs)
     return (
         Part("The course", (*_found(root, "phases/p*/README.md"), "phases/museum/README")),
         Part("The engine", tuple(f"docs/{name}" for name in DOCS)),
-        Part("Why it is built so", phases + others),
+        Part("Why it is built so", designs + others),
         Part("The project", (ABOUT, "reports/README", *PROJECT)),
     )
 
@@ -60,6 +63,12 @@ def pages(root: Path = ROOT) -> tuple[str, ...]:
 def pages_of(part: Part, root: Path = ROOT) -> tuple[str, ...]:
     """A part's pages, each followed by those below it."""
     return tuple(page for chapter in part.pages for page in (chapter, *below(chapter, root)))
+
+
+def answers(page: str) -> frozenset[str]:
+    """The files that a lesson's reader writes. Where they are asked to, a link to ours would lead to the answer."""
+    lesson = next((one for one in phases.available() if page.startswith(f"phases/{one.folder}/")), None)
+    return frozenset(task.file for task in exercises_of(lesson)) if lesson else frozenset()
 
 
 def lesson_of(page: str) -> str | None:

@@ -18,7 +18,7 @@ from sphinx import addnodes
 from sphinx.application import Sphinx
 from sphinx.transforms.post_transforms import SphinxPostTransform
 
-from book.contents import ROOT
+from book.contents import ROOT, answers
 
 SHOWN = {".py", ".toml", ".yaml", ".yml", ".txt", ".json", ""}
 DOWNLOADED = {"results.json"}  # samples are for programs
@@ -48,13 +48,24 @@ class LinkSources(SphinxPostTransform):
             if path and Path(path).name not in DOWNLOADED:
                 link.replace_self(self._reference(page, path, link.children))
         for name in list(self.document.findall(nodes.literal)):
-            if not isinstance(name.parent, nodes.reference) and (path := file_named(name.astext(), page)):
+            if isinstance(name.parent, nodes.reference) or not (path := file_named(name.astext(), page)):
+                continue
+            if path not in answers(page) or not _to_be_written(name):
                 name.replace_self(self._reference(page, path, [name.deepcopy()]))
 
     def _reference(self, page: str, path: str, children: list[nodes.Node]) -> nodes.reference:
         linked.add(path)
         uri = self.app.builder.get_relative_uri(page, f"source/{path}")
         return nodes.reference("", "", *children, internal=True, refuri=uri)
+
+
+def _to_be_written(name: nodes.Node) -> bool:
+    """Whether it is in the section in which the reader writes the phase's files."""
+    while not isinstance(name, nodes.document):
+        if isinstance(name, nodes.section) and name[0].astext() == "Build it":
+            return True
+        name = name.parent
+    return False
 
 
 @cache

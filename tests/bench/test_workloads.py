@@ -45,6 +45,10 @@ def test_requests_are_as_described_and_the_same_every_time(workload):
     assert all(arrival.at >= 0 and arrival.prompt and arrival.max_tokens >= 1 for arrival in arrivals)
 
 
+def test_a_range_of_lengths_is_said_in_words():
+    assert burst(16, (8, 16), (4, 48)).what == "16 requests at once, 8 to 16 tokens in, 4 to 48 out"
+
+
 def test_the_ids_of_a_seed_never_change():
     """Drawn once and written down here: on another machine or Python they must come out the same."""
     arrivals = burst(2, (4, 9), (4, 9)).arrivals(vocab_size=49152)

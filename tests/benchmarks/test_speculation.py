@@ -1,18 +1,17 @@
 """The measuring of drafters, rehearsed on a tiny model: every cell, and a report that says what the samples say."""
 
+import re
 from itertools import product
 
 import pytest
 import torch
 
 from benchmarks import speculation
-from gradus.bench import command
-from gradus.bench.measure import fingerprint
-from gradus.bench.record import plots, results
-from gradus.bench.record.results import Cell, Entry, Results, Run
-from gradus.bench.studies import speculation_report
-from gradus.bench.studies.speculation_report import NONE, VLLM, VLLM_NGRAM, ratios, stood, tokens_per_step
+from gradus.bench import command, fingerprint, plots, report, results, speculation_report
+from gradus.bench.results import Cell, Entry, Results, Run
+from gradus.bench.speculation_report import NONE, VLLM, VLLM_NGRAM, ratios, stood, tokens_per_step
 from gradus.config.options import USUAL_DRAFTS
+from gradus.errors import ConfigError
 from gradus.loading import load_model, open_checkpoint
 from gradus.text.llm import LLM
 from gradus.training.agreement import Agreement
@@ -229,3 +228,21 @@ def test_the_figure_has_speed_and_acceptance_of_every_drafter():
     ((name, picture),) = speculation_report.figures(found(batches=(1, 8, 32)), "NVIDIA H200")
     assert name == "open.svg" and [one.name for one in picture.series] == ["ngram: speed", "ngram: tokens per step"]
     assert picture.series[0].y == [2.0] * 3 and "ngram: speed" in plots.draw(picture)
+
+
+def test_a_page_shows_the_chart_alone_and_its_sentences_quote_the_samples(tmp_path):
+    results.write(results.path(tmp_path, "h200", "speculation"), found(batches=(1, 8, 32)))
+    page = tmp_path / "README.md"
+    page.write_text(
+        "It is 9<!-- h200/speculation: open/1/ngram/speedup --> times as fast.\n"
+        "<!-- results:begin speculation/chart -->\n<!-- results:end -->\n"
+    )
+    (stale,) = report.outdated_pages(tmp_path, [page])
+    assert stale.text.startswith("It is 2.00<!-- ") and "](h200/speculation/open.svg)" in stale.text
+    assert "](h200/speculation/report.md)" in stale.text and "|" not in stale.text
+
+
+@pytest.mark.parametrize("field", ["open/1/ngram/steps", "open/1/eagle/speedup", "open/2/ngram/speedup", "open"])
+def test_a_sentence_about_drafts_that_were_not_measured_is_refused(field):
+    with pytest.raises(ConfigError, match=re.escape(f"the results have no {{{field}}}")):
+        speculation_report.lookup(field, found())

@@ -81,3 +81,18 @@ def test_what_the_server_refuses_is_said_in_its_words(gradus):
     with running() as server:
         done = gradus("load", "--prompt-tokens", "5000", "--long", "9", "--url", server.url)
     assert done.code == 2 and "the server refuses: " in done.err and "4096" in done.err
+
+
+def test_a_server_that_loads_is_waited_for(gradus, monkeypatch):
+    loading, stats = iter([{"state": "loading"}] * 3), Server.stats
+    monkeypatch.setattr(Server, "stats", lambda server: next(loading, None) or stats(server))
+    with running() as server:
+        done = gradus("load", "--requests", "1", "--prompt-tokens", "5", "--max-tokens", "4", "--url", server.url)
+    assert done.code == 0, done.err
+    assert rows(done.out) == [["1", "5", "4"]]
+
+
+def test_a_server_whose_model_could_not_be_loaded_is_one_line(gradus, monkeypatch):
+    monkeypatch.setattr(Server, "stats", lambda server: {"state": "failed"})
+    done = gradus("load", "--url", "http://127.0.0.1:1")
+    assert done.code == 2 and done.err == "gradus: http://127.0.0.1:1 serves no model: it is failed\n"

@@ -262,7 +262,7 @@ WRONG = {
         "sampling.py",
         "ends <= draw",
         "ends < draw",
-        "of the top two, tokens 1 and 3, draws take [1, 1, 3, 3]",
+        "one just below 1 (in float32: 1) take [1, 1, 3, 3]; yours takes",
     ),
     "the top k are forgotten": ("sampling.py", "keep_top(logits, top_k)", "logits", "of the top two, tokens 1 and 3"),
     "sums in float32": ("sampling.py", ".double()", "", "yours takes [1, 1, 3, 5]"),

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from gradus.cli import main
-from gradus.course.figures import forward as drawn
+from gradus.course import figures_forward as drawn
+from gradus.course import sentence
 from gradus.loading import CATALOGUE, open_checkpoint
 from gradus.models.config import parameter_count
 from gradus.models.shapes import SHAPES
@@ -84,6 +85,17 @@ def test_the_students_own_code_writes(student):
     (student / "mine" / "sampling.py").write_text(wrong, encoding="utf-8")
     done = python(student, *SENTENCE, "--impl", "mine", *TINY)
     assert done.returncode == 1 and "OTHER TOKENS" in done.stdout
+
+
+def test_the_texts_are_shown_token_by_token(monkeypatch):
+    """A token takes a second on a busy machine, and a sentence a minute."""
+    pieces: list[str] = []
+    monkeypatch.setattr(sentence, "show", pieces.append)
+    monkeypatch.setattr(sys, "argv", ["sentence", "a text", *TINY])
+    assert sentence.main() == 0
+    by_hand, by_engine = pieces[:10], pieces[10:]
+    assert (by_hand[0], by_engine[0], len(by_engine)) == ("by hand    a text", "by p00     a text", 10)
+    assert by_hand[1:8] == by_engine[1:8] and "8 tokens in" in by_hand[9] and "the same tokens" in by_engine[9]
 
 
 @pytest.mark.parametrize(

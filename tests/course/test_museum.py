@@ -75,6 +75,13 @@ def test_its_page_shows_what_running_it_prints(exhibit: Exhibit):
 
 
 @each
+def test_the_lesson_of_its_phase_leads_to_it(exhibit: Exhibit):
+    lesson = (phases.find(exhibit.label.phase).path / "README.md").read_text(encoding="utf-8")
+    number = exhibit.number
+    assert re.search(rf"\]\(\.\./museum/README\.md#{number}-[\w-]+\) \(`gradus museum {number}`\)", lesson)
+
+
+@each
 def test_its_engine_is_short_and_needs_nothing_but_python(exhibit: Exhibit):
     assert len(exhibit.source.splitlines()) <= MOST_LINES
     imported = [node for node in ast.walk(ast.parse(exhibit.source)) if isinstance(node, ast.Import | ast.ImportFrom)]

@@ -202,6 +202,13 @@ def test_a_phase_without_pages_gets_the_slots_that_fit_in_the_same_memory():
     assert all(frame["pages"] is None and frame["tree"] is None for frame in beside.frames)
 
 
+def test_a_request_is_announced_for_the_step_in_which_it_comes_though_that_is_early():
+    asked = (Arrival("a", (1, 2, 3), 2), Arrival("b", (4, 5), 2, at=30))  # a has long ended by then
+    recorded = runs.run("p05", bench(), runs.Work("", asked, 5, {}))
+    starts = next(frame["number"] for frame in recorded.frames if "b" in frame["admitted"])
+    assert recorded.sequences[1]["at"] == starts < 30
+
+
 def test_a_long_run_is_cut_and_says_so():
     cut = runs.run("p04", bench(), work("p04"), most=5)
     assert cut.cut and len(cut.frames) == 5 and cut.frames[-1]["running"]

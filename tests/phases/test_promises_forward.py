@@ -232,7 +232,10 @@ def test_a_draw_takes_the_token_whose_piece_holds_it(phase):
 def test_a_token_that_was_cut_off_is_never_drawn(phase):
     logits = torch.tensor([-1.0, 2.0, 0.0, 2.0, -1.0])
     found = [sampling.sample(logits, 1.0, 2, draw) for draw in (0.0, 0.4, 0.6, 1 - 2**-53)]
-    assert found == [1, 1, 3, 3], f"of the top two, tokens 1 and 3, draws take [1, 1, 3, 3]; yours takes {found}"
+    assert found == [1, 1, 3, 3], (
+        "of the top two, tokens 1 and 3, the draws 0, 0.4, 0.6 and one just below 1 (in float32: 1) take [1, 1, 3, 3]; "
+        f"yours takes {found}"
+    )
 
 
 @of("p00")

@@ -79,6 +79,14 @@ def test_no_two_pages_of_a_part_have_the_same_title_apart_from_the_phase():
         assert len({re.sub(r"^# (p\d\d: )?", "", title) for title in titles}) == len(titles)
 
 
+def test_where_a_reader_writes_a_file_no_link_leads_to_ours():
+    files = contents.answers("phases/p00_baseline/forward_pass")
+    assert {"phases/p00_baseline/embedding.py", "phases/p00_baseline/scheduler.py"} < files
+    assert "phases/p00_baseline/forward.py" not in files  # written already, and to be read
+    assert contents.answers("phases/p07_quantization/calibration") >= {"phases/p07_quantization/awq.py"}
+    assert not contents.answers("docs/serving") and not contents.answers("phases/museum/README")
+
+
 @pytest.mark.parametrize("page", contents.parts()[0].pages[:-1])
 def test_every_lesson_has_a_run_and_a_place_for_it(page):
     lesson = (ROOT / f"{page}.md").read_text(encoding="utf-8")

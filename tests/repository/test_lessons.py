@@ -1,13 +1,14 @@
 """The promises of every lesson: questions with answers, tables that fit, steps that can be read."""
 
 import re
+import shlex
 from pathlib import Path
 
 import pytest
 
-from gradus import phases
-from gradus.bench.record.pages import BLOCK, INLINE
-from gradus.bench.record.prose import loose_numbers
+from gradus import LLM, SamplingParams, phases
+from gradus.bench.prose import loose_numbers
+from gradus.bench.report import BLOCK, INLINE
 from gradus.cache.usage import CacheUsage
 from gradus.course.views.difference import difference
 from gradus.server.client import EngineClient
@@ -132,3 +133,26 @@ def test_the_checks_of_lessons_catch():
 @pytest.mark.parametrize(("old", "new"), [(f"p0{n}", f"p0{n + 1}") for n in range(6)])
 def test_a_step_of_the_course_can_be_read_in_a_sitting(old, new):
     assert len(difference(phases.find(old), phases.find(new))) <= MOST_CHANGED
+
+
+def prompts() -> set[str]:
+    """List the prompts of the lessons' `gradus generate` commands, except where --ignore-eos is given."""
+    text = "".join(page.read_text(encoding="utf-8") for page in [*LESSONS.values(), *PARTS.values()])
+    lines = re.findall(r"^gradus generate .*$", text, re.MULTILINE)
+    return {shlex.split(line)[2] for line in lines if "--ignore-eos" not in line}
+
+
+@pytest.mark.weights("smollm2-135m")
+def test_the_model_goes_on_with_every_prompt_that_a_lesson_gives_it():
+    """An answer that ends at once shows nothing: SmolLM2 has no more to say after "Write a poem about the sea."."""
+    with LLM("smollm2-135m", device="cpu", dtype="float32") as llm:
+        answers = llm.generate(sorted(prompts()), SamplingParams(max_tokens=40))
+    assert answers and all(len(answer.token_ids) == 40 for answer in answers)
+
+
+def test_triton_lines_that_a_lesson_shows_are_the_phases():
+    folder = LESSONS["p09"].parent
+    source = "".join(file.read_text(encoding="utf-8") for file in sorted(folder.glob("*.py")))
+    shown = re.findall(r"^```python\n(.*?)^```$", LESSONS["p09"].read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    lines = [line.strip() for block in shown for line in block.splitlines() if line.strip()]
+    assert len(lines) > 5 and not [line for line in lines if line not in source]

@@ -25,7 +25,7 @@ echo "$(basename "$0") $*" >> "$LOG"
 exit ${status:-0}
 """
 SHIM = "#!/bin/sh\necho 'command not found' >&2\nexit 127\n"
-PIP = "python -m pip install --disable-pip-version-check --constraint constraints.txt"
+PIP = "python -m pip install --no-compile --disable-pip-version-check --constraint constraints.txt"
 EVERY_PYTHON = ("python3.14", "python3.13", "python3.12", "python3.11", "python3", "python")
 
 
@@ -115,6 +115,18 @@ def test_without_any_it_says_what_to_do_in_one_line(folder):
     assert (done.returncode, asked) == (2, [])
     (line,) = [line for line in done.stderr.splitlines() if line.startswith("gradus:")]
     assert "3.11 to 3.14" in line and "make PYTHON=" in line
+
+
+def test_an_install_that_takes_long_says_that_it_goes_on_and_ends_with_its_own_status(folder):
+    command(folder, "sleep", "#!/bin/sh\nexec /bin/sleep 0.05\n")
+    for status in (0, 3):
+        shutil.rmtree(folder / ".venv", ignore_errors=True)
+        command(
+            folder, "python3.14", WORKING.replace('"-c "*)', f'"-m pip") /bin/sleep 0.4; status={status} ;;\n  "-c "*)')
+        )
+        done, _ = make(folder, ".venv/.ready-to-serve")
+        assert (done.returncode == 0) == (status == 0) and "… still installing\n" in done.stdout
+        assert (folder / ".venv/.ready-to-serve").exists() == (status == 0)
 
 
 def test_a_named_python_is_used_or_refused_by_name(folder):

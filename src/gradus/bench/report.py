@@ -3,7 +3,23 @@
 All of it follows from the JSON alone, so it can be checked: `outdated` lists what differs.
 `record/pages.py` describes the marks by which a page says what belongs where.
 
-No torch here, and matplotlib only where a figure is drawn.
+    <!-- results:begin p02 -->              all tables of p02, a model each hardware, with figures
+    <!-- results:begin p02/batch-size -->   one of them
+    <!-- results:begin p02/batch-size/chart -->  its chart alone, for each hardware
+    <!-- results:begin ladder -->           the ladder
+    <!-- results:begin beside-vllm -->      both engines, all models in one table
+    <!-- results:begin beside-vllm/sampling -->  the same of a section of its own
+    <!-- results:begin sampling -->         what sampling parameters cost
+    <!-- results:begin quality -->          what quantization does to predictions
+    <!-- results:begin speculation/chart -->  its chart alone
+    <!-- results:begin http-cost -->        what a script in benchmarks/ found (`scripts`)
+    <!-- results:end -->
+
+A number in a page's own sentences has its field behind it (`prose`), and is replaced as well:
+
+    the final engine replays 178<!-- h200/p10: profile/final/kernels --> per step
+
+No torch here, and matplotlib only where a figure is really drawn.
 """
 
 import os
@@ -92,6 +108,8 @@ def _measured(where: str, field: str, root: Path, page: Path) -> str:
     found = next((one for one in results.find(root) if f"{one.hardware}/{one.benchmark}" == where), None)
     if found is None:
         raise ConfigError(f"{page}: there are no results of {where}, whose {field} is in its text")
+    if found.benchmark == speculation_report.NAME:
+        return speculation_report.lookup(field, found)
     return lookup(field, found, registry.load(found.benchmark))
 
 
@@ -475,14 +493,14 @@ def _series(contender: str, cells: list[Cell], table: Table) -> Series:
 
 
 def block(wanted: str, root: Path, page: Path) -> str:
-    """The text between the markers: per hardware, the first model's tables and a link to the full report."""
-    name, _, only = wanted.partition("/")
-    only, chart = only.removesuffix("/chart"), only.endswith("/chart")
+    """What stands between the markers: for each hardware the first model's tables, and the way to the whole report."""
+    chart = wanted.endswith("/chart")
+    name, _, only = wanted.removesuffix("/chart").partition("/")
     if wanted in scripts.SCRIPTS:
         written = scripts.parts(wanted, root.parent / "benchmarks", page)
         return f"\n{render_parts(written)}\n" if written else NOT_YET.format(command=scripts.command(wanted))
-    if wanted in OWN_WORDS:
-        return _in_own_words(wanted, root, page)
+    if name in OWN_WORDS:
+        return _in_own_words(name, root, page, chart=chart)
     if name not in registry.reported():
         if name in {phase.name for phase in phases.available()}:
             return NOT_YET.format(command=f"gradus bench {name}")
@@ -512,11 +530,14 @@ def _beside_command(section: str) -> str:
     return "python benchmarks/beside_vllm.py" + (f" --cases {group}" if group else "")
 
 
-def _in_own_words(name: str, root: Path, page: Path) -> str:
-    """A study's tables, for the first model on each hardware."""
+def _in_own_words(name: str, root: Path, page: Path, *, chart: bool) -> str:
+    """One of OWN_WORDS, of the first model on each hardware. chart: its chart alone."""
     parts: list[str | tuple[list[str], list[list[str]]]] = []
     for found in results.find(root):
-        if found.benchmark == name:
+        if found.benchmark == name and chart:
+            file, picture = next(iter(OWN_WORDS[name].figures(found, hardware_title(found.hardware))))
+            parts += _drawn(found, picture.title, file, _folder(found, root, page))
+        elif found.benchmark == name:
             where = _folder(found, root, page)
             parts += [_whence(found, found.runs, where), *OWN_WORDS[name].tables_of(found, found.runs[0], where)]
     return f"\n{render_parts(parts)}\n" if parts else NOT_YET.format(command=f"gradus bench {name}")
@@ -571,8 +592,13 @@ def _chart(found: Results, table: Table, root: Path, page: Path) -> Iterator[str
         raise ConfigError(
             f"{page}: {found.hardware}/{found.benchmark} has no chart of {table.name!r}: name another table"
         )
-    yield f"![{table.title}]({where}/{figure_name(found, run, table.name)})"
-    yield f"{hardware_title(found.hardware)}, {run.title}: [all tables and how it was measured]({where}/report.md)."
+    yield from _drawn(found, table.title, figure_name(found, run, table.name), where)
+
+
+def _drawn(found: Results, title: str, file: str, where: str) -> Iterator[str]:
+    yield f"![{title}]({where}/{file})"
+    title = f"{hardware_title(found.hardware)}, {found.runs[0].title}"
+    yield f"{title}: [all tables and how it was measured]({where}/report.md)."
 
 
 def is_short(page: Path, root: Path) -> bool:

@@ -362,4 +362,4 @@ def _poisson_times(random: Random, count: int, rate: float) -> Sequence[float]:
 
 
 def _said(bounds: int | Range) -> str:
-    return str(bounds) if isinstance(bounds, int) else f"U[{bounds[0]}, {bounds[1]}]"
+    return str(bounds) if isinstance(bounds, int) else f"{bounds[0]} to {bounds[1]}"

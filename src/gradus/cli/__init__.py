@@ -101,7 +101,7 @@ def gradus_command(
       gradus generate "Once upon a time"    # continue a text
       gradus chat                           # talk to it
       gradus serve                          # serve it on http://127.0.0.1:8000
-      gradus phases                         # the course, one optimization at a time
+      gradus phases                         # the course's chapters
       gradus doctor                         # what works on this machine
 
     Each command explains itself: gradus generate --help

@@ -1,19 +1,44 @@
-"""Progress while a model is fetched or loaded: a bar on a terminal, only notes elsewhere."""
+"""Show a person what they wait for: by a bar or a clock on a terminal, by notes elsewhere."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import TracebackType
 
 from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, Task, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    Progress,
+    SpinnerColumn,
+    Task,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 from rich.text import Text
 
 FEW = 10_000  # fewer bytes than any file of a model: a smaller total counts things such as CUDA graphs
 
 
+@contextmanager
+def working(what: str) -> Iterator[None]:
+    """Say on stderr what a person waits for, with a clock. It is shown on a terminal alone, and vanishes at the end."""
+    console = Console(stderr=True)
+    columns = SpinnerColumn("line"), TextColumn("{task.description}"), TimeElapsedColumn()
+    clock = Progress(*columns, console=console, transient=True, redirect_stdout=False, disable=not console.is_terminal)
+    with clock:
+        clock.add_task(what, total=None)
+        yield
+
+
 class Amount(DownloadColumn):
-    """The finished part of a task: 12.5/98.0 MB, or 3/27."""
+    """How much of a task is done: 12.5/98.0 MB, or 3/27; nothing where it has no end that is known."""
 
     def render(self, task: Task) -> Text:
-        if task.total is not None and task.total < FEW:
+        if task.total is None:
+            return Text()
+        if task.total < FEW:
             return Text(f"{task.completed:g}/{task.total:g}", style="progress.download")
         return super().render(task)
 
@@ -24,6 +49,7 @@ class Bars:
     def __init__(self) -> None:
         self.console = Console(stderr=True)
         self._bars = Progress(
+            SpinnerColumn("line"),
             TextColumn("{task.description}"),
             BarColumn(),
             Amount(),
@@ -48,6 +74,7 @@ class Bars:
 
     def __enter__(self) -> "Bars":
         self._bars.start()
+        self.begin("starting", None)  # PyTorch is imported before anything can be loaded
         return self
 
     def __exit__(

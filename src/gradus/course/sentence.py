@@ -48,6 +48,7 @@ def compare(asked: argparse.Namespace) -> bool:
 
     from gradus import LLM, SamplingParams
     from gradus.loading import load_model, open_checkpoint
+    from gradus.text.stream import TextStream
 
     forward, sampling, weights = map(phases.find("p00").module, ("forward", "sampling", "weights"))
     random = Random(asked.seed)
@@ -65,19 +66,31 @@ def compare(asked: argparse.Namespace) -> bool:
     engine = LLM(checkpoint, phase="p00", dtype="float32", device="cpu")
     model = load_model(checkpoint, dtype=torch.float32, device="cpu")
     ends = engine.limits.eos_token_ids
+    text = TextStream(tokenizer.token_bytes)
+    tokens: list[int] = []
     begun = time.perf_counter()
     with torch.inference_mode():
+        show(f"by hand    {asked.prompt}")
         written = forward.write(prompt, weights.weights_of(model), choose)
-        tokens = list(islice(takewhile(lambda token: token not in ends, written), asked.tokens))
-    print(f"by hand    {asked.prompt}{tokenizer.decode(tokens)}")
-    print(f"           {len(tokens)} tokens in {time.perf_counter() - begun:.1f} s")
+        for token in islice(takewhile(lambda token: token not in ends, written), asked.tokens):
+            tokens.append(token)
+            show(text.push([token]))
+    show(f"{text.finish()}\n           {len(tokens)} tokens in {time.perf_counter() - begun:.1f} s\n")
     if asked.temperature > 0:
         return True
-    (completion,) = engine.generate(prompt, SamplingParams(max_tokens=asked.tokens))
+    show(f"by p00     {asked.prompt}")
+    for delta in engine.stream(prompt, SamplingParams(max_tokens=asked.tokens)):
+        show(delta.text)
+        completion = delta.completion
+    assert completion is not None, "the last delta has the completion"
     same = [token for token in completion.token_ids if token not in ends] == tokens
-    print(f"by p00     {asked.prompt}{completion.text}")
-    print(f"           {'the same tokens' if same else 'OTHER TOKENS'}")
+    show(f"\n           {'the same tokens' if same else 'OTHER TOKENS'}\n")
     return same
+
+
+def show(text: str) -> None:
+    """Text as it comes: a token can take a second."""
+    print(text, end="", flush=True)
 
 
 def main() -> int:

@@ -13,6 +13,7 @@ from gradus.bench.record.outline import Rows, opening
 from gradus.bench.record.plots import Picture, Series
 from gradus.bench.record.results import Cell, Entry, Results, Run, figure_name
 from gradus.bench.statistics import median
+from gradus.errors import ConfigError
 
 NAME = "speculation"
 NONE = "none"
@@ -75,6 +76,16 @@ def ratios(cell: Cell, name: str) -> list[float]:
 
 def _rate(sample: dict[str, Any]) -> float:
     return float(sample["output_tokens"] / sample["seconds"])
+
+
+def lookup(where: str, found: Results) -> str:
+    """A number for a sentence: "copy/1/ngram/speedup", the median of `ratios`. Raises ConfigError if there is none."""
+    table, row, contender, metric = where.split("/") if where.count("/") == 3 else ("", "", "", "")
+    cell = found.runs[0].cell(table, row)
+    values = ratios(cell, contender) if cell is not None and metric == "speedup" else []
+    if not values:
+        raise ConfigError(f"reports of {found.hardware}/{NAME}: the results have no {{{where}}}")
+    return f"{median(values):.2f}"
 
 
 def tokens_per_step(entry: Entry) -> float | None:

@@ -18,9 +18,7 @@ Model = Annotated[
 ]
 
 
-def demo(
-    phase: Annotated[str, Argument(help="p01, p03, p04, p05 or p06.")], out: Out = None, model: Model = None
-) -> int:
+def demo(phase: Annotated[str, Argument(help="p01 to p06.")], out: Out = None, model: Model = None) -> int:
     """Show what a phase's idea changes: the phase before, then the phase, on one small workload on this CPU.
 
     Takes about half a minute on two cores. For numbers to quote, there is gradus bench.
@@ -31,9 +29,9 @@ def demo(
       gradus demo p06 --out chunks.png
     """
     from gradus.bench import registry
-    from gradus.bench.contenders.workbench import Workbench
-    from gradus.cli.progress import Bars
-    from gradus.course.views import charts, demos
+    from gradus.bench.contenders import Workbench
+    from gradus.cli.progress import Bars, working
+    from gradus.course import charts, demos
 
     wanted = demos.demo_of(phase)
     if out is not None:
@@ -48,7 +46,7 @@ def demo(
     names = {name: registry.title_of(name) for name in (wanted.before, wanted.phase)}
     _say(f"{names[wanted.before]}, then {names[wanted.phase]}, with {chosen}")
     _say(f"{wanted.question}\n{wanted.workload}.\n")
-    shown = demos.run(wanted, bench, lambda name: terminal.print_note(f"{name} is done"))
+    shown = demos.run(wanted, bench, lambda name: working(f"{name} runs"))
     _say(charts.TEXTS[wanted.chart](shown.series, wanted.across, wanted.up))
     _say(f"\n{wanted.look}\n")
     terminal.print_table(["", *names, ""], [list(row) for row in shown.table])

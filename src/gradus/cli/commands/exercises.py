@@ -83,8 +83,9 @@ def check(
       gradus check p01 --hint 1
     """
     from gradus import phases
-    from gradus.course.student import check as course_check
-    from gradus.course.student import progress
+    from gradus.cli.progress import working
+    from gradus.course import check as course_check
+    from gradus.course import progress
     from gradus.exercises import solution
 
     info, hints = phases.find(phase), int(hint or 0)
@@ -95,7 +96,9 @@ def check(
     passed = [row.file.resolve() for row in progress.of_phase(info) if row.file is not None and row.state == "passed"]
     settled = [one for one in begun if one.file.resolve() in passed]
     wrong = False
-    for files, verdict in course_check.check_all(info, begun, passed=settled, shares=min(2, os.cpu_count() or 1)):
+    with working(f"the tests of {info.name} run"):
+        verdicts = [*course_check.check_all(info, begun, passed=settled, shares=min(2, os.cpu_count() or 1))]
+    for files, verdict in verdicts:
         for one in files:
             progress.remember(info, one, verdict)
         print(f"{info.name}: {verdict.sentence}")

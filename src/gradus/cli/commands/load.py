@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from random import Random
 from threading import Semaphore
-from time import perf_counter
+from time import perf_counter, sleep
 from typing import Annotated, Any
 from urllib.parse import urlsplit
 
@@ -21,7 +21,8 @@ from gradus.server.hosts import host_alone
 
 MOST_REQUESTS, MOST_TOKENS = 64, 100_000
 TIMEOUT_S = 600.0
-CLOCKWORK = ("uptime_s", "self_checks")  # fields of /stats that change by themselves
+LOOK_S = 0.2  # between two looks at a server that is loading
+CLOCKWORK = ("uptime_s", "self_checks")  # of /stats: these change by themselves
 
 
 def load(
@@ -49,17 +50,20 @@ def load(
       gradus load --long 2000              # a long prompt while the others decode
       gradus load --shared 48              # prompts with the same beginning
     """
+    from gradus.cli.progress import working
+
     server = Server.at(url)
     _check("requests", requests, 1, MOST_REQUESTS)
     _check("prompt-tokens", prompt_tokens, 1, MOST_TOKENS)
     _check("max-tokens", max_tokens, 1, MOST_TOKENS)
     _check("shared", shared, 0, prompt_tokens)
     _check("long", long, 0, MOST_TOKENS)
-    before = server.stats()
+    before = server.ready()
     asked = jobs(before["vocab_size"], requests, prompt_tokens, max_tokens, mixed=mixed, shared=shared, seed=seed)
     if long:
         asked.append(Job(_ids(Random(f"{seed} long"), long, before["vocab_size"]), max_tokens, late=True))
-    answers = enumerate(zip(asked, run(server, asked), strict=True), start=1)
+    with working("the server answers"):
+        answers = enumerate(zip(asked, run(server, asked), strict=True), start=1)
     terminal.print_table(
         ["request", "prompt", "answer", "first token", "longest gap", "in all"],
         [answer.row(number, job) for number, (job, answer) in answers],
@@ -152,6 +156,20 @@ class Server:
         if not own or parts.scheme != "http" or parts.path not in ("", "/"):
             raise ConfigError(f"--url must be a server on this machine, such as http://127.0.0.1:8000, got {url[:100]}")
         return cls(str(host), port)
+
+    def ready(self) -> dict[str, Any]:
+        """Its statistics, once its model is loaded."""
+        from gradus.cli.progress import working
+
+        found = self.stats()
+        if found["state"] == "loading":
+            with working("the server is loading its model"):
+                while found["state"] == "loading":
+                    sleep(LOOK_S)
+                    found = self.stats()
+        if "vocab_size" not in found:
+            raise ConfigError(f"{self} serves no model: it is {found['state']}")
+        return found
 
     def stats(self) -> dict[str, Any]:
         with self._answering("GET", "/stats") as response:

@@ -45,6 +45,7 @@ def serve(
         raise RequestError("--json goes with --dry-run: a server's answers are JSON anyway", param="json")
     from gradus.server.serve import serve as run
 
+    terminal.print_note(f"loading {settings.model}")
     return run(settings, loader="gradus.cli.loading")
 
 

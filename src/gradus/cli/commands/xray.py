@@ -81,8 +81,8 @@ def _recordings(
     output: int,
     settings: dict[str, Any],
 ) -> "list[Recording]":
-    from gradus.bench.contenders.workbench import Workbench
-    from gradus.cli.progress import Bars
+    from gradus.bench.contenders import Workbench
+    from gradus.cli.progress import Bars, working
     from gradus.config.settings import Settings
     from gradus.course.xray import runs
     from gradus.exercises import solution
@@ -108,7 +108,11 @@ def _recordings(
         assert texts is not None
         work = runs.own_work(texts, tokenizer, output, shape)
     mine = [yours, *([None] * (len(names) - 1))]
-    return [runs.run(name, bench, work, own) for name, own in zip(names, mine, strict=True)]
+    recordings = []
+    for name, own in zip(names, mine, strict=True):
+        with working(f"{name} runs, and each step is recorded"):
+            recordings.append(runs.run(name, bench, work, own))
+    return recordings
 
 
 def _code(file: Path) -> str:

@@ -9,8 +9,8 @@ quote come from `gradus bench`.
 
 import json
 import math
-import re
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -92,8 +92,7 @@ class Demo:
     @property
     def workload(self) -> str:
         """The work in a phrase: "16 requests at once, 8 to 16 tokens in, 4 to 48 out"."""
-        said = re.sub(r"U\[(\d+), (\d+)\]", r"\1 to \2", self.work.what)
-        return said[:1].upper() + said[1:]
+        return self.work.what[:1].upper() + self.work.what[1:]
 
     @property
     def asks(self) -> dict[str, object]:
@@ -147,12 +146,12 @@ def demo_of(name: str) -> Demo:
     return DEMOS[name]
 
 
-def run(demo: Demo, bench: Workbench, done: Callable[[str], None] = lambda name: None) -> Shown:
-    """Run the workload in the phase before, then in the phase. done: called with each phase's name after its run."""
+def run(demo: Demo, bench: Workbench, running: Callable[[str], AbstractContextManager[object]] = nullcontext) -> Shown:
+    """Run the workload in the phase before, then in the phase. running: of each one's name, entered for its run."""
     seen: dict[str, Observed] = {}
     for name in (demo.before, demo.phase):
-        seen[name] = observe(name, demo, bench)
-        done(name)
+        with running(name):
+            seen[name] = observe(name, demo, bench)
     before, after = seen[demo.before], seen[demo.phase]
     return Shown(
         demo,
@@ -266,6 +265,20 @@ DEMOS: dict[str, Demo] = {
             rates,
             (RATE, ROWS),
             batch=1,
+        ),
+        Demo(
+            "p02",
+            "p01",
+            "Sixteen requests at once: how often are the weights read, and how many rows are filler?",
+            burst(16, (8, 16), (4, 24)),
+            "Alone, each sequence reads all weights for each of its tokens. A batch reads them once per step for all "
+            "that still run, and computes filler for those that have ended.",
+            "step",
+            "sequences that run",
+            places,
+            (STEPS, PADDING),
+            batch=16,
+            chart="areas",
         ),
         Demo(
             "p03",

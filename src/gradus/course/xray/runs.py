@@ -11,7 +11,7 @@ from gradus.bench.contenders.workbench import Workbench
 from gradus.config.options import FINAL, EngineConfig, EngineOptions
 from gradus.config.settings import capacity, heeded
 from gradus.course.xray.places import places
-from gradus.course.xray.recording import MOST_STEPS, Arrival, Recording, record
+from gradus.course.xray.recording import MOST_STEPS, Arrival, Frame, Recording, record
 from gradus.course.xray.scenes import PANELS, SCENES, Scene, prompt_ids
 from gradus.engine.engine import Engine
 from gradus.engine.request import ModelLimits
@@ -103,8 +103,8 @@ def run(name: str, bench: Workbench, work: Work, yours: Solution | None = None, 
         settings=shown(name, options),
         context=limits.context_length,
         sequences=[
-            {"id": arrival.name, "prompt": list(arrival.prompt), "output": arrival.output, "at": arrival.at}
-            for arrival in work.arrivals
+            {"id": asked.name, "prompt": list(asked.prompt), "output": asked.output, "at": arrived(asked, frames)}
+            for asked in work.arrivals
         ],
         frames=frames,
         words=words_of(work, frames, tokenizer),
@@ -113,6 +113,12 @@ def run(name: str, bench: Workbench, work: Work, yours: Solution | None = None, 
         panels=PANELS[name if name in PANELS else phases.find(name).name],
         failed=frames[-1].get("failed"),
     )
+
+
+def arrived(asked: Arrival, frames: list[Frame]) -> int:
+    """The step before which it came: earlier than asked for where there was nothing else to do."""
+    there = (frame for frame in frames if asked.name in (*frame["running"], *frame["waiting"], *frame["ended"]))
+    return int(next(there, {"number": asked.at})["number"])
 
 
 def title_of(name: str) -> str:
