@@ -23,10 +23,10 @@ from typing import Any
 
 import torch
 import triton
+from gradus.bench.fingerprint import commit, fingerprint
 
 from benchmarks.paged_attention import PAGE, ROOM, Shape, Step
 from gradus import LLM
-from gradus.bench.fingerprint import commit, fingerprint
 from gradus.device.capability import capability, multiprocessors
 from gradus.execution.capturing import replay_ms
 from gradus.kernels.attention.launch import Launch, launches

@@ -125,9 +125,12 @@ class Step:
             for part in (list(range(len(counts))), ends.tolist(), lengths)
         ]
 
-    def plan(self, choices: Iterable[Launch]) -> list[Work]:
-        """Plan like the backend: each span goes to the first launch whose tile holds it, or to the last."""
-        choices, works, fewest = list(choices), [], 1
+    def spans(self, choices: Iterable[Launch]) -> Iterator[tuple[Launch, list[int], int]]:
+        """Give each span to the first launch whose tile holds it, or to the last, as the backend does.
+
+        Yields (launch, new tokens of its spans, the fewest that it takes).
+        """
+        choices, fewest = list(choices), 1
         for launch in choices:
             tokens = launch.rows // self.shape.group
             last = launch is choices[-1]

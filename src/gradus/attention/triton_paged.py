@@ -15,7 +15,7 @@ from torch import Tensor
 from gradus.attention.batch import Batch
 from gradus.attention.paged import PagedAttention
 from gradus.attention.storage import PagedStorage
-from gradus.device.capability import Capability, capability, multiprocessors
+from gradus.device.capability import Capability, capability
 from gradus.device.transfer import upload_parts
 from gradus.kernels.attention.launch import (
     HOPPER,

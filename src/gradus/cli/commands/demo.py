@@ -29,9 +29,9 @@ def demo(phase: Annotated[str, Argument(help="p01 to p06.")], out: Out = None, m
       gradus demo p06 --out chunks.png
     """
     from gradus.bench import registry
-    from gradus.bench.contenders import Workbench
+    from gradus.bench.contenders.workbench import Workbench
     from gradus.cli.progress import Bars, working
-    from gradus.course import charts, demos
+    from gradus.course.views import charts, demos
 
     wanted = demos.demo_of(phase)
     if out is not None:

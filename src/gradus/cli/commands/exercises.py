@@ -84,8 +84,8 @@ def check(
     """
     from gradus import phases
     from gradus.cli.progress import working
-    from gradus.course import check as course_check
-    from gradus.course import progress
+    from gradus.course.student import check as course_check
+    from gradus.course.student import progress
     from gradus.exercises import solution
 
     info, hints = phases.find(phase), int(hint or 0)

@@ -81,7 +81,7 @@ def _recordings(
     output: int,
     settings: dict[str, Any],
 ) -> "list[Recording]":
-    from gradus.bench.contenders import Workbench
+    from gradus.bench.contenders.workbench import Workbench
     from gradus.cli.progress import Bars, working
     from gradus.config.settings import Settings
     from gradus.course.xray import runs

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from gradus.device.capability import capability
+from gradus.device.capability import capability, multiprocessors
 from gradus.kernels.core.gluon import in_gluon
 from gradus.kernels.core.overlap import early_launches, starts_early
 from gradus.kernels.core.view import Twin, is_known, twin_of, view

@@ -16,7 +16,7 @@ from typing import Any, Literal, cast
 
 import torch
 
-from gradus.device.capability import Capability, capability
+from gradus.device.capability import Capability, capability, multiprocessors
 from gradus.kernels.core import tuning
 from gradus.kernels.core.tuning import Launches, nearest
 from gradus.kernels.quantized.tile import TileLaunch
