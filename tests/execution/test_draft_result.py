@@ -10,7 +10,7 @@ pytest.importorskip("triton", reason="Triton is for Linux alone")
 import torch
 
 from gradus.engine.plan import Plan, Span
-from gradus.execution.draft_steps import DraftResult
+from gradus.execution.gpu.decode_step import DraftResult
 
 PROMPT = Plan([Span(None, 0, 0, (3, 4), 1)])
 

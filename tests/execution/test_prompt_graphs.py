@@ -4,7 +4,7 @@ import pytest
 
 pytest.importorskip("triton", reason="Triton is for Linux alone")
 
-from gradus.execution.prompt_graphs import LONGER, LOOKS, SIZES, PromptGraphs, prompt_sizes
+from gradus.execution.gpu.prompt_graphs import LONGER, LOOKS, SIZES, PromptGraphs, prompt_sizes
 from gradus.models.shapes import SHAPES
 
 

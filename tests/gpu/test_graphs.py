@@ -13,7 +13,7 @@ from gradus.assembly.final import EngineConfig, build
 from gradus.config.options import EngineOptions
 from gradus.device.capability import capability
 from gradus.engine.request import Request, SamplingParams
-from gradus.execution.prompt_graphs import PromptGraphs
+from gradus.execution.gpu.prompt_graphs import PromptGraphs
 from gradus.models import Model
 from gradus.quantization.kv import rounded
 from tests.assembly.mixture import answers, assert_same, mixture

@@ -313,7 +313,7 @@ def test_samples_are_those_of_the_torch_sampler(rows, vocab_size, dtype):
 @pytest.mark.parametrize("rows", [1, 256])
 def test_a_step_of_decodes_starts_and_ends_in_the_tables_of_its_slots(rows):
     from gradus.kernels.sampling.plain import sample, sample_reference
-    from gradus.kernels.step.decode_inputs import newest, newest_reference, places, places_reference
+    from gradus.kernels.step.places import newest, newest_reference, places, places_reference
 
     slots = torch.randperm(300, device="cuda")[:rows].to(torch.int32)
     lengths = torch.randint(0, 160, (rows,), dtype=torch.int32, device="cuda")

@@ -19,7 +19,7 @@ from gradus.kernels.step.draft_passes import (
     next_rows,
     next_rows_reference,
 )
-from gradus.kernels.step.draft_rows import draft_rows, draft_rows_reference, keep_standing, keep_standing_reference
+from gradus.kernels.step.verify import pack_rows, pack_rows_reference, accept_drafts, accept_drafts_reference
 from gradus.kernels.step.ngram import look_up_slots
 from gradus.kernels.step.ngram_reference import look_up
 from gradus.kernels.step.prompt_history import keep_prompts
@@ -88,7 +88,7 @@ def step(seed: int, drafts: int):
 @pytest.mark.parametrize("seed", range(4))
 def test_rows_are_packed_to_the_front_and_the_rest_is_padding(seed, drafts):
     arguments = step(seed, drafts)
-    found, expected = draft_rows(*arguments), draft_rows_reference(*arguments)
+    found, expected = pack_rows(*arguments), pack_rows_reference(*arguments)
     for name, mine, theirs in zip(found._fields, found, expected, strict=True):
         assert torch.equal(mine, theirs), name
     count = int(found.query_start[-1])
@@ -171,11 +171,11 @@ def test_each_pass_runs_what_the_last_one_drew_as_long_as_there_is_room(seed, co
 @pytest.mark.parametrize("seed", range(6))
 def test_what_stands_is_the_longest_agreeing_prefix_and_is_appended(seed, drafts):
     arguments = step(seed, drafts)
-    rows = draft_rows_reference(*arguments)
+    rows = pack_rows_reference(*arguments)
     drawn = torch.randint(-1, 3, (5 * (1 + drafts),), generator=torch.Generator().manual_seed(seed))
     states = [(arguments[3].clone(), arguments[4].clone()) for _ in range(2)]
-    found = keep_standing(arguments[0], rows, drawn, *states[0])
-    expected = keep_standing_reference(arguments[0], rows, drawn, *states[1])
+    found = accept_drafts(arguments[0], rows, drawn, *states[0])
+    expected = accept_drafts_reference(arguments[0], rows, drawn, *states[1])
     assert all(torch.equal(*pair) for pair in zip(found, expected, strict=True))
     assert all(torch.equal(*pair) for pair in zip(*states, strict=True))
 
@@ -213,12 +213,12 @@ def test_prompts_leave_what_torch_would_in_a_dozen_operations(spans, drawing, si
 def test_a_slot_is_left_with_the_state_of_its_last_row_that_stood(seed, drafts, size):
     arguments, generator = step(seed, drafts), torch.Generator().manual_seed(seed)
     slots, _, _, history, known, *_ = arguments
-    rows = draft_rows_reference(*arguments)
+    rows = pack_rows_reference(*arguments)
     drawn = torch.randint(-1, 3, (5 * (1 + drafts),), generator=generator)
     hidden = torch.randn(len(drawn), 2 * size, generator=generator)[:, :size]
     found, expected = (torch.full((SLOTS + 1, size), -7.0) for _ in range(2))
-    keep_standing(slots, rows, drawn, history.clone(), known.clone(), hidden, found)
-    keep_standing_reference(slots, rows, drawn, history, known, hidden, expected)
+    accept_drafts(slots, rows, drawn, history.clone(), known.clone(), hidden, found)
+    accept_drafts_reference(slots, rows, drawn, history, known, hidden, expected)
     assert torch.equal(found, expected)
     assert (found[1] == -7).all() and not (found[4] == -7).any()
 

@@ -23,7 +23,7 @@ from gradus.kernels.rows.e4m3 import largest_of, scales_of, to_e4m3
 from gradus.kernels.rows.rope_store import heads_together, rope_store, rope_store_reference
 from gradus.kernels.sampling.noise import exponential
 from gradus.kernels.sampling.plain import sample, sample_reference
-from gradus.kernels.step.decode_inputs import newest, newest_reference, places, places_reference
+from gradus.kernels.step.places import newest, newest_reference, places, places_reference
 from gradus.quantization import kv
 from gradus.quantization.fp8 import E4M3
 from tests.kernels.interpreted_gluon import interpret

@@ -19,8 +19,8 @@ from gradus.cache.radix import PrefixIndex
 from gradus.engine.engine import Engine
 from gradus.engine.plan import Admission, Decodes, Plan, Span
 from gradus.engine.request import ModelLimits, Request, SamplingParams
-from gradus.execution.draft_passes import DraftPasses
-from gradus.execution.draft_steps import DraftRunner, DraftStep
+from gradus.execution.drafting.draft_passes import DraftPasses
+from gradus.execution.gpu.decode_step import DraftRunner, DraftStep
 from gradus.execution.runner import ModelRunner
 from gradus.kernels.core import overlap
 from gradus.kernels.core.view import view

@@ -46,10 +46,10 @@ from gradus.kernels.sampling import narrowing
 from gradus.kernels.sampling.narrowing import Statistics
 from gradus.kernels.sampling.plain import block_best_kernel, row_best_kernel
 from gradus.kernels.sampling.slot_settings import SlotSettings
-from gradus.kernels.step.decode_inputs import newest_kernel, places_kernel
+from gradus.kernels.step.places import newest_kernel, places_kernel
 from gradus.kernels.step.draft_inputs import first_inputs_kernel, next_inputs_kernel
 from gradus.kernels.step.draft_passes import first_rows_kernel, next_rows_kernel
-from gradus.kernels.step.draft_rows import draft_rows_kernel, keep_standing_kernel
+from gradus.kernels.step.verify import pack_rows_kernel, accept_drafts_kernel
 from gradus.kernels.step.ngram import look_up_kernel
 from gradus.kernels.step.prompt_history import keep_prompts_kernel
 from tests.kernels.ahead_of_time import EVERY, H200, Resources, compile_for, instructions
@@ -141,7 +141,7 @@ def drafts() -> Iterator[tuple[str, Case]]:
     numbers |= dict.fromkeys(("count", "number", "longest", "vocabulary"), "i32")
     last = dict.fromkeys(("tokens_ptr", "positions_ptr", "owners_ptr", "lengths_ptr"))
     for name, kernel, constants, warps in (
-        ("draft rows", draft_rows_kernel, {"K": 8, "PAGE": 16, "GROUPS": 2, "SPANS": 256, "BLOCK": 32}, 4),
+        ("draft rows", pack_rows_kernel, {"K": 8, "PAGE": 16, "GROUPS": 2, "SPANS": 256, "BLOCK": 32}, 4),
         ("first rows", first_rows_kernel, {"PAGE": 16, "GROUPS": 1, "BLOCK": 128}, 4),
         ("next rows", next_rows_kernel, {"BLOCK": 128}, 4),
         ("keep draft", next_rows_kernel, {"BLOCK": 128} | last, 4),
@@ -159,8 +159,8 @@ def drafts() -> Iterator[tuple[str, Case]]:
     first = {"COUNT": 3, "COUNTS": 4, "TOGETHER": 1, "BLOCK": 512}
     width = {"WIDTH": 5, "WIDER": 8, "BLOCK": 512}
     for name, kernel, constants in (
-        ("keep standing", keep_standing_kernel, width),
-        ("keep standing without states", keep_standing_kernel, width | {"states_ptr": None}),
+        ("keep standing", accept_drafts_kernel, width),
+        ("keep standing without states", accept_drafts_kernel, width | {"states_ptr": None}),
         ("first inputs", first_inputs_kernel, first),
         ("next inputs", next_inputs_kernel, {"BLOCK": 512}),
     ):

@@ -22,7 +22,7 @@ from gradus.kernels.rows.activation import activation_kernel
 from gradus.kernels.rows.norm import norm_kernel, warps_of
 from gradus.kernels.rows.rope_store import heads_together, rope_store_kernel
 from gradus.kernels.sampling.plain import block_best_kernel, row_best_kernel
-from gradus.kernels.step.decode_inputs import newest_kernel, places_kernel
+from gradus.kernels.step.places import newest_kernel, places_kernel
 from tests.kernels.ahead_of_time import H200, Resources, compile_for
 
 POINTER = "*bf16"

@@ -35,11 +35,11 @@ from gradus.device.transfer import current
 from gradus.engine.engine import Engine, Runner
 from gradus.engine.time_limits import TimeLimits
 from gradus.errors import ConfigError
-from gradus.execution.capturing import Report
-from gradus.execution.draft_model import DraftModel
-from gradus.execution.memory_plan import sized
+from gradus.execution.gpu.capturing import Report
+from gradus.execution.drafting.draft_model import DraftModel
+from gradus.execution.memory.plan import sized
 from gradus.execution.runner import LatestTokens, ModelRunner
-from gradus.execution.speculating import SpeculatingRunner
+from gradus.execution.drafting.verifying import SpeculatingRunner
 from gradus.kernels import check_kv_dtype, cpu, missing
 from gradus.models import Model
 from gradus.models.config import ModelConfig
@@ -53,7 +53,7 @@ from gradus.speculative.ngram import NgramDrafter
 
 if TYPE_CHECKING:
     from gradus.attention.graph_paged import GraphPagedAttention
-    from gradus.execution.draft_passes import DraftPasses
+    from gradus.execution.drafting.draft_passes import DraftPasses
     from gradus.sampling.kernel_sampler import KernelSampler
 
 __all__ = ["EngineConfig", "build"]
@@ -148,7 +148,7 @@ def draft_passes(
 ) -> "DraftPasses":
     """The same on a GPU's kernels."""
     from gradus.attention.graph_paged import GraphPagedAttention
-    from gradus.execution.draft_passes import DraftPasses
+    from gradus.execution.drafting.draft_passes import DraftPasses
     from gradus.kernels.fuse.model import fused
 
     storage, count = attention.storage, config.max_sequences
@@ -199,8 +199,8 @@ def kernel_runner(
     """
     from gradus.assembly.start_up import Reading, start_up
     from gradus.attention.graph_paged import GraphPagedAttention  # here: Triton is not everywhere
-    from gradus.execution.draft_graphs import DraftGraphs
-    from gradus.execution.draft_steps import DraftRunner, DraftStep
+    from gradus.execution.gpu.step_graphs import DraftGraphs
+    from gradus.execution.gpu.decode_step import DraftRunner, DraftStep
     from gradus.execution.graphs import DecodeGraphs, GraphRunner
     from gradus.kernels.fuse.model import fused
     from gradus.sampling.kernel_sampler import KernelSampler

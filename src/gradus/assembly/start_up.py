@@ -6,12 +6,12 @@ from typing import Protocol
 
 from gradus.attention.graph_paged import GraphPagedAttention
 from gradus.config.options import EngineConfig
-from gradus.execution.capturing import Recorder, Report
-from gradus.execution.draft_graphs import DraftGraphs
+from gradus.execution.gpu.capturing import Recorder, Report
+from gradus.execution.gpu.step_graphs import DraftGraphs
 from gradus.execution.graphs import DecodeGraphs
-from gradus.execution.prompt_graphs import PromptGraphs
+from gradus.execution.gpu.prompt_graphs import PromptGraphs
 from gradus.execution.runner import RunModel
-from gradus.execution.warm_up import warm_up
+from gradus.execution.gpu.warm_up import warm_up
 from gradus.kernels.core.compiling import compiled_together
 from gradus.models import Model
 from gradus.sampling.kernel_sampler import KernelSampler

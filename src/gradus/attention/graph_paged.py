@@ -16,8 +16,8 @@ from gradus.attention.storage import PagedStorage
 from gradus.attention.triton_paged import TritonPagedAttention
 from gradus.device.transfer import upload_parts
 from gradus.kernels.attention.new_token import MOST_NEW
-from gradus.kernels.step.decode_inputs import places
-from gradus.kernels.step.draft_rows import DraftRows
+from gradus.kernels.step.places import places
+from gradus.kernels.step.verify import VerifyRows
 from gradus.models.config import ModelConfig
 
 MOST_PADDED = 8192
@@ -55,7 +55,7 @@ class GraphPagedAttention(TritonPagedAttention):
         if not self.turns:  # attention that stores for itself finds the place in the block table
             self.new_rows = list(places(slots, lengths, self.tables, self.storage.page_size))
 
-    def prepare_drafts(self, slots: Tensor, rows: DraftRows, most: int) -> None:
+    def prepare_drafts(self, slots: Tensor, rows: VerifyRows, most: int) -> None:
         """Spans of up to `most` rows for each of these slots, int32 [B]; how many each has, `rows` says. May be
         captured."""
         tokens = [launch.rows // self.group for launch in self.launches]
@@ -78,13 +78,13 @@ class GraphPagedAttention(TritonPagedAttention):
         self._begin(batch)
         self._set_up(batch)
 
-    def prepare_beside(self, rows: DraftRows, prompts: Batch) -> None:
+    def prepare_beside(self, rows: VerifyRows, prompts: Batch) -> None:
         """The rows of decodes, one each, and after them those of prompts, whose pages are up to date."""
         self._place_new(prompts)
         self.new_rows = [torch.cat(each) for each in zip(rows.places, self.new_rows, strict=True)]
         self._set_up(prompts, rows)
 
-    def _set_up(self, prompts: Batch, decodes: DraftRows | None = None) -> None:
+    def _set_up(self, prompts: Batch, decodes: VerifyRows | None = None) -> None:
         """Divide the attention of rows that have places by now: of decodes, and after them of prompts."""
         count = 0 if decodes is None else len(decodes.slots)
         starts = [count + start for start in prompts.query_start]

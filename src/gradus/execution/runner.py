@@ -12,7 +12,7 @@ from gradus.attention.backend import AttentionBackend
 from gradus.attention.batch import Batch
 from gradus.device.transfer import current, upload, upload_parts
 from gradus.engine.plan import UNKNOWN, Admission, Column, Plan
-from gradus.execution.step import StepResult
+from gradus.execution.result import StepResult
 from gradus.models import Model
 from gradus.sampling.sampler import Drawn, Rows, Sampler
 from gradus.scheduling.drafting import MOST_ROWS

@@ -2,33 +2,30 @@
 
 A step has B sequences, of which each may have up to K drafts, and rows for E drafts in all: a batch in which two of
 eight sequences copy needs 14 rows more, not 56. E is B · K, half of that, a quarter, and so on, so a step has at most
-twice the rows that it needs. Where each draft is a pass of the drafter, K matters too and is one of a few; otherwise it
-is always the most there may be.
+twice the rows that it needs. Where each draft is one more pass of the drafter, K is one of a few numbers; otherwise it
+is always the most there may be, since a draft costs no more than its row.
 """
 
-from collections.abc import Sequence
-from functools import lru_cache
+from functools import cached_property
 from typing import NamedTuple
 
 CHOICES = (1, 3, 7)  # with the token before them 2, 4 or 8 rows: what GPU kernels are compiled for
 MOST_ROWS = 256
 """Of a step that verifies drafts: beyond, its time grows with its rows on any device."""
 MOST_SEQUENCES = 64
-"""Of a step that verifies drafts: with more, rows cost what they cost anyway."""
-HALVINGS = 2  # of B · K, where K matters too: more shapes than that would take long to capture
+"""Of a step that verifies drafts: with more, a row takes as long as it would in a step of its own."""
+HALVINGS = 2  # of B · K where K is one of a few: more shapes than that would take long to capture
 
 
 class DraftShape(NamedTuple):
-    """Up to `drafts` of each sequence, `rows` of all together."""
+    """Room for up to `drafts` of each sequence, and `rows` of all together."""
 
     drafts: int
     rows: int
 
-    @classmethod
-    def of(cls, sequences: int, drafts: int, rows: int, choices: Sequence[int], *, passes: bool) -> "DraftShape":
-        """The smallest that has room for so many. There is always one: `choices` end with the most drafts."""
-        fitting = (each for each in all_shapes(batch_size(sequences), tuple(choices), passes) if each.rows >= rows)
-        return min((each for each in fitting if each.drafts >= drafts), key=lambda each: (each.rows, each.drafts))
+
+NO_SHAPE = DraftShape(0, 0)
+"""Of a step without drafts."""
 
 
 def batch_sizes(most: int) -> list[int]:
@@ -40,35 +37,43 @@ def batch_sizes(most: int) -> list[int]:
     return [size for size in sizes if size < most] + [most]
 
 
-_SIZES = batch_sizes(MOST_SEQUENCES)
+class DraftShapes:
+    """Those of batches of up to `sequences`. most: drafts of each. passes: whether a draft more takes the drafter one
+    more pass. rows: of a step, at most."""
 
+    def __init__(self, most: int, sequences: int, *, passes: bool = False, rows: int = MOST_ROWS) -> None:
+        self.most, self.passes, self.rows = most, passes, rows
+        self._sequences = sequences
 
-def batch_size(sequences: int) -> int:
-    """The batch size that so many sequences are padded to, as far as drafts go."""
-    return next((size for size in _SIZES if size >= sequences), sequences)
+    @cached_property
+    def choices(self) -> tuple[int, ...]:
+        """The most drafts of a sequence, one number for each pass that is worth having."""
+        return (*(each for each in CHOICES if each < self.most), self.most) if self.passes else (self.most,)
 
+    @cached_property
+    def _by_size(self) -> dict[int, tuple[DraftShape, ...]]:
+        sizes = [size for size in batch_sizes(self._sequences) if size <= MOST_SEQUENCES]
+        return {size: self._all(size) for size in sizes or [self._sequences]}
 
-def choices(most: int, *, adaptive: bool, passes: bool) -> list[int]:
-    """How many drafts a sequence may have at most, ascending; none is always a choice."""
-    return [*(each for each in CHOICES if each < most), most] if adaptive and passes else [most]
+    def _all(self, size: int) -> tuple[DraftShape, ...]:
+        """The shapes of a batch of this size, the one with the fewest rows first."""
+        found = set()
+        for drafts in self.choices:
+            rows, least = size * drafts, max(1, (size * drafts) >> HALVINGS, drafts) if self.passes else 1
+            while rows >= least:
+                found.add(DraftShape(drafts, rows))
+                rows = rows // 2 if rows > 1 else 0
+        return tuple(sorted((each for each in found if size + each.rows <= self.rows), key=lambda each: (each.rows, each)))
 
+    def size(self, sequences: int) -> int:
+        """The batch size that so many sequences are padded to; 0 where they are too many for drafts."""
+        return next((size for size in self._by_size if size >= sequences), 0)
 
-@lru_cache(maxsize=None)
-def all_shapes(sequences: int, choices: tuple[int, ...], passes: bool) -> tuple[DraftShape, ...]:
-    """Those of a batch of this size, the largest first."""
-    found = []
-    for drafts in choices:
-        rows, halvings = sequences * drafts, 0
-        while rows >= (drafts if passes else 1) and (halvings <= HALVINGS or not passes):
-            found.append(DraftShape(drafts, rows))
-            if rows == 1:
-                break
-            rows, halvings = -(-rows // 2), halvings + 1
-    return tuple(sorted(found, key=lambda shape: (shape.rows, shape.drafts), reverse=True))
+    def of(self, size: int) -> tuple[DraftShape, ...]:
+        """The shapes of a batch of this size, the one with the fewest rows first."""
+        return self._by_size.get(size, ())
 
-
-def shapes(sequences: int, choices: Sequence[int], room: int, *, passes: bool) -> list[DraftShape]:
-    """Those that a step of so many sequences, with room for so many rows more, may have, the largest first."""
-    size = batch_size(sequences)
-    room -= size - sequences
-    return [shape for shape in all_shapes(size, tuple(choices), passes) if shape.rows <= room]
+    def fitting(self, sequences: int, drafts: int, rows: int) -> DraftShape | None:
+        """The smallest that has room for so many of one sequence, and of all; None where none has."""
+        shapes = self.of(self.size(sequences))
+        return next((each for each in shapes if each.rows >= rows and each.drafts >= drafts), None)

@@ -16,6 +16,7 @@ Where drafts do not pay, p is not observed. So each sequence is given a few draf
 fail, as far as everybody's ledger allows. docs/design/speculation.md has the arithmetic and the measurements.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,7 +25,7 @@ from numpy.typing import NDArray
 
 from gradus.engine.metrics import Speculation
 from gradus.engine.plan import NO_DRAFTS, UNDRAFTED, Column, Decodes
-from gradus.scheduling.draft_shapes import MOST_SEQUENCES, DraftShape, choices, shapes
+from gradus.scheduling.draft_shapes import DraftShape, DraftShapes
 from gradus.scheduling.step_times import StepTimes
 
 PRIOR, WEIGHT = 0.5, 3.0  # the probability that a draft stands before any was seen, and the drafts that it counts for
@@ -52,18 +53,15 @@ class Choice:
 
 
 class DraftControl:
-    """Chooses, for up to `slots` sequences. most: drafts of a sequence; adaptive: 0 to `most`, else always `most`.
+    """Chooses, for up to `slots` sequences, among `shapes`. adaptive: as many drafts as pay, else always the most.
 
-    lag: steps under way when the next one is planned. rows: of a step that verifies drafts, at most. passes: whether
-    the drafter runs once for each further draft, so that few drafts cost less than many.
+    lag: steps under way when the next one is planned. times: what is known of them before the first.
     """
 
     def __init__(
-        self, most: int, slots: int, *, lag: int, adaptive: bool, rows: int, passes: bool = False,
-        times: StepTimes | None = None,
-    ) -> None:  # fmt: skip
-        self.most, self.lag, self.adaptive, self.rows, self.passes = most, lag, adaptive, rows, passes
-        self.choices = choices(most, adaptive=adaptive, passes=passes)
+        self, shapes: DraftShapes, slots: int, *, lag: int, adaptive: bool, times: StepTimes | None = None
+    ) -> None:
+        self.shapes, self.most, self.lag, self.adaptive = shapes, shapes.most, lag, adaptive
         self.times = StepTimes() if times is None else times
         # by slot, and last of all requests: drafts that stood, and drafts that were tried, both fading
         self._stood, self._tried = np.full((2, slots + 1), 0.0)
@@ -76,7 +74,7 @@ class DraftControl:
         self._held: tuple[Column, int, int] | None = None  # the newest choice's slots, its room, and its last step
         self._choice = Choice(NO_DRAFTS, "nothing has run yet")
         self._steps = self._tokens = 0
-        self._drafted, self._accepted = np.zeros((2, most), np.int64)
+        self._drafted, self._accepted = np.zeros((2, self.most), np.int64)
 
     @property
     def ahead(self) -> int:
@@ -95,12 +93,13 @@ class DraftControl:
         """Drafts of each of these sequences, int64 [B], or NO_DRAFTS. left: tokens that the step has room for besides
         theirs."""
         self._step += 1
-        room = min(left, self.rows - len(slots)) if len(slots) <= MOST_SEQUENCES else 0
+        size = self.shapes.size(len(slots))
+        room = min(left, self.shapes.rows - size) if size else 0
         if self._held is not None:
             held, least, last = self._held
             if held is slots and self._step <= last and room >= least:
                 return self._choice.drafts
-        self._choice = self._chosen(slots, room)
+        self._choice = self._chosen(slots, size, room)
         self._held = slots, int(self._choice.drafts.sum()), self._lasts(slots)
         return self._choice.drafts
 
@@ -111,33 +110,34 @@ class DraftControl:
         without = slots[self._choice.drafts == 0] if len(self._choice.drafts) else slots
         return min(self._step + HOLD - 1, int(self._due[without].min(initial=NEVER)) - 1)
 
-    def _chosen(self, slots: Column, room: int) -> Choice:
+    def _chosen(self, slots: Column, size: int, room: int) -> Choice:
         most = min(self.most, room // len(slots))
         if room <= 0 or (not self.adaptive and not most):
             return Choice(NO_DRAFTS, "a step has no room for drafts")
         if not self.adaptive:
             return Choice(np.full(len(slots), most), "as asked for" if most == self.most else "as a step has room for")
-        if not self.times.known(len(slots)):
+        if not self.times.known(size):
             return Choice(NO_DRAFTS, "the time of a step without drafts is not known yet")
-        if self.times.stale(len(slots)):
+        if self.times.stale(size):
             return Choice(NO_DRAFTS, "a look at a step without drafts")
-        return self._with_trials(slots, room, self._best(slots, room))
+        shapes = [shape for shape in self.shapes.of(size) if shape.rows <= room]
+        return self._with_trials(slots, size, shapes, self._best(slots, size, shapes))
 
-    def _best(self, slots: Column, room: int) -> Choice:
+    def _best(self, slots: Column, size: int, shapes: Sequence[DraftShape]) -> Choice:
         """The drafts with the most tokens per second, of those that put no sequence behind."""
         count, chances = len(slots), self.chances(slots)
         found: list[tuple[float, DraftShape, NDArray[Any], NDArray[Any]]] = []
-        for shape in shapes(count, self.choices, room, passes=self.passes):
+        for shape in shapes:
             stands = chances[:, None] ** np.arange(1, shape.drafts + 1)  # [B, drafts]
             ranked = np.sort(stands, axis=None)[::-1][: shape.rows]
-            rate = (count + ranked.sum()) / (count * self.times.ratio(count, shape))
+            rate = (count + ranked.sum()) / (count * self.times.ratio(size, shape))
             found.append((float(rate), shape, stands, ranked))
         found.sort(key=lambda each: each[0], reverse=True)
         for rate, shape, stands, ranked in found:
             if rate < MARGIN:
                 break
             drafts = _fitted((stands >= ranked[-1]).sum(axis=1), chances, shape.rows)
-            if self._affordable(slots, drafts, self.times.ratio(count, shape)):
+            if self._affordable(slots, drafts, self.times.ratio(size, shape)):
                 return Choice(drafts, f"{rate:.2f} times the tokens per second of no drafts", shape)
         if not found:
             return Choice(NO_DRAFTS, "a step has no room for drafts")
@@ -145,19 +145,17 @@ class DraftControl:
             return Choice(NO_DRAFTS, "drafts of some would slow the others down")
         return Choice(NO_DRAFTS, f"drafts would make {found[0][0]:.2f} times the tokens per second")
 
-    def _with_trials(self, slots: Column, room: int, best: Choice) -> Choice:
+    def _with_trials(self, slots: Column, size: int, shapes: Sequence[DraftShape], best: Choice) -> Choice:
         """The same, and a few drafts for those that have had none for long, if nobody is put behind by them."""
         chosen = best.drafts if len(best.drafts) else np.zeros(len(slots), np.int64)
         due = (self._due[slots] <= self._step) & (chosen == 0)
         if not due.any():
             return best
         drafts = chosen + np.where(due, min(TRIAL, self.most), 0)
-        wanted, most = int(drafts.sum()), int(drafts.max())
-        fitting = [each for each in shapes(len(slots), self.choices, room, passes=self.passes) if each.drafts >= most]
-        shape = next((each for each in reversed(fitting) if each.rows >= wanted), None)
+        shape = self.shapes.fitting(size, int(drafts.max()), int(drafts.sum()))
         waits = self._patience[slots]
         self._due[slots] = np.where(due, self._step + waits, self._due[slots])
-        if shape is None or not self._affordable(slots, drafts, self.times.ratio(len(slots), shape)):
+        if shape not in shapes or not self._affordable(slots, drafts, self.times.ratio(size, shape)):
             return best
         self._patience[slots] = np.where(due, np.minimum(2 * waits, MOST_PATIENCE), waits)
         return Choice(drafts, "a trial", shape, trial=True)
@@ -184,11 +182,11 @@ class DraftControl:
         if width == 1:
             self._steps, self._tokens = self._steps + count - len(ended), self._tokens + count - len(ended)
             if seconds and usual:
-                self.times.took(count, None, seconds)
+                self.times.took_plain(self.shapes.size(count), seconds)
             return
         slots, allowed = decodes.slots, decodes.drafts
-        shape = DraftShape.of(count, int(allowed.max()), int(allowed.sum()), self.choices, passes=self.passes)
-        ratio = self.times.took(count, shape, seconds, usual) if seconds else 1.0
+        size, shape = self.shapes.size(count), self.shapes.fitting(count, decodes.width - 1, decodes.rows - count)
+        ratio = self.times.took(size, shape, seconds, usual) if seconds and shape else 1.0
         stood = np.count_nonzero(tokens >= 0, axis=1) - 1
         drafted = np.count_nonzero(tokens[:, 1:] != UNDRAFTED, axis=1)
         keep = np.ones(count, bool)

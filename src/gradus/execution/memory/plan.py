@@ -28,8 +28,8 @@ from gradus.cache.windows import longest_sequence
 from gradus.config.options import EngineConfig, EngineOptions
 from gradus.config.settings import capacity, heeded
 from gradus.errors import ConfigError
-from gradus.execution.concessions import Concession, conceded, descending, worth_having
-from gradus.execution.memory import DeviceMemory, free_memory, keep, readable
+from gradus.execution.memory.concessions import Concession, conceded, descending, worth_having
+from gradus.execution.memory.device_memory import DeviceMemory, free_memory, keep, readable
 from gradus.kernels import check_kv_dtype, missing
 from gradus.models import Model
 from gradus.models.config import ModelConfig, kv_bytes_per_token
@@ -509,9 +509,9 @@ def graph_bytes(at: "_At", options: EngineConfig, sampled: int, draft: Model | N
 
     sampled: rows of the largest step of decodes. draft: passes over its prompts are captured as well.
     """
-    from gradus.execution.draft_graphs import shapes  # here, since they need Triton, which is not everywhere
+    from gradus.execution.gpu.step_graphs import shapes  # here, since they need Triton, which is not everywhere
     from gradus.execution.graphs import batch_sizes
-    from gradus.execution.prompt_graphs import prompt_sizes
+    from gradus.execution.gpu.prompt_graphs import prompt_sizes
 
     config, itemsize = at.config, at.itemsize
     slots, most = options.max_sequences, options.most_drafts

@@ -20,8 +20,8 @@ from torch import Tensor
 from gradus.attention.backend import AttentionBackend
 from gradus.attention.batch import Batch
 from gradus.attention.graph_paged import MOST_PADDED, GraphPagedAttention
-from gradus.execution.capturing import Captured, Recorder, replay_ms, ways
-from gradus.execution.warm_up import crowds, padding_batch
+from gradus.execution.gpu.capturing import Captured, Recorder, replay_ms, ways
+from gradus.execution.gpu.warm_up import crowds, padding_batch
 from gradus.kernels.core.overlap import early_launches
 from gradus.models import Model
 from gradus.models.config import ModelConfig, parameter_count

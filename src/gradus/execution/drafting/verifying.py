@@ -19,7 +19,7 @@ from gradus.cache import TableChange
 from gradus.device.transfer import current, upload, upload_parts
 from gradus.engine.plan import REJECTED, UNDRAFTED, Column, Decodes, Plan, Sampled, Span
 from gradus.execution.runner import ModelRunner
-from gradus.execution.step import packed
+from gradus.execution.result import packed
 from gradus.sampling.sampler import Drawn, Rows
 from gradus.speculative.drafter import Drafter
 from gradus.speculative.history import History
