@@ -44,7 +44,7 @@ from gradus.loading import open_checkpoint
 from gradus.loading.packed_formats import AWQ_ORDER, nibbles
 from gradus.loading.progress import Silent
 from gradus.models import create_model
-from gradus.models.config import ModelConfig
+from gradus.models.families import read_config
 from gradus.models.precision import DTYPES, resolve_device
 from gradus.models.weights import plan
 
@@ -97,7 +97,7 @@ def write_model(folder: Path, seed: int = 0) -> None:
     """
     draw = torch.Generator().manual_seed(seed)
     tensors = {}
-    for piece in plan(create_model(ModelConfig.from_hf(SHAPE), device="meta")):
+    for piece in plan(create_model(read_config(SHAPE), device="meta")):
         name = piece.stored.name
         tensors[name] = _values(name, tuple(piece.stored.file_shape(piece.shape)), draw).bfloat16()
     folder.mkdir(parents=True)

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 from gradus.bench.declaration import Account, Benchmark, Row, Table
 from gradus.bench.prediction import Clock, reusing
-from gradus.bench.roofline import Widths, layer_matrix_parameters, streamed_parameters
+from gradus.bench.roofline import Widths, streamed_parameters
 from gradus.bench.workloads import Job, Workload, burst, single_stream
-from gradus.models.config import ModelConfig
+from gradus.models.config import ModelConfig, layer_matrix_parameters
 
 BYTES = {"int8": 1.0, "int4": 4.5 / 8}
 """Per weight of the layers. p07's engine has eight bits; a row's scale, 4 bytes for all of it, is left out."""

@@ -32,7 +32,7 @@ from gradus.bench.workloads import burst, single_stream
 from gradus.engine.logprobs import TokenLogprob
 from gradus.engine.request import SamplingParams
 from gradus.engine.sequence import Timings
-from gradus.models import SHAPES, ModelConfig
+from gradus.models import SHAPES, read_config
 from gradus.text.completion import Completion
 from tests.bench.test_suites import script
 
@@ -459,7 +459,7 @@ def test_every_case_fits_its_context_and_both_engines_get_the_same_model():
         config = SHAPES[case.shape]
         assert case.workload.longest <= min(beside.context_of(case.shape), config.context_length)
         assert len(case.workload.jobs) <= beside.MAX_SEQUENCES
-        theirs = ModelConfig.from_hf(vllm_config(config))
+        theirs = read_config(vllm_config(config))
         for name in ("vocab_size", "hidden_size", "intermediate_size", "num_layers", "num_heads", "num_kv_heads"):
             assert getattr(theirs, name) == getattr(config, name)
         assert (theirs.head_dim, theirs.tie_embeddings) == (config.head_dim, config.tie_embeddings)

@@ -11,7 +11,7 @@ from gradus.bench.roofline import streamed_parameters
 from gradus.loading import Checkpoint, open_checkpoint
 from gradus.loading.gguf import GGUFFile
 from gradus.loading.gguf_model import GGUFTensors, hugging_face_config
-from gradus.models import SHAPES, ModelConfig, create_model, load_weights, randomize
+from gradus.models import SHAPES, ModelConfig, create_model, load_weights, randomize, read_config
 from tests.loading.builders import CONFIGS, write_folder
 
 FAMILIES = list(CONFIGS)
@@ -21,7 +21,7 @@ SCHEMES = {None: "F16", "int8": "Q8_0", "int4": "Q4_0"}
 def read_back(path) -> tuple[ModelConfig, torch.nn.Module]:
     """By our own loader; without its tokenizer, for the file has none."""
     file = GGUFFile(path)
-    model = create_model(ModelConfig.from_hf(hugging_face_config(file)))
+    model = create_model(read_config(hugging_face_config(file)))
     load_weights(model, GGUFTensors(file))
     return model.config, model
 
@@ -72,7 +72,7 @@ def test_llama_3s_scaling_survives(tmp_path):
             "original_max_position_embeddings": 8192,
         },
     }  # fmt: skip
-    config = ModelConfig.from_hf(raw)
+    config = read_config(raw)
     model = create_model(config)
     randomize(model, 0)
     write(tmp_path / "model.gguf", config, OwnTensors(model), format_of(None))
@@ -94,6 +94,13 @@ def test_what_llama_cpp_would_compute_in_another_way_is_refused(shape, changes, 
     randomize(model, 0)
     with pytest.raises(ContenderFailed, match=f"llama.cpp has no such model: .*{reason}"):
         GGUFFiles(Checkpoint(shape, None, config, None, None, None, 0), model).path(None)
+
+
+def test_a_family_that_llama_cpp_lacks_is_refused(tmp_path):
+    model = create_model(SHAPES["tiny-llama"])
+    config = replace(model.config, family="toy")
+    with pytest.raises(ContenderFailed, match=r"llama\.cpp has no such model: toy"):
+        write(tmp_path / "model.gguf", config, OwnTensors(model), format_of(None))
 
 
 def test_a_scheme_without_a_format_is_refused(bench):

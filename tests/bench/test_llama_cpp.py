@@ -21,7 +21,7 @@ from gradus.bench.suites import CPU_DECODE
 from gradus.bench.workloads import Arrival, burst, conversations
 from gradus.device.threads import use
 from gradus.loading import Checkpoint
-from gradus.models import ModelConfig, create_model, randomize
+from gradus.models import create_model, randomize, read_config
 from gradus.quantization.schemes import SCHEMES
 from tests.loading.builders import CONFIGS
 from tests.phases.conftest import NaiveAttention
@@ -317,7 +317,7 @@ def test_speed_ups_count_from_the_peer_of_the_same_width():
 def test_llama_cpp_computes_what_we_compute(family):
     """The very weights in its format give the same logits, but for float16: two sequences per batch, and decodes."""
     pytest.importorskip("llama_cpp")
-    config = ModelConfig.from_hf(CONFIGS[family])
+    config = read_config(CONFIGS[family])
     model = create_model(config)
     randomize(model, 0, std=0.2)  # so that scores differ, and it shows which positions are attended to
     files = GGUFFiles(Checkpoint(family, None, config, None, None, None, 0), model)

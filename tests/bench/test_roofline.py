@@ -8,18 +8,18 @@ from gradus.bench.roofline import (
     Machine,
     SpanShape,
     Widths,
-    layer_matrix_parameters,
     positions_read,
     positions_visible,
     step_cost,
     streamed_parameters,
 )
 from gradus.bench.workloads import Job, Workload, burst
-from gradus.models.config import ModelConfig
+from gradus.models.config import layer_matrix_parameters
+from gradus.models.families import read_config
 from gradus.models.shapes import SHAPES
 
 # Two layers, hidden 8, 2 query heads of 4, 1 key-value head, MLP 16, vocabulary 10, tied.
-TOY = ModelConfig.from_hf({
+TOY = read_config({
     "model_type": "llama", "vocab_size": 10, "hidden_size": 8, "intermediate_size": 16, "num_hidden_layers": 2,
     "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 4, "max_position_embeddings": 64,
     "tie_word_embeddings": True, "bos_token_id": 1, "eos_token_id": 2,

@@ -6,6 +6,7 @@ import time
 
 import pytest
 import torch
+from torch import nn
 
 from gradus import LLM, SamplingParams
 
@@ -22,7 +23,7 @@ from gradus.models.heads import Heads
 from gradus.models.layers import RMSNorm
 from gradus.models.shapes import SHAPES
 from gradus.sampling.sampler import Sampler
-from tests.phases.conftest import FAMILIES
+from tests.phases.conftest import FAMILIES, build_engine
 
 PROMPTS = ["Once upon a time, there", "a", "The three primary colors are red, yellow", "b"]
 
@@ -206,8 +207,15 @@ class TwiceTheAttention(llama.Block):
         return self.down.onto(x, self.gate_up.after(self.mlp_norm, x, self.gate))
 
 
-class Ungated(llama.Block):
-    """A block whose MLP has none of the names that the kernels know."""
+class Undescribed(nn.Module):
+    """A block with the parts that Llama's has, and another way to put them together."""
+
+    forward = llama.Block.forward
+
+
+class Logarithmic(llama.Llama):
+    def logits(self, hidden):
+        return super().logits(hidden).log_softmax(-1)
 
 
 class TwiceTheNorm(RMSNorm):
@@ -223,21 +231,31 @@ class TwiceTheHeads(Heads):
 @pytest.mark.parametrize(
     "place, kind",
     [
+        ("layers.0.heads.q_norm", TwiceTheNorm),
         ("layers.1", TwiceTheAttention),
-        ("layers.1", Ungated),
+        ("layers.1", Undescribed),
+        ("", Logarithmic),
         ("norm", TwiceTheNorm),
         ("layers.0.mlp_norm", TwiceTheNorm),
         ("layers.1.heads", TwiceTheHeads),
     ],
 )
 def test_a_part_that_computes_in_a_way_of_its_own_is_not_taken_for_the_one_it_began_as(place, kind):
-    model = create_model(SHAPES["tiny-llama"])
+    model = create_model(SHAPES["tiny-qwen3"])
     part = model.get_submodule(place)
-    if kind is Ungated:
-        part.up, part.gate_up = part.gate_up, None
     part.__class__ = kind
     with pytest.raises(Unsupported, match=kind.__name__):
         Stages(model, (), threads=1)
+
+
+@pytest.mark.parametrize("place, name, value", [("gate", "name", "gelu"), ("heads.k_norm", "eps", 0.1)])
+def test_layers_that_differ_in_what_a_step_knows_once_run_in_torch(place, name, value, caplog):
+    model = create_model(SHAPES["tiny-qwen3"])
+    setattr(model.layers[1].get_submodule(place), name, value)
+    with caplog.at_level(logging.INFO, "gradus"):
+        engine = build_engine("final", "tiny-qwen3", model=model)
+    assert type(engine.runner) is ModelRunner
+    assert "there is no kernel for layers that differ in " in caplog.text
 
 
 @pytest.mark.parametrize("quantize", ["int8", "int4-g32"])

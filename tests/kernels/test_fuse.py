@@ -16,7 +16,7 @@ from gradus.kernels.fuse import quantized as fuse_quantized
 from gradus.kernels.fuse.model import FusedHead, FusedLinear, FusedRMSNorm, fused, widened
 from gradus.kernels.linear.splits import COUNTERS, Counters
 from gradus.kernels.quantized.tile import TileLaunch
-from gradus.models import Linear, Model, Place, create_model, randomize
+from gradus.models import Linear, Model, Place, create_model, llama, randomize
 from gradus.models.heads import Heads
 from gradus.models.layers import Gated, RMSNorm
 from gradus.models.shapes import SHAPES
@@ -233,3 +233,21 @@ def test_counters_are_made_once_and_there_are_no_more_than_there_are():
 def test_a_linear_by_itself_is_viewed_by_its_place():
     kinds = [type(fuse.view(Linear(Place(role, None), 8, (8,), False))) for role in ("down", "head")]
     assert kinds == [FusedLinear, FusedHead]
+
+
+class NormalizedFeatures(llama.Block):
+    """Normalizes what the gate lets through before it is multiplied."""
+
+    def forward(self, x, rotation, attention):
+        qkv = self.qkv.after(self.attention_norm, x)
+        x = self.output.onto(x, self.heads(qkv, rotation, attention))
+        features = self.gate_up.after(self.mlp_norm, x, self.gate)
+        return self.down.onto(x, F.layer_norm(features, features.shape[-1:]))
+
+
+def test_a_gate_moves_into_the_next_product_only_in_layers_that_describe_themselves():
+    """Else it would move past whatever the layer computes between the two products."""
+    model = made("tiny-llama", linear=QUANTIZED["int8"])
+    assert [layer.gate_up.hands_over for layer in fused(model).layers] == [True] * 4
+    model.layers[2].__class__ = NormalizedFeatures
+    assert [layer.gate_up.hands_over for layer in fused(model).layers] == [False] * 4

@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from tokenizers import AddedToken, decoders, models, pre_tokenizers, trainers
 from torch import Tensor
 
-from gradus.models import ModelConfig, create_model
+from gradus.models import create_model, read_config
 from gradus.models.weights import plan
 
 VOCABULARY = 320  # rows of the embedding; the tokenizer has fewer tokens, as is common
@@ -59,7 +59,7 @@ FAMILIES = tuple(CONFIGS)
 def tensors_of(config: dict[str, Any], seed: int = 0) -> dict[str, Tensor]:
     """Random values under the names and in the shapes that the checkpoint of this configuration has."""
     generator = torch.Generator().manual_seed(seed)
-    pieces = plan(create_model(ModelConfig.from_hf(config)))
+    pieces = plan(create_model(read_config(config)))
     return {
         piece.stored.name: torch.randn(piece.stored.file_shape(piece.shape), generator=generator) for piece in pieces
     }

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from gradus.models import Model, ModelConfig, create_model, load_weights
+from gradus.models import Model, ModelConfig, create_model, load_weights, read_config
 
 torch.set_num_threads(1)
 
@@ -110,7 +110,7 @@ def reference(kind: str, *, softcap: float | None = None, **settings: object) ->
         logits = model(torch.tensor([tokens]), **extra).logits[0]
     raw = hf_config.to_dict()
     tensors = {name: value.detach().clone() for name, value in model.state_dict().items()}
-    return Reference(raw, ModelConfig.from_hf(raw), tensors, tokens, logits)
+    return Reference(raw, read_config(raw), tensors, tokens, logits)
 
 
 def hash_of(settings: dict) -> int:

@@ -16,6 +16,7 @@ from gradus.models.config import (
     kv_bytes_per_token,
     parameter_count,
 )
+from gradus.models.families import read_config
 from gradus.models.shapes import SHAPES
 
 LLAMA: dict[str, Any] = {
@@ -88,7 +89,7 @@ def test_both_spellings_of_rope_mean_the_same() -> None:
     both = LLAMA | {"rope_parameters": parameters}
     older = LLAMA | {"rope_scaling": without(LLAMA["rope_scaling"], "rope_type") | {"type": "llama3"}}
     wanted = Rope(500000.0, Llama3Scaling(8.0, 1.0, 4.0, 128))
-    assert [ModelConfig.from_hf(raw).rope for raw in (LLAMA, newer, older, both)] == [wanted] * 4
+    assert [read_config(raw).rope for raw in (LLAMA, newer, older, both)] == [wanted] * 4
 
 
 def test_both_spellings_of_gemmas_two_ropes_mean_the_same() -> None:
@@ -97,46 +98,46 @@ def test_both_spellings_of_gemmas_two_ropes_mean_the_same() -> None:
         "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
     }
     newer = {key: value for key, value in GEMMA3.items() if not key.startswith("rope")} | {"rope_parameters": nested}
-    config = ModelConfig.from_hf(newer)
-    assert config == ModelConfig.from_hf(GEMMA3)
+    config = read_config(newer)
+    assert config == read_config(GEMMA3)
     assert (config.rope, config.local_rope) == (Rope(1e6, LinearScaling(8.0)), Rope(1e4))
 
 
 def test_absent_head_dim_and_kv_heads_follow_the_query_heads() -> None:
-    config = ModelConfig.from_hf(without(LLAMA, "num_key_value_heads"))
+    config = read_config(without(LLAMA, "num_key_value_heads"))
     assert (config.num_kv_heads, config.head_dim, config.attention_scale) == (4, 16, 0.25)
-    assert ModelConfig.from_hf(LLAMA | {"num_key_value_heads": None}).num_kv_heads == 4
+    assert read_config(LLAMA | {"num_key_value_heads": None}).num_kv_heads == 4
 
 
 def test_head_dim_need_not_divide_the_hidden_size() -> None:
-    assert ModelConfig.from_hf(LLAMA | {"hidden_size": 66, "head_dim": 24}).head_dim == 24
+    assert read_config(LLAMA | {"hidden_size": 66, "head_dim": 24}).head_dim == 24
 
 
 @pytest.mark.parametrize(("raw", "wanted"), [(7, (7,)), ([7, 8, 7], (7, 8)), (None, ()), ([], ())])
 def test_end_tokens_may_be_one_several_or_none(raw: object, wanted: tuple[int, ...]) -> None:
-    assert ModelConfig.from_hf(LLAMA | {"eos_token_id": raw}).eos_token_ids == wanted
+    assert read_config(LLAMA | {"eos_token_id": raw}).eos_token_ids == wanted
 
 
 def test_the_architecture_class_stands_in_for_an_absent_model_type() -> None:
     raw = without(LLAMA, "model_type") | {"architectures": ["LlamaForCausalLM"]}
-    assert ModelConfig.from_hf(raw) == ModelConfig.from_hf(LLAMA)
+    assert read_config(raw) == read_config(LLAMA)
 
 
 def test_code_in_a_configuration_is_ignored() -> None:
     raw = LLAMA | {"auto_map": {"AutoModelForCausalLM": "modeling_evil.Evil"}}
-    assert ModelConfig.from_hf(raw) == ModelConfig.from_hf(LLAMA)
+    assert read_config(raw) == read_config(LLAMA)
 
 
 def test_mistral_has_a_window_in_every_layer_unless_null() -> None:
-    assert ModelConfig.from_hf(MISTRAL).windows == (16, 16)
-    assert ModelConfig.from_hf(MISTRAL | {"sliding_window": None}).windows == (None, None)
-    assert ModelConfig.from_hf(MISTRAL | {"sliding_window": 512}).windows == (None, None)  # hides nothing
+    assert read_config(MISTRAL).windows == (16, 16)
+    assert read_config(MISTRAL | {"sliding_window": None}).windows == (None, None)
+    assert read_config(MISTRAL | {"sliding_window": 512}).windows == (None, None)  # hides nothing
     longer = without(MISTRAL, "sliding_window") | {"max_position_embeddings": 8192}
-    assert ModelConfig.from_hf(longer).windows == (4096, 4096)
+    assert read_config(longer).windows == (4096, 4096)
 
 
 def test_qwen2_has_biases_on_queries_keys_and_values_and_nowhere_else() -> None:
-    config = ModelConfig.from_hf(QWEN2 | {"attention_bias": False, "mlp_bias": True})  # keys that it does not have
+    config = read_config(QWEN2 | {"attention_bias": False, "mlp_bias": True})  # keys that it does not have
     assert (config.attention_bias, config.attention_output_bias, config.mlp_bias) == (True, False, False)
     assert (config.family, config.head_dim) == ("qwen2", 16)
 
@@ -144,26 +145,26 @@ def test_qwen2_has_biases_on_queries_keys_and_values_and_nowhere_else() -> None:
 @pytest.mark.parametrize("qwen", [QWEN2, QWEN3], ids=["qwen2", "qwen3"])
 def test_qwens_windows_follow_their_three_keys(qwen: dict[str, Any]) -> None:
     raw = qwen | {"sliding_window": 16, "max_window_layers": 1}
-    assert ModelConfig.from_hf(raw).windows == (None, 16)
-    assert ModelConfig.from_hf(raw | {"use_sliding_window": False}).windows == (None, None)
+    assert read_config(raw).windows == (None, 16)
+    assert read_config(raw | {"use_sliding_window": False}).windows == (None, None)
     types = ["sliding_attention", "full_attention"]
-    assert ModelConfig.from_hf(raw | {"layer_types": types}).windows == (16, None)
+    assert read_config(raw | {"layer_types": types}).windows == (16, None)
 
 
 def test_gemmas_pattern_leaves_every_so_many_layers_global() -> None:
-    assert ModelConfig.from_hf(GEMMA3).windows == (16, None, 16, None)
+    assert read_config(GEMMA3).windows == (16, None, 16, None)
     usual = without(GEMMA3, "sliding_window_pattern") | {"num_hidden_layers": 7}
-    assert ModelConfig.from_hf(usual).windows == (16, 16, 16, 16, 16, None, 16)
+    assert read_config(usual).windows == (16, 16, 16, 16, 16, None, 16)
 
 
 def test_the_text_part_of_a_multimodal_gemma_is_taken() -> None:
     raw = {"model_type": "gemma3", "eos_token_id": [1, 106], "vision_config": {"x": 1}, "text_config": GEMMA3}
-    assert ModelConfig.from_hf(raw) == ModelConfig.from_hf(GEMMA3 | {"eos_token_id": [1, 106]})
+    assert read_config(raw) == read_config(GEMMA3 | {"eos_token_id": [1, 106]})
 
 
 def test_unscaled_gpt2_scores() -> None:
-    assert ModelConfig.from_hf(GPT2).attention_scale == 0.25
-    assert ModelConfig.from_hf(GPT2 | {"scale_attn_weights": False}).attention_scale == 1.0
+    assert read_config(GPT2).attention_scale == 0.25
+    assert read_config(GPT2 | {"scale_attn_weights": False}).attention_scale == 1.0
 
 
 # ---- What is refused -------------------------------------------------------------------------------------------------
@@ -234,7 +235,7 @@ REFUSED: list[tuple[object, str]] = [
 @pytest.mark.parametrize(("raw", "message"), REFUSED, ids=[message[:50] for _, message in REFUSED])
 def test_each_mistake_has_its_line(raw: Any, message: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        ModelConfig.from_hf(raw)
+        read_config(raw)
     assert message in str(caught.value)
     assert str(caught.value).startswith("model configuration: ") and "\n" not in str(caught.value)
 
@@ -272,7 +273,7 @@ def test_anything_at_all_gives_a_configuration_or_one_line(raw: object, model_ty
 
 def read_or_refused(raw: Any) -> None:
     try:
-        assert isinstance(ModelConfig.from_hf(raw), ModelConfig)
+        assert isinstance(read_config(raw), ModelConfig)
     except ConfigError as error:
         assert str(error) and "\n" not in str(error) and len(str(error)) < 400
 
@@ -319,4 +320,4 @@ def test_tiny_shapes_have_every_trait_that_a_backend_could_miss() -> None:
 
 def test_shapes_survive_json() -> None:
     """What tests write into a config.json is read back the same."""
-    assert ModelConfig.from_hf(json.loads(json.dumps(GEMMA3))) == ModelConfig.from_hf(GEMMA3)
+    assert read_config(json.loads(json.dumps(GEMMA3))) == read_config(GEMMA3)

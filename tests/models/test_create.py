@@ -8,7 +8,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from gradus.models import SHAPES, ModelConfig, create_model, parameter_count, randomize
+from gradus.models import SHAPES, create_model, parameter_count, randomize, read_config
 from tests.models.conftest import NaiveAttention, run
 
 SHAPE_NAMES = ["tiny-gpt2", "tiny-llama", "tiny-mistral", "tiny-qwen2", "tiny-qwen3", "tiny-gemma3"]
@@ -28,7 +28,7 @@ def test_the_counted_parameters_are_the_allocated_ones(shape: str) -> None:
 @pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3", "gemma3_text"])
 @pytest.mark.parametrize("tied", [True, False])
 def test_biases_and_untied_heads_are_counted(kind: str, tied: bool) -> None:
-    config = ModelConfig.from_hf(BIASED | {"model_type": kind, "tie_word_embeddings": tied})
+    config = read_config(BIASED | {"model_type": kind, "tie_word_embeddings": tied})
     model = create_model(config)
     assert sum(parameter.numel() for parameter in model.parameters()) == parameter_count(config)
 

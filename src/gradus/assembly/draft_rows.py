@@ -17,7 +17,7 @@ from torch import Tensor
 
 from gradus.errors import ConfigError
 from gradus.loading import Checkpoint, Tokenizer
-from gradus.models.create import FAMILIES
+from gradus.models.create import model_class
 from gradus.models.weights import Prepared, TensorSource, canonical_name
 from gradus.quantization.packed import Packed
 from gradus.quantization.schemes import ORDERED
@@ -32,8 +32,9 @@ def fitted(draft: Checkpoint, model: Checkpoint) -> Checkpoint:
     config = replace(draft.config, vocab_size=rows, bos_token_id=None, eos_token_ids=())  # the model's count
     if draft.tensors is None:
         return replace(draft, config=config)
-    tables = {str(FAMILIES[config.family].weights[f"{part}.weight"]) for part in ("embedding", "head")}
-    names = {name for name in draft.tensors.names() if canonical_name(FAMILIES[config.family], name) in tables}
+    kind = model_class(config.family)
+    tables = {str(kind.weights[f"{part}.weight"]) for part in ("embedding", "head")}
+    names = {name for name in draft.tensors.names() if canonical_name(kind, name) in tables}
     return replace(draft, config=config, tensors=_Resized(draft.tensors, frozenset(names), rows))
 
 

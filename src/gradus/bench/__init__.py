@@ -13,7 +13,7 @@ Read in this order:
     idle.py          whether the GPU waits for the host between steps
     contenders.py    a phase's engine as a contender;  block.py: a process of its own;  block_process.py: how it is run
     yours.py         a student's phases among the contenders
-    peers.py         transformers as a contender;  hugging_face.py: our configurations in its spelling
+    peers.py         transformers as a contender
     llama_cpp.py     llama.cpp as a contender;  gguf_files.py: our checkpoints in its format
     fingerprint.py   what machine this is, and what it reaches;  gpu.py: what NVML knows
     statistics.py    percentiles and medians

@@ -11,13 +11,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gradus.bench.declaration import Account, Benchmark, Row, Table
-from gradus.bench.hugging_face import hugging_face_config
 from gradus.bench.metrics import shown, spread
 from gradus.bench.prose import speedup, times_floor
 from gradus.bench.results import Cell, Entry, Results, Run
 from gradus.bench.workloads import Workload, burst, single_stream
 from gradus.config.options import FINAL
 from gradus.models.config import ModelConfig
+from gradus.models.families import write_config
 
 NAME = "beside-vllm"
 OURS, THEIRS = f"{FINAL}-prefix_cache", "vllm"
@@ -236,27 +236,13 @@ def vllm_config(config: ModelConfig, group: str = "") -> dict[str, Any]:
 
     Llama 3's scaling of slow rotations is left out: it changes constants, and not how long anything takes.
     """
-    names = {
-        "gpt2": "GPT2LMHeadModel",
-        "llama": "LlamaForCausalLM",
-        "qwen2": "Qwen2ForCausalLM",
-        "qwen3": "Qwen3ForCausalLM",
-        "gemma3": "Gemma3ForCausalLM",
-    }
-    common = hugging_face_config(config) | {
-        "architectures": [names[config.family]],
-        "model_type": "gemma3_text" if config.family == "gemma3" else config.family,
-        "eos_token_id": config.eos_token_ids[0],
-    }
-    if config.family == "gpt2":
-        dropouts = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
-        return common | dropouts | {"n_ctx": config.context_length, "activation_function": "gelu_new"}
-    assert config.rope is not None
+    common = write_config(config) | {"eos_token_id": config.eos_token_ids[0]}
+    if config.rope is None:
+        return common
     more = {"rope_theta": config.rope.theta, "torch_dtype": "bfloat16"}
-    if config.family == "gemma3":
-        return common | more | {"hidden_activation": "gelu_pytorch_tanh"}
+    if config.local_rope is not None:
+        return common | more
     del common["rope_parameters"]
-    more["hidden_act"] = "silu"
     return common | more | dict(GROUPS[group].vllm_config)
 
 

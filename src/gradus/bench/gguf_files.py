@@ -22,6 +22,7 @@ from gradus.bench.declaration import GGUF_FORMATS
 from gradus.bench.measure import ContenderFailed
 from gradus.bench.roofline import Widths, streamed_parameters
 from gradus.loading import Checkpoint
+from gradus.loading.gguf_model import ARCHITECTURES
 from gradus.models import LinearScaling, Llama3Scaling, Model, ModelConfig, TensorSource, create_model
 from gradus.models.rope import frequencies
 from gradus.models.source import Shape
@@ -29,7 +30,6 @@ from gradus.models.weights import Piece, checked, plan
 
 Type = gguf.GGMLQuantizationType
 KV_BYTES = 2  # of a key or value: float16
-GEMMA3_BY_WIDTH = 62  # layers of the one Gemma 3 whose scores are scaled by another width
 
 
 class GGUFFiles:
@@ -148,17 +148,15 @@ def _name(config: ModelConfig, name: str) -> str:
 
 def _converted(config: ModelConfig, tensors: TensorSource) -> Iterator[tuple[str, NDArray[np.float32]]]:
     """Each tensor by its name in a checkpoint, as llama.cpp has its values."""
+    stored = {piece.stored.name: piece.stored for piece in plan(create_model(config, device="meta"))}
+    interleaved = ARCHITECTURES[config.family].interleaved
     for name in tensors.names():
         value = tensors.read(name)
         if not isinstance(value, Tensor):
             raise ContenderFailed("the checkpoint is quantized already, and would have to be rounded again")
-        value = value.float()
-        if config.family == "llama" and (".q_proj." in name or ".k_proj." in name):
+        value = stored[name].convert(value.float())
+        if interleaved and (".q_proj." in name or ".k_proj." in name):
             value = _interleave(value, config.num_heads if ".q_proj." in name else config.num_kv_heads)
-        if config.family == "gemma3" and name.endswith("norm.weight"):
-            value = value + 1.0
-        if config.family == "gpt2" and name.startswith("h.") and value.dim() == 2:
-            value = value.T
         yield name, value.contiguous().numpy()
 
 
@@ -172,16 +170,17 @@ def _interleave(value: Tensor, heads: int) -> Tensor:
 
 def _unknown(config: ModelConfig) -> str | None:
     """Why llama.cpp would compute something else than we do; None where it would not."""
+    theirs = ARCHITECTURES.get(config.family)
+    if theirs is None:
+        return config.family
     windows = [window for window in config.windows if window is not None]
-    if windows and config.family != "gemma3":
+    if windows and not theirs.windows:
         return f"{config.family} with windows of {windows[0]} tokens"
     if config.attention_softcap is not None:
         return "attention scores with a soft cap"
-    if config.family == "qwen2" and config.num_heads * config.head_dim != config.hidden_size:
-        return f"qwen2 with heads of {config.head_dim} values, {config.num_heads} of which are not its width"
-    width = config.head_dim
-    if config.family == "gemma3" and config.num_layers == GEMMA3_BY_WIDTH:
-        width = config.hidden_size // config.num_heads
+    if not theirs.free_width and config.q_width != config.hidden_size:
+        return f"{config.family} with heads of {config.head_dim} values, {config.num_heads} of which are not its width"
+    width = theirs.score_width(config.num_layers, config.hidden_size, config.num_heads, config.head_dim)
     if not isclose(config.attention_scale, width**-0.5, rel_tol=1e-6):
         return f"attention scores scaled by {config.attention_scale:g}"
     return None
@@ -207,12 +206,12 @@ def _describe(writer: gguf.GGUFWriter, config: ModelConfig) -> None:
     if isinstance(config.rope.scaling, LinearScaling):
         writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
         writer.add_rope_scaling_factor(config.rope.scaling.factor)
-    if config.family == "gemma3":
+    if ARCHITECTURES[config.family].windows:
         _describe_windows(writer, config)
 
 
 def _describe_windows(writer: gguf.GGUFWriter, config: ModelConfig) -> None:
-    """Gemma 3's layers that see a window, and what else only it has."""
+    """The layers that see a window, and the metadata that comes with them (Gemma 3)."""
     writer.add_sliding_window(next((window for window in config.windows if window is not None), 0))
     writer.add_sliding_window_pattern([window is not None for window in config.windows])
     if config.local_rope is not None:

@@ -2,7 +2,7 @@
 
 `transformers` is `generate`, one request after another with its key-value cache on. `transformers-batch` is its
 continuous batching. It is the one place of Gradus that imports transformers, and it never runs a model's own code:
-the classes are chosen here, by family, and the weights are tensors that Gradus has read itself.
+the classes are those that `gradus.models.families` names, and the weights are tensors that Gradus has read itself.
 """
 
 import inspect
@@ -14,12 +14,11 @@ from typing import Any
 import torch
 
 from gradus.attention.reference import without_cudnn_attention
-from gradus.bench.hugging_face import hugging_face_config
 from gradus.bench.measure import ContenderFailed, Run, synchronize
 from gradus.bench.memory import model_bytes, release
 from gradus.bench.workloads import Arrival
 from gradus.loading import Checkpoint
-from gradus.models import Model, ModelConfig
+from gradus.models import Model, ModelConfig, write_config
 
 RESULT_TIMEOUT = 300.0  # seconds without any result, after which the peer counts as stuck
 
@@ -160,15 +159,9 @@ def build_model(checkpoint: Checkpoint, config: ModelConfig, dtype: torch.dtype,
     """The transformers model of the same shape; with the checkpoint's weights where there are any, else noise."""
     import transformers
 
-    kinds = {
-        "gpt2": (transformers.GPT2Config, transformers.GPT2LMHeadModel),
-        "llama": (transformers.LlamaConfig, transformers.LlamaForCausalLM),
-        "qwen2": (transformers.Qwen2Config, transformers.Qwen2ForCausalLM),
-        "qwen3": (transformers.Qwen3Config, transformers.Qwen3ForCausalLM),
-        "gemma3": (transformers.Gemma3TextConfig, transformers.Gemma3ForCausalLM),
-    }
-    make_config, make_model = kinds[config.family]
-    described = make_config(**hugging_face_config(config), attn_implementation="sdpa")
+    raw = write_config(config)
+    make_model = getattr(transformers, raw["architectures"][0])
+    described = make_model.config_class(**raw, attn_implementation="sdpa")
     previous = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:

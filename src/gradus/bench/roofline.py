@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import NamedTuple
 
-from gradus.models.config import ModelConfig, parameter_count
+from gradus.models.config import ModelConfig, layer_matrix_parameters, parameter_count
 
 
 class SpanShape(NamedTuple):
@@ -88,14 +88,6 @@ def streamed_parameters(config: ModelConfig) -> int:
     return parameter_count(config) - looked_up
 
 
-def layer_matrix_parameters(config: ModelConfig) -> int:
-    """Weights in one layer's matrices: each is multiplied once for every row. Biases and norms are not."""
-    heads, kv = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-    attention = config.hidden_size * (heads + 2 * kv) + heads * config.hidden_size
-    matrices = 2 if config.family == "gpt2" else 3  # up and down; the others have a gate as well
-    return attention + matrices * config.hidden_size * config.intermediate_size
-
-
 def step_cost(config: ModelConfig, spans: Iterable[SpanShape], widths: Widths) -> Cost:
     """One forward pass over these spans, padding included if it is among them: rows cost the same, useful or not."""
     rows = logits = 0
@@ -106,14 +98,14 @@ def step_cost(config: ModelConfig, spans: Iterable[SpanShape], widths: Widths) -
         for window, layers in _windows(config):
             positions_moved += layers * (positions_read(span, window) + span.rows)  # read, and the new ones written
             visible += layers * positions_visible(span, window)
-    kv_width = 2 * config.num_kv_heads * config.head_dim  # a key and a value, in one layer
+    kv_width = 2 * config.kv_width  # a key and a value, in one layer
     head = config.vocab_size * config.hidden_size
     matrices = config.num_layers * layer_matrix_parameters(config)
     return Cost(
         weight_bytes=streamed_parameters(config) * widths.weight + 4.0 * logits * config.vocab_size,
         kv_bytes=positions_moved * kv_width * widths.kv,
         matrix_flops=2.0 * (rows * matrices + logits * head),
-        attention_flops=4.0 * config.num_heads * config.head_dim * visible,
+        attention_flops=4.0 * config.q_width * visible,
     )
 
 

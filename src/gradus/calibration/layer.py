@@ -12,6 +12,7 @@ from gradus.calibration.observed import ObservedLinear
 from gradus.models.config import ModelConfig
 from gradus.models.create import create_model
 from gradus.models.layers import Linear, Model, Place
+from gradus.models.parts import parts_of
 from gradus.models.weights import Piece, TensorSource, assign, plan
 
 
@@ -50,11 +51,9 @@ class LoneLayer:
         return {role: linear for role, linear in found.items() if isinstance(linear, ObservedLinear)}
 
     def norm_before(self, place: Place) -> nn.Module:
-        """The norm whose output a product reads: of "qkv" and "gate_up"."""
-        layer = self.model.layers[0]
-        found = layer.attention_norm if place.role == "qkv" else layer.mlp_norm
-        assert isinstance(found, nn.Module)
-        return found
+        """The norm whose output a product reads: of "qkv" and "gate_up". Raises Undescribed where that is not known."""
+        (layer,) = parts_of(self.model)
+        return layer.attention_norm if place.role == "qkv" else layer.mlp_norm
 
     def run(self, hidden: Sequence[Tensor]) -> list[Tensor]:
         """Each sequence's states [T, D] behind the layer."""

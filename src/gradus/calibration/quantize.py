@@ -24,8 +24,9 @@ from gradus.loading import Checkpoint, Progress
 from gradus.loading.safetensors import read_header
 from gradus.loading.small_files import small_files
 from gradus.models.config import ModelConfig
-from gradus.models.create import create_model
+from gradus.models.create import create_model, model_class
 from gradus.models.layers import Linear
+from gradus.models.source import Transposed
 from gradus.models.weights import CheckedSource, TensorSource, checked
 from gradus.quantization.grid import wide
 from gradus.quantization.int4 import GROUPS
@@ -63,7 +64,7 @@ class Recipe:
         """The group of all matrices alike. Raises ConfigError where it does not divide the rows of each."""
         if self.scheme != "int4":
             return None
-        widths = sorted({config.hidden_size, config.intermediate_size, config.num_heads * config.head_dim})
+        widths = sorted({config.hidden_size, config.intermediate_size, config.q_width})
         fitting = [group for group in GROUPS if all(width % group == 0 for width in widths)]
         if not fitting or (self.group or fitting[0]) not in fitting:
             wanted = f"groups of {self.group}" if self.group else "no group of 128, 64, 32"
@@ -112,8 +113,8 @@ def _checked(checkpoint: Checkpoint, recipe: Recipe) -> tuple[CheckedSource, int
         raise ConfigError(f"{checkpoint.name} is quantized already ({checkpoint.quantized.label})")
     if checkpoint.tensors is None:
         raise ConfigError(f"{checkpoint.name}: random weights have no files to write others like")
-    if config.family == "gpt2":
-        raise ConfigError(f"{checkpoint.name}: no format has quantized GPT-2, whose matrices lie transposed")
+    if any(isinstance(source, Transposed) for source in model_class(config.family).weights.values()):
+        raise ConfigError(f"{checkpoint.name}: no format has quantized {config.family}, whose matrices lie transposed")
     group = recipe.group_of(config)
     return checked(create_model(config, device="meta", linear=ObservedLinear), checkpoint.tensors), group
 

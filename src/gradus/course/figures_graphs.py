@@ -25,7 +25,7 @@ POSITIONS = 512  # of context
 
 def kernels() -> dict[str, float]:
     """A decode's kernels in one layer, and the microseconds that their bytes take (bfloat16)."""
-    queries, keys = QWEN.num_heads * QWEN.head_dim, QWEN.num_kv_heads * QWEN.head_dim
+    queries, keys = QWEN.q_width, QWEN.kv_width
     numbers = {
         "qkv": QWEN.hidden_size * (queries + 2 * keys),
         "heads": queries + 2 * keys,

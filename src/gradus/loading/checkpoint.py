@@ -22,6 +22,7 @@ from gradus.loading.progress import Progress, Silent
 from gradus.loading.quoting import quoted
 from gradus.loading.tokenizer import Tokenizer
 from gradus.models.config import ModelConfig, parameter_count
+from gradus.models.families import read_config
 from gradus.models.shapes import SHAPES
 
 if TYPE_CHECKING:
@@ -168,7 +169,7 @@ def _open_random(name: str) -> Checkpoint:
 def _open_folder(name: str, folder: Path) -> Checkpoint:
     from gradus.loading import folder as hugging_face
     from gradus.loading.safetensors import SafetensorsFolder
-    from gradus.models.create import FAMILIES
+    from gradus.models.create import model_class
     from gradus.models.weights import tied_as_stored
 
     tensors = SafetensorsFolder(folder)
@@ -177,7 +178,7 @@ def _open_folder(name: str, folder: Path) -> Checkpoint:
     return Checkpoint(
         name=name,
         source=folder,
-        config=tied_as_stored(config, FAMILIES[config.family], source),
+        config=tied_as_stored(config, model_class(config.family), source),
         tensors=source,
         tokenizer=hugging_face.read_tokenizer(folder),
         license=None,
@@ -193,11 +194,11 @@ def _unpacked(
     if quantization is None:
         return tensors, None
     from gradus.loading.quantized import QuantizedTensors
-    from gradus.models.create import FAMILIES
+    from gradus.models.create import model_class
     from gradus.models.weights import canonical_name
 
     found = QuantizedTensors(tensors, quantization)
-    return found, found.mix(partial(canonical_name, FAMILIES[config.family]))
+    return found, found.mix(partial(canonical_name, model_class(config.family)))
 
 
 def _open_file(name: str, path: Path) -> Checkpoint:
@@ -216,7 +217,7 @@ def _open_file(name: str, path: Path) -> Checkpoint:
 
     file = GGUFFile(path)
     try:
-        config = ModelConfig.from_hf(hugging_face_config(file))
+        config = read_config(hugging_face_config(file))
     except ConfigError as error:
         raise ConfigError(f"{path.name}: {error}") from error
     found = file.metadata.get("general.license")
@@ -238,7 +239,7 @@ def _open_llama2c(name: str, path: Path) -> Checkpoint:
     return Checkpoint(
         name=name,
         source=path,
-        config=ModelConfig.from_hf(file.config),
+        config=read_config(file.config),
         tensors=file,
         tokenizer=file.tokenizer(),
         license=None,

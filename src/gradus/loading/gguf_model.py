@@ -2,12 +2,14 @@
 Hugging Face names, with what llama.cpp's conversion changed in them changed back.
 
 Three such changes matter, and each gives fluent nonsense when it is missed: Llama's q and k rows are interleaved for
-another layout of rotary positions, Gemma's norm scales have the one added that the model adds, and GPT-2's matrices
-are transposed.
+another layout of rotary positions, Gemma's norm scales have the 1 added that the model adds, and GPT-2's matrices are
+transposed. Only the first is llama.cpp's own: the other two make of a tensor what the model computes with, as the
+model's table of weights says.
 """
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,6 +18,8 @@ from torch import Tensor
 from gradus.errors import CheckpointError
 from gradus.loading.gguf import PLAIN, GGUFFile, Type
 from gradus.loading.quoting import quoted
+from gradus.models.create import model_class
+from gradus.models.source import Stored, tensors_of
 
 NUMBERS = (int, float)
 
@@ -55,8 +59,6 @@ _GPT2 = {
     "ffn_up": "h.{}.mlp.c_fc",
     "ffn_down": "h.{}.mlp.c_proj",
 }
-# llama.cpp's → Hugging Face's
-NAMES = {"llama": _LLAMA, "qwen2": _LLAMA, "qwen3": _QWEN3, "gemma3": _GEMMA3, "gpt2": _GPT2}
 
 ROPE_FACTORS = "rope_freqs.weight"  # Llama 3's scaling, worked out for each frequency
 
@@ -66,27 +68,28 @@ class GGUFTensors:
 
     def __init__(self, file: GGUFFile) -> None:
         self._file = file
-        self._family = architecture(file)
+        family = architecture(file)
+        self._architecture = ARCHITECTURES[family]
+        tensors = [stored for source in model_class(family).weights.values() for stored in tensors_of(source)]
+        self._changes = {stored.name: stored for stored in tensors}
         self._stored = {self._hugging_face_name(stored): stored for stored in file.tensors if stored != ROPE_FACTORS}
 
     def names(self) -> Iterable[str]:
         return self._stored
 
     def shape(self, name: str) -> tuple[int, ...]:
-        shape = self._file.tensors[self._stored[name]].shape
-        return shape[::-1] if self._is_transposed(name) else shape
+        return self._change(name).file_shape(self._file.tensors[self._stored[name]].shape)
 
     def read(self, name: str) -> Tensor:
         stored = self._stored[name]
         value = self._in_order(stored, self._file.read(stored))
-        if self._family == "gemma3" and stored.endswith("norm.weight"):
-            return value.float() - 1.0
-        return value.T.contiguous() if self._is_transposed(name) else value
+        return self._change(name).restore(value).contiguous()
 
     def packing(self, name: str) -> Type | None:
         """The type that a matrix is quantized in, if its rows are quantized and are rows here."""
         entry = self._file.tensors[self._stored[name]]
-        return None if entry.type in PLAIN or len(entry.shape) != 2 or self._is_transposed(name) else entry.type
+        as_it_is = type(self._change(name)) is Stored
+        return None if entry.type in PLAIN or len(entry.shape) != 2 or not as_it_is else entry.type
 
     def blocks(self, name: str) -> Tensor:
         """A quantized matrix as the file has it, its rows in the order that they have here: see `GGUFFile.blocks`."""
@@ -94,7 +97,7 @@ class GGUFTensors:
         return self._in_order(stored, self._file.blocks(stored))
 
     def _in_order(self, stored: str, value: Tensor) -> Tensor:
-        if self._family == "llama" and re.search(r"\.attn_[qk]\.", stored):
+        if self._architecture.interleaved and re.search(r"\.attn_[qk]\.", stored):
             return uninterleave(value, self._heads(stored))
         return value
 
@@ -102,7 +105,7 @@ class GGUFTensors:
         return self._file.path.name
 
     def _hugging_face_name(self, stored: str) -> str:
-        names = NAMES[self._family]
+        names = self._architecture.names
         if stored in names:
             return names[stored]
         block = re.fullmatch(r"blk\.(\d{1,4})\.(\w+)\.(weight|bias)", stored)
@@ -110,8 +113,9 @@ class GGUFTensors:
             return f"{names[block[2]].format(int(block[1]))}.{block[3]}"
         return stored  # unknown: assigning the weights says that it has no place, under the name it has here
 
-    def _is_transposed(self, name: str) -> bool:
-        return self._family == "gpt2" and re.fullmatch(r"h\.\d+\.(attn|mlp)\.c_\w+\.weight", name) is not None
+    def _change(self, name: str) -> Stored:
+        """How a checkpoint of Hugging Face has this tensor; llama.cpp has what the model computes with."""
+        return self._changes.get(re.sub(r"\.\d+\.", ".{}.", name, count=1), Stored(name))
 
     def _heads(self, stored: str) -> int:
         reader = _Metadata(self._file)
@@ -126,11 +130,11 @@ class GGUFTensors:
 
 
 def architecture(file: GGUFFile) -> str:
-    """Raises CheckpointError if it is none of those known here."""
+    """Its name, a key of ARCHITECTURES. Raises CheckpointError for any other."""
     found = file.metadata.get("general.architecture")
-    if not isinstance(found, str) or found not in NAMES:
+    if not isinstance(found, str) or found not in ARCHITECTURES:
         raise CheckpointError(
-            f"{file.path.name}: architecture {quoted(found)} is not supported; supported are {', '.join(NAMES)}"
+            f"{file.path.name}: architecture {quoted(found)} is not supported; supported are {', '.join(ARCHITECTURES)}"
         )
     return found
 
@@ -138,7 +142,7 @@ def architecture(file: GGUFFile) -> str:
 def hugging_face_config(file: GGUFFile) -> dict[str, Any]:
     """The model's hyperparameters, in the words of a config.json."""
     read = _Metadata(file)
-    return _CONFIGS[architecture(file)](read) | read.special_tokens()
+    return ARCHITECTURES[architecture(file)].config(read) | read.special_tokens()
 
 
 class _Metadata:
@@ -238,9 +242,8 @@ def _qwen3(read: _Metadata) -> dict[str, Any]:
 
 def _gemma3(read: _Metadata) -> dict[str, Any]:
     config = _rotary(read)
-    # One size of Gemma 3, recognized by its depth as llama.cpp does, scales by hidden size over heads instead.
-    scaled_by_width = config["num_hidden_layers"] == 62
-    width = config["hidden_size"] // config["num_attention_heads"] if scaled_by_width else config["head_dim"]
+    sizes = ("num_hidden_layers", "hidden_size", "num_attention_heads", "head_dim")
+    width = ARCHITECTURES["gemma3"].score_width(*(config[name] for name in sizes))
     return config | {
         "model_type": "gemma3_text",
         "rope_theta": read.number("rope.freq_base", 1e6),
@@ -254,13 +257,35 @@ def _gemma3(read: _Metadata) -> dict[str, Any]:
     }
 
 
-_CONFIGS: dict[str, Callable[[_Metadata], dict[str, Any]]] = {
-    "llama": _llama,
-    "qwen2": _qwen2,
-    "qwen3": _qwen3,
-    "gemma3": _gemma3,
-    "gpt2": _gpt2,
+@dataclass(frozen=True)
+class Architecture:
+    """A family as llama.cpp has it.
+
+    names: its tensors' → Hugging Face's. config: a config.json from the metadata. interleaved: q and k rows are laid
+    out for the other kind of rotation. free_width: heads may be of any width, and not only hidden size over heads.
+    windows: it computes windows. by_width: this many layers mark the one size with another score width.
+    """
+
+    names: Mapping[str, str]
+    config: Callable[[_Metadata], dict[str, Any]]
+    interleaved: bool = False
+    free_width: bool = True
+    windows: bool = False
+    by_width: int | None = None
+
+    def score_width(self, layers: int, hidden: int, heads: int, head_dim: int) -> int:
+        """Scores are scaled by this to the power of -0.5."""
+        return hidden // heads if layers == self.by_width else head_dim
+
+
+ARCHITECTURES = {
+    "llama": Architecture(_LLAMA, _llama, interleaved=True),
+    "qwen2": Architecture(_LLAMA, _qwen2, free_width=False),
+    "qwen3": Architecture(_QWEN3, _qwen3),
+    "gemma3": Architecture(_GEMMA3, _gemma3, windows=True, by_width=62),
+    "gpt2": Architecture(_GPT2, _gpt2),
 }
+"""By llama.cpp's names, which are those of our families."""
 
 
 def _rope_scaling(read: _Metadata, head_dim: int) -> dict[str, Any] | None:

@@ -18,7 +18,7 @@ from gradus.loading.gguf_model import GGUFTensors
 from gradus.loading.packed_formats import NotReadable
 from gradus.loading.quoting import quoted
 from gradus.models.config import ModelConfig
-from gradus.models.create import FAMILIES
+from gradus.models.create import model_class
 from gradus.quantization.mix import HEAD, Mix, names_of, places
 from gradus.quantization.packed import Packed
 
@@ -36,7 +36,7 @@ class PackedGGUF:
     def __init__(self, tensors: GGUFTensors, config: ModelConfig) -> None:
         self._tensors = tensors
         matrices = {name for place in places(config) for name in names_of(place, config)}
-        embedding = FAMILIES[config.family].weights["embedding.weight"]
+        embedding = model_class(config.family).weights["embedding.weight"]
         self._kept: dict[str, Type] = {}
         rules = []
         for name in tensors.names():

@@ -9,20 +9,12 @@ from gradus.loading.gguf import GGUFFile
 from gradus.loading.gguf_model import hugging_face_config
 from gradus.loading.json_file import read_object, read_text
 from gradus.loading.llama2c import Llama2cFile
+from gradus.models.families import architecture
 
 TOKENIZER_FILES = (
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja", "vocab.json",
     "merges.txt", "generation_config.json",
 )  # fmt: skip
-
-ARCHITECTURES = {
-    "llama": "LlamaForCausalLM",
-    "qwen2": "Qwen2ForCausalLM",
-    "qwen3": "Qwen3ForCausalLM",
-    "gemma3_text": "Gemma3ForCausalLM",
-    "gpt2": "GPT2LMHeadModel",
-}
-"""What others look a model's code up by: in every config.json, and in no GGUF."""
 
 
 def small_files(checkpoint: Checkpoint) -> tuple[dict[str, Any], dict[str, str]]:
@@ -39,7 +31,7 @@ def small_files(checkpoint: Checkpoint) -> tuple[dict[str, Any], dict[str, str]]
     else:
         file = GGUFFile(checkpoint.source)
         config, template = hugging_face_config(file), file.metadata.get("tokenizer.chat_template")
-    return config | {"architectures": [ARCHITECTURES[config["model_type"]]]}, _tokenizer_of(checkpoint, template)
+    return config | {"architectures": [architecture(config["model_type"])]}, _tokenizer_of(checkpoint, template)
 
 
 def _tokenizer_of(checkpoint: Checkpoint, template: object) -> dict[str, str]:

@@ -2,18 +2,19 @@
 
 Read in this order:
 
-    config.py       what a model is, in numbers;  shapes.py: known ones by name
+    config.py       a model in numbers;  shapes.py: known ones by name
+    families.py     one record per family;  hf_config.py, hf_fields.py: a Hugging Face config.json, read strictly
     attention.py    the one seam to the engine: how keys and values are kept and read
     gpt2.py         the first model, whole
     llama.py        Llama, Mistral, SmolLM2, Qwen2;  qwen3.py, gemma3.py: variations
     heads.py        between the qkv product and the output product;  rope.py: a token's position as an angle
     layers.py       linear layers, embeddings, norms
+    parts.py        a model's description of its layers, for kernels that compute them whole
     create.py       a model from its configuration
-    weights.py      a checkpoint's tensors to a model's;  source.py: which tensors a parameter comes from
-    precision.py    which numbers it computes with
-    hf_config.py    a Hugging Face config.json, read strictly
+    weights.py      copies a checkpoint's tensors into a model;  source.py: which tensors a parameter comes from
+    precision.py    the types it computes with
 
-config.py and shapes.py do without torch, so the names below are looked up when first used (PEP 562) and
+config.py, families.py and shapes.py need no torch, so the names below are looked up when first used (PEP 562) and
 `import gradus.models` stays light.
 """
 
@@ -26,10 +27,12 @@ if TYPE_CHECKING:
         Llama3Scaling,
         ModelConfig,
         Rope,
+        Shard,
         kv_bytes_per_token,
         parameter_count,
     )
     from gradus.models.create import create_model, randomize
+    from gradus.models.families import read_config, write_config
     from gradus.models.layers import Linear, LinearFactory, Model, Place
     from gradus.models.shapes import SHAPES
     from gradus.models.weights import TensorSource, load_weights
@@ -39,10 +42,13 @@ _HOMES = {
     "Llama3Scaling": "config",
     "ModelConfig": "config",
     "Rope": "config",
+    "Shard": "config",
     "kv_bytes_per_token": "config",
     "parameter_count": "config",
     "create_model": "create",
     "randomize": "create",
+    "read_config": "families",
+    "write_config": "families",
     "Linear": "layers",
     "LinearFactory": "layers",
     "Model": "layers",
@@ -62,12 +68,15 @@ __all__ = [
     "ModelConfig",
     "Place",
     "Rope",
+    "Shard",
     "TensorSource",
     "create_model",
     "kv_bytes_per_token",
     "load_weights",
     "parameter_count",
     "randomize",
+    "read_config",
+    "write_config",
 ]
 
 

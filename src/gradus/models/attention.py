@@ -1,4 +1,4 @@
-"""The one seam between the model and everything that this project is about: how keys and values are kept and read."""
+"""The one seam between the model and the subject of this project: how keys and values are kept and read."""
 
 from typing import Protocol
 
@@ -6,7 +6,7 @@ from torch import Tensor
 
 
 class Attention(Protocol):
-    """All that a model knows of it: hand over this step's queries, keys and values, get the attended values back."""
+    """All that a model knows of attention: pass this step's queries, keys and values, and get the attended values."""
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Store this step's keys and values of `layer`, then attend causally.

@@ -1,27 +1,24 @@
 """Make a model from its configuration, and fill one with noise of a seed."""
 
+from importlib import import_module
 from math import prod
+from typing import cast
 
 import torch
 
 from gradus.device.transfer import numbered
 from gradus.models.config import ModelConfig
-from gradus.models.gemma3 import Gemma3
-from gradus.models.gpt2 import GPT2
+from gradus.models.families import FAMILIES
 from gradus.models.layers import Linear, LinearFactory, Model
-from gradus.models.llama import Llama
-from gradus.models.qwen3 import Qwen3
 from gradus.models.weights import assign, parameters
 
-FAMILIES: dict[str, type[Model]] = {
-    "gpt2": GPT2,
-    "llama": Llama,
-    "qwen2": Llama,  # with biases on queries, keys and values, which its configuration asks for
-    "qwen3": Qwen3,
-    "gemma3": Gemma3,
-}
-
 CHUNK = 1 << 20  # random values drawn at once: 4 MiB, which stay in the CPU's cache until they are copied
+
+
+def model_class(family: str) -> type[Model]:
+    """The class that computes models of a family."""
+    module, name = FAMILIES[family].model.split(":")
+    return cast(type[Model], getattr(import_module(module), name))
 
 
 def create_model(
@@ -31,12 +28,12 @@ def create_model(
     device: torch.device | str = "cpu",
     linear: LinearFactory = Linear,
 ) -> Model:
-    """The model with its memory allocated and its weights unset: `load_weights` or `randomize` comes next.
+    """Make the model, with memory allocated and weights unset: `load_weights` or `randomize` comes next.
 
-    dtype: of activations, norms and embeddings. How matrices are kept is decided by `linear`.
+    dtype: of activations, norms and embeddings. `linear` decides how matrices are kept.
     """
     device = numbered(torch.device(device))
-    model = FAMILIES[config.family](config, linear, dtype, device).requires_grad_(False).eval()
+    model = model_class(config.family)(config, linear, dtype, device).requires_grad_(False).eval()
     model.dtype, model.device = dtype, device
     shorten_lookups(model)
     return model
@@ -46,8 +43,8 @@ def shorten_lookups(model: Model) -> None:
     """Put a module's parts where Python looks first.
 
     Torch keeps them where Python looks last, behind `__getattr__`, which costs as much as a small kernel. A layer makes
-    dozens of such lookups, which show in a one-row step on a CPU. Assigning a part anew still works: torch then clears
-    that place.
+    dozens of such lookups, which show in a one-row step on a CPU. Assigning a part anew still works, because torch then
+    clears that place.
     """
     for module in model.modules():
         vars(module).update(module._modules, **module._parameters)
@@ -63,7 +60,7 @@ def randomize(model: Model, seed: int = 0, std: float = 0.02) -> None:
     device = next(model.parameters()).device
     generator = torch.Generator(device).manual_seed(seed)
     for path, module, name, shape in parameters(model):
-        if path == "head.weight" and model.config.tie_embeddings:  # tied, but kept apart: the embedding, once more
+        if path == "head.weight" and model.config.tie_embeddings:  # tied, but stored twice: the embedding again
             assign(module, name, 0, model.embedding.weight)
             continue
         center = 1.0 if name == "weight" and len(shape) == 1 else 0.0  # a vector of weights belongs to a norm

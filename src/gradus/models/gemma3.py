@@ -1,12 +1,14 @@
-"""Gemma 3's text model (Gemma Team 2025): most layers look only a window back, and every sixth sees everything.
+"""Gemma 3's text model (Gemma Team 2025): most layers see only a window back, and every sixth sees everything.
 
-Only the layers that see everything need a KV cache as long as the context: the point of the design. The two kinds
-have rotary tables of their own: short wavelengths where distances are short. Unlike Llama: queries and keys are
-normalized (as in Qwen3), what attention and the MLP add is normalized before it is added (four norms per layer),
+Only the layers that see everything need a KV cache as long as the context, which is the point of the design. Each kind
+has its own rotary table, with short wavelengths where distances are short. Unlike in Llama, queries and keys are
+normalized (as in Qwen3), the outputs of attention and MLP are normalized before they are added (four norms per layer),
 embeddings are scaled by sqrt(D), and a configuration may cap the logits softly.
 
 Shapes: N tokens, D hidden_size, Hq query heads, Hkv key-value heads, Dh head_dim, F intermediate_size, V vocabulary.
 """
+
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -15,10 +17,11 @@ from gradus.models.attention import Attention
 from gradus.models.config import ModelConfig
 from gradus.models.heads import Heads
 from gradus.models.layers import Embedding, EmbeddingTables, Gated, LinearFactory, Model, Place, RMSNorm
+from gradus.models.parts import LayerParts
 from gradus.models.rope import RotaryTable, Rotation
 from gradus.models.source import Ignored, OnePlus, Source
 
-# Gemma's norms scale by 1 + weight, so that training starts from 0. The 1 is added once, here, as the file is read.
+# Gemma's norms scale by 1 + weight, so that training starts from 0. The 1 is added once, when the file is read.
 WEIGHTS: dict[str, Source] = {
     "embedding.weight": "model.embed_tokens.weight",
     "layers.{}.attention_norm.weight": OnePlus("model.layers.{}.input_layernorm.weight"),
@@ -46,45 +49,44 @@ WEIGHTS: dict[str, Source] = {
 }
 
 
-class Norm(RMSNorm):
+def wide_norm(width: int, eps: float, device: torch.device | str) -> RMSNorm:
     """RMSNorm in float32 throughout: 1 + weight would lose the small weights' digits in a narrower type."""
-
-    def __init__(self, width: int, eps: float, device: torch.device | str) -> None:
-        super().__init__(width, eps, torch.float32, device)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x.float()).to(x.dtype)
+    return RMSNorm(width, eps, torch.float32, device)
 
 
 class Block(nn.Module):
-    """One layer: attention, local or global, then an MLP; each normalized before and after, and added."""
+    """One layer: attention, local or global, then an MLP. Both normalize their input and the output that they add."""
 
     def __init__(
         self, config: ModelConfig, index: int, linear: LinearFactory, dtype: torch.dtype, device: torch.device | str
     ) -> None:
         super().__init__()
-        hidden, width, head_dim = config.hidden_size, config.intermediate_size, config.head_dim
+        hidden, q_width, width = config.hidden_size, config.q_width, config.intermediate_size
         eps = config.norm_eps
-        q_width, kv_width = config.num_heads * head_dim, config.num_kv_heads * head_dim
-        widths = (q_width, kv_width, kv_width)
         self.local = config.windows[index] is not None
 
-        self.attention_norm = Norm(hidden, eps, device)
-        self.qkv = linear(Place("qkv", index), hidden, widths, config.attention_bias, dtype, device)
-        self.heads = Heads(config, index, Norm(head_dim, eps, device), Norm(head_dim, eps, device))
+        self.attention_norm = wide_norm(hidden, eps, device)
+        self.qkv = linear(Place("qkv", index), hidden, config.qkv_widths, config.attention_bias, dtype, device)
+        q_norm, k_norm = (wide_norm(config.head_dim, eps, device) for _ in ("queries", "keys"))
+        self.heads = Heads(config, index, q_norm, k_norm)
         self.output = linear(Place("attn_out", index), q_width, (hidden,), config.attention_output_bias, dtype, device)
-        self.attention_out_norm = Norm(hidden, eps, device)
-        self.mlp_norm = Norm(hidden, eps, device)
-        self.gate_up = linear(Place("gate_up", index), hidden, (width, width), config.mlp_bias, dtype, device)
+        self.attention_out_norm = wide_norm(hidden, eps, device)
+        self.mlp_norm = wide_norm(hidden, eps, device)
+        self.gate_up = linear(Place("gate_up", index), hidden, config.up_widths, config.mlp_bias, dtype, device)
         self.gate = Gated(config.activation)
         self.down = linear(Place("down", index), width, (hidden,), config.mlp_bias, dtype, device)
-        self.mlp_out_norm = Norm(hidden, eps, device)
+        self.mlp_out_norm = wide_norm(hidden, eps, device)
 
     def forward(self, x: Tensor, rotation: Rotation, attention: Attention) -> Tensor:
         qkv = self.qkv.after(self.attention_norm, x)  # [N, (Hq + Hkv + Hkv) Dh]
         x = self.attention_out_norm.onto(x, self.output(self.heads(qkv.to(x.dtype), rotation, attention)))
         features = self.gate_up.after(self.mlp_norm, x, self.gate)  # [N, 2 F] → [N, F]
         return self.mlp_out_norm.onto(x, self.down(features))
+
+    def parts(self, rope: RotaryTable) -> LayerParts:
+        attention = self.attention_norm, self.qkv, self.heads, self.output
+        mlp = self.mlp_norm, self.gate_up, self.gate, self.down
+        return LayerParts(rope, *attention, *mlp, self.attention_out_norm, self.mlp_out_norm)
 
 
 class Gemma3(Model):
@@ -112,7 +114,7 @@ class Gemma3(Model):
         self.rope = RotaryTable(config.rope, config.head_dim, config.context_length, dtype, device)
         self.local_rope = RotaryTable(config.local_rope, config.head_dim, config.context_length, dtype, device)
         self.layers = nn.ModuleList(Block(config, index, linear, dtype, device) for index in range(config.num_layers))
-        self.norm = Norm(config.hidden_size, config.norm_eps, device)
+        self.norm = wide_norm(config.hidden_size, config.norm_eps, device)
         self.head = head
 
     def embed(self, token_ids: Tensor, positions: Tensor) -> Tensor:
@@ -127,6 +129,6 @@ class Gemma3(Model):
             x = layer(x, nearby if layer.local else everywhere, attention)
         return x
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        logits, cap = super().logits(hidden), self.config.final_softcap
-        return logits if cap is None else cap * torch.tanh(logits / cap)
+    def parts(self) -> list[LayerParts]:
+        layers = [cast(Block, layer) for layer in self.layers]
+        return [layer.parts(self.local_rope if layer.local else self.rope) for layer in layers]

@@ -1,12 +1,14 @@
 """GPT-2 (Radford et al. 2019): the decoder at its plainest, and the one to read first.
 
-A token's row starts as the sum of what it is (token embedding) and where it is (position embedding). Every layer adds
-two things to it: what attention gathered from the tokens before it, and what an MLP made of that. Each reads a
-normalized copy (LayerNorm before, not after), so the row itself runs from bottom to top unhindered: the residual
-stream. At the top, the rows that the embedding knows best by dot product are the likeliest next tokens.
+A token's row starts as the sum of its token embedding and its position embedding. Every layer adds two things to it:
+what attention gathered from the tokens before it, and what an MLP made of that. Each reads a normalized copy (LayerNorm
+before, not after), so the row itself runs from bottom to top unhindered: the residual stream. At the top, the tokens
+whose embeddings have the largest dot products with the row are the likeliest to come next.
 
 Shapes: N tokens, D hidden_size, H heads, Dh = D / H, F = 4 D, V vocabulary.
 """
+
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +17,7 @@ from gradus.models.attention import Attention
 from gradus.models.config import ModelConfig
 from gradus.models.heads import Heads
 from gradus.models.layers import Activation, Embedding, EmbeddingTables, LinearFactory, Model, Place
+from gradus.models.parts import LayerParts
 from gradus.models.source import Ignored, Source, Transposed
 
 # GPT-2 keeps its matrices as [in, out] (a "Conv1D" of width one); ours are [out, in], as in every other family.
@@ -40,21 +43,21 @@ WEIGHTS: dict[str, Source] = {
 
 
 class Block(nn.Module):
-    """One layer: look around (attention), then think (MLP), each added to what came in."""
+    """One layer: look around (attention), then think (MLP), and add the result of each to the input."""
 
     def __init__(
         self, config: ModelConfig, index: int, linear: LinearFactory, dtype: torch.dtype, device: torch.device | str
     ) -> None:
         super().__init__()
-        hidden = config.hidden_size
+        hidden, q_width, width = config.hidden_size, config.q_width, config.intermediate_size
 
         self.attention_norm = nn.LayerNorm(hidden, config.norm_eps, dtype=dtype, device=device)
-        self.qkv = linear(Place("qkv", index), hidden, (hidden, hidden, hidden), config.attention_bias, dtype, device)
-        self.output = linear(Place("attn_out", index), hidden, (hidden,), config.attention_output_bias, dtype, device)
+        self.qkv = linear(Place("qkv", index), hidden, config.qkv_widths, config.attention_bias, dtype, device)
+        self.output = linear(Place("attn_out", index), q_width, (hidden,), config.attention_output_bias, dtype, device)
         self.mlp_norm = nn.LayerNorm(hidden, config.norm_eps, dtype=dtype, device=device)
-        self.up = linear(Place("gate_up", index), hidden, (config.intermediate_size,), config.mlp_bias, dtype, device)
+        self.up = linear(Place("gate_up", index), hidden, config.up_widths, config.mlp_bias, dtype, device)
         self.activation = Activation(config.activation)
-        self.down = linear(Place("down", index), config.intermediate_size, (hidden,), config.mlp_bias, dtype, device)
+        self.down = linear(Place("down", index), width, (hidden,), config.mlp_bias, dtype, device)
         self.heads = Heads(config, index)
 
     def forward(self, x: Tensor, attention: Attention) -> Tensor:
@@ -62,6 +65,11 @@ class Block(nn.Module):
         x = self.output.onto(x, self.heads(qkv.to(x.dtype), None, attention))  # positions are in x already
         features = self.up.after(self.mlp_norm, x, self.activation)  # [N, D] → [N, F]
         return self.down.onto(x, features)  # [N, F] → [N, D]
+
+    def parts(self) -> LayerParts:
+        attention = self.attention_norm, self.qkv, self.heads, self.output
+        mlp = self.mlp_norm, self.up, self.activation, self.down
+        return LayerParts(None, *attention, *mlp)
 
 
 def _is_causal(mask: Tensor) -> bool:
@@ -105,6 +113,9 @@ class GPT2(Model):
         return EmbeddingTables(self.embedding.weight, positions=self.position_embedding.weight)
 
     def run_layers(self, x: Tensor, positions: Tensor, attention: Attention) -> Tensor:
-        for layer in self.layers:  # positions were added at the start: the layers need them no more
+        for layer in self.layers:  # positions were added at the start: the layers no longer need them
             x = layer(x, attention)
         return x
+
+    def parts(self) -> list[LayerParts]:
+        return [cast(Block, layer).parts() for layer in self.layers]

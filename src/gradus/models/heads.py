@@ -1,4 +1,4 @@
-"""Between the qkv product and the output product: cut into heads, give queries and keys their positions, attend."""
+"""Attention between the qkv product and the output product: cut rows into heads, rotate queries and keys, attend."""
 
 from torch import Tensor, cat, nn
 
@@ -9,9 +9,9 @@ from gradus.models.rope import Rotation, rotate
 
 
 class Heads(nn.Module):
-    """One layer's attention, from the product's rows to what every head gathered.
+    """One layer's attention, from the qkv product's rows to the heads' results.
 
-    q_norm, k_norm: normalize every query and key head on its own before it is rotated (Qwen3, Gemma 3).
+    q_norm, k_norm: normalize each query and key head separately before it is rotated (Qwen3, Gemma 3).
     """
 
     def __init__(

@@ -1,122 +1,16 @@
-"""Reading a Hugging Face config.json: strictly, in the spelling of transformers 4 or 5, one reader a family.
+"""Reading and writing a Hugging Face config.json, in the spelling of transformers 4 or 5: a reader and a writer per
+family, which `families.py` names.
 
-Nothing here guesses: a key that is missing, of the wrong type or out of range is one line that names it. Torch-free.
+Absent keys take the value that transformers gives them; apart from that nothing is guessed. Torch-free.
 """
 
-import reprlib
-from collections.abc import Callable
 from typing import Any
 
 from gradus.errors import ConfigError
-from gradus.models.config import Family, LinearScaling, Llama3Scaling, ModelConfig, Rope
+from gradus.models.config import LinearScaling, Llama3Scaling, ModelConfig, Rope
+from gradus.models.hf_fields import LARGEST, REQUIRED, Fields, is_integer, shown
 
-LARGEST = 1 << 24  # of any count in a configuration: far above every real model, low enough to never exhaust memory
 MOST_LAYERS = 4096
-
-
-def read_config(raw: object) -> ModelConfig:
-    """`ModelConfig.from_hf`, which see."""
-    fields = _Fields(raw)
-    return _READERS[_model_type(fields)](fields)
-
-
-_REQUIRED: Any = object()
-
-
-class _Fields:
-    """One JSON object, read strictly. A null counts as absent, as it does for transformers."""
-
-    def __init__(self, raw: object, path: str = "") -> None:
-        if not isinstance(raw, dict):
-            raise ConfigError(f"model configuration: {path or 'it'} must be a JSON object, got {_shown(raw)}")
-        self.raw, self.path = raw, f"{path}." if path else ""
-
-    def has(self, key: str) -> bool:
-        return self.raw.get(key) is not None
-
-    def integer(self, key: str, default: Any = _REQUIRED, least: int = 1, most: int = LARGEST) -> int:
-        expected = f"an integer between {least} and {most}"
-        return self._read(key, default, expected, lambda value: _is_integer(value) and least <= value <= most)
-
-    def number(self, key: str, default: Any = _REQUIRED) -> float:
-        return float(self._read(key, default, "a number above 0 and below 1e12", _is_number))
-
-    def boolean(self, key: str, default: bool) -> bool:
-        return self._read(key, default, "true or false", lambda value: isinstance(value, bool))
-
-    def text(self, key: str, default: Any = _REQUIRED) -> str:
-        return self._read(key, default, "a string", lambda value: isinstance(value, str))
-
-    def choice(self, key: str, default: str, choices: dict[str, str]) -> str:
-        """The value's meaning in `choices`."""
-        value = self._read(
-            key, default, f"one of {', '.join(sorted(choices))}", lambda v: isinstance(v, str) and v in choices
-        )
-        return choices[value]
-
-    def section(self, key: str) -> "_Fields":
-        """The object under `key`; an empty one when absent."""
-        return _Fields(self.raw[key] if self.has(key) else {}, f"{self.path}{key}")
-
-    def refuse(self, key: str, reason: str) -> None:
-        """These are switches that change the mathematics, off in every model supported here."""
-        if self.boolean(key, False):
-            raise ConfigError(f"model configuration: {self.path}{key} is set, but {reason}")
-
-    def _read(self, key: str, default: Any, expected: str, accepts: Callable[[Any], bool]) -> Any:
-        if not self.has(key):
-            if default is _REQUIRED:
-                raise ConfigError(f"model configuration: {self.path}{key} is missing (expected {expected})")
-            return default
-        value = self.raw[key]
-        if not accepts(value):
-            raise ConfigError(f"model configuration: {self.path}{key} must be {expected}, got {_shown(value)}")
-        return value
-
-
-def _is_integer(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _is_number(value: Any) -> bool:
-    return (_is_integer(value) or isinstance(value, float)) and 0 < value < 1e12  # NaN and Infinity fail this too
-
-
-def _shown(value: object) -> str:
-    """Short enough for one line, whatever it is."""
-    if isinstance(value, int) and value.bit_length() > 128:
-        return f"an integer of {value.bit_length()} bits"
-    return reprlib.repr(value)
-
-
-_ARCHITECTURES = {
-    "GPT2LMHeadModel": "gpt2",
-    "LlamaForCausalLM": "llama",
-    "MistralForCausalLM": "mistral",
-    "Qwen2ForCausalLM": "qwen2",
-    "Qwen3ForCausalLM": "qwen3",
-    "Gemma3ForCausalLM": "gemma3_text",
-    "Gemma3ForConditionalGeneration": "gemma3",
-}
-
-
-def _model_type(fields: _Fields) -> str:
-    """The key into _READERS: model_type, or where that is absent the architecture's class name."""
-    name: Any = fields.raw.get("model_type")
-    if name is None:
-        architectures = fields.raw.get("architectures")
-        name = architectures[0] if isinstance(architectures, list) and architectures else architectures
-        if name is None:
-            raise ConfigError("model configuration: model_type is missing, and so is architectures")
-        if isinstance(name, str):
-            name = _ARCHITECTURES.get(name, name)
-    if isinstance(name, str) and name in _READERS:
-        return name
-    raise ConfigError(
-        f"model configuration: architecture {_shown(name)} is not supported; "
-        f"supported model types are {', '.join(sorted(_READERS))}"
-    )
-
 
 _ACTIVATIONS = {
     "silu": "silu",
@@ -126,9 +20,10 @@ _ACTIVATIONS = {
     "gelu_fast": "gelu_tanh",
     "gelu_pytorch_tanh": "gelu_tanh",
 }
+_SPELLED = {"silu": "silu", "gelu": "gelu", "gelu_tanh": "gelu_pytorch_tanh"}
 
 
-def _read_gpt2(fields: _Fields) -> ModelConfig:
+def read_gpt2(fields: Fields) -> ModelConfig:
     fields.refuse("scale_attn_by_inverse_layer_idx", "attention scaled by layer is not supported")
     fields.refuse("add_cross_attention", "cross-attention is not supported: only decoders are")
     hidden, heads, layers = fields.integer("n_embd"), fields.integer("n_head"), _layer_count(fields, "n_layer")
@@ -157,28 +52,55 @@ def _read_gpt2(fields: _Fields) -> ModelConfig:
         final_softcap=None,
         bos_token_id=_beginning(fields, 50256),
         eos_token_ids=_ends(fields, 50256),
+        gated=False,
+        norm_bias=True,
     )
 
 
-def _read_llama(fields: _Fields) -> ModelConfig:
+def write_gpt2(config: ModelConfig) -> dict[str, Any]:
+    return _common(config) | {
+        "model_type": "gpt2",
+        "n_positions": config.context_length,
+        "n_ctx": config.context_length,
+        "n_embd": config.hidden_size,
+        "n_inner": config.intermediate_size,
+        "n_layer": config.num_layers,
+        "n_head": config.num_heads,
+        "layer_norm_epsilon": config.norm_eps,
+        "activation_function": (_SPELLED | {"gelu_tanh": "gelu_new"})[config.activation],
+        "scale_attn_weights": config.attention_scale != 1.0,
+        "resid_pdrop": 0.0,  # absent, these would be 0.1
+        "embd_pdrop": 0.0,
+        "attn_pdrop": 0.0,
+    }
+
+
+def read_llama(fields: Fields) -> ModelConfig:
     bias = fields.boolean("attention_bias", False)
     mlp_bias = fields.boolean("mlp_bias", False)
     return _rotary(fields, attention_bias=bias, attention_output_bias=bias, mlp_bias=mlp_bias, bos=1, eos=2)
 
 
-def _read_mistral(fields: _Fields) -> ModelConfig:
+def write_llama(config: ModelConfig) -> dict[str, Any]:
+    """As Llama, or as Mistral, which has one window in every layer."""
+    window = config.windows[0] if config.windows else None
+    kind = {"model_type": "llama"} if window is None else {"model_type": "mistral", "sliding_window": window}
+    return _common_rotary(config) | kind | {"mlp_bias": config.mlp_bias}
+
+
+def read_mistral(fields: Fields) -> ModelConfig:
     """Llama without biases, and with a window in every layer: absent means 4096, null means none."""
     window = fields.integer("sliding_window") if fields.has("sliding_window") else None
     window = window if "sliding_window" in fields.raw else 4096
     return _rotary(fields, kv_heads=8, windows=(window,) * _layer_count(fields), bos=1, eos=2)
 
 
-def _read_qwen2(fields: _Fields) -> ModelConfig:
+def read_qwen2(fields: Fields) -> ModelConfig:
     """Llama with biases on queries, keys and values, always; no key says so."""
     return _rotary(fields, family="qwen2", kv_heads=32, attention_bias=True, windows=_qwen_windows(fields))
 
 
-def _read_qwen3(fields: _Fields) -> ModelConfig:
+def read_qwen3(fields: Fields) -> ModelConfig:
     bias = fields.boolean("attention_bias", False)
     return _rotary(
         fields,
@@ -188,18 +110,26 @@ def _read_qwen3(fields: _Fields) -> ModelConfig:
         attention_bias=bias,
         attention_output_bias=bias,
         windows=_qwen_windows(fields),
+        qk_norm=True,
     )
 
 
-def _qwen_windows(fields: _Fields) -> tuple[int | None, ...]:
-    """What Qwen2 and Qwen3 share: a window that is off unless a key turns it on, and then only in the last layers."""
+def write_qwen(config: ModelConfig) -> dict[str, Any]:
+    """Both Qwen2 and Qwen3, whose names are those of our families."""
+    window = next((window for window in config.windows if window is not None), None)
+    windows = {"use_sliding_window": True, "sliding_window": window, "layer_types": _layer_types(config)}
+    return _common_rotary(config) | {"model_type": config.family} | ({} if window is None else windows)
+
+
+def _qwen_windows(fields: Fields) -> tuple[int | None, ...]:
+    """The windows of Qwen2 and Qwen3: off unless a key turns them on, and then only in the last layers."""
     window = fields.integer("sliding_window", 4096) if fields.boolean("use_sliding_window", False) else None
     first = fields.integer("max_window_layers", 28, least=0)  # the layers from here on have the window
     usual = tuple(window if layer >= first else None for layer in range(_layer_count(fields)))
     return _windows_by_type(fields, window, usual)
 
 
-def _read_gemma3(fields: _Fields) -> ModelConfig:
+def read_gemma3(fields: Fields) -> ModelConfig:
     fields.refuse("use_bidirectional_attention", "only causal attention is supported")
     layers = _layer_count(fields, default=26)
     window = fields.integer("sliding_window", 4096)
@@ -238,43 +168,57 @@ def _read_gemma3(fields: _Fields) -> ModelConfig:
         final_softcap=fields.number("final_logit_softcapping") if fields.has("final_logit_softcapping") else None,
         bos_token_id=_beginning(fields, 2),
         eos_token_ids=_ends(fields, 1),
+        qk_norm=True,
+        post_norms=True,
     )
 
 
-def _read_gemma3_multimodal(fields: _Fields) -> ModelConfig:
-    """Gemma 3 with a vision tower: its text part is a Gemma 3 like any other, and all that is used of it."""
+def read_gemma3_multimodal(fields: Fields) -> ModelConfig:
+    """Gemma 3 with a vision tower: only its text part is used, which is a Gemma 3 like any other."""
     if not fields.has("text_config"):
         raise ConfigError("model configuration: text_config is missing (expected an object: Gemma 3's text part)")
     text = fields.section("text_config")
     outer = {key: fields.raw[key] for key in ("bos_token_id", "eos_token_id") if fields.has(key)}
-    return _read_gemma3(_Fields({**text.raw, **outer}, "text_config"))
+    return read_gemma3(Fields({**text.raw, **outer}, "text_config"))
 
 
-_READERS: dict[str, Callable[[_Fields], ModelConfig]] = {
-    "gpt2": _read_gpt2,
-    "llama": _read_llama,
-    "mistral": _read_mistral,
-    "qwen2": _read_qwen2,
-    "qwen3": _read_qwen3,
-    "gemma3_text": _read_gemma3,
-    "gemma3": _read_gemma3_multimodal,
-}
+def write_gemma3(config: ModelConfig) -> dict[str, Any]:
+    assert config.rope is not None
+    common = _common_rotary(config)
+    del common["hidden_act"]
+    return common | {
+        "model_type": "gemma3_text",
+        "hidden_activation": _SPELLED[config.activation],
+        "sliding_window": next((window for window in config.windows if window is not None), config.context_length),
+        "layer_types": _layer_types(config),
+        "query_pre_attn_scalar": round(config.attention_scale**-2),
+        "final_logit_softcapping": config.final_softcap,
+        "attn_logit_softcapping": config.attention_softcap,
+        "rope_parameters": {
+            "full_attention": _spelled_rope(config.rope),
+            "sliding_attention": _spelled_rope(config.local_rope or config.rope),
+        },
+    }
+
+
+# -- parts that families share -----------------------------------------------------------------------------------------
 
 
 def _rotary(
-    fields: _Fields,
+    fields: Fields,
     *,
-    family: Family = "llama",
+    family: str = "llama",
     kv_heads: int | None = None,
     head_dim: int | None = None,
     attention_bias: bool = False,
     attention_output_bias: bool = False,
     mlp_bias: bool = False,
     windows: tuple[int | None, ...] | None = None,
+    qk_norm: bool = False,
     bos: int | None = None,
     eos: int | None = None,
 ) -> ModelConfig:
-    """What Llama, Mistral, Qwen2 and Qwen3 share. The arguments are what absent keys mean, to each of them."""
+    """Read a decoder of Llama's make. The arguments are each family's own: values of absent keys, and its norms."""
     hidden, heads, layers = fields.integer("hidden_size"), fields.integer("num_attention_heads"), _layer_count(fields)
     context = fields.integer("max_position_embeddings")
     if head_dim is None and not fields.has("head_dim"):
@@ -305,10 +249,11 @@ def _rotary(
         final_softcap=None,
         bos_token_id=_beginning(fields, bos),
         eos_token_ids=_ends(fields, eos),
+        qk_norm=qk_norm,
     )
 
 
-def _layer_count(fields: _Fields, key: str = "num_hidden_layers", default: Any = _REQUIRED) -> int:
+def _layer_count(fields: Fields, key: str = "num_hidden_layers", default: Any = REQUIRED) -> int:
     return fields.integer(key, default, most=MOST_LAYERS)
 
 
@@ -318,15 +263,15 @@ def _even_share(hidden: int, heads: int, hidden_key: str, heads_key: str) -> int
     return hidden // heads
 
 
-def _windows_by_type(fields: _Fields, window: int | None, usual: tuple[int | None, ...]) -> tuple[int | None, ...]:
-    """A window a layer as `layer_types` lists them, or the family's usual pattern where it is absent."""
+def _windows_by_type(fields: Fields, window: int | None, usual: tuple[int | None, ...]) -> tuple[int | None, ...]:
+    """One window per layer, as `layer_types` lists them, or the family's usual pattern if that key is absent."""
     if not fields.has("layer_types"):
         return usual
     types = fields.raw["layer_types"]
     if not isinstance(types, list) or not all(kind in ("full_attention", "sliding_attention") for kind in types):
         raise ConfigError(
             f"model configuration: {fields.path}layer_types must be a list of 'full_attention' and "
-            f"'sliding_attention', got {_shown(types)}"
+            f"'sliding_attention', got {shown(types)}"
         )
     if window is None and "sliding_attention" in types:
         raise ConfigError(f"model configuration: {fields.path}layer_types has sliding attention, but no window is set")
@@ -334,12 +279,12 @@ def _windows_by_type(fields: _Fields, window: int | None, usual: tuple[int | Non
 
 
 def _bounded(windows: tuple[int | None, ...], context: int) -> tuple[int | None, ...]:
-    """A window as long as the context hides nothing: full attention, which backends do faster."""
+    """Drop windows as long as the context: they hide nothing, and backends run full attention faster."""
     return tuple(None if window is None or window >= context else window for window in windows)
 
 
-def _rope_section(fields: _Fields, context: int) -> _Fields:
-    """transformers 5's rope_parameters, or 4's rope_scaling. Where both are there, they must say the same."""
+def _rope_section(fields: Fields, context: int) -> Fields:
+    """transformers 5's rope_parameters, or 4's rope_scaling. If both are present, they must agree."""
     if fields.number("partial_rotary_factor", 1.0) != 1.0:
         raise ConfigError(f"model configuration: {fields.path}partial_rotary_factor other than 1 is not supported")
     if not fields.has("rope_parameters"):
@@ -359,12 +304,12 @@ def _rope_section(fields: _Fields, context: int) -> _Fields:
     return parameters
 
 
-def _rope(scaling: _Fields, theta: float, context: int) -> Rope:
+def _rope(scaling: Fields, theta: float, context: int) -> Rope:
     """`scaling` is transformers 4's rope_scaling, or 5's rope_parameters, which may hold theta as well."""
     theta = scaling.number("rope_theta", theta)
     if scaling.number("partial_rotary_factor", 1.0) != 1.0:
         raise ConfigError(f"model configuration: {scaling.path}partial_rotary_factor other than 1 is not supported")
-    absent = _REQUIRED if scaling.has("factor") else "default"
+    absent = REQUIRED if scaling.has("factor") else "default"
     kind = scaling.text("type" if scaling.has("type") and not scaling.has("rope_type") else "rope_type", absent)
     if kind == "default":
         return Rope(theta)
@@ -379,24 +324,71 @@ def _rope(scaling: _Fields, theta: float, context: int) -> Rope:
         original = scaling.integer("original_max_position_embeddings", context)
         return Rope(theta, Llama3Scaling(scaling.number("factor"), low, high, original))
     raise ConfigError(
-        f"model configuration: rope scaling {_shown(kind)} is not supported; supported are default, linear and llama3"
+        f"model configuration: rope scaling {shown(kind)} is not supported; supported are default, linear and llama3"
     )
 
 
-def _beginning(fields: _Fields, default: int | None) -> int | None:
+def _beginning(fields: Fields, default: int | None) -> int | None:
     if "bos_token_id" not in fields.raw:
         return default
     return fields.integer("bos_token_id", least=0) if fields.has("bos_token_id") else None
 
 
-def _ends(fields: _Fields, default: int | None) -> tuple[int, ...]:
-    """eos_token_id is a number, a list of numbers, or null: nothing ends the text but its length."""
+def _ends(fields: Fields, default: int | None) -> tuple[int, ...]:
+    """Read eos_token_id: a number, a list of numbers, or null, which means that only its length ends a text."""
     value = fields.raw.get("eos_token_id", default)
     if value is None:
         return ()
     tokens = value if isinstance(value, list) else [value]
-    if not all(_is_integer(token) and 0 <= token <= LARGEST for token in tokens):
+    if not all(is_integer(token) and 0 <= token <= LARGEST for token in tokens):
         raise ConfigError(
-            f"model configuration: {fields.path}eos_token_id must be a token id or a list of them, got {_shown(value)}"
+            f"model configuration: {fields.path}eos_token_id must be a token id or a list of them, got {shown(value)}"
         )
     return tuple(dict.fromkeys(tokens))
+
+
+def _common(config: ModelConfig) -> dict[str, Any]:
+    return {
+        "vocab_size": config.vocab_size,
+        "tie_word_embeddings": config.tie_embeddings,
+        "bos_token_id": config.bos_token_id,
+        "eos_token_id": list(config.eos_token_ids),
+    }
+
+
+def _common_rotary(config: ModelConfig) -> dict[str, Any]:
+    assert config.rope is not None
+    return _common(config) | {
+        "hidden_size": config.hidden_size,
+        "intermediate_size": config.intermediate_size,
+        "num_hidden_layers": config.num_layers,
+        "num_attention_heads": config.num_heads,
+        "num_key_value_heads": config.num_kv_heads,
+        "head_dim": config.head_dim,
+        "max_position_embeddings": config.context_length,
+        "rms_norm_eps": config.norm_eps,
+        "hidden_act": _SPELLED[config.activation],
+        "attention_bias": config.attention_bias,
+        "rope_parameters": _spelled_rope(config.rope),
+    }
+
+
+def _layer_types(config: ModelConfig) -> list[str]:
+    return ["full_attention" if window is None else "sliding_attention" for window in config.windows]
+
+
+def _spelled_rope(rope: Rope) -> dict[str, Any]:
+    match rope.scaling:
+        case None:
+            return {"rope_type": "default", "rope_theta": rope.theta}
+        case LinearScaling(factor):
+            return {"rope_type": "linear", "rope_theta": rope.theta, "factor": factor}
+        case Llama3Scaling(factor, low, high, original):
+            return {
+                "rope_type": "llama3",
+                "rope_theta": rope.theta,
+                "factor": factor,
+                "low_freq_factor": low,
+                "high_freq_factor": high,
+                "original_max_position_embeddings": original,
+            }

@@ -1,6 +1,6 @@
-"""The parts that models are built from: linear layers, embeddings, norms, and what a model is as a whole.
+"""The parts that models are built from (linear layers, embeddings, norms), and the base class of models.
 
-Nothing here knows of requests, caches, phases or batches: rows of tokens go in, rows of tokens come out. Weights are
+Nothing here knows requests, caches, phases or batches: rows of tokens go in, rows of tokens come out. Weights are
 allocated but not initialized; `gradus.models.weights` fills them from a checkpoint, `randomize` with noise.
 """
 
@@ -46,10 +46,10 @@ Role = Literal["qkv", "attn_out", "gate_up", "down", "head"]
 
 
 class Place(NamedTuple):
-    """Where in a model a matrix stands: by this a factory decides how to store, shard and multiply it.
+    """A matrix's place in a model, by which a factory decides how to store, shard and multiply it.
 
-    role: the queries', keys' and values' product; attention's output; the MLP's first product, gated or not, and its
-    second; the output head. layer: counted from 0, None for the head.
+    role: the product that makes queries, keys and values; the one after attention; the MLP's first, gated or not, and
+    its second; the output head. layer: counted from 0, None for the head.
     """
 
     role: Role
@@ -65,14 +65,14 @@ class Linear(nn.Module):
     out_features is a tuple: (q, k, v) is one fused product whose output is the three side by side, [N, q + k + v].
     One large product is faster than three small ones, and at one row per step it is read from memory in one stream.
 
-    To store weights in another way (narrower, packed, sharded), subclass: override `allocate`, `assign`, which receives
-    them, and `forward`. `dtype` is the activations' dtype. The subclass chooses what weights are kept in, and may
-    answer in a narrower type than x's. No model file changes: none assumes that `weight` or the result has x's dtype. A
-    subclass with its own `forward` may also have its own kernels: see `gradus.kernels.core.view`.
+    A subclass may store weights in another way (narrower, packed, sharded): override `allocate`, `assign`, which
+    receives them, and `forward`. `dtype` is the activations' dtype. The subclass chooses the type of the weights, and
+    may return a narrower type than x's. No model file changes, because none assumes that `weight` or the result has x's
+    dtype. A subclass with its own `forward` may also have its own kernels: see `gradus.kernels.core.view`.
     """
 
     accepted: ClassVar[frozenset[torch.dtype]] = FLOATS
-    """What a checkpoint may store these weights in, and `assign` understands."""
+    """Types that a checkpoint may store these weights in, and `assign` understands."""
 
     weight: Tensor  # [sum(out_features), in_features]
     bias: Tensor | None  # [sum(out_features)]
@@ -103,22 +103,22 @@ class Linear(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return F.linear(x, self.weight, self.bias)
 
-    # A product is never alone: a norm stands before it, an activation or a sum behind. A layer asks for them together,
-    # so that a kernel may do both and no model changes. (`forward` is called by its name here: the detour by way of
-    # nn.Module costs a CPU as much as a small operation.)
+    # Every product follows a norm, or precedes an activation or a sum. A layer asks for them together, so that one
+    # kernel may compute both without a change to the model. (`forward` is called by its name here, because the detour
+    # through nn.Module costs a CPU as much as a small operation.)
 
     def after(self, norm: "RMSNorm | nn.LayerNorm", x: Tensor, then: Activation | None = None) -> Tensor:
-        """The product of the normalized rows, and of that the activation."""
+        """Normalize the rows, multiply them, and apply the activation."""
         out = self.forward(norm.forward(x))
         return out if then is None else then.forward(out)
 
     def onto(self, stream: Tensor, x: Tensor) -> Tensor:
-        """stream + the product of x. The result may overwrite `stream`, so the caller must use only the result."""
+        """Return stream + the product of x. It may overwrite `stream`, so the caller must use only the result."""
         return stream + self.forward(x)
 
 
 class LinearFactory(Protocol):
-    """Makes every matrix of a model. `Linear` itself is one; quantization and parallelism bring others."""
+    """Makes every matrix of a model. `Linear` itself is one; quantization and parallelism have others."""
 
     def __call__(
         self,
@@ -134,9 +134,9 @@ class LinearFactory(Protocol):
 class Embedding(nn.Module):
     """One row per token: [N] ids → [N, D] in `dtype`.
 
-    shared: with tied embeddings, the output head. Its matrix [V, D] is the table to look up here, so where the head
+    shared: the output head, if embeddings are tied. Its matrix [V, D] is the table to look up here, so where the head
     keeps it in floating point, both hold the same tensor and it costs memory once. A head that keeps something else
-    (integers, packed blocks) cannot be read by row; the table is then a copy of its own.
+    (integers, packed blocks) cannot be read by row; the table is then a separate copy.
     """
 
     def __init__(
@@ -155,7 +155,10 @@ class Embedding(nn.Module):
 
 
 class RMSNorm(nn.Module):
-    """x / rms(x) * weight, over the last dimension (Zhang and Sennrich 2019): LayerNorm without mean and bias."""
+    """x / rms(x) * weight, over the last dimension (Zhang and Sennrich 2019): LayerNorm without mean and bias.
+
+    Rows of a narrower type are normalized in float32 if the weight is float32 (Gemma).
+    """
 
     def __init__(self, width: int, eps: float, dtype: torch.dtype, device: torch.device | str) -> None:
         super().__init__()
@@ -164,22 +167,24 @@ class RMSNorm(nn.Module):
         self.root_width, self.floor = torch.tensor(width**0.5), torch.tensor((width * eps) ** 0.5)  # for the CPU's form
 
     def forward(self, x: Tensor) -> Tensor:
+        if x.dtype != torch.float32 and self.weight.dtype == torch.float32:
+            return self.forward(x.float()).to(x.dtype)
         if not x.is_cpu or x.dtype != torch.float32:
             return F.rms_norm(x, self.weight.shape, self.weight, self.eps)  # one kernel on a GPU
-        # On a CPU it is many small ones, and at one row per step their number is what counts. The same in fewer:
+        # A CPU runs it as many small ones, whose number dominates at one row per step. Here is the same in fewer:
         # 1 / sqrt(mean(x²) + eps) = sqrt(D) / sqrt(|x|² + D eps), and hypot(a, b) is sqrt(a² + b²).
-        # That takes about half the time, twice per layer: a few percent of a small model's decode step.
+        # It takes about half the time, twice per layer, which is a few percent of a small model's decode step.
         length = torch.hypot(torch.linalg.vector_norm(x, dim=-1, keepdim=True), self.floor)
         return x * self.weight * (self.root_width / length)
 
     def onto(self, stream: Tensor, x: Tensor) -> Tensor:
-        """stream + the normalized x, where a layer's output is normalized too (Gemma 3). As in `Linear.onto`."""
+        """Return stream + the normalized x, for layers whose output is normalized (Gemma 3): see `Linear.onto`."""
         return stream + self(x)
 
 
 class EmbeddingTables(NamedTuple):
-    """What `Model.embed` makes a token's row of: tokens[id] * scale, plus positions[position] where there are learned
-    positions. tokens: [V, D]; positions: [L, D]. Rows are first cast to the activations' type."""
+    """The tables that `Model.embed` adds up: a token's row is tokens[id] * scale, plus positions[position] where
+    positions are learned. tokens: [V, D]; positions: [L, D]. Rows are first cast to the activations' type."""
 
     tokens: Tensor
     scale: float = 1.0
@@ -194,8 +199,8 @@ def parameter(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device |
 class Model(nn.Module):
     """A decoder in three parts: embed, layers, logits; `forward` is the first two and the final norm.
 
-    All are flat: N tokens of any number of sequences, each with a position, and neither batch dimension nor mask.
-    `attention` alone knows which tokens see which, and where keys and values are kept.
+    All are flat: N tokens of any number of sequences, each with a position, without batch dimension or mask. Only
+    `attention` knows which tokens see which, and where keys and values are kept.
     """
 
     config: ModelConfig
@@ -213,15 +218,15 @@ class Model(nn.Module):
     )
 
     def embed(self, token_ids: Tensor, positions: Tensor) -> Tensor:
-        """[N], [N] → [N, D]: what enters the first layer."""
+        """[N], [N] → [N, D]: the first layer's input."""
         raise NotImplementedError
 
     def embedding_tables(self) -> EmbeddingTables:
-        """What `embed` looks up, for kernels that embed tokens themselves."""
+        """The tables of `embed`, for kernels that embed tokens themselves."""
         return EmbeddingTables(self.embedding.weight)
 
     def run_layers(self, x: Tensor, positions: Tensor, attention: Attention) -> Tensor:
-        """[N, D] → [N, D] through `self.layers`: on its own, one stage of a pipeline."""
+        """[N, D] → [N, D] through `self.layers`: one stage of a pipeline."""
         raise NotImplementedError
 
     def forward(self, token_ids: Tensor, positions: Tensor, attention: Attention) -> Tensor:
@@ -231,5 +236,6 @@ class Model(nn.Module):
         return self.norm(x)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """[R, D] → [R, V] float32: hidden states of the wanted rows only, since the head is the largest matrix."""
-        return self.head(hidden).float()
+        """[R, D] → [R, V] float32, for the wanted rows only, because the head is the largest matrix."""
+        logits, cap = self.head(hidden).float(), self.config.final_softcap
+        return logits if cap is None else cap * torch.tanh(logits / cap)

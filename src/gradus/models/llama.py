@@ -1,11 +1,13 @@
 """Llama (Touvron et al. 2023), and with it Mistral, SmolLM2 and Qwen2: most open models vary this decoder.
 
-Unlike GPT-2: RMSNorm for LayerNorm, rotary positions for learned ones, a gated MLP, no biases, and grouped-query
-attention, in which several query heads share one key and value head, so that the KV cache is that much smaller. Qwen2
-has biases after all, on queries, keys and values.
+Unlike GPT-2 it has RMSNorm instead of LayerNorm, rotary positions instead of learned ones, a gated MLP, no biases, and
+grouped-query attention: several query heads share one key and value head, which makes the KV cache smaller by that
+factor. Qwen2 again has biases, on queries, keys and values.
 
 Shapes: N tokens, D hidden_size, Hq query heads, Hkv key-value heads, Dh head_dim, F intermediate_size, V vocabulary.
 """
+
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +16,7 @@ from gradus.models.attention import Attention
 from gradus.models.config import ModelConfig
 from gradus.models.heads import Heads
 from gradus.models.layers import Embedding, Gated, LinearFactory, Model, Place, RMSNorm
+from gradus.models.parts import LayerParts
 from gradus.models.rope import RotaryTable, Rotation
 from gradus.models.source import Source
 
@@ -43,21 +46,19 @@ WEIGHTS: dict[str, Source] = {
 
 
 class Block(nn.Module):
-    """One layer: look around (attention), then think (MLP), each added to what came in."""
+    """One layer: look around (attention), then think (MLP), and add the result of each to the input."""
 
     def __init__(
         self, config: ModelConfig, index: int, linear: LinearFactory, dtype: torch.dtype, device: torch.device | str
     ) -> None:
         super().__init__()
-        hidden, width, head_dim = config.hidden_size, config.intermediate_size, config.head_dim
-        q_width, kv_width = config.num_heads * head_dim, config.num_kv_heads * head_dim
-        widths = (q_width, kv_width, kv_width)
+        hidden, q_width, width = config.hidden_size, config.q_width, config.intermediate_size
 
         self.attention_norm = RMSNorm(hidden, config.norm_eps, dtype, device)
-        self.qkv = linear(Place("qkv", index), hidden, widths, config.attention_bias, dtype, device)
+        self.qkv = linear(Place("qkv", index), hidden, config.qkv_widths, config.attention_bias, dtype, device)
         self.output = linear(Place("attn_out", index), q_width, (hidden,), config.attention_output_bias, dtype, device)
         self.mlp_norm = RMSNorm(hidden, config.norm_eps, dtype, device)
-        self.gate_up = linear(Place("gate_up", index), hidden, (width, width), config.mlp_bias, dtype, device)
+        self.gate_up = linear(Place("gate_up", index), hidden, config.up_widths, config.mlp_bias, dtype, device)
         self.gate = Gated(config.activation)
         self.down = linear(Place("down", index), width, (hidden,), config.mlp_bias, dtype, device)
         self.heads = Heads(config, index)
@@ -67,6 +68,11 @@ class Block(nn.Module):
         x = self.output.onto(x, self.heads(qkv.to(x.dtype), rotation, attention))  # [N, Hq Dh] → [N, D]
         features = self.gate_up.after(self.mlp_norm, x, self.gate)  # [N, 2 F] → [N, F]
         return self.down.onto(x, features)
+
+    def parts(self, rope: RotaryTable) -> LayerParts:
+        attention = self.attention_norm, self.qkv, self.heads, self.output
+        mlp = self.mlp_norm, self.gate_up, self.gate, self.down
+        return LayerParts(rope, *attention, *mlp)
 
 
 class Llama(Model):
@@ -99,3 +105,6 @@ class Llama(Model):
         for layer in self.layers:
             x = layer(x, rotation, attention)
         return x
+
+    def parts(self) -> list[LayerParts]:
+        return [cast(Block, layer).parts(self.rope) for layer in self.layers]

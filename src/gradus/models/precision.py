@@ -1,11 +1,11 @@
-"""Which numbers a model computes with: by the caller's word, by the GPU's nature, or on a CPU by measurement.
+"""The types that a model computes with: the caller's choice, the GPU's native type, or on a CPU the faster one.
 
 Decoding one sequence reads every weight once per token, so on a CPU it runs at the speed of memory, and halving the
 bytes of a weight could double it. Whether it does depends on the processor. Some have bfloat16 dot products; others
 must widen each weight on the way. For one row, widening hides behind the memory's latency; for many rows it costs more
 than a float32 product, and it is then faster to widen the matrix first and to multiply in float32. So two choices are
-measured at start, in well under a second, on matrices of the model's own shape: how weights are stored, and from how
-many rows on it pays to widen them first. Activations stay float32, which is also more accurate.
+measured at start, in well under a second, on matrices of the model's own shape: the type of stored weights, and the
+number of rows from which widening them first pays. Activations stay float32, which is also more accurate.
 """
 
 import math
@@ -29,9 +29,9 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 @dataclass(frozen=True)
 class Precision:
-    """weights, activations: what is stored, and what is computed and cached. reason: one phrase, for people.
+    """weights: their type in memory. activations: the type of computation and cache. reason: one phrase, for people.
 
-    scheme: how matrices are quantized, if they are; `weights` is then the type of what is not.
+    scheme: how matrices are quantized, if they are; `weights` is then the type of all other tensors.
     """
 
     weights: torch.dtype
@@ -56,9 +56,9 @@ class Precision:
 class NarrowLinear(Linear):
     """Weights kept in bfloat16 for activations in float32.
 
-    A few rows are multiplied as bfloat16, and the result stays so: the residual stream, float32, widens it as it is
+    Few rows are multiplied as bfloat16, and the result stays bfloat16: the float32 residual stream widens it when it is
     added, which saves an operation per product.
-    widen_from: with that many rows or more, the matrix is widened first and multiplied in float32.
+    widen_from: from this number of rows on, the matrix is widened first and multiplied in float32.
     """
 
     def __init__(
@@ -89,10 +89,10 @@ WIDENED = 1 << 20  # values that are widened at a time: 4 MB, which a processor'
 
 
 def widened_product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """x Wᵀ + b in float32, W being narrower: piece by piece through memory that is used again for every piece.
+    """Compute x Wᵀ + b in float32 for a narrower W, piece by piece through the same small memory.
 
-    To widen a whole matrix at once takes memory that is new to the cache, and often to the process: slower than the
-    product itself.
+    Widening a whole matrix at once takes memory that is new to the cache, and often to the process, which is slower
+    than the product itself.
     """
     scratch = _scratch()
     pieces = weight.split(max(1, scratch.numel() // weight.shape[1]))
@@ -105,7 +105,7 @@ def widened_product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Te
 
 
 def _widen(weight: Tensor, scratch: Tensor) -> Tensor:
-    if weight.numel() > scratch.numel():  # a single row is longer: rare, and then nothing is gained
+    if weight.numel() > scratch.numel():  # a single row is longer, which is rare; pieces then gain nothing
         return weight.float()
     return scratch[: weight.numel()].view_as(weight).copy_(weight)
 
@@ -115,17 +115,17 @@ _SCRATCH = threading.local()  # one per thread, so that two models may run side 
 
 def _scratch() -> Tensor:
     if not hasattr(_SCRATCH, "room"):
-        with torch.inference_mode(False):  # a tensor that was born in inference mode could be written nowhere else
+        with torch.inference_mode(False):  # a tensor made in inference mode cannot be written outside of it
             _SCRATCH.room = torch.empty(WIDENED)
     room: Tensor = _SCRATCH.room
     return room
 
 
 def resolve_device(name: str) -> torch.device:
-    """auto, cpu, cuda or a GPU by its number, as cuda:1; auto is a GPU if there is one.
+    """Accept auto, cpu, cuda, or a GPU by its number, as cuda:1; auto is a GPU if there is one.
 
-    Without a number it is the GPU that is current now; the result has the number. Raises ConfigError for a device that
-    is not there.
+    cuda without a number is the GPU that is current now; the result has the number. Raises ConfigError for a device
+    that this machine lacks.
     """
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
@@ -144,7 +144,7 @@ def resolve_device(name: str) -> torch.device:
 
 
 def resolve_precision(name: str, device: torch.device, config: ModelConfig) -> Precision:
-    """`name`: auto, float32, bfloat16 or float16. Raises ConfigError for any other."""
+    """Accept auto, float32, bfloat16 or float16. Raises ConfigError for any other name."""
     if name in DTYPES:
         return Precision(DTYPES[name], DTYPES[name], Linear, "as asked")
     if name != "auto":
@@ -157,16 +157,16 @@ def resolve_precision(name: str, device: torch.device, config: ModelConfig) -> P
 def measure_cpu(config: ModelConfig) -> Precision:
     """Time one row through float32 and through bfloat16 weights, as many bytes as the model has (up to 256 MB).
 
-    Once in a process: an engine that is built again keeps its precision, and so its tokens.
+    This happens once per process, so an engine that is built again keeps its precision, and with it its tokens.
     """
-    shape = 2 * config.intermediate_size, config.hidden_size
+    shape = sum(config.up_widths), config.hidden_size
     count = max(2, min(4 * parameter_count(config), 256 << 20) // (4 * shape[0] * shape[1]))
     return _measured(shape, count, torch.get_num_threads())
 
 
 @cache
 def _measured(shape: tuple[int, int], count: int, threads: int) -> Precision:
-    """Race `count` matrices of that shape in either type. threads: torch's, on which the answer depends."""
+    """Race `count` matrices of this shape in both types. threads: torch's, on which the result depends."""
     # not zeros: untouched pages of zeros are all one page of memory, and would be read from the cache
     wide = [torch.full(shape, 0.01) for _ in range(count)]
     narrow = [weight.bfloat16() for weight in wide]
@@ -182,7 +182,7 @@ def _measured(shape: tuple[int, int], count: int, threads: int) -> Precision:
 
 
 def _crossover(weights: list[Tensor], most: int = 64) -> int:
-    """From how many rows on widening the matrix first is the faster way. Beyond `most` rows nothing is measured."""
+    """The number of rows from which widening the matrix first is faster. Nothing is measured beyond `most` rows."""
     rows = 2
     while rows < most:
         x = torch.full((rows, weights[0].shape[1]), 0.01)
@@ -209,8 +209,10 @@ def _widened(x: Tensor, weights: list[Tensor]) -> None:
 
 
 def _race(*contenders: Callable[[], None], rounds: int = 5) -> list[float]:
-    """Seconds of each contender's fastest run. They take turns, after one to warm up, so that a neighbor that keeps the
-    machine busy for a moment disturbs them alike; the fastest run is the least disturbed."""
+    """Seconds of each contender's fastest run, which is the least disturbed one.
+
+    They take turns, after a round to warm up, so that another process that is busy for a moment disturbs all alike.
+    """
     best = [math.inf] * len(contenders)
     for round in range(rounds + 1):
         for i, run in enumerate(contenders):

@@ -1,7 +1,7 @@
 """Qwen3 (Qwen Team 2025): Llama, with every query and key head normalized before it is rotated.
 
-Scores are dot products of queries and keys; with both at a fixed length no pair can grow without bound during
-training. One weight vector [Dh] serves all query heads, another all key heads.
+Scores are dot products of queries and keys. With both at a fixed length, no score can grow without bound during
+training. One weight vector [Dh] serves all query heads, and another all key heads.
 """
 
 import torch

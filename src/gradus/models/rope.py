@@ -1,8 +1,8 @@
 """Rotary position embedding (Su et al. 2021): a token's position as an angle.
 
 A head's values are Dh/2 pairs, and pair i turns by position × frequency[i]. A dot product of two turned vectors
-depends on the difference of their angles, so attention sees how far apart two tokens are, and a cached key never has
-to be touched again when more tokens come.
+depends on the difference of their angles, so attention sees how far apart two tokens are, and a cached key stays as it
+is when more tokens come.
 """
 
 import math
@@ -27,7 +27,7 @@ def rotate(x: Tensor, rotation: Rotation) -> Tensor:
 
 
 class RotaryTable(nn.Module):
-    """cos and sin of every position's angles, worked out once; a step looks its own positions up for all layers."""
+    """cos and sin of every position's angles, computed once; a step looks up its positions once for all layers."""
 
     table: Tensor  # [context_length, Dh]: cosines, then sines
 
@@ -36,14 +36,14 @@ class RotaryTable(nn.Module):
     ) -> None:
         super().__init__()
         table = torch.empty(context_length, head_dim, dtype=dtype, device=device)
-        if not table.is_meta:  # a shape alone is not computed with: torch would load its compiler for that
+        if not table.is_meta:  # torch would load its compiler to compute with shapes alone
             positions = torch.arange(context_length, dtype=torch.float32, device=device)
             angles = torch.outer(positions, frequencies(rope, head_dim).to(device))  # [L, Dh/2]
             table.copy_(torch.cat((angles.cos(), angles.sin()), dim=-1))
         self.register_buffer("table", table, persistent=False)
 
     def forward(self, positions: Tensor) -> Rotation:
-        """[N] → the rotation of each of these tokens, in the layout that `rotate` takes."""
+        """[N] → each token's rotation, in the layout that `rotate` takes."""
         cos, sin = self.table[positions].unsqueeze(1).chunk(2, dim=-1)  # [N, 1, Dh/2] each
         return torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)
 
@@ -61,7 +61,7 @@ def frequencies(rope: Rope, head_dim: int) -> Tensor:
 
 
 def has_frequencies(config: ModelConfig, values: Tensor) -> bool:
-    """Whether these are a configuration's frequencies, before or after scaling, perhaps rounded to 16 bits."""
+    """True if these are a configuration's frequencies, before or after scaling, perhaps rounded to 16 bits."""
     ropes = [rope for rope in (config.rope, config.local_rope) if rope is not None]
     known = [frequencies(rope, config.head_dim) for each in ropes for rope in (each, Rope(each.theta))]
     return any(
@@ -70,7 +70,7 @@ def has_frequencies(config: ModelConfig, values: Tensor) -> bool:
 
 
 def _llama3(plain: Tensor, scaling: Llama3Scaling) -> Tensor:
-    """Keep the fast rotations, which tell neighbors apart, and slow the others down, which tell far from near."""
+    """Keep fast rotations, which distinguish neighbors, and slow down the others, which distinguish far from near."""
     turns = scaling.original_context * plain / (2 * math.pi)  # how often each pair turns within the trained context
     low, high = scaling.low_frequency_factor, scaling.high_frequency_factor
     kept = ((turns - low) / (high - low)).clamp(0, 1)  # 1: fast, unchanged; 0: slow, divided by factor; blended between

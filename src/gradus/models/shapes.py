@@ -1,13 +1,14 @@
 """Shapes by name, for `random:<name>`: models of real proportions whose weights are noise.
 
-Speed, memory and every scheduling decision depend on shapes alone, so these measure what the real checkpoints would,
-without a download. What depends on meaning (quality, acceptance of drafts, early stops) needs real weights. Each entry
-is what matters of the published config.json. Torch-free.
+Speed, memory and every scheduling decision depend on shapes alone, so these measure the same as the real checkpoints,
+without a download. Quality, acceptance of drafts and early stops depend on meaning, and need real weights. Each entry
+holds the relevant part of the published config.json. Torch-free.
 """
 
 from typing import Any
 
 from gradus.models.config import ModelConfig
+from gradus.models.families import read_config
 
 
 def _gpt2(width: int, layers: int, heads: int) -> dict[str, Any]:
@@ -132,7 +133,7 @@ _TINY = {
 }
 
 SHAPES: dict[str, ModelConfig] = {
-    name: ModelConfig.from_hf(raw)
+    name: read_config(raw)
     for name, raw in {
         "gpt2-124m": _gpt2(768, 12, 12),
         "gpt2-medium": _gpt2(1024, 24, 16),

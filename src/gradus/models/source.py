@@ -1,6 +1,6 @@
-"""Where a parameter comes from: which tensors of a checkpoint, and how they are stored there.
+"""The source of a parameter: which tensors of a checkpoint, and how they are stored there.
 
-A checkpoint names and cuts its tensors in its own way; each model file says how in a table, our parameter → theirs:
+A checkpoint names and cuts its tensors in its own way. Each model file says how in a table, our parameter → theirs:
 
     "layers.{}.qkv.weight": ("model.layers.{}.self_attn.q_proj.weight", …k_proj…, …v_proj…)   several, one above another
     "layers.{}.qkv.weight": Transposed("h.{}.attn.c_attn.weight")                             [in, out] in the file
@@ -25,14 +25,14 @@ class Stored:
     name: str
 
     def file_shape(self, shape: Shape) -> Shape:
-        """The shape that it has in the file when it has `shape` here."""
+        """The tensor's shape in the file if it has `shape` here."""
         return shape
 
     def convert(self, value: Tensor) -> Tensor:
         return value
 
     def restore(self, value: Tensor) -> Tensor:
-        """What `convert` makes `value` of."""
+        """`convert` backwards."""
         return value
 
 
@@ -52,7 +52,7 @@ class Transposed(Stored):
 
 @dataclass(frozen=True)
 class OnePlus(Stored):
-    """Scales that the file keeps as their distance from one: Gemma's norms."""
+    """Scales that the file keeps as their distance from 1: Gemma's norms."""
 
     def convert(self, value: Tensor) -> Tensor:
         return 1.0 + value.float()
@@ -64,12 +64,19 @@ class OnePlus(Stored):
 Source = str | tuple[str, ...] | Stored
 
 
+def tensors_of(source: Source) -> tuple[Stored, ...]:
+    """The tensors of a table's entry, in the order of their rows."""
+    if isinstance(source, tuple):
+        return tuple(map(Stored, source))
+    return (Stored(source) if isinstance(source, str) else source,)
+
+
 @dataclass(frozen=True)
 class Ignored:
-    """Tensors that no model needs. pattern: of their names.
+    """Tensors that no model needs. pattern: matches their names.
 
-    meaning, holds: what their values must be, where the configuration implies them. Other values mean another model
-    than the one that would be computed, so they are refused.
+    meaning, holds: the values that the configuration implies, in words and as a check. Other values belong to another
+    model than the one that would be computed, so they are refused.
     """
 
     pattern: str

@@ -1,7 +1,7 @@
 """Copy a checkpoint's tensors into a model, once all of them have been checked.
 
-Nothing is written before every name and shape has been seen to fit. A few threads read a module's tensors each, so
-loading needs little more memory than the model itself. Which tensor belongs where, each model file says (source.py).
+Nothing is written before every name and shape has been checked. A few threads each read one module's tensors, so
+loading needs little more memory than the model itself. Each model file says which tensor belongs where (source.py).
 """
 
 import re
@@ -18,13 +18,13 @@ from gradus.device.threads import own_threads, use
 from gradus.errors import CheckpointError
 from gradus.models.config import ModelConfig
 from gradus.models.layers import FLOATS, Linear, Model
-from gradus.models.source import Shape, Source, Stored
+from gradus.models.source import Shape, Source, Stored, tensors_of
 
 MOST_READERS = 8  # threads: each holds a tensor in memory, and memory's rate is shared
 
 
 class Prepared(Protocol):
-    """A matrix that is not made of floats: it knows how to become rows of a module that keeps such."""
+    """A matrix that is not made of floats: it can write itself into a module that keeps such matrices."""
 
     @property
     def nbytes(self) -> int: ...
@@ -33,14 +33,14 @@ class Prepared(Protocol):
 
 
 class TensorSource(Protocol):
-    """A checkpoint's tensors by name, whatever files they lie in."""
+    """A checkpoint's tensors by name, whatever the files."""
 
     def names(self) -> Iterable[str]: ...
 
     def shape(self, name: str) -> Shape: ...
 
     def read(self, name: str) -> Tensor | Prepared:
-        """The tensor, in the type it is stored in, on the CPU; or what stands for a quantized matrix."""
+        """The tensor on the CPU, in the type it is stored in; or a quantized matrix."""
 
     def where(self, name: str) -> str:
         """The file that holds it, for messages."""
@@ -59,7 +59,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class CheckedSource:
-    """A checkpoint's tensors under the names of the model's tables: all that the model needs, in the right shapes.
+    """A checkpoint's tensors under the names of the model's table: complete, and in the right shapes.
 
     spelling: canonical name → the name in the files.
     """
@@ -93,17 +93,17 @@ def checked(model: Model, source: TensorSource) -> CheckedSource:
 def load_weights(model: Model, source: TensorSource, *, on_tensor: Callable[[str, int], None] | None = None) -> None:
     """Fill every weight of `model` from `source`.
 
-    on_tensor(name, bytes) is called for each tensor that was copied, for showing progress. `source` is read from
-    several threads: one unpacks, checks and converts a tensor while others do the same.
+    on_tensor(name, bytes) is called for each tensor that was copied, to show progress. Several threads read `source`:
+    each unpacks, checks and converts its own tensors.
 
-    Raises CheckpointError, and has written nothing, when a tensor is missing, unknown, or of another shape than the
-    configuration says; and while copying, when one holds values that are not finite: the model is then of no use.
+    Raises CheckpointError before anything is written when a tensor is missing, unknown, or of another shape than the
+    configuration says; and while copying when one holds values that are not finite. The model is then unusable.
     """
     spelling = checked(model, source).spelling
-    # the pieces of a module follow one another: what it makes of one may depend on another
+    # one thread takes all pieces of a module, because how it stores one may depend on another
     modules = [list(pieces) for _, pieces in groupby(plan(model), lambda piece: id(piece.module))]
     pool = ThreadPoolExecutor(min(MOST_READERS, use(None)), "gradus-load")
-    inference = torch.is_inference_mode_enabled()  # which is each thread's own
+    inference = torch.is_inference_mode_enabled()  # each thread has its own
     try:
         for copied in pool.map(lambda pieces: _copy(pieces, spelling, source, inference), modules):
             for name, size in copied:
@@ -132,9 +132,9 @@ def _copy(
 
 
 def parameters(model: Model) -> Iterator[tuple[str, nn.Module, str, Shape]]:
-    """(full name, its module, its name there, shape) of every weight; a tied head, which is the embedding, not again.
+    """Yield (full name, module, name there, shape) of every weight; a tied head is the embedding, and not repeated.
 
-    A Linear is asked for what it computes, not for what it stores: that may be packed beyond recognition.
+    A Linear's shape is that of its product, not of its storage, which may be packed beyond recognition.
     """
     seen: set[int] = set()
     for path, module in _parts(model):
@@ -152,7 +152,7 @@ def parameters(model: Model) -> Iterator[tuple[str, nn.Module, str, Shape]]:
 
 
 def _parts(model: Model) -> Iterator[tuple[str, nn.Module]]:
-    """All modules with their paths, but for those that a Linear is made of."""
+    """Yield all modules with their paths, except those inside a Linear."""
     inside: str | None = None
     for path, module in model.named_modules():
         if inside is None or not path.startswith(inside):
@@ -161,7 +161,7 @@ def _parts(model: Model) -> Iterator[tuple[str, nn.Module]]:
 
 
 def assign(module: nn.Module, name: str, start: int, value: Tensor) -> None:
-    """Copy rows into a parameter, converting type and device; how a Linear keeps them is its own business."""
+    """Copy rows into a parameter, converting type and device; a Linear decides itself how it keeps them."""
     if isinstance(module, Linear):
         module.assign(name, start, value)
     else:
@@ -169,10 +169,10 @@ def assign(module: nn.Module, name: str, start: int, value: Tensor) -> None:
 
 
 def plan(model: Model) -> list[Piece]:
-    """Every tensor that the model needs, under its canonical name, with its place."""
+    """List every tensor that the model needs, under its canonical name, with its place."""
     pieces = []
     for path, module, name, shape in parameters(model):
-        if path == "head.weight" and model.config.tie_embeddings:  # tied, but kept apart: the same tensor, once more
+        if path == "head.weight" and model.config.tie_embeddings:  # tied, but stored twice: the same tensor again
             path = "embedding.weight"
         layer = re.search(r"\.(\d+)\.", path)
         number = layer[1] if layer else ""
@@ -184,19 +184,20 @@ def plan(model: Model) -> list[Piece]:
 
 
 def _rows(entry: Source, module: nn.Module, rows: int) -> Iterator[tuple[Stored, int, int]]:
-    """The tensors of one table entry, with the first row and the number of rows that each fills."""
-    if not isinstance(entry, tuple):
-        yield (Stored(entry) if isinstance(entry, str) else entry), 0, rows
-        return
-    assert isinstance(module, Linear) and len(entry) == len(module.out_features)
-    start = 0
-    for name, width in zip(entry, module.out_features, strict=True):
-        yield Stored(name), start, width
+    """Yield the tensors of one table entry, each with its first row and its number of rows."""
+    tensors, start = tensors_of(entry), 0
+    if len(tensors) > 1:
+        assert isinstance(module, Linear)
+        widths = module.out_features
+    else:
+        widths = (rows,)
+    for stored, width in zip(tensors, widths, strict=True):
+        yield stored, start, width
         start += width
 
 
 def canonical_name(family: type[Model], name: str) -> str:
-    """A tensor's name in the family's tables, of which a checkpoint may begin the names in another way."""
+    """A tensor's name in the family's table, from a checkpoint whose names may begin differently."""
     for prefix, replacement in family.renamed:
         if name.startswith(prefix):
             return replacement + name.removeprefix(prefix)
@@ -204,10 +205,10 @@ def canonical_name(family: type[Model], name: str) -> str:
 
 
 def tied_as_stored(config: ModelConfig, family: type[Model], source: TensorSource) -> ModelConfig:
-    """The configuration, with an output head of its own where the files have one that is not the embedding.
+    """The configuration, with a separate output head if the files have one that differs from the embedding.
 
-    A configuration may call it tied all the same, as after training the two apart; `transformers` then keeps the head.
-    Reads both, where both are there.
+    A configuration may still call it tied, for example after both were trained separately; `transformers` then keeps
+    the head. Reads both tensors if both exist.
     """
     if not config.tie_embeddings:
         return config
@@ -225,7 +226,7 @@ def _same(one: Tensor | Prepared, other: Tensor | Prepared) -> bool:
 
 
 def _spellings(model: Model, source: TensorSource) -> dict[str, str]:
-    """Canonical name → the name in this checkpoint, leaving out what no model needs."""
+    """Map canonical names to the names in this checkpoint, without the tensors that no model needs."""
     spelling: dict[str, str] = {}
     for name in source.names():
         canonical = canonical_name(type(model), name)
@@ -281,14 +282,14 @@ def _check_shapes(pieces: list[Piece], spelling: dict[str, str], source: TensorS
 
 
 def _check_values(value: Tensor, piece: Piece, what: str) -> None:
-    """Refuse types that the module does not accept, and NaN and infinity, before or after values are narrowed."""
+    """Refuse types that the module does not accept, NaN, and values that are infinite in the file or once narrowed."""
     accepted = piece.module.accepted if isinstance(piece.module, Linear) else FLOATS
     if value.dtype not in accepted:
         raise CheckpointError(f"{what} holds {value.dtype}, expected {_spelled(accepted)}")
     wanted = piece.stored.file_shape(piece.shape)
     if tuple(value.shape) != wanted:  # the header said otherwise
         raise CheckpointError(f"{what} holds shape {tuple(value.shape)}, the configuration needs {wanted}")
-    if value.dtype not in FLOATS:  # integers are finite; what narrower floats mean, only the module knows
+    if value.dtype not in FLOATS:  # integers are finite, and only the module knows the meaning of narrower floats
         return
     kept = getattr(piece.module, piece.parameter, None)
     kept_dtype = kept.dtype if isinstance(kept, Tensor) and kept.is_floating_point() else value.dtype

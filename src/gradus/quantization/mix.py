@@ -23,9 +23,9 @@ import yaml
 
 from gradus.errors import ConfigError
 from gradus.models.config import ModelConfig
-from gradus.models.create import FAMILIES
+from gradus.models.create import model_class
 from gradus.models.layers import Linear, LinearFactory, Place, Role
-from gradus.models.source import Stored
+from gradus.models.source import tensors_of
 from gradus.quantization.int4 import GROUPS, group_for
 from gradus.quantization.parts import SideBySide
 from gradus.quantization.schemes import AS_STORED, ORDERED, SCHEMES, STORED
@@ -119,10 +119,9 @@ def places(config: ModelConfig) -> Iterator[Place]:
 
 def names_of(place: Place, config: ModelConfig) -> list[str]:
     """The checkpoint's names of what is one matrix here, one above another."""
-    table = FAMILIES[config.family].weights
+    table = model_class(config.family).weights
     entry = next(table[path] for path in PATHS[place.role] if path in table)
-    stored = entry if isinstance(entry, tuple) else (entry.name if isinstance(entry, Stored) else entry,)
-    return [name.replace("{}", str(place.layer)).removesuffix(".weight") for name in stored]
+    return [stored.name.replace("{}", str(place.layer)).removesuffix(".weight") for stored in tensors_of(entry)]
 
 
 def factory(mix: Mix, config: ModelConfig, otherwise: LinearFactory) -> LinearFactory:

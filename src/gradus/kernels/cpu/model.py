@@ -1,7 +1,7 @@
 """A model as the stages of a decode step, and the arrays that its steps work on."""
 
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 from weakref import finalize
 
 import numpy as np
@@ -30,9 +30,10 @@ from gradus.kernels.cpu.matrix import KINDS, Matrices, Unsupported
 from gradus.kernels.cpu.panel import Panels
 from gradus.kernels.cpu.product import MOST_ROWS, make_rows
 from gradus.kernels.cpu.team import WORDS, Team
-from gradus.models import Model, gemma3, gpt2, llama, qwen3
+from gradus.models import Model
 from gradus.models.heads import Heads
-from gradus.models.layers import Activation, Embedding, Gated, Linear, RMSNorm
+from gradus.models.layers import Activation, Gated, Linear, RMSNorm
+from gradus.models.parts import LayerParts, Undescribed, parts_of
 from gradus.models.rope import RotaryTable
 from gradus.quantization.int4 import Int4Linear
 from gradus.quantization.linear import PIECE
@@ -41,22 +42,23 @@ ROUNDS = 2  # chunks of a stage for each thread, at least: alike, and long, for 
 CHUNK_BYTES = 1 << 20  # of a chunk's weights at most: what another thread may wait for at a stage's end
 FEWEST_KEYS = 32  # of a span
 f32 = np.float32
+Value = TypeVar("Value")
 
-KNOWN_PARTS = (
-    *(gpt2.GPT2, gpt2.Block, llama.Llama, llama.Block, qwen3.Qwen3, qwen3.Block, gemma3.Gemma3, gemma3.Block),
-    *(Embedding, nn.ModuleList, nn.LayerNorm, RMSNorm, gemma3.Norm, Heads, RotaryTable, Activation, Gated),
-)
+KNOWN_PARTS = (nn.LayerNorm, RMSNorm, Heads, RotaryTable, Activation, Gated)
 """Classes that the stages compute; a subclass may compute something else. `Matrices` knows the matrices."""
 
 
-def check_parts(part: nn.Module) -> None:
-    """Raises Unsupported for a model, or a part of one, of any other class."""
-    if isinstance(part, Linear):
-        return
-    if type(part) not in KNOWN_PARTS:
-        raise Unsupported(f"{type(part).__module__}.{type(part).__qualname__}")
-    for child in part.children():
-        check_parts(child)
+def known_layers(model: Model) -> list[LayerParts]:
+    """Each layer's parts. Raises Unsupported for a model, a layer or a part that computes something else."""
+    try:
+        layers = parts_of(model)
+    except Undescribed as error:
+        raise Unsupported(error.kind) from error
+    norms = [norm for layer in layers for norm in (layer.heads.q_norm, layer.heads.k_norm)]
+    for part in (model.norm, *(part for layer in layers for part in layer), *norms):
+        if part is not None and not isinstance(part, Linear) and type(part) not in KNOWN_PARTS:
+            raise Unsupported(f"{type(part).__module__}.{type(part).__qualname__}")
+    return layers
 
 
 class Stages:
@@ -66,29 +68,29 @@ class Stages:
     """
 
     def __init__(self, model: Model, beside: Sequence[Linear], threads: int) -> None:
-        check_parts(model)
+        self.layers = known_layers(model)
         self.beside, self.threads = beside, threads
         self.matrices = Matrices()
         self.rows: list[tuple[Any, ...]] = []
-        for index, layer in enumerate(model.layers):
+        for index, layer in enumerate(self.layers):
             self._add_layer(index, layer)
         self._add_product(HEAD, 0, model.head, norm=model.norm)
         self.count = len(self.rows)
         for linear in beside:
             self._add_product(BESIDE, 0, linear)
 
-    def _add_layer(self, index: int, layer: Any) -> None:
-        after = isinstance(layer, gemma3.Block)  # what is added to the stream is normalized first
+    def _add_layer(self, index: int, layer: LayerParts) -> None:
         self._add_product(QKV, index, layer.qkv, norm=layer.attention_norm)
         self._add(ATTEND, index)
-        self._add_product(OUTPUT, index, layer.output, onto=not after)
-        if after:
-            self._add(ADD_NORMALIZED, index, norm=layer.attention_out_norm)
-        gated = not isinstance(layer, gpt2.Block)
-        self._add_product(UP, index, layer.gate_up if gated else layer.up, norm=layer.mlp_norm, halves=1 + gated)
-        self._add_product(DOWN, index, layer.down, onto=not after)
-        if after:
-            self._add(ADD_NORMALIZED, index, norm=layer.mlp_out_norm)
+        self._add_to_stream(OUTPUT, index, layer.output, layer.attention_out_norm)
+        halves = 1 + isinstance(layer.activation, Gated)
+        self._add_product(UP, index, layer.up, norm=layer.mlp_norm, halves=halves)
+        self._add_to_stream(DOWN, index, layer.down, layer.mlp_out_norm)
+
+    def _add_to_stream(self, kind: int, layer: int, linear: Linear, norm: nn.Module | None) -> None:
+        self._add_product(kind, layer, linear, onto=norm is None)
+        if norm is not None:
+            self._add(ADD_NORMALIZED, layer, norm=norm)
 
     def _add_product(
         self, kind: int, layer: int, linear: Linear, norm: nn.Module | None = None, onto: bool = False, halves: int = 1
@@ -253,28 +255,26 @@ def _make_step(
     groups: int,
 ) -> Step:
     config, rows = model.config, np.array(stages.rows, STAGE)
-    widths = config.num_heads * config.head_dim, config.intermediate_size
     chunks = -(-rows["columns"] // rows["chunk"])
-    qkv = (config.num_heads + 2 * config.num_kv_heads) * config.head_dim
 
     def buffer(width: int) -> NDArray[np.float32]:
         return np.zeros((MOST_ROWS, width), f32)
 
     return Step(
-        shape=_shape(model),
-        heads=_heads(model, cache[0][0], page_size),
+        shape=_shape(model, stages.layers),
+        heads=_heads(model, stages.layers, cache[0][0], page_size),
         stages=rows,
         chunks=chunks,
         wanted=np.zeros(MOST_ROWS, np.int64),
         matrices=stages.matrices.records,
-        layers=_layers(model, cache, stages.matrices),
+        layers=_layers(stages.layers, cache, stages.matrices),
         spans=np.zeros((groups, most_spans), SPAN),
         span_starts=np.zeros((groups, MOST_ROWS + 1), np.int64),
         x=buffer(config.hidden_size),
-        qkv=buffer(qkv),
+        qkv=buffer(sum(config.qkv_widths)),
         partials=np.zeros((most_spans, config.num_heads, config.head_dim + 2), f32),
         added=buffer(config.hidden_size),
-        features=buffer(widths[1]),
+        features=buffer(config.intermediate_size),
         logits=buffer(config.vocab_size),
         winners=np.zeros((chunks[stages.count - 1], MOST_ROWS), np.int64),
         tokens=np.zeros(MOST_ROWS, np.int64),
@@ -283,41 +283,47 @@ def _make_step(
     )
 
 
-def _shape(model: Model) -> NDArray[np.void]:
+def _shape(model: Model, layers: Sequence[LayerParts]) -> NDArray[np.void]:
     config = model.config
-    gated, softcap = config.family != "gpt2", config.final_softcap or 0.0
-    activation = ACTIVATIONS[config.activation]
-    return np.array([(0, 0, config.hidden_size, config.intermediate_size, activation, gated, softcap, 0)], SHAPE)
+    gated, name = _same("activation", [(isinstance(each.activation, Gated), each.activation.name) for each in layers])
+    shape = config.hidden_size, config.intermediate_size, ACTIVATIONS[name], gated, config.final_softcap or 0.0
+    return np.array([(0, 0, *shape, 0)], SHAPE)
 
 
-def _heads(model: Model, keys: Tensor, page_size: int) -> NDArray[np.void]:
+def _same(what: str, values: Sequence[Value]) -> Value:
+    """The one value of all layers: a step has it once."""
+    if len(set(values)) != 1:
+        raise Unsupported(f"layers that differ in {what}")
+    return values[0]
+
+
+def _heads(model: Model, layers: Sequence[LayerParts], keys: Tensor, page_size: int) -> NDArray[np.void]:
     config = model.config
     if keys.dtype not in (torch.float32, torch.bfloat16):
         raise Unsupported(f"a cache in {keys.dtype}")
-    heads: Any = model.layers[0].heads
-    norm = heads.q_norm
+    norms = [norm for layer in layers for norm in (layer.heads.q_norm, layer.heads.k_norm)]
+    eps = _same("the eps of their heads' norms", [0.0 if norm is None else norm.eps for norm in norms])
     return np.array(
         [
             (
                 config.num_heads, config.num_kv_heads, config.head_dim, page_size, len(keys),
                 keys.dtype == torch.bfloat16, config.attention_scale, config.attention_softcap or 0.0,
-                norm.eps if norm is not None else 0.0,
+                eps,
             )
         ],
         HEADS,
     )  # fmt: skip
 
 
-def _layers(model: Model, cache: Sequence[tuple[Tensor, Tensor, int]], matrices: Matrices) -> NDArray[np.void]:
+def _layers(
+    layers: Sequence[LayerParts], cache: Sequence[tuple[Tensor, Tensor, int]], matrices: Matrices
+) -> NDArray[np.void]:
     # once per table: where activations are bfloat16, this is a copy as long as the context
-    rotations = {
-        part: matrices.address(part.table.float()) for part in model.children() if isinstance(part, RotaryTable)
-    }
+    ropes = {layer.rope for layer in layers if layer.rope is not None}
+    rotations = {rope: matrices.address(rope.table.float()) for rope in ropes}
     rows = []
-    layer: Any
-    for layer, (keys, values, group) in zip(model.layers, cache, strict=True):
-        rope: RotaryTable | None = getattr(model, "local_rope" if getattr(layer, "local", False) else "rope", None)
-        rotation = 0 if rope is None else rotations[rope]
+    for layer, (keys, values, group) in zip(layers, cache, strict=True):
+        rotation = 0 if layer.rope is None else rotations[layer.rope]
         norms = (layer.heads.q_norm, layer.heads.k_norm)
         addresses = [0 if norm is None else matrices.address(norm.weight.float()) for norm in norms]
         rows.append((keys.data_ptr(), values.data_ptr(), rotation, *addresses, group))
@@ -327,9 +333,9 @@ def _layers(model: Model, cache: Sequence[tuple[Tensor, Tensor, int]], matrices:
 def _make_worker(model: Model, step: Step) -> Worker:
     config = model.config
     (head,) = step.stages[step.stages["kind"] == HEAD]
-    inside = max(config.hidden_size, config.intermediate_size, config.num_heads * config.head_dim)
+    inside = max(config.hidden_size, config.intermediate_size, config.q_width)
     widest = max(inside, step.given.shape[1])
-    columns = max(config.hidden_size, 2 * config.intermediate_size, head["chunk"])
+    columns = max(config.hidden_size, sum(config.up_widths), head["chunk"])
     return Worker(
         make_rows(widest),
         make_scratch(config.num_heads, config.head_dim),

@@ -29,7 +29,6 @@ from gradus.kernels.linear.gemv import GemvLaunch, Norm
 from gradus.kernels.rows.activation import activation, gated_activation
 from gradus.kernels.rows.norm import add_layer_norm, add_normalized, add_rms_norm
 from gradus.kernels.rows.rope_store import rope_store
-from gradus.models import gemma3
 from gradus.models.attention import Attention
 from gradus.models.heads import Heads
 from gradus.models.layers import Activation, Gated, Linear, Model, RMSNorm
@@ -142,7 +141,7 @@ def widened(matrix: nn.Parameter) -> Tensor:
     return matrix.detach().as_strided((wide, width), (width, 1))
 
 
-@twin_of(RMSNorm, gemma3.Norm)
+@twin_of(RMSNorm)
 class FusedRMSNorm(Twin, RMSNorm):
     """Statistics in float32 whatever the weight's type, so Gemma's norm is this one as well."""
 

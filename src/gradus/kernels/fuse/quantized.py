@@ -29,6 +29,7 @@ from gradus.kernels.quantized.tile_tables import Scheme, choose_tile
 from gradus.kernels.rows.activation import activation as activate_rows
 from gradus.kernels.rows.activation import gated_activation
 from gradus.models.layers import Activation, Gated, Model, RMSNorm
+from gradus.models.parts import Undescribed, parts_of
 from gradus.quantization.fp8 import BLOCK, E4M3, Fp8BlockLinear, Fp8Linear
 from gradus.quantization.int4 import Int4Linear
 from gradus.quantization.int8 import Int8Linear
@@ -212,10 +213,17 @@ class FusedFp8Block(FusedEightBits, Fp8BlockLinear):
         self.weights = EightBitWeights(part.values, part.scales, part.block_of_row)
 
 
-def hand_gates_over(model: nn.Module) -> None:
-    """In every block of a view whose gated product is followed by one in 8 bits with a scale per token."""
-    for block in model.modules():
-        first, gate, second = (getattr(block, name, None) for name in ("gate_up", "gate", "down"))
+def hand_gates_over(model: Model) -> None:
+    """Let a view's 8-bit products that follow a gated one, and have a scale per token, compute its gate.
+
+    A model that does not describe its layers may compute something between the two, so its gates stay in place.
+    """
+    try:
+        layers = parts_of(model)
+    except Undescribed:
+        return
+    for layer in layers:
+        first, gate, second = layer.up, layer.activation, layer.down
         if not (isinstance(first, FusedQuantized) and isinstance(gate, Gated) and isinstance(second, FusedEightBits)):
             continue
         if second.group is None and is_known(gate):

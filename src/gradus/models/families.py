@@ -1,0 +1,109 @@
+"""The model families, one record each: how others spell a family, and which class computes it.
+
+Whatever distinguishes their layers is in the configuration (`gated`, `qk_norm`, …), so no other file asks for a family
+by its name. Torch-free: a class is named here, and imported when a model is made.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from gradus.errors import ConfigError
+from gradus.models import hf_config
+from gradus.models.config import ModelConfig
+from gradus.models.hf_fields import Fields, shown
+
+
+@dataclass(frozen=True)
+class ModelType:
+    """One `model_type` of config.json. architecture: the class that transformers has for it."""
+
+    architecture: str
+    read: Callable[[Fields], ModelConfig]
+
+
+@dataclass(frozen=True)
+class Family:
+    """model: the class that computes it, "module:Class". types: by `model_type`; several may spell one family.
+    write: a configuration as config.json has it, its `model_type` included: `read` backwards."""
+
+    model: str
+    types: Mapping[str, ModelType]
+    write: Callable[[ModelConfig], dict[str, Any]]
+
+
+FAMILIES: dict[str, Family] = {
+    "gpt2": Family(
+        model="gradus.models.gpt2:GPT2",
+        types={"gpt2": ModelType("GPT2LMHeadModel", hf_config.read_gpt2)},
+        write=hf_config.write_gpt2,
+    ),
+    "llama": Family(
+        model="gradus.models.llama:Llama",
+        types={
+            "llama": ModelType("LlamaForCausalLM", hf_config.read_llama),
+            "mistral": ModelType("MistralForCausalLM", hf_config.read_mistral),
+        },
+        write=hf_config.write_llama,
+    ),
+    "qwen2": Family(
+        model="gradus.models.llama:Llama",  # with biases on queries, keys and values, which its configuration asks for
+        types={"qwen2": ModelType("Qwen2ForCausalLM", hf_config.read_qwen2)},
+        write=hf_config.write_qwen,
+    ),
+    "qwen3": Family(
+        model="gradus.models.qwen3:Qwen3",
+        types={"qwen3": ModelType("Qwen3ForCausalLM", hf_config.read_qwen3)},
+        write=hf_config.write_qwen,
+    ),
+    "gemma3": Family(
+        model="gradus.models.gemma3:Gemma3",
+        types={
+            "gemma3_text": ModelType("Gemma3ForCausalLM", hf_config.read_gemma3),
+            "gemma3": ModelType("Gemma3ForConditionalGeneration", hf_config.read_gemma3_multimodal),
+        },
+        write=hf_config.write_gemma3,
+    ),
+}
+
+
+def read_config(raw: object) -> ModelConfig:
+    """Read a Hugging Face config.json, in the spelling of transformers 4 or 5.
+
+    Absent keys take the value that transformers gives them. Code that a configuration points to (`auto_map`) is
+    ignored. Raises ConfigError naming the key, what it must be, and what was found.
+    """
+    fields = Fields(raw)
+    return _types()[_model_type(fields)].read(fields)
+
+
+def write_config(config: ModelConfig) -> dict[str, Any]:
+    """`read_config` backwards, in the spelling of transformers 5."""
+    raw = FAMILIES[config.family].write(config)
+    return raw | {"architectures": [architecture(raw["model_type"])]}
+
+
+def architecture(model_type: str) -> str:
+    """The class by which others find a model's code: named in every config.json, and in no GGUF file."""
+    return _types()[model_type].architecture
+
+
+def _types() -> dict[str, ModelType]:
+    return {name: kind for family in FAMILIES.values() for name, kind in family.types.items()}
+
+
+def _model_type(fields: Fields) -> str:
+    """model_type, or where that is absent the one of the architecture's class."""
+    name: Any = fields.raw.get("model_type")
+    if name is None:
+        architectures = fields.raw.get("architectures")
+        name = architectures[0] if isinstance(architectures, list) and architectures else architectures
+        if name is None:
+            raise ConfigError("model configuration: model_type is missing, and so is architectures")
+        name = next((kind for kind in _types() if architecture(kind) == name), name)
+    if isinstance(name, str) and name in _types():
+        return name
+    raise ConfigError(
+        f"model configuration: architecture {shown(name)} is not supported; "
+        f"supported model types are {', '.join(sorted(_types()))}"
+    )
