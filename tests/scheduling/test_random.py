@@ -192,7 +192,10 @@ class ReservesNoPage(Scheduler):
         (LetsOthersOvertake, "somebody overtook the head of the queue"),
         (ForgetsSiblings, "there is work, and nothing is done"),
         (ForgetsTheLoad, "the queue's load is not what waits in it"),
-        (ResumesTooSoon, "planned too far|its prompt is not stored|it decodes in every plan|no committed step has run|bounds cross"),
+        (
+            ResumesTooSoon,
+            "planned too far|its prompt is not stored|it decodes in every plan|no committed step has run|bounds cross",
+        ),
         (KeepsOldTables, "wrong token"),
         (CommitsWhatHasEnded, "an output after the end|the queue's load is not what waits in it"),
         (ReservesNoPage, "index out of range|disagree on the room"),

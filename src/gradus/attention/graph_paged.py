@@ -45,15 +45,17 @@ class GraphPagedAttention(TritonPagedAttention):
         """Fill pages with zeros."""
         self.storage.wipe(pages)
 
-    def prepare_decodes(self, slots: Tensor, lengths: Tensor) -> None:
+    def prepare_decodes(self, slots: Tensor, lengths: Tensor, stored: Tensor | None = None) -> None:
         """One row for each of these slots, int32 [B], whose lengths, int32 [B], count the new token. May be captured.
 
-        A length of 0 is padding: its row attends to nothing, and in the last slot it is stored in page 0.
+        A length of 0 is padding: its row attends to nothing, and in the last slot it is stored in page 0. stored:
+        int64 [G, B], where the rows' keys and values go, if that is known.
         """
         rows = len(slots)
         self.plan(slots, self._counting[: rows + 1], lengths, [1] * rows)
         if not self.turns:  # attention that stores for itself finds the place in the block table
-            self.new_rows = list(places(slots, lengths, self.tables, self.storage.page_size))
+            found = places(slots, lengths, self.tables, self.storage.page_size) if stored is None else stored
+            self.new_rows = list(found)
 
     def prepare_drafts(self, slots: Tensor, rows: VerifyRows, most: int) -> None:
         """Spans of up to `most` rows for each of these slots, int32 [B]; how many each has, `rows` says. May be

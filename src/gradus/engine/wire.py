@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from gradus.cache import TableChange
-from gradus.engine.plan import Admission, Decodes, Plan, Span
+from gradus.engine.plan import NO_DRAFTS, Admission, Decodes, Plan, Span
 from gradus.engine.request import Request, SamplingParams, SchedulingParams
 
 MAGIC = b"gplan3"
@@ -50,7 +50,7 @@ def unpack(packed: bytes) -> Plan:
     reader = iter(columns[width * decodes :].tolist())
     slots, starts, limits, *drafts = columns[: width * decodes].reshape(width, decodes)
     plan = Plan([_span(reader) for _ in range(spans)])
-    plan.decodes = Decodes(slots, starts, limits, _changes(reader), *drafts)
+    plan.decodes = Decodes(slots, starts, limits, _changes(reader), drafts=drafts[0] if drafts else NO_DRAFTS)
     plan.wiped = tuple(reader)
     plan.admissions = [_admitted(each) for each in json.loads(packed[head + 8 * numbers :])]
     return plan

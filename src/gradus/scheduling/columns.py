@@ -12,8 +12,8 @@ comes and when it goes, and never in between: its position follows from its row 
 then the next step is planned and launched. So plans are made from bounds. The lower bound is one token per step, as
 without drafts; accepted drafts raise it once, when their step is committed. The upper bound counts every draft of the
 steps under way as accepted, and matters only while there are such steps. A sequence needs pages up to the upper bound
-and decodes as long as the lower bound is below its end. The device counts exactly (`gradus.speculative`). It is sent how
-many positions each slot may store (`limits`), and skips rows beyond that: so no sequence grows past its end or its
+and decodes as long as the lower bound is below its end. The device counts exactly (`gradus.speculative`). It receives
+the positions that each slot may store (`limits`), and skips rows beyond them: so no sequence grows past its end or its
 pages, and one that ended after a step was planned runs that step in vain. Rejected drafts need no undoing: what they
 stored lies beyond the known length, and the next step writes over it.
 """

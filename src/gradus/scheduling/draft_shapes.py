@@ -63,7 +63,12 @@ class DraftShapes:
             while rows >= least:
                 found.add(DraftShape(drafts, rows))
                 rows = rows // 2 if rows > 1 else 0
-        return tuple(sorted((each for each in found if size + each.rows <= self.rows), key=lambda each: (each.rows, each)))
+        fitting = [each for each in found if size + each.rows <= self.rows]
+        return tuple(sorted(fitting, key=lambda each: (each.rows, each.drafts)))
+
+    def within(self, rows: int) -> "DraftShapes":
+        """The same for steps of no more rows than these."""
+        return DraftShapes(self.most, self._sequences, passes=self.passes, rows=min(rows, self.rows))
 
     def size(self, sequences: int) -> int:
         """The batch size that so many sequences are padded to; 0 where they are too many for drafts."""

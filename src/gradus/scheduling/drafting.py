@@ -155,7 +155,7 @@ class DraftControl:
         shape = self.shapes.fitting(size, int(drafts.max()), int(drafts.sum()))
         waits = self._patience[slots]
         self._due[slots] = np.where(due, self._step + waits, self._due[slots])
-        if shape not in shapes or not self._affordable(slots, drafts, self.times.ratio(size, shape)):
+        if shape is None or shape not in shapes or not self._affordable(slots, drafts, self.times.ratio(size, shape)):
             return best
         self._patience[slots] = np.where(due, np.minimum(2 * waits, MOST_PATIENCE), waits)
         return Choice(drafts, "a trial", shape, trial=True)
@@ -175,7 +175,9 @@ class DraftControl:
 
     # -- a step is done ------------------------------------------------------------------------------------------------
 
-    def learn(self, decodes: Decodes, tokens: Column, ended: list[int], seconds: float = 0.0, usual: bool = True) -> None:
+    def learn(
+        self, decodes: Decodes, tokens: Column, ended: list[int], seconds: float = 0.0, usual: bool = True
+    ) -> None:
         """Take in what a step brought. tokens, seconds, usual: as in `Sampled`, the tokens [B, width]; seconds 0: not
         known. ended: rows that say nothing."""
         count, width = tokens.shape

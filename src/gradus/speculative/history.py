@@ -47,6 +47,10 @@ class History:
         known = {admission.slot: admission.tokens for admission in admissions}  # a slot may change hands twice
         slots = np.array([*known], np.int64)
         ends = np.array([len(tokens) for tokens in known.values()], np.int64)
+        if not self.whole:
+            owned, lengths = upload_parts([slots, ends], torch.int64, self.device)
+            self.lengths[owned] = lengths
+            return
         total = int(ends.sum())
         # row by row of the table: each slot's places are from its row's first on
         where = np.arange(total) + np.repeat(slots * self.tokens.shape[1] + ends - ends.cumsum(), ends)
@@ -60,7 +64,9 @@ class History:
 
         A row without a finite logit counts as token 0: its sequence has ended, and runs a step in vain at most.
         """
-        self.tokens[slots, self._places(positions)] = tokens.clamp(min=0).int()  # of a row that is passed over, beyond the length
+        self.tokens[slots, self._places(positions)] = tokens.clamp(
+            min=0
+        ).int()  # of a row that is passed over, beyond the length
         self.lengths.scatter_reduce_(0, slots, torch.where(tokens > REJECTED, positions + 1, 0), "amax")
 
     def newest(self, slots: Column) -> tuple[list[int], list[int]]:

@@ -114,6 +114,4 @@ class DecodeStep:
     ) -> tuple[Tensor, Tensor]:
         history, states = self.history, None if self.states is None else self.states.values
         with early_launches(early):
-            return accept_drafts(
-                slots, rows, drawn, history.tokens, history.lengths, shape.drafts, hidden, states
-            )
+            return accept_drafts(slots, rows, drawn, history.tokens, history.lengths, shape.drafts, hidden, states)

@@ -26,7 +26,7 @@ from gradus.scheduling.draft_shapes import NO_SHAPE, DraftShape
 
 
 class Read(NamedTuple):
-    """What the rows of a step with prompts drew: of all rows, the decodes' first. slots, positions, tokens: int64 [R]."""
+    """What a step with prompts drew for its R rows, the decodes' first. slots, positions: int64 [R]."""
 
     slots: Tensor
     positions: Tensor

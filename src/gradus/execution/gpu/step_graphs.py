@@ -16,7 +16,7 @@ from functools import partial
 import torch
 
 from gradus.engine.plan import NO_DRAFTS, Decodes
-from gradus.execution.gpu.capturing import REPLAYS, ROUNDS, Captured, Inputs, Numbers, Recorder, Report, ways
+from gradus.execution.gpu.capturing import REPLAYS, ROUNDS, Captured, Inputs, Numbers, Recorder, Report, replay_ms, ways
 from gradus.execution.gpu.decode_step import Accepted, DecodeStep
 from gradus.scheduling.draft_shapes import NO_SHAPE, DraftShape, DraftShapes, batch_sizes
 from gradus.scheduling.step_times import StepTimes
@@ -55,35 +55,39 @@ class StepGraphs:
                 self.step.rehearse(self.inputs.values[:, :size], shape, early)
 
     @torch.inference_mode()
-    def capture(self, report: Report = lambda done, total: None, *, length: int, times: StepTimes | None = None) -> None:
+    def capture(
+        self, report: Report = lambda done, total: None, *, length: int, times: StepTimes | None = None
+    ) -> None:
         """Record two graphs for every shape, largest first: the smaller ones then fit into the memory of the largest.
 
         report(done, total) is called after each. length: of the sequences that graphs are tried out with, which the
         history has room for. times: learn from the trials what drafts cost. Nothing else may run on the GPU meanwhile.
         """
-        took: dict[tuple[int, DraftShape], float] = {}
+        took: dict[tuple[int, DraftShape], float] = {}  # milliseconds
         with self.recorder.counting():
             for number, (size, shape) in enumerate(self.shapes, start=1):
                 self._try_out(size, shape, length)
-                step = partial(self.step.run, self.inputs.values[:, :size], shape)
-                plain, full = self.recorder.both(size + shape.rows, lambda early, full, step=step: step(early=early, full=full))
+                plain, full = self.recorder.both(size + shape.rows, partial(self._run, size, shape))
                 self.captured[size, shape, False], self.captured[size, shape, True] = plain, full
-                if times is not None and self.drafts is not None and self.drafts.of(size):
-                    took[size, shape] = self._replay_ms(plain, size, shape, length)
+                if self.drafts is not None and self.drafts.of(size):
+                    self._try_out(size, shape, length)
+                    took[size, shape] = replay_ms(plain.graph)
                 report(number, len(self.shapes))
             self.step.history.lengths[self.padding] = 1  # as it was
         for (size, shape), milliseconds in took.items():
-            if times is not None and shape is not NO_SHAPE:
+            if times is not None and shape != NO_SHAPE:
                 times.expect(size, shape, milliseconds / took[size, NO_SHAPE])
+
+    def _run(self, size: int, shape: DraftShape, early: bool, full: bool) -> Accepted:
+        return self.step.run(self.inputs.values[:, :size], shape, early=early, full=full)
 
     def _try_out(self, size: int, shape: DraftShape, length: int) -> None:
         """Send rows like those of sequences of about that length, all of them in padding's slot.
 
         Each run makes the sequence longer, so it begins with room for a token from every run of both ways to launch.
         """
-        context = self.step.model.config.context_length if self.step.history.whole else 1 << 30
-        room = min(self.step.history.longest - 1, context)
-        self.step.history.lengths[self.padding] = max(1, min(length, room - 2 * (2 + ROUNDS * REPLAYS)))
+        room, runs = self.step.history.longest - 1, 2 * (2 + ROUNDS * REPLAYS)
+        self.step.history.lengths[self.padding] = max(1, min(length, room - runs * (1 + shape.drafts)))
         share = -(-shape.rows // size)
         self._send([self.padding] * size, [room] * size, [share] * size, size)
 
@@ -98,7 +102,7 @@ class StepGraphs:
         drafts, shape = decodes.drafts, NO_SHAPE
         if len(drafts) and self.drafts is not None:
             shape = self.drafts.fitting(size, decodes.width - 1, decodes.rows - len(decodes)) or NO_SHAPE
-        self._send(decodes.slots, decodes.limits, drafts if shape is not NO_SHAPE else NO_DRAFTS, size)
+        self._send(decodes.slots, decodes.limits, drafts if shape != NO_SHAPE else NO_DRAFTS, size)
         return self.captured[size, shape, full].replay(), size + shape.rows
 
     def _send(self, slots: Numbers, limits: Numbers, drafts: Numbers, size: int) -> None:

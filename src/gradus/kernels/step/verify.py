@@ -235,7 +235,8 @@ def pack_rows_reference(
     before = row - (ends - counts)[span]
     owners = torch.where(live, slots.long()[span], padding)
     positions = torch.where(live, lengths[span] - 1 + before, 0)
-    choices = torch.cat([history[slots.long(), (lengths - 1).clamp(max=history.shape[1] - 1)].long().unsqueeze(1), drafts], dim=1)
+    newest = history[slots.long(), (lengths - 1).clamp(max=history.shape[1] - 1)]
+    choices = torch.cat([newest.long().unsqueeze(1), drafts], dim=1)
     tokens = torch.where(live, choices[span, before.clamp(max=depth)], 0)
     places = tables[:, owners, positions // page_size] * page_size + positions % page_size
     query_start = torch.cat([ends.new_zeros(1), ends]).int()
