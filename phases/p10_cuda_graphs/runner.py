@@ -7,8 +7,8 @@ from gradus.attention.backend import AttentionBackend
 from gradus.attention.batch import Batch
 from gradus.device.transfer import upload
 from gradus.engine.plan import UNKNOWN, Column, Plan
-from gradus.execution.runner import ModelRunner, sampled_rows
 from gradus.execution.result import StepResult
+from gradus.execution.runner import ModelRunner, sampled_rows
 from gradus.models import Model
 from gradus.sampling.sampler import Sampler
 

@@ -18,7 +18,7 @@ class Timed(PromptGraphs):
     def _set_up(self, size):
         pass
 
-    def _run(self, size, early, asked):
+    def _run(self, size, early, full):
         pass
 
     def _launch_ms(self, size):

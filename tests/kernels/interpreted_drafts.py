@@ -19,10 +19,10 @@ from gradus.kernels.step.draft_passes import (
     next_rows,
     next_rows_reference,
 )
-from gradus.kernels.step.verify import pack_rows, pack_rows_reference, accept_drafts, accept_drafts_reference
 from gradus.kernels.step.ngram import look_up_slots
 from gradus.kernels.step.ngram_reference import look_up
 from gradus.kernels.step.prompt_history import keep_prompts
+from gradus.kernels.step.verify import accept_drafts, accept_drafts_reference, pack_rows, pack_rows_reference
 from gradus.models import SHAPES, create_model, randomize
 from gradus.speculative.history import History
 from gradus.speculative.states import HiddenStates
@@ -77,11 +77,12 @@ def step(seed: int, drafts: int):
     room = torch.tensor([drafts + 1, 2, 0, 0, drafts + 9])
     limits = (known[slots.long()] - 1 + room).int()
     limits[3] = 0  # padding
+    most = torch.tensor([drafts, drafts, drafts, 0, min(1, drafts)], dtype=torch.int32)
     barred = torch.zeros(SLOTS + 1, dtype=torch.int32)
     barred[5] = seed % 2
     tables = torch.randint(1, 50, (2, SLOTS + 1, CONTEXT // PAGE), generator=generator)
     tables[:, SLOTS] = 0
-    return slots, limits, barred, history, known, proposed, tables, PAGE
+    return slots, limits, most, barred, history, known, proposed, tables, PAGE, 5 + int(most.sum())
 
 
 @pytest.mark.parametrize("drafts", [0, 1, 4])
@@ -95,6 +96,20 @@ def test_rows_are_packed_to_the_front_and_the_rest_is_padding(seed, drafts):
     assert (
         (found.slots[count:] == SLOTS).all() and not found.ends[count:].any() and (found.places[:, count:] < PAGE).all()
     )
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_history_of_the_newest_token_alone_starts_and_ends_a_step_without_drafts(seed):
+    slots, limits, most, barred, history, known, proposed, tables, page, rows = step(seed, 0)
+    newest = history.gather(1, (known - 1).unsqueeze(1)).clone()
+    whole = pack_rows(slots, limits, most, barred, history, known, proposed, tables, page, rows)
+    alone = pack_rows(slots, limits, most, barred, newest, known, proposed, tables, page, rows)
+    assert all(torch.equal(*pair) for pair in zip(whole, alone, strict=True))
+    drawn = torch.arange(rows) + 7
+    lengths = known.clone(), known.clone()
+    found = accept_drafts(slots, whole, drawn, history, lengths[0], 0)
+    assert torch.equal(found[0], accept_drafts(slots, alone, drawn, newest, lengths[1], 0)[0])
+    assert torch.equal(*lengths) and torch.equal(newest, history.gather(1, (lengths[0] - 1).unsqueeze(1)))
 
 
 def drafting(seed: int, count: int, longest: int = CONTEXT) -> tuple[Drafting, torch.Tensor, torch.Tensor]:
@@ -172,10 +187,10 @@ def test_each_pass_runs_what_the_last_one_drew_as_long_as_there_is_room(seed, co
 def test_what_stands_is_the_longest_agreeing_prefix_and_is_appended(seed, drafts):
     arguments = step(seed, drafts)
     rows = pack_rows_reference(*arguments)
-    drawn = torch.randint(-1, 3, (5 * (1 + drafts),), generator=torch.Generator().manual_seed(seed))
-    states = [(arguments[3].clone(), arguments[4].clone()) for _ in range(2)]
-    found = accept_drafts(arguments[0], rows, drawn, *states[0])
-    expected = accept_drafts_reference(arguments[0], rows, drawn, *states[1])
+    drawn = torch.randint(-1, 3, (arguments[-1],), generator=torch.Generator().manual_seed(seed))
+    states = [(arguments[4].clone(), arguments[5].clone()) for _ in range(2)]
+    found = accept_drafts(arguments[0], rows, drawn, *states[0], drafts)
+    expected = accept_drafts_reference(arguments[0], rows, drawn, *states[1], drafts)
     assert all(torch.equal(*pair) for pair in zip(found, expected, strict=True))
     assert all(torch.equal(*pair) for pair in zip(*states, strict=True))
 
@@ -212,13 +227,13 @@ def test_prompts_leave_what_torch_would_in_a_dozen_operations(spans, drawing, si
 @pytest.mark.parametrize("seed", range(3))
 def test_a_slot_is_left_with_the_state_of_its_last_row_that_stood(seed, drafts, size):
     arguments, generator = step(seed, drafts), torch.Generator().manual_seed(seed)
-    slots, _, _, history, known, *_ = arguments
+    slots, _, _, _, history, known, *_ = arguments
     rows = pack_rows_reference(*arguments)
-    drawn = torch.randint(-1, 3, (5 * (1 + drafts),), generator=generator)
+    drawn = torch.randint(-1, 3, (arguments[-1],), generator=generator)
     hidden = torch.randn(len(drawn), 2 * size, generator=generator)[:, :size]
     found, expected = (torch.full((SLOTS + 1, size), -7.0) for _ in range(2))
-    accept_drafts(slots, rows, drawn, history.clone(), known.clone(), hidden, found)
-    accept_drafts_reference(slots, rows, drawn, history, known, hidden, expected)
+    accept_drafts(slots, rows, drawn, history.clone(), known.clone(), drafts, hidden, found)
+    accept_drafts_reference(slots, rows, drawn, history, known, drafts, hidden, expected)
     assert torch.equal(found, expected)
     assert (found[1] == -7).all() and not (found[4] == -7).any()
 
