@@ -46,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path)
     asked = parser.parse_args(arguments)
     rows, began = [], time.monotonic()
-    settings = {"device": asked.device, "max_sequences": BATCH, "context_length": 1024, "prefix_cache": False}
+    settings = {"device": asked.device, "max_sequences": BATCH, "context_length": 1024, "switch_off": ("prefix_cache",)}
     engines = {"none": LLM(asked.model, **settings), "ngram": LLM(asked.model, speculate="ngram", **settings)}
     engines |= {Path(heads).name: LLM(asked.model, speculate=f"heads:{heads}", **settings) for heads in asked.heads}
     for temperature in (0.0, 0.8):
@@ -54,7 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             for gap in (0.0, GAP_S) if len(kinds) > 1 else (0.0,):
                 if time.monotonic() - began < asked.seconds:
                     rows += compared(engines, name, kinds, temperature, gap, asked.rounds, asked.output)
-    made = {"commit": asked.commit or commit(), "model": asked.model, **fingerprint(asked.device), "rows": rows}
+    made = {"commit": asked.commit or commit(), "model": asked.model, **fingerprint(engines["none"].device, quick=True), "rows": rows}
     if asked.out is not None:
         asked.out.write_text(json.dumps(made, indent=1), encoding="utf-8")
     return 0
@@ -99,7 +99,7 @@ def served(llm: LLM, prompts: Sequence[str], temperature: float, gap: float, out
             order.append(request)
             continue
         for delta in llm.step() if llm.has_work else ():
-            if delta.finish_reason is not None:
+            if delta.completion is not None:
                 ended[delta.request_id] = time.perf_counter()
     return [ended[each] - begun[each] for each in order]
 
