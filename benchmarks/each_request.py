@@ -1,4 +1,4 @@
-"""Does any request get slower where others' drafts are verified? Each request of a batch, timed with drafts and without.
+"""Does any request get slower where others' drafts are verified? Each request, timed with drafts and without.
 
     export PYTHONPATH=src:.
     python3 benchmarks/each_request.py --model smollm2-135m --out "$OUT"/each_request.json
@@ -54,7 +54,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
             for gap in (0.0, GAP_S) if len(kinds) > 1 else (0.0,):
                 if time.monotonic() - began < asked.seconds:
                     rows += compared(engines, name, kinds, temperature, gap, asked.rounds, asked.output)
-    made = {"commit": asked.commit or commit(), "model": asked.model, **fingerprint(engines["none"].device, quick=True), "rows": rows}
+    made = {
+        "commit": asked.commit or commit(),
+        "model": asked.model,
+        **fingerprint(engines["none"].device, quick=True),
+        "rows": rows,
+    }
     if asked.out is not None:
         asked.out.write_text(json.dumps(made, indent=1), encoding="utf-8")
     return 0

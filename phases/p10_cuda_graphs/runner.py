@@ -55,7 +55,7 @@ class AheadRunner(ModelRunner):
         drawn = self.sampler.sample(self.model.logits(hidden[batch.logits_rows]), rows)
         if len(rows):
             self.newest.record(rows.slots, drawn.tokens.clamp(min=0))  # -1: none, it ends
-        return StepResult(plan, len(hidden), drawn, self.model.device)
+        return StepResult.of(plan, len(hidden), drawn, self.model.device)
 
     def forward(self, batch: Batch) -> Tensor:
         """Hidden states, [rows, D]: the batch's come first."""

@@ -182,7 +182,7 @@ def drawn(sampler: KernelSampler, batch: list[Ask], slots: list[int], *, asked: 
     latest = torch.full((sampler.table.rows,), 99)
     slots = [*slots, *[sampler.table.rows - 1] * (len(logits) - len(slots))]
     positions = torch.tensor([each.position for each in batch] + [0] * (len(logits) - len(batch)), dtype=torch.int32)
-    draw = sampler.draw_slots(logits, torch.tensor(slots, dtype=torch.int32), positions, full=asked)
+    draw = sampler.draw_slots(logits, torch.tensor(slots, dtype=torch.int32), positions, latest, full=asked)
     return draw.tokens.tolist(), latest.tolist()
 
 

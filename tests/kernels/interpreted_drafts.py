@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from gradus.kernels.step import draft_inputs
+from gradus.kernels.step.decode_rows import decode_rows, decode_rows_reference
 from gradus.kernels.step.draft_inputs import (
     first_inputs,
     first_inputs_reference,
@@ -98,18 +99,23 @@ def test_rows_are_packed_to_the_front_and_the_rest_is_padding(seed, drafts):
     )
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_a_history_of_the_newest_token_alone_starts_and_ends_a_step_without_drafts(seed):
-    slots, limits, most, barred, history, known, proposed, tables, page, rows = step(seed, 0)
-    newest = history.gather(1, (known - 1).unsqueeze(1)).clone()
-    whole = pack_rows(slots, limits, most, barred, history, known, proposed, tables, page, rows)
-    alone = pack_rows(slots, limits, most, barred, newest, known, proposed, tables, page, rows)
-    assert all(torch.equal(*pair) for pair in zip(whole, alone, strict=True))
-    drawn = torch.arange(rows) + 7
-    lengths = known.clone(), known.clone()
-    found = accept_drafts(slots, whole, drawn, history, lengths[0], 0)
-    assert torch.equal(found[0], accept_drafts(slots, alone, drawn, newest, lengths[1], 0)[0])
-    assert torch.equal(*lengths) and torch.equal(newest, history.gather(1, (lengths[0] - 1).unsqueeze(1)))
+@pytest.mark.parametrize("rows", [1, 5, 130])
+def test_a_step_without_drafts_starts_from_the_newest_tokens_and_counts_the_next(rows):
+    generator = torch.Generator().manual_seed(rows)
+    slots = torch.randperm(200, generator=generator)[:rows].to(torch.int32)
+    newest = torch.randint(0, 500, (201, 1), generator=generator, dtype=torch.int32)
+    known = torch.randint(1, CONTEXT - 1, (201,), generator=generator)
+    limits = (known[slots.long()] + torch.randint(-1, 3, (rows,), generator=generator)).int()
+    slots[-1], limits[-1] = 200, 0  # padding
+    tables = torch.randint(1, 50, (2, 201, CONTEXT // PAGE), generator=generator)
+    tables[:, 200] = 0
+    counted = known.clone(), known.clone()
+    mine = decode_rows(slots, limits, newest, counted[0], tables, PAGE)
+    theirs = decode_rows_reference(slots, limits, newest.squeeze(1), counted[1], tables, PAGE)
+    assert torch.equal(*counted) and counted[0].sum() == known.sum() + int((mine.ends > 0).sum())
+    for name, one, other in zip(mine._fields, mine, theirs, strict=True):
+        assert torch.equal(one, other), name
+    assert mine.slots[-1] == 200 and not mine.ends[-1] and (mine.places[:, -1] < PAGE).all()
 
 
 def drafting(seed: int, count: int, longest: int = CONTEXT) -> tuple[Drafting, torch.Tensor, torch.Tensor]:

@@ -46,6 +46,7 @@ from gradus.kernels.sampling import narrowing
 from gradus.kernels.sampling.narrowing import Statistics
 from gradus.kernels.sampling.plain import block_best_kernel, row_best_kernel
 from gradus.kernels.sampling.slot_settings import SlotSettings
+from gradus.kernels.step.decode_rows import decode_rows_kernel
 from gradus.kernels.step.draft_inputs import first_inputs_kernel, next_inputs_kernel
 from gradus.kernels.step.draft_passes import first_rows_kernel, next_rows_kernel
 from gradus.kernels.step.ngram import look_up_kernel
@@ -123,6 +124,10 @@ def beside_products(able: Capability) -> Iterator[tuple[str, Case]]:
     tables = {"slots_ptr": "*i32", "lengths_ptr": "*i32"}
     strides = dict.fromkeys(("rows", "group_stride", "slot_stride"), "i32")
     found = {"tables_ptr": "*i64", "places_ptr": "*i64"}
+    pointers = {f"{each}_ptr": "*i32" for each in ("slots", "limits", "newest", "owners", "ends")}
+    pointers |= {f"{each}_ptr": "*i64" for each in ("known", "tables", "tokens", "positions", "places")}
+    sizes = strides | {"padding": "i32"}
+    yield "decode rows", Case(decode_rows_kernel, pointers | sizes, {"PAGE": 16, "GROUPS": 2, "BLOCK": 128}, {})
     yield "places", Case(places_kernel, tables | found | strides, {"PAGE": 16, "BLOCK": 128}, {})
     yield from drafts()
     numbers = dict.fromkeys(("spans", "fewest", "most", "entries", "aim", "few", "tile_tokens", "step", "whole"), "i32")

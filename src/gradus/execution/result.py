@@ -4,10 +4,10 @@ from dataclasses import dataclass
 
 import torch
 
-from gradus.device.transfer import Arrival
+from gradus.device.transfer import Arrival, to_host
 from gradus.engine.logprobs import PAIR
 from gradus.engine.plan import Plan, Sampled
-from gradus.sampling.sampler import DrawnLogprobs
+from gradus.sampling.sampler import Drawn, DrawnLogprobs
 
 
 class StepClock:
@@ -50,6 +50,12 @@ class StepResult:
         self._counts = [span.logits for span in plan.spans]
         self._tokens, self._arrival, self._logprobs = tokens, arrival, logprobs
         self._width, self._clock, self._usual = width, clock, usual
+
+    @classmethod
+    def of(cls, plan: Plan, rows: int, drawn: Drawn, device: torch.device) -> "StepResult":
+        """What was drawn on a device, sent to the host."""
+        logprobs = None if drawn.logprobs is None else drawn.logprobs.to_host()
+        return cls(plan, rows, to_host(drawn.tokens), Arrival(device), logprobs)
 
     def get(self) -> Sampled:
         """Wait until it has arrived, and for nothing that comes later."""

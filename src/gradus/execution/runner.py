@@ -10,7 +10,7 @@ from torch import Tensor
 
 from gradus.attention.backend import AttentionBackend
 from gradus.attention.batch import Batch
-from gradus.device.transfer import Arrival, current, to_host, upload_parts
+from gradus.device.transfer import current, upload_parts
 from gradus.engine.plan import UNKNOWN, Admission, Plan
 from gradus.execution.result import StepResult
 from gradus.models import Model
@@ -57,9 +57,7 @@ class ModelRunner:
 
     def _run(self, plan: Plan) -> StepResult:
         batch, _, drawn = self.draw(plan)
-        logprobs = None if drawn.logprobs is None else drawn.logprobs.to_host()
-        tokens = to_host(drawn.tokens)
-        return StepResult(plan, len(batch.token_ids), tokens, Arrival(self.model.device), logprobs)
+        return StepResult.of(plan, len(batch.token_ids), drawn, self.model.device)
 
     def draw(self, plan: Plan) -> tuple[Batch, Rows, Drawn]:
         """Run the plan. Returns its batch, the rows of the draw, and what they drew."""

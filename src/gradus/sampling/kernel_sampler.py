@@ -40,15 +40,17 @@ class KernelSampler(Sampler):
         """Whether one of these slots asks for more than a temperature."""
         return not self.table.plain[slots].all()
 
-    def draw_slots(self, logits: Tensor, slots: Tensor, positions: Tensor, *, full: bool) -> SlotDraw:
+    def draw_slots(
+        self, logits: Tensor, slots: Tensor, positions: Tensor, newest: Tensor | None = None, *, full: bool
+    ) -> SlotDraw:
         """Draw a token for each row: logits [R, V] of any floating type; slots, positions: integers [R].
 
-        full: as `needs_full` says of these slots.
+        newest: integers [slots + 1, 1], takes each slot's token too. full: as `needs_full` says of these slots.
         """
         if full:
-            return SlotDraw(*sample_asked(logits, self.settings, slots, positions))
+            return SlotDraw(*sample_asked(logits, self.settings, slots, positions, newest))
         table = self.table
-        return SlotDraw(sample(logits, table.seeds, positions, table.temperatures, slots=slots), None)
+        return SlotDraw(sample(logits, table.seeds, positions, table.temperatures, slots=slots, latest=newest), None)
 
     def guess_slots(self, logits: Tensor, slots: Tensor, positions: Tensor, out: Tensor | None = None) -> Tensor:
         """What these slots would draw by temperature and seed alone: int64 [R], new or `out`, -1 as in SlotDraw."""

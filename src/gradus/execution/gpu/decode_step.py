@@ -9,7 +9,8 @@ from a CUDA graph (`step_graphs.py`).
     draw     the model runs the rows, and a token is drawn for each
     accept   drafts are compared with the tokens drawn before them; accepted tokens go to the history
 
-A step without drafts is the same with one row per sequence, of which every token is accepted.
+A step without drafts is the same with one row per sequence, of which every token is accepted. Where the history keeps
+the newest tokens alone, there is nothing left to accept: `rows` has counted the token, and the draw has written it.
 """
 
 from typing import NamedTuple
@@ -20,6 +21,7 @@ from torch import Tensor
 from gradus.attention.graph_paged import GraphPagedAttention
 from gradus.execution.runner import kernel_logits
 from gradus.kernels.core.overlap import early_launches
+from gradus.kernels.step.decode_rows import decode_rows
 from gradus.kernels.step.verify import VerifyRows, accept_drafts, pack_rows
 from gradus.models import Model
 from gradus.sampling.kernel_sampler import KernelSampler, SlotDraw
@@ -72,11 +74,15 @@ class DecodeStep:
         for full in (False, True):
             blank = rows._replace(tokens=nothing, positions=nothing)
             draw, hidden = self.draw(slots, blank, shape, early, full)
-            self._accept(slots, rows, draw.tokens, hidden, shape, early)
+            if self.history.whole:
+                self._accept(slots, rows, draw.tokens, hidden, shape, early)
 
     def rows(self, slots: Tensor, limits: Tensor, most: Tensor, shape: DraftShape, early: bool = False) -> VerifyRows:
         """The newest token of each slot, and behind it its drafts, which are proposed here."""
         history, attention = self.history, self.attention
+        if not history.whole:
+            tables, page_size = attention.tables, attention.storage.page_size
+            return decode_rows(slots, limits, history.tokens, history.lengths, tables, page_size)
         proposed = torch.empty(len(slots), shape.drafts, dtype=torch.int64, device=slots.device)
         with early_launches(early and shape.drafts > 0):  # a step's first launch has no launch before it to overlap
             if shape.drafts and self.drafter is not None:
@@ -99,13 +105,16 @@ class DecodeStep:
         with early_launches(early):
             hidden = model(rows.tokens, rows.positions, attention)
         logits = kernel_logits(model, hidden)
+        newest = None if self.history.whole else self.history.tokens
         with early_launches(early):
-            return self.sampler.draw_slots(logits, rows.slots, rows.ends, full=full), hidden
+            return self.sampler.draw_slots(logits, rows.slots, rows.ends, newest, full=full), hidden
 
     def accept(
         self, slots: Tensor, rows: VerifyRows, draw: SlotDraw, hidden: Tensor, shape: DraftShape, early: bool = False
     ) -> Accepted:
         """Append the accepted tokens to the history."""
+        if not self.history.whole:
+            return Accepted(draw.tokens.unsqueeze(1), draw.pairs)
         tokens, origins = self._accept(slots, rows, draw.tokens, hidden, shape, early)
         return Accepted(tokens, None if draw.pairs is None else draw.pairs[origins.flatten()])
 

@@ -129,7 +129,8 @@ class GpuRunner:
         slots, ends = upload_parts([wanted.slots, wanted.positions], torch.int64, self.device)
         if count:
             slots, ends = torch.cat([rows.slots, slots]), torch.cat([rows.ends, ends])
-        draw = step.sampler.draw_slots(logits, slots, ends, full=full)
+        newest = None if step.history.whole else step.history.tokens
+        draw = step.sampler.draw_slots(logits, slots, ends, newest, full=full)
         if count:
             step.accept(mine, rows, _first(draw, count), hidden[:count], NO_SHAPE)
         result = self._result(plan, len(computed), draw.tokens, self._logprobs(draw, owners))

@@ -93,8 +93,7 @@ def pack_rows_kernel(
     live, kept = mine < spans, row < rows
     owner = tl.load(slots_ptr + mine, mask=live, other=0)
     position = tl.load(known_ptr + owner, mask=live, other=1).to(tl.int32) - 1 + before
-    place = owner.to(tl.int64) * width + tl.minimum(position, width - 1)  # a history may be of the newest token alone
-    newest = tl.load(history_ptr + place, mask=live & (before == 0), other=0)
+    newest = tl.load(history_ptr + owner.to(tl.int64) * width + position, mask=live & (before == 0), other=0)
     token = newest.to(tl.int64)
     if K > 0:
         draft = tl.load(drafts_ptr + mine * K + before - 1, mask=live & (before > 0), other=0)
@@ -125,8 +124,7 @@ def pack_rows(
     slots, limits, most: int32 [B]: the limits are positions that each span may store, `most` the drafts that it may
     verify, and there are rows for all of these. drafts: int64 [B, K], negative from the first one that is missing. By
     slot: barred, int32 [S], not 0 where no draft may be verified; history, int32 [S, C], and known, int64 [S]: tokens,
-    or the newest one alone (C = 1), and how many there are; the last slot is padding's. tables: int64 [G, S, width],
-    block tables.
+    and how many there are; the last slot is padding's. tables: int64 [G, S, width], block tables.
     """
     (spans, depth), groups, device, early = drafts.shape, len(tables), slots.device, starts_early()
     tokens, positions = torch.empty(2, rows, dtype=torch.int64, device=device)
@@ -166,7 +164,7 @@ def accept_drafts_kernel(
     stands = number < accepted
     if tl.program_id(1) == 0:
         known = tl.load(known_ptr + slot)
-        said_ptr = history_ptr + slot * length + tl.minimum(known, length - 1)  # K is 0 for the newest token alone
+        said_ptr = history_ptr + slot * length + known
         out = tl.where(stands, token, tl.where(there, REJECTED, UNDRAFTED))
         tl.store(kept_ptr + span * WIDTH + number, out, mask=number < WIDTH)
         tl.store(rows_ptr + span * WIDTH + number, tl.where(there, row, 0).to(tl.int64), mask=number < WIDTH)
@@ -235,7 +233,7 @@ def pack_rows_reference(
     before = row - (ends - counts)[span]
     owners = torch.where(live, slots.long()[span], padding)
     positions = torch.where(live, lengths[span] - 1 + before, 0)
-    newest = history[slots.long(), (lengths - 1).clamp(max=history.shape[1] - 1)]
+    newest = history[slots.long(), lengths - 1]
     choices = torch.cat([newest.long().unsqueeze(1), drafts], dim=1)
     tokens = torch.where(live, choices[span, before.clamp(max=depth)], 0)
     places = tables[:, owners, positions // page_size] * page_size + positions % page_size
@@ -265,7 +263,7 @@ def accept_drafts_reference(
             stands = stands and (number == 0 or (int(drawn[row - 1]) == int(rows.tokens[row]) and token >= 0))
             kept[span, number], origins[span, number] = token if stands else plan.REJECTED, row
             if stands:
-                history[slot, min(int(known[slot]), history.shape[1] - 1)] = max(token, 0)
+                history[slot, known[slot]] = max(token, 0)
                 known[slot] += 1
                 if hidden is not None and states is not None:
                     states[slot] = hidden[row]
