@@ -12,16 +12,16 @@ from dataclasses import replace
 from functools import partial
 
 import torch
+from gradus.execution.graphs import DecodeGraphs
 
 from benchmarks.by_model import Rows, by_model
 from gradus import LLM
 from gradus.bench.run.script import need_triton, ran
-from gradus.execution.capturing import replay_ms
+from gradus.execution.gpu.capturing import replay_ms
 
 if __name__ == "__main__":
     need_triton()
 
-from gradus.execution.graphs import DecodeGraphs
 
 MODELS = ("random:smollm2-135m", "random:llama-3.2-1b", "random:gpt2-124m", "random:qwen3-0.6b")
 BATCHES, WHOLE = (1, 8), (0, 256, 384, 512)

@@ -28,7 +28,7 @@ from gradus.bench.fingerprint import commit, fingerprint
 from benchmarks.paged_attention import PAGE, ROOM, Shape, Step
 from gradus import LLM
 from gradus.device.capability import capability, multiprocessors
-from gradus.execution.capturing import replay_ms
+from gradus.execution.gpu.capturing import replay_ms
 from gradus.kernels.attention.launch import Launch, launches
 from gradus.kernels.attention.reference import paged_attention_reference
 from gradus.kernels.attention.splits import Partials

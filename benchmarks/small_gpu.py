@@ -33,7 +33,7 @@ import torch
 from gradus import LLM, Completion, GradusError, SamplingParams
 from gradus.bench.measure.fingerprint import commit, fingerprint
 from gradus.bench.run.script import ran
-from gradus.execution.memory import free_memory
+from gradus.execution.memory.device_memory import free_memory
 from gradus.models.precision import resolve_device
 
 GB = 10**9

@@ -30,7 +30,7 @@ from gradus.bench.statistics import significant
 from gradus.bench.workloads import burst
 from gradus.engine.engine import Engine
 from gradus.engine.request import Request, SamplingParams
-from gradus.execution.timeline import StepRecord, Timeline
+from gradus.execution.watch.timeline import StepRecord, Timeline
 
 MAX_BYTES = 60_000
 PROFILED = 8  # steps

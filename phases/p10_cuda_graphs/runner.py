@@ -7,8 +7,8 @@ from gradus.attention.backend import AttentionBackend
 from gradus.attention.batch import Batch
 from gradus.device.transfer import upload
 from gradus.engine.plan import UNKNOWN, Column, Plan
+from gradus.execution.result import StepResult
 from gradus.execution.runner import ModelRunner, sampled_rows
-from gradus.execution.step import StepResult
 from gradus.models import Model
 from gradus.sampling.sampler import Sampler
 
@@ -55,7 +55,7 @@ class AheadRunner(ModelRunner):
         drawn = self.sampler.sample(self.model.logits(hidden[batch.logits_rows]), rows)
         if len(rows):
             self.newest.record(rows.slots, drawn.tokens.clamp(min=0))  # -1: none, it ends
-        return StepResult(plan, len(hidden), drawn, self.model.device)
+        return StepResult.of(plan, len(hidden), drawn, self.model.device)
 
     def forward(self, batch: Batch) -> Tensor:
         """Hidden states, [rows, D]: the batch's come first."""

@@ -224,7 +224,7 @@ def _gpu() -> str:
     """Each GPU, how much of its memory is free, and who holds the rest."""
     import torch
 
-    from gradus.execution.memory import DeviceMemory
+    from gradus.execution.memory.device_memory import DeviceMemory
 
     if not torch.cuda.is_available():
         raise RuntimeError("no CUDA GPU that torch can use")

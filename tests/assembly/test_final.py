@@ -16,7 +16,7 @@ from gradus.config.settings import Settings
 from gradus.device.threads import use
 from gradus.engine.request import ModelLimits
 from gradus.errors import ConfigError, RequestError
-from gradus.execution.memory import OutOfMemory, free_memory, ran_out
+from gradus.execution.memory.device_memory import OutOfMemory, free_memory, ran_out
 
 LIMITS = ModelLimits(vocab_size=320, context_length=512)
 SOME = SamplingParams(max_tokens=12, ignore_eos=True)

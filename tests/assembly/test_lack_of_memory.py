@@ -8,7 +8,7 @@ from gradus.assembly.guard import GuardedCore
 from gradus.config.options import EngineConfig, EngineOptions
 from gradus.engine.request import ModelLimits
 from gradus.errors import ConfigError
-from gradus.execution.memory import DeviceMemory, OutOfMemory
+from gradus.execution.memory.device_memory import DeviceMemory, OutOfMemory
 
 GPU = torch.device("cuda:1")
 LIMITS = ModelLimits(vocab_size=320, context_length=512)

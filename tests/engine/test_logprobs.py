@@ -12,7 +12,7 @@ from gradus.engine.outputs import Outputs
 from gradus.engine.plan import Plan, Sampled, Span
 from gradus.engine.request import ModelLimits, Request, SamplingParams
 from gradus.engine.sequence import Output, Sequence, Timings
-from gradus.execution.step import packed
+from gradus.execution.result import packed
 from gradus.sampling.sampler import DrawnLogprobs
 from gradus.text.front_end import FrontEnd
 

@@ -39,10 +39,10 @@ def test_a_plan_comes_back_equal():
 
 def test_what_a_plan_says_of_drafts_comes_back():
     plan = busy_plan()
-    plan.decodes.drafts, plan.decodes.limits = 3, np.array([20, 9])
+    plan.decodes.drafts, plan.decodes.limits = np.array([3, 1]), np.array([20, 9])
     back = unpack(pack(plan)).decodes
-    assert back.drafts == 3 and back.limits is not None and back.limits.tolist() == [20, 9] and back.rows == 8
-    assert unpack(pack(busy_plan())).decodes.limits is None
+    assert back.drafts.tolist() == [3, 1] and back.limits.tolist() == [20, 9] and (back.rows, back.width) == (6, 4)
+    assert not len(unpack(pack(busy_plan())).decodes.drafts)
 
 
 def test_an_empty_plan_comes_back_empty():

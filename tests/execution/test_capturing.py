@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from gradus.device.transfer import BUFFERS
-from gradus.execution import capturing
-from gradus.execution.capturing import REPLAYS, ROUNDS, Inputs, Recorder
+from gradus.execution.gpu import capturing
+from gradus.execution.gpu.capturing import REPLAYS, ROUNDS, Inputs, Recorder
 
 CPU = torch.device("cpu")
 

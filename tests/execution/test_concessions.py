@@ -13,11 +13,11 @@ from gradus.config.options import EngineConfig
 from gradus.config.settings import Settings, stated
 from gradus.engine.request import ModelLimits
 from gradus.errors import ConfigError
-from gradus.execution import memory_plan as planning
-from gradus.execution.concessions import EACH, LADDER, LONG, Concession, conceded, descending, worth_having
-from gradus.execution.memory import DeviceMemory
-from gradus.execution.memory_plan import MemoryPlan, memory_plan, sized, weight_bytes
-from gradus.execution.prompt_graphs import prompt_sizes
+from gradus.execution.gpu.prompt_graphs import prompt_sizes
+from gradus.execution.memory.concessions import EACH, LADDER, LONG, Concession, conceded, descending, worth_having
+from gradus.execution.memory.device_memory import DeviceMemory
+from gradus.execution.memory.device_memory import plan as planning
+from gradus.execution.memory.plan import MemoryPlan, memory_plan, sized, weight_bytes
 from gradus.kernels.quantized import tile_tables
 from gradus.models.create import create_model
 from gradus.models.shapes import SHAPES
@@ -234,7 +234,8 @@ def test_a_refusal_names_whose_memory_is_in_the_way(monkeypatch):
     found = DeviceMemory(GB, 80 * GB, own=20 * GB)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(
-        "gradus.execution.memory.other_processes", lambda index: [(41, 50 * GB), (7, 8 * GB)] * (index == 7)
+        "gradus.execution.memory.device_memory.other_processes",
+        lambda index: [(41, 50 * GB), (7, 8 * GB)] * (index == 7),
     )
     assert refusal("qwen3-0.6b", found).endswith(
         "; of 80 GB, this process holds 20 GB, and other processes and CUDA 59 GB (process 41 has 50 GB, "

@@ -4,7 +4,7 @@ import pytest
 
 pytest.importorskip("triton", reason="Triton is for Linux alone")
 
-from gradus.execution.prompt_graphs import LONGER, LOOKS, SIZES, PromptGraphs, prompt_sizes
+from gradus.execution.gpu.prompt_graphs import LONGER, LOOKS, SIZES, PromptGraphs, prompt_sizes
 from gradus.models.shapes import SHAPES
 
 
@@ -18,7 +18,7 @@ class Timed(PromptGraphs):
     def _set_up(self, size):
         pass
 
-    def _run(self, size, early, asked):
+    def _run(self, size, early, full):
         pass
 
     def _launch_ms(self, size):

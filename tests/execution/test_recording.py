@@ -6,7 +6,7 @@ from gradus.assembly.final import build
 from gradus.config.options import EngineConfig
 from gradus.engine.request import Request, SamplingParams
 from gradus.engine.wire import PackError
-from gradus.execution.recording import Recorder, play, recorded
+from gradus.execution.watch.recording import Recorder, play, recorded
 from tests.phases.conftest import limits_of, tiny_model
 
 SHAPE = "tiny-gemma3"

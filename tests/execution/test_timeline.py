@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from gradus.engine.plan import Plan
-from gradus.execution.timeline import Timeline
+from gradus.execution.watch.timeline import Timeline
 from tests.scheduling.replica import ask
 from tests.scheduling.world import World
 

@@ -13,9 +13,10 @@ from gradus.assembly.final import EngineConfig, build
 from gradus.config.options import EngineOptions
 from gradus.device.capability import capability
 from gradus.engine.request import Request, SamplingParams
-from gradus.execution.prompt_graphs import PromptGraphs
+from gradus.execution.gpu.prompt_graphs import PromptGraphs
 from gradus.models import Model
 from gradus.quantization.kv import rounded
+from gradus.scheduling.draft_shapes import NO_SHAPE
 from tests.assembly.mixture import answers, assert_same, mixture
 from tests.gpu.test_phases import model_on, requests
 from tests.phases.conftest import FAMILIES, NaiveAttention, limits_of
@@ -108,7 +109,7 @@ def test_short_prompts_are_replayed_alone_and_beside_decodes(shape, speculate, m
     for budget in (128, 20):
         config = EngineConfig(limits_of(shape), max_sequences=4, speculate=speculate, token_budget=budget, page_size=4)
         engine = build(model, config, draft=model if speculate == "draft:itself" else None)
-        graphs = (engine.runner if speculate else engine.runner.eager).run_model
+        graphs = engine.runner.run_model
         replayed: list[int] = []
         monkeypatch.setattr(graphs, "captured", Recorded(graphs.captured, replayed))
         for _ in range(2):
@@ -206,13 +207,13 @@ def test_a_step_draws_plainly_unless_one_of_its_rows_asks_for_more(sampled_on_th
     engine = build(model_on("cuda", "tiny-llama", torch.float32), config)
     replayed, captured = [], engine.runner.graphs.captured
     monkeypatch.setattr(engine.runner.graphs, "captured", Recorded(captured, replayed))
-    assert set(captured) == {(1, False), (1, True), (2, False), (2, True)}
+    assert set(captured) == {(size, NO_SHAPE, full) for size in (1, 2) for full in (False, True)}
     plain, special = mixture("tiny-llama")[1], mixture("tiny-llama")[7]
     for wanted, graphs in (
-        ([plain], {(1, False)}),
-        ([special], {(1, True)}),
-        ([plain, special], {(2, True)}),
-        ([plain], {(1, False)}),
+        ([plain], {(1, NO_SHAPE, False)}),
+        ([special], {(1, NO_SHAPE, True)}),
+        ([plain, special], {(2, NO_SHAPE, True)}),
+        ([plain], {(1, NO_SHAPE, False)}),
     ):
         replayed.clear()
         expected = {(each.id, 0): sampled_on_the_cpu[each.id, 0] for each in wanted}

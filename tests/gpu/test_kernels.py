@@ -315,15 +315,12 @@ def test_samples_are_those_of_the_torch_sampler(rows, vocab_size, dtype):
 @pytest.mark.parametrize("rows", [1, 256])
 def test_a_step_of_decodes_starts_and_ends_in_the_tables_of_its_slots(rows):
     from gradus.kernels.sampling.plain import sample, sample_reference
-    from gradus.kernels.step.decode_inputs import newest, newest_reference, places, places_reference
+    from gradus.kernels.step.places import places, places_reference
 
     slots = torch.randperm(300, device="cuda")[:rows].to(torch.int32)
     lengths = torch.randint(0, 160, (rows,), dtype=torch.int32, device="cuda")
-    given = torch.randint(-1, 2, (rows,), dtype=torch.int32, device="cuda")
     latest = torch.randint(0, 500, (300,), device="cuda")
     tables = torch.randint(1, 2**31, (2, 300, 10), device="cuda")
-    found, expected = (each(slots, lengths, given, latest) for each in (newest, newest_reference))
-    assert all(torch.equal(mine, theirs) for mine, theirs in zip(found, expected, strict=True))
     assert torch.equal(places(slots, lengths, tables, 16), places_reference(slots, lengths, tables, 16))
 
     logits, where = noise(rows, 50257), slots.long()

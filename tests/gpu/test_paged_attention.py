@@ -22,6 +22,7 @@ from gradus.kernels.rows.rope_store import rope_store, rope_store_reference
 from gradus.quantization.fp8 import E4M3
 from gradus.sampling.sampler import Sampler
 from gradus.scheduling.scheduler import Scheduler
+from gradus.speculative.history import History
 from tests.gpu.test_phases import model_on, requests
 from tests.kernels.cases import Step
 from tests.phases.conftest import FAMILIES, limits_of
@@ -215,7 +216,8 @@ def test_the_backend_gives_the_cpus_tokens(shape, budget):
     model = model_on("cuda", shape, torch.float32)
     storage = PagedStorage(model.config, 24, 4, model.dtype, model.device)
     windows = [group.window for group in storage.groups]
-    runner = ModelRunner(model, TritonPagedAttention(model.config, storage, 3), Sampler(320, model.device))
+    newest = History(3, model.config.context_length, model.device, whole=False)
+    runner = ModelRunner(model, TritonPagedAttention(model.config, storage, 3), Sampler(320, model.device), newest)
     cache = PagedCache(24, 4, windows, PrefixIndex())
     engine = Engine(Scheduler(cache, 3, budget), runner, limits_of(shape))
     assert run(engine, wanted) == run(oracle, wanted)

@@ -12,7 +12,7 @@ from gradus.kernels.attention.reference import paged_attention_reference
 from gradus.kernels.attention.splits import Partials
 from gradus.kernels.attention.work import Work
 from gradus.kernels.rows.rope_store import rope_store_reference
-from gradus.kernels.step.decode_inputs import places_reference
+from gradus.kernels.step.places import places_reference
 from gradus.quantization.kv import to_e4m3
 
 

@@ -182,7 +182,7 @@ def drawn(sampler: KernelSampler, batch: list[Ask], slots: list[int], *, asked: 
     latest = torch.full((sampler.table.rows,), 99)
     slots = [*slots, *[sampler.table.rows - 1] * (len(logits) - len(slots))]
     positions = torch.tensor([each.position for each in batch] + [0] * (len(logits) - len(batch)), dtype=torch.int32)
-    draw = sampler.draw_slots(logits, torch.tensor(slots, dtype=torch.int32), positions, latest, asked=asked)
+    draw = sampler.draw_slots(logits, torch.tensor(slots, dtype=torch.int32), positions, latest, full=asked)
     return draw.tokens.tolist(), latest.tolist()
 
 
@@ -193,7 +193,7 @@ def test_rows_that_ask_for_nothing_get_exactly_the_token_of_the_plain_draw():
     batch = [ask(row, seed=7, temperature=each) for row, each in zip(rows, temperatures, strict=True)]
     logits = torch.from_numpy(np.stack(rows))
     slots = [3, 0, 4, 1, 2]
-    one, other = (drawn(sampler_for(batch), batch, slots, asked=asked, logits=logits) for asked in (False, True))
+    one, other = (drawn(sampler_for(batch), batch, slots, full=asked, logits=logits) for asked in (False, True))
     assert one == other
     tokens, latest = one
     assert tokens[4] == -1 and 0 <= latest[2] < 3001  # what is kept can be looked up
@@ -204,7 +204,7 @@ def test_padding_is_drawn_as_well_and_disturbs_nothing():
     batch = [ask(shaped("normal", 130, 1), top_k=3), ask(shaped("normal", 130, 2), presence_penalty=1.0)]
     sampler = KernelSampler(130, CPU, 5)
     padded = torch.from_numpy(np.stack([each.logits for each in [*batch, batch[0], batch[0]]]))
-    tokens, latest = drawn(sampler, batch, [4, 2], asked=True, logits=padded)
+    tokens, latest = drawn(sampler, batch, [4, 2], full=True, logits=padded)
     assert tokens[:2] == check(KernelSampler(130, CPU, 5), batch, slots=[4, 2])
     assert tokens[2] == tokens[3] == batch[0].logits.argmax() == latest[-1]
     assert [latest[slot] for slot in range(5)] == [99, 99, tokens[1], 99, tokens[0]]
@@ -217,7 +217,7 @@ def test_logits_of_16_bits_in_a_padded_matrix_are_read_as_they_are():
     wide = torch.full((2, 1008), math.nan, dtype=torch.float16)
     wide[:, :1001] = torch.from_numpy(np.stack([each.logits for each in batch]))
     rounded = [Ask(row.numpy(), each.params) for row, each in zip(wide[:, :1001].float(), batch, strict=True)]
-    tokens, _ = drawn(sampler_for(batch), batch, [0, 1], asked=True, logits=wide[:, :1001])
+    tokens, _ = drawn(sampler_for(batch), batch, [0, 1], full=True, logits=wide[:, :1001])
     assert tokens == check(sampler_for(rounded), rounded)
 
 
@@ -266,7 +266,7 @@ def test_a_drawn_token_counts_for_the_next_draw():
     logits = torch.from_numpy(case.logits[None])
     assert check(sampler, [case]) == [0]
     slots, positions = torch.tensor([0]), torch.tensor([2])
-    assert [int(sampler.draw_slots(logits, slots, positions, asked=True).tokens) for _ in range(3)] == [1, 2, 3]
+    assert [int(sampler.draw_slots(logits, slots, positions, full=True).tokens) for _ in range(3)] == [1, 2, 3]
     assert (sampler.table.allocate()[0, :5] & COUNT).tolist() == [1, 1, 1, 1, 0]
 
 
@@ -279,7 +279,7 @@ def test_a_token_is_counted_until_its_bits_are_full():
     seen, logits = sampler.table.allocate(), torch.from_numpy(case.logits[None])
     for count in (FULL - 1, FULL, FULL):
         seen[0, 7] = 1 << ENTRY_SHIFT | count
-        draw = sampler.draw_slots(logits, torch.tensor([0]), torch.tensor([2]), asked=True)
+        draw = sampler.draw_slots(logits, torch.tensor([0]), torch.tensor([2]), full=True)
         assert draw.tokens.tolist() == [7] and int(seen[0, 7]) == 1 << ENTRY_SHIFT | FULL
 
 

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from gradus.kernels.step import draft_inputs
+from gradus.kernels.step.decode_rows import decode_rows, decode_rows_reference
 from gradus.kernels.step.draft_inputs import (
     first_inputs,
     first_inputs_reference,
@@ -19,10 +20,10 @@ from gradus.kernels.step.draft_passes import (
     next_rows,
     next_rows_reference,
 )
-from gradus.kernels.step.draft_rows import draft_rows, draft_rows_reference, keep_standing, keep_standing_reference
 from gradus.kernels.step.ngram import look_up_slots
 from gradus.kernels.step.ngram_reference import look_up
 from gradus.kernels.step.prompt_history import keep_prompts
+from gradus.kernels.step.verify import accept_drafts, accept_drafts_reference, pack_rows, pack_rows_reference
 from gradus.models import SHAPES, create_model, randomize
 from gradus.speculative.history import History
 from gradus.speculative.states import HiddenStates
@@ -77,24 +78,44 @@ def step(seed: int, drafts: int):
     room = torch.tensor([drafts + 1, 2, 0, 0, drafts + 9])
     limits = (known[slots.long()] - 1 + room).int()
     limits[3] = 0  # padding
+    most = torch.tensor([drafts, drafts, drafts, 0, min(1, drafts)], dtype=torch.int32)
     barred = torch.zeros(SLOTS + 1, dtype=torch.int32)
     barred[5] = seed % 2
     tables = torch.randint(1, 50, (2, SLOTS + 1, CONTEXT // PAGE), generator=generator)
     tables[:, SLOTS] = 0
-    return slots, limits, barred, history, known, proposed, tables, PAGE
+    return slots, limits, most, barred, history, known, proposed, tables, PAGE, 5 + int(most.sum())
 
 
 @pytest.mark.parametrize("drafts", [0, 1, 4])
 @pytest.mark.parametrize("seed", range(4))
 def test_rows_are_packed_to_the_front_and_the_rest_is_padding(seed, drafts):
     arguments = step(seed, drafts)
-    found, expected = draft_rows(*arguments), draft_rows_reference(*arguments)
+    found, expected = pack_rows(*arguments), pack_rows_reference(*arguments)
     for name, mine, theirs in zip(found._fields, found, expected, strict=True):
         assert torch.equal(mine, theirs), name
     count = int(found.query_start[-1])
     assert (
         (found.slots[count:] == SLOTS).all() and not found.ends[count:].any() and (found.places[:, count:] < PAGE).all()
     )
+
+
+@pytest.mark.parametrize("rows", [1, 5, 130])
+def test_a_step_without_drafts_starts_from_the_newest_tokens_and_counts_the_next(rows):
+    generator = torch.Generator().manual_seed(rows)
+    slots = torch.randperm(200, generator=generator)[:rows].to(torch.int32)
+    newest = torch.randint(0, 500, (201, 1), generator=generator, dtype=torch.int32)
+    known = torch.randint(1, CONTEXT - 1, (201,), generator=generator)
+    limits = (known[slots.long()] + torch.randint(-1, 3, (rows,), generator=generator)).int()
+    slots[-1], limits[-1] = 200, 0  # padding
+    tables = torch.randint(1, 50, (2, 201, CONTEXT // PAGE), generator=generator)
+    tables[:, 200] = 0
+    counted = known.clone(), known.clone()
+    mine = decode_rows(slots, limits, newest, counted[0], tables, PAGE)
+    theirs = decode_rows_reference(slots, limits, newest.squeeze(1), counted[1], tables, PAGE)
+    assert torch.equal(*counted) and counted[0].sum() == known.sum() + int((mine.ends > 0).sum())
+    for name, one, other in zip(mine._fields, mine, theirs, strict=True):
+        assert torch.equal(one, other), name
+    assert mine.slots[-1] == 200 and not mine.ends[-1] and (mine.places[:, -1] < PAGE).all()
 
 
 def drafting(seed: int, count: int, longest: int = CONTEXT) -> tuple[Drafting, torch.Tensor, torch.Tensor]:
@@ -171,11 +192,11 @@ def test_each_pass_runs_what_the_last_one_drew_as_long_as_there_is_room(seed, co
 @pytest.mark.parametrize("seed", range(6))
 def test_what_stands_is_the_longest_agreeing_prefix_and_is_appended(seed, drafts):
     arguments = step(seed, drafts)
-    rows = draft_rows_reference(*arguments)
-    drawn = torch.randint(-1, 3, (5 * (1 + drafts),), generator=torch.Generator().manual_seed(seed))
-    states = [(arguments[3].clone(), arguments[4].clone()) for _ in range(2)]
-    found = keep_standing(arguments[0], rows, drawn, *states[0])
-    expected = keep_standing_reference(arguments[0], rows, drawn, *states[1])
+    rows = pack_rows_reference(*arguments)
+    drawn = torch.randint(-1, 3, (arguments[-1],), generator=torch.Generator().manual_seed(seed))
+    states = [(arguments[4].clone(), arguments[5].clone()) for _ in range(2)]
+    found = accept_drafts(arguments[0], rows, drawn, *states[0], drafts)
+    expected = accept_drafts_reference(arguments[0], rows, drawn, *states[1], drafts)
     assert all(torch.equal(*pair) for pair in zip(found, expected, strict=True))
     assert all(torch.equal(*pair) for pair in zip(*states, strict=True))
 
@@ -212,13 +233,13 @@ def test_prompts_leave_what_torch_would_in_a_dozen_operations(spans, drawing, si
 @pytest.mark.parametrize("seed", range(3))
 def test_a_slot_is_left_with_the_state_of_its_last_row_that_stood(seed, drafts, size):
     arguments, generator = step(seed, drafts), torch.Generator().manual_seed(seed)
-    slots, _, _, history, known, *_ = arguments
-    rows = draft_rows_reference(*arguments)
-    drawn = torch.randint(-1, 3, (5 * (1 + drafts),), generator=generator)
+    slots, _, _, _, history, known, *_ = arguments
+    rows = pack_rows_reference(*arguments)
+    drawn = torch.randint(-1, 3, (arguments[-1],), generator=generator)
     hidden = torch.randn(len(drawn), 2 * size, generator=generator)[:, :size]
     found, expected = (torch.full((SLOTS + 1, size), -7.0) for _ in range(2))
-    keep_standing(slots, rows, drawn, history.clone(), known.clone(), hidden, found)
-    keep_standing_reference(slots, rows, drawn, history, known, hidden, expected)
+    accept_drafts(slots, rows, drawn, history.clone(), known.clone(), drafts, hidden, found)
+    accept_drafts_reference(slots, rows, drawn, history, known, drafts, hidden, expected)
     assert torch.equal(found, expected)
     assert (found[1] == -7).all() and not (found[4] == -7).any()
 

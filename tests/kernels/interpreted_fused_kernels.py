@@ -25,7 +25,7 @@ from gradus.kernels.rows.e4m3 import largest_of, scales_of, to_e4m3
 from gradus.kernels.rows.rope_store import heads_together, rope_store, rope_store_reference
 from gradus.kernels.sampling.noise import exponential
 from gradus.kernels.sampling.plain import sample, sample_reference
-from gradus.kernels.step.decode_inputs import newest, newest_reference, places, places_reference
+from gradus.kernels.step.places import places, places_reference
 from gradus.quantization import kv
 from gradus.quantization.fp8 import E4M3
 from tests.kernels.interpreted_gluon import interpret
@@ -285,18 +285,13 @@ def test_with_slots_seeds_are_looked_up_and_tokens_written_back():
 
 
 @pytest.mark.parametrize("rows", [1, 130])
-def test_a_step_of_decodes_starts_from_the_newest_tokens_and_the_right_places(rows):
+def test_rows_are_stored_where_block_tables_say(rows):
     slots = torch.randperm(200)[:rows].to(torch.int32)
     lengths = torch.randint(1, 160, (rows,), dtype=torch.int32)
-    given = torch.where(torch.rand(rows) < 0.5, -1, torch.randint(0, 500, (rows,))).to(torch.int32)
     slots[-1], lengths[-1] = 200, 0  # padding
-    latest, tables = torch.randint(0, 500, (201,)), torch.randint(1, 2**31, (2, 201, 10))
+    tables = torch.randint(1, 2**31, (2, 201, 10))
     tables[:, 200] = 0
-    for mine, theirs in (
-        (newest(slots, lengths, given, latest), newest_reference(slots, lengths, given, latest)),
-        (places(slots, lengths, tables, 16), places_reference(slots, lengths, tables, 16)),
-    ):
-        assert all(torch.equal(a, b) for a, b in zip(mine, theirs, strict=True))
+    assert torch.equal(places(slots, lengths, tables, 16), places_reference(slots, lengths, tables, 16))
     assert places(slots, lengths, tables, 16)[:, -1].tolist() == [0, 0]
 
 

@@ -25,6 +25,7 @@ from gradus.models import SHAPES, Model, create_model, randomize
 from gradus.models.layers import Embedding
 from gradus.sampling.sampler import Sampler
 from gradus.scheduling.scheduler import Scheduler
+from gradus.speculative.history import History
 from tests.kernels.interpreted_gluon import interpret
 from tests.phases.conftest import FAMILIES
 from tests.phases.drive import run
@@ -81,7 +82,8 @@ def answers(
     prompts = ([(7 * i) % 300 for i in range(18)], [5])
     requests = [Request.create(f"r{i}", *each, LIMITS) for i, each in enumerate(zip(prompts, settings, strict=True))]
     storage = kind(model.config, 32, 16, model.dtype, model.device)
-    runner = ModelRunner(model, backend(model.config, storage, slots=2), Sampler(320, model.device))
+    newest = History(2, model.config.context_length, model.device, whole=False)
+    runner = ModelRunner(model, backend(model.config, storage, slots=2), Sampler(320, model.device), newest)
     cache = PagedCache(32, 16, [group.window for group in storage.groups])
     return run(Engine(Scheduler(cache, max_sequences=2), runner, LIMITS), requests)
 

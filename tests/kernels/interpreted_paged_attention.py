@@ -16,8 +16,8 @@ from gradus.attention.storage import PagedStorage
 from gradus.attention.triton_paged import TritonPagedAttention
 from gradus.cache import TableChange
 from gradus.engine.plan import Plan, Span
+from gradus.execution.gpu.warm_up import padding_batch
 from gradus.execution.runner import lay_out
-from gradus.execution.warm_up import padding_batch
 from gradus.kernels.attention import paged as paged_attention
 from gradus.kernels.attention.launch import Launch, launches
 from gradus.kernels.attention.work import Work

@@ -19,8 +19,9 @@ from gradus.cache.radix import PrefixIndex
 from gradus.engine.engine import Engine
 from gradus.engine.plan import Admission, Decodes, Plan, Span
 from gradus.engine.request import ModelLimits, Request, SamplingParams
-from gradus.execution.draft_passes import DraftPasses
-from gradus.execution.draft_steps import DraftRunner, DraftStep
+from gradus.execution.drafting.draft_passes import DraftPasses
+from gradus.execution.gpu.decode_step import DecodeStep
+from gradus.execution.gpu.runner import GpuRunner
 from gradus.execution.runner import ModelRunner
 from gradus.kernels.core import overlap
 from gradus.kernels.core.view import view
@@ -31,6 +32,7 @@ from gradus.quantization.int8 import Int8Linear
 from gradus.quantization.mix import Mix, factory
 from gradus.sampling.kernel_sampler import KernelSampler
 from gradus.sampling.sampler import Sampler
+from gradus.scheduling.draft_shapes import NO_SHAPE, DraftShape, DraftShapes
 from gradus.scheduling.drafting import DraftControl
 from gradus.scheduling.scheduler import Scheduler
 from gradus.speculative.heads import first_heads
@@ -97,7 +99,9 @@ def engine(shape: str, drafter=None, drafts: int = 3) -> Engine:
     storage = PagedStorage(model.config, 24, 4, model.dtype, model.device)
     cache = PagedCache(24, 4, [group.window for group in storage.groups], PrefixIndex())
     if drafter is None:
-        runner = ModelRunner(model, PagedAttention(model.config, storage, SLOTS), Sampler(320, model.device, SLOTS))
+        newest = History(SLOTS, 64, model.device, whole=False)
+        attention, sampler = PagedAttention(model.config, storage, SLOTS), Sampler(320, model.device, SLOTS)
+        runner = ModelRunner(model, attention, sampler, newest)
         return Engine(Scheduler(cache, SLOTS, BUDGET), runner, LIMITS)
     attention, sampler = GraphPagedAttention(model.config, storage, SLOTS + 1), KernelSampler(320, model.device, SLOTS)
     history = History(SLOTS, 64, model.device)
@@ -110,9 +114,9 @@ def engine(shape: str, drafter=None, drafts: int = 3) -> Engine:
     states = HiddenStates(SLOTS, model.config.hidden_size, model.dtype, model.device)
     if isinstance(drafter, Reference):
         drafter = on_kernels(drafter, states, sampler)
-    step = DraftStep(fused(model), attention, sampler, drafter, history, states)
-    control = DraftControl(drafts, SLOTS, lag=1, adaptive=False)
-    return Engine(Scheduler(cache, SLOTS, BUDGET, drafting=control), DraftRunner(step), LIMITS, 1)
+    step = DecodeStep(fused(model), attention, sampler, history, drafter, states)
+    control = DraftControl(DraftShapes(drafts, SLOTS), SLOTS, lag=1, adaptive=False)
+    return Engine(Scheduler(cache, SLOTS, BUDGET, drafting=control), GpuRunner(step, slots=SLOTS), LIMITS, 1)
 
 
 def on_kernels(heads: Reference, states: HiddenStates, sampler: KernelSampler) -> KernelHeadsDrafter:
@@ -232,7 +236,7 @@ def test_slots_that_lag_behind_are_caught_up_with_together():
 
     drafter.run_model = counted
     ends = np.array([len(tokens) - 2 for tokens in said])
-    decodes = Decodes(np.arange(3), ends, np.zeros(3, np.int64), limits=ends + 4, drafts=2)
+    decodes = Decodes(np.arange(3), ends, ends + 4, drafts=np.full(3, 2))
     drafter.catch_up(history, decodes)
     assert counts == [16, 16, 4] and not drafter.steady
     storages = drafter.attention.storage, expected.attention.storage
@@ -273,12 +277,12 @@ def test_passes_start_early_where_their_step_does(monkeypatch):
     for name, module in list(sys.modules.items()):
         if name.startswith("gradus.kernels.") and name != overlap.__name__ and hasattr(module, "starts_early"):
             monkeypatch.setattr(module, "starts_early", partial(_listening, heard, name.rpartition(".")[2]))
-    step = DraftStep(drafter.model, drafter.attention, drafter.sampler, drafter, history)
-    slots, limits = torch.tensor([[0], [20]], dtype=torch.int32)
+    step = DecodeStep(drafter.model, drafter.attention, drafter.sampler, history, drafter)
+    slots, limits, most = torch.tensor([[0], [20], [3]], dtype=torch.int32)
     for early in (False, True):
         heard.clear()
-        step.rows(slots, limits, 3, early)
-        assert heard.keys() >= {"norm", "activation", "paged_attention", "sampling", "draft_passes"}
+        step.rows(slots, limits, most, DraftShape(3, 3), early)
+        assert heard.keys() >= {"norm", "activation", "paged", "plain", "draft_passes"}
         assert all(each == {early} for each in heard.values())
 
 
@@ -370,13 +374,13 @@ def test_every_launch_of_a_step_is_rehearsed(kind, tmp_path, monkeypatch):
     step = engine(
         "tiny-llama", NgramDrafter(kernel=True) if kind == "ngram" else Reference(model, tmp_path)
     ).runner.step
-    slots, limits = torch.tensor([[0, 1], [9, 9]], dtype=torch.int32)
-    shapes = [(size, drafts) for size in (1, 2) for drafts in range(DRAFTS + 1)]
-    for size, drafts in shapes:
-        step.rehearse(slots[:size], limits[:size], drafts, early=False)
+    inputs = torch.tensor([[0, 1], [9, 9], [DRAFTS, 1]], dtype=torch.int32)
+    shapes = [(1, NO_SHAPE), (2, NO_SHAPE), (1, DraftShape(DRAFTS, DRAFTS)), (2, DraftShape(DRAFTS, DRAFTS + 1))]
+    for size, shape in shapes:
+        step.rehearse(inputs[:, :size], shape, early=False)
     rehearsed, _ = set(launched), launched.clear()
     step.history.lengths.fill_(1)
-    for size, drafts in shapes:
-        for asked in (False, True):
-            step.run(slots[:size], limits[:size], drafts, asked=asked)
+    for size, shape in shapes:
+        for full in (False, True):
+            step.run(inputs[:, :size], shape, full=full)
     assert len(launched) > 20 and launched <= rehearsed

@@ -47,12 +47,13 @@ from gradus.kernels.sampling import narrowing
 from gradus.kernels.sampling.narrowing import Statistics
 from gradus.kernels.sampling.plain import block_best_kernel, row_best_kernel
 from gradus.kernels.sampling.slot_settings import SlotSettings
-from gradus.kernels.step.decode_inputs import newest_kernel, places_kernel
+from gradus.kernels.step.decode_rows import decode_rows_kernel
 from gradus.kernels.step.draft_inputs import first_inputs_kernel, next_inputs_kernel
 from gradus.kernels.step.draft_passes import first_rows_kernel, next_rows_kernel
-from gradus.kernels.step.draft_rows import draft_rows_kernel, keep_standing_kernel
 from gradus.kernels.step.ngram import look_up_kernel
+from gradus.kernels.step.places import places_kernel
 from gradus.kernels.step.prompt_history import keep_prompts_kernel
+from gradus.kernels.step.verify import accept_drafts_kernel, pack_rows_kernel
 from tests.kernels.ahead_of_time import EVERY, H200, Resources, compile_for, instructions
 
 STREAMED = (StreamedLaunch(4, 1024, 1, 8, 200, 1), StreamedLaunch(8, 512, 2, 4, 100, 1))
@@ -122,10 +123,12 @@ def beside_products(able: Capability) -> Iterator[tuple[str, Case]]:
         stored = {"keys_ptr": "*fp8e4nv", "values_ptr": "*fp8e4nv"} | dict.fromkeys(unscaled, "*fp32")
         yield "rope and store fp8", Case(rope_store_kernel, numbers | stored, heads, {"num_warps": 1})
     tables = {"slots_ptr": "*i32", "lengths_ptr": "*i32"}
-    given = {"given_ptr": "*i32", "latest_ptr": "*i64", "tokens_ptr": "*i64", "positions_ptr": "*i64", "rows": "i32"}
-    yield "newest", Case(newest_kernel, tables | given, {"BLOCK": 128}, {})
     strides = dict.fromkeys(("rows", "group_stride", "slot_stride"), "i32")
     found = {"tables_ptr": "*i64", "places_ptr": "*i64"}
+    pointers = {f"{each}_ptr": "*i32" for each in ("slots", "limits", "newest", "owners", "ends")}
+    pointers |= {f"{each}_ptr": "*i64" for each in ("known", "tables", "tokens", "positions", "places")}
+    sizes = strides | {"padding": "i32"}
+    yield "decode rows", Case(decode_rows_kernel, pointers | sizes, {"PAGE": 16, "GROUPS": 2, "BLOCK": 128}, {})
     yield "places", Case(places_kernel, tables | found | strides, {"PAGE": 16, "BLOCK": 128}, {})
     yield from drafts()
     numbers = dict.fromkeys(("spans", "fewest", "most", "entries", "aim", "few", "tile_tokens", "step", "whole"), "i32")
@@ -136,14 +139,16 @@ def beside_products(able: Capability) -> Iterator[tuple[str, Case]]:
 
 def drafts() -> Iterator[tuple[str, Case]]:
     """What a step that verifies 8 drafts begins and ends with, and the passes of a draft model."""
-    of_32_bits = ("slots", "limits", "barred", "history", "owners", "ends", "query_start", "lengths")
+    of_32_bits = ("slots", "limits", "most", "barred", "history", "owners", "ends", "query_start", "lengths")
     of_64_bits = ("known", "drafts", "tables", "tokens", "positions", "places", "inputs", "drawn", "kept", "rows")
     pointers = {f"{name}_ptr": "*i32" for name in of_32_bits} | {f"{name}_ptr": "*i64" for name in of_64_bits}
-    numbers = dict.fromkeys(("spans", "rows", "history_stride", "group_stride", "slot_stride", "padding"), "i32")
+    numbers = dict.fromkeys(
+        ("spans", "rows", "history_stride", "width", "group_stride", "slot_stride", "padding"), "i32"
+    )
     numbers |= dict.fromkeys(("count", "number", "longest", "vocabulary"), "i32")
     last = dict.fromkeys(("tokens_ptr", "positions_ptr", "owners_ptr", "lengths_ptr"))
     for name, kernel, constants, warps in (
-        ("draft rows", draft_rows_kernel, {"K": 8, "PAGE": 16, "GROUPS": 2, "SPANS": 256, "BLOCK": 32}, 4),
+        ("pack rows", pack_rows_kernel, {"K": 8, "PAGE": 16, "GROUPS": 2, "SPANS": 256, "BLOCK": 32}, 4),
         ("first rows", first_rows_kernel, {"PAGE": 16, "GROUPS": 1, "BLOCK": 128}, 4),
         ("next rows", next_rows_kernel, {"BLOCK": 128}, 4),
         ("keep draft", next_rows_kernel, {"BLOCK": 128} | last, 4),
@@ -155,14 +160,14 @@ def drafts() -> Iterator[tuple[str, Case]]:
             if each in kernel.arg_names and each not in constants
         }
         yield name, Case(kernel, types, constants, {"num_warps": warps})
-    types = pointers | dict.fromkeys(("D", "tokens", "places", "history_stride"), "i32:16")
+    types = pointers | dict.fromkeys(("D", "tokens", "places", "history_stride", "length"), "i32:16")
     types |= {"tokens_ptr": "*bf16", "places_ptr": "*bf16", "positions_ptr": "*i32"}
     types |= {"scale": "fp32", "drafts_stride": "i32", "hidden_stride": "i32:16"}
     first = {"COUNT": 3, "COUNTS": 4, "TOGETHER": 1, "BLOCK": 512}
     width = {"WIDTH": 5, "WIDER": 8, "BLOCK": 512}
     for name, kernel, constants in (
-        ("keep standing", keep_standing_kernel, width),
-        ("keep standing without states", keep_standing_kernel, width | {"states_ptr": None}),
+        ("accept drafts", accept_drafts_kernel, width),
+        ("accept drafts without states", accept_drafts_kernel, width | {"states_ptr": None}),
         ("first inputs", first_inputs_kernel, first),
         ("next inputs", next_inputs_kernel, {"BLOCK": 512}),
     ):
@@ -391,8 +396,8 @@ SAMPLE = [
     "asked block",
 ]
 SAMPLE += ["int4 1", "int8 64", "fp8 16 gated", "fp8-block 256", "rounded *i8 16384"]
-SAMPLE += ["rope and store fp8", "decode 128 bfloat16 fp8 16 2", "draft rows", "keep standing", "look up"]
-SAMPLE += ["keep standing without states", "first inputs", "next inputs"]
+SAMPLE += ["rope and store fp8", "decode 128 bfloat16 fp8 16 2", "pack rows", "accept drafts", "look up"]
+SAMPLE += ["accept drafts without states", "first inputs", "next inputs"]
 SAMPLE += ["first rows", "next rows", "keep draft", "work"]
 
 

@@ -22,7 +22,7 @@ from gradus.kernels.rows.activation import activation_kernel
 from gradus.kernels.rows.norm import norm_kernel, warps_of
 from gradus.kernels.rows.rope_store import heads_together, rope_store_kernel
 from gradus.kernels.sampling.plain import block_best_kernel, row_best_kernel
-from gradus.kernels.step.decode_inputs import newest_kernel, places_kernel
+from gradus.kernels.step.places import places_kernel
 from tests.kernels.ahead_of_time import H200, Resources, compile_for
 
 POINTER = "*bf16"
@@ -223,10 +223,7 @@ def test_sampling_keeps_the_logarithm_exact():
     assert_within(compiled(row_best_kernel, {"BLOCKS": 128}, numbers, pointers, num_warps=1), 64)
 
 
-def test_what_a_step_of_decodes_starts_from_fits_registers():
-    tables = {"slots_ptr": "*i32", "lengths_ptr": "*i32", "given_ptr": "*i32", "latest_ptr": "*i64"}
-    made = {"tokens_ptr": "*i64", "positions_ptr": "*i64"}
-    assert_within(compiled(newest_kernel, {"BLOCK": 128}, {"rows": "i32"}, tables | made), 32)
+def test_where_rows_are_stored_fits_registers():
     tables = {"slots_ptr": "*i32", "lengths_ptr": "*i32", "tables_ptr": "*i64", "places_ptr": "*i64"}
     numbers = dict.fromkeys(("rows", "group_stride", "slot_stride"), "i32")
     assert_within(compiled(places_kernel, {"PAGE": 16, "BLOCK": 128}, numbers, tables), 48)

@@ -10,7 +10,7 @@ pytest.importorskip("triton", reason="Triton is for Linux alone")
 import torch
 
 from gradus.device.capability import Capability
-from gradus.execution.warm_up import steps
+from gradus.execution.gpu.warm_up import steps
 from gradus.kernels.core.tuning import stored_form
 from gradus.kernels.quantized import tile_tables
 from gradus.kernels.quantized.tile import TileLaunch

@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 
 from gradus import LLM, SamplingParams
 from gradus.errors import CheckpointError, ConfigError, RequestError
-from gradus.execution.memory_plan import memory_plan
+from gradus.execution.memory.plan import memory_plan
 from gradus.loading import Tokenizer, load_model, open_checkpoint
 from gradus.models import SHAPES, parameter_count
 from tests.loading.builders import CHATML, CONFIGS, FAMILIES, tensors_of, write_folder, write_gguf, write_json

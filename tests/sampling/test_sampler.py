@@ -13,7 +13,7 @@ from hypothesis.extra import numpy as hnp
 from gradus.engine.plan import Admission, Plan, Span
 from gradus.engine.request import ModelLimits, Request, SamplingParams
 from gradus.engine.sequence import SpanResult
-from gradus.execution.step import StepResult
+from gradus.execution.result import StepResult
 from gradus.kernels.sampling.noise import exponential, philox
 from gradus.sampling.sampler import Rows, Sampler, ascending, lowest_kept, race
 from tests.sampling.conftest import MakeSampler, reference

@@ -121,9 +121,14 @@ class Replica:
                 self.memory.pop(page * self.page_size + offset, None)
         slots = [span.slot for span in plan.expanded()]
         assert len(set(slots)) == len(slots), "two spans in one slot"
-        if plan.decodes.limits is not None:
-            return self._speculate(plan)
-        return Done(plan.tokens, Sampled.of(plan, self._run(plan.expanded())))
+        decodes = plan.decodes
+        drafts = decodes.drafts.tolist() or [0] * len(decodes)
+        columns = zip(decodes.expanded(), decodes.limits.tolist(), drafts, strict=True)
+        rows = [self._verify(span, limit, 1 + most, decodes.width) for span, limit, most in columns]
+        for result in self._run(plan.spans):
+            rows.append([-1] if result.error else list(result.tokens))
+        tokens = np.array([token for row in rows for token in row], np.int64)
+        return Done(plan.tokens, Sampled(tokens, [span.logits for span in plan.spans], width=decodes.width))
 
     def _run(self, spans: list[Span]) -> list[SpanResult]:
         for span in spans:
@@ -134,16 +139,7 @@ class Replica:
                     self.memory[self._row(span.slot, group, position)] = token
         return [self._sample(span.slot, span.start + len(span.tokens), span.logits) for span in spans]
 
-    def _speculate(self, plan: Plan) -> Done:
-        width = 1 + plan.decodes.drafts
-        limits = plan.decodes.limits.tolist()
-        rows = [self._verify(span, limit, width) for span, limit in zip(plan.decodes.expanded(), limits, strict=True)]
-        for result in self._run(plan.spans):
-            rows.append([-1] if result.error else list(result.tokens))
-        tokens = np.array([token for row in rows for token in row], np.int64)
-        return Done(plan.tokens, Sampled(tokens, [span.logits for span in plan.spans], width=width))
-
-    def _verify(self, span: Span, limit: int, width: int) -> list[int]:
+    def _verify(self, span: Span, limit: int, most: int, width: int) -> list[int]:
         """Run the newest token and drafts as far as they are right, and store wrong ones too."""
         slot, length = span.slot, self.lengths[span.slot]
         self.tables[slot] = updated(self.tables.get(slot, ()), span.pages)
@@ -156,7 +152,7 @@ class Replica:
             if (self.windows == (None,))
             else []
         )  # behind a window nothing is known any more
-        drafts = self.guess(self.seeds[slot], [*known, self.last[slot]], min(width, room) - 1)
+        drafts = self.guess(self.seeds[slot], [*known, self.last[slot]], min(most, room) - 1)
         for position, token in enumerate([self.last[slot], *drafts], length - 1):
             for group in range(len(self.windows)):
                 self.memory[self._row(slot, group, position)] = token

@@ -2,9 +2,11 @@
 
 import random
 
+import numpy as np
 import pytest
 
-from gradus.scheduling.bounds import BoundedColumns
+from gradus.engine.plan import NO_DRAFTS
+from gradus.scheduling.columns import Columns
 from gradus.scheduling.drafting import DraftControl
 from gradus.scheduling.scheduler import Scheduler
 from tests.scheduling.replica import ask, expected, half_right, nonsense, nothing, oracle
@@ -14,7 +16,7 @@ DRAFTERS = [oracle, nonsense, half_right, nothing]
 
 
 def speculating(drafts: int = 3, guess=oracle, lag: int = 1, **settings) -> World:
-    control = DraftControl(drafts, settings.get("slots", 4), lag=lag, adaptive=False)
+    control = DraftControl(drafts, settings.get("slots", 4), lag=lag, adaptive=False, rows=256)
     return World(**{"pages": 64, "lag": lag, "drafting": control, "guess": guess, **settings})
 
 
@@ -33,17 +35,20 @@ def test_windows_lose_no_page_that_a_rejected_draft_must_be_run_again_from(lag):
 
 
 class Fickle(DraftControl):
-    """Drafts for some steps, and none for some: long enough to enter pages without drafts, and to settle."""
+    """Drafts for some sequences in some steps, and none for some: long enough to enter pages without drafts, and to
+    settle."""
 
     def __init__(self, *arguments, **settings) -> None:
         super().__init__(*arguments, **settings)
         self.draw, self.run = random.Random(repr(arguments)), 0
 
-    def choose(self, slots, left) -> int:
+    def choose(self, slots, left):
         if not self.run:
             self.run, self.wants = self.draw.choice([1, 2, 3, 9]), self.draw.random() < 0.5
         self.run -= 1
-        return super().choose(slots, left) if self.wants else 0
+        if not self.wants:
+            return NO_DRAFTS
+        return np.array([self.draw.randint(0, most) for most in super().choose(slots, left).tolist()], np.int64)
 
 
 @pytest.mark.parametrize("guess", DRAFTERS)
@@ -56,12 +61,12 @@ def test_steps_with_drafts_and_without_may_follow_each_other_in_any_order(lag, g
 @pytest.mark.parametrize("lag", [0, 1])
 def test_without_drafts_a_plan_is_the_one_of_an_engine_that_does_not_speculate(lag):
     class Never(DraftControl):
-        def choose(self, slots, left) -> int:
-            return 0
+        def choose(self, slots, left):
+            return NO_DRAFTS
 
     worlds = [
         World(pages=64, lag=lag, shared=True, drafting=control)
-        for control in (None, Never(4, 4, lag=lag, adaptive=False))
+        for control in (None, Never(4, 4, lag=lag, adaptive=False, rows=256))
     ]
     for number in range(60):
         for world in worlds:
@@ -96,11 +101,11 @@ def test_drafts_take_only_what_prompts_leave_of_the_budget():
     world.add(ask("a", 3, 30))
     for _ in range(3):
         world.step()
-    assert world.runner.plan.decodes.drafts == 3
+    assert world.runner.plan.decodes.drafts.tolist() == [3]
     world.add(ask("b", 30, 3))
     world.step()
     plan = world.runner.plan
-    assert plan.decodes.drafts == 0 and len(plan.spans[0].tokens) == 11
+    assert not len(plan.decodes.drafts) and len(plan.spans[0].tokens) == 11
     world.drain()
 
 
@@ -182,21 +187,21 @@ def forgets_steps_under_way(self):
     self._more[:] = 0
 
 
-def takes_the_lower_bound_for_the_length(self, slots, offsets, drafts, reach=BoundedColumns._reach):
+def takes_the_lower_bound_for_the_length(self, slots, offsets, drafts, reach=Columns._reach):
     self._more[slots] = 0
     return reach(self, slots, offsets, drafts)
 
 
-def counts_rejected_drafts(self, slots, accepted, move_on=BoundedColumns._move_on):
+def counts_rejected_drafts(self, slots, accepted, move_on=Columns._move_on):
     move_on(self, slots, accepted + 1)
 
 
-def ends_as_if_no_draft_had_stood(self, slots, accepted, move_on=BoundedColumns._move_on):
+def ends_as_if_no_draft_had_stood(self, slots, accepted, move_on=Columns._move_on):
     self._last[slots] += accepted
     move_on(self, slots, accepted)
 
 
-def keeps_its_cohort(self, slots, accepted, move_on=BoundedColumns._move_on):
+def keeps_its_cohort(self, slots, accepted, move_on=Columns._move_on):
     cohort = self._cohort
     move_on(self, slots, accepted)
     self._cohort = cohort
@@ -206,7 +211,7 @@ def takes_turns_as_if_no_draft_had_stood(self):
     self._moved = False
 
 
-def forgets_pages_for_drafts(self, lay_out_turns=BoundedColumns._lay_out_turns):
+def forgets_pages_for_drafts(self, lay_out_turns=Columns._lay_out_turns):
     lay_out_turns(self)
     self._settled = 0
 
@@ -215,11 +220,11 @@ def forgets_pages_entered_without_drafts(self):
     pass
 
 
-def forgets_lines(self, slots, tokens, keep=BoundedColumns._keep):
+def forgets_lines(self, slots, tokens, keep=Columns._keep):
     keep(self, slots, tokens[:, :1])
 
 
-def gives_a_late_token_to_the_next_owner(self, decodes, tokens, exceptions=BoundedColumns.exceptions):
+def gives_a_late_token_to_the_next_owner(self, decodes, tokens, exceptions=Columns.exceptions):
     decodes.departures = self.departures
     return exceptions(self, decodes, tokens)
 
@@ -240,7 +245,7 @@ def gives_a_late_token_to_the_next_owner(self, decodes, tokens, exceptions=Bound
     ],
 )
 def test_broken_columns_are_noticed(monkeypatch, name, broken):
-    monkeypatch.setattr(BoundedColumns, name, broken)
+    monkeypatch.setattr(Columns, name, broken)
     with pytest.raises((AssertionError, IndexError, KeyError, ValueError)):
         for seed in range(60):
             random_world(seed, lag=seed % 3, drafts=3, guess=half_right, control=(DraftControl, Fickle)[seed % 2])

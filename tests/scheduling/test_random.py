@@ -192,7 +192,10 @@ class ReservesNoPage(Scheduler):
         (LetsOthersOvertake, "somebody overtook the head of the queue"),
         (ForgetsSiblings, "there is work, and nothing is done"),
         (ForgetsTheLoad, "the queue's load is not what waits in it"),
-        (ResumesTooSoon, "planned too far|its prompt is not stored|it decodes in every plan"),
+        (
+            ResumesTooSoon,
+            "planned too far|its prompt is not stored|it decodes in every plan|no committed step has run|bounds cross",
+        ),
         (KeepsOldTables, "wrong token"),
         (CommitsWhatHasEnded, "an output after the end|the queue's load is not what waits in it"),
         (ReservesNoPage, "index out of range|disagree on the room"),
@@ -221,10 +224,6 @@ def forgets_what_is_unread(self, slot, take=Columns.take):
     return take(self, slot)[1:]
 
 
-def takes_a_token_under_way_for_known(self, *, known, advance=Columns.advance):
-    return advance(self, known=True)
-
-
 def counts_unstored_positions(self, sequence):
     return len(sequence.tokens)
 
@@ -235,7 +234,6 @@ def counts_unstored_positions(self, sequence):
         ("exceptions", gives_a_late_token_to_the_next_owner),
         ("going", plans_past_the_end),
         ("take", forgets_what_is_unread),
-        ("advance", takes_a_token_under_way_for_known),
         ("stored", counts_unstored_positions),
     ],
 )

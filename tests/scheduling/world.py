@@ -177,7 +177,7 @@ def random_world(
         scheduler=scheduler,
         lag=lag,
         windows=windows,
-        drafting=control(drafts, 5, lag=lag, adaptive=False) if drafts else None,
+        drafting=control(drafts, 5, lag=lag, adaptive=False, rows=256) if drafts else None,
         guess=guess,
     )
     for number in range(12):

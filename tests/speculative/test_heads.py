@@ -13,8 +13,8 @@ from gradus.config.options import FINAL, EngineConfig
 from gradus.engine.engine import Engine
 from gradus.errors import GradusError
 from gradus.execution.compiled import KernelLinear
-from gradus.execution.memory import DeviceMemory
-from gradus.execution.memory_plan import memory_plan
+from gradus.execution.memory.device_memory import DeviceMemory
+from gradus.execution.memory.plan import memory_plan
 from gradus.kernels.cpu.model import DecodeModel
 from gradus.kernels.cpu.product import MOST_ROWS
 from gradus.models import create_model, randomize

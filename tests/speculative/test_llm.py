@@ -15,8 +15,8 @@ from gradus.config.settings import Settings
 from gradus.engine.plan import UNKNOWN, Decodes, Plan
 from gradus.engine.request import ModelLimits
 from gradus.errors import ConfigError
-from gradus.execution.memory import DeviceMemory
-from gradus.execution.memory_plan import memory_plan
+from gradus.execution.memory.device_memory import DeviceMemory
+from gradus.execution.memory.plan import memory_plan
 from gradus.loading import as_asked, open_checkpoint
 from gradus.models.layers import Linear
 from gradus.models.precision import resolve_precision

@@ -15,8 +15,8 @@ from gradus.assembly.heads import trained_heads
 from gradus.config.options import EngineConfig, EngineOptions
 from gradus.engine.engine import Engine
 from gradus.errors import ConfigError
-from gradus.execution.memory import DeviceMemory, ran_out
-from gradus.execution.memory_plan import memory_plan
+from gradus.execution.memory.device_memory import DeviceMemory, ran_out
+from gradus.execution.memory.plan import memory_plan
 from gradus.loading import Checkpoint, Progress, as_asked, load_model, open_checkpoint
 from gradus.models import Model
 from gradus.models.precision import Precision, resolve_precision

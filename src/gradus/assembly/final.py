@@ -3,58 +3,38 @@
     build(model, EngineConfig(limits, max_sequences=256))
 
 The phases teach the same optimizations with parts of their own. Here each has a switch, so that its worth can be
-measured in the final engine, by leaving it out alone.
+measured in the final engine, by leaving it out alone. How the model runs is composed in `on_gpu.py`, on a GPU's
+kernels, and in `on_torch.py`, on a CPU's kernels or on torch alone.
 """
 
 import logging
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import torch
-from torch import nn
 
-from gradus.assembly.heads import (
-    HeadsModule,
-    check_model,
-    heads_drafter,
-    heads_on_kernels,
-    hidden_states,
-    most_drafts,
-    trained_heads,
-)
+from gradus.assembly.heads import check_model, most_drafts, trained_heads
+from gradus.assembly.on_torch import torch_runner
 from gradus.assembly.rehearsal import rehearse
 from gradus.attention.fp8_storage import Fp8Storage
-from gradus.attention.paged import PagedAttention
 from gradus.attention.storage import PagedStorage
 from gradus.cache.groups import layer_groups
 from gradus.cache.paged import PagedCache
 from gradus.cache.radix import PrefixIndex
 from gradus.config.options import EngineConfig
-from gradus.device.threads import use
 from gradus.device.transfer import current
 from gradus.engine.engine import Engine, Runner
 from gradus.engine.time_limits import TimeLimits
 from gradus.errors import ConfigError
-from gradus.execution.capturing import Report
-from gradus.execution.draft_model import DraftModel
-from gradus.execution.memory_plan import sized
-from gradus.execution.runner import LatestTokens, ModelRunner
-from gradus.execution.speculating import SpeculatingRunner
+from gradus.execution.gpu.capturing import Report
+from gradus.execution.memory.plan import sized
 from gradus.kernels import check_kv_dtype, cpu, missing
 from gradus.models import Model
 from gradus.models.config import ModelConfig
-from gradus.sampling.sampler import Sampler
-from gradus.scheduling.drafting import MOST_ROWS, DraftControl, choices
+from gradus.scheduling.draft_shapes import DraftShapes
+from gradus.scheduling.drafting import DraftControl
 from gradus.scheduling.scheduler import Scheduler
-from gradus.speculative.drafter import Drafter
+from gradus.scheduling.step_times import StepTimes
 from gradus.speculative.heads_folder import HeadsConfig
-from gradus.speculative.history import History
-from gradus.speculative.ngram import NgramDrafter
-
-if TYPE_CHECKING:
-    from gradus.attention.graph_paged import GraphPagedAttention
-    from gradus.execution.draft_passes import DraftPasses
-    from gradus.sampling.kernel_sampler import KernelSampler
 
 __all__ = ["EngineConfig", "build"]
 
@@ -85,78 +65,43 @@ def build(
     pages = config.cache_blocks * len(windows)
     kind = Fp8Storage if config.kv_dtype == "fp8" else PagedStorage
     storage = kind(model.config, pages, page_size, model.dtype, device)
-    latest = LatestTokens(count, device) if (config.overlap or config.graphs) and not config.speculate else None
+    shapes = draft_shapes(config, trained, draft is not None)
+    times = StepTimes()
     if config.kernels and device.type == "cuda":
+        from gradus.assembly.on_gpu import gpu_runner  # here: Triton is not everywhere
+
         with current(device):
-            runner: Runner = kernel_runner(model, storage, latest, config, report, draft, trained)
-            control = drafting(config, runner, trained)
+            runner: Runner = gpu_runner(model, storage, config, report, draft, trained, shapes, times)
+            control = drafting(config, shapes, StepTimes())
             rehearse(runner, config, PagedCache(pages, page_size, windows), device.type, control)
     else:
-        attention = PagedAttention(model.config, storage, slots=count)
-        sampler = Sampler(model.config.vocab_size, device, count)
-        heads = None if trained is None else HeadsModule(trained, config, model)
-        if config.kernels:
-            eager = compiled_runner(model, attention, sampler, latest, config.threads, heads)
-        else:
-            eager = ModelRunner(model, attention, sampler, latest)
-        runner = eager
-        if config.speculate:
-            drafter: Drafter = NgramDrafter()
-            states = None
-            if draft is not None:
-                drafter = draft_drafter(draft, attention, sampler, config)
-            if heads is not None:
-                states = hidden_states(config, model)
-                drafter = heads_drafter(heads, model, states, sampler)
-            runner = SpeculatingRunner(eager, attention, drafter, history(config, device), states)
+        runner, rows = torch_runner(model, storage, config, draft, trained)
+        shapes = None if shapes is None else shapes.within(rows)
     cache = PagedCache(pages, page_size, windows, PrefixIndex() if config.prefix_cache else None)
-    times, drafts = TimeLimits(fastest=1 + most_drafts(config, trained)), drafting(config, runner, trained)
-    scheduler = Scheduler(cache, count, config.budget(device.type), config.policy, times, drafts)
-    told = None if drafts is None else drafts.stats
-    return Engine(scheduler, runner, config.limits, lag(config), times, told)
+    limits, control = TimeLimits(fastest=1 + most_drafts(config, trained)), drafting(config, shapes, times)
+    scheduler = Scheduler(cache, count, config.budget(device.type), config.policy, limits, control)
+    stats = None if control is None else control.stats
+    return Engine(scheduler, runner, config.limits, lag(config), limits, stats)
 
 
 def lag(config: EngineConfig) -> int:
     return 1 if config.overlap else 0
 
 
-def drafting(config: EngineConfig, runner: Runner, trained: HeadsConfig | None = None) -> DraftControl | None:
-    """How many drafts are verified, where there are any: in steps of no more rows than the runner is quick with."""
+def draft_shapes(config: EngineConfig, trained: HeadsConfig | None, model: bool) -> DraftShapes | None:
+    """The shapes of steps that verify drafts, where there are any. model: whether a model drafts, pass by pass."""
     if not config.speculate:
         return None
-    rows = runner.runner.max_kernel_rows if isinstance(runner, SpeculatingRunner) else MOST_ROWS
-    most, adaptive = most_drafts(config, trained), config.drafts is None
-    return DraftControl(most, config.max_sequences, lag=lag(config), adaptive=adaptive, rows=rows)
+    passes = config.drafts is None and (model or (trained is not None and trained.shape.kind == "eagle"))
+    return DraftShapes(most_drafts(config, trained), config.max_sequences, passes=passes)
 
 
-def history(config: EngineConfig, device: torch.device) -> History:
-    return History(config.max_sequences, config.limits.context_length, device)
-
-
-def draft_drafter(draft: Model, attention: PagedAttention, sampler: Sampler, config: EngineConfig) -> DraftModel:
-    """attention, sampler: the model's."""
-    storage = attention.storage
-    kind, pages = type(storage), storage.keys.shape[1] - 1
-    own = PagedAttention(draft.config, kind(draft.config, pages, storage.page_size, draft.dtype, draft.device), slots=1)
-    own.tables = attention.tables[:1]  # of the layers without a window: a page of the same number holds the draft's
-    eager = compiled_runner(draft, own, sampler, None, config.threads) if config.kernels else None
-    return DraftModel(eager or ModelRunner(draft, own, sampler), own)
-
-
-def draft_passes(
-    draft: Model, attention: "GraphPagedAttention", sampler: "KernelSampler", config: EngineConfig
-) -> "DraftPasses":
-    """The same on a GPU's kernels."""
-    from gradus.attention.graph_paged import GraphPagedAttention
-    from gradus.execution.draft_passes import DraftPasses
-    from gradus.kernels.fuse.model import fused
-
-    storage, count = attention.storage, config.max_sequences
-    kind, pages = type(storage), storage.keys.shape[1] - 1
-    own_storage = kind(draft.config, pages, storage.page_size, draft.dtype, draft.device)
-    own = GraphPagedAttention(draft.config, own_storage, slots=count + 1)
-    own.tables = attention.tables[:1]
-    return DraftPasses(fused(draft), own, sampler, config.budget("cuda"))
+def drafting(config: EngineConfig, shapes: DraftShapes | None, times: StepTimes) -> DraftControl | None:
+    """Chooses how many drafts are verified, where there are any."""
+    if shapes is None:
+        return None
+    adaptive = config.drafts is None
+    return DraftControl(shapes, config.max_sequences, lag=lag(config), adaptive=adaptive, times=times)
 
 
 def check_draft(config: ModelConfig, draft: ModelConfig) -> None:
@@ -182,77 +127,3 @@ def runnable(config: EngineConfig, device: torch.device) -> EngineConfig:
         log.warning("the engine runs without graphs: the model is on the %s, and graphs are CUDA's", device)
         return replace(config, graphs=False)
     return config
-
-
-def kernel_runner(
-    model: Model,
-    storage: PagedStorage,
-    latest: LatestTokens | None,
-    config: EngineConfig,
-    report: Report,
-    draft: Model | None = None,
-    trained: HeadsConfig | None = None,
-) -> Runner:
-    """Runs the model's fused view on attention that reads pages.
-
-    Steps of decodes are replayed, and verify drafts, where the configuration says so.
-    """
-    from gradus.assembly.start_up import Reading, start_up
-    from gradus.attention.graph_paged import GraphPagedAttention  # here: Triton is not everywhere
-    from gradus.execution.draft_graphs import DraftGraphs
-    from gradus.execution.draft_steps import DraftRunner, DraftStep
-    from gradus.execution.graphs import DecodeGraphs, GraphRunner
-    from gradus.kernels.fuse.model import fused
-    from gradus.sampling.kernel_sampler import KernelSampler
-
-    count = config.max_sequences
-    attention = GraphPagedAttention(model.config, storage, slots=count + 1)  # the last slot is the padding's
-    sampler = KernelSampler(model.config.vocab_size, model.device, count)
-    view = fused(model)
-    context = config.limits.context_length
-    graphs: DecodeGraphs | DraftGraphs | None = None
-    readings: list[Reading] = []
-    if config.speculate:
-        drafter: Drafter = NgramDrafter(kernel=True)
-        if draft is not None:
-            drafter = passes = draft_passes(draft, attention, sampler, config)
-            longest = min(passes.chunk, draft.config.context_length, context)
-            readings.append(Reading(passes, passes.model, passes.attention, longest))
-        states = None if trained is None else hidden_states(config, model)
-        if trained is not None and states is not None:
-            drafter = heads_on_kernels(trained, config, model, states, sampler)
-        step = DraftStep(view, attention, sampler, drafter, history(config, model.device), states)
-        most, adaptive = most_drafts(config, trained), config.drafts is None
-        graphs = DraftGraphs(step, count, choices(most, adaptive=adaptive)) if config.graphs else None
-        draft_runner = DraftRunner(step, graphs)
-        runner: Runner = draft_runner
-        readings.append(Reading(draft_runner, view, attention, context))
-    else:
-        eager = ModelRunner(view, attention, sampler, latest)
-        runner = eager
-        readings.append(Reading(eager, view, attention, context))
-        if config.graphs and latest is not None:
-            graphs = DecodeGraphs(view, attention, sampler, latest, count)
-            runner = GraphRunner(eager, graphs)
-    start_up(readings, graphs, sampler, config, report)
-    return runner
-
-
-def compiled_runner(
-    model: Model,
-    attention: PagedAttention,
-    sampler: Sampler,
-    latest: LatestTokens | None,
-    threads: int | None,
-    beside: nn.Module | None = None,
-) -> ModelRunner:
-    """On a CPU: decode steps through compiled kernels; through torch where the model has a part without one. beside: as
-    in CompiledRunner."""
-    from gradus.execution.compiled import CompiledRunner  # here: numba is not everywhere
-    from gradus.kernels.cpu.matrix import Unsupported
-
-    try:
-        return CompiledRunner(model, attention, sampler, latest, threads=threads or use(None), beside=beside)
-    except Unsupported as part:
-        log.info("decode steps run in torch: there is no kernel for %s", part)
-        return ModelRunner(model, attention, sampler, latest)

@@ -13,7 +13,7 @@ from gradus.engine.metrics import Metrics
 from gradus.engine.request import ModelLimits, Request
 from gradus.engine.sequence import Output
 from gradus.errors import GradusError
-from gradus.execution.memory import DeviceMemory, OutOfMemory, ran_out
+from gradus.execution.memory.device_memory import DeviceMemory, OutOfMemory, ran_out
 
 C = TypeVar("C", bound=Core)
 

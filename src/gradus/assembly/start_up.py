@@ -6,15 +6,15 @@ from typing import Protocol
 
 from gradus.attention.graph_paged import GraphPagedAttention
 from gradus.config.options import EngineConfig
-from gradus.execution.capturing import Recorder, Report
-from gradus.execution.draft_graphs import DraftGraphs
-from gradus.execution.graphs import DecodeGraphs
-from gradus.execution.prompt_graphs import PromptGraphs
+from gradus.execution.gpu.capturing import Recorder, Report
+from gradus.execution.gpu.prompt_graphs import PromptGraphs
+from gradus.execution.gpu.step_graphs import StepGraphs
+from gradus.execution.gpu.warm_up import warm_up
 from gradus.execution.runner import RunModel
-from gradus.execution.warm_up import warm_up
 from gradus.kernels.core.compiling import compiled_together
 from gradus.models import Model
 from gradus.sampling.kernel_sampler import KernelSampler
+from gradus.scheduling.step_times import StepTimes
 
 USUAL_LENGTH = 512  # tokens, of the sequences that graphs are tried out with
 
@@ -37,14 +37,15 @@ class Reading:
 
 def start_up(
     readings: Sequence[Reading],
-    graphs: DecodeGraphs | DraftGraphs | None,
+    graphs: StepGraphs | None,
     sampler: KernelSampler,
     config: EngineConfig,
     report: Report,
+    times: StepTimes,
 ) -> None:
     """Compile what will be launched, all kernels side by side; then capture, and run what is not captured.
 
-    graphs: None for an engine without any; then short prompts have none either.
+    graphs: None for an engine without any; then short prompts have none either. times: learn what drafts cost.
     """
     budget = config.budget(sampler.device.type)
 
@@ -66,7 +67,7 @@ def start_up(
     warm()
     if graphs is not None:
         report(0, graphs.count)
-        graphs.capture(report, length=min(USUAL_LENGTH, config.limits.context_length))
+        graphs.capture(report, length=min(USUAL_LENGTH, config.limits.context_length), times=times)
 
 
 def prompt_graphs(reading: Reading, recorder: Recorder, budget: int | None) -> PromptGraphs:

@@ -17,8 +17,8 @@ from gradus.attention.storage import PagedStorage
 from gradus.attention.triton_paged import TritonPagedAttention
 from gradus.device.transfer import upload_parts
 from gradus.kernels.attention.new_token import MOST_NEW
-from gradus.kernels.step.decode_inputs import places
-from gradus.kernels.step.draft_rows import DraftRows
+from gradus.kernels.step.places import places
+from gradus.kernels.step.verify import VerifyRows
 from gradus.models.config import ModelConfig
 
 MOST_PADDED = 8192
@@ -46,18 +46,20 @@ class GraphPagedAttention(TritonPagedAttention):
         """Fill pages with zeros."""
         self.storage.wipe(pages)
 
-    def prepare_decodes(self, slots: Tensor, lengths: Tensor) -> None:
+    def prepare_decodes(self, slots: Tensor, lengths: Tensor, stored: Tensor | None = None) -> None:
         """Set up one row for each of these slots, int32 [B]. lengths: int32 [B], including the new token. May be
         captured.
 
-        A length of 0 is padding: its row attends to nothing, and in the last slot it is stored in page 0.
+        A length of 0 is padding: its row attends to nothing, and in the last slot it is stored in page 0. stored:
+        int64 [G, B], where the rows' keys and values go, if that is known.
         """
         rows = len(slots)
         self.plan(slots, self._counting[: rows + 1], lengths, [1] * rows)
         if not self.fuses_rope:  # attention that stores for itself finds the place in the block table
-            self.new_rows = list(places(slots, lengths, self.tables, self.storage.page_size))
+            found = places(slots, lengths, self.tables, self.storage.page_size) if stored is None else stored
+            self.new_rows = list(found)
 
-    def prepare_drafts(self, slots: Tensor, rows: DraftRows, most: int) -> None:
+    def prepare_drafts(self, slots: Tensor, rows: VerifyRows, most: int) -> None:
         """Set up a span of up to `most` rows for each of these slots, int32 [B]. rows: their number. May be
         captured."""
         tokens = [launch.rows // self.group for launch in self.launches]
@@ -80,13 +82,13 @@ class GraphPagedAttention(TritonPagedAttention):
         self._begin(batch)
         self._set_up(batch)
 
-    def prepare_beside(self, rows: DraftRows, prompts: Batch) -> None:
+    def prepare_beside(self, rows: VerifyRows, prompts: Batch) -> None:
         """Set up decodes, one row each, followed by prompts. The tables and wiped pages are up to date."""
         self._place_new(prompts)
         self.new_rows = [torch.cat(each) for each in zip(rows.places, self.new_rows, strict=True)]
         self._set_up(prompts, rows)
 
-    def _set_up(self, prompts: Batch, decodes: DraftRows | None = None) -> None:
+    def _set_up(self, prompts: Batch, decodes: VerifyRows | None = None) -> None:
         """Divide the attention work of rows that have their places already: decodes, then prompts."""
         count = 0 if decodes is None else len(decodes.slots)
         starts = [count + start for start in prompts.query_start]

@@ -31,6 +31,7 @@ UNDRAFTED = -3
 """Stands where a step had room for a draft and there was none."""
 
 Column = NDArray[np.int64]
+NO_DRAFTS: Column = np.empty(0, np.int64)
 
 
 @dataclass(slots=True)
@@ -56,13 +57,15 @@ class Span:
 
 @dataclass(slots=True, eq=False)
 class Decodes:
-    """Spans of one token with logits, in columns: row i runs tokens[i] at position starts[i] of slot slots[i].
+    """Spans of one token with logits, in columns: row i runs the newest token of slot slots[i], at position starts[i].
 
+    The device has that token (`UNKNOWN` here): the step that sampled it may still be under way.
+    limits: how many positions each may store; rows beyond are padding.
     pages: (slot, change) of the slots whose block tables have changed.
 
-    In an engine that speculates, a decode may verify drafts, and only the device knows how many of the last ones stood:
-    drafts: how many each verifies at most, in as many rows after its first. limits: how many positions each may store;
-    rows beyond are padding. starts are then the least that the positions can be, and the tokens UNKNOWN.
+    drafts: in an engine that speculates, how many each verifies at most, in as many rows after its first; empty: none
+    does. Only the device knows how many drafts of earlier steps were accepted, so starts are the least that the
+    positions can be.
 
     For commit alone; an unpacked plan has none of them:
     owners: the sequences. departures: how many had left their slots before. See `gradus.scheduling.columns`.
@@ -70,10 +73,9 @@ class Decodes:
 
     slots: Column = field(default_factory=lambda: np.empty(0, np.int64))
     starts: Column = field(default_factory=lambda: np.empty(0, np.int64))
-    tokens: Column = field(default_factory=lambda: np.empty(0, np.int64))
+    limits: Column = field(default_factory=lambda: np.empty(0, np.int64))
     pages: Ordered[tuple[int, TableChange]] = ()
-    drafts: int = 0
-    limits: Column | None = None
+    drafts: Column = field(default_factory=lambda: NO_DRAFTS)
     owners: NDArray[np.object_] | None = None
     departures: int = 0
 
@@ -83,14 +85,19 @@ class Decodes:
     @property
     def rows(self) -> int:
         """How many tokens they run, the drafts included."""
-        return len(self.slots) * (1 + self.drafts)
+        return len(self.slots) + int(self.drafts.sum())
+
+    @property
+    def width(self) -> int:
+        """The most rows of one of them."""
+        return 1 + int(self.drafts.max(initial=0))
 
     def expanded(self) -> Iterator[Span]:
         """The same as spans of one token, for readers that want those. Drafts are not known, and left out."""
         changes = dict(self.pages)
         owners = [None] * len(self) if self.owners is None else self.owners
-        rows = zip(owners, self.slots.tolist(), self.starts.tolist(), self.tokens.tolist(), strict=True)
-        return (Span(owner, slot, start, (token,), 1, changes.get(slot)) for owner, slot, start, token in rows)
+        rows = zip(owners, self.slots.tolist(), self.starts.tolist(), strict=True)
+        return (Span(owner, slot, start, (UNKNOWN,), 1, changes.get(slot)) for owner, slot, start in rows)
 
 
 NO_DECODES = Decodes()

@@ -112,9 +112,13 @@ class Sequence:
     @property
     def tokens(self) -> list[int]:
         """All that is known of it, prompt first. Not to be changed by readers."""
+        self.take_over()
+        return self._tokens
+
+    def take_over(self) -> None:
+        """Move its newest tokens from the columns to its own list."""
         if self.unread is not None:
             self._tokens += self.unread.take(self.slot)
-        return self._tokens
 
     @property
     def generated(self) -> int:

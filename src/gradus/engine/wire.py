@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 
 from gradus.cache import TableChange
-from gradus.engine.plan import Admission, Decodes, Plan, Span
+from gradus.engine.plan import NO_DRAFTS, Admission, Decodes, Plan, Span
 from gradus.engine.request import Request, SamplingParams, SchedulingParams
 
-MAGIC = b"gplan2"
-COUNTS = struct.Struct("<8I")  # decodes, their columns, drafts, then spans, numbers of spans, numbers of changes, wiped
-# pages, and bytes of JSON
+MAGIC = b"gplan3"
+COUNTS = struct.Struct("<7I")  # decodes, their columns, spans, numbers of spans, numbers of changes, wiped pages, bytes
+# of JSON
 
 
 class PackError(ValueError):
@@ -31,8 +31,8 @@ def pack(plan: Plan) -> bytes:
     spans = list(_span_numbers(plan.spans))
     changes = list(_change_numbers(decodes.pages))
     named = json.dumps([_admission(each) for each in plan.admissions]).encode()
-    columns = [decodes.slots, decodes.starts, decodes.tokens, *([] if decodes.limits is None else [decodes.limits])]
-    counts = len(decodes), len(columns), decodes.drafts, len(plan.spans), len(spans), len(changes), len(plan.wiped)
+    columns = [decodes.slots, decodes.starts, decodes.limits, *([decodes.drafts] if len(decodes.drafts) else [])]
+    counts = len(decodes), len(columns), len(plan.spans), len(spans), len(changes), len(plan.wiped)
     numbers = np.concatenate([*columns, spans, changes, plan.wiped])
     return MAGIC + COUNTS.pack(*counts, len(named)) + numbers.astype("<i8").tobytes() + named
 
@@ -42,15 +42,15 @@ def unpack(packed: bytes) -> Plan:
     head = len(MAGIC) + COUNTS.size
     if packed[: len(MAGIC)] != MAGIC or len(packed) < head:
         raise PackError("this is no packed plan")
-    decodes, width, drafts, spans, span_numbers, change_numbers, wiped, named = COUNTS.unpack(packed[len(MAGIC) : head])
+    decodes, width, spans, span_numbers, change_numbers, wiped, named = COUNTS.unpack(packed[len(MAGIC) : head])
     numbers = width * decodes + span_numbers + change_numbers + wiped
     if len(packed) != head + 8 * numbers + named:
         raise PackError(f"a packed plan of {head + 8 * numbers + named} bytes has {len(packed)}")
     columns = np.frombuffer(packed, "<i8", numbers, head).astype(np.int64)
     reader = iter(columns[width * decodes :].tolist())
-    slots, starts, tokens, *limits = columns[: width * decodes].reshape(width, decodes)
+    slots, starts, limits, *drafts = columns[: width * decodes].reshape(width, decodes)
     plan = Plan([_span(reader) for _ in range(spans)])
-    plan.decodes = Decodes(slots, starts, tokens, _changes(reader), drafts, limits[0] if limits else None)
+    plan.decodes = Decodes(slots, starts, limits, _changes(reader), drafts=drafts[0] if drafts else NO_DRAFTS)
     plan.wiped = tuple(reader)
     plan.admissions = [_admitted(each) for each in json.loads(packed[head + 8 * numbers :])]
     return plan

@@ -18,12 +18,13 @@ from gradus.attention.batch import Batch
 from gradus.attention.paged import PagedAttention
 from gradus.device.threads import end_spinning, own_threads
 from gradus.engine.plan import Admission, Plan
-from gradus.execution.runner import LatestTokens, ModelRunner
+from gradus.execution.runner import ModelRunner
 from gradus.kernels.cpu.model import DecodeModel
 from gradus.kernels.cpu.product import MOST_ROWS
 from gradus.kernels.cpu.rows import most_rows
 from gradus.models import Linear, Model
 from gradus.sampling.sampler import Drawn, Rows, Sampler
+from gradus.speculative.history import History
 
 log = logging.getLogger(__name__)
 
@@ -45,12 +46,12 @@ class CompiledRunner(ModelRunner):
         model: Model,
         attention: PagedAttention,
         sampler: Sampler,
-        latest: LatestTokens | None = None,
+        history: History | None = None,
         *,
         threads: int,
         beside: nn.Module | None = None,
     ) -> None:
-        super().__init__(model, attention, sampler, latest)
+        super().__init__(model, attention, sampler, history)
         storage = attention.storage
         beside = nn.Identity() if beside is None else beside
         matrices = {name: part for name, part in beside.named_modules() if isinstance(part, Linear)}

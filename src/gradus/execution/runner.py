@@ -10,12 +10,13 @@ from torch import Tensor
 
 from gradus.attention.backend import AttentionBackend
 from gradus.attention.batch import Batch
-from gradus.device.transfer import current, upload, upload_parts
-from gradus.engine.plan import UNKNOWN, Admission, Column, Plan
-from gradus.execution.step import StepResult
+from gradus.device.transfer import current, upload_parts
+from gradus.engine.plan import UNKNOWN, Admission, Plan
+from gradus.execution.result import StepResult
 from gradus.models import Model
 from gradus.sampling.sampler import Drawn, Rows, Sampler
-from gradus.scheduling.drafting import MOST_ROWS
+from gradus.scheduling.draft_shapes import MOST_ROWS
+from gradus.speculative.history import History
 
 RunModel = Callable[[Tensor, Tensor, AttentionBackend], Tensor]
 """(token ids [N], positions [N], attention) → hidden states, [N or more, D]: a `Model`, or what runs one."""
@@ -24,10 +25,9 @@ RunModel = Callable[[Tensor, Tensor, AttentionBackend], Tensor]
 class ModelRunner:
     """One model on one device, run eagerly. Knows no policy: the plan says what to run.
 
-    latest: what every slot sampled last, for plans that are made while only the device knows that.
-    max_kernel_rows: the most rows that compiled kernels take; a step of more decodes takes a slower way.
-    verifies: whether the sampler says which rows of a span stand. Otherwise each row has what it drew, and the
-    scheduler compares that with the drafts of its plan.
+    history: has the newest token of every slot, which plans call UNKNOWN; None where plans have spans alone.
+    max_kernel_rows: with more rows than that, a step of decodes takes a slower way.
+    verifies: whether the sampler says which rows of a span are accepted. Otherwise each row has what it drew.
     run_model: runs the model on a batch that attention is prepared for. It may compute more rows than the batch has.
     keeps_hidden: whether `hidden` is wanted, the hidden states of the newest step's rows with logits, [R, D].
     """
@@ -38,13 +38,13 @@ class ModelRunner:
     hidden: Tensor | None = None
 
     def __init__(
-        self, model: Model, attention: AttentionBackend, sampler: Sampler, latest: "LatestTokens | None" = None
+        self, model: Model, attention: AttentionBackend, sampler: Sampler, history: History | None = None
     ) -> None:
         self.model = model
         self.run_model: RunModel = model
         self.attention = attention
         self.sampler = sampler
-        self.latest = latest
+        self.history = history
 
     def quiet(self, plan: Plan) -> AbstractContextManager[None]:
         """What a step with this plan wants around everything that it computes: nothing."""
@@ -57,17 +57,18 @@ class ModelRunner:
 
     def _run(self, plan: Plan) -> StepResult:
         batch, _, drawn = self.draw(plan)
-        return StepResult(plan, len(batch.token_ids), drawn, self.model.device)
+        return StepResult.of(plan, len(batch.token_ids), drawn, self.model.device)
 
     def draw(self, plan: Plan) -> tuple[Batch, Rows, Drawn]:
-        """Run the plan; also tells what each row of the draw is."""
+        """Run the plan. Returns its batch, the rows of the draw, and what they drew."""
         batch = self.prepare(plan)
-        if self.latest is not None:
-            self.latest.fill_in(batch)
+        if self.history is not None:
+            self.history.fill_in(batch)
         rows = sampled_rows(batch, self.verifies)
         drawn = self.sampled(batch, rows, plan.admissions)
-        if self.latest is not None and len(rows):
-            self.latest.record(rows.slots, drawn.tokens)
+        if self.history is not None and len(rows):
+            self.history.admit(plan.admissions)
+            self.history.append(rows.slots, rows.positions, drawn.tokens)
         return batch, rows, drawn
 
     def answer(self, plan: Plan) -> Tensor:
@@ -103,30 +104,6 @@ class ModelRunner:
         return lay_out(plan, self.model.device)
 
 
-class LatestTokens:
-    """The newest token of every slot, on the device: where a plan says UNKNOWN, it is here.
-
-    tokens: int64 [slots + 1]; the last one belongs to padding.
-    """
-
-    def __init__(self, slots: int, device: torch.device) -> None:
-        self.tokens = torch.zeros(slots + 1, dtype=torch.int64, device=device)
-
-    def fill_in(self, batch: Batch) -> None:
-        """Put the newest tokens where the batch has UNKNOWN: no value comes to the host on the way."""
-        if batch.unknown:
-            places = [batch.query_start[span] for span in batch.unknown] + [batch.slots[span] for span in batch.unknown]
-            rows, slots = upload(places, torch.int64, self.tokens.device).chunk(2)
-            batch.token_ids[rows] = self.tokens[slots]
-
-    def record(self, slots: Column, tokens: Tensor) -> None:
-        """tokens: int64 [len(slots)], just sampled, one per slot; negative where there is none.
-
-        A negative one is kept as 0: the next step, planned already, runs on it in vain, for the sequence has ended.
-        """
-        self.tokens[upload(slots, torch.int64, self.tokens.device)] = tokens.clamp(min=0)
-
-
 def lay_out(plan: Plan, device: torch.device) -> Batch:
     """The plan as one flat batch: first the decodes, then the spans, in their order."""
     decodes, spans = plan.decodes, plan.spans
@@ -134,7 +111,7 @@ def lay_out(plan: Plan, device: torch.device) -> Batch:
     starts = decodes.starts.tolist() + [span.start for span in spans]
     counts = [1] * len(decodes) + [len(span.tokens) for span in spans]
     logits = [1] * len(decodes) + [span.logits for span in spans]
-    firsts = decodes.tokens.tolist() + [span.tokens[0] for span in spans]
+    firsts = [UNKNOWN] * len(decodes) + [span.tokens[0] for span in spans]
     changes = dict(decodes.pages)
     ends = list(accumulate(counts))
     # the last `logits` rows of each span
@@ -159,7 +136,7 @@ def lay_out(plan: Plan, device: torch.device) -> Batch:
 
 
 def _token_ids(plan: Plan) -> list[int]:
-    return plan.decodes.tokens.tolist() + [token for span in plan.spans for token in span.tokens]
+    return [UNKNOWN] * len(plan.decodes) + [token for span in plan.spans for token in span.tokens]
 
 
 def _positions(starts: list[int], counts: list[int]) -> list[int]:

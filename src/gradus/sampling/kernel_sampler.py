@@ -36,28 +36,28 @@ class KernelSampler(Sampler):
             table.rows, table.bias_tokens.shape[1], seen.stride(0),
         )  # fmt: skip
 
-    def asked(self, slots: Column) -> bool:
+    def needs_full(self, slots: Column) -> bool:
         """Whether one of these slots asks for more than a temperature."""
         return not self.table.plain[slots].all()
 
     def draw_slots(
-        self, logits: Tensor, slots: Tensor, positions: Tensor, latest: Tensor | None = None, *, asked: bool
+        self, logits: Tensor, slots: Tensor, positions: Tensor, newest: Tensor | None = None, *, full: bool
     ) -> SlotDraw:
-        """logits: [R, V], of any floating type; slots, positions: integers [R]. asked: as `asked` says of these slots.
+        """Draw a token for each row: logits [R, V] of any floating type; slots, positions: integers [R].
 
-        latest: int64 [slots + 1], takes the tokens too.
+        newest: integers [slots + 1, 1], takes each slot's token too. full: as `needs_full` says of these slots.
         """
-        if asked:
-            return SlotDraw(*sample_asked(logits, self.settings, slots, positions, latest))
+        if full:
+            return SlotDraw(*sample_asked(logits, self.settings, slots, positions, newest))
         table = self.table
-        return SlotDraw(sample(logits, table.seeds, positions, table.temperatures, slots=slots, latest=latest), None)
+        return SlotDraw(sample(logits, table.seeds, positions, table.temperatures, slots=slots, latest=newest), None)
 
     def guess_slots(self, logits: Tensor, slots: Tensor, positions: Tensor, out: Tensor | None = None) -> Tensor:
         """What these slots would draw by temperature and seed alone: int64 [R], new or `out`, -1 as in SlotDraw."""
         table = self.table
         return sample(logits, table.seeds, positions, table.temperatures, slots=slots, out=out)
 
-    def told(self, draw: SlotDraw, slots: Column) -> Drawn:
+    def drawn(self, draw: SlotDraw, slots: Column) -> Drawn:
         """The rows of these slots, the first ones, with as many log-probabilities as they ask for."""
         tokens = draw.tokens[: len(slots)]
         if draw.pairs is None:
@@ -69,4 +69,4 @@ class KernelSampler(Sampler):
 
     def sample(self, logits: Tensor, rows: Rows) -> Drawn:
         slots, positions = upload_parts([rows.slots, rows.positions], torch.int64, self.device)
-        return self.told(self.draw_slots(logits, slots, positions, asked=self.asked(rows.slots)), rows.slots)
+        return self.drawn(self.draw_slots(logits, slots, positions, full=self.needs_full(rows.slots)), rows.slots)

@@ -31,7 +31,6 @@ from gradus.engine.plan import Column, Decodes, Plan, Result, Sampled, Span, adm
 from gradus.engine.sequence import Output, Sequence, SpanResult
 from gradus.engine.time_limits import TimeLimits
 from gradus.errors import RequestError
-from gradus.scheduling.bounds import BoundedColumns
 from gradus.scheduling.columns import Columns
 from gradus.scheduling.drafting import DraftControl
 from gradus.scheduling.queue import RANKS, Siblings, WaitingQueue
@@ -83,8 +82,8 @@ class Scheduler:
         self.siblings = Siblings()
         self.prefilling: list[Sequence] = []  # running, with prompts that are not planned to their end
         self.drafting = drafting
-        self.bounded = BoundedColumns(max_sequences, cache.page_size, drafting.most) if drafting else None
-        self.columns = self.bounded or Columns(max_sequences, cache.page_size)  # running, and decoding
+        most = 0 if drafting is None else drafting.most
+        self.columns = Columns(max_sequences, cache.page_size, most)  # running, and decoding
         self.free_slots = list(range(max_sequences))  # a heap: attention may read up to the highest slot in use
         self.requests: dict[str, dict[int, Sequence]] = {}  # request id → its samples that have not ended
         self.plan = Plan()  # being made
@@ -180,8 +179,11 @@ class Scheduler:
         self._moved += [sequence for sequence in sequences if self.enter_page(sequence)]
 
     def _need_one_each(self, sequences: list[Sequence]) -> bool:
-        """Whether a page more is enough for each, and says all. Not where windows give pages back behind a bound."""
-        return self.bounded is None or (not self.cache.sliding and self.bounded.need_one_each(sequences))
+        """Whether one more page per sequence covers the next step and describes the whole change.
+
+        Sliding windows also free pages, at positions that drafts leave uncertain: such sequences take the slow path.
+        """
+        return self.drafting is None or (not self.cache.sliding and self.columns.need_one_each(sequences))
 
     def enter_page(self, sequence: Sequence) -> bool:
         """Have pages for one of them. False if it had to give way, now or for one before it."""
@@ -195,14 +197,13 @@ class Scheduler:
 
     def _advance(self) -> Decodes:
         """A token for each decoding sequence, and drafts with what the prompts have left of the budget."""
-        known = self.issued == self.committed
-        if self.bounded is None or self.drafting is None:
-            return self.columns.advance(known=known)
-        slots = self.bounded.going().slots
-        drafts = self.drafting.choose(slots, self.left) if len(slots) else 0
-        if drafts:
-            self.reserve_drafts(self.bounded.wanted(drafts))
-        return self.bounded.advance(known=known, drafts=drafts)
+        slots = self.columns.going().slots
+        if self.drafting is None or not len(slots):
+            return self.columns.advance()
+        drafts = self.drafting.choose(slots, self.left)
+        if len(drafts):
+            self.reserve_drafts(self.columns.wanted(drafts))
+        return self.columns.advance(drafts)
 
     def reserve_drafts(self, wanted: list[tuple[Sequence, tuple[int, int]]]) -> None:
         """Pages for drafts, as far as some are spare: no sequence gives way for them, or loses what it will grow into.
@@ -365,18 +366,18 @@ class Scheduler:
     def find_prefix(self, sequence: Sequence) -> int:
         """Begin a newcomer with the pages that others have of its tokens. Returns the positions hit.
 
-        Pages that decodes fill are told to the index only where it matters: where the hit ends, a running sequence may
-        have the page that comes next, and the index not know it.
+        Pages that decodes fill are published only where it matters: a running sequence may have the page that comes
+        after the hit without the index knowing it.
         """
         while True:
             hit = self.cache.admit(sequence.id, sequence.tokens, sequence.request.scheduling.cache_salt)
-            untold = self.columns.with_untold(hit // self.cache.page_size)
-            if self.cache.index is None or not untold:
+            others = self.columns.unpublished(hit // self.cache.page_size)
+            if self.cache.index is None or not others:
                 return hit
             self.cache.release(sequence.id)
-            for other in untold:
+            for other in others:
                 self.publish(other, self.columns.stored(other))
-                self.columns.told(other)
+                self.columns.publish(other)
 
     # -- a step is done ------------------------------------------------------------------------------------------------
 
@@ -406,9 +407,8 @@ class Scheduler:
 
     def _learn(self, plan: Plan, sampled: Sampled, tokens: Column, ended: list[int]) -> None:
         assert self.drafting is not None
-        self.drafting.learn(plan.decodes, tokens, ended)
-        if sampled.seconds and not plan.spans:
-            self.drafting.took(len(plan.decodes), sampled.width - 1, sampled.seconds, sampled.usual)
+        seconds = 0.0 if plan.spans else sampled.seconds
+        self.drafting.learn(plan.decodes, tokens, ended, seconds, usual=sampled.usual)
 
     def commit_exception(self, sequence: Sequence, sampled: SpanResult) -> list[Output]:
         """A decode that ends with this step, or that has lost its slot while the step was under way."""
@@ -433,7 +433,7 @@ class Scheduler:
         elif sampled.error is None:
             self.publish(sequence, end)
             if span.logits:
-                self.columns.begin(sequence, sampled.tokens[-1])
+                self.columns.publish(sequence)
         if sampled.error is None and span.logits:
             self.waiting.extend(self.siblings.take(sequence.request_id, sys.maxsize))
         if sequence.finish_reason is not None:

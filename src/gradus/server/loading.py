@@ -12,7 +12,7 @@ from gradus.server.config import ServerConfig
 from gradus.server.messages import ModelInfo
 
 if TYPE_CHECKING:
-    from gradus.execution.memory_plan import MemoryPlan
+    from gradus.execution.memory.plan import MemoryPlan
     from gradus.loading import Checkpoint, Tokenizer
     from gradus.text.llm import LLM
 
@@ -32,7 +32,7 @@ def planned(settings: ServerConfig, checkpoint: "Checkpoint") -> "tuple[MemoryPl
     from gradus.assembly.checkpoint import open_draft
     from gradus.config.options import EngineConfig, resolve_context
     from gradus.engine.request import ModelLimits
-    from gradus.execution.memory_plan import memory_plan
+    from gradus.execution.memory.plan import memory_plan
     from gradus.loading import as_asked
     from gradus.models.precision import resolve_device
     from gradus.quantization.precision import resolve

@@ -1,7 +1,7 @@
-"""What every slot's sequence has said so far, on the device.
+"""The tokens of every slot's sequence, on the device: all of them, or the newest alone.
 
-The host learns a step's tokens when it commits the step, and plans the next one before. So how long a sequence is, and
-which token is its newest, is known here first.
+The host learns a step's tokens when it commits the step, and plans the next one before. So the length of a sequence and
+its newest token are known here first. Drafters that read the text need all of it; every other step the newest token.
 """
 
 from collections.abc import Sequence
@@ -11,23 +11,27 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from gradus.attention.batch import Batch
 from gradus.device.transfer import upload, upload_parts
 from gradus.engine.plan import REJECTED, Admission, Column
 
 
-def history_bytes(slots: int, context_length: int) -> int:
-    return (slots + 1) * (4 * context_length + 8)
+def history_bytes(slots: int, context_length: int, *, whole: bool) -> int:
+    return (slots + 1) * (4 * (context_length if whole else 1) + 8)
 
 
 class History:
-    """tokens: int32 [slots + 1, context_length]; lengths: int64 [slots + 1]. The last slot is padding's: one token.
+    """tokens: int32 [slots + 1, context_length], or [slots + 1, 1] for the newest of each, where not `whole`.
+
+    lengths: int64 [slots + 1]. longest: the context length. The last slot is padding's: one token.
 
     On a CPU, `newest` and `append` are what each step needs, in the host's own memory: a handful of torch operations
     would take some hundredths of each step, whether anything is drafted or not.
     """
 
-    def __init__(self, slots: int, context_length: int, device: torch.device) -> None:
-        self.tokens = torch.zeros(slots + 1, context_length, dtype=torch.int32, device=device)
+    def __init__(self, slots: int, context_length: int, device: torch.device, *, whole: bool = True) -> None:
+        self.longest, self.whole = context_length, whole
+        self.tokens = torch.zeros(slots + 1, context_length if whole else 1, dtype=torch.int32, device=device)
         self.lengths = torch.ones(slots + 1, dtype=torch.int64, device=device)
         on_host = device.type == "cpu"
         self._mine = (self.tokens.numpy(), self.lengths.numpy()) if on_host else None  # the same memory
@@ -43,6 +47,10 @@ class History:
         known = {admission.slot: admission.tokens for admission in admissions}  # a slot may change hands twice
         slots = np.array([*known], np.int64)
         ends = np.array([len(tokens) for tokens in known.values()], np.int64)
+        if not self.whole:
+            owned, lengths = upload_parts([slots, ends], torch.int64, self.device)
+            self.lengths[owned] = lengths
+            return
         total = int(ends.sum())
         # row by row of the table: each slot's places are from its row's first on
         where = np.arange(total) + np.repeat(slots * self.tokens.shape[1] + ends - ends.cumsum(), ends)
@@ -52,11 +60,13 @@ class History:
         self.lengths[owned] = lengths
 
     def record(self, slots: Tensor, positions: Tensor, tokens: Tensor) -> None:
-        """Append what a step drew: token and position of each row, int64 [R]; rows that do not stand are passed over.
+        """Append what a step drew: token and position of each row, int64 [R], except for rejected rows.
 
         A row without a finite logit counts as token 0: its sequence has ended, and runs a step in vain at most.
         """
-        self.tokens[slots, positions] = tokens.clamp(min=0).int()  # of a row that is passed over, beyond the length
+        self.tokens[slots, self._places(positions)] = tokens.clamp(
+            min=0
+        ).int()  # of a row that is passed over, beyond the length
         self.lengths.scatter_reduce_(0, slots, torch.where(tokens > REJECTED, positions + 1, 0), "amax")
 
     def newest(self, slots: Column) -> tuple[list[int], list[int]]:
@@ -64,10 +74,25 @@ class History:
         if self._mine is not None:
             said, counts = self._mine
             lengths = counts[slots]
-            return lengths.tolist(), said[slots, lengths - 1].tolist()
+            return lengths.tolist(), said[slots, np.minimum(lengths, said.shape[1]) - 1].tolist()
         there = upload(slots, torch.int64, self.device)
         counted = self.lengths[there]
-        return counted.tolist(), self.tokens[there, counted - 1].tolist()
+        return counted.tolist(), self.tokens[there, self._places(counted - 1)].tolist()
+
+    def fill_in(self, batch: Batch) -> None:
+        """Put the newest tokens where the batch has UNKNOWN: no value comes to the host on the way."""
+        if not batch.unknown:
+            return
+        rows, slots = [batch.query_start[span] for span in batch.unknown], [batch.slots[span] for span in batch.unknown]
+        if self._mine is not None:
+            batch.token_ids[rows] = torch.tensor(self.newest(np.array(slots))[1])
+            return
+        rows_there, slots_there = upload([*rows, *slots], torch.int64, self.device).chunk(2)
+        places = self._places(self.lengths[slots_there] - 1)
+        batch.token_ids[rows_there] = self.tokens[slots_there, places].long()
+
+    def _places(self, positions: Tensor) -> Tensor:
+        return positions if self.whole else positions.clamp(max=0)
 
     def append(self, slots: Column, positions: Column, tokens: Tensor) -> None:
         """As `record`, of slots and positions that the host knows."""
@@ -80,5 +105,5 @@ class History:
         stands = drawn > REJECTED
         if not stands.all():
             slots, positions, drawn = slots[stands], positions[stands], drawn[stands]
-        said[slots, positions] = np.maximum(drawn, 0)
+        said[slots, np.minimum(positions, said.shape[1] - 1)] = np.maximum(drawn, 0)
         np.maximum.at(counts, slots, positions + 1)

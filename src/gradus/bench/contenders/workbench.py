@@ -22,7 +22,7 @@ from gradus.config.settings import Settings, heeded
 from gradus.engine.engine import Engine
 from gradus.engine.request import ModelLimits
 from gradus.errors import ConfigError
-from gradus.execution.memory import free_memory
+from gradus.execution.memory.device_memory import free_memory
 from gradus.exercises.solution import Solution
 from gradus.garbage import spare_what_stays
 from gradus.loading import Checkpoint, Progress, as_asked, load_model, open_checkpoint

@@ -18,7 +18,7 @@ from gradus.course.xray.questions import question
 from gradus.course.xray.reasons import Bounds
 from gradus.engine.engine import Engine
 from gradus.engine.request import ModelLimits, Request, SamplingParams
-from gradus.execution.timeline import Timeline
+from gradus.execution.watch.timeline import Timeline
 from gradus.exercises.solution import blamed
 
 MOST_STEPS = 200

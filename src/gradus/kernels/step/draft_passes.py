@@ -22,7 +22,7 @@ from triton.language import constexpr, tensor
 
 from gradus.kernels.core.overlap import let_next_start, starts_early, wait_for_previous
 from gradus.kernels.step import ngram_reference
-from gradus.kernels.step.draft_rows import DraftRows, store_places
+from gradus.kernels.step.verify import VerifyRows, store_places
 
 BLOCK = 128
 NO_DRAFT = constexpr(ngram_reference.NO_DRAFT)
@@ -77,7 +77,7 @@ class Drafting(NamedTuple):
     vocabulary: int
 
 
-def first_rows(spans: Drafting, inputs: Tensor, history: Tensor, tables: Tensor, page_size: int) -> DraftRows:
+def first_rows(spans: Drafting, inputs: Tensor, history: Tensor, tables: Tensor, page_size: int) -> VerifyRows:
     """Two rows for each sequence: its newest token, after the one before it. Padding has two as well.
 
     inputs: int64 [2, 2 B or more], takes tokens and positions; the caller's, so that they can be looked up even where
@@ -96,7 +96,7 @@ def first_rows(spans: Drafting, inputs: Tensor, history: Tensor, tables: Tensor,
         lengths, count, spans.longest, len(spans.known) - 1, history.stride(0), tables.stride(0), tables.stride(1),
         page_size, groups, BLOCK, num_warps=4,
     )  # fmt: skip
-    return DraftRows(tokens, positions, owners, ends, places, query_start, lengths)
+    return VerifyRows(tokens, positions, owners, ends, places, query_start, lengths)
 
 
 @triton.jit(do_not_specialize=["spans", "count", "number", "longest", "vocabulary", "padding"])
@@ -162,7 +162,7 @@ def keep_draft(spans: Drafting, drawn: Tensor, drafts: Tensor, number: int, rows
 # -- the same in torch -------------------------------------------------------------------------------------------------
 
 
-def first_rows_reference(spans: Drafting, history: Tensor, tables: Tensor, page_size: int) -> DraftRows:
+def first_rows_reference(spans: Drafting, history: Tensor, tables: Tensor, page_size: int) -> VerifyRows:
     slots, padding = spans.slots.long(), len(spans.known) - 1
     known = spans.known[slots]
     live = (known > 1) & (known <= spans.limits.clamp(max=spans.longest))
@@ -173,7 +173,7 @@ def first_rows_reference(spans: Drafting, history: Tensor, tables: Tensor, page_
     places = tables[:, owners, positions // page_size] * page_size + positions % page_size
     query_start = torch.arange(0, 2 * len(slots) + 1, 2)
     lengths = torch.where(live, known, 0)
-    return DraftRows(tokens, positions, owners.int(), ends.int(), places, query_start.int(), lengths.int())
+    return VerifyRows(tokens, positions, owners.int(), ends.int(), places, query_start.int(), lengths.int())
 
 
 def next_rows_reference(spans: Drafting, drawn: Tensor, drafts: Tensor, number: int) -> NextRows:

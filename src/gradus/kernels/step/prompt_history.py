@@ -1,8 +1,9 @@
-"""What a step with prompts leaves behind for drafts, in one launch: its tokens, those drawn, and hidden states.
+"""What a step with prompts leaves in the history, in one launch: its tokens, those drawn, and hidden states.
 
-Idea: the step's own inputs lie on the device, and say whose each token is and where it stands; so do the slots and
-positions that were drawn for. A prompt's token always stands. So one kernel writes all of it, and nothing is sent. As
-torch operations these were a dozen launches, and the host asks for the step's tokens after the last of them.
+Idea: the step's own inputs lie on the device, and give the slot and the position of each token; so do the slots and
+positions that tokens were drawn for. So one kernel writes all of it, and nothing is sent. As torch operations these
+were a dozen launches, and the host asks for the step's tokens after the last of them. A history of the newest token
+alone takes only what was drawn.
 
 Bytes: 24 per token of a prompt, and a hidden state per token drawn. A program writes BLOCK tokens of prompts, one token
 drawn, and COLUMNS of its state.
@@ -32,11 +33,11 @@ def keep_prompts_kernel(
         owner = tl.load(owners_ptr + number, mask=said, other=0)
         place = tl.load(places_ptr + number, mask=said, other=0)
         token = tl.load(tokens_ptr + number, mask=said, other=0)
-        tl.store(history_ptr + owner * length + place, token.to(tl.int32), mask=said)
+        tl.store(history_ptr + owner * length + place, token.to(tl.int32), mask=said & (length > 1))
         if row < rows:
             position = tl.load(positions_ptr + row)
             drawn = tl.load(drawn_ptr + row)
-            tl.store(history_ptr + slot * length + position, tl.maximum(drawn, 0).to(tl.int32))
+            tl.store(history_ptr + slot * length + tl.minimum(position, length - 1), tl.maximum(drawn, 0).to(tl.int32))
             tl.store(known_ptr + slot, position + 1)
     if states_ptr is not None:
         column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)

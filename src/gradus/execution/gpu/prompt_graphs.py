@@ -20,8 +20,8 @@ from torch import Tensor
 from gradus.attention.backend import AttentionBackend
 from gradus.attention.batch import Batch
 from gradus.attention.graph_paged import MOST_PADDED, GraphPagedAttention
-from gradus.execution.capturing import Captured, Recorder, replay_ms, ways
-from gradus.execution.warm_up import crowds, padding_batch
+from gradus.execution.gpu.capturing import Captured, Recorder, replay_ms, ways
+from gradus.execution.gpu.warm_up import crowds, padding_batch
 from gradus.kernels.core.overlap import early_launches
 from gradus.models import Model
 from gradus.models.config import ModelConfig, parameter_count
@@ -78,7 +78,7 @@ class PromptGraphs:
         for size in self.sizes:
             self._set_up(size)
             for early in ways(size, self.model.device):
-                self._run(size, early, asked=False)
+                self._run(size, early, full=False)
         for spans in crowds(crowd):
             if spans <= max(self.sizes, default=0):
                 self.attention.prepare(self._batch([1] * spans))
@@ -104,7 +104,7 @@ class PromptGraphs:
         found = {}
         for size in self.sizes:
             self._set_up(size)
-            self._run(size, early=False, asked=False)  # loads what it launches
+            self._run(size, early=False, full=False)  # loads what it launches
             looks = (self._launch_ms(size) for _ in range(LOOKS))
             launched = next((launched for launched, done in looks if done <= LONGER * launched), None)
             if launched is None:
@@ -123,7 +123,7 @@ class PromptGraphs:
     def _batch(self, counts: list[int]) -> Batch:
         return padding_batch(counts, self.attention.padding, self.model.device)
 
-    def _run(self, size: int, early: bool, asked: bool) -> Tensor:
+    def _run(self, size: int, early: bool, full: bool) -> Tensor:
         token_ids, positions = self.inputs[:, :size]
         with early_launches(early):
             return self.model(token_ids, positions, self.attention)
@@ -132,7 +132,7 @@ class PromptGraphs:
         """Until the host has launched the pass, and until the GPU has run it."""
         torch.cuda.synchronize(self.model.device)
         start = time.perf_counter()
-        self._run(size, early=False, asked=False)
+        self._run(size, early=False, full=False)
         launched = time.perf_counter()
         torch.cuda.synchronize(self.model.device)
         return 1e3 * (launched - start), 1e3 * (time.perf_counter() - start)

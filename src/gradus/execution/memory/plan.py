@@ -28,8 +28,8 @@ from gradus.cache.windows import longest_sequence
 from gradus.config.options import EngineConfig, EngineOptions
 from gradus.config.settings import capacity, heeded
 from gradus.errors import ConfigError
-from gradus.execution.concessions import Concession, conceded, descending, worth_having
-from gradus.execution.memory import DeviceMemory, free_memory, keep, readable
+from gradus.execution.memory.concessions import Concession, conceded, descending, worth_having
+from gradus.execution.memory.device_memory import DeviceMemory, free_memory, keep, readable
 from gradus.kernels import check_kv_dtype, missing
 from gradus.models import Model
 from gradus.models.config import ModelConfig, kv_bytes_per_token
@@ -38,7 +38,7 @@ from gradus.models.precision import Precision
 from gradus.quantization.fp8 import E4M3
 from gradus.quantization.kv import SCALE
 from gradus.sampling.slots import table_bytes
-from gradus.scheduling.drafting import MOST_ROWS, choices
+from gradus.scheduling.draft_shapes import MOST_ROWS, NO_SHAPE, DraftShapes, batch_sizes
 from gradus.speculative.heads_folder import heads_bytes
 from gradus.speculative.history import history_bytes
 from gradus.speculative.states import states_bytes
@@ -375,8 +375,7 @@ def _planned(at: "_At", options: EngineConfig, draft: Model | None = None) -> Me
     step = step_bytes(config, tokens, rows, itemsize) + (at.scratch(tokens, rows) if kernels else 0)
     graphs = graph_bytes(at, options, rows, draft) if options.graphs and kernels else 0
     tables = table_bytes(config.vocab_size, count + 1)  # with the slot that padding samples in
-    if options.speculate:
-        tables += history_bytes(count, wanted)
+    tables += history_bytes(count, wanted, whole=bool(options.speculate))
     if options.heads is not None:
         tables += heads_bytes(Path(options.heads), itemsize) + states_bytes(count, config.hidden_size, itemsize)
     fraction = 1.0 if options.memory_fraction is None else options.memory_fraction
@@ -509,13 +508,12 @@ def graph_bytes(at: "_At", options: EngineConfig, sampled: int, draft: Model | N
 
     sampled: rows of the largest step of decodes. draft: passes over its prompts are captured as well.
     """
-    from gradus.execution.draft_graphs import shapes  # here, since they need Triton, which is not everywhere
-    from gradus.execution.graphs import batch_sizes
-    from gradus.execution.prompt_graphs import prompt_sizes
+    from gradus.execution.gpu.prompt_graphs import prompt_sizes  # here: it needs Triton, which is not everywhere
 
     config, itemsize = at.config, at.itemsize
     slots, most = options.max_sequences, options.most_drafts
-    sizes = shapes(slots, choices(most, adaptive=options.drafts is None)) if most else batch_sizes(slots)
+    drafts = DraftShapes(most, slots, passes=draft is not None or options.heads is not None) if most else None
+    sizes = [(size, shape) for size in batch_sizes(slots) for shape in (NO_SHAPE, *(drafts.of(size) if drafts else ()))]
     logits = sampled * config.vocab_size * (itemsize + 4)  # once more in float32, where they have a soft cap
     own, largest = 2 * len(sizes) * GRAPH_BYTES, 0  # of a step of decodes two graphs
     for read in (config, *([] if draft is None else [draft.config])):

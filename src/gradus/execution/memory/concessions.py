@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from gradus.config.options import EngineConfig
-from gradus.execution.memory import DeviceMemory
+from gradus.execution.memory.device_memory import DeviceMemory
 
 LONG, EACH = 2048, 256
 

@@ -17,16 +17,16 @@ from gradus.attention.backend import AttentionBackend
 from gradus.attention.paged import PagedAttention
 from gradus.cache import TableChange
 from gradus.device.transfer import current, upload, upload_parts
-from gradus.engine.plan import REJECTED, UNDRAFTED, Column, Decodes, Plan, Sampled, Span
+from gradus.engine.plan import REJECTED, UNDRAFTED, Decodes, Plan, Sampled, Span
+from gradus.execution.result import Ready, packed
 from gradus.execution.runner import ModelRunner
-from gradus.execution.step import packed
 from gradus.sampling.sampler import Drawn, Rows
 from gradus.speculative.drafter import Drafter
 from gradus.speculative.history import History
 from gradus.speculative.states import HiddenStates
 
 
-class SpeculatingRunner:
+class VerifyingRunner:
     """Runs plans of an engine that speculates.
 
     runner: runs the spans; it needs no latest tokens. pages: its attention. drafter, history: of its device. states:
@@ -50,11 +50,11 @@ class SpeculatingRunner:
         return self.runner.attention
 
     @torch.inference_mode()
-    def run(self, plan: Plan) -> "SpeculatedResult":
+    def run(self, plan: Plan) -> Ready:
         with current(self.device), self.runner.quiet(plan):
             return self._run(plan)
 
-    def _run(self, plan: Plan) -> "SpeculatedResult":
+    def _run(self, plan: Plan) -> Ready:
         began = time.perf_counter()
         self.history.admit(plan.admissions)
         for admission in plan.admissions:
@@ -63,28 +63,32 @@ class SpeculatingRunner:
         self.update_pages(plan.decodes.pages)
         verified = self.spans(plan.decodes)
         spans = [*verified.values(), *plan.spans]
-        result = SpeculatedResult(plan, verified)
-        if spans:
-            batch, rows, drawn = self.runner.draw(Plan(spans, plan.admissions))
-            self.record(rows, drawn.tokens)
-            usual = self.drafter.steady or not plan.decodes.drafts
-            result.draw(drawn, len(batch.token_ids), time.perf_counter() - began, usual)
-        return result
+        if not spans:
+            return Ready(0, gathered(plan, verified, None))
+        batch, rows, drawn = self.runner.draw(Plan(spans, plan.admissions))
+        self.record(rows, drawn.tokens)
+        sampled = gathered(plan, verified, drawn)
+        sampled.seconds = time.perf_counter() - began
+        sampled.usual = self.drafter.steady or not len(plan.decodes.drafts)
+        return Ready(len(batch.token_ids), sampled)
 
     def spans(self, decodes: Decodes) -> dict[int, Span]:
         """The decodes as spans, by their rows in the columns; none for a sequence that has reached its end."""
         if not len(decodes):
             return {}
-        assert decodes.limits is not None, "a plan of an engine that does not speculate"
         lengths, newest = self.history.newest(decodes.slots)
         drafts: list[list[int]] = [[] for _ in range(len(decodes))]
-        if decodes.drafts:
-            slots, limits = (upload(each, torch.int64, self.device) for each in (decodes.slots, decodes.limits))
-            drafts = self.drafter.propose(self.history, slots, decodes.drafts, limits).tolist()
-        columns = decodes.slots.tolist(), lengths, decodes.limits.tolist(), newest, drafts
+        asking = decodes.drafts.nonzero()[0]
+        if len(asking):
+            columns = decodes.slots[asking], decodes.limits[asking]
+            slots, limits = (upload(each, torch.int64, self.device) for each in columns)
+            proposed = self.drafter.propose(self.history, slots, decodes.width - 1, limits).tolist()
+            for row, most, tokens in zip(asking.tolist(), decodes.drafts[asking].tolist(), proposed, strict=True):
+                drafts[row] = tokens[:most]
+        rows = decodes.slots.tolist(), lengths, decodes.limits.tolist(), newest, drafts
         spans = {}
-        for row, (slot, length, limit, token, proposed) in enumerate(zip(*columns, strict=True)):
-            tokens = [token, *upto_missing(proposed)][: max(0, limit - (length - 1))]
+        for row, (slot, length, limit, token, found) in enumerate(zip(*rows, strict=True)):
+            tokens = [token, *upto_missing(found)][: max(0, limit - (length - 1))]
             if tokens:
                 spans[row] = Span(None, slot, length - 1, tokens, len(tokens))
         return spans
@@ -122,28 +126,18 @@ def upto_missing(drafts: Iterable[int]) -> list[int]:
     return found
 
 
-class SpeculatedResult:
-    """A step of `plan`, in which the decodes by row were the spans `verified`."""
-
-    def __init__(self, plan: Plan, verified: dict[int, Span]) -> None:
-        self.rows = 0
-        decodes = plan.decodes
-        self._width, self._counts = 1 + decodes.drafts, [span.logits for span in plan.spans]
-        self._tokens = np.full(decodes.rows + sum(self._counts), UNDRAFTED)
-        self._logprobs: list[bytes] = []
-        self._seconds, self._usual = 0.0, True
-        places = [range(row * self._width, row * self._width + span.logits) for row, span in verified.items()]
-        places.append(range(decodes.rows, len(self._tokens)))
-        self._places: Column = np.array([place for span in places for place in span], np.int64)
-
-    def draw(self, drawn: Drawn, rows: int, seconds: float, usual: bool) -> None:
-        """Take in what was drawn, on a model's so many rows. seconds, usual: as in `Sampled`."""
-        self.rows, self._seconds, self._usual = rows, seconds, usual
-        self._tokens[self._places] = drawn.tokens.numpy(force=True)
+def gathered(plan: Plan, verified: dict[int, Span], drawn: Drawn | None) -> Sampled:
+    """What the decodes by row, run as these spans, and the plan's own spans drew, as the plan's commit wants it."""
+    decodes, counts = plan.decodes, [span.logits for span in plan.spans]
+    width, ends = decodes.width, len(decodes) * decodes.width
+    tokens = np.full(ends + sum(counts), UNDRAFTED)
+    logprobs: list[bytes] = []
+    if drawn is not None:
+        spans = [range(row * width, row * width + span.logits) for row, span in verified.items()]
+        places = np.array([place for span in [*spans, range(ends, len(tokens))] for place in span], np.int64)
+        tokens[places] = drawn.tokens.numpy(force=True)
         if drawn.logprobs is not None:
-            self._logprobs = [b""] * len(self._tokens)
-            for place, told in zip(self._places.tolist(), packed(drawn.logprobs.to_host()), strict=True):
-                self._logprobs[place] = told
-
-    def get(self) -> Sampled:
-        return Sampled(self._tokens, self._counts, self._logprobs, self._width, self._seconds, self._usual)
+            logprobs = [b""] * len(tokens)
+            for place, pairs in zip(places.tolist(), packed(drawn.logprobs.to_host()), strict=True):
+                logprobs[place] = pairs
+    return Sampled(tokens, counts, logprobs, width)

@@ -1,32 +1,28 @@
-"""What a step that verifies drafts is said to have taken: the number of drafts is chosen by it."""
+"""What a step on its way to the host says, and what it took: the number of drafts is chosen by that."""
 
 import time
-from types import SimpleNamespace
 
 import pytest
-
-pytest.importorskip("triton", reason="Triton is for Linux alone")
-
 import torch
 
+from gradus.device.transfer import Arrival
 from gradus.engine.plan import Plan, Span
-from gradus.execution.draft_steps import DraftResult
+from gradus.execution.result import StepClock, StepResult
 
 PROMPT = Plan([Span(None, 0, 0, (3, 4), 1)])
+CPU = torch.device("cpu")
 
 
 @pytest.fixture
 def took():
     """The seconds of a step that is done now, and looked at `look_after` seconds later."""
-    drafter = SimpleNamespace(steady=True)
-    runner = SimpleNamespace(step=SimpleNamespace(drafter=drafter), device=torch.device("cpu"), arrived=None)
+    clock = StepClock()
 
-    def ask(plan: Plan, steady: bool = True, *, look_after: float = 0.0) -> float:
-        drafter.steady = steady
-        result = DraftResult(runner, plan, 1, torch.tensor([5]), 1, None)
+    def ask(plan: Plan, usual: bool = True, *, look_after: float = 0.0) -> float:
+        result = StepResult(plan, 1, torch.tensor([5]), Arrival(CPU, timed=True), clock=clock, usual=usual)
         time.sleep(look_after)
         sampled = result.get()
-        assert sampled.usual is steady
+        assert sampled.usual is usual
         return sampled.seconds
 
     return ask
@@ -52,5 +48,12 @@ def test_a_step_after_a_prompt_is_not_timed(took):
 
 def test_a_step_in_which_a_drafter_catches_up_is_timed_as_no_usual_one(took):
     took(Plan())
-    assert took(Plan(), steady=False) > 0.0
+    assert took(Plan(), usual=False) > 0.0
     assert took(Plan()) > 0.0
+
+
+def test_tokens_outlive_the_buffer_that_they_arrived_in():
+    buffer = torch.tensor([7, 8])
+    sampled = StepResult(Plan(), 2, buffer, Arrival(CPU)).get()
+    buffer.zero_()
+    assert sampled.tokens.tolist() == [7, 8] and sampled.seconds == 0.0

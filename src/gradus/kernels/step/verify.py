@@ -1,13 +1,14 @@
-"""The two ends of a step that verifies drafts, made on the GPU: which rows there are, and which of them stand.
+"""The two ends of a decode step on the GPU: which rows it runs, and which of the tokens drawn count.
 
 Idea: only the device knows how long sequences are and what was drafted, and a CUDA graph has a fixed number of rows. So
-`draft_rows` packs the rows that there are to the front (a sequence's newest token and its drafts, as far as they may be
-stored) and leaves the rest to padding; a span is as long as its drafts. `keep_standing` compares each draft with what
-the row before it drew, and appends what stands to the history; where drafts are made from hidden states, it also keeps
-that of the last row that stood. As torch operations these are some fifty launches.
+`pack_rows` packs the rows of all sequences to the front (each one's newest token and its drafts, as far as it may
+verify and store them) and leaves the rest to padding. `accept_drafts` compares each draft with what the row before it
+drew, and appends the accepted tokens to the history; where drafts are made from hidden states, it also keeps that of
+the last accepted row. A step without drafts has one row per sequence, and accepts what each draws. As torch operations
+these are some fifty launches.
 
-Bytes: a few numbers per row, and a hidden state per span. A program of `draft_rows` takes BLOCK rows; one of
-`keep_standing` a span, and COLUMNS of its state.
+Bytes: a few numbers per row, and a hidden state per span. A program of `pack_rows` takes BLOCK rows; one of
+`accept_drafts` a span, and COLUMNS of its state.
 """
 
 from itertools import pairwise
@@ -21,14 +22,14 @@ from triton.language import constexpr, tensor
 
 from gradus.engine import plan
 from gradus.kernels.core.overlap import let_next_start, starts_early, wait_for_previous
-from gradus.kernels.step.decode_inputs import place_of
+from gradus.kernels.step.places import place_of
 
 BLOCK, COLUMNS = 32, 512
 REJECTED, UNDRAFTED = constexpr(plan.REJECTED), constexpr(plan.UNDRAFTED)
 
 
-class DraftRows(NamedTuple):
-    """The R rows of a step that verifies up to K drafts for each of B spans.
+class VerifyRows(NamedTuple):
+    """The R rows of a step with up to K drafts for each of B spans.
 
     tokens, positions: int64 [R]; slots: int32 [R]. ends: int32 [R], the positions of the tokens that are drawn. Rows
     behind the last span's are padding: token 0 at position 0 of the last slot, with the end 0. places: int64 [G, R],
@@ -57,11 +58,11 @@ def store_places(
 
 
 @triton.jit(do_not_specialize=["spans", "rows", "padding"])
-def draft_rows_kernel(
-    slots_ptr: tensor, limits_ptr: tensor, barred_ptr: tensor, history_ptr: tensor, known_ptr: tensor,
+def pack_rows_kernel(
+    slots_ptr: tensor, limits_ptr: tensor, most_ptr: tensor, barred_ptr: tensor, history_ptr: tensor, known_ptr: tensor,
     drafts_ptr: tensor, tables_ptr: tensor, tokens_ptr: tensor, positions_ptr: tensor, owners_ptr: tensor,
     ends_ptr: tensor, places_ptr: tensor, query_start_ptr: tensor, lengths_ptr: tensor, spans: int, rows: int,
-    history_stride: int, group_stride: int, slot_stride: int, padding: int, K: constexpr, PAGE: constexpr,
+    width: int, group_stride: int, slot_stride: int, padding: int, K: constexpr, PAGE: constexpr,
     GROUPS: constexpr, SPANS: constexpr, BLOCK: constexpr, PDL: constexpr,
 ) -> None:  # fmt: skip
     let_next_start(PDL)
@@ -75,6 +76,8 @@ def draft_rows_kernel(
     for number in tl.static_range(K):
         drafted = drafted & (tl.load(drafts_ptr + span * K + number, mask=inside, other=-1) >= 0)
         count += drafted.to(tl.int32)
+    if K > 0:
+        count = tl.minimum(count, 1 + tl.load(most_ptr + span, mask=inside, other=0))
     limit = tl.load(limits_ptr + span, mask=inside, other=0)
     count = tl.where(inside, tl.maximum(tl.minimum(count, limit - (known - 1)), 0), 0)
     ends = tl.cumsum(count)
@@ -90,7 +93,7 @@ def draft_rows_kernel(
     live, kept = mine < spans, row < rows
     owner = tl.load(slots_ptr + mine, mask=live, other=0)
     position = tl.load(known_ptr + owner, mask=live, other=1).to(tl.int32) - 1 + before
-    newest = tl.load(history_ptr + owner.to(tl.int64) * history_stride + position, mask=live & (before == 0), other=0)
+    newest = tl.load(history_ptr + owner.to(tl.int64) * width + position, mask=live & (before == 0), other=0)
     token = newest.to(tl.int64)
     if K > 0:
         draft = tl.load(drafts_ptr + mine * K + before - 1, mask=live & (before > 0), other=0)
@@ -104,44 +107,45 @@ def draft_rows_kernel(
     store_places(places_ptr, tables_ptr, row, owner, position, kept, rows, group_stride, slot_stride, PAGE, GROUPS)
 
 
-def draft_rows(
+def pack_rows(
     slots: Tensor,
     limits: Tensor,
+    most: Tensor,
     barred: Tensor,
     history: Tensor,
     known: Tensor,
     drafts: Tensor,
     tables: Tensor,
     page_size: int,
-) -> DraftRows:
-    """The rows of each span: its newest token, then its drafts, as far as it may store and verify them.
+    rows: int,
+) -> VerifyRows:
+    """Each span's newest token, then its drafts, as far as it may store and verify them, in `rows` rows.
 
-    slots, limits: int32 [B], the limits being positions that each span may store. drafts: int64 [B, K], negative from
-    the first that there is not. By slot: barred, int32 [S], not 0 where drafts are not to be verified; history,
-    int32 [S, C], and known, int64 [S]: tokens, and how many; the last slot is padding's. tables: int64 [G, S, width],
-    block tables.
+    slots, limits, most: int32 [B]: the limits are positions that each span may store, `most` the drafts that it may
+    verify, and there are rows for all of these. drafts: int64 [B, K], negative from the first one that is missing. By
+    slot: barred, int32 [S], not 0 where no draft may be verified; history, int32 [S, C], and known, int64 [S]: tokens,
+    and how many there are; the last slot is padding's. tables: int64 [G, S, width], block tables.
     """
-    (spans, most), groups, device, early = drafts.shape, len(tables), slots.device, starts_early()
-    rows = spans * (1 + most)
+    (spans, depth), groups, device, early = drafts.shape, len(tables), slots.device, starts_early()
     tokens, positions = torch.empty(2, rows, dtype=torch.int64, device=device)
     owners, row_ends = torch.empty(2, rows, dtype=torch.int32, device=device)
     places = torch.empty(groups, rows, dtype=torch.int64, device=device)
     query_start = torch.empty(spans + 1, dtype=torch.int32, device=device)
     lengths = torch.empty(spans, dtype=torch.int32, device=device)
-    draft_rows_kernel[(triton.cdiv(rows, BLOCK),)](
-        slots, limits, barred, history, known, drafts, tables, tokens, positions, owners, row_ends, places,
+    pack_rows_kernel[(triton.cdiv(rows, BLOCK),)](
+        slots, limits, most, barred, history, known, drafts, tables, tokens, positions, owners, row_ends, places,
         query_start, lengths,
-        spans, rows, history.stride(0), tables.stride(0), tables.stride(1), len(known) - 1,
-        most, page_size, groups, triton.next_power_of_2(spans), BLOCK, early, num_warps=4, launch_pdl=early,
+        spans, rows, history.shape[1], tables.stride(0), tables.stride(1), len(known) - 1,
+        depth, page_size, groups, triton.next_power_of_2(spans), BLOCK, early, num_warps=4, launch_pdl=early,
     )  # fmt: skip
-    return DraftRows(tokens, positions, owners, row_ends, places, query_start, lengths)
+    return VerifyRows(tokens, positions, owners, row_ends, places, query_start, lengths)
 
 
 @triton.jit
-def keep_standing_kernel(
+def accept_drafts_kernel(
     slots_ptr: tensor, query_start_ptr: tensor, inputs_ptr: tensor, drawn_ptr: tensor, hidden_ptr: tensor,
     history_ptr: tensor, known_ptr: tensor, states_ptr: tensor, kept_ptr: tensor, rows_ptr: tensor,
-    history_stride: int, D: int, hidden_stride: int, WIDTH: constexpr, WIDER: constexpr, BLOCK: constexpr,
+    length: int, D: int, hidden_stride: int, WIDTH: constexpr, WIDER: constexpr, BLOCK: constexpr,
     PDL: constexpr,
 ) -> None:  # fmt: skip
     """Span program_id(0), and of its state the columns from program_id(1) * BLOCK on. states may be None."""
@@ -160,7 +164,7 @@ def keep_standing_kernel(
     stands = number < accepted
     if tl.program_id(1) == 0:
         known = tl.load(known_ptr + slot)
-        said_ptr = history_ptr + slot * history_stride + known
+        said_ptr = history_ptr + slot * length + known
         out = tl.where(stands, token, tl.where(there, REJECTED, UNDRAFTED))
         tl.store(kept_ptr + span * WIDTH + number, out, mask=number < WIDTH)
         tl.store(rows_ptr + span * WIDTH + number, tl.where(there, row, 0).to(tl.int64), mask=number < WIDTH)
@@ -173,29 +177,30 @@ def keep_standing_kernel(
         tl.store(states_ptr + slot * D + column, tl.load(last_ptr + column, mask=inside, other=0.0), mask=inside)
 
 
-def keep_standing(
+def accept_drafts(
     slots: Tensor,
-    rows: DraftRows,
+    rows: VerifyRows,
     drawn: Tensor,
     history: Tensor,
     known: Tensor,
+    depth: int,
     hidden: Tensor | None = None,
     states: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Which of the tokens drawn, int64 [R], stand: they are appended to the history. A row without a finite logit (-1)
-    stands where it is a span's first, as token 0.
+    """Append the accepted ones of the tokens drawn, int64 [R], to the history. A row without a finite logit (-1) is
+    accepted where it is a span's first, as token 0.
 
-    hidden: [R, D], of the rows. states, if given: [S, D]; a slot's row takes the hidden state of the last row that
-    stands, or keeps what it has where none does.
+    depth: the most drafts K of a span. hidden: [R, D], of the rows. states, if given: [S, D]; a slot's row takes the
+    hidden state of its last accepted row, or keeps its own where none is.
 
     Returns int64 [B, 1 + K], as in `gradus.engine.plan.Sampled`, and the rows that they come from (0 for none).
     """
     spans, early = len(slots), starts_early()
-    width, size = len(drawn) // spans, 0 if states is None else states.shape[1]
+    width, size = 1 + depth, 0 if states is None else states.shape[1]
     kept, origins = torch.empty(2, spans, width, dtype=torch.int64, device=drawn.device)
-    keep_standing_kernel[(spans, max(1, triton.cdiv(size, COLUMNS)))](
+    accept_drafts_kernel[(spans, max(1, triton.cdiv(size, COLUMNS)))](
         slots, rows.query_start, rows.tokens, drawn, hidden, history, known, states, kept, origins,
-        history.stride(0), size, 0 if hidden is None else hidden.stride(0), width, triton.next_power_of_2(width),
+        history.shape[1], size, 0 if hidden is None else hidden.stride(0), width, triton.next_power_of_2(width),
         COLUMNS, early, num_warps=4, launch_pdl=early,
     )  # fmt: skip
     return kept, origins
@@ -204,21 +209,22 @@ def keep_standing(
 # -- the same in torch -------------------------------------------------------------------------------------------------
 
 
-def draft_rows_reference(
+def pack_rows_reference(
     slots: Tensor,
     limits: Tensor,
+    most: Tensor,
     barred: Tensor,
     history: Tensor,
     known: Tensor,
     drafts: Tensor,
     tables: Tensor,
     page_size: int,
-) -> DraftRows:
-    (spans, most), padding = drafts.shape, len(known) - 1
-    rows = spans * (1 + most)
+    rows: int,
+) -> VerifyRows:
+    (spans, depth), padding = drafts.shape, len(known) - 1
     lengths = known[slots.long()]
     counts = 1 + (drafts >= 0).long().cumprod(1).sum(1) * (barred[slots.long()] == 0)
-    counts = counts.minimum(limits - (lengths - 1)).clamp(min=0)
+    counts = counts.minimum(1 + most).minimum(limits - (lengths - 1)).clamp(min=0)
     ends = counts.cumsum(0)
     row = torch.arange(rows, device=slots.device)
     span = torch.searchsorted(ends, row, right=True)
@@ -227,25 +233,27 @@ def draft_rows_reference(
     before = row - (ends - counts)[span]
     owners = torch.where(live, slots.long()[span], padding)
     positions = torch.where(live, lengths[span] - 1 + before, 0)
-    choices = torch.cat([history[slots.long(), lengths - 1].long().unsqueeze(1), drafts], dim=1)
-    tokens = torch.where(live, choices[span, before.clamp(max=most)], 0)
+    newest = history[slots.long(), lengths - 1]
+    choices = torch.cat([newest.long().unsqueeze(1), drafts], dim=1)
+    tokens = torch.where(live, choices[span, before.clamp(max=depth)], 0)
     places = tables[:, owners, positions // page_size] * page_size + positions % page_size
     query_start = torch.cat([ends.new_zeros(1), ends]).int()
     stored = torch.where(counts > 0, lengths - 1 + counts, 0)
     row_ends = torch.where(live, positions + 1, 0)
-    return DraftRows(tokens, positions, owners.int(), row_ends.int(), places, query_start, stored.int())
+    return VerifyRows(tokens, positions, owners.int(), row_ends.int(), places, query_start, stored.int())
 
 
-def keep_standing_reference(
+def accept_drafts_reference(
     slots: Tensor,
-    rows: DraftRows,
+    rows: VerifyRows,
     drawn: Tensor,
     history: Tensor,
     known: Tensor,
+    depth: int,
     hidden: Tensor | None = None,
     states: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    spans, width = len(slots), len(drawn) // len(slots)
+    spans, width = len(slots), 1 + depth
     kept, origins = torch.full((spans, width), plan.UNDRAFTED), torch.zeros(spans, width, dtype=torch.int64)
     starts = rows.query_start.tolist()
     for span, (start, end) in enumerate(pairwise(starts)):

@@ -1,10 +1,7 @@
-"""What a step of decodes starts from, made on the GPU: the newest tokens, their positions, and where they are stored.
+"""Where the rows of a step store their keys and values: looked up on the GPU in each layer group's block tables.
 
-Idea: the host sends three numbers per sequence (slot, length, token). What the model needs of them is arithmetic and
-two table lookups; as torch operations that is twenty launches of a microsecond or two, a tenth of a small model's step.
-Here it is two: `newest` for the runner, `places` for the attention backend, each of which keeps its own tables.
-
-Bytes: 12 per row in, 8 to 24 out. A program takes BLOCK rows.
+As torch operations this is ten launches of a microsecond or two; here it is one. Bytes: 8 per row in, 8 per row and
+group out. A program takes BLOCK rows of a group.
 """
 
 import torch
@@ -14,34 +11,6 @@ from torch import Tensor
 from triton.language import constexpr, tensor
 
 BLOCK = 128
-
-
-@triton.jit
-def newest_kernel(
-    slots_ptr: tensor, lengths_ptr: tensor, given_ptr: tensor, latest_ptr: tensor, tokens_ptr: tensor,
-    positions_ptr: tensor, rows: int, BLOCK: constexpr,
-) -> None:  # fmt: skip
-    row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    inside = row < rows
-    given = tl.load(given_ptr + row, mask=inside, other=0).to(tl.int64)
-    latest = tl.load(latest_ptr + tl.load(slots_ptr + row, mask=inside, other=0), mask=inside, other=0)
-    tl.store(tokens_ptr + row, tl.where(given < 0, latest, given), mask=inside)
-    length = tl.load(lengths_ptr + row, mask=inside, other=0).to(tl.int64)
-    tl.store(positions_ptr + row, tl.maximum(length - 1, 0), mask=inside)
-
-
-def newest(slots: Tensor, lengths: Tensor, given: Tensor, latest: Tensor) -> tuple[Tensor, Tensor]:
-    """Each row's token, the given one or where that is negative its slot's latest, and its position, length - 1.
-
-    slots, lengths, given: int32 [B]; latest: int64 [slots]. A length of 0 (padding) has position 0. Returns two int64
-    [B].
-    """
-    rows = len(slots)
-    tokens, positions = torch.empty(2, rows, dtype=torch.int64, device=slots.device)
-    newest_kernel[(triton.cdiv(rows, BLOCK),)](
-        slots, lengths, given, latest, tokens, positions, rows, BLOCK, num_warps=4
-    )
-    return tokens, positions
 
 
 @triton.jit
@@ -83,10 +52,6 @@ def places(slots: Tensor, lengths: Tensor, tables: Tensor, page_size: int) -> Te
 
 
 # -- the same in torch -------------------------------------------------------------------------------------------------
-
-
-def newest_reference(slots: Tensor, lengths: Tensor, given: Tensor, latest: Tensor) -> tuple[Tensor, Tensor]:
-    return torch.where(given < 0, latest[slots.long()], given.long()), (lengths.long() - 1).clamp(min=0)
 
 
 def places_reference(slots: Tensor, lengths: Tensor, tables: Tensor, page_size: int) -> Tensor:

@@ -90,7 +90,7 @@ class DraftPasses:
     def catch_up(self, history: History, decodes: Decodes) -> None:
         """Store what is missing of these decodes, which the next step runs. Slots that lag behind share passes."""
         self.steady = True
-        if not decodes.drafts:
+        if not len(decodes.drafts):
             self._current.difference_update(decodes.slots.tolist())
             return
         missing, longest = [], self.model.config.context_length

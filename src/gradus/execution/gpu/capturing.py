@@ -5,6 +5,7 @@ to the same place each time (`Inputs`), and a step is given as a function that r
 """
 
 import logging
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from typing import Generic, TypeVar
 import torch
 
 from gradus.device.capability import capability
-from gradus.device.transfer import Staging
+from gradus.device.transfer import Staging, numbered
 from gradus.engine.plan import Column
 
 log = logging.getLogger(__name__)
@@ -62,14 +63,14 @@ class Captured(Generic[Result]):
 
 
 class Recorder:
-    """Records steps as CUDA graphs. A step is a function of (early, asked): whether launches start early, and whether
+    """Records steps as CUDA graphs. A step is a function of (early, full): whether launches start early, and whether
     rows may ask for more than a temperature. What it reads must be in place."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.pool = torch.cuda.graph_pool_handle()  # one graph runs at a time, so all share their memory
         # Torch keeps one stream to capture on for the whole process, on the GPU that captured first.
-        self.stream = torch.cuda.Stream(device)
+        self.stream = _stream(self, device)
         self.recorded = 0
 
     @contextmanager
@@ -83,21 +84,35 @@ class Recorder:
     def both(self, rows: int, step: Callable[[bool, bool], Result]) -> tuple[Captured[Result], Captured[Result]]:
         """Two graphs: of a step that is not asked for more, and of one that is. Early where that is faster."""
         plain = self.fastest(rows, step)
-        return plain, self._record(rows, step, plain.early, asked=True)
+        return plain, self._record(rows, step, plain.early, full=True)
 
     def fastest(self, rows: int, step: Callable[[bool, bool], Result]) -> Captured[Result]:
         """A graph of a step that is not asked for more, with launches that start early where that is faster."""
-        return fastest([self._record(rows, step, early, asked=False) for early in ways(rows, self.device)])
+        return fastest([self._record(rows, step, early, full=False) for early in ways(rows, self.device)])
 
-    def _record(self, rows: int, step: Callable[[bool, bool], Result], early: bool, asked: bool) -> Captured[Result]:
-        step(early, asked)  # compiles kernels and sets them up, none of which a graph could record
+    def _record(self, rows: int, step: Callable[[bool, bool], Result], early: bool, full: bool) -> Captured[Result]:
+        step(early, full)  # compiles kernels and sets them up, none of which a graph could record
         torch.cuda.synchronize(self.device)
         graph = torch.cuda.CUDAGraph()
         # thread_local: another thread of the program may allocate meanwhile
         with torch.cuda.graph(graph, pool=self.pool, stream=self.stream, capture_error_mode="thread_local"):
-            result = step(early, asked)
+            result = step(early, full)
         self.recorded += 1
         return Captured(graph, rows, early, result)
+
+
+_idle_streams: dict[int, list[torch.cuda.Stream]] = {}  # by GPU, left by recorders that are gone
+
+
+def _stream(owner: object, device: torch.device) -> torch.cuda.Stream:
+    """A stream to capture on, which is its owner's alone while that lives.
+
+    Streams are used again: for each new one cuBLAS takes another 32 MiB, and keeps them.
+    """
+    idle = _idle_streams.setdefault(numbered(device).index or 0, [])
+    stream = idle.pop() if idle else torch.cuda.Stream(device)
+    weakref.finalize(owner, idle.append, stream)
+    return stream
 
 
 def ways(rows: int, device: torch.device) -> tuple[bool, ...]:

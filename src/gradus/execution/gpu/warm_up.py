@@ -38,8 +38,8 @@ def warm_up(
         hidden = run_model(batch.token_ids, batch.positions, attention)
         slots = torch.full((len(counts),), padding, device=model.device)
         logits = model.logits(hidden[batch.logits_rows])
-        for asked in (False, True):
-            sampler.draw_slots(logits, slots, slots, asked=asked)
+        for full in (False, True):
+            sampler.draw_slots(logits, slots, slots, full=full)
     torch.cuda.synchronize(model.device)
 
 

@@ -1,0 +1,68 @@
+"""How the model runs on a GPU's kernels: its fused view, attention that reads pages where they lie, captured steps."""
+
+from gradus.assembly.heads import heads_on_kernels, hidden_states
+from gradus.assembly.start_up import Reading, start_up
+from gradus.attention.graph_paged import GraphPagedAttention
+from gradus.attention.storage import PagedStorage
+from gradus.config.options import EngineConfig
+from gradus.execution.drafting.draft_passes import DraftPasses
+from gradus.execution.gpu.capturing import Report
+from gradus.execution.gpu.decode_step import DecodeStep
+from gradus.execution.gpu.runner import GpuRunner
+from gradus.execution.gpu.step_graphs import StepGraphs
+from gradus.kernels.fuse.model import fused
+from gradus.models import Model
+from gradus.sampling.kernel_sampler import KernelSampler
+from gradus.scheduling.draft_shapes import DraftShapes
+from gradus.scheduling.step_times import StepTimes
+from gradus.speculative.drafter import Drafter
+from gradus.speculative.heads_folder import HeadsConfig
+from gradus.speculative.history import History
+from gradus.speculative.ngram import NgramDrafter
+
+
+def gpu_runner(
+    model: Model,
+    storage: PagedStorage,
+    config: EngineConfig,
+    report: Report,
+    draft: Model | None,
+    trained: HeadsConfig | None,
+    shapes: DraftShapes | None,
+    times: StepTimes,
+) -> GpuRunner:
+    """Compiles, captures and warms up what runs the model. shapes: of steps that verify drafts. times: learn what
+    drafts cost."""
+    count, context = config.max_sequences, config.limits.context_length
+    attention = GraphPagedAttention(model.config, storage, slots=count + 1)  # the last slot is padding's
+    sampler = KernelSampler(model.config.vocab_size, model.device, count)
+    view, readings = fused(model), list[Reading]()
+    drafter: Drafter | None = None
+    states = None if trained is None else hidden_states(config, model)
+    if draft is not None:
+        drafter = passes = draft_passes(draft, attention, sampler, config)
+        longest = min(passes.chunk, draft.config.context_length, context)
+        readings.append(Reading(passes, passes.model, passes.attention, longest))
+    elif trained is not None and states is not None:
+        drafter = heads_on_kernels(trained, config, model, states, sampler)
+    elif config.speculate:
+        drafter = NgramDrafter(kernel=True)
+    history = History(count, context, model.device, whole=drafter is not None)
+    step = DecodeStep(view, attention, sampler, history, drafter, states)
+    graphs = StepGraphs(step, count, shapes) if config.graphs else None
+    runner = GpuRunner(step, graphs, slots=count)
+    readings.append(Reading(runner, view, attention, context))
+    start_up(readings, graphs, sampler, config, report, times)
+    return runner
+
+
+def draft_passes(
+    draft: Model, attention: GraphPagedAttention, sampler: KernelSampler, config: EngineConfig
+) -> DraftPasses:
+    """attention, sampler: the model's."""
+    storage, count = attention.storage, config.max_sequences
+    kind, pages = type(storage), storage.keys.shape[1] - 1
+    own_storage = kind(draft.config, pages, storage.page_size, draft.dtype, draft.device)
+    own = GraphPagedAttention(draft.config, own_storage, slots=count + 1)
+    own.tables = attention.tables[:1]  # of the layers without a window: a page of the same number holds the draft's
+    return DraftPasses(fused(draft), own, sampler, config.budget("cuda"))

@@ -1,0 +1,126 @@
+"""One step of decodes on a GPU, from each slot's newest token to its next ones, all of it on the device.
+
+The host sends three numbers per sequence: its slot, the positions that it may store, and how many drafts it may verify.
+Everything else is on the device from step to step, in tables by slot: tokens and lengths (`History`), block tables,
+sampling settings. So the next step may be launched before the host knows what this one drew, and a step may be replayed
+from a CUDA graph (`step_graphs.py`).
+
+    rows     drafts are proposed, and packed behind each sequence's newest token; the rest of the rows is padding
+    draw     the model runs the rows, and a token is drawn for each
+    accept   drafts are compared with the tokens drawn before them; accepted tokens go to the history
+
+A step without drafts is the same with one row per sequence, of which every token is accepted. Where the history keeps
+the newest tokens alone, there is nothing left to accept: `rows` has counted the token, and the draw has written it.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from gradus.attention.graph_paged import GraphPagedAttention
+from gradus.execution.runner import kernel_logits
+from gradus.kernels.core.overlap import early_launches
+from gradus.kernels.step.decode_rows import decode_rows
+from gradus.kernels.step.verify import VerifyRows, accept_drafts, pack_rows
+from gradus.models import Model
+from gradus.sampling.kernel_sampler import KernelSampler, SlotDraw
+from gradus.scheduling.draft_shapes import DraftShape
+from gradus.speculative.drafter import Drafter
+from gradus.speculative.history import History
+from gradus.speculative.states import HiddenStates
+
+
+class Accepted(NamedTuple):
+    """What a step of B decodes gave. tokens: int64 [B, 1 + K], as in `Sampled`. pairs: of each of these as in
+    DrawnLogprobs, where rows may ask for them."""
+
+    tokens: Tensor
+    pairs: Tensor | None
+
+
+class DecodeStep:
+    """model: as the kernels see it. attention, sampler and history have room for one slot more, which is padding's.
+
+    drafter: None for an engine that does not speculate. states: kept where the drafter reads them.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        attention: GraphPagedAttention,
+        sampler: KernelSampler,
+        history: History,
+        drafter: Drafter | None = None,
+        states: HiddenStates | None = None,
+    ) -> None:
+        self.model, self.attention, self.sampler = model, attention, sampler
+        self.history, self.drafter, self.states = history, drafter, states
+
+    def run(self, inputs: Tensor, shape: DraftShape, *, early: bool = False, full: bool) -> Accepted:
+        """inputs: int32 [3, B]: slots, limits (positions that each may store; 0 for padding), and the most drafts of
+        each, which fit in `shape`. early: see `early_launches`. full: rows may ask for more than a temperature."""
+        slots, limits, most = inputs
+        rows = self.rows(slots, limits, most, shape, early)
+        draw, hidden = self.draw(slots, rows, shape, early, full)
+        return self.accept(slots, rows, draw, hidden, shape, early)
+
+    @torch.inference_mode()
+    def rehearse(self, inputs: Tensor, shape: DraftShape, early: bool) -> None:
+        """Go through the launches of `run` where they only compile: their results are never looked up."""
+        slots, limits, most = inputs
+        rows = self.rows(slots, limits, most, shape, early)
+        nothing = torch.zeros_like(rows.tokens)
+        for full in (False, True):
+            blank = rows._replace(tokens=nothing, positions=nothing)
+            draw, hidden = self.draw(slots, blank, shape, early, full)
+            if self.history.whole:
+                self._accept(slots, rows, draw.tokens, hidden, shape, early)
+
+    def rows(self, slots: Tensor, limits: Tensor, most: Tensor, shape: DraftShape, early: bool = False) -> VerifyRows:
+        """The newest token of each slot, and behind it its drafts, which are proposed here."""
+        history, attention = self.history, self.attention
+        if not history.whole:
+            tables, page_size = attention.tables, attention.storage.page_size
+            return decode_rows(slots, limits, history.tokens, history.lengths, tables, page_size)
+        proposed = torch.empty(len(slots), shape.drafts, dtype=torch.int64, device=slots.device)
+        with early_launches(early and shape.drafts > 0):  # a step's first launch has no launch before it to overlap
+            if shape.drafts and self.drafter is not None:
+                proposed = self.drafter.propose(history, slots, shape.drafts, limits)
+            # penalties count what a sequence has said, and a draft has not been said yet: such a slot verifies none
+            return pack_rows(
+                slots, limits, most, self.sampler.table.adjusts, history.tokens, history.lengths, proposed,
+                attention.tables, attention.storage.page_size, len(slots) + shape.rows,
+            )  # fmt: skip
+
+    def draw(
+        self, slots: Tensor, rows: VerifyRows, shape: DraftShape, early: bool, full: bool
+    ) -> tuple[SlotDraw, Tensor]:
+        """What the rows draw, and their hidden states, [R, D]."""
+        model, attention = self.model, self.attention
+        if shape.drafts:
+            attention.prepare_drafts(slots, rows, 1 + shape.drafts)
+        else:
+            attention.prepare_decodes(rows.slots, rows.ends, rows.places)
+        with early_launches(early):
+            hidden = model(rows.tokens, rows.positions, attention)
+        logits = kernel_logits(model, hidden)
+        newest = None if self.history.whole else self.history.tokens
+        with early_launches(early):
+            return self.sampler.draw_slots(logits, rows.slots, rows.ends, newest, full=full), hidden
+
+    def accept(
+        self, slots: Tensor, rows: VerifyRows, draw: SlotDraw, hidden: Tensor, shape: DraftShape, early: bool = False
+    ) -> Accepted:
+        """Append the accepted tokens to the history."""
+        if not self.history.whole:
+            return Accepted(draw.tokens.unsqueeze(1), draw.pairs)
+        tokens, origins = self._accept(slots, rows, draw.tokens, hidden, shape, early)
+        return Accepted(tokens, None if draw.pairs is None else draw.pairs[origins.flatten()])
+
+    def _accept(
+        self, slots: Tensor, rows: VerifyRows, drawn: Tensor, hidden: Tensor, shape: DraftShape, early: bool
+    ) -> tuple[Tensor, Tensor]:
+        history, states = self.history, None if self.states is None else self.states.values
+        with early_launches(early):
+            return accept_drafts(slots, rows, drawn, history.tokens, history.lengths, shape.drafts, hidden, states)

@@ -1,0 +1,202 @@
+"""Runs plans on a GPU's kernels: decodes as one step (`decode_step.py`), replayed where it was captured.
+
+A step with prompts next to decodes is launched by the host, except for the model's pass where that is short
+(`prompt_graphs.py`). It verifies no drafts: the prompts' tokens use what the GPU can compute anyway.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gradus.attention.backend import AttentionBackend
+from gradus.attention.batch import Batch
+from gradus.device.transfer import Arrival, Landing, current, to_host, upload_parts
+from gradus.engine.plan import NO_DRAFTS, Column, Decodes, Plan
+from gradus.execution.gpu.decode_step import Accepted, DecodeStep
+from gradus.execution.gpu.step_graphs import StepGraphs
+from gradus.execution.result import StepClock, StepResult
+from gradus.execution.runner import RunModel, lay_out, sampled_rows
+from gradus.kernels.step.prompt_history import keep_prompts
+from gradus.kernels.step.verify import VerifyRows
+from gradus.sampling.kernel_sampler import SlotDraw
+from gradus.sampling.sampler import DrawnLogprobs
+from gradus.scheduling.draft_shapes import NO_SHAPE, DraftShape
+
+
+class Read(NamedTuple):
+    """What a step with prompts drew for its R rows, the decodes' first. slots, positions: int64 [R]."""
+
+    slots: Tensor
+    positions: Tensor
+    draw: SlotDraw
+
+
+class GpuRunner:
+    """graphs: of `step`, where there are some. slots: how many sequences run at once. run_model: runs the model where
+    prompts are read."""
+
+    def __init__(self, step: DecodeStep, graphs: StepGraphs | None = None, *, slots: int) -> None:
+        self.step, self.graphs = step, graphs
+        self.run_model: RunModel = step.model
+        self.device = step.model.device
+        self.clock = StepClock() if step.drafter is not None else None
+        self.slots = slots
+        self._landing: Landing | None = None
+
+    @property
+    def attention(self) -> AttentionBackend:
+        return self.step.attention
+
+    @torch.inference_mode()
+    def run(self, plan: Plan) -> StepResult:
+        with current(self.device):
+            if self.step.drafter is not None:
+                for admission in plan.admissions:
+                    self.step.drafter.keep(admission.slot, 0)
+                self.step.drafter.wipe(plan.wiped)
+            if plan.wiped:
+                self.step.attention.wipe(plan.wiped)
+            return self._run_prompts(plan) if plan.spans else self._run_decodes(plan)
+
+    # -- decodes alone -------------------------------------------------------------------------------------------------
+
+    def _run_decodes(self, plan: Plan) -> StepResult:
+        step, decodes = self.step, plan.decodes
+        step.sampler.admit(plan.admissions)
+        self._update_pages(decodes)
+        if step.drafter is not None:
+            step.drafter.catch_up(step.history, decodes)
+        full = step.sampler.needs_full(decodes.slots)
+        accepted, rows = self.verify(decodes, full)
+        width, count = accepted.tokens.shape[1], len(decodes)
+        logprobs = None
+        if full and accepted.pairs is not None:
+            reports = step.sampler.table.reporting[decodes.slots]
+            if (reports >= 0).any():
+                logprobs = DrawnLogprobs(accepted.pairs[: count * width], np.repeat(reports, width))
+        return self._result(plan, rows, accepted.tokens.flatten()[: count * width], logprobs, width)
+
+    def _update_pages(self, decodes: Decodes) -> None:
+        if not decodes.pages:
+            return
+        attention, drafter = self.step.attention, self.step.drafter
+        attention.update_tables(*zip(*decodes.pages, strict=True))
+        if drafter is not None:
+            for slot, change in decodes.pages:
+                drafter.keep(slot, change.kept * attention.storage.page_size)
+
+    def verify(self, decodes: Decodes, full: bool) -> tuple[Accepted, int]:
+        """Run a step of decodes alone, whose block tables are up to date. Returns its result and its rows, with
+        padding behind those of the decodes."""
+        if self.graphs is not None:
+            return self.graphs.replay(decodes, full)
+        shape = DraftShape(decodes.width - 1, decodes.rows - len(decodes))
+        accepted = self.step.run(self.numbers(decodes), shape, full=full)
+        return accepted, decodes.rows
+
+    def numbers(self, decodes: Decodes) -> Tensor:
+        """Slots, limits and drafts on the device, int32 [3, B]."""
+        drafts = decodes.drafts if len(decodes.drafts) else np.zeros(len(decodes), np.int64)
+        return torch.stack(upload_parts([decodes.slots, decodes.limits, drafts], torch.int32, self.device))
+
+    # -- with prompts --------------------------------------------------------------------------------------------------
+
+    def _run_prompts(self, plan: Plan) -> StepResult:
+        """A row for each decode, then the prompts'.
+
+        What only the draw needs is sent once the model runs: first tokens wait for the host. What the next step needs
+        of the prompts is kept behind the copy of the tokens, which is what is waited for. The history admits new owners
+        of slots here alone: each begins with a span.
+        """
+        step, decodes, count = self.step, plan.decodes, len(plan.decodes)
+        prompts = lay_out(Plan(plan.spans), self.device)
+        wanted = sampled_rows(prompts)
+        token_ids, positions, picked = prompts.token_ids, prompts.positions, prompts.logits_rows
+        if count:
+            mine, rows = self._set_up_decodes(decodes, prompts)
+            token_ids, positions = torch.cat([rows.tokens, token_ids]), torch.cat([rows.positions, positions])
+            picked = torch.cat([torch.arange(count, device=self.device), picked + count])
+        else:
+            step.attention.prepare(prompts)
+        computed = self.run_model(token_ids, positions, step.attention)
+        hidden = computed[picked]
+        logits = step.model.logits(hidden)
+        step.sampler.admit(plan.admissions)
+        owners = np.concatenate([decodes.slots, wanted.slots])
+        full = step.sampler.needs_full(owners)
+        slots, ends = upload_parts([wanted.slots, wanted.positions], torch.int64, self.device)
+        if count:
+            slots, ends = torch.cat([rows.slots, slots]), torch.cat([rows.ends, ends])
+        newest = None if step.history.whole else step.history.tokens
+        draw = step.sampler.draw_slots(logits, slots, ends, newest, full=full)
+        if count:
+            step.accept(mine, rows, _first(draw, count), hidden[:count], NO_SHAPE)
+        result = self._result(plan, len(computed), draw.tokens, self._logprobs(draw, owners))
+        self._keep_prompts(plan, prompts, Read(slots, ends, draw), hidden)
+        return result
+
+    def _set_up_decodes(self, decodes: Decodes, prompts: Batch) -> tuple[Tensor, VerifyRows]:
+        """Set attention up for decodes without drafts, and prompts behind them. Returns the decodes' slots and rows."""
+        step = self.step
+        step.attention.update_pages(prompts)
+        self._update_pages(decodes)
+        if step.drafter is not None:
+            step.drafter.catch_up(step.history, _without_drafts(decodes))
+        slots, limits, most = self.numbers(_without_drafts(decodes))
+        rows = step.rows(slots, limits, most, NO_SHAPE)
+        step.attention.prepare_beside(rows, prompts)
+        return slots, rows
+
+    def _keep_prompts(self, plan: Plan, prompts: Batch, read: Read, hidden: Tensor) -> None:
+        """Write the prompts' tokens, and those drawn after them, to the history.
+
+        A newcomer's tokens before its first span, which others have computed, are not among the prompts'.
+        """
+        history, states = self.step.history, None if self.step.states is None else self.step.states.values
+        if history.whole:
+            hits = {span.slot for span in plan.spans if span.start > 0}
+            history.admit([admission for admission in plan.admissions if admission.slot in hits])
+        said = prompts.owners, prompts.positions, prompts.token_ids
+        drawn = read.slots, read.positions, read.draw.tokens
+        keep_prompts(said, drawn, len(plan.decodes), history.tokens, history.lengths, hidden, states)
+
+    # -- what a step drew ----------------------------------------------------------------------------------------------
+
+    def _logprobs(self, draw: SlotDraw, owners: Column) -> DrawnLogprobs | None:
+        """What these slots, a row each, have reported of a draw; None where none asks."""
+        reports = self.step.sampler.table.reporting[owners]
+        if draw.pairs is None or not (reports >= 0).any():
+            return None
+        return DrawnLogprobs(draw.pairs[: len(owners)], reports)
+
+    def _result(
+        self, plan: Plan, rows: int, tokens: Tensor, logprobs: DrawnLogprobs | None, width: int = 1
+    ) -> StepResult:
+        """Send the tokens, int64 [N], and what is reported of them, to the host. rows: that the model ran."""
+        usual = self.step.drafter is None or self.step.drafter.steady
+        reported = None if logprobs is None else logprobs.to_host()
+        sent, arrival = self._send(tokens)
+        return StepResult(plan, rows, sent, arrival, reported, width=width, clock=self.clock, usual=usual)
+
+    def _send(self, tokens: Tensor) -> tuple[Tensor, Arrival]:
+        if not tokens.is_cuda:  # Triton's interpreter
+            return to_host(tokens), Arrival(self.device)
+        if self._landing is None or len(tokens) > self._landing.numbers:
+            self._landing = Landing(max(len(tokens), self._most_tokens()), self.device)
+        return self._landing.send(tokens)
+
+    def _most_tokens(self) -> int:
+        """Of a step of decodes; one that verifies drafts of all its prompts' siblings is never larger."""
+        shapes = [] if self.graphs is None else self.graphs.shapes
+        return max([2 * self.slots, *(size * (1 + shape.drafts) for size, shape in shapes)])
+
+
+def _first(draw: SlotDraw, count: int) -> SlotDraw:
+    """What the first `count` rows drew."""
+    return SlotDraw(draw.tokens[:count], None)
+
+
+def _without_drafts(decodes: Decodes) -> Decodes:
+    return Decodes(decodes.slots, decodes.starts, decodes.limits, decodes.pages, NO_DRAFTS)

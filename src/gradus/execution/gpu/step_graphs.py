@@ -1,0 +1,110 @@
+"""Steps of decodes, replayed: the host launches one CUDA graph where it used to launch a few hundred kernels.
+
+A step of B sequences computes the same operations with the same shapes every time; only numbers in tensors differ. A
+CUDA graph is such a step recorded once: the kernels, their arguments, the addresses they read and write. Replaying it
+costs the host one call, and the GPU a microsecond per kernel. So a graph must find everything at fixed addresses: what
+the host sends (`Inputs`), and the tables by slot that steps hand on from one to the next.
+
+There are two graphs for each batch size and shape of drafts (`gradus.scheduling.draft_shapes`): in one, every row asks
+for a temperature at most; in the other, rows may ask for anything. A batch is padded to the next size with sequences
+that are none: a slot of their own, page 0, and no position that they may store.
+"""
+
+from bisect import bisect_left
+from functools import partial
+
+import torch
+
+from gradus.engine.plan import NO_DRAFTS, Decodes
+from gradus.execution.gpu.capturing import REPLAYS, ROUNDS, Captured, Inputs, Numbers, Recorder, Report, replay_ms, ways
+from gradus.execution.gpu.decode_step import Accepted, DecodeStep
+from gradus.scheduling.draft_shapes import NO_SHAPE, DraftShape, DraftShapes, batch_sizes
+from gradus.scheduling.step_times import StepTimes
+
+Key = tuple[int, DraftShape, bool]  # batch size, shape of drafts, whether a row asks for more than a temperature
+
+
+class StepGraphs:
+    """Captured steps of up to `slots` sequences. drafts: the shapes that an engine which speculates chooses from."""
+
+    def __init__(self, step: DecodeStep, slots: int, drafts: DraftShapes | None = None) -> None:
+        self.step, self.padding, self.drafts = step, slots, drafts
+        self.device = step.model.device
+        self.sizes = batch_sizes(slots)
+        self.shapes = sorted(
+            [(size, shape) for size in self.sizes for shape in (NO_SHAPE, *(drafts.of(size) if drafts else ()))],
+            key=lambda each: each[0] + each[1].rows, reverse=True,
+        )  # fmt: skip
+        self.captured: dict[Key, Captured[Accepted]] = {}
+        self.recorder = Recorder(self.device)
+        self.inputs = Inputs(3, slots, self.device)  # slots, limits, drafts
+
+    @property
+    def count(self) -> int:
+        """How many shapes there are to capture."""
+        return len(self.shapes)
+
+    # -- once, at the start --------------------------------------------------------------------------------------------
+
+    @torch.inference_mode()
+    def rehearse(self) -> None:
+        """Go through every launch that `capture` will record, for kernels to be compiled."""
+        self._send([], [], [], self.padding)
+        for size, shape in self.shapes:
+            for early in ways(size + shape.rows, self.device):
+                self.step.rehearse(self.inputs.values[:, :size], shape, early)
+
+    @torch.inference_mode()
+    def capture(
+        self, report: Report = lambda done, total: None, *, length: int, times: StepTimes | None = None
+    ) -> None:
+        """Record two graphs for every shape, largest first: the smaller ones then fit into the memory of the largest.
+
+        report(done, total) is called after each. length: of the sequences that graphs are tried out with, which the
+        history has room for. times: learn from the trials what drafts cost. Nothing else may run on the GPU meanwhile.
+        """
+        took: dict[tuple[int, DraftShape], float] = {}  # milliseconds
+        with self.recorder.counting():
+            for number, (size, shape) in enumerate(self.shapes, start=1):
+                self._try_out(size, shape, length)
+                plain, full = self.recorder.both(size + shape.rows, partial(self._run, size, shape))
+                self.captured[size, shape, False], self.captured[size, shape, True] = plain, full
+                if self.drafts is not None and self.drafts.of(size):
+                    self._try_out(size, shape, length)
+                    took[size, shape] = replay_ms(plain.graph)
+                report(number, len(self.shapes))
+            self.step.history.lengths[self.padding] = 1  # as it was
+        for (size, shape), milliseconds in took.items():
+            if times is not None and shape != NO_SHAPE:
+                times.expect(size, shape, milliseconds / took[size, NO_SHAPE])
+
+    def _run(self, size: int, shape: DraftShape, early: bool, full: bool) -> Accepted:
+        return self.step.run(self.inputs.values[:, :size], shape, early=early, full=full)
+
+    def _try_out(self, size: int, shape: DraftShape, length: int) -> None:
+        """Send rows like those of sequences of about that length, all of them in padding's slot.
+
+        Each run makes the sequence longer, so it begins with room for a token from every run of both ways to launch.
+        """
+        room, runs = self.step.history.longest - 1, 2 * (2 + ROUNDS * REPLAYS)
+        self.step.history.lengths[self.padding] = max(1, min(length, room - runs * (1 + shape.drafts)))
+        share = -(-shape.rows // size)
+        self._send([self.padding] * size, [room] * size, [share] * size, size)
+
+    # -- every step ----------------------------------------------------------------------------------------------------
+
+    def replay(self, decodes: Decodes, full: bool) -> tuple[Accepted, int]:
+        """Launch a step whose block tables are up to date. Returns its result, and the rows that it computes.
+
+        A step with more drafts than any shape has rows for runs without drafts.
+        """
+        size = self.sizes[bisect_left(self.sizes, len(decodes))]
+        drafts, shape = decodes.drafts, NO_SHAPE
+        if len(drafts) and self.drafts is not None:
+            shape = self.drafts.fitting(size, decodes.width - 1, decodes.rows - len(decodes)) or NO_SHAPE
+        self._send(decodes.slots, decodes.limits, drafts if shape != NO_SHAPE else NO_DRAFTS, size)
+        return self.captured[size, shape, full].replay(), size + shape.rows
+
+    def _send(self, slots: Numbers, limits: Numbers, drafts: Numbers, size: int) -> None:
+        """Send each sequence's numbers, and padding up to `size`."""
+        self.inputs.send(size, (slots, self.padding), (limits, 0), (drafts, 0))
