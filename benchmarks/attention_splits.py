@@ -9,12 +9,11 @@ addition) is partly hidden by the next launch.
 
 import sys
 from dataclasses import replace
-from functools import partial
 
 import torch
-from gradus.execution.graphs import DecodeGraphs
 
 from benchmarks.by_model import Rows, by_model
+from benchmarks.recorded_step import recorded_step, set_length
 from gradus import LLM
 from gradus.bench.run.script import need_triton, ran
 from gradus.execution.gpu.capturing import replay_ms
@@ -37,18 +36,17 @@ def main() -> None:
 def measure(model: str) -> Rows:
     """Measure a row for each batch and number of keys. us: the time of a step, by length."""
     llm = LLM(model, device="cuda", max_sequences=max(BATCHES), context_length=CONTEXT)
-    graphs: DecodeGraphs = llm.engine.runner.graphs
-    attention, rows = graphs.attention, []
+    graphs = llm.engine.runner.graphs
+    attention, rows = graphs.step.attention, []
     shapes = attention.launches
     for whole in WHOLE:
         attention.launches = tuple(replace(shape, whole=whole) for shape in shapes)
         for batch in BATCHES:
-            graphs._send([graphs.padding] * batch, [CONTEXT] * batch, [0] * batch, batch)
-            captured = graphs.recorder.fastest(batch, partial(graphs._step, batch))
+            slots = [graphs.padding] * batch
+            captured = recorded_step(graphs, slots, CONTEXT // 2)
             times = []
             for length in LENGTHS:
-                graphs._send([graphs.padding] * batch, [length] * batch, [0] * batch, batch)
-                captured.replay()
+                set_length(graphs, slots, length)
                 times.append(1e3 * min(replay_ms(captured.graph) for _ in range(3)))
             rows.append({"model": model, "batch": batch, "whole": whole, "us": times})
     return rows

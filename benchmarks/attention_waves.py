@@ -26,6 +26,7 @@ import triton
 from gradus.bench.fingerprint import commit, fingerprint
 
 from benchmarks.paged_attention import PAGE, ROOM, Shape, Step
+from benchmarks.recorded_step import recorded_step
 from gradus import LLM
 from gradus.device.capability import capability, multiprocessors
 from gradus.execution.gpu.capturing import replay_ms
@@ -191,7 +192,7 @@ def steps(model: str) -> Iterator[dict[str, Any]]:
         model, device="cuda", max_sequences=most, context_length=longest + 2 * PAGE, cache_tokens=most * (longest + 64)
     )
     graphs = llm.engine.runner.graphs
-    attention = graphs.attention
+    attention = graphs.step.attention
     shipped = attention.launches
     pages = attention.storage.keys.shape[1] - 1
     needed = triton.cdiv(longest, PAGE)
@@ -207,8 +208,7 @@ def steps(model: str) -> Iterator[dict[str, Any]]:
         attention.partials = Partials(
             attention.launches, kv_heads=heads, head_dim=attention.config.head_dim, device=attention.device
         )
-        graphs._send(list(range(batch)), [length] * batch, [0] * batch, batch)
-        captured = graphs.recorder.fastest(batch, partial(graphs._step, batch))
+        captured = recorded_step(graphs, range(batch), length)
         return round(min(replay_ms(captured.graph) for _ in range(3)), 3)
 
     for batch, length, tried in STEP_CASES:

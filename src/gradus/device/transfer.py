@@ -99,15 +99,15 @@ class Landing:
     """Pinned buffers that results of steps arrive in, in turn, and the points at which they have.
 
     They are made once: pinning memory and making events took a step on a GPU some ten microseconds of the host.
-    numbers: int64, of the largest result. A buffer is used again RESULTS steps later.
+    numbers: int64, of the largest result. A buffer is used again RESULTS steps later. timed: as in `Arrival`.
     """
 
     RESULTS = 6  # more than are under way or still being compared with the one before
 
-    def __init__(self, numbers: int, device: torch.device) -> None:
+    def __init__(self, numbers: int, device: torch.device, *, timed: bool) -> None:
         self.numbers = numbers
         self._buffers = [torch.zeros(numbers, dtype=torch.int64, pin_memory=True) for _ in range(self.RESULTS)]
-        self._arrivals = [Arrival(device, timed=True) for _ in range(self.RESULTS)]
+        self._arrivals = [Arrival(device, timed=timed) for _ in range(self.RESULTS)]
         self._turn = 0
 
     def send(self, tensor: Tensor) -> tuple[Tensor, "Arrival"]:

@@ -184,7 +184,8 @@ class GpuRunner:
         if not tokens.is_cuda:  # Triton's interpreter
             return to_host(tokens), Arrival(self.device)
         if self._landing is None or len(tokens) > self._landing.numbers:
-            self._landing = Landing(max(len(tokens), self._most_tokens()), self.device)
+            most, timed = max(len(tokens), self._most_tokens()), self.clock is not None
+            self._landing = Landing(most, self.device, timed=timed)
         return self._landing.send(tokens)
 
     def _most_tokens(self) -> int:

@@ -67,7 +67,7 @@ class StepGraphs:
         with self.recorder.counting():
             for number, (size, shape) in enumerate(self.shapes, start=1):
                 self._try_out(size, shape, length)
-                plain, full = self.recorder.both(size + shape.rows, partial(self._run, size, shape))
+                plain, full = self.recorder.both(size + shape.rows, partial(self.run, size, shape))
                 self.captured[size, shape, False], self.captured[size, shape, True] = plain, full
                 if self.drafts is not None and self.drafts.of(size):
                     self._try_out(size, shape, length)
@@ -78,7 +78,8 @@ class StepGraphs:
             if times is not None and shape != NO_SHAPE:
                 times.expect(size, shape, milliseconds / took[size, NO_SHAPE])
 
-    def _run(self, size: int, shape: DraftShape, early: bool, full: bool) -> Accepted:
+    def run(self, size: int, shape: DraftShape, early: bool, full: bool) -> Accepted:
+        """Run a step of so many sequences on what was sent."""
         return self.step.run(self.inputs.values[:, :size], shape, early=early, full=full)
 
     def _try_out(self, size: int, shape: DraftShape, length: int) -> None:
