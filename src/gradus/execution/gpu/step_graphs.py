@@ -89,8 +89,9 @@ class StepGraphs:
         """
         room, runs = self.step.history.longest - 1, 2 * (2 + ROUNDS * REPLAYS)
         self.step.history.lengths[self.padding] = max(1, min(length, room - runs * (1 + shape.drafts)))
-        share = -(-shape.rows // size)
-        self._send([self.padding] * size, [room] * size, [share] * size, size)
+        share, more = divmod(shape.rows, size)  # in all exactly the drafts that there are rows for
+        drafts = [share + 1] * more + [share] * (size - more)
+        self._send([self.padding] * size, [room] * size, drafts, size)
 
     # -- every step ----------------------------------------------------------------------------------------------------
 
