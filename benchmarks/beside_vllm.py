@@ -154,7 +154,7 @@ class Comparison:
 
     def _ours(self, block: str, asked: dict[str, Any], work: Path) -> tuple[dict[str, Any], str | None]:
         command = [sys.executable, "-m", "gradus.bench.run.block"]
-        return self._told(block, *run_block(block, command, asked, work, self._log(block), {}, BLOCK_SECONDS))
+        return self._printed(block, *run_block(block, command, asked, work, self._log(block), {}, BLOCK_SECONDS))
 
     def _theirs(self, asked: dict[str, Any], work: Path) -> tuple[dict[str, Any], str | None]:
         log = self._log(THEIR_BLOCK)

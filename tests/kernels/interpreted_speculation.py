@@ -17,7 +17,7 @@ from gradus.cache import TableChange
 from gradus.cache.paged import PagedCache
 from gradus.cache.radix import PrefixIndex
 from gradus.engine.engine import Engine
-from gradus.engine.plan import Admission, Decodes, Plan, Span
+from gradus.engine.plan import UNDRAFTED, Admission, Decodes, Plan, Span
 from gradus.engine.request import ModelLimits, Request, SamplingParams
 from gradus.execution.drafting.draft_passes import DraftPasses
 from gradus.execution.gpu.decode_step import DecodeStep
@@ -257,6 +257,18 @@ def test_wiped_pages_are_wiped_in_a_draft_models_storage_too():
     for storage in storages:
         assert storage.keys[:, 5].isfinite().all() and storage.values[:, 5].isfinite().all()
         assert not storage.keys[:, 6].isfinite().any()
+
+
+@torch.inference_mode()
+def test_next_to_a_prompt_a_decode_that_may_store_no_more_draws_nothing():
+    runner = engine("tiny-llama", NgramDrafter(kernel=True)).runner
+    runner.run(Plan([Span(None, slot, 0, (1, 2, 3), 1, TableChange(0, ((3 + slot,),))) for slot in (0, 1)]))
+    full, some = np.array([3, 4])  # positions that each may store; both have four tokens by now
+    decodes = Decodes(np.array([0, 1]), np.array([3, 3]), np.array([full, some]))
+    prompt = Span(None, 2, 0, (5, 6), 1, TableChange(0, ((9,),)))
+    drawn = runner.run(Plan([prompt], decodes=decodes)).get().tokens.tolist()
+    assert drawn[0] == UNDRAFTED and min(drawn[1:]) >= 0
+    assert runner.step.history.lengths[:3].tolist() == [4, 5, 3]
 
 
 def following(model, said: list[int], count: int) -> list[int]:

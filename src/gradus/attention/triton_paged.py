@@ -15,7 +15,7 @@ from torch import Tensor
 from gradus.attention.batch import Batch
 from gradus.attention.paged import PagedAttention
 from gradus.attention.storage import PagedStorage
-from gradus.device.capability import Capability, capability
+from gradus.device.capability import Capability, capability, multiprocessors
 from gradus.device.transfer import upload_parts
 from gradus.kernels.attention.launch import (
     HOPPER,
@@ -51,7 +51,7 @@ class TritonPagedAttention(PagedAttention):
         super().__init__(config, storage, slots)
         self.group = config.num_heads // config.num_kv_heads
         self.may_fuse_rope = config.head_dim <= FUSED_ROPE_WIDTH
-        able, self.processors = capability(self.device), _processors(self.device)
+        able, self.processors = capability(self.device), multiprocessors(self.device)
         self.launches = launches(
             config.head_dim, storage.dtype, self.group, self.processors, able, eight_bits=storage.scales(0) is not None,
         )  # fmt: skip
@@ -178,8 +178,3 @@ def hopper_prompts(pages: Sequence[tuple[Tensor, Tensor]], processors: int) -> "
 
     kernel = in_gluon(load)
     return None if kernel is None else kernel(pages, processors)
-
-
-def _processors(device: torch.device) -> int:
-    """The number of a GPU's multiprocessors; 1 for Triton's interpreter, which runs one program after the other."""
-    return 1 if device.type == "cpu" else torch.cuda.get_device_properties(device).multi_processor_count

@@ -2,8 +2,10 @@
 
 Read in this order:
 
-    scheduler.py   the final engine's scheduler: it decides
-    columns.py     steady decodes, advanced a whole step at a time: nothing is decided there
-    bounds.py      the same where only the device knows how far they are;  drafting.py: how many drafts a step verifies
-    queue.py       the waiting line
+    scheduler.py      the final engine's scheduler: it decides
+    columns.py        decoding sequences, advanced a whole step at a time: nothing is decided there
+    draft_shapes.py   the shapes of steps that verify drafts
+    step_times.py     what steps take
+    drafting.py       how many drafts each sequence verifies
+    queue.py          the waiting line
 """

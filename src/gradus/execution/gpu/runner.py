@@ -131,9 +131,11 @@ class GpuRunner:
             slots, ends = torch.cat([rows.slots, slots]), torch.cat([rows.ends, ends])
         newest = None if step.history.whole else step.history.tokens
         draw = step.sampler.draw_slots(logits, slots, ends, newest, full=full)
-        if count:
-            step.accept(mine, rows, _first(draw, count), hidden[:count], NO_SHAPE)
-        result = self._result(plan, len(computed), draw.tokens, self._logprobs(draw, owners))
+        tokens = draw.tokens
+        if count:  # a decode that may store no more has drawn nothing, whatever its row of padding has
+            accepted = step.accept(mine, rows, _first(draw, count), hidden[:count], NO_SHAPE)
+            tokens = torch.cat([accepted.tokens.flatten(), tokens[count:]]) if step.history.whole else tokens
+        result = self._result(plan, len(computed), tokens, self._logprobs(draw, owners))
         self._keep_prompts(plan, prompts, Read(slots, ends, draw), hidden)
         return result
 
