@@ -19,7 +19,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from gradus.bench.fingerprint import commit, fingerprint
+from gradus.bench.measure.fingerprint import commit, fingerprint
 
 from benchmarks.speculation import texts
 from gradus.engine.request import SamplingParams
