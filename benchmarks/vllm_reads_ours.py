@@ -45,7 +45,7 @@ from gradus.loading import open_checkpoint
 from gradus.loading.progress import Silent
 from gradus.loading.quantized.formats import AWQ_ORDER, nibbles
 from gradus.models import create_model
-from gradus.models.families import read_config
+from gradus.models.families.records import read_config
 from gradus.models.precision import DTYPES, resolve_device
 from gradus.models.weights import plan
 

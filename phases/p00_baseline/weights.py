@@ -10,7 +10,7 @@ from torch import Tensor
 
 from gradus.errors import ConfigError
 from gradus.models import Model
-from gradus.models.llama import Block
+from gradus.models.families.llama import Block
 
 
 @dataclass(frozen=True, slots=True)

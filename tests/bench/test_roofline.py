@@ -15,7 +15,7 @@ from gradus.bench.predict.roofline import (
 )
 from gradus.bench.workloads import Job, Workload, burst
 from gradus.models.config import layer_matrix_parameters
-from gradus.models.families import read_config
+from gradus.models.families.records import read_config
 from gradus.models.shapes import SHAPES
 
 # Two layers, hidden 8, 2 query heads of 4, 1 key-value head, MLP 16, vocabulary 10, tied.

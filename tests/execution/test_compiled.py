@@ -18,7 +18,8 @@ from gradus.execution.runner import ModelRunner
 from gradus.kernels.cpu.matrix import Unsupported
 from gradus.kernels.cpu.model import Stages
 from gradus.kernels.cpu.product import MOST_ROWS
-from gradus.models import create_model, llama
+from gradus.models import create_model
+from gradus.models.families import llama
 from gradus.models.heads import Heads
 from gradus.models.layers import RMSNorm
 from gradus.models.shapes import SHAPES

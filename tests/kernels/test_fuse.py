@@ -17,7 +17,8 @@ from gradus.kernels.fuse.model import FusedHead, FusedLinear, FusedRMSNorm, fuse
 from gradus.kernels.linear.splits import COUNTERS, Counters
 from gradus.kernels.linear.streamed_launch import StreamedLaunch
 from gradus.kernels.quantized.tile import TileLaunch
-from gradus.models import Linear, MatrixId, Model, create_model, llama, randomize
+from gradus.models import Linear, MatrixId, Model, create_model, randomize
+from gradus.models.families import llama
 from gradus.models.heads import Heads
 from gradus.models.layers import Gated, RMSNorm
 from gradus.models.shapes import SHAPES

@@ -16,7 +16,7 @@ from gradus.models.config import (
     kv_bytes_per_token,
     parameter_count,
 )
-from gradus.models.families import read_config
+from gradus.models.families.records import read_config
 from gradus.models.shapes import SHAPES
 
 LLAMA: dict[str, Any] = {

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from gradus.models import Model, ModelConfig, Rope
-from gradus.models import gemma3 as gemma3_module
-from gradus.models.gemma3 import Gemma3
+from gradus.models.families import gemma3 as gemma3_module
+from gradus.models.families.gemma3 import Gemma3
 from gradus.models.heads import Heads
 from gradus.models.rope import rotate
 from gradus.models.source import OnePlus, Stored

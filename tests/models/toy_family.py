@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from gradus.models.config import ModelConfig, Rope
-from gradus.models.families import Family, ModelType
+from gradus.models.families.hf_fields import Fields
+from gradus.models.families.records import Family, ModelType
 from gradus.models.heads import Heads
-from gradus.models.hf_fields import Fields
 from gradus.models.layers import Activation, Embedding, MatrixId, Model, RMSNorm
 from gradus.models.parts import LayerParts
 from gradus.models.rope import RotaryTable
@@ -149,7 +149,7 @@ class ParallelToy(Toy):
     block = ParallelBlock
 
 
-# -- families.py: its record ------------------------------------------------------------------------------------------
+# -- records.py: its record -------------------------------------------------------------------------------------------
 
 TOY = Family("tests.models.toy_family:Toy", {"toy": ModelType("ToyForCausalLM", read_toy)}, write_toy)
 PARALLEL = Family(

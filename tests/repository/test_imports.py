@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
+from functools import cache
 from importlib.metadata import packages_distributions
 from pathlib import Path
 
@@ -108,6 +109,62 @@ def test_the_museum_stands_alone():
 def test_the_check_for_later_phases_catches():
     tree = ast.parse("from phases.p03_continuous_batching.scheduler import Slots\nimport phases.p01_kv_cache.engine")
     assert later_phases("p02_static_batching", tree) == ["p03_continuous_batching"]
+
+
+# -- what is imported is there -----------------------------------------------------------------------------------------
+
+OURS = {"gradus": ROOT / "src", "phases": ROOT, "benchmarks": ROOT, "tests": ROOT, "book": ROOT}
+
+
+def source_of(module: str) -> Path | None:
+    """Return a module's file, or a package's folder where it has no __init__.py."""
+    path = OURS[module.split(".")[0]].joinpath(*module.split("."))
+    return next((file for file in (path.with_suffix(".py"), path / "__init__.py", path) if file.exists()), None)
+
+
+@cache
+def defined(path: Path) -> set[str]:
+    """Return every name that a file binds, wherever in the file it does."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if path.is_file() else ():
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            found.add(node.name)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            found.add(node.id)
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            found |= {alias.asname or alias.name for alias in node.names}
+    return found
+
+
+def gone(tree: ast.AST) -> list[str]:
+    """List the imports of our own modules and names that do not exist."""
+    found = [name for name in imports(tree) if name.split(".")[0] in OURS and source_of(name) is None]
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] in OURS:
+            path = source_of(node.module)
+            names = {alias.name for alias in node.names} - defined(path) if path else set()
+            found += [lost for name in sorted(names) if source_of(lost := f"{node.module}.{name}") is None]
+    return found
+
+
+def test_everything_that_is_imported_from_our_own_modules_exists():
+    """mypy checks the sources and the phases; the tests and the scripts are checked here."""
+    files = [*TESTS, *sorted((ROOT / "benchmarks").rglob("*.py")), *sorted((ROOT / "book").rglob("*.py"))]
+    assert {name: lost for name, tree in trees(files) if (lost := gone(tree))} == {}
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["import gradus.bench.fingerprint", "from gradus.bench.prose import fill", "from gradus.models import llama",
+     "def late():\n    from gradus.errors import NoSuchError"],
+)  # fmt: skip
+def test_the_check_for_imports_of_what_is_gone_catches(line):
+    assert len(gone(ast.parse(line))) == 1
+
+
+def test_the_check_for_imports_of_what_is_gone_lets_modules_and_names_pass():
+    lines = "import gradus.models.rope\nfrom gradus.models import SHAPES, rope\nfrom tests.models import toy_family"
+    assert not gone(ast.parse(lines))
 
 
 # -- dependencies ----------------------------------------------------------------------------------------------------

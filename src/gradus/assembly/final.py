@@ -76,7 +76,7 @@ def build(
             rehearse(runner, config, PagedCache(pages, page_size, windows), device.type, control)
     else:
         runner, rows = torch_runner(model, storage, config, draft, trained)
-        shapes = None if shapes is None else shapes.within(rows)
+        shapes = None if shapes is None else shapes.unpadded(rows)
     cache = PagedCache(pages, page_size, windows, PrefixIndex() if config.prefix_cache else None)
     limits, control = TimeLimits(fastest=1 + most_drafts(config, trained)), drafting(config, shapes, times)
     scheduler = Scheduler(cache, count, config.budget(device.type), config.policy, limits, control)

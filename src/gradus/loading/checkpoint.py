@@ -22,7 +22,7 @@ from gradus.loading.progress import Progress, Silent
 from gradus.loading.quoting import quoted
 from gradus.loading.tokenizer import Tokenizer
 from gradus.models.config import ModelConfig, parameter_count
-from gradus.models.families import read_config
+from gradus.models.families.records import read_config
 from gradus.models.shapes import SHAPES
 
 if TYPE_CHECKING:

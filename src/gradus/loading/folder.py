@@ -18,8 +18,8 @@ from gradus.loading.chat import ChatTemplate
 from gradus.loading.json_file import read_object, read_object_if_there, read_text
 from gradus.loading.quoting import quoted
 from gradus.loading.tokenizer import Tokenizer, begin_texts_with, building, read_tokenizer_json
-from gradus.models import families
 from gradus.models.config import ModelConfig
+from gradus.models.families import records
 
 QUANTIZATION_FILES = ("quantize_config.json", "quant_config.json")  # older files of AutoGPTQ and AutoAWQ
 
@@ -34,7 +34,7 @@ def read_config(folder: Path) -> ModelConfig:
     if more_ends is not None:
         raw["eos_token_id"] = [*_as_list(raw.get("eos_token_id")), *_as_list(more_ends)]
     try:
-        return families.read_config(raw)
+        return records.read_config(raw)
     except ConfigError as error:
         raise ConfigError(f"{path.name}: {error}") from error
 

@@ -9,7 +9,7 @@ from gradus.loading.gguf.file import GGUFFile
 from gradus.loading.gguf.model import hugging_face_config
 from gradus.loading.json_file import read_object, read_text
 from gradus.loading.llama2c import Llama2cFile
-from gradus.models.families import architecture
+from gradus.models.families.records import architecture
 
 TOKENIZER_FILES = (
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja", "vocab.json",

@@ -3,10 +3,8 @@
 Read in this order:
 
     config.py       a model in numbers;  shapes.py: known ones by name
-    families.py     one record per family;  hf_config.py, hf_fields.py: a Hugging Face config.json, read strictly
     attention.py    the one seam to the engine: how keys and values are kept and read
-    gpt2.py         the first model, whole
-    llama.py        Llama, Mistral, SmolLM2, Qwen2;  qwen3.py, gemma3.py: variations
+    families/       GPT-2, Llama, Qwen3 and Gemma 3, and how config.json spells them
     heads.py        between the qkv product and the output product;  rope.py: a token's position as an angle
     layers.py       linear layers, embeddings, norms
     parts.py        a model's description of its layers, for kernels that compute them whole
@@ -14,8 +12,8 @@ Read in this order:
     weights.py      copies a checkpoint's tensors into a model;  source.py: which tensors a parameter comes from
     precision.py    the types it computes with
 
-config.py, families.py and shapes.py need no torch, so the names below are looked up when first used (PEP 562) and
-`import gradus.models` stays light.
+config.py, shapes.py and the records of families/ need no torch, so the names below are looked up when first used
+(PEP 562) and `import gradus.models` stays light.
 """
 
 from importlib import import_module
@@ -32,7 +30,7 @@ if TYPE_CHECKING:
         parameter_count,
     )
     from gradus.models.create import create_model, randomize
-    from gradus.models.families import read_config, write_config
+    from gradus.models.families.records import read_config, write_config
     from gradus.models.layers import Linear, LinearFactory, MatrixId, Model
     from gradus.models.shapes import SHAPES
     from gradus.models.weights import TensorSource, load_weights
@@ -47,8 +45,8 @@ _HOMES = {
     "parameter_count": "config",
     "create_model": "create",
     "randomize": "create",
-    "read_config": "families",
-    "write_config": "families",
+    "read_config": "families.records",
+    "write_config": "families.records",
     "Linear": "layers",
     "LinearFactory": "layers",
     "Model": "layers",

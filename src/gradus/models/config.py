@@ -2,7 +2,8 @@
 
 Everything downstream (the models, the KV cache, the memory plan, the roofline, the kernels) takes its sizes from a
 `ModelConfig` and never from the file, and asks it what a layer consists of, never which family it belongs to. Numbers
-that contradict each other stop here; `hf_config.py` stops a damaged file, with one line that names the key. Torch-free.
+that contradict each other stop here; `families/hf_config.py` stops a damaged file, with one line that names the key.
+Torch-free.
 """
 
 from dataclasses import dataclass, replace

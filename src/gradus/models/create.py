@@ -8,7 +8,7 @@ import torch
 
 from gradus.device.transfer import numbered
 from gradus.models.config import ModelConfig
-from gradus.models.families import FAMILIES
+from gradus.models.families.records import FAMILIES
 from gradus.models.layers import Linear, LinearFactory, Model
 from gradus.models.weights import assign, parameters
 

@@ -8,7 +8,7 @@ holds the relevant part of the published config.json. Torch-free.
 from typing import Any
 
 from gradus.models.config import ModelConfig
-from gradus.models.families import read_config
+from gradus.models.families.records import read_config
 
 
 def _gpt2(width: int, layers: int, heads: int) -> dict[str, Any]:

@@ -39,10 +39,13 @@ def batch_sizes(most: int) -> list[int]:
 
 class DraftShapes:
     """Those of batches of up to `sequences`. most: drafts of each. passes: whether a draft more takes the drafter one
-    more pass. rows: of a step, at most."""
+    more pass. rows: of a step, at most. padded: whether a step has all rows of its shape, or only those of the drafts
+    that were found."""
 
-    def __init__(self, most: int, sequences: int, *, passes: bool = False, rows: int = MOST_ROWS) -> None:
-        self.most, self.passes, self.rows = most, passes, rows
+    def __init__(
+        self, most: int, sequences: int, *, passes: bool = False, rows: int = MOST_ROWS, padded: bool = True
+    ) -> None:
+        self.most, self.passes, self.rows, self.padded = most, passes, rows, padded
         self._sequences = sequences
 
     @cached_property
@@ -66,9 +69,9 @@ class DraftShapes:
         fitting = [each for each in found if size + each.rows <= self.rows]
         return tuple(sorted(fitting, key=lambda each: (each.rows, each.drafts)))
 
-    def within(self, rows: int) -> "DraftShapes":
-        """The same for steps of no more rows than these."""
-        return DraftShapes(self.most, self._sequences, passes=self.passes, rows=min(rows, self.rows))
+    def unpadded(self, rows: int) -> "DraftShapes":
+        """The same for steps of no more rows than these, which have only those of the drafts that were found."""
+        return DraftShapes(self.most, self._sequences, passes=self.passes, rows=min(rows, self.rows), padded=False)
 
     def size(self, sequences: int) -> int:
         """The batch size that so many sequences are padded to; 0 where they are too many for drafts."""

@@ -1,8 +1,9 @@
 """How many drafts each sequence verifies in the next step. No torch here.
 
-A draft is one more row in a step. Sequence i, whose drafts stand with probability p each, gains
+A draft is one more row in a step. A sequence whose drafter has something to propose in a share q of the steps, and whose
+drafts stand with probability p each, gains
 
-    p + p² + … + p^k      tokens from k of them,
+    q (p + p² + … + p^k)      tokens from k of them,
 
 and every sequence of the step waits for the rows of all. So a choice has two parts, made anew every few steps:
 
@@ -12,8 +13,9 @@ and every sequence of the step waits for the rows of all. So a choice has two pa
 2. *Nobody pays.* A ledger notes how far every sequence is ahead of where it would be without drafts, in steps. Drafts
    that would put any of them more than LOSS of its steps behind are not verified: the next smaller shape is tried.
 
-Where drafts do not pay, p is not observed. So each sequence is given a few drafts now and then, rarer the longer they
-fail, as far as everybody's ledger allows; these trials may take LOSS of its steps too, whatever drafts gained before. docs/design/speculation.md has the arithmetic and the measurements.
+Where drafts do not pay, q and p are not observed. So each sequence is given a few drafts now and then, rarer the longer
+they fail, as far as everybody's ledger allows; these trials may take LOSS of its steps too, whatever drafts gained
+before. docs/design/speculation.md has the arithmetic and the measurements.
 """
 
 from collections.abc import Sequence
@@ -30,13 +32,14 @@ from gradus.scheduling.step_times import StepTimes
 
 PRIOR, WEIGHT = 0.5, 3.0  # the probability that a draft stands before any was seen, and the drafts that it counts for
 MEMORY = 1 / 16  # of what a request's drafts came to, the share that each further step with drafts replaces
+THERE = 1 / 4  # the same for whether there was a draft: a text begins to copy, and ends, within a few tokens
 CROWD_MEMORY = 1 / 64  # the same for all requests together, which is what a new one is expected to be like
 LOSS = 0.02  # of its steps, the share that a sequence may be behind what it would have without drafts
 MARGIN = 1.02  # tokens per second that drafts must gain, as a multiple: below, the measurement cannot tell
 HOLD = 8  # steps that a choice lasts while the same sequences decode
 TRIAL = 2  # drafts of a sequence whose drafts did not pay, when they are tried again
 NEVER = 1 << 62
-PATIENCE, MOST_PATIENCE = 16, 512  # steps until that: at first, and after it failed again and again
+PATIENCE, MOST_PATIENCE = 8, 512  # steps until that: at first, and after it failed again and again
 
 
 @dataclass(slots=True)
@@ -66,6 +69,7 @@ class DraftControl:
         # by slot, and last of all requests: drafts that stood, and drafts that were tried, both fading
         self._stood, self._tried = np.full((2, slots + 1), 0.0)
         self._stood[-1], self._tried[-1] = PRIOR * WEIGHT, WEIGHT
+        self._there = np.ones(slots + 1)  # the share of steps with drafts in which there was one to verify
         self._ahead = np.zeros(slots)  # by slot: tokens beyond one for each time a step without drafts takes
         self._spent = np.zeros(slots)  # by slot: what trials have cost, in steps without drafts
         self._begun = np.zeros(slots, np.int64)  # the step before its first
@@ -85,6 +89,7 @@ class DraftControl:
     def begin(self, slot: int) -> None:
         """The slot has a new owner, which is expected to be like the others."""
         self._stood[slot] = self._tried[slot] = self._ahead[slot] = self._spent[slot] = 0.0
+        self._there[slot] = self._there[-1]
         self._begun[slot], self._due[slot], self._patience[slot] = self._step, self._step + PATIENCE, PATIENCE
         self._held = None
 
@@ -126,19 +131,19 @@ class DraftControl:
 
     def _best(self, slots: Column, size: int, shapes: Sequence[DraftShape]) -> Choice:
         """The drafts with the most tokens per second, of those that put no sequence behind."""
-        count, chances = len(slots), self.chances(slots)
-        found: list[tuple[float, DraftShape, NDArray[Any], NDArray[Any]]] = []
+        count, stands = len(slots), self.stands(slots)
+        found: list[tuple[float, DraftShape, Column]] = []
         for shape in shapes:
-            stands = chances[:, None] ** np.arange(1, shape.drafts + 1)  # [B, drafts]
-            ranked = np.sort(stands, axis=None)[::-1][: shape.rows]
-            rate = (count + ranked.sum()) / (count * self.times.ratio(size, shape))
-            found.append((float(rate), shape, stands, ranked))
+            mine = stands[:, : shape.drafts]
+            ranked = np.sort(mine, axis=None)[::-1][: shape.rows]
+            drafts = _fitted((mine >= ranked[-1]).sum(axis=1), mine[:, 0], shape.rows)
+            rate = (count + ranked.sum()) / (count * self._ratio(size, shape, slots, drafts))
+            found.append((float(rate), shape, drafts))
         found.sort(key=lambda each: each[0], reverse=True)
-        for rate, shape, stands, ranked in found:
+        for rate, shape, drafts in found:
             if rate < MARGIN:
                 break
-            drafts = _fitted((stands >= ranked[-1]).sum(axis=1), chances, shape.rows)
-            if self._affordable(slots, drafts, self.times.ratio(size, shape)):
+            if self._affordable(slots, drafts, self._ratio(size, shape, slots, drafts)):
                 return Choice(drafts, f"{rate:.2f} times the tokens per second of no drafts", shape)
         if not found:
             return Choice(NO_DRAFTS, "a step has no room for drafts")
@@ -158,8 +163,9 @@ class DraftControl:
         self._due[slots] = np.where(due, self._step + waits, self._due[slots])
         if shape is None or shape not in shapes:
             return best
-        ratio = self.times.ratio(size, shape)
-        spent = self._spent[slots] + np.where(due, np.maximum(0, ratio - 1 - _gains(self.chances(slots), drafts)), 0)
+        ratio = self._ratio(size, shape, slots, drafts)
+        loss = np.maximum(0, ratio - 1 - _gains(self.stands(slots), drafts))
+        spent = self._spent[slots] + np.where(due, loss, 0)
         if (spent > LOSS * (self._step - self._begun[slots])).any() or not self._affordable(slots, drafts, ratio):
             return best
         self._spent[slots] = spent
@@ -168,16 +174,25 @@ class DraftControl:
 
     def _affordable(self, slots: Column, drafts: Column, ratio: float) -> bool:
         """Whether no sequence falls too far behind by these drafts, in a step that takes `ratio` times as long."""
-        gains = _gains(self.chances(slots), drafts)
+        gains = _gains(self.stands(slots), drafts)
         after = self._ahead[slots] + 1 + gains - ratio
         allowed = -LOSS * (self._step - self._begun[slots])
         hopeful = (gains >= ratio - 1) & (self._ahead[slots] >= allowed)  # the chances may be wrong
         return bool((hopeful | (after >= allowed)).all())
 
-    def chances(self, slots: Column) -> NDArray[Any]:
-        """How probable it is that a draft of each of these sequences stands, if those before it do."""
+    def _ratio(self, size: int, shape: DraftShape, slots: Column, drafts: Column) -> float:
+        """What a step of this shape takes, as a multiple of one without drafts."""
+        ratio = self.times.ratio(size, shape)
+        if self.shapes.padded:
+            return ratio
+        return 1 + (ratio - 1) * float((self._there[slots] * drafts).sum()) / shape.rows  # only drafts that there are
+
+    def stands(self, slots: Column) -> NDArray[Any]:
+        """How probable it is that each of these sequences has a first draft that stands, a second, …: [B, most]."""
         shared = self._stood[-1] / self._tried[-1]
-        return (self._stood[slots] + WEIGHT * shared) / (self._tried[slots] + WEIGHT)
+        chance = (self._stood[slots] + WEIGHT * shared) / (self._tried[slots] + WEIGHT)
+        stands: NDArray[Any] = self._there[slots, None] * chance[:, None] ** np.arange(1, self.most + 1)
+        return stands
 
     # -- a step is done ------------------------------------------------------------------------------------------------
 
@@ -193,10 +208,9 @@ class DraftControl:
                 self.times.took_plain(self.shapes.size(count), seconds)
             return
         slots, allowed = decodes.slots, decodes.drafts
-        size, shape = self.shapes.size(count), self.shapes.fitting(count, decodes.width - 1, decodes.rows - count)
-        ratio = self.times.took(size, shape, seconds, usual) if seconds and shape else 1.0
         stood = np.count_nonzero(tokens >= 0, axis=1) - 1
         drafted = np.count_nonzero(tokens[:, 1:] != UNDRAFTED, axis=1)
+        ratio = self._took(decodes, int(drafted.sum()), seconds, usual) if seconds else 1.0
         keep = np.ones(count, bool)
         keep[ended] = False
         self._drafted[: width - 1] += np.count_nonzero(tokens[keep, 1:] != UNDRAFTED, axis=0)
@@ -206,20 +220,32 @@ class DraftControl:
             self._ahead[slots[keep]] += stood[keep] + 1 - ratio
         tried = keep & (allowed > 0)
         if tried.any():
-            self._observe(slots[tried], stood[tried], drafted[tried], allowed[tried])
+            self._observe(slots[tried], stood[tried], drafted[tried])
 
-    def _observe(self, slots: Column, stood: Column, drafted: Column, allowed: Column) -> None:
-        """Drafts up to the first that did not stand were tried; one that was not there counts as one that did not."""
-        tried = stood + (stood < np.maximum(allowed, drafted))
-        for rows, memory, good, all_ in (
-            (slots, MEMORY, stood, tried),
-            (np.array([-1]), CROWD_MEMORY, np.array([stood.mean()]), np.array([tried.mean()])),
-        ):
-            self._stood[rows] = self._stood[rows] * (1 - memory) + good
-            self._tried[rows] = self._tried[rows] * (1 - memory) + all_
+    def _took(self, decodes: Decodes, drafted: int, seconds: float, usual: bool) -> float:
+        """Note what the step took. Returns the multiple that it took of one without drafts."""
+        count = len(decodes)
+        size = self.shapes.size(count)
+        rows = decodes.rows - count if self.shapes.padded else drafted
+        shape = self.shapes.fitting(count, decodes.width - 1, rows) if rows else None
+        if shape is None:
+            return self.times.took_plain(size, seconds)
+        return self.times.took(size, shape, seconds, usual)
+
+    def _observe(self, slots: Column, stood: Column, drafted: Column) -> None:
+        """Take in whether there were drafts, and how many stood: those up to the first that did not were tried."""
+        there, tried = drafted > 0, stood + (stood < drafted)
+        self._there[slots] += THERE * (there - self._there[slots])
+        self._there[-1] += CROWD_MEMORY * (there.mean() - self._there[-1])
+        if there.any():
+            mine = slots[there]
+            self._stood[mine] = self._stood[mine] * (1 - MEMORY) + stood[there]
+            self._tried[mine] = self._tried[mine] * (1 - MEMORY) + tried[there]
+            self._stood[-1] = self._stood[-1] * (1 - CROWD_MEMORY) + stood[there].mean()
+            self._tried[-1] = self._tried[-1] * (1 - CROWD_MEMORY) + tried[there].mean()
         lucky = slots[stood > 0]
         self._due[lucky] = self._step + 1
-        self._patience[lucky] = PATIENCE
+        self._patience[np.concatenate([lucky, slots[~there]])] = PATIENCE  # where there was none, nothing has failed
 
     # -- what there is -------------------------------------------------------------------------------------------------
 
@@ -236,11 +262,10 @@ class DraftControl:
         )
 
 
-def _gains(chances: NDArray[Any], drafts: Column) -> NDArray[Any]:
-    """Tokens that each sequence gains from so many drafts: p + p² + … + p^k."""
-    number = np.arange(1, int(drafts.max(initial=0)) + 1)
-    stands: NDArray[Any] = (chances[:, None] ** number * (number <= drafts[:, None])).sum(axis=1)
-    return stands
+def _gains(stands: NDArray[Any], drafts: Column) -> NDArray[Any]:
+    """Tokens that each sequence gains from so many drafts. stands: as `DraftControl.stands` has it."""
+    gains: NDArray[Any] = (stands * (np.arange(1, stands.shape[1] + 1) <= drafts[:, None])).sum(axis=1)
+    return gains
 
 
 def _fitted(drafts: Column, chances: NDArray[Any], rows: int) -> Column:

@@ -58,13 +58,14 @@ class StepTimes:
         known = self._ratios[size, nearest]
         return known + 0.5 * (known - 1) / nearest.rows * (shape.rows - nearest.rows)
 
-    def took_plain(self, size: int, seconds: float) -> None:
-        """Take in what a step without drafts took."""
+    def took_plain(self, size: int, seconds: float) -> float:
+        """Take in what a step without drafts took. Returns the multiple that it took of what such a step takes: 1."""
         self._plain_timed[size] += 1
         if self._since[size] > RECENT:
             self._plain.pop(size)
         self._plain[size] = _moved(self._plain.get(size), seconds, self._plain_timed[size])
         self._since[size] = 0
+        return 1.0
 
     def took(self, size: int, shape: DraftShape, seconds: float, usual: bool = True) -> float:
         """Take in what a step of this shape took. usual: the next one like it takes as long.

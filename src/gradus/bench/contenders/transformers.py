@@ -2,7 +2,8 @@
 
 `transformers` is `generate`, one request after another with its key-value cache on. `transformers-batch` is its
 continuous batching. It is the one place of Gradus that imports transformers, and it never runs a model's own code:
-the classes are those that `gradus.models.families` names, and the weights are tensors that Gradus has read itself.
+the classes are those that `gradus.models.families.records` names, and the weights are tensors that Gradus has read
+itself.
 """
 
 import inspect

@@ -17,7 +17,7 @@ from gradus.bench.record.results import Cell, Entry, Results, Run
 from gradus.bench.workloads import Workload, burst, single_stream
 from gradus.config.options import FINAL
 from gradus.models.config import ModelConfig
-from gradus.models.families import write_config
+from gradus.models.families.records import write_config
 
 NAME = "beside-vllm"
 OURS, THEIRS = f"{FINAL}-prefix_cache", "vllm"

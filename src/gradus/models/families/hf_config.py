@@ -1,5 +1,5 @@
 """Reading and writing a Hugging Face config.json, in the spelling of transformers 4 or 5: a reader and a writer per
-family, which `families.py` names.
+family, which `records.py` names.
 
 Absent keys take the value that transformers gives them; apart from that nothing is guessed. Torch-free.
 """
@@ -8,7 +8,7 @@ from typing import Any
 
 from gradus.errors import ConfigError
 from gradus.models.config import LinearScaling, Llama3Scaling, ModelConfig, Rope
-from gradus.models.hf_fields import LARGEST, REQUIRED, Fields, is_integer, shown
+from gradus.models.families.hf_fields import LARGEST, REQUIRED, Fields, is_integer, shown
 
 MOST_LAYERS = 4096
 

@@ -6,8 +6,8 @@ training. One weight vector [Dh] serves all query heads, and another all key hea
 
 import torch
 
-from gradus.models import llama
 from gradus.models.config import ModelConfig
+from gradus.models.families import llama
 from gradus.models.heads import Heads
 from gradus.models.layers import LinearFactory, RMSNorm
 from gradus.models.source import Source

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from gradus.errors import ConfigError
-from gradus.models import hf_config
 from gradus.models.config import ModelConfig
-from gradus.models.hf_fields import Fields, shown
+from gradus.models.families import hf_config
+from gradus.models.families.hf_fields import Fields, shown
 
 
 @dataclass(frozen=True)
@@ -34,12 +34,12 @@ class Family:
 
 FAMILIES: dict[str, Family] = {
     "gpt2": Family(
-        model="gradus.models.gpt2:GPT2",
+        model="gradus.models.families.gpt2:GPT2",
         types={"gpt2": ModelType("GPT2LMHeadModel", hf_config.read_gpt2)},
         write=hf_config.write_gpt2,
     ),
     "llama": Family(
-        model="gradus.models.llama:Llama",
+        model="gradus.models.families.llama:Llama",
         types={
             "llama": ModelType("LlamaForCausalLM", hf_config.read_llama),
             "mistral": ModelType("MistralForCausalLM", hf_config.read_mistral),
@@ -47,17 +47,17 @@ FAMILIES: dict[str, Family] = {
         write=hf_config.write_llama,
     ),
     "qwen2": Family(
-        model="gradus.models.llama:Llama",  # with biases on queries, keys and values, which its configuration asks for
+        model="gradus.models.families.llama:Llama",  # its configuration asks for biases on queries, keys and values
         types={"qwen2": ModelType("Qwen2ForCausalLM", hf_config.read_qwen2)},
         write=hf_config.write_qwen,
     ),
     "qwen3": Family(
-        model="gradus.models.qwen3:Qwen3",
+        model="gradus.models.families.qwen3:Qwen3",
         types={"qwen3": ModelType("Qwen3ForCausalLM", hf_config.read_qwen3)},
         write=hf_config.write_qwen,
     ),
     "gemma3": Family(
-        model="gradus.models.gemma3:Gemma3",
+        model="gradus.models.families.gemma3:Gemma3",
         types={
             "gemma3_text": ModelType("Gemma3ForCausalLM", hf_config.read_gemma3),
             "gemma3": ModelType("Gemma3ForConditionalGeneration", hf_config.read_gemma3_multimodal),
