@@ -23,11 +23,11 @@ from typing import Any
 
 import torch
 import triton
-from gradus.bench.fingerprint import commit, fingerprint
 
 from benchmarks.paged_attention import PAGE, ROOM, Shape, Step
 from benchmarks.recorded_step import recorded_step
 from gradus import LLM
+from gradus.bench.measure.fingerprint import commit, fingerprint
 from gradus.device.capability import capability, multiprocessors
 from gradus.execution.gpu.capturing import replay_ms
 from gradus.kernels.attention.launch import Launch, launches

@@ -19,9 +19,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from gradus.bench.fingerprint import commit, fingerprint
-
 from benchmarks.speculation import texts
+from gradus.bench.measure.fingerprint import commit, fingerprint
 from gradus.engine.request import SamplingParams
 from gradus.text.llm import LLM
 

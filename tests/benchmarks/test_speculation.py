@@ -6,10 +6,10 @@ from itertools import product
 import pytest
 import torch
 from gradus.bench.results import Cell, Entry, Results, Run
-from gradus.bench.speculation_report import NONE, VLLM, VLLM_NGRAM, ratios, stood, tokens_per_step
 
 from benchmarks import speculation
 from gradus.bench import command, fingerprint, plots, report, results, speculation_report
+from gradus.bench.studies.speculation_report import NONE, VLLM, VLLM_NGRAM, ratios, stood, tokens_per_step
 from gradus.config.options import USUAL_DRAFTS
 from gradus.errors import ConfigError
 from gradus.loading import load_model, open_checkpoint

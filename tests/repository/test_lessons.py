@@ -5,9 +5,9 @@ import shlex
 from pathlib import Path
 
 import pytest
-from gradus.bench.prose import loose_numbers
 
 from gradus import LLM, SamplingParams, phases
+from gradus.bench.record.prose import loose_numbers
 from gradus.bench.report import BLOCK, INLINE
 from gradus.cache.usage import CacheUsage
 from gradus.course.views.difference import difference
