@@ -13,7 +13,7 @@ and every sequence of the step waits for the rows of all. So a choice has two pa
    that would put any of them more than LOSS of its steps behind are not verified: the next smaller shape is tried.
 
 Where drafts do not pay, p is not observed. So each sequence is given a few drafts now and then, rarer the longer they
-fail, as far as everybody's ledger allows. docs/design/speculation.md has the arithmetic and the measurements.
+fail, as far as everybody's ledger allows; these trials may take LOSS of its steps too, whatever drafts gained before. docs/design/speculation.md has the arithmetic and the measurements.
 """
 
 from collections.abc import Sequence
@@ -67,6 +67,7 @@ class DraftControl:
         self._stood, self._tried = np.full((2, slots + 1), 0.0)
         self._stood[-1], self._tried[-1] = PRIOR * WEIGHT, WEIGHT
         self._ahead = np.zeros(slots)  # by slot: tokens beyond one for each time a step without drafts takes
+        self._spent = np.zeros(slots)  # by slot: what trials have cost, in steps without drafts
         self._begun = np.zeros(slots, np.int64)  # the step before its first
         self._due = np.zeros(slots, np.int64)  # the step that tries its drafts again
         self._patience = np.full(slots, PATIENCE)
@@ -83,7 +84,7 @@ class DraftControl:
 
     def begin(self, slot: int) -> None:
         """The slot has a new owner, which is expected to be like the others."""
-        self._stood[slot] = self._tried[slot] = self._ahead[slot] = 0.0
+        self._stood[slot] = self._tried[slot] = self._ahead[slot] = self._spent[slot] = 0.0
         self._begun[slot], self._due[slot], self._patience[slot] = self._step, self._step + PATIENCE, PATIENCE
         self._held = None
 
@@ -155,8 +156,13 @@ class DraftControl:
         shape = self.shapes.fitting(size, int(drafts.max()), int(drafts.sum()))
         waits = self._patience[slots]
         self._due[slots] = np.where(due, self._step + waits, self._due[slots])
-        if shape is None or shape not in shapes or not self._affordable(slots, drafts, self.times.ratio(size, shape)):
+        if shape is None or shape not in shapes:
             return best
+        ratio = self.times.ratio(size, shape)
+        spent = self._spent[slots] + np.where(due, np.maximum(0, ratio - 1 - _gains(self.chances(slots), drafts)), 0)
+        if (spent > LOSS * (self._step - self._begun[slots])).any() or not self._affordable(slots, drafts, ratio):
+            return best
+        self._spent[slots] = spent
         self._patience[slots] = np.where(due, np.minimum(2 * waits, MOST_PATIENCE), waits)
         return Choice(drafts, "a trial", shape, trial=True)
 
@@ -165,7 +171,7 @@ class DraftControl:
         gains = _gains(self.chances(slots), drafts)
         after = self._ahead[slots] + 1 + gains - ratio
         allowed = -LOSS * (self._step - self._begun[slots])
-        hopeful = (gains >= ratio - 1) & (self._ahead[slots] >= 2 * allowed)  # the chances may be wrong
+        hopeful = (gains >= ratio - 1) & (self._ahead[slots] >= allowed)  # the chances may be wrong
         return bool((hopeful | (after >= allowed)).all())
 
     def chances(self, slots: Column) -> NDArray[Any]:
