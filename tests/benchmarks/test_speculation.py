@@ -5,10 +5,13 @@ from itertools import product
 
 import pytest
 import torch
-from gradus.bench.results import Cell, Entry, Results, Run
 
 from benchmarks import speculation
-from gradus.bench import command, fingerprint, plots, report, results, speculation_report
+from gradus.bench import command, report
+from gradus.bench.measure import fingerprint
+from gradus.bench.record import plots, results
+from gradus.bench.record.results import Cell, Entry, Results, Run
+from gradus.bench.studies import speculation_report
 from gradus.bench.studies.speculation_report import NONE, VLLM, VLLM_NGRAM, ratios, stood, tokens_per_step
 from gradus.config.options import USUAL_DRAFTS
 from gradus.errors import ConfigError

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from gradus.cli import main
-from gradus.course import figures_forward as drawn
 from gradus.course import sentence
+from gradus.course.figures import forward as drawn
 from gradus.loading import CATALOGUE, open_checkpoint
 from gradus.models.config import parameter_count
 from gradus.models.shapes import SHAPES

@@ -14,9 +14,9 @@ from gradus.config.settings import Settings, stated
 from gradus.engine.request import ModelLimits
 from gradus.errors import ConfigError
 from gradus.execution.gpu.prompt_graphs import prompt_sizes
+from gradus.execution.memory import plan as planning
 from gradus.execution.memory.concessions import EACH, LADDER, LONG, Concession, conceded, descending, worth_having
 from gradus.execution.memory.device_memory import DeviceMemory
-from gradus.execution.memory.device_memory import plan as planning
 from gradus.execution.memory.plan import MemoryPlan, memory_plan, sized, weight_bytes
 from gradus.kernels.quantized import tile_tables
 from gradus.models.create import create_model

@@ -5,8 +5,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from gradus.execution.memory import device_memory as memory
 from gradus.execution.memory.device_memory import DeviceMemory, free_memory, keep
-from gradus.execution.memory.device_memory import device_memory as memory
 
 GPU = torch.device("cuda:1")
 

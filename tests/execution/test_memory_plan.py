@@ -15,9 +15,9 @@ from gradus.config.options import EngineOptions
 from gradus.device.capability import Capability
 from gradus.engine.request import ModelLimits
 from gradus.errors import ConfigError
+from gradus.execution.memory import device_memory as memory
+from gradus.execution.memory import plan as planning
 from gradus.execution.memory.device_memory import DeviceMemory, free_memory, readable
-from gradus.execution.memory.device_memory import device_memory as memory
-from gradus.execution.memory.device_memory import plan as planning
 from gradus.execution.memory.plan import MemoryPlan, PagePlan, memory_plan, step_bytes
 from gradus.kernels import check_kv_dtype
 from gradus.models import create_model, randomize
