@@ -13,7 +13,8 @@ and every sequence of the step waits for the rows of all. So a choice has two pa
    that would put any of them more than LOSS of its steps behind are not verified: the next smaller shape is tried.
 
 Where drafts do not pay, p is not observed. So each sequence is given a few drafts now and then, rarer the longer they
-fail, as far as everybody's ledger allows; these trials may take LOSS of its steps too, whatever drafts gained before. docs/design/speculation.md has the arithmetic and the measurements.
+fail, as far as all ledgers allow; these trials may take LOSS of its steps too, whatever drafts gained before.
+docs/design/speculation.md has the arithmetic and the measurements.
 """
 
 from collections.abc import Sequence
