@@ -7,6 +7,7 @@ import pytest
 
 from gradus.engine.plan import NO_DRAFTS
 from gradus.scheduling.columns import Columns
+from gradus.scheduling.draft_shapes import DraftShapes
 from gradus.scheduling.drafting import DraftControl
 from gradus.scheduling.scheduler import Scheduler
 from tests.scheduling.replica import ask, expected, half_right, nonsense, nothing, oracle
@@ -16,7 +17,7 @@ DRAFTERS = [oracle, nonsense, half_right, nothing]
 
 
 def speculating(drafts: int = 3, guess=oracle, lag: int = 1, **settings) -> World:
-    control = DraftControl(drafts, settings.get("slots", 4), lag=lag, adaptive=False, rows=256)
+    control = DraftControl(DraftShapes(drafts, settings.get("slots", 4)), settings.get("slots", 4), lag=lag, adaptive=False)
     return World(**{"pages": 64, "lag": lag, "drafting": control, "guess": guess, **settings})
 
 
@@ -40,7 +41,7 @@ class Fickle(DraftControl):
 
     def __init__(self, *arguments, **settings) -> None:
         super().__init__(*arguments, **settings)
-        self.draw, self.run = random.Random(repr(arguments)), 0
+        self.draw, self.run = random.Random(self.most), 0
 
     def choose(self, slots, left):
         if not self.run:
@@ -66,7 +67,7 @@ def test_without_drafts_a_plan_is_the_one_of_an_engine_that_does_not_speculate(l
 
     worlds = [
         World(pages=64, lag=lag, shared=True, drafting=control)
-        for control in (None, Never(4, 4, lag=lag, adaptive=False, rows=256))
+        for control in (None, Never(DraftShapes(4, 4), 4, lag=lag, adaptive=False))
     ]
     for number in range(60):
         for world in worlds:

@@ -12,6 +12,7 @@ from gradus.engine.request import Request
 from gradus.engine.sequence import Output, Sequence
 from gradus.engine.time_limits import TimeLimits
 from gradus.errors import RequestError
+from gradus.scheduling.draft_shapes import DraftShapes
 from gradus.scheduling.drafting import DraftControl
 from gradus.scheduling.scheduler import Scheduler
 from tests.scheduling.replica import LIMITS, Done, Replica, VirtualClock, ask, expected, nothing
@@ -177,7 +178,7 @@ def random_world(
         scheduler=scheduler,
         lag=lag,
         windows=windows,
-        drafting=control(drafts, 5, lag=lag, adaptive=False, rows=256) if drafts else None,
+        drafting=control(DraftShapes(drafts, 5), 5, lag=lag, adaptive=False) if drafts else None,
         guess=guess,
     )
     for number in range(12):

@@ -12,7 +12,7 @@ from gradus.engine.sequence import Output
 
 @dataclass(frozen=True, slots=True)
 class Speculation:
-    """What drafts have come to. drafts: of the newest step; why: so many.
+    """What drafts have come to. drafts: the most of a sequence in the newest step; why: the reason.
 
     steps: of each sequence, summed. tokens: that these brought. By position among a step's drafts: drafted, accepted.
     """

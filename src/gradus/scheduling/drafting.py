@@ -1,7 +1,7 @@
 """How many drafts each sequence verifies in the next step. No torch here.
 
-A draft is one more row in a step. A sequence whose drafter has something to propose in a share q of the steps, and whose
-drafts stand with probability p each, gains
+A draft is one more row in a step. A sequence whose drafter has something to propose in a share q of its steps, and
+whose drafts stand with probability p each, gains
 
     q (p + p² + … + p^k)      tokens from k of them,
 
@@ -14,7 +14,7 @@ and every sequence of the step waits for the rows of all. So a choice has two pa
    that would put any of them more than LOSS of its steps behind are not verified: the next smaller shape is tried.
 
 Where drafts do not pay, q and p are not observed. So each sequence is given a few drafts now and then, rarer the longer
-they fail, as far as everybody's ledger allows; these trials may take LOSS of its steps too, whatever drafts gained
+they fail, as far as all ledgers allow; these trials may take LOSS of its steps too, whatever drafts gained
 before. docs/design/speculation.md has the arithmetic and the measurements.
 """
 

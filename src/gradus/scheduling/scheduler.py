@@ -61,7 +61,7 @@ class Scheduler:
     policy: what goes first (see queue.RANKS). Under "priority" a newcomer may also take the place of a running sequence
     with a larger number; otherwise it never does, and no sequence overtakes the head of the queue.
     times: the engine's. It judges whether a deadline can still be met; the engine ends what cannot.
-    drafting: chooses how many drafts a step verifies, in an engine that speculates.
+    drafting: chooses how many drafts each sequence verifies, in an engine that speculates.
     """
 
     def __init__(

@@ -41,7 +41,7 @@ PREDICTION = (
     "once. So at batch 1 the gain should be near the tokens per step, less what drafting takes. An n-gram look-up "
     "takes next to nothing, and is right where the answer repeats the prompt. Heads take a pass of their own: for "
     "medusa one for all drafts, for eagle one per draft, each with its reading of the output head.",
-    "On open questions n-grams should bring nothing, and cost only the probes. With many sequences a step's rows are "
+    "On open questions n-grams should bring nothing, and cost only the trials. With many sequences a step's rows are "
     "no longer free, and every drafter should end up drafting little: no faster, and no slower.",
 )
 HOW_TO_READ = (

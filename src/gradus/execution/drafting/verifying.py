@@ -29,7 +29,7 @@ from gradus.speculative.states import HiddenStates
 class VerifyingRunner:
     """Runs plans of an engine that speculates.
 
-    runner: runs the spans; it needs no latest tokens. pages: its attention. drafter, history: of its device. states:
+    runner: runs the spans; it has no history. pages: its attention. drafter, history: of its device. states:
     kept where the drafter reads them.
     """
 
