@@ -14,6 +14,7 @@ import argparse
 import ctypes
 import json
 import math
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
@@ -22,6 +23,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+
+from gradus.bench.run.script import need_triton, ran
+
+if __name__ == "__main__":
+    need_triton()
+
 import triton
 
 from benchmarks.paged_attention import PAGE, ROOM, Shape, Step
@@ -246,4 +253,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(ran(main))

@@ -21,6 +21,7 @@ from typing import Any
 
 from benchmarks.speculation import texts
 from gradus.bench.measure.fingerprint import commit, fingerprint
+from gradus.bench.run.script import ran
 from gradus.engine.request import SamplingParams
 from gradus.text.llm import LLM
 
@@ -110,4 +111,4 @@ def served(llm: LLM, prompts: Sequence[str], temperature: float, gap: float, out
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(ran(main))

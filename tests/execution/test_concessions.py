@@ -33,6 +33,7 @@ ROOMY = DeviceMemory(79 * GB, 80 * GB)
 def a_gpu_that_runs_kernels(monkeypatch):
     monkeypatch.setattr(planning, "missing", lambda kind: None)
     monkeypatch.setattr(tile_tables, "table_of", lambda device: None)
+    monkeypatch.setattr(tile_tables, "multiprocessors", lambda device: 132)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)  # a real one would be asked for its processes
 
 

@@ -232,6 +232,7 @@ def test_what_quantized_products_hold_beside_their_results_is_part_of_a_step(mon
     """4 bits are made wide, and 8 bits of activations, with a scale per token; of few rows sums are shared."""
     pytest.importorskip("triton", reason="Triton is for Linux alone")
     from gradus.kernels.fuse.quantized import scratch_bytes
+    from gradus.kernels.quantized import tile_tables
 
     def scratch(quantize, rows, sampled, dtype=torch.bfloat16):
         config = SHAPES["llama-3.1-8b"]
@@ -239,6 +240,7 @@ def test_what_quantized_products_hold_beside_their_results_is_part_of_a_step(mon
         model = create_model(config, dtype=dtype, device="meta", linear=precision.linear)
         return scratch_bytes(model, rows, sampled, dtype, CPU)
 
+    monkeypatch.setattr(tile_tables, "multiprocessors", lambda device: 132)
     piece = 16384 * 4096 * 2  # 128 MiB of the 28672 rows of gate and up
     assert scratch("int4", 8192, 64) == piece
     assert scratch("int8", 8192, 64) == 8192 * (14336 + 4)

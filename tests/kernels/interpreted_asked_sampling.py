@@ -176,13 +176,13 @@ def test_a_mixture_gives_each_row_the_token_that_it_has_alone():
     assert [token < 0 for token in alone] == [False, False, False, True, False, True, False, True]
 
 
-def drawn(sampler: KernelSampler, batch: list[Ask], slots: list[int], *, asked: bool, logits: torch.Tensor):
+def drawn(sampler: KernelSampler, batch: list[Ask], slots: list[int], *, full: bool, logits: torch.Tensor):
     """The tokens of `draw_slots`, and what it leaves for each slot, 99 where nothing."""
     sampler.admit([Admission(slot, each.request, 0, each.prompt) for slot, each in zip(slots, batch, strict=True)])
     latest = torch.full((sampler.table.rows,), 99)
     slots = [*slots, *[sampler.table.rows - 1] * (len(logits) - len(slots))]
     positions = torch.tensor([each.position for each in batch] + [0] * (len(logits) - len(batch)), dtype=torch.int32)
-    draw = sampler.draw_slots(logits, torch.tensor(slots, dtype=torch.int32), positions, latest, full=asked)
+    draw = sampler.draw_slots(logits, torch.tensor(slots, dtype=torch.int32), positions, latest, full=full)
     return draw.tokens.tolist(), latest.tolist()
 
 
@@ -193,7 +193,7 @@ def test_rows_that_ask_for_nothing_get_exactly_the_token_of_the_plain_draw():
     batch = [ask(row, seed=7, temperature=each) for row, each in zip(rows, temperatures, strict=True)]
     logits = torch.from_numpy(np.stack(rows))
     slots = [3, 0, 4, 1, 2]
-    one, other = (drawn(sampler_for(batch), batch, slots, full=asked, logits=logits) for asked in (False, True))
+    one, other = (drawn(sampler_for(batch), batch, slots, full=full, logits=logits) for full in (False, True))
     assert one == other
     tokens, latest = one
     assert tokens[4] == -1 and 0 <= latest[2] < 3001  # what is kept can be looked up

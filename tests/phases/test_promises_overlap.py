@@ -105,7 +105,8 @@ def test_a_step_is_launched_before_the_one_before_is_waited_for(phase, lag, want
 def test_a_token_that_is_not_known_yet_has_a_place_in_the_plan(phase, lag):
     engine, device = driven(phase, ask("a", max_tokens=4), lag=lag)
     drain(engine)
-    wanted = [(0, PROMPT), *((start, (10 + start,) if lag == 0 else (UNKNOWN,)) for start in (3, 4, 5))]
+    known = lag == 0 and phase != "final"  # whose device has the newest tokens in any case
+    wanted = [(0, PROMPT), *((start, (10 + start,) if known else (UNKNOWN,)) for start in (3, 4, 5))]
     made = device.spans
     assert made == wanted, f"with a lag of {lag} the spans (start, tokens) are {wanted}; yours are {made}"
 

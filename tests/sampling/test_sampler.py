@@ -36,7 +36,7 @@ def sample(sampler: Sampler, logits: torch.Tensor, position: int = 2) -> list[Sp
     """A result per row, as a step of so many spans gives them."""
     drawn = sampler.sample(logits.to(sampler.device), rows(len(logits), position))
     plan = Plan([Span(None, slot, 0, (0,), logits=1) for slot in range(len(logits))])
-    return list(StepResult(plan, len(logits), drawn, sampler.device).get())
+    return list(StepResult.of(plan, len(logits), drawn, sampler.device).get())
 
 
 def rows(count: int, position: int) -> Rows:

@@ -104,7 +104,9 @@ def mixed(sequences: int, share: float) -> np.ndarray:
 @pytest.mark.parametrize("sequences", [2, 8, 64])
 @pytest.mark.parametrize("share", [0, 1 / 8, 1 / 2, 1])
 def test_no_sequence_of_any_batch_gets_slower(share, sequences, row):
-    assert settled(mixed(sequences, share), by_rows(row)).gains().min() > 1 - LOSS - 0.025
+    device = Device(adaptive(sequences), by_rows(row), sequences)
+    device.run(mixed(sequences, share), 2000)
+    assert device.gains().min() > 1 - LOSS - 0.02
 
 
 @pytest.mark.parametrize("row", [0.008, 0.1])
@@ -140,7 +142,7 @@ def test_two_that_copy_among_six_that_do_not_gain_and_the_six_lose_nothing():
     assert gains[:2].min() > 1.8 and gains[2:].min() > 0.97
 
 
-@pytest.mark.parametrize(("row", "least"), [(0.002, 5), (0.02, 2.7), (0.1, 1.4)])
+@pytest.mark.parametrize(("row", "least"), [(0.002, 5), (0.02, 2.7), (0.1, 1.3)])
 def test_eight_that_copy_gain_what_their_rows_allow(row, least):
     assert settled(mixed(8, 1), by_rows(row)).gains().min() > least
 

@@ -17,7 +17,9 @@ DRAFTERS = [oracle, nonsense, half_right, nothing]
 
 
 def speculating(drafts: int = 3, guess=oracle, lag: int = 1, **settings) -> World:
-    control = DraftControl(DraftShapes(drafts, settings.get("slots", 4)), settings.get("slots", 4), lag=lag, adaptive=False)
+    control = DraftControl(
+        DraftShapes(drafts, settings.get("slots", 4)), settings.get("slots", 4), lag=lag, adaptive=False
+    )
     return World(**{"pages": 64, "lag": lag, "drafting": control, "guess": guess, **settings})
 
 

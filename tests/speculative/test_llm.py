@@ -12,7 +12,7 @@ from gradus import LLM, SamplingParams
 from gradus.assembly.checkpoint import draft_precision
 from gradus.assembly.draft_rows import fitted
 from gradus.config.settings import Settings
-from gradus.engine.plan import UNKNOWN, Decodes, Plan
+from gradus.engine.plan import Decodes, Plan
 from gradus.engine.request import ModelLimits
 from gradus.errors import ConfigError
 from gradus.execution.memory.device_memory import DeviceMemory
@@ -365,7 +365,7 @@ def test_pages_are_wiped_in_a_step_that_has_nothing_left_to_run_and_in_the_draft
         storage.keys[:, 4:7] = storage.values[:, 4:7] = torch.nan
     runner.history.lengths[0] = 3
     one = np.array([2])
-    result = runner.run(Plan(wiped=(5,), decodes=Decodes(np.array([0]), one, np.array([UNKNOWN]), limits=one)))
+    result = runner.run(Plan(wiped=(5,), decodes=Decodes(np.array([0]), one, one)))
     assert result.rows == 0
     for storage in storages:
         for part in (storage.keys, storage.values):

@@ -112,7 +112,7 @@ def _shape(count: tensor, length: tensor, fewest: int, most: int, tile_tokens: i
 def _splits(keys: tensor, chunk: tensor, step: int, whole: int, adding: float) -> tensor:
     """Count the splits of tiles that see `keys` keys."""
     least = tl.cdiv(tl.sqrt(keys * adding).to(tl.int32), step) * step
-    return tl.where(keys <= whole, 1, tl.maximum(tl.cdiv(keys, tl.maximum(chunk, least)), 1))
+    return tl.where(keys <= whole, 1, tl.maximum(tl.cdiv(keys, tl.maximum(tl.maximum(chunk, least), 1)), 1))
 
 
 @triton.jit(do_not_specialize=["spans", "fewest", "most", "entries", "aim", "few", "tile_tokens", "step", "whole"])
@@ -131,7 +131,6 @@ def _lay_out(
     rounded = tl.maximum(tl.sum(tl.where(keys >= tl.cdiv(total, aim), tiles, 0)), 1) - 1
     chunk = tl.cdiv(total, tl.maximum(aim - rounded, 1))
     chunk = tl.maximum(chunk, tl.minimum(tl.cdiv(total, tl.maximum(few - rounded, 1)), LONG))
-    chunk = tl.cdiv(tl.maximum(chunk, 1), step) * step
     splits = _splits(keys, chunk, step, whole, adding)
     parted = tl.where(splits > 1, tiles, 0)  # tiles that take more than one item
     ends, partial_ends = tl.cumsum(tiles * splits), tl.cumsum(parted * splits)
