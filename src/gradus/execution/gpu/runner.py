@@ -13,7 +13,7 @@ from torch import Tensor
 from gradus.attention.backend import AttentionBackend
 from gradus.attention.batch import Batch
 from gradus.device.transfer import Arrival, Landing, current, to_host, upload_parts
-from gradus.engine.plan import NO_DRAFTS, Column, Decodes, Plan
+from gradus.engine.plan import NO_DRAFTS, Decodes, Plan
 from gradus.execution.gpu.decode_step import Accepted, DecodeStep
 from gradus.execution.gpu.step_graphs import StepGraphs
 from gradus.execution.result import StepClock, StepResult
@@ -133,9 +133,9 @@ class GpuRunner:
         draw = step.sampler.draw_slots(logits, slots, ends, newest, full=full)
         tokens = draw.tokens
         if count:  # a decode that may store no more has drawn nothing, whatever its row of padding has
-            accepted = step.accept(mine, rows, _first(draw, count), hidden[:count], NO_SHAPE)
+            accepted = step.accept(mine, rows, SlotDraw(tokens[:count], None), hidden[:count], NO_SHAPE)
             tokens = torch.cat([accepted.tokens.flatten(), tokens[count:]]) if step.history.whole else tokens
-        result = self._result(plan, len(computed), tokens, self._logprobs(draw, owners))
+        result = self._result(plan, len(computed), tokens, step.sampler.drawn(draw, owners).logprobs)
         self._keep_prompts(plan, prompts, Read(slots, ends, draw), hidden)
         return result
 
@@ -166,13 +166,6 @@ class GpuRunner:
 
     # -- what a step drew ----------------------------------------------------------------------------------------------
 
-    def _logprobs(self, draw: SlotDraw, owners: Column) -> DrawnLogprobs | None:
-        """What these slots, a row each, have reported of a draw; None where none asks."""
-        reports = self.step.sampler.table.reporting[owners]
-        if draw.pairs is None or not (reports >= 0).any():
-            return None
-        return DrawnLogprobs(draw.pairs[: len(owners)], reports)
-
     def _result(
         self, plan: Plan, rows: int, tokens: Tensor, logprobs: DrawnLogprobs | None, width: int = 1
     ) -> StepResult:
@@ -191,14 +184,9 @@ class GpuRunner:
         return self._landing.send(tokens)
 
     def _most_tokens(self) -> int:
-        """Of a step of decodes; one that verifies drafts of all its prompts' siblings is never larger."""
+        """Of the largest captured step, or of one with as many prompts as decodes: a larger one gets larger buffers."""
         shapes = [] if self.graphs is None else self.graphs.shapes
         return max([2 * self.slots, *(size * (1 + shape.drafts) for size, shape in shapes)])
-
-
-def _first(draw: SlotDraw, count: int) -> SlotDraw:
-    """What the first `count` rows drew."""
-    return SlotDraw(draw.tokens[:count], None)
 
 
 def _without_drafts(decodes: Decodes) -> Decodes:
