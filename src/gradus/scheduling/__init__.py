@@ -3,9 +3,9 @@
 Read in this order:
 
     scheduler.py      the final engine's scheduler: it decides
-    columns.py        decoding sequences, advanced a whole step at a time: nothing is decided there
+    columns.py        decoding sequences, advanced a whole step at a time: it decides nothing
     draft_shapes.py   the shapes of steps that verify drafts
-    step_times.py     what steps take
+    step_times.py     how long steps take
     drafting.py       how many drafts each sequence verifies
-    queue.py          the waiting line
+    queue.py          the waiting queue
 """

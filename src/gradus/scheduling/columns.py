@@ -1,15 +1,15 @@
 """Decoding sequences, in columns: a row per slot, so that a step of hundreds advances in a few vector operations.
 
-A sequence that decodes does the same in every step: it runs its newest token, and drafts after it if there are any. As
-an object per sequence that costs the host more than the step costs the GPU; as columns of numbers it hardly depends on
-how many there are. The columns decide nothing. They advance numbers, and say which sequences need a decision: those at
-the end of their pages, and those whose token ends them. No torch here.
+A sequence that decodes does the same in every step: it runs its newest token, and drafts after it if there are any.
+An object per sequence would cost the host more than the step costs the GPU; the cost of columns of numbers hardly
+depends on the number of sequences. The columns decide nothing. They advance numbers, and find the sequences that need
+a decision: those at the end of their pages, and those whose token ends them. No torch here.
 
 Steps are counted, and every sequence here decodes in every step until its last. So a row is written when a sequence
-comes and when it goes, and never in between: its position follows from its row and the number of the step.
+comes and when it goes, and never in between: its position follows from its row and the step's number.
 
-**Drafts.** A step that verifies k drafts gives a sequence 1 to k + 1 tokens. Which of them it is, the commit learns; by
-then the next step is planned and launched. So plans are made from bounds. The lower bound is one token per step, as
+**Drafts.** A step that verifies k drafts gives a sequence 1 to k + 1 tokens. The commit learns how many; by then the
+next step is planned and launched. So plans are made from bounds. The lower bound is one token per step, as
 without drafts; accepted drafts raise it once, when their step is committed. The upper bound counts every draft of the
 steps under way as accepted, and matters only while there are such steps. A sequence needs pages up to the upper bound
 and decodes as long as the lower bound is below its end. The device counts exactly (`gradus.speculative`). It receives
@@ -51,19 +51,19 @@ class Columns:
     planned, recorded: the numbers of the last step that was planned, and of the last that was committed.
     count, departures: how many sequences are here, and how many have left.
 
-    By slot; one without an owner has no last step and no published pages:
+    Rows by slot; a slot without an owner has no last step and no published pages:
     owners: the sequences. offset: without further drafts, step s runs its token at position s + offset. last: its last
     step. end: the number of tokens at which it ends. left: `departures` when its last owner left.
-    published: how many of its pages are in the prefix index; NEVER before its prompt is stored to the end.
+    published: how many of its pages are in the prefix index; NEVER until its whole prompt is stored.
     stops: [tokens, slots], the tokens that end it, padded with NO_TOKEN.
     sampled: [lines, slots], a line for each token that a step may give a sequence; REJECTED where it did not. unread:
     the first line with tokens that the sequence's list does not have.
     pages: the positions that it has pages for. more: how many tokens beyond one per step it may have, once every
-    planned step has run. Both are kept while drafts are under way, and out of date otherwise.
+    planned step has run. Both are kept up to date only while drafts are under way.
 
-    What few sequences do in a step is found without looking at all of them:
-    turns: by s % page_size, those whose pages are full before each such step s: slot → (last step, sequence).
-    first_end: no last step is before it. all_published: at least so many pages of each are in the prefix index.
+    Shortcuts to the few sequences that a step concerns, without a look at all of them:
+    turns: by s % page_size, the sequences whose pages are full before each such step s: slot → (last step, sequence).
+    first_end: a lower bound of all last steps. all_published: a lower bound of all `published`.
     """
 
     def __init__(self, slots: int, page_size: int, drafts: int = 0) -> None:
@@ -74,22 +74,22 @@ class Columns:
         self._last, self._published = np.full(slots, NO_STEP), np.full(slots, NEVER)
         self._stops = np.full((0, slots), NO_TOKEN)
         self._sampled = np.full((RECENT * (1 + drafts), slots), REJECTED)
-        self._lines = 0  # of it that are written
+        self._lines = 0  # lines of `_sampled` that are written
         self._unread = [0] * slots
         self._cohort: Cohort | None = None  # as `going` found it, if no sequence has come or gone since
         self._turns: list[dict[int, tuple[int, Sequence]]] = [{} for _ in range(page_size)]
         self._first_end = self._all_published = NEVER
-        self._under_way: deque[Decodes] = deque()  # steps that are planned and not committed
-        self._drafting = 0  # how many of these verify drafts
+        self._under_way: deque[Decodes] = deque()  # steps planned but not committed
+        self._drafting = 0  # how many steps under way verify drafts
         self._moved = False  # whether drafts were accepted since turns were laid out
-        self._settled = 0  # from this step on, none has more pages than it needs
+        self._settled = 0  # from this step on, no sequence has more pages than it needs
         self._ones = np.ones(slots, np.int64)
         self._gained: Column = self._ones  # how many tokens each decode of the newest step sampled
 
     # -- a sequence comes and goes -------------------------------------------------------------------------------------
 
     def join(self, sequence: Sequence) -> None:
-        """It decodes from the next step on; a step that is planned samples the token after those it has."""
+        """Let it decode from the next step on; a step that is already planned samples the token after those it has."""
         slot, stored, first = sequence.slot, len(sequence.tokens), self.planned + 1
         offset = stored - first
         last = sequence.longest - 2 - offset  # the token after the one it runs is its last
@@ -109,7 +109,7 @@ class Columns:
             self._stops[:, slot] = [*tokens, *[NO_TOKEN] * (len(self._stops) - len(tokens))]
 
     def leave(self, sequence: Sequence) -> None:
-        """It no longer decodes; its list has all its tokens."""
+        """Remove a sequence that no longer decodes, once its list has all its tokens."""
         slot = sequence.slot
         self._turns[-int(self._offset[slot]) % self.page_size].pop(slot, None)
         sequence.take_over()
@@ -127,7 +127,7 @@ class Columns:
         return self.owners[self._last > NO_STEP].tolist()
 
     def take(self, slot: int) -> list[int]:
-        """The slot's tokens that its sequence has not taken over yet: see `Sequence.tokens`."""
+        """Return the slot's tokens that its sequence has not taken over yet: see `Sequence.tokens`."""
         first, self._unread[slot] = self._unread[slot], self._lines
         if first == self._lines:
             return []
@@ -137,7 +137,7 @@ class Columns:
     # -- a step is planned ---------------------------------------------------------------------------------------------
 
     def going(self) -> Cohort:
-        """Those that have a token to run. A sequence is never planned past the length at which it ends."""
+        """Find the sequences with a token to run. None is planned past the length at which it ends."""
         if self._cohort is None:
             slots = (self._last > self.planned).nonzero()[0]
             self._cohort = Cohort(slots, self.owners[slots], self._offset[slots])
@@ -145,7 +145,7 @@ class Columns:
         return self._cohort
 
     def at_page_end(self) -> list[Sequence]:
-        """Those going that do not have pages for all the positions that their next token may have."""
+        """List the sequences of `going` that lack a page for some position that their next token may have."""
         if self._drafting:
             return self._short(self.going(), NO_DRAFTS)
         if self._moved:
@@ -157,7 +157,7 @@ class Columns:
         return [sequence for sequence in due if self.room(sequence) <= self.stored_ahead(sequence)]
 
     def _lay_out_turns(self) -> None:
-        """Sort the sequences by where they are, now that no draft is under way."""
+        """Lay out `turns` anew from exact positions, now that no draft is under way."""
         self._moved, self._turns = False, [{} for _ in range(self.page_size)]
         slots = (self._last > NO_STEP).nonzero()[0]
         offsets = self._offset[slots]
@@ -167,14 +167,14 @@ class Columns:
         self._settled = int((self._pages[slots] - offsets).max(initial=0))
 
     def needed(self, sequence: Sequence, drafts: int = 0) -> tuple[int, int]:
-        """How many positions it needs for its next token and drafts, in whole pages, and the first that it may run."""
+        """Return the positions needed for its next token and drafts, in whole pages, and the first that may run."""
         slot = sequence.slot
         first = self.planned + 1 + int(self._offset[slot])
         most = first + 1 + drafts + (int(self._more[slot]) if self._drafting else 0)
         return self._whole_pages(min(most, sequence.longest - 1)), first
 
     def wanted(self, drafts: Column) -> list[tuple[Sequence, tuple[int, int]]]:
-        """Those going that lack pages for so many drafts each, and what `needed` says of them."""
+        """List the sequences of `going` that lack pages for their `drafts`, each with its `needed`."""
         self._count_pages()
         slots = self.going().slots
         asked = dict(zip(slots.tolist(), drafts.tolist(), strict=True))
@@ -182,18 +182,18 @@ class Columns:
         return [(sequence, self.needed(sequence, asked[sequence.slot])) for sequence in short]
 
     def _short(self, going: Cohort, drafts: Column) -> list[Sequence]:
-        """Those without pages for all that the next step may store."""
+        """List the sequences whose pages do not hold everything that the next step may store."""
         short = self._pages[going.slots] < self._reach(going.slots, going.offsets, drafts)
         return going.owners[short].tolist() if short.any() else []
 
     def _count_pages(self) -> None:
-        """Bring `pages` up to date after steps without drafts: each sequence has those for its next token."""
+        """Bring `pages` up to date after steps without drafts: each sequence has pages for its next token."""
         if not self._drafting:
             stored = np.minimum(self.planned + 2 + self._offset, self._end - 1)
             self._pages = np.maximum(self._pages, self._whole_pages(stored))
 
     def _reach(self, slots: Column, offsets: Column, drafts: Column) -> Column:
-        """How many positions the next step may store: a sequence's last token is not stored."""
+        """Return how many positions the next step may store; a sequence's last token is not stored."""
         most = offsets + (self.planned + 2)
         if len(drafts):
             most += drafts
@@ -202,15 +202,15 @@ class Columns:
         return np.minimum(most, self._end[slots] - 1)
 
     def _whole_pages(self, positions: Any) -> Any:
-        """So many positions, a number or a column, rounded up to whole pages."""
+        """Round `positions`, a number or a column, up to whole pages."""
         return -(-positions // self.page_size) * self.page_size
 
     def entered(self, sequence: Sequence, end: int) -> None:
-        """Note that it has pages for that many positions now."""
+        """Record that the sequence now has pages for positions [0, end)."""
         self._pages[sequence.slot] = end
 
     def need_one_each(self, sequences: list[Sequence]) -> bool:
-        """Whether one more page is enough for the next token of each of these, which do not have enough."""
+        """Whether one more page each is enough for the next token of these sequences. They all lack pages for it."""
         if not self._drafting:
             return True
         slots = np.array([sequence.slot for sequence in sequences])
@@ -218,12 +218,12 @@ class Columns:
         return bool((reach <= self._pages[slots] + self.page_size).all())
 
     def entered_next(self, sequences: list[Sequence]) -> None:
-        """Note that each of these has one more page."""
+        """Record one more page for each sequence."""
         if self._drafting:
             self._pages[[sequence.slot for sequence in sequences]] += self.page_size
 
     def advance(self, drafts: Column = NO_DRAFTS) -> Decodes:
-        """Plan a token for each sequence that has one to run, and so many drafts: the device knows the tokens."""
+        """Plan one token plus `drafts` for every sequence of `going`. The tokens themselves are on the device."""
         slots, owners, offsets = self.going()
         if not len(slots):
             return Decodes()
@@ -244,7 +244,7 @@ class Columns:
         return step
 
     def _raise_bounds(self, step: Decodes, number: int) -> None:
-        """Add a step's drafts to the upper bounds. Its last row is below its limit, and samples one token beyond."""
+        """Add a step's drafts to the upper bounds. Its last row is below the limit, and samples the token after it."""
         slots, limits, drafts = step.slots, step.limits, step.drafts if len(step.drafts) else 0 * step.slots
         if step.departures != self.departures:  # a slot may have another owner since
             mine = self._left[slots] <= step.departures
@@ -255,9 +255,9 @@ class Columns:
     # -- a step is done ------------------------------------------------------------------------------------------------
 
     def exceptions(self, decodes: Decodes, tokens: Column) -> list[int]:
-        """The rows of the step that is done that need a decision. tokens: [B, width], as in `Sampled.decoded`.
+        """Find the rows of a finished step that need a decision. tokens: [B, width], as in `Sampled.decoded`.
 
-        A token ends the sequence, there is none, or the sequence has left its slot.
+        A row needs one if a token ends the sequence, if no token was sampled, or if the sequence has left its slot.
         """
         slots, one = decodes.slots, tokens.shape[1] == 1
         self._gained = self._ones[: len(slots)] if one else np.count_nonzero(tokens >= 0, axis=1)
@@ -273,7 +273,7 @@ class Columns:
         return found.nonzero()[0].tolist()
 
     def record(self, decodes: Decodes, tokens: Column) -> None:
-        """Take in what the step sampled, and close the bounds. Sequences that it ended have left."""
+        """Record what the step sampled, and tighten the bounds. Sequences that it ended have left by now."""
         self.recorded += 1
         self._under_way.popleft()
         slots, accepted = decodes.slots, self._gained - 1
@@ -288,7 +288,7 @@ class Columns:
                 self._close_bounds()
 
     def _keep(self, slots: Column, tokens: Column) -> None:
-        """Write a line per column, until the sequences' lists take them over."""
+        """Write one line per column of `tokens`; a full buffer is first taken over by the sequences' lists."""
         if self._lines + tokens.shape[1] > len(self._sampled):
             for owner in self.members():
                 owner.take_over()
@@ -304,7 +304,7 @@ class Columns:
         last = self._last[slots] = self._last[slots] - accepted
         self._first_end = min(self._first_end, int(last.min(initial=NEVER)))
         cohort, self._moved = self._cohort, True
-        if cohort is not None:  # the same ones go on, if none of them has been planned to its end
+        if cohort is not None:  # the same sequences go on, if none is planned to its end
             goes_on = self._first_end > self.planned
             self._cohort = cohort._replace(offsets=self._offset[cohort.slots]) if goes_on else None
 
@@ -317,19 +317,19 @@ class Columns:
     # -- the prefix index ----------------------------------------------------------------------------------------------
 
     def stored(self, sequence: Sequence) -> int:
-        """How many of its positions committed steps have stored; 0 before its prompt is stored to the end."""
+        """Count its positions stored by committed steps; 0 until its whole prompt is stored."""
         return 0 if self._published[sequence.slot] == NEVER else len(sequence.tokens) - 1
 
     def publish(self, sequence: Sequence) -> None:
-        """Note that all its full pages are in the prefix index; its prompt is stored to the end."""
+        """Record that all its full pages are in the prefix index. Its whole prompt is stored."""
         pages = (len(sequence.tokens) - 1) // self.page_size
         self._published[sequence.slot] = pages
         self._all_published = min(self._all_published, pages)
 
     def unpublished(self, page: int) -> list[Sequence]:
-        """Sequences that have filled their page number `page` without publishing it."""
+        """List the sequences that have filled their page number `page` without publishing it."""
         if page >= self._all_published:
-            self._all_published = int(self._published.min())  # those with fewer may have left
+            self._all_published = int(self._published.min())  # sequences with fewer may have left
         if page < self._all_published:
             return []
         filled = self._offset >= (page + 1) * self.page_size - (self.recorded + 1)  # by committed steps
@@ -338,22 +338,22 @@ class Columns:
     # -- what there is, and the invariants -----------------------------------------------------------------------------
 
     def stored_ahead(self, sequence: Sequence) -> int:
-        """How many of its positions may be stored once every step planned so far has run."""
+        """Return the most positions that may be stored once every step planned so far has run."""
         ahead = int(self._offset[sequence.slot]) + self.planned + 1
         if self._drafting:
             ahead += int(self._more[sequence.slot])
         return min(ahead, sequence.longest - 1)
 
     def room(self, sequence: Sequence) -> int:
-        """Positions that it has pages for."""
+        """Count the positions that it has pages for."""
         return max(self._whole_pages(self.stored_ahead(sequence)), int(self._pages[sequence.slot]))
 
     def reserved_ahead(self) -> int:
-        """Positions that are reserved and not planned yet: the unfilled ends of last pages."""
+        """Count the positions that are reserved but not planned yet: the unfilled ends of last pages."""
         return sum(self.room(sequence) - self.stored_ahead(sequence) for sequence in self.members())
 
     def check(self, under_way: int) -> None:
-        """Assert that rows belong to their owners, and that bounds hold what is known."""
+        """Assert that rows belong to their owners, and that the bounds include the known lengths."""
         there = [slot for slot, owner in enumerate(self.owners) if owner is not None]
         assert (self._last > NO_STEP).nonzero()[0].tolist() == there, "a slot has an owner or a last step, not both"
         assert self.count == len(there), "the columns lost count"

@@ -1,21 +1,21 @@
 """How many drafts each sequence verifies in the next step. No torch here.
 
-A draft is one more row in a step. A sequence whose drafter has something to propose in a share q of its steps, and
-whose drafts stand with probability p each, gains
+A draft is one more row in a step. If a sequence's drafter finds a proposal in a share q of its steps, and each draft is
+accepted with probability p, the sequence gains
 
     q (p + p² + … + p^k)      tokens from k of them,
 
 and every sequence of the step waits for the rows of all. So a choice has two parts, made anew every few steps:
 
-1. *Which drafts.* The likeliest ones of all sequences, however many of them a step of each shape has rows for: a
-   sequence that copies its prompt gets many, one that answers an open question none. Of the shapes, the one with the
-   most tokens per second wins; what a step of each shape takes, relative to one without drafts, is measured.
-2. *Nobody pays.* A ledger notes how far every sequence is ahead of where it would be without drafts, in steps. Drafts
-   that would put any of them more than LOSS of its steps behind are not verified: the next smaller shape is tried.
+1. *Which drafts.* Each shape is filled with the likeliest drafts of all sequences, as far as its rows go: a sequence
+   that copies its prompt gets many, one that answers an open question none. The shape with the most tokens per second
+   wins; the time of a step of each shape, relative to a step without drafts, is measured.
+2. *Nobody pays.* A ledger records how many steps each sequence is ahead of where it would be without drafts. Drafts
+   that would put a sequence more than LOSS of its steps behind are not verified: the next best shape is tried.
 
-Where drafts do not pay, q and p are not observed. So each sequence is given a few drafts now and then, rarer the longer
-they fail, as far as all ledgers allow; these trials may take LOSS of its steps too, whatever drafts gained
-before. docs/design/speculation.md has the arithmetic and the measurements.
+Where drafts do not pay, none run, and q and p are not observed. So each sequence gets a few drafts now and then, ever
+more rarely while they fail, as far as all ledgers allow. These trials too may cost a sequence LOSS of its steps,
+whatever drafts gained before. docs/design/speculation.md has the arithmetic and the measurements.
 """
 
 from collections.abc import Sequence
@@ -30,23 +30,23 @@ from gradus.engine.plan import NO_DRAFTS, UNDRAFTED, Column, Decodes
 from gradus.scheduling.draft_shapes import DraftShape, DraftShapes
 from gradus.scheduling.step_times import StepTimes
 
-PRIOR, WEIGHT = 0.5, 3.0  # the probability that a draft stands before any was seen, and the drafts that it counts for
-MEMORY = 1 / 16  # of what a request's drafts came to, the share that each further step with drafts replaces
-THERE = 1 / 4  # the same for whether there was a draft: a text begins to copy, and ends, within a few tokens
-CROWD_MEMORY = 1 / 64  # the same for all requests together, which is what a new one is expected to be like
-LOSS = 0.02  # of its steps, the share that a sequence may be behind what it would have without drafts
-MARGIN = 1.02  # tokens per second that drafts must gain, as a multiple: below, the measurement cannot tell
+PRIOR, WEIGHT = 0.5, 3.0  # the acceptance assumed before any draft was seen, and the drafts that it counts for
+MEMORY = 1 / 16  # the share of a request's record that each further step with drafts replaces
+THERE = 1 / 4  # the same for whether a draft was found: a text begins and ends copying within a few tokens
+CROWD_MEMORY = 1 / 64  # the same for all requests together: the expectation for a new request
+LOSS = 0.02  # the share of its steps that a sequence may fall behind where it would be without drafts
+MARGIN = 1.02  # the least gain in tokens per second, as a multiple: a smaller one is lost in the noise
 HOLD = 8  # steps that a choice lasts while the same sequences decode
-TRIAL = 2  # drafts of a sequence whose drafts did not pay, when they are tried again
+TRIAL = 2  # drafts in a trial, for a sequence whose drafts did not pay
 NEVER = 1 << 62
-PATIENCE, MOST_PATIENCE = 8, 512  # steps until that: at first, and after it failed again and again
+PATIENCE, MOST_PATIENCE = 8, 512  # steps until a trial: at first, and after many failures
 
 
 @dataclass(slots=True)
 class Choice:
-    """Drafts of each sequence, int64 [B], or NO_DRAFTS; verified in a step of this shape, where one was chosen.
+    """Drafts of each sequence, int64 [B], or NO_DRAFTS. shape: of the step that verifies them, where one was chosen.
 
-    trial: whether they are only verified to see if they stand.
+    trial: whether some are verified only to learn if they are accepted.
     """
 
     drafts: Column
@@ -56,9 +56,9 @@ class Choice:
 
 
 class DraftControl:
-    """Chooses, for up to `slots` sequences, among `shapes`. adaptive: as many drafts as pay, else always the most.
+    """Chooses drafts for up to `slots` sequences, among `shapes`. adaptive: as many as pay; otherwise always the most.
 
-    lag: steps under way when the next one is planned. times: what is known of them before the first.
+    lag: steps under way when the next one is planned. times: step times measured before the first step.
     """
 
     def __init__(
@@ -66,12 +66,12 @@ class DraftControl:
     ) -> None:
         self.shapes, self.most, self.lag, self.adaptive = shapes, shapes.most, lag, adaptive
         self.times = StepTimes() if times is None else times
-        # by slot, and last of all requests: drafts that stood, and drafts that were tried, both fading
+        # by slot, with all requests together in the last entry: accepted drafts and tried drafts, both fading
         self._stood, self._tried = np.full((2, slots + 1), 0.0)
         self._stood[-1], self._tried[-1] = PRIOR * WEIGHT, WEIGHT
-        self._there = np.ones(slots + 1)  # the share of steps with drafts in which there was one to verify
-        self._ahead = np.zeros(slots)  # by slot: tokens beyond one for each time a step without drafts takes
-        self._spent = np.zeros(slots)  # by slot: what trials have cost, in steps without drafts
+        self._there = np.ones(slots + 1)  # the share of steps with drafts in which one was found
+        self._ahead = np.zeros(slots)  # by slot: tokens ahead of where it would be without drafts
+        self._spent = np.zeros(slots)  # by slot: the cost of trials, in steps without drafts
         self._begun = np.zeros(slots, np.int64)  # the step before its first
         self._due = np.zeros(slots, np.int64)  # the step that tries its drafts again
         self._patience = np.full(slots, PATIENCE)
@@ -87,7 +87,7 @@ class DraftControl:
         return self.lag * self.most + 1
 
     def begin(self, slot: int) -> None:
-        """The slot has a new owner, which is expected to be like the others."""
+        """Reset the slot for a new owner, which is expected to be like the others."""
         self._stood[slot] = self._tried[slot] = self._ahead[slot] = self._spent[slot] = 0.0
         self._there[slot] = self._there[-1]
         self._begun[slot], self._due[slot], self._patience[slot] = self._step, self._step + PATIENCE, PATIENCE
@@ -96,8 +96,8 @@ class DraftControl:
     # -- a step is planned ---------------------------------------------------------------------------------------------
 
     def choose(self, slots: Column, left: int) -> Column:
-        """Drafts of each of these sequences, int64 [B], or NO_DRAFTS. left: tokens that the step has room for besides
-        theirs."""
+        """Choose how many drafts each sequence verifies: int64 [B], or NO_DRAFTS. left: tokens that the step has room
+        for, in addition to one per sequence."""
         self._step += 1
         size = self.shapes.size(len(slots))
         room = min(left, self.shapes.rows - size) if size else 0
@@ -110,7 +110,7 @@ class DraftControl:
         return self._choice.drafts
 
     def _lasts(self, slots: Column) -> int:
-        """The last step of the newest choice: it lasts HOLD steps, one if it is a trial, and until a trial is due."""
+        """Return the last step of the newest choice: it lasts HOLD steps or until a trial is due; a trial lasts one."""
         if self._choice.trial or not self.adaptive:
             return self._step
         without = slots[self._choice.drafts == 0] if len(self._choice.drafts) else slots
@@ -130,7 +130,7 @@ class DraftControl:
         return self._with_trials(slots, size, shapes, self._best(slots, size, shapes))
 
     def _best(self, slots: Column, size: int, shapes: Sequence[DraftShape]) -> Choice:
-        """The drafts with the most tokens per second, of those that put no sequence behind."""
+        """Choose the drafts with the most tokens per second that put no sequence too far behind."""
         count, stands = len(slots), self.stands(slots)
         found: list[tuple[float, DraftShape, Column]] = []
         for shape in shapes:
@@ -152,7 +152,7 @@ class DraftControl:
         return Choice(NO_DRAFTS, f"drafts would make {found[0][0]:.2f} times the tokens per second")
 
     def _with_trials(self, slots: Column, size: int, shapes: Sequence[DraftShape], best: Choice) -> Choice:
-        """The same, and a few drafts for those that have had none for long, if nobody is put behind by them."""
+        """Add a few drafts to `best` for sequences due for a trial, unless they put a sequence too far behind."""
         chosen = best.drafts if len(best.drafts) else np.zeros(len(slots), np.int64)
         due = (self._due[slots] <= self._step) & (chosen == 0)
         if not due.any():
@@ -173,7 +173,7 @@ class DraftControl:
         return Choice(drafts, "a trial", shape, trial=True)
 
     def _affordable(self, slots: Column, drafts: Column, ratio: float) -> bool:
-        """Whether no sequence falls too far behind by these drafts, in a step that takes `ratio` times as long."""
+        """Whether these drafts, in a step that takes `ratio` times as long, put no sequence too far behind."""
         gains = _gains(self.stands(slots), drafts)
         after = self._ahead[slots] + 1 + gains - ratio
         allowed = -LOSS * (self._step - self._begun[slots])
@@ -181,14 +181,14 @@ class DraftControl:
         return bool((hopeful | (after >= allowed)).all())
 
     def _ratio(self, size: int, shape: DraftShape, slots: Column, drafts: Column) -> float:
-        """What a step of this shape takes, as a multiple of one without drafts."""
+        """Estimate the time of a step of this shape, as a multiple of a step without drafts."""
         ratio = self.times.ratio(size, shape)
         if self.shapes.padded:
             return ratio
-        return 1 + (ratio - 1) * float((self._there[slots] * drafts).sum()) / shape.rows  # only drafts that there are
+        return 1 + (ratio - 1) * float((self._there[slots] * drafts).sum()) / shape.rows  # only drafts found
 
     def stands(self, slots: Column) -> NDArray[Any]:
-        """How probable it is that each of these sequences has a first draft that stands, a second, …: [B, most]."""
+        """Estimate how likely each sequence's first, second, … draft is found and accepted: [B, most]."""
         shared = self._stood[-1] / self._tried[-1]
         chance = (self._stood[slots] + WEIGHT * shared) / (self._tried[slots] + WEIGHT)
         stands: NDArray[Any] = self._there[slots, None] * chance[:, None] ** np.arange(1, self.most + 1)
@@ -199,8 +199,8 @@ class DraftControl:
     def learn(
         self, decodes: Decodes, tokens: Column, ended: list[int], seconds: float = 0.0, usual: bool = True
     ) -> None:
-        """Take in what a step brought. tokens, seconds, usual: as in `Sampled`, the tokens [B, width]; seconds 0: not
-        known. ended: rows that say nothing."""
+        """Record a step's tokens and its time. tokens, seconds, usual: as in `Sampled`, the tokens [B, width]; seconds
+        is 0 where unknown. ended: rows whose tokens do not count."""
         count, width = tokens.shape
         if width == 1:
             self._steps, self._tokens = self._steps + count - len(ended), self._tokens + count - len(ended)
@@ -223,7 +223,7 @@ class DraftControl:
             self._observe(slots[tried], stood[tried], drafted[tried])
 
     def _took(self, decodes: Decodes, drafted: int, seconds: float, usual: bool) -> float:
-        """Note what the step took. Returns the multiple that it took of one without drafts."""
+        """Record the step's time. Returns it as a multiple of a step without drafts."""
         count = len(decodes)
         size = self.shapes.size(count)
         rows = decodes.rows - count if self.shapes.padded else drafted
@@ -233,7 +233,7 @@ class DraftControl:
         return self.times.took(size, shape, seconds, usual)
 
     def _observe(self, slots: Column, stood: Column, drafted: Column) -> None:
-        """Take in whether there were drafts, and how many stood: those up to the first that did not were tried."""
+        """Record whether drafts were found, and how many accepted. Drafts after the first rejected one do not count."""
         there, tried = drafted > 0, stood + (stood < drafted)
         self._there[slots] += THERE * (there - self._there[slots])
         self._there[-1] += CROWD_MEMORY * (there.mean() - self._there[-1])
@@ -245,12 +245,12 @@ class DraftControl:
             self._tried[-1] = self._tried[-1] * (1 - CROWD_MEMORY) + tried[there].mean()
         lucky = slots[stood > 0]
         self._due[lucky] = self._step + 1
-        self._patience[np.concatenate([lucky, slots[~there]])] = PATIENCE  # where there was none, nothing has failed
+        self._patience[np.concatenate([lucky, slots[~there]])] = PATIENCE  # where no draft was found, none has failed
 
     # -- what there is -------------------------------------------------------------------------------------------------
 
     def stats(self) -> Speculation:
-        """What drafts have come to so far. Changes nothing: it is asked for at any time."""
+        """Report how drafts have done so far. Changes nothing, so it may be called at any time."""
         drafts = self._choice.drafts
         return Speculation(
             drafts=int(drafts.max(initial=0)),
@@ -263,13 +263,13 @@ class DraftControl:
 
 
 def _gains(stands: NDArray[Any], drafts: Column) -> NDArray[Any]:
-    """Tokens that each sequence gains from so many drafts. stands: as `DraftControl.stands` has it."""
+    """Estimate the tokens that each sequence gains from its `drafts`. stands: from `DraftControl.stands`."""
     gains: NDArray[Any] = (stands * (np.arange(1, stands.shape[1] + 1) <= drafts[:, None])).sum(axis=1)
     return gains
 
 
 def _fitted(drafts: Column, chances: NDArray[Any], rows: int) -> Column:
-    """The same with no more than `rows` in all: equal chances may have filled more."""
+    """Cut the drafts to `rows` in all, the least likely sequences first: equal chances may have filled more."""
     over = int(drafts.sum()) - rows
     for place in np.argsort(chances, kind="stable"):
         if over <= 0:

@@ -1,4 +1,4 @@
-"""The waiting line: best first, whatever the policy, and never searched however long it gets. No torch here."""
+"""The waiting queue: best first under every policy, and never searched, however long it gets. No torch here."""
 
 import math
 from collections import Counter
@@ -13,11 +13,11 @@ RANKS: dict[Policy, Callable[[Sequence], float]] = {
     "priority": lambda sequence: float(sequence.request.scheduling.priority),
     "deadline": lambda sequence: sequence.due,
 }
-"""What goes first under each policy: the smallest rank; among equals, the first to come."""
+"""The rank of a sequence under each policy: the smallest goes first; equal ranks go in order of arrival."""
 
 
 class WaitingQueue:
-    """Sequences by their `order`, and how many tokens each class of them still wants.
+    """Waiting sequences by their `order`, and how many tokens each class of them still wants.
 
     A class is a rank, rounded up to a whole number: one under "fcfs", one per priority, and under "deadline" one for
     each second in which a deadline falls.
@@ -25,7 +25,7 @@ class WaitingQueue:
 
     def __init__(self) -> None:
         self.wanted: Counter[float] = Counter()  # class → tokens
-        self.longest = 0  # the most tokens that one has wanted since the queue was last empty
+        self.longest = 0  # the most tokens that a sequence wanted since the queue was last empty
         self._heap = SequenceHeap()
         self._count = 0
 
@@ -38,12 +38,12 @@ class WaitingQueue:
             self.push(sequence)
 
     def head(self) -> Sequence | None:
-        """The next to go; None when none waits."""
+        """Return the next sequence to start; None when none waits."""
         head = self._heap.head()
         return None if head is None else head[1]
 
     def popleft(self) -> Sequence:
-        """Take out the next to go. Raises IndexError when none waits."""
+        """Take out the next sequence to start. Raises IndexError when none waits."""
         if self.head() is None:
             raise IndexError("no sequence waits")
         sequence = self._heap.pop()
@@ -51,21 +51,21 @@ class WaitingQueue:
         return sequence
 
     def remove(self, sequence: Sequence, /) -> None:
-        """It ends while it waits: from the next call on, its finish_reason is set."""
+        """Drop a sequence that ends while it waits. Its finish_reason must be set before the next call."""
         self._book(sequence, -1)
 
     def learn(self, sequence: Sequence, tokens: int) -> None:
-        """A waiting sequence has just got so many more tokens, by a step that was under way when it was preempted."""
+        """Record that a waiting sequence got `tokens` more, from a step under way when it was preempted."""
         class_ = class_of(sequence)
         self.wanted[class_] -= tokens
         if not self.wanted[class_]:
             del self.wanted[class_]
 
     def steps_ahead(self, rank: float, slots: int) -> float:
-        """The fewest steps before a newcomer of that rank can start, if every sequence runs to its full length.
+        """Return the fewest steps before a new sequence of this rank can start, if all others run to their full length.
 
-        A step brings each slot one token. When a newcomer starts, at most slots - 1 of those ahead still run; what all
-        the others wanted is done by then.
+        A step gives each slot one token. When the new sequence starts, at most slots - 1 sequences ahead of it still
+        run; all others have their tokens by then.
         """
         ahead = sum(tokens for class_, tokens in self.wanted.items() if class_ <= rank)
         return max(0.0, (ahead - (slots - 1) * self.longest) / slots)
@@ -83,11 +83,11 @@ class WaitingQueue:
         return self._count
 
     def __iter__(self) -> Iterator[Sequence]:
-        """All that wait, in no order."""
+        """Iterate over the waiting sequences, in no order."""
         return iter(self._heap)
 
     def check(self) -> None:
-        """Count and tokens are those of the sequences in it."""
+        """Assert that count and tokens match the waiting sequences."""
         wanted: Counter[float] = Counter()
         for sequence in self:
             wanted[class_of(sequence)] += sequence.longest - len(sequence.tokens)
@@ -101,13 +101,13 @@ def class_of(sequence: Sequence) -> float:
 
 
 class Siblings:
-    """Samples of a request that wait, outside the queue, for the first one's prompt to be in the prefix index.
+    """Samples that wait, outside the queue, until the prefix index has the prompt from their request's first sample.
 
-    Then they find it there, where now each would compute it for itself.
+    Then they hit it there; started earlier, each would compute it again.
     """
 
     def __init__(self) -> None:
-        self._held: dict[str, list[Sequence]] = {}  # request id → samples in their order, never none
+        self._held: dict[str, list[Sequence]] = {}  # request id → samples in their order, at least one
         self._count = 0
 
     def hold(self, request_id: str, sequences: list[Sequence]) -> None:
@@ -119,7 +119,7 @@ class Siblings:
         return len(self._held.get(request_id, ()))
 
     def take(self, request_id: str, count: int) -> list[Sequence]:
-        """The first `count` that the request holds back, no longer held."""
+        """Take out the first `count` samples held for the request."""
         if request_id not in self._held:
             return []
         held = self._held.pop(request_id)
@@ -128,7 +128,7 @@ class Siblings:
         return held[:count]
 
     def remove(self, sequence: Sequence) -> bool:
-        """It ends. False if it is none of those held."""
+        """Drop a sequence that ends while held. False if it is not held."""
         held = self._held.get(sequence.request.id, [])
         if sequence not in held:
             return False

@@ -1,13 +1,13 @@
-"""The final engine's scheduler: any mixture of decodes, chunks of prompts and newcomers, in as many pages as there are.
+"""The final engine's scheduler: any mixture of decodes, chunks of prompts and new sequences, within the cache's pages.
 
-A step is filled in three rounds, each with what the one before left of the token budget: one token for each decoding
-sequence, the next chunk of each prompt under way, then newcomers, best first (Sarathi-Serve, Agrawal et al. 2024).
+Three rounds fill a step, each from what the one before left of the token budget: one token for each decoding sequence,
+the next chunk of each prompt under way, then new sequences, best first (Sarathi-Serve, Agrawal et al. 2024).
 Pages are taken as sequences grow, never ahead (PagedAttention, Kwon et al. 2023), so they can run out: then the worst
 running sequence goes back to the queue and is recomputed later. The best one never does, and `add` refuses what would
-not fit an empty cache; so the best always advances, ends, and leaves its place: every sequence has its turn.
+not fit an empty cache; so the best always advances, ends, and frees its slot: every sequence has its turn.
 
-Plans may be made while earlier ones are still under way. Then the token that a decode starts from is not known: UNKNOWN
-takes its place in the plan, and the runner, which has it on the device, fills it in. Planning needs lengths alone.
+Plans may be made while earlier ones are still under way. Then the token that a decode starts from is not known: the
+plan says UNKNOWN, and the runner, which has the token on the device, fills it in. Planning needs lengths alone.
 
 Steady decodes are columns (`gradus.scheduling.columns`). They pass through here only when something must be decided: at
 the end of a page, at their end, and when they have to give way. The teaching twin is phases/p06_chunked_prefill
@@ -39,9 +39,9 @@ BY_ORDER = attrgetter("order")
 
 
 class Refusal(NamedTuple):
-    """A newcomer that found no room: the positions that it hit, and the pages that it could have started with.
+    """A new sequence that found no room, the positions that it hit, and the pages that it needed to start.
 
-    pages: those of its first span, and those hit that no running sequence held.
+    pages: for its first span, and hit pages that no running sequence held.
     """
 
     sequence: Sequence
@@ -49,7 +49,7 @@ class Refusal(NamedTuple):
     pages: int
 
     def outdated_by(self, published: Sequence, page_size: int) -> bool:
-        """Whether the newcomer may hit more, now that this one's pages are in the index: the next page is the same."""
+        """Whether the sequence may hit more, now that the index has `published`: the next page is the same."""
         page = slice(self.hit, self.hit + page_size)
         return published.tokens[page] == self.sequence.tokens[page]
 
@@ -58,9 +58,9 @@ class Scheduler:
     """Up to `max_sequences` run, within `token_budget` tokens per step and the pages of `cache`.
 
     token_budget: None sets no limit; a prompt is then always one span.
-    policy: what goes first (see queue.RANKS). Under "priority" a newcomer may also take the place of a running sequence
+    policy: the order of the queue (see queue.RANKS). Under "priority" a new sequence may also preempt a running one
     with a larger number; otherwise it never does, and no sequence overtakes the head of the queue.
-    times: the engine's. It judges whether a deadline can still be met; the engine ends what cannot.
+    times: the engine's. It judges whether a deadline can still be met; the engine ends sequences that miss theirs.
     drafting: chooses how many drafts each sequence verifies, in an engine that speculates.
     """
 
@@ -80,22 +80,22 @@ class Scheduler:
         self.times = TimeLimits() if times is None else times
         self.waiting = WaitingQueue()
         self.siblings = Siblings()
-        self.prefilling: list[Sequence] = []  # running, with prompts that are not planned to their end
+        self.prefilling: list[Sequence] = []  # running, with prompts not planned to their end
         self.drafting = drafting
         most = 0 if drafting is None else drafting.most
         self.columns = Columns(max_sequences, cache.page_size, most)  # running, and decoding
         self.free_slots = list(range(max_sequences))  # a heap: attention may read up to the highest slot in use
         self.requests: dict[str, dict[int, Sequence]] = {}  # request id → its samples that have not ended
-        self.plan = Plan()  # being made
-        self.left = 0  # tokens that it has room for
-        self.issued = self.committed = 0  # plans; they are under way in between
+        self.plan = Plan()  # the plan being made
+        self.left = 0  # tokens that the plan has room for
+        self.issued = self.committed = 0  # counts of plans; those in between are under way
         self.preemptions = self.cached_tokens = 0
         self._entered: list[tuple[Sequence, TableChange]] = []  # decoding sequences that this plan gives a page
-        self._moved: list[Sequence] = []  # others whose next plan must tell their block tables
+        self._moved: list[Sequence] = []  # others whose block-table changes go into the next plan
         self._numbers = itertools.count()
         self._growth = len(cache.windows)  # pages that a sequence takes when it needs some: one per layer group
         self._refusal: Refusal | None = None  # of the head of the queue
-        self._longest_served = 0  # the longest sequence that was found to fit: a shorter one does as well
+        self._longest_served = 0  # the longest sequence found to fit; shorter ones fit too
         self._usage = Snapshot(self.measure_usage, self.times.clock)
 
     # -- a request comes -----------------------------------------------------------------------------------------------
@@ -103,7 +103,7 @@ class Scheduler:
     def add(self, sequences: Iterable[Sequence]) -> None:
         """Queue the samples of one request, all or none.
 
-        Raises RequestError, keeping nothing, for an id that is in use and for what an empty cache could not hold. A
+        Raises RequestError, keeping nothing, for an id in use and for a request that an empty cache could not hold. A
         request that cannot meet its deadline is given up at once, before it costs anything.
         """
         sequences = list(sequences)
@@ -138,7 +138,7 @@ class Scheduler:
 
     @property
     def _longest_span(self) -> int | None:
-        """Positions of one sequence that a step may need at once; None where that has no bound."""
+        """The most positions of one sequence that a step may need at once; None if unbounded."""
         if self.token_budget is None or self.drafting is None:
             return self.token_budget
         return max(self.token_budget, self.drafting.ahead)
@@ -146,7 +146,7 @@ class Scheduler:
     # -- a step is planned ---------------------------------------------------------------------------------------------
 
     def schedule(self) -> Plan | None:
-        """The next step's work, or None when there is none."""
+        """Plan the next step; None when there is no work."""
         self.plan, preempted = Plan(), self.preemptions
         self.enter_pages(self.columns.at_page_end())
         self.left = (self.token_budget or sys.maxsize) - len(self.columns.going().slots)
@@ -167,7 +167,7 @@ class Scheduler:
         return self.plan
 
     def enter_pages(self, sequences: list[Sequence]) -> None:
-        """Have a page for the next tokens of each: for all at once, or one by one at the cost of worse sequences."""
+        """Get each sequence pages for its next tokens: all at once, or one by one at the cost of worse sequences."""
         if not sequences:
             return
         if self._need_one_each(sequences):
@@ -186,7 +186,7 @@ class Scheduler:
         return self.drafting is None or (not self.cache.sliding and self.columns.need_one_each(sequences))
 
     def enter_page(self, sequence: Sequence) -> bool:
-        """Have pages for one of them. False if it had to give way, now or for one before it."""
+        """Get one sequence its pages. False if it had to give way, now or to an earlier one."""
         if not self.columns.holds(sequence):
             return False
         end, start = self.columns.needed(sequence)
@@ -196,7 +196,7 @@ class Scheduler:
         return True
 
     def _advance(self) -> Decodes:
-        """A token for each decoding sequence, and drafts with what the prompts have left of the budget."""
+        """Plan a token for each decoding sequence, and drafts with what the prompts have left of the budget."""
         slots = self.columns.going().slots
         if self.drafting is None or not len(slots):
             return self.columns.advance()
@@ -206,9 +206,9 @@ class Scheduler:
         return self.columns.advance(drafts)
 
     def reserve_drafts(self, wanted: list[tuple[Sequence, tuple[int, int]]]) -> None:
-        """Pages for drafts, as far as some are spare: no sequence gives way for them, or loses what it will grow into.
+        """Reserve pages for drafts while some are spare: no sequence gives way for them, or loses a page to grow into.
 
-        A sequence that has entered a page has been told of in this plan, and drafts as far as that goes.
+        A sequence that entered a page already has its change in this plan, and drafts only as far as that page goes.
         """
         entered = {sequence.slot for sequence, _ in self._entered}
         for sequence, (end, start) in wanted:
@@ -217,14 +217,14 @@ class Scheduler:
                 self._moved.append(sequence)
 
     def continue_prompt(self, sequence: Sequence) -> None:
-        """The next chunk of a prompt under way, as far as the budget goes."""
-        if self.left > 0 and sequence.slot >= 0:  # not sent back for the sake of one before it
+        """Plan the next chunk of a prompt under way, as far as the budget goes."""
+        if self.left > 0 and sequence.slot >= 0:  # not preempted for an earlier one
             self.place(sequence)
 
     def place(self, sequence: Sequence) -> None:
-        """Plan the next span: what the sequence knows and has not stored, as far as the step's budget goes.
+        """Plan the next span: the known tokens that are not stored yet, as far as the step's budget goes.
 
-        It has no span if it had to give way itself to make room.
+        A sequence that had to give way itself to make room gets no span.
         Only the span that reaches the newest token is sampled from: a chunk before it has no logits.
         """
         tokens, start = sequence.tokens, self.cache.stored(sequence.id)
@@ -237,7 +237,7 @@ class Scheduler:
         self.left -= end - start
 
     def begin_decoding(self, span: Span) -> None:
-        """A sequence whose prompt ends with this plan has a place in the columns from the next one on."""
+        """Move a sequence to the columns, from the next plan on, if its prompt ends with this one."""
         sequence = span.sequence
         assert sequence is not None
         if span.logits:
@@ -251,7 +251,7 @@ class Scheduler:
                 self.drafting.begin(sequence.slot)
 
     def _changes(self) -> list[tuple[int, TableChange]]:
-        """What the plan has to tell of decodes' block tables. Those that have left meanwhile have none."""
+        """Collect the changes of decodes' block tables for the plan. Sequences that have left meanwhile have none."""
         told = [(each.slot, change) for each, change in self._entered if each.unread is self.columns]
         for each in self._moved:
             change = self.cache.table_change(each.id)
@@ -263,7 +263,7 @@ class Scheduler:
     # -- room ----------------------------------------------------------------------------------------------------------
 
     def make_room(self, sequence: Sequence, end: int, start: int | None = None) -> bool:
-        """Have [0, end) of a running sequence stored, at the cost of worse ones. False: it was the worst, and is out.
+        """Get a running sequence pages for [0, end), at the cost of worse ones. False: it was the worst, and is out.
 
         The best can take all other sequences' pages, so it always finds room. start: as in `PagedCache.reserve`.
         """
@@ -299,7 +299,7 @@ class Scheduler:
         heapq.heappush(self.free_slots, sequence.slot)
         sequence.slot = -1
 
-    # -- newcomers -----------------------------------------------------------------------------------------------------
+    # -- new sequences -------------------------------------------------------------------------------------------------
 
     def admit(self) -> None:
         """Start waiting sequences, best first, until one finds no slot, no pages or no tokens left: none overtakes it.
@@ -324,7 +324,7 @@ class Scheduler:
         return True
 
     def enter(self, sequence: Sequence) -> bool:
-        """Give it a slot, what the prefix index has of it, and pages for its first span; or nothing, and False."""
+        """Give it a slot, its prefix from the index, and pages for its first span; or nothing, and return False."""
         if not self.free_slots or self._spare < self._wanted(sequence):
             return False
         available, tokens = self.cache.available, len(sequence.tokens)
@@ -346,28 +346,28 @@ class Scheduler:
 
     @property
     def _spare(self) -> int:
-        """Pages that newcomers may take: each running sequence keeps one (per group) to grow into."""
+        """The pages that new sequences may take: each running sequence keeps one (per group) to grow into."""
         return self.cache.available - self.active_count * self._growth
 
     def _wanted(self, sequence: Sequence) -> int:
-        """Spare pages without which it is not worth looking: one (per group), or what it lacked when it was refused."""
+        """Return the spare pages needed for an attempt: one (per group), or as many as its last refusal calls for."""
         refusal = self._refusal
         return refusal.pages if refusal is not None and refusal.sequence is sequence else self._growth
 
     # -- the prefix index ----------------------------------------------------------------------------------------------
 
     def publish(self, sequence: Sequence, end: int) -> None:
-        """Committed steps have stored positions [0, end) of a running sequence: others may share its full pages."""
+        """Share the full pages of a running sequence. Committed steps have stored its positions [0, end)."""
         if self.cache.publish(sequence.id, sequence.tokens, end) and self.columns.holds(sequence):
             self._moved.append(sequence)
         if self._refusal is not None and self._refusal.outdated_by(sequence, self.cache.page_size):
             self._refusal = None
 
     def find_prefix(self, sequence: Sequence) -> int:
-        """Begin a newcomer with the pages that others have of its tokens. Returns the positions hit.
+        """Begin a new sequence with the pages that others have of its tokens. Returns the positions hit.
 
-        Pages that decodes fill are published only where it matters: a running sequence may have the page that comes
-        after the hit without the index knowing it.
+        Pages that decodes fill are published only where it matters: a running sequence may have the page after the
+        hit, and the index not know it.
         """
         while True:
             hit = self.cache.admit(sequence.id, sequence.tokens, sequence.request.scheduling.cache_salt)
@@ -382,7 +382,7 @@ class Scheduler:
     # -- a step is done ------------------------------------------------------------------------------------------------
 
     def commit(self, plan: Plan, result: Result) -> Outputs:
-        """Wait for the step, append its tokens, finish and free what ended."""
+        """Wait for the step, append its tokens, and free the sequences that ended."""
         sampled = result.get()
         outputs = self._commit_decodes(plan, sampled)
         for span, one in zip(plan.spans, sampled, strict=True):
@@ -391,7 +391,7 @@ class Scheduler:
         return outputs
 
     def _commit_decodes(self, plan: Plan, sampled: Sampled) -> Outputs:
-        """Exceptions are decided one by one; the columns take in the plain tokens of all others."""
+        """Decide exceptions one by one; record the plain tokens of all others in the columns."""
         decodes, tokens = plan.decodes, sampled.decoded
         if not len(decodes):
             return Outputs()
@@ -411,7 +411,7 @@ class Scheduler:
         self.drafting.learn(plan.decodes, tokens, ended, seconds, usual=sampled.usual)
 
     def commit_exception(self, sequence: Sequence, sampled: SpanResult) -> list[Output]:
-        """A decode that ends with this step, or that has lost its slot while the step was under way."""
+        """Commit a decode that ends with this step, or that lost its slot while the step was under way."""
         if sequence.finish_reason is not None:
             return []
         output = sequence.accept(sampled)
@@ -422,7 +422,7 @@ class Scheduler:
         return [output]
 
     def commit_span(self, span: Span, sampled: SpanResult) -> list[Output]:
-        """A chunk was stored, or a prompt and with it the first token."""
+        """Commit a stored chunk, or the end of a prompt with its first token."""
         sequence, end = span.sequence, span.start + len(span.tokens)
         assert sequence is not None
         if sequence.finish_reason is not None:  # it ended while its step was under way
@@ -445,7 +445,7 @@ class Scheduler:
     def cancel(self, request_id: str, index: int | None, reason: str) -> list[Output]:
         """End the request's samples (or one of them) in whatever state they are; [] if they ended before.
 
-        Steps of them that are under way will be ignored.
+        Their results from steps under way are ignored.
         """
         samples = self.requests.get(request_id, {}).values()
         outputs = []
@@ -455,9 +455,9 @@ class Scheduler:
         return outputs
 
     def retire(self, sequence: Sequence, poisoned: bool = False) -> None:
-        """Forget a sequence that has ended: it leaves its slot, or the line in which it waits.
+        """Forget a sequence that has ended: it leaves its slot, or the queue in which it waits.
 
-        If its siblings were waiting for its prompt, the next of them computes it.
+        If its siblings were waiting for its prompt, the next one computes it.
         """
         if sequence.slot >= 0:
             self.release(sequence, poisoned)
@@ -473,7 +473,7 @@ class Scheduler:
     # -- what there is -------------------------------------------------------------------------------------------------
 
     def head(self) -> Sequence | None:
-        """The sequence that would start next; None when none waits."""
+        """Return the sequence that would start next; None when none waits."""
         return self.waiting.head()
 
     @property
@@ -489,11 +489,11 @@ class Scheduler:
         return len(self.waiting) + len(self.siblings)
 
     def usage(self) -> CacheUsage:
-        """How full the cache is: now, if nothing runs; else not long ago."""
+        """Report how full the cache is: now, if nothing runs; otherwise a short while ago."""
         return self._usage.look(now=not self.active_count)
 
     def measure_usage(self) -> CacheUsage:
-        """How full the cache is at this moment. Takes time with the number of pages."""
+        """Measure how full the cache is now. The time grows with the number of pages."""
         return self.cache.usage(self.columns.reserved_ahead())
 
     def check(self) -> None:
