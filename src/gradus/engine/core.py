@@ -1,7 +1,7 @@
-"""What a front end asks of an engine: token ids in, token ids out. No torch here.
+"""The engine's interface to a front end: token ids in, token ids out. No torch here.
 
 A front end (`gradus.text`) turns text into requests and outputs into text. It may run in the engine's own process, as
-in `LLM`, or elsewhere, as in the server. So whatever crosses this line is plain data: `Request` goes in, `Output` and
+in `LLM`, or elsewhere, as in the server. So only plain data crosses the interface: `Request` goes in, `Output` and
 `Metrics` come out, and each can be copied, packed and sent.
 """
 
@@ -18,15 +18,15 @@ class Core(Protocol):
 
     @property
     def limits(self) -> ModelLimits:
-        """What requests must respect: `Request.create` checks it."""
+        """The limits of the model, which `Request.create` checks."""
 
     @property
     def has_work(self) -> bool:
-        """Whether `step` would do anything."""
+        """Whether `step` has anything to do."""
 
     @property
     def waiting_count(self) -> int:
-        """Samples that wait to start. As `metrics` has it, for a caller that asks after every step."""
+        """The number of samples that wait to start, as in `metrics`: for a caller that asks after every step."""
 
     def submit(self, request: Request) -> None:
         """Queue a request, its n samples at once. Its id must not be in use.
@@ -35,7 +35,7 @@ class Core(Protocol):
         """
 
     def step(self) -> Sequence[Output]:
-        """Advance what runs by one step. Returns what is new, the outputs of a sample in their order.
+        """Advance all running sequences by one step. Returns the new outputs, those of each sample in order.
 
         A sample's last output has a finish_reason and its timings. An exception means that the core is broken.
         """
@@ -43,11 +43,11 @@ class Core(Protocol):
     def cancel(self, request_id: str, index: int | None = None, reason: str = "cancelled") -> Sequence[Output]:
         """End a request, or one sample of it, with `reason` as its finish_reason.
 
-        Returns the last output of each sample that this ended; none where they had ended before.
+        Returns the last output of each sample that this call ended; none for samples that had ended before.
         """
 
     def metrics(self) -> Metrics:
-        """Totals and the queue now, as a snapshot."""
+        """Return a snapshot: totals, and the queue now."""
 
     def check(self) -> None:
         """Assert the invariants of queue and cache. Costs more than a step: for tests and idle servers."""

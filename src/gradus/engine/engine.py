@@ -20,9 +20,8 @@ from gradus.engine.time_limits import TimeLimits
 class Scheduler(Protocol):
     """Decides which sequences run and how many tokens of each. Knows no tensor.
 
-    cache: knows what is stored where. running: the sequences that have a slot. preemptions: how often one of them was
-    sent back to the queue.
-    cached_tokens: prompt positions that the prefix cache had.
+    cache: knows what is stored where. running: the sequences that have a slot. preemptions: how often one of them
+    was sent back to the queue. cached_tokens: prompt positions found in the prefix cache.
     """
 
     preemptions: int
@@ -44,19 +43,19 @@ class Scheduler(Protocol):
         """Queue the samples of one request, all or none. Raises RequestError for what could never be served."""
 
     def head(self) -> Sequence | None:
-        """The sequence that would start next; None when none waits."""
+        """Return the sequence that would start next; None when none waits."""
 
     def schedule(self) -> Plan | None:
-        """The next step's work, or None when there is none. Room in the cache is taken here, before the step runs."""
+        """Plan the next step, or return None when there is no work. Takes room in the cache before the step runs."""
 
     def commit(self, plan: Plan, result: Result) -> Ordered[Output]:
-        """Wait for the step, append its tokens, finish and free what ended."""
+        """Wait for the step, append its tokens, and free the sequences that ended."""
 
     def cancel(self, request_id: str, index: int | None, reason: str) -> list[Output]:
         """End the request's samples (or one of them) wherever they are; [] if they ended before."""
 
     def usage(self) -> CacheUsage | None:
-        """How full the cache is, where it has pages."""
+        """Report how full the cache is, if it has pages."""
 
     def check(self) -> None:
         """Assert the invariants of queue and cache: tests call it after every step, the server when it is idle."""
@@ -71,13 +70,13 @@ class Engine:
     """Runs requests to completion, one step at a time: choose the work, do it, record it. Token ids in, token ids out.
 
     Not thread-safe: one thread owns the loop and makes every call. An exception out of `step` means that the engine
-    itself is broken; what goes wrong for a single sequence ends that sequence with finish_reason "error".
+    itself is broken; a failure of a single sequence ends that sequence with finish_reason "error".
 
-    lag: how many steps stay under way when `step` returns. With 0 each is waited for at once; with 1 the next one is
-    scheduled and launched while the device works on it, so that the device never waits for the host. It takes a
-    scheduler that plans with tokens which only the device knows yet, and a runner that fills them in.
-    times: the home of timeouts and deadlines. The loop ends what it names, in every phase.
-    speculation: tells what drafts have come to, where there are any.
+    lag: how many steps stay under way when `step` returns. With 0, each step is waited for at once; with 1, the next
+    step is scheduled and launched while the device works on it, so the device never waits for the host. That requires
+    a scheduler that plans with tokens known only to the device, and a runner that fills them in.
+    times: the home of timeouts and deadlines. The loop ends the sequences that it names, in every phase.
+    speculation: reports how drafts have done, in engines that speculate.
     """
 
     def __init__(
@@ -95,7 +94,7 @@ class Engine:
         self.lag = lag
         self.times = TimeLimits() if times is None else times
         self.speculation = speculation
-        self.in_flight: deque[tuple[Plan, Result]] = deque()  # launched and not committed, in their order
+        self.in_flight: deque[tuple[Plan, Result]] = deque()  # launched but not committed, oldest first
         self._totals = Metrics()
 
     def step(self) -> Ordered[Output]:
@@ -117,19 +116,19 @@ class Engine:
         return outputs
 
     def _end_late(self) -> list[Output]:
-        """End what is out of time, wherever it is, before another step is spent on it."""
+        """End the sequences that are out of time, running or waiting, before another step is spent on them."""
         outputs: list[Output] = []
         while self.times.any:
             head = self.scheduler.head()
             candidates = self._with_deadlines(head) if self.times.any_deadline else []
             for sequence, reason in self.times.late(candidates, len(self.in_flight)):
                 outputs += self.cancel(sequence.request_id, sequence.index, reason)
-            if self.scheduler.head() is head:  # else there is a new one to be judged
+            if self.scheduler.head() is head:  # else there is a new head to judge
                 break
         return outputs
 
     def _with_deadlines(self, head: Sequence | None) -> list[Sequence]:
-        """Of those that run, and the one that would start next."""
+        """List the running sequences that have a deadline, and the head of the queue."""
         found = [sequence for sequence in self.scheduler.running if sequence.due < math.inf]
         return found if head is None else [*found, head]
 
@@ -144,7 +143,7 @@ class Engine:
     def cancel(self, request_id: str, index: int | None = None, reason: str = "cancelled") -> list[Output]:
         """End a request, or one sample of it, in whatever state it is.
 
-        Returns the last output of each sample that this ended; [] if they had ended before.
+        Returns the last output of each sample that this call ended; [] if they had ended before.
         """
         outputs = self.scheduler.cancel(request_id, index, reason)
         self._totals.count_endings(endings(outputs))
@@ -156,11 +155,11 @@ class Engine:
 
     @property
     def waiting_count(self) -> int:
-        """Samples that wait to start."""
+        """The number of samples that wait to start."""
         return self.scheduler.waiting_count
 
     def metrics(self) -> Metrics:
-        """A snapshot; later steps do not change it."""
+        """Return a snapshot; later steps do not change it."""
         scheduler = self.scheduler
         return replace(
             self._totals,

@@ -1,9 +1,9 @@
 """Log-probabilities on their way to the reader: bytes first, and objects once they are read. No torch here.
 
-With 5 alternatives, the log-probabilities of one token are some twenty Python objects, and 256 sequences bring as many
-tokens per step. The engine has no use for them; the front end makes them. Until then a token has pairs of (token id,
-logarithm) as bytes, just as the device wrote them: first the sampled token's, then those of the likeliest tokens, best
-first. Bytes are quickly cut from what a step brings, keep nothing else of it alive, and cost the garbage collector
+With 5 alternatives, the log-probabilities of one token are some twenty Python objects, and 256 sequences sample as many
+tokens per step. The engine has no use for such objects; the front end makes them. Until then each token keeps its pairs
+of (token id, logarithm) as bytes, just as the device wrote them: first the sampled token's, then the likeliest tokens',
+best first. Bytes are quickly cut from a step's result, keep nothing else of it alive, and cost the garbage collector
 nothing.
 """
 
@@ -16,7 +16,7 @@ from typing import overload
 PAIR = struct.Struct("<if")
 
 
-@dataclass(slots=True)  # not frozen: that takes longer to make, and there are thousands per step
+@dataclass(slots=True)  # not frozen: frozen ones take longer to make, thousands of times per step
 class TokenLogprob:
     """The log-probability of a sampled token, and the likeliest tokens at its position, best first."""
 
@@ -26,7 +26,7 @@ class TokenLogprob:
 
 
 class Logprobs(Ordered[TokenLogprob]):
-    """Of some tokens, in their order. Reads like a tuple of TokenLogprob. packed: one per token. Not to be changed."""
+    """The log-probabilities of some tokens, in order. Reads like a tuple of TokenLogprob. packed: bytes per token."""
 
     __slots__ = ("packed",)
 

@@ -1,4 +1,4 @@
-"""What an engine has done since it was built, in totals. No torch here."""
+"""Totals of an engine's work since it was built. No torch here."""
 
 from collections.abc import Iterable
 from collections.abc import Sequence as Ordered
@@ -12,9 +12,10 @@ from gradus.engine.sequence import Output
 
 @dataclass(frozen=True, slots=True)
 class Speculation:
-    """What drafts have come to. drafts: the most of a sequence in the newest step; why: the reason.
+    """The record of drafts. drafts: the most that one sequence has in the newest step; why: the reason.
 
-    steps: of each sequence, summed. tokens: that these brought. By position among a step's drafts: drafted, accepted.
+    steps: summed over sequences. tokens: sampled in these steps. drafted, accepted: counts by position among a step's
+    drafts.
     """
 
     drafts: int
@@ -30,22 +31,22 @@ class Speculation:
 
     @property
     def acceptance(self) -> tuple[float, ...]:
-        """By position: how many of the drafts stood."""
+        """The share of drafts that were accepted, by position."""
         pairs = zip(self.accepted, self.drafted, strict=True)
         return tuple(accepted / drafted if drafted else 0.0 for accepted, drafted in pairs)
 
 
 @dataclass(slots=True)
 class Metrics:
-    """Totals since the engine was built, and its queue now. A request's n samples count one each.
+    """Totals since the engine was built, and its queue now. Each of a request's n samples counts as one.
 
     completed: ended by a stop token, a stop string or their length. failed: ended by an error. deadline_misses: ended
     because their deadline could not be met. cancelled: ended from outside, or by their timeout.
     preemptions: how often a running sequence was sent back to the queue.
-    cached_tokens: prompt positions that were not computed, because the prefix cache had them.
+    cached_tokens: prompt positions found in the prefix cache, and so not computed.
     batch_total, max_batch: sequences advanced, summed over all steps, and the most in one.
-    rows, padding_rows: what the model computed, and how much of it was padding.
-    cache: how full the pages are, in engines that have pages. speculation: in engines that speculate.
+    rows, padding_rows: rows that the model computed, and how many of them were padding.
+    cache: how full the pages are, in engines that have pages. speculation: None in engines that do not speculate.
     """
 
     completed: int = 0
@@ -71,7 +72,7 @@ class Metrics:
         return self.batch_total / self.steps if self.steps else 0.0
 
     def count_step(self, plan: Plan, rows: int, outputs: Ordered[Output]) -> None:
-        """Take in a committed step, for which the model computed so many rows."""
+        """Count a committed step. rows: computed by the model, padding included."""
         self.steps += 1
         self.batch_total += plan.size
         self.max_batch = max(self.max_batch, plan.size)

@@ -1,4 +1,4 @@
-"""What a step has done: a list for its readers, columns for the loop that makes hundreds per step. No torch here."""
+"""The outputs of a step: a list to its readers, columns to the loop that makes hundreds per step. No torch here."""
 
 from collections.abc import Iterator
 from collections.abc import Sequence as Ordered
@@ -15,10 +15,10 @@ from gradus.engine.sequence import Output
 
 @dataclass(slots=True, eq=False)
 class Outputs(Ordered[Output]):
-    """The tokens of decoding sequences, in columns, and an `Output` for all that is more. Reads like a list.
+    """The tokens of decoding sequences, in columns, and an `Output` for everything else. Reads like a list.
 
-    owners, tokens [B, width]: of the decodes of a plan, as in Sampled. exceptional: those that did not just sample
-    plain tokens, ascending; what they did is in others. logprobs: as in Sampled.
+    owners, tokens [B, width]: of a plan's decodes, as in Sampled. exceptional: the rows, ascending, that did more than
+    sample plain tokens; their outputs are in others. logprobs: as in Sampled.
     others: endings, first tokens, and tokens of sequences that have left their slot.
     """
 
@@ -33,12 +33,12 @@ class Outputs(Ordered[Output]):
 
     @property
     def plain(self) -> int:
-        """How many sequences sampled plain tokens."""
+        """The number of sequences that sampled plain tokens."""
         return len(self.owners) - len(self.exceptional)
 
     @property
     def plain_tokens(self) -> int:
-        """How many tokens those are."""
+        """The number of plain tokens."""
         if self.tokens.shape[1] == 1:
             return self.plain
         tokens = self.tokens >= 0
@@ -57,7 +57,7 @@ class Outputs(Ordered[Output]):
         return np.delete(rows, self.exceptional) if self.exceptional else rows
 
     def _tokens_of(self, rows: Column) -> list[tuple[int, ...]]:
-        """What each of these has sampled: the numbers that are no tokens left out."""
+        """Return the tokens that each row sampled, without the marks for missing ones."""
         tokens = self.tokens[rows]
         if (tokens >= 0).all():  # as without drafts
             return list(zip(*tokens.T.tolist(), strict=True))
@@ -82,7 +82,7 @@ class Outputs(Ordered[Output]):
 
 
 def endings(outputs: Ordered[Output]) -> list[str]:
-    """The finish reasons among them. Decodes in columns have none."""
+    """List the finish reasons among the outputs. Decodes in columns have none."""
     told = outputs.others if isinstance(outputs, Outputs) else outputs
     return [output.finish_reason for output in told if output.finish_reason is not None]
 

@@ -1,11 +1,11 @@
-"""The words that the loop's three parts speak: a Plan goes to the runner, a Result comes back. No torch here.
+"""The data that the loop's three parts exchange: a Plan goes to the runner, a Result comes back. No torch here.
 
 Progress is a span: "run these tokens of this sequence from this position". A prefill of P tokens is (0, P), a decode
 at position n is (n, 1), and the baseline without a cache recomputes (0, n) every step. There is no prefill mode and no
 decode mode: a step is a list of spans, mixed freely.
 
-Most spans of a busy engine are decodes, and all they differ in is a few numbers. The final engine writes those as
-columns (`Decodes`), one row per span; a `Span` then describes whatever takes more.
+Most spans of a busy engine are decodes, which differ in a few numbers only. The final engine writes these as columns
+(`Decodes`), one row per span; a `Span` then describes whatever takes more.
 """
 
 from collections.abc import Iterable, Iterator
@@ -22,13 +22,13 @@ from gradus.engine.request import Request
 from gradus.engine.sequence import Sequence, SpanResult
 
 UNKNOWN = -1
-"""Stands for a token id that is only on the device yet."""
+"""Marks a token id that only the device knows yet."""
 
 REJECTED = -2
-"""Stands where a step sampled no token that counts: a draft, it or one before it, was wrong."""
+"""Marks a row whose token does not count: its draft, or one before it, was rejected."""
 
 UNDRAFTED = -3
-"""Stands where a step had room for a draft and there was none."""
+"""Marks a row with room for a draft where none was found."""
 
 Column = NDArray[np.int64]
 NO_DRAFTS: Column = np.empty(0, np.int64)
@@ -38,13 +38,13 @@ NO_DRAFTS: Column = np.empty(0, np.int64)
 class Span:
     """`tokens` of one sequence, at positions start, start + 1, …
 
-    tokens: UNKNOWN stands for the newest token that was sampled in this slot, by a step that is still under way.
-    sequence: for commit alone; the runner never reads it, and a plan that was unpacked has None.
+    tokens: UNKNOWN is the newest token sampled in this slot, by a step that is still under way.
+    sequence: for commit alone; the runner never reads it, and an unpacked plan has None.
     slot: the row of the sequence's state on the device while it runs (sampling state, block table).
     logits: how many of the last rows get logits, decided at scheduling: 1 to sample, 0 for a chunk that does not end
         the prompt, k + 1 to verify k drafts.
-    pages: what has changed in its block tables since its last span, or all of them if this is its first in the slot;
-        None where nothing has, as in most decodes, and from caches without pages.
+    pages: the changes in its block tables since its last span, or all of the tables in its first span in the slot;
+        None if nothing changed, as in most decodes, and from caches without pages.
     """
 
     sequence: Sequence | None
@@ -63,12 +63,12 @@ class Decodes:
     limits: how many positions each may store; rows beyond are padding.
     pages: (slot, change) of the slots whose block tables have changed.
 
-    drafts: in an engine that speculates, how many each verifies at most, in as many rows after its first; empty: none
-    does. Only the device knows how many drafts of earlier steps were accepted, so starts are the least that the
-    positions can be.
+    drafts: the most that each verifies, one row each after its first, in an engine that speculates; empty if none
+    verifies any. Only the device knows how many drafts of earlier steps were accepted, so starts are lower bounds of
+    the positions.
 
-    For commit alone; an unpacked plan has none of them:
-    owners: the sequences. departures: how many had left their slots before. See `gradus.scheduling.columns`.
+    For commit alone, and left out of an unpacked plan:
+    owners: the sequences. departures: how many sequences had left their slots before. See `gradus.scheduling.columns`.
     """
 
     slots: Column = field(default_factory=lambda: np.empty(0, np.int64))
@@ -84,16 +84,16 @@ class Decodes:
 
     @property
     def rows(self) -> int:
-        """How many tokens they run, the drafts included."""
+        """The number of tokens that they run, drafts included."""
         return len(self.slots) + int(self.drafts.sum())
 
     @property
     def width(self) -> int:
-        """The most rows of one of them."""
+        """The most rows of any decode."""
         return 1 + int(self.drafts.max(initial=0))
 
     def expanded(self) -> Iterator[Span]:
-        """The same as spans of one token, for readers that want those. Drafts are not known, and left out."""
+        """Convert to spans of one token, for readers that want spans. Drafts are unknown here, and left out."""
         changes = dict(self.pages)
         owners = [None] * len(self) if self.owners is None else self.owners
         rows = zip(owners, self.slots.tolist(), self.starts.tolist(), strict=True)
@@ -101,12 +101,12 @@ class Decodes:
 
 
 NO_DECODES = Decodes()
-"""Shared by all plans without decodes in columns, and so never changed."""
+"""The value that all plans without decodes in columns share, and so never changed."""
 
 
 @dataclass(slots=True)
 class Admission:
-    """`slot` changes owner: its sampling state is built anew from the tokens known so far."""
+    """A new owner of `slot`: the slot's sampling state is built anew from the tokens known so far."""
 
     slot: int
     request: Request
@@ -132,8 +132,8 @@ class Plan:
     """One step's work. In the flat batch the decodes come first, then the spans, each in their order.
 
     Admissions and wiping take effect before any span runs.
-    wiped: pages to fill with zeros, because a sequence that ended with numbers that are not finite wrote them: a
-    position that attention masks has the weight 0, and 0 times NaN is NaN.
+    wiped: pages to fill with zeros, written by a sequence that ended with numbers that are not finite. A position that
+    attention masks has the weight 0, and 0 times NaN is NaN.
     """
 
     spans: list[Span] = field(default_factory=list)
@@ -143,29 +143,29 @@ class Plan:
 
     @property
     def size(self) -> int:
-        """How many sequences it advances."""
+        """The number of sequences that it advances."""
         return len(self.decodes) + len(self.spans)
 
     @property
     def tokens(self) -> int:
-        """How many tokens it runs, drafts included."""
+        """The number of tokens that it runs, drafts included."""
         return self.decodes.rows + sum([len(span.tokens) for span in self.spans])
 
     def expanded(self) -> list[Span]:
-        """All of it as spans, in the order of the flat batch: for readers that do not mind the cost."""
+        """List all of it as spans, in the order of the flat batch: for readers that do not mind the cost."""
         return [*self.decodes.expanded(), *self.spans]
 
 
 class Result(Protocol):
     """A step under way. The runner returns it at once; only `get` waits for the device.
 
-    rows: how many rows the model computed, padding included.
+    rows: the number of rows that the model computed, padding included.
     """
 
     rows: int
 
     def get(self) -> "Sampled":
-        """What was sampled, on the host. The only host sync of a step."""
+        """Wait for the sampled tokens, and return them on the host. The only host sync of a step."""
 
 
 NOT_FINITE = "the model gave no finite logit to choose from"
@@ -173,16 +173,16 @@ NOT_FINITE = "the model gave no finite logit to choose from"
 
 @dataclass(slots=True)
 class Sampled:
-    """What a step sampled: a row per logits row, in the order of the flat batch, so the decodes' rows come first.
+    """The tokens sampled by a step: a row per logits row, in the order of the flat batch, so the decodes come first.
 
-    tokens: int64 [R], negative where there is none. counts: the rows of each span outside the columns.
+    tokens: int64 [R], negative where no token was sampled. counts: the rows of each span outside the columns.
     logprobs: of each row, packed as in gradus.engine.logprobs, b"" where the request asks for none; () if none does.
-    width: rows of each decode in the columns: 1, and one for each draft that the step had room for, which may be fewer
-    than its plan allows. Those that stand come first, the others are REJECTED or UNDRAFTED.
-    seconds: how long the step took, where its runner measures that; else 0. usual: the next one like it takes as long;
-    not where a drafter had to catch up first.
+    width: rows of each decode in the columns: 1, plus one for each draft that the step had room for, which may be fewer
+    than its plan allows. Sampled tokens come first; the other rows are REJECTED or UNDRAFTED.
+    seconds: how long the step took, if its runner measures that; otherwise 0. usual: whether the next step like it
+    takes as long; False where a drafter had to catch up first.
 
-    Iterating gives a SpanResult per span outside the columns, as `zip(plan.spans, result.get())` wants them.
+    Iteration yields a SpanResult per span outside the columns, for `zip(plan.spans, result.get())`.
     """
 
     tokens: Column
@@ -194,7 +194,7 @@ class Sampled:
 
     @classmethod
     def of(cls, plan: Plan, results: Iterable[SpanResult]) -> "Sampled":
-        """Made from a result per span of `plan.expanded()`, without log-probabilities: for runners without a model."""
+        """Build from a result per span of `plan.expanded()`, without log-probabilities. For runners without a model."""
         tokens: list[int] = []
         for span, result in zip(plan.expanded(), results, strict=True):
             tokens += (-1,) * span.logits if result.error is not None else result.tokens
@@ -206,11 +206,11 @@ class Sampled:
         return self.tokens[: len(self.tokens) - sum(self.counts)].reshape(-1, self.width)
 
     def decode(self, row: int) -> SpanResult:
-        """What one of the decodes in columns sampled."""
+        """Return the result of one decode in the columns."""
         return self.result(row * self.width, self.width)
 
     def result(self, first: int, count: int = 1) -> SpanResult:
-        """What a span with these rows sampled; one without a finite logit makes an error of all."""
+        """Return the result of the span with these rows; a single row without a finite logit makes it an error."""
         tokens = tuple([token for token in self.tokens[first : first + count].tolist() if token > REJECTED])
         if tokens and min(tokens) < 0:
             return SpanResult(error=NOT_FINITE)

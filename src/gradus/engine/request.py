@@ -1,4 +1,4 @@
-"""What a caller asks for, checked once.
+"""The request of a caller, checked once.
 
 `SamplingParams` checks everything that needs no model (types, ranges, sizes); `Request.create` adds what only the
 model knows (its vocabulary, its context) and resolves every default. Every front end goes through these two, so a
@@ -29,7 +29,7 @@ DEFAULT_MAX_TOKENS = 256
 
 
 class TokenBias(dict[int, float]):
-    """A dict that cannot be changed. Unlike a mapping proxy it can be pickled, copied and given to `asdict`."""
+    """An immutable dict. Unlike a mapping proxy, it can be pickled, copied and passed to `asdict`."""
 
     def _refuse_change(self, *_: Any, **__: Any) -> NoReturn:
         raise TypeError("sampling parameters do not change: make new ones with dataclasses.replace")
@@ -124,14 +124,14 @@ class SamplingParams:
 
     @property
     def penalized(self) -> bool:
-        """Whether sampling needs to know which tokens came before."""
+        """Whether sampling depends on the tokens before."""
         return self.repetition_penalty != 1 or self.presence_penalty != 0 or self.frequency_penalty != 0
 
 
 @documented
 @dataclass(frozen=True, slots=True)
 class SchedulingParams:
-    """When to serve a request, and what it may share. Raises RequestError naming the field, its limit and what came."""
+    """A request's order, time limits and cache sharing. Raises RequestError naming field, limit and value."""
 
     priority: int = param(
         'under the policy "priority" a lower number goes first, and may push a higher one out of the batch.', default=0
@@ -166,7 +166,7 @@ class SchedulingParams:
 
 @dataclass(frozen=True, slots=True)
 class ModelLimits:
-    """What a request must respect: token ids in [0, vocab_size), prompt and output within context_length tokens.
+    """Limits of a request: token ids in [0, vocab_size), prompt and output within context_length tokens.
 
     Raises ConfigError for more end-of-sequence tokens than sampling has room to ban.
     """
@@ -222,7 +222,7 @@ class Request:
 
     @property
     def longest(self) -> int:
-        """Most tokens that prompt and output together can have."""
+        """The most tokens that prompt and output can have together."""
         return len(self.prompt) + self.max_tokens
 
     def seed_of(self, index: int) -> int:
@@ -238,7 +238,7 @@ def _prompt(prompt: Iterable[int], limits: ModelLimits) -> tuple[int, ...]:
         raise RequestError(
             "prompt must have at least 1 token, got an empty one", param="prompt", limit="at least 1 token", got=0
         )
-    # all at once, in a fraction of the time; one by one only to say which of them is wrong
+    # all at once, in a fraction of the time; one by one only to name the token that is wrong
     if set(map(type, tokens)) != {int} or min(tokens) < 0 or max(tokens) >= limits.vocab_size:
         for token in tokens:
             _whole("prompt", token, 0, limits.vocab_size - 1, noun="token ids")
@@ -255,7 +255,7 @@ def _prompt(prompt: Iterable[int], limits: ModelLimits) -> tuple[int, ...]:
 
 
 def _plain(prompt: Iterable[Any]) -> tuple[Any, ...]:
-    """Token ids as Python's own integers, where they come in an array or a tensor of one dimension, or as its items."""
+    """Convert token ids to Python integers, if they come as a one-dimensional array or tensor, or as its items."""
     if getattr(prompt, "ndim", 1) != 1:
         shape = tuple(prompt.shape)  # type: ignore[attr-defined]
         limit, got = "text or a list of token ids", f"an array of shape {shape}"

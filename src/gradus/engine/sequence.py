@@ -12,10 +12,10 @@ from gradus.engine.request import Request
 
 @dataclass(slots=True)
 class SpanResult:
-    """What a span sampled: nothing for a chunk, one token for a prompt's end or a decode.
+    """The tokens that a span sampled: none for a chunk, one for a prompt's end or a decode.
 
-    error: why there is none though there are logits; it ends the sequence. They were not finite, so what the sequence
-    has stored may hold more such numbers.
+    error: why the logits gave no token; it ends the sequence. The logits were not finite, so the keys and values that
+    the sequence has stored may not be finite either.
     """
 
     tokens: tuple[int, ...] = ()
@@ -27,7 +27,7 @@ class SpanResult:
 class Timings:
     """Seconds, on one monotonic clock, from the moment the request was accepted.
 
-    queued_s: until the first step that included it. ttft_s: until its first token; None if none came.
+    queued_s: until the first step that included it. ttft_s: until its first token; None if it got none.
     total_s: until it ended.
     """
 
@@ -46,7 +46,7 @@ class Timings:
 
 @dataclass(slots=True)
 class Output:
-    """What one step did for one sequence: new tokens, and how it ended if it did."""
+    """One sequence's output of one step: its new tokens, and how it ended, if it did."""
 
     request_id: str
     index: int
@@ -60,30 +60,30 @@ class Output:
 
 
 class Unread(Protocol):
-    """Tokens that steady steps have sampled for a sequence and that its list does not hold yet."""
+    """Tokens that steady steps have sampled for sequences and that their lists do not hold yet."""
 
     def take(self, slot: int) -> list[int]:
-        """Those of the sequence in `slot`, which are taken over with this call."""
+        """Return the unread tokens of the sequence in `slot`, which are read with this call."""
 
 
 @dataclass(slots=True, eq=False)
 class Sequence:
     """Sample `index` of `request`. Its scheduler owns it; `tokens` is the prompt and, growing, the output.
 
-    clock: the engine's, in seconds. due: when its last token must be there, on that clock; infinite without a
-    deadline. longest: the length at which it ends. slot: where it runs; -1 while it does not.
+    clock: the engine's, in seconds. due: the time by which it must have its last token, on that clock; infinite
+    without a deadline. longest: the length at which it ends. slot: where it runs; -1 while it does not.
 
-    Of schedulers that preempt or choose an order:
+    For schedulers that preempt or choose an order:
     order: the sequence with the smaller one goes first.
-    resumes: after a preemption, how many plans must be committed before it may run again: some may hold its tokens.
-    unread: where its newest tokens are while it decodes in columns.
+    resumes: after a preemption, how many plans must be committed before it may run again: some may sample its tokens.
+    unread: holds its newest tokens while it decodes in columns.
     """
 
     request: Request
     index: int
     clock: Callable[[], float] = time.perf_counter
     request_id: str = field(init=False)
-    id: tuple[str, int] = field(init=False)  # what the cache manager knows it by
+    id: tuple[str, int] = field(init=False)  # its name in the cache manager
     stop_ids: frozenset[int] = field(init=False)
     longest: int = field(init=False)
     slot: int = -1
@@ -111,7 +111,7 @@ class Sequence:
 
     @property
     def tokens(self) -> list[int]:
-        """All that is known of it, prompt first. Not to be changed by readers."""
+        """All its known tokens, prompt first. Readers must not change the list."""
         self.take_over()
         return self._tokens
 
@@ -125,7 +125,7 @@ class Sequence:
         return len(self.tokens) - len(self.request.prompt)
 
     def accept(self, result: SpanResult) -> Output:
-        """Append what a step sampled, up to the token that ends the sequence; that one is kept, later ones dropped."""
+        """Append a step's tokens up to the one that ends the sequence, which is kept; drop later ones."""
         if result.error is not None:
             return self.end("error", result.error)
         if self.first_token is None and result.tokens:
@@ -143,7 +143,7 @@ class Sequence:
         return Output(request.id, self.index, result.tokens, result.logprobs)
 
     def end(self, reason: str, error: str | None = None) -> Output:
-        """Finish from outside: "cancelled", "timeout", "deadline", "stop" (a stop string), or "error" and why."""
+        """End it from outside: "cancelled", "timeout", "deadline", "stop" (a stop string), or "error" and why."""
         return self._finish(reason, error=error)
 
     def _finish(

@@ -1,8 +1,8 @@
 """Timeouts and deadlines, in one place: how long a step takes, and which sequences have no time left. No torch here.
 
-A timeout ends a request at its hour. A deadline ends it as soon as it cannot be met anymore, so that no further step is
-spent on it: a token takes a step, and steps take about as long as the last ones did. The loop asks before each step,
-and ends what is named here as a cancellation from outside would.
+A timeout ends a request at a set time. A deadline ends it as soon as it can no longer be met, so that no further step
+is spent on it: a token takes a step, and steps take about as long as the last ones did. Before each step, the loop ends
+the sequences named here, as a cancellation from outside would.
 """
 
 import math
@@ -16,21 +16,21 @@ from gradus.engine.sequence_heap import SequenceHeap
 FALLING, RISING = 1 / 2, 1 / 16
 """How much of a new measurement the estimate takes over, when the step was faster and when it was slower."""
 LARGEST_RISE = 2.0
-"""The most that a single step counts, as a multiple of the estimate."""
+"""The most that one step counts, as a multiple of the estimate."""
 MEMORY_S = 10.0
-"""After so long without a step, the time of a step is unknown again."""
+"""Seconds without a step after which the time of a step is unknown again."""
 
 
 class StepTime:
     """How long a step takes at the moment: an exponential moving average that is slow to believe bad news.
 
-    It decides over requests, so it errs on their side. One slow step (a compilation, a long prompt) must not end those
-    that normal steps would serve, so it rises slowly and falls fast; the very first step, which allocates and compiles,
-    does not count; and a measurement is forgotten when nothing has run for a while, since an estimate that refuses
-    every request would otherwise never be corrected.
+    It decides whether requests end, so it errs on their side. One slow step (a compilation, a long prompt) must not end
+    requests that normal steps would serve, so it rises slowly and falls fast; the very first step, which allocates and
+    compiles, does not count; and a measurement is forgotten when nothing has run for a while, since an estimate that
+    refuses every request would otherwise never be corrected.
 
-    A step takes from the commit of the last one to its own, whatever lies between and however many overlap: that is how
-    long a sequence waits for its next token.
+    A step lasts from the commit of the one before to its own, whatever lies between and however many overlap: that is
+    how long a sequence waits for its next token.
     """
 
     def __init__(self) -> None:
@@ -40,11 +40,11 @@ class StepTime:
         self._since = 0.0
 
     def busy_from(self, now: float) -> None:
-        """A step begins, and no sequence was running before it."""
+        """Record the start of a step before which no sequence was running."""
         self._since = now
 
     def step_ended(self, now: float) -> None:
-        """A step was committed: it took the time since the last one was, or since it began."""
+        """Record a committed step, which took the time since the last commit, or since it began."""
         seconds, self._since = now - self._since, now
         known, self._measured = self.seconds(now), now
         self._steps += 1
@@ -58,14 +58,14 @@ class StepTime:
             self._seconds += RISING * (min(seconds, LARGEST_RISE * known) - known)
 
     def seconds(self, now: float) -> float:
-        """The estimate; 0 while it is unknown, so that only what is really past is too late."""
+        """Return the estimate; 0 while it is unknown, so that only a deadline already past is too late."""
         return self._seconds if now - self._measured <= MEMORY_S else 0.0
 
 
 class TimeLimits:
     """The sequences that have a timeout or a deadline. clock: seconds, never going back.
 
-    fastest: the most tokens that a step brings a sequence: more than 1 where the engine speculates.
+    fastest: the most tokens that a sequence gains in a step: more than 1 where the engine speculates.
     """
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter, fastest: int = 1) -> None:
@@ -83,11 +83,11 @@ class TimeLimits:
 
     @property
     def any_deadline(self) -> bool:
-        """Whether a live sequence has a deadline, which steps must be counted for: a timeout is just a time."""
+        """Whether a live sequence has a deadline, for which steps must be counted: a timeout is just a time."""
         return self._deadlines.head() is not None
 
     def watch(self, sequence: Sequence) -> None:
-        """From now on `late` names the sequence when its time is up."""
+        """Let `late` name the sequence when its time is up."""
         timeout = sequence.request.scheduling.timeout
         ends = min(sequence.due, math.inf if timeout is None else sequence.arrived + timeout)
         if ends < math.inf:
@@ -97,13 +97,13 @@ class TimeLimits:
             self._deadlines.push(sequence.due, self._numbers, sequence)
 
     def give_up(self, sequences: Iterable[Sequence]) -> None:
-        """They cannot meet their deadline, whatever comes: the next `late` names them."""
+        """Let the next `late` name these sequences, which can no longer meet their deadline."""
         self._given_up += sequences
 
     def too_late(self, sequence: Sequence, steps_ahead: float = 0.0) -> bool:
-        """Whether its last token would come after its deadline, at the step time of the moment.
+        """Whether its last token would come after its deadline, at the current step time.
 
-        steps_ahead: those before its next one; negative where steps under way will bring it tokens.
+        steps_ahead: steps before its next one; negative where steps under way will give it tokens.
         """
         if sequence.due == math.inf:
             return False
@@ -112,10 +112,10 @@ class TimeLimits:
         return now + steps * self.step_time.seconds(now) > sequence.due
 
     def late(self, candidates: Iterable[Sequence], under_way: int) -> Iterator[tuple[Sequence, str]]:
-        """(sequence, finish reason) of each that is out of time. The caller ends each before it asks for the next.
+        """Yield (sequence, finish reason) for each that is out of time. The caller ends one before asking for the next.
 
-        candidates: those whose deadline is to be judged by the steps that they still need. under_way: steps launched
-        and not committed.
+        candidates: sequences with a deadline, to be judged by the steps that they still need. under_way: steps launched
+        but not committed.
         """
         while self._given_up:
             sequence = self._given_up.popleft()

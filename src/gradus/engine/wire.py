@@ -1,7 +1,7 @@
 """Plans as bytes: for workers in other processes, and for recordings that are played back later. No torch here.
 
-A plan is mostly columns of numbers, and those go as they are. What is rare and has names (an admission's parameters) is
-JSON. What only commit reads (sequences) stays behind: a plan that was unpacked can be run, not committed.
+A plan is mostly columns of numbers, packed as they are. Rare named values (an admission's parameters) are JSON. Objects
+that only commit reads (sequences) stay behind: an unpacked plan can be run, not committed.
 """
 
 import json
@@ -26,7 +26,7 @@ class PackError(ValueError):
 
 
 def pack(plan: Plan) -> bytes:
-    """The plan without what only commit reads. `unpack` gives an equal one back."""
+    """Pack the plan without the fields that only commit reads. `unpack` returns an equal one."""
     decodes = plan.decodes
     spans = list(_span_numbers(plan.spans))
     changes = list(_change_numbers(decodes.pages))
@@ -38,7 +38,7 @@ def pack(plan: Plan) -> bytes:
 
 
 def unpack(packed: bytes) -> Plan:
-    """Raises PackError for bytes that `pack` did not make."""
+    """Unpack a plan. Raises PackError for bytes that `pack` did not make."""
     head = len(MAGIC) + COUNTS.size
     if packed[: len(MAGIC)] != MAGIC or len(packed) < head:
         raise PackError("this is no packed plan")

@@ -1,4 +1,4 @@
-"""What a drafter is."""
+"""The interface of a drafter."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -13,25 +13,28 @@ from gradus.speculative.history import History
 class Drafter(Protocol):
     """Proposes tokens. Whatever it proposes, the engine's tokens stay the same: only its speed is at stake.
 
-    So it knows nothing of acceptance, and may propose too few tokens or none.
+    A drafter needs no knowledge of acceptance, and may propose too few tokens or none.
     """
 
     steady: bool
-    """Whether the newest proposal took what proposals usually take: nothing had to be caught up with."""
+    """Whether the newest proposal took the usual time: the drafter had nothing to catch up on."""
 
     def catch_up(self, history: History, decodes: Decodes) -> None:
-        """The next step verifies drafts of these decodes, whose block tables are up to date, or at 0 drafts none."""
+        """Prepare for the next step, which verifies drafts of `decodes`, or none if they have none.
+
+        The decodes' block tables are up to date.
+        """
 
     def propose(self, history: History, slots: Tensor, count: int, limits: Tensor) -> Tensor:
-        """What each of these slots, integers [B], may say next: int64 [B, count] on the device, from the first token
-        after its newest on. NO_DRAFT where there is none, and then in all later columns.
+        """Propose the tokens after the newest one of each slot: int64 [B, count], on the device. slots: integers [B].
 
-        limits: integers [B], how many positions each may store, for drafters that have keys and values of their own.
+        NO_DRAFT marks a missing proposal, and then all later columns as well. limits: integers [B], how many positions
+        each slot may store, for drafters with keys and values of their own.
         """
 
     def keep(self, slot: int, positions: int) -> None:
-        """Of what it may have stored of a slot only the first positions still count: none if the slot changed owners,
-        and those before a page that was exchanged for another sequence's with the same tokens."""
+        """Forget everything stored for `slot` beyond `positions`: 0 when the slot changes owners, the page's start when
+        a page is exchanged for another sequence's with the same tokens."""
 
     def wipe(self, pages: Sequence[int]) -> None:
-        """Fill these pages with zeros, where it has keys and values of its own: see `Plan`."""
+        """Fill these pages with zeros, if the drafter has keys and values of its own: see `Plan`."""

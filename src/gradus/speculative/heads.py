@@ -1,13 +1,13 @@
-"""Heads that draft: trained on one model's hidden states, they say what comes after the next token.
+"""Draft heads: trained on one model's hidden states, they guess the tokens after the next one.
 
-When a step ends, the model's newest hidden state h has just been turned into the newest token. Both are there for
-nothing, and a few matrices on top of them guess what follows. The model's own output head turns their answers into
-logits, so a head is small: a few MB beside a model of hundreds.
+When a step ends, the model's newest hidden state h has just been turned into the newest token. Both come at no extra
+cost, and a few matrices on top of them guess the tokens that follow. The model's own output head turns the guesses into
+logits, so a head is small: a few MB for a model of hundreds.
 
     medusa    draft i = head(W_i layer(h, e)), e being the newest token's embedding: all drafts in one pass, and none
-              knows what the others say (Medusa: Cai et al., arXiv 2401.10774, where heads do not see e)
+              knows the others (Medusa: Cai et al., arXiv 2401.10774, where heads do not see e)
     eagle     state = layer(state, e), draft = head(W state), again with the embedding of that draft: each draft knows
-              those before it, and takes a pass of its own (EAGLE: Li et al., arXiv 2401.15077; the layer here has no
+              the earlier ones, and takes a pass of its own (EAGLE: Li et al., arXiv 2401.15077; the layer here has no
               attention, since h has seen the whole context already)
 
 Shapes: B sequences, D hidden_size, K drafts.
@@ -28,13 +28,13 @@ EPS = 1e-5
 Draw = Callable[[Tensor, int], None]
 """(features [B, n, D], i): draws the drafts i, i + 1, … of each sequence."""
 Join = Callable[[Tensor, int], Tensor]
-"""(states [B, D], i) → [B, 2 D]: beside each the embedding of its sequence's token at i positions after the newest."""
+"""(states [B, D], i) → [B, 2 D]: joins to each state the embedding of its sequence's token i after the newest."""
 
 
 @dataclass(frozen=True, slots=True)
 class HeadsShape:
-    """kind: of KINDS. drafts: K. width: of the layer's MLP. vocabulary: they choose among the first so
-    many tokens; these are the most frequent ones where a tokenizer numbers its tokens in the order of its merges."""
+    """kind: one of KINDS. drafts: K. width: of the layer's MLP. vocabulary: the heads choose tokens below this id;
+    these are the most frequent ones where a tokenizer numbers its tokens in the order of its merges."""
 
     kind: str
     drafts: int
@@ -44,22 +44,24 @@ class HeadsShape:
 
 
 class DraftHeads(Protocol):
-    """What both kinds are, beside modules. together: how many drafts of a sequence one pass gives."""
+    """The interface of both kinds. together: how many drafts of a sequence one pass gives."""
 
     together: int
 
     def draft(self, x: Tensor, count: int, draw: Draw, join: Join) -> None:
-        """Draw `count` drafts of each sequence, K at most. x: [B, 2 D], as `join` gives it for the newest tokens and
-        the hidden states that they were drawn from."""
+        """Draw `count` drafts of each sequence, K at most. x: [B, 2 D], from `join`, for the newest tokens and the
+        hidden states that they were drawn from."""
 
     def unrolled(self, hidden: Tensor, embedded: Tensor) -> Tensor:
-        """All drafts at all places of S whole sequences, for training: hidden and embedded are [S, L, D], of their
-        tokens. Returns features [S, L - K, K, D]: at [t, i] they draft token t + 2 + i, knowing those before it as far
-        as this kind does."""
+        """Compute the features of all drafts at all positions of S whole sequences, for training.
+
+        hidden, embedded: [S, L, D], of the sequences' tokens. Returns features [S, L - K, K, D]: those at [t, i] draft
+        token t + 2 + i, and know the tokens before it as far as this kind does.
+        """
 
 
 class Layer(nn.Module):
-    """What both kinds begin with: a hidden state and the embedding of the token after it, joined, then an MLP."""
+    """The first part of both kinds: joins a hidden state and the embedding of the token after it, then runs an MLP."""
 
     def __init__(self, shape: HeadsShape, dtype: torch.dtype, device: torch.device | str) -> None:
         super().__init__()
@@ -72,13 +74,13 @@ class Layer(nn.Module):
         self.norm = RMSNorm(size, EPS, dtype, device)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[…, 2 D], a state and an embedding → […, D], not normalized yet."""
+        """Map a state and an embedding, […, 2 D], to […, D], not normalized yet."""
         x = self.fuse(x)
         return self.down.onto(x, self.gate_up.after(self.mlp_norm, x, self.gate))
 
 
 class MedusaHeads(nn.Module):
-    """The layer once, then K matrices side by side, as one product."""
+    """Runs the layer once, then K matrices side by side, as one product."""
 
     def __init__(self, shape: HeadsShape, dtype: torch.dtype, device: torch.device | str) -> None:
         super().__init__()
@@ -88,7 +90,7 @@ class MedusaHeads(nn.Module):
         self.blocks = Linear(_MATRIX, size, (size,) * shape.drafts, False, dtype, device)
 
     def features(self, x: Tensor) -> Tensor:
-        """[…, 2 D] → […, K, D]."""
+        """Map […, 2 D] to the features of all drafts, […, K, D]."""
         return self.blocks.after(self.layer.norm, self.layer(x)).unflatten(-1, (self.drafts, -1))
 
     def draft(self, x: Tensor, count: int, draw: Draw, join: Join) -> None:
@@ -100,7 +102,7 @@ class MedusaHeads(nn.Module):
 
 
 class EagleHeads(nn.Module):
-    """The layer once for each draft, on what it made of the draft before."""
+    """Runs the layer once for each draft, on its own state after the draft before."""
 
     def __init__(self, shape: HeadsShape, dtype: torch.dtype, device: torch.device | str) -> None:
         super().__init__()
@@ -109,7 +111,7 @@ class EagleHeads(nn.Module):
         self.out = Linear(_MATRIX, size, (size,), False, dtype, device)
 
     def step(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """[…, 2 D] → the next state, and what the model's head takes, […, D] each."""
+        """Map […, 2 D] to the next state and the features for the model's head, […, D] each."""
         state = self.layer(x)
         return state, self.out.after(self.layer.norm, state)
 
@@ -129,17 +131,17 @@ class EagleHeads(nn.Module):
         return torch.stack(found, dim=2)
 
 
-_MATRIX = MatrixId("gate_up", None)  # a matrix of no layer of the model's
+_MATRIX = MatrixId("gate_up", None)  # belongs to no layer of the model
 _CLASSES: dict[str, type[MedusaHeads] | type[EagleHeads]] = {"medusa": MedusaHeads, "eagle": EagleHeads}
 
 
 def create_heads(shape: HeadsShape, *, dtype: torch.dtype, device: torch.device | str) -> MedusaHeads | EagleHeads:
-    """Heads whose weights are not set yet."""
+    """Create heads whose weights are not set yet."""
     return _CLASSES[shape.kind](shape, dtype, device).eval()
 
 
 def first_heads(heads: MedusaHeads | EagleHeads, count: int) -> MedusaHeads | EagleHeads:
-    """Heads for the first `count` drafts alone, on the same weights. Eagle's are the same for every draft."""
+    """Make heads for the first `count` drafts alone, on the same weights. Eagle's are the same for every draft."""
     if isinstance(heads, EagleHeads):
         return heads
     blocks = heads.blocks.weight[: count * heads.shape.hidden_size]

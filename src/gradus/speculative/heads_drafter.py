@@ -1,10 +1,10 @@
-"""Drafts by trained heads, inside the run: from each slot's newest hidden state and token, wherever those were decided.
+"""Drafts by trained heads, inside the run: from each slot's newest hidden state and token, on the device.
 
-Nothing has to be caught up with, and nothing is stored but the states: so it does the same after a preemption, a prefix
-hit, and steps without drafts. `kernel_heads_drafter.py` is the same on a GPU's kernels.
+The drafter has nothing to catch up on, and stores nothing but the states: so it works the same after a preemption, a
+prefix hit, and steps without drafts. `kernel_heads_drafter.py` does the same with GPU kernels.
 
-Drafts are drawn with the noise of the position that they are for, by the request's temperature. So where the heads
-expect about what the model does, they draw the same token, at any temperature.
+Each draft is drawn with the noise of its position, at the request's temperature. So heads whose distribution is close
+to the model's draw the same token, at any temperature.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,12 +21,12 @@ from gradus.speculative.history import History
 from gradus.speculative.states import HiddenStates
 
 Guess = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""(logits [R, V], slots [R], positions [R]) → what these slots would draw there, int64 [R]; where no logit is finite,
--1 or any token."""
+"""(logits [R, V], slots [R], positions [R]) → the tokens that these slots would draw there, int64 [R]; where no logit
+is finite, -1 or any token."""
 
 
 class HeadsDrafter:
-    """head: from features to the logits of the first tokens, as `draft_head` makes it."""
+    """head: maps features to the logits of the first tokens, as `draft_head` makes it."""
 
     steady = True
 
@@ -56,17 +56,17 @@ class HeadsDrafter:
         return said[:, 1:]
 
     def catch_up(self, history: History, decodes: Decodes) -> None:
-        """The states are those of the newest step, whatever it was."""
+        """Do nothing: the states are always those of the newest step."""
 
     def keep(self, slot: int, positions: int) -> None:
-        """A slot's new owner leaves a state before it is drafted for."""
+        """Do nothing: a slot's new owner leaves a state before the first drafts for it."""
 
     def wipe(self, pages: Sequence[int]) -> None:
-        """It has no pages."""
+        """Do nothing: it has no pages."""
 
 
 def draft_head(model: Model, vocabulary: int) -> nn.Module:
-    """The model's output head for the first `vocabulary` tokens: its own rows where they can be told apart."""
+    """Make the model's output head for the first `vocabulary` tokens, on its own rows if they can run alone."""
     head = model.head
     if type(head) not in (Linear, NarrowLinear) or head.bias is not None:
         return FirstColumns(head, vocabulary)
@@ -79,7 +79,7 @@ def draft_head(model: Model, vocabulary: int) -> nn.Module:
 
 
 class FirstColumns(nn.Module):
-    """[R, D] → [R, vocabulary], of a head that is only whole."""
+    """Maps [R, D] to [R, vocabulary], with a head that can only run whole."""
 
     def __init__(self, head: Linear, vocabulary: int) -> None:
         super().__init__()

@@ -1,9 +1,9 @@
-"""Trained heads on disk: `model.safetensors` and `config.json`, which says of which model they are.
+"""Trained heads on disk: `model.safetensors` and `config.json`, which names their model.
 
 Heads only fit the model that they were trained on. Its family and sizes are compared, and some of its weights: numbers
-from all over its embedding and its last norm. They are compared within what rounding to fewer bits may change, so heads
-serve a model in any precision. A fine-tune may be too near to be told from what it was made of; then drafts are
-accepted less often, and no token changes.
+from all over its embedding and its last norm. The comparison tolerates what rounding to fewer bits may change, so heads
+serve a model in any precision. It may not distinguish a fine-tune from its base model; then drafts are accepted less
+often, and no token changes.
 """
 
 import json
@@ -28,7 +28,7 @@ from gradus.speculative.heads import KINDS, EagleHeads, HeadsShape, MedusaHeads,
 CONFIG, TENSORS = "config.json", "model.safetensors"
 FORMAT = "gradus-heads-1"
 STORED = torch.bfloat16
-SAMPLED = 48  # numbers of the embedding in a fingerprint, and as many of the norm
+SAMPLED = 48  # numbers of the embedding in a fingerprint, and the same number of the norm
 TOLERANCE = 0.15  # of the fingerprint's own size: 4 bits per weight change about 0.1
 
 
@@ -45,7 +45,7 @@ class HeadsConfig:
 
 
 def fingerprint(model: Model) -> tuple[float, ...]:
-    """Numbers from all over the embedding, then from the last norm."""
+    """Sample numbers from all over the embedding, then from the last norm."""
     table, norm = model.embedding.weight, model.norm.weight
     assert isinstance(norm, Tensor)
     cells = torch.linspace(0, table.numel() - 1, SAMPLED, dtype=torch.float64).long()
@@ -59,7 +59,7 @@ def fingerprint(model: Model) -> tuple[float, ...]:
 
 
 def write_heads(folder: Path, config: HeadsConfig, heads: MedusaHeads | EagleHeads) -> int:
-    """Each file whole or not at all. Returns the bytes of both."""
+    """Write each file whole or not at all. Returns the bytes of both."""
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {name: value.detach().to(STORED).cpu().contiguous() for name, value in heads.named_parameters()}
     part = folder / f"{TENSORS}.part"
@@ -76,7 +76,7 @@ def write_heads(folder: Path, config: HeadsConfig, heads: MedusaHeads | EagleHea
 
 
 def read_config(folder: Path) -> HeadsConfig:
-    """Raises ConfigError where no heads are there, and CheckpointError for a file that is not as it should be."""
+    """Read the configuration. Raises ConfigError if the folder holds no heads, CheckpointError for an invalid file."""
     missing = [name for name in (CONFIG, TENSORS) if not (folder / name).is_file()]
     if missing:
         raise ConfigError(
@@ -116,7 +116,7 @@ def _check_shape(where: str, config: HeadsConfig) -> None:
 def read_heads(
     folder: Path, config: HeadsConfig, *, dtype: torch.dtype, device: torch.device
 ) -> MedusaHeads | EagleHeads:
-    """Raises CheckpointError for a file that lacks a tensor, has another, or one of another shape."""
+    """Read the heads. Raises CheckpointError for a missing or unknown tensor, or one of another shape."""
     heads = create_heads(config.shape, dtype=dtype, device=device)
     source, wanted = SafetensorsFolder(folder), dict(heads.named_parameters())
     names = set(source.names())
@@ -138,7 +138,7 @@ def read_heads(
 
 
 def heads_bytes(folder: Path, itemsize: int) -> int:
-    """What heads take in memory. Raises ConfigError where none are there."""
+    """Compute the memory that heads take, in bytes. Raises ConfigError if the folder holds none."""
     read_config(folder)
     return (folder / TENSORS).stat().st_size * itemsize // STORED.itemsize
 
@@ -147,7 +147,7 @@ def heads_bytes(folder: Path, itemsize: int) -> int:
 
 
 def check_sizes(folder: Path, heads: HeadsConfig, model: ModelConfig) -> None:
-    """Raises ConfigError for heads of a model of another family or size."""
+    """Check family and sizes. Raises ConfigError for heads of another model."""
     ours = (heads.family, heads.shape.hidden_size, heads.vocab_size)
     theirs = (model.family, model.hidden_size, model.vocab_size)
     if ours != theirs:
@@ -156,7 +156,7 @@ def check_sizes(folder: Path, heads: HeadsConfig, model: ModelConfig) -> None:
 
 
 def check_drafts(heads: HeadsConfig, drafts: int | None) -> None:
-    """Raises ConfigError where more drafts are asked for than there are heads."""
+    """Check the number of drafts. Raises ConfigError for more drafts than the heads look ahead."""
     if drafts is not None and drafts > heads.shape.drafts:
         most = heads.shape.drafts
         raise ConfigError(
@@ -165,7 +165,7 @@ def check_drafts(heads: HeadsConfig, drafts: int | None) -> None:
 
 
 def check_weights(folder: Path, heads: HeadsConfig, model: Model) -> None:
-    """Raises ConfigError for heads of a model with other weights."""
+    """Check the fingerprint. Raises ConfigError for heads of a model with other weights."""
     ours, theirs = torch.tensor(heads.fingerprint), torch.tensor(fingerprint(model))
     same = len(ours) == len(theirs)
     for mine, other in zip(ours.chunk(2), theirs.chunk(2), strict=True):

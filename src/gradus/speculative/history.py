@@ -1,7 +1,7 @@
 """The tokens of every slot's sequence, on the device: all of them, or the newest alone.
 
 The host learns a step's tokens when it commits the step, and plans the next one before. So the length of a sequence and
-its newest token are known here first. Drafters that read the text need all of it; every other step the newest token.
+its newest token are known here first. Drafters that read the text need all of it; other steps only the newest token.
 """
 
 from collections.abc import Sequence
@@ -23,10 +23,10 @@ def history_bytes(slots: int, context_length: int, *, whole: bool) -> int:
 class History:
     """tokens: int32 [slots + 1, context_length], or [slots + 1, 1] for the newest of each, where not `whole`.
 
-    lengths: int64 [slots + 1]. longest: the context length. The last slot is padding's: one token.
+    lengths: int64 [slots + 1]. longest: the context length. The last slot is padding's, with one token.
 
-    On a CPU, `newest` and `append` are what each step needs, in the host's own memory: a handful of torch operations
-    would take some hundredths of each step, whether anything is drafted or not.
+    `newest` and `append` run in every step. On a CPU they use the host's memory directly: a handful of torch operations
+    would take some hundredths of each step, with or without drafts.
     """
 
     def __init__(self, slots: int, context_length: int, device: torch.device, *, whole: bool = True) -> None:
@@ -41,7 +41,7 @@ class History:
         return self.tokens.device
 
     def admit(self, admissions: Sequence[Admission]) -> None:
-        """Slots change owners: their tokens are those known already. In one copy, since crowds arrive at once."""
+        """Give slots to new owners, with the tokens known so far: in one copy, since many may arrive at once."""
         if not admissions:
             return
         known = {admission.slot: admission.tokens for admission in admissions}  # a slot may change hands twice
@@ -52,7 +52,7 @@ class History:
             self.lengths[owned] = lengths
             return
         total = int(ends.sum())
-        # row by row of the table: each slot's places are from its row's first on
+        # flat positions in the table: each slot's tokens fill its row from the start
         where = np.arange(total) + np.repeat(slots * self.tokens.shape[1] + ends - ends.cumsum(), ends)
         said = np.fromiter(chain.from_iterable(known.values()), np.int64, total)
         places, tokens, owned, lengths = upload_parts([where, said, slots, ends], torch.int64, self.device)
@@ -60,17 +60,17 @@ class History:
         self.lengths[owned] = lengths
 
     def record(self, slots: Tensor, positions: Tensor, tokens: Tensor) -> None:
-        """Append what a step drew: token and position of each row, int64 [R], except for rejected rows.
+        """Append a step's tokens: slot, position and token of each row, int64 [R]. Rejected rows are not counted.
 
-        A row without a finite logit counts as token 0: its sequence has ended, and runs a step in vain at most.
+        A row without a finite logit counts as token 0: its sequence has ended, and at most runs one step in vain.
         """
         self.tokens[slots, self._places(positions)] = tokens.clamp(
             min=0
-        ).int()  # of a row that is passed over, beyond the length
+        ).int()  # a rejected row writes beyond the length
         self.lengths.scatter_reduce_(0, slots, torch.where(tokens > REJECTED, positions + 1, 0), "amax")
 
     def newest(self, slots: Column) -> tuple[list[int], list[int]]:
-        """Each slot's length and its last token, on the host."""
+        """Return each slot's length and its last token, on the host."""
         if self._mine is not None:
             said, counts = self._mine
             lengths = counts[slots]
@@ -80,7 +80,7 @@ class History:
         return counted.tolist(), self.tokens[there, self._places(counted - 1)].tolist()
 
     def fill_in(self, batch: Batch) -> None:
-        """Put the newest tokens where the batch has UNKNOWN: no value comes to the host on the way."""
+        """Replace UNKNOWN in the batch by the newest tokens, without waiting for a device."""
         if not batch.unknown:
             return
         rows, slots = [batch.query_start[span] for span in batch.unknown], [batch.slots[span] for span in batch.unknown]
@@ -95,7 +95,7 @@ class History:
         return positions if self.whole else positions.clamp(max=0)
 
     def append(self, slots: Column, positions: Column, tokens: Tensor) -> None:
-        """As `record`, of slots and positions that the host knows."""
+        """Append tokens as `record` does, at slots and positions that the host knows."""
         if self._mine is None:
             there, places = upload_parts([slots, positions], torch.int64, self.device)
             self.record(there, places, tokens)

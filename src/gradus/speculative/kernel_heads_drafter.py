@@ -1,7 +1,7 @@
-"""What `HeadsDrafter` does, on a GPU's kernels, in few launches: a small model has little else to wait for.
+"""The work of `HeadsDrafter` on GPU kernels, in few launches: with a small model, launches take most of the time.
 
-One kernel makes what a pass of the heads reads, and two draw what it says, and write it where it is wanted. In between
-are the heads' own products.
+One kernel prepares the input of a pass of the heads; two others draw its drafts and write them where they are needed.
+The heads' own products run in between.
 """
 
 from collections.abc import Sequence
@@ -19,8 +19,8 @@ from gradus.speculative.states import HiddenStates
 
 
 class KernelHeadsDrafter:
-    """heads: for one draft, for two, and so on, as `first_heads` makes them: of all heads' features the first few would
-    have to be copied. head: as in `HeadsDrafter`. embedding: the model's."""
+    """heads: for one draft, for two, and so on, from `first_heads`; the first few of all heads' features would need a
+    copy. head: as in `HeadsDrafter`. embedding: the model's."""
 
     steady = True
 
@@ -56,10 +56,10 @@ class KernelHeadsDrafter:
         return drafts
 
     def catch_up(self, history: History, decodes: Decodes) -> None:
-        """The states are those of the newest step, whatever it was."""
+        """Do nothing: the states are always those of the newest step."""
 
     def keep(self, slot: int, positions: int) -> None:
-        """A slot's new owner leaves a state before it is drafted for."""
+        """Do nothing: a slot's new owner leaves a state before the first drafts for it."""
 
     def wipe(self, pages: Sequence[int]) -> None:
-        """It has no pages."""
+        """Do nothing: it has no pages."""

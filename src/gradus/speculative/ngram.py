@@ -1,8 +1,8 @@
-"""Drafts without a model: what followed the last time that the sequence ended in the same tokens.
+"""Drafts without a model: the tokens that followed an earlier occurrence of the sequence's newest tokens.
 
-Answers copy: code that is edited, a text that is summarized, names, lists, a loop. Where the newest tokens stand
-earlier in prompt or output, the ones after them are likely to come again (prompt lookup decoding: Saxena 2023, which
-LLMA, Yang et al. 2023, found before; vLLM's "ngram"). It costs a search through one row of token ids.
+Answers copy: code that is edited, a text that is summarized, names, lists, a loop. If the newest tokens occur earlier
+in prompt or output, the tokens after them are likely to come again (prompt lookup decoding: Saxena 2023, which LLMA,
+Yang et al. 2023, found before; vLLM's "ngram"). It costs a search through one row of token ids.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,9 +17,9 @@ LookUp = Callable[[Tensor, Tensor, Tensor, int], Tensor]
 
 
 class NgramDrafter:
-    """Proposes what followed the longest and then the newest earlier match of a sequence's end.
+    """Proposes the tokens after the longest and then the newest earlier match of a sequence's end.
 
-    kernel: whether a Triton kernel looks it up.
+    kernel: whether a Triton kernel does the search.
     """
 
     steady = True
@@ -35,15 +35,15 @@ class NgramDrafter:
         if self._look_up is not None:
             return self._look_up(slots, history.tokens, history.lengths, count)
         lengths = history.lengths[slots]
-        # the columns in use where that is known; a GPU's host would have to wait for it
+        # only the columns in use, if the host knows them without waiting for a GPU
         longest = int(lengths.max()) if history.device.type == "cpu" else history.tokens.shape[1]
         return look_up(history.tokens[slots, :longest], lengths, count)
 
     def catch_up(self, history: History, decodes: Decodes) -> None:
-        """It has seen what the history has."""
+        """Do nothing: it reads the history itself."""
 
     def keep(self, slot: int, positions: int) -> None:
-        """It has nothing but the history."""
+        """Do nothing: it stores nothing of its own."""
 
     def wipe(self, pages: Sequence[int]) -> None:
-        """It has no pages."""
+        """Do nothing: it has no pages."""

@@ -1,8 +1,8 @@
-"""The hidden state that every slot's sequence was left with, on the device: what trained heads draft from.
+"""The newest hidden state of each slot's sequence, on the device: the input of trained heads.
 
-It is that of the row that drew the newest token, the last one that stood. Which row of a step that is, the device
-knows a step before the host does, as with `History`. Every sequence has one: its prompt's last token is always run,
-also where the rest of the prompt was found in the prefix cache, and also when it resumes after a preemption.
+It belongs to the row that drew the newest token, the last accepted one. The device knows which row of a step this is
+a step before the host does, as with `History`. Every sequence has a state: its prompt's last token is always run, even
+if the rest of the prompt was found in the prefix cache, and even when the sequence resumes after a preemption.
 """
 
 import torch
@@ -20,5 +20,5 @@ class HiddenStates:
         self.values = torch.zeros(slots + 1, hidden_size, dtype=dtype, device=device)
 
     def record(self, slots: Tensor, hidden: Tensor) -> None:
-        """The newest row of each slot left this. slots: int64 [R]; hidden: [R, D]."""
+        """Store the hidden state of each slot's newest row. slots: int64 [R]; hidden: [R, D]."""
         self.values[slots] = hidden.to(self.values.dtype)
