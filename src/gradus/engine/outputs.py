@@ -17,8 +17,8 @@ from gradus.engine.sequence import Output
 class Outputs(Ordered[Output]):
     """The tokens of decoding sequences, in columns, and an `Output` for everything else. Reads like a list.
 
-    owners, tokens [B, width]: of a plan's decodes, as in Sampled. exceptional: the rows, ascending, that did more than
-    sample plain tokens; their outputs are in others. logprobs: as in Sampled.
+    owners, tokens [B, width]: of a plan's decodes, as in Sampled. exceptional: the rows, ascending, that did not
+    just sample plain tokens; their outputs are in others. logprobs: as in Sampled.
     others: endings, first tokens, and tokens of sequences that have left their slot.
     """
 

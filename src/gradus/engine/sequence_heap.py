@@ -1,4 +1,4 @@
-"""A heap of sequences, smallest key first, however many it holds. No torch here.
+"""A heap of sequences, smallest key first, whose endings cost nothing. No torch here.
 
 Sequences that end stay in the heap, and are dropped when they reach the top. So ending one costs nothing, while taking
 it out of a list of 100,000 would cost a step's time.

@@ -14,7 +14,7 @@ from gradus.engine.sequence import Sequence
 from gradus.engine.sequence_heap import SequenceHeap
 
 FALLING, RISING = 1 / 2, 1 / 16
-"""How much of a new measurement the estimate takes over, when the step was faster and when it was slower."""
+"""The weight of a new measurement in the estimate, for a step that was faster and for one that was slower."""
 LARGEST_RISE = 2.0
 """The most that one step counts, as a multiple of the estimate."""
 MEMORY_S = 10.0
@@ -22,7 +22,7 @@ MEMORY_S = 10.0
 
 
 class StepTime:
-    """How long a step takes at the moment: an exponential moving average that is slow to believe bad news.
+    """The current step time: an exponential moving average that is slow to believe bad news.
 
     It decides whether requests end, so it errs on their side. One slow step (a compilation, a long prompt) must not end
     requests that normal steps would serve, so it rises slowly and falls fast; the very first step, which allocates and

@@ -1,4 +1,4 @@
-"""Which sequences run, and how many tokens of each: admission, order, preemption. No torch here.
+"""Admission, order and preemption: which sequences run, and how many tokens of each. No torch here.
 
 Read in this order:
 

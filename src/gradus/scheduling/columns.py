@@ -1,6 +1,6 @@
 """Decoding sequences, in columns: a row per slot, so that a step of hundreds advances in a few vector operations.
 
-A sequence that decodes does the same in every step: it runs its newest token, and drafts after it if there are any.
+A sequence that decodes does the same in every step: it runs its newest token, and any drafts after it.
 An object per sequence would cost the host more than the step costs the GPU; the cost of columns of numbers hardly
 depends on the number of sequences. The columns decide nothing. They advance numbers, and find the sequences that need
 a decision: those at the end of their pages, and those whose token ends them. No torch here.
@@ -11,7 +11,7 @@ comes and when it goes, and never in between: its position follows from its row 
 **Drafts.** A step that verifies k drafts gives a sequence 1 to k + 1 tokens. The commit learns how many; by then the
 next step is planned and launched. So plans are made from bounds. The lower bound is one token per step, as
 without drafts; accepted drafts raise it once, when their step is committed. The upper bound counts every draft of the
-steps under way as accepted, and matters only while there are such steps. A sequence needs pages up to the upper bound
+steps under way as accepted, and matters only during such steps. A sequence needs pages up to the upper bound
 and decodes as long as the lower bound is below its end. The device counts exactly (`gradus.speculative`). It receives
 the positions that each slot may store (`limits`), and skips rows beyond them: so no sequence grows past its end or its
 pages, and one that ended after a step was planned runs that step in vain. Rejected drafts need no undoing: what they
@@ -109,7 +109,7 @@ class Columns:
             self._stops[:, slot] = [*tokens, *[NO_TOKEN] * (len(self._stops) - len(tokens))]
 
     def leave(self, sequence: Sequence) -> None:
-        """Remove a sequence that no longer decodes, once its list has all its tokens."""
+        """Remove a sequence that no longer decodes; its list then has all its tokens."""
         slot = sequence.slot
         self._turns[-int(self._offset[slot]) % self.page_size].pop(slot, None)
         sequence.take_over()

@@ -1,4 +1,4 @@
-"""The shapes of steps that verify drafts: captured on a GPU, and the options when drafts are chosen. No torch.
+"""The shapes of steps that verify drafts: a GPU captures them, and drafts are chosen among them. No torch here.
 
 A step has B sequences with up to K drafts each, and rows for E drafts in all: a batch of eight sequences, two of them
 copying, needs 14 rows more, not 56. E is B · K, half of that, a quarter, and so on, so a step has at most twice the
@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 CHOICES = (1, 3, 7)  # with the token before them 2, 4 or 8 rows: what GPU kernels are compiled for
 MOST_ROWS = 256
-"""The most rows of a step that verifies drafts: beyond, its time grows with its rows on any device."""
+"""The most rows of a step that verifies drafts: beyond that, its time grows with its rows on any device."""
 MOST_SEQUENCES = 64
 """The most sequences of a step that verifies drafts: with more, a row takes as long as in a step of its own."""
 HALVINGS = 2  # how often B · K is halved where K is one of a few: more shapes would take long to capture
@@ -82,6 +82,6 @@ class DraftShapes:
         return self._by_size.get(size, ())
 
     def fitting(self, sequences: int, drafts: int, rows: int) -> DraftShape | None:
-        """Find the smallest shape with room for `drafts` of one sequence and `rows` in all; None if there is none."""
+        """Find the smallest shape with room for `drafts` of one sequence and `rows` in all; None if no shape has it."""
         shapes = self.of(self.size(sequences))
         return next((each for each in shapes if each.rows >= rows and each.drafts >= drafts), None)

@@ -1,4 +1,4 @@
-"""How many drafts each sequence verifies in the next step. No torch here.
+"""The number of drafts that each sequence verifies in the next step. No torch here.
 
 A draft is one more row in a step. If a sequence's drafter finds a proposal in a share q of its steps, and each draft is
 accepted with probability p, the sequence gains
@@ -30,11 +30,11 @@ from gradus.engine.plan import NO_DRAFTS, UNDRAFTED, Column, Decodes
 from gradus.scheduling.draft_shapes import DraftShape, DraftShapes
 from gradus.scheduling.step_times import StepTimes
 
-PRIOR, WEIGHT = 0.5, 3.0  # the acceptance assumed before any draft was seen, and the drafts that it counts for
+PRIOR, WEIGHT = 0.5, 3.0  # the acceptance assumed before any draft was seen, and the number of drafts it counts for
 MEMORY = 1 / 16  # the share of a request's record that each further step with drafts replaces
 THERE = 1 / 4  # the same for whether a draft was found: a text begins and ends copying within a few tokens
 CROWD_MEMORY = 1 / 64  # the same for all requests together: the expectation for a new request
-LOSS = 0.02  # the share of its steps that a sequence may fall behind where it would be without drafts
+LOSS = 0.02  # the share of its steps by which a sequence may fall behind its pace without drafts
 MARGIN = 1.02  # the least gain in tokens per second, as a multiple: a smaller one is lost in the noise
 HOLD = 8  # steps that a choice lasts while the same sequences decode
 TRIAL = 2  # drafts in a trial, for a sequence whose drafts did not pay
@@ -247,7 +247,7 @@ class DraftControl:
         self._due[lucky] = self._step + 1
         self._patience[np.concatenate([lucky, slots[~there]])] = PATIENCE  # where no draft was found, none has failed
 
-    # -- what there is -------------------------------------------------------------------------------------------------
+    # -- statistics ----------------------------------------------------------------------------------------------------
 
     def stats(self) -> Speculation:
         """Report how drafts have done so far. Changes nothing, so it may be called at any time."""

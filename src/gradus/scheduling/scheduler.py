@@ -49,7 +49,7 @@ class Refusal(NamedTuple):
     pages: int
 
     def outdated_by(self, published: Sequence, page_size: int) -> bool:
-        """Whether the sequence may hit more, now that the index has `published`: the next page is the same."""
+        """Whether it may hit more, now that the pages of `published` are in the index: its next page is the same."""
         page = slice(self.hit, self.hit + page_size)
         return published.tokens[page] == self.sequence.tokens[page]
 
@@ -60,7 +60,7 @@ class Scheduler:
     token_budget: None sets no limit; a prompt is then always one span.
     policy: the order of the queue (see queue.RANKS). Under "priority" a new sequence may also preempt a running one
     with a larger number; otherwise it never does, and no sequence overtakes the head of the queue.
-    times: the engine's. It judges whether a deadline can still be met; the engine ends sequences that miss theirs.
+    times: the engine's. It judges whether a deadline can still be met; if not, the engine ends the sequence.
     drafting: chooses how many drafts each sequence verifies, in an engine that speculates.
     """
 
@@ -146,7 +146,7 @@ class Scheduler:
     # -- a step is planned ---------------------------------------------------------------------------------------------
 
     def schedule(self) -> Plan | None:
-        """Plan the next step; None when there is no work."""
+        """Plan the next step, or return None when there is no work."""
         self.plan, preempted = Plan(), self.preemptions
         self.enter_pages(self.columns.at_page_end())
         self.left = (self.token_budget or sys.maxsize) - len(self.columns.going().slots)
@@ -350,7 +350,7 @@ class Scheduler:
         return self.cache.available - self.active_count * self._growth
 
     def _wanted(self, sequence: Sequence) -> int:
-        """Return the spare pages needed for an attempt: one (per group), or as many as its last refusal calls for."""
+        """Return the spare pages needed for an attempt: one (per group), or what it needed when it was last refused."""
         refusal = self._refusal
         return refusal.pages if refusal is not None and refusal.sequence is sequence else self._growth
 
@@ -470,7 +470,7 @@ class Scheduler:
         elif len(samples) == self.siblings.held(sequence.request_id):
             self.waiting.extend(self.siblings.take(sequence.request_id, 1))
 
-    # -- what there is -------------------------------------------------------------------------------------------------
+    # -- state and invariants ------------------------------------------------------------------------------------------
 
     def head(self) -> Sequence | None:
         """Return the sequence that would start next; None when none waits."""

@@ -39,7 +39,7 @@ class StepTimes:
         return self._plain_timed[size] >= FIRST
 
     def stale(self, size: int) -> bool:
-        """Whether the time of a step without drafts is too old, so that the next step should have none."""
+        """Whether the time of a step without drafts is so old that the next step should have none."""
         return self._since[size] >= STALE
 
     def ratio(self, size: int, shape: DraftShape) -> float:

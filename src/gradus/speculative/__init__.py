@@ -2,7 +2,7 @@
 
 Read in this order:
 
-    history.py    the tokens of every slot, and how many there are: on the device, where drafts are accepted
+    history.py    the tokens of every slot, and their number: on the device, where drafts are accepted
     drafter.py    the interface of a drafter
     ngram.py      drafts from the sequence's own text
     heads.py      drafts by matrices that were trained on the model's hidden states;  states.py: their input;
