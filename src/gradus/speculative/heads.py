@@ -33,8 +33,11 @@ Join = Callable[[Tensor, int], Tensor]
 
 @dataclass(frozen=True, slots=True)
 class HeadsShape:
-    """kind: one of KINDS. drafts: K. width: of the layer's MLP. vocabulary: the heads choose tokens below this id;
-    these are the most frequent ones where a tokenizer numbers its tokens in the order of its merges."""
+    """The sizes of heads.
+
+    kind: one of KINDS. drafts: K. width: of the layer's MLP. vocabulary: the heads choose tokens below this id; these
+    are the most frequent ones where a tokenizer numbers its tokens in the order of its merges.
+    """
 
     kind: str
     drafts: int

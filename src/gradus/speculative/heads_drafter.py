@@ -26,7 +26,7 @@ is finite, -1 or any token."""
 
 
 class HeadsDrafter:
-    """head: maps features to the logits of the first tokens, as `draft_head` makes it."""
+    """Drafts by heads, in torch. head: from `draft_head`; maps features to the logits of the first tokens."""
 
     steady = True
 

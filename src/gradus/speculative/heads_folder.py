@@ -34,8 +34,11 @@ TOLERANCE = 0.15  # of the fingerprint's own size: 4 bits per weight change abou
 
 @dataclass(frozen=True)
 class HeadsConfig:
-    """shape: of the heads. family, vocab_size, fingerprint: of their model. trained: on what, and how well they agree;
-    for people, and for reports."""
+    """The configuration of trained heads.
+
+    shape: of the heads. family, vocab_size, fingerprint: of their model. trained: on what, and how well they agree; for
+    people and for reports.
+    """
 
     shape: HeadsShape
     family: str

@@ -21,8 +21,9 @@ def history_bytes(slots: int, context_length: int, *, whole: bool) -> int:
 
 
 class History:
-    """tokens: int32 [slots + 1, context_length], or [slots + 1, 1] for the newest of each, where not `whole`.
+    """The tokens and the length of each slot's sequence.
 
+    tokens: int32 [slots + 1, context_length], or [slots + 1, 1] for the newest of each, where not `whole`.
     lengths: int64 [slots + 1]. longest: the context length. The last slot is padding's, with one token.
 
     `newest` and `append` run in every step. On a CPU they use the host's memory directly: a handful of torch operations

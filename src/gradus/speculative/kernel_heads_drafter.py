@@ -19,8 +19,11 @@ from gradus.speculative.states import HiddenStates
 
 
 class KernelHeadsDrafter:
-    """heads: for one draft, for two, and so on, from `first_heads`; the first few of all heads' features would need a
-    copy. head: as in `HeadsDrafter`. embedding: the model's."""
+    """Drafts by heads, on GPU kernels.
+
+    heads: for one draft, for two, and so on, from `first_heads`: the first few of all heads' features need a copy.
+    head: as in `HeadsDrafter`. embedding: the model's.
+    """
 
     steady = True
 

@@ -14,7 +14,7 @@ def states_bytes(slots: int, hidden_size: int, itemsize: int) -> int:
 
 
 class HiddenStates:
-    """values: [slots + 1, D], as the model's head takes them. The last slot is padding's."""
+    """The states by slot. values: [slots + 1, D], as the model's head takes them. The last slot is padding's."""
 
     def __init__(self, slots: int, hidden_size: int, dtype: torch.dtype, device: torch.device) -> None:
         self.values = torch.zeros(slots + 1, hidden_size, dtype=dtype, device=device)
