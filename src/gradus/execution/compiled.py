@@ -93,7 +93,7 @@ class CompiledRunner(ModelRunner):
         return super().guessed(batch, rows) if tokens is None else tokens
 
     def _choose(self, batch: Batch, rows: Rows) -> Tensor | None:
-        """Choose each row's token in the kernels' output head; None unless they take the step and all rows are greedy."""
+        """Choose each row's token in the kernels' output head; None unless they take the step, with greedy rows only."""
         if self._takes(sum(batch.counts)) and self.sampler.greedy(rows.slots):
             return self._in_kernels(batch, greedy=True)
         return None
@@ -150,7 +150,7 @@ class KernelLinear(Linear):
 def alone() -> Iterator[None]:
     """Keep torch's work for this thread in this thread alone. Other threads of the program are not affected.
 
-    Torch has little to do around the kernels: embedding and sampling. Where a program leaves OpenMP its default, torch's
+    Torch has little to do around the kernels: embedding and sampling. If a program leaves OpenMP its default, torch's
     threads would keep spinning afterwards and take a core from the kernels' threads. The threads of an earlier torch
     step, or of the program's own work between steps, spin in the same way, so they are ended.
     """
@@ -166,7 +166,7 @@ def alone() -> Iterator[None]:
 
 @contextmanager
 def together() -> Iterator[None]:
-    """Give torch back the threads that it had before `alone`, so that a draft model can read a prompt in a quiet step."""
+    """Give torch back the threads that it had before `alone`: a draft model reads prompts within quiet steps."""
     outer = getattr(_caller, "threads", None)
     with nullcontext() if outer is None else own_threads(outer):
         yield

@@ -82,7 +82,7 @@ class Recorder:
         log.info("captured %d CUDA graphs in %d MiB", self.recorded - recorded, taken >> 20)
 
     def both(self, rows: int, step: Callable[[bool, bool], Result]) -> tuple[Captured[Result], Captured[Result]]:
-        """Record two graphs: one for temperatures alone, one for full sampling. Launches start early if that is faster."""
+        """Record two graphs: for temperatures alone, and for full sampling. Launches start early if that is faster."""
         plain = self.fastest(rows, step)
         return plain, self._record(rows, step, plain.early, full=True)
 
