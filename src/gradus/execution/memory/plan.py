@@ -148,7 +148,7 @@ class MemoryPlan:
 
     @property
     def sequences_that_fit(self) -> int:
-        """How many sequences of full length fit into the memory around the cache; 0 if hardly more than the model fits."""
+        """How many sequences of full length fit next to the rest; 0 if the model hardly fits, or does not."""
         return max(0, self.usable_bytes - self.beside_cache) // self.cache_bytes_per_sequence
 
     @property
