@@ -104,8 +104,8 @@ class Sampler:
     def sample(self, logits: Tensor, rows: Rows) -> Drawn:
         """Draw one token for each row of `logits`, float32 [R, V], which stays as it is.
 
-        Rows that verify drafts are drawn as if all drafts up to them were right; rows after a wrong draft are then
-        REJECTED.
+        Rows that verify drafts are drawn as if all drafts up to them were right; rows from the first wrong draft on are
+        then REJECTED.
 
         Rows of one kind are computed together. The host knows each row's kind, so nothing here waits for the device.
         """

@@ -85,7 +85,7 @@ class SlotTable:
         return self.seen
 
     def _make(self, slots: int) -> None:
-        """Allocate tables for `slots`, all rows off. Columns are parts of one tensor of words: one launch writes them."""
+        """Allocate tables, with all rows off. Columns are parts of one tensor of words: one launch writes them."""
         rows = table_rows(slots)
         self._words = torch.zeros(WORDS * rows, dtype=torch.int32, device=self.device)
         seeds, ints, floats = self._words.split([2 * rows, 4 * rows, 6 * rows])
@@ -118,9 +118,10 @@ class SlotTable:
     # -- slots change owners -------------------------------------------------------------------------------------------
 
     def admit(self, admissions: Sequence[Admission]) -> None:
-        """Give slots to new owners: nothing of the earlier ones remains. Tokens known already, after a preemption, count.
+        """Give slots to new owners: nothing of the earlier ones remains.
 
-        Raises IndexError for a slot beyond tables that may not grow.
+        Tokens that are known already, after a preemption, count. Raises IndexError for a slot beyond tables that may
+        not grow.
         """
         if not admissions:
             return
@@ -139,7 +140,7 @@ class SlotTable:
             self._recall(*upload_parts(new.seen, torch.int64, self.device))
 
     def _places(self, slots: Column) -> Column:
-        """Return the indices of each slot's words in the tensor of all words, in `Newcomers.words`' order: [WORDS n]."""
+        """Return the indices of the slots' words in the tensor of all words, in `Newcomers.words`' order: [WORDS n]."""
         columns = np.arange(2, WORDS)[:, None] * self.rows + slots
         return np.concatenate([2 * slots, 2 * slots + 1, columns.ravel()])
 
