@@ -1,10 +1,10 @@
 """Prepares the inputs of trained heads on the GPU: a sequence's state, joined with the embedding of its newest token.
 
 Idea: before the first draft only the device knows a sequence's length, its newest token and its state; after each draft
-of a chain, the draft itself is embedded. Torch operations would take ten small launches before the heads' first product,
-and four before each later one. Here it is one launch in both cases: `first_inputs` reads the tables by slot, and also
-lays out the slots and positions of the draws; `next_inputs` reads each draft from the draw's output. Embeddings equal
-those of `Model.embed`, bit for bit.
+of a chain, the draft itself is embedded. Torch operations would take ten small launches before the first product of the
+heads, and four before each later one. Here it is one launch in both cases: `first_inputs` reads the tables by slot, and
+also lays out the slots and positions of the draws; `next_inputs` reads each draft from the draw's output. Embeddings
+equal those of `Model.embed`, bit for bit.
 
 Bytes: 2 D numbers per sequence read, and as many written. A program takes BLOCK columns of both halves.
 """

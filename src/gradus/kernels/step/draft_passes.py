@@ -66,8 +66,8 @@ def first_rows_kernel(
 
 class Drafting(NamedTuple):
     """B sequences that a draft model drafts for. slots, limits: int32 [B]; limits are the positions that each may
-    store. known: int64 [S], the number of tokens by slot; the last slot is padding's. longest: the draft model's context
-    length; vocabulary: its number of tokens.
+    store. known: int64 [S], the number of tokens by slot; the last slot is padding's. longest: the context length of the
+    draft model; vocabulary: its number of tokens.
     """
 
     slots: Tensor

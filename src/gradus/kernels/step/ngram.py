@@ -1,8 +1,8 @@
 """Looks drafts up in the text itself, on the GPU in one launch. `ngram_reference.look_up` does the same in torch.
 
-Idea: one program per sequence reads its tokens once, and finds the place whose preceding tokens agree longest with the
-newest tokens; among equals, the newest place. A score combines length and place in one number, so the search is a
-maximum.
+Idea: one program per sequence reads its tokens once, and finds the place whose tokens, up to and including it, agree
+longest with the newest tokens; among equals, the newest place. A score combines length and place in one number, so the
+search is a maximum.
 
 Bytes: four per token of the sequence; three more reads of the same tokens hit the L1 cache.
 """
