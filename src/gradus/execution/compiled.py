@@ -93,7 +93,9 @@ class CompiledRunner(ModelRunner):
         return super().guessed(batch, rows) if tokens is None else tokens
 
     def _choose(self, batch: Batch, rows: Rows) -> Tensor | None:
-        """Choose each row's token in the kernels' output head; None unless they take the step and every row is greedy.
+        """Choose each row's token in the kernels' output head.
+
+        None if the kernels do not take the step, or if a row is not greedy.
         """
         if self._takes(sum(batch.counts)) and self.sampler.greedy(rows.slots):
             return self._in_kernels(batch, greedy=True)

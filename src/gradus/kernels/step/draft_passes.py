@@ -65,9 +65,10 @@ def first_rows_kernel(
 
 
 class Drafting(NamedTuple):
-    """B sequences that a draft model drafts for. slots, limits: int32 [B]; limits are the positions that each may
-    store. known: int64 [S], the number of tokens by slot; the last slot is padding's. longest: the context length of the
-    draft model; vocabulary: its number of tokens.
+    """B sequences that a draft model drafts for.
+
+    slots, limits: int32 [B]; limits are the positions that each may store. known: int64 [S], the number of tokens by
+    slot; the last slot is padding's. longest, vocabulary: the draft model's context length and number of tokens.
     """
 
     slots: Tensor
