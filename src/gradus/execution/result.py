@@ -58,7 +58,7 @@ class StepResult:
         return cls(plan, rows, to_host(drawn.tokens), Arrival(device), logprobs)
 
     def get(self) -> Sampled:
-        """Wait until the result has arrived, but for no later work."""
+        """Wait until the result has arrived, without waiting for later work."""
         self._arrival.wait()
         seconds = 0.0 if self._clock is None else self._clock.seconds(self._arrival, prompts=bool(self._counts))
         logprobs = () if self._logprobs is None else packed(self._logprobs)

@@ -153,7 +153,7 @@ class Sampler:
     def adjust(
         self, logits: Tensor, slots: Tensor, positions: Tensor, drafts: Sequence[tuple[int, int]] = ()
     ) -> Tensor:
-        """Apply penalties, bias, and the ban of early stops to logits [R, V] of these slots and positions [R].
+        """Apply penalties, bias, and the ban of early stops to logits [R, V]; slots, positions: of each row, [R].
 
         Returns new logits. drafts: pairs of a row and a draft that the row counts as already sampled.
         """

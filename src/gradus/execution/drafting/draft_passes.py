@@ -91,7 +91,7 @@ class DraftPasses:
         self.attention.wipe(pages)
 
     def catch_up(self, history: History, decodes: Decodes) -> None:
-        """Compute the missing tokens of these decodes, which the next step runs. Slots that lag behind share passes."""
+        """Compute the tokens that the next step's decodes are missing. Slots that lag behind share passes."""
         self.steady = True
         if not len(decodes.drafts):
             self._current.difference_update(decodes.slots.tolist())
@@ -107,7 +107,7 @@ class DraftPasses:
             self._run(history, spans)
 
     def _run(self, history: History, spans: Sequence[Missing]) -> None:
-        """Store keys and values of these positions' tokens, which the history has, in one pass."""
+        """Store the keys and values of the missing positions, in one pass. Their tokens come from the history."""
         slots, counts = [slot for slot, _ in spans], [len(span) for _, span in spans]
         places = [place for _, span in spans for place in span]
         positions, owners = upload_parts([places, np.repeat(slots, counts)], torch.int64, self.model.device)

@@ -50,7 +50,7 @@ class DeviceMemory:
     def usable(self, fraction: float) -> int:
         """Count the bytes that can be taken until all processes together use `fraction` of the whole.
 
-        On a CPU, return `fraction` of the free memory.
+        A CPU's result is `fraction` of its free memory.
         """
         if self.total is None:
             return int(self.free * fraction)

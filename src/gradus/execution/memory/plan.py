@@ -72,7 +72,7 @@ class PagePlan:
     def of(cls, config: ModelConfig, options: EngineOptions, itemsize: int) -> "PagePlan":
         """Size the paged cache that the options describe.
 
-        In the final engine each layer group has its own pages, all from one pool: a block is one page per group. A
+        Each layer group of the final engine has its own pages, all from one pool: a block is one page per group. A
         phase's page holds all layers.
         """
         windows = config.windows if isinstance(options, EngineConfig) else (None,) * config.num_layers

@@ -90,8 +90,8 @@ def first_inputs(
 ) -> DraftInputs:
     """Prepare the first pass. slots: integers [B].
 
-    By slot: history, int32 [S, C], and known, int64 [S]: the tokens and their number; states: [S, D], the hidden states
-    of the newest rows. count: drafts per sequence, `together` of them in each pass.
+    history, known: each slot's tokens, int32 [S, C], and their number, int64 [S]. states: [S, D], the hidden state of
+    each slot's newest row. count: drafts per sequence, `together` of them in each pass.
     """
     spans, size, device = len(slots), states.shape[1], states.device
     joined = torch.empty(spans, 2 * size, dtype=states.dtype, device=device)
