@@ -91,7 +91,7 @@ class DraftPasses:
         self.attention.wipe(pages)
 
     def catch_up(self, history: History, decodes: Decodes) -> None:
-        """Compute the tokens that the next step's decodes are missing. Slots that lag behind share passes."""
+        """Store the keys and values that the next step's decodes are missing. Slots that lag behind share passes."""
         self.steady = True
         if not len(decodes.drafts):
             self._current.difference_update(decodes.slots.tolist())
