@@ -1,14 +1,14 @@
-"""Engines put together.
+"""Builds engines from their parts.
 
 Read in this order:
 
     final.py        the final engine, composed by its switches
-    on_gpu.py       how the model runs on a GPU's kernels
-    on_torch.py     how it runs on a CPU's kernels, or on torch alone
-    draft_rows.py   a draft model in the model's size
-    heads.py        trained heads, where they draft
+    on_gpu.py       the model's runner on a GPU's kernels
+    on_torch.py     the model's runner on a CPU's kernels, or on torch alone
+    draft_rows.py   a draft model resized to the model's vocabulary
+    heads.py        trained heads that draft
     start_up.py     kernels compiled and steps captured, on a GPU
-    guard.py        a lack of memory, said in one line
-    rehearsal.py    a crowd served before the first request
+    guard.py        an engine that reports in one line why it stopped
+    rehearsal.py    crowds of requests served before the first real one
     checkpoint.py   a model loaded, and its engine built
 """

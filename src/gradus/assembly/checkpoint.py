@@ -1,4 +1,4 @@
-"""From a checkpoint to an engine: a phase's, or the final one with a cache for the memory that is there."""
+"""Builds an engine from a checkpoint: a phase's, or the final one with a cache sized for the free memory."""
 
 import logging
 from collections.abc import Callable, Iterator
@@ -38,11 +38,11 @@ def assemble(
 ) -> tuple[Engine, EngineOptions]:
     """Load the model and compose its engine. phase: None is the final one, whose options must be an EngineConfig.
 
-    impl: a student's folder or file, whose functions run in place of the phase's.
+    impl: a student's folder or file, whose functions replace the phase's.
 
-    Returns the options as they turned out, too: memory may have decided the cache, and with it the context length, and
-    a device without the kernels runs without them.
-    Raises ConfigError in one line where memory does not suffice.
+    Also returns the final options: memory may have decided the cache's size, and with it the context length, and a
+    device that cannot run the kernels runs without them.
+    Raises ConfigError in one line if memory does not suffice.
     """
 
     def load(which: Checkpoint, kept: Precision) -> Model:
@@ -54,7 +54,7 @@ def assemble(
             engine = build(load(checkpoint, precision), options)
         return engine, options
     assert isinstance(options, EngineConfig)
-    trained_heads(options, checkpoint.config)  # what does not go with the model is said before anything is loaded
+    trained_heads(options, checkpoint.config)  # heads that do not match the model are refused before anything is loaded
     draft = open_draft(checkpoint, options, device, precision)
     plan = memory_plan(
         checkpoint.config, options, device, precision, draft=None if draft is None else (draft[0].config, draft[1])
@@ -68,7 +68,7 @@ def assemble(
 
 
 def _build_of(phase: str, impl: str, progress: Progress | None) -> Callable[[Model, EngineOptions], Engine]:
-    """The phase's `build` with a student's functions. Says whose functions run."""
+    """Return the phase's `build` with a student's functions. Notes whose functions run."""
     yours = phases.solution(phase, Path(impl))
     if progress is not None:
         progress.note(yours.note)
@@ -78,10 +78,10 @@ def _build_of(phase: str, impl: str, progress: Progress | None) -> Callable[[Mod
 def open_draft(
     checkpoint: Checkpoint, options: EngineConfig, device: torch.device, precision: Precision
 ) -> tuple[Checkpoint, Precision] | None:
-    """The checkpoint that `speculate` names, if it names one, and what to load it with.
+    """Open the checkpoint that `speculate` names, if it names one, and choose its precision.
 
-    precision: the model's. Raises ConfigError for a draft of other tokens, and for one that cannot be quantized
-    as `draft_quantize` says.
+    precision: the model's. Raises ConfigError for a draft with a different tokenizer, and for one that cannot be
+    quantized as `draft_quantize` asks.
     """
     if options.draft_model is None:
         return None
@@ -97,9 +97,10 @@ def open_draft(
 
 
 def draft_precision(draft: Checkpoint, device: torch.device, precision: Precision, quantize: str | None) -> Precision:
-    """Its matrices as they are stored where they are quantized, or as `quantize` says; the rest as what the model does
-    not quantize. A scheme is its output head's too: what it drafts is verified, and the head is a large part of a small
-    model's bytes. Raises ConfigError as `gradus.quantization.precision.resolve` does."""
+    """Choose the draft's precision: its matrices as the checkpoint or `quantize` has them quantized, and the rest in
+    the type of the model's unquantized parts. The scheme also covers the draft's output head: drafts are verified, and
+    the head is a large part of a small model's bytes. Raises ConfigError as `gradus.quantization.precision.resolve`
+    does."""
     own = precision
     if precision.scheme is not None:
         kinds = {str(kind).removeprefix("torch.") for kind in (precision.weights, precision.activations)}
@@ -109,7 +110,7 @@ def draft_precision(draft: Checkpoint, device: torch.device, precision: Precisio
 
 @contextmanager
 def _enough_memory(options: EngineOptions, device: torch.device) -> Iterator[None]:
-    """Turns a failed allocation into a ConfigError that says what to lower, and whose memory was in the way before."""
+    """Turn a failed allocation into a ConfigError that says what to lower, and which processes held memory before."""
     before = DeviceMemory.of(device) if device.type == "cuda" else None
     try:
         yield
@@ -126,7 +127,7 @@ def _enough_memory(options: EngineOptions, device: torch.device) -> Iterator[Non
 
 
 def _capturing(progress: Progress | None) -> Callable[[int, int], None]:
-    """Shows how far the capture of CUDA graphs is."""
+    """Return a function that shows the progress of capturing CUDA graphs."""
 
     def report(done: int, total: int) -> None:
         if progress is None:

@@ -1,12 +1,12 @@
-"""A draft with as many rows as the model it drafts for.
+"""Resizes a draft model to as many vocabulary rows as the model that it drafts for.
 
 The models of a family share a tokenizer and differ in padding: Qwen2.5's small ones have rows for 151,936 tokens, the
 large ones for 152,064, and both name 151,665. So the tokenizers decide whether a draft fits, and the draft is loaded in
 the model's size. Kernels, graphs and the memory plan then see one vocabulary.
 
-Rows that the model lacks are cut: the draft proposes nothing that the model cannot say. Rows that the draft lacks
-repeat its last one. That ties their logits with those of a lower id, so they are never the likeliest, as a row of zeros
-could be.
+Rows that the model lacks are cut: the draft proposes no token that the model cannot sample. Rows that the draft lacks
+repeat its last one. Their logits then tie with those of a lower id, so they are never the likeliest; the logits of a
+row of zeros could be.
 """
 
 from collections.abc import Iterable
@@ -24,12 +24,12 @@ from gradus.quantization.schemes import ORDERED
 
 
 def fitted(draft: Checkpoint, model: Checkpoint) -> Checkpoint:
-    """The draft in the model's size. Raises ConfigError for one that speaks other tokens."""
+    """Resize the draft to the model's vocabulary. Raises ConfigError for a draft with a different tokenizer."""
     _check_tokens(draft, model)
     rows = model.config.vocab_size
     if draft.config.vocab_size == rows:
         return draft
-    config = replace(draft.config, vocab_size=rows, bos_token_id=None, eos_token_ids=())  # the model's count
+    config = replace(draft.config, vocab_size=rows, bos_token_id=None, eos_token_ids=())  # the model's are used
     if draft.tensors is None:
         return replace(draft, config=config)
     kind = model_class(config.family)
@@ -90,7 +90,7 @@ class _Resized:
             raise ConfigError(
                 f"{self.where(name)}: {name!r} is in blocks of rows, which fit a model of its own size only"
             )
-        count = len(value.parts) - int(value.scheme.endswith(ORDERED))  # an order is one of columns
+        count = len(value.parts) - int(value.scheme.endswith(ORDERED))  # an order has columns, not rows
         parts = *(self._rows(part) for part in value.parts[:count]), *value.parts[count:]
         wide = value.wide
         return Packed(value.scheme, parts, None if wide is None else lambda: self._rows(wide()))

@@ -1,10 +1,10 @@
-"""The final engine: what the phases taught, composed, with a switch for each.
+"""Composes the final engine from the phases' optimizations, with a switch for each.
 
     build(model, EngineConfig(limits, max_sequences=256))
 
 The phases teach the same optimizations with parts of their own. Here each has a switch, so that its worth can be
-measured in the final engine, by leaving it out alone. How the model runs is composed in `on_gpu.py`, on a GPU's
-kernels, and in `on_torch.py`, on a CPU's kernels or on torch alone.
+measured by leaving it alone out of the final engine. `on_gpu.py` composes the model's runner on a GPU's kernels, and
+`on_torch.py` on a CPU's kernels or on torch alone.
 """
 
 import logging
@@ -44,14 +44,14 @@ log = logging.getLogger(__name__)
 def build(
     model: Model, config: EngineConfig, report: Report = lambda done, total: None, draft: Model | None = None
 ) -> Engine:
-    """Compose the engine. On a GPU with `graphs`, this captures them: seconds, in which nothing else may run there.
+    """Compose the engine. On a GPU with `graphs`, this captures them, for seconds in which nothing else may run there.
 
-    draft: the model that drafts, where `speculate` names one, loaded as `draft_quantize` says. Heads are read from the
-    folder that it names.
+    draft: the draft model, if `speculate` names one, loaded as `draft_quantize` asks. If `speculate` names a folder of
+    heads, they are read from it.
 
-    Where `memory_fraction` sizes the cache, and it turns out shorter than `limits.context_length`, the engine's own
-    limits are as short; settings named in `yielding` may turn out lower. Raises ConfigError where no room is left for a
-    cache, for a kv_dtype that the GPU cannot read, and for a draft that does not go with the model.
+    If `memory_fraction` sizes the cache, and it holds fewer tokens than `limits.context_length`, the engine's own limit
+    shrinks to fit; settings named in `yielding` may be lowered too. Raises ConfigError if no room is left for a cache,
+    for a kv_dtype that the GPU cannot read, and for a draft that does not match the model.
     """
     if draft is not None:
         check_draft(model.config, draft.config)
@@ -89,7 +89,7 @@ def lag(config: EngineConfig) -> int:
 
 
 def draft_shapes(config: EngineConfig, trained: HeadsConfig | None, model: bool) -> DraftShapes | None:
-    """The shapes of steps that verify drafts, where there are any. model: whether a model drafts, pass by pass."""
+    """Choose the shapes of steps that verify drafts; None without speculation. model: True if a draft model drafts."""
     if not config.speculate:
         return None
     passes = config.drafts is None and (model or (trained is not None and trained.shape.kind == "eagle"))
@@ -97,7 +97,7 @@ def draft_shapes(config: EngineConfig, trained: HeadsConfig | None, model: bool)
 
 
 def drafting(config: EngineConfig, shapes: DraftShapes | None, times: StepTimes) -> DraftControl | None:
-    """Chooses how many drafts are verified, where there are any."""
+    """Create the control that chooses how many drafts are verified; None without speculation."""
     if shapes is None:
         return None
     adaptive = config.drafts is None
@@ -105,7 +105,7 @@ def drafting(config: EngineConfig, shapes: DraftShapes | None, times: StepTimes)
 
 
 def check_draft(config: ModelConfig, draft: ModelConfig) -> None:
-    """Raises ConfigError for a draft that does not go with the model."""
+    """Raise ConfigError for a draft that does not match the model."""
     if config.vocab_size != draft.vocab_size:
         raise ConfigError(
             f"the draft has logits for {draft.vocab_size} tokens, the model for {config.vocab_size}: both need as many"
@@ -118,7 +118,7 @@ def check_draft(config: ModelConfig, draft: ModelConfig) -> None:
 
 
 def runnable(config: EngineConfig, device: torch.device) -> EngineConfig:
-    """The same without the kernels and graphs that cannot run on the device, of which it warns."""
+    """Switch off kernels and graphs that cannot run on the device, and log a warning."""
     reason = missing(str(device)) if device.type == "cuda" else cpu.missing()
     if config.kernels and reason:
         log.warning("the engine runs without its kernels%s: %s", " and graphs" if config.graphs else "", reason)

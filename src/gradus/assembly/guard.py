@@ -1,4 +1,4 @@
-"""A core that says in one line why it does not go on: a step was left half done, or it was closed."""
+"""Guards a core: after it was closed, or a step was left half done, every call reports why in one line."""
 
 from collections.abc import Sequence
 from typing import Generic, TypeVar
@@ -19,17 +19,18 @@ C = TypeVar("C", bound=Core)
 
 
 class BrokenEngine(GradusError):
-    """A call of an engine after one of its steps has raised something."""
+    """An engine was called after one of its steps had raised an error."""
 
 
 class ClosedEngine(GradusError):
-    """A call of an engine after it was closed."""
+    """An engine was called after it was closed."""
 
 
 class GuardedCore(Generic[C]):
-    """`core`, until one of its steps raises, or it is closed. A step that raised is half done: no other can follow it.
+    """Wraps `core` until it is closed or one of its steps raises. Such a step is half done, so no other can follow it.
 
-    device, options: what the core was built with. Its memory goes back to the system with this object, or by `close`.
+    device, options: those that the core was built with. Its memory goes back to the system with this object, or by
+    `close`.
     """
 
     def __init__(self, core: C, device: torch.device, options: EngineOptions) -> None:
@@ -41,13 +42,13 @@ class GuardedCore(Generic[C]):
 
     @property
     def core(self) -> C:
-        """Raises ClosedEngine."""
+        """The wrapped core. Raises ClosedEngine after `close`."""
         if self._core is None:
             raise ClosedEngine("this engine is closed: load the model again")
         return self._core
 
     def close(self) -> None:
-        """Give back the memory of weights, cache and graphs, and end the threads. What runs ends with it, unsaid."""
+        """Give back the memory of weights, cache and graphs, and end the threads. Running requests end silently."""
         if self._core is not None:
             self._core = None
             garbage.see_all()
@@ -66,12 +67,13 @@ class GuardedCore(Generic[C]):
         return self.core.waiting_count
 
     def submit(self, request: Request) -> None:
-        """Raises what the core raises, and after a step that raised something, OutOfMemory or BrokenEngine."""
+        """Submit a request. Raises the core's errors, and OutOfMemory or BrokenEngine after a step that raised."""
         self._check_whole()
         self.core.submit(request)
 
     def step(self) -> Sequence[Output]:
-        """Raises OutOfMemory, from then on always. Anything else is raised as it is, and from then on BrokenEngine."""
+        """Run a step. If it runs out of memory, this and every later call raise OutOfMemory. Any other error is raised
+        unchanged, and every later call raises BrokenEngine."""
         self._check_whole()
         core = self.core
         try:
@@ -88,7 +90,7 @@ class GuardedCore(Generic[C]):
             raise self._broken from error
 
     def cancel(self, request_id: str, index: int | None = None, reason: str = "cancelled") -> Sequence[Output]:
-        """Where the core was closed, or a step raised something, nothing is left to end. Half-done state stays."""
+        """Cancel a request. Does nothing after `close` or after a step that raised: its half-done state stays."""
         gone = self._core is None or self._broken is not None
         return [] if gone else self.core.cancel(request_id, index, reason)
 
@@ -103,7 +105,7 @@ class GuardedCore(Generic[C]):
             raise self._broken
 
     def _smaller(self) -> str:
-        """What leaves a step more room."""
+        """Name the settings that leave a step more room when lowered."""
         if isinstance(self.options, EngineConfig):
             fraction = f"--memory-fraction (now {self.options.memory_fraction:g}) or --cache-tokens"
             return f"a lower {fraction}, --token-budget or --max-sequences"

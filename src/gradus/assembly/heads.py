@@ -1,4 +1,4 @@
-"""Trained heads, put together with the model that they draft for."""
+"""Builds drafters from trained heads and the model that they draft for."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
 
 def trained_heads(config: EngineConfig, model: ModelConfig) -> HeadsConfig | None:
-    """What `speculate` says of heads, if it names some. Raises ConfigError for those of a model of other sizes, and for
-    more drafts than there are heads."""
+    """Read the configuration of the heads that `speculate` names, if any. Raises ConfigError for heads of a model with
+    other sizes, and for more drafts than heads."""
     if config.heads is None:
         return None
     trained = read_config(Path(config.heads))
@@ -40,12 +40,12 @@ def trained_heads(config: EngineConfig, model: ModelConfig) -> HeadsConfig | Non
 
 
 def check_model(config: EngineConfig, trained: HeadsConfig, model: Model) -> None:
-    """Raises ConfigError for heads of a model with other weights."""
+    """Raise ConfigError for heads that were trained for other weights."""
     check_weights(Path(config.heads or ""), trained, model)
 
 
 def most_drafts(config: EngineConfig, trained: HeadsConfig | None) -> int:
-    """Per step and sequence: no more than there are heads."""
+    """The most drafts per step and sequence, limited by the number of heads."""
     return config.most_drafts if trained is None else min(config.most_drafts, trained.shape.drafts)
 
 
@@ -54,7 +54,7 @@ def hidden_states(config: EngineConfig, model: Model) -> HiddenStates:
 
 
 class HeadsModule(nn.Module):
-    """What drafts: the heads that `speculate` names, and the part of the model's output head that they draft with."""
+    """The heads that `speculate` names, and the part of the model's output head that they draft with."""
 
     def __init__(self, trained: HeadsConfig, config: EngineConfig, model: Model) -> None:
         super().__init__()
@@ -63,12 +63,12 @@ class HeadsModule(nn.Module):
 
 
 def heads_drafter(module: HeadsModule, model: Model, states: HiddenStates, sampler: Sampler) -> HeadsDrafter:
-    """In torch. sampler: the model's."""
+    """Build the drafter in torch. sampler: the model's."""
     width = model.config.vocab_size
 
     def guess(logits: Tensor, slots: Tensor, positions: Tensor) -> Tensor:
         owners, places, logits = np.array(slots.tolist()), np.array(positions.tolist()), logits.float()
-        if not sampler.greedy(owners):  # tokens that heads never draft have parameters too
+        if not sampler.greedy(owners):  # sampling parameters cover the whole vocabulary, heads only its first tokens
             logits = F.pad(logits, (0, width - logits.shape[1]), value=float("-inf"))
         return sampler.guess(logits, owners, places)
 
@@ -78,7 +78,7 @@ def heads_drafter(module: HeadsModule, model: Model, states: HiddenStates, sampl
 def heads_on_kernels(
     trained: HeadsConfig, config: EngineConfig, model: Model, states: HiddenStates, sampler: "KernelSampler"
 ) -> "KernelHeadsDrafter":
-    """The same on a GPU's kernels. model: as it was loaded."""
+    """Build the drafter on a GPU's kernels. model: as it was loaded."""
     from gradus.kernels.core.view import view  # here: Triton is not everywhere
     from gradus.speculative.kernel_heads_drafter import KernelHeadsDrafter
 

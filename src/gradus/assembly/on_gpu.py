@@ -1,4 +1,4 @@
-"""How the model runs on a GPU's kernels: its fused view, attention that reads pages where they lie, captured steps."""
+"""Composes the model's runner on a GPU's kernels: a fused view, attention that reads pages in place, captured steps."""
 
 from gradus.assembly.heads import heads_on_kernels, hidden_states
 from gradus.assembly.start_up import Reading, start_up
@@ -31,8 +31,8 @@ def gpu_runner(
     shapes: DraftShapes | None,
     times: StepTimes,
 ) -> GpuRunner:
-    """Compiles, captures and warms up what runs the model. shapes: of steps that verify drafts. times: learn what
-    drafts cost."""
+    """Build the model's runner: compile its kernels, capture its steps, warm it up. shapes: of steps that verify
+    drafts. times: learns the cost of drafts."""
     count, context = config.max_sequences, config.limits.context_length
     attention = GraphPagedAttention(model.config, storage, slots=count + 1)  # the last slot is padding's
     sampler = KernelSampler(model.config.vocab_size, model.device, count)
@@ -59,10 +59,10 @@ def gpu_runner(
 def draft_passes(
     draft: Model, attention: GraphPagedAttention, sampler: KernelSampler, config: EngineConfig
 ) -> DraftPasses:
-    """attention, sampler: the model's."""
+    """Build the draft model's passes. attention, sampler: the model's."""
     storage, count = attention.storage, config.max_sequences
     kind, pages = type(storage), storage.keys.shape[1] - 1
     own_storage = kind(draft.config, pages, storage.page_size, draft.dtype, draft.device)
     own = GraphPagedAttention(draft.config, own_storage, slots=count + 1)
-    own.tables = attention.tables[:1]  # of the layers without a window: a page of the same number holds the draft's
+    own.tables = attention.tables[:1]  # of layers without a window; the draft's pages have the same numbers
     return DraftPasses(fused(draft), own, sampler, config.budget("cuda"))

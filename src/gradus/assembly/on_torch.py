@@ -1,4 +1,4 @@
-"""How the model runs on a CPU's kernels, or on torch alone."""
+"""Composes the model's runner on a CPU's kernels, or on torch alone."""
 
 import logging
 
@@ -26,14 +26,14 @@ log = logging.getLogger(__name__)
 def torch_runner(
     model: Model, storage: PagedStorage, config: EngineConfig, draft: Model | None, trained: HeadsConfig | None
 ) -> tuple[Runner, int]:
-    """Runs the model on pages that attention gathers. Returns also the rows up to which it is quick with decodes."""
+    """Build the model's runner, whose attention gathers pages. Also returns the most rows of a fast step of decodes."""
     count, device = config.max_sequences, model.device
     attention = PagedAttention(model.config, storage, slots=count)
     sampler = Sampler(model.config.vocab_size, device, count)
     whole = bool(config.speculate)
     history = History(count, config.limits.context_length, device, whole=whole)
     heads = None if trained is None else HeadsModule(trained, config, model)
-    newest = None if whole else history  # what verifies drafts lays decodes out as spans with all their tokens
+    newest = None if whole else history  # a VerifyingRunner lays decodes out as spans with all their tokens
     eager = quick_runner(model, attention, sampler, newest, config, heads)
     if not whole:
         return eager, eager.max_kernel_rows
@@ -47,11 +47,11 @@ def torch_runner(
 
 
 def draft_drafter(draft: Model, attention: PagedAttention, sampler: Sampler, config: EngineConfig) -> DraftModel:
-    """attention, sampler: the model's."""
+    """Build the draft model's drafter. attention, sampler: the model's."""
     storage = attention.storage
     kind, pages = type(storage), storage.keys.shape[1] - 1
     own = PagedAttention(draft.config, kind(draft.config, pages, storage.page_size, draft.dtype, draft.device), slots=1)
-    own.tables = attention.tables[:1]  # of the layers without a window: a page of the same number holds the draft's
+    own.tables = attention.tables[:1]  # of layers without a window; the draft's pages have the same numbers
     return DraftModel(quick_runner(draft, own, sampler, None, config), own)
 
 
@@ -63,7 +63,7 @@ def quick_runner(
     config: EngineConfig,
     beside: nn.Module | None = None,
 ) -> ModelRunner:
-    """On a CPU, runs decode steps through compiled kernels, and through torch where the model has a part without one.
+    """Build a runner with compiled kernels for a CPU, or on torch if a part of the model has no kernel.
 
     beside: as in CompiledRunner.
     """

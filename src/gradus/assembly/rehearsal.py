@@ -1,8 +1,8 @@
-"""Requests that no client sent, served before the first real one, so that the first is served like the thousandth.
+"""Serves dummy requests before the first real one, so that the first is served as fast as the thousandth.
 
-What is left to do after every kernel is compiled still adds up over a first round: memory that the allocators have not
-taken from the driver yet, pinned buffers, libraries that load their code at the first call, Python that runs cold. A
-rehearsal goes the whole way, with a scheduler and a cache of its own, so nothing of it stays but what is warm.
+Even with every kernel compiled, a first round is slow: the allocators have not taken their memory from the driver yet,
+pinned buffers are missing, libraries load their code at the first call, and Python runs cold. A rehearsal serves whole
+requests, with a scheduler and a cache of its own, so only the warm state remains.
 """
 
 from gradus.cache.paged import PagedCache
@@ -13,13 +13,16 @@ from gradus.scheduling.drafting import DraftControl
 from gradus.scheduling.scheduler import Scheduler
 
 ROUNDS = 2
-ANSWER = 4  # tokens of each request: prompts, then prompts beside decodes, then decodes alone
+ANSWER = 4  # tokens of each request: enough for steps of prompts, of prompts and decodes, and of decodes alone
 
 
 def rehearse(
     runner: Runner, config: EngineConfig, cache: PagedCache, device: str, drafting: DraftControl | None = None
 ) -> None:
-    """Serve crowds of every size up to `max_sequences`. cache, drafting: new, and of no use afterwards."""
+    """Serve crowds of each power of two below `max_sequences`, and of `max_sequences`.
+
+    cache, drafting: new ones, discarded afterwards.
+    """
     budget, context = config.budget(device), config.limits.context_length
     engine = Engine(
         Scheduler(cache, config.max_sequences, budget, drafting=drafting),

@@ -1,4 +1,4 @@
-"""What a GPU's kernels and graphs need before the first request: compiled, captured, and run once."""
+"""Compiles a GPU's kernels, captures its graphs and runs them once, before the first request."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,18 +16,18 @@ from gradus.models import Model
 from gradus.sampling.kernel_sampler import KernelSampler
 from gradus.scheduling.step_times import StepTimes
 
-USUAL_LENGTH = 512  # tokens, of the sequences that graphs are tried out with
+USUAL_LENGTH = 512  # tokens of the sequences in the graphs' trial runs
 
 
 class Reader(Protocol):
-    """What reads prompts, by calling this in a model's place."""
+    """Reads prompts by calling `run_model` in place of the model."""
 
     run_model: RunModel
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """A model whose prompts `reader` reads. longest: tokens that it reads at once."""
+    """A model that reads prompts through `reader`. longest: the most tokens of one sequence that it reads at once."""
 
     reader: Reader
     model: Model
@@ -43,9 +43,9 @@ def start_up(
     report: Report,
     times: StepTimes,
 ) -> None:
-    """Compile what will be launched, all kernels side by side; then capture, and run what is not captured.
+    """Compile all kernels in parallel, then capture steps, and run the launches that are not captured.
 
-    graphs: None for an engine without any; then short prompts have none either. times: learn what drafts cost.
+    graphs: None for an engine without any; then short prompts have none either. times: learns the cost of drafts.
     """
     budget = config.budget(sampler.device.type)
 
@@ -71,7 +71,7 @@ def start_up(
 
 
 def prompt_graphs(reading: Reading, recorder: Recorder, budget: int | None) -> PromptGraphs:
-    """What the reader runs its model through from now on: passes over short prompts are replayed once captured."""
+    """Make the reader run its model through prompt graphs: passes over short prompts are replayed once captured."""
     graphs = PromptGraphs(reading.model, reading.attention, recorder, longest=reading.longest, budget=budget)
     reading.reader.run_model = graphs
     return graphs

@@ -1,12 +1,12 @@
-"""From a plan to sampled tokens on a device.
+"""Runners: a plan becomes sampled tokens on a device.
 
 Read in this order:
 
     runner.py     one eager step, on torch
-    result.py     a step on its way from the device
+    result.py     a step's result, copied to the host
     compiled.py   on a CPU, steps of few tokens in compiled kernels
-    drafting/     models that draft, and a CPU's steps that verify
+    drafting/     draft models, and steps that verify drafts on a CPU
     gpu/          steps on a GPU's kernels, replayed from CUDA graphs
     memory/       the device's memory, planned before it is taken
-    watch/        when each step did what, and plans played back
+    watch/        a timeline of steps, and recorded plans played back
 """

@@ -1,9 +1,9 @@
-"""Steps of few tokens on a CPU through compiled kernels, all others through torch.
+"""Runs steps of few tokens on a CPU in compiled kernels, and all others in torch.
 
-A step of a few tokens is a few hundred operations of some ten microseconds each, and in torch every one of them starts
-and ends its threads anew. `gradus.kernels.cpu` has the whole step in one call: decodes, verified drafts, short prompts
-and chunks. Steps of more tokens than that takes have work enough for torch's products (`kernels/cpu/rows.py`). Heads
-that draft before a step have their products in the kernels too.
+A step of a few tokens is a few hundred operations of some ten microseconds each, and torch starts and ends its threads
+for every one of them. `gradus.kernels.cpu` runs the whole step in one call: decodes, verified drafts, short prompts and
+chunks. Longer steps give torch's products enough work (`kernels/cpu/rows.py`). The kernels also compute the products of
+draft heads.
 """
 
 import logging
@@ -29,14 +29,14 @@ from gradus.speculative.history import History
 log = logging.getLogger(__name__)
 
 NOTICEABLE_S = 1.0
-_caller = threading.local()  # threads: how many torch has for this thread outside of `alone`; None where none is open
+_caller = threading.local()  # threads: torch's thread count for this thread outside `alone`; None outside any `alone`
 
 
 class CompiledRunner(ModelRunner):
-    """threads: that share a decode step.
+    """Runs steps of up to `max_kernel_rows` tokens in the kernels, and longer ones in torch.
 
-    beside: modules that a step's inputs are made with, as heads that draft. Their matrices are replaced by some that
-    multiply few rows in the kernels. Raises Unsupported for a model that there are no kernels for.
+    threads: how many share a decode step. beside: a module that prepares a step's inputs, such as draft heads; its
+    matrices are replaced by ones that multiply few rows in the kernels. Raises Unsupported for a model without kernels.
     """
 
     attention: PagedAttention
@@ -83,7 +83,7 @@ class CompiledRunner(ModelRunner):
             return super().guess(plan)
 
     def sampled(self, batch: Batch, rows: Rows, admissions: Sequence[Admission]) -> Drawn:
-        """As above. Where all rows are greedy no logits are made."""
+        """Run the model and draw; when all rows are greedy, the kernels choose the tokens and make no logits."""
         self.sampler.admit(admissions)
         tokens = self._choose(batch, rows)
         return super().sampled(batch, rows, ()) if tokens is None else self.sampler.take(tokens, rows)
@@ -93,17 +93,20 @@ class CompiledRunner(ModelRunner):
         return super().guessed(batch, rows) if tokens is None else tokens
 
     def _choose(self, batch: Batch, rows: Rows) -> Tensor | None:
-        """Each row's token within the head's stage, where the kernels take the step and all rows are greedy."""
+        """Choose each row's token in the kernels' output head.
+
+        None if the kernels do not take the step, or if a row is not greedy.
+        """
         if self._takes(sum(batch.counts)) and self.sampler.greedy(rows.slots):
             return self._in_kernels(batch, greedy=True)
         return None
 
     def logits(self, batch: Batch) -> Tensor:
-        """As above; a step of few tokens through the kernels."""
+        """Compute the model's logits, in the kernels when they take the step."""
         return self._in_kernels(batch) if self._takes(sum(batch.counts)) else super().logits(batch)
 
     def _in_kernels(self, batch: Batch, *, greedy: bool = False) -> Tensor:
-        """Logits, or the tokens of the largest."""
+        """Run the step in the kernels. Returns logits, or if `greedy`, the token of each row's largest logit."""
         self.attention.update_pages(batch)
         slots = [slot for slot, count in zip(batch.slots, batch.counts, strict=True) for _ in range(count)]
         before = [number for count in batch.counts for number in range(count)]
@@ -114,30 +117,30 @@ class CompiledRunner(ModelRunner):
         return made[: len(wanted)]
 
     def _takes(self, tokens: int) -> bool:
-        """Whether the kernels take a step of so many tokens."""
+        """True if the kernels take a step of `tokens` tokens."""
         return 0 < tokens <= self.max_kernel_rows
 
     def quiet(self, plan: Plan) -> AbstractContextManager[None]:
-        """Torch in one thread where the kernels take the plan, and in all of them where they do not."""
+        """Keep torch to one thread if the kernels take the plan; otherwise let it use all its threads."""
         tokens = len(plan.decodes) + sum(len(span.tokens) for span in plan.spans)
         return alone() if self._takes(tokens) else together()
 
     @torch.inference_mode()
     def _warm_up(self) -> None:
-        """A step of no sequence: its table is empty, so it stores into page 0, which is padding."""
+        """Run one step without a sequence: its table is empty, so it stores into page 0, which is padding."""
         nothing = torch.zeros(1, dtype=torch.int64)
         self.decode.run(nothing, nothing, [0])
 
 
 class KernelLinear(Linear):
-    """A matrix whose products of few rows are made by the kernels, in float32, and of more by torch."""
+    """A matrix that the kernels multiply with few rows, in float32, and torch with more."""
 
     def __init__(self, linear: Linear, decode: DecodeModel, number: int) -> None:
         super().__init__(linear.matrix_id, linear.in_features, linear.out_features, False, torch.float32, "meta")
         self.linear, self.decode, self.number = linear, decode, number
 
     def allocate(self, dtype: torch.dtype, device: torch.device | str) -> None:
-        """None: it has that of `linear`."""
+        """Allocate nothing: the weights are those of `linear`."""
 
     def forward(self, x: Tensor) -> Tensor:
         rows = x.reshape(-1, x.shape[-1])
@@ -148,11 +151,11 @@ class KernelLinear(Linear):
 
 @contextmanager
 def alone() -> Iterator[None]:
-    """Torch computes what this thread asks for in this thread alone. For other threads of the program nothing changes.
+    """Keep torch's work for this thread in this thread alone. Other threads of the program are not affected.
 
-    Beside the kernels it has little to do, embedding and sampling. Its threads would go on spinning after that, in
-    programs that leave OpenMP its default, and take a core from the kernels' own. So do the threads of an earlier step
-    that was torch's, and of what the program computes between steps: they are ended.
+    Torch has little to do around the kernels: embedding and sampling. If a program leaves OpenMP its default, torch's
+    threads would keep spinning afterwards and take a core from the kernels' threads. The threads of an earlier torch
+    step, or of the program's own work between steps, spin in the same way, so they are ended.
     """
     end_spinning()
     outer = getattr(_caller, "threads", None)
@@ -166,7 +169,7 @@ def alone() -> Iterator[None]:
 
 @contextmanager
 def together() -> Iterator[None]:
-    """Torch with the threads that it had before `alone`: so a draft model reads a prompt within a quiet step."""
+    """Give torch back the threads that it had before `alone`: a draft model reads prompts within quiet steps."""
     outer = getattr(_caller, "threads", None)
     with nullcontext() if outer is None else own_threads(outer):
         yield
@@ -174,7 +177,7 @@ def together() -> Iterator[None]:
 
 @contextmanager
 def announced() -> Iterator[None]:
-    """Say why it takes so long, if it does: the first time on a machine, kernels are compiled."""
+    """Log the reason if the block takes long: on a machine's first run, kernels are compiled."""
     says = threading.Timer(NOTICEABLE_S, log.warning, ["compiling the CPU kernels: once, for some seconds"])
     says.start()
     try:

@@ -1,4 +1,4 @@
-"""A step on its way from the device: what every runner returns."""
+"""A step's result on its way from the device: every runner returns one."""
 
 from dataclasses import dataclass
 
@@ -11,27 +11,27 @@ from gradus.sampling.sampler import Drawn, DrawnLogprobs
 
 
 class StepClock:
-    """What steps take on the device: from the end of one to the end of the next, by the device's own clock.
+    """Times steps by the device's own clock, from the end of one to the end of the next.
 
-    So where the host is the slower side, its work counts as well. After prompts the host has more to do than after
-    decodes, and before them it may have had nothing to do: a step behind one with prompts is not timed.
+    Where the host is the slower side, its work therefore counts as well. A step right after one with prompts is not
+    timed: prompts give the host more work than decodes do, and before them the host may have been idle.
     """
 
     def __init__(self) -> None:
         self._before: Arrival | None = None  # of the newest step that the host saw; None if prompts were in it
 
     def seconds(self, arrival: Arrival, *, prompts: bool) -> float:
-        """Of the step that has arrived; 0 where that is not known. prompts: whether it read some."""
+        """Return the time of the step that has arrived, or 0 if it is unknown. prompts: True if the step read some."""
         took = 0.0 if self._before is None else arrival.since(self._before)
         self._before = None if prompts else arrival
         return took
 
 
 class StepResult:
-    """What a step drew, on its way to the host until `get`.
+    """The tokens that a step drew; they may still be on their way to the host until `get` returns.
 
-    rows: how many the model computed, padding included. tokens: on the host, once `arrival` has come. width: rows of
-    each decode, as in `Sampled`, and `usual`. clock: of a runner that times its steps.
+    rows: how many the model computed, padding included. tokens: valid on the host once `arrival` has come. width and
+    usual: as in `Sampled`. clock: given by a runner that times its steps.
     """
 
     def __init__(
@@ -53,12 +53,12 @@ class StepResult:
 
     @classmethod
     def of(cls, plan: Plan, rows: int, drawn: Drawn, device: torch.device) -> "StepResult":
-        """What was drawn on a device, sent to the host."""
+        """Start copying what was drawn to the host, and return the result."""
         logprobs = None if drawn.logprobs is None else drawn.logprobs.to_host()
         return cls(plan, rows, to_host(drawn.tokens), Arrival(device), logprobs)
 
     def get(self) -> Sampled:
-        """Wait until it has arrived, and for nothing that comes later."""
+        """Wait until the result has arrived, without waiting for later work."""
         self._arrival.wait()
         seconds = 0.0 if self._clock is None else self._clock.seconds(self._arrival, prompts=bool(self._counts))
         logprobs = () if self._logprobs is None else packed(self._logprobs)
@@ -68,7 +68,7 @@ class StepResult:
 
 @dataclass(slots=True)
 class Ready:
-    """A step that was waited for, on a device whose memory is the host's."""
+    """The result of a finished step, on a device that shares the host's memory."""
 
     rows: int
     sampled: Sampled
@@ -78,7 +78,7 @@ class Ready:
 
 
 def packed(logprobs: DrawnLogprobs) -> list[bytes]:
-    """Each row's pairs as bytes: as many as it asks for, and b"" where it does not ask."""
+    """Return each row's pairs as bytes: as many as the row asks for, and b"" if it asks for none."""
     pairs = logprobs.pairs.numpy().astype("<i4", copy=False)
     whole, step = pairs.tobytes(), PAIR.size * pairs.shape[1]
     starts = range(0, len(whole), step)

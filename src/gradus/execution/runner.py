@@ -1,4 +1,4 @@
-"""From a plan to tokens: lay it out flat, run the model once, sample the rows that were asked for."""
+"""Turns a plan into tokens: lay it out flat, run the model once, and sample the rows that need a token."""
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -19,17 +19,17 @@ from gradus.scheduling.draft_shapes import MOST_ROWS
 from gradus.speculative.history import History
 
 RunModel = Callable[[Tensor, Tensor, AttentionBackend], Tensor]
-"""(token ids [N], positions [N], attention) → hidden states, [N or more, D]: a `Model`, or what runs one."""
+"""(token ids [N], positions [N], attention) → hidden states, [N or more, D]: a `Model`, or a wrapper around one."""
 
 
 class ModelRunner:
-    """One model on one device, run eagerly. Knows no policy: the plan says what to run.
+    """Runs one model on one device, eagerly. It has no policy: the plan says what to run.
 
-    history: has the newest token of every slot, which plans call UNKNOWN; None where plans have spans alone.
-    max_kernel_rows: with more rows than that, a step of decodes takes a slower way.
-    verifies: whether the sampler says which rows of a span are accepted. Otherwise each row has what it drew.
+    history: holds the newest token of every slot, which plans call UNKNOWN; None if plans contain only spans.
+    max_kernel_rows: steps of decodes with more rows than this are slower.
+    verifies: True if the sampler decides which rows of a span are accepted; otherwise each row returns its own draw.
     run_model: runs the model on a batch that attention is prepared for. It may compute more rows than the batch has.
-    keeps_hidden: whether `hidden` is wanted, the hidden states of the newest step's rows with logits, [R, D].
+    keeps_hidden: True to keep `hidden`: the hidden states of the newest step's rows with logits, [R, D].
     """
 
     max_kernel_rows: int = MOST_ROWS
@@ -47,7 +47,7 @@ class ModelRunner:
         self.history = history
 
     def quiet(self, plan: Plan) -> AbstractContextManager[None]:
-        """What a step with this plan wants around everything that it computes: nothing."""
+        """Return a context for all that a step with this plan computes; here it does nothing."""
         return nullcontext()
 
     @torch.inference_mode()
@@ -60,7 +60,7 @@ class ModelRunner:
         return StepResult.of(plan, len(batch.token_ids), drawn, self.model.device)
 
     def draw(self, plan: Plan) -> tuple[Batch, Rows, Drawn]:
-        """Run the plan. Returns its batch, the rows of the draw, and what they drew."""
+        """Run the plan. Returns its batch, the sampled rows, and the tokens drawn for them."""
         batch = self.prepare(plan)
         if self.history is not None:
             self.history.fill_in(batch)
@@ -72,17 +72,20 @@ class ModelRunner:
         return batch, rows, drawn
 
     def answer(self, plan: Plan) -> Tensor:
-        """The model's answer to a plan whose tokens are all known, and nothing drawn from it."""
+        """Return the logits of a plan whose tokens are all known, without drawing from them."""
         return self.logits(self.prepare(plan))
 
     def guess(self, plan: Plan) -> Tensor:
-        """What the slots of such a plan would draw from this model's answer, int64 [R]. Nothing counts as sampled."""
+        """Return the tokens, int64 [R], that the slots would draw from this model's logits, without recording them.
+
+        All of the plan's tokens are known, as in `answer`.
+        """
         batch = self.prepare(plan)
         rows = sampled_rows(batch)
         return self.guessed(batch, rows)
 
     def sampled(self, batch: Batch, rows: Rows, admissions: Sequence[Admission]) -> Drawn:
-        """Run the model and draw. What new owners of slots ask for is told while a GPU computes: first tokens wait."""
+        """Run the model and draw. New slot owners' settings are sent while the GPU computes, which hides that work."""
         logits = self.logits(batch)
         self.sampler.admit(admissions)
         return self.sampler.sample(logits, rows)
@@ -92,7 +95,7 @@ class ModelRunner:
         return self.sampler.guess(self.logits(batch), rows.slots, rows.positions)
 
     def logits(self, batch: Batch) -> Tensor:
-        """The model's answer: float32 [R, V], of the rows that get logits."""
+        """Compute the logits, float32 [R, V], of the rows that get some."""
         self.attention.prepare(batch)
         hidden = self.run_model(batch.token_ids, batch.positions, self.attention)[batch.logits_rows]
         if self.keeps_hidden:
@@ -100,12 +103,12 @@ class ModelRunner:
         return self.model.logits(hidden)
 
     def prepare(self, plan: Plan) -> Batch:
-        """The plan on the device. A phase that pads overrides this: padding is the runner's affair alone."""
+        """Put the plan on the device. A phase that pads overrides this: only the runner knows of padding."""
         return lay_out(plan, self.model.device)
 
 
 def lay_out(plan: Plan, device: torch.device) -> Batch:
-    """The plan as one flat batch: first the decodes, then the spans, in their order."""
+    """Lay the plan out as one flat batch: first the decodes, then the spans, each in their order."""
     decodes, spans = plan.decodes, plan.spans
     slots = decodes.slots.tolist() + [span.slot for span in spans]
     starts = decodes.starts.tolist() + [span.start for span in spans]
@@ -145,11 +148,11 @@ def _positions(starts: list[int], counts: list[int]) -> list[int]:
 
 
 def sampled_rows(batch: Batch, verifies: bool = False) -> Rows:
-    """Of each row with logits: its slot, the position of the token that follows it, and the drafts before it.
+    """List the slot of each row with logits, the position of the token that follows it, and the drafts before it.
 
-    verifies: also which tokens the drafts are, where there are any.
+    verifies: also list the tokens of the drafts, if any.
     """
-    spans = np.array(batch.row_spans, np.int64)  # in their order: the rows of a span stand together
+    spans = np.array(batch.row_spans, np.int64)  # in their order: the rows of a span are adjacent
     counts = np.bincount(spans, minlength=len(batch.slots))
     drafts = np.arange(len(spans)) - (counts.cumsum() - counts)[spans]
     positions = np.array(batch.lengths)[spans] - counts[spans] + 1 + drafts
@@ -158,8 +161,8 @@ def sampled_rows(batch: Batch, verifies: bool = False) -> Rows:
 
 
 def kernel_logits(model: Model, hidden: Tensor) -> Tensor:
-    """`model.logits` for a kernel that widens each as it reads it, [R, V]: no second matrix of them is made.
+    """Compute `model.logits`, [R, V], for a kernel that widens each logit as it reads it: this saves a second matrix.
 
-    They have the head's own type, unless something else is done to them.
+    The logits have the output head's own type, except where a soft cap is applied to them.
     """
     return model.head(hidden) if model.config.final_softcap is None else model.logits(hidden)

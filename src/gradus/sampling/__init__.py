@@ -1,8 +1,8 @@
-"""Logits to token ids. The noise, a function of seed and position, is `gradus.kernels.sampling.noise`.
+"""Samples token ids from logits. The noise, a function of seed and position, is `gradus.kernels.sampling.noise`.
 
 Read in this order:
 
-    slots.py            what a slot's owner asks for, in tables on the device
+    slots.py            the sampling settings of each slot's owner, in tables on the device
     sampler.py          the reference, on any device
     kernel_sampler.py   the same draw in one kernel
 """

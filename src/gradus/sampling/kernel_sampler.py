@@ -1,7 +1,7 @@
-"""Sampling without the host: what a draw needs of its request lies on the device, one row per slot.
+"""Samples without the host: the settings that a draw needs are on the device, one row per slot.
 
-The host computes nothing and sends nothing, so a draw can be a part of a CUDA graph. There are two: rows that ask for
-no more than a temperature need one reading of their logits; any others take part in `sample_asked`.
+The host computes nothing and sends nothing, so a draw can be part of a CUDA graph. There are two kernels: if all rows
+ask for a temperature at most, `sample` reads their logits once; otherwise `sample_asked` draws for all rows.
 """
 
 from typing import NamedTuple
@@ -18,15 +18,15 @@ from gradus.sampling.sampler import Drawn, DrawnLogprobs, Rows, Sampler
 
 
 class SlotDraw(NamedTuple):
-    """What was drawn for a step's rows. tokens: int64 [R], -1 where no logit was finite. pairs: of an asked draw, as in
-    DrawnLogprobs, with the most that can be asked for."""
+    """The draw of a step's rows. tokens: int64 [R], -1 where no logit was finite. pairs: from `sample_asked`, as in
+    DrawnLogprobs, with the largest K that a request may ask for; None from `sample`."""
 
     tokens: Tensor
     pairs: Tensor | None
 
 
 class KernelSampler(Sampler):
-    """slots: how many sequences run at once. The tables have one row more, for padding to sample in."""
+    """Samples in kernels. slots: how many sequences run at once. The tables have one more row, for padding."""
 
     def __init__(self, vocab_size: int, device: torch.device, slots: int) -> None:
         super().__init__(vocab_size, device, slots + 1)
@@ -37,7 +37,7 @@ class KernelSampler(Sampler):
         )  # fmt: skip
 
     def needs_full(self, slots: Column) -> bool:
-        """Whether one of these slots asks for more than a temperature."""
+        """True if any of `slots` asks for more than a temperature."""
         return not self.table.plain[slots].all()
 
     def draw_slots(
@@ -45,7 +45,7 @@ class KernelSampler(Sampler):
     ) -> SlotDraw:
         """Draw a token for each row: logits [R, V] of any floating type; slots, positions: integers [R].
 
-        newest: integers [slots + 1, 1], takes each slot's token too. full: as `needs_full` says of these slots.
+        newest: integers [slots + 1, 1]; if given, each slot's token is written there too. full: `needs_full(slots)`.
         """
         if full:
             return SlotDraw(*sample_asked(logits, self.settings, slots, positions, newest))
@@ -53,12 +53,12 @@ class KernelSampler(Sampler):
         return SlotDraw(sample(logits, table.seeds, positions, table.temperatures, slots=slots, latest=newest), None)
 
     def guess_slots(self, logits: Tensor, slots: Tensor, positions: Tensor, out: Tensor | None = None) -> Tensor:
-        """What these slots would draw by temperature and seed alone: int64 [R], new or `out`, -1 as in SlotDraw."""
+        """Draw by temperature and seed alone. Returns int64 [R], new or `out`, with -1 as in SlotDraw."""
         table = self.table
         return sample(logits, table.seeds, positions, table.temperatures, slots=slots, out=out)
 
     def drawn(self, draw: SlotDraw, slots: Column) -> Drawn:
-        """The rows of these slots, the first ones, with as many log-probabilities as they ask for."""
+        """Cut the draw to the rows of `slots`, which come first, with the log-probabilities that they ask for."""
         tokens = draw.tokens[: len(slots)]
         if draw.pairs is None:
             return Drawn(tokens)

@@ -1,4 +1,4 @@
-"""Logits to tokens, in torch: the reference, which runs anywhere.
+"""Samples tokens from logits, in torch: the reference, which runs anywhere.
 
 Each row of logits is sampled as if it were alone: its parameters come from its slot, its noise from (seed, position),
 and no reduction runs across rows. So a request's tokens are the same in any batch, after preemption, and on any later
@@ -41,10 +41,10 @@ Mask = NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Of each row of logits: the slot it samples for, and the position that the new token will have. int64 [R].
+    """Each row of logits: the slot that it samples for, and the position of the new token. int64 [R].
 
-    drafts: how many drafts of the same span come up to it, in the rows right before and its own; None: none, as
-    everywhere but in a verification. inputs: the token that each row runs, where drafts are to be compared.
+    drafts: how many drafts its span has up to and including this row; None: no drafts, as everywhere except in a
+    verification. inputs: the token that each row runs, given if drafts are to be compared.
     """
 
     slots: Column
@@ -58,11 +58,11 @@ class Rows:
 
 @dataclass(frozen=True, slots=True)
 class DrawnLogprobs:
-    """Log-probabilities of a step's R rows; rows that do not ask for them hold anything.
+    """Log-probabilities of a step's R rows; the values of rows that ask for none are undefined.
 
-    pairs: int32 [R, 1 + K, 2] on the device: a token's id, and its logarithm's 32 bits as they are. First the sampled
-    token's, then those of the K likeliest, best first. counts: int64 [R], on the host: how many of those K a row asks
-    for; -1: not even the sampled token's.
+    pairs: int32 [R, 1 + K, 2] on the device: a token's id, and the 32 bits of its float logarithm. The sampled token
+    comes first, then the K likeliest, best first. counts: int64 [R], on the host: how many of the K likeliest a row
+    asks for; -1: it does not even ask for the sampled token's.
     """
 
     pairs: Tensor
@@ -70,27 +70,27 @@ class DrawnLogprobs:
 
     @classmethod
     def of(cls, ids: Tensor, values: Tensor, counts: Column) -> "DrawnLogprobs":
-        """From integers and float32 [R, 1 + K]."""
+        """Pack token ids, integers, and log-probabilities, float32, both [R, 1 + K]."""
         return cls(torch.stack([ids.int(), values.view(torch.int32)], dim=-1), counts)
 
     def to_host(self) -> "DrawnLogprobs":
-        """A copy on the host, which is there when an `Arrival` made after it says so."""
+        """Start a copy to the host; it is complete once an `Arrival` made afterwards has come."""
         return DrawnLogprobs(to_host(self.pairs), self.counts)
 
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """Rows sampled together. tokens: int64 [R] on the device, -1 where there is none, REJECTED where a draft up to that
-    row was wrong. logprobs: None if no row asks."""
+    """Rows sampled together. tokens: int64 [R] on the device, -1 if a row has none, REJECTED if a draft up to that row
+    was wrong. logprobs: None if no row asks for any."""
 
     tokens: Tensor
     logprobs: DrawnLogprobs | None = None
 
 
 class Sampler:
-    """Keeps, for each slot, how its owner samples and which tokens it has seen. Knows no sequence and no schedule.
+    """Keeps each slot's sampling settings and the tokens that it has seen. Knows no sequence and no schedule.
 
-    slots: how many there are; None where the number is not known beforehand.
+    slots: how many there are; None if the number is not known beforehand.
     """
 
     def __init__(self, vocab_size: int, device: torch.device, slots: int | None = None) -> None:
@@ -98,15 +98,16 @@ class Sampler:
         self.table = SlotTable(vocab_size, device, slots)
 
     def admit(self, admissions: Sequence[Admission]) -> None:
-        """Slots change owners: nothing of those before may remain."""
+        """Give slots to new owners. Nothing of their earlier owners remains."""
         self.table.admit(admissions)
 
     def sample(self, logits: Tensor, rows: Rows) -> Drawn:
         """Draw one token for each row of `logits`, float32 [R, V], which stays as it is.
 
-        Rows that verify drafts are drawn as if all drafts up to them were right; then those for which that is so stand.
+        Rows that verify drafts are drawn as if all drafts up to them were right; rows from the first wrong draft on are
+        then REJECTED.
 
-        Rows of one kind are computed together. What a kind is, the host knows; so nothing here waits for the device.
+        Rows of one kind are computed together. The host knows each row's kind, so nothing here waits for the device.
         """
         tokens = self._verify(self._draw(logits, rows), rows)
         if (adjusting := self.table.adjusting[rows.slots]).any():
@@ -114,20 +115,20 @@ class Sampler:
         return Drawn(tokens, self._report(logits, tokens, self.table.reporting[rows.slots]))
 
     def greedy(self, slots: Column) -> bool:
-        """Whether these slots ask for no more than the token of their largest logit. Then a runner that finds it
-        otherwise needs no logits: see `take`."""
+        """True if these slots only want the token of their largest logit. A runner that finds it in another way then
+        needs no logits: see `take`."""
         return bool((self.table.plain[slots] & ~self.table.drawing[slots]).all())
 
     def take(self, tokens: Tensor, rows: Rows) -> Drawn:
-        """As `sample`, for rows that are `greedy`. tokens: int64 [R], as the function `greedy` makes them of logits."""
+        """Do as `sample` does, for rows that are `greedy`. tokens: int64 [R], as the function `greedy` returns them."""
         return Drawn(self._verify(tokens, rows))
 
     def guess(self, logits: Tensor, slots: Column, positions: Column) -> Tensor:
-        """What these slots would draw at these positions if the logits were the model's: int64 [R]. Nothing counts."""
+        """Draw what these slots would if the logits were the model's, int64 [R], without recording the tokens."""
         return self._draw(logits, Rows(slots, positions))
 
     def _verify(self, tokens: Tensor, rows: Rows) -> Tensor:
-        """The tokens drawn, REJECTED where a draft was wrong."""
+        """Replace the tokens drawn after a wrong draft with REJECTED."""
         if rows.inputs is None or rows.drafts is None:
             return tokens
         inputs, drafts = upload_parts([rows.inputs, rows.drafts], torch.int64, self.device)
@@ -152,9 +153,9 @@ class Sampler:
     def adjust(
         self, logits: Tensor, slots: Tensor, positions: Tensor, drafts: Sequence[tuple[int, int]] = ()
     ) -> Tensor:
-        """Penalties, bias, and the ban of early stops: logits [R, V] of these slots and positions [R], made anew.
+        """Apply penalties, bias, and the ban of early stops to logits [R, V]; slots, positions: of each row, [R].
 
-        drafts: pairs of a row and a token that it takes for sampled already.
+        Returns new logits. drafts: pairs of a row and a draft that the row counts as already sampled.
         """
         table = self.table
         repetition, frequency, presence = (
@@ -176,7 +177,7 @@ class Sampler:
         return logits.scatter_add_(1, table.bias_tokens[slots].long(), bias)
 
     def _scale(self, logits: Tensor, best: Tensor, slots: Tensor, owners: Column) -> Tensor:
-        """What is drawn from: logarithms of probabilities but for a constant, -inf for the tokens that are dropped.
+        """Compute the logits to draw from: log-probabilities up to a constant, -inf for the tokens that are dropped.
 
         slots, owners: the rows' slots, on the device and on the host.
         """
@@ -205,12 +206,12 @@ class Sampler:
         return DrawnLogprobs.of(ids, values, counts)
 
     def _where(self, rows: Mask) -> Tensor | slice:
-        """An index of these rows; of all of them one that copies nothing."""
+        """Return an index of the rows where the mask is true; if all are, a slice, which copies nothing."""
         return slice(None) if rows.all() else upload(np.flatnonzero(rows), torch.int64, self.device)
 
 
 def drafted(rows: Rows, some: Mask) -> list[tuple[int, int]]:
-    """(row, token) of each draft up to each row; rows are counted among `some`, bool [R]."""
+    """List (row, token) for each draft up to each row; rows are counted among `some`, bool [R]."""
     if rows.drafts is None or rows.inputs is None:
         return []
     pairs = enumerate(np.flatnonzero(some))
@@ -218,10 +219,10 @@ def drafted(rows: Rows, some: Mask) -> list[tuple[int, int]]:
 
 
 def standing(tokens: Tensor, inputs: Tensor, drafts: Tensor) -> Tensor:
-    """The tokens drawn, with REJECTED in rows up to which a draft was wrong: all int64 [R], as in `Rows`.
+    """Put REJECTED in the rows up to which a draft was wrong: all int64 [R], as in `Rows`.
 
-    A draft is right if it is what the row before drew. A later row without a finite logit is not taken either: if it is
-    the sequence's to have, the next step finds it first.
+    A draft is right if the row before it drew the same token. A row without a finite logit is rejected too, unless it
+    is its span's first: the next step computes that row first if the sequence really gets there.
     """
     wrong = ((tokens.roll(1) != inputs) | (tokens < 0)) & (drafts > 0)
     count = wrong.cumsum(0)
@@ -230,31 +231,32 @@ def standing(tokens: Tensor, inputs: Tensor, drafts: Tensor) -> Tensor:
 
 
 def greedy(logits: Tensor) -> Tensor:
-    """The token of each row's largest logit, int64 [R]; -1 where that is not finite. For a CPU, where numpy needs few
-    calls for it, and vector instructions."""
+    """Find the token of each row's largest logit, int64 [R]; -1 if that is not finite. For a CPU, where numpy needs few
+    calls for it and uses vector instructions."""
     numbers = logits.numpy()
-    tokens = numbers.argmax(axis=-1)  # of equal ones the first; NaN counts as the largest
+    tokens = numbers.argmax(axis=-1)  # the first of equal ones; NaN counts as the largest
     tokens[~np.isfinite(numbers[np.arange(len(tokens)), tokens])] = -1
     return torch.from_numpy(tokens)
 
 
 def lowest_kept(scaled: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
-    """The lowest value that top-k and then top-p keep, [R]. scaled: [R, V], each row's largest being 0; the others [R].
+    """Find the lowest value that top-k and then top-p keep, [R]. scaled: [R, V], each row's largest being 0.
 
-    A value and not a rank: a token as likely as the last one kept is kept too, so no tie depends on a sort's order.
+    top_k, top_p: [R]. The result is a value and not a rank: a token as likely as the last one kept is kept too, so no
+    tie depends on a sort's order.
     """
-    below = ascending(-scaled)  # how far below the likeliest, from the likeliest on
+    below = ascending(-scaled)  # each token's distance below the likeliest, from the likeliest on
     mass = below.neg().exp().cumsum(-1)  # of each token and all before it
     kth = below.gather(1, top_k.long().unsqueeze(1) - 1)
-    last = torch.searchsorted(below, kth, right=True) - 1  # of those that top-k keeps
+    last = torch.searchsorted(below, kth, right=True) - 1  # the last that top-k keeps
     enough = torch.searchsorted(mass, top_p.unsqueeze(1) * mass.gather(1, last))  # the first to reach top-p, if any
     return below.gather(1, enough.minimum(last)).neg().squeeze(1)
 
 
 def ascending(values: Tensor) -> Tensor:
-    """The values of each row, [R, V], smallest first.
+    """Sort the values of each row, [R, V], smallest first.
 
-    On a CPU numpy sorts values without their places, and far quicker than torch sorts both.
+    A CPU uses numpy, which sorts values without their indices, far faster than torch sorts both.
     """
     if values.device.type != "cpu":
         return values.sort(dim=-1).values

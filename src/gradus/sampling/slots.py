@@ -1,8 +1,8 @@
-"""What sampling needs of each slot's owner, as tables on the device: one row per slot, written when the owner changes.
+"""Sampling settings as tables on the device: one row per slot, written when the slot's owner changes.
 
-A step then sends no parameters: a row of logits finds its own by its slot, whatever mixture the batch is. Tables that
-stay where they are can be read by a CUDA graph. Admissions cost one copy and one launch, however many come in a step;
-lists of tokens a few more.
+A step then sends no parameters: a row of logits finds its own by its slot, in any mixture of requests. A CUDA graph can
+read tables that never move. Admissions cost one copy and one launch, however many come in a step; lists of tokens cost
+a few more.
 """
 
 import math
@@ -24,28 +24,28 @@ MAX_ENTRIES = MAX_LOGIT_BIAS + MAX_STOP_TOKENS + MAX_EOS_TOKENS
 assert MAX_ENTRIES <= ENTRY, "the number of an entry has no room in a word"
 
 NO_MASS = math.inf  # a mass that is never reached: top-p is off, and rounding cannot make it drop a token
-COLDEST = float(np.finfo(np.float32).tiny)  # lower temperatures are greedy: a device may take such a number for 0
+COLDEST = float(np.finfo(np.float32).tiny)  # lower temperatures are greedy: a device may flush such a number to 0
 
 NOTHING = np.empty(0, np.int64)
-WORDS = 12  # of 32 bits per slot: the seed has two, and four integers and six floats one each
+WORDS = 12  # of 32 bits per slot: two for the seed, and one for each of four integers and six floats
 
 
 def table_rows(slots: int) -> int:
-    """Rows for so many slots: columns begin at multiples of 16 bytes."""
+    """Round the number of slots up to a multiple of 4, so that columns begin at multiples of 16 bytes."""
     return -(-slots // 4) * 4
 
 
 def table_bytes(vocab_size: int, slots: int) -> int:
-    """What the tables of so many slots take once a slot adjusts logits: nearly all of it is `seen`."""
+    """Count the bytes of the tables once a slot adjusts logits: nearly all of them are `seen`."""
     return table_rows(slots) * (4 * WORDS + 12 * MAX_ENTRIES + 4 * vocab_size)
 
 
 class SlotTable:
-    """How each slot's owner samples, and the tokens that it has seen.
+    """The sampling settings of each slot's owner, and the tokens that it has seen.
 
-    slots: rows to allocate; the tables then stay where they are. None lets them grow with the slots that appear.
+    slots: rows to allocate; the tables then never move. None lets them grow with the slots that appear.
 
-    On the device, with S rows (at least `slots`), a vocabulary of V and B = MAX_ENTRIES; rows start as "off":
+    The tables on the device have S rows (at least `slots`), a vocabulary of V and B = MAX_ENTRIES; rows start as "off":
 
         seeds           int64 [S]       64 bits, as torch's signed integer
         temperatures    float32 [S]     0 is greedy (off)
@@ -54,17 +54,17 @@ class SlotTable:
         min_p           float32 [S]     0 is off
         repetition, frequency, presence float32 [S]     1, 0 and 0 are off
         adjusts         int32 [S]       1 if penalties, a bias or a ban may change the logits
-        reports         int32 [S]       how many likeliest tokens are reported beside the sampled one; -1: nothing is
-        entries         int32 [S]       how many of the B entries are the owner's
+        reports         int32 [S]       how many likeliest tokens are reported after the sampled one; -1: nothing is
+        entries         int32 [S]       how many of the B entries the owner uses
         bias_tokens, banned_until int32 [S, B]; bias_values float32 [S, B]
                                         the value is added to the token's logit, and -inf instead where the new token's
                                         position is below `banned_until`; no token has two entries
         seen            int32 [S, V]    the token's COUNT in the output, the number of its ENTRY, IN_PROMPT. Kept for
-                                        slots that adjust; others hold anything. None until there is one (`allocate`)
+                                        slots that adjust, undefined for others. None until one adjusts (`allocate`)
 
-    On the host, to plan a step by: adjusting, drawing (not greedy), ranking (drawing by top-k or top-p), narrowing
-    (drawing by one of these or min-p), plain (temperature and seed say all): bool [S]; reporting: int64 [S], as
-    `reports`.
+    The host's columns, for planning a step: adjusting, drawing (not greedy), ranking (drawing by top-k or top-p),
+    narrowing (drawing by top-k, top-p or min-p), plain (nothing set except temperature and seed): bool [S]; reporting:
+    int64 [S], as `reports`.
     """
 
     def __init__(self, vocab_size: int, device: torch.device, slots: int | None = None) -> None:
@@ -79,13 +79,13 @@ class SlotTable:
         return len(self.seeds)
 
     def allocate(self) -> Tensor:
-        """Have `seen`, whether or not a slot needs it yet. Returns it."""
+        """Allocate `seen` if it does not exist yet, and return it."""
         if self.seen is None:
             self.seen = torch.zeros(self.rows, self.vocab_size, dtype=torch.int32, device=self.device)
         return self.seen
 
     def _make(self, slots: int) -> None:
-        """Tables of as many rows, all off. Columns are parts of one tensor of words: one launch writes them."""
+        """Allocate tables, with all rows off. Columns are parts of one tensor of words: one launch writes them."""
         rows = table_rows(slots)
         self._words = torch.zeros(WORDS * rows, dtype=torch.int32, device=self.device)
         seeds, ints, floats = self._words.split([2 * rows, 4 * rows, 6 * rows])
@@ -102,7 +102,7 @@ class SlotTable:
         self.plain, self.reporting = np.ones(rows, np.bool_), np.full(rows, -1)
 
     def _grow(self, slots: int) -> None:
-        """Move to tables of twice the rows, or more: so moving costs little however many slots appear."""
+        """Move to tables of at least twice the rows, so that moving stays cheap however many slots appear."""
         if self._fixed:
             raise IndexError(f"slot {slots - 1} is beyond a table of {self.rows} rows")
         old, rows = dict(vars(self)), self.rows
@@ -118,9 +118,10 @@ class SlotTable:
     # -- slots change owners -------------------------------------------------------------------------------------------
 
     def admit(self, admissions: Sequence[Admission]) -> None:
-        """Nothing of the slots' earlier owners remains; tokens that are known already (after a preemption) count.
+        """Give slots to new owners: nothing of the earlier ones remains.
 
-        Raises IndexError for a slot beyond tables that may not grow.
+        Tokens that are known already, after a preemption, count. Raises IndexError for a slot beyond tables that may
+        not grow.
         """
         if not admissions:
             return
@@ -139,7 +140,7 @@ class SlotTable:
             self._recall(*upload_parts(new.seen, torch.int64, self.device))
 
     def _places(self, slots: Column) -> Column:
-        """Of each slot's words in the tensor of all of them, in the order of `Newcomers.words`: [WORDS n]."""
+        """Return the indices of the slots' words in the tensor of all words, in `Newcomers.words`' order: [WORDS n]."""
         columns = np.arange(2, WORDS)[:, None] * self.rows + slots
         return np.concatenate([2 * slots, 2 * slots + 1, columns.ravel()])
 
@@ -156,18 +157,18 @@ class SlotTable:
         self.reporting[new.slots] = reports
 
     def _recall(self, slots: Tensor, prompts: Tensor, listed: Tensor, numbers: Tensor, outputs: Tensor) -> None:
-        """Build rows of `seen` anew: see Newcomers.seen."""
+        """Rebuild rows of `seen`: see Newcomers.seen."""
         seen = self.allocate()
         seen[slots] = 0
         flat = seen.flatten()
-        flat[prompts] = IN_PROMPT  # a token that comes twice is the same number stored twice
+        flat[prompts] = IN_PROMPT  # a token that occurs twice just stores the same number twice
         flat[listed] |= numbers.int() << ENTRY_SHIFT
         flat.index_add_(0, outputs, torch.ones_like(outputs, dtype=torch.int32))
 
     # -- every step ----------------------------------------------------------------------------------------------------
 
     def record(self, slots: Tensor, tokens: Tensor) -> None:
-        """Count tokens that were sampled in slots that adjust: int64 [R] each. A token of -1 is none."""
+        """Count tokens that were sampled in slots that adjust: int64 [R] each. A negative token is not counted."""
         places = slots * self.vocab_size + tokens.clamp(min=0)
         flat = self.allocate().flatten()
         counts = (tokens >= 0) & ((flat[places] & COUNT) < FULL)
@@ -180,8 +181,8 @@ class Newcomers:
 
     slots, seeds: [n]. ints, floats: [columns, n], in the order of SlotTable.ints and floats.
     places, tokens, until, values: the entries of all lists, and where they go in the tables [S, B], flat.
-    seen: of the slots that adjust, their numbers; then places in the table [S, V], flat: of the tokens of their
-        prompts; of tokens with an entry, with the entries' numbers; of the tokens of their outputs, one per occurrence.
+    seen: the slots that adjust; then places in the flat table [S, V]: of their prompts' tokens; of tokens with an
+        entry, followed by the entries' numbers; of their outputs' tokens, one per occurrence.
     """
 
     slots: Column
@@ -195,7 +196,7 @@ class Newcomers:
     seen: tuple[Column, Column, Column, Column, Column]
 
     def words(self) -> NDArray[np.int32]:
-        """seeds, ints and floats in 32 bits each, one column after the other: [WORDS n]."""
+        """Concatenate seeds, ints and floats as 32-bit words, one column after the other: [WORDS n]."""
         lows, highs = self.seeds.view(np.int32).reshape(-1, 2).T
         return np.concatenate([lows, highs, self.ints.ravel(), self.floats.ravel().view(np.int32)]).astype(np.int32)
 
@@ -225,7 +226,7 @@ class Newcomers:
 
 
 def _entries(admission: Admission) -> Iterator[tuple[int, int, float]]:
-    """(token, banned until, bias) of each: the request's biases, and the ban of its stop tokens before min_tokens."""
+    """Yield (token, banned until, bias) for the request's biases, and for its stop tokens, banned until min_tokens."""
     request = admission.request
     biases = request.params.logit_bias
     banned = request.stop_ids if request.params.min_tokens > 0 else frozenset()
@@ -237,7 +238,7 @@ def _entries(admission: Admission) -> Iterator[tuple[int, int, float]]:
 
 
 def _ints(admissions: Sequence[Admission], entries: Column, vocab_size: int) -> Column:
-    """top_k, adjusts, reports, entries."""
+    """Build the columns top_k, adjusts, reports and entries."""
     params = [admission.request.params for admission in admissions]
     top_k = [each.top_k if 0 < each.top_k < vocab_size else vocab_size for each in params]
     adjusts = np.array([each.penalized for each in params]) | (entries > 0)
@@ -246,7 +247,7 @@ def _ints(admissions: Sequence[Admission], entries: Column, vocab_size: int) -> 
 
 
 def _floats(admissions: Sequence[Admission]) -> NDArray[np.float32]:
-    """temperatures, top_p, min_p, repetition, frequency, presence."""
+    """Build the columns temperatures, top_p, min_p, repetition, frequency and presence."""
     rows = [
         (p.temperature, p.top_p, p.min_p, p.repetition_penalty, p.frequency_penalty, p.presence_penalty)
         for p in (admission.request.params for admission in admissions)
@@ -254,12 +255,12 @@ def _floats(admissions: Sequence[Admission]) -> NDArray[np.float32]:
     columns = np.array(rows, np.float32).T
     temperatures, top_p = columns[:2]
     temperatures[temperatures < COLDEST] = 0
-    top_p[top_p >= 1] = NO_MASS  # also what only rounding makes 1
+    top_p[top_p >= 1] = NO_MASS  # also values that only rounding makes 1
     return columns
 
 
 def _histories(admissions: Sequence[Admission], vocab_size: int) -> tuple[Column, Column]:
-    """Places in the flat table of the tokens of all prompts, and of all outputs: of each, as many as may be counted."""
+    """List the places in the flat table of all prompts' tokens, and of all outputs' tokens, at most FULL per output."""
     known = [np.array(admission.tokens, np.int64) + admission.slot * vocab_size for admission in admissions]
     lengths = [admission.prompt_length for admission in admissions]
     prompts = [each[:length] for each, length in zip(known, lengths, strict=True)]

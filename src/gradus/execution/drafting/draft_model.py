@@ -1,13 +1,12 @@
-"""Drafts by a smaller model of the same vocabulary: it says what comes next a few times, and the large one verifies.
+"""Drafts with a smaller model of the same vocabulary: it draws a few tokens ahead, and the large model verifies them.
 
-The draft model has keys and values of its own, in pages of the same numbers as the model's: what it stores of a
-sequence lies where the model's block table says. So it needs no pages, no tables, and no word from the scheduler. What
-it has stored of a slot may lag behind, by tokens of steps without drafts or by a whole prompt: a draft begins with
-these. So nothing of it runs while no drafts are asked for, and a prefix that the model finds in its cache the draft
-model computes for itself.
+The draft model has its own keys and values, in pages with the same numbers as the model's: the model's block table says
+where they are. So it needs no page allocation, no tables and no work from the scheduler. Its keys and values of a slot
+may lag behind, by the tokens of steps without drafts or by a whole prompt; the next draft computes these first. So the
+draft model never runs while no drafts are wanted, and it computes by itself a prefix that the model found in its cache.
 
-It draws with the noise of the position that it drafts, by the request's own parameters. So where both models expect
-about the same, they draw the same token, at any temperature.
+It draws with the noise of the drafted position and the request's own parameters. So where the two models' probabilities
+are similar, they draw the same token, at any temperature.
 """
 
 from collections.abc import Sequence
@@ -22,25 +21,27 @@ from gradus.kernels.step.ngram_reference import NO_DRAFT
 from gradus.speculative.history import History
 
 CHUNK = 256
-"""Tokens that it catches up with in one step."""
+"""Missing tokens that it computes in one step."""
 USUAL = 2
-"""Tokens that a draft begins with where the last step had one too: where all of that stood, its last was never run."""
+"""Most tokens that a draft begins with right after a step with drafts: the newest, and if all drafts were accepted, the
+last of them, which the draft model drew but never ran."""
 
 
 class DraftModel:
-    """Proposes for slots whose block tables are up to date.
+    """Proposes drafts for slots whose block tables are up to date.
 
-    runner: of the draft model, with the model's sampler. pages: its attention, which reads the model's block tables.
+    runner: runs the draft model, with the model's sampler. pages: the draft model's attention, which reads the model's
+    block tables.
     """
 
     def __init__(self, runner: ModelRunner, pages: PagedAttention) -> None:
         self.runner, self.pages = runner, pages
         self.longest = runner.model.config.context_length
         self.steady = True
-        self._stored: dict[int, int] = {}  # slot → positions whose keys and values it has
+        self._stored: dict[int, int] = {}  # slot → positions with stored keys and values
 
     def catch_up(self, history: History, decodes: Decodes) -> None:
-        """It does when it is asked for drafts."""
+        """Do nothing: `propose` catches up first."""
 
     def keep(self, slot: int, positions: int) -> None:
         self._stored[slot] = min(self._stored.get(slot, 0), positions)
@@ -68,9 +69,9 @@ class DraftModel:
         return torch.tensor([(each + [NO_DRAFT] * count)[:count] for each in drafts.values()])
 
     def _catch_up(self, history: History, slot: int, length: int) -> Span:
-        """What a draft begins with: the tokens that it has not stored, after all but a chunk of them have been.
+        """Compute the slot's missing tokens, except for the last chunk. Returns that chunk: the draft begins with it.
 
-        Of what was drafted last, only what was accepted still counts.
+        Only the accepted ones of the last drafts still count as stored.
         """
         start = min(self._stored.get(slot, 0), length - 1)
         while length - start > CHUNK:
@@ -80,5 +81,5 @@ class DraftModel:
         return Span(None, slot, start, history.tokens[slot, start:length].tolist(), 1)
 
     def _draw(self, spans: list[Span]) -> list[int]:
-        """The token after each span."""
+        """Draw the token after each span."""
         return self.runner.guess(Plan(spans)).tolist()

@@ -1,11 +1,11 @@
-"""A draft model on a GPU: its passes have a fixed number of rows, so they are part of the step's graph.
+"""Runs a draft model on a GPU: its passes have a fixed number of rows, so they are part of the step's graph.
 
-The first pass runs the newest token and the one before it. That one the draft model may not have seen: where all drafts
-stood, the last of them was drawn and never run. Each later pass runs one draft. Slots whose newer tokens came in steps
-without drafts, or with a prompt, are caught up with before the step: what it has stored of them the host knows, and
-which tokens are missing the history.
+The first pass runs the newest token and the one before it. The draft model may not have run the latter: if all drafts
+were accepted, it drew the last of them but never ran it. Each later pass runs one draft. Slots that got tokens in steps
+without drafts, or from a prompt, catch up before the step: the host knows which positions are stored, and the history
+has the missing tokens.
 
-`draft_model.py` is the same where the host may look at the device's numbers, and says what both rest on.
+`draft_model.py` does the same where the host can read the device's numbers, and explains the idea of both.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -26,15 +26,18 @@ from gradus.sampling.kernel_sampler import KernelSampler
 from gradus.speculative.history import History
 
 CHUNK = 2048
-"""Tokens that it catches up with in one step, at most."""
+"""Most missing tokens that it computes in one step."""
 
 
 Missing = tuple[int, range]  # a slot, and positions that the draft model has not stored
 
 
 class DraftPasses:
-    """model, attention: the draft's, the block tables being the model's. sampler: the model's. budget: of a step's
-    tokens; None where prompts are not cut."""
+    """Proposes drafts within the step's graph, and catches up before it.
+
+    model, attention: the draft's, except that the block tables are the model's. sampler: the model's. budget: most
+    tokens of a step; None if prompts are not cut.
+    """
 
     def __init__(
         self, model: Model, attention: GraphPagedAttention, sampler: KernelSampler, budget: int | None
@@ -43,12 +46,12 @@ class DraftPasses:
         self.chunk = min(CHUNK, budget or CHUNK)
         self.run_model: RunModel = model
         self.padding = attention.tables.shape[1] - 1
-        # tokens and positions of a pass: kept, since kernels are compiled in passes that compute nothing, and there too
-        # the model looks its tokens up
+        # Tokens and positions of a pass, kept in one tensor: passes that only compile kernels write no tokens, but the
+        # model looks tokens up even then, so they must be valid ones.
         self._inputs = torch.zeros(2, 2 * (self.padding + 1), dtype=torch.int64, device=model.device)
         self.steady = True
-        self._stored: dict[int, int] = {}  # slot → positions whose keys and values it has for certain
-        self._current: set[int] = set()  # slots of which it has run all that the last step did
+        self._stored: dict[int, int] = {}  # slot → positions that certainly have stored keys and values
+        self._current: set[int] = set()  # slots whose last step had passes too, so that no token is missing
 
     # -- inside the graph ----------------------------------------------------------------------------------------------
 
@@ -66,7 +69,7 @@ class DraftPasses:
         return drafts
 
     def _first(self, history: History, spans: Drafting) -> Tensor:
-        """The token after the newest of each slot, int64 [B]."""
+        """Draw the token after the newest of each slot, int64 [B]."""
         attention = self.attention
         rows = first_rows(spans, self._inputs, history.tokens, attention.tables, attention.storage.page_size)
         attention.prepare_drafts(spans.slots, rows, 2)
@@ -74,7 +77,7 @@ class DraftPasses:
         return self._draw(hidden[1::2].contiguous(), spans.slots, rows.lengths)
 
     def _draw(self, hidden: Tensor, slots: Tensor, positions: Tensor) -> Tensor:
-        """Any token of the vocabulary where no logit is finite: what is drafted is verified."""
+        """Draw a token for each row. Where no logit is finite it may be any token: drafts are verified anyway."""
         return self.sampler.guess_slots(kernel_logits(self.model, hidden), slots, positions)
 
     # -- before a step -------------------------------------------------------------------------------------------------
@@ -88,7 +91,7 @@ class DraftPasses:
         self.attention.wipe(pages)
 
     def catch_up(self, history: History, decodes: Decodes) -> None:
-        """Store what is missing of these decodes, which the next step runs. Slots that lag behind share passes."""
+        """Store the keys and values that the next step's decodes are missing. Slots that lag behind share passes."""
         self.steady = True
         if not len(decodes.drafts):
             self._current.difference_update(decodes.slots.tolist())
@@ -104,7 +107,7 @@ class DraftPasses:
             self._run(history, spans)
 
     def _run(self, history: History, spans: Sequence[Missing]) -> None:
-        """Store what it makes of tokens that the history has: one pass over all of them."""
+        """Store the keys and values of the missing positions, in one pass. Their tokens come from the history."""
         slots, counts = [slot for slot, _ in spans], [len(span) for _, span in spans]
         places = [place for _, span in spans for place in span]
         positions, owners = upload_parts([places, np.repeat(slots, counts)], torch.int64, self.model.device)
@@ -126,7 +129,7 @@ class DraftPasses:
 
 
 def pieces(spans: Iterable[Missing], most: int) -> Iterator[list[Missing]]:
-    """These spans in their order, cut into passes of `most` positions; the last has the rest."""
+    """Cut the spans, in their order, into passes of `most` positions; the last pass has the rest."""
     taken: list[Missing] = []
     room = most
     for slot, span in spans:

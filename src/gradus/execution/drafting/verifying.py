@@ -1,9 +1,9 @@
-"""Steps that verify drafts, laid out on the host: a decode with k drafts becomes a span of k + 1 tokens with logits.
+"""Verifies drafts in steps laid out on the host: a decode with k drafts becomes a span of k + 1 tokens with logits.
 
-The plan says how many drafts each decode verifies at most, and how many positions it may store; the drafter says which
-they are, and the history how long the sequence is. Where all of it is in the host's memory, as on a CPU, a step has
-exactly the rows that there are drafts for. Everything below (layout, attention, model, sampler) takes spans, and
-knows nothing of drafts.
+The plan limits how many drafts each decode verifies and how many positions it may store; the drafter proposes the
+tokens, and the history has the sequence's length. Where all of that is in the host's memory, as on a CPU, a step has
+exactly one row for each newest token and each draft. Everything below (layout, attention, model, sampler) takes spans
+and knows nothing of drafts.
 """
 
 import time
@@ -27,10 +27,10 @@ from gradus.speculative.states import HiddenStates
 
 
 class VerifyingRunner:
-    """Runs plans of an engine that speculates.
+    """Runs the plans of an engine that speculates.
 
-    runner: runs the spans; it has no history. pages: its attention. drafter, history: of its device. states:
-    kept where the drafter reads them.
+    runner: runs the spans; it has no history. pages: the runner's attention. drafter, history: on the runner's device.
+    states: hidden states, kept only if the drafter reads them.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class VerifyingRunner:
         return Ready(len(batch.token_ids), sampled)
 
     def spans(self, decodes: Decodes) -> dict[int, Span]:
-        """The decodes as spans, by their rows in the columns; none for a sequence that has reached its end."""
+        """Lay the decodes out as spans, by their rows in the columns. A sequence that has reached its end gets none."""
         if not len(decodes):
             return {}
         lengths, newest = self.history.newest(decodes.slots)
@@ -94,12 +94,12 @@ class VerifyingRunner:
         return spans
 
     def wipe(self, pages: Sequence[int]) -> None:
-        """Before anything is stored, whether a step has anything to store or not: a plan says it once."""
+        """Wipe the pages before anything is stored, even if the step stores nothing: a plan names them only once."""
         self.pages.storage.wipe(pages)
         self.drafter.wipe(pages)
 
     def update_pages(self, changes: Sequence[tuple[int, TableChange]]) -> None:
-        """Before anything runs: a drafter may read the decodes' block tables."""
+        """Update the decodes' block tables before anything runs: a drafter may read them."""
         if changes:
             self.pages.update_tables(*zip(*changes, strict=True))
         for slot, change in changes:
@@ -110,14 +110,14 @@ class VerifyingRunner:
             self.history.append(rows.slots, rows.positions, tokens)
         if self.states is not None and self.runner.hidden is not None:
             drawn = zip(rows.slots.tolist(), tokens.tolist(), strict=True)
-            last = {slot: row for row, (slot, token) in enumerate(drawn) if token > REJECTED}  # rows are in their order
+            last = {slot: row for row, (slot, token) in enumerate(drawn) if token > REJECTED}  # a slot's rows in order
             slots, standing = upload_parts([list(last), list(last.values())], torch.int64, self.device)
             hidden = self.runner.hidden
             self.states.record(slots, hidden if len(standing) == len(hidden) else hidden[standing])
 
 
 def upto_missing(drafts: Iterable[int]) -> list[int]:
-    """The drafts up to the first that is none."""
+    """Cut the drafts before the first negative one."""
     found = []
     for draft in drafts:
         if draft < 0:
@@ -127,7 +127,10 @@ def upto_missing(drafts: Iterable[int]) -> list[int]:
 
 
 def gathered(plan: Plan, verified: dict[int, Span], drawn: Drawn | None) -> Sampled:
-    """What the decodes by row, run as these spans, and the plan's own spans drew, as the plan's commit wants it."""
+    """Arrange the tokens drawn as the plan's commit expects: the decodes' by row in the columns, then the spans'.
+
+    verified: the decodes' rows, and the spans that they ran as.
+    """
     decodes, counts = plan.decodes, [span.logits for span in plan.spans]
     width, ends = decodes.width, len(decodes) * decodes.width
     tokens = np.full(ends + sum(counts), UNDRAFTED)

@@ -2,10 +2,10 @@
 
 Read in this order:
 
-    decode_step.py     one step of decodes, from newest tokens to next ones, all of it on the device
-    capturing.py       what is recorded, and how its inputs arrive
-    step_graphs.py     that step, replayed
-    runner.py          plans: decodes alone, or next to prompts
+    decode_step.py     one step of decodes, from newest tokens to next ones, entirely on the device
+    capturing.py       CUDA graphs recorded, and inputs sent to fixed addresses
+    step_graphs.py     the decode step, replayed from graphs
+    runner.py          runs plans: decodes alone, or next to prompts
     prompt_graphs.py   the model's pass over short prompts, replayed as well
-    warm_up.py         every launch once, before the first request
+    warm_up.py         every launch run once, before the first request
 """

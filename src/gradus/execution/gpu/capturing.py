@@ -1,7 +1,7 @@
-"""What captured steps share: numbers at fixed addresses, and graphs that are recorded and raced.
+"""Captures steps as CUDA graphs: inputs at fixed addresses, and graphs that are recorded and raced.
 
-A graph finds everything where it was when the graph was recorded. What changes from step to step is therefore written
-to the same place each time (`Inputs`), and a step is given as a function that reads it there (`Recorder`).
+A graph reads and writes the addresses that it was recorded with. Inputs that change from step to step are therefore
+written to the same place each time (`Inputs`), and a step is given as a function that reads them there (`Recorder`).
 """
 
 import logging
@@ -24,12 +24,12 @@ Report = Callable[[int, int], None]
 Numbers = Column | Sequence[int]
 Result = TypeVar("Result")
 
-EARLY = 64  # rows of a step up to which it is tried whether launches should start while the ones before them drain
-REPLAYS, ROUNDS = 10, 4  # of each graph, to see which is faster
+EARLY = 64  # most rows of a step for which launches that start while the ones before them drain are tried
+REPLAYS, ROUNDS = 10, 4  # of each graph, to find the faster one
 
 
 class Inputs:
-    """A few kinds of numbers for each sequence of a step, sent by the host to where graphs read them.
+    """The buffer from which graphs read a step's inputs: a few kinds of numbers per sequence, sent by the host.
 
     values: int32 [kinds, sequences], on the device.
     """
@@ -39,7 +39,7 @@ class Inputs:
         self._staging = Staging(self.values.shape, torch.int32, device)
 
     def send(self, size: int, *kinds: tuple[Numbers, int]) -> None:
-        """Of each kind the numbers of a step's sequences, and what stands for padding behind them, up to `size`."""
+        """Send each kind's (numbers, padding): the numbers of a step's sequences, then padding up to `size`."""
         numbers = self._staging.fill()
         for row, (values, padding) in zip(numbers, kinds, strict=True):
             row[: len(values)] = values
@@ -49,8 +49,8 @@ class Inputs:
 
 @dataclass(frozen=True)
 class Captured(Generic[Result]):
-    """A graph of a step of so many rows. early: whether its launches start early. result: where it leaves what it
-    finds. That should be small: kept for each size, logits would be most of the memory."""
+    """A graph of a step of `rows` rows. early: True if its launches start early. result: the tensors that replays write
+    to. They should be small: logits, kept for each size, would take most of the memory."""
 
     graph: torch.cuda.CUDAGraph
     rows: int
@@ -64,34 +64,34 @@ class Captured(Generic[Result]):
 
 class Recorder:
     """Records steps as CUDA graphs. A step is a function of (early, full): whether launches start early, and whether
-    rows may ask for more than a temperature. What it reads must be in place."""
+    rows may ask for more than a temperature. Its inputs must be in place."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.pool = torch.cuda.graph_pool_handle()  # one graph runs at a time, so all share their memory
-        # Torch keeps one stream to capture on for the whole process, on the GPU that captured first.
+        # Torch's default capture stream serves the whole process, and belongs to the GPU that captured first.
         self.stream = _stream(self, device)
         self.recorded = 0
 
     @contextmanager
     def counting(self) -> Iterator[None]:
-        """Tell the log how many graphs were recorded, and how much memory they took. Nothing else may run meanwhile."""
+        """Log how many graphs were recorded, and how much memory they took. Nothing else may run meanwhile."""
         before, recorded = torch.cuda.memory_reserved(self.device), self.recorded
         yield
         taken = torch.cuda.memory_reserved(self.device) - before
         log.info("captured %d CUDA graphs in %d MiB", self.recorded - recorded, taken >> 20)
 
     def both(self, rows: int, step: Callable[[bool, bool], Result]) -> tuple[Captured[Result], Captured[Result]]:
-        """Two graphs: of a step that is not asked for more, and of one that is. Early where that is faster."""
+        """Record two graphs: for temperatures alone, and for full sampling. Launches start early if that is faster."""
         plain = self.fastest(rows, step)
         return plain, self._record(rows, step, plain.early, full=True)
 
     def fastest(self, rows: int, step: Callable[[bool, bool], Result]) -> Captured[Result]:
-        """A graph of a step that is not asked for more, with launches that start early where that is faster."""
+        """Record a graph for temperatures alone, with launches that start early if that is faster."""
         return fastest([self._record(rows, step, early, full=False) for early in ways(rows, self.device)])
 
     def _record(self, rows: int, step: Callable[[bool, bool], Result], early: bool, full: bool) -> Captured[Result]:
-        step(early, full)  # compiles kernels and sets them up, none of which a graph could record
+        step(early, full)  # compiles kernels and sets them up, which cannot happen during capture
         torch.cuda.synchronize(self.device)
         graph = torch.cuda.CUDAGraph()
         # thread_local: another thread of the program may allocate meanwhile
@@ -101,13 +101,13 @@ class Recorder:
         return Captured(graph, rows, early, result)
 
 
-_idle_streams: dict[int, list[torch.cuda.Stream]] = {}  # by GPU, left by recorders that are gone
+_idle_streams: dict[int, list[torch.cuda.Stream]] = {}  # by GPU, left behind by deleted recorders
 
 
 def _stream(owner: object, device: torch.device) -> torch.cuda.Stream:
-    """A stream to capture on, which is its owner's alone while that lives.
+    """Return a stream to capture on, which belongs to `owner` alone for its lifetime.
 
-    Streams are used again: for each new one cuBLAS takes another 32 MiB, and keeps them.
+    Streams are reused: cuBLAS takes another 32 MiB for each new one, and keeps them.
     """
     idle = _idle_streams.setdefault(numbered(device).index or 0, [])
     stream = idle.pop() if idle else torch.cuda.Stream(device)
@@ -116,15 +116,15 @@ def _stream(owner: object, device: torch.device) -> torch.cuda.Stream:
 
 
 def ways(rows: int, device: torch.device) -> tuple[bool, ...]:
-    """Whether launches start early: for small steps both ways are tried, where the device can."""
+    """List the values of `early` to try: both for small steps, if the device can start launches early."""
     return (False, True) if rows <= EARLY and capability(device).starts_early else (False,)
 
 
 def fastest(candidates: Sequence[Captured[Result]]) -> Captured[Result]:
-    """The graph that replays in the least time: starting launches early pays for most sizes of most models.
+    """Pick the graph that replays in the least time: starting launches early pays for most sizes of most models.
 
-    Measured and not derived, since it turns on how the programs of neighboring launches fit beside each other (on an
-    H200 between 10 % gained and 8 % lost). What they compute is the same to the last bit.
+    The choice is measured, not derived, since it depends on how the programs of neighboring launches fit on the GPU
+    together (on an H200, between 10 % gained and 8 % lost). All candidates compute the same, to the last bit.
     """
     if len(candidates) == 1:
         return candidates[0]
@@ -135,7 +135,7 @@ def fastest(candidates: Sequence[Captured[Result]]) -> Captured[Result]:
 
 
 def replay_ms(graph: torch.cuda.CUDAGraph) -> float:
-    """Of one of a few replays in a row."""
+    """Measure the mean time of a replay, over REPLAYS in a row."""
     start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     start.record()
     for _ in range(REPLAYS):

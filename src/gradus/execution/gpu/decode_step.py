@@ -1,16 +1,16 @@
-"""One step of decodes on a GPU, from each slot's newest token to its next ones, all of it on the device.
+"""Runs one step of decodes on a GPU, from each slot's newest token to its next ones, entirely on the device.
 
 The host sends three numbers per sequence: its slot, the positions that it may store, and how many drafts it may verify.
-Everything else is on the device from step to step, in tables by slot: tokens and lengths (`History`), block tables,
-sampling settings. So the next step may be launched before the host knows what this one drew, and a step may be replayed
+Everything else stays on the device from step to step, in tables by slot: tokens and lengths (`History`), block tables,
+sampling settings. So the next step can be launched before the host knows what this one drew, and a step can be replayed
 from a CUDA graph (`step_graphs.py`).
 
-    rows     drafts are proposed, and packed behind each sequence's newest token; the rest of the rows is padding
+    rows     drafts are proposed and packed after each sequence's newest token; the remaining rows are padding
     draw     the model runs the rows, and a token is drawn for each
-    accept   drafts are compared with the tokens drawn before them; accepted tokens go to the history
+    accept   each draft is compared with the token drawn in the row before it; accepted tokens go to the history
 
-A step without drafts is the same with one row per sequence, of which every token is accepted. Where the history keeps
-the newest tokens alone, there is nothing left to accept: `rows` has counted the token, and the draw has written it.
+A step without drafts is the same with one row per sequence, and every token is accepted. If the history keeps only the
+newest tokens, `accept` has nothing to do: `rows` has counted the token, and the draw has written it.
 """
 
 from typing import NamedTuple
@@ -32,17 +32,18 @@ from gradus.speculative.states import HiddenStates
 
 
 class Accepted(NamedTuple):
-    """What a step of B decodes gave. tokens: int64 [B, 1 + K], as in `Sampled`. pairs: of each of these as in
-    DrawnLogprobs, where rows may ask for them."""
+    """The result of a step of B decodes. tokens: int64 [B, 1 + K], as in `Sampled`. pairs: each token's, as in
+    DrawnLogprobs; None if no row may ask for them."""
 
     tokens: Tensor
     pairs: Tensor | None
 
 
 class DecodeStep:
-    """model: as the kernels see it. attention, sampler and history have room for one slot more, which is padding's.
+    """Composes the launches of a step of decodes.
 
-    drafter: None for an engine that does not speculate. states: kept where the drafter reads them.
+    model: the kernels' view of it. attention, sampler and history have room for one more slot, for padding. drafter:
+    None for an engine that does not speculate. states: hidden states, kept only if the drafter reads them.
     """
 
     def __init__(
@@ -58,8 +59,11 @@ class DecodeStep:
         self.history, self.drafter, self.states = history, drafter, states
 
     def run(self, inputs: Tensor, shape: DraftShape, *, early: bool = False, full: bool) -> Accepted:
-        """inputs: int32 [3, B]: slots, limits (positions that each may store; 0 for padding), and the most drafts of
-        each, which fit in `shape`. early: see `early_launches`. full: rows may ask for more than a temperature."""
+        """Run the step.
+
+        inputs: int32 [3, B]: slots, limits (positions that each sequence may store; 0 for padding), and the most drafts
+        of each, which fit in `shape`. early: see `early_launches`. full: rows may ask for more than a temperature.
+        """
         slots, limits, most = inputs
         rows = self.rows(slots, limits, most, shape, early)
         draw, hidden = self.draw(slots, rows, shape, early, full)
@@ -67,7 +71,7 @@ class DecodeStep:
 
     @torch.inference_mode()
     def rehearse(self, inputs: Tensor, shape: DraftShape, early: bool) -> None:
-        """Go through the launches of `run` where they only compile: their results are never looked up."""
+        """Go through the launches of `run` while launches only compile; nothing reads their results."""
         slots, limits, most = inputs
         rows = self.rows(slots, limits, most, shape, early)
         nothing = torch.zeros_like(rows.tokens)
@@ -78,7 +82,7 @@ class DecodeStep:
                 self._accept(slots, rows, draw.tokens, hidden, shape, early)
 
     def rows(self, slots: Tensor, limits: Tensor, most: Tensor, shape: DraftShape, early: bool = False) -> VerifyRows:
-        """The newest token of each slot, and behind it its drafts, which are proposed here."""
+        """Propose drafts, and pack each slot's newest token and its drafts into rows."""
         history, attention = self.history, self.attention
         if not history.whole:
             tables, page_size = attention.tables, attention.storage.page_size
@@ -96,7 +100,7 @@ class DecodeStep:
     def draw(
         self, slots: Tensor, rows: VerifyRows, shape: DraftShape, early: bool, full: bool
     ) -> tuple[SlotDraw, Tensor]:
-        """What the rows draw, and their hidden states, [R, D]."""
+        """Run the model and draw a token for each row. Returns the draw, and the rows' hidden states, [R, D]."""
         model, attention = self.model, self.attention
         if shape.drafts:
             attention.prepare_drafts(slots, rows, 1 + shape.drafts)

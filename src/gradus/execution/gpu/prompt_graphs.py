@@ -1,12 +1,12 @@
-"""Steps with prompts, replayed where they are short.
+"""Replays the model's pass over short prompts from CUDA graphs.
 
 The host takes some ten milliseconds to launch a model's few hundred kernels. A long prompt takes the GPU longer than
-that, a short one a tenth of it: so its first token waits for the host. Unlike steps of decodes, such steps differ in
-what they launch. So only the model's pass is captured, which is nearly all of it, by the number of its rows: what each
-row is, where its keys and values go, and how attention is divided, `GraphPagedAttention` has filled in by then.
+that, a short one a tenth of it, so its first token waits for the host. Unlike steps of decodes, these steps differ in
+their launches. So only the model's pass, which is nearly all of the step, is captured, by its number of rows. Before
+each replay, `GraphPagedAttention` fills in each row's slot, where its keys and values go, and how attention is split.
 
-Rows are padded to the next captured size. A size is worth its graph as long as the GPU needs no more time for it than
-the host does to launch it: beyond that, padding would cost time, and a graph gain none.
+Rows are padded to the next captured size. A size is worth a graph as long as the GPU needs no more time for it than the
+host needs to launch it. Beyond that size, padding would cost time, and a graph would save none.
 """
 
 import time
@@ -30,23 +30,23 @@ SIZES = (
     16, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, MOST_PADDED,
 )  # fmt: skip
 MOST_FLOP = 8e12  # of a pass: a GPU of 800 TFLOP/s computes for ten milliseconds, as long as the host launches
-LONGER = 1.25  # times what the host takes to launch a pass: a GPU that is not done by then is the slower one
-LOOKS = 3  # until that is believed: one hiccup would cost all larger sizes their graphs
+LONGER = 1.25  # times the host's launch time: a GPU that is still busy by then is the slower side
+LOOKS = 3  # measurements before that is believed: one hiccup would cost all larger sizes their graphs
 
 
 def prompt_sizes(config: ModelConfig, budget: int | None) -> Sequence[int]:
-    """Those that steps of up to `budget` rows may be padded to, and that a GPU may be done with before its host is."""
+    """List the sizes that steps of up to `budget` rows can be padded to and that a GPU may finish before its host."""
     most = len(SIZES) if budget is None else 1 + bisect_left(SIZES, budget)
     embeddings = config.vocab_size * config.hidden_size * (1 if config.tie_embeddings else 2)
-    flop = 2 * (parameter_count(config) - embeddings)  # of a row
+    flop = 2 * (parameter_count(config) - embeddings)  # per row
     return [size for size in SIZES[:most] if size * flop <= MOST_FLOP]
 
 
 class PromptGraphs:
-    """Runs the model as it would run itself, on rows that its attention was set up for.
+    """Takes the model's place for rows that its attention is prepared for, and replays a graph where one fits.
 
-    model: as the kernels see it. recorder: of the graphs that take turns with these. longest: positions of a sequence.
-    budget: most rows of a step with prompts.
+    model: the kernels' view of it. recorder: records the decode steps' graphs too, which never run at the same time.
+    longest: positions of a sequence. budget: most rows of a step with prompts.
     """
 
     def __init__(
@@ -58,7 +58,10 @@ class PromptGraphs:
         self.inputs = torch.zeros(2, MOST_PADDED, dtype=torch.int64, device=model.device)  # token ids, positions
 
     def __call__(self, token_ids: Tensor, positions: Tensor, attention: AttentionBackend) -> Tensor:
-        """token_ids, positions: int64 [N]. Returns hidden states, [N or more, D], that the next replay overwrites."""
+        """Run the model. token_ids, positions: int64 [N].
+
+        Returns hidden states, [N or more, D], which the next replay overwrites.
+        """
         size = self.attention.padded
         if not size:
             return self.model(token_ids, positions, attention)
@@ -66,7 +69,7 @@ class PromptGraphs:
         return self.captured[size].replay()
 
     def _fill_in(self, token_ids: Tensor, positions: Tensor) -> None:
-        """Padding is what these rows were before: only where it is stored matters."""
+        """Copy the inputs. Rows of padding keep their old contents: only where they are stored matters."""
         self.inputs[0, : len(token_ids)] = token_ids
         self.inputs[1, : len(positions)] = positions
 
@@ -74,7 +77,7 @@ class PromptGraphs:
 
     @torch.inference_mode()
     def rehearse(self, crowd: int) -> None:
-        """Go through every launch that `capture` will record, and those that set steps of up to `crowd` spans up."""
+        """Go through every launch that `capture` will record, and those that prepare steps of up to `crowd` spans."""
         for size in self.sizes:
             self._set_up(size)
             for early in ways(size, self.model.device):
@@ -86,7 +89,7 @@ class PromptGraphs:
 
     @torch.inference_mode()
     def capture(self) -> None:
-        """Record a pass of every size that is worth it, largest first: the smaller ones then fit into its memory.
+        """Record a pass of every size worth a graph, largest first: the smaller ones then fit into its memory.
 
         Nothing else may run on the GPU meanwhile.
         """
@@ -100,11 +103,11 @@ class PromptGraphs:
         self.attention.sizes = sorted(self.captured)
 
     def _launching(self) -> dict[int, float]:
-        """What the host takes to launch a pass of each size, in milliseconds, up to where the GPU is the slower one."""
+        """Measure the host's launch time of each size, in milliseconds, stopping where the GPU is the slower side."""
         found = {}
         for size in self.sizes:
             self._set_up(size)
-            self._run(size, early=False, full=False)  # loads what it launches
+            self._run(size, early=False, full=False)  # loads the kernels
             looks = (self._launch_ms(size) for _ in range(LOOKS))
             launched = next((launched for launched, done in looks if done <= LONGER * launched), None)
             if launched is None:
@@ -113,7 +116,7 @@ class PromptGraphs:
         return found
 
     def _set_up(self, size: int) -> None:
-        """A step of so many rows: sequences as long as they may be, all in padding's slot."""
+        """Prepare a step of `size` rows: sequences as long as they may be, all in padding's slot."""
         self.attention.sizes = (size,)
         whole, rest = divmod(size, self.longest)
         batch = self._batch([self.longest] * whole + [rest] * (rest > 0))
@@ -129,7 +132,7 @@ class PromptGraphs:
             return self.model(token_ids, positions, self.attention)
 
     def _launch_ms(self, size: int) -> tuple[float, float]:
-        """Until the host has launched the pass, and until the GPU has run it."""
+        """Measure the milliseconds until the host has launched the pass, and until the GPU has run it."""
         torch.cuda.synchronize(self.model.device)
         start = time.perf_counter()
         self._run(size, early=False, full=False)

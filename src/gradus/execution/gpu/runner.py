@@ -1,7 +1,7 @@
-"""Runs plans on a GPU's kernels: decodes as one step (`decode_step.py`), replayed where it was captured.
+"""Runs plans on a GPU's kernels: decodes as one step (`decode_step.py`), replayed if it was captured.
 
-A step with prompts next to decodes is launched by the host, except for the model's pass where that is short
-(`prompt_graphs.py`). It verifies no drafts: the prompts' tokens use what the GPU can compute anyway.
+The host launches a step with prompts kernel by kernel, except for the model's pass if that is short
+(`prompt_graphs.py`). Such a step verifies no drafts: the prompts' tokens already keep the GPU's arithmetic busy.
 """
 
 from typing import NamedTuple
@@ -26,7 +26,7 @@ from gradus.scheduling.draft_shapes import NO_SHAPE, DraftShape
 
 
 class Read(NamedTuple):
-    """What a step with prompts drew for its R rows, the decodes' first. slots, positions: int64 [R]."""
+    """The draw of a step with prompts, for its R rows, the decodes' first. slots, positions: int64 [R]."""
 
     slots: Tensor
     positions: Tensor
@@ -34,8 +34,11 @@ class Read(NamedTuple):
 
 
 class GpuRunner:
-    """graphs: of `step`, where there are some. slots: how many sequences run at once. run_model: runs the model where
-    prompts are read."""
+    """Runs plans, with prompts or without.
+
+    graphs: of `step`; None if it is not captured. slots: how many sequences run at once. run_model: runs the model in
+    steps with prompts.
+    """
 
     def __init__(self, step: DecodeStep, graphs: StepGraphs | None = None, *, slots: int) -> None:
         self.step, self.graphs = step, graphs
@@ -88,8 +91,8 @@ class GpuRunner:
                 drafter.keep(slot, change.kept * attention.storage.page_size)
 
     def verify(self, decodes: Decodes, full: bool) -> tuple[Accepted, int]:
-        """Run a step of decodes alone, whose block tables are up to date. Returns its result and its rows, with
-        padding behind those of the decodes."""
+        """Run a step of decodes alone, whose block tables are up to date. Returns its result, and the number of its
+        rows, padding included."""
         if self.graphs is not None:
             return self.graphs.replay(decodes, full)
         shape = DraftShape(decodes.width - 1, decodes.rows - len(decodes))
@@ -97,18 +100,18 @@ class GpuRunner:
         return accepted, decodes.rows
 
     def numbers(self, decodes: Decodes) -> Tensor:
-        """Slots, limits and drafts on the device, int32 [3, B]."""
+        """Send slots, limits and drafts to the device. Returns int32 [3, B]."""
         drafts = decodes.drafts if len(decodes.drafts) else np.zeros(len(decodes), np.int64)
         return torch.stack(upload_parts([decodes.slots, decodes.limits, drafts], torch.int32, self.device))
 
     # -- with prompts --------------------------------------------------------------------------------------------------
 
     def _run_prompts(self, plan: Plan) -> StepResult:
-        """A row for each decode, then the prompts'.
+        """Run a step with one row for each decode, followed by the prompts' rows.
 
-        What only the draw needs is sent once the model runs: first tokens wait for the host. What the next step needs
-        of the prompts is kept behind the copy of the tokens, which is what is waited for. The history admits new owners
-        of slots here alone: each begins with a span.
+        First tokens wait for the host, so it sends the draw's inputs only after it has launched the model. The host
+        waits for the copy of the tokens, so the prompts are written to the history after that copy. Only this method
+        admits new slot owners to the history: each begins with a span.
         """
         step, decodes, count = self.step, plan.decodes, len(plan.decodes)
         prompts = lay_out(Plan(plan.spans), self.device)
@@ -132,7 +135,7 @@ class GpuRunner:
         newest = None if step.history.whole else step.history.tokens
         draw = step.sampler.draw_slots(logits, slots, ends, newest, full=full)
         tokens = draw.tokens
-        if count:  # a decode that may store no more has drawn nothing, whatever its row of padding has
+        if count:  # a decode that may store no more has drawn nothing, whatever is in its row of padding
             accepted = step.accept(mine, rows, SlotDraw(tokens[:count], None), hidden[:count], NO_SHAPE)
             tokens = torch.cat([accepted.tokens.flatten(), tokens[count:]]) if step.history.whole else tokens
         result = self._result(plan, len(computed), tokens, step.sampler.drawn(draw, owners).logprobs)
@@ -140,7 +143,7 @@ class GpuRunner:
         return result
 
     def _set_up_decodes(self, decodes: Decodes, prompts: Batch) -> tuple[Tensor, VerifyRows]:
-        """Set attention up for decodes without drafts, and prompts behind them. Returns the decodes' slots and rows."""
+        """Prepare attention for decodes without drafts, followed by prompts. Returns the decodes' slots and rows."""
         step = self.step
         step.attention.update_pages(prompts)
         self._update_pages(decodes)
@@ -154,7 +157,7 @@ class GpuRunner:
     def _keep_prompts(self, plan: Plan, prompts: Batch, read: Read, hidden: Tensor) -> None:
         """Write the prompts' tokens, and those drawn after them, to the history.
 
-        A newcomer's tokens before its first span, which others have computed, are not among the prompts'.
+        The spans lack the tokens that a new sequence found in the prefix cache: `history.admit` writes these.
         """
         history, states = self.step.history, None if self.step.states is None else self.step.states.values
         if history.whole:
@@ -169,7 +172,7 @@ class GpuRunner:
     def _result(
         self, plan: Plan, rows: int, tokens: Tensor, logprobs: DrawnLogprobs | None, width: int = 1
     ) -> StepResult:
-        """Send the tokens, int64 [N], and what is reported of them, to the host. rows: that the model ran."""
+        """Send the tokens, int64 [N], and their log-probabilities to the host. rows: how many the model ran."""
         usual = self.step.drafter is None or self.step.drafter.steady
         reported = None if logprobs is None else logprobs.to_host()
         sent, arrival = self._send(tokens)
@@ -184,7 +187,10 @@ class GpuRunner:
         return self._landing.send(tokens)
 
     def _most_tokens(self) -> int:
-        """Of the largest captured step, or of one with as many prompts as decodes: a larger one gets larger buffers."""
+        """Count the tokens of the largest captured step, or of one with as many prompts as decodes.
+
+        A larger step gets larger buffers.
+        """
         shapes = [] if self.graphs is None else self.graphs.shapes
         return max([2 * self.slots, *(size * (1 + shape.drafts) for size, shape in shapes)])
 

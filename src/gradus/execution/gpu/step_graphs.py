@@ -1,13 +1,13 @@
-"""Steps of decodes, replayed: the host launches one CUDA graph where it used to launch a few hundred kernels.
+"""Replays steps of decodes: the host launches one CUDA graph instead of a few hundred kernels.
 
 A step of B sequences computes the same operations with the same shapes every time; only numbers in tensors differ. A
 CUDA graph is such a step recorded once: the kernels, their arguments, the addresses they read and write. Replaying it
-costs the host one call, and the GPU a microsecond per kernel. So a graph must find everything at fixed addresses: what
-the host sends (`Inputs`), and the tables by slot that steps hand on from one to the next.
+costs the host one call, and the GPU a microsecond per kernel. So a graph must find everything at fixed addresses: the
+host's inputs (`Inputs`), and the tables by slot that each step passes on to the next.
 
-There are two graphs for each batch size and shape of drafts (`gradus.scheduling.draft_shapes`): in one, every row asks
-for a temperature at most; in the other, rows may ask for anything. A batch is padded to the next size with sequences
-that are none: a slot of their own, page 0, and no position that they may store.
+Each batch size and shape of drafts (`gradus.scheduling.draft_shapes`) has two graphs: in one, every row asks for a
+temperature at most; in the other, rows may ask for anything. A batch is padded to the next size with dummy sequences,
+which share a slot of their own and page 0, and may store no position.
 """
 
 from bisect import bisect_left
@@ -21,11 +21,11 @@ from gradus.execution.gpu.decode_step import Accepted, DecodeStep
 from gradus.scheduling.draft_shapes import NO_SHAPE, DraftShape, DraftShapes, batch_sizes
 from gradus.scheduling.step_times import StepTimes
 
-Key = tuple[int, DraftShape, bool]  # batch size, shape of drafts, whether a row asks for more than a temperature
+Key = tuple[int, DraftShape, bool]  # batch size, shape of drafts, whether rows may ask for more than a temperature
 
 
 class StepGraphs:
-    """Captured steps of up to `slots` sequences. drafts: the shapes that an engine which speculates chooses from."""
+    """Captures and replays steps of up to `slots` sequences. drafts: the shapes that a speculating engine uses."""
 
     def __init__(self, step: DecodeStep, slots: int, drafts: DraftShapes | None = None) -> None:
         self.step, self.padding, self.drafts = step, slots, drafts
@@ -41,14 +41,14 @@ class StepGraphs:
 
     @property
     def count(self) -> int:
-        """How many shapes there are to capture."""
+        """The number of shapes to capture."""
         return len(self.shapes)
 
     # -- once, at the start --------------------------------------------------------------------------------------------
 
     @torch.inference_mode()
     def rehearse(self) -> None:
-        """Go through every launch that `capture` will record, for kernels to be compiled."""
+        """Go through every launch that `capture` will record, so that its kernels are compiled."""
         self._send([], [], [], self.padding)
         for size, shape in self.shapes:
             for early in ways(size + shape.rows, self.device):
@@ -60,8 +60,8 @@ class StepGraphs:
     ) -> None:
         """Record two graphs for every shape, largest first: the smaller ones then fit into the memory of the largest.
 
-        report(done, total) is called after each. length: of the sequences that graphs are tried out with, which the
-        history has room for. times: learn from the trials what drafts cost. Nothing else may run on the GPU meanwhile.
+        report(done, total) is called after each shape. length: of the sequences in the trial runs; the history must
+        have room for it. times: learns the cost of drafts from these runs. Nothing else may run on the GPU meanwhile.
         """
         took: dict[tuple[int, DraftShape], float] = {}  # milliseconds
         with self.recorder.counting():
@@ -79,26 +79,26 @@ class StepGraphs:
                 times.expect(size, shape, milliseconds / took[size, NO_SHAPE])
 
     def run(self, size: int, shape: DraftShape, early: bool, full: bool) -> Accepted:
-        """Run a step of so many sequences on what was sent."""
+        """Run a step of `size` sequences on the inputs last sent."""
         return self.step.run(self.inputs.values[:, :size], shape, early=early, full=full)
 
     def _try_out(self, size: int, shape: DraftShape, length: int) -> None:
-        """Send rows like those of sequences of about that length, all of them in padding's slot.
+        """Send the inputs of a trial step: `size` sequences of about `length` tokens, all in padding's slot.
 
-        Each run makes the sequence longer, so it begins with room for a token from every run of both ways to launch.
+        Each run makes the sequence longer, so it starts with enough room for all runs of both ways to launch.
         """
         room, runs = self.step.history.longest - 1, 2 * (2 + ROUNDS * REPLAYS)
         self.step.history.lengths[self.padding] = max(1, min(length, room - runs * (1 + shape.drafts)))
-        share, more = divmod(shape.rows, size)  # in all exactly the drafts that there are rows for
+        share, more = divmod(shape.rows, size)  # the drafts fill the shape's rows exactly
         drafts = [share + 1] * more + [share] * (size - more)
         self._send([self.padding] * size, [room] * size, drafts, size)
 
     # -- every step ----------------------------------------------------------------------------------------------------
 
     def replay(self, decodes: Decodes, full: bool) -> tuple[Accepted, int]:
-        """Launch a step whose block tables are up to date. Returns its result, and the rows that it computes.
+        """Launch a step whose block tables are up to date. Returns its result, and the number of rows that it computes.
 
-        A step with more drafts than any shape has rows for runs without drafts.
+        If no shape has enough rows for its drafts, the step runs without them.
         """
         size = self.sizes[bisect_left(self.sizes, len(decodes))]
         drafts, shape = decodes.drafts, NO_SHAPE

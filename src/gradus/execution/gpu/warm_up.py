@@ -1,9 +1,9 @@
-"""Steps of no request, run before the first real one.
+"""Runs dummy steps before the first request.
 
-Triton compiles a kernel when it first meets a shape of launch, and cuBLAS loads its own: together many seconds, which
-the first requests would wait for. Which launches there are depends on how many tokens a span has, and how many spans
-there are, both by powers of two; so a few steps meet them all. They are gone through twice: first only to compile, all
-kernels side by side (`gradus.kernels.core.compiling`), then for real.
+Triton compiles a kernel at its first launch of each kind, and cuBLAS loads its own kernels: together many seconds,
+which the first requests would wait for. The kind of a launch depends on the number of tokens in a span and the number
+of spans, both by powers of two, so a few steps cover all kinds. They run twice: first only to compile all kernels in
+parallel (`gradus.kernels.core.compiling`), then for real.
 """
 
 from collections.abc import Iterator
@@ -27,9 +27,9 @@ def warm_up(
     most: int,
     crowd: int,
 ) -> None:
-    """Run a prompt of each kind of length up to `most` tokens, and short ones side by side up to `crowd`.
+    """Run a prompt of each kind of length up to `most` tokens, and batches of up to `crowd` short ones.
 
-    All are in padding's slot. run_model: runs the model; what it has captured takes less time.
+    All are in padding's slot. run_model: runs the model, faster for sizes that it has captured.
     """
     padding = attention.padding
     for counts in steps(attention.launches[-1].rows, most, crowd):
@@ -44,7 +44,10 @@ def warm_up(
 
 
 def steps(largest: int, most: int, crowd: int) -> Iterator[list[int]]:
-    """The new tokens of each span, per step. largest: rows of the tallest tile; no tile has more tokens than rows."""
+    """Yield each step's number of new tokens per span.
+
+    largest: rows of the tallest tile; no tile has more tokens than rows.
+    """
     lengths = {1 << power for power in range(1, largest.bit_length())} | {2 * largest, most}
     yield from ([length] for length in sorted(lengths) if length <= most)
     for spans in crowds(crowd):
@@ -52,12 +55,12 @@ def steps(largest: int, most: int, crowd: int) -> Iterator[list[int]]:
 
 
 def crowds(crowd: int) -> set[int]:
-    """Numbers of spans, up to `crowd`, that meet every kind of launch."""
+    """List the numbers of spans, up to `crowd`, that together cover every kind of launch."""
     return {1 << power for power in range(1, crowd.bit_length())} | {crowd}
 
 
 def padding_batch(counts: list[int], slot: int, device: torch.device) -> Batch:
-    """Prompts of so many tokens each, all of them in one slot."""
+    """Build a batch of prompts with `counts` tokens each, all in one slot."""
     ends = torch.tensor(counts).cumsum(0)
     return Batch(
         token_ids=torch.zeros(sum(counts), dtype=torch.int64, device=device),

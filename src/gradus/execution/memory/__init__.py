@@ -2,7 +2,7 @@
 
 Read in this order:
 
-    device_memory.py   what there is of it, and who holds it
-    plan.py            what an engine will take, before it takes it
-    concessions.py     defaults lowered where memory is short
+    device_memory.py   how much is free, and which processes hold the rest
+    plan.py            an engine's memory, planned before any of it is taken
+    concessions.py     defaults lowered if memory is short
 """

@@ -1,11 +1,11 @@
-"""Defaults lowered on a small GPU, or on a shared one, until they leave a cache worth having.
+"""Lowers defaults on a small or shared GPU until they leave a cache worth having.
 
 The defaults suit a GPU with memory to spare: steps of 8,192 tokens, 256 sequences, a graph for every batch size. The
-more memory these take, the less is left for the cache. Where too little is left, the defaults are lowered by the steps
-of a ladder, the cheapest first. A cache is worth having once it holds a request of `LONG` tokens (or of the whole
-context, if that is shorter) and `EACH` tokens for every sequence that may run.
+more memory these take, the less is left for the cache. If too little is left, the defaults are lowered by the steps of
+a ladder, the cheapest first. A cache is worth having once it holds a request of `LONG` tokens (or of the whole context,
+if that is shorter) and `EACH` tokens for every sequence that may run.
 
-A setting that was given is never lowered: the options' `yielding` names those that were not.
+A setting that the user gave is never lowered: the options' `yielding` names the settings left at their defaults.
 """
 
 from collections.abc import Iterator
@@ -24,7 +24,7 @@ LADDER: tuple[tuple[str, Any], ...] = (
     # Logits, penalties and graphs take memory per sequence. With fewer of them a crowd waits longer.
     ("max_sequences", 128),
     ("max_sequences", 64),
-    # Below 2,048 tokens prompts are read more slowly. Longer passes need no graphs any more.
+    # Below 2,048 tokens prompts are read more slowly. Passes above the budget then need no graphs.
     ("token_budget", 1024),
     ("max_sequences", 32),
     ("token_budget", 512),
@@ -39,7 +39,7 @@ SHARED = 0.01  # of a GPU's memory: what a higher memory_fraction must gain
 
 @dataclass(frozen=True)
 class Concession:
-    """A setting left at its default, and the lower value that it got instead."""
+    """A setting left at its default, and the lower value that replaced it."""
 
     setting: str
     default: Any
@@ -52,7 +52,7 @@ class Concession:
 
 
 def descending(options: EngineConfig, memory: DeviceMemory) -> Iterator[EngineConfig]:
-    """The options as they are, then with one concession more each time."""
+    """Yield the options as they are, then with one more concession each time."""
     yield options
     shared = _of_what_is_free(options, memory)
     if shared is not None:
@@ -71,9 +71,9 @@ def _gives_way(options: EngineConfig, name: str, value: int) -> bool:
 
 
 def _of_what_is_free(options: EngineConfig, memory: DeviceMemory) -> float | None:
-    """The memory_fraction that leaves a tenth of the free memory unused, where the default leaves a tenth of the whole.
+    """Return the memory_fraction that leaves a tenth of the free memory unused; the default leaves a tenth of all.
 
-    Where others hold nine tenths of a GPU, the default would leave nothing. None where it gains less than `SHARED`.
+    If others hold nine tenths of a GPU, the default would leave nothing. None if it gains less than `SHARED`.
     """
     fraction = options.memory_fraction
     if fraction is None or memory.total is None or "memory_fraction" not in options.yielding:
@@ -83,13 +83,13 @@ def _of_what_is_free(options: EngineConfig, memory: DeviceMemory) -> float | Non
 
 
 def conceded(before: EngineConfig, after: EngineConfig) -> tuple[Concession, ...]:
-    """Compare the options as they were with those that were planned for."""
+    """List the settings that differ between the given options and the planned ones."""
     names = dict.fromkeys(("memory_fraction", *(name for name, _ in LADDER)))
     pairs = ((name, getattr(before, name), getattr(after, name)) for name in names)
     return tuple(Concession(name, default, became) for name, default, became in pairs if default != became)
 
 
 def worth_having(options: EngineConfig) -> int:
-    """Count the tokens that a cache must hold for no more to be conceded."""
+    """Count the tokens that a cache must hold to end the concessions."""
     most, context = options.max_sequences, options.limits.context_length
     return min(max(min(LONG, context), EACH * most), most * context)

@@ -1,4 +1,4 @@
-"""A device's memory: how much is free, whose the rest is, and how an allocation that failed is recognized."""
+"""A device's memory: how much is free, which processes hold the rest, and how to recognize a failed allocation."""
 
 from dataclasses import dataclass
 
@@ -8,15 +8,15 @@ from gradus.device.host_memory import HostMemory
 from gradus.device.nvml import other_processes
 from gradus.errors import CapacityError
 
-NAMED_PROCESSES = 3  # in a refusal, which is one line
+NAMED_PROCESSES = 3  # at most, so that a refusal fits on one line
 
 
 class OutOfMemory(CapacityError):
-    """A device has no memory for what was asked of it. An engine in whose step that happened is of no use any more."""
+    """A device lacks memory for an allocation. An engine whose step failed in this way cannot be used any more."""
 
 
 def ran_out(error: BaseException) -> bool:
-    """Whether this is how torch, or Python, says that an allocation failed. (A CPU's allocator raises RuntimeError.)"""
+    """True if `error` is a failed allocation, in torch or in Python. (Torch's CPU allocator raises RuntimeError.)"""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
     signs = ("out of memory", "allocate memory", "enough memory", "ALLOC_FAILED", "Storage size calculation")
@@ -25,9 +25,9 @@ def ran_out(error: BaseException) -> bool:
 
 @dataclass(frozen=True)
 class DeviceMemory:
-    """Sizes in bytes. free: what can still be allocated. total: None on a CPU, whose memory other processes share.
+    """Sizes in bytes. free: can still be allocated. total: None on a CPU, whose memory other processes share.
 
-    own: of a GPU, what this process's tensors and CUDA graphs hold.
+    own: held by this process's tensors and CUDA graphs, on a GPU.
     """
 
     free: int
@@ -36,7 +36,7 @@ class DeviceMemory:
 
     @classmethod
     def of(cls, device: torch.device) -> "DeviceMemory":
-        """As it is now."""
+        """Measure the device's memory now."""
         free = free_memory(device)
         if device.type != "cuda":
             return cls(free)
@@ -44,20 +44,20 @@ class DeviceMemory:
 
     @property
     def others(self) -> int:
-        """Bytes that other processes hold, and CUDA itself in every process, this one included."""
+        """Bytes held by other processes, and by CUDA itself in every process, this one included."""
         return 0 if self.total is None else max(0, self.total - self.free - self.own)
 
     def usable(self, fraction: float) -> int:
-        """Bytes that may be taken for `fraction` of the whole to be in use then, by all processes together.
+        """Count the bytes that can be taken until all processes together use `fraction` of the whole.
 
-        On a CPU it is `fraction` of what is free.
+        A CPU's result is `fraction` of its free memory.
         """
         if self.total is None:
             return int(self.free * fraction)
         return max(0, int(self.total * fraction) - (self.total - self.free))
 
     def holders(self, device: torch.device) -> str:
-        """Say who holds the memory in use, as the end of a line: "; of 80 GB, this process …". "" on a CPU."""
+        """Name the processes that hold memory, as the end of a line: "; of 80 GB, this process …". "" on a CPU."""
         if self.total is None:
             return ""
         named = [f"process {pid} has {readable(size)}" for pid, size in _processes(device)[:NAMED_PROCESSES]]
@@ -69,17 +69,17 @@ class DeviceMemory:
 
 
 def _processes(device: torch.device) -> list[tuple[int, int]]:
-    if not torch.cuda.is_available():  # nor can CUDA say which of the driver's GPUs it is
+    if not torch.cuda.is_available():  # then CUDA cannot say either which of the driver's GPUs `device` is
         return []
     return other_processes(torch.cuda.current_device() if device.index is None else device.index)
 
 
 def free_memory(device: torch.device) -> int:
-    """Bytes that can still be allocated on `device`. Raises ConfigError where the system does not say.
+    """Measure the bytes that can still be allocated on `device`. Raises ConfigError if the system does not report them.
 
-    Torch keeps the memory of tensors that are gone, such as an earlier engine's, and the driver counts it as used. So
-    torch gives it back first. Adding it to the driver's number would count too much: gaps between living tensors and
-    the memory of CUDA graphs are of no use to an engine.
+    Torch keeps the memory of freed tensors, such as an earlier engine's, and the driver counts it as used. So torch
+    gives it back first. Adding it to the driver's number would count too much: an engine cannot use gaps between living
+    tensors, or the memory of CUDA graphs.
     """
     if device.type == "cuda":
         torch.cuda.empty_cache()
@@ -93,7 +93,7 @@ def keep(size: int, device: torch.device) -> None:
 
 
 def readable(size: float) -> str:
-    """269.1 MB: decimal units, as model sizes are commonly given."""
+    """Format a size, such as 269.1 MB, in decimal units, as model sizes are commonly given."""
     for unit in ("B", "kB", "MB", "GB"):
         if size < 1000:
             return f"{size:.4g} {unit}"

@@ -1,17 +1,17 @@
-"""Where an engine's memory goes, known before a byte of it is taken.
+"""Plans an engine's memory before a byte of it is taken.
 
     cache <= usable - weights - largest step - CUDA graphs - tables of the sampler
 
-Weights are counted on a model that is built without memory (torch's "meta" device), so the count follows whatever the
-model and the precision really allocate. The cache is arithmetic:
+Weights are counted on a model built without memory (torch's "meta" device), so the count matches what the model and the
+precision really allocate. The cache is arithmetic:
 
     bytes per token = 2 (key, value) x layers x key-value heads x (head dimension x bytes per number + bytes per scale)
 
-A phase's cache has a fixed size: its slots, or the pages that were asked for; a part of the free memory is left to its
-steps. The final engine's cache gets what is left. What its steps compute with is estimated from their shapes, on the
-safe side: too little would end the engine in the middle of its work, too much costs a few pages. A cache is one
-allocation, made once, so the device is as full at the start as it ever is between two steps. On a GPU, what the largest
-step needs is kept from then on, so that other processes cannot take it.
+A phase's cache has a fixed size: its slots, or the requested pages; part of the free memory is left to its steps. The
+final engine's cache gets the remaining memory. The memory that its steps need is estimated from their shapes, on the
+safe side: too low an estimate would end the engine in the middle of its work, too high a one costs a few pages. A cache
+is one allocation, made once, so the device is as full at the start as it ever is between two steps. On a GPU, the
+memory of the largest step is kept from then on, so that other processes cannot take it.
 
 Defaults that would leave no cache worth having are lowered (concessions.py).
 """
@@ -45,21 +45,21 @@ from gradus.speculative.states import states_bytes
 
 log = logging.getLogger(__name__)
 
-PHASE_FRACTION = 0.9  # of the free memory, what a phase's weights and cache may take: the rest is for its steps
-# What sampling takes of a row of logits, per token of the vocabulary, at most: the logit, scaled, and as a probability,
-# all in float32, and its noise, which is made of 64-bit integers.
+PHASE_FRACTION = 0.9  # of the free memory, for a phase's weights and cache: the rest is for its steps
+# Most bytes that sampling needs per logit: the logit itself, scaled, and as a probability, all in float32, and its
+# noise, which is made of 64-bit integers.
 SAMPLING_BYTES = 48
-MOST_PAGES = 1 << 18  # that memory alone decides on: each has entries in tables, which are searched now and then
-GRAPH_BYTES = 16 << 20  # set aside for what the driver keeps of a captured graph beside its tensors
+MOST_PAGES = 1 << 18  # when memory sizes the cache: each page has entries in tables, which are searched now and then
+GRAPH_BYTES = 16 << 20  # set aside for the driver's own data of a captured graph, in addition to its tensors
 
 
 @dataclass(frozen=True)
 class PagePlan:
     """The paged cache of a model.
 
-    count: its pages, beside page 0, which no sequence gets. bytes: of all, page 0 included.
-    positions: how many tokens' keys and values it has room for, in all layers.
-    full_sequences: how many of full length it holds at once; shorter ones take only the pages that they fill.
+    count: its pages without page 0, which no sequence gets. bytes: of all pages, page 0 included.
+    positions: how many tokens' keys and values fit, in all layers.
+    full_sequences: how many sequences of full length fit at once; shorter ones take only the pages that they fill.
     """
 
     page_size: int
@@ -70,9 +70,10 @@ class PagePlan:
 
     @classmethod
     def of(cls, config: ModelConfig, options: EngineOptions, itemsize: int) -> "PagePlan":
-        """In the final engine each layer group has its own pages, all from one pool: a block is one page per group.
+        """Size the paged cache that the options describe.
 
-        A phase's page holds all layers.
+        Each layer group of the final engine has its own pages, all from one pool: a block is one page per group. A
+        phase's page holds all layers.
         """
         windows = config.windows if isinstance(options, EngineConfig) else (None,) * config.num_layers
         groups = layer_groups(windows)
@@ -91,19 +92,19 @@ class PagePlan:
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """Sizes in bytes.
+    """Where an engine's memory goes: sizes in bytes.
 
-    dtype: of weights, then of activations where that differs. cache_dtype: of keys and values.
-    free_bytes, total_bytes, own_bytes: of the device now (see DeviceMemory); memory_fraction: the part of it that may
-    be in use, and usable_bytes: what may therefore be taken.
+    dtype: of weights, then of activations if that differs. cache_dtype: of keys and values.
+    free_bytes, total_bytes, own_bytes: of the device now (see DeviceMemory). memory_fraction: the part of it that may
+    be in use. usable_bytes: how much can therefore be taken.
     weight_bytes: weights and constant tables.
-    step_tokens, step_bytes: tokens of the largest step, and what it computes with; graph_bytes: CUDA graphs. Estimates.
-    table_bytes: what sampling keeps per slot. These are the final engine's alone.
+    step_tokens, step_bytes: tokens of the largest step, and its memory; graph_bytes: CUDA graphs. Both are estimates.
+    table_bytes: sampling's tables by slot. These four are the final engine's alone.
     cache_bytes: of all slots, or all pages. cache_bytes_per_token: all layers, a window counted as full attention.
-    pages: None for a phase without. sized: the cache got what was left; otherwise it has the size that was asked for.
-    max_sequences: how many run at once at most.
-    context_length: tokens that a request may have. wanted_context: what was asked for, where the cache holds less.
-    concessions: defaults that were lowered for a cache worth having.
+    pages: None for a phase without. sized: True if memory decided the cache's size, False if the user did.
+    max_sequences: the most that run at once.
+    context_length: most tokens of a request. wanted_context: the requested limit, if the cache holds less.
+    concessions: defaults lowered to leave a cache worth having.
     """
 
     device: str
@@ -134,7 +135,7 @@ class MemoryPlan:
 
     @property
     def left_bytes(self) -> int:
-        """What is usable and not planned for anything; below 0 where the plan does not fit."""
+        """Usable bytes that the plan leaves over; below 0 if the plan does not fit."""
         return self.usable_bytes - self.beside_cache - self.cache_bytes
 
     @property
@@ -147,18 +148,18 @@ class MemoryPlan:
 
     @property
     def sequences_that_fit(self) -> int:
-        """Of full length, in the memory beside the rest; 0 means that the model itself does not fit, or hardly."""
+        """How many sequences of full length fit next to the rest; 0 if the model hardly fits, or does not."""
         return max(0, self.usable_bytes - self.beside_cache) // self.cache_bytes_per_sequence
 
     @property
     def sequences(self) -> int:
-        """How many of full length run at once: the engine's limit, the pages' or memory's, the lowest of them."""
+        """How many sequences of full length run at once: the lowest limit of the engine, the pages and memory."""
         held = self.max_sequences if self.pages is None else self.pages.full_sequences
         return min(self.max_sequences, held, self.sequences_that_fit)
 
     @property
     def notes(self) -> list[str]:
-        """Lines for the operator: which defaults were lowered, and that the cache is smaller than one sequence."""
+        """Lines for the operator: which defaults were lowered, and whether the cache is smaller than one sequence."""
         return [note for note in (self._conceded(), self._short()) if note is not None]
 
     def _conceded(self) -> str | None:
@@ -179,14 +180,14 @@ class MemoryPlan:
 
     @property
     def holders(self) -> str:
-        """Say whose memory is in the way, as the end of a refusal."""
+        """Name the processes that hold the memory, as the end of a refusal."""
         memory = DeviceMemory(self.free_bytes, self.total_bytes, self.own_bytes)
         return memory.holders(torch.device(self.device))
 
     def applied(self, options: EngineConfig) -> EngineConfig:
-        """The options with this cache, this context and the concessions. Logs the notes; nothing yields any more.
+        """Apply this cache, this context and the concessions to the options, and log the notes.
 
-        Raises ConfigError where memory was to size the cache and none was left.
+        No setting of the result yields any more. Raises ConfigError if memory sizes the cache and none is left for it.
         """
         assert self.pages is not None, "the final engine has pages"
         if self.sized and not self.fits:
@@ -217,10 +218,10 @@ class MemoryPlan:
         )
 
     def check_room(self, device: torch.device) -> None:
-        """Keep what the largest step needs, once the engine stands. Raises ConfigError where no room is left for it.
+        """Keep the memory of the largest step, once the engine is built. Raises ConfigError if there is not enough.
 
-        Warns where start-up has taken more than planned: over half of the memory that memory_fraction leaves unused.
-        On a CPU nothing is looked at: there, memory is taken when it is first written to.
+        Logs a warning if start-up exceeded the plan by over half of the memory that memory_fraction leaves unused. Does
+        nothing on a CPU, where memory is taken only when it is first written to.
         """
         if device.type != "cuda":
             return
@@ -240,12 +241,12 @@ class MemoryPlan:
         keep(self.step_bytes, device)
 
     def as_dict(self) -> dict[str, Any]:
-        """For --json."""
+        """Return the plan as a dictionary, for --json."""
         derived = ("cache_bytes_per_sequence", "sequences_that_fit", "sequences", "left_bytes", "fits")
         return asdict(self) | {name: getattr(self, name) for name in derived}
 
     def render(self) -> str:
-        """For people: one fact per line, the conclusion last."""
+        """Render the plan for people: one fact per line, the conclusion last."""
         total, per_token = readable(self.beside_cache + self.cache_bytes), readable(self.cache_bytes_per_token)
         verdict = f"which fits; {readable(self.left_bytes)} more could be used" if self.fits else "which does NOT fit"
         lines = [
@@ -294,10 +295,9 @@ def memory_plan(
     memory: DeviceMemory | None = None,
     draft: tuple[ModelConfig, Precision] | None = None,
 ) -> MemoryPlan:
-    """For a model that is known by its configuration alone, run by `phase`, or by the final engine.
+    """Plan the memory of a model, known only by its configuration, that `phase` or the final engine runs.
 
-    options: an EngineConfig for the final engine. memory: measured when None. draft: the model that drafts,
-    if one does.
+    options: an EngineConfig for the final engine. memory: measured when None. draft: the draft model, if there is one.
     Raises ConfigError for a kv_dtype that the device's kernels cannot read.
     """
     model = create_model(config, dtype=precision.activations, device="meta", linear=precision.linear)
@@ -314,14 +314,14 @@ def memory_plan(
 def _draft(config: ModelConfig, precision: Precision) -> Model:
     try:
         return create_model(config, dtype=precision.activations, device="meta", linear=precision.linear)
-    except ConfigError as error:  # of a matrix, by a name that the model's have too
+    except ConfigError as error:  # names a matrix, and the model has one of the same name
         raise ConfigError(f"the draft model's {error}") from error
 
 
 def sized(model: Model, options: EngineConfig, draft: Model | None = None) -> EngineConfig:
-    """The options with a cache for what is free now, the model being loaded, if they leave its size to memory.
+    """Size the cache by the memory that is free once the model is loaded, if the options leave its size to memory.
 
-    Where it is little, defaults are lowered.
+    If little is free, defaults are lowered.
     """
     if not options.sized:
         return options
@@ -332,7 +332,7 @@ def sized(model: Model, options: EngineConfig, draft: Model | None = None) -> En
 
 
 def _fixed(at: "_At", options: EngineOptions, phase: str) -> MemoryPlan:
-    """A phase's cache: the pages that were asked for, or a whole context for each sequence that can run."""
+    """Plan for a phase, whose cache has the requested pages, or a whole context for each sequence that can run."""
     count, length = capacity(phase, options.max_sequences), options.limits.context_length
     pages = PagePlan.of(at.config, options, at.itemsize) if "page_size" in heeded(phase) else None
     return MemoryPlan(
@@ -347,7 +347,7 @@ def _fixed(at: "_At", options: EngineOptions, phase: str) -> MemoryPlan:
 
 
 def _final(at: "_At", options: EngineConfig, draft: Model | None = None) -> MemoryPlan:
-    """The final engine's plan with the fewest concessions that leave a cache worth having, or with all of them."""
+    """Plan for the final engine, with the fewest concessions that leave a cache worth having, or with all of them."""
     for tried in descending(options, at.memory):
         plan = _planned(at, tried, draft)
         if plan.fits and _worth_having(plan, tried, len(layer_groups(at.config.windows))):
@@ -356,22 +356,22 @@ def _final(at: "_At", options: EngineConfig, draft: Model | None = None) -> Memo
 
 
 def _worth_having(plan: MemoryPlan, options: EngineConfig, groups: int) -> bool:
-    """Whether there is a cache as asked for, one worth having, or one that more memory would not make larger."""
+    """True if the cache has its requested size, is worth having, or would not grow with more memory."""
     assert plan.pages is not None
     enough, full = worth_having(options), plan.pages.count > MOST_PAGES - groups
     return not plan.sized or plan.pages.positions >= enough or full
 
 
 def _planned(at: "_At", options: EngineConfig, draft: Model | None = None) -> MemoryPlan:
-    """The final engine's cache: what is left beside the rest, or what was asked for.
+    """Plan for the final engine with these options: the cache gets the remaining memory, or its requested size.
 
-    draft: its weights count as weights, and its keys and values as the cache's: each page has some of both models.
+    draft: its weights count as weights, and its keys and values as the cache's: each page holds both models'.
     """
     config, kind, itemsize = at.config, at.device.type, at.itemsize
     count, wanted, budget = options.max_sequences, options.limits.context_length, options.budget(kind)
     tokens = max(budget or wanted, count)  # without a budget a step is a whole prompt at least
     kernels = options.kernels and not missing(kind)
-    rows = min(count * (1 + options.most_drafts), max(count, MOST_ROWS))  # of decodes, with their drafts
+    rows = min(count * (1 + options.most_drafts), max(count, MOST_ROWS))  # decodes and their drafts
     step = step_bytes(config, tokens, rows, itemsize) + (at.scratch(tokens, rows) if kernels else 0)
     graphs = graph_bytes(at, options, rows, draft) if options.graphs and kernels else 0
     tables = table_bytes(config.vocab_size, count + 1)  # with the slot that padding samples in
@@ -397,7 +397,7 @@ def _planned(at: "_At", options: EngineConfig, draft: Model | None = None) -> Me
         step_bytes=step,
         graph_bytes=graphs,
         table_bytes=tables,
-        # with windows, the longest that can run may be longer than the positions that all layers have room for
+        # with windows, the longest sequence that can run may exceed the positions that fit in all layers
         pages=replace(pages, full_sequences=max(1, pages.full_sequences)),
         sized=options.sized,
         wanted_context=wanted if context < wanted else None,
@@ -406,7 +406,7 @@ def _planned(at: "_At", options: EngineConfig, draft: Model | None = None) -> Me
 
 @dataclass(frozen=True)
 class _At:
-    """A model, loaded or on torch's "meta" device, and the device that it runs on, before its cache is there.
+    """A model, loaded or on torch's "meta" device, and the device that it runs on, before its cache is allocated.
 
     dtype: of activations.
     """
@@ -425,7 +425,7 @@ class _At:
         return weight_bytes(self.model)
 
     def scratch(self, rows: int, sampled: int) -> int:
-        """What products with quantized matrices hold beside their results, on kernels."""
+        """Count the bytes of scratch memory that kernels need for products with quantized matrices."""
         from gradus.kernels.fuse.quantized import scratch_bytes  # here, since it needs Triton
 
         return scratch_bytes(self.model, rows, sampled, self.dtype, self.device)
@@ -435,7 +435,7 @@ class _At:
         return self.dtype.itemsize
 
     def facts(self, options: EngineOptions) -> dict[str, Any]:
-        """What every plan says of it."""
+        """List the fields that every plan has in common."""
         return {
             "device": str(self.device),
             "dtype": _name(self.dtype),
@@ -449,7 +449,7 @@ class _At:
 
 
 def kv_bytes(options: EngineOptions, itemsize: int) -> tuple[int, int]:
-    """What the cache keeps: bytes of a number, and of what each head's key and value has beside its numbers.
+    """Return the cache's bytes per number, and the bytes of the scale of each head's key or value (0 without scales).
 
     itemsize: of the model's own type.
     """
@@ -461,16 +461,16 @@ def _in_fp8(options: EngineOptions) -> bool:
 
 
 def draft_page_bytes(draft: Model, options: EngineConfig) -> int:
-    """What a page has of a draft model's keys and values."""
+    """Count the bytes of a draft model's keys and values in one page."""
     return options.page_size * kv_bytes_per_token(draft.config, *kv_bytes(options, draft.dtype.itemsize))
 
 
 def _filling(config: ModelConfig, options: EngineConfig, itemsize: int, room: int, beside: int = 0) -> EngineConfig:
-    """With the cache that `room` bytes hold: a block at least, and no more than what all sequences can fill.
+    """Set the cache's size to fill `room` bytes: at least a block, and at most what all sequences can fill.
 
-    beside: bytes of each page that are another model's.
+    beside: another model's bytes in each page.
 
-    Nor more than MOST_PAGES: beyond those, ask for larger pages, or for cache_tokens.
+    It also has at most MOST_PAGES: a larger cache needs larger pages, or an explicit cache_tokens.
     """
     block = PagePlan.of(config, replace(options, cache_tokens=options.page_size), itemsize)
     page = block.bytes // (block.count + 1) + beside  # page 0 is allocated too
@@ -479,22 +479,22 @@ def _filling(config: ModelConfig, options: EngineConfig, itemsize: int, room: in
 
 
 def _longest(config: ModelConfig, options: EngineConfig, budget: int | None) -> int:
-    """Tokens of the longest sequence that the cache, empty, has room for (`PagedCache.fits`), up to context_length."""
+    """Count the tokens of the longest sequence that fits an empty cache (`PagedCache.fits`), up to context_length."""
     windows = [group.window for group in layer_groups(config.windows)]
     pages = options.cache_blocks * len(windows)
     return longest_sequence(pages, windows, options.page_size, budget, options.limits.context_length)
 
 
 def weight_bytes(model: Model) -> int:
-    """Weights and constant tables."""
+    """Count the bytes of weights and constant tables."""
     return sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))
 
 
 def step_bytes(config: ModelConfig, rows: int, sampled: int, itemsize: int) -> int:
-    """What a step of `rows` tokens, `sampled` of them with logits, holds at once at most: an estimate.
+    """Estimate the most memory that a step of `rows` tokens, `sampled` of them with logits, needs at once.
 
-    From layer to layer only the residual stream lives. Beside it a layer needs, for every token, the normed row (in
-    float32 while it is made), and either queries, keys and values, before and after rotation, or what lies between the
+    Only the residual stream lives from layer to layer. In addition, a layer needs for every token the normed row (in
+    float32 while it is made), and either queries, keys and values, before and after rotation, or the values between the
     MLP's matrices: gate, up and their product.
     """
     heads = (config.num_heads + 2 * config.num_kv_heads) * config.head_dim
@@ -504,9 +504,9 @@ def step_bytes(config: ModelConfig, rows: int, sampled: int, itemsize: int) -> i
 
 
 def graph_bytes(at: "_At", options: EngineConfig, sampled: int, draft: Model | None = None) -> int:
-    """What captured steps keep at most: the memory of the largest one, which all share, and each graph's own.
+    """Estimate the most memory that captured steps keep: that of the largest, which all share, and each graph's own.
 
-    sampled: rows of the largest step of decodes. draft: passes over its prompts are captured as well.
+    sampled: rows of the largest step of decodes. draft: a model whose passes over prompts are captured as well.
     """
     from gradus.execution.gpu.prompt_graphs import prompt_sizes  # here: it needs Triton, which is not everywhere
 
@@ -514,8 +514,8 @@ def graph_bytes(at: "_At", options: EngineConfig, sampled: int, draft: Model | N
     slots, most = options.max_sequences, options.most_drafts
     drafts = DraftShapes(most, slots, passes=draft is not None or options.heads is not None) if most else None
     sizes = [(size, shape) for size in batch_sizes(slots) for shape in (NO_SHAPE, *(drafts.of(size) if drafts else ()))]
-    logits = sampled * config.vocab_size * (itemsize + 4)  # once more in float32, where they have a soft cap
-    own, largest = 2 * len(sizes) * GRAPH_BYTES, 0  # of a step of decodes two graphs
+    logits = sampled * config.vocab_size * (itemsize + 4)  # once more in float32, for a soft cap
+    own, largest = 2 * len(sizes) * GRAPH_BYTES, 0  # two graphs for each step of decodes
     for read in (config, *([] if draft is None else [draft.config])):
         prompts = prompt_sizes(read, options.budget("cuda"))
         own += len(prompts) * GRAPH_BYTES + sum(prompts) * read.hidden_size * itemsize  # and their hidden states

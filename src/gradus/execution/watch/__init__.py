@@ -1,7 +1,7 @@
-"""What steps do, for whoever looks on.
+"""Observing steps without changing them.
 
 Read in this order:
 
-    timeline.py    when each step did what
+    timeline.py    when each step was planned, run and committed
     recording.py   plans written to a file, and played back
 """

@@ -1,7 +1,7 @@
 """A run recorded as its plans, and played back: the same work again, without requests, scheduler or cache manager.
 
-A plan says all that a runner needs. So a slow or faulty run can be taken home as a file, and run again under a profiler
-or on another device; and a worker that is only sent plans does what the first one did.
+A plan contains everything that a runner needs. So a slow or faulty run can be saved as a file and run again under a
+profiler or on another device, and a worker that receives only plans repeats the work of the first one.
 """
 
 import struct
@@ -18,7 +18,7 @@ LENGTH = struct.Struct("<Q")
 
 
 class Recorder:
-    """Writes every plan that an engine runs to a file, while it is open.
+    """Writes every plan that an engine runs to a file while the `with` block is open.
 
     with Recorder(engine, path): ...
     """
@@ -44,7 +44,7 @@ class Recorder:
 
 
 def recorded(path: Path) -> Iterator[Plan]:
-    """The plans of a recording, in their order. Raises PackError where the file is cut short or is no recording."""
+    """Yield the plans of a recording in their order. Raises PackError if the file is cut short or is no recording."""
     with path.open("rb") as file:
         while head := file.read(LENGTH.size):
             length = LENGTH.unpack(head)[0] if len(head) == LENGTH.size else 0
@@ -55,5 +55,5 @@ def recorded(path: Path) -> Iterator[Plan]:
 
 
 def play(path: Path, runner: Runner) -> Iterator[Result]:
-    """Run a recording again. runner: of the same model, with as many slots and pages as the recorded one had."""
+    """Run a recording again. runner: runs the same model, with as many slots and pages as the recorded runner had."""
     return (runner.run(plan) for plan in recorded(path))

@@ -1,4 +1,4 @@
-"""A record per step: what it did, and where host and device spent their time.
+"""Records each step: its work, and where host and device spent their time.
 
     timeline = Timeline(model.device)
     timeline.watch(engine)
@@ -6,11 +6,11 @@
     timeline.leave(engine)
     for step in timeline.records: ...
 
-A timeline stands between the loop and its parts, reads the clock before and after each, and hands everything through.
-When a GPU works is another matter: `run` only launches. So an event goes into the GPU's stream before a step's work and
-one after it, and they are asked for their times when the step is committed and both have long passed. Nothing ever
-waits for the timeline. What it costs the host itself, a few calls per step and a look at each span, is between the
-intervals and not in them; without a timeline, the loop pays nothing.
+A timeline wraps the loop's scheduler and runner, reads the clock before and after each call, and passes everything
+through. That does not show when a GPU works, since `run` only launches. So one event goes into the GPU's stream before
+a step's work and one after it; their times are read when the step is committed, long after both have passed. Nothing
+ever waits for the timeline. Its own cost on the host, a few calls per step and a look at each span, falls between the
+intervals and not into them; without a timeline, the loop pays nothing.
 """
 
 import time
@@ -36,14 +36,14 @@ KEPT = 1024
 class StepRecord:
     """One step, from its plan to its commit.
 
-    number: counts from 0. under_way: steps that were launched before it and not committed yet.
-    decodes: spans of one token that had been sampled. prefills: all others, which compute what was known already.
-    tokens: of all spans. rows: what the model computed for them, padding included.
-    pages: held by sequences once it was planned; None in phases without pages. waiting: samples that it left in the
-        queue.
+    number: counts from 0. under_way: steps launched before this one and not yet committed.
+    decodes: spans of one sampled token. prefills: all other spans, which compute tokens known beforehand.
+    tokens: the tokens of all spans. rows: the rows that the model computed for them, padding included.
+    pages: how many sequences held once the step was planned; None in phases without pages. waiting: samples still in
+        the queue then.
     schedule, run, commit: on the host. Under overlap the next step is planned and launched before this one's commit.
     wait: seconds of the commit in which the host waited for the device.
-    gpu: from its first work on the GPU to its last, whatever lies between; None on a CPU, where `run` is the work.
+    gpu: from the step's first work on the GPU to its last, gaps included; None on a CPU, where `run` is the work.
     """
 
     number: int
@@ -62,9 +62,9 @@ class StepRecord:
 
 
 class Timeline:
-    """The records of an engine's last steps, at most `kept` of them, the oldest first. steps: how many there were.
+    """Keeps the records of an engine's last steps, at most `kept` of them, oldest first. steps: how many it recorded.
 
-    Only committed steps have a record, and only those that were planned while the timeline watched.
+    Only committed steps that were planned while the timeline watched have a record.
     """
 
     def __init__(self, device: torch.device, kept: int = KEPT) -> None:
@@ -72,16 +72,16 @@ class Timeline:
         self.steps = self._planned = 0
         self._began = time.perf_counter()
         self._gpu = GpuClock(device, self._now) if device.type == "cuda" else None
-        self._launched: deque[_Launched] = deque()  # and not committed, in their order
+        self._launched: deque[_Launched] = deque()  # steps not committed yet, in their order
         self._scheduled: Interval = (0.0, 0.0)
 
     def watch(self, engine: Engine) -> None:
-        """Stand before the engine's scheduler and its runner from the next step on, until `leave`."""
+        """Wrap the engine's scheduler and its runner, from the next step until `leave`."""
         self._scheduler, self._runner, self._in_flight = engine.scheduler, engine.runner, engine.in_flight
         engine.scheduler, engine.runner = _Watched(self, engine.scheduler), self
 
     def leave(self, engine: Engine) -> None:
-        """Give the engine its own parts back. Records of steps under way are lost."""
+        """Give the engine its own parts back. The records of steps under way are lost."""
         engine.scheduler, engine.runner = self._scheduler, self._runner
 
     def schedule(self) -> Plan | None:
@@ -132,7 +132,7 @@ class Timeline:
         )
 
     def _take(self, plan: Plan) -> "_Launched | None":
-        """What was noted when the plan was launched, if the timeline watched then."""
+        """Take out the entry noted when the plan was launched; None if the timeline did not watch then."""
         if all(launched.plan is not plan for launched in self._launched):
             return None
         while (launched := self._launched.popleft()).plan is not plan:
@@ -170,7 +170,7 @@ class _Launched:
 
 
 class _Waiting:
-    """A step's result, and for how many seconds it was waited for."""
+    """A step's result, and how many seconds the host waited for it."""
 
     def __init__(self, result: Result) -> None:
         self.rows, self.seconds, self._result = result.rows, 0.0, result
@@ -184,10 +184,10 @@ class _Waiting:
 
 
 class GpuClock:
-    """Tells when a GPU came to a point of its stream, in the host's time.
+    """Reports when a GPU reached a point of its stream, in the host's time.
 
-    The two clocks are put together once, while the GPU has nothing else to do: an event happened somewhere between its
-    launch and the moment when the host had waited for it; of several, the one for which that was shortest counts.
+    The two clocks are aligned once, while the GPU is idle: an event happened somewhere between its launch and the end
+    of the host's wait for it. Of several events, the one with the shortest such interval is used.
     """
 
     def __init__(self, device: torch.device, now: Callable[[], float]) -> None:
@@ -202,22 +202,22 @@ class GpuClock:
         self._at = launched + length / 2
 
     def mark(self) -> torch.cuda.Event:
-        """A point after all that the stream was given so far."""
+        """Mark the point after all the work that is in the stream so far."""
         event = torch.cuda.Event(enable_timing=True)
         event.record(torch.cuda.current_stream(self._device))
         return event
 
     def seconds(self, event: torch.cuda.Event) -> float:
-        """When the GPU was there. A result that has come lies before the mark behind it by a kernel at most."""
+        """Return when the GPU reached `event`. A result arrives at most one kernel before the mark that follows it."""
         event.synchronize()
         return self._at + self._first.elapsed_time(event) / 1e3
 
 
 def is_decode(span: Span) -> bool:
-    """Whether it computes one token, and that one was sampled before."""
+    """True if the span computes a single token that was sampled before."""
     return len(span.tokens) == 1 and span.sequence is not None and span.start >= len(span.sequence.request.prompt)
 
 
 def pages_held(scheduler: Any) -> int | None:
-    """Pages that sequences hold; None of a cache without pages."""
+    """Count the pages that sequences hold; None for a cache without pages."""
     return scheduler.cache.pages().held if hasattr(scheduler.cache, "pages") else None

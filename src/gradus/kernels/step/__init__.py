@@ -1,10 +1,10 @@
-"""How a step begins and ends on the device: tokens in, positions and pages, drafts, and which of them are accepted.
+"""Kernels that begin and end a step on the device: tokens, positions, pages, drafts, and accepted tokens.
 
 places.py           where keys and values are stored
-verify.py           a step that verifies drafts: its rows, and which of them are accepted
-decode_rows.py      a step without drafts
-prompt_history.py   what a step with prompts leaves for drafts
-ngram.py            drafts from the text;  ngram_reference.py in torch
-draft_inputs.py     how a pass of draft heads begins
-draft_passes.py     how a pass of a draft model begins
+verify.py           the rows of a step that verifies drafts, and its accepted tokens
+decode_rows.py      the rows of a step without drafts
+prompt_history.py   the tokens of a step with prompts, written to the history
+ngram.py            drafts looked up in the text;  ngram_reference.py in torch
+draft_inputs.py     the inputs of a pass of draft heads
+draft_passes.py     the rows of a draft model's pass
 """

@@ -1,8 +1,8 @@
-"""How a step without drafts begins on the GPU, where only the newest token of each sequence is kept.
+"""Lays out a step without drafts on the GPU, for a history that keeps only each sequence's newest token.
 
 Idea: every row is accepted, so nothing has to be decided at the step's end. This kernel reads each slot's newest token
-and length, says where the row's key and value are stored, and counts the token that the step will draw; the sampler
-writes that token to the slot. `verify.py` has the same for steps that verify drafts.
+and length, looks up where the row's key and value are stored, and counts the token that the step will draw; the sampler
+writes that token to the slot. `verify.py` does the same for steps that verify drafts.
 
 Bytes: 20 per row in, 36 and 8 per layer group out. A program takes BLOCK rows.
 """
@@ -43,10 +43,10 @@ def decode_rows_kernel(
 def decode_rows(
     slots: Tensor, limits: Tensor, newest: Tensor, known: Tensor, tables: Tensor, page_size: int
 ) -> VerifyRows:
-    """A row for each of these slots, with its newest token, which is counted as followed by one more.
+    """Lay out a row with each slot's newest token, and add one to `known` for the token that the row will draw.
 
-    slots, limits: int32 [B], the limits being positions that each may store: a slot that has no more becomes padding.
-    By slot: newest, int32 [S], and known, int64 [S], how many tokens there are; the last slot is padding's. tables:
+    slots, limits: int32 [B]; limits are the positions that each may store: a slot without room becomes padding. By
+    slot: newest, int32 [S], the token, and known, int64 [S], the number of tokens; the last slot is padding's. tables:
     int64 [G, S, width], block tables.
     """
     rows, groups, device = len(slots), len(tables), slots.device

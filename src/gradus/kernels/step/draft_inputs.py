@@ -1,10 +1,10 @@
-"""What trained heads draft from, made on the GPU: a sequence's state beside the embedding of its newest token.
+"""Prepares the inputs of trained heads on the GPU: a sequence's state, joined with the embedding of its newest token.
 
-Idea: before the first draft only the device knows how long a sequence is, which token is its newest, and the state that
-it was left with; behind each draft of a chain it is the draft itself that is embedded. As torch operations that is ten
-small launches before the first product of heads, and four before each later one. Here it is one, before either:
-`first_inputs` reads what is kept by slot, and also says what the draws need; `next_inputs` reads a draft where the draw
-has left it. Embeddings are those of `Model.embed`, bit for bit.
+Idea: before the first draft only the device knows a sequence's length, its newest token and its state; after each draft
+of a chain, the draft itself is embedded. Torch operations would take ten small launches before the first product of the
+heads, and four before each later one. Here it is one launch in both cases: `first_inputs` reads the tables by slot, and
+also lays out the slots and positions of the draws; `next_inputs` reads each draft from the draw's output. Embeddings
+equal those of `Model.embed`, bit for bit.
 
 Bytes: 2 D numbers per sequence read, and as many written. A program takes BLOCK columns of both halves.
 """
@@ -24,10 +24,10 @@ BLOCK = 512
 
 
 class DraftInputs(NamedTuple):
-    """What B sequences' drafts begin with, and where they are drawn.
+    """The inputs of the first pass of heads for B sequences, and the slots and positions of all draws.
 
-    joined: [B, 2 D], states and embeddings. slots, positions: int32 [passes, B · together], of each draw's rows: drafts
-    of one pass of the heads are drawn together, a sequence's side by side.
+    joined: [B, 2 D], states and embeddings. slots, positions: int32 [passes, B · together], of each draw's rows: the
+    drafts of one pass are drawn together, and a sequence's rows are adjacent.
     """
 
     joined: Tensor
@@ -40,7 +40,7 @@ def _join(
     state_ptr: tensor, token: tensor, position: tensor, tokens_ptr: tensor, places_ptr: tensor, joined_ptr: tensor,
     scale: float, D: int, tokens: int, places: int, BLOCK: constexpr,
 ) -> None:  # fmt: skip
-    """A state and the embedding of a token at this position, side by side: this program's columns of both."""
+    """Store this program's columns of a state, and of the embedding of a token at this position, side by side."""
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < D
     kind: constexpr = joined_ptr.dtype.element_ty
@@ -63,7 +63,7 @@ def first_inputs_kernel(
     tokens: int, places: int, history_stride: int, COUNT: constexpr, COUNTS: constexpr, TOGETHER: constexpr,
     BLOCK: constexpr, PDL: constexpr,
 ) -> None:  # fmt: skip
-    """Sequence program_id(0). It is not launched early itself: there is no launch before it in a step."""
+    """Prepare sequence program_id(0). As a step's first launch, it is not launched early itself."""
     let_next_start(PDL)
     span, spans = tl.program_id(0), tl.num_programs(0)
     slot = tl.load(slots_ptr + span)
@@ -88,8 +88,10 @@ def first_inputs(
     count: int,
     together: int,
 ) -> DraftInputs:
-    """slots: integers [B]. By slot: history, int32 [S, C], and known, int64 [S], tokens and how many; states [S, D],
-    what each sequence's newest row left. count: drafts per sequence, `together` of them in each pass.
+    """Prepare the first pass. slots: integers [B].
+
+    history, known: each slot's tokens, int32 [S, C], and their number, int64 [S]. states: [S, D], the hidden state of
+    each slot's newest row. count: drafts per sequence, `together` of them in each pass.
     """
     spans, size, device = len(slots), states.shape[1], states.device
     joined = torch.empty(spans, 2 * size, dtype=states.dtype, device=device)
@@ -116,8 +118,10 @@ def next_inputs_kernel(
 
 
 def next_inputs(states: Tensor, drafts: Tensor, positions: Tensor, tables: EmbeddingTables) -> Tensor:
-    """states: [B, D]; drafts: int64 [B], any distance apart, a negative one being no token: it is taken for 0;
-    positions: integers [B], theirs. Returns [B, 2 D], states and embeddings.
+    """Prepare a later pass. Returns [B, 2 D], states and embeddings.
+
+    states: [B, D]. drafts: int64 [B], with any stride; a negative one is no token, and counts as 0. positions:
+    integers [B], the drafts'.
     """
     spans, size = states.shape
     assert states.is_contiguous()

@@ -1,9 +1,9 @@
-"""What each pass of a draft model starts from, made on the GPU: its tokens, and where they are.
+"""Prepares each pass of a draft model on the GPU: its tokens, and where they are.
 
-Idea: a draft model runs once per draft, each time on what it has just drawn. Between two passes the draft is written
-down, and becomes the next row where there is room for it. As torch operations these are a dozen launches, each of which
-the next one waits for, beside a model so small that its own are short. Here it is one: `first_rows` before the first
-pass, `next_rows` between two, `keep_draft` after the last.
+Idea: a draft model runs once per draft, each time on the token that it has just drawn. Between two passes that draft is
+stored, and becomes the next row if there is room for it. Torch operations would take a dozen launches, each waiting for
+the one before, and the model's own launches are short because it is small. Here it is one launch: `first_rows` before
+the first pass, `next_rows` between two passes, `keep_draft` after the last.
 
 A pass has a fixed number of rows, so that it can be captured in a CUDA graph. A sequence without room for another draft
 becomes padding: token 0 at position 0 of the last slot, with the length 0, so that attention reads nothing for it and
@@ -30,7 +30,7 @@ NO_DRAFT = constexpr(ngram_reference.NO_DRAFT)
 
 @triton.jit
 def _has_room(known: tensor, end: tensor, drafts: tensor) -> tensor:
-    """Whether the newest of so many known tokens, and that many drafts after it, may be stored."""
+    """True if the newest of `known` tokens, and `drafts` drafts after it, may be stored."""
     return (known > 1) & (known - 1 + drafts < end)
 
 
@@ -65,9 +65,10 @@ def first_rows_kernel(
 
 
 class Drafting(NamedTuple):
-    """B sequences that a draft model drafts for. slots, limits: int32 [B], the limits being positions that each may
-    store. known: int64 [S], tokens by slot, of which the last is padding's. longest: positions of any sequence that the
-    draft model can take; vocabulary: its tokens.
+    """B sequences that a draft model drafts for.
+
+    slots, limits: int32 [B]; limits are the positions that each may store. known: int64 [S], the number of tokens by
+    slot; the last slot is padding's. longest, vocabulary: the draft model's context length and number of tokens.
     """
 
     slots: Tensor
@@ -78,10 +79,10 @@ class Drafting(NamedTuple):
 
 
 def first_rows(spans: Drafting, inputs: Tensor, history: Tensor, tables: Tensor, page_size: int) -> VerifyRows:
-    """Two rows for each sequence: its newest token, after the one before it. Padding has two as well.
+    """Lay out two rows for each sequence: the token before its newest, and its newest. Padding has two as well.
 
-    inputs: int64 [2, 2 B or more], takes tokens and positions; the caller's, so that they can be looked up even where
-    no kernel has run. history: int32 [S, C], the tokens. tables: int64 [G, S, width], block tables.
+    inputs: int64 [2, 2 B or more], takes tokens and positions. It is the caller's, so that its tokens can be looked up
+    even if no kernel has run. history: int32 [S, C], the tokens. tables: int64 [G, S, width], block tables.
     """
     count, groups, device = len(spans.slots), len(tables), inputs.device
     if inputs.shape[1] < 2 * count:  # the kernel would write behind them
@@ -105,7 +106,7 @@ def next_rows_kernel(
     tokens_ptr: tensor, positions_ptr: tensor, owners_ptr: tensor, lengths_ptr: tensor, spans: int, count: int,
     number: int, longest: int, vocabulary: int, padding: int, BLOCK: constexpr, PDL: constexpr,
 ) -> None:  # fmt: skip
-    """Without tokens, positions, owners and lengths, which may be None, no pass follows."""
+    """Store the drafts, and lay out the next pass; if tokens, positions, owners and lengths are None, none follows."""
     let_next_start(PDL)
     wait_for_previous(PDL)
     span = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -113,7 +114,7 @@ def next_rows_kernel(
     slot = tl.load(slots_ptr + span, mask=inside, other=0)
     known = tl.load(known_ptr + slot, mask=inside, other=0).to(tl.int32)
     end = tl.minimum(tl.load(limits_ptr + span, mask=inside, other=0), longest)
-    # whatever was drawn, of logits that are not finite too, is a token that can be looked up
+    # clamped to a token that can be looked up, even if no logit was finite
     draft = tl.minimum(tl.maximum(tl.load(drawn_ptr + span, mask=inside, other=0), 0), vocabulary - 1)
     kept = tl.where(_has_room(known, end, number), draft, NO_DRAFT)
     tl.store(drafts_ptr + span * count + number, kept, mask=inside)
@@ -127,8 +128,8 @@ def next_rows_kernel(
 
 
 class NextRows(NamedTuple):
-    """One row for each of B sequences. tokens, positions: int64 [B]. slots, lengths: int32 [B], the lengths with the
-    row's own position, and 0 for padding."""
+    """One row for each of B sequences. tokens, positions: int64 [B]. slots, lengths: int32 [B]; lengths include the
+    row's own position, and are 0 for padding."""
 
     tokens: Tensor
     positions: Tensor
@@ -137,7 +138,7 @@ class NextRows(NamedTuple):
 
 
 def next_rows(spans: Drafting, inputs: Tensor, drawn: Tensor, drafts: Tensor, number: int) -> NextRows:
-    """Write down what the last pass has drawn, as `keep_draft` does, and make the next pass's rows of it.
+    """Store the last pass's draws, as `keep_draft` does, and lay out the next pass's rows.
 
     inputs: int64 [2, B or more], as in `first_rows`.
     """
@@ -150,8 +151,8 @@ def next_rows(spans: Drafting, inputs: Tensor, drawn: Tensor, drafts: Tensor, nu
 
 
 def keep_draft(spans: Drafting, drawn: Tensor, drafts: Tensor, number: int, rows: NextRows | None = None) -> None:
-    """Write down what a pass has drawn, int64 [B], as column `number` of the drafts, int64 [B, K]: one of the
-    vocabulary's tokens, or NO_DRAFT where there was no room for it. rows: takes those of the next pass."""
+    """Store a pass's draws, int64 [B], as column `number` of the drafts, int64 [B, K]: tokens of the vocabulary, or
+    NO_DRAFT for a sequence without room. rows: takes the next pass's rows, if one follows."""
     count, early = len(drawn), starts_early()
     next_rows_kernel[(triton.cdiv(count, BLOCK),)](
         spans.slots, spans.limits, spans.known, drawn, drafts, *(rows or [None] * 4), count, drafts.shape[1], number,
@@ -179,7 +180,7 @@ def first_rows_reference(spans: Drafting, history: Tensor, tables: Tensor, page_
 def next_rows_reference(spans: Drafting, drawn: Tensor, drafts: Tensor, number: int) -> NextRows:
     slots, padding = spans.slots.long(), len(spans.known) - 1
     known = spans.known[slots]
-    room = torch.where(known > 1, spans.limits.clamp(max=spans.longest) - known + 1, 0)  # for the newest and drafts
+    room = torch.where(known > 1, spans.limits.clamp(max=spans.longest) - known + 1, 0)  # for the newest and its drafts
     token = drawn.clamp(0, spans.vocabulary - 1)
     drafts[:, number] = torch.where(room > number, token, ngram_reference.NO_DRAFT)
     live = room > number + 1

@@ -1,9 +1,10 @@
-"""Drafts from the text itself, looked up on the GPU in one launch. `look_up` of `ngram_reference` is the same in torch.
+"""Looks drafts up in the text itself, on the GPU in one launch. `ngram_reference.look_up` does the same in torch.
 
-Idea: one program per sequence goes once through its tokens, and notes the longest and of these the newest place up to
-which they agree with the newest tokens. A place's score is both in one number, so the search is a maximum.
+Idea: one program per sequence reads its tokens once, and finds the place whose tokens, up to and including it, agree
+longest with the newest tokens; among equals, the newest place. A score combines length and place in one number, so the
+search is a maximum.
 
-Bytes: four per token of the sequence; three more readings of the same come from the L1 cache.
+Bytes: four per token of the sequence; three more reads of the same tokens hit the L1 cache.
 """
 
 import torch
@@ -24,7 +25,7 @@ def look_up_kernel(
     history_stride: int, COUNT: constexpr, COUNTS: constexpr, SHORTEST: constexpr, LONGEST: constexpr,
     BLOCK: constexpr, PDL: constexpr,
 ) -> None:  # fmt: skip
-    """Sequence program_id(0). It is not launched early itself: there is no launch before it in a step."""
+    """Look up the drafts of sequence program_id(0). As a step's first launch, it is not launched early itself."""
     let_next_start(PDL)
     row = tl.program_id(0)
     slot = tl.load(slots_ptr + row)
@@ -52,9 +53,9 @@ def look_up_kernel(
 
 
 def look_up_slots(slots: Tensor, history: Tensor, known: Tensor, count: int) -> Tensor:
-    """slots: integers [B]. history, known: tokens by slot, int32 [S, C], and how many, int64 [S].
+    """Look up `count` drafts for each of `slots`, integers [B]. Returns int64 [B, count], -1 for no draft.
 
-    Returns int64 [B, count], -1 for no draft.
+    history, known: each slot's tokens, int32 [S, C], and their number, int64 [S].
     """
     drafts = torch.empty(len(slots), count, dtype=torch.int64, device=slots.device)
     look_up_kernel[(len(slots),)](

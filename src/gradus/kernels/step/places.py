@@ -1,6 +1,6 @@
-"""Where the rows of a step store their keys and values: looked up on the GPU in each layer group's block tables.
+"""Looks up on the GPU where a step's rows store their keys and values, in each layer group's block tables.
 
-As torch operations this is ten launches of a microsecond or two; here it is one. Bytes: 8 per row in, 8 per row and
+Torch operations would take ten launches of a microsecond or two; this takes one. Bytes: 8 per row in, 8 per row and
 group out. A program takes BLOCK rows of a group.
 """
 
@@ -17,7 +17,7 @@ BLOCK = 128
 def place_of(
     table_ptr: tensor, slot: tensor, position: tensor, inside: tensor, slot_stride: int, PAGE: constexpr
 ) -> tensor:
-    """Where positions of these slots are stored: page · PAGE + offset, by one layer group's block tables."""
+    """Look up where positions of `slot` are stored, page · PAGE + offset, in one layer group's block tables."""
     page = tl.load(table_ptr + slot.to(tl.int64) * slot_stride + position // PAGE, mask=inside, other=0)
     return page.to(tl.int64) * PAGE + position % PAGE
 
@@ -38,10 +38,10 @@ def places_kernel(
 
 
 def places(slots: Tensor, lengths: Tensor, tables: Tensor, page_size: int) -> Tensor:
-    """Where the newest position of each row is stored: page · page_size + offset, in each layer group.
+    """Look up where each row's newest position is stored, page · page_size + offset, in each layer group.
 
-    slots, lengths: int32 [B], the lengths with the new position; tables: integers [G, slots, width]. A length of 0 is
-    taken for 1, so padding must have a slot whose first page may be written. Returns int64 [G, B].
+    slots, lengths: int32 [B]; lengths include the new position. tables: integers [G, slots, width]. A length of 0
+    counts as 1, so padding must have a slot whose first page may be written. Returns int64 [G, B].
     """
     rows, groups = len(slots), len(tables)
     found = torch.empty(groups, rows, dtype=torch.int64, device=slots.device)

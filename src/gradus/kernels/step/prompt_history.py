@@ -1,9 +1,9 @@
-"""What a step with prompts leaves in the history, in one launch: its tokens, those drawn, and hidden states.
+"""Writes the tokens of a step with prompts, the tokens drawn, and their hidden states to the history, in one launch.
 
-Idea: the step's own inputs lie on the device, and give the slot and the position of each token; so do the slots and
-positions that tokens were drawn for. So one kernel writes all of it, and nothing is sent. As torch operations these
-were a dozen launches, and the host asks for the step's tokens after the last of them. A history of the newest token
-alone takes only what was drawn.
+Idea: the step's own inputs are on the device, and give the slot and the position of each token; the inputs of the draw
+do the same for the tokens drawn. So one kernel writes everything, and the host sends nothing. Torch operations would
+take a dozen launches, and the host waits for the step's tokens until the last of them. A history that keeps only the
+newest tokens takes only the tokens drawn.
 
 Bytes: 24 per token of a prompt, and a hidden state per token drawn. A program writes BLOCK tokens of prompts, one token
 drawn, and COLUMNS of its state.
@@ -23,8 +23,8 @@ def keep_prompts_kernel(
     drawn_ptr: tensor, hidden_ptr: tensor, history_ptr: tensor, known_ptr: tensor, states_ptr: tensor, tokens: int,
     rows: int, first: int, length: int, D: int, hidden_stride: int, BLOCK: constexpr, COLUMNS: constexpr,
 ) -> None:  # fmt: skip
-    """Block program_id(0) of the tokens, and row first + program_id(0), of its state the columns from
-    program_id(1) * COLUMNS on. rows: where they end. states may be None."""
+    """Write block program_id(0) of the tokens, and row first + program_id(0) with its state's columns from
+    program_id(1) * COLUMNS on. rows: the number of rows. states may be None."""
     row = first + tl.program_id(0)
     slot = tl.load(slots_ptr + row, mask=row < rows, other=0)
     if tl.program_id(1) == 0:
@@ -55,12 +55,12 @@ def keep_prompts(
     hidden: Tensor,
     states: Tensor | None = None,
 ) -> None:
-    """Write into the history, int32 [S, C], and what is known of it, int64 [S].
+    """Write tokens to the history, int32 [S, C], and each slot's number of tokens to `known`, int64 [S].
 
-    said: of each of the prompts' tokens the slot, the position, and itself: int64 [N] each. rows: of each token drawn
-    the slot, the position, and itself, where -1 counts as token 0: int64 [R] each. The prompts' are `first` and up. (A
-    view from there on may begin at any address, and for such a one Triton would compile another kernel.) hidden:
-    [R, D], of the rows. states, if given: [S, D]; a slot's row takes the hidden state of its row.
+    said: the slot, position and id of each of the prompts' tokens: int64 [N] each. rows: the slot, position and id of
+    each token drawn, where -1 counts as token 0: int64 [R] each; the prompts' begin at row `first`. (A view from there
+    on may begin at any address, for which Triton would compile another kernel.) hidden: [R, D], of the rows. states, if
+    given: [S, D]; a slot's state becomes the hidden state of its row.
     """
     count, drawn = len(said[0]), len(rows[0])
     programs = max(triton.cdiv(count, BLOCK), drawn - first)

@@ -1,14 +1,14 @@
-"""The two ends of a decode step on the GPU: which rows it runs, and which of the tokens drawn count.
+"""Packs a decode step's rows on the GPU, and accepts the tokens drawn for them.
 
 Idea: only the device knows how long sequences are and what was drafted, and a CUDA graph has a fixed number of rows. So
 `pack_rows` packs the rows of all sequences to the front (each one's newest token and its drafts, as far as it may
-verify and store them) and leaves the rest to padding. `accept_drafts` compares each draft with what the row before it
-drew, and appends the accepted tokens to the history; where drafts are made from hidden states, it also keeps that of
-the last accepted row. A step without drafts has one row per sequence, and accepts what each draws. As torch operations
+verify and store them) and leaves the rest to padding. `accept_drafts` compares each draft with the token that the row
+before it drew, and appends the accepted tokens to the history; if drafts are made from hidden states, it also keeps the
+last accepted row's. A step without drafts has one row per sequence, and accepts every token drawn. As torch operations
 these are some fifty launches.
 
 Bytes: a few numbers per row, and a hidden state per span. A program of `pack_rows` takes BLOCK rows; one of
-`accept_drafts` a span, and COLUMNS of its state.
+`accept_drafts` takes a span, and COLUMNS of its state.
 """
 
 from itertools import pairwise
@@ -31,10 +31,10 @@ REJECTED, UNDRAFTED = constexpr(plan.REJECTED), constexpr(plan.UNDRAFTED)
 class VerifyRows(NamedTuple):
     """The R rows of a step with up to K drafts for each of B spans.
 
-    tokens, positions: int64 [R]; slots: int32 [R]. ends: int32 [R], the positions of the tokens that are drawn. Rows
-    behind the last span's are padding: token 0 at position 0 of the last slot, with the end 0. places: int64 [G, R],
-    where keys and values go, in each layer group. query_start: int32 [B + 1]: span i has the rows from query_start[i]
-    up to query_start[i + 1]. lengths: int32 [B], each span's with its rows; 0 for a span without any.
+    tokens, positions: int64 [R]; slots: int32 [R]. ends: int32 [R], the positions of the drawn tokens. Rows after the
+    last span's are padding: token 0 at position 0 of the last slot, with the end 0. places: int64 [G, R], where keys
+    and values go, in each layer group. query_start: int32 [B + 1]: span i has the rows from query_start[i] up to
+    query_start[i + 1]. lengths: int32 [B], each sequence's length with its rows; 0 for a span without rows.
     """
 
     tokens: Tensor
@@ -51,7 +51,7 @@ def store_places(
     places_ptr: tensor, tables_ptr: tensor, row: tensor, slot: tensor, position: tensor, inside: tensor, rows: int,
     group_stride: int, slot_stride: int, PAGE: constexpr, GROUPS: constexpr,
 ) -> None:  # fmt: skip
-    """For each of these rows, where its key and value go in each layer group: into places [GROUPS, rows]."""
+    """Write to places [GROUPS, rows] where each row's key and value go in each layer group."""
     for group in tl.static_range(GROUPS):
         place = place_of(tables_ptr + group * group_stride, slot, position, inside, slot_stride, PAGE)
         tl.store(places_ptr + group * rows + row, place, mask=inside)
@@ -119,12 +119,12 @@ def pack_rows(
     page_size: int,
     rows: int,
 ) -> VerifyRows:
-    """Each span's newest token, then its drafts, as far as it may store and verify them, in `rows` rows.
+    """Pack each span's newest token, then its drafts, as far as it may store and verify them, into `rows` rows.
 
-    slots, limits, most: int32 [B]: the limits are positions that each span may store, `most` the drafts that it may
-    verify, and there are rows for all of these. drafts: int64 [B, K], negative from the first one that is missing. By
-    slot: barred, int32 [S], not 0 where no draft may be verified; history, int32 [S, C], and known, int64 [S]: tokens,
-    and how many there are; the last slot is padding's. tables: int64 [G, S, width], block tables.
+    slots, limits, most: int32 [B]: the positions that each span may store, and the drafts that it may verify; `rows`
+    must be enough for all. drafts: int64 [B, K], negative from the first missing one on. By slot: barred, int32 [S],
+    not 0 if no draft may be verified; history, int32 [S, C], and known, int64 [S]: the tokens and their number; the
+    last slot is padding's. tables: int64 [G, S, width], block tables.
     """
     (spans, depth), groups, device, early = drafts.shape, len(tables), slots.device, starts_early()
     tokens, positions = torch.empty(2, rows, dtype=torch.int64, device=device)
@@ -148,7 +148,10 @@ def accept_drafts_kernel(
     length: int, D: int, hidden_stride: int, WIDTH: constexpr, WIDER: constexpr, BLOCK: constexpr,
     PDL: constexpr,
 ) -> None:  # fmt: skip
-    """Span program_id(0), and of its state the columns from program_id(1) * BLOCK on. states may be None."""
+    """Accept span program_id(0)'s tokens, and copy its state's columns from program_id(1) * BLOCK on.
+
+    states may be None.
+    """
     let_next_start(PDL)
     wait_for_previous(PDL)
     span, number = tl.program_id(0), tl.arange(0, WIDER)
@@ -160,7 +163,7 @@ def accept_drafts_kernel(
     before = tl.load(drawn_ptr + row - 1, mask=drafted, other=0)
     draft = tl.load(inputs_ptr + row, mask=drafted, other=0)
     agrees = there & ((number == 0) | ((draft == before) & (token >= 0)))
-    accepted = tl.min(tl.where(agrees, WIDER, number), 0)  # all before the first that does not
+    accepted = tl.min(tl.where(agrees, WIDER, number), 0)  # all rows before the first that does not agree
     stands = number < accepted
     if tl.program_id(1) == 0:
         known = tl.load(known_ptr + slot)
@@ -187,13 +190,13 @@ def accept_drafts(
     hidden: Tensor | None = None,
     states: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Append the accepted ones of the tokens drawn, int64 [R], to the history. A row without a finite logit (-1) is
-    accepted where it is a span's first, as token 0.
+    """Append the accepted tokens to the history. drawn: int64 [R]. A row without a finite logit (-1) is accepted, as
+    token 0, only if it is its span's first.
 
-    depth: the most drafts K of a span. hidden: [R, D], of the rows. states, if given: [S, D]; a slot's row takes the
-    hidden state of its last accepted row, or keeps its own where none is.
+    depth: the most drafts K of a span. hidden: [R, D], of the rows. states, if given: [S, D]; a slot's state becomes
+    the hidden state of its last accepted row, or stays if no row is accepted.
 
-    Returns int64 [B, 1 + K], as in `gradus.engine.plan.Sampled`, and the rows that they come from (0 for none).
+    Returns tokens, int64 [B, 1 + K], as in `gradus.engine.plan.Sampled`, and the rows that drew them (0 for none).
     """
     spans, early = len(slots), starts_early()
     width, size = 1 + depth, 0 if states is None else states.shape[1]
