@@ -244,7 +244,7 @@ def test_what_quantized_products_hold_beside_their_results_is_part_of_a_step(mon
     piece = 16384 * 4096 * 2  # 128 MiB of the 28672 rows of gate and up
     assert scratch("int4", 8192, 64) == piece
     assert scratch("int8", 8192, 64) == 8192 * (14336 + 4)
-    assert scratch("int4", 1, 1) == 4 * 6144 * 4  # qkv's sums, in four parts
+    assert scratch("int4", 1, 1) == 8 * 4096 * 4  # sums of the products with 4096 outputs, in eight parts
     assert scratch(None, 8192, 64) == 0
     monkeypatch.setattr(planning, "missing", lambda kind: None)
     with_kernels, without = (planned_in_4_bits(kernels) for kernels in (True, False))
