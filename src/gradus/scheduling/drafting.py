@@ -132,6 +132,10 @@ class DraftControl:
     def _best(self, slots: Column, size: int, shapes: Sequence[DraftShape]) -> Choice:
         """Choose the drafts with the most tokens per second that put no sequence too far behind."""
         count, stands = len(slots), self.stands(slots)
+        least = min((self.times.ratio(size, shape) for shape in shapes), default=1.0) if self.shapes.padded else 1.0
+        most = (1 + stands.sum() / count) / least
+        if most < MARGIN:  # as in most steps where drafts do not pay: a fast GPU would wait for the rest
+            return Choice(NO_DRAFTS, f"drafts would make at most {most:.2f} times the tokens per second")
         found: list[tuple[float, DraftShape, Column]] = []
         for shape in shapes:
             mine = stands[:, : shape.drafts]
