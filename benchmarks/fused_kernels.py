@@ -249,7 +249,7 @@ class Use(NamedTuple):
 
 
 def use_of(entry: dict[str, Any]) -> tuple[Use, int]:
-    """What an entry of the part "few" is about, and of how many rows."""
+    """Return the use and the number of rows that an entry of the part "few" measured."""
     return Use(*(entry[name] for name in Use._fields)), entry["m"]
 
 

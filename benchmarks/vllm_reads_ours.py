@@ -76,8 +76,8 @@ RECIPES = {
 }
 USUAL = ("int8", "fp8", "int4")
 PROMPTS, PROMPT, TOKENS, TOP = 8, 40, 32, 20
-# In nats. If activations are rounded to 8 bits, the last bit of an earlier sum moves some of them by a whole step. So
-# two right readers differ by about the error of rounding. tests/benchmarks/test_vllm_reads_ours.py checks on a CPU,
+# Both are in nats. Where activations are rounded to 8 bits, the last bit of an earlier sum moves some by a whole step.
+# So two right readers differ by about the error of rounding. tests/benchmarks/test_vllm_reads_ours.py checks on a CPU,
 # with bfloat16 against float32, that this is below BOUND, and that wrong copies differ by more than FAR times as much.
 BOUND, FAR = 0.6, 3
 

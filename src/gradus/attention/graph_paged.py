@@ -17,6 +17,7 @@ from gradus.attention.storage import PagedStorage
 from gradus.attention.triton_paged import TritonPagedAttention
 from gradus.device.transfer import upload_parts
 from gradus.kernels.attention.new_token import MOST_NEW
+from gradus.kernels.step.decode_rows import StepRows
 from gradus.kernels.step.places import places
 from gradus.kernels.step.verify import VerifyRows
 from gradus.models.config import ModelConfig
@@ -82,13 +83,13 @@ class GraphPagedAttention(TritonPagedAttention):
         self._begin(batch)
         self._set_up(batch)
 
-    def prepare_beside(self, rows: VerifyRows, prompts: Batch) -> None:
+    def prepare_beside(self, rows: StepRows, prompts: Batch) -> None:
         """Set up decodes, one row each, followed by prompts. The tables and wiped pages are up to date."""
         self._place_new(prompts)
         self.new_rows = [torch.cat(each) for each in zip(rows.places, self.new_rows, strict=True)]
         self._set_up(prompts, rows)
 
-    def _set_up(self, prompts: Batch, decodes: VerifyRows | None = None) -> None:
+    def _set_up(self, prompts: Batch, decodes: StepRows | None = None) -> None:
         """Divide the attention work of rows that have their places already: decodes, then prompts."""
         count = 0 if decodes is None else len(decodes.slots)
         starts = [count + start for start in prompts.query_start]

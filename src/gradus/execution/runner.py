@@ -63,11 +63,11 @@ class ModelRunner:
         """Run the plan. Returns its batch, the sampled rows, and the tokens drawn for them."""
         batch = self.prepare(plan)
         if self.history is not None:
+            self.history.admit(plan.admissions)
             self.history.fill_in(batch)
         rows = sampled_rows(batch, self.verifies)
         drawn = self.sampled(batch, rows, plan.admissions)
         if self.history is not None and len(rows):
-            self.history.admit(plan.admissions)
             self.history.append(rows.slots, rows.positions, drawn.tokens)
         return batch, rows, drawn
 

@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 
 from gradus.engine.metrics import Speculation
 from gradus.engine.plan import NO_DRAFTS, UNDRAFTED, Column, Decodes
+from gradus.scheduling.columns import NEVER
 from gradus.scheduling.draft_shapes import DraftShape, DraftShapes
 from gradus.scheduling.step_times import StepTimes
 
@@ -38,7 +39,6 @@ LOSS = 0.02  # the share of its steps by which a sequence may fall behind its pa
 MARGIN = 1.02  # the least gain in tokens per second, as a multiple: a smaller one is lost in the noise
 HOLD = 8  # steps that a choice lasts while the same sequences decode
 TRIAL = 2  # drafts in a trial, for a sequence whose drafts did not pay
-NEVER = 1 << 62
 PATIENCE, MOST_PATIENCE = 8, 512  # steps until a trial: at first, and after many failures
 
 
@@ -127,27 +127,28 @@ class DraftControl:
         if self.times.stale(size):
             return Choice(NO_DRAFTS, "a look at a step without drafts")
         shapes = [shape for shape in self.shapes.of(size) if shape.rows <= room]
-        return self._with_trials(slots, size, shapes, self._best(slots, size, shapes))
+        stands = self.stands(slots)
+        return self._with_trials(slots, size, shapes, stands, self._best(slots, size, shapes, stands))
 
-    def _best(self, slots: Column, size: int, shapes: Sequence[DraftShape]) -> Choice:
+    def _best(self, slots: Column, size: int, shapes: Sequence[DraftShape], stands: NDArray[Any]) -> Choice:
         """Choose the drafts with the most tokens per second that put no sequence too far behind."""
-        count, stands = len(slots), self.stands(slots)
+        count = len(slots)
         least = min((self.times.ratio(size, shape) for shape in shapes), default=1.0) if self.shapes.padded else 1.0
         most = (1 + stands.sum() / count) / least
         if most < MARGIN:  # as in most steps where drafts do not pay: a fast GPU would wait for the rest
             return Choice(NO_DRAFTS, f"drafts would make at most {most:.2f} times the tokens per second")
-        found: list[tuple[float, DraftShape, Column]] = []
+        found: list[tuple[float, DraftShape, Column, float]] = []
         for shape in shapes:
             mine = stands[:, : shape.drafts]
             ranked = np.sort(mine, axis=None)[::-1][: shape.rows]
             drafts = _fitted((mine >= ranked[-1]).sum(axis=1), mine[:, 0], shape.rows)
-            rate = (count + ranked.sum()) / (count * self._ratio(size, shape, slots, drafts))
-            found.append((float(rate), shape, drafts))
+            ratio = self._ratio(size, shape, slots, drafts)
+            found.append((float((count + ranked.sum()) / (count * ratio)), shape, drafts, ratio))
         found.sort(key=lambda each: each[0], reverse=True)
-        for rate, shape, drafts in found:
+        for rate, shape, drafts, ratio in found:
             if rate < MARGIN:
                 break
-            if self._affordable(slots, drafts, self._ratio(size, shape, slots, drafts)):
+            if self._affordable(slots, _gains(stands, drafts), ratio):
                 return Choice(drafts, f"{rate:.2f} times the tokens per second of no drafts", shape)
         if not found:
             return Choice(NO_DRAFTS, "a step has no room for drafts")
@@ -155,7 +156,9 @@ class DraftControl:
             return Choice(NO_DRAFTS, "drafts of some would slow the others down")
         return Choice(NO_DRAFTS, f"drafts would make {found[0][0]:.2f} times the tokens per second")
 
-    def _with_trials(self, slots: Column, size: int, shapes: Sequence[DraftShape], best: Choice) -> Choice:
+    def _with_trials(
+        self, slots: Column, size: int, shapes: Sequence[DraftShape], stands: NDArray[Any], best: Choice
+    ) -> Choice:
         """Add a few drafts to `best` for sequences due for a trial, unless they put a sequence too far behind."""
         chosen = best.drafts if len(best.drafts) else np.zeros(len(slots), np.int64)
         due = (self._due[slots] <= self._step) & (chosen == 0)
@@ -167,18 +170,16 @@ class DraftControl:
         self._due[slots] = np.where(due, self._step + waits, self._due[slots])
         if shape is None or shape not in shapes:
             return best
-        ratio = self._ratio(size, shape, slots, drafts)
-        loss = np.maximum(0, ratio - 1 - _gains(self.stands(slots), drafts))
-        spent = self._spent[slots] + np.where(due, loss, 0)
-        if (spent > LOSS * (self._step - self._begun[slots])).any() or not self._affordable(slots, drafts, ratio):
+        ratio, gains = self._ratio(size, shape, slots, drafts), _gains(stands, drafts)
+        spent = self._spent[slots] + np.where(due, np.maximum(0, ratio - 1 - gains), 0)
+        if (spent > LOSS * (self._step - self._begun[slots])).any() or not self._affordable(slots, gains, ratio):
             return best
         self._spent[slots] = spent
         self._patience[slots] = np.where(due, np.minimum(2 * waits, MOST_PATIENCE), waits)
         return Choice(drafts, "a trial", shape, trial=True)
 
-    def _affordable(self, slots: Column, drafts: Column, ratio: float) -> bool:
-        """Whether these drafts, in a step that takes `ratio` times as long, put no sequence too far behind."""
-        gains = _gains(self.stands(slots), drafts)
+    def _affordable(self, slots: Column, gains: NDArray[Any], ratio: float) -> bool:
+        """Whether these gains, in a step that takes `ratio` times as long, put no sequence too far behind."""
         after = self._ahead[slots] + 1 + gains - ratio
         allowed = -LOSS * (self._step - self._begun[slots])
         hopeful = (gains >= ratio - 1) & (self._ahead[slots] >= allowed)  # the chances may be wrong
@@ -233,7 +234,8 @@ class DraftControl:
         rows = decodes.rows - count if self.shapes.padded else drafted
         shape = self.shapes.fitting(count, decodes.width - 1, rows) if rows else None
         if shape is None:
-            return self.times.took_plain(size, seconds)
+            self.times.took_plain(size, seconds)
+            return 1.0
         return self.times.took(size, shape, seconds, usual)
 
     def _observe(self, slots: Column, stood: Column, drafted: Column) -> None:

@@ -58,14 +58,13 @@ class StepTimes:
         known = self._ratios[size, nearest]
         return known + 0.5 * (known - 1) / nearest.rows * (shape.rows - nearest.rows)
 
-    def took_plain(self, size: int, seconds: float) -> float:
-        """Record the time of a step without drafts. Returns its multiple, 1, as `took` does."""
+    def took_plain(self, size: int, seconds: float) -> None:
+        """Record the time of a step without drafts."""
         self._plain_timed[size] += 1
         if self._since[size] > RECENT:
             self._plain.pop(size)
         self._plain[size] = _moved(self._plain.get(size), seconds, self._plain_timed[size])
         self._since[size] = 0
-        return 1.0
 
     def took(self, size: int, shape: DraftShape, seconds: float, usual: bool = True) -> float:
         """Record the time of a step of this shape. usual: whether the next step like it will take as long.

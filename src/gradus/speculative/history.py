@@ -65,9 +65,8 @@ class History:
 
         A row without a finite logit counts as token 0: its sequence has ended, and at most runs one step in vain.
         """
-        self.tokens[slots, self._places(positions)] = tokens.clamp(
-            min=0
-        ).int()  # a rejected row writes beyond the length
+        kept = tokens.clamp(min=0).int()
+        self.tokens[slots, self._places(positions)] = kept  # a rejected row writes beyond the length
         self.lengths.scatter_reduce_(0, slots, torch.where(tokens > REJECTED, positions + 1, 0), "amax")
 
     def newest(self, slots: Column) -> tuple[list[int], list[int]]:

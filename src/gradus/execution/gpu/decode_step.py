@@ -21,7 +21,7 @@ from torch import Tensor
 from gradus.attention.graph_paged import GraphPagedAttention
 from gradus.execution.runner import kernel_logits
 from gradus.kernels.core.overlap import early_launches
-from gradus.kernels.step.decode_rows import decode_rows
+from gradus.kernels.step.decode_rows import DecodeRows, StepRows, decode_rows
 from gradus.kernels.step.verify import VerifyRows, accept_drafts, pack_rows
 from gradus.models import Model
 from gradus.sampling.kernel_sampler import KernelSampler, SlotDraw
@@ -78,10 +78,10 @@ class DecodeStep:
         for full in (False, True):
             blank = rows._replace(tokens=nothing, positions=nothing)
             draw, hidden = self.draw(slots, blank, shape, early, full)
-            if self.history.whole:
+            if isinstance(rows, VerifyRows):
                 self._accept(slots, rows, draw.tokens, hidden, shape, early)
 
-    def rows(self, slots: Tensor, limits: Tensor, most: Tensor, shape: DraftShape, early: bool = False) -> VerifyRows:
+    def rows(self, slots: Tensor, limits: Tensor, most: Tensor, shape: DraftShape, early: bool = False) -> StepRows:
         """Propose drafts, and pack each slot's newest token and its drafts into rows."""
         history, attention = self.history, self.attention
         if not history.whole:
@@ -98,11 +98,11 @@ class DecodeStep:
             )  # fmt: skip
 
     def draw(
-        self, slots: Tensor, rows: VerifyRows, shape: DraftShape, early: bool, full: bool
+        self, slots: Tensor, rows: StepRows, shape: DraftShape, early: bool, full: bool
     ) -> tuple[SlotDraw, Tensor]:
         """Run the model and draw a token for each row. Returns the draw, and the rows' hidden states, [R, D]."""
         model, attention = self.model, self.attention
-        if shape.drafts:
+        if shape.drafts and isinstance(rows, VerifyRows):
             attention.prepare_drafts(slots, rows, 1 + shape.drafts)
         else:
             attention.prepare_decodes(rows.slots, rows.ends, rows.places)
@@ -114,10 +114,10 @@ class DecodeStep:
             return self.sampler.draw_slots(logits, rows.slots, rows.ends, newest, full=full), hidden
 
     def accept(
-        self, slots: Tensor, rows: VerifyRows, draw: SlotDraw, hidden: Tensor, shape: DraftShape, early: bool = False
+        self, slots: Tensor, rows: StepRows, draw: SlotDraw, hidden: Tensor, shape: DraftShape, early: bool = False
     ) -> Accepted:
         """Append the accepted tokens to the history."""
-        if not self.history.whole:
+        if isinstance(rows, DecodeRows):
             return Accepted(draw.tokens.unsqueeze(1), draw.pairs)
         tokens, origins = self._accept(slots, rows, draw.tokens, hidden, shape, early)
         return Accepted(tokens, None if draw.pairs is None else draw.pairs[origins.flatten()])

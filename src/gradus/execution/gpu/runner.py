@@ -4,6 +4,7 @@ The host launches a step with prompts kernel by kernel, except for the model's p
 (`prompt_graphs.py`). Such a step verifies no drafts: the prompts' tokens already keep the GPU's arithmetic busy.
 """
 
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -18,8 +19,8 @@ from gradus.execution.gpu.decode_step import Accepted, DecodeStep
 from gradus.execution.gpu.step_graphs import StepGraphs
 from gradus.execution.result import StepClock, StepResult
 from gradus.execution.runner import RunModel, lay_out, sampled_rows
+from gradus.kernels.step.decode_rows import StepRows
 from gradus.kernels.step.prompt_history import keep_prompts
-from gradus.kernels.step.verify import VerifyRows
 from gradus.sampling.kernel_sampler import SlotDraw
 from gradus.sampling.sampler import DrawnLogprobs
 from gradus.scheduling.draft_shapes import NO_SHAPE, DraftShape
@@ -142,14 +143,15 @@ class GpuRunner:
         self._keep_prompts(plan, prompts, Read(slots, ends, draw), hidden)
         return result
 
-    def _set_up_decodes(self, decodes: Decodes, prompts: Batch) -> tuple[Tensor, VerifyRows]:
+    def _set_up_decodes(self, decodes: Decodes, prompts: Batch) -> tuple[Tensor, StepRows]:
         """Prepare attention for decodes without drafts, followed by prompts. Returns the decodes' slots and rows."""
         step = self.step
+        decodes = replace(decodes, drafts=NO_DRAFTS)
         step.attention.update_pages(prompts)
         self._update_pages(decodes)
         if step.drafter is not None:
-            step.drafter.catch_up(step.history, _without_drafts(decodes))
-        slots, limits, most = self.numbers(_without_drafts(decodes))
+            step.drafter.catch_up(step.history, decodes)
+        slots, limits, most = self.numbers(decodes)
         rows = step.rows(slots, limits, most, NO_SHAPE)
         step.attention.prepare_beside(rows, prompts)
         return slots, rows
@@ -193,7 +195,3 @@ class GpuRunner:
         """
         shapes = [] if self.graphs is None else self.graphs.shapes
         return max([2 * self.slots, *(size * (1 + shape.drafts) for size, shape in shapes)])
-
-
-def _without_drafts(decodes: Decodes) -> Decodes:
-    return Decodes(decodes.slots, decodes.starts, decodes.limits, decodes.pages, NO_DRAFTS)

@@ -30,7 +30,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from triton.language import constexpr, tensor
 
-from gradus.device.capability import capability
+from gradus.device.capability import capability, multiprocessors
 from gradus.kernels.core.overlap import let_next_start, starts_early, wait_for_previous
 from gradus.kernels.linear.epilogue import Norm, finish, vector
 from gradus.kernels.linear.few_rows import one_by_one
@@ -260,5 +260,5 @@ def slices_on(
 
     Cached, because every layer of a step asks.
     """
-    processors = 2 if device.type == "cpu" else torch.cuda.get_device_properties(device).multi_processor_count
+    processors = 2 if device.type == "cpu" else multiprocessors(device)
     return launch.slices(outputs, k, gated, processors, capability(device).shared_memory, rows, normed)

@@ -7,6 +7,8 @@ writes that token to the slot. `verify.py` does the same for steps that verify d
 Bytes: 20 per row in, 36 and 8 per layer group out. A program takes BLOCK rows.
 """
 
+from typing import NamedTuple
+
 import torch
 import triton
 import triton.language as tl
@@ -16,6 +18,19 @@ from triton.language import constexpr, tensor
 from gradus.kernels.step.verify import VerifyRows, store_places
 
 BLOCK = 128
+
+
+class DecodeRows(NamedTuple):
+    """The rows of a step without drafts, one per sequence: as in `VerifyRows`, with no spans."""
+
+    tokens: Tensor
+    positions: Tensor
+    slots: Tensor
+    ends: Tensor
+    places: Tensor
+
+
+StepRows = DecodeRows | VerifyRows
 
 
 @triton.jit(do_not_specialize=["rows", "padding"])
@@ -42,7 +57,7 @@ def decode_rows_kernel(
 
 def decode_rows(
     slots: Tensor, limits: Tensor, newest: Tensor, known: Tensor, tables: Tensor, page_size: int
-) -> VerifyRows:
+) -> DecodeRows:
     """Lay out a row with each slot's newest token, and add one to `known` for the token that the row will draw.
 
     slots, limits: int32 [B]; limits are the positions that each may store: a slot without room becomes padding. By
@@ -57,12 +72,12 @@ def decode_rows(
         slots, limits, newest, known, tables, tokens, positions, owners, ends, places, rows, tables.stride(0),
         tables.stride(1), len(known) - 1, page_size, groups, BLOCK, num_warps=4,
     )  # fmt: skip
-    return VerifyRows(tokens, positions, owners, ends, places, slots, ends)  # a row is a span of its own
+    return DecodeRows(tokens, positions, owners, ends, places)
 
 
 def decode_rows_reference(
     slots: Tensor, limits: Tensor, newest: Tensor, known: Tensor, tables: Tensor, page_size: int
-) -> VerifyRows:
+) -> DecodeRows:
     owners = slots.long()
     live = known[owners] <= limits
     positions = torch.where(live, known[owners] - 1, 0)
@@ -71,4 +86,4 @@ def decode_rows_reference(
     owners = torch.where(live, owners, len(known) - 1)
     places = tables[:, owners, positions // page_size] * page_size + positions % page_size
     ends = torch.where(live, positions + 1, 0).int()
-    return VerifyRows(tokens, positions, owners.int(), ends, places, slots, ends)
+    return DecodeRows(tokens, positions, owners.int(), ends, places)
