@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from gradus.engine.meaning import documented, param
+from gradus.engine.structured import Structured
 from gradus.errors import ConfigError, RequestError
 
 MAX_N = 16
@@ -91,6 +92,12 @@ class SamplingParams:
         default=None,
     )
 
+    structured: Structured | None = param(
+        "what the answer must be: JSON of a schema, a regular expression's match, a grammar's sentence, or a choice "
+        "(an object with `json_schema`, `json`, `regex`, `grammar` or `choice`). None leaves it free.",
+        default=None,
+    )
+
     def __post_init__(self) -> None:
         if self.max_tokens is not None:
             _whole("max_tokens", self.max_tokens, 1, None)
@@ -114,6 +121,18 @@ class SamplingParams:
             raise _refuse("ignore_eos", "true or false", self.ignore_eos)
         if self.logprobs is not None:
             _whole("logprobs", self.logprobs, 0, MAX_LOGPROBS)
+        if self.structured is not None:
+            self._set("structured", Structured.of(self.structured))
+            self._check_endings()
+
+    def _check_endings(self) -> None:
+        """The grammar decides when an answer is complete; nothing else may keep it from ending there."""
+        if self.ignore_eos:
+            raise _refuse("ignore_eos", "false with `structured`, whose answers end where their grammar does", True)
+        if self.min_tokens:
+            raise _refuse(
+                "min_tokens", "0 with `structured`, whose answers end where their grammar does", self.min_tokens
+            )
 
     def _set(self, name: str, value: Any) -> None:
         object.__setattr__(self, name, value)  # the dataclass is frozen; this is its constructor speaking
@@ -168,12 +187,15 @@ class SchedulingParams:
 class ModelLimits:
     """Limits of a request: token ids in [0, vocab_size), prompt and output within context_length tokens.
 
+    structured: whether the engine keeps to `SamplingParams.structured`; others refuse such a request.
+
     Raises ConfigError for more end-of-sequence tokens than sampling has room to ban.
     """
 
     vocab_size: int
     context_length: int
     eos_token_ids: tuple[int, ...] = ()
+    structured: bool = False
 
     def __post_init__(self) -> None:
         if len(self.eos_token_ids) > MAX_EOS_TOKENS:
@@ -205,6 +227,8 @@ class Request:
     ) -> "Request":
         """Check `prompt` and `params` against the model. Raises RequestError; nothing is queued or kept."""
         tokens = _prompt(prompt, limits)
+        if params.structured is not None and not limits.structured:
+            raise _refuse("structured", "left out: this engine cannot keep to a grammar", params.structured.kind)
         for token in params.stop_token_ids:
             _whole("stop_token_ids", token, 0, limits.vocab_size - 1)
         for token in params.logit_bias:

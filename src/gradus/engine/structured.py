@@ -1,0 +1,149 @@
+"""What an answer must be: JSON of a schema, a regular expression's match, a grammar's sentence. No torch here.
+
+`Structured` checks what needs neither a tokenizer nor a grammar library: kinds, types, sizes, nesting.
+`gradus.structured` compiles it. The text is kept as it was given: no schema is ever rewritten.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gradus.engine.meaning import documented, param
+from gradus.errors import RequestError
+
+MAX_GRAMMAR_BYTES = 256 * 1024
+MAX_SCHEMA_DEPTH = 64
+MAX_CHOICES = 4096
+KINDS = ("json_schema", "json", "regex", "grammar", "choice")
+WHITESPACE = ("bounded", "compact")
+
+
+@documented
+@dataclass(frozen=True, slots=True)
+class Structured:
+    """A constraint that every answer of a request obeys. Exactly one kind is given.
+
+    Raises RequestError naming the field, its limit and what was given.
+    """
+
+    json_schema: Mapping[str, Any] | str | bool | None = param(
+        "a JSON schema, as an object or as its JSON text; the answer is an instance of it.", default=None
+    )
+    json: bool = param("the answer is any JSON value.", default=False)
+    regex: str | None = param("a regular expression that the whole answer matches.", default=None)
+    grammar: str | None = param("a grammar in llguidance's dialect of Lark, from the rule `start`.", default=None)
+    choice: Sequence[str] | None = param("the answer is one of these texts.", default=None)
+    whitespace: str = param(
+        'between the tokens of JSON: "bounded" allows a line break and a few blanks at each place, "compact" none.',
+        default="bounded",
+    )
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.json, bool):
+            raise _refuse("json", "true or false", self.json)
+        given = [kind for kind in KINDS if self._given(kind)]
+        if len(given) != 1:
+            raise _refuse("structured", f"exactly one of {', '.join(KINDS)}", ", ".join(given) or "none of them")
+        if self.whitespace not in WHITESPACE:
+            raise _refuse("structured.whitespace", " or ".join(f'"{each}"' for each in WHITESPACE), self.whitespace)
+        if given == ["json_schema"]:
+            object.__setattr__(self, "json_schema", _schema(self.json_schema))
+        if given == ["choice"]:
+            object.__setattr__(self, "choice", _choices(self.choice))
+        for name in ("regex", "grammar"):
+            if getattr(self, name) is not None:
+                _text(name, getattr(self, name))
+
+    def _given(self, kind: str) -> bool:
+        """`json=False` is a kind that is not given; the schema `false`, which nothing satisfies, is one."""
+        value = getattr(self, kind)
+        return value is not None and not (kind == "json" and value is False)
+
+    @classmethod
+    def of(cls, given: Any) -> "Structured":
+        """Read the field of a request: a Structured, or an object with its fields."""
+        if isinstance(given, cls):
+            return given
+        fields = (*KINDS, "whitespace")
+        if not isinstance(given, Mapping):
+            raise _refuse("structured", f"an object with one of {', '.join(KINDS)}", given)
+        unknown = [str(key) for key in given if key not in fields]
+        if unknown:
+            raise _refuse("structured", f"an object of {', '.join(fields)}", unknown[0])
+        return cls(**{key: value for key, value in given.items() if value is not None})
+
+    @property
+    def kind(self) -> str:
+        return next(kind for kind in KINDS if self._given(kind))
+
+    @property
+    def text(self) -> str:
+        """The constraint's own text: a schema's JSON, a regular expression, a grammar, or the choices as JSON."""
+        value = getattr(self, self.kind)
+        return json.dumps(value, ensure_ascii=False) if self.kind == "choice" else "" if value is True else value
+
+
+def _schema(value: Any) -> str:
+    """Return the schema's JSON text: as given, or written from objects with their keys in their order."""
+    try:
+        text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, allow_nan=False)
+    except (TypeError, ValueError, RecursionError):
+        raise _refuse("structured.json_schema", "a JSON schema (an object, true or false)", value) from None
+    _text("json_schema", text)
+    if _nesting(text) > MAX_SCHEMA_DEPTH:
+        raise _refuse("structured.json_schema", f"nested at most {MAX_SCHEMA_DEPTH} deep", text)
+    try:
+        parsed = json.loads(text)
+    except ValueError as error:
+        raise _refuse("structured.json_schema", f"JSON ({error})", text) from None
+    if not isinstance(parsed, dict | bool):
+        raise _refuse("structured.json_schema", "a JSON schema (an object, true or false)", text)
+    return text
+
+
+def _nesting(text: str) -> int:
+    """Count how deep brackets nest outside strings, without recursion."""
+    deepest = depth = 0
+    inside = escaped = False
+    for character in text:
+        if inside:
+            inside = escaped or character != '"'
+            escaped = not escaped and character == "\\"
+        elif character == '"':
+            inside = True
+        elif character in "[{":
+            depth += 1
+            deepest = max(deepest, depth)
+        elif character in "]}":
+            depth -= 1
+    return deepest
+
+
+def _choices(value: Any) -> tuple[str, ...]:
+    limit = f"a list of 1 to {MAX_CHOICES} texts"
+    if not isinstance(value, list | tuple) or not 1 <= len(value) <= MAX_CHOICES:
+        raise _refuse("structured.choice", limit, value)
+    for each in value:
+        if not isinstance(each, str) or not each:
+            raise _refuse("structured.choice", limit + ", none of them empty", each)
+    _text("choice", "".join(value))
+    return tuple(value)
+
+
+def _text(name: str, value: Any) -> None:
+    limit = f"a text of 1 to {MAX_GRAMMAR_BYTES} bytes"
+    if not isinstance(value, str) or not value:
+        raise _refuse(f"structured.{name}", limit, value)
+    try:
+        size = len(value.encode())
+    except UnicodeEncodeError:
+        raise _refuse(f"structured.{name}", "text without lone surrogates", ascii(value)) from None
+    if size > MAX_GRAMMAR_BYTES:
+        raise _refuse(f"structured.{name}", limit, f"{size} bytes")
+
+
+def _refuse(param: str, limit: str, got: Any) -> RequestError:
+    shown = " ".join((got if isinstance(got, str) else repr(got)).split())
+    shown = shown if len(shown) <= 60 else shown[:57] + "…"
+    return RequestError(f"{param} must be {limit}, got {shown}", param=param, limit=limit, got=shown)
