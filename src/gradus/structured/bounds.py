@@ -8,18 +8,19 @@ things that a user may write would take the answer out of the grammar's hands; t
 import json
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from typing import Any
 
 from gradus.structured.library import llguidance, refusal
 
-MAX_PROPERTIES = 500  # of one object: each may come next, and the parser has an item per possibility
+MAX_PROPERTIES = 450  # of one object: each may come next, and the parser has an item per possibility
 MAX_PATTERNS = 8  # that apply to one string: their intersection grows with their product
 MAX_PATTERN_PROPERTIES = 24  # of one object: each pair is checked for strings that match both
 MAX_MULTIPLE = 10_000  # multipleOf without its decimal point: an automaton with a state per remainder
 MAX_SUBSTRING = 16_384  # characters under %regex
-PROBED_TOKENS = 48  # that every grammar is walked before it is used
-PROBE_SECONDS = 0.1  # of CPU time for them
+PROBED_TOKENS = 96  # that every grammar is walked before it is used
+PROBE_SECONDS = 0.12  # of CPU time for them
 
 LOOSE = ("lenient", "coerce_one_of")  # options of llguidance that ignore parts of a schema
 
@@ -30,10 +31,10 @@ def parser_limits() -> Any:
     verbose_errors: an error text would carry the schema, which is its user's.
     """
     return llguidance().LLParserLimits(
-        initial_lexer_fuel=500_000,
+        initial_lexer_fuel=200_000,
         step_lexer_fuel=80_000,
         step_max_items=20_000,
-        max_items_in_row=2_000,
+        max_items_in_row=4_000,
         max_lexer_states=25_000,
         max_grammar_size=100_000,
         verbose_errors=False,
@@ -50,8 +51,7 @@ def check_schema(schema: Any) -> None:
     for node in _objects(schema):
         _at_most(node, "properties", MAX_PROPERTIES)
         _at_most(node, "patternProperties", MAX_PATTERN_PROPERTIES)
-        _check_multiple(node.get("multipleOf"))
-    _Patterns(schema).check()
+    _Together(schema).check()
 
 
 def check_options(schema: Any, where: str, allowed: bool) -> None:
@@ -84,44 +84,57 @@ def _at_most(node: Mapping[str, Any], keyword: str, limit: int) -> None:
         raise refusal(f"{keyword} has {len(value)} entries; at most {limit} are allowed", limit=str(limit))
 
 
-def _check_multiple(value: Any) -> None:
+def _steps(value: Any) -> int:
+    """Return a multipleOf without its decimal point and trailing zeros of a fraction: 0.25 is 25, 100 is 100."""
     if isinstance(value, bool) or not isinstance(value, int | float):
-        return
+        return 1
     try:
         _, digits, exponent = Decimal(str(value)).normalize().as_tuple()
     except InvalidOperation:
-        return  # NaN, which llguidance refuses
+        return 1  # NaN, which llguidance refuses
     zeros = exponent if isinstance(exponent, int) and exponent > 0 else 0
-    if len(digits) + zeros > 5 or int("".join(map(str, digits))) * 10**zeros > MAX_MULTIPLE:
-        raise refusal(f"multipleOf is {value}; at most {MAX_MULTIPLE} steps between its powers of ten are allowed")
+    if len(digits) + zeros > len(str(MAX_MULTIPLE)):
+        return MAX_MULTIPLE + 1
+    return int("".join(map(str, digits))) * 10**zeros
 
 
-class _Patterns:
-    """Counts the regular expressions that can apply to one string: its own, those of allOf, and of references."""
+class _Together:
+    """Adds up what applies to one value at once: its own keywords, those of allOf, of one choice, and of references."""
 
     def __init__(self, schema: Any) -> None:
         self._root = schema
-        self._counts: dict[int, int] = {}
+        self._costs: dict[int, tuple[int, int]] = {}
 
     def check(self) -> None:
         for node in _objects(self._root):
-            if self._count(node) > MAX_PATTERNS:
+            patterns, multiple = self._cost(node)
+            if patterns > MAX_PATTERNS:
                 raise refusal(f"more than {MAX_PATTERNS} patterns or formats apply to one string (by allOf and $ref)")
+            if multiple > MAX_MULTIPLE:
+                raise refusal(
+                    f"multipleOf, or the product of several, has more than {MAX_MULTIPLE} steps"
+                )
 
-    def _count(self, node: Any) -> int:
+    def _cost(self, node: Any) -> tuple[int, int]:
+        """Count the regular expressions of a string, and multiply the steps of a number."""
         if not isinstance(node, Mapping):
-            return 0
-        if id(node) in self._counts:
-            return self._counts[id(node)]
-        self._counts[id(node)] = 0  # a reference back to here adds nothing new
-        count = ("pattern" in node) + ("format" in node)
-        for keyword, combine in (("allOf", sum), ("anyOf", max), ("oneOf", max)):
+            return 0, 1
+        if id(node) in self._costs:
+            return self._costs[id(node)]
+        self._costs[id(node)] = 0, 1  # a reference back to here adds nothing new
+        patterns, multiple = ("pattern" in node) + ("format" in node), _steps(node.get("multipleOf"))
+        together = [self._cost(self._resolve(node.get("$ref")))]
+        for keyword in ("allOf", "anyOf", "oneOf"):
             children = node.get(keyword)
-            if isinstance(children, list) and children:
-                count += combine([self._count(child) for child in children])
-        count += self._count(self._resolve(node.get("$ref")))
-        self._counts[id(node)] = count
-        return count
+            costs = [self._cost(child) for child in children] if isinstance(children, list) and children else []
+            if keyword == "allOf":
+                together += costs
+            elif costs:
+                together.append((max(cost[0] for cost in costs), max(cost[1] for cost in costs)))
+        for more, factor in together:
+            patterns, multiple = patterns + more, min(multiple * factor, MAX_MULTIPLE + 1)
+        self._costs[id(node)] = patterns, multiple
+        return patterns, multiple
 
     def _resolve(self, reference: Any) -> Any:
         """Follow a reference inside the document (#/$defs/name); others, llguidance refuses or compiles by itself."""
@@ -140,35 +153,38 @@ _LARK = re.compile(
     r"""(?P<comment>(?://|\#)[^\n]*)
       | (?P<string>"(?:\\.|[^"\\\n])*")
       | (?P<regex>/(?:\\.|[^/\\\n])+/)
-      | (?P<block>%(?P<name>json|regex|llguidance)\s*)(?=\{)""",
+      | (?P<token><[^<>\s]+>)
+      | %(?P<block>json|regex|llguidance)\s*(?=\{)""",
     re.VERBOSE,
 )
-_BRACKETED = re.compile(r"\b(max_tokens|stop|temperature)\s*=")
+_ATTRIBUTE = re.compile(r"\b(max_tokens|stop|temperature)\s*=")
 
 
-def check_lark(text: str) -> list[tuple[int, int, dict[str, Any]]]:
-    """Refuse what disables rollback, has no meaning here, or names tokens by number.
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A part of a Lark grammar: a control token's name, or (schema) a JSON schema."""
 
-    Returns the schemas under %json: where each begins and ends in the text, and its parsed JSON.
-    """
-    schemas, plain = [], []
+    start: int
+    end: int
+    schema: dict[str, Any] | None = None
+
+
+def check_lark(text: str) -> list[Place]:
+    """Refuse what disables rollback or has no meaning here. Returns the schemas and the names of control tokens."""
+    places, rest = [], []
     position = 0
     while found := _LARK.search(text, position):
-        plain.append(text[position : found.start()])
+        rest.append(text[position : found.start()])
         position = found.end()
-        if found["block"]:
-            value, position = _block(text, found["name"], found.end())
-            if found["name"] == "json":
-                schemas.append((found.end(), position, value))
-    plain.append(text[position:])
-    rest = " ".join(plain)
-    if attribute := _BRACKETED.search(rest):
-        raise refusal(
-            f"the grammar uses {attribute[1]}=, which is not supported (suffix= and lazy are)", got=attribute[1]
-        )
-    if "<[" in rest.replace(" ", ""):
-        raise refusal("the grammar names tokens by number (<[…]>): name a control token by its spelling, <|…|>")
-    return schemas
+        if found["token"]:
+            places.append(Place(found.start(), position))
+        elif found["block"]:
+            value, position = _block(text, found["block"], found.end())
+            places += [Place(found.end(), position, value)] if found["block"] == "json" else []
+    plain = " ".join([*rest, text[position:]])
+    if attribute := _ATTRIBUTE.search(plain):
+        raise refusal(f"the grammar uses {attribute[1]}=, which is not supported (lazy and suffix= are)")
+    return places
 
 
 def _block(text: str, name: str, start: int) -> tuple[dict[str, Any], int]:

@@ -1,13 +1,6 @@
-"""Compiles constraints for one model's vocabulary, and keeps what it has compiled.
+"""Compiles constraints for one model's vocabulary, and keeps what it has compiled."""
 
-Tokens that end an answer are ours, not the library's. llguidance accepts several, and forgets the one that it consumed
-after a finished grammar, so that a rollback takes back too much. So it gets one token of its own for the end, which no
-text, no grammar and no model can produce: its bit in a row says exactly "the grammar accepts here", and `Matcher` turns
-that into the tokens that end this request.
-"""
-
-import json
-import secrets
+import random
 import threading
 import time
 from collections import OrderedDict
@@ -22,9 +15,12 @@ from gradus.engine.structured import Structured
 from gradus.errors import RequestError
 from gradus.structured.bounds import PROBE_SECONDS, PROBED_TOKENS, parser_limits
 from gradus.structured.library import Failed, guarded, llguidance, one_line, refusal
-from gradus.structured.matcher import Matcher, Vocabulary
+from gradus.structured.matcher import Matcher
 from gradus.structured.source import source_of
+from gradus.structured.vocabulary import Vocabulary
 
+_DEAD_END = "NoExtensionBias"  # the library's name for it
+_UNSATISFIABLE = "nothing satisfies it"
 MAX_TEMPLATES = 64
 MAX_TEMPLATE_BYTES = 8 * 2**20  # of their texts: what is compiled from them takes tens of times as much
 
@@ -76,7 +72,7 @@ class Grammars:
             if future is None:
                 future = self._building = Future()
         if mine:
-            _settle(future, lambda: Vocabulary.of(*_with_end(self._json), vocab_size=self._vocab_size))
+            _settle(future, lambda: Vocabulary.of(self._json, self._vocab_size))
         return future.result()
 
     # -- templates -----------------------------------------------------------------------------------------------------
@@ -97,7 +93,7 @@ class Grammars:
             self._templates.move_to_end(key)
             self._evict()
         if mine:
-            _settle(future, lambda: _compile(structured, vocabulary))
+            _settle(future, lambda: _compile(structured, vocabulary, self._eos))
         return future.result()
 
     def _evict(self) -> None:
@@ -122,23 +118,12 @@ def _settle(future: "Future[Any]", work: Any) -> None:
         raise
 
 
-def _with_end(tokenizer_json: str) -> tuple[str, int]:
-    """Add the token for the end of a grammar behind all others. Returns the new tokenizer.json, and the token's id."""
-    content = json.loads(tokenizer_json)
-    entries = content["model"]["vocab"]
-    ids = entries.values() if isinstance(entries, dict) else range(len(entries))
-    end = max([*ids, *(token["id"] for token in content["added_tokens"])], default=-1) + 1
-    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
-    content["added_tokens"].append({"id": end, "content": f"<|end-{secrets.token_hex(16)}|>", **flags})
-    return json.dumps(content, ensure_ascii=False), end
-
-
 # -- compiling ---------------------------------------------------------------------------------------------------------
 
 
-def _compile(structured: Structured, vocabulary: Vocabulary) -> Any:
+def _compile(structured: Structured, vocabulary: Vocabulary, eos: Sequence[int]) -> Any:
     """Compile, and walk the first tokens: some grammars compile in no time and can't be followed."""
-    source = source_of(structured)
+    source = source_of(structured, vocabulary.controls, eos)
     template = llguidance().LLMatcher(vocabulary.tokenizer, source, log_level=0, limits=parser_limits())
     if template.is_error():
         raise refusal(_reason(template.get_error(), structured))
@@ -159,27 +144,30 @@ def _probe(matcher: Any, vocabulary: Vocabulary, structured: Structured) -> None
     """Follow one path through the grammar, without its end where there is another way, and take it back.
 
     The first row may show that nothing can follow ({"$ref": "#"}), the rollback that the grammar has none, and the time
-    for some dozens of tokens that it is ambiguous: that time grows with every token.
+    that it is ambiguous: it grows with every token.
     """
     row = np.zeros(vocabulary.words, np.int32)
-    walked = np.random.default_rng(0)
-    began = time.thread_time()
+    chosen = random.Random(0)
+    deadline = time.thread_time() + PROBE_SECONDS
     taken = 0
-    for _ in range(PROBED_TOKENS):
+    while taken < PROBED_TOKENS and not matcher.is_stopped():
         matcher.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
-        stuck = matcher.is_stopped() and not matcher.is_accepting()
-        if matcher.is_error() or stuck:
-            reason = one_line(matcher.get_error()) if matcher.is_error() else ""
-            dead = not reason or reason == "NoExtensionBias"
-            raise refusal("nothing satisfies it" if dead else f"{structured.kind} is too complex: {reason}")
-        legal = vocabulary.ids(row)
-        if not len(legal):
+        _check_probe(matcher, deadline, structured)
+        token = vocabulary.any_of(row, chosen)
+        if token is None:
             break
-        matcher.consume_token(int(walked.choice(legal)))
+        matcher.consume_token(token)
         taken += 1
-        if matcher.is_error():
-            raise refusal(f"{structured.kind} is too complex: {one_line(matcher.get_error())}")
-        if time.thread_time() - began > PROBE_SECONDS:
-            raise refusal(f"{structured.kind} is too ambiguous or too large: its first tokens take too long to check")
+        _check_probe(matcher, deadline, structured)
     if taken and not matcher.rollback(taken):
         raise refusal(f"{structured.kind} can't be rolled back: {one_line(matcher.get_error())}")
+
+
+def _check_probe(matcher: Any, deadline: float, structured: Structured) -> None:
+    if matcher.is_error():
+        reason = one_line(matcher.get_error())
+        raise refusal(_UNSATISFIABLE if reason in ("", _DEAD_END) else f"{structured.kind} is too complex: {reason}")
+    if matcher.is_stopped() and not matcher.is_accepting():
+        raise refusal(_UNSATISFIABLE)
+    if time.thread_time() > deadline:
+        raise refusal(f"{structured.kind} is too ambiguous or too large: following it takes too long")

@@ -7,42 +7,12 @@ these has come, nothing but them is legal.
 
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from gradus.structured.library import Failed, guarded, llguidance, one_line
-
-Row = NDArray[np.int32]
-
-
-@dataclass(frozen=True, slots=True)
-class Vocabulary:
-    """A tokenizer as the library sees it.
-
-    end: the token by which it reports that a grammar accepts (see grammars.py); words: the width of its own rows;
-    vocab_size: the width of the model's logits, in tokens.
-    """
-
-    tokenizer: Any
-    end: int
-    words: int
-    vocab_size: int
-
-    @classmethod
-    def of(cls, tokenizer_json: str, end: int, *, vocab_size: int) -> "Vocabulary":
-        """Build the library's index. This takes about a second for every hundred thousand tokens."""
-        tokens = max(end + 1, vocab_size)
-        tokenizer = llguidance().LLTokenizer(tokenizer_json, n_vocab=tokens, eos_token=[end])
-        return cls(tokenizer, end, -(-tokens // 32), vocab_size)
-
-    def ids(self, row: Row) -> NDArray[np.intp]:
-        """List the tokens of a row that the model has."""
-        bits = np.unpackbits(row.view(np.uint8), bitorder="little")
-        bits[self.end] = 0
-        return np.flatnonzero(bits[: self.vocab_size])
+from gradus.structured.library import Failed, guarded, one_line
+from gradus.structured.vocabulary import Row, Vocabulary
 
 
 class Matcher:

@@ -1,6 +1,7 @@
 """A constraint in llguidance's terms. The user's own text goes in as it is; options are put beside it."""
 
 import json
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gradus.engine.structured import Structured
@@ -14,11 +15,13 @@ WHITESPACE = {
 }
 
 
-def source_of(structured: Structured) -> str:
+def source_of(structured: Structured, controls: Mapping[str, int], eos: Sequence[int]) -> str:
     """Write the grammar that llguidance compiles: a list with one grammar, as JSON.
 
     Always that list: a bare text would be read as JSON if it began with a brace. Raises RequestError for what is
     refused before it is compiled.
+
+    controls: the tokenizer's control tokens, by their spelling; eos: those that end an answer.
     """
     text, options = structured.text, json.dumps(WHITESPACE[structured.whitespace])
     match structured.kind:
@@ -35,7 +38,7 @@ def source_of(structured: Structured) -> str:
             quoted = " | ".join(json.dumps(choice, ensure_ascii=False) for choice in json.loads(text))
             return _listed("lark_grammar", json.dumps(f"start: CHOICE\nCHOICE: {quoted}"))
         case _:
-            return _listed("lark_grammar", json.dumps(_with_whitespace(text, options)))
+            return _listed("lark_grammar", json.dumps(_lark(text, options, controls, eos)))
 
 
 def _listed(kind: str, value: str) -> str:
@@ -56,12 +59,27 @@ def _with_options(schema: str, options: str) -> str:
     return f'{{"x-guidance": {options}{"" if inside.lstrip() == "}" else ","}{inside}'
 
 
-def _with_whitespace(grammar: str, options: str) -> str:
-    """Give the schemas inside a Lark grammar the request's whitespace, unless they have options of their own."""
+def _lark(grammar: str, options: str, controls: Mapping[str, int], eos: Sequence[int]) -> str:
+    """Number the control tokens of a grammar, and give its schemas the request's whitespace.
+
+    A schema that has options of its own keeps them.
+    """
     pieces, position = [], 0
-    for start, end, schema in check_lark(grammar):
-        pieces.append(grammar[position:start])
-        block = grammar[start:end]
-        pieces.append(block if "x-guidance" in schema else _with_options(block, options))
-        position = end
+    for place in check_lark(grammar):
+        pieces.append(grammar[position : place.start])
+        position = place.end
+        written = grammar[place.start : place.end]
+        if place.schema is None:
+            pieces.append(f"<[{_number(written, controls, eos)}]>")
+        else:
+            pieces.append(written if "x-guidance" in place.schema else _with_options(written, options))
     return "".join([*pieces, grammar[position:]])
+
+
+def _number(name: str, controls: Mapping[str, int], eos: Sequence[int]) -> int:
+    if name not in controls:
+        what = "a token by its number" if name.startswith("<[") else name
+        raise refusal(f"the grammar names {what}: it may name this model's control tokens, by their spelling", got=name)
+    if controls[name] in eos:
+        raise refusal(f"the grammar names {name}, which ends every answer: leave it out", got=name)
+    return controls[name]

@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 
 from gradus.structured.library import Failed, guarded, llguidance
-from gradus.structured.matcher import Matcher, Row
+from gradus.structured.matcher import Matcher
+from gradus.structured.vocabulary import Row
 
 INLINE_ROWS = 4  # as many take less time than handing them to a thread
 MOST_THREADS = 8
