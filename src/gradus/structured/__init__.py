@@ -6,8 +6,8 @@ answer's place in its grammar), `grammars.py` (compiling, and the cache) and `th
 once). docs/design/p11.md tells why.
 """
 
-from gradus.structured.grammars import Grammars
+from gradus.structured.grammars import Grammars, grammars_of
 from gradus.structured.matcher import Matcher
 from gradus.structured.threads import Job, MaskThreads
 
-__all__ = ["Grammars", "Job", "MaskThreads", "Matcher"]
+__all__ = ["Grammars", "Job", "MaskThreads", "Matcher", "grammars_of"]

@@ -111,9 +111,7 @@ class _Together:
             if patterns > MAX_PATTERNS:
                 raise refusal(f"more than {MAX_PATTERNS} patterns or formats apply to one string (by allOf and $ref)")
             if multiple > MAX_MULTIPLE:
-                raise refusal(
-                    f"multipleOf, or the product of several, has more than {MAX_MULTIPLE} steps"
-                )
+                raise refusal(f"multipleOf, or the product of several, has more than {MAX_MULTIPLE} steps")
 
     def _cost(self, node: Any) -> tuple[int, int]:
         """Count the regular expressions of a string, and multiply the steps of a number."""
