@@ -8,7 +8,9 @@ measured by leaving it alone out of the final engine. `on_gpu.py` composes the m
 """
 
 import logging
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import torch
 
@@ -23,6 +25,7 @@ from gradus.cache.radix import PrefixIndex
 from gradus.config.options import EngineConfig
 from gradus.device.transfer import current
 from gradus.engine.engine import Engine, Runner
+from gradus.engine.plan import Column
 from gradus.engine.time_limits import TimeLimits
 from gradus.errors import ConfigError
 from gradus.execution.gpu.capturing import Report
@@ -73,7 +76,8 @@ def build(
     storage = kind(model.config, pages, page_size, model.dtype, device)
     shapes = draft_shapes(config, trained, draft is not None)
     times, constraints = StepTimes(), None if grammars is None else Constraints(grammars)
-    if config.kernels and device.type == "cuda":
+    on_kernels = config.kernels and device.type == "cuda"
+    if on_kernels:
         from gradus.assembly.on_gpu import gpu_runner  # here: Triton is not everywhere
 
         with current(device):
@@ -84,7 +88,10 @@ def build(
         runner, rows = torch_runner(model, storage, config, draft, trained, constraints)
         shapes = None if shapes is None else shapes.unpadded(rows)
     cache = PagedCache(pages, page_size, windows, PrefixIndex() if config.prefix_cache else None)
-    limits, control = TimeLimits(fastest=1 + most_drafts(config, trained)), drafting(config, shapes, times)
+    sure = None
+    if constraints is not None and shapes is not None and not on_kernels:
+        sure = partial(constraints.sure, most=shapes.most)  # known when a step is planned, as no step is under way
+    limits, control = TimeLimits(fastest=1 + most_drafts(config, trained)), drafting(config, shapes, times, sure)
     scheduler = Scheduler(cache, count, config.budget(device.type), config.policy, limits, control)
     stats = None if control is None else control.stats
     return Engine(scheduler, runner, config.limits, lag(config), limits, stats)
@@ -102,12 +109,17 @@ def draft_shapes(config: EngineConfig, trained: HeadsConfig | None, model: bool)
     return DraftShapes(most_drafts(config, trained), config.max_sequences, passes=passes)
 
 
-def drafting(config: EngineConfig, shapes: DraftShapes | None, times: StepTimes) -> DraftControl | None:
+def drafting(
+    config: EngineConfig,
+    shapes: DraftShapes | None,
+    times: StepTimes,
+    sure: Callable[[Column], Column] | None = None,
+) -> DraftControl | None:
     """Create the control that chooses how many drafts are verified; None without speculation."""
     if shapes is None:
         return None
     adaptive = config.drafts is None
-    return DraftControl(shapes, config.max_sequences, lag=lag(config), adaptive=adaptive, times=times)
+    return DraftControl(shapes, config.max_sequences, lag=lag(config), adaptive=adaptive, times=times, sure=sure)
 
 
 def check_draft(config: ModelConfig, draft: ModelConfig) -> None:

@@ -7,7 +7,9 @@ tokens known by then, so a preemption loses nothing and a slot's next owner inhe
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from gradus.engine.plan import Admission
+import numpy as np
+
+from gradus.engine.plan import Admission, Column
 from gradus.errors import RequestError
 from gradus.structured import Grammars, Job, MaskThreads, Matcher
 from gradus.structured.vocabulary import Row
@@ -74,6 +76,15 @@ class Constraints:
         if matcher is None:
             return proposed
         return matcher.forced(most) or matcher.legal(proposed)
+
+    def sure(self, slots: Column, most: int) -> Column:
+        """Count the tokens that each slot's grammar forces, up to `most`: int64 [B]."""
+        forced = np.zeros(len(slots), np.int64)
+        if self._matchers:
+            for row, slot in enumerate(slots.tolist()):
+                if (matcher := self._matchers.get(slot)) is not None:
+                    forced[row] = len(matcher.forced(most))
+        return forced
 
     def fill(self, answers: Sequence[Constrained], rows: Row) -> None:
         """Begin to write the answers' legal tokens, in their order, from row 0 on. `threads.wait` ends it."""

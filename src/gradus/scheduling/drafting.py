@@ -18,7 +18,7 @@ more rarely while they fail, as far as all ledgers allow. These trials too may c
 whatever drafts gained before. docs/design/speculation.md has the arithmetic and the measurements.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,14 +57,22 @@ class Choice:
 class DraftControl:
     """Chooses drafts for up to `slots` sequences, among `shapes`. adaptive: as many as pay; otherwise always the most.
 
-    lag: steps under way when the next one is planned. times: step times measured before the first step.
+    lag: steps under way when the next one is planned. times: step times measured before the first step. sure: counts
+    the drafts of each slot that are accepted for certain, int64 [B]: these are verified whatever else is chosen.
     """
 
     def __init__(
-        self, shapes: DraftShapes, slots: int, *, lag: int, adaptive: bool, times: StepTimes | None = None
+        self,
+        shapes: DraftShapes,
+        slots: int,
+        *,
+        lag: int,
+        adaptive: bool,
+        times: StepTimes | None = None,
+        sure: Callable[[Column], Column] | None = None,
     ) -> None:
         self.shapes, self.most, self.lag, self.adaptive = shapes, shapes.most, lag, adaptive
-        self.times = StepTimes() if times is None else times
+        self.times, self._sure = StepTimes() if times is None else times, sure
         # by slot, with all requests together in the last entry: accepted drafts and tried drafts, both fading
         self._stood, self._tried = np.full((2, slots + 1), 0.0)
         self._stood[-1], self._tried[-1] = PRIOR * WEIGHT, WEIGHT
@@ -100,6 +108,14 @@ class DraftControl:
         self._step += 1
         size = self.shapes.size(len(slots))
         room = min(left, self.shapes.rows - size) if size else 0
+        chosen = self._likely(slots, size, room)
+        sure = None if self._sure is None or room <= 0 else self._sure(slots)
+        if sure is None or not sure.any():
+            return chosen
+        return _shortened(np.maximum(chosen if len(chosen) else 0, np.minimum(sure, self.most)), room)
+
+    def _likely(self, slots: Column, size: int, room: int) -> Column:
+        """Choose by what drafts have come to so far; a choice is kept for some steps."""
         if self._held is not None:
             held, least, last = self._held
             if held is slots and self._step <= last and room >= least:
