@@ -85,11 +85,11 @@ class Grammars:
         RequestError as `check` does.
         """
         template = self._template(structured)
-        return Matcher(template.deep_copy(), self._vocabulary(), (*self._eos, *stop_ids))
+        return Matcher(template.deep_copy(), self.vocabulary(), (*self._eos, *stop_ids))
 
     def broken(self, reason: str) -> Matcher:
         """Make a matcher that allows nothing, for an answer that cannot begin."""
-        matcher = Matcher(None, self._vocabulary(), ())
+        matcher = Matcher(None, self.vocabulary(), ())
         matcher.fault = reason
         return matcher
 
@@ -97,9 +97,10 @@ class Grammars:
 
     def _warm(self) -> None:
         with suppress(RequestError):  # the first request that needs it gets the reason
-            self._vocabulary()
+            self.vocabulary()
 
-    def _vocabulary(self) -> Vocabulary:
+    def vocabulary(self) -> Vocabulary:
+        """Return the library's index of the vocabulary. The first call builds it; others wait for that."""
         with self._lock:
             future, mine = self._building, self._building is None
             if future is None:
@@ -116,7 +117,7 @@ class Grammars:
         An error is kept like a template. Nothing polls, so no error that a compilation raises can be mistaken for one
         that is still under way.
         """
-        vocabulary = self._vocabulary()
+        vocabulary = self.vocabulary()
         key = (structured.kind, structured.text, structured.whitespace)
         with self._lock:
             future = self._templates.get(key)
