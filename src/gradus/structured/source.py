@@ -5,7 +5,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gradus.engine.structured import Structured
-from gradus.structured.bounds import check_lark, check_options, check_schema
+from gradus.structured.bounds import check_options, check_regex, check_schemas
+from gradus.structured.lark import check_lark
 from gradus.structured.library import llguidance, refusal
 
 # Some models run away in blanks where any number is legal; none at all takes models off the layout that they learned.
@@ -30,9 +31,10 @@ def source_of(structured: Structured, controls: Mapping[str, int], eos: Sequence
         case "json_schema":
             schema = _parsed(text)
             check_options(schema, "the schema", allowed=False)
-            check_schema(schema)
+            check_schemas([schema])
             return _listed("json_schema", _with_options("{}" if schema is True else text, options))
         case "regex":
+            check_regex(text)
             return str(llguidance().LLMatcher.grammar_from_regex(text))
         case "choice":
             quoted = " | ".join(json.dumps(choice, ensure_ascii=False) for choice in json.loads(text))
