@@ -2,8 +2,8 @@
 
 Read `library.py` (llguidance, imported at the first use), then `vocabulary.py` (a tokenizer as it sees it), `bounds.py`
 and `lark.py` (what is refused before it costs anything), `source.py` (a constraint as llguidance's grammar),
-`matcher.py` (one answer's place in its grammar), `grammars.py` (compiling, and the cache) and `threads.py` (many rows of
-legal tokens at once). docs/design/p11.md tells why.
+`matcher.py` (one answer's place in its grammar), `grammars.py` (compiling, and the cache) and `threads.py` (rows of
+legal tokens for many answers at once). docs/design/p11.md tells why.
 """
 
 from gradus.structured.grammars import Grammars

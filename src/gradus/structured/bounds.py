@@ -1,9 +1,8 @@
 """What a grammar may cost, checked before it is compiled.
 
 llguidance counts most of its own work (`parser_limits`). Its counters miss some of it, and it recurses: a schema of a
-thousand definitions, each referring to the next, overflows the stack and ends the process. The limits here were found by
-feeding it hostile grammars (tests/structured/hostile.py); the costs named beside them were measured with a vocabulary of
-49,152 tokens.
+thousand definitions, each referring to the next, overflows the stack and ends the process. The limits here were found
+by feeding it hostile grammars (tests/structured/hostile.py), with a vocabulary of 49,152 tokens.
 """
 
 import re
@@ -13,7 +12,7 @@ from typing import Any
 
 from gradus.structured.library import llguidance, refusal
 
-MAX_VALUES = 3_000  # of a schema: 50 µs each
+MAX_VALUES = 3_000  # of a schema: each takes tens of microseconds
 ENUMERATED = 8  # plain values of an enum count as one
 MAX_PROPERTIES = 450  # of one object: each may come next, and the parser has four items per possibility
 MAX_PATTERNS = 8  # that apply to one string: their intersection grows with their product
@@ -21,6 +20,8 @@ MAX_PATTERN_PROPERTIES = 24  # of one object: each pair is checked for strings t
 MAX_MULTIPLE = 10_000  # multipleOf without its decimal point: an automaton with a state per remainder
 MAX_TARGETS = 250  # of references: the library recurses through them, and 1,000 overflow a stack of 8 MiB
 MAX_TARGET_LEVELS = 1_000  # of nesting in all of them
+MAX_REGEX = 32_768  # characters of one regular expression
+MAX_LITERAL = 16_384  # characters of one literal text: where it is forced, every row takes time in proportion
 MAX_REPEATS = 500  # in one regular expression or Lark grammar: the cost grows with their square
 
 PROBED_TOKENS = 96  # that every grammar is walked before it is used
@@ -36,7 +37,7 @@ def parser_limits() -> Any:
     verbose_errors: an error text would carry the schema, which is its user's.
     """
     return llguidance().LLParserLimits(
-        initial_lexer_fuel=200_000,
+        initial_lexer_fuel=100_000,
         step_lexer_fuel=80_000,
         step_max_items=20_000,
         max_items_in_row=4_000,
@@ -47,9 +48,17 @@ def parser_limits() -> Any:
 
 
 def check_regex(text: str, what: str = "the regular expression") -> None:
-    """Refuse a regular expression with too many repetitions."""
+    """Refuse a regular expression that is too long, or has too many repetitions."""
+    if len(text) > MAX_REGEX:
+        raise refusal(f"{what} has {len(text)} characters; at most {MAX_REGEX} are allowed", limit=str(MAX_REGEX))
     if (repeats := count_repeats(text)) > MAX_REPEATS:
         raise refusal(f"{what} repeats {repeats} parts (? * + {{}}); at most {MAX_REPEATS} are allowed")
+
+
+def check_literal(text: str, what: str) -> None:
+    """Refuse a long literal text."""
+    if len(text) > MAX_LITERAL:
+        raise refusal(f"{what} has {len(text)} characters; at most {MAX_LITERAL} are allowed", limit=str(MAX_LITERAL))
 
 
 def count_repeats(text: str) -> int:
@@ -107,6 +116,8 @@ def _check_object(node: Mapping[str, Any]) -> None:
         value = node.get(keyword)
         if isinstance(value, Mapping) and len(value) > limit:
             raise refusal(f"{keyword} has {len(value)} entries; at most {limit} are allowed", limit=str(limit))
+    for name in node:
+        check_literal(name, "a name in the schema")
     names = node.get("patternProperties")
     for pattern in (node.get("pattern"), *(names if isinstance(names, Mapping) else ())):
         if isinstance(pattern, str):
@@ -122,11 +133,13 @@ def _values(schema: Any) -> int:
         count += 1
         if isinstance(node, Mapping):
             pending += [value for key, value in node.items() if key not in ANNOTATIONS and key != "enum"]
-            node = node.get("enum")
-            enumerated += len(node) if isinstance(node, list) else 0
-            pending += [value for value in node if isinstance(value, dict | list)] if isinstance(node, list) else []
+            choices = node.get("enum", [])
+            enumerated += len(choices) if isinstance(choices, list) else 0
+            pending += [value for value in choices if isinstance(value, dict | list)] if enumerated else []
         elif isinstance(node, list):
             pending += node
+        elif isinstance(node, str):
+            check_literal(node, "a text in the schema")
     return count + enumerated // ENUMERATED
 
 

@@ -5,7 +5,14 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from gradus.structured.bounds import MAX_REPEATS, check_options, check_schemas, count_repeats
+from gradus.structured.bounds import (
+    MAX_REPEATS,
+    check_literal,
+    check_options,
+    check_regex,
+    check_schemas,
+    count_repeats,
+)
 from gradus.structured.library import refusal
 
 MAX_DEFINITIONS = 400  # rules and terminals: the library recurses through them, and 1,300 overflow a stack of 8 MiB
@@ -40,7 +47,10 @@ def check_lark(text: str) -> list[Place]:
         position = found.end()
         if found["token"]:
             places.append(Place(found.start(), position))
+        elif found["string"]:
+            check_literal(found["string"], "a text in the grammar")
         elif found["regex"]:
+            check_regex(found["regex"])
             repeats += count_repeats(found["regex"])
         elif found["block"]:
             value, position = _block(text, found["block"], found.end())
