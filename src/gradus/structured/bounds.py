@@ -13,7 +13,7 @@ from typing import Any
 from gradus.structured.library import llguidance, refusal
 
 MAX_VALUES = 3_000  # of a schema: each takes tens of microseconds
-ENUMERATED = 8  # plain values of an enum count as one
+ENUMERATED = 8  # plain values of enums count as one
 MAX_PROPERTIES = 450  # of one object: each may come next, and the parser has four items per possibility
 MAX_PATTERNS = 8  # that apply to one string: their intersection grows with their product
 MAX_PATTERN_PROPERTIES = 24  # of one object: each pair is checked for strings that match both
@@ -28,7 +28,7 @@ PROBED_TOKENS = 96  # that every grammar is walked before it is used
 PROBE_SECONDS = 0.12  # of CPU time for them
 
 LOOSE = ("lenient", "coerce_one_of")  # options of llguidance that ignore parts of a schema
-ANNOTATIONS = {"title", "description", "default", "examples", "$comment"}
+SKIPPED = {"title", "description", "default", "examples", "$comment", "enum", "const"}  # the last two apart
 
 
 def parser_limits() -> Any:
@@ -125,19 +125,24 @@ def _check_object(node: Mapping[str, Any]) -> None:
 
 
 def _values(schema: Any) -> int:
-    """Count the values of a schema, without what only describes it."""
+    """Count the values of a schema, without what only describes it; those inside a literal object or array twice."""
     count = enumerated = 0
-    pending = [schema]
+    pending = [(schema, 1)]
     while pending:
-        node = pending.pop()
-        count += 1
+        node, weight = pending.pop()
+        count += weight
         if isinstance(node, Mapping):
-            pending += [value for key, value in node.items() if key not in ANNOTATIONS and key != "enum"]
-            choices = node.get("enum", [])
-            enumerated += len(choices) if isinstance(choices, list) else 0
-            pending += [value for value in choices if isinstance(value, dict | list)] if enumerated else []
+            choices = node.get("enum")
+            literals = [*(choices if isinstance(choices, list) else ()), node.get("const")]
+            enumerated += len(literals)
+            for value in literals:
+                if isinstance(value, dict | list):
+                    pending.append((value, 2))
+                elif isinstance(value, str):
+                    check_literal(value, "a text in the schema")
+            pending += [(value, weight) for key, value in node.items() if key not in SKIPPED]
         elif isinstance(node, list):
-            pending += node
+            pending += [(value, weight) for value in node]
         elif isinstance(node, str):
             check_literal(node, "a text in the schema")
     return count + enumerated // ENUMERATED
