@@ -1,4 +1,4 @@
-"""What a grammar may cost, checked before it is compiled.
+"""Limits on what a grammar may cost, checked before it is compiled.
 
 llguidance counts most of its own work (`parser_limits`). Its counters miss some of it, and it recurses: a schema of a
 thousand definitions, each referring to the next, overflows the stack and ends the process. The limits here were found
@@ -62,7 +62,7 @@ def check_literal(text: str, what: str) -> None:
 
 
 def count_repeats(text: str) -> int:
-    """Count the characters that repeat something, but for those behind a backslash."""
+    """Count the characters that repeat something, except those behind a backslash."""
     return len(re.findall(r"[?*+{]", re.sub(r"\\.", "", text, flags=re.DOTALL)))
 
 

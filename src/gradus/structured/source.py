@@ -1,4 +1,4 @@
-"""A constraint in llguidance's terms. The user's own text goes in as it is; options are put beside it."""
+"""A constraint in llguidance's terms. The user's own text goes in as it is, together with options."""
 
 import json
 from collections.abc import Mapping, Sequence
