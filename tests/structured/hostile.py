@@ -37,6 +37,18 @@ def _chain(count: int) -> dict:
     return {"$ref": "#/$defs/d0", "$defs": definitions | {f"d{count}": {"type": "string"}}}
 
 
+def _references(count: int, keyword: str) -> dict:
+    """Definitions that each refer to the next."""
+    definitions: dict = {f"d{i}": {keyword: {"$ref": f"#/$defs/d{i + 1}"}} for i in range(count)}
+    return {"$ref": "#/$defs/d0", "$defs": definitions | {f"d{count}": {"type": "string"}}}
+
+
+def _rules(count: int, name: str) -> str:
+    """Definitions that each use the next."""
+    lines = [f"start: {name}0", *(f'{name}{i}: "a" {name}{i + 1} "b"' for i in range(count)), f'{name}{count}: "x"']
+    return "\n".join(lines)
+
+
 _OPTIONAL = {"type": "string"}
 _FORMATS = ("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri")
 _RECURSIVE = {
@@ -76,6 +88,12 @@ HOSTILE: dict[str, Callable[[], Structured]] = {
     "5,000 alternatives": lambda: regex("|".join(f"{'ab' * (i % 20)}x{i}" for i in range(5000))),
     "alternatives repeated": lambda: regex("(" + "|".join(f"x{i}[a-z]{{0,{i % 20}}}" for i in range(3000)) + "){1,50}"),
     "2,000 parentheses": lambda: regex("(" * 2000 + "a" + ")" * 2000),
+    "1,000 optional letters": lambda: regex("a?" * 1000),
+    "500 optional letters": lambda: regex("a?" * 500),
+    "500 optional classes": lambda: regex(r"\p{L}?" * 500),
+    "500 dots": lambda: regex(".*" * 500),
+    "500 counted letters": lambda: regex("a{0,5}" * 500),
+    "a long word": lambda: regex("a" * 200_000),
     # schemas
     "a huge enum": lambda: schema({"enum": [f"value{i}" for i in range(15000)]}),
     "a huge enum of numbers": lambda: schema({"enum": list(range(30000))}),
@@ -122,7 +140,25 @@ HOSTILE: dict[str, Callable[[], Structured]] = {
     "every format": lambda: schema(
         {"type": "array", "items": {"anyOf": [{"type": "string", "format": name} for name in _FORMATS]}}
     ),
+    "1,500 references": lambda: schema(_references(1500, "additionalProperties")),
+    "249 references": lambda: schema(_references(249, "additionalProperties")),
+    "249 references of arrays": lambda: schema(_references(249, "items")),
+    "3,000 objects in an enum": lambda: schema({"enum": [{"a": i, "b": [i]} for i in range(3000)]}),
+    "700 objects in an enum": lambda: schema({"enum": [{"a": i, "b": [i]} for i in range(700)]}),
+    "8,000 required": lambda: schema({"type": "object", "required": [f"p{i}" for i in range(8000)]}),
+    "2,900 required": lambda: schema({"type": "object", "required": [f"p{i}" for i in range(2900)]}),
+    "400 disjoint choices": lambda: schema(
+        {"oneOf": [{"type": "object", "properties": {"k": {"const": f"{i}"}}, "required": ["k"]} for i in range(400)]}
+    ),
+    "a huge constant": lambda: schema({"const": "ab" * 60000}),
+    "a huge name": lambda: schema({"type": "object", "properties": {"ab" * 60000: {}}, "required": ["ab" * 60000]}),
     # Lark
+    "5,000 rules": lambda: lark(_rules(5000, "r")),
+    "390 rules": lambda: lark(_rules(390, "r")),
+    "390 terminals": lambda: lark(_rules(390, "R")),
+    "500 optional lexemes": lambda: lark("start: " + '"a"? ' * 500),
+    "500 stars of lexemes": lambda: lark("start: " + '"a"* ' * 500),
+    "500 optional parts of a lexeme": lambda: lark("start: T\nT: " + '"a"? ' * 500),
     "left recursion": lambda: lark('start: start start | "a" | '),
     "expressions": lambda: lark('start: e\ne: e "+" e | e "*" e | "(" e ")" | /[0-9]+/'),
     "hidden left recursion": lambda: lark('start: a\na: b a | "x"\nb: | "y" | b b'),
@@ -134,7 +170,7 @@ HOSTILE: dict[str, Callable[[], Structured]] = {
     "counted ranges of rules": lambda: lark('start: (("a"{0,1000} "b"?){0,1000} "c"?){0,1000}'),
     "intersections": lambda: lark("start: A\nA: /(.*a.*b){10}/ & /(.*b.*a){10}/ & ~/.*ab.*ab.*/"),
     "a negation": lambda: lark("start: A\nA: ~(/(.|\\n)*a[ab]{15}/) & /[ab]*/"),
-    "doubling terminals": lambda: lark(_doubling(40, "A", "x").replace("start: A0", "start: A0")),
+    "doubling terminals": lambda: lark(_doubling(40, "A", "x")),
     "doubling rules": lambda: lark(_doubling(40, "r", "x")),
     "3,000 lexemes": lambda: lark("start: " + " | ".join(f"/[a-z]+{i}/" for i in range(3000))),
     "300 overlapping lexemes": lambda: lark("start: (" + " | ".join(f"/[a-z]*{i}[a-z]*/" for i in range(300)) + ")*"),

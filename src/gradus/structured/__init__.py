@@ -1,9 +1,9 @@
-"""What the next token may be, where a request says what its answer must be. No torch here.
+"""Grammars that answers obey, and the tokens that they allow next. No torch here.
 
 Read `library.py` (llguidance, imported at the first use), then `vocabulary.py` (a tokenizer as it sees it), `bounds.py`
-(what is refused before it costs anything), `source.py` (a constraint as llguidance's grammar), `matcher.py` (one
-answer's place in its grammar), `grammars.py` (compiling, and the cache) and `threads.py` (many rows of legal tokens at
-once). docs/design/p11.md tells why.
+and `lark.py` (what is refused before it costs anything), `source.py` (a constraint as llguidance's grammar),
+`matcher.py` (one answer's place in its grammar), `grammars.py` (compiling, and the cache) and `threads.py` (rows of
+legal tokens for many answers at once). docs/design/p11.md has the reasons.
 """
 
 from gradus.structured.grammars import Grammars, grammars_of

@@ -1,4 +1,4 @@
-"""Compiles constraints for one model's vocabulary, and keeps what it has compiled."""
+"""Compiling for one model's vocabulary, and the cache of compiled templates."""
 
 import random
 import threading

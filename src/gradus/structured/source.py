@@ -1,18 +1,22 @@
-"""A constraint in llguidance's terms. The user's own text goes in as it is; options are put beside it."""
+"""A constraint in llguidance's terms. The user's own text goes in as it is, together with options."""
 
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gradus.engine.structured import Structured
-from gradus.structured.bounds import check_lark, check_options, check_schema
+from gradus.structured.bounds import check_literal, check_options, check_regex, check_schemas
+from gradus.structured.lark import check_lark
 from gradus.structured.library import llguidance, refusal
 
 # Some models run away in blanks where any number is legal; none at all takes models off the layout that they learned.
-WHITESPACE = {
+WHITESPACE: dict[str, dict[str, Any]] = {
     "bounded": {"whitespace_pattern": r"\n[ ]{0,24}|[ ]{1,24}"},
     "compact": {"whitespace_flexible": False},
 }
+ESCAPES = {
+    "json_allow_general_unicode_escapes": True
+}  # \u00e9 for é, as models that learned from Python's JSON write it
 
 
 def source_of(structured: Structured, controls: Mapping[str, int], eos: Sequence[int]) -> str:
@@ -23,19 +27,23 @@ def source_of(structured: Structured, controls: Mapping[str, int], eos: Sequence
 
     controls: the tokenizer's control tokens, by their spelling; eos: those that end an answer.
     """
-    text, options = structured.text, json.dumps(WHITESPACE[structured.whitespace])
+    text, options = structured.text, json.dumps(WHITESPACE[structured.whitespace] | ESCAPES)
     match structured.kind:
         case "json":
             return _listed("json_schema", _with_options("{}", options))
         case "json_schema":
             schema = _parsed(text)
             check_options(schema, "the schema", allowed=False)
-            check_schema(schema)
+            check_schemas([schema])
             return _listed("json_schema", _with_options("{}" if schema is True else text, options))
         case "regex":
+            check_regex(text)
             return str(llguidance().LLMatcher.grammar_from_regex(text))
         case "choice":
-            quoted = " | ".join(json.dumps(choice, ensure_ascii=False) for choice in json.loads(text))
+            choices = json.loads(text)
+            for choice in choices:
+                check_literal(choice, "a choice")
+            quoted = " | ".join(json.dumps(choice).replace("\x7f", "\\u007f") for choice in choices)  # Lark has no DEL
             return _listed("lark_grammar", json.dumps(f"start: CHOICE\nCHOICE: {quoted}"))
         case _:
             return _listed("lark_grammar", json.dumps(_lark(text, options, controls, eos)))
