@@ -115,7 +115,7 @@ def served(llm: LLM, batch: int, masked: int) -> float:
 
 
 def first_tokens(llm: LLM) -> dict[str, Any]:
-    """Time a lone request's first token: without a schema, with one seen before, and with a new one, in milliseconds."""
+    """Time a lone request's first token, in milliseconds: without a schema, with one seen before, with a new one."""
 
     def first(structured: dict[str, Any] | None) -> float:
         params = SamplingParams(max_tokens=1, temperature=0.8, seed=1, structured=structured)
