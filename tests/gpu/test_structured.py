@@ -63,7 +63,7 @@ def plain() -> list[list[int]]:
         {},
         {"switch_off": ("overlap",)},
         {"switch_off": ("graphs",)},
-        {"switch_off": ("kernels",)},
+        {"switch_off": ("kernels", "graphs")},
         {"token_budget": 64},
         {"cache_tokens": 1024},
         {"speculate": "ngram"},
