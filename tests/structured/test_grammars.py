@@ -175,7 +175,7 @@ def compiled(monkeypatch) -> list[str]:
 
 
 def fresh() -> Grammars:
-    return Grammars(TOKENIZER.to_json(), WIDTH, EOS)
+    return Grammars(TOKENIZER.to_json, WIDTH, EOS)
 
 
 def test_equal_content_is_compiled_once(compiled):
@@ -294,7 +294,7 @@ def test_warming_builds_the_index_once(monkeypatch):
 
 
 def test_a_tokenizer_that_can_not_be_used_refuses_requests_in_one_line():
-    made = Grammars('{"model": {"vocab": {}}, "added_tokens": []}', 8, (0,))
+    made = Grammars(lambda: '{"model": {"vocab": {}}, "added_tokens": []}', 8, (0,))
     made.warm()
     for _ in range(2):
         with pytest.raises(RequestError, match="structured: ") as caught:
@@ -320,7 +320,7 @@ def test_the_library_is_loaded_by_the_first_request_alone():
 import sys
 import gradus, gradus.structured
 from gradus.structured import Grammars, MaskThreads
-Grammars("{}", 8, (0,)), MaskThreads()
+Grammars(lambda: "{}", 8, (0,)), MaskThreads()
 assert "llguidance" not in sys.modules and "torch" not in sys.modules
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
@@ -328,5 +328,5 @@ assert "llguidance" not in sys.modules and "torch" not in sys.modules
 
 
 def test_every_byte_is_a_token_of_a_tokenizer_of_bytes():
-    made = Grammars(Tokenizer.of_bytes().to_json(), 256).matcher(Structured(choice=["é\n"]))
+    made = Grammars(Tokenizer.of_bytes().to_json, 256).matcher(Structured(choice=["é\n"]))
     assert made.accept("é\n".encode()) and made.finished

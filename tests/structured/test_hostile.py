@@ -15,7 +15,7 @@ from tests.structured.vocabularies import EOS, TOKENIZER, WIDTH, ids
 SECONDS = 0.25
 STEPS = 200
 ENOUGH = 2.0  # seconds of CPU time for one answer
-SMALL = Grammars(TOKENIZER.to_json(), WIDTH, EOS)
+SMALL = Grammars(TOKENIZER.to_json, WIDTH, EOS)
 
 
 @pytest.fixture(scope="module")
@@ -23,7 +23,7 @@ def large() -> Grammars:
     from gradus.loading.checkpoint import open_checkpoint
 
     checkpoint = open_checkpoint("smollm2-135m")
-    return Grammars(checkpoint.tokenizer.to_json(), checkpoint.config.vocab_size, checkpoint.tokenizer.eos_token_ids)
+    return Grammars(checkpoint.tokenizer.to_json, checkpoint.config.vocab_size, checkpoint.tokenizer.eos_token_ids)
 
 
 def follow(grammars: Grammars, structured: Structured) -> float:
@@ -57,7 +57,7 @@ def cheap(grammars: Grammars, structured: Structured) -> None:
     """Allow a second and a third try: other programs disturb even CPU time."""
     seconds = []
     for _ in range(3):
-        again = Grammars("", grammars._vocab_size, grammars._eos)  # without what was compiled before
+        again = Grammars(str, grammars._vocab_size, grammars._eos)  # without what was compiled before
         again._building = grammars._building
         seconds.append(follow(again, structured))
         if seconds[-1] < SECONDS:

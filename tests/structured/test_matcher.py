@@ -50,7 +50,7 @@ def test_a_stop_token_is_illegal_until_the_grammar_accepts_and_then_ends_the_ans
 
 
 def test_a_model_without_an_end_token_finishes_with_the_grammar():
-    grammars = Grammars(Tokenizer.of_bytes().to_json(), 256)
+    grammars = Grammars(Tokenizer.of_bytes().to_json, 256)
     made = grammars.matcher(Structured(choice=["ab"]))
     row = np.zeros(8, np.int32)
     made.accept(b"ab")
@@ -152,14 +152,14 @@ def test_forced_tokens_are_the_only_legal_ones():
 
 def test_a_width_that_is_no_multiple_of_32_keeps_its_spare_bits_clear():
     for width in (builders.TOKENS, builders.TOKENS + 1, 319, 320, 321):
-        made = Grammars(TOKENIZER.to_json(), width, EOS).matcher(Structured(regex="(?s:.*)"))
+        made = Grammars(TOKENIZER.to_json, width, EOS).matcher(Structured(regex="(?s:.*)"))
         row = np.full(-(-width // 32), -1, np.int32)
         made.fill(row)
         assert max(ids(row)) < builders.TOKENS
 
 
 def test_a_tokenizer_with_more_tokens_than_the_model_allows_only_the_models():
-    grammars = Grammars(TOKENIZER.to_json(), 280, EOS)
+    grammars = Grammars(TOKENIZER.to_json, 280, EOS)
     made = grammars.matcher(Structured(regex="(?s:.*)"))
     row = np.zeros(9, np.int32)
     made.fill(row)

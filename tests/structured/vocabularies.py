@@ -12,7 +12,7 @@ from tests.loading import builders
 WIDTH = builders.VOCABULARY  # of the logits; the tokenizer has fewer tokens
 TOKENIZER = Tokenizer(builders.backend())
 EOS = (0, 2)
-GRAMMARS = Grammars(TOKENIZER.to_json(), WIDTH, EOS)
+GRAMMARS = Grammars(TOKENIZER.to_json, WIDTH, EOS)
 
 
 def matcher(structured: Structured, stop_ids: tuple[int, ...] = ()) -> Matcher:

@@ -4,13 +4,15 @@ import random
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
-from typing import Any
+from typing import Any, Protocol
+from weakref import WeakKeyDictionary, ref
 
 import numpy as np
 
+from gradus.engine.request import ModelLimits
 from gradus.engine.structured import Structured
 from gradus.errors import RequestError
 from gradus.structured.bounds import PROBE_SECONDS, PROBED_TOKENS, parser_limits
@@ -27,15 +29,40 @@ MAX_TEMPLATE_BYTES = 8 * 2**20  # of their texts: what is compiled from them tak
 Key = tuple[str, str, str]
 
 
+class Written(Protocol):
+    """A tokenizer that can be written as tokenizer.json."""
+
+    def to_json(self) -> str: ...
+
+
+_of_tokenizers: "WeakKeyDictionary[Written, Grammars]" = WeakKeyDictionary()
+
+
+def grammars_of(tokenizer: Written, limits: ModelLimits) -> "Grammars":
+    """Return the grammars of a tokenizer's model: the same object for a front end and an engine in one process, so that
+    what the one has checked, the other finds compiled."""
+    found = _of_tokenizers.get(tokenizer)
+    if found is None:
+        writer = ref(tokenizer)  # the entry must not keep its own key alive
+
+        def to_json() -> str:
+            there = writer()
+            assert there is not None, "its users keep the tokenizer"
+            return there.to_json()
+
+        found = _of_tokenizers.setdefault(tokenizer, Grammars(to_json, limits.vocab_size, limits.eos_token_ids))
+    return found
+
+
 class Grammars:
     """Compiled constraints of one vocabulary. Safe to use from several threads.
 
-    tokenizer_json: a tokenizer in the format of tokenizer.json (`gradus.loading.tokenizer.Tokenizer.to_json`).
+    tokenizer_json: writes a tokenizer in the format of tokenizer.json (`gradus.loading.tokenizer.Tokenizer.to_json`).
     vocab_size: the width of a row of logits, which may exceed the tokenizer's ids (padding) or fall short of them.
     eos: the tokens that end any answer of this model.
     """
 
-    def __init__(self, tokenizer_json: str, vocab_size: int, eos: Sequence[int] = ()) -> None:
+    def __init__(self, tokenizer_json: Callable[[], str], vocab_size: int, eos: Sequence[int] = ()) -> None:
         self._json = tokenizer_json
         self._vocab_size = vocab_size
         self._eos = tuple(eos)
@@ -58,21 +85,28 @@ class Grammars:
         RequestError as `check` does.
         """
         template = self._template(structured)
-        return Matcher(template.deep_copy(), self._vocabulary(), (*self._eos, *stop_ids))
+        return Matcher(template.deep_copy(), self.vocabulary(), (*self._eos, *stop_ids))
+
+    def broken(self, reason: str) -> Matcher:
+        """Make a matcher that allows nothing, for an answer that cannot begin."""
+        matcher = Matcher(None, self.vocabulary(), ())
+        matcher.fault = reason
+        return matcher
 
     # -- the vocabulary ------------------------------------------------------------------------------------------------
 
     def _warm(self) -> None:
         with suppress(RequestError):  # the first request that needs it gets the reason
-            self._vocabulary()
+            self.vocabulary()
 
-    def _vocabulary(self) -> Vocabulary:
+    def vocabulary(self) -> Vocabulary:
+        """Return the library's index of the vocabulary. The first call builds it; others wait for that."""
         with self._lock:
             future, mine = self._building, self._building is None
             if future is None:
                 future = self._building = Future()
         if mine:
-            _settle(future, lambda: Vocabulary.of(self._json, self._vocab_size))
+            _settle(future, lambda: Vocabulary.of(self._json(), self._vocab_size))
         return future.result()
 
     # -- templates -----------------------------------------------------------------------------------------------------
@@ -83,7 +117,7 @@ class Grammars:
         An error is kept like a template. Nothing polls, so no error that a compilation raises can be mistaken for one
         that is still under way.
         """
-        vocabulary = self._vocabulary()
+        vocabulary = self.vocabulary()
         key = (structured.kind, structured.text, structured.whitespace)
         with self._lock:
             future = self._templates.get(key)

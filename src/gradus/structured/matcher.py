@@ -190,6 +190,15 @@ class Matcher:
             return self.known(self._inner.compute_ff_tokens())[:limit]
         return []
 
+    def legal(self, drafts: Sequence[int]) -> list[int]:
+        """Cut the drafts before the first token that is not legal, or that ends the answer."""
+        known = [] if self.fault else self.known(drafts)
+        if not known:
+            return []
+        with suppress(Failed), guarded():
+            return known[: self._inner.validate_tokens(known)]
+        return []
+
     @property
     def accepting(self) -> bool:
         """Whether the answer may end here."""
