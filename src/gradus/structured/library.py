@@ -5,9 +5,7 @@ does not fit its types, and pyo3's PanicException, which derives from BaseExcept
 """
 
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
+from typing import Any, Literal
 
 from gradus.errors import RequestError
 
@@ -33,15 +31,21 @@ class Failed(Exception):
     """The library failed in a way of its own; its text is one line."""
 
 
-@contextmanager
-def guarded() -> Iterator[None]:
+class guarded:
     """Turn whatever the library raises, a panic included, into `Failed`."""
-    try:
-        yield
-    except (Failed, RequestError, KeyboardInterrupt, SystemExit, GeneratorExit):
-        raise
-    except BaseException as error:
+
+    __slots__ = ()
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> Literal[False]:
+        if error is None or isinstance(error, _PASSED):
+            return False
         raise Failed(one_line(f"{type(error).__name__}: {error}")) from error
+
+
+_PASSED = (Failed, RequestError, KeyboardInterrupt, SystemExit, GeneratorExit)
 
 
 def one_line(text: str) -> str:

@@ -16,7 +16,7 @@ from gradus.structured.library import Failed, guarded, llguidance
 from gradus.structured.matcher import Matcher
 from gradus.structured.vocabulary import Row
 
-INLINE_ROWS = 4  # as many are filled in place: a hand-over to a thread has its price too
+INLINE_ROWS = 4  # as many are filled in place: handing them over costs as much CPU time as eight rows
 MOST_THREADS = 8
 
 
