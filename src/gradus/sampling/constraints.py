@@ -86,6 +86,24 @@ class Constraints:
                     forced[row] = len(matcher.forced(most))
         return forced
 
+    def accept(self, answers: Iterable[Constrained], tokens: Sequence[int]) -> dict[int, str]:
+        """Advance the answers by the tokens drawn, one per row, negative from the first that does not count.
+
+        Returns why answers without a token cannot go on, by their first row.
+        """
+        moves, faults = list[tuple[Matcher, Sequence[int]]](), dict[int, str]()
+        for each in answers:
+            drawn = tokens[each.row : each.row + 1 + len(each.drafts)]
+            count = int(drawn[0] >= 0)
+            while count < len(drawn) and drawn[count] >= 0:
+                count += 1
+            if count:
+                moves.append((each.matcher, drawn[:count]))
+            else:
+                faults[each.row] = each.matcher.fault or NOTHING_LEGAL
+        self.threads.accept(moves)
+        return faults
+
     def fill(self, answers: Sequence[Constrained], rows: Row) -> None:
         """Begin to write the answers' legal tokens, in their order, from row 0 on. `threads.wait` ends it."""
         jobs, row = list[Job](), 0
@@ -93,22 +111,3 @@ class Constraints:
             jobs.append(Job(each.matcher, row, each.drafts))
             row += 1 + len(each.drafts)
         self.threads.start(jobs, rows)
-
-
-def accept(answers: Iterable[Constrained], tokens: Sequence[int]) -> dict[int, str]:
-    """Advance the answers by the tokens drawn, one per row, negative from the first one that does not count.
-
-    Returns why answers without a token cannot go on, by their first row.
-    """
-    faults = {}
-    for each in answers:
-        drawn = list[int]()
-        for token in tokens[each.row : each.row + 1 + len(each.drafts)]:
-            if token < 0:
-                break
-            drawn.append(token)
-        if drawn:
-            each.matcher.accept(drawn)
-        else:
-            faults[each.row] = each.matcher.fault or NOTHING_LEGAL
-    return faults

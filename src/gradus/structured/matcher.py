@@ -29,12 +29,7 @@ class Matcher:
         self._ends = frozenset(end for end in ends if 0 <= end < vocabulary.vocab_size)
         self._ended = 0  # ends that were accepted: the library never sees them
         self._words = -(-vocabulary.vocab_size // 32)
-        bits = np.zeros(self._words * 32, np.uint8)
-        bits[list(self._ends)] = 1
-        self._end_row: Row = np.packbits(bits, bitorder="little").view(np.int32)
-        bits[vocabulary.vocab_size :] = 1
-        bits[vocabulary.end : vocabulary.end + 1] = 1
-        self._never_row: Row = ~np.packbits(bits, bitorder="little").view(np.int32)
+        self._end_row, self._other_row = vocabulary.rows_of(self._ends)
 
     # -- moving --------------------------------------------------------------------------------------------------------
 
@@ -143,7 +138,7 @@ class Matcher:
 
     def _settle_row(self, row: Row, raw: Row, before: Sequence[int]) -> None:
         end = self._vocabulary.end
-        np.bitwise_and(raw[: self._words], self._never_row, out=row)
+        np.bitwise_and(raw[: self._words], self._other_row, out=row)
         if raw[end >> 5] >> (end & 31) & 1:
             if row.any() or self._accepts_behind(before):  # the library also answers "the end" where nothing is legal
                 row |= self._end_row
@@ -158,12 +153,42 @@ class Matcher:
         ahead = self._inner.deep_copy()
         return ahead.try_consume_tokens(list(drafts)) == len(drafts) and bool(ahead.is_accepting())
 
+    @staticmethod
+    def settle_all(matchers: Sequence["Matcher"], rows: Row, raw: Row) -> None:
+        """Do as `settle` does for answers without drafts: those with the same ends at once.
+
+        rows: int32 [M, ceil(vocab_size / 32)]; raw: int32 [M, words of the library]. What a grammar that neither
+        accepts nor allows a token comes to is left to the draw, which finds none.
+        """
+        first = matchers[0]
+        if any(each._end_row is not first._end_row or each.fault or each._inner.is_error() for each in matchers):
+            for each, row, found in zip(matchers, rows, raw, strict=True):
+                each.settle(row[None], found[None], ())
+            return
+        np.bitwise_and(raw[:, : rows.shape[1]], first._other_row, out=rows)
+        end = first._vocabulary.end
+        for place in np.flatnonzero(raw[:, end >> 5] >> (end & 31) & 1).tolist():
+            matchers[place].settle(rows[place, None], raw[place, None], ())
+
     # -- for MaskThreads -----------------------------------------------------------------------------------------------
 
     @property
     def inner(self) -> Any:
         """The library's matcher."""
         return self._inner
+
+    def takes(self, token: int) -> bool:
+        """Whether the library decides about this token: not about an end, nor where the answer has ended or failed."""
+        return self.asks_library and token not in self._ends and self._is_known(token)
+
+    def refuse(self, token: int) -> None:
+        """Note that the library did not take a token."""
+        try:
+            with guarded():
+                reason = one_line(self._inner.get_error()) if self._inner.is_error() else ""
+        except Failed as error:
+            reason = str(error)
+        self._fail(reason or f"token {token} is not legal here")
 
     @property
     def raw_words(self) -> int:

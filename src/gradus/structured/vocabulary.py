@@ -15,7 +15,7 @@ import json
 import random
 import secrets
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -39,6 +39,7 @@ class Vocabulary:
     controls: Mapping[str, int]
     words: int
     vocab_size: int
+    _rows: dict[frozenset[int], tuple[Row, Row]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, tokenizer_json: str, vocab_size: int) -> "Vocabulary":
@@ -50,6 +51,20 @@ class Vocabulary:
         text = json.dumps(content, ensure_ascii=False)
         tokenizer = llguidance().LLTokenizer(text, n_vocab=tokens, eos_token=[end])
         return cls(tokenizer, end, controls, -(-tokens // 32), vocab_size)
+
+    def rows_of(self, ends: frozenset[int]) -> tuple[Row, Row]:
+        """Return the row of these ends, and the row without them and without what is no token of the model.
+
+        Answers with the same ends share them: int32 [ceil(vocab_size / 32)] each.
+        """
+        if ends not in self._rows:
+            bits = np.zeros(-(-self.vocab_size // 32) * 32, np.uint8)
+            bits[list(ends)] = 1
+            only = np.packbits(bits, bitorder="little").view(np.int32)
+            bits[self.vocab_size :] = 1
+            bits[self.end : self.end + 1] = 1
+            self._rows[ends] = only, ~np.packbits(bits, bitorder="little").view(np.int32)
+        return self._rows[ends]
 
     def any_of(self, row: Row, chosen: random.Random) -> int | None:
         """Choose any token of one of the library's rows, but not its own end."""

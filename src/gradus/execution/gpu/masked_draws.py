@@ -18,7 +18,7 @@ import torch
 from gradus.device.transfer import Staging, current, upload
 from gradus.engine.plan import Column, Sampled
 from gradus.execution.result import StepResult
-from gradus.sampling.constraints import Constrained, Constraints, accept
+from gradus.sampling.constraints import Constrained, Constraints
 from gradus.sampling.slots import SlotTable
 
 
@@ -119,7 +119,7 @@ class MaskedStep:
         """Wait for the tokens; the matchers advance when they are there."""
         if self._sampled is None:
             self._sampled = self.draw().get()
-            self._sampled.faults = accept(self.answers, self._sampled.tokens.tolist())
+            self._sampled.faults = self._draws.constraints.accept(self.answers, self._sampled.tokens.tolist())
             self.taken_in = True
             self._draws.follow(self)
         return self._sampled
