@@ -12,7 +12,7 @@ from gradus.errors import ConfigError
 from gradus.exercises.declaration import exercises_of
 from gradus.exercises.skeleton import cut
 from gradus.exercises.solution import look
-from tests.course.conftest import ROOT, exercise_of, exercises, reference
+from tests.course.conftest import ROOT, exercise_of, exercises, mistakes, reference
 from tests.course.test_hints import in_other_words
 from tests.phases import judge
 from tests.phases.drive import Ending
@@ -188,7 +188,7 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize("mistake", WRONG)
+@pytest.mark.parametrize("mistake", mistakes(WRONG))
 def test_a_wrong_solution_is_caught_and_explained(checked, mistake):
     phase, right, wrong, says = WRONG[mistake]
     name = "scheduler.py" if phase == "p00" else None  # the others are about the first of their phase's exercises
