@@ -1,12 +1,15 @@
 """Cases of `interpreted_*.py` that combine in another way what every run shows: for `make stress`."""
 
+import re
+
 import pytest
 
 pytest.importorskip("triton", reason="Triton is for Linux alone")
 
 from tests.kernels.interpreter import HERE, run_interpreted
 
-FILES = sorted(path.name for path in HERE.glob("interpreted_*.py") if "mark.stress" in path.read_text(encoding="utf-8"))
+LEAVES = re.compile(r"mark\.stress|pairwise\(")
+FILES = sorted(path.name for path in HERE.glob("interpreted_*.py") if LEAVES.search(path.read_text(encoding="utf-8")))
 
 
 def test_some_cases_are_left_to_stress():
