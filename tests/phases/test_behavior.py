@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gradus.course.probe import EngineProbe
@@ -235,6 +235,7 @@ def workloads(draw):
 
 
 @pytest.mark.parametrize("phase_name", CONTENDERS)
+@settings(max_examples=max(5, settings.default.max_examples // 2))
 @given(plan=workloads())
 def test_whatever_comes_when_each_request_gets_its_own_tokens(phase_name, plan):
     engine = build_engine(phase_name, SHAPE)
