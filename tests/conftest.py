@@ -28,7 +28,7 @@ MARKERS = {
 
 # Files that processes side by side begin with, one each. The first has numba compile, for half a minute; meanwhile the
 # others do without, for longer, and then find the code on disk. The last files by name are short, so all end together.
-FIRST = ("cpu/test_beside.py", "test_drafts.py", "test_hints.py", "test_asked_sampling.py")
+FIRST = ("cpu/test_beside.py", "kernels/test_drafts.py", "course/test_hints.py", "kernels/test_asked_sampling.py")
 
 # "ci": the same few examples every time, so a failure is the change's own. "stress": new ones at each run. "check": the
 # first of "ci", for `gradus check`: a student waits for it.
