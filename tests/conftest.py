@@ -22,7 +22,7 @@ os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1", PIP_NO_INDEX="1"
 MARKERS = {
     "gpu": "needs a CUDA GPU; skipped without one",
     "weights": "weights(name): needs this pulled model (smollm2-135m when none is named); skipped where it is not",
-    "stress": "many more examples than every run should pay for; run by `make stress`",
+    "stress": "more examples, or combinations, than every run should pay for; run by `make stress`",
     "slow": "takes more than five seconds",
 }
 
