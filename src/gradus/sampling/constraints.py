@@ -19,11 +19,15 @@ NOTHING_LEGAL = "no token of the vocabulary continues the answer as its grammar 
 
 @dataclass(slots=True)
 class Constrained:
-    """A masked answer's rows in a step: its matcher, the first row, and the drafts that the rows after it verify."""
+    """A masked answer's rows in a step: its matcher, the first row, and the drafts that the rows after it verify.
+
+    place: of its first mask, among those of the step's masked answers.
+    """
 
     matcher: Matcher
     row: int
     drafts: Sequence[int] = ()
+    place: int = 0
 
 
 @dataclass(slots=True)
@@ -32,6 +36,7 @@ class Constraints:
 
     grammars: Grammars
     threads: MaskThreads = field(default_factory=MaskThreads)
+    changes: int = 0  # how often slots have changed owners
     _matchers: dict[int, Matcher] = field(default_factory=dict)
 
     def admit(self, admissions: Iterable[Admission]) -> None:
@@ -40,6 +45,7 @@ class Constraints:
         A constraint that cannot be compiled any more ends its own request: its matcher has a fault.
         """
         for admission in admissions:
+            self.changes += 1
             self._matchers.pop(admission.slot, None)
             request = admission.request
             if request.params.structured is not None:
@@ -67,6 +73,9 @@ class Constraints:
                 found.append(Constrained(matcher, row))
             elif inputs:
                 found[-1].drafts = [*found[-1].drafts, inputs[row]]
+        place = 0
+        for each in found:
+            each.place, place = place, place + 1 + len(each.drafts)
         return found
 
     def drafts(self, slot: int, proposed: Sequence[int], most: int) -> Sequence[int]:
@@ -105,9 +114,5 @@ class Constraints:
         return faults
 
     def fill(self, answers: Sequence[Constrained], rows: Row) -> None:
-        """Begin to write the answers' legal tokens, in their order, from row 0 on. `threads.wait` ends it."""
-        jobs, row = list[Job](), 0
-        for each in answers:
-            jobs.append(Job(each.matcher, row, each.drafts))
-            row += 1 + len(each.drafts)
-        self.threads.start(jobs, rows)
+        """Begin to write the answers' legal tokens to `rows`, by their places. `threads.wait` ends it."""
+        self.threads.start([Job(each.matcher, each.place, each.drafts) for each in answers], rows)

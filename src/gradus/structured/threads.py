@@ -82,7 +82,7 @@ class MaskThreads:
     def start(self, jobs: Sequence[Job], rows: Row) -> None:
         """Begin to fill the jobs' rows, and return. Until `wait`, neither the rows nor the matchers may be touched.
 
-        rows: int32 [at least every row named, ceil(vocab_size / 32)]. Rows that no job names stay as they are. A
+        rows: int32 [at least every row named, row_words(vocab_size)]. Rows that no job names stay as they are. A
         matcher has at most one job. A matcher that fails gets its fault and rows of zeros; the others are filled.
         """
         self.wait()
@@ -93,7 +93,9 @@ class MaskThreads:
         jobs = [job for job in jobs if self._is_open(job, rows)]
         if not jobs:
             return
-        raw, calls = self._scratch(len(rows), jobs[0].matcher.raw_words), self._calls(jobs)
+        words, calls = jobs[0].matcher.raw_words, self._calls(jobs)
+        in_place = words == rows.shape[1] and _adjacent(jobs)
+        raw = rows if in_place else self._scratch(len(rows), words)
         if self._python is None:
             self._python = ThreadPoolExecutor(1, thread_name_prefix="gradus-masks")
         begun = Semaphore(0)
@@ -158,9 +160,15 @@ class MaskThreads:
 
 def _settle(jobs: Sequence[Job], rows: Row, raw: Row) -> None:
     """Turn the library's rows into the answers'."""
-    first, last = jobs[0].row, jobs[-1].row + 1
-    if last - first == len(jobs) and not any(job.drafts for job in jobs):
-        Matcher.settle_all([job.matcher for job in jobs], rows[first:last], raw[first:last])
+    if _adjacent(jobs):
+        here = slice(jobs[0].row, jobs[-1].row + 1)
+        mine = rows[here]
+        Matcher.settle_all([job.matcher for job in jobs], mine, mine if raw is rows else raw[here])
         return
     for job in jobs:
         job.matcher.settle(rows[job.rows], raw[job.rows], job.drafts)
+
+
+def _adjacent(jobs: Sequence[Job]) -> bool:
+    """Whether the jobs have one row each, one after the other."""
+    return jobs[-1].row - jobs[0].row + 1 == len(jobs) and not any(job.drafts for job in jobs)

@@ -26,6 +26,11 @@ from gradus.structured.library import llguidance
 Row = NDArray[np.int32]
 
 
+def row_words(vocab_size: int) -> int:
+    """Count the words of a row: a bit per token, and one for the library's end, which it writes in the same place."""
+    return -(-(vocab_size + 1) // 32)
+
+
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
     """The library's index of a tokenizer.
@@ -47,7 +52,7 @@ class Vocabulary:
         content = json.loads(tokenizer_json)
         controls = _rename_controls(content)
         end = _add_end(content)
-        tokens = max(end + 1, vocab_size)
+        tokens = max(end, vocab_size) + 1
         text = json.dumps(content, ensure_ascii=False)
         tokenizer = llguidance().LLTokenizer(text, n_vocab=tokens, eos_token=[end])
         return cls(tokenizer, end, controls, -(-tokens // 32), vocab_size)
@@ -55,10 +60,10 @@ class Vocabulary:
     def rows_of(self, ends: frozenset[int]) -> tuple[Row, Row]:
         """Return the row of these ends, and the row without them and without what is no token of the model.
 
-        Answers with the same ends share them: int32 [ceil(vocab_size / 32)] each.
+        Answers with the same ends share them: int32 [row_words(vocab_size)] each.
         """
         if ends not in self._rows:
-            bits = np.zeros(-(-self.vocab_size // 32) * 32, np.uint8)
+            bits = np.zeros(row_words(self.vocab_size) * 32, np.uint8)
             bits[list(ends)] = 1
             only = np.packbits(bits, bitorder="little").view(np.int32)
             bits[self.vocab_size :] = 1

@@ -14,6 +14,7 @@ if it is asked for first.
 from collections.abc import Callable, Sequence
 
 import torch
+from torch import Tensor
 
 from gradus.device.transfer import Staging, current, upload
 from gradus.engine.plan import Column, Sampled
@@ -36,6 +37,11 @@ class MaskedDraws:
         self._copies = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
         self._taken = torch.cuda.Event() if self._copies is not None else None  # the newest masks, by the table
         self._newest: MaskedStep | None = None
+        # the masked answers of the newest step, and their slots
+        self._slots: Column | None = None
+        self._changes = -1
+        self._answers: list[Constrained] = []
+        self._where = upload([], torch.int64, self.device)
 
     def masked(self, slots: Column) -> bool:
         """Whether any of these slots has a mask."""
@@ -43,9 +49,12 @@ class MaskedDraws:
 
     def hold(self, slots: Column, rows: int, draw: Callable[[], StepResult]) -> "MaskedStep":
         """Hold back the draw of a step whose model has been launched. slots: of its rows that get tokens."""
-        answers = self.constraints.of(slots.tolist())
+        if slots is not self._slots or self.constraints.changes != self._changes:  # else the same as in the step before
+            self._slots, self._changes = slots, self.constraints.changes
+            self._answers = self.constraints.of(slots.tolist())
+            self._where = upload([int(slots[each.row]) for each in self._answers], torch.int64, self.device)
         before = self._newest if self._newest is not None and not self._newest.taken_in else None
-        self._newest = MaskedStep(self, answers, slots, rows, draw, before)
+        self._newest = MaskedStep(self, self._answers, self._where, rows, draw, before)
         if before is None:
             self.fill(self._newest)
         return self._newest
@@ -66,11 +75,10 @@ class MaskedDraws:
         """Begin to fill the masks of a step, whose matchers have taken in all earlier tokens."""
         self.constraints.fill(step.answers, self._staging.fill())
 
-    def send(self, slots: Sequence[int]) -> None:
-        """Wait for the masks, one for each of `slots`, and copy them to the table, beside the model's work."""
+    def send(self, where: Tensor) -> None:
+        """Wait for the masks of the slots in `where`, int64 [M], and copy them to the table while the model runs."""
         self.constraints.threads.wait()
-        arrived = self._arrived[: len(slots)]
-        where = upload(slots, torch.int64, self.device)
+        arrived = self._arrived[: len(where)]
         if self._copies is None or self._taken is None:
             self._staging.send(arrived)
             self.table.masks[where] = arrived
@@ -93,13 +101,13 @@ class MaskedStep:
         self,
         draws: MaskedDraws,
         answers: Sequence[Constrained],
-        slots: Column,
+        where: Tensor,
         rows: int,
         draw: Callable[[], StepResult],
         before: "MaskedStep | None",
     ) -> None:
         self.answers, self.rows, self.before, self.taken_in = answers, rows, before, False
-        self._draws, self._slots, self._draw = draws, slots, draw
+        self._draws, self._where, self._draw = draws, where, draw
         self._result: StepResult | None = None
         self._sampled: Sampled | None = None
 
@@ -111,7 +119,7 @@ class MaskedStep:
                 self.before.get()
                 self.before = None  # its results are not needed any more
             with current(self._draws.device):
-                self._draws.send([int(self._slots[each.row]) for each in self.answers])
+                self._draws.send(self._where)
                 self._result = self._draw()
         return self._result
 
