@@ -50,10 +50,9 @@ class Matcher:
             self._ended += legal
         else:
             legal = not self._ended and self._is_known(token) and self._inner.try_consume_tokens([token]) == 1
-        if self._inner.is_error():
-            self._fail(one_line(self._inner.get_error()))
-        elif not legal:
-            self._fail(f"token {token} is not legal here")
+        if not legal:
+            reason = one_line(self._inner.get_error()) if self._inner.is_error() else ""
+            self._fail(reason or f"token {token} is not legal here")
         return legal
 
     def rollback(self, count: int) -> None:
