@@ -70,7 +70,8 @@ def test_a_shape_never_measured_takes_its_nearest_neighbors_launch():
 
 
 def test_a_device_never_measured_takes_its_capabilitys_file_or_what_runs_anywhere():
-    assert matching("NVIDIA H100 80GB HBM3", HOPPER) is H200
+    assert matching("NVIDIA H200", HOPPER) is H200
+    assert matching("NVIDIA H100 80GB HBM3", HOPPER) is matching("NVIDIA GH200 480GB", HOPPER) is not H200
     for able in (Capability(8, 0), Capability(8, 9), Capability(12, 0)):
         table = matching("a GPU that nobody has seen", able)
         assert isinstance(table, Unmeasured)

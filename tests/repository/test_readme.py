@@ -53,7 +53,7 @@ def test_what_make_says_is_what_it_is_shown_to_say():
 
 
 @pytest.mark.weights("smollm2-135m")
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])  # which is faster on a CPU is measured at every start
+@pytest.mark.parametrize("dtype", ["float32", "auto"])  # in bfloat16, two first tokens have the same logit
 def test_the_answers_are_the_models(dtype):
     with LLM("smollm2-135m", device="cpu", dtype=dtype) as llm:
         (answer,) = llm.chat([{"role": "user", "content": "What is the capital of France?"}])

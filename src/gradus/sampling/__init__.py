@@ -3,6 +3,7 @@
 Read in this order:
 
     slots.py            the sampling settings of each slot's owner, in tables on the device
+    constraints.py      the answers that keep to a grammar
     sampler.py          the reference, on any device
     kernel_sampler.py   the same draw in one kernel
 """

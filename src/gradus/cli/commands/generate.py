@@ -77,15 +77,22 @@ def generate(
     )
     if stream and n > 1 and not json:
         raise RequestError("--stream shows one text at a time: leave it out with --n, or add --json", param="stream")
-    text = terminal.standard_input() if prompt == "-" else prompt
-    llm = open_llm(settings, max_sequences=n)
+    return _run(terminal.standard_input() if prompt == "-" else prompt, params, settings, stream=stream, json=json)
+
+
+def _run(text: str, params: SamplingParams, settings: dict[str, Any], *, stream: bool | None, json: bool) -> int:
+    """Generate, and show the answers. Returns the exit status."""
+    llm = open_llm(settings, max_sequences=params.n)
     deltas = llm.stream(text, params)
     if json:
         completions = _stream_json(deltas) if stream else _whole_json(llm, deltas)
     else:
-        completions = _stream_text(deltas) if stream is not False and n == 1 else _whole_text(deltas)
+        completions = _stream_text(deltas) if stream is not False and params.n == 1 else _whole_text(deltas)
         terminal.print_note(terminal.statistics(completions))
-    return 1 if any(completion.finish_reason == "error" for completion in completions) else 0
+    failed = [completion for completion in completions if completion.finish_reason == "error"]
+    for completion in failed if params.structured is not None else ():
+        terminal.print_note(f"error: {completion.error}")
+    return 1 if failed else 0
 
 
 def _stream_text(deltas: Iterable[Delta]) -> list[Completion]:
