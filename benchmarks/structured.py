@@ -70,7 +70,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "commit": asked.commit or commit(), "model": asked.model, "vocabulary": asked.tokenizer, "batch": asked.batch,
         **fingerprint(llm.device, quick=True),
         "built_s": round(built, 2), "vocabulary_s": round(time.perf_counter() - began, 3),
-        "steps": [row for output in OUTPUTS for row in steps(llm, asked.batch, output)], "first_token": first_tokens(llm),
+        "steps": [row for output in OUTPUTS for row in steps(llm, asked.batch, output)],
+        "first_token": first_tokens(llm),
     }  # fmt: skip
     print(json.dumps({key: made[key] for key in ("built_s", "vocabulary_s", "steps", "first_token")}, indent=1))
     if asked.out is not None:
