@@ -1,12 +1,12 @@
 """Tool calls and reasoning: from a client's tools to a prompt and a grammar, and from a model's tokens to events.
 
-Models of different families are shown tools, and call them, in different ways. One table says how (formats.py); the rest
-follows from it: the text that shows the tools, the grammar of a call, and the parser of an answer.
+Families of models are shown tools, and call them, in different ways. One table says how (formats.py). The rest follows
+from it: the text that shows the tools, the grammar of a call, and the parser of an answer.
 
-    turn = llm.front_end.dialect.turn(tools, choice="auto")
+    turn = llm.front_end.dialect.turn(tools, "auto")
     prompt = llm.chat_prompt(messages, tools=turn.shown)
     events = turn.stream(prompt)
-    for delta in llm.stream(prompt, turn.constrain(params)):
+    for delta in llm.stream(prompt, turn.constrain(params, prompt)):
         for event in events.read(delta): …
 
 Read in this order:
@@ -18,6 +18,7 @@ Read in this order:
     calls.py         the syntaxes of calls
     marks.py         tokens to text and marks
     answer.py        an answer as it arrives: reasoning, text and calls
+    layout.py        how calls are written
     grammar.py       the grammar of an answer with calls
     history.py       calls and results that go back to the model
     formats.py       the table of formats

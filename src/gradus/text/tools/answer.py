@@ -24,8 +24,9 @@ _ANYTHING = re.compile(r"(?s:.+)")
 
 @dataclass(frozen=True, slots=True)
 class Trigger:
-    """Where calls begin. marker: a token or a text. place: "anywhere", at a "line" beginning, or at the answer's "start".
+    """Where calls begin.
 
+    marker: a token or a text. place: "anywhere", "line" (at the beginning of one), or "start" (of the answer).
     part: the marker is a part of the call's syntax, and left for it.
     """
 
@@ -132,7 +133,7 @@ class AnswerParser:
             self._text.flush()
 
     def _reasoning_begins(self, thoughts: Thoughts) -> Parsing[bool]:
-        """Take an opening marker before anything else. A closing one alone belongs to what the prompt opened: drop it."""
+        """Take an opening marker before anything else. A closing one alone closes what the prompt opened: drop it."""
         if thoughts.inside:
             return True
         while (char := (yield from self._reader.peek())) in BLANKS:

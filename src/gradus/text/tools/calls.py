@@ -407,5 +407,3 @@ def python_call(calls: Calls) -> Parsing[None]:
         calls.start(name)
     calls.write("}" if seen else "{}")
     calls.end()
-
-

@@ -21,8 +21,8 @@ class _Placed(NamedTuple):
 class Marks:
     """Tokens in, text and marks out, in their order.
 
-    text: decodes the tokens; it may look for stop strings. marks: by token id. Joined, the pieces' texts are the text of
-    `text`, whatever the marks.
+    text: decodes the tokens; it may look for stop strings. marks: by token id. The pieces' texts, joined, are what
+    `text` says, whatever the marks.
     """
 
     def __init__(self, text: TextStream, marks: Mapping[int, Mark]) -> None:

@@ -1,7 +1,7 @@
 """Tools and the choice among them as clients send them, checked once.
 
-Two shapes are read: OpenAI's, where a function is an object of its own or lies flat, and Anthropic's. Tools of an unknown
-type are skipped, because clients declare tools that only their vendor's server runs, and ignore that none is called.
+Two shapes are read: OpenAI's, where a function is an object of its own or lies flat, and Anthropic's. Tools of unknown
+types are skipped: clients also declare tools that only their vendor's server runs, and do without them elsewhere.
 """
 
 import json
