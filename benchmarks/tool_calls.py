@@ -119,7 +119,9 @@ def same(found: Any, expected: Any) -> bool:
         return found.keys() == expected.keys() and all(same(found[name], expected[name]) for name in found)
     if isinstance(found, list) and isinstance(expected, list):
         return len(found) == len(expected) and all(map(same, found, expected))
-    return type(found) is type(expected) and found == expected or (_number(found) and _number(expected) and found == expected)
+    return (type(found) is type(expected) and found == expected) or (
+        _number(found) and _number(expected) and found == expected
+    )
 
 
 def _number(value: Any) -> bool:

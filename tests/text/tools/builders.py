@@ -53,7 +53,9 @@ FAMILIES: dict[str, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
     "qwen3-coder": (CHATML + "{# <function= <parameter= #}", (*TAGS, *THINK), ()),
     "mistral-v3": (CHATML.replace("<tool_call>", "[TOOL_CALLS]"), (), ("[TOOL_CALLS]",)),
     "mistral-v11": (
-        CHATML.replace("<tool_call>", "[TOOL_CALLS]") + "{# [ARGS] #}", (), ("[TOOL_CALLS]", "[CALL_ID]", "[ARGS]")
+        CHATML.replace("<tool_call>", "[TOOL_CALLS]") + "{# [ARGS] #}",
+        (),
+        ("[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"),
     ),
     "llama3-json": (PLAIN + '{# <|start_header_id|> "parameters" #}{% if tools %}{% endif %}', (), ("<|python_tag|>",)),
     "llama3-pythonic": (PLAIN + "{# <|start_header_id|> [func_name1( #}", (), ("<|python_tag|>",)),

@@ -13,7 +13,12 @@ from gradus.text.tools.reader import Mark, Reader
 from gradus.text.tools.tool import read_tools
 from tests.text.tools.builders import FAMILIES, TOOLS, events_of, family, stream_of, tokens_of
 
-ARGUMENTS = [{}, {"text": "é\n  x\n", "count": 3}, {"list": [1, "a", None], "map": {"k": True}}, {"maybe": {"city": "Oslo"}}]
+ARGUMENTS = [
+    {},
+    {"text": "é\n  x\n", "count": 3},
+    {"list": [1, "a", None], "map": {"k": True}},
+    {"maybe": {"city": "Oslo"}},
+]
 FRAGMENTS = [
     "Hello", " ", "\n", "\n\n", "naïve 👍", "<", "[", "{", "`", "<think>", "</think>", "hm\n", "<tool_call>", "</tool_call>",
     "<tool_call>\n{", '{"name": "f", "arguments": {"count": ', '{"name": "nope", "arguments": {}}', '"', "}", "]", "```",
@@ -64,7 +69,10 @@ def pieces(text, places):
 def parsed(name, cut):
     dialect = family(name, by_text=True)
     parser = AnswerParser(
-        dialect.format.triggers, {tool.name: tool for tool in read_tools(TOOLS)}, call_ids("x"), dialect.thoughts_after([])
+        dialect.format.triggers,
+        {tool.name: tool for tool in read_tools(TOOLS)},
+        call_ids("x"),
+        dialect.thoughts_after([]),
     )
     return joined([event for piece in cut for event in parser.feed([piece])] + parser.finish())
 
@@ -79,8 +87,12 @@ def test_a_parser_that_looks_at_its_pieces_is_caught(monkeypatch):
 
 # -- what is read is what was written ----------------------------------------------------------------------------------
 
-SCALARS = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False, allow_infinity=False), st.text())
-VALUES = st.recursive(SCALARS, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3))
+SCALARS = st.one_of(
+    st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False, allow_infinity=False), st.text()
+)
+VALUES = st.recursive(
+    SCALARS, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3)
+)
 TYPED = st.fixed_dictionaries(
     {},
     optional={
@@ -134,7 +146,13 @@ def test_the_whole_sequence_of_events_by_hand():
 # -- bounds ------------------------------------------------------------------------------------------------------------
 
 HOSTILE = {
-    "hermes": ["<tool_call>", "<", '<tool_call>{"name":"f","arguments":{"list":[', " ", '<tool_call>{"arguments":{"a":"'],
+    "hermes": [
+        "<tool_call>",
+        "<",
+        '<tool_call>{"name":"f","arguments":{"list":[',
+        " ",
+        '<tool_call>{"arguments":{"a":"',
+    ],
     "qwen3-coder": ["<tool_call><function=f><parameter=text>", "</param", "<tool_call><function=f><parameter=list>["],
     "mistral-v3": ["[TOOL_CALLS]", '[TOOL_CALLS][{"name":"f","arguments":{"text":"\\u'],
     "llama3-pythonic": ["[f(", "[f(list=[", "\\'"],
@@ -148,7 +166,7 @@ def test_hostile_answers_take_linear_time(name, unit):
     """Counts calls of functions, which a busy machine does not change; `repeated` also lets one beginning grow."""
     dialect = family(name)
     for text in (lambda n: unit * n, lambda n: unit + "[" * n, lambda n: unit + "x" * n):
-        small, large = (work(dialect, tokens_of(dialect, text(size))) for size in (300, 1200))
+        small, large = (work(dialect, tokens_of(dialect, text(size))) for size in (100, 400))
         assert large < 4.4 * small + 2000
 
 
