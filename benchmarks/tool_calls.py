@@ -2,12 +2,12 @@
 
     PYTHONPATH=src:. python3 benchmarks/tool_calls.py --modes free --out benchmarks/tool_calls.json
 
-Each case (`prompts/tool_calls.json`) is a user's sentence, one to five tools, and the call that it asks for. Answers are
-greedy, and counted in four steps, each a part of the one before: the answer has a call; the first one's tool is right; its
-arguments obey the tool's schema; they are the expected ones. Texts may differ in case, and in blanks and a full stop at
-the end.
+Each case (`prompts/tool_calls.json`) is a user's sentence, one to five tools, and the call that it asks for. Answers
+are greedy, and scored in four steps, each of which needs the one before: the answer has a call, its first call names
+the right tool, the arguments obey the tool's schema, and they are the expected ones. Texts may differ in case, and in
+blanks and a full stop at the end.
 
-Modes: free (the model decides, no grammar), auto (it decides, and a call obeys its grammar), required (it must call) and
+Modes: free (the model decides, no grammar), auto (it decides, and a call obeys its grammar), required (it must call),
 named (it must call this tool). Modes that are not run again keep their results.
 """
 

@@ -57,7 +57,11 @@ FAMILIES: dict[str, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
         (),
         ("[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"),
     ),
-    "llama3-json": (PLAIN + '{# <|start_header_id|> "parameters" #}{% if tools %}{% endif %}', (), ("<|python_tag|>",)),
+    "llama3-json": (
+        CHATML.replace("<tool_call>", "") + '{# <|start_header_id|> "parameters" #}',
+        (),
+        ("<|python_tag|>",),
+    ),
     "llama3-pythonic": (PLAIN + "{# <|start_header_id|> [func_name1( #}", (), ("<|python_tag|>",)),
     "gemma3": (PLAIN + "{# <start_of_turn> #}", (), ()),
     "grammar": (PLAIN, (), ()),

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -20,10 +21,11 @@ ARGUMENTS = [
     {"maybe": {"city": "Oslo"}},
 ]
 FRAGMENTS = [
-    "Hello", " ", "\n", "\n\n", "naïve 👍", "<", "[", "{", "`", "<think>", "</think>", "hm\n", "<tool_call>", "</tool_call>",
-    "<tool_call>\n{", '{"name": "f", "arguments": {"count": ', '{"name": "nope", "arguments": {}}', '"', "}", "]", "```",
-    "<function=f>", "<function=f", "<parameter=text>\n", "</parameter>\n", "</function>", "</param", "[TOOL_CALLS]", "[ARGS]",
-    "[f(text='", "f(", "g()", "[g()]", "```tool_code\n", "\\", "\\u00", "<|python_tag|>", "; ", ", ",
+    "Hello", " ", "\n", "\n\n", "naïve 👍", "<", "[", "{", "`", "<think>", "</think>", "hm\n", "<tool_call>",
+    "</tool_call>", "<tool_call>\n{", '{"name": "f", "arguments": {"count": ', '{"name": "nope", "arguments": {}}', '"',
+    "}", "]", "```", "<function=f>", "<function=f", "<parameter=text>\n", "</parameter>\n", "</function>", "</param",
+    "[TOOL_CALLS]", "[ARGS]", "[f(text='", "f(", "g()", "[g()]", "```tool_code\n", "\\", "\\u00", "<|python_tag|>",
+    "; ", ", ",
 ]  # fmt: skip
 
 
@@ -63,7 +65,7 @@ def test_every_cut_of_the_text_gives_the_same_answer(name, data):
 
 def pieces(text, places):
     edges = [0, *places, len(text)]
-    return [text[start:end] for start, end in zip(edges, edges[1:], strict=False) if start < end]
+    return [text[start:end] for start, end in pairwise(edges) if start < end]
 
 
 def parsed(name, cut):

@@ -63,7 +63,7 @@ def write(dialect, *calls):
     return dialect.format.layout.write(calls)
 
 
-# names that a text-only family reads as a parameter of its own schema are of no interest here: by_text covers the markers
+# a marker is a token of the vocabulary, or text
 BOTH = [(name, by_text) for name in FAMILIES for by_text in (False, True)]
 
 

@@ -1,4 +1,4 @@
-"""Calls and results of earlier turns reach every template in the form it takes, and none of them speaks as the system."""
+"""Calls and results of earlier turns reach every template in a form it takes, and none of them speaks as the system."""
 
 import json
 

@@ -38,7 +38,7 @@ def one_by_one(name, text):
 
 def test_1_a_message_in_one_piece_keeps_all_its_calls():
     text = "\n".join([HERMES % '{"count": 1}', HERMES % '{"count": 2}', HERMES % '{"count": 3}'])
-    assert called(read("hermes", text)) == [("f", '{"count": %d}' % n) for n in (1, 2, 3)]
+    assert called(read("hermes", text)) == [("f", f'{{"count": {n}}}') for n in (1, 2, 3)]
 
 
 @pytest.mark.parametrize("size", [2, 3, 5, 7, 50])
