@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from gradus.text.completion import Delta
-from gradus.text.tools.calls import Calls, Syntax
+from gradus.text.tools.calls import MAX_CALLS, Calls, Syntax
 from gradus.text.tools.events import Event, Reasoning, Text, joined
 from gradus.text.tools.marks import Marks
 from gradus.text.tools.reader import BLANKS, END, Malformed, Mark, Parsing, Piece, Reader
@@ -89,8 +89,9 @@ class AnswerParser:
         ids: Iterator[str],
         thoughts: Thoughts | None = None,
         token_markers: Iterable[str] = (),
+        most_calls: int = MAX_CALLS,
     ) -> None:
-        """token_markers: those that arrive as marks, and are not looked for in the text."""
+        """token_markers: those that arrive as marks, and are not looked for in the text. most_calls: more are text."""
         self._reader = Reader()
         self._events: list[Event] = []
         by_token = frozenset(token_markers)
@@ -103,7 +104,7 @@ class AnswerParser:
         self._thoughts_by_text = thoughts is not None and thoughts.opening not in by_token
         self._text = _Shown(lambda text: self._events.append(Text(text)))
         self._after_call = False
-        self._calls = Calls(self._reader, tools, ids, self._events.append, self._call_starts)
+        self._calls = Calls(self._reader, tools, ids, self._events.append, self._call_starts, most_calls)
         self._run = self._answer()
         self._ended = False
 

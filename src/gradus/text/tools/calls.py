@@ -1,8 +1,8 @@
 """The syntaxes of tool calls: each a parser that reads calls behind their opening marker and reports them.
 
-A call is reported as soon as its name is known to be a declared tool's; its arguments follow as they arrive. Until then
-the text is kept: if it turns out to be no call, it is shown. After that nothing can be taken back, so a call whose
-arguments stop being a JSON object ends incomplete, and what follows is shown as text.
+A call is reported when its name is a declared tool's and its arguments begin; they follow as they arrive. Until then the
+text is kept: if it turns out to be no call, it is shown. After that nothing can be taken back, so a call whose arguments
+stop being a JSON object ends incomplete, and the text behind is shown.
 """
 
 import json
@@ -17,7 +17,7 @@ from gradus.text.tools.tool import MAX_NAME, Tool
 from gradus.text.tools.typed import is_text, kinds_of, property_schema, typed
 
 LONGEST_KEY = 1024
-MAX_CALLS = 128  # in one answer; what follows is text
+MAX_CALLS = 128
 
 _NAME = re.compile(r"[\w.-]+", re.ASCII)
 _TAG_NAME = re.compile(r"[^<>\n]+")
@@ -29,6 +29,7 @@ class Calls:
     """The calls of one answer: what a parser reads from, and where it reports to.
 
     tools: those that were declared, by name. emit: takes events. started: called before the first event of a call.
+    most: calls in one answer; further ones are text.
     """
 
     def __init__(
@@ -38,18 +39,20 @@ class Calls:
         ids: Iterator[str],
         emit: Callable[[Event], None],
         started: Callable[[], None],
+        most: int = MAX_CALLS,
     ) -> None:
         self.reader = reader
         self._tools = tools
         self._ids = ids
         self._emit = emit
         self._started = started
+        self._most = most
         self._count = 0
         self._open = False
 
     def declared(self, name: str) -> Tool:
         """Return the tool of this name. Raises Malformed if there is none: then the text is no call."""
-        if name not in self._tools or self._count == MAX_CALLS:
+        if name not in self._tools or self._count == self._most:
             raise Malformed("not the name of a tool")
         return self._tools[name]
 

@@ -16,6 +16,7 @@ from gradus.text.completion import Completion
 from gradus.text.stream import Piece, TextStream, piece
 from gradus.text.tools import history
 from gradus.text.tools.answer import AnswerParser, AnswerStream, Thoughts
+from gradus.text.tools.calls import MAX_CALLS
 from gradus.text.tools.events import Answer, call_ids
 from gradus.text.tools.formats import FORMATS, NAMES, Format, detect
 from gradus.text.tools.grammar import answer_grammar
@@ -190,6 +191,7 @@ class Turn:
             call_ids(seed),
             self.dialect.thoughts_after(prompt),
             self.dialect.markers,
+            MAX_CALLS if self.choice.parallel else 1,
         )
         return AnswerStream(Marks(TextStream(decode, params.stop, params.min_tokens), self.dialect.marks), parser)
 
