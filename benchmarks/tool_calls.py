@@ -49,7 +49,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Score:
-    """What one answer has, each a part of the one before."""
+    """The four steps that an answer can reach, one after the other."""
 
     called: bool = False
     right_tool: bool = False

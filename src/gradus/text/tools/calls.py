@@ -1,8 +1,8 @@
 """The syntaxes of tool calls: each a parser that reads calls behind their opening marker and reports them.
 
-A call is reported when its name is a declared tool's and its arguments begin; they follow as they arrive. Until then the
-text is kept: if it turns out to be no call, it is shown. After that nothing can be taken back, so a call whose arguments
-stop being a JSON object ends incomplete, and the text behind is shown.
+A call is reported when its name is a declared tool's and its arguments begin; they follow as they arrive. Until then
+the text is kept: if it turns out to be no call, it is shown. After that nothing can be taken back, so a call whose
+arguments stop being a JSON object ends incomplete, and the text behind is shown.
 """
 
 import json

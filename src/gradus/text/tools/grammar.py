@@ -161,7 +161,7 @@ class _Lark:
     # -- reasoning -----------------------------------------------------------------------------------------------------
 
     def thought(self, thoughts: Thoughts | None, optional: bool) -> str:
-        """Reasoning before the answer: the rest of what the prompt began, or a whole one that may be left out."""
+        """Write the reasoning before the answer: the rest of one that the prompt began, or a whole, optional one."""
         if thoughts is None or not (thoughts.inside or optional):
             return ""
         if thoughts.closing in self._markers:

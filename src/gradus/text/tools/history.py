@@ -1,7 +1,7 @@
 """Calls and results of earlier turns, as the chat template expects them.
 
-Templates differ in what they stand: None as content, arguments as text, ids of any length. Clients send all of these,
-so a conversation is brought into the one form that every template takes. Where a template shows no tools at all, calls,
+Clients send None as content, arguments as text, and ids of any length, and each is an error in some template. So a
+conversation is brought into the one form that every template takes. Where a template shows no tools at all, calls,
 results and the tools themselves become plain text.
 """
 
@@ -20,10 +20,10 @@ _GOOD_ID = re.compile(rf"[A-Za-z0-9]{{{ID_LENGTH}}}")
 
 
 def normalized(messages: Sequence[Mapping[str, Any]]) -> list[Message]:
-    """Bring calls and results into one form. What is malformed otherwise stays: the tokenizer refuses it by name.
+    """Bring calls and results into one form. Other malformed messages stay: the tokenizer refuses them by name.
 
-    Content None beside calls becomes "", arguments become objects, ids get nine letters and digits, the same for a call
-    and its result, and `reasoning` is also `reasoning_content`. An empty list of calls is left out.
+    In a message with calls, content None becomes "" and arguments become objects. Ids get nine letters and digits, the
+    same for a call and its result. `reasoning` is also `reasoning_content`. An empty list of calls is left out.
     """
     found: list[Message] = []
     unanswered: list[str] = []  # ids of calls without a result so far

@@ -1,7 +1,7 @@
 """JSON as it arrives: checked character by character and passed on, so that every piece of it can be sent at once.
 
-What is passed on is strict JSON. Two things are mended on the way, because models write them often and their meaning is
-plain: a raw line break or tab inside a string, and an escaped apostrophe.
+The output is strict JSON. Two faults are mended on the way, because models often make them and their meaning is plain:
+a raw line break or tab inside a string, and an escaped apostrophe.
 """
 
 import json

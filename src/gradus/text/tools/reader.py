@@ -1,7 +1,7 @@
 """Text that arrives in pieces, read as if it were all there.
 
-A parser is a generator: it takes characters and, where there are none yet, yields and goes on when more have come. So
-it is written in the order of what it reads, and cannot depend on how the text was cut: it sees characters and marks.
+A parser is a generator. It takes characters; where there are none yet, it yields, and goes on when more have come. So
+its code has the order of the text, and it cannot depend on how the text was cut: it sees only characters and marks.
 
 The reader keeps what was taken and not yet shown. A parser that meets what it does not expect raises Malformed, and
 the kept text is shown as it is. Nothing is read twice, so the time is linear in the text.
@@ -112,7 +112,10 @@ class Reader:
         return char
 
     def match(self, texts: Collection[str]) -> Parsing[str | None]:
-        """Take one of these texts and return it; None, with the characters that agreed taken, if it is not there."""
+        """Take the text that follows and return it, if it is among `texts`; if not, return None.
+
+        The characters that agreed are taken even then.
+        """
         size, left = 0, list(texts)
         while left:
             char = yield from self.peek()
@@ -131,7 +134,7 @@ class Reader:
             raise Malformed(f"expected {text!r}")
 
     def marker(self, names: Collection[str]) -> Parsing[str | None]:
-        """Take one of these markers, which may arrive as a token of its own or as text; None like `match`."""
+        """Take the marker that follows and return it, like `match`. It may be a token of its own, or text."""
         char = yield from self.peek()
         if isinstance(char, str):
             return (yield from self.match(names))
@@ -187,7 +190,7 @@ class Reader:
         return "".join(self._kept)
 
     def forget(self) -> None:
-        """What was taken has been shown, or is not to be."""
+        """Keep nothing of the text taken so far: it has been shown, or need not be."""
         self._kept.clear()
         self._kept_size = 0
 

@@ -126,7 +126,7 @@ def _schema(value: Any, where: str) -> Mapping[str, Any] | None:
     try:
         text = json.dumps(value, ensure_ascii=False, allow_nan=False)
         size = len(text.encode())
-    except (TypeError, ValueError):  # of which UnicodeEncodeError is one
+    except (TypeError, ValueError):  # a UnicodeEncodeError is a ValueError
         _refuse(where, "JSON", value)
     if size > MAX_SCHEMA_BYTES:
         _refuse(where, f"at most {MAX_SCHEMA_BYTES} bytes of JSON", f"{size} bytes")

@@ -59,7 +59,7 @@ def is_text(kinds: frozenset[str]) -> bool:
 
 
 def typed(text: str, kinds: frozenset[str]) -> str | None:
-    """Return a raw value as JSON of one of these types; None if it is a value of none of them but "string".
+    """Write a raw value as JSON of an allowed type; None if it can only be a string.
 
     A text that is allowed to be a number is one if it reads as one, and so on: quotes would have made it a string.
     """
