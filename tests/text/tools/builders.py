@@ -50,6 +50,7 @@ TAGS = ("<tool_call>", "</tool_call>")
 # format → the signs in its template, and its added tokens: those that show in text, and control tokens
 FAMILIES: dict[str, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
     "hermes": (CHATML, (*TAGS, *THINK), ()),
+    "qwen2.5-coder": (CHATML, (*TAGS, *THINK), ()),
     "qwen3-coder": (CHATML + "{# <function= <parameter= #}", (*TAGS, *THINK), ()),
     "mistral-v3": (CHATML.replace("<tool_call>", "[TOOL_CALLS]"), (), ("[TOOL_CALLS]",)),
     "mistral-v11": (

@@ -19,7 +19,8 @@ QWEN = tokenizer(CHATML, (*TAGS, *THINK))
 @pytest.mark.parametrize("name", FAMILIES)
 def test_the_format_is_found_in_the_template(name):
     template, shown, controls = FAMILIES[name]
-    assert Dialect(tokenizer(template, shown, controls)).format.name == name
+    found = {"qwen2.5-coder": "hermes"}.get(name, name)  # it has Qwen2.5's own template: only a person can tell
+    assert Dialect(tokenizer(template, shown, controls)).format.name == found
     assert set(FAMILIES) == set(NAMES)
 
 

@@ -177,8 +177,24 @@ def test_12_a_value_that_is_not_of_its_type_is_passed_as_text(name, value, expec
 )
 @pytest.mark.parametrize("name", FAMILIES)
 def test_13_json_in_prose_is_no_call_and_all_of_it_is_shown(name, text):
+    if name == "qwen2.5-coder" and text.startswith("```json"):
+        pytest.skip("its calls may look so")
     answer = read(name, text)
     assert answer.calls == () and answer.text == text
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"name": "f", "arguments": {"count": 1}}',
+        '```json\n{\n  "name": "f",\n  "arguments": {\n    "count": 1\n  }\n}\n```',
+        '<tool_call>\n{"name": "f", "arguments": {"count": 1}}\n</tool_call>',
+    ],
+)
+def test_13_json_that_begins_the_answer_is_a_call_in_the_format_that_says_so(text):
+    assert called(read("qwen2.5-coder", text)) == [("f", '{"count": 1}')] and not read("qwen2.5-coder", text).text
+    assert read("qwen2.5-coder", f"Like so: {text[:-1]}").calls == () or text.startswith("<")
+    assert len(read("hermes", text).calls) == text.startswith("<")
 
 
 @pytest.mark.parametrize("name", FAMILIES)

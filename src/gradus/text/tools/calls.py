@@ -188,6 +188,13 @@ def bare_json(calls: Calls) -> Parsing[None]:
             return
 
 
+def json_fence(calls: Calls) -> Parsing[None]:
+    """Qwen2.5-Coder: JSON objects in a fence of Markdown whose opening line has been read."""
+    yield from bare_json(calls)
+    if (yield from calls.reader.match(("```",))):
+        calls.reader.forget()
+
+
 # -- Mistral -----------------------------------------------------------------------------------------------------------
 
 

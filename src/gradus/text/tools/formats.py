@@ -31,6 +31,8 @@ class Format:
 
 
 _IN_TAGS = ("<tool_call>", "</tool_call>")
+_HERMES = Layout('<tool_call>\n{"name": "$name", "arguments": $json}\n</tool_call>', "<tool_call>", between="\n")
+_BY_NAME = ("\0",)  # in no template
 
 FORMATS: tuple[Format, ...] = (
     Format(
@@ -46,10 +48,20 @@ FORMATS: tuple[Format, ...] = (
         families="Qwen2.5, Qwen3, SmolLM3, Hermes",
         signs=("<tool_call>",),
         markers=_IN_TAGS,
-        layout=Layout(
-            '<tool_call>\n{"name": "$name", "arguments": $json}\n</tool_call>', "<tool_call>", between="\n"
-        ),
+        layout=_HERMES,
         triggers=(Trigger("<tool_call>", calls.json_in_tags("</tool_call>")),),
+    ),
+    Format(
+        name="qwen2.5-coder",
+        families="Qwen2.5-Coder, by name only: its template is Qwen2.5's, but it often leaves the tags out",
+        signs=_BY_NAME,
+        markers=_IN_TAGS,
+        layout=_HERMES,
+        triggers=(
+            Trigger("<tool_call>", calls.json_in_tags("</tool_call>")),
+            Trigger("{", calls.bare_json, "start", part=True),
+            Trigger("```json", calls.json_fence, "start"),
+        ),
     ),
     Format(
         name="mistral-v11",
