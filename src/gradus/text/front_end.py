@@ -10,11 +10,13 @@ import functools
 import itertools
 import logging
 from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from gradus.engine.request import ModelLimits, Request, SamplingParams, SchedulingParams
 from gradus.engine.sequence import Output
 from gradus.errors import RequestError
+from gradus.structured import Grammars, grammars_of
 from gradus.text.completion import Delta
 from gradus.text.stream import piece
 from gradus.text.tools.dialect import Dialect
@@ -75,13 +77,16 @@ class FrontEnd:
     ) -> Request:
         """Encode and check a request; nothing is kept. request_id: None makes one up.
 
-        Takes about a microsecond per character. Raises RequestError for a request that could never be served.
+        Takes about a microsecond per character, and milliseconds for a new grammar. Raises RequestError for a request
+        that could never be served.
         """
         params = params or SamplingParams()
         if isinstance(prompt, str):
             prompt = self._need_tokenizer("prompt").encode(prompt)
         if params.stop:
             self._need_tokenizer("stop")
+        if params.structured is not None and self.limits.structured:
+            self.grammars.check(params.structured)
         name = request_id or f"request-{next(self._numbers)}"
         return Request.create(name, prompt, params, self.limits, scheduling)
 
@@ -101,6 +106,11 @@ class FrontEnd:
         if isinstance(messages, Sequence) and not isinstance(messages, str | bytes):
             messages = self.dialect.messages(messages, shown)
         return tokenizer.chat(messages, tools=[tool.shown() for tool in shown], **settings)
+
+    @cached_property
+    def grammars(self) -> Grammars:
+        """The compiled constraints of the model. Raises RequestError without a tokenizer."""
+        return grammars_of(self._need_tokenizer("structured"), self.limits)
 
     # -- outputs to text ----------------------------------------------------------------------------------------------
 
