@@ -1,6 +1,6 @@
 """Does a model call the right tool with the right arguments, with a grammar and without one?
 
-    PYTHONPATH=src:. python3 benchmarks/tool_calls.py --modes free --out benchmarks/tool_calls.json
+    PYTHONPATH=src:. python3 benchmarks/tool_calls.py --out benchmarks/tool_calls.json
 
 Each case (`prompts/tool_calls.json`) is a user's sentence, one to five tools, and the call that it asks for. Answers
 are greedy, and scored in four steps, each of which needs the one before: the answer has a call, its first call names

@@ -1,18 +1,18 @@
-"""The grammars of answers, compiled by llguidance: they accept what a model of the family writes, and nothing else."""
+"""The grammars of answers, compiled as the engine does it: they accept a family's calls, and nothing else."""
 
 import json
+from functools import cache
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gradus.engine.structured import Structured
 from gradus.errors import RequestError
-from gradus.text.tools.dialect import Dialect
+from gradus.structured import Grammars
 from gradus.text.tools.events import Answer
 from gradus.text.tools.tool import read_tools
-from tests.text.tools.builders import CHATML, FAMILIES, TAGS, THINK, TOOLS, events_of, family, tokenizer, tokens_of
-
-llguidance = pytest.importorskip("llguidance")
+from tests.text.tools.builders import FAMILIES, TOOLS, events_of, family, tokens_of
 
 WEATHER = {
     "type": "object",
@@ -41,18 +41,18 @@ RIGHT = [
 WRONG = [{}, {"city": 5}, {"city": "Oslo", "days": 1.5}, {"city": "Oslo", "unit": "K"}, {"city": "x", "more": 1}]
 
 
-def compiled(dialect):
+@cache
+def grammars(name, by_text):
+    made = family(name, by_text=by_text).tokenizer
+    return Grammars(made.to_json, made.vocab_size, made.eos_token_ids)
+
+
+def accepts(dialect, grammar, text):
+    """Whether a grammar accepts these tokens, and lets the answer end there. text: or tokens."""
     made = dialect.tokenizer
-    size = made.vocab_size
-    return llguidance.LLTokenizer(made.to_json(), n_vocab=size, eos_token=list(made.eos_token_ids))
-
-
-def accepts(dialect, grammar, text, *, whole=True):
-    """Whether a grammar accepts a text. whole: and lets it end there."""
-    matcher = llguidance.LLMatcher(compiled(dialect), grammar)
-    assert not matcher.is_error(), matcher.get_error()
-    tokens = tokens_of(dialect, text)
-    return matcher.try_consume_tokens(tokens) == len(tokens) and (matcher.is_accepting() or not whole)
+    tokens = tokens_of(dialect, text) if isinstance(text, str) else text
+    found = grammars(dialect.format.name, not dialect.markers)
+    return found.matcher(Structured(grammar=grammar)).accept([*tokens, made.eos_token_ids[0]])
 
 
 def grammar_of(dialect, choice, tools=TWO, prompt=(), **options):
@@ -118,7 +118,7 @@ def test_tools_that_are_not_strict_leave_a_free_answer_free_but_for_its_envelope
 
 
 def test_reasoning_may_come_before_a_forced_call():
-    dialect = Dialect(tokenizer(CHATML, (*TAGS, *THINK)))
+    dialect = family("hermes")
     call = write(dialect, ("weather", RIGHT[0]))
     chat = [{"role": "user", "content": "x"}]
     grammar = grammar_of(dialect, "required", prompt=dialect.tokenizer.chat(chat))
@@ -132,10 +132,10 @@ def test_reasoning_may_come_before_a_forced_call():
 def test_a_marker_that_is_a_token_is_one_in_the_grammar():
     dialect = family("hermes")
     grammar = grammar_of(dialect, "auto")
-    assert f"<[{dialect.markers['<tool_call>']}]>" in grammar and '"<tool_call>"' not in grammar
-    spelled = [*b"<tool_call>nothing of the kind"]
-    matcher = llguidance.LLMatcher(compiled(dialect), grammar)
-    assert matcher.try_consume_tokens(spelled) == len(spelled), "the marker's letters are text"
+    assert "(<tool_call> " in grammar and '"<tool_call>"' not in grammar
+    assert accepts(dialect, grammar, [*b"<tool_call>nothing of the kind"]), "the marker's letters are text"
+    assert not accepts(dialect, grammar, "<tool_call>nothing of the kind")
+    assert "<[TOOL_CALLS]> " in grammar_of(family("mistral-v3"), "required")
 
 
 @pytest.mark.parametrize("name", FAMILIES)

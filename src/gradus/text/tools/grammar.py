@@ -1,6 +1,6 @@
 """The grammar of an answer with tool calls, in llguidance's dialect of Lark.
 
-`%json` takes a tool's schema as it was given. A marker that is a token is written by its id, <[151657]>: text never
+`%json` takes a tool's schema as it was given. A marker that is a token is written as one, <tool_call>: text never
 matches such a token, so free text needs no rule that keeps markers out of it. A marker that is text ends a lazy lexeme:
 everything up to it is free, and the call behind it is not.
 """
@@ -83,9 +83,7 @@ class _Lark:
     def text(self, text: str) -> str:
         """A text as literals and marker tokens."""
         parts = self._split.split(text) if self._split else [text]
-        return " ".join(
-            f"<[{self._markers[part]}]>" if part in self._markers else _literal(part) for part in parts if part
-        )
+        return " ".join(_token(part) if part in self._markers else _literal(part) for part in parts if part)
 
     def json(self, schema: Any) -> str:
         given = dict(schema) if isinstance(schema, Mapping) else {} if schema is True else {"allOf": [schema]}
@@ -169,6 +167,11 @@ class _Lark:
         else:
             rest = self.rule("thought[lazy]", f"{ANYTHING} {self.text(thoughts.closing)}") + " /[ \\n]*/"
         return rest if thoughts.inside else f"({self.text(thoughts.opening)} {rest})?"
+
+
+def _token(marker: str) -> str:
+    """Name a token by its spelling, in angle brackets: gradus.structured puts its number in the name's place."""
+    return marker if re.fullmatch(r"<[^<>\s]+>", marker) else f"<{marker}>"
 
 
 def _literal(text: str) -> str:
