@@ -1,6 +1,8 @@
 """The evaluation of tool calls: its cases are sound, and its rules can tell right from wrong."""
 
 import json
+import re
+from pathlib import Path
 
 import pytest
 
@@ -8,6 +10,7 @@ from benchmarks.tool_calls import Case, Score, obeys, read_cases, same, score
 from gradus.text.tools.events import Answer, ToolCall
 from gradus.text.tools.tool import read_tools
 
+ROOT = Path(__file__).parents[2]
 CASES = read_cases()
 CASE = Case(
     "?",
@@ -19,6 +22,18 @@ CASE = Case(
 
 def answered(name="f", arguments='{"n": 1}', complete=True):
     return Answer("", "", (ToolCall("123456789", name, arguments, complete),))
+
+
+def test_the_page_shows_what_was_measured():
+    found = json.loads((ROOT / "benchmarks" / "tool_calls.json").read_text(encoding="utf-8"))
+    page = (ROOT / "docs" / "tools.md").read_text(encoding="utf-8")
+    table = page[page.index("| mode | calls |") :]
+    rows = re.findall(r"^\| (\w+) \| (\d+) \| (\d+) \| (\d+) \| (\d+) \|$", table[: table.index("\n\n")], re.MULTILINE)
+    steps = ("called", "right_tool", "valid", "exact")
+    assert {mode: tuple(map(int, counts)) for mode, *counts in rows} == {
+        mode: tuple(each[step] for step in steps) for mode, each in found.items()
+    }
+    assert all(each["cases"] == len(CASES) for each in found.values())
 
 
 def test_there_are_forty_cases_or_more_with_one_to_five_tools_each():
