@@ -15,7 +15,6 @@ call), named (it must call this tool). Modes that are not run again keep their r
 import argparse
 import json
 import sys
-import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -147,7 +146,7 @@ def run(llm: LLM, cases: list[Case], mode: str) -> dict[str, Any]:
         turns.append(turn)
         prompts.append(prompt)
         params.append(turn.constrain(SamplingParams(max_tokens=MOST_TOKENS), prompt))
-    completions, seconds = generate(llm, prompts, params)
+    completions = generate(llm, prompts, params)
     counts = dict.fromkeys(asdict(Score()), 0)
     rows = []
     for case, turn, prompt, completion in zip(cases, turns, prompts, completions, strict=True):
@@ -156,21 +155,19 @@ def run(llm: LLM, cases: list[Case], mode: str) -> dict[str, Any]:
         counts = {name: count + found[name] for name, count in counts.items()}
         rows.append({"ask": case.ask, "answer": completion.text[:SHOWN], "steps": sum(found.values())})
     tokens = sum(len(completion.token_ids) for completion in completions)
-    return {"cases": len(cases), **counts, "tokens": tokens, "seconds": round(seconds, 1), "answers": rows}
+    return {"cases": len(cases), **counts, "tokens": tokens, "answers": rows}
 
 
-_GENERATED: list[tuple[Any, list[Completion], float]] = []
+_GENERATED: list[tuple[Any, list[Completion]]] = []
 
 
-def generate(llm: LLM, prompts: list[list[int]], params: list[SamplingParams]) -> tuple[list[Completion], float]:
-    """Generate answers, or return those of an earlier mode that asked the same. Also returns the seconds it took."""
-    for asked, completions, seconds in _GENERATED:
+def generate(llm: LLM, prompts: list[list[int]], params: list[SamplingParams]) -> list[Completion]:
+    """Generate answers, or return those of an earlier mode that asked the same."""
+    for asked, completions in _GENERATED:
         if asked == (prompts, params):
-            return completions, seconds
-    began = time.perf_counter()
-    completions = llm.generate(prompts, params)
-    _GENERATED.append(((prompts, params), completions, time.perf_counter() - began))
-    return completions, _GENERATED[-1][2]
+            return completions
+    _GENERATED.append(((prompts, params), llm.generate(prompts, params)))
+    return _GENERATED[-1][1]
 
 
 def main() -> None:
@@ -197,7 +194,7 @@ def main() -> None:
             result = run(llm, cases, mode)
             found[mode] = about | result
             shown = ", ".join(f"{name} {result[name]}" for name in asdict(Score()))
-            print(f"{mode}: of {result['cases']} cases {shown}; {result['tokens']} tokens in {result['seconds']} s")
+            print(f"{mode}: of {result['cases']} cases {shown}; {result['tokens']} tokens")
             if options.out:
                 options.out.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
