@@ -8,6 +8,7 @@ Messages are untrusted text, and a chat template joins them with control tokens 
 spells such a token itself would end its own turn and speak as the system. So before rendering, every such spelling in a
 message is cut in two by a mark that is a token of its own. The tokenizer then sees two pieces of ordinary text, and the
 mark's id is dropped. Everything else is unchanged, so the template may trim, split and compare contents as it likes.
+Tools, calls and results are untrusted text too, down to the keys of a schema.
 """
 
 import json
@@ -21,6 +22,7 @@ from typing import Any, NoReturn
 import jinja2
 import jinja2.exceptions
 import jinja2.ext
+import jinja2.meta
 import jinja2.nodes
 import jinja2.parser
 import jinja2.sandbox
@@ -32,25 +34,47 @@ Message = Mapping[str, Any]
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 DEEPEST_MESSAGE = 32
+DEEPEST_TOOL = 40  # around the schema
 LARGEST_TEMPLATE = 1 << 18  # characters
 LARGEST_RENDERED = 1 << 24  # characters: more than any model's context holds
 
+EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
+SETTINGS: dict[str, tuple[object, ...]] = {  # what a request may set in a template, and the values it may have
+    "enable_thinking": (True, False),
+    "thinking": (True, False),
+    "reasoning_effort": EFFORTS,
+}
+
 
 class ChatTemplate:
-    """One model's template. Raises CheckpointError if it is too long or does not parse."""
+    """One model's template. Raises CheckpointError if it is too long or does not parse.
+
+    variables: the names that it takes from outside, such as "tools".
+    """
 
     def __init__(self, source: str, where: str = "chat template") -> None:
+        self.source = source
         if len(source) > LARGEST_TEMPLATE:
             raise CheckpointError(f"{where}: {len(source)} characters, at most {LARGEST_TEMPLATE} are allowed")
         try:
-            self._template = _environment().from_string(source)
+            environment = _environment()
+            self._template = environment.from_string(source)
+            self.variables = frozenset(jinja2.meta.find_undeclared_variables(environment.parse(source)))
         except (jinja2.TemplateError, RecursionError, ValueError) as error:
             raise CheckpointError(f"{where}: not a valid template: {_short(error)}") from error
 
     def render(
-        self, messages: list[dict[str, Any]], *, add_generation_prompt: bool, bos_token: str, eos_token: str
+        self,
+        messages: list[dict[str, Any]],
+        *,
+        add_generation_prompt: bool,
+        bos_token: str,
+        eos_token: str,
+        tools: list[dict[str, Any]] | None = None,
+        settings: Mapping[str, Any] | None = None,
     ) -> str:
-        """Render the conversation as one text. The template may write bos_token and eos_token.
+        """Render the conversation as one text. The template may write bos_token and eos_token, and uses of tools and
+        settings what it knows.
 
         Raises RequestError if the template refuses the conversation, or writes more than LARGEST_RENDERED characters.
         """
@@ -60,8 +84,9 @@ class ChatTemplate:
             add_generation_prompt=add_generation_prompt,
             bos_token=bos_token,
             eos_token=eos_token,
-            tools=None,
+            tools=tools,
             documents=None,
+            **(settings or {}),
         )
         try:
             for piece in texts:
@@ -122,6 +147,32 @@ def check_messages(messages: Sequence[Message], treat: Callable[[str], str]) -> 
     return [_check_message(message, f"messages[{index}]", treat) for index, message in enumerate(messages)]
 
 
+def check_tools(tools: Sequence[Mapping[str, Any]] | None, treat: Callable[[str], str]) -> list[dict[str, Any]] | None:
+    """Check tools and prepare them for a template: apply `treat` to every text. None and an empty list are None.
+
+    Raises RequestError naming the tool.
+    """
+    if tools is None:
+        return None
+    if not isinstance(tools, Sequence) or isinstance(tools, (str, bytes)):
+        _refuse("tools", "a list of tools", tools)
+    for index, tool in enumerate(tools):
+        if not isinstance(tool, Mapping):
+            _refuse(f"tools[{index}]", "an object", tool)
+    return [_treat_all(tool, f"tools[{index}]", treat, DEEPEST_TOOL) for index, tool in enumerate(tools)] or None
+
+
+def check_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Check what a request sets in the template; None is not set. Raises RequestError naming the setting."""
+    given = {name: value for name, value in settings.items() if value is not None}
+    for name, value in given.items():
+        if name not in SETTINGS:
+            _refuse("chat_template_kwargs", f"of {', '.join(SETTINGS)}", name)
+        if not any(value is each or (isinstance(value, str) and value == each) for each in SETTINGS[name]):
+            _refuse(name, "one of " + ", ".join(map(str, SETTINGS[name])), value)
+    return given
+
+
 def _check_message(message: Message, where: str, treat: Callable[[str], str]) -> dict[str, Any]:
     if not isinstance(message, Mapping):
         _refuse(where, 'an object with "role" and "content"', message)
@@ -136,7 +187,7 @@ def _check_message(message: Message, where: str, treat: Callable[[str], str]) ->
     others = {key: value for key, value in message.items() if key not in ("role", "content")}
     return {
         "role": role,
-        "content": None if content is None else treat(content),
+        "content": "" if content is None else treat(content),  # templates join it with other texts
         **_treat_all(others, where, treat, DEEPEST_MESSAGE),
     }
 

@@ -14,7 +14,7 @@ import functools
 import json
 import re
 import secrets
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, cast
 
@@ -22,7 +22,7 @@ import tokenizers
 from tokenizers import AddedToken, decoders, models, pre_tokenizers, processors
 
 from gradus.errors import CheckpointError, RequestError
-from gradus.loading.chat import ChatTemplate, Cutter, Message, check_messages
+from gradus.loading.chat import ChatTemplate, Cutter, Message, check_messages, check_settings, check_tools
 from gradus.loading.quoting import quoted
 
 SPACE = "\u2581"  # ▁, how SentencePiece vocabularies write a space
@@ -55,6 +55,7 @@ class Tokenizer:
         added = backend.get_added_tokens_decoder()
         self.special_token_ids = frozenset(token for token, entry in added.items() if entry.special)
         self._bytes_of, self._drops_first_space = _decoding(backend, [entry.content for entry in added.values()])
+        self._markers = {entry.content: token for token, entry in added.items()}
         self._template = chat_template
         self._backend = backend
 
@@ -82,19 +83,44 @@ class Tokenizer:
         """
         return self._encode(text, special_tokens, param="prompt")
 
-    def chat(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> list[int]:
+    def chat(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        **settings: Any,
+    ) -> list[int]:
         """Encode a conversation, ready for the assistant's turn. Contents never become control tokens.
 
         messages: {"role": …, "content": text or [{"type": "text", "text": …}, …], …}, oldest first.
+        tools: {"type": "function", "function": {"name": …, "description": …, "parameters": …}}, for a template that
+            shows tools; others ignore them.
+        settings: of the template, those in `SETTINGS` (chat.py); a template ignores what it does not know.
         Raises RequestError without a template, for malformed messages, and if the template refuses them.
         """
-        rendered = self._render(messages, self._disarm, add_generation_prompt)
+        rendered = self._render(messages, self._disarm, add_generation_prompt, tools, settings)
         token_ids = self._encode(rendered, False, param="messages")
         return [token for token in token_ids if token != self._cut_id]
 
-    def render_chat(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> str:
+    def render_chat(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        **settings: Any,
+    ) -> str:
         """Render a conversation as the chat template's text, for people to read. `chat` encodes it for the model."""
-        return self._render(messages, lambda text: text, add_generation_prompt)
+        return self._render(messages, lambda text: text, add_generation_prompt, tools, settings)
+
+    @property
+    def chat_template(self) -> ChatTemplate | None:
+        return self._template
+
+    def marker_id(self, text: str) -> int | None:
+        """Return the id of the added token with this text, which is never cut; None if there is none."""
+        return self._markers.get(text)
 
     @property
     def has_chat_template(self) -> bool:
@@ -156,7 +182,14 @@ class Tokenizer:
             )
         return cut
 
-    def _render(self, messages: Sequence[Message], treat: Callable[[str], str], add_generation_prompt: bool) -> str:
+    def _render(
+        self,
+        messages: Sequence[Message],
+        treat: Callable[[str], str],
+        add_generation_prompt: bool,
+        tools: Sequence[Mapping[str, Any]] | None,
+        settings: Mapping[str, Any],
+    ) -> str:
         if self._template is None:
             raise RequestError(
                 "messages: this model has no chat template; send its text as a prompt instead (gradus generate, "
@@ -169,6 +202,8 @@ class Tokenizer:
             add_generation_prompt=add_generation_prompt,
             bos_token=self._spelling(self.bos_token_id),
             eos_token=self._spelling(next(iter(self.eos_token_ids), None)),
+            tools=check_tools(tools, treat),
+            settings=check_settings(settings),
         )
 
     def _spelling(self, token_id: int | None) -> str:

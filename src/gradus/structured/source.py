@@ -84,7 +84,9 @@ def _lark(grammar: str, options: str, controls: Mapping[str, int], eos: Sequence
     return "".join([*pieces, grammar[position:]])
 
 
-def _number(name: str, controls: Mapping[str, int], eos: Sequence[int]) -> int:
+def _number(written: str, controls: Mapping[str, int], eos: Sequence[int]) -> int:
+    """Look a control token up. One whose spelling has no angle brackets is written in them: <[TOOL_CALLS]>."""
+    name = written if written in controls or written[1:-1] not in controls else written[1:-1]
     if name not in controls:
         what = "a token by its number" if name.startswith("<[") else name
         raise refusal(f"the grammar names {what}: it may name this model's control tokens, by their spelling", got=name)

@@ -19,6 +19,8 @@ from gradus.errors import RequestError
 from gradus.structured import Grammars, grammars_of
 from gradus.text.completion import Delta
 from gradus.text.stream import piece
+from gradus.text.tools.dialect import Dialect
+from gradus.text.tools.tool import read_tools
 from gradus.text.transcript import Transcript
 
 if TYPE_CHECKING:
@@ -44,8 +46,18 @@ class FrontEnd:
     Not thread-safe, except for `request` and `chat_prompt`.
     """
 
-    def __init__(self, tokenizer: "Tokenizer | None", limits: ModelLimits, model: str, end_sample: EndSample) -> None:
+    def __init__(
+        self,
+        tokenizer: "Tokenizer | None",
+        limits: ModelLimits,
+        model: str,
+        end_sample: EndSample,
+        *,
+        tool_format: str | None = None,
+    ) -> None:
+        """tool_format: how the model calls tools, by a name of the table; None finds out (gradus.text.tools)."""
         self.tokenizer = tokenizer
+        self._tool_format = tool_format
         self.limits = limits
         self.model = model
         # a token's bytes never change, and computing them would cost as much as all other work on the token
@@ -78,9 +90,22 @@ class FrontEnd:
         name = request_id or f"request-{next(self._numbers)}"
         return Request.create(name, prompt, params, self.limits, scheduling)
 
-    def chat_prompt(self, messages: Sequence[dict[str, Any]]) -> list[int]:
-        """Encode a conversation, ready for the assistant's turn. Raises RequestError without a template."""
-        return self._need_tokenizer("messages").chat(messages)
+    @functools.cached_property
+    def dialect(self) -> Dialect:
+        """How the model is shown tools and calls them. Raises RequestError without a tokenizer."""
+        return Dialect(self._need_tokenizer("tools"), self._tool_format)
+
+    def chat_prompt(self, messages: Sequence[dict[str, Any]], *, tools: Any = None, **settings: Any) -> list[int]:
+        """Encode a conversation, ready for the assistant's turn.
+
+        tools: what the model is shown; a template that shows none gets them in the system message. settings: of the
+        template, such as enable_thinking. Raises RequestError without a template.
+        """
+        tokenizer = self._need_tokenizer("messages")
+        shown = read_tools(tools)
+        if isinstance(messages, Sequence) and not isinstance(messages, str | bytes):
+            messages = self.dialect.messages(messages, shown)
+        return tokenizer.chat(messages, tools=[tool.shown() for tool in shown], **settings)
 
     @cached_property
     def grammars(self) -> Grammars:

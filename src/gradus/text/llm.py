@@ -167,9 +167,15 @@ class LLM:
         """Answer a conversation of {"role", "content"} messages through the model's own chat template."""
         return self.generate(self.chat_prompt(messages), params, scheduling=scheduling)
 
-    def chat_prompt(self, messages: Sequence[dict[str, Any]]) -> list[int]:
-        """Encode a conversation, ready for the assistant's turn. Raises RequestError without a template."""
-        return self.front_end.chat_prompt(messages)
+    def chat_prompt(self, messages: Sequence[dict[str, Any]], *, tools: Any = None, **settings: Any) -> list[int]:
+        """Encode a conversation, ready for the assistant's turn.
+
+        tools: what the model is shown, in OpenAI's or Anthropic's shape. `front_end.dialect` reads its calls
+            (gradus.text.tools).
+        settings: of the chat template: enable_thinking, thinking, reasoning_effort.
+        Raises RequestError without a template.
+        """
+        return self.front_end.chat_prompt(messages, tools=tools, **settings)
 
     # -- step by step -------------------------------------------------------------------------------------------------
 

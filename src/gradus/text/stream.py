@@ -45,6 +45,11 @@ class TextStream:
         """The text that is certain so far."""
         return "".join(self._said)
 
+    @property
+    def held(self) -> str:
+        """Decoded text behind the certain one: it may be the beginning of a stop string."""
+        return self._held
+
     def push(self, tokens: Iterable[int]) -> str:
         """Take new tokens; return the text that is now certain. It ends at a stop string (`stop_reason`, `taken`)."""
         new = ""

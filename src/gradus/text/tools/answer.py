@@ -1,0 +1,271 @@
+"""An answer as it arrives: reasoning first, if there is any, then text with calls in it.
+
+    tokens ── Marks ──▶ text and marks ── AnswerParser ──▶ events
+
+One machine reads streamed and whole answers. It sees characters and marks, whatever the pieces they came in.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from gradus.text.completion import Delta
+from gradus.text.tools.calls import MAX_CALLS, Calls, Syntax
+from gradus.text.tools.events import Event, Reasoning, Text, joined
+from gradus.text.tools.marks import Marks
+from gradus.text.tools.reader import BLANKS, END, Malformed, Mark, Parsing, Piece, Reader
+from gradus.text.tools.tool import Tool
+
+MOST_BLANKS = 256  # that wait for what follows them
+
+_BLANK_RUN = re.compile(r"[ \t\r\n]+")
+_ANYTHING = re.compile(r"(?s:.+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Trigger:
+    """Where calls begin.
+
+    marker: a token or a text. place: "anywhere", "line" (at the beginning of one), or "start" (of the answer).
+    part: the marker is a part of the call's syntax, and left for it.
+    """
+
+    marker: str
+    syntax: Syntax
+    place: str = "anywhere"
+    part: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Thoughts:
+    """The markers around reasoning, and whether the prompt has opened it: then the answer begins inside."""
+
+    opening: str = "<think>"
+    closing: str = "</think>"
+    inside: bool = False
+
+
+class _Shown:
+    """Text on its way out. Blanks at its end wait: before a call, or at the end of reasoning, they are not shown."""
+
+    def __init__(self, emit: Callable[[str], None]) -> None:
+        self._emit = emit
+        self.blanks = ""
+        self._run = 0  # length of the run of blanks at the end, shown or not
+        self.last = ""  # the last character; "" at the beginning
+        self.empty = True  # nothing but blanks so far
+
+    def say(self, text: str) -> None:
+        if not text:
+            return
+        self.last = text[-1]
+        body = text.rstrip(" \t\r\n")
+        tail = text[len(body) :]
+        self._run = len(tail) + (0 if body else self._run)
+        if body:
+            self.empty = False
+            self._emit(self.blanks + body)
+            self.blanks = ""
+        self.blanks += tail
+        if self._run > MOST_BLANKS:
+            self.flush()
+
+    def flush(self) -> None:
+        if self.blanks:
+            self._emit(self.blanks)
+        self.blanks = ""
+
+
+class AnswerParser:
+    """Text and marks of one answer in, events out.
+
+    tools: those that may be called, by name; without any, nothing is a call. ids: of the calls, in their order.
+    """
+
+    def __init__(
+        self,
+        triggers: Iterable[Trigger],
+        tools: Mapping[str, Tool],
+        ids: Iterator[str],
+        thoughts: Thoughts | None = None,
+        token_markers: Iterable[str] = (),
+        most_calls: int = MAX_CALLS,
+    ) -> None:
+        """token_markers: those that arrive as marks, and are not looked for in the text. most_calls: more are text."""
+        self._reader = Reader()
+        self._events: list[Event] = []
+        by_token = frozenset(token_markers)
+        active = tuple(triggers) if tools else ()
+        self._by_mark = {trigger.marker: trigger for trigger in active if trigger.marker in by_token}
+        self._by_text = [trigger for trigger in active if trigger.marker not in by_token]
+        self._first = frozenset(trigger.marker[0] for trigger in self._by_text)
+        self._plain = _all_but(self._first)
+        self._thoughts = thoughts
+        self._thoughts_by_text = thoughts is not None and thoughts.opening not in by_token
+        self._text = _Shown(lambda text: self._events.append(Text(text)))
+        self._after_call = False
+        self._calls = Calls(self._reader, tools, ids, self._events.append, self._call_starts, most_calls)
+        self._run = self._answer()
+        self._ended = False
+
+    def feed(self, pieces: Iterable[Piece]) -> list[Event]:
+        for piece in pieces:
+            self._reader.feed(piece)
+        return self._advance()
+
+    def finish(self) -> list[Event]:
+        self._reader.end()
+        return self._advance()
+
+    def _advance(self) -> list[Event]:
+        if not self._ended:
+            self._ended = next(self._run, True) is True
+        found = joined(self._events)
+        self._events.clear()
+        return found
+
+    # -- the order of an answer ----------------------------------------------------------------------------------------
+
+    def _answer(self) -> Parsing[None]:
+        if self._thoughts is not None and (yield from self._reasoning_begins(self._thoughts)):
+            yield from self._reasoning(self._thoughts)
+        yield from self._content()
+        if not self._after_call:
+            self._text.flush()
+
+    def _reasoning_begins(self, thoughts: Thoughts) -> Parsing[bool]:
+        """Take an opening marker before anything else. A closing one alone closes what the prompt opened: drop it."""
+        if thoughts.inside:
+            return True
+        while (char := (yield from self._reader.peek())) in BLANKS:
+            self._say_kept(self._reader.span(_BLANK_RUN))
+        if isinstance(char, str) and not (self._thoughts_by_text and char == thoughts.opening[0]):
+            return False
+        others = self._candidates(char) if isinstance(char, str) else {}
+        found = yield from self._reader.marker((thoughts.opening, thoughts.closing, *others))
+        if found is None:
+            self._say_kept(self._reader.kept)
+            return False
+        if found in others:
+            yield from self._try_calls(others[found])
+            return False
+        self._reader.forget()
+        self._text.blanks = ""
+        if found == thoughts.closing:
+            yield from self._drop_blanks()
+        return found == thoughts.opening
+
+    def _reasoning(self, thoughts: Thoughts) -> Parsing[None]:
+        """Read up to the closing marker. Blanks inside the markers and behind them are layout, not thought."""
+        reader = self._reader
+        thought = _Shown(lambda text: self._events.append(Reasoning(text)))
+        plain = _all_but(thoughts.closing[0] if self._thoughts_by_text else "")
+        yield from self._drop_blanks()
+        while (char := (yield from reader.peek())) is not END:
+            if isinstance(char, Mark):
+                reader.take()
+                if char.name == thoughts.closing:
+                    break
+            elif not reader.span(plain) and (yield from reader.match((thoughts.closing,))):
+                break
+            thought.say(reader.kept)
+            reader.forget()
+        reader.forget()
+        yield from self._drop_blanks()
+
+    def _drop_blanks(self) -> Parsing[None]:
+        while (yield from self._reader.peek()) in BLANKS:
+            self._reader.span(_BLANK_RUN)
+            self._reader.forget()
+
+    def _content(self) -> Parsing[None]:
+        """Read text, and calls where they begin."""
+        reader = self._reader
+        while (char := (yield from reader.peek())) is not END:
+            if isinstance(char, Mark):
+                trigger = self._by_mark.get(char.name)
+                if trigger is not None:
+                    reader.take()
+                    yield from self._try_calls(trigger)
+                    continue
+                reader.take()
+            elif not reader.span(self._plain):
+                yield from self._perhaps_calls(char)
+                continue
+            self._say_kept(reader.kept)
+
+    def _perhaps_calls(self, char: str) -> Parsing[None]:
+        """Read a text that begins like a marker."""
+        reader = self._reader
+        here = self._candidates(char)
+        if not here:
+            reader.take()
+        elif char in here and here[char].part:
+            yield from self._try_calls(here[char])
+        elif (marker := (yield from reader.match(here))) is not None:
+            yield from self._try_calls(here[marker])
+        self._say_kept(reader.kept)
+
+    def _candidates(self, char: str) -> dict[str, Trigger]:
+        """The triggers that begin with this character and may stand here, by their text."""
+        return {each.marker: each for each in self._by_text if each.marker[0] == char and self._in_place(each.place)}
+
+    def _in_place(self, place: str) -> bool:
+        match place:
+            case "start":
+                return self._text.empty
+            case "line":
+                return self._text.last in ("", "\n")
+        return True
+
+    def _try_calls(self, trigger: Trigger) -> Parsing[None]:
+        """Read calls. What is none, or is left behind the last one, is shown as text.
+
+        If the output ends inside a call that was reported, nothing is shown: half a number is no text.
+        """
+        try:
+            yield from trigger.syntax(self._calls)
+        except Malformed:
+            if self._calls.end(complete=False) and (yield from self._reader.peek()) is END:
+                self._reader.forget()
+        self._say_kept(self._reader.kept)
+
+    def _call_starts(self) -> None:
+        """Drop the blanks before a call."""
+        self._text.blanks = ""
+        self._after_call = True
+
+    def _say_kept(self, text: str) -> None:
+        self._text.say(text)
+        self._reader.forget()
+        if text.strip(" \t\r\n"):
+            self._after_call = False
+
+
+def _all_but(characters: Iterable[str]) -> re.Pattern[str]:
+    """A run of characters that no marker begins with."""
+    listed = "".join(characters)
+    return re.compile(f"[^{re.escape(listed)}]+") if listed else _ANYTHING
+
+
+class AnswerStream:
+    """One sample's tokens in, events out: `push` tokens and `finish`, or `read` deltas."""
+
+    def __init__(self, marks: Marks, parser: AnswerParser) -> None:
+        self._marks = marks
+        self._parser = parser
+
+    def push(self, tokens: Iterable[int]) -> list[Event]:
+        """Take the next tokens, without the stop token at the end. Returns the events that are certain now."""
+        return self._parser.feed(self._marks.push(tokens))
+
+    def finish(self) -> list[Event]:
+        """End the answer. Returns the remaining events."""
+        return joined([*self._parser.feed(self._marks.finish()), *self._parser.finish()])
+
+    def read(self, delta: Delta) -> list[Event]:
+        """Take a delta of the sample: its last one ends the answer."""
+        last = delta.completion
+        stopped = last is not None and isinstance(last.stop_reason, int)
+        events = self.push(delta.token_ids[:-1] if stopped else delta.token_ids)
+        return events if last is None else joined([*events, *self.finish()])

@@ -1,0 +1,136 @@
+"""The table of formats: how models of each family are shown tools, and how they call them.
+
+The first format whose signs are in a model's chat template, or among the tokens of its vocabulary, is the model's.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from gradus.text.tools import calls
+from gradus.text.tools.answer import Trigger
+from gradus.text.tools.layout import Layout
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """One format.
+
+    signs: texts that a chat template of such models has, all of them; none: every model. tokens: added tokens of the
+    vocabulary that say the same, for templates that show no tools. markers: tokens where the vocabulary has them, text
+    otherwise. free: models may decide by themselves whether to call; otherwise only a grammar makes them.
+    """
+
+    name: str
+    families: str
+    signs: tuple[str, ...]
+    layout: Layout
+    triggers: tuple[Trigger, ...]
+    markers: tuple[str, ...] = ()
+    tokens: tuple[str, ...] = ()
+    free: bool = True
+
+
+_IN_TAGS = ("<tool_call>", "</tool_call>")
+_HERMES = Layout('<tool_call>\n{"name": "$name", "arguments": $json}\n</tool_call>', "<tool_call>", between="\n")
+_BY_NAME = ("\0",)  # in no template
+
+FORMATS: tuple[Format, ...] = (
+    Format(
+        name="qwen3-coder",
+        families="Qwen3-Coder, Qwen3.5",
+        signs=("<function=", "<parameter="),
+        markers=_IN_TAGS,
+        layout=Layout("<tool_call>\n<function=$name>\n$xml</function>\n</tool_call>", "<tool_call>", between="\n"),
+        triggers=(Trigger("<tool_call>", calls.xml_in_tags("</tool_call>")),),
+    ),
+    Format(
+        name="hermes",
+        families="Qwen2.5, Qwen3, SmolLM3, Hermes",
+        signs=("<tool_call>",),
+        markers=_IN_TAGS,
+        layout=_HERMES,
+        triggers=(Trigger("<tool_call>", calls.json_in_tags("</tool_call>")),),
+    ),
+    Format(
+        name="qwen2.5-coder",
+        families="Qwen2.5-Coder, by name only: its template is Qwen2.5's, but it often leaves the tags out",
+        signs=_BY_NAME,
+        markers=_IN_TAGS,
+        layout=_HERMES,
+        triggers=(
+            Trigger("<tool_call>", calls.json_in_tags("</tool_call>")),
+            Trigger("{", calls.bare_json, "start", part=True),
+            Trigger("```json", calls.json_fence, "start"),
+        ),
+    ),
+    Format(
+        name="mistral-v11",
+        families="Mistral from version 11 of its tokenizer on",
+        signs=("[TOOL_CALLS]", "[ARGS]"),
+        markers=("[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"),
+        tokens=("[TOOL_CALLS]", "[ARGS]"),
+        layout=Layout("[TOOL_CALLS]$name[ARGS]$json", "[TOOL_CALLS]", between=""),
+        triggers=(Trigger("[TOOL_CALLS]", calls.mistral),),
+    ),
+    Format(
+        name="mistral-v3",
+        families="Mistral 7B v0.3, Nemo, Mixtral",
+        signs=("[TOOL_CALLS]",),
+        markers=("[TOOL_CALLS]",),
+        tokens=("[TOOL_CALLS]",),
+        layout=Layout(
+            '{"name": "$name", "arguments": $json}', "[TOOL_CALLS]", opening="[TOOL_CALLS] [", closing="]", between=", "
+        ),
+        triggers=(Trigger("[TOOL_CALLS]", calls.mistral),),
+    ),
+    Format(
+        name="llama3-pythonic",
+        families="Llama 3.2 with the template for calls in Python's syntax",
+        signs=("<|start_header_id|>", "[func_name1("),
+        markers=("<|python_tag|>",),
+        layout=Layout("$name($python)", "[", opening="[", closing="]", between=", ", at_start=True),
+        triggers=(Trigger("[", calls.python_list, "start"), Trigger("<|python_tag|>", calls.python_fence)),
+    ),
+    Format(
+        name="llama3-json",
+        families="Llama 3.1, 3.2, 3.3",
+        signs=("<|start_header_id|>", '"parameters"'),
+        markers=("<|python_tag|>",),
+        layout=Layout('{"name": "$name", "parameters": $json}', "{", at_start=True),
+        triggers=(Trigger("{", calls.bare_json, "start", part=True), Trigger("<|python_tag|>", calls.bare_json)),
+    ),
+    Format(
+        name="gemma3",
+        families="Gemma 3",
+        signs=("<start_of_turn>",),
+        tokens=("<start_of_turn>",),
+        layout=Layout(
+            "$name($python)", "```tool_code", opening="```tool_code\n[", closing="]\n```", between=", "
+        ),
+        triggers=(
+            Trigger("```tool_code", calls.python_fence, "line"),
+            Trigger("[", calls.python_list, "line"),
+        ),
+    ),
+    Format(
+        name="grammar",
+        families="any model that was not taught to call tools, such as SmolLM2",
+        signs=(),
+        layout=Layout('{"name": "$name", "arguments": $json}', "{", at_start=True),
+        triggers=(Trigger("{", calls.bare_json, "start", part=True),),
+        free=False,
+    ),
+)  # fmt: skip
+
+NAMES = tuple(each.name for each in FORMATS)
+
+
+def detect(template: str | None, has_token: Callable[[str], bool]) -> Format:
+    """Find the format of a model. template: its chat template's source. has_token: whether a text is an added token."""
+    return next(
+        each
+        for each in FORMATS
+        if (template is not None and all(sign in template for sign in each.signs))
+        or (each.tokens and all(map(has_token, each.tokens)))
+        or not each.signs
+    )

@@ -1,0 +1,70 @@
+"""The layout of tool calls: one template for the grammar, for examples in prompts, and for calls of earlier turns."""
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from string import Template
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How calls are written.
+
+    call: one call, with $name and its arguments as $json, $xml or $python. opening, closing: around all calls.
+    between: between two of them; None if an answer has one call at most. trigger: the beginning of `opening` or of
+    `call`, which begins nothing else. at_start: calls begin the answer, or there are none.
+    """
+
+    call: str
+    trigger: str
+    opening: str = ""
+    closing: str = ""
+    between: str | None = None
+    at_start: bool = False
+
+    @property
+    def trigger_in_call(self) -> bool:
+        """Whether every call begins with the trigger, rather than all of them together."""
+        return not self.opening
+
+    def write(self, calls: Iterable[tuple[str, Mapping[str, Any]]]) -> str:
+        """Write calls, each a name and its arguments."""
+        template = Template(self.call)
+        written = [
+            template.substitute(
+                name=name,
+                json=json.dumps(arguments, ensure_ascii=False),
+                xml="".join(f"<parameter={key}>\n{_raw(value)}\n</parameter>\n" for key, value in arguments.items()),
+                python=", ".join(f"{key}={_python(value)}" for key, value in arguments.items()),
+            )
+            for name, arguments in calls
+        ]
+        return self.opening + ("\n" if self.between is None else self.between).join(written) + self.closing
+
+    @property
+    def example(self) -> str:
+        """A call as a prompt explains it."""
+        return (
+            self.opening
+            + Template(self.call).substitute(
+                name="FUNCTION",
+                json='{"PARAMETER": VALUE, …}',
+                xml="<parameter=PARAMETER>\nVALUE\n</parameter>\n…\n",
+                python="PARAMETER=VALUE, …",
+            )
+            + self.closing
+        )
+
+
+def _raw(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def _python(value: Any) -> str:
+    """Write a JSON value as a Python literal, with double quotes, as the grammar has it."""
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{json.dumps(key)}: {_python(item)}" for key, item in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(_python, value)) + "]"
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, str) else repr(value)

@@ -1,0 +1,77 @@
+"""Raw text typed by a schema: for formats that write values without quotes."""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from gradus.text.tools.json_text import copy_value
+from gradus.text.tools.python_text import copy_literal
+from gradus.text.tools.reader import read_all
+
+DEEPEST_SCHEMA = 8
+
+_NUMBER = re.compile(r"-?(0|[1-9]\d*)(\.\d+)?([eE][-+]?\d+)?", re.ASCII)
+_WHOLE = re.compile(r"(-?(?:0|[1-9]\d*))(?:\.0+)?", re.ASCII)
+_CONSTANTS = {"true": "boolean", "false": "boolean", "null": "null", "none": "null"}
+_KINDS: tuple[tuple[type, str], ...] = (
+    (str, "string"), (bool, "boolean"), (int, "integer"), (float, "number"), (type(None), "null"), (list, "array"),
+    (dict, "object"),
+)  # fmt: skip
+
+
+def property_schema(schema: Mapping[str, Any], name: str) -> Any:
+    """Return the schema of a property, or one that says nothing."""
+    properties = schema.get("properties")
+    return properties.get(name, {}) if isinstance(properties, Mapping) else {}
+
+
+def kinds_of(schema: Any, root: Mapping[str, Any], depth: int = DEEPEST_SCHEMA) -> frozenset[str]:
+    """Collect the JSON types that a schema allows. Empty: it does not say, or only in ways not followed here."""
+    if not isinstance(schema, Mapping) or depth == 0:
+        return frozenset()
+    kinds = schema.get("type")
+    if isinstance(kinds, str):
+        return frozenset((kinds,))
+    if isinstance(kinds, list):
+        return frozenset(kind for kind in kinds if isinstance(kind, str))
+    literals = [schema["const"]] if "const" in schema else schema.get("enum")
+    if isinstance(literals, list):
+        return frozenset(next(name for kind, name in _KINDS if isinstance(value, kind)) for value in literals)
+    if isinstance(schema.get("$ref"), str):
+        return kinds_of(_referred(schema["$ref"], root), root, depth - 1)
+    for key in ("anyOf", "oneOf", "allOf"):
+        if isinstance(branches := schema.get(key), list):
+            return frozenset().union(*(kinds_of(branch, root, depth - 1) for branch in branches))
+    return frozenset()
+
+
+def _referred(reference: str, root: Mapping[str, Any]) -> Any:
+    """Look up a reference into the same schema; what cannot be found says nothing."""
+    found: Any = root
+    for step in reference.removeprefix("#/").split("/") if reference.startswith("#/") else ("",):
+        found = found.get(step.replace("~1", "/").replace("~0", "~")) if isinstance(found, Mapping) else None
+    return found
+
+
+def is_text(kinds: frozenset[str]) -> bool:
+    """Whether a raw value can only be a string, and may be sent before it ends."""
+    return kinds <= {"string"}
+
+
+def typed(text: str, kinds: frozenset[str]) -> str | None:
+    """Write a raw value as JSON of an allowed type; None if it can only be a string.
+
+    A text that is allowed to be a number is one if it reads as one, and so on: quotes would have made it a string.
+    """
+    word = text.strip()
+    if (constant := _CONSTANTS.get(word.lower())) in kinds:
+        return "null" if constant == "null" else word.lower()
+    if "integer" in kinds and (whole := _WHOLE.fullmatch(word)):
+        return whole[1]
+    if "number" in kinds and _NUMBER.fullmatch(word):
+        return word
+    for kind, bracket in (("object", "{"), ("array", "[")):
+        if kind in kinds and word.startswith(bracket):
+            written = read_all(word, copy_value)
+            return written if written is not None else read_all(word, copy_literal)
+    return None
