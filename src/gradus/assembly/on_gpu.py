@@ -54,7 +54,7 @@ def gpu_runner(
     graphs = StepGraphs(step, count, shapes, masked=constraints is not None) if config.graphs else None
     runner = GpuRunner(step, graphs, slots=count)
     readings.append(Reading(runner, view, attention, context))
-    start_up(readings, graphs, sampler, config, report, times)
+    start_up(readings, graphs, sampler, config, report, times, history)
     return runner
 
 

@@ -15,6 +15,7 @@ from gradus.kernels.core.compiling import compiled_together
 from gradus.models import Model
 from gradus.sampling.kernel_sampler import KernelSampler
 from gradus.scheduling.step_times import StepTimes
+from gradus.speculative.history import History
 
 USUAL_LENGTH = 512  # tokens of the sequences in the graphs' trial runs
 
@@ -42,18 +43,21 @@ def start_up(
     config: EngineConfig,
     report: Report,
     times: StepTimes,
+    history: History,
 ) -> None:
     """Compile all kernels in parallel, then capture steps, and run the launches that are not captured.
 
     graphs: None for an engine without any; then short prompts have none either. times: learns the cost of drafts.
+    history: the runner's.
     """
-    budget = config.budget(sampler.device.type)
+    budget, newest = config.budget(sampler.device.type), None if history.whole else history.tokens
 
     def warm() -> None:
         for each in readings:
             most = min(budget or each.longest, each.longest)
             model, run_model = each.model, each.reader.run_model
-            warm_up(model, run_model, each.attention, sampler, most=most, crowd=config.max_sequences)
+            crowd = config.max_sequences
+            warm_up(model, run_model, each.attention, sampler, most=most, crowd=crowd, newest=newest)
 
     prompts = [] if graphs is None else [prompt_graphs(each, graphs.recorder, budget) for each in readings]
     with compiled_together():

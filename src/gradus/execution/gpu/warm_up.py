@@ -9,6 +9,7 @@ parallel (`gradus.kernels.core.compiling`), then for real.
 from collections.abc import Iterator
 
 import torch
+from torch import Tensor
 
 from gradus.attention.batch import Batch
 from gradus.attention.graph_paged import GraphPagedAttention
@@ -26,10 +27,12 @@ def warm_up(
     *,
     most: int,
     crowd: int,
+    newest: Tensor | None = None,
 ) -> None:
     """Run a prompt of each kind of length up to `most` tokens, and batches of up to `crowd` short ones.
 
-    All are in padding's slot. run_model: runs the model, faster for sizes that it has captured.
+    All are in padding's slot. run_model: runs the model, faster for sizes that it has captured. newest: where draws
+    also write each slot's token, as in `KernelSampler.draw_slots`.
     """
     padding = attention.padding
     for counts in steps(attention.launches[-1].rows, most, crowd):
@@ -39,7 +42,7 @@ def warm_up(
         slots = torch.full((len(counts),), padding, device=model.device)
         logits = model.logits(hidden[batch.logits_rows])
         for full in (False, True):
-            sampler.draw_slots(logits, slots, slots, full=full)
+            sampler.draw_slots(logits, slots, slots, newest, full=full)
     torch.cuda.synchronize(model.device)
 
 
