@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from phases.p11_structured_output.characters import Ranges, single
 
+
 @dataclass(frozen=True, slots=True)
 class Characters:
     """One character of these ranges."""

@@ -1,8 +1,8 @@
 """From bytes to tokens: in each state of the automaton, the tokens whose bytes it can follow to their end.
 
-The vocabulary is a tree of bytes, in which tokens that begin alike share a path. The walk goes down the tree and through
-the automaton at once, and leaves a branch at the first byte that the automaton does not take. So it never looks at most
-of the vocabulary, except in states that take nearly anything.
+The vocabulary is a tree of bytes, in which tokens that begin alike share a path. The walk goes down the tree and
+through the automaton at once, and leaves a branch at the first byte that the automaton does not take. So it never looks
+at most of the vocabulary, except in states that take nearly anything.
 """
 
 from collections.abc import Sequence

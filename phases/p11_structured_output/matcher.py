@@ -46,7 +46,7 @@ class Matcher:
         del self.states[len(self.states) - tokens :]
 
     def rows(self, drafts: Sequence[int]) -> list[Mask]:
-        """The masks of a verification (p08): the newest token's row, and one for each draft up to one that may not come."""
+        """The masks of a verification (p08): for the newest token's row, and each draft's up to one that is illegal."""
         masks, states = [self.allowed()], len(self.states)
         for draft in drafts:
             if not masks[-1][draft]:

@@ -111,7 +111,7 @@ class Parser:
     def escaped(self) -> Ranges:
         if code := CODE.match(self.text, self.place):
             self.place = code.end()
-            return single(chr(int(code[1] or code[2], 16)))
+            return without(without(single(chr(int(code[1] or code[2], 16))))) or self.refuse("half a surrogate pair")
         letter = self.taken()
         if letter in CLASSES:
             return CLASSES[letter]

@@ -20,7 +20,7 @@ from phases.p11_structured_output.matcher import Matcher
 
 
 class MaskingSampler(Sampler):
-    """p00's sampler, which draws only legal tokens for sequences that ask for it. Log-probabilities stay the model's.
+    """The usual sampler, but it draws only legal tokens where they are asked for. Log-probabilities stay the model's.
 
     matchers: by slot, of the sequences that ask for something.
     """
@@ -41,14 +41,15 @@ class MaskingSampler(Sampler):
                 self.matchers[admission.slot] = matcher
 
     def _draw(self, logits: Tensor, rows: Rows) -> Tensor:
-        """Draw as p00 does, from what the masks leave. The model has been launched, and may still run."""
-        followed = [row for row, slot in enumerate(rows.slots.tolist()) if slot in self.matchers]
-        if not followed:
+        """Draw as usual, from what the masks leave. The model has been launched, and may still run."""
+        asking = [row for row, slot in enumerate(rows.slots.tolist()) if slot in self.matchers]
+        if not asking:
             return super()._draw(logits, rows)
         self.catch_up()
-        matchers = [self.matchers[slot] for slot in rows.slots[followed].tolist()]
-        tokens = super()._draw(self.masked(logits, followed, [matcher.allowed() for matcher in matchers]), rows)
-        self.under_way = matchers, to_host(tokens[followed]), Arrival(self.device)
+        matchers = [self.matchers[slot] for slot in rows.slots[asking].tolist()]
+        there = upload(asking, torch.int64, self.device)
+        tokens = super()._draw(self.masked(logits, there, [matcher.allowed() for matcher in matchers]), rows)
+        self.under_way = matchers, to_host(tokens[there]), Arrival(self.device)
         return tokens
 
     def catch_up(self) -> None:
@@ -62,8 +63,8 @@ class MaskingSampler(Sampler):
                 matcher.advance(token)
         self.under_way = None
 
-    def masked(self, logits: Tensor, rows: list[int], masks: list[Mask]) -> Tensor:
-        """Put -inf where a token is not legal. logits: [R, V], which stays as it is. masks: [V], one for each of rows."""
+    def masked(self, logits: Tensor, rows: Tensor, masks: list[Mask]) -> Tensor:
+        """Put -inf where a token is not legal. logits: [R, V], which stays as it is. masks: of these rows, [V] each."""
         illegal = upload(~np.concatenate(masks), torch.bool, self.device).view(len(rows), -1)
         masked = logits.clone()
         masked[rows] = masked[rows].masked_fill(illegal, float("-inf"))

@@ -1,0 +1,54 @@
+"""What a mask does to a greedy answer, token by token: how much of the model's own probability it leaves.
+
+    python -m phases.p11_structured_output.watch "My phone number is" --regex " \\\\d{3}-\\\\d{4}"
+    python -m phases.p11_structured_output.watch "Is the sky blue?" --chat --choice yes --choice no
+
+Each row is a token: how many may come in its place, what the model gives all of them together, the one that is drawn,
+and the one that the model would have chosen.
+"""
+
+import argparse
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from gradus import LLM, SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """legal: how many tokens may come. mass: the model's probability for all of them. drawn, freely: the token that is
+    drawn, and the one that the model would choose of all."""
+
+    legal: int
+    mass: float
+    drawn: int
+    freely: int
+
+
+class Watch:
+    """Notes each masked draw of an engine, while one greedy request runs alone."""
+
+    def __init__(self, sampler: Any) -> None:
+        self.seen: list[Seen] = []
+        self.masked = sampler.masked
+        sampler.masked = self.note
+
+    def note(self, logits: torch.Tensor, rows: torch.Tensor, masks: list[Any]) -> torch.Tensor:
+        masked: torch.Tensor = self.masked(logits, rows, masks)
+        mass = logits[0].softmax(-1)[torch.from_numpy(masks[0])].sum()
+        self.seen.append(Seen(int(masks[0].sum()), float(mass), int(masked[0].argmax()), int(logits[0].argmax())))
+        return masked
+
+    def take(self, tokens: int) -> list[Seen]:
+        """What was noted for an answer of so many tokens. Steps in vain (p10) are left out."""
+        seen, self.seen = self.seen[:tokens], []
+        return seen
+
+
+def answer(llm: LLM, prompt: str | list[int], structured: Any, most: int) -> tuple[str, list[Seen]]:
+    """Run a request alone. Returns its text, and what its masks did."""
+    watch = Watch(llm.engine.runner.sampler)  # type: ignore[attr-defined]
+    (done,) = llm.generate(prompt, SamplingParams(max_tokens=most, structured=structured))
+    return done.text, watch.take(len(done.token_ids))
