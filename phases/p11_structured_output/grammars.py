@@ -20,14 +20,14 @@ class Grammars:
 
     def __init__(self, vocabulary: Sequence[bytes], ends: Sequence[int]) -> None:
         self.vocabulary, self.ends = vocabulary, ends
-        self.root = tree_of(vocabulary)
+        self.tree = tree_of(vocabulary)
         self.compiled: OrderedDict[tuple[str, str], TokenMasks] = OrderedDict()
 
     def masks(self, structured: Structured) -> TokenMasks:
         """Raises RequestError for a kind that this phase does not read, and for an expression that it cannot follow."""
         name = structured.kind, structured.text
         if name not in self.compiled:
-            self.compiled[name] = TokenMasks(dfa_of(expression_of(structured)), self.vocabulary, self.root)
+            self.compiled[name] = TokenMasks(dfa_of(expression_of(structured)), self.vocabulary, self.tree)
             if len(self.compiled) > MOST_KEPT:
                 self.compiled.popitem(last=False)
         self.compiled.move_to_end(name)

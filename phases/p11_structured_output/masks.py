@@ -1,12 +1,13 @@
 """From bytes to tokens: in each state of the automaton, the tokens whose bytes it can follow to their end.
 
 The vocabulary is a tree of bytes, in which tokens that begin alike share a path. The walk goes down the tree and
-through the automaton at once, and leaves a branch at the first byte that the automaton does not take. So it never looks
+through the automaton at once, and skips a branch at the first byte that the automaton does not take. So it never looks
 at most of the vocabulary, except in states that take nearly anything.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from os.path import commonprefix
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,49 +18,66 @@ Mask = NDArray[np.bool_]
 """Whether each token is legal, [V]."""
 
 
-@dataclass(slots=True)
-class TreeNode:
-    """tokens: those whose bytes end here. children: by the next byte."""
+class TreeNode(NamedTuple):
+    """One byte of some tokens. depth: how many bytes come before it. tokens: those that end with it.
 
-    tokens: list[int] = field(default_factory=list)
-    children: dict[int, "TreeNode"] = field(default_factory=dict)
+    after: the place of the next node that is not below this one.
+    """
 
-
-def tree_of(vocabulary: Sequence[bytes]) -> TreeNode:
-    """Put each token's bytes into a tree. Tokens without bytes (control tokens, unused ids) are no text: left out."""
-    root = TreeNode()
-    for token, text in enumerate(vocabulary):
-        if text:
-            node = root
-            for byte in text:
-                node = node.children.setdefault(byte, TreeNode())
-            node.tokens.append(token)
-    return root
+    byte: int
+    depth: int
+    tokens: list[int]
+    after: int
 
 
-def legal(root: TreeNode, dfa: Dfa, state: int) -> list[int]:
+def tree_of(vocabulary: Sequence[bytes]) -> list[TreeNode]:
+    """The tree of all tokens as a list: each node is followed by what is below it.
+
+    Tokens without bytes (control tokens, unused ids) are no text: they are left out.
+    """
+    spelled = sorted((text, token) for token, text in enumerate(vocabulary) if text)
+    found: list[tuple[int, int, list[int]]] = []
+    after: dict[int, int] = {}
+    path: list[int] = []  # the nodes of the last token
+    for before, (text, token) in zip([b"", *(text for text, _ in spelled)], spelled, strict=False):
+        shared = len(commonprefix([before, text]))
+        after |= dict.fromkeys(path[shared:], len(found))
+        del path[shared:]
+        for depth in range(shared, len(text)):
+            path.append(len(found))
+            found.append((text[depth], depth, []))
+        found[path[-1]][2].append(token)
+    return [TreeNode(*node, after.get(place, len(found))) for place, node in enumerate(found)]
+
+
+def legal(tree: Sequence[TreeNode], dfa: Dfa, state: int) -> list[int]:
     """The tokens that may come next in this state."""
-    tokens: list[int] = []
-    places = [(root, state)]
-    while places:
-        node, at = places.pop()
-        tokens += node.tokens
-        for byte in node.children.keys() & dfa.steps[at].keys():
-            places.append((node.children[byte], dfa.steps[at][byte]))
-    return tokens
+    found: list[int] = []
+    states = {0: state}  # before the byte of each depth
+    place = 0
+    while place < len(tree):
+        byte, depth, tokens, after = tree[place]
+        behind = dfa.steps[states[depth]].get(byte)
+        if behind is None:
+            place = after
+        else:
+            states[depth + 1] = behind
+            found += tokens
+            place += 1
+    return found
 
 
 class TokenMasks:
     """The masks of an automaton's states. Each is found when it is first asked for, and kept: a bit per token."""
 
-    def __init__(self, dfa: Dfa, vocabulary: Sequence[bytes], root: TreeNode) -> None:
-        self.dfa, self.vocabulary, self.root = dfa, vocabulary, root
+    def __init__(self, dfa: Dfa, vocabulary: Sequence[bytes], tree: Sequence[TreeNode]) -> None:
+        self.dfa, self.vocabulary, self.tree = dfa, vocabulary, tree
         self.packed: dict[int, NDArray[np.uint8]] = {}
 
     def mask(self, state: int) -> Mask:
         """A new array, which the caller may change."""
         if state not in self.packed:
             mask = np.zeros(len(self.vocabulary), np.bool_)
-            mask[legal(self.root, self.dfa, state)] = True
+            mask[legal(self.tree, self.dfa, state)] = True
             self.packed[state] = np.packbits(mask)
         return np.unpackbits(self.packed[state], count=len(self.vocabulary)).view(np.bool_)

@@ -52,3 +52,29 @@ def answer(llm: LLM, prompt: str | list[int], structured: Any, most: int) -> tup
     watch = Watch(llm.engine.runner.sampler)  # type: ignore[attr-defined]
     (done,) = llm.generate(prompt, SamplingParams(max_tokens=most, structured=structured))
     return done.text, watch.take(len(done.token_ids))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="What a mask does to a greedy answer, token by token.")
+    parser.add_argument("prompt")
+    parser.add_argument("--regex")
+    parser.add_argument("--choice", action="append")
+    parser.add_argument("--chat", action="store_true", help="the prompt is a message to the model")
+    parser.add_argument("--model", default="smollm2-135m")
+    parser.add_argument("--tokens", type=int, default=40, help="at most")
+    asked = parser.parse_args()
+    kinds = {"regex": asked.regex, "choice": asked.choice}
+    with LLM(asked.model, phase="p11", dtype="float32", device="cpu") as llm:
+        prompt = llm.chat_prompt([{"role": "user", "content": asked.prompt}]) if asked.chat else asked.prompt
+        (free,) = llm.generate(prompt, SamplingParams(max_tokens=asked.tokens))
+        text, steps = answer(llm, prompt, {kind: value for kind, value in kinds.items() if value}, asked.tokens)
+        assert llm.tokenizer is not None, "a model that reads text"
+        word = llm.tokenizer.decode
+        print(f"freely:    {free.text!r}\nwith mask: {text!r}\n\n legal  probability  drawn            freely")
+        for each in steps:
+            drawn, freely = (repr(word([token], skip_special=False)) for token in (each.drawn, each.freely))
+            print(f"{each.legal:6,}  {each.mass:11.3%}  {drawn:15}  {freely}")
+
+
+if __name__ == "__main__":
+    main()

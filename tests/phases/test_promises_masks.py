@@ -93,10 +93,12 @@ WORDS = [b"a", b"b", b"ab", b"aab", b"ba", b"", b"c", b"aa", b"a"]  # token 5 ha
 STAR = subsets(LOOP, last=4)
 
 
-def paths(node: TreeNode, text: bytes = b"") -> dict[bytes, list[int]]:
-    found = {text: node.tokens} if node.tokens else {}
-    for byte, child in node.children.items():
-        found |= paths(child, text + bytes([byte]))
+def paths(tree: list[TreeNode]) -> dict[bytes, list[int]]:
+    text, found = b"", {}
+    for node in tree:
+        text = text[: node.depth] + bytes([node.byte])
+        if node.tokens:
+            found[text] = node.tokens
     return found
 
 
@@ -109,11 +111,9 @@ def test_a_token_is_found_at_the_end_of_its_bytes(phase):
 
 @of("p11")
 def test_tokens_that_begin_alike_share_a_path(phase):
-    def count(node: TreeNode) -> int:
-        return 1 + sum(map(count, node.children.values()))
-
-    found = count(tree_of(WORDS))
-    assert found == 8, f"beside the root there are a, ab, aa, aab, b, ba and c: 8 nodes; yours has {found}"
+    nodes = [(shown(bytes([node.byte])), node.depth, node.after) for node in tree_of(WORDS)]
+    wanted = [("a", 0, 4), ("a", 1, 3), ("b", 2, 3), ("b", 1, 4), ("b", 0, 6), ("a", 1, 6), ("c", 0, 7)]
+    assert nodes == wanted, f"(byte, depth, after) of a, aa, aab, ab, b, ba, c: {wanted}; yours are {nodes}"
 
 
 @of("p11")
