@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from gradus import LLM, SamplingParams
+from gradus.text.completion import Completion
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,11 +48,12 @@ class Watch:
         return seen
 
 
-def answer(llm: LLM, prompt: str | list[int], structured: Any, most: int) -> tuple[str, list[Seen]]:
-    """Run a request alone. Returns its text, and what its masks did."""
-    watch = Watch(llm.engine.runner.sampler)  # type: ignore[attr-defined]
+def answer(
+    llm: LLM, watch: Watch, prompt: str | list[int], structured: Any, most: int
+) -> tuple[Completion, list[Seen]]:
+    """Run a request alone, for at most so many tokens. Returns its answer, and what its masks did."""
     (done,) = llm.generate(prompt, SamplingParams(max_tokens=most, structured=structured))
-    return done.text, watch.take(len(done.token_ids))
+    return done, watch.take(len(done.token_ids))
 
 
 def main() -> None:
@@ -67,10 +69,11 @@ def main() -> None:
     with LLM(asked.model, phase="p11", dtype="float32", device="cpu") as llm:
         prompt = llm.chat_prompt([{"role": "user", "content": asked.prompt}]) if asked.chat else asked.prompt
         (free,) = llm.generate(prompt, SamplingParams(max_tokens=asked.tokens))
-        text, steps = answer(llm, prompt, {kind: value for kind, value in kinds.items() if value}, asked.tokens)
+        watch = Watch(llm.engine.runner.sampler)  # type: ignore[attr-defined]
+        done, steps = answer(llm, watch, prompt, {kind: text for kind, text in kinds.items() if text}, asked.tokens)
         assert llm.tokenizer is not None, "a model that reads text"
         word = llm.tokenizer.decode
-        print(f"freely:    {free.text!r}\nwith mask: {text!r}\n\n legal  probability  drawn            freely")
+        print(f"freely:    {free.text!r}\nwith mask: {done.text!r}\n\n legal  probability  drawn            freely")
         for each in steps:
             drawn, freely = (repr(word([token], skip_special=False)) for token in (each.drawn, each.freely))
             print(f"{each.legal:6,}  {each.mass:11.3%}  {drawn:15}  {freely}")
