@@ -34,8 +34,8 @@ AUTOMATON = Exercise(
             "for states in found])",
         ),
     },
-    text="Turn an automaton that may be in many states at once into one that is in one state at a time. Three functions: "
-    "the jumps, the moves, and the numbering of the sets that they lead to.",
+    text="Turn an automaton that may be in many states at once into one that is in one state at a time. Three "
+    "functions: the jumps, the moves, and the numbering of the sets that they lead to.",
     why={
         "closure": (
             "A frozenset can be a key, so two ways to the same states are noticed. The list of what is left takes the "
@@ -46,9 +46,9 @@ AUTOMATON = Exercise(
             "and the walk through the vocabulary asks for nothing else."
         ),
         "subsets": (
-            "The list of sets grows while the loop reads it, so it is queue and numbering at once. The limit is checked "
-            "where a state is made: some expressions have exponentially many, and a server must refuse them before it "
-            "has built them."
+            "The list of sets grows while the loop reads it, so it is queue and numbering at once. The limit is "
+            "checked where a state is made: some expressions have exponentially many, and a server must refuse them "
+            "before it has built them."
         ),
     },
 )

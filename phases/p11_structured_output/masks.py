@@ -6,7 +6,7 @@ at most of the vocabulary, except in states that take nearly anything.
 """
 
 from collections.abc import Sequence
-from os.path import commonprefix
+from itertools import takewhile
 from typing import NamedTuple
 
 import numpy as np
@@ -40,7 +40,7 @@ def tree_of(vocabulary: Sequence[bytes]) -> list[TreeNode]:
     after: dict[int, int] = {}
     path: list[int] = []  # the nodes of the last token
     for before, (text, token) in zip([b"", *(text for text, _ in spelled)], spelled, strict=False):
-        shared = len(commonprefix([before, text]))
+        shared = len(list(takewhile(lambda pair: pair[0] == pair[1], zip(before, text, strict=False))))
         after |= dict.fromkeys(path[shared:], len(found))
         del path[shared:]
         for depth in range(shared, len(text)):
