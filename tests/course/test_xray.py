@@ -40,6 +40,7 @@ SHOWS = {
     "p08": {"drafts"},
     "p09": {"chunk"},
     "p10": {"vain", "chunk"},
+    "p11": {"vain", "chunk"},
     FINAL: {"hit", "chunk", "split", "eviction"},
 }
 
