@@ -10,6 +10,7 @@ token that is drawn, and the one that the model would have chosen.
 import argparse
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -92,19 +93,20 @@ def _rounded(value: Any) -> Any:
     return list(map(significant, value)) if isinstance(value, list) else significant(value)
 
 
+PARTS: dict[str, Callable[[str], Any]] = {"masks": masks, "answers": answers}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="smollm2-135m")
     parser.add_argument("--commit", help="of this code; asked of git by default")
-    parser.add_argument("--out", type=Path, help="where results go; stdout by default")
+    parser.add_argument("--only", choices=PARTS, help="renew this part of the file, and keep the other")
+    parser.add_argument("--out", type=Path, required=True, help="where results go")
     asked = parser.parse_args()
+    found = json.loads(asked.out.read_text(encoding="utf-8")) if asked.only else {}
     about = {"commit": asked.commit or commit(), **fingerprint(torch.device("cpu"), quick=True), "model": asked.model}
-    found = about | {"masks": masks(asked.model), "answers": answers(asked.model)}
-    text = json.dumps(found, ensure_ascii=False) + "\n"
-    if asked.out:
-        asked.out.write_text(text, encoding="utf-8")
-    else:
-        print(text)
+    found |= about | {name: part(asked.model) for name, part in PARTS.items() if asked.only in (None, name)}
+    asked.out.write_text(json.dumps(found, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

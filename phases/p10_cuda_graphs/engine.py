@@ -29,7 +29,7 @@ def runner(model: Model, options: EngineOptions, sampler: Sampler) -> ModelRunne
     storage = PageTensors(model.config, options.cache_blocks, options.page_size, model.dtype, model.device)
     slots = options.max_sequences
     if reason := missing(str(model.device)):
-        logging.getLogger(__name__).warning("p10 runs without its kernel and graphs: %s", reason)
+        logging.getLogger(__name__).warning("the phase runs without kernel and graphs: %s", reason)
         return AheadRunner(model, GatherAttention(model.config, storage), sampler, slots)
     from phases.p10_cuda_graphs.graph_runner import CudaGraphs, GraphAttention, GraphRunner  # Triton is not everywhere
 

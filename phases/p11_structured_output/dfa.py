@@ -45,14 +45,17 @@ def dfa_of(node: Node) -> Dfa:
 
 
 def closure(nfa: Nfa, states: Iterable[int]) -> frozenset[int]:
-    """These states and all that come with them, over any number of jumps."""
+    """The states that these ones jump to over any number of jumps, themselves included.
+
+    Those that only jump are left out: they take no byte, and with them equal sets would look different.
+    """
     found, left = set(states), list(states)
     while left:
         for state in nfa.jumps[left.pop()]:
             if state not in found:
                 found.add(state)
                 left.append(state)
-    return frozenset(found)
+    return frozenset(state for state in found if nfa.moves[state] or not nfa.jumps[state])
 
 
 def moved(nfa: Nfa, states: Iterable[int]) -> dict[int, set[int]]:

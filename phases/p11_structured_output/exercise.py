@@ -9,9 +9,11 @@ AUTOMATON = Exercise(
             "From each of the states you can go on along its jumps, and from there along further ones. How do you make "
             "sure that you come to an end where jumps lead back?",
             "Keep two collections: the states that you have found, and those whose jumps you have yet to look at. A "
-            "jump to a state that you have found already adds nothing. Return a frozenset.",
+            "jump to a state that you have found already adds nothing. Return a frozenset of those that have moves, or "
+            "no jumps: the others have done their work.",
             "found, left = set(states), list(states) · while left: for state in nfa.jumps[left.pop()]: if state not in "
-            "found: found.add(state); left.append(state) · return frozenset(found)",
+            "found: found.add(state); left.append(state) · return frozenset(state for state in found if "
+            "nfa.moves[state] or not nfa.jumps[state])",
         ),
         "moved": (
             "A move is (first byte, last byte, next state), and a byte may have moves from several of the states. What "
@@ -38,8 +40,9 @@ AUTOMATON = Exercise(
     "functions: the jumps, the moves, and the numbering of the sets that they lead to.",
     why={
         "closure": (
-            "A frozenset can be a key, so two ways to the same states are noticed. The list of what is left takes the "
-            "place of recursion, which a long expression would exhaust."
+            "A frozenset can be a key, so two ways to the same states are noticed. Leaving out what only jumps makes "
+            "more of them equal: fewer states, and fewer masks. The list of what is left takes the place of "
+            "recursion, which a long expression would exhaust."
         ),
         "moved": (
             "Ranges are opened into single bytes here, once per state. Following a text is then one look-up per byte, "

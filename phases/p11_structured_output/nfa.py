@@ -45,9 +45,11 @@ class Nfa:
                     self.jumps[self.add(part, self.after(start))].append(end)
                 return end
             case Repeat(part, least, most):
-                for _ in range(least):
+                for _ in range(least - 1 if most is None else least):
                     start = self.add(part, start)
-                return self.add_loop(part, start) if most is None else self.add_optional(part, start, most - least)
+                return (
+                    self.add_loop(part, start, least) if most is None else self.add_optional(part, start, most - least)
+                )
 
     def add_characters(self, ranges: Ranges, start: int) -> int:
         """Add a way for each run of bytes. Ways that end alike share their last states."""
@@ -63,10 +65,14 @@ class Nfa:
                 self.moves[start].append((*run[0], left[run[1:]]))
         return end
 
-    def add_loop(self, part: Node, start: int) -> int:
+    def add_loop(self, part: Node, start: int, least: int) -> int:
         loop = self.after(start)
-        self.jumps[self.add(part, loop)].append(loop)
-        return self.after(loop)
+        end = self.add(part, loop)
+        self.jumps[end].append(loop)
+        behind = self.after(end)
+        if not least:
+            self.jumps[loop].append(behind)
+        return behind
 
     def add_optional(self, part: Node, start: int, most: int) -> int:
         end = self.new()

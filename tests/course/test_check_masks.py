@@ -13,7 +13,13 @@ WRONG = {
         "dfa.py",
         "                left.append(state)\n",
         "",
-        "a*b is in [0, 1, 3] when it is in [0]; yours says [0, 1]",
+        "a*b takes bytes in [1, 3] when it is in [0]; yours says [1]",
+    ),
+    "states that only jump are kept": (
+        "dfa.py",
+        "frozenset(state for state in found if nfa.moves[state] or not nfa.jumps[state])",
+        "frozenset(found)",
+        "a*b takes bytes in [1, 3] when it is in [0]; yours says [0, 1, 3]",
     ),
     "a later move takes the place of an earlier one": (
         "dfa.py",

@@ -497,7 +497,7 @@ FOLLOWED = {
                     if state not in found:
                         found.add(state)
                         left.append(state)
-            return frozenset(found)
+            return frozenset(state for state in found if nfa.moves[state] or not nfa.jumps[state])
         """,
         "moved": """
             behind = {}
