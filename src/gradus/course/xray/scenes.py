@@ -178,8 +178,8 @@ SCENES: dict[str, Scene] = {
     ),
     "p11": Scene(
         "Cy's answer must be Yes or No, and Ben's a line of JSON; Ann's poem is free. The table of masks shows for "
-        "each draw how many tokens may come, and how much of the model's own probability is theirs. Plans, pages and steps "
-        "are p10's.",
+        "each draw how many tokens may come, and how much of the model's own probability is theirs. Plans, pages and "
+        "steps are p10's.",
         (
             ask("Ann", ANN, 5, 14),
             formed("Cy", CY, 7, 6, choice=("Yes", "No")),

@@ -34,9 +34,7 @@ def automaton() -> Drawing:
     for state, accepts in enumerate(dfa.accepting):
         _state(drawing, *PLACES[numbered[state]], str(numbered[state]), KEPT if accepts else BOX)
     drawing.legend(222, [(BOX, "state"), (KEPT, "the answer may end here")])
-    drawing.words(
-        0, 256, "E2 82 AC are the bytes of €, 30 to 39 those of the digits. Other bytes lead nowhere.", bold=True
-    )
+    drawing.words(0, 256, "E2 82 AC are the bytes of €, 30 to 39 the digits. Other bytes lead nowhere.", bold=True)
     return drawing
 
 

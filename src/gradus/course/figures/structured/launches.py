@@ -21,35 +21,30 @@ def launches() -> Drawing:
     drawing.words(
         0,
         346,
-        "Dashed: the drawn token reaches the host. Only the draw needs the mask that follows from it.",
+        "Dashed: the token reaches the host. Only the next draw needs its mask.",
         bold=True,
     )
     return drawing
 
 
 def _steps(drawing: Drawing, top: float, hides: bool) -> None:
-    scale, left = 5.4, 62
-    now = 0.0  # when the last draw's token is there
+    """Draw as many steps as there is room for."""
+    scale, left, room = 5.4, 62, 137.0
+    free, token = LAUNCH, 0.0  # when the GPU is free for the model, and when the last token is on the host
 
-    def block(row: int, start: float, length: float, kind: Kind, word: str = "") -> None:
-        drawing.cell(left + start * scale, top + 42 * row, length * scale - 2, 34, kind, word)
+    def block(lane: int, start: float, length: float, kind: Kind, word: str = "") -> None:
+        drawing.cell(left + start * scale, top + 42 * lane, length * scale - 2, 34, kind, word)
 
-    free = 0.0  # when the GPU is free
-    while now + 2 * LAUNCH + MASK + MODEL + DRAW <= 137:
-        if hides:
-            begins = free + (LAUNCH if free == 0 else 0)  # launched while the last step ran
-            block(0, begins - LAUNCH, LAUNCH, BOX)
-            mask = max(begins, now)
-        else:
-            mask = now
-            begins = now + MASK + LAUNCH
-            block(0, begins - LAUNCH, LAUNCH, BOX)
+    while (begins := free if hides else token + MASK + LAUNCH) + MODEL + DRAW <= room:
+        mask = max(token, begins) if hides else token
+        block(0, begins - LAUNCH, LAUNCH, BOX)
         block(0, mask, MASK, WASTE, "mask")
         block(0, mask + MASK + (0 if hides else LAUNCH), LAUNCH, BOX)
         block(1, begins, MODEL, NEW, "model")
         block(1, begins + MODEL, DRAW, KEPT)
         free = begins + MODEL + DRAW
-        now = free + TOKEN
-        x = left + free * scale - 2
-        drawing.arrow((x, top + 58), (left + now * scale, top + 36), dashed=True, color=GREY)
-    drawing.rectangle(left + free * scale, top + 42, max(0, 137 - free) * scale, 34, FREE)
+        token = free + TOKEN
+        drawing.arrow(
+            (left + free * scale - 3, top + 58), (left + token * scale - 1, top + 35), dashed=True, color=GREY
+        )
+    drawing.rectangle(left + free * scale, top + 42, (room - free) * scale, 34, FREE)

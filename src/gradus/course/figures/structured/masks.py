@@ -37,7 +37,7 @@ def legal() -> Drawing:
     drawing.words(
         0,
         LOW + 88,
-        "Inside the name nearly a quarter of the vocabulary is legal; most other places leave a few.",
+        "Inside the name thousands of tokens are legal, elsewhere only a few.",
         bold=True,
     )
     return drawing
@@ -62,11 +62,17 @@ def probability() -> Drawing:
     drawing = Drawing(f"The model's probability for all legal tokens, token by token: {told}", 420)
 
     def place(token: float, share: float) -> tuple[float, float]:
-        return 84 + 86 * token, 20 + 300 * math.log10(max(share, FLOOR)) / math.log10(FLOOR)
+        return 146 + 80 * token, 20 + 300 * math.log10(max(share, FLOOR)) / math.log10(FLOOR)
 
     most = max(len(answer.rows) for answer in answers.values())
-    ticks = [(10.0**power, f"{100 * 10.0**power:g}%") for power in range(-6, 1, 2)]
-    axes(drawing, place, [(float(token), str(token + 1)) for token in range(most)], ticks, "token of the answer")
+    ticks = [(10.0**power, f"{'≤ ' * (power == -6)}{100 * 10.0**power:g}%") for power in range(-6, 1, 2)]
+    axes(
+        drawing,
+        place,
+        [(-0.5, ""), *((float(token), str(token + 1)) for token in range(most))],
+        ticks,
+        "token of the answer",
+    )
     for name, answer in answers.items():
         said, color = SHOWN[name]
         points = [place(token, row.probability) for token, row in enumerate(answer.rows)]
@@ -76,7 +82,7 @@ def probability() -> Drawing:
             drawing.rectangle(x - 4, y - 4, 8, 8, Kind(color, color, color), radius=4)
             drawing.words(x + (0 if above else 10), y + (26 if above else -8), _written(row.drawn), size=15,
                           anchor="middle" if above else "start", color=color, mono=True)  # fmt: skip
-        drawing.words(*((430, 76) if above else (470, 262)), said, bold=True, color=color)
-        drawing.words(*((430, 98) if above else (470, 284)), f"answers {answer.text}", size=16, color=color)
-    drawing.words(0, 406, f"{answers['word'].prompt} Freely, the model says: {answers['word'].free}", bold=True)
+        drawing.words(*((430, 80) if above else (490, 262)), said, bold=True, color=color)
+        drawing.words(*((430, 102) if above else (490, 284)), f"answers {answer.text}", size=16, color=color)
+    drawing.words(0, 406, f"{answers['word'].prompt} Freely: {answers['word'].free}", bold=True)
     return drawing
