@@ -25,16 +25,14 @@ from phases.p11_structured_output.masks import tree_of
 from phases.p11_structured_output.watch import Watch, answer
 
 FRANCE = "What is the capital of France?"
+ALICE = 'Alice is 34 years old. Describe her as JSON, like this: {"name": "Bob", "age": 27}'
 LIST = "My three favorite numbers as a JSON list:\n"
 ANSWERS: dict[str, tuple[str, bool, dict[str, Any]]] = {
     "word": (FRANCE, True, {"choice": ["Paris", "London"]}),
     "asked for": (f"{FRANCE} Answer with one word: Paris or London.", True, {"choice": ["Paris", "London"]}),
     "sentence": (FRANCE, True, {"regex": r"The capital of France is (Paris|London)\."}),
-    "person": (
-        'Alice is 34 years old. Describe her as JSON, like this: {"name": "Bob", "age": 27}',
-        True,
-        {"regex": r'\{"name": "[A-Z][a-z]{1,15}", "age": [1-9]\d?\}'},
-    ),
+    "person": (ALICE, True, {"regex": r'\{"name": "[A-Z][a-z]{1,15}", "age": [1-9]\d?\}'}),
+    "no blanks": (ALICE, True, {"regex": r'\{"name":"[A-Z][a-z]{1,15}","age":[1-9]\d?\}'}),
     "one blank": (LIST, False, {"regex": r"\[\d+(, \d+)*\]"}),
     "any blanks": (LIST, False, {"regex": r"\[\s*\d+(,\s*\d+)*\s*\]"}),
     "about": ("Tell me about yourself as JSON.", True, {"regex": r'\{"about": "[^"\\\n]*"\}'}),
