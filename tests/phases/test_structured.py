@@ -4,6 +4,7 @@ Unlike the promises of its parts, these tests take whole expressions and whole e
 """
 
 import re
+from dataclasses import replace
 from functools import cache
 from itertools import product
 from typing import Any
@@ -277,6 +278,18 @@ def test_what_this_phase_does_not_read_is_refused_and_nothing_is_queued(phase, s
     with pytest.raises(RequestError) as caught:
         one.submit(request)
     assert said in str(caught.value) and not one.has_work
+
+
+@of("p11")
+def test_an_answer_that_nothing_could_end_is_refused_and_a_stop_token_of_the_request_ends_it(phase):
+    limits = ModelLimits(SIZE, 128, structured=True)
+    one = p11.build(tiny_model(SHAPE), EngineOptions(limits, vocabulary=lambda: VOCABULARY))
+    params = SamplingParams(max_tokens=60, structured=ASKED[1])
+    with pytest.raises(RequestError, match="has no token that ends an answer"):
+        one.submit(Request.create("r", [65], params, limits))
+    request = Request.create("r", [65], replace(params, stop_token_ids=(SIZE - 1,)), limits)
+    ending = run(one, [request])["r", 0]
+    assert ending.finish_reason == "stop" and is_right(1, ending.tokens)
 
 
 @of("p11")
