@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from itertools import product, takewhile
+from itertools import product
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -910,8 +910,10 @@ def chosen(entry: dict[str, Any], few_rows: bool) -> Stored | None:
 
 
 def first(chosen: dict[int, Stored | None]) -> list[Stored | None]:
-    """Return the choice for each of ROWS, up to the first that was not measured."""
-    return [chosen[m] for m in takewhile(chosen.__contains__, ROWS)]
+    """Return the choice for each of ROWS, up to the most that were measured. A number in between that was not measured
+    takes the choice of the next one: such a product has a norm before it, and is a fused launch's."""
+    measured = sorted(chosen)
+    return [chosen[next(known for known in measured if known >= m)] for m in ROWS if measured and m <= measured[-1]]
 
 
 def file_of(device: str) -> Path:

@@ -12,6 +12,7 @@ The way of a token, which docs/architecture.md follows, is the order in which to
     quantization/ matrices in fewer bits;  calibration/: checkpoints in fewer bits, written
     attention/    how keys and values are stored and read;  kernels/: the same, and the rest of a layer, in Triton
     sampling/     logits to token ids;  speculative/: tokens drafted for the model to verify
+    structured/   grammars that answers obey, and the tokens that they allow next
     assembly/     the final engine, put together;  garbage.py: its process, kept from pausing
     text/         text in, text out: LLM;  training/: heads that draft, trained
     server/       the same over HTTP

@@ -293,7 +293,7 @@ def asked_samplers() -> Iterator[tuple[str, Case]]:
     noted = Statistics(*["*fp32"] * 5, room="*i32", groups="i32", blocks="i32")
     tables = SlotSettings(
         seeds="*i64", numbers="*fp32", choices="*i32", bias_values="*fp32", banned_until="*i32", seen="*i32",
-        slots="i32", most_entries="i32:16", seen_stride="i32:16",
+        masks="*i32", slots="i32", most_entries="i32:16", seen_stride="i32:16", mask_words="i32",
     )  # fmt: skip
     known = numbers | rows | {"noted": noted, "settings": tables}
     for name, kernel, constants, warps in (

@@ -227,7 +227,8 @@ def test_every_dependency_is_pinned_and_nothing_that_only_a_cuda_build_brings(pr
 LIGHT = ["gradus", "gradus.errors", "gradus.phases", "gradus.cli", "gradus.cache", "gradus.engine.request",
          "gradus.engine.sequence", "gradus.engine.plan", "gradus.scheduling.scheduler", "gradus.engine.wire",
          "gradus.models.config",
-         "gradus.models.shapes", "gradus.engine.core", "gradus.text.front_end", "gradus.text.transcript",
+         "gradus.models.shapes", "gradus.engine.core", "gradus.structured", "gradus.text.front_end",
+         "gradus.text.transcript",
          "gradus.server.config", "gradus.server.messages", "gradus.server.engine_loop",
          "gradus.server.client"]  # fmt: skip
 

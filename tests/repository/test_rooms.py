@@ -14,8 +14,8 @@ ROOT = Path(__file__).parents[2] / "src" / "gradus"
 
 # Rooms from low to high: a room may import those before it. "gradus" is the package's own __init__, the front door.
 ROOMS = [
-    "errors", "garbage", "phases", "exercises", "cache", "engine", "config", "scheduling", "device", "models",
-    "quantization", "loading", "kernels", "attention", "calibration", "sampling", "speculative", "execution",
+    "errors", "garbage", "phases", "exercises", "cache", "engine", "structured", "config", "scheduling", "device",
+    "models", "quantization", "loading", "kernels", "attention", "calibration", "sampling", "speculative", "execution",
     "assembly", "text", "training", "gradus", "server", "doctor", "bench", "course", "cli", "__main__",
 ]  # fmt: skip
 
@@ -23,7 +23,7 @@ ROOMS = [
 TOOLS = {"bench", "course", "training", "exercises", "calibration"}
 ENGINE = {
     "engine", "scheduling", "execution", "speculative", "sampling", "cache", "attention", "kernels", "models",
-    "quantization", "assembly", "device", "config", "text", "loading", "server",
+    "quantization", "assembly", "device", "config", "text", "loading", "server", "structured",
 }  # fmt: skip
 
 MOST_FILES = 15  # side by side in one folder

@@ -22,6 +22,7 @@ from gradus.loading import Checkpoint, Progress, as_asked, load_model, open_chec
 from gradus.models import Model
 from gradus.models.precision import Precision, resolve_precision
 from gradus.quantization.precision import quantized
+from gradus.structured import grammars_of
 
 log = logging.getLogger(__name__)
 
@@ -61,10 +62,12 @@ def assemble(
     plan = memory_plan(
         checkpoint.config, options, device, precision, draft=None if draft is None else (draft[0].config, draft[1])
     )
+    grammars = None if checkpoint.tokenizer is None else grammars_of(checkpoint.tokenizer, options.limits)
     config = runnable(plan.applied(options), device)
+    config = replace(config, limits=replace(config.limits, structured=grammars is not None))
     with _enough_memory(config, device):
         drafter = None if draft is None else load(*draft)
-        engine = build_final(load(checkpoint, precision), config, _capturing(progress), drafter)
+        engine = build_final(load(checkpoint, precision), config, _capturing(progress), drafter, grammars)
         plan.check_room(device)
     return engine, config
 

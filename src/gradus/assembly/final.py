@@ -8,7 +8,9 @@ measured by leaving it alone out of the final engine. `on_gpu.py` composes the m
 """
 
 import logging
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import torch
 
@@ -23,6 +25,7 @@ from gradus.cache.radix import PrefixIndex
 from gradus.config.options import EngineConfig
 from gradus.device.transfer import current
 from gradus.engine.engine import Engine, Runner
+from gradus.engine.plan import Column
 from gradus.engine.time_limits import TimeLimits
 from gradus.errors import ConfigError
 from gradus.execution.gpu.capturing import Report
@@ -30,11 +33,13 @@ from gradus.execution.memory.plan import sized
 from gradus.kernels import check_kv_dtype, cpu, missing
 from gradus.models import Model
 from gradus.models.config import ModelConfig
+from gradus.sampling.constraints import Constraints
 from gradus.scheduling.draft_shapes import DraftShapes
 from gradus.scheduling.drafting import DraftControl
 from gradus.scheduling.scheduler import Scheduler
 from gradus.scheduling.step_times import StepTimes
 from gradus.speculative.heads_folder import HeadsConfig
+from gradus.structured import Grammars
 
 __all__ = ["EngineConfig", "build"]
 
@@ -42,12 +47,16 @@ log = logging.getLogger(__name__)
 
 
 def build(
-    model: Model, config: EngineConfig, report: Report = lambda done, total: None, draft: Model | None = None
+    model: Model,
+    config: EngineConfig,
+    report: Report = lambda done, total: None,
+    draft: Model | None = None,
+    grammars: Grammars | None = None,
 ) -> Engine:
     """Compose the engine. On a GPU with `graphs`, this captures them, for seconds in which nothing else may run there.
 
     draft: the draft model, if `speculate` names one, loaded as `draft_quantize` asks. If `speculate` names a folder of
-    heads, they are read from it.
+    heads, they are read from it. grammars: of the model's tokenizer; without them, structured requests are refused.
 
     If `memory_fraction` sizes the cache, and it holds fewer tokens than `limits.context_length`, the engine's own limit
     shrinks to fit; settings named in `yielding` may be lowered too. Raises ConfigError if no room is left for a cache,
@@ -66,19 +75,23 @@ def build(
     kind = Fp8Storage if config.kv_dtype == "fp8" else PagedStorage
     storage = kind(model.config, pages, page_size, model.dtype, device)
     shapes = draft_shapes(config, trained, draft is not None)
-    times = StepTimes()
-    if config.kernels and device.type == "cuda":
+    times, constraints = StepTimes(), None if grammars is None else Constraints(grammars)
+    on_kernels = config.kernels and device.type == "cuda"
+    if on_kernels:
         from gradus.assembly.on_gpu import gpu_runner  # here: Triton is not everywhere
 
         with current(device):
-            runner: Runner = gpu_runner(model, storage, config, report, draft, trained, shapes, times)
+            runner: Runner = gpu_runner(model, storage, config, report, draft, trained, shapes, times, constraints)
             control = drafting(config, shapes, StepTimes())
             rehearse(runner, config, PagedCache(pages, page_size, windows), device.type, control)
     else:
-        runner, rows = torch_runner(model, storage, config, draft, trained)
+        runner, rows = torch_runner(model, storage, config, draft, trained, constraints)
         shapes = None if shapes is None else shapes.unpadded(rows)
     cache = PagedCache(pages, page_size, windows, PrefixIndex() if config.prefix_cache else None)
-    limits, control = TimeLimits(fastest=1 + most_drafts(config, trained)), drafting(config, shapes, times)
+    sure = None
+    if constraints is not None and shapes is not None and not on_kernels:
+        sure = partial(constraints.sure, most=shapes.most)  # known when a step is planned, as no step is under way
+    limits, control = TimeLimits(fastest=1 + most_drafts(config, trained)), drafting(config, shapes, times, sure)
     scheduler = Scheduler(cache, count, config.budget(device.type), config.policy, limits, control)
     stats = None if control is None else control.stats
     return Engine(scheduler, runner, config.limits, lag(config), limits, stats)
@@ -96,12 +109,17 @@ def draft_shapes(config: EngineConfig, trained: HeadsConfig | None, model: bool)
     return DraftShapes(most_drafts(config, trained), config.max_sequences, passes=passes)
 
 
-def drafting(config: EngineConfig, shapes: DraftShapes | None, times: StepTimes) -> DraftControl | None:
+def drafting(
+    config: EngineConfig,
+    shapes: DraftShapes | None,
+    times: StepTimes,
+    sure: Callable[[Column], Column] | None = None,
+) -> DraftControl | None:
     """Create the control that chooses how many drafts are verified; None without speculation."""
     if shapes is None:
         return None
     adaptive = config.drafts is None
-    return DraftControl(shapes, config.max_sequences, lag=lag(config), adaptive=adaptive, times=times)
+    return DraftControl(shapes, config.max_sequences, lag=lag(config), adaptive=adaptive, times=times, sure=sure)
 
 
 def check_draft(config: ModelConfig, draft: ModelConfig) -> None:

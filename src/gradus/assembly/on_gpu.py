@@ -12,6 +12,7 @@ from gradus.execution.gpu.runner import GpuRunner
 from gradus.execution.gpu.step_graphs import StepGraphs
 from gradus.kernels.fuse.model import fused
 from gradus.models import Model
+from gradus.sampling.constraints import Constraints
 from gradus.sampling.kernel_sampler import KernelSampler
 from gradus.scheduling.draft_shapes import DraftShapes
 from gradus.scheduling.step_times import StepTimes
@@ -30,12 +31,13 @@ def gpu_runner(
     trained: HeadsConfig | None,
     shapes: DraftShapes | None,
     times: StepTimes,
+    constraints: Constraints | None,
 ) -> GpuRunner:
     """Build the model's runner: compile its kernels, capture its steps, warm it up. shapes: of steps that verify
-    drafts. times: learns the cost of drafts."""
+    drafts. times: learns the cost of drafts. constraints: None in an engine that refuses structured requests."""
     count, context = config.max_sequences, config.limits.context_length
     attention = GraphPagedAttention(model.config, storage, slots=count + 1)  # the last slot is padding's
-    sampler = KernelSampler(model.config.vocab_size, model.device, count)
+    sampler = KernelSampler(model.config.vocab_size, model.device, count, constraints)
     view, readings = fused(model), list[Reading]()
     drafter: Drafter | None = None
     states = None if trained is None else hidden_states(config, model)
@@ -49,7 +51,7 @@ def gpu_runner(
         drafter = NgramDrafter(kernel=True)
     history = History(count, context, model.device, whole=drafter is not None)
     step = DecodeStep(view, attention, sampler, history, drafter, states)
-    graphs = StepGraphs(step, count, shapes) if config.graphs else None
+    graphs = StepGraphs(step, count, shapes, masked=constraints is not None) if config.graphs else None
     runner = GpuRunner(step, graphs, slots=count)
     readings.append(Reading(runner, view, attention, context))
     start_up(readings, graphs, sampler, config, report, times)

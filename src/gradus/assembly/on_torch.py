@@ -14,6 +14,7 @@ from gradus.execution.drafting.draft_model import DraftModel
 from gradus.execution.drafting.verifying import VerifyingRunner
 from gradus.execution.runner import ModelRunner
 from gradus.models import Model
+from gradus.sampling.constraints import Constraints
 from gradus.sampling.sampler import Sampler
 from gradus.speculative.drafter import Drafter
 from gradus.speculative.heads_folder import HeadsConfig
@@ -24,12 +25,17 @@ log = logging.getLogger(__name__)
 
 
 def torch_runner(
-    model: Model, storage: PagedStorage, config: EngineConfig, draft: Model | None, trained: HeadsConfig | None
+    model: Model,
+    storage: PagedStorage,
+    config: EngineConfig,
+    draft: Model | None,
+    trained: HeadsConfig | None,
+    constraints: Constraints | None,
 ) -> tuple[Runner, int]:
     """Build the model's runner, whose attention gathers pages. Also returns the most rows of a fast step of decodes."""
     count, device = config.max_sequences, model.device
     attention = PagedAttention(model.config, storage, slots=count)
-    sampler = Sampler(model.config.vocab_size, device, count)
+    sampler = Sampler(model.config.vocab_size, device, count, constraints)
     whole = bool(config.speculate)
     history = History(count, config.limits.context_length, device, whole=whole)
     heads = None if trained is None else HeadsModule(trained, config, model)

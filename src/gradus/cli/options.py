@@ -7,6 +7,7 @@ SamplingParams and the engine check the numbers, as for every other front end; t
 import functools
 import inspect
 from collections.abc import Callable, Collection
+from pathlib import Path
 from typing import Annotated, Any
 
 from typer import Option
@@ -14,6 +15,8 @@ from typer.models import ArgumentInfo
 
 from gradus.config.description import Setting, described
 from gradus.config.settings import Settings
+from gradus.engine.structured import Structured
+from gradus.errors import RequestError
 
 _SAMPLING = "Sampling"
 
@@ -115,5 +118,45 @@ Stop = Annotated[
 IgnoreEos = Annotated[
     bool, Option("--ignore-eos", help="Continue after the model's end-of-text token.", rich_help_panel=_SAMPLING)
 ]
+
+_STRUCTURED = "What the answer must be"
+JsonSchema = Annotated[
+    Path | None, Option(help="A file with a JSON schema: the answer is an instance.", rich_help_panel=_STRUCTURED)
+]
+AnyJson = Annotated[bool, Option("--any-json", help="The answer is any JSON value.", rich_help_panel=_STRUCTURED)]
+Regex = Annotated[
+    str | None, Option(help="The whole answer matches this regular expression.", rich_help_panel=_STRUCTURED)
+]
+Grammar = Annotated[
+    Path | None, Option(help="A file with a Lark grammar, in llguidance's dialect.", rich_help_panel=_STRUCTURED)
+]
+Choice = Annotated[
+    list[str] | None,
+    Option(help="The answer is one of these; may be given several times.", rich_help_panel=_STRUCTURED),
+]
+
+
+def structured(
+    json_schema: Path | None, any_json: bool, regex: str | None, grammar: Path | None, choice: list[str] | None
+) -> Structured | None:
+    """Return the constraint that the options name, if they name one. Raises RequestError."""
+    given = {
+        "json_schema": None if json_schema is None else _content("--json-schema", json_schema),
+        "json": any_json or None,
+        "regex": regex,
+        "grammar": None if grammar is None else _content("--grammar", grammar),
+        "choice": choice or None,
+    }
+    given = {kind: value for kind, value in given.items() if value is not None}
+    return Structured.of(given) if given else None
+
+
+def _content(flag: str, file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not text in UTF-8"
+        raise RequestError(f"{flag} {file}: {reason}", param=flag) from error
+
 
 Json = Annotated[bool, Option("--json", help="JSON on stdout, for programs.")]

@@ -8,7 +8,7 @@ Most spans of a busy engine are decodes, which differ in a few numbers only. The
 (`Decodes`), one row per span; a `Span` then describes whatever takes more.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -179,6 +179,7 @@ class Sampled:
     logprobs: of each row, packed as in gradus.engine.logprobs, b"" where the request asks for none; () if none does.
     width: rows of each decode in the columns: 1, plus one for each draft that the step had room for, which may be fewer
     than its plan allows. Sampled tokens come first; the other rows are REJECTED or UNDRAFTED.
+    faults: why a row has no token, where its grammar knows; by row.
     seconds: how long the step took, if its runner measures that; otherwise 0. usual: whether the next step like it
     takes as long; False where a drafter had to catch up first.
 
@@ -191,6 +192,7 @@ class Sampled:
     width: int = 1
     seconds: float = 0.0
     usual: bool = True
+    faults: Mapping[int, str] = field(default_factory=dict)
 
     @classmethod
     def of(cls, plan: Plan, results: Iterable[SpanResult]) -> "Sampled":
@@ -213,7 +215,7 @@ class Sampled:
         """Return the result of the span with these rows; a single row without a finite logit makes it an error."""
         tokens = tuple([token for token in self.tokens[first : first + count].tolist() if token > REJECTED])
         if tokens and min(tokens) < 0:
-            return SpanResult(error=NOT_FINITE)
+            return SpanResult(error=self.faults.get(first, NOT_FINITE))
         if not self.logprobs:
             return SpanResult(tokens)
         packed = tuple(self.logprobs[first : first + len(tokens)])

@@ -234,6 +234,8 @@ class Request:
         for token in params.logit_bias:
             _whole("logit_bias", token, 0, limits.vocab_size - 1)
         eos = () if params.ignore_eos else limits.eos_token_ids
+        if params.structured is not None and not {*eos, *params.stop_token_ids}:
+            raise _refuse("structured", "left out: the model names no end-of-sequence token", params.structured.kind)
         return cls(
             id=id,
             prompt=tokens,

@@ -1,5 +1,6 @@
 """A step's result on its way from the device: every runner returns one."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -30,8 +31,8 @@ class StepClock:
 class StepResult:
     """The tokens that a step drew; they may still be on their way to the host until `get` returns.
 
-    rows: how many the model computed, padding included. tokens: valid on the host once `arrival` has come. width and
-    usual: as in `Sampled`. clock: given by a runner that times its steps.
+    rows: how many the model computed, padding included. tokens: valid on the host once `arrival` has come. width, usual
+    and faults: as in `Sampled`. clock: given by a runner that times its steps.
     """
 
     def __init__(
@@ -45,17 +46,18 @@ class StepResult:
         width: int = 1,
         clock: StepClock | None = None,
         usual: bool = True,
+        faults: Mapping[int, str] | None = None,
     ) -> None:
         self.rows = rows
         self._counts = [span.logits for span in plan.spans]
         self._tokens, self._arrival, self._logprobs = tokens, arrival, logprobs
-        self._width, self._clock, self._usual = width, clock, usual
+        self._width, self._clock, self._usual, self._faults = width, clock, usual, faults or {}
 
     @classmethod
     def of(cls, plan: Plan, rows: int, drawn: Drawn, device: torch.device) -> "StepResult":
         """Start copying what was drawn to the host, and return the result."""
         logprobs = None if drawn.logprobs is None else drawn.logprobs.to_host()
-        return cls(plan, rows, to_host(drawn.tokens), Arrival(device), logprobs)
+        return cls(plan, rows, to_host(drawn.tokens), Arrival(device), logprobs, faults=drawn.faults)
 
     def get(self) -> Sampled:
         """Wait until the result has arrived, without waiting for later work."""
@@ -63,7 +65,7 @@ class StepResult:
         seconds = 0.0 if self._clock is None else self._clock.seconds(self._arrival, prompts=bool(self._counts))
         logprobs = () if self._logprobs is None else packed(self._logprobs)
         tokens = self._tokens.numpy().copy()  # a later step's result takes its place
-        return Sampled(tokens, self._counts, logprobs, self._width, seconds, self._usual)
+        return Sampled(tokens, self._counts, logprobs, self._width, seconds, self._usual, self._faults)
 
 
 @dataclass(slots=True)

@@ -14,6 +14,7 @@ from gradus.engine.plan import Column
 from gradus.kernels.sampling.full import sample_asked
 from gradus.kernels.sampling.plain import sample
 from gradus.kernels.sampling.slot_settings import SlotSettings
+from gradus.sampling.constraints import Constraints
 from gradus.sampling.sampler import Drawn, DrawnLogprobs, Rows, Sampler
 
 
@@ -28,12 +29,14 @@ class SlotDraw(NamedTuple):
 class KernelSampler(Sampler):
     """Samples in kernels. slots: how many sequences run at once. The tables have one more row, for padding."""
 
-    def __init__(self, vocab_size: int, device: torch.device, slots: int) -> None:
-        super().__init__(vocab_size, device, slots + 1)
+    def __init__(
+        self, vocab_size: int, device: torch.device, slots: int, constraints: Constraints | None = None
+    ) -> None:
+        super().__init__(vocab_size, device, slots + 1, constraints)
         table, seen = self.table, self.table.allocate()
         self.settings = SlotSettings(
-            table.seeds, table.floats, table.ints, table.bias_values, table.banned_until, seen,
-            table.rows, table.bias_tokens.shape[1], seen.stride(0),
+            table.seeds, table.floats, table.ints, table.bias_values, table.banned_until, seen, table.masks,
+            table.rows, table.bias_tokens.shape[1], seen.stride(0), table.masks.stride(0),
         )  # fmt: skip
 
     def needs_full(self, slots: Column) -> bool:

@@ -9,7 +9,7 @@ The order of operations, from a row of raw logits (float32) to a token:
      1. Log-probabilities are reported from the raw logits: they are the model's own.
      2. Repetition penalty r, for tokens of prompt or output: x / r where x > 0, else x * r.
      3. Minus frequency * (times in the output), minus presence where that is not 0.
-     4. Plus the logit bias; and stop tokens are banned (-inf) until min_tokens.
+     4. Plus the logit bias; and stop tokens are banned (-inf) until min_tokens. So is what a grammar does not allow.
      5. A row whose largest logit is not finite (NaN, infinite, everything banned) has no token: -1.
      6. Temperature 0 takes the largest logit, of equal ones the lowest token id, and is done.
      7. Otherwise: minus the largest, divided by the temperature.
@@ -22,8 +22,8 @@ The order of operations, from a row of raw logits (float32) to a token:
 `docs/design/sampling.md` says why. The kernels follow the same order and are tested against this file.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -34,6 +34,7 @@ from gradus.device.transfer import to_host, upload, upload_parts
 from gradus.engine.plan import REJECTED, Admission, Column
 from gradus.kernels.sampling.noise import exponential
 from gradus.kernels.sampling.seen_words import COUNT, IN_PROMPT
+from gradus.sampling.constraints import Constrained, Constraints, accept
 from gradus.sampling.slots import SlotTable
 
 Mask = NDArray[np.bool_]
@@ -81,25 +82,35 @@ class DrawnLogprobs:
 @dataclass(frozen=True, slots=True)
 class Drawn:
     """Rows sampled together. tokens: int64 [R] on the device, -1 if a row has none, REJECTED if a draft up to that row
-    was wrong. logprobs: None if no row asks for any."""
+    was wrong. logprobs: None if no row asks for any. faults: why a row has no token, if its grammar knows."""
 
     tokens: Tensor
     logprobs: DrawnLogprobs | None = None
+    faults: Mapping[int, str] = field(default_factory=dict)
 
 
 class Sampler:
     """Keeps each slot's sampling settings and the tokens that it has seen. Knows no sequence and no schedule.
 
-    slots: how many there are; None if the number is not known beforehand.
+    slots: how many there are; None if the number is not known beforehand. constraints: the matchers of slots that keep
+    to a grammar; None in an engine that refuses such requests.
     """
 
-    def __init__(self, vocab_size: int, device: torch.device, slots: int | None = None) -> None:
-        self.device = device
+    def __init__(
+        self,
+        vocab_size: int,
+        device: torch.device,
+        slots: int | None = None,
+        constraints: Constraints | None = None,
+    ) -> None:
+        self.device, self.constraints = device, constraints
         self.table = SlotTable(vocab_size, device, slots)
 
     def admit(self, admissions: Sequence[Admission]) -> None:
         """Give slots to new owners. Nothing of their earlier owners remains."""
         self.table.admit(admissions)
+        if self.constraints is not None:
+            self.constraints.admit(admissions)
 
     def sample(self, logits: Tensor, rows: Rows) -> Drawn:
         """Draw one token for each row of `logits`, float32 [R, V], which stays as it is.
@@ -109,10 +120,12 @@ class Sampler:
 
         Rows of one kind are computed together. The host knows each row's kind, so nothing here waits for the device.
         """
-        tokens = self._verify(self._draw(logits, rows), rows)
+        answers = self._constrained(rows)
+        tokens = self._verify(self._draw(logits, rows, self._legal(answers)), rows)
         if (adjusting := self.table.adjusting[rows.slots]).any():
             self.table.record(upload(rows.slots[adjusting], torch.int64, self.device), tokens[self._where(adjusting)])
-        return Drawn(tokens, self._report(logits, tokens, self.table.reporting[rows.slots]))
+        faults = accept(answers, tokens.tolist()) if answers else {}
+        return Drawn(tokens, self._report(logits, tokens, self.table.reporting[rows.slots]), faults)
 
     def greedy(self, slots: Column) -> bool:
         """True if these slots only want the token of their largest logit. A runner that finds it in another way then
@@ -134,15 +147,38 @@ class Sampler:
         inputs, drafts = upload_parts([rows.inputs, rows.drafts], torch.int64, self.device)
         return standing(tokens, inputs, drafts)
 
-    def _draw(self, logits: Tensor, rows: Rows) -> Tensor:
+    def _constrained(self, rows: Rows) -> list[Constrained]:
+        """List the rows' answers that keep to a grammar."""
+        if self.constraints is None or not self.table.masked[rows.slots].any():
+            return []
+        verified = rows.inputs is not None and rows.drafts is not None
+        drafts = (rows.drafts.tolist(), rows.inputs.tolist()) if verified else ()  # type: ignore[union-attr]
+        return self.constraints.of(rows.slots.tolist(), *drafts)
+
+    def _legal(self, answers: Sequence[Constrained]) -> tuple[Tensor, Tensor] | None:
+        """Return the masked rows, int64 [C], and their legal tokens, bool [C, V]; None if no row is masked."""
+        if self.constraints is None or not answers:
+            return None
+        rows = [row for each in answers for row in range(each.row, each.row + 1 + len(each.drafts))]
+        words = np.zeros((len(rows), self.table.masks.shape[1]), np.int32)
+        self.constraints.fill(answers, words)
+        self.constraints.threads.wait()
+        bits = np.unpackbits(words.view(np.uint8), axis=1, count=self.table.vocab_size, bitorder="little")
+        return upload(rows, torch.int64, self.device), torch.from_numpy(bits.view(np.bool_)).to(self.device)
+
+    def _draw(self, logits: Tensor, rows: Rows, legal: tuple[Tensor, Tensor] | None = None) -> Tensor:
         adjusting, drawing = self.table.adjusting[rows.slots], self.table.drawing[rows.slots]
-        if self.device.type == "cpu" and not (adjusting.any() or drawing.any()):
+        if self.device.type == "cpu" and not (adjusting.any() or drawing.any() or legal):
             return greedy(logits)
         slots, positions = upload_parts([rows.slots, rows.positions], torch.int64, self.device)
         adjusted = logits
         if adjusting.any():
             some, adjusted = self._where(adjusting), logits.clone()
             adjusted[some] = self.adjust(logits[some], slots[some], positions[some], drafted(rows, adjusting))
+        if legal is not None:
+            masked, tokens = legal
+            adjusted = adjusted.clone() if adjusted is logits else adjusted
+            adjusted[masked] = adjusted[masked].masked_fill(~tokens, float("-inf"))
         best, tokens = adjusted.max(dim=-1)  # NaN anywhere in a row makes its maximum NaN
         if drawing.any():
             some = self._where(drawing)

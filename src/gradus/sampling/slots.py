@@ -18,7 +18,7 @@ from torch import Tensor
 from gradus.device.transfer import upload, upload_parts
 from gradus.engine.plan import Admission, Column
 from gradus.engine.request import MAX_EOS_TOKENS, MAX_LOGIT_BIAS, MAX_STOP_TOKENS
-from gradus.kernels.sampling.seen_words import COUNT, ENTRY, ENTRY_SHIFT, FULL, IN_PROMPT
+from gradus.kernels.sampling.seen_words import COUNT, ENTRY, ENTRY_SHIFT, FULL, IN_PROMPT, MASKED, PENALIZED
 
 MAX_ENTRIES = MAX_LOGIT_BIAS + MAX_STOP_TOKENS + MAX_EOS_TOKENS
 assert MAX_ENTRIES <= ENTRY, "the number of an entry has no room in a word"
@@ -35,9 +35,14 @@ def table_rows(slots: int) -> int:
     return -(-slots // 4) * 4
 
 
+def mask_words(vocab_size: int) -> int:
+    """Count the int32 words of a mask: one bit per token."""
+    return -(-vocab_size // 32)
+
+
 def table_bytes(vocab_size: int, slots: int) -> int:
     """Count the bytes of the tables once a slot adjusts logits: nearly all of them are `seen`."""
-    return table_rows(slots) * (4 * WORDS + 12 * MAX_ENTRIES + 4 * vocab_size)
+    return table_rows(slots) * (4 * WORDS + 12 * MAX_ENTRIES + 4 * vocab_size + 4 * mask_words(vocab_size))
 
 
 class SlotTable:
@@ -53,7 +58,8 @@ class SlotTable:
         top_p           float32 [S]     below 1; infinity is off
         min_p           float32 [S]     0 is off
         repetition, frequency, presence float32 [S]     1, 0 and 0 are off
-        adjusts         int32 [S]       1 if penalties, a bias or a ban may change the logits
+        adjusts         int32 [S]       PENALIZED if penalties, a bias or a ban may change the logits, plus MASKED if
+                                        the owner keeps to a grammar
         reports         int32 [S]       how many likeliest tokens are reported after the sampled one; -1: nothing is
         entries         int32 [S]       how many of the B entries the owner uses
         bias_tokens, banned_until int32 [S, B]; bias_values float32 [S, B]
@@ -61,10 +67,12 @@ class SlotTable:
                                         position is below `banned_until`; no token has two entries
         seen            int32 [S, V]    the token's COUNT in the output, the number of its ENTRY, IN_PROMPT. Kept for
                                         slots that adjust, undefined for others. None until one adjusts (`allocate`)
+        masks           int32 [S, V/32] bit t % 32 of word t // 32 is 1 if token t may be drawn: written for every draw,
+                                        and read for masked slots alone
 
-    The host's columns, for planning a step: adjusting, drawing (not greedy), ranking (drawing by top-k or top-p),
-    narrowing (drawing by top-k, top-p or min-p), plain (nothing set except temperature and seed): bool [S]; reporting:
-    int64 [S], as `reports`.
+    The host's columns, for planning a step: adjusting (by penalties, a bias or a ban), masked, drawing (not greedy),
+    ranking (drawing by top-k or top-p), narrowing (drawing by top-k, top-p or min-p), plain (nothing set except
+    temperature and seed): bool [S]; reporting: int64 [S], as `reports`.
     """
 
     def __init__(self, vocab_size: int, device: torch.device, slots: int | None = None) -> None:
@@ -98,7 +106,8 @@ class SlotTable:
         self._lists = torch.zeros(2, rows, MAX_ENTRIES, dtype=torch.int32, device=self.device)
         self.bias_tokens, self.banned_until = self._lists
         self.bias_values = torch.zeros(rows, MAX_ENTRIES, dtype=torch.float32, device=self.device)
-        self.adjusting, self.drawing, self.ranking, self.narrowing = np.zeros((4, rows), np.bool_)
+        self.masks = torch.zeros(rows, mask_words(self.vocab_size), dtype=torch.int32, device=self.device)
+        self.adjusting, self.masked, self.drawing, self.ranking, self.narrowing = np.zeros((5, rows), np.bool_)
         self.plain, self.reporting = np.ones(rows, np.bool_), np.full(rows, -1)
 
     def _grow(self, slots: int) -> None:
@@ -107,7 +116,8 @@ class SlotTable:
             raise IndexError(f"slot {slots - 1} is beyond a table of {self.rows} rows")
         old, rows = dict(vars(self)), self.rows
         self._make(max(slots, 2 * rows))
-        for name in ("seeds", "bias_values", "adjusting", "drawing", "ranking", "narrowing", "plain", "reporting"):
+        columns = "adjusting", "masked", "drawing", "ranking", "narrowing", "plain", "reporting"
+        for name in ("seeds", "bias_values", "masks", *columns):
             getattr(self, name)[:rows] = old[name]
         for name in ("ints", "floats", "_lists"):
             getattr(self, name)[:, :rows] = old[name]
@@ -147,7 +157,7 @@ class SlotTable:
     def _admit_on_host(self, new: "Newcomers") -> None:
         top_k, adjusts, reports, _ = new.ints
         temperatures, top_p, min_p, *_ = new.floats
-        self.adjusting[new.slots] = adjusts > 0
+        self.adjusting[new.slots], self.masked[new.slots] = adjusts & PENALIZED, adjusts & MASKED
         self.drawing[new.slots] = temperatures > 0
         ranks = (temperatures > 0) & ((top_k < self.vocab_size) | (top_p < 1))
         self.ranking[new.slots] = ranks
@@ -210,7 +220,8 @@ class Newcomers:
         owners = np.repeat(slots, lengths)
         places = np.arange(lengths.sum()) - np.repeat(lengths.cumsum() - lengths, lengths)
         ints = _ints(admissions, lengths, vocab_size)
-        adjusting = [admission for admission, adjusts in zip(admissions, ints[1], strict=True) if adjusts]
+        listed = owners * vocab_size + np.array(tokens, np.int64)
+        adjusting = [admission for admission, adjusts in zip(admissions, ints[1], strict=True) if adjusts & PENALIZED]
         prompts, outputs = _histories(adjusting, vocab_size)
         return cls(
             slots=slots,
@@ -221,7 +232,7 @@ class Newcomers:
             tokens=np.array(tokens, np.int64),
             until=np.array(until, np.int64),
             values=np.array(values, np.float32),
-            seen=(slots[ints[1] > 0], prompts, owners * vocab_size + np.array(tokens, np.int64), places + 1, outputs),
+            seen=(slots[(ints[1] & PENALIZED) > 0], prompts, listed, places + 1, outputs),
         )
 
 
@@ -241,7 +252,8 @@ def _ints(admissions: Sequence[Admission], entries: Column, vocab_size: int) -> 
     """Build the columns top_k, adjusts, reports and entries."""
     params = [admission.request.params for admission in admissions]
     top_k = [each.top_k if 0 < each.top_k < vocab_size else vocab_size for each in params]
-    adjusts = np.array([each.penalized for each in params]) | (entries > 0)
+    penalized = np.array([each.penalized for each in params]) | (entries > 0)
+    adjusts = PENALIZED * penalized + MASKED * np.array([each.structured is not None for each in params])
     reports = [-1 if each.logprobs is None else min(each.logprobs, vocab_size) for each in params]
     return np.array([top_k, adjusts, reports, entries], np.int64)
 

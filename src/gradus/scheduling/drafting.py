@@ -18,7 +18,7 @@ more rarely while they fail, as far as all ledgers allow. These trials too may c
 whatever drafts gained before. docs/design/speculation.md has the arithmetic and the measurements.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,7 +27,6 @@ from numpy.typing import NDArray
 
 from gradus.engine.metrics import Speculation
 from gradus.engine.plan import NO_DRAFTS, UNDRAFTED, Column, Decodes
-from gradus.scheduling.columns import NEVER
 from gradus.scheduling.draft_shapes import DraftShape, DraftShapes
 from gradus.scheduling.step_times import StepTimes
 
@@ -35,7 +34,7 @@ PRIOR, WEIGHT = 0.5, 3.0  # the acceptance assumed before any draft was seen, an
 MEMORY = 1 / 16  # the share of a request's record that each further step with drafts replaces
 THERE = 1 / 4  # the same for whether a draft was found: a text begins and ends copying within a few tokens
 CROWD_MEMORY = 1 / 64  # the same for all requests together: the expectation for a new request
-LOSS = 0.02  # the share of its steps by which a sequence may fall behind its pace without drafts
+LOSS = 0.015  # the share of its steps by which a sequence may fall behind its pace without drafts
 MARGIN = 1.02  # the least gain in tokens per second, as a multiple: a smaller one is lost in the noise
 HOLD = 8  # steps that a choice lasts while the same sequences decode
 TRIAL = 2  # drafts in a trial, for a sequence whose drafts did not pay
@@ -58,14 +57,22 @@ class Choice:
 class DraftControl:
     """Chooses drafts for up to `slots` sequences, among `shapes`. adaptive: as many as pay; otherwise always the most.
 
-    lag: steps under way when the next one is planned. times: step times measured before the first step.
+    lag: steps under way when the next one is planned. times: step times measured before the first step. sure: counts
+    the drafts of each slot that are accepted for certain, int64 [B]: these are verified whatever else is chosen.
     """
 
     def __init__(
-        self, shapes: DraftShapes, slots: int, *, lag: int, adaptive: bool, times: StepTimes | None = None
+        self,
+        shapes: DraftShapes,
+        slots: int,
+        *,
+        lag: int,
+        adaptive: bool,
+        times: StepTimes | None = None,
+        sure: Callable[[Column], Column] | None = None,
     ) -> None:
         self.shapes, self.most, self.lag, self.adaptive = shapes, shapes.most, lag, adaptive
-        self.times = StepTimes() if times is None else times
+        self.times, self._sure = StepTimes() if times is None else times, sure
         # by slot, with all requests together in the last entry: accepted drafts and tried drafts, both fading
         self._stood, self._tried = np.full((2, slots + 1), 0.0)
         self._stood[-1], self._tried[-1] = PRIOR * WEIGHT, WEIGHT
@@ -101,6 +108,14 @@ class DraftControl:
         self._step += 1
         size = self.shapes.size(len(slots))
         room = min(left, self.shapes.rows - size) if size else 0
+        chosen = self._likely(slots, size, room)
+        sure = None if self._sure is None or room <= 0 else self._sure(slots)
+        if sure is None or not sure.any():
+            return chosen
+        return _shortened(np.maximum(chosen if len(chosen) else 0, np.minimum(sure, self.most)), room)
+
+    def _likely(self, slots: Column, size: int, room: int) -> Column:
+        """Choose by what drafts have come to so far; a choice is kept for some steps."""
         if self._held is not None:
             held, least, last = self._held
             if held is slots and self._step <= last and room >= least:
@@ -110,11 +125,18 @@ class DraftControl:
         return self._choice.drafts
 
     def _lasts(self, slots: Column) -> int:
-        """Return the last step of the newest choice: it lasts HOLD steps or until a trial is due; a trial lasts one."""
-        if self._choice.trial or not self.adaptive:
+        """Return the last step of the newest choice: it lasts HOLD steps, and a trial lasts one.
+
+        Drafts last no longer than every sequence could afford them if none were accepted: their chances may be wrong.
+        """
+        choice = self._choice
+        if choice.trial or not self.adaptive:
             return self._step
-        without = slots[self._choice.drafts == 0] if len(self._choice.drafts) else slots
-        return min(self._step + HOLD - 1, int(self._due[without].min(initial=NEVER)) - 1)
+        if choice.shape is None:
+            return self._step + HOLD - 1
+        cost = self._ratio(self.shapes.size(len(slots)), choice.shape, slots, choice.drafts) - 1
+        spare = float((self._ahead[slots] + LOSS * self._steps_of(slots)).min())
+        return self._step + min(HOLD, max(1, int(spare / max(cost, LOSS)))) - 1
 
     def _chosen(self, slots: Column, size: int, room: int) -> Choice:
         most = min(self.most, room // len(slots))
@@ -159,31 +181,46 @@ class DraftControl:
     def _with_trials(
         self, slots: Column, size: int, shapes: Sequence[DraftShape], stands: NDArray[Any], best: Choice
     ) -> Choice:
-        """Add a few drafts to `best` for sequences due for a trial, unless they put a sequence too far behind."""
+        """Add a few drafts to `best` for sequences due for a trial, unless they put a sequence too far behind.
+
+        They get rows of the step that `best` chose, or else of one that costs hardly more than the cheapest.
+        """
         chosen = best.drafts if len(best.drafts) else np.zeros(len(slots), np.int64)
-        due = (self._due[slots] <= self._step) & (chosen == 0)
-        if not due.any():
+        due = np.flatnonzero((self._due[slots] <= self._step) & (chosen == 0))
+        shape = best.shape or self._cheap(size, shapes)
+        if shape is None or not len(due):
             return best
-        drafts = chosen + np.where(due, min(TRIAL, self.most), 0)
-        shape = self.shapes.fitting(size, int(drafts.max()), int(drafts.sum()))
-        waits = self._patience[slots]
-        self._due[slots] = np.where(due, self._step + waits, self._due[slots])
-        if shape is None or shape not in shapes:
-            return best
+        tried = due[np.argsort(self._patience[slots[due]], kind="stable")][: shape.rows]  # those tried least
+        drafts = chosen.copy()
+        drafts[tried] = min(TRIAL, shape.drafts, max(1, shape.rows // len(tried)))
+        drafts = _shortened(drafts, shape.rows)
+        mine, waits = slots[tried], self._patience[slots[tried]]
         ratio, gains = self._ratio(size, shape, slots, drafts), _gains(stands, drafts)
-        spent = self._spent[slots] + np.where(due, np.maximum(0, ratio - 1 - gains), 0)
-        if (spent > LOSS * (self._step - self._begun[slots])).any() or not self._affordable(slots, gains, ratio):
+        spent = self._spent[mine] + np.maximum(0, ratio - 1 - gains[tried])
+        self._due[slots[due]] = self._step + self._patience[slots[due]]
+        if (spent > LOSS * self._steps_of(mine)).any() or not self._affordable(slots, gains, ratio):
             return best
-        self._spent[slots] = spent
-        self._patience[slots] = np.where(due, np.minimum(2 * waits, MOST_PATIENCE), waits)
+        self._spent[mine] = spent
+        self._patience[mine] = np.minimum(2 * waits, MOST_PATIENCE)
         return Choice(drafts, "a trial", shape, trial=True)
+
+    def _cheap(self, size: int, shapes: Sequence[DraftShape]) -> DraftShape | None:
+        """Return the largest shape whose step takes hardly longer than that of the fastest shape."""
+        ratios = [self.times.ratio(size, shape) for shape in shapes]
+        fast = [shape for shape, ratio in zip(shapes, ratios, strict=True) if ratio <= MARGIN * min(ratios)]
+        return max(fast, key=lambda shape: shape.rows, default=None)
 
     def _affordable(self, slots: Column, gains: NDArray[Any], ratio: float) -> bool:
         """Whether these gains, in a step that takes `ratio` times as long, put no sequence too far behind."""
         after = self._ahead[slots] + 1 + gains - ratio
-        allowed = -LOSS * (self._step - self._begun[slots])
+        allowed = -LOSS * self._steps_of(slots)
         hopeful = (gains >= ratio - 1) & (self._ahead[slots] >= allowed)  # the chances may be wrong
         return bool((hopeful | (after >= allowed)).all())
+
+    def _steps_of(self, slots: Column) -> Column:
+        """Count the steps of each sequence so far."""
+        steps: Column = self._step - self._begun[slots]
+        return steps
 
     def _ratio(self, size: int, shape: DraftShape, slots: Column, drafts: Column) -> float:
         """Estimate the time of a step of this shape, as a multiple of a step without drafts."""
@@ -283,4 +320,11 @@ def _fitted(drafts: Column, chances: NDArray[Any], rows: int) -> Column:
         less = min(over, int(drafts[place]))
         drafts[place] -= less
         over -= less
+    return drafts
+
+
+def _shortened(drafts: Column, rows: int) -> Column:
+    """Cut the drafts to `rows` in all, the last ones of the sequences with the most first: those are accepted least."""
+    for _ in range(int(drafts.sum()) - rows):
+        drafts[drafts.argmax()] -= 1
     return drafts

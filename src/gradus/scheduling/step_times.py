@@ -45,8 +45,8 @@ class StepTimes:
     def ratio(self, size: int, shape: DraftShape) -> float:
         """Return the time of a step of this shape, as a multiple of a step without drafts: at least 1."""
         known = self._ratios.get((size, shape))
-        if known is not None and self._steps - self._seen[size, shape] < FORGOTTEN:
-            return known
+        if self._timed[size, shape] > 1 and self._steps - self._seen[size, shape] < FORGOTTEN and known is not None:
+            return known  # after more than the first step, which may have set something up
         return self._expected.get((size, shape)) or self._guess(size, shape)
 
     def _guess(self, size: int, shape: DraftShape) -> float:
@@ -74,10 +74,11 @@ class StepTimes:
         self._steps += 1
         self._since[size] += 1
         ratio = max(1.0, seconds / self._plain.get(size, seconds))
-        known = self._ratios.get((size, shape), ratio)
+        known = self.ratio(size, shape)
         if usual:
             self._timed[size, shape] += 1
-            self._ratios[size, shape] = _moved(known, ratio, self._timed[size, shape])
+            average = self._ratios.get((size, shape))
+            self._ratios[size, shape] = _moved(average, ratio, self._timed[size, shape])
             self._seen[size, shape] = self._steps
         return min(ratio, LARGEST_RISE * known) if usual else ratio
 

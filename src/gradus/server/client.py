@@ -59,7 +59,7 @@ State = Literal["loading", "ready", "draining", "failed"]
 LAST_WORD_S = 1.0
 
 # Most characters, or token ids, that are encoded and checked on the event loop, in a few milliseconds at most. A longer
-# prompt would delay the other streams, so it goes to the worker.
+# prompt would delay the other streams, so it goes to the worker. So does a grammar, which takes long to compile.
 SHORT_PROMPT = 4096
 
 
@@ -190,7 +190,7 @@ class EngineClient:
         stream = Stream(f"gen-{next(self._numbers)}", params, self.forget)
         limited = dataclasses.replace(scheduling, timeout=timeout)
         make = partial(self._front_end.request, prompt, params, limited, stream.id)
-        if len(prompt) <= SHORT_PROMPT:
+        if len(prompt) <= SHORT_PROMPT and params.structured is None:
             submit = Submit(made(make))
             self._enter(stream, timeout)
             self._begin(stream, submit)

@@ -54,6 +54,8 @@ def load_engine(config: ServerConfig, progress: Progress | None = None) -> tuple
 
     checkpoint = _opened.pop(config.model, None)  # removed, because it would keep the weights' files open
     llm = LLM(**config.keywords() | {"model": checkpoint or config.model}, progress=progress)
+    if llm.limits.structured:
+        llm.front_end.grammars.warm()  # the first structured request would wait for it
     return llm.core, described(llm)
 
 

@@ -21,6 +21,7 @@ from gradus.engine.logprobs import TokenLogprob
 from gradus.engine.meaning import meanings
 from gradus.engine.request import SamplingParams, SchedulingParams
 from gradus.engine.sequence import Timings
+from gradus.engine.structured import Structured
 from gradus.errors import CapacityError, RequestError
 from gradus.server.body import BodyError
 from gradus.server.config import MAX_HEADER_BYTES, MAX_HEADERS, MAX_JSON_DEPTH, ServerConfig
@@ -329,6 +330,12 @@ TYPED = ("type", "items", "additionalProperties")
 
 def _sampling_properties() -> dict[str, Any]:
     properties = _properties(SamplingParams)
+    properties["structured"] = {
+        "type": "object",
+        "additionalProperties": False,
+        "properties": _properties(Structured) | {"json_schema": {"description": meanings(Structured)["json_schema"]}},
+        **{key: properties["structured"][key] for key in ("default", "description")},
+    }
     # one stop string may come without its list
     properties["stop"] = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]} | {
         key: properties["stop"][key] for key in ("default", "description")
@@ -343,7 +350,7 @@ def _scheduling_properties(config: ServerConfig) -> dict[str, Any]:
     return properties
 
 
-def _properties(params: type[SamplingParams | SchedulingParams]) -> dict[str, Any]:
+def _properties(params: type[SamplingParams | SchedulingParams | Structured]) -> dict[str, Any]:
     kinds, descriptions = typing.get_type_hints(params), meanings(params)
     properties = {}
     for field in dataclasses.fields(params):
@@ -369,4 +376,4 @@ def _json_type(kind: Any) -> dict[str, Any]:
         case origin if origin is Mapping:  # JSON has no integer keys
             return {"type": "object", "additionalProperties": _json_type(arguments[1])}
         case simple:
-            return {"type": JSON_TYPES[simple]}
+            return {"type": JSON_TYPES[simple]} if simple in JSON_TYPES else {}

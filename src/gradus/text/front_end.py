@@ -10,11 +10,13 @@ import functools
 import itertools
 import logging
 from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from gradus.engine.request import ModelLimits, Request, SamplingParams, SchedulingParams
 from gradus.engine.sequence import Output
 from gradus.errors import RequestError
+from gradus.structured import Grammars, grammars_of
 from gradus.text.completion import Delta
 from gradus.text.stream import piece
 from gradus.text.transcript import Transcript
@@ -63,19 +65,27 @@ class FrontEnd:
     ) -> Request:
         """Encode and check a request; nothing is kept. request_id: None makes one up.
 
-        Takes about a microsecond per character. Raises RequestError for a request that could never be served.
+        Takes about a microsecond per character, and milliseconds for a new grammar. Raises RequestError for a request
+        that could never be served.
         """
         params = params or SamplingParams()
         if isinstance(prompt, str):
             prompt = self._need_tokenizer("prompt").encode(prompt)
         if params.stop:
             self._need_tokenizer("stop")
+        if params.structured is not None and self.limits.structured:
+            self.grammars.check(params.structured)
         name = request_id or f"request-{next(self._numbers)}"
         return Request.create(name, prompt, params, self.limits, scheduling)
 
     def chat_prompt(self, messages: Sequence[dict[str, Any]]) -> list[int]:
         """Encode a conversation, ready for the assistant's turn. Raises RequestError without a template."""
         return self._need_tokenizer("messages").chat(messages)
+
+    @cached_property
+    def grammars(self) -> Grammars:
+        """The compiled constraints of the model. Raises RequestError without a tokenizer."""
+        return grammars_of(self._need_tokenizer("structured"), self.limits)
 
     # -- outputs to text ----------------------------------------------------------------------------------------------
 

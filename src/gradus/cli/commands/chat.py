@@ -35,6 +35,11 @@ def chat(
     min_p: options.MinP = DEFAULT.min_p,
     repetition_penalty: options.RepetitionPenalty = DEFAULT.repetition_penalty,
     seed: options.Seed = None,
+    json_schema: options.JsonSchema = None,
+    any_json: options.AnyJson = False,
+    regex: options.Regex = None,
+    grammar: options.Grammar = None,
+    choice: options.Choice = None,
     **settings: Any,
 ) -> int:
     """Talk to a model. It remembers the conversation until /reset; /quit or Ctrl-D leaves, Ctrl-C cancels an answer.
@@ -53,6 +58,7 @@ def chat(
         min_p=min_p,
         repetition_penalty=repetition_penalty,
         seed=seed,
+        structured=options.structured(json_schema, any_json, regex, grammar, choice),
     )
     llm = open_llm(settings)
     conversation = Conversation(llm, params, system)

@@ -32,6 +32,11 @@ def generate(
     n: options.Samples = DEFAULT.n,
     stop: options.Stop = None,
     ignore_eos: options.IgnoreEos = False,
+    json_schema: options.JsonSchema = None,
+    any_json: options.AnyJson = False,
+    regex: options.Regex = None,
+    grammar: options.Grammar = None,
+    choice: options.Choice = None,
     stream: Annotated[
         bool | None,
         Option(
@@ -52,6 +57,8 @@ def generate(
       gradus generate "A haiku about rain:" --temperature 0.8 --seed 7 --n 3
       gradus generate - < prompt.txt > answer.txt
       gradus generate "2 + 2 =" --json | python -m json.tool
+      gradus generate "A person, as JSON:" --json-schema person.json
+      gradus generate "Is water wet?" --choice yes --choice no
     """
     params = SamplingParams(
         max_tokens=max_tokens,
@@ -66,6 +73,7 @@ def generate(
         n=n,
         stop=tuple(stop or ()),
         ignore_eos=ignore_eos,
+        structured=options.structured(json_schema, any_json, regex, grammar, choice),
     )
     if stream and n > 1 and not json:
         raise RequestError("--stream shows one text at a time: leave it out with --n, or add --json", param="stream")

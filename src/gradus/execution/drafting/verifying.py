@@ -76,19 +76,22 @@ class VerifyingRunner:
         """Lay the decodes out as spans, by their rows in the columns. A sequence that has reached its end gets none."""
         if not len(decodes):
             return {}
+        slots = decodes.slots.tolist()
         lengths, newest = self.history.newest(decodes.slots)
-        drafts: list[list[int]] = [[] for _ in range(len(decodes))]
+        drafts: list[Sequence[int]] = [()] * len(decodes)
         asking = decodes.drafts.nonzero()[0]
         if len(asking):
             columns = decodes.slots[asking], decodes.limits[asking]
-            slots, limits = (upload(each, torch.int64, self.device) for each in columns)
-            proposed = self.drafter.propose(self.history, slots, decodes.width - 1, limits).tolist()
+            asked, limits = (upload(each, torch.int64, self.device) for each in columns)
+            proposed = self.drafter.propose(self.history, asked, decodes.width - 1, limits).tolist()
+            constraints = self.runner.sampler.constraints
             for row, most, tokens in zip(asking.tolist(), decodes.drafts[asking].tolist(), proposed, strict=True):
-                drafts[row] = tokens[:most]
-        rows = decodes.slots.tolist(), lengths, decodes.limits.tolist(), newest, drafts
+                found = upto_missing(tokens[:most])
+                drafts[row] = found if constraints is None else constraints.drafts(slots[row], found, most)
+        rows = slots, lengths, decodes.limits.tolist(), newest, drafts
         spans = {}
-        for row, (slot, length, limit, token, found) in enumerate(zip(*rows, strict=True)):
-            tokens = [token, *upto_missing(found)][: max(0, limit - (length - 1))]
+        for row, (slot, length, limit, token, mine) in enumerate(zip(*rows, strict=True)):
+            tokens = [token, *mine][: max(0, limit - (length - 1))]
             if tokens:
                 spans[row] = Span(None, slot, length - 1, tokens, len(tokens))
         return spans
@@ -134,13 +137,14 @@ def gathered(plan: Plan, verified: dict[int, Span], drawn: Drawn | None) -> Samp
     decodes, counts = plan.decodes, [span.logits for span in plan.spans]
     width, ends = decodes.width, len(decodes) * decodes.width
     tokens = np.full(ends + sum(counts), UNDRAFTED)
-    logprobs: list[bytes] = []
+    logprobs, faults = list[bytes](), dict[int, str]()
     if drawn is not None:
         spans = [range(row * width, row * width + span.logits) for row, span in verified.items()]
         places = np.array([place for span in [*spans, range(ends, len(tokens))] for place in span], np.int64)
         tokens[places] = drawn.tokens.numpy(force=True)
+        faults = {int(places[row]): reason for row, reason in drawn.faults.items()}
         if drawn.logprobs is not None:
             logprobs = [b""] * len(tokens)
             for place, pairs in zip(places.tolist(), packed(drawn.logprobs.to_host()), strict=True):
                 logprobs[place] = pairs
-    return Sampled(tokens, counts, logprobs, width)
+    return Sampled(tokens, counts, logprobs, width, faults=faults)

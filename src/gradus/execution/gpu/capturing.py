@@ -86,6 +86,10 @@ class Recorder:
         plain = self.fastest(rows, step)
         return plain, self._record(rows, step, plain.early, full=True)
 
+    def record(self, rows: int, step: Callable[[], Result]) -> Captured[Result]:
+        """Record a graph of a step that has one form."""
+        return self._record(rows, lambda early, full: step(), False, full=False)
+
     def fastest(self, rows: int, step: Callable[[bool, bool], Result]) -> Captured[Result]:
         """Record a graph for temperatures alone, with launches that start early if that is faster."""
         return fastest([self._record(rows, step, early, full=False) for early in ways(rows, self.device)])

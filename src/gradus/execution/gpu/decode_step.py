@@ -6,8 +6,12 @@ sampling settings. So the next step can be launched before the host knows what t
 from a CUDA graph (`step_graphs.py`).
 
     rows     drafts are proposed and packed after each sequence's newest token; the remaining rows are padding
-    draw     the model runs the rows, and a token is drawn for each
+    compute  the model runs the rows
+    draw     a token is drawn for each row
     accept   each draft is compared with the token drawn in the row before it; accepted tokens go to the history
+
+What a grammar allows depends on the tokens of the step before, so a step with masked rows is launched in two parts:
+rows and `compute` at once, the rest when the masks are there (`masked_draws.py`).
 
 A step without drafts is the same with one row per sequence, and every token is accepted. If the history keeps only the
 newest tokens, `accept` has nothing to do: `rows` has counted the token, and the draw has written it.
@@ -64,10 +68,20 @@ class DecodeStep:
         inputs: int32 [3, B]: slots, limits (positions that each sequence may store; 0 for padding), and the most drafts
         of each, which fit in `shape`. early: see `early_launches`. full: rows may ask for more than a temperature.
         """
+        rows, hidden = self.begin(inputs, shape, early=early)
+        return self.end(inputs, rows, hidden, shape, early=early, full=full)
+
+    def begin(self, inputs: Tensor, shape: DraftShape, *, early: bool = False) -> tuple[StepRows, Tensor]:
+        """Run the step up to the hidden states of its rows, [R, D]."""
         slots, limits, most = inputs
         rows = self.rows(slots, limits, most, shape, early)
-        draw, hidden = self.draw(slots, rows, shape, early, full)
-        return self.accept(slots, rows, draw, hidden, shape, early)
+        return rows, self.compute(slots, rows, shape, early)
+
+    def end(
+        self, inputs: Tensor, rows: StepRows, hidden: Tensor, shape: DraftShape, *, early: bool = False, full: bool
+    ) -> Accepted:
+        """Draw the rows' tokens, and accept those that count."""
+        return self.accept(inputs[0], rows, self.draw(rows, hidden, early, full), hidden, shape, early)
 
     @torch.inference_mode()
     def rehearse(self, inputs: Tensor, shape: DraftShape, early: bool) -> None:
@@ -77,7 +91,8 @@ class DecodeStep:
         nothing = torch.zeros_like(rows.tokens)
         for full in (False, True):
             blank = rows._replace(tokens=nothing, positions=nothing)
-            draw, hidden = self.draw(slots, blank, shape, early, full)
+            hidden = self.compute(slots, blank, shape, early)
+            draw = self.draw(blank, hidden, early, full)
             if isinstance(rows, VerifyRows):
                 self._accept(slots, rows, draw.tokens, hidden, shape, early)
 
@@ -97,21 +112,22 @@ class DecodeStep:
                 attention.tables, attention.storage.page_size, len(slots) + shape.rows,
             )  # fmt: skip
 
-    def draw(
-        self, slots: Tensor, rows: StepRows, shape: DraftShape, early: bool, full: bool
-    ) -> tuple[SlotDraw, Tensor]:
-        """Run the model and draw a token for each row. Returns the draw, and the rows' hidden states, [R, D]."""
-        model, attention = self.model, self.attention
+    def compute(self, slots: Tensor, rows: StepRows, shape: DraftShape, early: bool) -> Tensor:
+        """Run the model. Returns the rows' hidden states, [R, D]."""
+        attention = self.attention
         if shape.drafts and isinstance(rows, VerifyRows):
             attention.prepare_drafts(slots, rows, 1 + shape.drafts)
         else:
             attention.prepare_decodes(rows.slots, rows.ends, rows.places)
         with early_launches(early):
-            hidden = model(rows.tokens, rows.positions, attention)
-        logits = kernel_logits(model, hidden)
+            return self.model(rows.tokens, rows.positions, attention)
+
+    def draw(self, rows: StepRows, hidden: Tensor, early: bool, full: bool) -> SlotDraw:
+        """Draw a token for each row from the logits of its hidden state."""
+        logits = kernel_logits(self.model, hidden)
         newest = None if self.history.whole else self.history.tokens
         with early_launches(early):
-            return self.sampler.draw_slots(logits, rows.slots, rows.ends, newest, full=full), hidden
+            return self.sampler.draw_slots(logits, rows.slots, rows.ends, newest, full=full)
 
     def accept(
         self, slots: Tensor, rows: StepRows, draw: SlotDraw, hidden: Tensor, shape: DraftShape, early: bool = False

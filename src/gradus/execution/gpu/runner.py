@@ -16,6 +16,7 @@ from gradus.attention.batch import Batch
 from gradus.device.transfer import Arrival, Landing, current, to_host, upload_parts
 from gradus.engine.plan import NO_DRAFTS, Decodes, Plan
 from gradus.execution.gpu.decode_step import Accepted, DecodeStep
+from gradus.execution.gpu.masked_draws import MaskedDraws, MaskedStep
 from gradus.execution.gpu.step_graphs import StepGraphs
 from gradus.execution.result import StepClock, StepResult
 from gradus.execution.runner import RunModel, lay_out, sampled_rows
@@ -48,14 +49,18 @@ class GpuRunner:
         self.clock = StepClock() if step.drafter is not None else None
         self.slots = slots
         self._landing: Landing | None = None
+        constraints, table = step.sampler.constraints, step.sampler.table
+        self.masked_draws = None if constraints is None else MaskedDraws(constraints, table, slots)
 
     @property
     def attention(self) -> AttentionBackend:
         return self.step.attention
 
     @torch.inference_mode()
-    def run(self, plan: Plan) -> StepResult:
+    def run(self, plan: Plan) -> StepResult | MaskedStep:
         with current(self.device):
+            if self.masked_draws is not None:
+                self.masked_draws.finish()
             if self.step.drafter is not None:
                 for admission in plan.admissions:
                     self.step.drafter.keep(admission.slot, 0)
@@ -66,14 +71,35 @@ class GpuRunner:
 
     # -- decodes alone -------------------------------------------------------------------------------------------------
 
-    def _run_decodes(self, plan: Plan) -> StepResult:
+    def _run_decodes(self, plan: Plan) -> StepResult | MaskedStep:
         step, decodes = self.step, plan.decodes
         step.sampler.admit(plan.admissions)
         self._update_pages(decodes)
         if step.drafter is not None:
             step.drafter.catch_up(step.history, decodes)
         full = step.sampler.needs_full(decodes.slots)
+        if self.masked_draws is not None and self.masked_draws.masked(decodes.slots):
+            return self._run_masked(plan, self.masked_draws)
         accepted, rows = self.verify(decodes, full)
+        return self._decoded(plan, accepted, rows, full)
+
+    def _run_masked(self, plan: Plan, draws: MaskedDraws) -> MaskedStep:
+        """Run a step with masked rows, without drafts: its draw is held back until the masks are there."""
+        step, decodes = self.step, replace(plan.decodes, drafts=NO_DRAFTS)
+        if self.graphs is not None:
+            rows, rest = self.graphs.begin(decodes)
+            return draws.hold(decodes.slots, rows, lambda: self._decoded(plan, rest.replay(), rows, True))
+        inputs = self.numbers(decodes)
+        begun = step.begin(inputs, NO_SHAPE)
+
+        def draw() -> StepResult:
+            return self._decoded(plan, step.end(inputs, *begun, NO_SHAPE, full=True), decodes.rows, True)
+
+        return draws.hold(decodes.slots, decodes.rows, draw)
+
+    def _decoded(self, plan: Plan, accepted: Accepted, rows: int, full: bool) -> StepResult:
+        """Send a step's tokens and log-probabilities to the host. rows: the number that the model computed."""
+        step, decodes = self.step, plan.decodes
         width, count = accepted.tokens.shape[1], len(decodes)
         logprobs = None
         if full and accepted.pairs is not None:
@@ -107,7 +133,7 @@ class GpuRunner:
 
     # -- with prompts --------------------------------------------------------------------------------------------------
 
-    def _run_prompts(self, plan: Plan) -> StepResult:
+    def _run_prompts(self, plan: Plan) -> StepResult | MaskedStep:
         """Run a step with one row for each decode, followed by the prompts' rows.
 
         First tokens wait for the host, so it sends the draw's inputs only after it has launched the model. The host
@@ -134,14 +160,20 @@ class GpuRunner:
         if count:
             slots, ends = torch.cat([rows.slots, slots]), torch.cat([rows.ends, ends])
         newest = None if step.history.whole else step.history.tokens
-        draw = step.sampler.draw_slots(logits, slots, ends, newest, full=full)
-        tokens = draw.tokens
-        if count:  # a decode that may store no more has drawn nothing, whatever is in its row of padding
-            accepted = step.accept(mine, rows, SlotDraw(tokens[:count], None), hidden[:count], NO_SHAPE)
-            tokens = torch.cat([accepted.tokens.flatten(), tokens[count:]]) if step.history.whole else tokens
-        result = self._result(plan, len(computed), tokens, step.sampler.drawn(draw, owners).logprobs)
-        self._keep_prompts(plan, prompts, Read(slots, ends, draw), hidden)
-        return result
+
+        def finish() -> StepResult:
+            draw = step.sampler.draw_slots(logits, slots, ends, newest, full=full)
+            tokens = draw.tokens
+            if count:  # a decode that may store no more has drawn nothing, whatever is in its row of padding
+                accepted = step.accept(mine, rows, SlotDraw(tokens[:count], None), hidden[:count], NO_SHAPE)
+                tokens = torch.cat([accepted.tokens.flatten(), tokens[count:]]) if step.history.whole else tokens
+            result = self._result(plan, len(computed), tokens, step.sampler.drawn(draw, owners).logprobs)
+            self._keep_prompts(plan, prompts, Read(slots, ends, draw), hidden)
+            return result
+
+        if self.masked_draws is not None and self.masked_draws.masked(owners):
+            return self.masked_draws.hold(owners, len(computed), finish)
+        return finish()
 
     def _set_up_decodes(self, decodes: Decodes, prompts: Batch) -> tuple[Tensor, StepRows]:
         """Prepare attention for decodes without drafts, followed by prompts. Returns the decodes' slots and rows."""

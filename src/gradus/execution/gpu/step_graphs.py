@@ -6,29 +6,36 @@ costs the host one call, and the GPU a microsecond per kernel. So a graph must f
 host's inputs (`Inputs`), and the tables by slot that each step passes on to the next.
 
 Each batch size and shape of drafts (`gradus.scheduling.draft_shapes`) has two graphs: in one, every row asks for a
-temperature at most; in the other, rows may ask for anything. A batch is padded to the next size with dummy sequences,
-which share a slot of their own and page 0, and may store no position.
+temperature at most; in the other, rows may ask for anything. Without drafts, each batch size has two more, for steps
+with masked rows: one up to the model's hidden states, and one that draws from them. A batch is padded to the next size
+with dummy sequences, which share a slot of their own and page 0, and may store no position.
 """
 
 from bisect import bisect_left
 from functools import partial
 
 import torch
+from torch import Tensor
 
 from gradus.engine.plan import NO_DRAFTS, Decodes
 from gradus.execution.gpu.capturing import REPLAYS, ROUNDS, Captured, Inputs, Numbers, Recorder, Report, replay_ms, ways
 from gradus.execution.gpu.decode_step import Accepted, DecodeStep
+from gradus.kernels.step.decode_rows import StepRows
 from gradus.scheduling.draft_shapes import NO_SHAPE, DraftShape, DraftShapes, batch_sizes
 from gradus.scheduling.step_times import StepTimes
 
+Begun = tuple[StepRows, Tensor]  # what `DecodeStep.begin` returns
 Key = tuple[int, DraftShape, bool]  # batch size, shape of drafts, whether rows may ask for more than a temperature
 
 
 class StepGraphs:
-    """Captures and replays steps of up to `slots` sequences. drafts: the shapes that a speculating engine uses."""
+    """Captures and replays steps of up to `slots` sequences. drafts: the shapes that a speculating engine uses. masked:
+    whether rows may have masks."""
 
-    def __init__(self, step: DecodeStep, slots: int, drafts: DraftShapes | None = None) -> None:
-        self.step, self.padding, self.drafts = step, slots, drafts
+    def __init__(
+        self, step: DecodeStep, slots: int, drafts: DraftShapes | None = None, *, masked: bool = False
+    ) -> None:
+        self.step, self.padding, self.drafts, self.masked = step, slots, drafts, masked
         self.device = step.model.device
         self.sizes = batch_sizes(slots)
         self.shapes = sorted(
@@ -36,6 +43,7 @@ class StepGraphs:
             key=lambda each: each[0] + each[1].rows, reverse=True,
         )  # fmt: skip
         self.captured: dict[Key, Captured[Accepted]] = {}
+        self.halves: dict[int, tuple[Captured[Begun], Captured[Accepted]]] = {}  # by batch size
         self.recorder = Recorder(self.device)
         self.inputs = Inputs(3, slots, self.device)  # slots, limits, drafts
 
@@ -69,6 +77,9 @@ class StepGraphs:
                 self._try_out(size, shape, length)
                 plain, full = self.recorder.both(size + shape.rows, partial(self.run, size, shape))
                 self.captured[size, shape, False], self.captured[size, shape, True] = plain, full
+                if self.masked and shape == NO_SHAPE:
+                    self._try_out(size, shape, length)
+                    self.halves[size] = self._capture_halves(size, plain.early)
                 if self.drafts is not None and self.drafts.of(size):
                     self._try_out(size, shape, length)
                     took[size, shape] = replay_ms(plain.graph)
@@ -81,6 +92,15 @@ class StepGraphs:
     def run(self, size: int, shape: DraftShape, early: bool, full: bool) -> Accepted:
         """Run a step of `size` sequences on the inputs last sent."""
         return self.step.run(self.inputs.values[:, :size], shape, early=early, full=full)
+
+    def _capture_halves(self, size: int, early: bool) -> "tuple[Captured[Begun], Captured[Accepted]]":
+        """Record a step without drafts in two graphs. The second follows the first at once or later, but no other graph
+        is replayed in between: they share their memory."""
+        inputs = self.inputs.values[:, :size]
+        begin = self.recorder.record(size, partial(self.step.begin, inputs, NO_SHAPE, early=early))
+        begin.replay()  # recording runs the second part once, on what the first has written
+        end = self.recorder.record(size, partial(self.step.end, inputs, *begin.result, NO_SHAPE, full=True))
+        return begin, end
 
     def _try_out(self, size: int, shape: DraftShape, length: int) -> None:
         """Send the inputs of a trial step: `size` sequences of about `length` tokens, all in padding's slot.
@@ -106,6 +126,14 @@ class StepGraphs:
             shape = self.drafts.fitting(size, decodes.width - 1, decodes.rows - len(decodes)) or NO_SHAPE
         self._send(decodes.slots, decodes.limits, drafts if shape != NO_SHAPE else NO_DRAFTS, size)
         return self.captured[size, shape, full].replay(), size + shape.rows
+
+    def begin(self, decodes: Decodes) -> tuple[int, Captured[Accepted]]:
+        """Launch a step with masked rows up to its hidden states. Returns its size, and the graph of the rest."""
+        size = self.sizes[bisect_left(self.sizes, len(decodes))]
+        self._send(decodes.slots, decodes.limits, NO_DRAFTS, size)
+        begin, end = self.halves[size]
+        begin.replay()
+        return size, end
 
     def _send(self, slots: Numbers, limits: Numbers, drafts: Numbers, size: int) -> None:
         """Send each sequence's numbers, and padding up to `size`."""

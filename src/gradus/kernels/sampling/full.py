@@ -40,6 +40,7 @@ from gradus.kernels.sampling.slot_settings import (
     ADJUSTS,
     COUNT,
     FULL,
+    PENALIZED,
     REPORTS,
     TEMPERATURE,
     SlotSettings,
@@ -173,7 +174,7 @@ def asked_row_kernel(
     if latest_ptr is not None:
         tl.store(latest_ptr + slot, winner.to(tl.int64))  # one that can be looked up, whatever becomes of its sequence
     tl.store(out_ptr + row, tl.where(finite, winner, -1).to(tl.int64))
-    if finite & (choice_of(settings, ADJUSTS, slot) != 0):
+    if finite & ((choice_of(settings, ADJUSTS, slot) & PENALIZED) != 0):
         word_ptr = settings.seen + slot.to(tl.int64) * settings.seen_stride + winner
         word = tl.load(word_ptr)
         tl.store(word_ptr, word + 1, mask=(word & COUNT) < FULL)

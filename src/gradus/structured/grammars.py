@@ -1,0 +1,207 @@
+"""Compiling for one model's vocabulary, and the cache of compiled templates."""
+
+import random
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from typing import Any, Protocol
+from weakref import WeakKeyDictionary, ref
+
+import numpy as np
+
+from gradus.engine.request import ModelLimits
+from gradus.engine.structured import Structured
+from gradus.errors import RequestError
+from gradus.structured.bounds import PROBE_SECONDS, PROBED_TOKENS, parser_limits
+from gradus.structured.library import Failed, guarded, llguidance, one_line, refusal
+from gradus.structured.matcher import Matcher
+from gradus.structured.source import source_of
+from gradus.structured.vocabulary import Vocabulary
+
+_DEAD_END = "NoExtensionBias"  # the library's name for it
+_UNSATISFIABLE = "nothing satisfies it"
+MAX_TEMPLATES = 64
+MAX_TEMPLATE_BYTES = 8 * 2**20  # of their texts: what is compiled from them takes tens of times as much
+
+Key = tuple[str, str, str]
+
+
+class Written(Protocol):
+    """A tokenizer that can be written as tokenizer.json."""
+
+    def to_json(self) -> str: ...
+
+
+_of_tokenizers: "WeakKeyDictionary[Written, Grammars]" = WeakKeyDictionary()
+
+
+def grammars_of(tokenizer: Written, limits: ModelLimits) -> "Grammars":
+    """Return the grammars of a tokenizer's model: the same object for a front end and an engine in one process, so that
+    what the one has checked, the other finds compiled."""
+    found = _of_tokenizers.get(tokenizer)
+    if found is None:
+        writer = ref(tokenizer)  # the entry must not keep its own key alive
+
+        def to_json() -> str:
+            there = writer()
+            assert there is not None, "its users keep the tokenizer"
+            return there.to_json()
+
+        found = _of_tokenizers.setdefault(tokenizer, Grammars(to_json, limits.vocab_size, limits.eos_token_ids))
+    return found
+
+
+class Grammars:
+    """Compiled constraints of one vocabulary. Safe to use from several threads.
+
+    tokenizer_json: writes a tokenizer in the format of tokenizer.json (`gradus.loading.tokenizer.Tokenizer.to_json`).
+    vocab_size: the width of a row of logits, which may exceed the tokenizer's ids (padding) or fall short of them.
+    eos: the tokens that end any answer of this model.
+    """
+
+    def __init__(self, tokenizer_json: Callable[[], str], vocab_size: int, eos: Sequence[int] = ()) -> None:
+        self._json = tokenizer_json
+        self._vocab_size = vocab_size
+        self._eos = tuple(eos)
+        self._lock = threading.Lock()
+        self._building: Future[Vocabulary] | None = None
+        self._templates: OrderedDict[Key, Future[Any]] = OrderedDict()
+
+    def warm(self) -> None:
+        """Begin to build the vocabulary's index, in a thread of its own: it takes seconds for a large vocabulary."""
+        threading.Thread(target=self._warm, name="gradus-grammars", daemon=True).start()
+
+    def check(self, structured: Structured) -> None:
+        """Compile a constraint. Raises RequestError, one line with the reason, if it can't be kept within bounds."""
+        self._template(structured)
+
+    def matcher(self, structured: Structured, stop_ids: Sequence[int] = ()) -> Matcher:
+        """Begin an answer.
+
+        stop_ids: further tokens that end it; like `eos`, they are legal only where the grammar accepts. Raises
+        RequestError as `check` does.
+        """
+        template = self._template(structured)
+        return Matcher(template.deep_copy(), self.vocabulary(), (*self._eos, *stop_ids))
+
+    def broken(self, reason: str) -> Matcher:
+        """Make a matcher that allows nothing, for an answer that cannot begin."""
+        matcher = Matcher(None, self.vocabulary(), ())
+        matcher.fault = reason
+        return matcher
+
+    # -- the vocabulary ------------------------------------------------------------------------------------------------
+
+    def _warm(self) -> None:
+        with suppress(RequestError):  # the first request that needs it gets the reason
+            self.vocabulary()
+
+    def vocabulary(self) -> Vocabulary:
+        """Return the library's index of the vocabulary. The first call builds it; others wait for that."""
+        with self._lock:
+            future, mine = self._building, self._building is None
+            if future is None:
+                future = self._building = Future()
+        if mine:
+            _settle(future, lambda: Vocabulary.of(self._json(), self._vocab_size))
+        return future.result()
+
+    # -- templates -----------------------------------------------------------------------------------------------------
+
+    def _template(self, structured: Structured) -> Any:
+        """Return what was compiled from this content before, wait for the thread that compiles it now, or compile it.
+
+        An error is kept like a template. Nothing polls, so no error that a compilation raises can be mistaken for one
+        that is still under way.
+        """
+        vocabulary = self.vocabulary()
+        key = (structured.kind, structured.text, structured.whitespace)
+        with self._lock:
+            future = self._templates.get(key)
+            mine = future is None
+            if future is None:
+                future = self._templates[key] = Future()
+            self._templates.move_to_end(key)
+            self._evict()
+        if mine:
+            _settle(future, lambda: _compile(structured, vocabulary, self._eos))
+        return future.result()
+
+    def _evict(self) -> None:
+        """Drop the templates that were used least recently. Matchers made from them go on; the newest one stays."""
+        size = sum(len(text) for _, text, _ in self._templates)
+        while len(self._templates) > 1 and (len(self._templates) > MAX_TEMPLATES or size > MAX_TEMPLATE_BYTES):
+            (_, text, _), _ = self._templates.popitem(last=False)
+            size -= len(text)
+
+
+def _settle(future: "Future[Any]", work: Any) -> None:
+    """Do the work, and give its result or its error to all that wait. Any failure becomes a RequestError."""
+    try:
+        with guarded():
+            future.set_result(work())
+    except RequestError as error:
+        future.set_exception(error)
+    except Failed as error:
+        future.set_exception(refusal(f"can't be compiled: {error}"))
+    except BaseException as error:  # an interrupt, for instance: the waiters must not wait for ever
+        future.set_exception(refusal(f"compiling was interrupted: {type(error).__name__}"))
+        raise
+
+
+# -- compiling ---------------------------------------------------------------------------------------------------------
+
+
+def _compile(structured: Structured, vocabulary: Vocabulary, eos: Sequence[int]) -> Any:
+    """Compile, and walk the first tokens: some grammars compile in no time and can't be followed."""
+    source = source_of(structured, vocabulary.controls, eos)
+    template = llguidance().LLMatcher(vocabulary.tokenizer, source, log_level=0, limits=parser_limits())
+    if template.is_error():
+        raise refusal(_reason(template.get_error(), structured))
+    _probe(template.deep_copy(), vocabulary, structured)
+    return template
+
+
+def _reason(error: str, structured: Structured) -> str:
+    """Clean an error text; what it says of lines is only true where the user wrote them."""
+    reason = one_line(error).removeprefix("at ")
+    if structured.kind != "grammar":
+        place, found, rest = reason.partition("): ")
+        reason = rest if found and place.replace("(", "").isdigit() else reason
+    return f"{structured.kind} can't be compiled: {reason or 'no reason given'}"
+
+
+def _probe(matcher: Any, vocabulary: Vocabulary, structured: Structured) -> None:
+    """Follow one path through the grammar, without its end where there is another way, and take it back.
+
+    The first row may show that nothing can follow ({"$ref": "#"}), the rollback that the grammar has none, and the time
+    that it is ambiguous: it grows with every token.
+    """
+    row = np.zeros(vocabulary.words, np.int32)
+    chosen = random.Random(0)
+    deadline = time.thread_time() + PROBE_SECONDS
+    taken = 0
+    while taken < PROBED_TOKENS and not matcher.is_stopped():
+        matcher.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
+        _check_probe(matcher, deadline, structured)
+        token = vocabulary.any_of(row, chosen)
+        if token is None:
+            break
+        matcher.consume_token(token)
+        taken += 1
+        _check_probe(matcher, deadline, structured)
+    if taken and not matcher.rollback(taken):
+        raise refusal(f"{structured.kind} can't be rolled back: {one_line(matcher.get_error())}")
+
+
+def _check_probe(matcher: Any, deadline: float, structured: Structured) -> None:
+    if matcher.is_error():
+        reason = one_line(matcher.get_error())
+        raise refusal(_UNSATISFIABLE if reason in ("", _DEAD_END) else f"{structured.kind} is too complex: {reason}")
+    if matcher.is_stopped() and not matcher.is_accepting():
+        raise refusal(_UNSATISFIABLE)
+    if time.thread_time() > deadline:
+        raise refusal(f"{structured.kind} is too ambiguous or too large: following it takes too long")

@@ -1,0 +1,92 @@
+"""A tokenizer as llguidance sees it, which differs from ours in two ways.
+
+**Tokens that end an answer are ours, not the library's.** llguidance accepts several, and forgets the one that it
+consumed after a finished grammar, so that a rollback takes back too much. So it gets one token of its own for the end,
+which no text, no grammar and no model can produce. Its bit in a row says exactly "the grammar accepts here", and
+`Matcher` turns that into the tokens that end this request.
+
+**Control tokens have secret spellings.** Where a grammar forces a text, llguidance writes it as the tokenizer does; a
+text that spells a control token ("<|im_start|>" as the name of a property) would come back as that very token, which
+the grammar then refuses. Under a spelling that no text has, it comes back as ordinary characters. Grammars name control
+tokens by their usual spelling; source.py puts the token's number in its place.
+"""
+
+import json
+import random
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gradus.structured.library import llguidance
+
+Row = NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True)
+class Vocabulary:
+    """The library's index of a tokenizer.
+
+    end: the token by which it reports that a grammar accepts; controls: the control tokens by their usual spelling;
+    words: the width of its own rows; vocab_size: the width of the model's logits, in tokens.
+    """
+
+    tokenizer: Any
+    end: int
+    controls: Mapping[str, int]
+    words: int
+    vocab_size: int
+
+    @classmethod
+    def of(cls, tokenizer_json: str, vocab_size: int) -> "Vocabulary":
+        """Build the index. This takes about a second for every hundred thousand tokens."""
+        content = json.loads(tokenizer_json)
+        controls = _rename_controls(content)
+        end = _add_end(content)
+        tokens = max(end + 1, vocab_size)
+        text = json.dumps(content, ensure_ascii=False)
+        tokenizer = llguidance().LLTokenizer(text, n_vocab=tokens, eos_token=[end])
+        return cls(tokenizer, end, controls, -(-tokens // 32), vocab_size)
+
+    def any_of(self, row: Row, chosen: random.Random) -> int | None:
+        """Choose any token of one of the library's rows, but not its own end."""
+        words = row.view(np.uint32).copy()
+        words[self.end >> 5] &= np.uint32(~(1 << (self.end & 31)) & 0xFFFFFFFF)
+        places = np.flatnonzero(words)
+        if not len(places):
+            return None
+        word = int(chosen.choice(places))
+        return chosen.choice([word * 32 + bit for bit in range(32) if int(words[word]) >> bit & 1])
+
+
+def _rename_controls(content: dict[str, Any]) -> dict[str, int]:
+    """Respell what the library takes for control tokens: tokens marked as such, and those in angle brackets."""
+    model, secret = content["model"], secrets.token_hex(16)
+    controls, entries = {}, model["vocab"]
+    for token in content["added_tokens"]:
+        spelling, number = token["content"], token["id"]
+        if not token["special"] and not (spelling.startswith("<") and spelling.endswith(">")):
+            continue
+        controls[spelling] = number
+        token |= {"content": f"<|{secret}-{number}|>", "special": True, "normalized": False}
+        if isinstance(entries, dict) and spelling in entries:
+            entries[token["content"]] = entries.pop(spelling)
+        elif isinstance(entries, list) and number < len(entries):
+            entries[number][0] = token["content"]
+        if model.get("unk_token") == spelling:
+            model["unk_token"] = token["content"]
+    content["post_processor"] = None  # would add control tokens around a text, by their usual spelling
+    return controls
+
+
+def _add_end(content: dict[str, Any]) -> int:
+    """Add the library's end token behind all others, and return its id."""
+    entries = content["model"]["vocab"]
+    used = entries.values() if isinstance(entries, dict) else range(len(entries))
+    end = max([*used, *(token["id"] for token in content["added_tokens"])], default=-1) + 1
+    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+    content["added_tokens"].append({"id": end, "content": f"<|{secrets.token_hex(16)}|>", **flags})
+    return end
