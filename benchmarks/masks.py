@@ -1,7 +1,7 @@
 """What structured output costs, and what it does to answers, in p11: masks of a real vocabulary, and masked answers.
 
-    PYTHONPATH=src:. python3 benchmarks/structured.py --out benchmarks/structured.json
-    PYTHONPATH=src:. python3 benchmarks/structured.py --steps random:qwen3-0.6b --out "$OUT"/structured_steps.json
+    PYTHONPATH=src:. python3 benchmarks/masks.py --out benchmarks/masks.json
+    PYTHONPATH=src:. python3 benchmarks/masks.py --steps random:qwen3-0.6b --out "$OUT"/masks_steps.json
 
 The masks are those of `phases.p11_structured_output.cost`, timed by the thread's own clock. The answers are greedy, in
 float32; of each step the file keeps how many tokens may come, the model's probability for all of them together, the

@@ -40,8 +40,11 @@ class MaskingSampler(Sampler):
             if matcher := self.grammars.matcher(admission.request, answer):
                 self.matchers[admission.slot] = matcher
 
-    def _draw(self, logits: Tensor, rows: Rows) -> Tensor:
-        """Draw as usual, from what the masks leave. The model has been launched, and may still run."""
+    def _draw(self, logits: Tensor, rows: Rows, legal: tuple[Tensor, Tensor] | None = None) -> Tensor:
+        """Draw as usual, from what the masks leave. The model has been launched, and may still run.
+
+        legal: the final engine's masks, of which this phase has none.
+        """
         asking = [row for row, slot in enumerate(rows.slots.tolist()) if slot in self.matchers]
         if not asking:
             return super()._draw(logits, rows)

@@ -1,10 +1,8 @@
-"""p10's scheduler. It refuses what no automaton follows, and what could never end, before the request is queued."""
+"""p10's scheduler. It refuses what no automaton follows, before the request is queued."""
 
 from collections.abc import Iterable
 
-from gradus.engine.request import Request
 from gradus.engine.sequence import Sequence
-from gradus.errors import RequestError
 from phases.p05_prefix_cache.cache import PrefixCache
 from phases.p10_cuda_graphs.scheduler import PlanningAhead
 from phases.p11_structured_output.grammars import Grammars
@@ -19,13 +17,6 @@ class Constrained(PlanningAhead):
         """Compile what they ask for. Raises RequestError if that fails, and nothing is queued."""
         samples = list(sequences)
         for sequence in samples:
-            self.prepare(sequence.request)
+            if sequence.request.params.structured is not None:
+                self.grammars.masks(sequence.request.params.structured)
         super().add(samples)
-
-    def prepare(self, request: Request) -> None:
-        if request.params.structured is None:
-            return
-        if not request.stop_ids:
-            limit = "given with a stop token, since this model has no token that ends an answer"
-            raise RequestError(f"structured must be {limit}, got no stop_token_ids", param="structured", limit=limit)
-        self.grammars.masks(request.params.structured)

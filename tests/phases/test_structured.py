@@ -285,8 +285,8 @@ def test_an_answer_that_nothing_could_end_is_refused_and_a_stop_token_of_the_req
     limits = ModelLimits(SIZE, 128, structured=True)
     one = p11.build(tiny_model(SHAPE), EngineOptions(limits, vocabulary=lambda: VOCABULARY))
     params = SamplingParams(max_tokens=60, structured=ASKED[1])
-    with pytest.raises(RequestError, match="has no token that ends an answer"):
-        one.submit(Request.create("r", [65], params, limits))
+    with pytest.raises(RequestError, match="names no end-of-sequence token"):
+        Request.create("r", [65], params, limits)
     request = Request.create("r", [65], replace(params, stop_token_ids=(SIZE - 1,)), limits)
     ending = run(one, [request])["r", 0]
     assert ending.finish_reason == "stop" and is_right(1, ending.tokens)

@@ -97,7 +97,7 @@ def _real_weights(found: dict[str, Any], samples: str) -> list[Part]:
     return [f"{found['model']}, {found['dtype']} on `{found['device']}`. {samples}", (header, [row])]
 
 
-def _structured(found: dict[str, Any], samples: str) -> list[Part]:
+def _masks(found: dict[str, Any], samples: str) -> list[Part]:
     """What an automaton and its masks cost, for each expression."""
     masks = found["masks"]
     header = ["the answer is", "states", "automaton, ms", "first mask of a state (the longest), µs", "kept mask, µs"]
@@ -123,5 +123,5 @@ def _structured(found: dict[str, Any], samples: str) -> list[Part]:
 SCRIPTS: dict[str, Callable[[dict[str, Any], str], list[Part]]] = {
     "http-cost": _http_cost,
     "real-weights": _real_weights,
-    "structured": _structured,
+    "masks": _masks,
 }

@@ -1,4 +1,4 @@
-"""The script for structured output runs, and what it has kept is of the expressions, prompts and automata of today."""
+"""The script for masks runs, and what it has kept is of the expressions, prompts and automata of today."""
 
 import json
 import re
@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from benchmarks import structured as script
+from benchmarks import masks as script
 from gradus.course.figures.structured.recorded import RECORDING, recorded
 from gradus.engine.structured import Structured
 from phases.p11_structured_output.cost import EXPRESSIONS
@@ -19,8 +19,8 @@ ANSWERS = {"short": ("ab", False, {"regex": "[0-9]{3}"}), "chat": ("ab", True, {
 
 def test_it_measures_masks_and_answers_and_renews_one_of_them_alone(tmp_path, monkeypatch):
     monkeypatch.setattr(script, "ANSWERS", ANSWERS)
-    out = tmp_path / "structured.json"
-    command = ["structured.py", "--model", "random:tiny-llama", "--commit", "abc", "--out", str(out)]
+    out = tmp_path / "masks.json"
+    command = ["masks.py", "--model", "random:tiny-llama", "--commit", "abc", "--out", str(out)]
     monkeypatch.setattr(sys, "argv", command)
     script.main()
     found = json.loads(out.read_text())
