@@ -19,7 +19,7 @@ from phases.p11_structured_output.dfa import dfa_of
 from phases.p11_structured_output.grammars import expression_of
 from phases.p11_structured_output.masks import TokenMasks, TreeNode, tree_of
 
-EXPRESSIONS = {
+EXPRESSIONS: dict[str, dict[str, Any]] = {
     "one of three words": {"choice": ["Paris", "London", "Rome"]},
     "a date": {"regex": r"\d{4}-(0[1-9]|1[0-2])-(0[1-9]|[12]\d|3[01])"},
     "an e-mail address": {"regex": r"[a-z0-9._]+@[a-z0-9]+(\.[a-z0-9]+)+"},

@@ -17,8 +17,9 @@ class MaskWatch:
     """Notes each draw by its row. Of an engine whose sampler has no masks it notes nothing."""
 
     def __init__(self, engine: Engine) -> None:
-        self.sampler: Any = getattr(engine.runner, "sampler", None)
-        self.masked = getattr(self.sampler, "masked", None)
+        runner: Any = engine.runner
+        self.sampler: Any = getattr(runner, "sampler", None)
+        self.masked: Any = getattr(self.sampler, "masked", None)
         self.draws: dict[int, dict[str, Any]] = {}
         if self.masked is not None:
             self.sampler.masked = self.note
@@ -28,7 +29,6 @@ class MaskWatch:
             del self.sampler.masked
 
     def note(self, logits: Tensor, rows: Tensor, masks: Sequence[Any]) -> Tensor:
-        assert self.masked is not None, "only then is it called"
         masked: Tensor = self.masked(logits, rows, masks)
         for row, mask in zip(rows.tolist(), masks, strict=True):
             probability = logits[row].softmax(-1)[torch.from_numpy(mask).to(logits.device)].sum()

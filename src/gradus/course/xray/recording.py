@@ -19,6 +19,7 @@ from gradus.course.xray.questions import question
 from gradus.course.xray.reasons import Bounds
 from gradus.engine.engine import Engine
 from gradus.engine.request import ModelLimits, Request, SamplingParams
+from gradus.engine.structured import Structured
 from gradus.execution.watch.timeline import Timeline
 from gradus.exercises.solution import blamed
 
@@ -211,7 +212,8 @@ def request(arrival: Arrival, limits: ModelLimits) -> Request:
     if arrival.structured is not None and limits.structured:
         # a model without an end gets one: its last token, which in the course's random models is no text
         ends = () if limits.eos_token_ids else (limits.vocab_size - 1,)
-        params = SamplingParams(max_tokens=arrival.output, stop_token_ids=ends, structured=dict(arrival.structured))
+        structured = Structured.of(arrival.structured)
+        params = SamplingParams(max_tokens=arrival.output, stop_token_ids=ends, structured=structured)
         return Request.create(arrival.name, arrival.prompt, params, limits)
     # a scene's output has its length whatever the model says; a token that ends the text would look odd in its middle
     params = SamplingParams(max_tokens=arrival.output, min_tokens=arrival.output if arrival.whole else 0)

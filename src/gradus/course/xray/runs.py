@@ -145,7 +145,7 @@ def options_of(name: str, limits: ModelLimits, settings: Mapping[str, int]) -> E
     if name == FINAL:  # kernels and graphs change no plan, and would take seconds to prepare
         given: dict[str, Any] = dict(settings)
         return EngineConfig(limits, **given, memory_fraction=None, kernels=False, graphs=False)
-    used = {setting: value for setting, value in settings.items() if setting in heeded(name)}
+    used: dict[str, Any] = {setting: value for setting, value in settings.items() if setting in heeded(name)}
     memory = settings.get("cache_tokens")
     if memory and "cache_tokens" not in used:
         slots = memory // limits.context_length
