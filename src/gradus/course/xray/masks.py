@@ -21,7 +21,7 @@ class MaskWatch:
         self.sampler: Any = getattr(runner, "sampler", None)
         self.masked: Any = getattr(self.sampler, "masked", None)
         self.draws: dict[int, dict[str, Any]] = {}
-        if self.masked is not None:
+        if self.sampler is not None and self.masked is not None:
             self.sampler.masked = self.note
 
     def leave(self) -> None:
