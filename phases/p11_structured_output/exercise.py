@@ -70,13 +70,13 @@ MASKS = Exercise(
             "states[depth + 1] = behind; found += tokens; place += 1 · return found",
         ),
         "TokenMasks.mask": (
-            "The walk takes up to tens of milliseconds, and an answer comes back to the same states again and again. "
-            "What do you keep, and in how many bytes?",
-            "Keep the mask of a state in `self.packed`, a bit per token: `np.packbits`. Unpack it for every caller, "
-            "`np.unpackbits(…, count=len(self.vocabulary)).view(np.bool_)`, which is a new array each time.",
-            "if state not in self.packed: mask = np.zeros(len(self.vocabulary), np.bool_); mask[legal(self.tree, "
-            "self.dfa, state)] = True; self.packed[state] = np.packbits(mask) · return "
-            "np.unpackbits(self.packed[state], count=len(self.vocabulary)).view(np.bool_)",
+            "The walk takes up to tens of milliseconds, and answers come back to the same states again and again. "
+            "What do you keep, and what do you hand out?",
+            "Keep the mask of a state in `self.kept`: a bool for every token, true for those that `legal` lists. The "
+            "caller will change what it gets, so give it a copy.",
+            "if state not in self.kept: mask = torch.zeros(len(self.vocabulary), dtype=torch.bool); "
+            "mask[legal(self.tree, self.dfa, state)] = True; self.kept[state] = mask · return "
+            "self.kept[state].clone()",
         ),
     },
     text="Find the tokens that may come in a state of the automaton: one walk through a tree of the whole vocabulary. "
@@ -89,7 +89,7 @@ MASKS = Exercise(
         ),
         "TokenMasks.mask": (
             "Masks belong to states, not to requests, so all samples and all later requests with this expression share "
-            "them. A bit per token makes 6 KB of 49,152 tokens; unpacking them costs some microseconds."
+            "them. Each of them adds its own stop tokens to its copy."
         ),
     },
 )

@@ -9,13 +9,10 @@ from collections.abc import Sequence
 from itertools import takewhile
 from typing import NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
+import torch
+from torch import Tensor
 
 from phases.p11_structured_output.dfa import Dfa
-
-Mask = NDArray[np.bool_]
-"""Whether each token is legal, [V]."""
 
 
 class TreeNode(NamedTuple):
@@ -68,16 +65,16 @@ def legal(tree: Sequence[TreeNode], dfa: Dfa, state: int) -> list[int]:
 
 
 class TokenMasks:
-    """The masks of an automaton's states. Each is found when it is first asked for, and kept: a bit per token."""
+    """The masks of an automaton's states. Each is found when it is first asked for, and kept: a byte per token."""
 
     def __init__(self, dfa: Dfa, vocabulary: Sequence[bytes], tree: Sequence[TreeNode]) -> None:
         self.dfa, self.vocabulary, self.tree = dfa, vocabulary, tree
-        self.packed: dict[int, NDArray[np.uint8]] = {}
+        self.kept: dict[int, Tensor] = {}
 
-    def mask(self, state: int) -> Mask:
-        """A new array, which the caller may change."""
-        if state not in self.packed:
-            mask = np.zeros(len(self.vocabulary), np.bool_)
+    def mask(self, state: int) -> Tensor:
+        """Whether each token is legal in this state: bool [V], on the host, a copy that the caller may change."""
+        if state not in self.kept:
+            mask = torch.zeros(len(self.vocabulary), dtype=torch.bool)
             mask[legal(self.tree, self.dfa, state)] = True
-            self.packed[state] = np.packbits(mask)
-        return np.unpackbits(self.packed[state], count=len(self.vocabulary)).view(np.bool_)
+            self.kept[state] = mask
+        return self.kept[state].clone()

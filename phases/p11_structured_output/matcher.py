@@ -2,7 +2,9 @@
 
 from collections.abc import Iterable, Sequence
 
-from phases.p11_structured_output.masks import Mask, TokenMasks
+from torch import Tensor
+
+from phases.p11_structured_output.masks import TokenMasks
 
 
 class Matcher:
@@ -26,8 +28,8 @@ class Matcher:
         complete = state is not None and self.masks.dfa.accepting[state]
         return state if complete or token not in self.stops else None
 
-    def allowed(self) -> Mask:
-        """Whether each token may come next, [V]."""
+    def allowed(self) -> Tensor:
+        """Whether each token may come next: bool [V], on the host."""
         mask = self.masks.mask(self.states[-1])
         for token in self.stops:
             mask[token] = self.behind(token) is not None
@@ -45,7 +47,7 @@ class Matcher:
         assert 0 <= tokens < len(self.states), "there are not as many"
         del self.states[len(self.states) - tokens :]
 
-    def rows(self, drafts: Sequence[int]) -> list[Mask]:
+    def rows(self, drafts: Sequence[int]) -> list[Tensor]:
         """The masks of a verification (p08): for the newest token's row, and each draft's up to one that is illegal."""
         masks, states = [self.allowed()], len(self.states)
         for draft in drafts:

@@ -7,7 +7,6 @@ advances and the mask is filled, and only the draw waits for the mask.
 
 from collections.abc import Sequence
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -15,7 +14,6 @@ from gradus.device.transfer import Arrival, to_host, upload
 from gradus.engine.plan import Admission
 from gradus.sampling.sampler import Rows, Sampler
 from phases.p11_structured_output.grammars import Grammars
-from phases.p11_structured_output.masks import Mask
 from phases.p11_structured_output.matcher import Matcher
 
 
@@ -66,9 +64,9 @@ class MaskingSampler(Sampler):
                 matcher.advance(token)
         self.under_way = None
 
-    def masked(self, logits: Tensor, rows: Tensor, masks: list[Mask]) -> Tensor:
+    def masked(self, logits: Tensor, rows: Tensor, masks: list[Tensor]) -> Tensor:
         """Put -inf where a token is not legal. logits: [R, V], which stays as it is. masks: of these rows, [V] each."""
-        illegal = upload(~np.concatenate(masks), torch.bool, self.device).view(len(rows), -1)
+        illegal = upload(torch.cat(masks).logical_not().numpy(), torch.bool, self.device).view(len(rows), -1)
         masked = logits.clone()
         masked[rows] = masked[rows].masked_fill(illegal, float("-inf"))
         return masked

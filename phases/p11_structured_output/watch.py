@@ -36,9 +36,9 @@ class Watch:
         self.masked = sampler.masked
         sampler.masked = self.note
 
-    def note(self, logits: torch.Tensor, rows: torch.Tensor, masks: list[Any]) -> torch.Tensor:
+    def note(self, logits: torch.Tensor, rows: torch.Tensor, masks: list[torch.Tensor]) -> torch.Tensor:
         masked: torch.Tensor = self.masked(logits, rows, masks)
-        mass = logits[0].softmax(-1)[torch.from_numpy(masks[0])].sum()
+        mass = logits[0].softmax(-1)[masks[0]].sum()
         self.seen.append(Seen(int(masks[0].sum()), float(mass), int(masked[0].argmax()), int(logits[0].argmax())))
         return masked
 

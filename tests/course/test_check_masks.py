@@ -65,9 +65,8 @@ WRONG = {
     ),
     "the kept mask is handed out": (
         "masks.py",
-        "            self.packed[state] = np.packbits(mask)\n        return np.unpackbits(self.packed[state], count="
-        "len(self.vocabulary)).view(np.bool_)",
-        "            self.packed[state] = mask\n        return self.packed[state]",
+        "self.kept[state].clone()",
+        "self.kept[state]",
         "stop tokens are the request's: the masks that are kept know none",
     ),
     "the end may come anywhere": (

@@ -538,11 +538,11 @@ FOLLOWED = {
             return found
         """,
         "TokenMasks.mask": """
-            if state not in self.packed:
-                mask = np.zeros(len(self.vocabulary), np.bool_)
+            if state not in self.kept:
+                mask = torch.zeros(len(self.vocabulary), dtype=torch.bool)
                 mask[legal(self.tree, self.dfa, state)] = True
-                self.packed[state] = np.packbits(mask)
-            return np.unpackbits(self.packed[state], count=len(self.vocabulary)).view(np.bool_)
+                self.kept[state] = mask
+            return self.kept[state].clone()
         """,
     },
     "phases/p11_structured_output/matcher.py": {

@@ -3,7 +3,6 @@
 Each case is small enough to work out by hand.
 """
 
-import numpy as np
 import pytest
 
 from phases.p11_structured_output.dfa import Dfa, closure, moved, subsets
@@ -157,7 +156,7 @@ def matcher(*tokens: int, stops: tuple[int, ...] = (END, STOP)) -> Matcher:
 
 
 def allowed(found: Matcher) -> list[int]:
-    return np.flatnonzero(found.allowed()).tolist()
+    return found.allowed().nonzero().flatten().tolist()
 
 
 @of("p11")
@@ -224,7 +223,7 @@ def test_an_answer_that_is_taken_back_is_as_if_it_had_not_come(phase, answer, ba
 @of("p11")
 def test_a_verification_masks_each_row_and_leaves_the_answer_where_it_was(phase):
     found = matcher(0)
-    rows = [np.flatnonzero(row).tolist() for row in found.rows([0, 6, 1])]
+    rows = [row.nonzero().flatten().tolist() for row in found.rows([0, 6, 1])]
     wanted = [allowed(matcher(0)), allowed(matcher(0, 0)), allowed(matcher(0, 0, 6))]
     assert rows == wanted, f"b may not follow c, so there are three rows: {wanted}; yours: {rows}"
     assert found.states == matcher(0).states

@@ -7,7 +7,6 @@ masks one bool [V] for each of them, on the host. It returns the logits that are
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from gradus.engine.engine import Engine
@@ -28,10 +27,10 @@ class MaskWatch:
         if self.masked is not None:
             del self.sampler.masked
 
-    def note(self, logits: Tensor, rows: Tensor, masks: Sequence[Any]) -> Tensor:
+    def note(self, logits: Tensor, rows: Tensor, masks: Sequence[Tensor]) -> Tensor:
         masked: Tensor = self.masked(logits, rows, masks)
         for row, mask in zip(rows.tolist(), masks, strict=True):
-            probability = logits[row].softmax(-1)[torch.from_numpy(mask).to(logits.device)].sum()
+            probability = logits[row].softmax(-1)[mask.to(logits.device)].sum()
             self.draws[row] = {
                 "legal": int(mask.sum()),
                 "probability": round(float(probability), 6),
