@@ -1,8 +1,6 @@
 """Sets of characters, as ranges of code points. A class of an expression is one of them."""
 
-Ranges = tuple[tuple[int, int], ...]
-"""First and last code point of each range."""
-
+Ranges = tuple[tuple[int, int], ...]  # first and last code point of each
 LAST = 0x10FFFF
 SURROGATES = (0xD800, 0xDFFF)  # code points that are no character of any text
 

@@ -72,11 +72,11 @@ MASKS = Exercise(
         "TokenMasks.mask": (
             "The walk takes up to tens of milliseconds, and answers come back to the same states again and again. "
             "What do you keep, and what do you hand out?",
-            "Keep the mask of a state in `self.kept`: a bool for every token, true for those that `legal` lists. The "
-            "caller will change what it gets, so give it a copy.",
-            "if state not in self.kept: mask = torch.zeros(len(self.vocabulary), dtype=torch.bool); "
-            "mask[legal(self.tree, self.dfa, state)] = True; self.kept[state] = mask · return "
-            "self.kept[state].clone()",
+            "Keep the mask of a state in `self.kept`: a byte for every token, 1 for those that `legal` lists. The "
+            "caller will change what it gets, so give it a tensor over a copy: `torch.frombuffer`, of a new bytearray.",
+            "if state not in self.kept: mask = bytearray(len(self.vocabulary)); for token in legal(self.tree, "
+            "self.dfa, state): mask[token] = True · self.kept[state] = bytes(mask) · return "
+            "torch.frombuffer(bytearray(self.kept[state]), dtype=torch.bool)",
         ),
     },
     text="Find the tokens that may come in a state of the automaton: one walk through a tree of the whole vocabulary. "
@@ -89,7 +89,8 @@ MASKS = Exercise(
         ),
         "TokenMasks.mask": (
             "Masks belong to states, not to requests, so all samples and all later requests with this expression share "
-            "them. Each of them adds its own stop tokens to its copy."
+            "them, and each adds its own stop tokens to its copy. Bytes are copied by this thread alone, in a few "
+            "microseconds; torch would divide the work among threads, and wait for them."
         ),
     },
 )
@@ -133,7 +134,8 @@ ANSWER = Exercise(
             "Otherwise a request's own stop token could cut its answer in the middle."
         ),
         "Matcher.allowed": (
-            "The kept mask stays free of stop tokens, because they are the request's, and the mask is everybody's."
+            "The kept mask stays free of stop tokens, because they are the request's, and the mask is everybody's. "
+            "Asking `behind` for each of them keeps the rule in one place."
         ),
         "Matcher.advance": (
             "A token that may not come is a defect of the engine, since it masks every draw. It is better to fail here "

@@ -69,12 +69,13 @@ class TokenMasks:
 
     def __init__(self, dfa: Dfa, vocabulary: Sequence[bytes], tree: Sequence[TreeNode]) -> None:
         self.dfa, self.vocabulary, self.tree = dfa, vocabulary, tree
-        self.kept: dict[int, Tensor] = {}
+        self.kept: dict[int, bytes] = {}
 
     def mask(self, state: int) -> Tensor:
         """Whether each token is legal in this state: bool [V], on the host, a copy that the caller may change."""
         if state not in self.kept:
-            mask = torch.zeros(len(self.vocabulary), dtype=torch.bool)
-            mask[legal(self.tree, self.dfa, state)] = True
-            self.kept[state] = mask
-        return self.kept[state].clone()
+            mask = bytearray(len(self.vocabulary))
+            for token in legal(self.tree, self.dfa, state):
+                mask[token] = True
+            self.kept[state] = bytes(mask)
+        return torch.frombuffer(bytearray(self.kept[state]), dtype=torch.bool)

@@ -12,8 +12,7 @@ from phases.p11_structured_output.expression import Characters, Either, InOrder,
 
 MOST_STATES = 50_000
 
-Run = tuple[tuple[int, int], ...]
-"""First and last value of each byte of some characters."""
+Run = tuple[tuple[int, int], ...]  # first and last value of each byte of some characters
 
 
 @dataclass(slots=True)

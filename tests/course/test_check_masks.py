@@ -65,8 +65,8 @@ WRONG = {
     ),
     "the kept mask is handed out": (
         "masks.py",
-        "self.kept[state].clone()",
-        "self.kept[state]",
+        "= bytes(mask)\n        return torch.frombuffer(bytearray(self.kept[state]), dtype=torch.bool)",
+        "= mask\n        return torch.frombuffer(self.kept[state], dtype=torch.bool)",
         "stop tokens are the request's: the masks that are kept know none",
     ),
     "the end may come anywhere": (

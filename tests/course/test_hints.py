@@ -539,10 +539,11 @@ FOLLOWED = {
         """,
         "TokenMasks.mask": """
             if state not in self.kept:
-                mask = torch.zeros(len(self.vocabulary), dtype=torch.bool)
-                mask[legal(self.tree, self.dfa, state)] = True
-                self.kept[state] = mask
-            return self.kept[state].clone()
+                mask = bytearray(len(self.vocabulary))
+                for token in legal(self.tree, self.dfa, state):
+                    mask[token] = True
+                self.kept[state] = bytes(mask)
+            return torch.frombuffer(bytearray(self.kept[state]), dtype=torch.bool)
         """,
     },
     "phases/p11_structured_output/matcher.py": {
