@@ -6,7 +6,7 @@ It follows a text with one look-up per byte (the subset construction, Rabin and 
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from phases.p11_structured_output.expression import Node
+from phases.p11_structured_output.expression import Expression
 from phases.p11_structured_output.nfa import Nfa, nfa_of, too_large
 
 MOST_STATES = 4096
@@ -38,7 +38,7 @@ class Dfa:
         return bytes(text)
 
 
-def dfa_of(node: Node) -> Dfa:
+def dfa_of(node: Expression) -> Dfa:
     """Build the automaton of an expression. Raises RequestError if it has too many states."""
     nfa, last = nfa_of(node)
     return subsets(nfa, last)

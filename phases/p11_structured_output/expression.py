@@ -16,27 +16,27 @@ class Characters:
 class InOrder:
     """All parts, one after the other."""
 
-    parts: tuple["Node", ...]
+    parts: tuple["Expression", ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Either:
     """One of the parts."""
 
-    parts: tuple["Node", ...]
+    parts: tuple["Expression", ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Repeat:
     """The part, `least` to `most` times. most: None is without end."""
 
-    part: "Node"
+    part: "Expression"
     least: int
     most: int | None
 
 
-Node = Characters | InOrder | Either | Repeat
+Expression = Characters | InOrder | Either | Repeat
 
 
-def literal(text: str) -> Node:
+def literal(text: str) -> Expression:
     return InOrder(tuple(Characters(single(character)) for character in text))

@@ -1,13 +1,13 @@
 """From a request's field `structured` to the masks of its automaton: compiled once, and shared by all its samples."""
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Sequence as Ordered
 
 from gradus.engine.request import Request
 from gradus.engine.structured import Structured
 from gradus.errors import RequestError
 from phases.p11_structured_output.dfa import dfa_of
-from phases.p11_structured_output.expression import Either, Node, literal
+from phases.p11_structured_output.expression import Either, Expression, literal
 from phases.p11_structured_output.masks import TokenMasks, tree_of
 from phases.p11_structured_output.matcher import Matcher
 from phases.p11_structured_output.parsing import Parser
@@ -18,7 +18,7 @@ MOST_KEPT = 16  # automata, those that were asked for last
 class Grammars:
     """vocabulary: the bytes of each token. ends: the model's end-of-sequence tokens."""
 
-    def __init__(self, vocabulary: Sequence[bytes], ends: Sequence[int]) -> None:
+    def __init__(self, vocabulary: Ordered[bytes], ends: Ordered[int]) -> None:
         self.vocabulary, self.ends = vocabulary, ends
         self.tree = tree_of(vocabulary)
         self.compiled: OrderedDict[tuple[str, str], TokenMasks] = OrderedDict()
@@ -33,7 +33,7 @@ class Grammars:
         self.compiled.move_to_end(name)
         return self.compiled[name]
 
-    def matcher(self, request: Request, answer: Sequence[int]) -> Matcher | None:
+    def matcher(self, request: Request, answer: Ordered[int]) -> Matcher | None:
         """What follows a sequence whose answer has these tokens so far; None for a request that asks for nothing."""
         if request.params.structured is None:
             return None
@@ -43,7 +43,7 @@ class Grammars:
         return matcher
 
 
-def expression_of(structured: Structured) -> Node:
+def expression_of(structured: Structured) -> Expression:
     if structured.regex is not None:
         return Parser(structured.regex).whole()
     if structured.choice is not None:

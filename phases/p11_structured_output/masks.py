@@ -5,7 +5,7 @@ through the automaton at once, and skips a branch at the first byte that the aut
 at most of the vocabulary, except in states that take nearly anything.
 """
 
-from collections.abc import Sequence
+from collections.abc import Sequence as Ordered
 from itertools import takewhile
 from typing import NamedTuple
 
@@ -27,7 +27,7 @@ class TreeNode(NamedTuple):
     after: int
 
 
-def tree_of(vocabulary: Sequence[bytes]) -> list[TreeNode]:
+def tree_of(vocabulary: Ordered[bytes]) -> list[TreeNode]:
     """The tree of all tokens as a list: each node is followed by what is below it.
 
     Tokens without bytes (control tokens, unused ids) are no text: they are left out.
@@ -47,7 +47,7 @@ def tree_of(vocabulary: Sequence[bytes]) -> list[TreeNode]:
     return [TreeNode(*node, after.get(place, len(found))) for place, node in enumerate(found)]
 
 
-def legal(tree: Sequence[TreeNode], dfa: Dfa, state: int) -> list[int]:
+def legal(tree: Ordered[TreeNode], dfa: Dfa, state: int) -> list[int]:
     """The tokens that may come next in this state."""
     found: list[int] = []
     states = {0: state}  # before the byte of each depth
@@ -67,7 +67,7 @@ def legal(tree: Sequence[TreeNode], dfa: Dfa, state: int) -> list[int]:
 class TokenMasks:
     """The masks of an automaton's states. Each is found when it is first asked for, and kept: a byte per token."""
 
-    def __init__(self, dfa: Dfa, vocabulary: Sequence[bytes], tree: Sequence[TreeNode]) -> None:
+    def __init__(self, dfa: Dfa, vocabulary: Ordered[bytes], tree: Ordered[TreeNode]) -> None:
         self.dfa, self.vocabulary, self.tree = dfa, vocabulary, tree
         self.kept: dict[int, bytes] = {}
 

@@ -1,6 +1,7 @@
 """How far one answer has come: the automaton's state behind each of its tokens, and what may come next."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
+from collections.abc import Sequence as Ordered
 
 from torch import Tensor
 
@@ -47,7 +48,7 @@ class Matcher:
         assert 0 <= tokens < len(self.states), "there are not as many"
         del self.states[len(self.states) - tokens :]
 
-    def rows(self, drafts: Sequence[int]) -> list[Tensor]:
+    def rows(self, drafts: Ordered[int]) -> list[Tensor]:
         """The masks of a verification (p08): for the newest token's row, and each draft's up to one that is illegal."""
         masks, states = [self.allowed()], len(self.states)
         for draft in drafts:

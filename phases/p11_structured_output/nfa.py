@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 
 from gradus.errors import RequestError
 from phases.p11_structured_output.characters import Ranges
-from phases.p11_structured_output.expression import Characters, Either, InOrder, Node, Repeat
+from phases.p11_structured_output.expression import Characters, Either, Expression, InOrder, Repeat
 
-MOST_STATES = 50_000
+MOST_NFA_STATES = 50_000
 
 Run = tuple[tuple[int, int], ...]  # first and last value of each byte of some characters
 
@@ -23,13 +23,13 @@ class Nfa:
     jumps: list[list[int]] = field(default_factory=list)
 
     def new(self) -> int:
-        if len(self.moves) == MOST_STATES:
-            raise too_large(MOST_STATES)
+        if len(self.moves) == MOST_NFA_STATES:
+            raise too_large(MOST_NFA_STATES)
         self.moves.append([])
         self.jumps.append([])
         return len(self.moves) - 1
 
-    def add(self, node: Node, start: int) -> int:
+    def add(self, node: Expression, start: int) -> int:
         """Add what leads from `start` through the node. Returns the state behind it."""
         match node:
             case Characters(ranges):
@@ -64,7 +64,7 @@ class Nfa:
                 self.moves[start].append((*run[0], left[run[1:]]))
         return end
 
-    def add_loop(self, part: Node, start: int, least: int) -> int:
+    def add_loop(self, part: Expression, start: int, least: int) -> int:
         loop = self.after(start)
         end = self.add(part, loop)
         self.jumps[end].append(loop)
@@ -73,7 +73,7 @@ class Nfa:
             self.jumps[loop].append(behind)
         return behind
 
-    def add_optional(self, part: Node, start: int, most: int) -> int:
+    def add_optional(self, part: Expression, start: int, most: int) -> int:
         end = self.new()
         for _ in range(most):
             self.jumps[start].append(end)
@@ -105,7 +105,7 @@ def utf8(low: int, high: int) -> Iterator[Run]:
     yield tuple(zip(chr(low).encode(), chr(high).encode(), strict=True))
 
 
-def nfa_of(node: Node) -> tuple[Nfa, int]:
+def nfa_of(node: Expression) -> tuple[Nfa, int]:
     """Build the automaton of an expression. Returns it with the state in which a text matches."""
     nfa = Nfa()
     return nfa, nfa.add(node, nfa.new())

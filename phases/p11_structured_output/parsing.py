@@ -13,9 +13,10 @@ from typing import NoReturn
 
 from gradus.errors import RequestError
 from phases.p11_structured_output.characters import CLASSES, NO_BREAK, Ranges, single, without
-from phases.p11_structured_output.expression import Characters, Either, InOrder, Node, Repeat
+from phases.p11_structured_output.expression import Characters, Either, Expression, InOrder, Repeat
 
-MOST_REPEATS, DEEPEST = 1000, 50
+MOST_REPEATS = 1000
+DEEPEST = 50
 CONTROLS = {"n": "\n", "t": "\t", "r": "\r", "f": "\f", "v": "\v"}
 REPETITION = re.compile(r"([*+?])|\{(\d{1,4})(?:(,)(\d{1,4})?)?\}")
 CODE = re.compile(r"x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})")
@@ -28,25 +29,25 @@ class Parser:
         self.text = text
         self.place = self.depth = 0
 
-    def whole(self) -> Node:
+    def whole(self) -> Expression:
         node = self.either()
         if self.place < len(self.text):
             self.refuse("a ) without its (")
         return node
 
-    def either(self) -> Node:
+    def either(self) -> Expression:
         parts = [self.in_order()]
         while self.take("|"):
             parts.append(self.in_order())
         return parts[0] if len(parts) == 1 else Either(tuple(parts))
 
-    def in_order(self) -> Node:
+    def in_order(self) -> Expression:
         parts = []
         while self.next not in ("", "|", ")"):
             parts.append(self.repeated(self.one()))
         return InOrder(tuple(parts))
 
-    def repeated(self, part: Node) -> Node:
+    def repeated(self, part: Expression) -> Expression:
         found = REPETITION.match(self.text, self.place)
         if found is None:
             return part
@@ -60,7 +61,7 @@ class Parser:
             self.refuse("a second repetition of the same part (lazy and possessive ones are not in the subset)")
         return Repeat(part, least, most)
 
-    def one(self) -> Node:
+    def one(self) -> Expression:
         if self.take("("):
             return self.group()
         if self.take("["):
@@ -71,7 +72,7 @@ class Parser:
             self.refuse(f"a {self.next} in this place (for the character itself, write \\{self.next})")
         return Characters(self.character())
 
-    def group(self) -> Node:
+    def group(self) -> Expression:
         if self.next == "?" and not self.take("?:"):
             self.refuse("(? that is not (?:")
         self.depth += 1

@@ -5,7 +5,7 @@ launched would undo what p10 has gained. So the model is launched first. While i
 advances and the mask is filled, and only the draw waits for the mask.
 """
 
-from collections.abc import Sequence
+from collections.abc import Sequence as Ordered
 
 import torch
 from torch import Tensor
@@ -29,7 +29,7 @@ class MaskingSampler(Sampler):
         self.matchers: dict[int, Matcher] = {}
         self.under_way: tuple[list[Matcher], Tensor, Arrival] | None = None  # tokens that they have not seen
 
-    def admit(self, admissions: Sequence[Admission]) -> None:
+    def admit(self, admissions: Ordered[Admission]) -> None:
         """Follow the new owner of each slot from its answer so far: it has one if it was preempted."""
         super().admit(admissions)
         for admission in admissions:
