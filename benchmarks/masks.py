@@ -1,4 +1,4 @@
-"""What structured output costs, and what it does to answers, in p11: masks of a real vocabulary, and masked answers.
+"""Measure the masks of p11: their cost with a real vocabulary, and their effect on answers.
 
     PYTHONPATH=src:. python3 benchmarks/masks.py --out benchmarks/masks.json
     PYTHONPATH=src:. python3 benchmarks/masks.py --steps random:qwen3-0.6b --out "$OUT"/masks_steps.json
@@ -45,7 +45,7 @@ ANSWERS: dict[str, tuple[str, bool, dict[str, Any]]] = {
     "any blanks": (LIST, False, {"regex": r"\[\s*\d+(,\s*\d+)*\s*\]"}),
     "about": ("Tell me about yourself as JSON.", True, {"regex": r'\{"about": "[^"\\\n]*"\}'}),
 }
-"""By name: the prompt, whether it is a message in a chat, and what the answer must be."""
+"""Prompts by name, each with whether it is a message in a chat, and the form of the answer."""
 MOST = 48  # tokens
 
 

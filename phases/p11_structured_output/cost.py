@@ -1,4 +1,4 @@
-"""What a mask costs: the tokens of a real vocabulary, sorted out for every state of an expression's automaton.
+"""The cost of masks: the tokens of a real vocabulary, sorted out for every state of an expression's automaton.
 
     python -m phases.p11_structured_output.cost --model smollm2-135m
 
@@ -37,7 +37,7 @@ def vocabulary_of(model: str) -> list[bytes]:
 
 
 def microseconds(work: Callable[[], object]) -> float:
-    """Of one core: what else the machine does hardly counts."""
+    """Time the work by this thread's own clock: other programs on the machine hardly count."""
     start = time.thread_time()
     work()
     return 1e6 * (time.thread_time() - start)
@@ -62,7 +62,7 @@ def measured(structured: dict[str, Any], vocabulary: Sequence[bytes], tree: Sequ
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="What a mask costs, for some expressions.")
+    parser = argparse.ArgumentParser(description="The cost of masks, for some expressions.")
     parser.add_argument("--model", default="smollm2-135m")
     vocabulary = vocabulary_of(parser.parse_args().model)
     start = time.thread_time()

@@ -16,7 +16,7 @@ MOST_STATES = 4096
 class Dfa:
     """steps: the next state by byte, of each state; with a byte that is not there, nothing can match any more.
 
-    accepting: whether the bytes so far are a match. It begins in state 0. From every state some text leads to a match.
+    accepting: whether the text that led to each state is a match. It begins in state 0. A match can follow every state.
     """
 
     steps: list[dict[int, int]]
@@ -47,7 +47,7 @@ def dfa_of(node: Expression) -> Dfa:
 def closure(nfa: Nfa, states: Iterable[int]) -> frozenset[int]:
     """The states that these ones jump to over any number of jumps, themselves included.
 
-    Those that only jump are left out: they take no byte, and with them equal sets would look different.
+    States that only jump are left out: they take no byte, and with them equal sets would look different.
     """
     found, left = set(states), list(states)
     while left:
@@ -69,7 +69,7 @@ def moved(nfa: Nfa, states: Iterable[int]) -> dict[int, set[int]]:
 
 
 def subsets(nfa: Nfa, last: int) -> Dfa:
-    """Number the sets of states in the order in which they are found, beginning with state 0's.
+    """Number the sets of states as they are found, beginning with the one that contains the NFA's state 0.
 
     last: the NFA's state in which a text matches. Raises RequestError beyond MOST_STATES.
     """

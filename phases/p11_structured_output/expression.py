@@ -7,7 +7,7 @@ from phases.p11_structured_output.characters import Ranges, single
 
 @dataclass(frozen=True, slots=True)
 class Characters:
-    """One character of these ranges."""
+    """A character in one of the ranges."""
 
     ranges: Ranges
 

@@ -1,4 +1,4 @@
-"""From a request's field `structured` to the masks of its automaton: compiled once, and shared by all its samples."""
+"""Compile a request's field `structured` into the masks of an automaton, once for all samples and later requests."""
 
 from collections import OrderedDict
 from collections.abc import Sequence as Ordered
@@ -34,7 +34,7 @@ class Grammars:
         return self.compiled[name]
 
     def matcher(self, request: Request, answer: Ordered[int]) -> Matcher | None:
-        """What follows a sequence whose answer has these tokens so far; None for a request that asks for nothing."""
+        """Make the matcher of a sequence whose answer has these tokens so far; None for an answer of any form."""
         if request.params.structured is None:
             return None
         matcher = Matcher(self.masks(request.params.structured), request.stop_ids, self.ends)

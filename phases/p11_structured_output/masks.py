@@ -1,4 +1,4 @@
-"""From bytes to tokens: in each state of the automaton, the tokens whose bytes it can follow to their end.
+"""Turn bytes into tokens: in each state of the automaton, the tokens whose bytes it can follow to their end.
 
 The vocabulary is a tree of bytes, in which tokens that begin alike share a path. The walk goes down the tree and
 through the automaton at once, and skips a branch at the first byte that the automaton does not take. So it never looks

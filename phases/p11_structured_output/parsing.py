@@ -23,7 +23,7 @@ CODE = re.compile(r"x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})")
 
 
 class Parser:
-    """Reads from left to right; each method reads what it is named after. Raises RequestError."""
+    """Reads from left to right, with a method for each kind of part. Raises RequestError."""
 
     def __init__(self, text: str) -> None:
         self.text = text

@@ -41,7 +41,7 @@ class MaskingSampler(Sampler):
     def _draw(self, logits: Tensor, rows: Rows, legal: tuple[Tensor, Tensor] | None = None) -> Tensor:
         """Draw as usual, from what the masks leave. The model has been launched, and may still run.
 
-        legal: the final engine's masks, of which this phase has none.
+        legal: the masks of the final engine; always None here.
         """
         asking = [row for row, slot in enumerate(rows.slots.tolist()) if slot in self.matchers]
         if not asking:
@@ -65,7 +65,7 @@ class MaskingSampler(Sampler):
         self.under_way = None
 
     def masked(self, logits: Tensor, rows: Tensor, masks: list[Tensor]) -> Tensor:
-        """Put -inf where a token is not legal. logits: [R, V], which stays as it is. masks: of these rows, [V] each."""
+        """Put -inf where a token is not legal. logits: [R, V], which stays as it is. masks: bool [V], one per row."""
         illegal = upload(torch.cat(masks).logical_not().numpy(), torch.bool, self.device).view(len(rows), -1)
         masked = logits.clone()
         masked[rows] = masked[rows].masked_fill(illegal, float("-inf"))

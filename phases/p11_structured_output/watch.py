@@ -1,4 +1,4 @@
-"""What a mask does to a greedy answer, token by token: how much of the model's own probability it leaves.
+"""Watch a mask at work on a greedy answer, token by token: how much of the model's own probability does it leave?
 
     python -m phases.p11_structured_output.watch "My phone number is" --regex " \\\\d{3}-\\\\d{4}"
     python -m phases.p11_structured_output.watch "Is the sky blue?" --chat --choice yes --choice no
@@ -43,7 +43,7 @@ class Watch:
         return masked
 
     def take(self, tokens: int) -> list[Seen]:
-        """What was noted for an answer of so many tokens. Steps in vain (p10) are left out."""
+        """Return the notes on an answer of this length. Steps in vain (p10) are left out."""
         seen, self.seen = self.seen[:tokens], []
         return seen
 
@@ -51,13 +51,13 @@ class Watch:
 def answer(
     llm: LLM, watch: Watch, prompt: str | list[int], structured: Any, most: int
 ) -> tuple[Completion, list[Seen]]:
-    """Run a request alone, for at most so many tokens. Returns its answer, and what its masks did."""
+    """Run a request alone, for at most `most` tokens. Returns its answer, and a record of each mask."""
     (done,) = llm.generate(prompt, SamplingParams(max_tokens=most, structured=structured))
     return done, watch.take(len(done.token_ids))
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="What a mask does to a greedy answer, token by token.")
+    parser = argparse.ArgumentParser(description="Watch a mask at work on a greedy answer, token by token.")
     parser.add_argument("prompt")
     parser.add_argument("--regex")
     parser.add_argument("--choice", action="append")

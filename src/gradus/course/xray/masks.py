@@ -1,7 +1,7 @@
-"""What each masked draw could choose from, in engines whose sampler masks tokens.
+"""The choices of each masked draw, in engines whose sampler masks tokens.
 
-Such a sampler has `masked(logits, rows, masks)`, called once per draw: logits [R, V], rows [M] those that have a mask,
-masks one bool [V] for each of them, on the host. It returns the logits that are drawn from.
+Such a sampler has a method `masked(logits, rows, masks)`, called once per draw. logits: [R, V]; rows: the indices of
+masked rows, [M]; masks: bool [V] on the host, for each of these rows. It returns the logits to draw from.
 """
 
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""What masks leave of a real model's answers, token by token: tokens, and probability. No torch here."""
+"""The tokens and the probability that masks leave, token by token, in answers of a real model. No torch here."""
 
 import math
 
