@@ -35,7 +35,7 @@ help:
 	@echo '  make course    set up for the course, with what `gradus check` needs, and fetch the model'
 	@echo '  make test      set up for development, then lint and run the tests; needs no network afterwards'
 	@echo '  make lint      ruff (errors, format) and mypy'
-	@echo '  make stress    the property and stress tests, with many more examples (minutes)'
+	@echo '  make stress    property tests with many more examples, and what `make test` leaves out'
 	@echo '  make book      the course and the documentation as a web book, in build/book'
 	@echo '  make clean     remove .venv and every cache; fetched models stay'
 	@echo

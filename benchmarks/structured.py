@@ -24,7 +24,7 @@ from gradus.engine.request import SamplingParams
 from gradus.loading import open_checkpoint
 from gradus.text.llm import LLM
 
-BATCH, PROMPT, OUTPUT, ROUNDS = 64, 64, 128, 5
+BATCH, PROMPT, OUTPUTS, ROUNDS = 64, 64, (128, 384), 5
 
 FIELDS: list[dict[str, Any]] = [
     {"name": {"type": "string", "maxLength": 24}, "age": {"type": "integer", "minimum": 0, "maximum": 150}},
@@ -70,7 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "commit": asked.commit or commit(), "model": asked.model, "vocabulary": asked.tokenizer, "batch": asked.batch,
         **fingerprint(llm.device, quick=True),
         "built_s": round(built, 2), "vocabulary_s": round(time.perf_counter() - began, 3),
-        "steps": steps(llm, asked.batch), "first_token": first_tokens(llm),
+        "steps": [row for output in OUTPUTS for row in steps(llm, asked.batch, output)], "first_token": first_tokens(llm),
     }  # fmt: skip
     print(json.dumps({key: made[key] for key in ("built_s", "vocabulary_s", "steps", "first_token")}, indent=1))
     if asked.out is not None:
@@ -78,19 +78,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def steps(llm: LLM, batch: int) -> list[dict[str, Any]]:
+def steps(llm: LLM, batch: int, output: int) -> list[dict[str, Any]]:
     """Time batches in which some rows are masked, against the same batch without a mask, in turns."""
     counts = sorted({0, 1, batch // 8, batch})
     took: dict[int, list[float]] = {count: [] for count in counts}
     for number in range(ROUNDS + 1):  # the first round warms up
         for count in counts if number % 2 else reversed(counts):
-            seconds = served(llm, batch, count)
+            seconds = served(llm, batch, count, output)
             if number:
                 took[count].append(seconds)
     return [
         {
+            "output": output,
             "masked": count,
-            "tok_s": round(batch * OUTPUT / median(seconds), 1),
+            "tok_s": round(batch * output / median(seconds), 1),
             "of_none": round(median(none / mine for none, mine in zip(took[0], seconds, strict=True)), 4),
             "seconds": [round(each, 5) for each in seconds],
         }
@@ -98,11 +99,11 @@ def steps(llm: LLM, batch: int) -> list[dict[str, Any]]:
     ]
 
 
-def served(llm: LLM, batch: int, masked: int) -> float:
+def served(llm: LLM, batch: int, masked: int, output: int) -> float:
     prompts = [[(7 * row + place) % 256 for place in range(PROMPT)] for row in range(batch)]
-    free = SamplingParams(max_tokens=OUTPUT, temperature=0.8, ignore_eos=True)
+    free = SamplingParams(max_tokens=output, temperature=0.8, ignore_eos=True)
     params = [
-        SamplingParams(max_tokens=OUTPUT, temperature=0.8, seed=row, structured={"json_schema": schema(row)})
+        SamplingParams(max_tokens=output, temperature=0.8, seed=row, structured={"json_schema": schema(row)})
         if row < masked
         else replace(free, seed=row)
         for row in range(batch)
@@ -110,7 +111,7 @@ def served(llm: LLM, batch: int, masked: int) -> float:
     began = time.perf_counter()
     done = llm.generate(prompts, params)
     seconds = time.perf_counter() - began
-    assert all(len(each.token_ids) == OUTPUT for each in done), [each.finish_reason for each in done]
+    assert all(len(each.token_ids) == output for each in done), [each.finish_reason for each in done]
     return seconds
 
 

@@ -22,9 +22,13 @@ os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1", PIP_NO_INDEX="1"
 MARKERS = {
     "gpu": "needs a CUDA GPU; skipped without one",
     "weights": "weights(name): needs this pulled model (smollm2-135m when none is named); skipped where it is not",
-    "stress": "many more examples than every run should pay for; run by `make stress`",
+    "stress": "more examples, or combinations, than every run should pay for; run by `make stress`",
     "slow": "takes more than five seconds",
 }
+
+# Files that processes side by side begin with, one each. The first has numba compile, for half a minute; meanwhile the
+# others do without, for longer, and then find the code on disk. The last files by name are short, so all end together.
+FIRST = ("cpu/test_beside.py", "kernels/test_drafts.py", "course/test_hints.py", "kernels/test_asked_sampling.py")
 
 # "ci": the same few examples every time, so a failure is the change's own. "stress": new ones at each run. "check": the
 # first of "ci", for `gradus check`: a student waits for it.
@@ -43,12 +47,17 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out stress tests unless they were asked for."""
+    """Leave out stress tests unless they were asked for, and put first what others wait for."""
     if "stress" not in config.option.markexpr:
         left_out = [item for item in items if item.get_closest_marker("stress")]
         if left_out:
             config.hook.pytest_deselected(items=left_out)
             items[:] = [item for item in items if not item.get_closest_marker("stress")]
+    items.sort(key=lambda item: next((place for place, end in enumerate(FIRST) if _is(item, end)), len(FIRST)))
+
+
+def _is(item: pytest.Item, ending: str) -> bool:
+    return item.path.as_posix().endswith(f"/{ending}")
 
 
 @pytest.fixture(autouse=True)

@@ -212,7 +212,7 @@ def test_three_blocks_bring_the_same_work_of_both_sides_and_the_report_shows_all
     assert not list(report.outdated(out))
 
 
-@pytest.mark.slow
+@pytest.mark.stress
 def test_where_vllm_fails_our_samples_are_kept_with_its_reason(driver, cases, tmp_path):
     run = compared(driver, tmp_path, "raise SystemExit('ModuleNotFoundError: No module named vllm._C')")
     for cell in run.cells:
@@ -274,7 +274,7 @@ def test_matrices_and_keys_in_8_bits_reach_both_sides_and_decoding_counts_from_t
     assert dict(zip(header, row, strict=True))["model"] == "tiny-llama, fp8-kv"
 
 
-@pytest.mark.slow
+@pytest.mark.stress
 def test_in_the_steady_state_both_pools_are_full_and_every_round_has_new_prompts(driver, cases, tmp_path):
     (tmp_path / "site").mkdir()
     (tmp_path / "site" / "vllm.py").write_text(VLLM_IN_THE_STEADY_STATE)
@@ -306,7 +306,7 @@ def test_a_head_in_fewer_bits_is_asked_for_by_patterns(driver, cases, tmp_path):
     assert described["quantization_config"]["config_groups"]["group_0"]["weights"]["group_size"] == 128
 
 
-@pytest.mark.slow
+@pytest.mark.stress
 def test_an_answer_without_the_log_probabilities_that_were_asked_for_does_not_count(driver, cases, tmp_path):
     _, run = sampled(driver, tmp_path, VLLM.replace("if params.logprobs else None", "[:-1]"))
     for cell in run.cells:

@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -21,6 +21,7 @@ from gradus.exercises.solution import look
 
 ROOT = Path(__file__).parents[2]
 PHASES = [phase.name for phase in phases.available()]
+CLAIM = 22  # characters that tell one test's explanations from another's
 
 
 def exercises() -> list:
@@ -31,6 +32,20 @@ def exercises() -> list:
         if phase.has("exercise")  # that each has one is a test of its own
         for exercise in exercises_of(phase)
     ]
+
+
+def mistakes(wrong: Mapping[str, tuple]) -> list:
+    """Every mistake, to be the parameter `mistake` of a test.
+
+    wrong: by mistake, the phase or file that it is made in, and last the words that explain it. Of mistakes in one file
+    whose explanations begin alike, since one and the same test finds them, all but the first are for `make stress`.
+    """
+    params, told = [], set()
+    for mistake, (place, *_, says) in wrong.items():
+        claim = place, says[:CLAIM]
+        params.append(pytest.param(mistake, marks=pytest.mark.stress if claim in told else ()))
+        told.add(claim)
+    return params
 
 
 def exercise_of(info: phases.PhaseInfo, file: Path | None = None) -> Exercise:
@@ -76,7 +91,7 @@ def checked(tmp_path, monkeypatch, bytecode) -> Callable[..., Verdict]:
 
 # On macOS, Apple's libraries, which torch loads, may crash in a forked process.
 SERVER = multiprocessing.get_context("forkserver" if sys.platform == "linux" else "spawn")
-PRELOADED = ["pytest", "hypothesis", "gradus.models", "gradus.sampling.sampler"]
+PRELOADED = ["pytest", "hypothesis", "gradus.assembly.final", "gradus.course.probe"]
 SERVER.set_forkserver_preload(PRELOADED)
 
 

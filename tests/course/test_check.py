@@ -12,7 +12,7 @@ from gradus.errors import ConfigError
 from gradus.exercises.declaration import exercises_of
 from gradus.exercises.skeleton import cut
 from gradus.exercises.solution import look
-from tests.course.conftest import ROOT, exercise_of, exercises, reference
+from tests.course.conftest import ROOT, exercise_of, exercises, mistakes, reference
 from tests.course.test_hints import in_other_words
 from tests.phases import judge
 from tests.phases.drive import Ending
@@ -37,7 +37,17 @@ def test_the_reference_passes(checked, phase, exercise):
     assert verdict.tests >= (8 if exercise.alone else 20)
 
 
-@pytest.mark.parametrize(("phase", "exercise"), exercises())
+def skeletons() -> list:
+    """The first exercise of each phase; the other files of a phase come to the same sentence, by `make stress`."""
+    params, seen = [], set()
+    for param in exercises():
+        phase, exercise = param.values
+        params.append(pytest.param(phase, exercise, id=param.id, marks=pytest.mark.stress if phase in seen else ()))
+        seen.add(phase)
+    return params
+
+
+@pytest.mark.parametrize(("phase", "exercise"), skeletons())
 def test_a_fresh_skeleton_is_told_what_is_still_to_be_written(checked, phase, exercise):
     names = list(exercise.functions)
     verdict = checked(phase, cut(reference(phase, exercise.file_name), names, phase), exercise)
@@ -188,7 +198,7 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize("mistake", WRONG)
+@pytest.mark.parametrize("mistake", mistakes(WRONG))
 def test_a_wrong_solution_is_caught_and_explained(checked, mistake):
     phase, right, wrong, says = WRONG[mistake]
     name = "scheduler.py" if phase == "p00" else None  # the others are about the first of their phase's exercises

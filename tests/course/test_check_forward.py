@@ -9,7 +9,7 @@ from gradus.course.student.check import check_all
 from gradus.exercises.declaration import exercises_of
 from gradus.exercises.solution import look
 from phases.p00_baseline.exercise import FORWARD
-from tests.course.conftest import exercise_of, reference
+from tests.course.conftest import exercise_of, mistakes, reference
 
 ROOT_OF_MEAN = "x / (mean_square + eps).sqrt() * weight"
 SPEEDS = "speeds = 1 / theta ** (2 * pairs / head_dim)"
@@ -269,7 +269,7 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize("mistake", WRONG)
+@pytest.mark.parametrize("mistake", mistakes(WRONG))
 def test_a_wrong_solution_is_caught_and_explained(checked, mistake):
     name, right, wrong, says = WRONG[mistake]
     source = reference("p00", name)

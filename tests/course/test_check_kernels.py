@@ -7,7 +7,7 @@ import pytest
 pytest.importorskip("triton", reason="Triton is for Linux alone")
 
 from gradus import phases
-from tests.course.conftest import exercise_of, reference
+from tests.course.conftest import exercise_of, mistakes, reference
 
 STORED = "    tl.store(x_ptr + here, x, mask=inside)\n"
 BASE = '    base = tl.where(new_peak == float("-inf"), 0.0, new_peak)  # nothing seen yet: -inf - -inf would be NaN\n'
@@ -69,7 +69,7 @@ WRONG = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mistake", WRONG)
+@pytest.mark.parametrize("mistake", mistakes(WRONG))
 def test_a_wrong_kernel_is_caught_and_explained(checked, mistake):
     name, right, wrong, says = WRONG[mistake]
     source = reference("p09", name)

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from gradus import phases
-from tests.course.conftest import exercise_of, reference
+from tests.course.conftest import exercise_of, mistakes, reference
 
 COUNTED = "        self.unknown[sequence] += span.logits\n"
 LATE = "        if sequence.finish_reason is not None:\n            return []  # computed in vain\n"
@@ -136,7 +136,7 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize("mistake", WRONG)
+@pytest.mark.parametrize("mistake", mistakes(WRONG))
 def test_a_wrong_solution_is_caught_and_explained(checked, mistake):
     name, right, wrong, says = WRONG[mistake]
     source = reference("p10", name)

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from gradus import phases
-from tests.course.conftest import exercise_of, reference
+from tests.course.conftest import exercise_of, mistakes, reference
 
 MISSING = "return max(0, self.pages_for(end) - len(self.block_tables.get(id, ())))"
 REFUSAL = "        if not self.has_room(id, end):\n            return False\n"
@@ -125,7 +125,7 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize("mistake", WRONG)
+@pytest.mark.parametrize("mistake", mistakes(WRONG))
 def test_a_wrong_solution_is_caught_and_explained(checked, mistake):
     name, right, wrong, says = WRONG[mistake]
     source = reference("p04", name)

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from gradus import phases
-from tests.course.conftest import exercise_of, reference
+from tests.course.conftest import exercise_of, mistakes, reference
 
 STEP = "    w[:, column + 1 :] -= (error / u[column, column])[:, None] * u[column, column + 1 :]\n"
 FACTORS = "factors = (x_size**ratio / (w_size ** (1 - ratio) + SMALLEST)).clamp(min=SMALLEST)"
@@ -150,7 +150,7 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize("mistake", WRONG)
+@pytest.mark.parametrize("mistake", mistakes(WRONG))
 def test_a_wrong_solution_is_caught_and_explained(checked, mistake):
     name, right, wrong, says = WRONG[mistake]
     source = reference("p07", name)

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from gradus import phases
-from tests.course.conftest import PHASES, exercise_of, reference
+from tests.course.conftest import PHASES, exercise_of, mistakes, reference
 
 SWAP = """                self.pool.share(page)
                 self.pool.drop(table[place])
@@ -171,7 +171,7 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize("mistake", [mistake for mistake in WRONG if WRONG[mistake][0] in PHASES])
+@pytest.mark.parametrize("mistake", mistakes({name: made for name, made in WRONG.items() if made[0] in PHASES}))
 def test_a_wrong_solution_is_caught_and_explained(checked, mistake):
     phase, name, right, wrong, says = WRONG[mistake]
     source = reference(phase, name)

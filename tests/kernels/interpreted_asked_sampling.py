@@ -25,28 +25,6 @@ CPU = torch.device("cpu")
 WAYS = ["groups", "whole row"]
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _fast_enough():
-    """The interpreter reduces by functions that it does not know one element at a time, which would take minutes.
-
-    Here halves are combined until one element is left, as on a GPU, by the same function.
-    """
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(interpreter.ReduceOps, "generic_reduce", by_halves)
-        yield
-
-
-def by_halves(self, parts):
-    kinds, numbers = [part.dtype for part in parts], [part.handle.data for part in parts]
-    while numbers[0].shape[self.axis] > 1:
-        halves = zip(*(np.split(each, 2, self.axis) for each in numbers), strict=True)
-        lower, upper = ([*map(self.to_tensor, half, kinds)] for half in halves)
-        combined = self.combine_fn.fn(*lower, *upper)
-        numbers = [part.handle.data for part in (combined if isinstance(combined, tuple) else (combined,))]
-    left = numbers if self.keep_dims else [each.squeeze(self.axis)[()] for each in numbers]
-    return [*map(self.to_tensor, left, kinds)]
-
-
 @pytest.fixture(autouse=True)
 def _poisoned():
     torch.set_deterministic_debug_mode("error")  # torch.empty then gives NaN

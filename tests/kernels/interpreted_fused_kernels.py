@@ -29,6 +29,7 @@ from gradus.kernels.step.places import places, places_reference
 from gradus.quantization import kv
 from gradus.quantization.fp8 import E4M3
 from tests.kernels.interpreted_gluon import interpret
+from tests.pairwise import pairwise
 
 
 @pytest.fixture(autouse=True)
@@ -223,9 +224,9 @@ STREAMED_ROWS = [
 ]
 
 
-@pytest.mark.parametrize("name", [None, "silu"])
-@pytest.mark.parametrize("rows", [2, 7, MOST_ROWS])
-@pytest.mark.parametrize(("n", "k", "launch"), STREAMED_ROWS)
+@pytest.mark.parametrize(
+    ("n", "k", "launch", "rows", "name"), pairwise(STREAMED_ROWS, [2, 7, MOST_ROWS], [None, "silu"])
+)
 def test_streamed_rows_do_not_depend_on_each_other(n, k, launch, rows, name, monkeypatch):
     interpret(streamed_rows, monkeypatch)
     gated, launch, product = name == "silu", StreamedLaunch(*launch), streamed_rows.streamed_rows

@@ -26,6 +26,7 @@ from gradus.quantization.fp8 import E4M3, Fp8BlockLinear, Fp8Linear
 from gradus.quantization.int4 import Int4Linear
 from gradus.quantization.int8 import Int8Linear
 from tests.kernels.interpreted_e4m3 import rounded_to_nearest
+from tests.pairwise import pairwise
 
 MATRIX = MatrixId("down", 0)
 
@@ -54,9 +55,14 @@ def four_bits(n: int, k: int, group: int) -> Int4Weights:
     return Int4Weights(linear.words, linear.pairs, linear.kind)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-@pytest.mark.parametrize(("k", "group"), [(256, 128), (192, 64), (576, 64), (96, 32), (160, 32)])
-@pytest.mark.parametrize(("rows", "splits"), [(1, 1), (3, 2), (19, 3)])
+@pytest.mark.parametrize(
+    ("rows", "splits", "k", "group", "dtype"),
+    pairwise(
+        [(1, 1), (3, 2), (19, 3)],
+        [(256, 128), (192, 64), (576, 64), (96, 32), (160, 32)],
+        [torch.float32, torch.float16],
+    ),
+)
 def test_4_bit_weights_are_unpacked_on_their_way(rows, splits, k, group, dtype):
     x, weights, bias = torch.randn(rows, k).to(dtype), four_bits(37, k, group), torch.randn(37).to(dtype)
     launch = TileLaunch(16, 128, 16 if rows > 8 else 8, splits, 2, 4)
@@ -119,9 +125,10 @@ def eight_bits(scheme: str, widths: tuple[int, ...], k: int) -> EightBitWeights:
     return EightBitWeights(linear.values, linear.scales, getattr(linear, "block_of_row", None))
 
 
-@pytest.mark.parametrize("scheme", KINDS)
-@pytest.mark.parametrize(("rows", "k"), [(1, 128), (3, 100), (5, 576), (2, 31)])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize(
+    ("rows", "k", "scheme", "dtype"),
+    pairwise([(1, 128), (3, 100), (5, 576), (2, 31)], list(KINDS), [torch.float32, torch.float16]),
+)
 def test_activations_are_rounded_as_the_scheme_rounds_them(rows, k, scheme, dtype):
     _, kind, group = KINDS[scheme]
     x = torch.randn(rows, k)
@@ -173,9 +180,10 @@ def test_a_row_that_is_not_finite_has_no_finite_scale(value):
     assert quantize(x, torch.int8).scales.isfinite().tolist() == [[True, False, True]]
 
 
-@pytest.mark.parametrize("scheme", KINDS)
-@pytest.mark.parametrize("k", [256, 576, 100])
-@pytest.mark.parametrize(("rows", "splits", "columns"), [(1, 1, 128), (3, 2, 64), (19, 3, 128)])
+@pytest.mark.parametrize(
+    ("rows", "splits", "columns", "k", "scheme"),
+    pairwise([(1, 1, 128), (3, 2, 64), (19, 3, 128)], [256, 576, 100], list(KINDS)),
+)
 def test_8_bit_weights_meet_8_bit_activations(rows, splits, columns, k, scheme):
     weights = eight_bits(scheme, (20, 17), k)
     x = quantize_reference(torch.randn(rows, k), *KINDS[scheme][1:])

@@ -1,11 +1,7 @@
 """The kernels beside attention: interpreted on the CPU, and compiled for an H200."""
 
 import math
-import os
 import re
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
@@ -24,16 +20,13 @@ from gradus.kernels.rows.rope_store import heads_together, rope_store_kernel
 from gradus.kernels.sampling.plain import block_best_kernel, row_best_kernel
 from gradus.kernels.step.places import places_kernel
 from tests.kernels.ahead_of_time import H200, Resources, compile_for
+from tests.kernels.interpreter import run_interpreted
 
 POINTER = "*bf16"
 
 
 def test_interpreted_on_the_cpu_they_do_what_their_references_do():
-    """In a process of its own: Triton decides at its import whether it interprets."""
-    file = Path(__file__).with_name("interpreted_fused_kernels.py")
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(file)]
-    done = subprocess.run(command, env=os.environ | {"TRITON_INTERPRET": "1"}, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
+    run_interpreted("interpreted_fused_kernels.py")
 
 
 def compiled(kernel, constants: dict, scalars: dict[str, str], pointers: dict[str, str] | None = None, **options):

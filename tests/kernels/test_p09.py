@@ -1,10 +1,5 @@
 """p09's kernels where there is no GPU: what they compute, interpreted; and what they compile to."""
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 
 pytest.importorskip("triton", reason="Triton is for Linux alone")
@@ -13,23 +8,24 @@ import triton
 
 from phases.p09_triton_attention import norm, paged_attention
 from tests.kernels.ahead_of_time import EVERY, H200, compile_for
-
-HERE = Path(__file__).parent
+from tests.kernels.interpreter import run_interpreted
 
 
 @pytest.mark.slow
 def test_interpreted_on_the_cpu():
-    """In a process of its own: Triton decides at its import whether it interprets."""
-    files = [str(HERE / name) for name in ("interpreted_norm.py", "interpreted_p09.py")]
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *files]
-    done = subprocess.run(command, env=os.environ | {"TRITON_INTERPRET": "1"}, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
+    run_interpreted("interpreted_norm.py", "interpreted_p09.py")
 
 
-# (head dim, group): of Qwen3-0.6B, Llama-3.2-1B and Gemma 3 270M, in decodes and in prompts
-@pytest.mark.parametrize("dtype", ["bf16", "fp32"])
-@pytest.mark.parametrize("rows", [paged_attention.DECODE_ROWS, paged_attention.PROMPT_ROWS])
-@pytest.mark.parametrize(("head_dim", "group"), [(128, 2), (64, 4), (256, 4)])
+SHAPES = [(128, 2), (64, 4), (256, 4)]  # (head dim, group) of Qwen3-0.6B, Llama-3.2-1B and Gemma 3 270M
+LAUNCHES = [
+    pytest.param(*shape, rows, dtype, marks=pytest.mark.stress if dtype == "fp32" and shape != (64, 4) else ())
+    for shape in SHAPES
+    for rows in (paged_attention.DECODE_ROWS, paged_attention.PROMPT_ROWS)
+    for dtype in ("bf16", "fp32")  # wide heads in float32 take ptxas most of a minute
+]
+
+
+@pytest.mark.parametrize(("head_dim", "group", "rows", "dtype"), LAUNCHES)
 def test_attention_compiles_for_an_h200_and_fits(head_dim, group, rows, dtype):
     found = compiled(H200, head_dim, group, rows, dtype)
     assert found.shared <= H200.shared_memory

@@ -1,10 +1,6 @@
 """The paged attention kernels where there is no GPU: what they compute, interpreted; and what they compile to."""
 
-import os
 import re
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
@@ -17,8 +13,8 @@ from gradus.kernels.attention import paged as paged_attention
 from gradus.kernels.attention import work as attention_work
 from gradus.kernels.attention.launch import Launch, launches
 from tests.kernels.ahead_of_time import H200, compile_for
+from tests.kernels.interpreter import run_interpreted
 
-HERE = Path(__file__).parent
 TYPES = {
     "sums": "*fp32", "peaks": "*fp32", "totals": "*fp32", "tickets": "*i32", "tables": "*i64", "items": "*i32",
     "q_stride": "i32:16", "table_stride": "i32:16", "scale": "fp32", "softcap": "fp32", "eps": "fp32",
@@ -26,11 +22,7 @@ TYPES = {
 
 
 def test_the_kernels_are_right_when_interpreted():
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", HERE / "interpreted_paged_attention.py"],
-        env=os.environ | {"TRITON_INTERPRET": "1"}, capture_output=True, text=True, cwd=HERE.parents[1],
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
+    run_interpreted("interpreted_paged_attention.py")
 
 
 def compiled(head_dim: int, group: int, launch: Launch, tokens: int, new: int = 0, fp8: bool = False):

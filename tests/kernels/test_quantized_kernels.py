@@ -1,10 +1,6 @@
 """The kernels of quantized matrices: interpreted on the CPU, and compiled for an H200."""
 
-import os
 import re
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
@@ -19,14 +15,11 @@ from gradus.kernels.quantized.quantize import PIECE, quantize_in_pieces_kernel, 
 from gradus.kernels.quantized.tile import TOGETHER, TileLaunch
 from gradus.kernels.rows.norm import warps_of
 from tests.kernels.ahead_of_time import H200, Resources, compile_for
+from tests.kernels.interpreter import run_interpreted
 
 
 def test_interpreted_on_the_cpu_they_do_what_their_references_do():
-    """In a process of its own: Triton decides at its import whether it interprets."""
-    file = Path(__file__).with_name("interpreted_quantized.py")
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(file)]
-    done = subprocess.run(command, env=os.environ | {"TRITON_INTERPRET": "1"}, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
+    run_interpreted("interpreted_quantized.py")
 
 
 def assert_within(used: Resources, registers: int) -> None:
@@ -135,13 +128,15 @@ def eight_compiled(
     return compile_for(H200, eight_bit_kernel, types, constants, num_warps=warps, num_stages=stages, **options)
 
 
-@pytest.mark.parametrize(("kind", "instruction"), [("*i8", "s32.s8.s8"), ("*fp8e4nv", "f32.e4m3.e4m3")])
-@pytest.mark.parametrize("blocks", [False, True])
+@pytest.mark.parametrize(
+    ("kind", "instruction", "blocks"),
+    [("*i8", "s32.s8.s8", False), ("*fp8e4nv", "f32.e4m3.e4m3", False), ("*fp8e4nv", "f32.e4m3.e4m3", True)],
+)
 @pytest.mark.parametrize(
     ("launch", "registers"), [((64, 128, 16, 4, 4), 64), ((64, 128, 64, 4, 4), 160), ((128, 128, 128, 3, 8), 248)]
 )
 def test_8_bit_numbers_meet_in_the_tensor_cores_as_they_are(kind, instruction, blocks, launch, registers):
-    used = eight_compiled(kind, launch, blocks=blocks and kind != "*i8")
+    used = eight_compiled(kind, launch, blocks=blocks)
     assert_within(used, registers)
     assert f"wgmma.mma_async.sync.aligned.m64n{min(launch[2], 128)}k32.{instruction}" in used.assembly
     assert "cvt.rn.f16x2.e4m3x2" not in used.assembly  # converted before they meet, as a narrower tile's are

@@ -48,7 +48,14 @@ def greedy(shape: str, prompt: list[int], guess: Sequence[int] = ()) -> tuple[tu
 @cache
 def oracle(shape: str) -> tuple[tuple[tuple[int, ...], float], ...]:
     """`greedy` for each prompt."""
-    return tuple(greedy(shape, prompt) for prompt in prompts(shape))
+    guesses = run(build_engine("p01", shape), asked(shape, [SamplingParams(max_tokens=LENGTH, ignore_eos=True)] * 3))
+    return tuple(greedy(shape, prompt, guesses[f"r{i}", 0].tokens) for i, prompt in enumerate(prompts(shape)))
+
+
+def asked(shape: str, params: Sequence[SamplingParams]) -> list[Request]:
+    """A request for each prompt."""
+    pairs = zip(prompts(shape), params, strict=True)
+    return [Request.create(f"r{i}", prompt, each, limits_of(shape)) for i, (prompt, each) in enumerate(pairs)]
 
 
 @pytest.mark.parametrize("shape", [*FAMILIES, CAPPED])
@@ -59,9 +66,7 @@ def test_the_oracles_choices_are_clear(shape):
 
 @pytest.mark.parametrize("shape", [*FAMILIES, CAPPED])
 def test_greedy_tokens_are_those_of_the_model_alone(phase, shape):
-    params = SamplingParams(max_tokens=LENGTH, ignore_eos=True)
-    requests = [Request.create(f"r{i}", p, params, limits_of(shape)) for i, p in enumerate(prompts(shape))]
-    done = run(build_engine(phase, shape), requests)
+    done = run(build_engine(phase, shape), asked(shape, [SamplingParams(max_tokens=LENGTH, ignore_eos=True)] * 3))
     for i, prompt in enumerate(prompts(shape)):
         found = done[f"r{i}", 0].tokens
         tokens, _ = greedy(shape, prompt, guess=found)
@@ -69,18 +74,21 @@ def test_greedy_tokens_are_those_of_the_model_alone(phase, shape):
     assert {ending.finish_reason for ending in done.values()} == {"length"}
 
 
+DRAWN = [
+    SamplingParams(max_tokens=16, temperature=1.0, seed=1, n=2),
+    SamplingParams(max_tokens=16, temperature=0.8, top_k=20, top_p=0.9, seed=2, repetition_penalty=1.2),
+    SamplingParams(max_tokens=12, temperature=1.0, min_p=0.02, presence_penalty=0.5, logit_bias={3: 1.0}, seed=3),
+]
+
+
+@cache
+def drawn_by_p00(shape: str) -> dict[tuple[str, int], Ending]:
+    return run(build_engine("p00", shape), asked(shape, DRAWN))
+
+
 @pytest.mark.parametrize("shape", FAMILIES)
 def test_sampled_tokens_are_the_same_in_every_phase(phase, shape):
-    params = [
-        SamplingParams(max_tokens=16, temperature=1.0, seed=1, n=2),
-        SamplingParams(max_tokens=16, temperature=0.8, top_k=20, top_p=0.9, seed=2, repetition_penalty=1.2),
-        SamplingParams(max_tokens=12, temperature=1.0, min_p=0.02, presence_penalty=0.5, logit_bias={3: 1.0}, seed=3),
-    ]
-    requests = [
-        Request.create(f"r{i}", prompt, p, limits_of(shape))
-        for i, (prompt, p) in enumerate(zip(prompts(shape), params, strict=True))
-    ]
-    assert run(build_engine(phase, shape), requests) == run(build_engine("p00", shape), requests)
+    assert run(build_engine(phase, shape), asked(shape, DRAWN)) == drawn_by_p00(shape)
 
 
 TIE = (28, 245, 115, 246, 128, 46, 318, 284, 300, 189, 280, 309, 280, 309, 150, 9)

@@ -162,6 +162,7 @@ def document(seed: int) -> tuple[dict[str, Any], Valid]:
 
 
 def written(value: Any, r: random.Random) -> str:
-    """Write JSON as models do: compact, with blanks, or on several lines."""
+    """Write JSON as models do: compact, with blanks, or on several lines, unless the bound for blanks forbids that."""
     layout: dict[str, Any] = r.choice([{"separators": (",", ":")}, {}, {"indent": 2}, {"indent": 4}])
-    return json.dumps(value, ensure_ascii=False, **layout)
+    text = json.dumps(value, ensure_ascii=False, **layout)
+    return json.dumps(value, ensure_ascii=False) if "\n" + " " * 25 in text else text

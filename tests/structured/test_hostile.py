@@ -9,6 +9,7 @@ import pytest
 from gradus.engine.structured import Structured
 from gradus.errors import RequestError
 from gradus.structured import Grammars, Job, MaskThreads
+from gradus.structured.vocabulary import row_words
 from tests.structured.hostile import HOSTILE
 from tests.structured.vocabularies import EOS, TOKENIZER, WIDTH, ids
 
@@ -35,7 +36,7 @@ def follow(grammars: Grammars, structured: Structured) -> float:
         assert "\n" not in str(error) and len(str(error)) < 400
         return time.process_time() - began
     longest = time.process_time() - began
-    r, row = random.Random(3), np.zeros((1, -(-grammars._vocab_size // 32)), np.int32)
+    r, row = random.Random(3), np.zeros((1, row_words(grammars._vocab_size)), np.int32)
     start = time.process_time()
     for _ in range(STEPS):
         began = time.process_time()
@@ -85,7 +86,7 @@ DEEP = ["249 references", "249 references of arrays", "390 rules", "390 terminal
 def test_mask_threads_have_the_stack_for_what_is_allowed():
     """They are the library's own, with smaller stacks than ours: to overflow one would end the process."""
     made = [SMALL.matcher(HOSTILE[name]()) for name in DEEP for _ in range(2)]
-    rows = np.zeros((len(made), WIDTH // 32), np.int32)
+    rows = np.zeros((len(made), row_words(WIDTH)), np.int32)
     threads, r = MaskThreads(2), random.Random(5)
     for _ in range(40):
         threads.start([Job(each, row) for row, each in enumerate(made)], rows)

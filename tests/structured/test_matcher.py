@@ -6,6 +6,7 @@ import pytest
 from gradus.engine.structured import Structured
 from gradus.loading.tokenizer import Tokenizer
 from gradus.structured import Grammars, Matcher
+from gradus.structured.vocabulary import row_words
 from tests.loading import builders
 from tests.structured import vocabularies
 from tests.structured.vocabularies import EOS, TOKENIZER, WIDTH, encode, ids, legal, legal_behind
@@ -52,7 +53,7 @@ def test_a_stop_token_is_illegal_until_the_grammar_accepts_and_then_ends_the_ans
 def test_a_model_without_an_end_token_finishes_with_the_grammar():
     grammars = Grammars(Tokenizer.of_bytes().to_json, 256)
     made = grammars.matcher(Structured(choice=["ab"]))
-    row = np.zeros(8, np.int32)
+    row = np.zeros(row_words(256), np.int32)
     made.accept(b"ab")
     made.fill(row)
     assert made.finished and made.fault is None and ids(row) == []
@@ -153,7 +154,7 @@ def test_forced_tokens_are_the_only_legal_ones():
 def test_a_width_that_is_no_multiple_of_32_keeps_its_spare_bits_clear():
     for width in (builders.TOKENS, builders.TOKENS + 1, 319, 320, 321):
         made = Grammars(TOKENIZER.to_json, width, EOS).matcher(Structured(regex="(?s:.*)"))
-        row = np.full(-(-width // 32), -1, np.int32)
+        row = np.full(row_words(width), -1, np.int32)
         made.fill(row)
         assert max(ids(row)) < builders.TOKENS
 
@@ -161,7 +162,7 @@ def test_a_width_that_is_no_multiple_of_32_keeps_its_spare_bits_clear():
 def test_a_tokenizer_with_more_tokens_than_the_model_allows_only_the_models():
     grammars = Grammars(TOKENIZER.to_json, 280, EOS)
     made = grammars.matcher(Structured(regex="(?s:.*)"))
-    row = np.zeros(9, np.int32)
+    row = np.zeros(row_words(280), np.int32)
     made.fill(row)
     assert max(ids(row)) == 279
     assert not made.accept([280])

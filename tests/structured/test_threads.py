@@ -7,9 +7,10 @@ import numpy as np
 
 from gradus.engine.structured import Structured
 from gradus.structured import Job, MaskThreads
+from gradus.structured.vocabulary import row_words
 from tests.structured.vocabularies import EOS, WIDTH, encode, matcher
 
-WORDS = WIDTH // 32
+WORDS = row_words(WIDTH)
 KINDS = [Structured(json=True), Structured(regex="(the|cat)+"), Structured(choice=["the cat", "the hat"])]
 TEXTS = ['{"the cat":[1, 2]}', "thecat", "the hat"]
 

@@ -7,6 +7,7 @@ import numpy as np
 from gradus.engine.structured import Structured
 from gradus.loading.tokenizer import Tokenizer
 from gradus.structured import Grammars, Matcher
+from gradus.structured.vocabulary import row_words
 from tests.loading import builders
 
 WIDTH = builders.VOCABULARY  # of the logits; the tokenizer has fewer tokens
@@ -34,12 +35,12 @@ def ids(row: np.ndarray) -> list[int]:
 
 
 def legal(made: Matcher, width: int = WIDTH) -> list[int]:
-    row = np.full(-(-width // 32), -1, np.int32)
+    row = np.full(row_words(width), -1, np.int32)
     made.fill(row)
     return ids(row)
 
 
 def legal_behind(made: Matcher, drafts: list[int]) -> list[list[int]]:
-    rows = np.full((1 + len(drafts), WIDTH // 32), -1, np.int32)
+    rows = np.full((1 + len(drafts), row_words(WIDTH)), -1, np.int32)
     made.fill_drafts(rows, drafts)
     return [ids(row) for row in rows]

@@ -122,8 +122,15 @@ def narrow_model() -> Model:
     return model
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("model", [tiny_model(SHAPE), narrow_model()], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    ("kind", "model"),
+    [
+        pytest.param("medusa", narrow_model(), id="medusa-bfloat16"),
+        pytest.param("eagle", tiny_model(SHAPE), id="eagle-float32"),
+        pytest.param("medusa", tiny_model(SHAPE), id="medusa-float32", marks=pytest.mark.stress),
+        pytest.param("eagle", narrow_model(), id="eagle-bfloat16", marks=pytest.mark.stress),
+    ],
+)
 def test_heads_learn_to_say_what_the_model_says(kind, model):
     spoken = conversations(40)
     train = batches(spoken, 256, K)

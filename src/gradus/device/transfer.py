@@ -138,7 +138,10 @@ class Staging:
         self._read[self._turn].wait()  # until the device has read its last copy, which it nearly always has
         return self._numbers[self._turn]
 
-    def send(self, target: Tensor) -> None:
-        """Copy the buffer's first rows to the device, as many as `target` has."""
-        target.copy_(self._buffers[self._turn][: len(target)], non_blocking=True)
+    def send(self, *targets: Tensor) -> None:
+        """Copy the buffer's rows to the device, from the first on: as many to each target as it has."""
+        row = 0
+        for target in targets:
+            target.copy_(self._buffers[self._turn][row : row + len(target)], non_blocking=True)
+            row += len(target)
         self._read[self._turn].renew()

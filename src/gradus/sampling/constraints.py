@@ -19,11 +19,15 @@ NOTHING_LEGAL = "no token of the vocabulary continues the answer as its grammar 
 
 @dataclass(slots=True)
 class Constrained:
-    """A masked answer's rows in a step: its matcher, the first row, and the drafts that the rows after it verify."""
+    """A masked answer's rows in a step: its matcher, the first row, and the drafts that the rows after it verify.
+
+    place: of its first mask, among those of the step's masked answers.
+    """
 
     matcher: Matcher
     row: int
     drafts: Sequence[int] = ()
+    place: int = 0
 
 
 @dataclass(slots=True)
@@ -32,6 +36,7 @@ class Constraints:
 
     grammars: Grammars
     threads: MaskThreads = field(default_factory=MaskThreads)
+    changes: int = 0  # how often slots have changed owners
     _matchers: dict[int, Matcher] = field(default_factory=dict)
 
     def admit(self, admissions: Iterable[Admission]) -> None:
@@ -40,6 +45,7 @@ class Constraints:
         A constraint that cannot be compiled any more ends its own request: its matcher has a fault.
         """
         for admission in admissions:
+            self.changes += 1
             self._matchers.pop(admission.slot, None)
             request = admission.request
             if request.params.structured is not None:
@@ -67,6 +73,9 @@ class Constraints:
                 found.append(Constrained(matcher, row))
             elif inputs:
                 found[-1].drafts = [*found[-1].drafts, inputs[row]]
+        place = 0
+        for each in found:
+            each.place, place = place, place + 1 + len(each.drafts)
         return found
 
     def drafts(self, slot: int, proposed: Sequence[int], most: int) -> Sequence[int]:
@@ -86,29 +95,24 @@ class Constraints:
                     forced[row] = len(matcher.forced(most))
         return forced
 
-    def fill(self, answers: Sequence[Constrained], rows: Row) -> None:
-        """Begin to write the answers' legal tokens, in their order, from row 0 on. `threads.wait` ends it."""
-        jobs, row = list[Job](), 0
+    def accept(self, answers: Iterable[Constrained], tokens: Sequence[int]) -> dict[int, str]:
+        """Advance the answers by the tokens drawn, one per row, negative from the first that does not count.
+
+        Returns why answers without a token cannot go on, by their first row.
+        """
+        moves, faults = list[tuple[Matcher, Sequence[int]]](), dict[int, str]()
         for each in answers:
-            jobs.append(Job(each.matcher, row, each.drafts))
-            row += 1 + len(each.drafts)
-        self.threads.start(jobs, rows)
+            drawn = tokens[each.row : each.row + 1 + len(each.drafts)]
+            count = int(drawn[0] >= 0)
+            while count < len(drawn) and drawn[count] >= 0:
+                count += 1
+            if count:
+                moves.append((each.matcher, drawn[:count]))
+            else:
+                faults[each.row] = each.matcher.fault or NOTHING_LEGAL
+        self.threads.accept(moves)
+        return faults
 
-
-def accept(answers: Iterable[Constrained], tokens: Sequence[int]) -> dict[int, str]:
-    """Advance the answers by the tokens drawn, one per row, negative from the first one that does not count.
-
-    Returns why answers without a token cannot go on, by their first row.
-    """
-    faults = {}
-    for each in answers:
-        drawn = list[int]()
-        for token in tokens[each.row : each.row + 1 + len(each.drafts)]:
-            if token < 0:
-                break
-            drawn.append(token)
-        if drawn:
-            each.matcher.accept(drawn)
-        else:
-            faults[each.row] = each.matcher.fault or NOTHING_LEGAL
-    return faults
+    def fill(self, answers: Sequence[Constrained], rows: Row) -> None:
+        """Begin to write the answers' legal tokens to `rows`, by their places. `threads.wait` ends it."""
+        self.threads.start([Job(each.matcher, each.place, each.drafts) for each in answers], rows)

@@ -34,7 +34,7 @@ from gradus.device.transfer import to_host, upload, upload_parts
 from gradus.engine.plan import REJECTED, Admission, Column
 from gradus.kernels.sampling.noise import exponential
 from gradus.kernels.sampling.seen_words import COUNT, IN_PROMPT
-from gradus.sampling.constraints import Constrained, Constraints, accept
+from gradus.sampling.constraints import Constrained, Constraints
 from gradus.sampling.slots import SlotTable
 
 Mask = NDArray[np.bool_]
@@ -124,7 +124,9 @@ class Sampler:
         tokens = self._verify(self._draw(logits, rows, self._legal(answers)), rows)
         if (adjusting := self.table.adjusting[rows.slots]).any():
             self.table.record(upload(rows.slots[adjusting], torch.int64, self.device), tokens[self._where(adjusting)])
-        faults = accept(answers, tokens.tolist()) if answers else {}
+        faults = dict[int, str]()
+        if answers and self.constraints is not None:
+            faults = self.constraints.accept(answers, tokens.tolist())
         return Drawn(tokens, self._report(logits, tokens, self.table.reporting[rows.slots]), faults)
 
     def greedy(self, slots: Column) -> bool:

@@ -19,6 +19,7 @@ from gradus.device.transfer import upload, upload_parts
 from gradus.engine.plan import Admission, Column
 from gradus.engine.request import MAX_EOS_TOKENS, MAX_LOGIT_BIAS, MAX_STOP_TOKENS
 from gradus.kernels.sampling.seen_words import COUNT, ENTRY, ENTRY_SHIFT, FULL, IN_PROMPT, MASKED, PENALIZED
+from gradus.structured.vocabulary import row_words
 
 MAX_ENTRIES = MAX_LOGIT_BIAS + MAX_STOP_TOKENS + MAX_EOS_TOKENS
 assert MAX_ENTRIES <= ENTRY, "the number of an entry has no room in a word"
@@ -35,14 +36,9 @@ def table_rows(slots: int) -> int:
     return -(-slots // 4) * 4
 
 
-def mask_words(vocab_size: int) -> int:
-    """Count the int32 words of a mask: one bit per token."""
-    return -(-vocab_size // 32)
-
-
 def table_bytes(vocab_size: int, slots: int) -> int:
     """Count the bytes of the tables once a slot adjusts logits: nearly all of them are `seen`."""
-    return table_rows(slots) * (4 * WORDS + 12 * MAX_ENTRIES + 4 * vocab_size + 4 * mask_words(vocab_size))
+    return table_rows(slots) * (4 * WORDS + 12 * MAX_ENTRIES + 4 * vocab_size + 4 * row_words(vocab_size))
 
 
 class SlotTable:
@@ -67,7 +63,7 @@ class SlotTable:
                                         position is below `banned_until`; no token has two entries
         seen            int32 [S, V]    the token's COUNT in the output, the number of its ENTRY, IN_PROMPT. Kept for
                                         slots that adjust, undefined for others. None until one adjusts (`allocate`)
-        masks           int32 [S, V/32] bit t % 32 of word t // 32 is 1 if token t may be drawn: written for every draw,
+        masks           int32 [S, W]    bit t % 32 of word t // 32 is 1 if token t may be drawn: written for every draw,
                                         and read for masked slots alone
 
     The host's columns, for planning a step: adjusting (by penalties, a bias or a ban), masked, drawing (not greedy),
@@ -106,7 +102,7 @@ class SlotTable:
         self._lists = torch.zeros(2, rows, MAX_ENTRIES, dtype=torch.int32, device=self.device)
         self.bias_tokens, self.banned_until = self._lists
         self.bias_values = torch.zeros(rows, MAX_ENTRIES, dtype=torch.float32, device=self.device)
-        self.masks = torch.zeros(rows, mask_words(self.vocab_size), dtype=torch.int32, device=self.device)
+        self.masks = torch.zeros(rows, row_words(self.vocab_size), dtype=torch.int32, device=self.device)
         self.adjusting, self.masked, self.drawing, self.ranking, self.narrowing = np.zeros((5, rows), np.bool_)
         self.plain, self.reporting = np.ones(rows, np.bool_), np.full(rows, -1)
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from gradus.structured.library import Failed, guarded, one_line
-from gradus.structured.vocabulary import Row, Vocabulary
+from gradus.structured.vocabulary import Row, Vocabulary, row_words
 
 
 class Matcher:
@@ -28,13 +28,8 @@ class Matcher:
         self._vocabulary = vocabulary
         self._ends = frozenset(end for end in ends if 0 <= end < vocabulary.vocab_size)
         self._ended = 0  # ends that were accepted: the library never sees them
-        self._words = -(-vocabulary.vocab_size // 32)
-        bits = np.zeros(self._words * 32, np.uint8)
-        bits[list(self._ends)] = 1
-        self._end_row: Row = np.packbits(bits, bitorder="little").view(np.int32)
-        bits[vocabulary.vocab_size :] = 1
-        bits[vocabulary.end : vocabulary.end + 1] = 1
-        self._never_row: Row = ~np.packbits(bits, bitorder="little").view(np.int32)
+        self._words = row_words(vocabulary.vocab_size)
+        self._end_row, self._other_row = vocabulary.rows_of(self._ends)
 
     # -- moving --------------------------------------------------------------------------------------------------------
 
@@ -55,10 +50,9 @@ class Matcher:
             self._ended += legal
         else:
             legal = not self._ended and self._is_known(token) and self._inner.try_consume_tokens([token]) == 1
-        if self._inner.is_error():
-            self._fail(one_line(self._inner.get_error()))
-        elif not legal:
-            self._fail(f"token {token} is not legal here")
+        if not legal:
+            reason = one_line(self._inner.get_error()) if self._inner.is_error() else ""
+            self._fail(reason or f"token {token} is not legal here")
         return legal
 
     def rollback(self, count: int) -> None:
@@ -78,13 +72,13 @@ class Matcher:
     # -- what is legal -------------------------------------------------------------------------------------------------
 
     def fill(self, row: Row) -> None:
-        """Write the legal tokens. row: int32 [ceil(vocab_size / 32)]."""
+        """Write the legal tokens. row: int32 [row_words(vocab_size)]."""
         self.fill_drafts(row[None], ())
 
     def fill_drafts(self, rows: Row, drafts: Sequence[int]) -> None:
         """Write the legal tokens at every draft's place, and leave the matcher where it was.
 
-        rows: int32 [1 + k, ceil(vocab_size / 32)], row j being what is legal behind drafts[:j]. Where a draft is
+        rows: int32 [1 + k, row_words(vocab_size)], row j being what is legal behind drafts[:j]. Where a draft is
         illegal, the rows behind it repeat the last one before it: no token there will be used.
         """
         known = self.known(drafts)
@@ -143,8 +137,9 @@ class Matcher:
 
     def _settle_row(self, row: Row, raw: Row, before: Sequence[int]) -> None:
         end = self._vocabulary.end
-        np.bitwise_and(raw[: self._words], self._never_row, out=row)
-        if raw[end >> 5] >> (end & 31) & 1:
+        accepts = raw[end >> 5] >> (end & 31) & 1  # before it is overwritten: the rows may be the library's own
+        np.bitwise_and(raw[: self._words], self._other_row, out=row)
+        if accepts:
             if row.any() or self._accepts_behind(before):  # the library also answers "the end" where nothing is legal
                 row |= self._end_row
             else:
@@ -158,12 +153,48 @@ class Matcher:
         ahead = self._inner.deep_copy()
         return ahead.try_consume_tokens(list(drafts)) == len(drafts) and bool(ahead.is_accepting())
 
+    @staticmethod
+    def settle_all(matchers: Sequence["Matcher"], rows: Row, raw: Row) -> None:
+        """Do as `settle` does for answers without drafts: those with the same ends at once.
+
+        rows: int32 [M, row_words(vocab_size)]; raw: int32 [M, words of the library], or `rows` itself. What a grammar
+        that neither accepts nor allows a token comes to is left to the draw, which finds none.
+        """
+        first = matchers[0]
+        if any(each._end_row is not first._end_row or each.fault or each._inner.is_error() for each in matchers):
+            for each, row, found in zip(matchers, rows, raw, strict=True):
+                each.settle(row[None], found[None], ())
+            return
+        end = first._vocabulary.end
+        accepting = np.flatnonzero(raw[:, end >> 5] >> (end & 31) & 1).tolist()
+        for place in accepting:
+            matchers[place].settle(rows[place, None], raw[place, None], ())
+        others = np.setdiff1d(np.arange(len(rows)), accepting) if accepting else slice(None)
+        if raw is not rows:
+            rows[others] = raw[others, : rows.shape[1]]
+        changed = np.flatnonzero(first._other_row != -1)  # a few words: those of ends and padding
+        for word in changed.tolist():
+            rows[others, word] &= first._other_row[word]
+
     # -- for MaskThreads -----------------------------------------------------------------------------------------------
 
     @property
     def inner(self) -> Any:
         """The library's matcher."""
         return self._inner
+
+    def takes(self, token: int) -> bool:
+        """Whether the library decides about this token: not about an end, nor where the answer has ended or failed."""
+        return self.asks_library and token not in self._ends and self._is_known(token)
+
+    def refuse(self, token: int) -> None:
+        """Note that the library did not take a token."""
+        try:
+            with guarded():
+                reason = one_line(self._inner.get_error()) if self._inner.is_error() else ""
+        except Failed as error:
+            reason = str(error)
+        self._fail(reason or f"token {token} is not legal here")
 
     @property
     def raw_words(self) -> int:

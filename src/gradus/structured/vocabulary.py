@@ -15,7 +15,7 @@ import json
 import random
 import secrets
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -24,6 +24,11 @@ from numpy.typing import NDArray
 from gradus.structured.library import llguidance
 
 Row = NDArray[np.int32]
+
+
+def row_words(vocab_size: int) -> int:
+    """Count the words of a row: a bit per token, and one for the library's end, which it writes in the same place."""
+    return -(-(vocab_size + 1) // 32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +44,7 @@ class Vocabulary:
     controls: Mapping[str, int]
     words: int
     vocab_size: int
+    _rows: dict[frozenset[int], tuple[Row, Row]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, tokenizer_json: str, vocab_size: int) -> "Vocabulary":
@@ -46,10 +52,24 @@ class Vocabulary:
         content = json.loads(tokenizer_json)
         controls = _rename_controls(content)
         end = _add_end(content)
-        tokens = max(end + 1, vocab_size)
+        tokens = max(end, vocab_size) + 1
         text = json.dumps(content, ensure_ascii=False)
         tokenizer = llguidance().LLTokenizer(text, n_vocab=tokens, eos_token=[end])
         return cls(tokenizer, end, controls, -(-tokens // 32), vocab_size)
+
+    def rows_of(self, ends: frozenset[int]) -> tuple[Row, Row]:
+        """Return the row of these ends, and the row without them and without what is no token of the model.
+
+        Answers with the same ends share them: int32 [row_words(vocab_size)] each.
+        """
+        if ends not in self._rows:
+            bits = np.zeros(row_words(self.vocab_size) * 32, np.uint8)
+            bits[list(ends)] = 1
+            only = np.packbits(bits, bitorder="little").view(np.int32)
+            bits[self.vocab_size :] = 1
+            bits[self.end : self.end + 1] = 1
+            self._rows[ends] = only, ~np.packbits(bits, bitorder="little").view(np.int32)
+        return self._rows[ends]
 
     def any_of(self, row: Row, chosen: random.Random) -> int | None:
         """Choose any token of one of the library's rows, but not its own end."""

@@ -22,6 +22,7 @@ from gradus.quantization.int4 import Int4Linear
 from gradus.quantization.int8 import Int8Linear, integer_product, to_int8
 from gradus.quantization.parts import SideBySide
 from tests.kernels.cpu.steps import MANY, Pages, Step, close, dense, generator, made, only, poison, widened
+from tests.pairwise import pairwise
 from tests.phases.conftest import FAMILIES
 
 CONTEXTS = [5, 31, 0, 16, 63, 1, 32, 200]
@@ -161,10 +162,14 @@ def product(linear, width, rows, hidden, scale=1.0, dtype=torch.float32):
     return model.layers[-1].down, features, added
 
 
-@pytest.mark.parametrize("rows", [1, 2, 3, 5, 8, 9, 10, 20])
 @pytest.mark.parametrize(
-    ("kind", "width"),
-    [(kind, width) for kind in FLOATS for width in WIDTHS if kind != "int4-g64" or width % 64 == 0],
+    ("kind", "width", "rows"),
+    pairwise(
+        list(FLOATS),
+        WIDTHS,
+        [1, 2, 3, 5, 8, 9, 10, 20],
+        valid=lambda kind, width, rows: kind != "int4-g64" or width % 64 == 0,
+    ),
 )
 def test_a_product_is_that_of_the_stored_floats(kind, width, rows, monkeypatch):
     monkeypatch.setattr(kernel_model, "CHUNK_BYTES", 1)  # 16 columns each; the last chunk has 4

@@ -14,11 +14,12 @@ if it is asked for first.
 from collections.abc import Callable, Sequence
 
 import torch
+from torch import Tensor
 
-from gradus.device.transfer import Staging, current, upload
+from gradus.device.transfer import Staging, current
 from gradus.engine.plan import Column, Sampled
 from gradus.execution.result import StepResult
-from gradus.sampling.constraints import Constrained, Constraints, accept
+from gradus.sampling.constraints import Constrained, Constraints
 from gradus.sampling.slots import SlotTable
 
 
@@ -32,10 +33,14 @@ class MaskedDraws:
         self.constraints, self.table, self.device = constraints, table, table.device
         words = table.masks.shape[1]
         self._staging = Staging((slots, words), torch.int32, self.device)
-        self._arrived = torch.empty(slots, words, dtype=torch.int32, device=self.device)
         self._copies = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
-        self._taken = torch.cuda.Event() if self._copies is not None else None  # the newest masks, by the table
+        self._copied = torch.cuda.Event() if self._copies is not None else None
         self._newest: MaskedStep | None = None
+        # the masked answers of the newest step by their slots, and those rows of the table
+        self._slots: Column | None = None
+        self._changes = -1
+        self._answers: list[Constrained] = []
+        self._rows: list[Tensor] = []
 
     def masked(self, slots: Column) -> bool:
         """Whether any of these slots has a mask."""
@@ -43,9 +48,12 @@ class MaskedDraws:
 
     def hold(self, slots: Column, rows: int, draw: Callable[[], StepResult]) -> "MaskedStep":
         """Hold back the draw of a step whose model has been launched. slots: of its rows that get tokens."""
-        answers = self.constraints.of(slots.tolist())
+        if slots is not self._slots or self.constraints.changes != self._changes:  # else the same as in the step before
+            self._slots, self._changes = slots, self.constraints.changes
+            self._answers = in_order(self.constraints.of(slots.tolist()), slots)
+            self._rows = [self.table.masks[run] for run in runs([int(slots[each.row]) for each in self._answers])]
         before = self._newest if self._newest is not None and not self._newest.taken_in else None
-        self._newest = MaskedStep(self, answers, slots, rows, draw, before)
+        self._newest = MaskedStep(self, self._answers, self._rows, rows, draw, before)
         if before is None:
             self.fill(self._newest)
         return self._newest
@@ -66,21 +74,19 @@ class MaskedDraws:
         """Begin to fill the masks of a step, whose matchers have taken in all earlier tokens."""
         self.constraints.fill(step.answers, self._staging.fill())
 
-    def send(self, slots: Sequence[int]) -> None:
-        """Wait for the masks, one for each of `slots`, and copy them to the table, beside the model's work."""
+    def send(self, targets: Sequence[Tensor]) -> None:
+        """Wait for the masks, and copy them to rows of the table while the model runs.
+
+        Nothing reads these rows meanwhile: matchers have the tokens of every earlier step with masks, so it is over.
+        """
         self.constraints.threads.wait()
-        arrived = self._arrived[: len(slots)]
-        where = upload(slots, torch.int64, self.device)
-        if self._copies is None or self._taken is None:
-            self._staging.send(arrived)
-            self.table.masks[where] = arrived
+        if self._copies is None or self._copied is None:
+            self._staging.send(*targets)
             return
-        self._copies.wait_event(self._taken)
         with torch.cuda.stream(self._copies):
-            self._staging.send(arrived)
-        torch.cuda.current_stream(self.device).wait_stream(self._copies)
-        self.table.masks.index_copy_(0, where, arrived)
-        self._taken.record(torch.cuda.current_stream(self.device))
+            self._staging.send(*targets)
+            self._copied.record(self._copies)
+        self._copied.wait(torch.cuda.current_stream(self.device))
 
 
 class MaskedStep:
@@ -93,13 +99,13 @@ class MaskedStep:
         self,
         draws: MaskedDraws,
         answers: Sequence[Constrained],
-        slots: Column,
+        targets: Sequence[Tensor],
         rows: int,
         draw: Callable[[], StepResult],
         before: "MaskedStep | None",
     ) -> None:
         self.answers, self.rows, self.before, self.taken_in = answers, rows, before, False
-        self._draws, self._slots, self._draw = draws, slots, draw
+        self._draws, self._targets, self._draw = draws, targets, draw
         self._result: StepResult | None = None
         self._sampled: Sampled | None = None
 
@@ -111,7 +117,7 @@ class MaskedStep:
                 self.before.get()
                 self.before = None  # its results are not needed any more
             with current(self._draws.device):
-                self._draws.send([int(self._slots[each.row]) for each in self.answers])
+                self._draws.send(self._targets)
                 self._result = self._draw()
         return self._result
 
@@ -119,7 +125,26 @@ class MaskedStep:
         """Wait for the tokens; the matchers advance when they are there."""
         if self._sampled is None:
             self._sampled = self.draw().get()
-            self._sampled.faults = accept(self.answers, self._sampled.tokens.tolist())
+            self._sampled.faults = self._draws.constraints.accept(self.answers, self._sampled.tokens.tolist())
             self.taken_in = True
             self._draws.follow(self)
         return self._sampled
+
+
+def in_order(answers: list[Constrained], slots: Column) -> list[Constrained]:
+    """Sort the answers, one row each, by their slots, and place their masks in that order."""
+    found = sorted(answers, key=lambda each: int(slots[each.row]))
+    for place, each in enumerate(found):
+        each.place = place
+    return found
+
+
+def runs(slots: Sequence[int]) -> list[slice]:
+    """Join neighbors among slots in ascending order."""
+    found: list[slice] = []
+    for slot in slots:
+        if found and found[-1].stop == slot:
+            found[-1] = slice(found[-1].start, slot + 1)
+        else:
+            found.append(slice(slot, slot + 1))
+    return found

@@ -99,7 +99,9 @@ class StepGraphs:
         inputs = self.inputs.values[:, :size]
         begin = self.recorder.record(size, partial(self.step.begin, inputs, NO_SHAPE, early=early))
         begin.replay()  # recording runs the second part once, on what the first has written
-        end = self.recorder.record(size, partial(self.step.end, inputs, *begin.result, NO_SHAPE, full=True))
+        end = self.recorder.record(
+            size, partial(self.step.end, inputs, *begin.result, NO_SHAPE, early=early, full=True)
+        )
         return begin, end
 
     def _try_out(self, size: int, shape: DraftShape, length: int) -> None:
