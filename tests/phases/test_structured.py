@@ -15,6 +15,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gradus import LLM
 from gradus.config.options import EngineOptions
 from gradus.engine.engine import Engine
 from gradus.engine.request import ModelLimits, Request, SamplingParams
@@ -316,3 +317,19 @@ def test_only_the_automata_that_were_asked_for_last_are_kept(phase):
     assert grammars.masks(Structured(regex="a")) is first
     grammars.masks(Structured(regex="b"))
     assert grammars.masks(Structured(regex="a")) is first and len(grammars.compiled) == MOST_KEPT
+
+
+@of("p11")
+def test_a_loaded_model_lends_its_vocabulary_and_the_engine_says_what_it_keeps_to(phase):
+    settings: dict[str, Any] = {"device": "cpu", "dtype": "float32", "context_length": 64}
+    with LLM("random:tiny-llama", phase="p11", **settings) as llm:
+        assert llm.limits.structured and llm.options.vocabulary is not None
+        vocabulary = llm.options.vocabulary()
+        assert len(vocabulary) == llm.limits.vocab_size and vocabulary[65] == b"A" and vocabulary[-1] == b""
+        (answer,) = llm.generate("A", SamplingParams(structured={"choice": ["yes", "no"]}))
+        assert answer.text in ("yes", "no") and answer.finish_reason == "stop"
+        with pytest.raises(RequestError, match="regex or choice in p11"):
+            llm.generate("A", SamplingParams(structured={"json": True}))
+        assert llm.engine.waiting_count == 0 and llm.generate("A", SamplingParams(max_tokens=2))
+    with LLM("random:tiny-llama", phase="p10", **settings) as llm:
+        assert not llm.limits.structured
