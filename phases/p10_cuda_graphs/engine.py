@@ -21,14 +21,15 @@ def build(model: Model, options: EngineOptions) -> Engine:
     cache = PrefixCache(options.cache_blocks, options.page_size)
     budget = options.token_budget or BUDGETS[model.device.type]
     scheduler = PlanningAhead(cache, options.max_sequences, budget)
-    return Engine(scheduler, runner(model, options), options.limits, lag=1)
+    sampler = Sampler(model.config.vocab_size, model.device)
+    return Engine(scheduler, runner(model, options, sampler), options.limits, lag=1)
 
 
-def runner(model: Model, options: EngineOptions) -> ModelRunner:
+def runner(model: Model, options: EngineOptions, sampler: Sampler) -> ModelRunner:
     storage = PageTensors(model.config, options.cache_blocks, options.page_size, model.dtype, model.device)
-    sampler, slots = Sampler(model.config.vocab_size, model.device), options.max_sequences
+    slots = options.max_sequences
     if reason := missing(str(model.device)):
-        logging.getLogger(__name__).warning("p10 runs without its kernel and graphs: %s", reason)
+        logging.getLogger(__name__).warning("the phase runs without kernel and graphs: %s", reason)
         return AheadRunner(model, GatherAttention(model.config, storage), sampler, slots)
     from phases.p10_cuda_graphs.graph_runner import CudaGraphs, GraphAttention, GraphRunner  # Triton is not everywhere
 

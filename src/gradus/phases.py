@@ -41,7 +41,7 @@ SYLLABUS: dict[int, Lesson] = {
     8: Lesson("Speculative decoding", "guess several tokens, verify them in one pass, keep the same output", 4),
     9: Lesson("Triton attention", "read the pages inside the kernel instead of gathering them first", 5),
     10: Lesson("CUDA graphs and overlap", "prepare the next step while the GPU still runs this one", 4),
-    11: Lesson("Structured output", "mask the tokens that a JSON schema, regex or grammar does not allow", 3),
+    11: Lesson("Structured output", "mask every token that would break the form that an answer must have", 3),
     12: Lesson("Parallelism", "more than one GPU, more than one machine", 5),
     13: Lesson("Serving", "all of it behind HTTP, under load and faults", 4),
 }

@@ -489,6 +489,88 @@ FOLLOWED = {
             self.tables[count:size] = 0
         """,
     },
+    "phases/p11_structured_output/dfa.py": {
+        "closure": """
+            found, left = set(states), list(states)
+            while left:
+                for state in nfa.jumps[left.pop()]:
+                    if state not in found:
+                        found.add(state)
+                        left.append(state)
+            return frozenset(state for state in found if nfa.moves[state] or not nfa.jumps[state])
+        """,
+        "moved": """
+            behind = {}
+            for state in states:
+                for first, last, target in nfa.moves[state]:
+                    for byte in range(first, last + 1):
+                        behind.setdefault(byte, set()).add(target)
+            return behind
+        """,
+        "subsets": """
+            start = closure(nfa, [0])
+            numbers, found, steps = {start: 0}, [start], []
+            for states in found:
+                steps.append({})
+                for byte, targets in moved(nfa, states).items():
+                    behind = closure(nfa, targets)
+                    if behind not in numbers:
+                        if len(found) == MOST_STATES:
+                            raise too_large(MOST_STATES)
+                        numbers[behind] = len(found)
+                        found.append(behind)
+                    steps[-1][byte] = numbers[behind]
+            return Dfa(steps, [last in states for states in found])
+        """,
+    },
+    "phases/p11_structured_output/masks.py": {
+        "legal": """
+            found, states, place = [], {0: state}, 0
+            while place < len(tree):
+                byte, depth, tokens, after = tree[place]
+                behind = dfa.steps[states[depth]].get(byte)
+                if behind is None:
+                    place = after
+                else:
+                    states[depth + 1] = behind
+                    found += tokens
+                    place += 1
+            return found
+        """,
+        "TokenMasks.mask": """
+            if state not in self.kept:
+                mask = bytearray(len(self.vocabulary))
+                for token in legal(self.tree, self.dfa, state):
+                    mask[token] = True
+                self.kept[state] = bytes(mask)
+            return torch.frombuffer(bytearray(self.kept[state]), dtype=torch.bool)
+        """,
+    },
+    "phases/p11_structured_output/matcher.py": {
+        "Matcher.behind": """
+            text = b"" if token in self.ends else self.masks.vocabulary[token]
+            if not text and token not in self.stops:
+                return None
+            state = self.masks.dfa.follow(self.states[-1], text)
+            complete = state is not None and self.masks.dfa.accepting[state]
+            return state if complete or token not in self.stops else None
+        """,
+        "Matcher.allowed": """
+            mask = self.masks.mask(self.states[-1])
+            for token in self.stops:
+                mask[token] = self.behind(token) is not None
+            return mask
+        """,
+        "Matcher.advance": """
+            state = self.behind(token)
+            if state is None:
+                raise ValueError(f"token {token} may not come next")
+            self.states.append(state)
+        """,
+        "Matcher.roll_back": """
+            del self.states[len(self.states) - tokens :]
+        """,
+    },
 }
 
 

@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 import subprocess
+from dataclasses import replace
 from functools import cache
 from html import unescape
 from html.parser import HTMLParser
@@ -40,6 +41,7 @@ SHOWS = {
     "p08": {"drafts"},
     "p09": {"chunk"},
     "p10": {"vain", "chunk"},
+    "p11": {"vain", "chunk"},
     FINAL: {"hit", "chunk", "split", "eviction"},
 }
 
@@ -84,8 +86,12 @@ def test_recording_changes_no_token(name):
     limits = ModelLimits(bench().model.config.vocab_size, asked.longest + 1, ())
     for arrival in asked.arrivals:
         told = [token for frame in recording(name).frames for token in frame["outputs"].get(arrival.name, ())]
-        alone = runs.build("p00", bench(), runs.options_of("p00", limits, {}))
-        alone.submit(request(arrival, limits))
+        engine, its = "p00", limits
+        if arrival.structured is not None:  # the first engine that keeps to it, and the end that it is given there
+            engine, its = "p11", replace(limits, eos_token_ids=bench().model.config.eos_token_ids)
+        options = replace(runs.options_of(engine, its, {}), vocabulary=bench().checkpoint.vocabulary)
+        alone = runs.build(engine, bench(), options)
+        alone.submit(request(arrival, alone.limits))
         expected: list[int] = []
         while alone.has_work:
             expected += [token for output in alone.step() for token in output.tokens]
@@ -93,6 +99,20 @@ def test_recording_changes_no_token(name):
             assert len(told) == arrival.output
         else:
             assert told == (expected if arrival.cancelled is None else expected[: len(told)])
+
+
+def test_each_masked_draw_says_what_it_could_choose_from():
+    draws = [draw for frame in recording("p11").frames for name, draw in frame["masks"].items() if name == "Cy"]
+    words = recording("p11").words
+    assert [words[draw["drawn"]] for draw in draws[:2]] == ["N", "o"]
+    assert [draw["legal"] for draw in draws[:3]] == [2, 1, 1]  # Y or N, then a letter, then the end
+    assert all(0 < draw["probability"] < 0.5 and draw["freely"] != draw["drawn"] for draw in draws)
+    assert not any("Ann" in frame["masks"] for frame in recording("p11").frames)
+
+
+def test_an_engine_without_masks_runs_the_same_requests_freely():
+    assert not any(frame["masks"] for frame in recording("p10", "p11").frames)
+    assert recording("p10", "p11").frames[-1]["number"] >= recording("p11").frames[-1]["number"]
 
 
 @pytest.mark.parametrize("name", [name for name in CONTENDERS if name >= "p04"])

@@ -1,4 +1,4 @@
-"""p09's kernels and p10's graphs on a CUDA GPU: what the formula says, and the CPU's tokens."""
+"""p09's kernels, p10's graphs and p11's masks on a CUDA GPU: what the formula says, and the CPU's tokens."""
 
 import pytest
 import torch
@@ -14,6 +14,7 @@ from tests.gpu.test_phases import model_on, requests
 from tests.kernels.cases import Step
 from tests.phases.conftest import FAMILIES, limits_of
 from tests.phases.drive import run
+from tests.phases.test_structured import ASKED, LIMITS, SHAPE, VOCABULARY, asked, is_right
 
 pytestmark = pytest.mark.gpu
 
@@ -84,4 +85,16 @@ def test_preempted_and_stopped_requests_leave_no_trace_in_graphs():
     expected = run(phases.load("p06").build(model_on("cpu", shape, torch.float32), options), wanted)
     engine = phases.load("p10").build(model_on("cuda", shape, torch.float32), options)
     assert run(engine, wanted) == expected
+    assert engine.metrics().preemptions > 0
+
+
+def test_masks_that_are_filled_while_the_model_runs_give_the_cpus_answers():
+    """Greedy and sampled, in a pool that is too small, beside a request without structure."""
+    options = EngineOptions(LIMITS, max_sequences=6, page_size=4, cache_tokens=100, vocabulary=lambda: VOCABULARY)
+    wanted = [asked(n, f"r{n}.{t}", prompt=7, temperature=t, seed=n, n=2) for n in range(len(ASKED)) for t in (0, 1)]
+    free = Request.create("free", [65] * 7, SamplingParams(max_tokens=20, ignore_eos=True), LIMITS)
+    engine = phases.load("p11").build(model_on("cuda", SHAPE, torch.float32), options)
+    found = run(engine, [*wanted, free])
+    assert all(is_right(int(name[1]), ending.tokens) for (name, _), ending in found.items() if name != "free")
+    assert found == run(phases.load("p11").build(model_on("cpu", SHAPE, torch.float32), options), [*wanted, free])
     assert engine.metrics().preemptions > 0

@@ -52,9 +52,10 @@ def assemble(
 
     if phase is not None:
         build = phases.load(phase).build if impl is None else _build_of(phase, impl, progress)
+        options = replace(options, vocabulary=checkpoint.vocabulary)
         with _enough_memory(options, device):
             engine = build(load(checkpoint, precision), options)
-        return engine, options
+        return engine, replace(options, limits=engine.limits)
     assert isinstance(options, EngineConfig)
     trained_heads(options, checkpoint.config)  # heads that do not match the model are refused before anything is loaded
     draft = open_draft(checkpoint, options, device, precision)

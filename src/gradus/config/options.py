@@ -1,5 +1,6 @@
 """The options of an engine: a phase's, and the final engine's. No torch here."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
@@ -29,6 +30,7 @@ class EngineOptions:
     it.
 
     limits: the limits of requests; `limits.context_length` is also the longest sequence that the cache must hold.
+    vocabulary: returns the bytes of each token, for engines whose answers have a structure; None without a tokenizer.
     Raises ConfigError for an impossible value.
     """
 
@@ -69,6 +71,7 @@ class EngineOptions:
         most=1024,
         panel=_LIMITS,
     )
+    vocabulary: Callable[[], Sequence[bytes]] | None = None
 
     def __post_init__(self) -> None:
         check(self)

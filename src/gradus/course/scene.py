@@ -11,7 +11,7 @@ the same on every machine.
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from gradus import phases
 from gradus.config.options import EngineOptions
@@ -52,7 +52,7 @@ def watch(phase: str, asked: Mapping[str, Asked], **settings: int) -> Iterator[S
     arrivals = {name: one[2] if len(one) == 3 else 1 for name, one in asked.items()}
     longest = max(len(prompt) + output for prompt, output in wanted.values())
     limits = ModelLimits(_model().config.vocab_size, longest)
-    engine = phases.load(phase).build(_model(), EngineOptions(limits, **settings))
+    engine = phases.load(phase).build(_model(), _options(limits, settings))
     probe = EngineProbe(engine)
     probe.record()
     number = 0
@@ -64,6 +64,10 @@ def watch(phase: str, asked: Mapping[str, Asked], **settings: int) -> Iterator[S
                 engine.submit(Request.create(name, prompt, params, limits))
         if engine.has_work:
             yield _step(number, engine, probe)
+
+
+def _options(limits: ModelLimits, settings: Mapping[str, Any]) -> EngineOptions:
+    return EngineOptions(limits, **settings)
 
 
 def _step(number: int, engine: Engine, probe: EngineProbe) -> Seen:

@@ -10,7 +10,7 @@ random:llama-3.2-1b       real shapes, random weights, one token per byte
 
 import difflib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -58,6 +58,11 @@ class Checkpoint:
     license: str | None
     size_bytes: int
     quantized: "Mix | None" = None
+
+    @property
+    def vocabulary(self) -> "Callable[[], Sequence[bytes]] | None":
+        """Returns the bytes of each of the model's tokens; None without a tokenizer."""
+        return None if self.tokenizer is None else partial(self.tokenizer.vocabulary, self.config.vocab_size)
 
 
 def open_checkpoint(name: str, *, progress: Progress | None = None) -> Checkpoint:

@@ -135,6 +135,10 @@ class Tokenizer:
         """
         return b"" if token_id in self.special_token_ids else self._token_bytes(token_id)
 
+    def vocabulary(self, size: int) -> list[bytes]:
+        """The bytes of each token id below `size`, a model's number of tokens."""
+        return [self.token_bytes(token) for token in range(size)]
+
     def decode(self, token_ids: Iterable[int], *, skip_special: bool = True) -> str:
         """Decode tokens to text; invalid UTF-8 becomes U+FFFD.
 

@@ -8,6 +8,7 @@ Read in this order:
     paging.py, prefix.py, budget.py        p04, p05, p06
     quantization.py, speculation.py        p07, p08
     kernels.py, graphs.py, timeline.py     p09, p10
+    structured/                            p11
     every.py                               all of them, by file
     __main__.py                            `python -m gradus.course.figures` draws them
 """

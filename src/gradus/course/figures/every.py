@@ -22,6 +22,7 @@ from gradus.course.figures import (
     speculation,
     timeline,
 )
+from gradus.course.figures.structured import automaton, launches, masks
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +65,10 @@ FIGURES = [
     Figure("phases/p10_cuda_graphs/figures/replay.svg", graphs.replay),
     Figure("phases/p10_cuda_graphs/figures/inside.svg", graphs.inside),
     Figure("phases/p10_cuda_graphs/figures/overlap.svg", graphs.overlap),
+    Figure("phases/p11_structured_output/figures/automaton.svg", automaton.automaton),
+    Figure("phases/p11_structured_output/figures/launches.svg", launches.launches),
+    Figure("phases/p11_structured_output/figures/legal.svg", masks.legal),
+    Figure("phases/p11_structured_output/figures/probability.svg", masks.probability),
     Figure("docs/figures/architecture.svg", architecture.way),
     Figure("docs/figures/three_chats.svg", scene.three_chats),
 ]

@@ -14,10 +14,12 @@ import torch
 from gradus.cache.inspection import TreeNode
 from gradus.course.probe import EngineProbe, Holding, Id, SpanView, Step
 from gradus.course.xray.events import Teller
+from gradus.course.xray.masks import MaskWatch
 from gradus.course.xray.questions import question
 from gradus.course.xray.reasons import Bounds
 from gradus.engine.engine import Engine
 from gradus.engine.request import ModelLimits, Request, SamplingParams
+from gradus.engine.structured import Structured
 from gradus.execution.watch.timeline import Timeline
 from gradus.exercises.solution import blamed
 
@@ -33,6 +35,7 @@ class Arrival:
     it is given up.
 
     whole: all of its output comes, and the model cannot end it before.
+    structured: what its answer must be, for engines that keep to it; it then ends where it is complete.
     """
 
     name: str
@@ -41,6 +44,7 @@ class Arrival:
     at: int = 1
     cancelled: int | None = None
     whole: bool = True
+    structured: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,13 +88,15 @@ def record(
     to it. Otherwise it is raised.
     """
     probe = EngineProbe(engine, kept=most + 1)
+    masks = MaskWatch(engine)
     timeline = Timeline(torch.device("cpu"), kept=most + 1)  # the host's clock alone: a GPU is not waited for
     probe.record()
     timeline.watch(engine)
     try:
-        frames = _Run(engine, probe, limits, tolerant).frames(arrivals, most)
+        frames = _Run(engine, probe, masks, limits, tolerant).frames(arrivals, most)
     finally:
         timeline.leave(engine)
+        masks.leave()
         probe.stop()
     rows = {record.number + 1: record.rows for record in timeline.records}
     for frame in frames:
@@ -126,8 +132,10 @@ def bounds_of(engine: Engine) -> Bounds:
 class _Run:
     """The loop over a scene's steps."""
 
-    def __init__(self, engine: Engine, probe: EngineProbe, limits: ModelLimits, tolerant: bool) -> None:
-        self.engine, self.probe, self.limits, self.tolerant = engine, probe, limits, tolerant
+    def __init__(
+        self, engine: Engine, probe: EngineProbe, masks: MaskWatch, limits: ModelLimits, tolerant: bool
+    ) -> None:
+        self.engine, self.probe, self.masks, self.limits, self.tolerant = engine, probe, masks, limits, tolerant
         self.queue: list[str] = []  # has arrived and not ended
         self.in_flight: list[int] = []
 
@@ -166,6 +174,7 @@ class _Run:
         waiting = [name for name in self.queue if name not in state["running"]]
         said = blamed(error) or f"{type(error).__name__}: {error}"
         ends: Frame = {"number": len(frames) + 1, "committed": None, "in_flight": [], "outputs": {}, "ended": {}}
+        ends["masks"] = {}
         return state | ends | {"waiting": waiting, "failed": " ".join(str(said).split())}
 
     def frame(self, arrivals: Sequence[Arrival], number: int) -> Frame:
@@ -188,6 +197,7 @@ class _Run:
             "outputs": {output.request_id: list(output.tokens) for output in outputs if output.tokens},
             "ended": ended,
         }
+        frame["masks"] = self.masks.take(frame["spans"])
         frame["waiting"] = [name for name in self.queue if name not in frame["running"] and name not in ended]
         self.queue = [name for name in self.queue if name not in ended]
         return frame
@@ -199,6 +209,12 @@ def _plan(step: Step) -> int:
 
 
 def request(arrival: Arrival, limits: ModelLimits) -> Request:
+    if arrival.structured is not None and limits.structured:
+        # a model without an end gets one: its last token, which in the course's random models is no text
+        ends = () if limits.eos_token_ids else (limits.vocab_size - 1,)
+        structured = Structured.of(arrival.structured)
+        params = SamplingParams(max_tokens=arrival.output, stop_token_ids=ends, structured=structured)
+        return Request.create(arrival.name, arrival.prompt, params, limits)
     # a scene's output has its length whatever the model says; a token that ends the text would look odd in its middle
     params = SamplingParams(max_tokens=arrival.output, min_tokens=arrival.output if arrival.whole else 0)
     return Request.create(arrival.name, arrival.prompt, params, limits)
@@ -244,6 +260,7 @@ def _after(probe: EngineProbe, number: int) -> Frame:
         "in_flight": [],
         "outputs": {},
         "ended": {},
+        "masks": {},
         "waiting": [],
         "rows": None,
     }

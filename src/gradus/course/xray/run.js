@@ -74,6 +74,7 @@ class Run {
     this.ahead = this.frames.some((frame) => frame.in_flight.length);
     this.paged = this.frames.some((frame) => frame.pages);
     this.indexed = this.frames.some((frame) => frame.tree);
+    this.masks = Math.max(...this.frames.map((frame) => Object.keys(frame.masks).length)); // the most of a step
     this.forgets = this.frames.some((frame) => frame.spans.some((span) => span.kind === "recompute")); // no cache
   }
 
@@ -84,7 +85,7 @@ class Run {
     this.parts = {
       events: part("div", { "aria-live": "polite" }), sequences: part("div"), plan: part("div", { class: "scroll" }), batch: part("div", { class: "scroll" }),
       slots: part("div", { class: this.paged || this.forgets ? "slots" : "slots metered" }), pool: part("div"), tables: part("div", { class: "scroll" }), tree: part("div", { class: "scroll" }),
-      timeline: part("div", { class: "scroll" }),
+      timeline: part("div", { class: "scroll" }), masks: part("div", { class: "scroll" }),
     };
     const { parts } = this;
     const toggle = make("button", { type: "button", "aria-pressed": String(this.bySlot), onclick: () => this.turn(toggle) }, "by slot");
@@ -100,6 +101,7 @@ class Run {
         make("div", {}, card("In this step", "events"), card("Sequences", "sequences"), card("Plan", "plan", "its spans")),
         make("div", {}, card("Rows of the batch", "batch", "each with its position"), card("Slots", "slots"),
           this.paged ? card("Page pool", "pool") : null, this.paged ? card("Block tables", "tables", "entry i: the page of positions i · page size and on") : null,
+          this.masks ? card("Masks", "masks", "what each draw may choose from") : null,
           this.indexed ? card("Radix tree", "tree", "pages, and the tokens on them") : null)));
     if (COMPACT) for (const each of this.element.querySelectorAll("[data-part]"))
       each.hidden = !["timeline", "events", ...this.recording.panels].includes(each.dataset.part);
@@ -139,6 +141,7 @@ class Run {
     this.showSlots(frame, state);
     if (this.paged) this.showPages(frame, before);
     if (this.indexed) this.showTree(frame);
+    if (this.masks) this.showMasks(frame);
     this.mark(index);
     this.light(this.lit);
     if (focused) this.stop.focus({ preventScroll: true });
@@ -216,6 +219,16 @@ class Run {
   fate(span, i) {
     if (span.kind !== "verify" || i === 0 || span.accepted === undefined) return "";
     return i <= span.accepted ? "kept" : "wrong";
+  }
+
+  showMasks(frame) {
+    const row = (cells, tag = "td", extra = "") => make("tr", {}, ...cells.map((cell, i) => make(tag, { class: `${i === 1 || i === 2 ? "number" : ""} ${extra}` }, cell)));
+    const share = (p) => p > 0.9995 ? "100%" : p < 0.00001 ? "< 0.001%" : `${(100 * p).toPrecision(p < 0.1 ? 2 : 3)}%`;
+    const rows = Object.entries(frame.masks).map(([id, { legal, probability, drawn, freely }]) =>
+      row([this.chip(id), legal.toLocaleString("en"), share(probability), this.token(drawn, "", {}), this.token(freely, "", {})]));
+    while (rows.length < this.masks) rows.push(row(Array(5).fill("\u00a0"), "td", "blank"));
+    this.parts.masks.replaceChildren(make("table", {}, make("thead", {}, row(["sequence", "may come", "probability", "drawn", "freely"], "th")), make("tbody", {}, ...rows)),
+      make("p", { class: "quiet note" }, "may come: how many tokens. probability: what the model gives all of them together. freely: the token that it would choose without the mask."));
   }
 
   showBatch(frame) {

@@ -1,7 +1,8 @@
 """What is recorded: a phase or the final engine, over a scene or a reader's own prompts."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -54,7 +55,14 @@ def work_of(scene: Scene, tokenizer: Tokenizer | None, settings: Mapping[str, in
     """A scene's requests in the model's tokens. settings: those that a reader gave; they win over the scene's."""
     words = tokenizer or Tokenizer.of_bytes()
     arrivals = tuple(
-        Arrival(asked.name, tuple(prompt_ids(asked, words)), asked.output, asked.at, asked.cancelled)
+        Arrival(
+            asked.name,
+            tuple(prompt_ids(asked, words)),
+            asked.output,
+            asked.at,
+            asked.cancelled,
+            structured=asked.structured,
+        )
         for asked in scene.asked
     )
     return Work(scene.look, arrivals, scene.longest, {**scene.settings, **settings})
@@ -92,10 +100,11 @@ def run(name: str, bench: Workbench, work: Work, yours: Solution | None = None, 
         )
     eos = config.eos_token_ids or (tokenizer.eos_token_ids if tokenizer else ())
     limits = ModelLimits(config.vocab_size, work.longest + 1, tuple(eos))
-    options = options_of(name, limits, work.settings)
+    vocabulary = partial((tokenizer or Tokenizer.of_bytes()).vocabulary, config.vocab_size)
+    options = replace(options_of(name, limits, work.settings), vocabulary=vocabulary)
     engine = build(name, bench, options) if yours is None else yours.build(bench.model, options)
     word = word_of(tokenizer)
-    frames = record(engine, work.arrivals, limits, most, tolerant=yours is not None, word=word)
+    frames = record(engine, work.arrivals, engine.limits, most, tolerant=yours is not None, word=word)
     return Recording(
         title=("" if yours is None else "your ") + title_of(name),
         about=work.about,
@@ -136,7 +145,7 @@ def options_of(name: str, limits: ModelLimits, settings: Mapping[str, int]) -> E
     if name == FINAL:  # kernels and graphs change no plan, and would take seconds to prepare
         given: dict[str, Any] = dict(settings)
         return EngineConfig(limits, **given, memory_fraction=None, kernels=False, graphs=False)
-    used = {setting: value for setting, value in settings.items() if setting in heeded(name)}
+    used: dict[str, Any] = {setting: value for setting, value in settings.items() if setting in heeded(name)}
     memory = settings.get("cache_tokens")
     if memory and "cache_tokens" not in used:
         slots = memory // limits.context_length
@@ -174,6 +183,7 @@ def words_of(work: Work, frames: Sequence[dict[str, Any]], tokenizer: Tokenizer 
     for frame in frames:
         ids |= {token for tokens in frame["outputs"].values() for token in tokens}
         ids |= {token for span in frame["spans"] for token in span["tokens"] if token >= 0}
+        ids |= {draw[token] for draw in frame["masks"].values() for token in ("drawn", "freely")}
     return {token: word_of(tokenizer)(token) for token in sorted(ids)}
 
 

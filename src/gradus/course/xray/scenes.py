@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import cycle, islice
 from types import MappingProxyType
+from typing import Any
 
 from gradus.config.options import FINAL
 from gradus.loading import Tokenizer
@@ -23,13 +24,14 @@ Passage = tuple[str, int]
 @dataclass(frozen=True, slots=True)
 class Asked:
     """One request. output: tokens it gets. at: the step in which it can first run; cancelled: the one before which
-    its user leaves."""
+    its user leaves. structured: what the answer must be, in phases that keep to it; `output` is then the most."""
 
     name: str
     prompt: tuple[Passage, ...]
     output: int
     at: int = 1
     cancelled: int | None = None
+    structured: Mapping[str, Any] | None = None
 
     @property
     def length(self) -> int:
@@ -76,6 +78,11 @@ ROTE = "one two three four one two three four one two three four one two"
 
 def ask(name: str, text: str, prompt: int, output: int, at: int = 1, cancelled: int | None = None) -> Asked:
     return Asked(name, ((text, prompt),), output, at, cancelled)
+
+
+def formed(name: str, text: str, prompt: int, output: int, at: int = 1, **structured: Any) -> Asked:
+    """A request whose answer must be something: `structured` has one of the fields regex and choice."""
+    return Asked(name, ((text, prompt),), output, at, structured=structured)
 
 
 def taught(name: str, question: str, prompt: int, output: int, at: int = 1) -> Asked:
@@ -169,6 +176,17 @@ SCENES: dict[str, Scene] = {
         ),
         BUDGET,
     ),
+    "p11": Scene(
+        "Cy's answer must be Yes or No, and Ben's a line of JSON; Ann's poem is free. The table of masks shows for "
+        "each draw how many tokens may come, and how much of the model's own probability is theirs. Plans, pages and "
+        "steps are p10's.",
+        (
+            ask("Ann", ANN, 5, 14),
+            formed("Cy", CY, 7, 6, choice=("Yes", "No")),
+            formed("Ben", BEN, 20, 32, at=3, regex=r'\{"ships": [1-9]\d?, "storm": (true|false)\}'),
+        ),
+        MappingProxyType({"max_sequences": 3, "page_size": 4, "cache_tokens": 96, "token_budget": 12}),
+    ),
     FINAL: Scene(
         "All of it together: a shared prefix, a long prompt in chunks, a small pool, and plans made one step ahead.",
         SHARED,
@@ -183,6 +201,7 @@ PANELS: dict[str, tuple[str, ...]] = {
     "p05": ("tree",),
     "p08": ("plan",),
     "p10": ("plan",),
+    "p11": ("masks",),
     FINAL: ("tree",),
 }
 """The parts of the page that show a phase's idea: the book's small page has them, the timeline and the events."""
