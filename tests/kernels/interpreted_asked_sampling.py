@@ -17,7 +17,7 @@ from gradus.engine.plan import Admission
 from gradus.engine.request import SamplingParams
 from gradus.errors import ConfigError
 from gradus.kernels.sampling import narrowing
-from gradus.kernels.sampling.seen_words import COUNT, ENTRY_SHIFT, FULL
+from gradus.kernels.sampling.seen_words import COUNT, ENTRY_SHIFT, FULL, MASKED
 from gradus.sampling.kernel_sampler import KernelSampler
 from tests.sampling.cases import EOS, NARROWINGS, Ask, asks, check, define, shaped
 
@@ -234,6 +234,40 @@ def test_penalties_bias_and_bans_change_the_logits_of_their_tokens_alone():
     ]
     tokens = check(sampler_for(batch), batch)
     assert tokens[4] == 129 and tokens[5] not in best and tokens[6] == best[0]
+
+
+def test_a_masked_slot_draws_as_if_other_tokens_had_no_logit_and_reports_the_models_own():
+    vocab_size = 1001
+    legal = np.random.default_rng(3).random((4, vocab_size)) < 0.02
+    legal[3] = False
+    rows = [shaped("normal", vocab_size, number) for number in range(4)]
+    settings = [dict(temperature=0.0), dict(top_p=0.9), dict(frequency_penalty=0.5, logit_bias={5: 100}), {}]
+    batch = [ask(row, seed=number, logprobs=2, **settings[number]) for number, row in enumerate(rows)]
+    cut = [
+        ask(np.where(legal[number], row, -np.inf), seed=number, **settings[number]) for number, row in enumerate(rows)
+    ]
+
+    sampler = sampler_for(batch)
+    sampler.admit([Admission(slot, each.request, 0, each.prompt) for slot, each in enumerate(batch)])
+    sampler.table.adjusts[:4] |= MASKED
+    words = sampler.table.masks.shape[1]
+    bits = np.zeros((4, 32 * words), np.uint8)
+    bits[:, :vocab_size] = legal
+    sampler.table.masks[:4] = torch.from_numpy(np.packbits(bits, axis=1, bitorder="little").view(np.int32))
+    logits = torch.from_numpy(np.stack(rows))
+    slots, positions = torch.arange(4, dtype=torch.int32), torch.tensor([each.position for each in batch])
+    draw = sampler.draw_slots(logits, slots, positions, full=True)
+
+    other = sampler_for(cut)
+    expected, _ = drawn(
+        other, cut, [0, 1, 2, 3], full=True, logits=torch.from_numpy(np.stack([each.logits for each in cut]))
+    )
+    assert draw.tokens.tolist() == expected and expected[3] == -1
+    assert all(legal[row, token] for row, token in enumerate(expected[:3]))
+    for row in range(3):
+        own = torch.from_numpy(rows[row]).log_softmax(0)
+        sampled, *best = draw.pairs[row, :3, 1].contiguous().view(torch.float32).tolist()
+        np.testing.assert_allclose([sampled, *best], [own[expected[row]], *own.topk(2).values], rtol=1e-4)
 
 
 def test_a_drawn_token_counts_for_the_next_draw():

@@ -268,6 +268,14 @@ def test_ten_thousand_requests_do_not_wear_it_out(chance):
     assert device.gains()[0] > 0.95 * before
 
 
+def test_drafts_that_are_sure_are_verified_whatever_drafts_came_to():
+    sure = np.array([0, 3, 9])
+    control = DraftControl(DraftShapes(7, 3, rows=20), 3, lag=1, adaptive=True, sure=lambda slots: sure[slots])
+    assert control.choose(np.arange(3), 10_000).tolist() == [0, 3, 7]
+    assert control.choose(np.arange(3), 4).tolist() == [0, 2, 2], "as many as there is room for"
+    assert control.choose(np.arange(1), 10_000) is NO_DRAFTS
+
+
 # -- what steps take ---------------------------------------------------------------------------------------------------
 
 
