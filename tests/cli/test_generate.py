@@ -159,3 +159,30 @@ def test_no_memory_is_taken_for_sequences_that_never_run(gradus, monkeypatch, ar
     monkeypatch.setattr(llm, "LLM", asked)
     with pytest.raises(Asked, match=str(expected)):
         gradus("generate", "Hello", *arguments)
+
+
+def test_answers_keep_to_what_the_options_say(gradus, tmp_path):
+    schema, grammar = tmp_path / "schema.json", tmp_path / "grammar.lark"
+    schema.write_text('{"enum": ["red", "green"]}')
+    grammar.write_text('start: "x" "y"+')
+    for options, allowed in (
+        (["--json-schema", str(schema)], {'"red"', '"green"'}),
+        (["--choice", "yes", "--choice", "no"], {"yes", "no"}),
+        (["--regex", "[ab]c"], {"ac", "bc"}),
+        (["--any-json", "--max-tokens", "1"], {"{", "[", '"', "-", "t", "f", "n", *"0123456789"}),
+    ):
+        assert completions(gradus, "--temperature", "1", "--seed", "3", *options)[0]["text"] in allowed
+    assert completions(gradus, "--max-tokens", "3", "--grammar", str(grammar))[0]["text"].startswith("xy")
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["--regex", "a("], "unclosed group"),
+        (["--json-schema", "/no/such/file"], "/no/such/file: No such file"),
+        (["--regex", "a", "--choice", "b"], "exactly one of"),
+    ],
+)
+def test_a_constraint_that_cannot_be_kept_ends_with_2_in_one_line(gradus, options, says):
+    done = gradus("generate", "Hello", *TINY, *options)
+    assert done.code == 2 and says in done.err and done.err.count("\n") == 1

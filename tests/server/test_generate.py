@@ -241,3 +241,38 @@ def test_the_index_lists_the_routes_and_they_exist(real):
     index = real.http.get("/").json()
     for path, method in index["routes"].items():
         assert real.http.request(method, path, json={"prompt": "a", "max_tokens": 1}).status_code == 200
+
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"ok": {"type": "boolean"}, "size": {"enum": [1, 2]}},
+    "required": ["ok", "size"],
+    "additionalProperties": False,
+}
+
+
+FINAL = pytest.mark.parametrize("real", [None], ids=["final"], indirect=True)
+
+
+@FINAL
+def test_an_answer_keeps_to_its_schema_whole_and_streamed(real):
+    body = {"prompt": "As JSON:", "structured": {"json_schema": SCHEMA}, "max_tokens": 200, **SAMPLED}
+    answer = ok(real.generate(**body))
+    assert answer["finish_reason"] == "stop" and set(json.loads(answer["text"])) == {"ok", "size"}
+    assert "".join(frame["text"] for frame in streamed(real, **body)) == answer["text"]
+
+
+@FINAL
+@pytest.mark.parametrize(
+    ("structured", "says"),
+    [
+        ({"regex": "a("}, "unclosed group"),
+        ({"json_schema": {"not": {"type": "string"}}}, "structured"),
+        ({"json": True, "regex": "a"}, "exactly one of"),
+        ({"guided_json": SCHEMA}, "structured must be an object of"),
+        ({"json_schema": SCHEMA, "whitespace": "much"}, "whitespace must be"),
+    ],
+)
+def test_a_constraint_that_cannot_be_kept_is_a_400_in_one_line(real, structured, says):
+    answer = real.generate(prompt="x", structured=structured)
+    assert answer.status_code == 400 and says in answer.text and "\\n" not in answer.json()["error"]["message"]
