@@ -46,9 +46,8 @@ class MaskThreads:
         self._python: ThreadPoolExecutor | None = None
         self._made: Any = None
         self._raw = np.zeros((0, 0), np.int32)
-        self._under_way: tuple[Future[None], Sequence[Job], Row, Row] | None = (
-            None  # with jobs, rows, the library's rows
-        )
+        # what is being filled: its jobs, the rows, and the library's rows
+        self._under_way: tuple[Future[None], Sequence[Job], Row, Row] | None = None
 
     @property
     def _library(self) -> Any:

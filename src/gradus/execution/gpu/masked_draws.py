@@ -105,20 +105,23 @@ class MaskedStep:
         before: "MaskedStep | None",
     ) -> None:
         self.answers, self.rows, self.before, self.taken_in = answers, rows, before, False
-        self._draws, self._targets, self._draw = draws, targets, draw
+        self._draws, self._targets = draws, targets
+        self._draw: Callable[[], StepResult] | None = draw
         self._result: StepResult | None = None
         self._sampled: Sampled | None = None
 
     @torch.inference_mode()
     def draw(self) -> StepResult:
         """Launch the draw, unless it has been."""
-        if self._result is None:
+        if self._draw is not None:
             if self.before is not None:
                 self.before.get()
                 self.before = None  # its results are not needed any more
             with current(self._draws.device):
                 self._draws.send(self._targets)
                 self._result = self._draw()
+            self._draw = None  # nor are the logits
+        assert self._result is not None
         return self._result
 
     def get(self) -> Sampled:

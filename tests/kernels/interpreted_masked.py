@@ -1,0 +1,82 @@
+"""Run by test_masked.py in a process of its own, where Triton interprets: masked draws of the GPU's runner."""
+
+import pytest
+
+from gradus.attention.graph_paged import GraphPagedAttention
+from gradus.attention.paged import PagedAttention
+from gradus.attention.storage import PagedStorage
+from gradus.cache.paged import PagedCache
+from gradus.engine.engine import Engine
+from gradus.engine.request import ModelLimits, Request, SamplingParams
+from gradus.execution.gpu.decode_step import DecodeStep
+from gradus.execution.gpu.masked_draws import MaskedStep, runs
+from gradus.execution.gpu.runner import GpuRunner
+from gradus.execution.runner import ModelRunner
+from gradus.kernels.fuse.model import fused
+from gradus.loading.tokenizer import Tokenizer
+from gradus.sampling.constraints import Constraints
+from gradus.sampling.kernel_sampler import KernelSampler
+from gradus.sampling.sampler import Sampler
+from gradus.scheduling.scheduler import Scheduler
+from gradus.speculative.history import History
+from gradus.structured import Grammars
+from tests.kernels.interpreted_fused_model import small
+from tests.phases.drive import run
+
+EOS, SLOTS, BUDGET = 257, 3, 8
+LIMITS = ModelLimits(320, 64, (EOS,), structured=True)
+GRAMMARS = Grammars(Tokenizer.of_bytes().to_json, 320, (EOS,))
+
+
+def requests() -> list[Request]:
+    """Two that keep to a grammar, two that do not, and one more that gets an earlier one's slot."""
+    asked = [
+        ([7, 8, 9, 7], dict(structured={"regex": "[ab]{3}(cd)?"}, temperature=1.0, seed=1)),
+        ([5], dict(temperature=1.0, seed=2)),
+        ([4, 5, 4, 5, 6, 7, 8, 9, 1, 2], dict(structured={"choice": ["xyz", "xya"]}, presence_penalty=0.7, logprobs=2)),
+        ([3, 3], dict(temperature=0.7, seed=4)),
+        ([2, 6, 2], dict(structured={"json": True, "whitespace": "compact"}, temperature=1.0, seed=5)),
+    ]
+    return [
+        Request.create(f"r{number}", prompt, SamplingParams(max_tokens=8, **params), LIMITS)
+        for number, (prompt, params) in enumerate(asked)
+    ]
+
+
+def engine(*, kernels: bool, lag: int) -> Engine:
+    model, constraints = small("tiny-qwen3"), Constraints(GRAMMARS)
+    storage = PagedStorage(model.config, 24, 4, model.dtype, model.device)
+    scheduler = Scheduler(PagedCache(24, 4, [group.window for group in storage.groups]), SLOTS, BUDGET)
+    history = History(SLOTS, 64, model.device, whole=False)
+    if not kernels:
+        attention, sampler = (
+            PagedAttention(model.config, storage, SLOTS),
+            Sampler(320, model.device, SLOTS, constraints),
+        )
+        return Engine(scheduler, ModelRunner(model, attention, sampler, history), LIMITS, lag)
+    attention = GraphPagedAttention(model.config, storage, SLOTS + 1)
+    sampler = KernelSampler(320, model.device, SLOTS, constraints)
+    return Engine(scheduler, GpuRunner(DecodeStep(fused(model), attention, sampler, history), slots=SLOTS), LIMITS, lag)
+
+
+@pytest.fixture(scope="module")
+def expected():
+    return run(engine(kernels=False, lag=0), requests())
+
+
+@pytest.mark.parametrize("lag", [0, 1])
+def test_masked_draws_give_the_reference_samplers_tokens(lag, expected, monkeypatch):
+    drawn, draw = [], MaskedStep.draw
+
+    def noted(self):
+        drawn.append(self)
+        return draw(self)
+
+    monkeypatch.setattr(MaskedStep, "draw", noted)
+    assert run(engine(kernels=True, lag=lag), requests()) == expected
+    assert len({id(step) for step in drawn}) > 8
+
+
+def test_neighboring_rows_of_the_table_are_one_copy():
+    assert runs([]) == [] and runs([4]) == [slice(4, 5)]
+    assert runs([0, 1, 2, 5, 7, 8]) == [slice(0, 3), slice(5, 6), slice(7, 9)]
