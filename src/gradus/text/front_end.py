@@ -10,7 +10,6 @@ import functools
 import itertools
 import logging
 from collections.abc import Callable, Iterable, Sequence
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from gradus.engine.request import ModelLimits, Request, SamplingParams, SchedulingParams
@@ -107,7 +106,7 @@ class FrontEnd:
             messages = self.dialect.messages(messages, shown)
         return tokenizer.chat(messages, tools=[tool.shown() for tool in shown], **settings)
 
-    @cached_property
+    @functools.cached_property
     def grammars(self) -> Grammars:
         """The compiled constraints of the model. Raises RequestError without a tokenizer."""
         return grammars_of(self._need_tokenizer("structured"), self.limits)
