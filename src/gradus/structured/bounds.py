@@ -22,7 +22,7 @@ MAX_TARGETS = 250  # of references: the library recurses through them, and 1,000
 MAX_TARGET_LEVELS = 1_000  # of nesting in all of them
 MAX_REGEX = 32_768  # characters of one regular expression
 MAX_LITERAL = 16_384  # characters of one literal text: where it is forced, every row takes time in proportion
-MAX_REPEATS = 500  # in one regular expression or Lark grammar: the cost grows with their square
+MAX_REPEATS = 400  # in one regular expression or Lark grammar: the cost grows with their square
 
 PROBED_TOKENS = 96  # that every grammar is walked before it is used
 PROBE_SECONDS = 0.12  # of CPU time for them
