@@ -1,4 +1,4 @@
-"""What masks cost: 64 answers that keep to JSON schemas beside 64 that do not, in turns on one engine.
+"""Measure what masks cost: 64 answers that keep to JSON schemas, and 64 that do not, in turns on one engine.
 
     PYTHONPATH=src:. python3 benchmarks/structured.py --tokenizer smollm2-135m --out "$OUT"/structured.json
 
