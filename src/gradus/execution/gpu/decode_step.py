@@ -10,8 +10,8 @@ from a CUDA graph (`step_graphs.py`).
     draw     a token is drawn for each row
     accept   each draft is compared with the token drawn in the row before it; accepted tokens go to the history
 
-A step with masked rows is launched in two parts, because a grammar's mask depends on the tokens of the step before: rows
-and `compute` at once, the rest when the masks are there (`masked_draws.py`).
+A step with masked rows is launched in two parts, because a grammar's mask depends on the tokens of the step before:
+rows and `compute` at once, the rest when the masks are there (`masked_draws.py`).
 
 A step without drafts is the same with one row per sequence, and every token is accepted. If the history keeps only the
 newest tokens, `accept` has nothing to do: `rows` has counted the token, and the draw has written it.
