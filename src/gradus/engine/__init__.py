@@ -3,7 +3,7 @@
 Read in this order:
 
     request.py         what a caller asks for;  meaning.py: what each field of it means, in words
-    structured.py      what an answer must be
+    structured.py      what an answer must be;  nesting.py: how deep JSON nests
     sequence.py        one sample on its way;  logprobs.py: log-probabilities, packed until they are read
     plan.py            spans, plans and results
     engine.py          the loop: schedule, run, commit

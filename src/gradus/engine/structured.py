@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gradus.engine.meaning import documented, param
+from gradus.engine.nesting import deeper_than
 from gradus.errors import RequestError
 
 MAX_GRAMMAR_BYTES = 256 * 1024
@@ -91,7 +92,7 @@ def _schema(value: Any) -> str:
     except (TypeError, ValueError, RecursionError):
         raise _refuse("structured.json_schema", "a JSON schema (an object, true or false)", value) from None
     _text("json_schema", text)
-    if _nesting(text) > MAX_SCHEMA_DEPTH:
+    if deeper_than(text.encode(), MAX_SCHEMA_DEPTH):
         raise _refuse("structured.json_schema", f"nested at most {MAX_SCHEMA_DEPTH} deep", text)
     try:
         parsed = json.loads(text)
@@ -100,24 +101,6 @@ def _schema(value: Any) -> str:
     if not isinstance(parsed, dict | bool):
         raise _refuse("structured.json_schema", "a JSON schema (an object, true or false)", text)
     return text
-
-
-def _nesting(text: str) -> int:
-    """Count how deep brackets nest outside strings, without recursion."""
-    deepest = depth = 0
-    inside = escaped = False
-    for character in text:
-        if inside:
-            inside = escaped or character != '"'
-            escaped = not escaped and character == "\\"
-        elif character == '"':
-            inside = True
-        elif character in "[{":
-            depth += 1
-            deepest = max(deepest, depth)
-        elif character in "]}":
-            depth -= 1
-    return deepest
 
 
 def _choices(value: Any) -> tuple[str, ...]:

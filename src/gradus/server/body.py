@@ -12,6 +12,7 @@ from typing import Any
 
 from starlette.requests import ClientDisconnect, Request
 
+from gradus.engine.nesting import deeper_than
 from gradus.errors import RequestError
 from gradus.server.config import MAX_JSON_DEPTH
 
@@ -78,7 +79,7 @@ def strict_json(body: bytes) -> Any:
         text = body.decode("utf-8")
     except UnicodeDecodeError as error:
         raise BodyError(f"the body must be UTF-8; byte {error.start} is not", 400, limit="UTF-8") from None
-    if _deeper_than(body, MAX_JSON_DEPTH):
+    if deeper_than(body, MAX_JSON_DEPTH):
         limit = f"at most {MAX_JSON_DEPTH} levels"
         raise BodyError(f"the JSON must be nested at most {MAX_JSON_DEPTH} levels deep", 400, limit=limit)
     try:
@@ -91,29 +92,6 @@ def strict_json(body: bytes) -> Any:
     if "\\u" in text and not _encodable(value):
         raise BodyError(r"a string in the body holds half a surrogate pair (\ud800 to \udfff)", 400, limit="Unicode")
     return value
-
-
-# A string up to its closing quote, or to the end of the body: because it always matches, the scan stays linear.
-_STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)', re.DOTALL)
-_KEEP_BRACKETS = bytes.maketrans(b"{}", b"[]")
-_NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
-
-
-def _deeper_than(body: bytes, depth: int) -> bool:
-    """Peel off the innermost brackets once per level: if any remain after `depth` rounds, the body is nested deeper.
-
-    Each round is one pass in C, so a hostile body costs milliseconds. A Python loop over it would block
-    every other request on the event loop.
-    """
-    if body.count(b"[") + body.count(b"{") <= depth:
-        return False
-    brackets = _STRING.sub(b"", body).translate(_KEEP_BRACKETS, _NOT_BRACKETS)
-    for _ in range(depth):
-        peeled = brackets.replace(b"[]", b"")
-        if len(peeled) == len(brackets):
-            break
-        brackets = peeled
-    return b"[" in brackets
 
 
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

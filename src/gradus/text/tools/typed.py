@@ -4,6 +4,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from gradus.structured.bounds import resolve
 from gradus.text.tools.json_text import copy_value
 from gradus.text.tools.python_text import copy_literal
 from gradus.text.tools.reader import read_all
@@ -37,20 +38,12 @@ def kinds_of(schema: Any, root: Mapping[str, Any], depth: int = DEEPEST_SCHEMA) 
     literals = [schema["const"]] if "const" in schema else schema.get("enum")
     if isinstance(literals, list):
         return frozenset(next(name for kind, name in _KINDS if isinstance(value, kind)) for value in literals)
-    if isinstance(schema.get("$ref"), str):
-        return kinds_of(_referred(schema["$ref"], root), root, depth - 1)
+    if isinstance(reference := schema.get("$ref"), str):
+        return kinds_of(resolve(root, reference) if reference.startswith("#/") else None, root, depth - 1)
     for key in ("anyOf", "oneOf", "allOf"):
         if isinstance(branches := schema.get(key), list):
             return frozenset().union(*(kinds_of(branch, root, depth - 1) for branch in branches))
     return frozenset()
-
-
-def _referred(reference: str, root: Mapping[str, Any]) -> Any:
-    """Look up a reference into the same schema; what cannot be found says nothing."""
-    found: Any = root
-    for step in reference.removeprefix("#/").split("/") if reference.startswith("#/") else ("",):
-        found = found.get(step.replace("~1", "/").replace("~0", "~")) if isinstance(found, Mapping) else None
-    return found
 
 
 def is_text(kinds: frozenset[str]) -> bool:
