@@ -5,7 +5,7 @@ import sys
 from itertools import pairwise
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from gradus.text.tools.answer import AnswerParser
@@ -116,6 +116,8 @@ def test_arguments_arrive_as_they_were_written(name, arguments, data):
     if dialect.format.layout.between is None:
         arguments = arguments[:1]
     text = dialect.format.layout.write(("f", each) for each in arguments)
+    # `events_of` would write a marker's spelling as the token, which is the marker itself, wherever it stands
+    assume(not any(marker in json.dumps(arguments, ensure_ascii=False) for marker in dialect.markers))
     sizes = data.draw(st.lists(st.integers(1, 9), max_size=9))
     answer = Answer.of(events_of(dialect, text, sizes))
     assert [json.loads(call.arguments) for call in answer.calls] == arguments
