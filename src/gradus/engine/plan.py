@@ -11,6 +11,7 @@ Most spans of a busy engine are decodes, which differ in a few numbers only. The
 from collections.abc import Iterable, Iterator, Mapping
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import Protocol
 
 import numpy as np
@@ -31,7 +32,13 @@ UNDRAFTED = -3
 """Marks a row with room for a draft where none was found."""
 
 Column = NDArray[np.int64]
+
 NO_DRAFTS: Column = np.empty(0, np.int64)
+
+
+def upto_missing(tokens: Iterable[int]) -> list[int]:
+    """Cut tokens before the first that is marked as none: a negative one."""
+    return list(takewhile(lambda token: token >= 0, tokens))
 
 
 @dataclass(slots=True)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from gradus.engine.plan import Admission, Column
+from gradus.engine.plan import Admission, Column, upto_missing
 from gradus.errors import RequestError
 from gradus.structured import Grammars, Job, MaskThreads, Matcher
 from gradus.structured.vocabulary import Row
@@ -19,15 +19,10 @@ NOTHING_LEGAL = "no token of the vocabulary continues the answer as its grammar 
 
 @dataclass(slots=True)
 class Constrained:
-    """A masked answer's rows in a step: its matcher, the first row, and the drafts that the rows after it verify.
+    """A masked answer in a step: its first row, and the job of filling its masks; the rows after it verify drafts."""
 
-    place: of its first mask, among those of the step's masked answers.
-    """
-
-    matcher: Matcher
     row: int
-    drafts: Sequence[int] = ()
-    place: int = 0
+    job: Job
 
 
 @dataclass(slots=True)
@@ -57,7 +52,7 @@ class Constraints:
                 self._matchers[admission.slot] = matcher
 
     def of(self, slots: Sequence[int], drafts: Sequence[int] = (), inputs: Sequence[int] = ()) -> list[Constrained]:
-        """List the masked answers among rows of these slots.
+        """List the masked answers among rows of these slots, by their slots, with their masks in the same order.
 
         drafts: how many drafts each row has before it in its span, and inputs: the token that each row runs; both are
         left out where no row verifies a draft.
@@ -70,12 +65,13 @@ class Constraints:
             if matcher is None:
                 continue
             if not drafts or not drafts[row]:
-                found.append(Constrained(matcher, row))
+                found.append(Constrained(row, Job(matcher, 0)))
             elif inputs:
-                found[-1].drafts = [*found[-1].drafts, inputs[row]]
+                found[-1].job.drafts = [*found[-1].job.drafts, inputs[row]]
+        found.sort(key=lambda each: slots[each.row])
         place = 0
         for each in found:
-            each.place, place = place, place + 1 + len(each.drafts)
+            each.job.row, place = place, place + 1 + len(each.job.drafts)
         return found
 
     def drafts(self, slot: int, proposed: Sequence[int], most: int) -> Sequence[int]:
@@ -102,17 +98,14 @@ class Constraints:
         """
         moves, faults = list[tuple[Matcher, Sequence[int]]](), dict[int, str]()
         for each in answers:
-            drawn = tokens[each.row : each.row + 1 + len(each.drafts)]
-            count = int(drawn[0] >= 0)
-            while count < len(drawn) and drawn[count] >= 0:
-                count += 1
-            if count:
-                moves.append((each.matcher, drawn[:count]))
+            matcher, drafts = each.job.matcher, each.job.drafts
+            if drawn := upto_missing(tokens[each.row : each.row + 1 + len(drafts)]):
+                moves.append((matcher, drawn))
             else:
-                faults[each.row] = each.matcher.fault or NOTHING_LEGAL
+                faults[each.row] = matcher.fault or NOTHING_LEGAL
         self.threads.accept(moves)
         return faults
 
     def fill(self, answers: Sequence[Constrained], rows: Row) -> None:
-        """Begin to write the answers' legal tokens to `rows`, by their places. `threads.wait` ends it."""
-        self.threads.start([Job(each.matcher, each.place, each.drafts) for each in answers], rows)
+        """Begin to write the answers' legal tokens to `rows`, in their order. `threads.wait` ends it."""
+        self.threads.start([each.job for each in answers], rows)

@@ -161,7 +161,7 @@ class Sampler:
         """Return the masked rows, int64 [C], and their legal tokens, bool [C, V]; None if no row is masked."""
         if self.constraints is None or not answers:
             return None
-        rows = [row for each in answers for row in range(each.row, each.row + 1 + len(each.drafts))]
+        rows = [row for each in answers for row in range(each.row, each.row + 1 + len(each.job.drafts))]
         words = np.zeros((len(rows), self.table.masks.shape[1]), np.int32)
         self.constraints.fill(answers, words)
         self.constraints.threads.wait()

@@ -7,7 +7,7 @@ and knows nothing of drafts.
 """
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -17,7 +17,7 @@ from gradus.attention.backend import AttentionBackend
 from gradus.attention.paged import PagedAttention
 from gradus.cache import TableChange
 from gradus.device.transfer import current, upload, upload_parts
-from gradus.engine.plan import REJECTED, UNDRAFTED, Decodes, Plan, Sampled, Span
+from gradus.engine.plan import REJECTED, UNDRAFTED, Decodes, Plan, Sampled, Span, upto_missing
 from gradus.execution.result import Ready, packed
 from gradus.execution.runner import ModelRunner
 from gradus.sampling.sampler import Drawn, Rows
@@ -117,16 +117,6 @@ class VerifyingRunner:
             slots, standing = upload_parts([list(last), list(last.values())], torch.int64, self.device)
             hidden = self.runner.hidden
             self.states.record(slots, hidden if len(standing) == len(hidden) else hidden[standing])
-
-
-def upto_missing(drafts: Iterable[int]) -> list[int]:
-    """Cut the drafts before the first negative one."""
-    found = []
-    for draft in drafts:
-        if draft < 0:
-            break
-        found.append(draft)
-    return found
 
 
 def gathered(plan: Plan, verified: dict[int, Span], drawn: Drawn | None) -> Sampled:

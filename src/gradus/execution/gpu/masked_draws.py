@@ -50,7 +50,7 @@ class MaskedDraws:
         """Hold back the draw of a step whose model has been launched. slots: of its rows that get tokens."""
         if slots is not self._slots or self.constraints.changes != self._changes:  # else the same as in the step before
             self._slots, self._changes = slots, self.constraints.changes
-            self._answers = in_order(self.constraints.of(slots.tolist()), slots)
+            self._answers = self.constraints.of(slots.tolist())
             self._rows = [self.table.masks[run] for run in runs([int(slots[each.row]) for each in self._answers])]
         before = self._newest if self._newest is not None and not self._newest.taken_in else None
         self._newest = MaskedStep(self, self._answers, self._rows, rows, draw, before)
@@ -132,14 +132,6 @@ class MaskedStep:
             self.taken_in = True
             self._draws.follow(self)
         return self._sampled
-
-
-def in_order(answers: list[Constrained], slots: Column) -> list[Constrained]:
-    """Sort the answers, one row each, by their slots, and place their masks in that order."""
-    found = sorted(answers, key=lambda each: int(slots[each.row]))
-    for place, each in enumerate(found):
-        each.place = place
-    return found
 
 
 def runs(slots: Sequence[int]) -> list[slice]:
