@@ -12,19 +12,10 @@ from gradus.engine.plan import NOT_FINITE
 from gradus.errors import RequestError
 from gradus.sampling.constraints import NOTHING_LEGAL
 from gradus.structured import Matcher
+from tests.structured.answers import SCHEMA
 
 MODEL = "random:tiny-qwen3"  # a token per byte; 320 logits, of which the tokenizer knows 256
 EOS = 257
-SCHEMA = {
-    "type": "object",
-    "properties": {
-        "name": {"type": "string", "maxLength": 6},
-        "sizes": {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": 99}, "maxItems": 3},
-        "color": {"enum": ["red", "green"]},
-    },
-    "required": ["name", "sizes", "color"],
-    "additionalProperties": False,
-}
 DATE = r"[0-9]{4}-[01][0-9]"
 GRAMMAR = 'start: "a" start "b" | "c"'
 

@@ -9,20 +9,11 @@ import torch
 pytest.importorskip("triton", reason="Triton is for Linux alone")
 
 from gradus import LLM, SamplingParams
+from tests.structured.answers import SCHEMA
 
 pytestmark = pytest.mark.gpu
 
 MODEL = "random:tiny-qwen3"
-SCHEMA = {
-    "type": "object",
-    "properties": {
-        "name": {"type": "string", "maxLength": 6},
-        "sizes": {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": 99}, "maxItems": 3},
-        "color": {"enum": ["red", "green"]},
-    },
-    "required": ["name", "sizes", "color"],
-    "additionalProperties": False,
-}
 PROMPTS = [[number] * (3 + 5 * number) for number in range(24)]
 
 

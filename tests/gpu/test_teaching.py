@@ -89,7 +89,7 @@ def test_preempted_and_stopped_requests_leave_no_trace_in_graphs():
 
 
 def test_masks_that_are_filled_while_the_model_runs_give_the_cpus_answers():
-    """Greedy and sampled, in a pool that is too small, beside a request without structure."""
+    """Greedy and sampled, in a pool that is too small, next to a request without structure."""
     options = EngineOptions(LIMITS, max_sequences=6, page_size=4, cache_tokens=100, vocabulary=lambda: VOCABULARY)
     wanted = [asked(n, f"r{n}.{t}", prompt=7, temperature=t, seed=n, n=2) for n in range(len(ASKED)) for t in (0, 1)]
     free = Request.create("free", [65] * 7, SamplingParams(max_tokens=20, ignore_eos=True), LIMITS)

@@ -1,7 +1,7 @@
 """Draws the tokens of steps with masked rows, once the tokens before them are known.
 
-What a grammar allows next depends on the newest token, which the step before is still drawing when a step is launched.
-So only the model's pass is launched with the step. The draw follows when the step before has arrived:
+A grammar's mask depends on the newest token, and the step before is still drawing that token when a step is launched.
+The step therefore launches the model's pass alone, and its draw follows when the step before has arrived:
 
     host    launch model k+1 │ wait for tokens k │ matchers advance, threads fill the masks │ launch draw k+1 │ …
     GPU          draw k      │ model k+1 ─────────────────────────────────────────────────────│ draw k+1        │
