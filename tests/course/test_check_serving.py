@@ -80,7 +80,7 @@ WRONG = {
         "text.py",
         "max(sizes, default=0)",
         "min(sizes, default=0)",
-        "with stop ['abab'] is 'x', stopped by 'abab'",
+        "with stop ['aab'] is 'a', stopped by 'aab'; yours: 'aaab', by None",
     ),
     "the engine is not told": (
         "desk.py",

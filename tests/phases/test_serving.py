@@ -23,7 +23,7 @@ from gradus.engine.request import Request, SamplingParams
 from gradus.loading import Tokenizer
 from gradus.server.config import ServerConfig
 from phases.p13_serving import server
-from tests.phases.conftest import CONTENDERS, build_engine, limits_of
+from tests.phases.conftest import build_engine, limits_of, of
 from tests.phases.drive import run
 from tests.repository.test_layout import ROOT
 from tests.server.conftest import eventually
@@ -75,10 +75,8 @@ def serving(engine=None, tokenizer=None, places=PLACES, **settings):
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(server, "Server", Noted)
-            words = tokenizer or engine.tokenizer
-            await server.serve(
-                engine, words, "scripted", places, ServerConfig(port=port, log_level="error", **settings)
-            )
+            words, config = tokenizer or engine.tokenizer, ServerConfig(port=port, **settings)
+            await server.serve(engine, words, "scripted", places, config)
 
     thread = threading.Thread(target=asyncio.run, args=(main(),))
     thread.start()
@@ -254,7 +252,7 @@ def test_sigterm_ends_the_process_after_the_answers():
         "from gradus.server.config import ServerConfig\n"
         "from phases.p13_serving.server import serve\n"
         "from tests.server.scripted import ScriptedCore\n"
-        f"core, settings = ScriptedCore(step_s=0.02), ServerConfig(port={(port := free_port())}, log_level='error')\n"
+        f"core, settings = ScriptedCore(step_s=0.02), ServerConfig(port={(port := free_port())})\n"
         "asyncio.run(serve(core, core.tokenizer, 'scripted', 4, settings))\n"
     )
     process = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, env=os.environ | {"PYTHONPATH": f"{ROOT}/src"})
@@ -282,12 +280,12 @@ SHAPE = "tiny-llama"
 PROMPTS = [[5, 6, 7], [8] * 9, [1, 2]]
 
 
-@pytest.mark.parametrize("name", [name for name in CONTENDERS if name in ("p00", "p03", "p08", "p10", "p11", "final")])
-def test_any_engine_serves_and_says_the_same_as_without_a_server(name):
+@of("p00", "p03", "p08", "p10", "p11")
+def test_any_engine_serves_and_says_the_same_as_without_a_server(phase):
     params = SamplingParams(max_tokens=6)
     requests = [Request.create(f"r{i}", ids, params, limits_of(SHAPE)) for i, ids in enumerate(PROMPTS)]
-    expected = run(build_engine(name, SHAPE), requests)
-    with serving(build_engine(name, SHAPE), Tokenizer.of_bytes()) as running:
+    expected = run(build_engine(phase, SHAPE), requests)
+    with serving(build_engine(phase, SHAPE), Tokenizer.of_bytes()) as running:
         found: dict[int, list[int]] = {}
 
         def ask(number):
