@@ -1,6 +1,7 @@
 """The process: an engine's thread, an event loop, a socket, and what a signal does."""
 
 import asyncio
+from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
@@ -40,16 +41,29 @@ class Server(uvicorn.Server):
         self.should_exit = True
 
 
-async def serve(engine: Core, tokenizer: Any, model: str, places: int, settings: ServerConfig) -> None:
-    """Serve until a signal comes. places: the number of requests that may be inside, running or waiting."""
+async def serve(
+    engine: Core,
+    tokenizer: Any,
+    model: str,
+    places: int,
+    settings: ServerConfig,
+    note: Callable[[Server], object] | None = None,
+) -> None:
+    """Serve until a signal comes. places: the number of requests that may be inside, running or waiting. note: called
+    with the server before it runs."""
     loop = asyncio.get_running_loop()
     thread = EngineThread(engine, lambda report: loop.call_soon_threadsafe(desk.on_report, report))
     desk = Desk(engine.limits, tokenizer, Admission(places), thread.inbox.put, settings.request_timeout)
-    app, grace = create_app(desk, model), LAST_BYTES_S
-    config = uvicorn.Config(app, settings.host, settings.port, access_log=False, timeout_graceful_shutdown=grace)
+    said = {"access_log": False, "log_level": settings.log_level}
+    config = uvicorn.Config(
+        create_app(desk, model), settings.host, settings.port, timeout_graceful_shutdown=LAST_BYTES_S, **said
+    )
+    server = Server(config, desk, settings.drain_timeout)
+    if note is not None:
+        note(server)
     thread.start()
     try:
-        await Server(config, desk, settings.drain_timeout).serve()
+        await server.serve()
     finally:
         thread.inbox.put(Stop())
         await asyncio.to_thread(thread.join)
