@@ -30,7 +30,8 @@ from phases.p13_serving.local import local
 from phases.p13_serving.way import followed
 
 CLIENT = Path(__file__).with_name("stream_client.py")
-PHASE, MODEL = "p03", "random:tiny-llama"
+PHASE, MODEL, TOKENIZER = "p03", "random:tiny-llama", "smollm2-135m"
+WINDOW_S = 0.01
 STREAMS, TOKENS, PROMPT, REPEATS = (1, 4, 16, 64), 64, 16, 5
 
 
@@ -62,23 +63,28 @@ def alone(llm: LLM, count: int) -> float:
 def streams() -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = [{"streams": count, "served": [], "alone": []} for count in STREAMS]
     most = max(STREAMS)
-    with LLM(MODEL, phase=PHASE, device="cpu", dtype="float32", max_sequences=most, threads=1) as llm:
-        with local(llm.core, Tokenizer.of_bytes(), places=most) as (_, port):
-            for repeat in range(REPEATS + 1):
-                for row in rows:
-                    runs = read_by_another_process(port, row["streams"])
-                    rate = alone(llm, row["streams"])  # the engine's thread sleeps meanwhile
-                    if repeat:  # the first round warms up
-                        row["served"].append(summary(runs))
-                        row["alone"].append(rate)
-                    print(row["streams"], row["served"][-1:], flush=True)
+    llm = LLM(MODEL, phase=PHASE, device="cpu", dtype="float32", max_sequences=most, threads=1)
+    with llm, local(llm.core, Tokenizer.of_bytes(), places=most) as (_, port):
+        for repeat in range(REPEATS + 1):
+            for row in rows:
+                runs = read_by_another_process(port, row["streams"])
+                rate = alone(llm, row["streams"])  # the engine's thread sleeps meanwhile
+                if repeat:  # the first round warms up
+                    row["served"].append(summary(runs))
+                    row["alone"].append(rate)
+                    print(row["streams"], row["served"][-1], rate, flush=True)
     return rows
 
 
 def blocked() -> dict[str, Any]:
-    """The gaps of three streams, by where a long prompt is encoded: (seconds, ms)."""
-    found = measured("smollm2-135m")
-    return {where: [[round(at, 4), significant(gap)] for at, gap in points] for where, points in found.items()}
+    """The longest gap of three streams in each window, by where a long prompt is encoded: [seconds, ms]."""
+    found: dict[str, Any] = {}
+    for where, points in measured(TOKENIZER).items():
+        windows: dict[int, float] = {}
+        for at, gap in points:
+            windows[int(at / WINDOW_S)] = max(gap, windows.get(int(at / WINDOW_S), 0.0))
+        found[where] = [[round(window * WINDOW_S, 3), significant(gap)] for window, gap in sorted(windows.items())]
+    return found
 
 
 def way() -> list[dict[str, Any]]:
