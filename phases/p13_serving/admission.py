@@ -29,8 +29,7 @@ class Admission:
     """
 
     def __init__(self, places: int, clock: Callable[[], float] = time.monotonic) -> None:
-        self.places = places
-        self.clock = clock
+        self.places, self.clock = places, clock
         self.inside = 0
         self.departures: deque[float] = deque(maxlen=RECENT + 1)
 

@@ -97,11 +97,10 @@ class Answer:
 
     def content(self, news: News) -> dict[str, Any]:
         """What is new, and with the last of it how the answer ended."""
-        stream, prompt = self.stream, len(self.stream.request.prompt)
+        stream, prompt, made = self.stream, len(self.stream.request.prompt), self.stream.generated
         content = {"id": stream.request.id, "index": 0, "text": news[0], "token_ids": news[1]}
         if stream.over:
-            usage = {"prompt_tokens": prompt, "completion_tokens": stream.generated}
-            usage["total_tokens"] = prompt + stream.generated
+            usage = {"prompt_tokens": prompt, "completion_tokens": made, "total_tokens": prompt + made}
             content |= {"finish_reason": stream.finish_reason, "stop_reason": stream.stop_reason}
             content |= {"model": self.model, "usage": usage}
         return content

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from gradus.engine.request import ModelLimits, Request, SamplingParams, SchedulingParams
+from gradus.errors import GradusError
 from phases.p13_serving.admission import Admission, Refused
 from phases.p13_serving.engine_thread import Cancel, Message, Report
 from phases.p13_serving.stream import Stream
@@ -60,14 +61,12 @@ class Desk:
                 stream.push(output)
                 if stream.finish_reason is not None:
                     self.close(stream, tell=output.finish_reason is None)
-        for request_id, error in report.refused:
+        ended: dict[str, GradusError | None] = dict(report.refused)
+        if report.failed:
+            self.state, ended = "failed", dict.fromkeys(self.streams)
+        for request_id, error in ended.items():
             if stream := self.streams.get(request_id):
                 stream.end("error", error=error)
-                self.close(stream)
-        if report.failed:
-            self.state = "failed"
-            for stream in list(self.streams.values()):
-                stream.end("error")
                 self.close(stream)
 
     def close(self, stream: Stream, tell: bool = False) -> None:

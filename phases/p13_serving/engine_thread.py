@@ -23,7 +23,6 @@ class Cancel:
     request_id: str
 
 
-@dataclass(frozen=True, slots=True)
 class Stop:
     """Leave the thread. Requests that run are abandoned."""
 
@@ -45,8 +44,7 @@ class EngineThread(threading.Thread):
 
     def __init__(self, engine: Core, post: Callable[[Report], object]) -> None:
         super().__init__(name="engine", daemon=True)
-        self.engine = engine
-        self.post = post
+        self.engine, self.post = engine, post
         self.inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
 
     def run(self) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 from gradus.engine.core import Core
 from gradus.server.config import ServerConfig
-from phases.p13_serving.server import Server, serve
+from phases.p13_serving.server import Server
 
 TICK_S = 0.005
 
@@ -20,9 +20,12 @@ TICK_S = 0.005
 def local(engine: Core, tokenizer: Any, places: int = 64, **settings: Any) -> Iterator[tuple[Server, int]]:
     """Run a server until the block ends. Yields it, and its port."""
     made: list[Server] = []
-    config = ServerConfig(port=0, log_level="error", **settings)
-    running = serve(engine, tokenizer, "local", places, config, made.append)
-    thread = threading.Thread(target=asyncio.run, args=(running,), name="event loop")
+
+    async def run() -> None:
+        made.append(Server(engine, tokenizer, "local", places, ServerConfig(port=0, log_level="error", **settings)))
+        await made[0].serve()
+
+    thread = threading.Thread(target=lambda: asyncio.run(run()), name="event loop")
     thread.start()
     while thread.is_alive() and not (made and made[0].started):
         time.sleep(TICK_S)

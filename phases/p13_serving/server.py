@@ -1,7 +1,6 @@
 """The process: an engine's thread, an event loop, a socket, and what a signal does."""
 
 import asyncio
-from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
@@ -12,58 +11,45 @@ from gradus.server.config import ServerConfig
 from phases.p13_serving.admission import Admission
 from phases.p13_serving.app import create_app
 from phases.p13_serving.desk import Desk
-from phases.p13_serving.engine_thread import EngineThread, Stop
+from phases.p13_serving.engine_thread import EngineThread, Report, Stop
 
-LAST_BYTES_S = 1  # for connections, once no request is inside
+QUIET: dict[str, Any] = {"access_log": False, "timeout_graceful_shutdown": 1}  # s, for the last bytes of connections
 
 
 class Server(uvicorn.Server):
-    """uvicorn stops listening at the first signal. This one drains first, so that new requests hear why."""
+    """uvicorn stops listening at the first signal. This one drains first, so that new requests hear why.
 
-    def __init__(self, config: uvicorn.Config, desk: Desk, drain_s: float) -> None:
-        super().__init__(config)
-        self.desk, self.drain_s, self.loop = desk, drain_s, asyncio.get_running_loop()
-        self.draining: asyncio.Task[None] | None = None
+    It is made on the event loop. places: the number of requests that may be inside, running or waiting.
+    """
+
+    def __init__(self, engine: Core, tokenizer: Any, model: str, places: int, settings: ServerConfig) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.thread = EngineThread(engine, self.post)
+        self.desk = Desk(engine.limits, tokenizer, Admission(places), self.thread.inbox.put, settings.request_timeout)
+        self.drain_s, self.draining = settings.drain_timeout, False
+        app, level = create_app(self.desk, model), settings.log_level
+        super().__init__(uvicorn.Config(app, settings.host, settings.port, log_level=level, **QUIET))
+
+    def post(self, report: Report) -> None:
+        """Called on the engine's thread: the only call that may come from another thread."""
+        self.loop.call_soon_threadsafe(self.desk.on_report, report)
+
+    async def serve(self, sockets: Any = None) -> None:
+        """Run until a signal comes."""
+        self.thread.start()
+        try:
+            await super().serve(sockets)
+        finally:
+            self.thread.inbox.put(Stop())
+            await asyncio.to_thread(self.thread.join)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """A signal may interrupt any line of ours, so it only leaves a message for the event loop."""
-        self.loop.call_soon_threadsafe(self.stop)
-
-    def stop(self) -> None:
-        """Drain. The second time, exit at once."""
-        if self.draining is None:
-            self.draining = self.loop.create_task(self.drain())
-        else:
+        """A signal may interrupt any line of ours, so it only leaves a message for the event loop. Two mean at once."""
+        if self.draining:
             self.should_exit = self.force_exit = True
+        self.draining = True
+        self.loop.call_soon_threadsafe(asyncio.ensure_future, self.drain())
 
     async def drain(self) -> None:
         await self.desk.drain(self.drain_s)
         self.should_exit = True
-
-
-async def serve(
-    engine: Core,
-    tokenizer: Any,
-    model: str,
-    places: int,
-    settings: ServerConfig,
-    note: Callable[[Server], object] | None = None,
-) -> None:
-    """Serve until a signal comes. places: the number of requests that may be inside, running or waiting. note: called
-    with the server before it runs."""
-    loop = asyncio.get_running_loop()
-    thread = EngineThread(engine, lambda report: loop.call_soon_threadsafe(desk.on_report, report))
-    desk = Desk(engine.limits, tokenizer, Admission(places), thread.inbox.put, settings.request_timeout)
-    said = {"access_log": False, "log_level": settings.log_level}
-    config = uvicorn.Config(
-        create_app(desk, model), settings.host, settings.port, timeout_graceful_shutdown=LAST_BYTES_S, **said
-    )
-    server = Server(config, desk, settings.drain_timeout)
-    if note is not None:
-        note(server)
-    thread.start()
-    try:
-        await server.serve()
-    finally:
-        thread.inbox.put(Stop())
-        await asyncio.to_thread(thread.join)

@@ -20,8 +20,7 @@ class Stream:
     """
 
     def __init__(self, request: Request, token_bytes: Callable[[int], bytes]) -> None:
-        self.request = request
-        self.token_bytes = token_bytes
+        self.request, self.token_bytes = request, token_bytes
         self.text = Text(request.params.stop)
         self.piece, self.tokens, self.generated = "", list[int](), 0
         self.finish_reason: str | None = None

@@ -1,7 +1,9 @@
 """Follow two requests through the server: Ann's answer streams, and Cy asks something meanwhile.
 
-python -m phases.p13_serving.way
-python -m phases.p13_serving.way --phase p11 --model smollm2-135m
+    python -m phases.p13_serving.way
+    python -m phases.p13_serving.way --phase p11 --model smollm2-135m
+
+Each line is something that happened to them: when, for how long, and on which thread.
 """
 
 import argparse

@@ -3,7 +3,6 @@
 A scripted engine says when things happen. The engines of the phases run at the end, with a tiny model.
 """
 
-import asyncio
 import contextlib
 import json
 import os
@@ -21,8 +20,8 @@ import pytest
 
 from gradus.engine.request import Request, SamplingParams
 from gradus.loading import Tokenizer
-from gradus.server.config import ServerConfig
-from phases.p13_serving import server
+from phases.p13_serving.local import local
+from phases.p13_serving.server import Server
 from tests.phases.conftest import build_engine, limits_of, of
 from tests.phases.drive import run
 from tests.repository.test_layout import ROOT
@@ -39,7 +38,7 @@ class Running:
     http: httpx.Client
     port: int
     engine: Any
-    server: server.Server
+    server: Server
 
     def generate(self, **body):
         return self.http.post("/generate", json=body)
@@ -65,29 +64,12 @@ def free_port():
 
 @contextlib.contextmanager
 def serving(engine=None, tokenizer=None, places=PLACES, **settings):
-    engine, made, port = engine or ScriptedCore(slots=2), [], free_port()
-
-    async def main():
-        class Noted(server.Server):
-            def __init__(self, *arguments):
-                super().__init__(*arguments)
-                made.append(self)
-
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(server, "Server", Noted)
-            words, config = tokenizer or engine.tokenizer, ServerConfig(port=port, **settings)
-            await server.serve(engine, words, "scripted", places, config)
-
-    thread = threading.Thread(target=asyncio.run, args=(main(),))
-    thread.start()
-    try:
-        assert eventually(lambda: made and made[0].started)
-        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=20, trust_env=False) as http:
-            yield Running(http, port, engine, made[0])
-    finally:
-        made[0].should_exit = True
-        thread.join(10)
-        assert not thread.is_alive(), "the server did not stop"
+    engine = engine or ScriptedCore(slots=2)
+    with (
+        local(engine, tokenizer or engine.tokenizer, places, **settings) as (made, port),
+        httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=20, trust_env=False) as http,
+    ):
+        yield Running(http, port, engine, made)
 
 
 @pytest.fixture(scope="module")
@@ -114,7 +96,7 @@ def test_an_answer_has_the_fields_of_the_engine_s_own_server(shared):
         "token_ids": [0, 1, 2],
         "finish_reason": "length",
         "stop_reason": None,
-        "model": "scripted",
+        "model": "local",
         "usage": {"prompt_tokens": 2, "completion_tokens": 3, "total_tokens": 5},
     }
 
@@ -250,10 +232,12 @@ def test_sigterm_ends_the_process_after_the_answers():
     code = (
         "import asyncio\n"
         "from gradus.server.config import ServerConfig\n"
-        "from phases.p13_serving.server import serve\n"
+        "from phases.p13_serving.server import Server\n"
         "from tests.server.scripted import ScriptedCore\n"
         f"core, settings = ScriptedCore(step_s=0.02), ServerConfig(port={(port := free_port())})\n"
-        "asyncio.run(serve(core, core.tokenizer, 'scripted', 4, settings))\n"
+        "async def main():\n"
+        "    await Server(core, core.tokenizer, 'scripted', 4, settings).serve()\n"
+        "asyncio.run(main())\n"
     )
     process = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, env=os.environ | {"PYTHONPATH": f"{ROOT}/src"})
     try:
