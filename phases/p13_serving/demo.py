@@ -9,7 +9,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import pairwise
 from statistics import median
 from typing import Any
@@ -38,7 +38,7 @@ async def on_the_loop(encode: Callable[[str], Any], text: str) -> Any:
 @contextmanager
 def encoded(where: str) -> Iterator[None]:
     """Within the block, prompts are encoded in a way that the phase does not: the two mistakes that the demo shows."""
-    mistakes = {
+    mistakes: dict[str, Callable[[], AbstractContextManager[object]]] = {
         "on the event loop": lambda: patch.object(asyncio, "to_thread", on_the_loop),
         "on a thread that keeps the lock": lambda: patch("gradus.loading.tokenizer.LONG_TEXT", len(TEXT)),
     }

@@ -2,7 +2,7 @@
 
 Read in this order:
 
-    recorded.py   what benchmarks/serving_lesson.py has kept
+    recorded.py   measurements of the server, as the script in `benchmarks` has kept them
     sides.py      the event loop and the engine's thread, and what passes between them
     way.py        two requests on their way, on one axis of time
     streams.py    tokens per second and times to the first token, by the number of streams
