@@ -7,7 +7,7 @@ from gradus.config.description import setting
 from gradus.config.settings import Settings
 from gradus.engine.request import MAX_SECONDS
 from gradus.errors import ConfigError
-from gradus.server.hosts import host_alone
+from gradus.server.http.hosts import host_alone
 
 MAX_JSON_DEPTH = 64
 MAX_HEADERS = 100

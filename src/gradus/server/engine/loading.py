@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from gradus.engine.core import Core
 from gradus.loading import Progress
 from gradus.server.config import ServerConfig
-from gradus.server.messages import ModelInfo
+from gradus.server.engine.messages import ModelInfo
 
 if TYPE_CHECKING:
     from gradus.execution.memory.plan import MemoryPlan
