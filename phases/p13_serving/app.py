@@ -5,7 +5,7 @@ import json
 from typing import Any
 
 from starlette.applications import Starlette
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
@@ -35,7 +35,7 @@ def create_app(desk: Desk, model: str) -> Starlette:
         return as_json({"status": desk.state}, 503 if desk.state == "failed" else 200)
 
     routes = [Route("/generate", generate, methods=["POST"]), Route("/health", ready), Route("/health/live", live)]
-    return Starlette(routes=routes, exception_handlers={GradusError: refusal})
+    return Starlette(routes=routes, exception_handlers={GradusError: refusal, ClientDisconnect: refusal})
 
 
 async def body_of(request: Request) -> Any:

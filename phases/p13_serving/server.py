@@ -26,7 +26,8 @@ class Server(uvicorn.Server):
         self.loop = asyncio.get_running_loop()
         self.thread = EngineThread(engine, self.post)
         self.desk = Desk(engine.limits, tokenizer, Admission(places), self.thread.inbox.put, settings.request_timeout)
-        self.drain_s, self.draining = settings.drain_timeout, False
+        self.drain_s = settings.drain_timeout
+        self.draining: asyncio.Task[None] | None = None
         app, level = create_app(self.desk, model), settings.log_level
         super().__init__(uvicorn.Config(app, settings.host, settings.port, log_level=level, **QUIET))
 
@@ -44,11 +45,15 @@ class Server(uvicorn.Server):
             await asyncio.to_thread(self.thread.join)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """A signal may interrupt any line of ours, so it only leaves a message for the event loop. Two mean at once."""
-        if self.draining:
+        """A signal may interrupt any line of ours, so it only leaves a message for the event loop."""
+        self.loop.call_soon_threadsafe(self.stop)
+
+    def stop(self) -> None:
+        """Drain. The second time, exit at once."""
+        if self.draining is None:
+            self.draining = self.loop.create_task(self.drain())
+        else:
             self.should_exit = self.force_exit = True
-        self.draining = True
-        self.loop.call_soon_threadsafe(asyncio.ensure_future, self.drain())
 
     async def drain(self) -> None:
         await self.desk.drain(self.drain_s)

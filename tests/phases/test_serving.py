@@ -155,6 +155,16 @@ def test_a_client_that_leaves_frees_its_place_and_the_engine(shared):
         assert len(shared.engine.cancelled) > cancelled
 
 
+def test_a_client_that_leaves_in_the_middle_of_its_body_leaves_no_trace(shared, caplog):
+    connection = socket.create_connection(("127.0.0.1", shared.port), timeout=20)
+    connection.sendall(b"POST /generate HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99\r\n\r\n{")
+    time.sleep(0.05)
+    connection.close()
+    time.sleep(0.05)
+    assert shared.generate(prompt="a", max_tokens=1).status_code == 200
+    assert shared.idle and not caplog.records
+
+
 @pytest.fixture
 def slow():
     """A server whose engine takes 20 ms for a step, and runs 2 requests at once; 2 more may wait."""
