@@ -105,24 +105,16 @@ def test_the_first_two_ways_are_the_mistakes_that_they_are_called():
     assert found == [(True, False), (False, True), (False, False)]
 
 
-@pytest.mark.parametrize("impl", [False, True])
-def test_the_server_runs_as_the_lesson_starts_it_and_with_a_student_s_files(impl, tmp_path):
-    """Run the command of "Run it", or of "Build it"."""
-    pattern = r"^(python -m phases\.p13_serving --phase p03(?: --impl \S+)?)  "
-    command = next(one for one in re.findall(pattern, LESSON, flags=re.MULTILINE) if ("--impl" in one) == impl)
-    if impl:
-        source = (FOLDER / "events.py").read_text(encoding="utf-8").replace("data: ", "data:", 1)
-        source = source.replace('event("[DONE]")', 'event("[THE END]")')
-        (tmp_path / "exercises/p13").mkdir(parents=True)
-        (tmp_path / "exercises/p13/events.py").write_text(source, encoding="utf-8")
-    words = [
-        sys.executable,
-        *shlex.split(command)[1:],
-        "--model",
-        "random:tiny-llama",
-        "--port",
-        str(port := free_port()),
-    ]
+def test_the_server_runs_as_the_lesson_starts_it_with_a_student_s_files(tmp_path):
+    """By the command of "Build it"; that of "Run it" is the same without --impl."""
+    pattern = r"^(python -m phases\.p13_serving --phase p03( --impl \S+)?)  "
+    (command, impl), (plain, _) = re.findall(pattern, LESSON, flags=re.MULTILINE)
+    assert command == plain + impl
+    source = (FOLDER / "events.py").read_text(encoding="utf-8").replace('event("[DONE]")', 'event("[THE END]")')
+    (tmp_path / "exercises/p13").mkdir(parents=True)
+    (tmp_path / "exercises/p13/events.py").write_text(source, encoding="utf-8")
+    words = [sys.executable, *shlex.split(command)[1:], "--model", "random:tiny-llama"]
+    words += ["--port", str(port := free_port())]
     environment = {"PYTHONPATH": f"{ROOT}/src:{ROOT}", "PATH": ""}
     process = subprocess.Popen(words, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True)
     try:
@@ -130,7 +122,7 @@ def test_the_server_runs_as_the_lesson_starts_it_and_with_a_student_s_files(impl
             assert eventually(lambda: answers(http) or process.poll() is not None, 60)
             assert process.poll() is None, process.stderr.read()
             text = http.post("/generate", json={"prompt": "ab", "max_tokens": 2, "stream": True}).text
-        assert text.endswith("[THE END]\n\n" if impl else "[DONE]\n\n")
+        assert text.endswith("data: [THE END]\n\n")
         process.send_signal(signal.SIGTERM)
         process.communicate(timeout=20)
         assert process.returncode == 0
