@@ -21,6 +21,8 @@ MOST_DRAFTS = 16
 USUAL_DRAFTS = 7
 """Most drafts to choose if no number is given."""
 
+MOST_RANKS = 64
+
 _LIMITS, _CACHE = "Limits", "Cache and scheduling (in phases that use them)"
 
 
@@ -149,6 +151,14 @@ class EngineConfig(EngineOptions):
         heeded="final",
         panel=_CACHE,
     )
+    tensor_parallel: int = setting(
+        1,
+        "Devices that share the model, each with a part of every matrix: GPUs from cuda:0 on, or processes on a CPU.",
+        least=1,
+        most=MOST_RANKS,
+        heeded="final",
+        panel=_LIMITS,
+    )
     prefix_cache: bool = setting(True, "Requests that begin alike share pages.", heeded="final")
     chunked: bool = setting(True, "Prompts are cut to the token budget; otherwise, each is one step.", heeded="final")
     kernels: bool = setting(
@@ -178,6 +188,8 @@ class EngineConfig(EngineOptions):
             )
         if self.drafts is not None and self.speculate is None:
             raise ConfigError("drafts does nothing without speculate: set speculate, or leave drafts out")
+        if self.speculate is not None and self.tensor_parallel > 1:
+            raise ConfigError("speculate does not work with tensor_parallel yet: leave one of them out")
 
     @classmethod
     def of(cls, options: EngineOptions, **switches: bool) -> "EngineConfig":
