@@ -16,7 +16,6 @@ from gradus.assembly.memory import enough_memory
 from gradus.assembly.parallel import assemble_ranks
 from gradus.config.options import EngineConfig, EngineOptions
 from gradus.engine.engine import Engine
-from gradus.errors import ConfigError
 from gradus.execution.memory.plan import memory_plan
 from gradus.loading import Checkpoint, Progress, as_asked, load_model, open_checkpoint
 from gradus.models import Model
@@ -57,7 +56,7 @@ def assemble(
             engine = build(load(checkpoint, precision), options)
         return engine, replace(options, limits=engine.limits)
     assert isinstance(options, EngineConfig)
-    if options.tensor_parallel > 1:
+    if options.ranks > 1:
         return assemble_ranks(checkpoint, options, device, precision, progress)
     trained_heads(options, checkpoint.config)  # heads that do not match the model are refused before anything is loaded
     draft = open_draft(checkpoint, options, device, precision)

@@ -30,10 +30,11 @@ from gradus.engine.time_limits import TimeLimits
 from gradus.errors import ConfigError
 from gradus.execution.gpu.capturing import Report
 from gradus.execution.memory.plan import sized
+from gradus.execution.runner import ModelRunner
 from gradus.kernels import check_kv_dtype, cpu, missing
 from gradus.models import Model
 from gradus.models.config import ModelConfig
-from gradus.parallel.ranks import ParallelRunner, Ranks
+from gradus.parallel.ranks import ParallelRunner, RankZero
 from gradus.sampling.constraints import Constraints
 from gradus.scheduling.draft_shapes import DraftShapes
 from gradus.scheduling.drafting import DraftControl
@@ -53,7 +54,7 @@ def build(
     report: Report = lambda done, total: None,
     draft: Model | None = None,
     grammars: Grammars | None = None,
-    ranks: Ranks | None = None,
+    ranks: RankZero | None = None,
 ) -> Engine:
     """Compose the engine. On a GPU with `graphs`, this captures them, for seconds in which nothing else may run there.
 
@@ -88,7 +89,9 @@ def build(
             rehearse(runner, config, PagedCache(pages, page_size, windows), device.type, control)
     else:
         runner, rows = torch_runner(model, storage, config, draft, trained, constraints)
-        runner = runner if ranks is None else ParallelRunner(runner, ranks)
+        if ranks is not None:
+            assert isinstance(runner, ModelRunner), "ranks verify no drafts"
+            runner = ParallelRunner(runner, ranks)
         shapes = None if shapes is None else shapes.unpadded(rows)
     cache = PagedCache(pages, page_size, windows, PrefixIndex() if config.prefix_cache else None)
     sure = None

@@ -7,26 +7,27 @@ from typing import Any
 
 import torch
 
-from gradus.assembly.final import build, storage_of
+from gradus.assembly.final import build
 from gradus.assembly.memory import enough_memory
-from gradus.assembly.on_torch import torch_runner
+from gradus.cache.groups import layer_groups
 from gradus.config.options import EngineConfig
 from gradus.device import threads
-from gradus.device.transfer import current
-from gradus.engine.engine import Engine, Runner
+from gradus.engine.engine import Engine
 from gradus.engine.request import ModelLimits
 from gradus.errors import ConfigError
 from gradus.execution.memory.plan import memory_plan
-from gradus.loading import Checkpoint, Progress, open_checkpoint
-from gradus.models.layers import Linear, Model
-from gradus.models.precision import DTYPES, Precision
-from gradus.parallel.group import Group
-from gradus.parallel.model import load_part, shard_of
-from gradus.parallel.ranks import Ranks
-from gradus.sampling.constraints import Constraints
-from gradus.structured import Grammars, grammars_of
+from gradus.loading import Checkpoint, Progress
+from gradus.models.config import ModelConfig
+from gradus.models.layers import Linear
+from gradus.models.precision import Precision
+from gradus.parallel.model import load_part
+from gradus.parallel.place import Place
+from gradus.parallel.ranks import Ranks, RankZero
+from gradus.structured import grammars_of
 
 log = logging.getLogger(__name__)
+
+OTHER_RANK = "gradus.assembly.rank"
 
 
 def assemble_ranks(
@@ -41,24 +42,24 @@ def assemble_ranks(
     The other ranks open the checkpoint by its name. Raises ConfigError for a model that does not divide, too few GPUs,
     and quantized weights; RankLost if another rank could not load.
     """
-    count = options.tensor_parallel
-    device = _device(device, 0, count)
+    place = place_of(options, 0)
+    device = device_of(device, place)
     if precision.scheme is not None or checkpoint.quantized is not None:
-        raise ConfigError("quantize does not work with tensor_parallel yet: leave one of them out")
+        raise ConfigError("quantize does not work with tensor_parallel or pipeline_parallel yet: leave one of them out")
     precision = replace(precision, weights=precision.activations, linear=Linear)
-    shard = shard_of(checkpoint.config, 0, count)
-    each = _for_each_rank(options, device, count)
+    shard = place.shard(checkpoint.config)
+    _check_stages(checkpoint.config, place)
+    each = _for_each_rank(options, device, place.count)
     config = memory_plan(shard.config, each, device, precision).applied(each)
     grammars = None if checkpoint.tokenizer is None else grammars_of(checkpoint.tokenizer, options.limits)
     config = replace(config, limits=replace(config.limits, structured=grammars is not None))
-    ranks = Ranks(count, _job(checkpoint, config, precision, device))
+    ranks = Ranks(place.count, OTHER_RANK, _job(checkpoint, config, precision, device))
     try:
         with enough_memory(config, device):
-            model = load_part(
-                checkpoint, Group(ranks.path, 0, count, device), precision.activations, device, progress
-            )
+            ranks.wait_until_opened()
+            model, run = load_part(checkpoint, place, ranks.path, precision.activations, device, progress)
             ranks.wait_until_ready()
-            engine = build(model, config, grammars=grammars, ranks=ranks)
+            engine = build(model, config, grammars=grammars, ranks=RankZero(ranks, run))
     except BaseException:
         ranks.close()
         raise
@@ -68,7 +69,7 @@ def assemble_ranks(
 def _for_each_rank(options: EngineConfig, device: torch.device, count: int) -> EngineConfig:
     """Reduce the options to what a rank gets: on a CPU, the ranks share its memory and its cores."""
     if options.kernels:
-        log.info("tensor_parallel runs on torch: Gradus's own kernels and CUDA graphs do not exchange yet")
+        log.info("%d ranks run on torch: Gradus's own kernels and CUDA graphs do not exchange yet", count)
     chosen = replace(options, kernels=False, graphs=False)
     if device.type == "cuda":
         return chosen
@@ -77,12 +78,28 @@ def _for_each_rank(options: EngineConfig, device: torch.device, count: int) -> E
     return replace(chosen, memory_fraction=fraction, threads=threads.use(own))
 
 
-def _device(device: torch.device, rank: int, count: int) -> torch.device:
+def place_of(options: EngineConfig, rank: int) -> Place:
+    """The place of a rank."""
+    return Place(rank, options.tensor_parallel, options.pipeline_parallel)
+
+
+def device_of(device: torch.device, place: Place) -> torch.device:
+    """The device of a rank: the CPU, or a GPU of its own. Raises ConfigError if there are too few."""
     if device.type == "cpu":
         return device
-    if (there := torch.cuda.device_count()) < count:
-        raise ConfigError(f"tensor_parallel must be at most the number of GPUs, {there}, got {count}")
-    return torch.device("cuda", rank)
+    if (there := torch.cuda.device_count()) < place.count:
+        what = "tensor_parallel times pipeline_parallel must be at most the number of GPUs"
+        raise ConfigError(f"{what}, {there}, got {place.count}")
+    return torch.device("cuda", place.rank)
+
+
+def _check_stages(config: ModelConfig, place: Place) -> None:
+    """Raise ConfigError if stages differ in their kinds of layers: their caches have the same pages."""
+    kinds = [layer_groups(replace(place, rank=rank).shard(config).config.windows) for rank in range(place.count)]
+    if any([group.window for group in other] != [group.window for group in kinds[0]] for other in kinds):
+        raise ConfigError(
+            f"pipeline_parallel {place.pipeline}: some stages have sliding windows that others lack; take fewer stages"
+        )
 
 
 # -- the other ranks ---------------------------------------------------------------------------------------------------
@@ -92,30 +109,16 @@ def _job(checkpoint: Checkpoint, config: EngineConfig, precision: Precision, dev
     """What another rank must know, as JSON."""
     options = asdict(replace(config, vocabulary=None)) | {"yielding": []}
     dtype = str(precision.activations).removeprefix("torch.")
-    return {"model": str(checkpoint.source or checkpoint.name), "options": options, "dtype": dtype, "device": device.type}
+    return {
+        "model": str(checkpoint.source or checkpoint.name),
+        "options": options,
+        "dtype": dtype,
+        "device": device.type,
+    }
 
 
-def other_rank(job: Mapping[str, Any]) -> Runner:
-    """Load a rank's part as `job` says, and build its runner, which runs rank 0's plans."""
-    config = _config(job["options"])
-    rank, count = job["rank"], job["size"]
-    device = _device(torch.device(job["device"]), rank, count)
-    if config.threads is not None:
-        threads.use(config.threads)
-    checkpoint = open_checkpoint(job["model"])
-    with current(device):
-        model = load_part(checkpoint, Group(job["path"], rank, count, device), DTYPES[job["dtype"]], device)
-        grammars = grammars_of(checkpoint.tokenizer, config.limits) if checkpoint.tokenizer is not None else None
-        return _runner(model, config, grammars)
-
-
-def _runner(model: Model, config: EngineConfig, grammars: Grammars | None) -> Runner:
-    constraints = None if grammars is None else Constraints(grammars)
-    runner, _ = torch_runner(model, storage_of(model, config), config, None, None, constraints)
-    return runner
-
-
-def _config(options: Mapping[str, Any]) -> EngineConfig:
+def options_of(options: Mapping[str, Any]) -> EngineConfig:
+    """Read the options of a job."""
     limits = options["limits"]
     limits = ModelLimits(**limits | {"eos_token_ids": tuple(limits["eos_token_ids"])})
     return EngineConfig(**{**options, "limits": limits, "yielding": frozenset()})

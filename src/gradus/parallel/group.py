@@ -4,6 +4,8 @@ An all-reduce may add in any order, and another order on each rank. So sums are 
 ranks: activations are then equal everywhere, and so are the tokens that each rank draws for itself.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
@@ -33,15 +35,13 @@ class Group:
 
     def __init__(self, path: str, rank: int, size: int, device: torch.device) -> None:
         self.rank, self.size, self.device = rank, size, device
-        self._exchange = _process_group(dist.FileStore(path, size), rank, size, device)
+        self._exchange = _process_group(path, rank, size, device)
 
     def gather(self, x: Tensor) -> Tensor:
         """Collect every rank's x, of one shape: [size, *x.shape], in the order of the ranks. Raises RankLost."""
         parts = x.new_empty((self.size, *x.shape))
-        try:
+        with self._losses():
             self._exchange.allgather([list(parts.unbind())], [x.contiguous()]).wait()
-        except RuntimeError as error:
-            raise RankLost(f"rank {self.rank} of {self.size} lost another rank: start the engine again") from error
         return parts
 
     def sum(self, x: Tensor) -> Tensor:
@@ -52,12 +52,42 @@ class Group:
             total += part
         return total.to(x.dtype)
 
+    def send(self, x: Tensor, rank: int) -> None:
+        """Send x to one rank, which receives a tensor of its shape. Raises RankLost."""
+        with self._losses():
+            self._exchange.send([x.contiguous()], rank, 0).wait()
 
-def _process_group(store: Any, rank: int, size: int, device: torch.device) -> Any:
-    timeout = timedelta(seconds=RENDEZVOUS_SECONDS)
+    def receive(self, like: Tensor, rank: int) -> Tensor:
+        """Receive a tensor of the shape and type of `like` from one rank. Raises RankLost."""
+        x = torch.empty_like(like)
+        with self._losses():
+            self._exchange.recv([x], rank, 0).wait()
+        return x
+
+    def share(self, x: Tensor, rank: int) -> Tensor:
+        """Return the x of one rank on every rank; the others' may hold anything. Raises RankLost."""
+        x = x.contiguous()
+        with self._losses():
+            self._exchange.broadcast(x, rank).wait()
+        return x
+
+    @contextmanager
+    def _losses(self) -> Iterator[None]:
+        try:
+            yield
+        except RuntimeError as error:
+            raise RankLost(f"rank {self.rank} of {self.size} lost another rank: load the model again") from error
+
+
+def _process_group(path: str, rank: int, size: int, device: torch.device) -> Any:
+    # the classes exist only where torch was built with them, and their options have no public names
+    backends: Any = dist
+    store, timeout = backends.FileStore(path, size), timedelta(seconds=RENDEZVOUS_SECONDS)
     if device.type == "cuda":
-        return dist.ProcessGroupNCCL(store, rank, size, timeout)
-    options = dist.ProcessGroupGloo._Options()
-    options._devices = [dist.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
+        options = backends.ProcessGroupNCCL.Options()
+        options._timeout = timeout
+        return backends.ProcessGroupNCCL(store, rank, size, options)
+    options = backends.ProcessGroupGloo._Options()
+    options._devices = [backends.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
     options._timeout = timeout
-    return dist.ProcessGroupGloo(store, rank, size, options)
+    return backends.ProcessGroupGloo(store, rank, size, options)

@@ -53,10 +53,13 @@ class SummedEmbedding(Embedding):
 
 
 class ParallelLinears:
-    """The factory of a rank's matrices: see `gradus.models.LinearFactory`."""
+    """The factory of a rank's matrices: see `gradus.models.LinearFactory`.
 
-    def __init__(self, group: Group, vocab_size: int) -> None:
-        self._group, self._vocab_size = group, vocab_size
+    stage: the ranks that share its layers. world: all ranks, which share the head.
+    """
+
+    def __init__(self, stage: Group, world: Group, vocab_size: int) -> None:
+        self._stage, self._world, self._vocab_size = stage, world, vocab_size
 
     def __call__(
         self,
@@ -70,10 +73,10 @@ class ParallelLinears:
         shape = matrix_id, in_features, out_features, bias, dtype, device
         if matrix_id.role in ("attn_out", "down"):
             summed = SummedLinear(*shape)
-            summed.group = self._group
+            summed.group = self._stage
             return summed
         if matrix_id.role == "head":
             joined = JoinedLinear(*shape)
-            joined.group, joined.columns = self._group, self._vocab_size
+            joined.group, joined.columns = self._world, self._vocab_size
             return joined
         return Linear(*shape)

@@ -2,6 +2,7 @@
 
 import socket
 import struct
+from contextlib import suppress
 
 LENGTH = struct.Struct("<I")
 MOST_BYTES = 64 << 20
@@ -30,10 +31,8 @@ class Channel:
 
     def close(self) -> None:
         """Close the stream; a `receive` that waits on either side returns None."""
-        try:
+        with suppress(OSError):  # the other side has closed it
             self._end.shutdown(socket.SHUT_RDWR)
-        except OSError:  # the other side has closed it
-            pass
         self._end.close()
 
     def _read(self, size: int) -> bytes | None:

@@ -13,13 +13,13 @@ import tempfile
 import threading
 import time
 import weakref
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from gradus.engine.engine import Runner
 from gradus.engine.plan import Plan, Result
 from gradus.engine.wire import pack
+from gradus.execution.runner import ModelRunner, RunModel
 from gradus.parallel.group import RankLost
 from gradus.parallel.messages import Channel
 
@@ -28,17 +28,18 @@ SILENCE_S = 4.0
 """A rank that has shown no sign of life for this long is killed."""
 GOODBYE_S = 5.0
 
-READY, ALIVE, FAILED = b"R", b"A", b"F"
-"""First bytes of a rank's messages: it has loaded; it lives; it failed, and why."""
+OPENED, READY, ALIVE, FAILED = b"O", b"R", b"A", b"F"
+"""First bytes of a rank's messages: it has found the model; it has loaded its part; it lives; it failed, and why."""
 
 
 class Ranks:
     """The other ranks, as processes of this machine. They end with this object, or with this process.
 
-    job: what a rank is to load, as JSON; each gets its own `rank` added, and the `size` and `path` of the group.
+    module: the program of a rank, which gets a stream's descriptor. job: what it is to load, as JSON; each rank gets its
+    own `rank` added, and the `size` and `path` of the group.
     """
 
-    def __init__(self, size: int, job: Mapping[str, Any]) -> None:
+    def __init__(self, size: int, module: str, job: Mapping[str, Any]) -> None:
         self.size = size
         self._folder = tempfile.mkdtemp(prefix="gradus-ranks-")  # of mode 0700
         self.path = str(Path(self._folder) / "rendezvous")
@@ -47,27 +48,36 @@ class Ranks:
         self._channels: list[Channel] = []
         self._closed = threading.Event()
         for rank in range(1, size):
-            self._start({**job, "rank": rank, "size": size, "path": self.path})
+            self._start(module, {**job, "rank": rank, "size": size, "path": self.path})
         self._heard = [time.monotonic()] * len(self._channels)
+        self._opened = [threading.Event() for _ in self._channels]
         self._ready = [threading.Event() for _ in self._channels]
         threads = [threading.Thread(target=self._listen, args=(index,), daemon=True) for index in range(size - 1)]
         threads.append(threading.Thread(target=self._watch, daemon=True))
         for thread in threads:
             thread.start()
 
-    def _start(self, job: Mapping[str, Any]) -> None:
+    def _start(self, module: str, job: Mapping[str, Any]) -> None:
         ours, theirs = socket.socketpair()
         with theirs:
-            command = [sys.executable, "-m", "gradus.parallel.worker", str(theirs.fileno())]
+            command = [sys.executable, "-m", module, str(theirs.fileno())]
             self._processes.append(subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL))
         channel = Channel(ours)
         self._channels.append(channel)
         channel.send(json.dumps(job).encode())
 
+    def wait_until_opened(self) -> None:
+        """Wait until every rank has found the model, before any of them waits for all. Raises RankLost if one did
+        not."""
+        self._wait(self._opened)
+
     def wait_until_ready(self) -> None:
         """Wait until every rank has loaded its part. Raises RankLost if one could not."""
-        for ready in self._ready:
-            while not ready.wait(0.1):
+        self._wait(self._ready)
+
+    def _wait(self, events: Iterable[threading.Event]) -> None:
+        for event in events:
+            while not event.wait(0.1):
                 self.check()
         self.check()
 
@@ -108,7 +118,9 @@ class Ranks:
     def _listen(self, index: int) -> None:
         while (message := self._channels[index].receive()) is not None:
             self._heard[index] = time.monotonic()
-            if message[:1] == READY:
+            if message[:1] == OPENED:
+                self._opened[index].set()
+            elif message[:1] == READY:
                 self._ready[index].set()
             elif message[:1] == FAILED:
                 self._lose(index, f"failed: {message[1:].decode('utf-8', 'replace')}")
@@ -129,12 +141,20 @@ class Ranks:
             process.kill()
 
 
+class RankZero(NamedTuple):
+    """The other ranks, and what runs this one's part in step with them."""
+
+    ranks: Ranks
+    run_model: RunModel
+
+
 class ParallelRunner:
     """Runs every plan on all ranks; this one's result is that of all."""
 
-    def __init__(self, runner: Runner, ranks: Ranks) -> None:
-        self.runner, self.ranks = runner, ranks
-        weakref.finalize(self, ranks.close)
+    def __init__(self, runner: ModelRunner, zero: RankZero) -> None:
+        self.runner, self.ranks = runner, zero.ranks
+        runner.run_model = zero.run_model
+        weakref.finalize(self, self.ranks.close)
 
     def run(self, plan: Plan) -> Result:
         """Run the plan. Raises RankLost, saying which rank and why, if one has gone."""

@@ -22,18 +22,23 @@ Cut = Callable[[Tensor], Tensor]
 class Slices:
     """The tensors of a checkpoint, cut for one rank.
 
-    whole: the whole model, whose parameters need no memory (device "meta"). source: its tensors, checked against it.
+    whole: the whole model, whose parameters need no memory (device "meta"). part: the rank's model, which has `layers`
+    of it. source: the whole model's tensors, checked against it.
     """
 
-    def __init__(self, whole: Model, source: CheckedSource, shard: Shard) -> None:
+    def __init__(self, whole: Model, part: Model, layers: range, source: CheckedSource, shard: Shard) -> None:
         self._source = source
+        self._names: dict[str, str] = {}  # in the part → in the whole
         self._cuts: dict[str, Cut] = {}
         self._shapes: dict[str, Shape] = {}
-        for piece, number in _numbered(plan(whole)):
-            name, cut = piece.stored.name, cut_of(whole, piece.module, piece.parameter, piece.shape[0], number, shard)
-            self._cuts[name] = _in_the_file(piece, cut)
+        mine = modules_of(whole, layers)
+        kept = [(piece, number) for piece, number in _numbered(plan(whole)) if id(piece.module) in mine]
+        for here, (piece, number) in zip(plan(part), kept, strict=True):
+            name, there = here.stored.name, piece.stored.name
+            cut = cut_of(whole, piece.module, piece.parameter, piece.shape[0], number, shard)
+            self._names[name], self._cuts[name] = there, _in_the_file(piece, cut)
             # a tensor without memory is cut, to know the result's shape
-            self._shapes[name] = tuple(self._cuts[name](torch.empty(source.shape(name), device="meta")).shape)
+            self._shapes[name] = tuple(self._cuts[name](torch.empty(source.shape(there), device="meta")).shape)
 
     def names(self) -> Iterable[str]:
         return self._cuts
@@ -42,13 +47,19 @@ class Slices:
         return self._shapes[name]
 
     def read(self, name: str) -> Tensor | Prepared:
-        value = self._source.read(name)
+        value = self._source.read(self._names[name])
         if not isinstance(value, Tensor):
             raise ConfigError("tensor_parallel must be 1 for quantized weights: their blocks cannot be cut yet")
         return self._cuts[name](value).contiguous()
 
     def where(self, name: str) -> str:
-        return self._source.where(name)
+        return self._source.where(self._names[name])
+
+
+def modules_of(whole: Model, layers: range) -> set[int]:
+    """The ids of all modules, but for those of other layers."""
+    others = [layer for index, layer in enumerate(whole.layers) if index not in layers]
+    return {id(module) for module in whole.modules()} - {id(module) for layer in others for module in layer.modules()}
 
 
 def cut_of(whole: Model, module: nn.Module, parameter: str, rows: int, number: int, shard: Shard) -> Cut:
