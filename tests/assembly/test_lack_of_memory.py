@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from gradus.assembly.memory import enough_memory
 from gradus.assembly.guard import GuardedCore
+from gradus.assembly.memory import enough_memory
 from gradus.config.options import EngineConfig, EngineOptions
 from gradus.engine.request import ModelLimits
 from gradus.errors import ConfigError

@@ -41,7 +41,7 @@ class Place:
         divide.
         """
         if config.num_layers < self.pipeline:
-            raise ConfigError(f"pipeline_parallel must be at most the number of layers, {config.num_layers}")
+            raise ConfigError(f"pipeline_parallel {self.pipeline}: the model has only {config.num_layers} layers")
         try:
             shard = config.shard(self.rank % self.tensor, self.tensor)
         except ValueError as error:

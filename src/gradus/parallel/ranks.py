@@ -35,8 +35,8 @@ OPENED, READY, ALIVE, FAILED = b"O", b"R", b"A", b"F"
 class Ranks:
     """The other ranks, as processes of this machine. They end with this object, or with this process.
 
-    module: the program of a rank, which gets a stream's descriptor. job: what it is to load, as JSON; each rank gets its
-    own `rank` added, and the `size` and `path` of the group.
+    module: the program of a rank, which gets a stream's descriptor. job: what it is to load, as JSON; each rank gets
+    its own `rank` added, and the `size` and `path` of the group.
     """
 
     def __init__(self, size: int, module: str, job: Mapping[str, Any]) -> None:

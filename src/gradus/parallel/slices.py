@@ -49,7 +49,7 @@ class Slices:
     def read(self, name: str) -> Tensor | Prepared:
         value = self._source.read(self._names[name])
         if not isinstance(value, Tensor):
-            raise ConfigError("tensor_parallel must be 1 for quantized weights: their blocks cannot be cut yet")
+            raise ConfigError("quantized weights cannot be cut for several ranks yet: load the unquantized model")
         return self._cuts[name](value).contiguous()
 
     def where(self, name: str) -> str:
