@@ -88,8 +88,10 @@ def device_of(device: torch.device, place: Place) -> torch.device:
     if device.type == "cpu":
         return device
     if (there := torch.cuda.device_count()) < place.count:
-        what = "tensor_parallel times pipeline_parallel must be at most the number of GPUs"
-        raise ConfigError(f"{what}, {there}, got {place.count}")
+        raise ConfigError(
+            f"tensor_parallel {place.tensor}, pipeline_parallel {place.pipeline}: {place.count} GPUs are needed, of which "
+            f"{there} are here"
+        )
     return torch.device("cuda", place.rank)
 
 
