@@ -60,8 +60,8 @@ class StageRunner(ModelRunner):
 
     def settle(self) -> None:
         """Wait until what this stage has sent is with its receivers."""
-        for sent in self.sent:
-            sent.wait()
+        while self.sent:
+            self.sent.pop().wait()
 
     def layers(self, batch: Batch) -> torch.Tensor:
         """The hidden states behind this stage's layers, [N, D]."""
