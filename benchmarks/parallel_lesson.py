@@ -3,9 +3,8 @@
     PYTHONPATH=src:. python3 benchmarks/parallel_lesson.py --out benchmarks/parallel_lesson.json
     PYTHONPATH=src:. python3 benchmarks/parallel_lesson.py --only ways --out benchmarks/parallel_lesson.json
 
-All ranks are on the CPU of one machine, and together use as many threads as one process alone does. So nothing here can
-be faster for being cut: the file shows what is exchanged when, and what that costs. A run that other programs have
-disturbed shows their work too, so `ways` keeps the shortest of several.
+A rank is a process with one thread, so two ranks have two cores of one machine where one process has one. Messages go
+over loopback. Other programs' work on those cores shows as waits, so `ways` keeps the shortest of several runs.
 """
 
 import argparse

@@ -6,7 +6,6 @@ is one rank. It ends when the launcher closes its input, which is when all ranks
 """
 
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -76,7 +75,6 @@ def start(job: Job) -> subprocess.Popen[str]:
 def run(job: Job) -> Found:
     """Load the model, keep this rank's part, and answer all requests."""
     p12 = phases.find("p12") if job.impl is None else phases.solution("p12", Path(job.impl))
-    torch.set_num_threads(max(1, (os.cpu_count() or 1) // (job.parts * job.stages)))
     whole = load_model(open_checkpoint(job.model), dtype=torch.float32, device="cpu")
     place = Place(job.rank, job.parts, job.stages)
     watch = p12.module("watch")
@@ -96,6 +94,7 @@ def run(job: Job) -> Found:
 
 def main() -> int:
     try:
+        torch.set_num_threads(1)  # a core is a device here
         found = run(Job(**json.loads(sys.argv[1])))
     except GradusError as error:
         print(error, file=sys.stderr)
