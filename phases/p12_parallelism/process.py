@@ -19,6 +19,7 @@ from gradus import phases
 from gradus.engine.request import ModelLimits, Request, SamplingParams
 from gradus.errors import ConfigError, GradusError
 from gradus.loading import load_model, open_checkpoint
+from phases.p12_parallelism.exchange import Exchange
 from phases.p12_parallelism.place import Place
 
 Found = dict[str, Any]
@@ -72,35 +73,42 @@ def start(job: Job) -> subprocess.Popen[str]:
     return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True, encoding="utf-8")
 
 
-def run(job: Job) -> Found:
-    """Load the model, keep this rank's part, and answer all requests."""
+def run(job: Job) -> tuple[Found, Exchange]:
+    """Load the model, keep this rank's part, and answer all requests.
+
+    Also returns the exchange: without it, a rank that still reads what this one has sent would lose it.
+    """
     p12 = phases.find("p12") if job.impl is None else phases.solution("p12", Path(job.impl))
     whole = load_model(open_checkpoint(job.model), dtype=torch.float32, device="cpu")
-    place = Place(job.rank, job.parts, job.stages)
+    layers, place = whole.config.num_layers, Place(job.rank, job.parts, job.stages)
     watch = p12.module("watch")
     exchange = (watch.WatchedExchange if job.watched else p12.module("exchange").Exchange)(job.path, place)
     engines = p12.module("rank").engines(whole, exchange, job.phase, job.micro_batches)
-    config = engines[0].runner.model.config
-    weights = sum(value.numel() for value in engines[0].runner.model.parameters())
     del whole
-    found = {"layers": len(place.layers(open_checkpoint(job.model).config.num_layers)), "heads": config.num_heads}
-    found |= {"kv_heads": config.num_kv_heads, "weights": weights}
+    model = engines[0].runner.model
+    found = {
+        "layers": len(place.layers(layers)),
+        "heads": model.config.num_heads,
+        "kv_heads": model.config.num_kv_heads,
+        "weights": sum(value.numel() for value in model.parameters()),
+    }
     requests = job.requests(engines[0].limits)
     if job.watched:
         found["notes"] = watch.noted(engines, exchange, requests)
     found["answers"] = list(p12.module("rank").answers(engines, requests).values())
-    return found
+    return found, exchange
 
 
 def main() -> int:
     try:
         torch.set_num_threads(1)  # a core is a device here
-        found = run(Job(**json.loads(sys.argv[1])))
+        found, exchange = run(Job(**json.loads(sys.argv[1])))
     except GradusError as error:
         print(error, file=sys.stderr)
         return 2
     print(json.dumps(found), flush=True)
     sys.stdin.read()
+    exchange.close()
     return 0
 
 
