@@ -1,9 +1,9 @@
 """Answer prompts with a model that is cut over several processes of this machine.
 
-    python -m phases.p12_parallelism --ranks 2 --model random:tiny-llama
-    python -m phases.p12_parallelism --ranks 3                         # SmolLM2 has 9 heads, and 3 of keys and values
-    python -m phases.p12_parallelism --ranks 1 --stages 2 --micro-batches 2
-    python -m phases.p12_parallelism --impl exercises/p12              # with your functions in place of ours
+python -m phases.p12_parallelism --ranks 2 --model random:tiny-llama
+python -m phases.p12_parallelism --ranks 3                         # SmolLM2 has 9 heads, and 3 of keys and values
+python -m phases.p12_parallelism --ranks 1 --stages 2 --micro-batches 2
+python -m phases.p12_parallelism --impl exercises/p12              # with your functions in place of ours
 """
 
 import argparse
@@ -15,8 +15,12 @@ from gradus.loading import Tokenizer, open_checkpoint
 from phases.p12_parallelism.process import Found, Job, launch
 
 PROMPTS = ("Once upon a time, by the sea,", "The opposite of hot is", "Two, four, six,", "In the beginning")
-KNOWN = {"parts": "ranks that share each matrix", "stages": "stages that divide the layers",
-         "micro_batches": "groups of requests that take turns in the pipeline", "max_tokens": "tokens of each answer"}  # fmt: skip
+KNOWN = {
+    "parts": "ranks that share each matrix",
+    "stages": "stages that divide the layers",
+    "micro_batches": "groups of requests that take turns in the pipeline",
+    "max_tokens": "tokens of each answer",
+}
 
 
 def main() -> int:

@@ -13,8 +13,8 @@ from phases.p12_parallelism.watch import Note, busy, watched
 QUESTION = "Two processes share one model. What does each do, and how long does each wait?"
 LOOK = (
     "Cut by matrices, both ranks work on every layer, and meet twice in each. Cut by layers, they meet once per step, "
-    "and with one micro-batch only one of them has work at a time. In a real pipeline a second micro-batch fills the gap, "
-    "as the drawing says. Here a step takes so little that messages take longer; and no device was added."
+    "and with one micro-batch only one of them has work at a time. In a real pipeline a second micro-batch fills the "
+    "gap, as the drawing says. Here a step takes so little that messages take longer; and no device was added."
 )
 WAYS = (("matrices cut in two", 2, 1, 1), ("layers cut in two, 1 micro-batch", 1, 2, 1),
         ("layers cut in two, 2 micro-batches", 1, 2, 2))  # fmt: skip
@@ -44,5 +44,6 @@ def show(model: str) -> Iterator[str]:
     yield "\nThe schedule of 4 stages, if each tick takes as long:"
     for micro_batches in (1, 2, 4):
         table = timetable(4, micro_batches, rounds=3)
-        yield f"\n{micro_batches} micro-batches, 3 rounds: stages wait for {bubble(table):.0%} of the time\n{drawn(table)}"
+        lost = f"stages wait for {bubble(table):.0%} of the time"
+        yield f"\nmicro-batches: {micro_batches}, rounds: 3, {lost}\n{drawn(table)}"
     yield f"\n{LOOK}"

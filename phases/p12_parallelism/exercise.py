@@ -22,15 +22,16 @@ LINEAR = Exercise(
         "all_reduce": (
             "`gather` returns the summands of all ranks in their order, the same on each of them. In which order, and "
             "in which type, do all get the same sum?",
-            "Convert what was gathered to float32, begin with rank 0's, add the others one after the other, and convert "
-            "the sum to x's type, once.",
+            "Convert what was gathered to float32, begin with rank 0's, add the others one after the other, and "
+            "convert the sum to x's type, once.",
             "total, *others = exchange.gather(x).float() · for other in others: total = total + other · return "
             "total.to(x.dtype)",
         ),
         "RowParallel.forward": (
             "Each rank's product is a summand. The bias is on every rank. How often may it be added?",
             "Multiply without the bias, sum over the ranks, and then add the bias if there is one.",
-            "y = all_reduce(self.exchange, F.linear(x, self.weight)) · return y if self.bias is None else y + self.bias",
+            "y = all_reduce(self.exchange, F.linear(x, self.weight)) · return y if self.bias is None else y + "
+            "self.bias",
         ),
     },
     text="Cut a matrix by its outputs and by its inputs, and sum what the ranks have.",
@@ -66,8 +67,8 @@ HEADS = Exercise(
             "if config.num_heads % parts: raise ConfigError(f'{config.num_heads} heads cannot be divided among {parts} "
             "ranks') · each, group = config.num_heads // parts, config.num_heads // config.num_kv_heads · if each % "
             "group and group % each: raise ConfigError(f'{config.num_kv_heads} key-value heads cannot be divided among "
-            "{parts} ranks') · queries = range(part * each, (part + 1) * each) · return queries, range(queries.start // "
-            "group, (queries.stop - 1) // group + 1)",
+            "{parts} ranks') · queries = range(part * each, (part + 1) * each) · return queries, range(queries.start "
+            "// group, (queries.stop - 1) // group + 1)",
         ),
         "cut_qkv": (
             "Each of the three has its own heads, and `rows` finds the rows of some heads.",
@@ -84,8 +85,8 @@ HEADS = Exercise(
             "memory, and is still the better bargain."
         ),
         "cut_qkv": (
-            "The fused matrix of a rank looks like that of a smaller model. So no line of the model, of attention or of "
-            "a cache has to know that it is a part."
+            "The fused matrix of a rank looks like that of a smaller model. So no line of the model, of attention or "
+            "of a cache has to know that it is a part."
         ),
     },
     alone=TESTS,
@@ -97,12 +98,12 @@ SCHEDULE = Exercise(
         "timetable": (
             "Begin with one round: when does micro-batch m begin in stage 0, and when in stage s? When can the first "
             "micro-batch begin its second round?",
-            "In one round, stage s runs micro-batch m at tick s + m. A round begins `period` ticks after the one before: "
-            "max(stages, micro_batches), since the first stage must be free and the first micro-batch be back. The last "
-            "stage ends at tick (rounds - 1) * period + micro_batches + stages - 1.",
-            "period = max(stages, micro_batches) · ticks = (rounds - 1) * period + micro_batches + stages - 1 · table = "
-            "[[None] * ticks for _ in range(stages)] · for round in range(rounds): for m in range(micro_batches): for "
-            "stage in range(stages): table[stage][round * period + m + stage] = m · return table",
+            "In one round, stage s runs micro-batch m at tick s + m. A round begins `period` ticks after the one "
+            "before: max(stages, micro_batches), since the first stage must be free and the first micro-batch be back. "
+            "The last stage ends at tick (rounds - 1) * period + micro_batches + stages - 1.",
+            "period = max(stages, micro_batches) · ticks = (rounds - 1) * period + micro_batches + stages - 1 · table "
+            "= [[None] * ticks for _ in range(stages)] · for round in range(rounds): for m in range(micro_batches): "
+            "for stage in range(stages): table[stage][round * period + m + stage] = m · return table",
         ),
         "bubble": (
             "How many entries has the table, and how many of them are None?",

@@ -3,7 +3,7 @@
 The result is a `Model` like any other, so every engine can run it.
 """
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -19,19 +19,33 @@ from phases.p12_parallelism.vocabulary import EmbeddingPart, HeadPart, tokens_of
 NO_TOKENS = slice(0, 0)
 
 
+@dataclass(frozen=True, slots=True)
+class Linears:
+    """Makes the rank's matrices, by their role: see `gradus.models.LinearFactory`."""
+
+    exchange: Exchange
+
+    def __call__(
+        self,
+        matrix_id: MatrixId,
+        in_features: int,
+        out_features: tuple[int, ...],
+        bias: bool,
+        dtype: torch.dtype,
+        device: torch.device | str,
+    ) -> Linear:
+        if matrix_id.role not in ("attn_out", "down"):
+            return ColumnParallel(matrix_id, in_features, out_features, bias, dtype, device)
+        linear = RowParallel(matrix_id, in_features, out_features, bias, dtype, device)
+        linear.exchange = self.exchange
+        return linear
+
+
 @torch.no_grad()
 def cut(whole: Model, exchange: Exchange) -> Model:
     """Copy this rank's part out of a whole model: its layers, and its part of each matrix of them."""
     place = exchange.place
-
-    def linear(matrix_id: MatrixId, *shape: object) -> Linear:
-        if matrix_id.role not in ("attn_out", "down"):
-            return ColumnParallel(matrix_id, *shape)  # type: ignore[arg-type]
-        row_parallel = RowParallel(matrix_id, *shape)  # type: ignore[arg-type]
-        row_parallel.exchange = exchange
-        return row_parallel
-
-    part = create_model(sizes(whole.config, place), dtype=whole.dtype, device=whole.device, linear=linear)
+    part = create_model(sizes(whole.config, place), dtype=whole.dtype, device=whole.device, linear=Linears(exchange))
     layers = place.layers(whole.config.num_layers)
     copy(part.layers, nn.ModuleList([whole.layers[index] for index in layers]), whole.config, place)
     for name, child in whole.named_children():
@@ -73,7 +87,8 @@ def part_of(module: nn.Module, value: Tensor, config: ModelConfig, place: Place)
     """This rank's part of one parameter, by its matrix's role. config: of the whole model."""
     role = module.matrix_id.role if isinstance(module, Linear) else None
     if role == "qkv":
-        return cut_qkv(*value.split(config.qkv_widths), config, place.part, place.parts)
+        q, k, v = value.split(config.qkv_widths)
+        return cut_qkv(q, k, v, config, place.part, place.parts)
     if role == "gate_up":
         return column_part(value, config.up_widths, place.part, place.parts)
     if role in ("attn_out", "down") and value.dim() == 2:

@@ -61,7 +61,9 @@ def launch(job: Job) -> list[Found]:
             for rank in ranks:
                 rank.kill()
                 rank.wait()
-    failed = sorted((rank.returncode != 2, text) for rank, text in zip(ranks, complaints, strict=True) if rank.returncode)
+    failed = sorted(
+        (rank.returncode != 2, text) for rank, text in zip(ranks, complaints, strict=True) if rank.returncode
+    )
     if failed:
         raise ConfigError(failed[0][1].strip().splitlines()[-1])  # 2: a complaint; others have lost that rank
     return [json.loads(line) for line in lines]

@@ -3,7 +3,8 @@
     python -m phases.p12_parallelism.roofline
     python -m phases.p12_parallelism.roofline --model smollm2-135m --batch 1
 
-Nothing is measured here but the toll, and that on two devices. For more it is taken to be the same, which flatters them.
+Nothing is measured here but the toll, and that on two devices. For more it is taken to be the same, which flatters
+them.
 """
 
 import argparse
@@ -16,8 +17,8 @@ from phases.p12_parallelism.place import Place
 
 BANDWIDTH = 4.8e12  # bytes/s, of one H200 by its data sheet
 REDUCE_US = {1: 14.1, 8: 14.9, 64: 17.9, 256: 36.7, 2048: 83.9}
-"""NCCL's all-reduce of [rows, 4096] in bfloat16 inside a CUDA graph, measured on two H200 with NVLink, by rows. Narrower
-rows are charged as much: at few rows it is latency."""
+"""NCCL's all-reduce of [rows, 4096] in bfloat16 inside a CUDA graph, measured on two H200 with NVLink, by rows.
+Narrower rows are charged as much: at few rows it is latency."""
 WIDTH = 2  # bytes of a bfloat16
 MOST_DEVICES, BATCHES, LENGTH = 8, (1, 64), 1000
 
@@ -40,7 +41,9 @@ def step(config: ModelConfig, devices: int, batch: int, length: int = LENGTH) ->
 
     Arithmetic is left out: at 64 rows it still takes less time than the weights do.
     """
-    table = 0 if config.tie_embeddings else config.vocab_size * config.hidden_size  # of it, only a row per token is read
+    table = (
+        0 if config.tie_embeddings else config.vocab_size * config.hidden_size
+    )  # of it, only a row per token is read
     weights = WIDTH * (parameter_count(config) - table) / devices
     cache = batch * length * kv_bytes_per_token(config, WIDTH) / min(devices, config.num_kv_heads)
     exchanges = 2 * config.num_layers if devices > 1 else 0

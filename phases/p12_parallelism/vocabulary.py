@@ -26,7 +26,7 @@ class EmbeddingPart(Embedding):
 
     def __init__(self, table: Tensor, tokens: slice, dtype: torch.dtype, exchange: Exchange) -> None:
         mine = table[tokens]
-        super().__init__(*mine.shape, dtype, mine.device)
+        super().__init__(len(mine), mine.shape[1], dtype, mine.device)
         self.weight.copy_(mine)
         self.first, self.exchange = tokens.start, exchange
 

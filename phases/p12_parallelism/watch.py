@@ -28,8 +28,10 @@ PROMPTS = tuple(tuple(range(start, start + 4)) for start in (1, 9, 17, 25))
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """kind: "step" (of a micro-batch), "exchange" (among the ranks of a stage) or "receive" (from another stage). at, until:
-    in seconds."""
+    """kind: "step" (of a micro-batch), "exchange" (with ranks of the same stage) or "receive" (from another stage).
+
+    at, until: in seconds.
+    """
 
     rank: int
     kind: str

@@ -44,3 +44,13 @@ def test_the_figure_s_window_has_decodes_of_both_ranks(name):
     start, end = ranks.window(notes, ranks.SHOWN[name], 1 + max(note.micro_batch for note in notes))
     for rank in range(2):
         assert any(start <= at and until <= end for at, until in watch.busy(notes, rank))
+
+
+def test_the_lesson_says_of_the_recording_what_is_true():
+    """That matrices have both ranks wait alike, that one micro-batch leaves one rank idle at a time, and that a second
+    one fills the last stage, whose steps take longer."""
+    tensor, one, two = ([watch.waiting(notes, rank) for rank in range(2)] for notes in recorded.ways().values())
+    assert tensor[0] == pytest.approx(tensor[1], abs=0.05)
+    assert sum(one) > 0.85 and two[1] < 0.1 < 0.3 < two[0]
+    busy = [[until - at for at, until in watch.busy(list(recorded.ways().values())[2], rank)] for rank in range(2)]
+    assert sum(busy[1]) > 1.2 * sum(busy[0])

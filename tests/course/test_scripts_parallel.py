@@ -42,7 +42,11 @@ def run(monkeypatch, capsys, module, *arguments):
 def test_the_lesson_names_every_program_of_the_phase():
     named = set(re.findall(r"^python -m phases\.p12_parallelism(?:\.(\w+))?", LESSON, flags=re.MULTILINE))
     programs = {path.stem for path in FOLDER.glob("*.py") if '__name__ == "__main__"' in path.read_text("utf-8")}
-    assert {name or "__main__" for name in named} == programs - {"process"} == {"__main__", "watch", "roofline", "replicas"}
+    assert (
+        {name or "__main__" for name in named}
+        == programs - {"process"}
+        == {"__main__", "watch", "roofline", "replicas"}
+    )
 
 
 @pytest.mark.parametrize(("arguments", "ranks"), [((), 2), (("--stages", "2", "--micro-batches", "2"), 4)])
@@ -51,7 +55,10 @@ def test_ranks_answer_like_one_process_and_the_lesson_shows_it(arguments, ranks,
     assert code == 0
     lines = said.out.splitlines()
     assert lines[-1] == f"{ranks} of {ranks} ranks have the tokens of one process."
-    assert [line.split(":")[0] for line in lines[: ranks + 1]] == [*(f"rank {rank}" for rank in range(ranks)), "one process"]
+    assert [line.split(":")[0] for line in lines[: ranks + 1]] == [
+        *(f"rank {rank}" for rank in range(ranks)),
+        "one process",
+    ]
     if not arguments:
         assert "\n".join(lines[:3]) in LESSON and lines[-1] in LESSON
 
@@ -101,8 +108,8 @@ def test_watch_tells_micro_batches_apart(monkeypatch, capsys):
 
 
 def test_a_rank_computes_in_its_steps_where_it_does_not_wait():
-    notes = [watch.Note(0, "step", 0, 10), watch.Note(0, "exchange", 2, 3), watch.Note(1, "exchange", 2, 9),
-             watch.Note(0, "exchange", 5, 7), watch.Note(0, "receive", 12, 16), watch.Note(0, "step", 16, 20)]  # fmt: skip
+    found = [("step", 0, 10), ("exchange", 2, 3), ("exchange", 5, 7), ("receive", 12, 16), ("step", 16, 20)]
+    notes = [watch.Note(0, *note) for note in found] + [watch.Note(1, "exchange", 2, 9)]
     assert watch.busy(notes, 0) == [(0, 2), (3, 5), (7, 10), (16, 20)]
     assert watch.waiting(notes, 0) == pytest.approx(1 - 11 / 20) and watch.waiting(notes, 1) == 1
     assert demo.strip([watch.Note(0, "step", 0, 9), watch.Note(0, "receive", 9, 18)], 0) == "#" * 36 + "." * 36
@@ -112,7 +119,9 @@ def test_the_demo_shows_three_cuts_and_three_schedules(gradus):  # noqa: F811
     done = gradus("demo", "p12")
     assert done.code == 0, done.err
     assert done.out.startswith(demo.QUESTION)
-    assert [name for name, *_ in demo.WAYS] == re.findall(r"^(.*) \(# computes, \. waits\):$", done.out, flags=re.MULTILINE)
+    assert [name for name, *_ in demo.WAYS] == re.findall(
+        r"^(.*) \(# computes, \. waits\):$", done.out, flags=re.MULTILINE
+    )
     strips = re.findall(r"^  rank [01]  ([#.]+)$", done.out, flags=re.MULTILINE)
     assert len(strips) == 6 and all(len(strip) == demo.COLUMNS for strip in strips)
     assert "stage 3  ...abcdabcdabcd" in done.out

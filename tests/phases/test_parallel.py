@@ -30,14 +30,18 @@ def requests(shape):
     """Four, of different lengths, two of which draw at random."""
     limits = limits_of(shape)
     params = [SamplingParams(max_tokens=5 + number, temperature=0.7 * (number % 2), seed=number) for number in range(4)]
-    return [Request.create(str(number), [5 + number, 9, 3 * number + 1], each, limits) for number, each in enumerate(params)]
+    return [
+        Request.create(str(number), [5 + number, 9, 3 * number + 1], each, limits) for number, each in enumerate(params)
+    ]
 
 
 def tokens_of_one_process(shape, phase="p00"):
     return {name: list(ending.tokens) for (name, _), ending in run(build_engine(phase, shape), requests(shape)).items()}
 
 
-@pytest.mark.parametrize(("shape", "places"), pairwise(["tiny-llama", "tiny-gpt2", "tiny-gemma3"], [[p] for p in PLACES]))
+@pytest.mark.parametrize(
+    ("shape", "places"), pairwise(["tiny-llama", "tiny-gpt2", "tiny-gemma3"], [[p] for p in PLACES])
+)
 def test_all_ranks_have_the_tokens_of_p00(shape, places):
     parts, stages, micro_batches = places[0]
     wanted, model = tokens_of_one_process(shape), tiny_model(shape)
@@ -126,7 +130,11 @@ def test_stages_divide_all_layers_in_order():
 
 def test_a_place_is_a_part_of_a_stage():
     places = [Place(rank, parts=2, stages=3) for rank in range(6)]
-    assert [(place.stage, place.part, place.last) for place in places[2:5]] == [(1, 0, False), (1, 1, False), (2, 0, True)]
+    assert [(place.stage, place.part, place.last) for place in places[2:5]] == [
+        (1, 0, False),
+        (1, 1, False),
+        (2, 0, True),
+    ]
     assert places[3].peer(0) == 1 and places[3].peer(2) == 5 and places[0].count == 6
 
 
@@ -165,7 +173,9 @@ def test_ranks_that_lose_one_fail_at_once_with_its_error():
 
 def test_ranks_are_processes_that_run_a_student_s_functions(tmp_path):
     source = (ROOT / "phases/p12_parallelism/linear.py").read_text(encoding="utf-8")
-    (tmp_path / "linear.py").write_text(source.replace("return total.to(x.dtype)", "return 0 * total"), encoding="utf-8")
+    (tmp_path / "linear.py").write_text(
+        source.replace("return total.to(x.dtype)", "return 0 * total"), encoding="utf-8"
+    )
     prompt = (5, 9, 17)
     found = launch(Job("random:tiny-llama", (prompt, (1, 2)), parts=2, max_tokens=4, impl=str(tmp_path)))
     assert len(found) == 2 and found[0]["answers"] == found[1]["answers"] == [[0] * 4] * 2  # all logits are zeros

@@ -126,8 +126,8 @@ def config(heads, kv_heads, head_dim=2):
 def test_a_rank_has_the_key_value_heads_that_its_query_heads_read(phase, heads, kv_heads, part, parts, queries, keys):
     found = heads_of(config(heads, kv_heads), part, parts)
     assert tuple(map(list, found)) == (list(queries), list(keys)), (
-        f"of {heads} heads that read {kv_heads}, rank {part} of {parts} has {list(queries)}, and they read {list(keys)}; "
-        f"yours: {list(found[0])}, {list(found[1])}"
+        f"of {heads} heads that read {kv_heads}, rank {part} of {parts} has {list(queries)}, and they read "
+        f"{list(keys)}; yours: {list(found[0])}, {list(found[1])}"
     )
 
 
@@ -143,7 +143,9 @@ def test_heads_that_cannot_be_divided_evenly_are_refused(phase, heads, kv_heads,
 
 
 @of("p12")
-@pytest.mark.parametrize(("part", "wanted"), [(1, [4, 5, 6, 7, 100, 101, 200, 201]), (2, [8, 9, 10, 11, 102, 103, 202, 203])])
+@pytest.mark.parametrize(
+    ("part", "wanted"), [(1, [4, 5, 6, 7, 100, 101, 200, 201]), (2, [8, 9, 10, 11, 102, 103, 202, 203])]
+)
 def test_a_rank_has_its_rows_of_queries_keys_and_values(phase, part, wanted):
     q, k, v = (torch.arange(start, start + rows) for start, rows in ((0, 16), (100, 4), (200, 4)))
     found = cut_qkv(q, k, v, config(8, 2), part, 4).tolist()

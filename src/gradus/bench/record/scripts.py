@@ -151,8 +151,8 @@ def _parallel_lesson(found: dict[str, Any], samples: str) -> list[Part]:
             rows.append(["" if rank else name, str(rank), str(len(steps)), str(len(waits)), usual])
             rows[-1].append(_percent(1 - working / length))
     return [
-        f"**{found['hardware']['processor']}**, {found['hardware']['cores']} cores, one thread per rank, {found['model']}, "
-        f"two requests, {found['tokens']} tokens out. The shortest of {found['runs']} runs. {samples}",
+        f"**{found['hardware']['processor']}**, {found['hardware']['cores']} cores, one thread per rank, "
+        f"{found['model']}, two requests, {found['tokens']} tokens out. The shortest of {found['runs']} runs. {samples}",
         (header, rows),
     ]
 

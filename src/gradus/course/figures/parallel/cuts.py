@@ -4,17 +4,17 @@ from gradus.course.drawing import BOX, KEPT, NEW, Drawing, Kind
 
 RANKS: tuple[tuple[str, Kind], ...] = (("rank 0", NEW), ("rank 1", KEPT))
 ROW = 146
-X, FIRST, MIDDLE, SECOND, SUMMAND, SUM = 64, 176, 330, 440, 596, 726  # left edges
+X, FIRST, MIDDLE, SECOND, SUMMAND, SUM = 76, 186, 330, 440, 596, 726  # left edges
 
 
 def cuts() -> Drawing:
     drawing = Drawing(
-        "On each of two ranks the whole row of the residual stream meets half of the first matrix's outputs; the half of "
-        "the features that results meets the half of the second matrix's inputs; the two results are summands",
+        "On each of two ranks the whole row of the residual stream meets half of the first matrix's outputs; the half "
+        "of the features that results meets the half of the second matrix's inputs; the two results are summands",
         356,
     )
-    for x, name in ((X, "row"), (FIRST, "by outputs"), (MIDDLE, "features"), (SECOND, "by inputs"), (SUMMAND, "summand"),
-                    (SUM, "sum")):  # fmt: skip
+    names = {X: "row", FIRST: "by outputs", MIDDLE: "features", SECOND: "by inputs", SUMMAND: "summand", SUM: "sum"}
+    for x, name in names.items():
         drawing.words(x, 20, name, bold=True)
     for number, (name, kind) in enumerate(RANKS):
         _rank(drawing, 40 + ROW * number, name, kind, number)

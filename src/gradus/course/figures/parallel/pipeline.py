@@ -12,7 +12,9 @@ def pipeline() -> Drawing:
     schedule = phases.find("p12").module("schedule")
     tables = {count: schedule.timetable(STAGES, count, ROUNDS) for count in TURNS}
     said = ", ".join(f"{schedule.bubble(table):.0%} with {count}" for count, table in tables.items())
-    drawing = Drawing(f"Four stages, three rounds: the share of ticks without work is {said} micro-batches", 3 * PANEL + 4)
+    drawing = Drawing(
+        f"Four stages, three rounds: the share of ticks without work is {said} micro-batches", 3 * PANEL + 4
+    )
     for panel, (count, table) in enumerate(tables.items()):
         top = panel * PANEL + 26
         name = "1 micro-batch" if count == 1 else f"{count} micro-batches"

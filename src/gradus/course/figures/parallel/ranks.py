@@ -23,7 +23,9 @@ def window(notes: Sequence[Any], steps: int, micro_batches: int) -> tuple[float,
 
 def ranks() -> Drawing:
     watch, found = phases.find("p12").module("watch"), ways()
-    drawing = Drawing("Two ranks at work in three ways to cut a model: bars where one computes, gaps where it waits", 448)
+    drawing = Drawing(
+        "Two ranks at work in three ways to cut a model: bars where one computes, gaps where it waits", 448
+    )
     for panel, (name, notes) in enumerate(found.items()):
         top = panel * PANEL + 18
         micro_batches = 1 + max(note.micro_batch for note in notes)
