@@ -137,7 +137,7 @@ def _serving_lesson(found: dict[str, Any], samples: str) -> list[Part]:
 
 def _parallel_lesson(found: dict[str, Any], samples: str) -> list[Part]:
     """p12's ranks at work in each way to cut a model in two, from the notes of one recorded run each."""
-    header = ["cut", "rank", "steps", "messages waited for", "the usual one, ms", "share of the time without work"]
+    header = ["cut", "rank", "waits", "usual wait, ms", "time without work"]
     rows = []
     for name, notes in found["ways"].items():
         length = max(note["until"] for note in notes) - min(note["at"] for note in notes)
@@ -148,11 +148,12 @@ def _parallel_lesson(found: dict[str, Any], samples: str) -> list[Part]:
             inside = [wait for wait in waits if any(step["at"] <= wait["at"] < step["until"] for step in steps)]
             working = sum(map(_took, steps)) - sum(map(_took, inside))
             usual = shown(median([_took(wait) for wait in waits]))
-            rows.append(["" if rank else name, str(rank), str(len(steps)), str(len(waits)), usual])
-            rows[-1].append(_percent(1 - working / length))
+            idle = _percent(1 - working / length)
+            rows.append(["" if rank else name, str(rank), str(len(waits)), usual, idle])
     return [
         f"**{found['hardware']['processor']}**, {found['hardware']['cores']} cores, one thread per rank, "
-        f"{found['model']}, two requests, {found['tokens']} tokens out. The shortest of {found['runs']} runs. {samples}",
+        f"{found['model']}, two requests, {found['tokens']} tokens out. The shortest of {found['runs']} runs. "
+        f"{samples}",
         (header, rows),
     ]
 
