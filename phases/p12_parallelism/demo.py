@@ -14,11 +14,11 @@ QUESTION = "Two processes share one model. What does each do, and how long does 
 LOOK = (
     "Cut by matrices, both ranks work on every layer, and meet twice in each. Cut by layers, they meet once per step, "
     "and with one micro-batch only one of them has work at a time. In a real pipeline a second micro-batch fills the "
-    "gap, as the drawing says. Here a step takes so little that messages take longer; and no device was added."
+    "gap, as the drawing says. Here a step takes so little that messages take longer than the work."
 )
 WAYS = (("matrices cut in two", 2, 1, 1), ("layers cut in two, 1 micro-batch", 1, 2, 1),
         ("layers cut in two, 2 micro-batches", 1, 2, 2))  # fmt: skip
-TOKENS, COLUMNS = 6, 72
+MODEL, TOKENS, COLUMNS = "random:tiny-llama", 6, 72
 
 
 def strip(notes: Sequence[Note], rank: int) -> str:
@@ -34,10 +34,10 @@ def strip(notes: Sequence[Note], rank: int) -> str:
 
 
 def show(model: str) -> Iterator[str]:
-    """Yield the lines of the demo. model: not used, since the ranks' model must be tiny to be watched step by step."""
+    """Yield the lines of the demo. Raises ConfigError for a model that cannot be cut in two."""
     yield f"{QUESTION}\n"
     for name, parts, stages, micro_batches in WAYS:
-        notes = watched(parts, stages, micro_batches, "random:tiny-llama", TOKENS)
+        notes = watched(parts, stages, micro_batches, model, TOKENS)
         yield f"{name} (# computes, . waits):"
         for rank in range(parts * stages):
             yield f"  rank {rank}  {strip(notes, rank)}"

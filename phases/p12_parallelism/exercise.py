@@ -17,7 +17,7 @@ LINEAR = Exercise(
         "row_part": (
             "The rank has some of the inputs. Which dimension of [out, in] reads them?",
             "Cut the second dimension into `parts` equal ones, and keep the one with number `part`.",
-            "return matrix.chunk(parts, dim=1)[part]",
+            "The inputs are dimension 1: return matrix.chunk(parts, dim=1)[part]",
         ),
         "all_reduce": (
             "`gather` returns the summands of all ranks in their order, the same on each of them. In which order, and "

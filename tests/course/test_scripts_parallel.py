@@ -125,6 +125,8 @@ def test_the_demo_shows_three_cuts_and_three_schedules(gradus):  # noqa: F811
     strips = re.findall(r"^  rank [01]  ([#.]+)$", done.out, flags=re.MULTILINE)
     assert len(strips) == 6 and all(len(strip) == demo.COLUMNS for strip in strips)
     assert "stage 3  ...abcdabcdabcd" in done.out
+    refused = gradus("demo", "p12", "--model", "random:smollm2-135m")
+    assert refused.code == 2 and refused.err == "gradus: 9 heads cannot be divided among 2 ranks\n"
 
 
 @pytest.mark.parametrize("name", ["roofline", "replicas"])

@@ -16,7 +16,8 @@ Model = Annotated[
     Option(
         "--model",
         "-m",
-        help="As in `gradus generate`. By default smollm2-135m; random weights of its shape if it is not pulled.",
+        help="As in `gradus generate`. By default smollm2-135m, or random weights of its shape if it is not pulled; for "
+        "p12 a tiny one.",
     ),
 ]
 
@@ -39,7 +40,7 @@ def demo(phase: Annotated[str, Argument(help="p01 to p06, p12 or p13.")], out: O
 
     if (program := _program(phase)) is not None:
         _refuse_chart(phase, out)
-        for line in program.show(model or demos.usual_model()):
+        for line in program.show(model or getattr(program, "MODEL", None) or demos.usual_model()):
             _say(line)
         return 0
     wanted = demos.demo_of(phase)
