@@ -55,6 +55,8 @@ def cut(whole: Model, exchange: Exchange) -> Model:
     tokens = tokens_of(whole.config.vocab_size, place.part, place.parts)
     part.embedding = EmbeddingPart(whole.embedding.weight, NO_TOKENS if place.stage else tokens, whole.dtype, exchange)
     part.head = HeadPart(whole.head, tokens if place.last else NO_TOKENS, exchange)
+    if whole.config.tie_embeddings and place.stages == 1:
+        part.embedding.weight = part.head.weight  # one matrix, as in the whole model
     return part
 
 

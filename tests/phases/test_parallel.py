@@ -85,6 +85,14 @@ def test_parts_together_have_each_weight_of_the_matrices_once():
             assert sum(len(part.get_submodule(name).weight) for part in found) == config.vocab_size
 
 
+def test_tied_matrices_are_one_where_a_rank_has_both():
+    model = tiny_model("tiny-gemma3")
+    assert model.config.tie_embeddings
+    for parts, stages in ((2, 1), (1, 2)):
+        first, *_ = on_all_ranks(lambda exchange: cut(model, exchange), parts, stages)
+        assert (first.embedding.weight is first.head.weight) == (stages == 1)
+
+
 def test_a_vocabulary_that_does_not_divide_is_cut_all_the_same():
     """Of 320 tokens three ranks have 107, 107 and 106."""
     from phases.p12_parallelism.vocabulary import EmbeddingPart, HeadPart, tokens_of

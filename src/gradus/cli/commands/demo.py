@@ -16,8 +16,8 @@ Model = Annotated[
     Option(
         "--model",
         "-m",
-        help="As in `gradus generate`. By default smollm2-135m, or random weights of its shape if it is not pulled; for "
-        "p12 a tiny one.",
+        help="As in `gradus generate`. By default smollm2-135m, or random weights of its shape if it is not pulled; "
+        "for p12 a tiny one.",
     ),
 ]
 
