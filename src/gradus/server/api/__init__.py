@@ -4,5 +4,6 @@ ask.py             one request to the engine, whatever protocol it came in; what
 errors.py          exceptions as problems, and their shape in each protocol
 frames.py          JSON and server-sent events as bytes
 generate.py        /generate, whose fields are the engine's
+anthropic/         /v1/messages and /v1/messages/count_tokens
 openapi.py         its OpenAPI schema, and the limits of every protocol
 """

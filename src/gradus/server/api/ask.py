@@ -60,18 +60,20 @@ class Ask:
 
     def request(self, front_end: FrontEnd, request_id: str, scheduling: SchedulingParams) -> Request:
         """Render, encode and check. Raises RequestError for a request that could never be served."""
-        tokens, params = self._tokens(front_end), self.params
+        tokens, params = encoded(self.prompt, front_end), self.params
         if isinstance(self.prompt, Chat) and self.prompt.turn is not None:
             params = self.prompt.turn.constrain(params, tokens)
         if self.cut:
             params = _cut(params, front_end.limits.context_length - len(tokens))
         return front_end.request(tokens, params, scheduling, request_id)
 
-    def _tokens(self, front_end: FrontEnd) -> Sequence[int]:
-        if isinstance(self.prompt, Chat):
-            turn, settings = self.prompt.turn, self.prompt.settings
-            return front_end.chat_prompt(self.prompt.messages, tools=turn.shown if turn else None, **settings)
-        return front_end.tokens(self.prompt)
+
+def encoded(prompt: Prompt | Chat, front_end: FrontEnd) -> Sequence[int]:
+    """Render and encode. Raises RequestError for what the model's template or tokenizer refuses."""
+    if isinstance(prompt, Chat):
+        turn, settings = prompt.turn, prompt.settings
+        return front_end.chat_prompt(prompt.messages, tools=turn.shown if turn else None, **settings)
+    return front_end.tokens(prompt)
 
 
 def _cut(params: SamplingParams, room: int) -> SamplingParams:

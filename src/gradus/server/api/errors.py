@@ -1,5 +1,6 @@
 """Errors as HTTP answers: one `Problem` for every exception, and its shape in each protocol."""
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -123,9 +124,18 @@ ANTHROPIC_TYPES = {
 
 
 def anthropic(problem: Problem) -> dict[str, Any]:
-    """The body of an error in Anthropic's shape."""
+    """The body of an error in Anthropic's shape, and in its words where clients look for them."""
     kind = ANTHROPIC_TYPES.get(problem.status) or ("invalid_request_error" if problem.status < 500 else "api_error")
-    return {"type": "error", "error": {"type": kind, "message": problem.message}}
+    message = problem.message
+    if too_long(problem):  # Claude Code reads both numbers, and offers to compact the conversation
+        message = f"prompt is too long: {problem.got} tokens > {_number(problem.limit)} maximum"
+    return {"type": "error", "error": {"type": kind, "message": message}}
+
+
+def _number(limit: str | None) -> str:
+    """Return the number in a limit such as "at most 8191 tokens"."""
+    found = re.search(r"\d+", limit or "")
+    return found[0] if found else "the"
 
 
 def too_long(problem: Problem) -> bool:

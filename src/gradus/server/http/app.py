@@ -12,6 +12,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 import gradus
 from gradus.errors import GradusError
+from gradus.server.api.anthropic.request import Messages, read_count
 from gradus.server.api.ask import Exchange
 from gradus.server.api.errors import CLOSE, Problem, failure_of, problem_of, shape_of
 from gradus.server.api.frames import encode
@@ -54,6 +55,13 @@ def create_app(client: EngineClient, config: ServerConfig) -> FastAPI:
         app.post(path, summary=summary, openapi_extra=openapi)(handler)
 
     route("/generate", read_generate, "Continue a prompt", openapi_of_generate(config))
+    route("/v1/messages", read_messages, "Answer a conversation, in Anthropic's protocol")
+
+    @app.post("/v1/messages/count_tokens", summary="Count the tokens of a conversation, in Anthropic's protocol")
+    async def count_tokens(request: Request) -> Response:
+        body = await read_json(request, max_bytes=config.max_body_bytes, timeout=config.receive_timeout)
+        chat = read_count(body, client.front_end)
+        return json_response(200, {"input_tokens": len(await client.encode(chat))})
 
     @app.get("/health", summary="Whether requests are taken: 200, or 503 with the reason")
     async def health() -> Response:
@@ -72,7 +80,9 @@ def create_app(client: EngineClient, config: ServerConfig) -> FastAPI:
 
     @app.get("/", summary="What is where")
     async def index() -> Response:
-        routes = {"/generate": "POST"} | dict.fromkeys(("/health", "/health/live", "/stats", "/openapi.json"), "GET")
+        posts = ("/generate", "/v1/messages", "/v1/messages/count_tokens")
+        gets = ("/health", "/health/live", "/stats", "/openapi.json")
+        routes = dict.fromkeys(posts, "POST") | dict.fromkeys(gets, "GET")
         return json_response(200, {"name": "gradus", "version": gradus.__version__, "routes": routes})
 
     return app
@@ -80,6 +90,10 @@ def create_app(client: EngineClient, config: ServerConfig) -> FastAPI:
 
 def read_generate(body: Any, client: EngineClient) -> Exchange:
     return Generate.parse(body, client.config, client.model)
+
+
+def read_messages(body: Any, client: EngineClient) -> Exchange:
+    return Messages.parse(body, client.front_end, {"temperature": 1.0})
 
 
 async def respond(request: Request, read: Reader, client: EngineClient, config: ServerConfig) -> Response:

@@ -1,0 +1,186 @@
+"""Answers of /v1/messages: events become blocks, one after the other.
+
+    message_start · ping · (content_block_start · content_block_delta… · content_block_stop)… · message_delta ·
+    message_stop
+
+A whole answer is made by the same machine, of the same events, so it holds the blocks that a stream would.
+"""
+
+import secrets
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from gradus.engine.logprobs import NO_LOGPROBS
+from gradus.engine.request import Request
+from gradus.server.api.anthropic.partial_json import whole_members
+from gradus.server.api.ask import Ask, event_reader
+from gradus.server.api.errors import anthropic, failure_of, problem_of
+from gradus.server.api.frames import event
+from gradus.text.completion import Completion, Delta
+from gradus.text.front_end import FrontEnd
+from gradus.text.tools.events import Event, Reasoning, Text, ToolArguments, ToolEnd, ToolStart, reason_with_calls
+
+Frame = dict[str, Any]
+
+STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
+
+
+class MessageEncoder:
+    """Writes one message."""
+
+    def __init__(self, ask: Ask, request: Request, front_end: FrontEnd) -> None:
+        self._reader = event_reader(ask, request, front_end, 0)
+        self._prompt_tokens = len(request.prompt)
+        self._model = front_end.model
+        self._blocks = Blocks()
+        self._completion: Completion | None = None
+        self._failed = False
+
+    def begin(self) -> bytes:
+        message = self._message([], None, {**usage(self._prompt_tokens), "output_tokens": 0})
+        return _frame({"type": "message_start", "message": message}) + _frame({"type": "ping"})
+
+    def frames(self, deltas: Sequence[Delta]) -> bytes:
+        return b"".join([_frame(frame) for delta in deltas for frame in self._read(delta)])
+
+    def _read(self, delta: Delta) -> Iterator[Frame]:
+        for each in self._reader.read(delta):
+            yield from self._blocks.add(each)
+        if delta.completion is not None:
+            self._completion = delta.completion
+            yield from self._blocks.end()
+            if error := failure_of(delta.completion):
+                self._failed = True
+                yield anthropic(problem_of(error))
+
+    def end(self) -> bytes:
+        if self._failed or self._completion is None:
+            return b""
+        ending = {"type": "message_delta", "delta": self._ending(), "usage": usage_of(self._completion)}
+        return _frame(ending) + _frame({"type": "message_stop"})
+
+    def failed(self, error: Exception) -> bytes:
+        return _frame(anthropic(problem_of(error)))
+
+    def whole(self, completions: Sequence[Completion]) -> dict[str, Any]:
+        (completion,) = completions
+        frames = list(self._read(in_one_piece(completion)))
+        return self._message(joined(frames), self._ending(), usage_of(completion))
+
+    def _message(self, content: list[Frame], ending: Frame | None, usage: Frame) -> Frame:
+        return {
+            "id": f"msg_{secrets.token_hex(12)}",
+            "type": "message",
+            "role": "assistant",
+            "model": self._model,
+            "content": content,
+            **(ending or {"stop_reason": None, "stop_sequence": None}),
+            "usage": usage,
+        }
+
+    def _ending(self) -> Frame:
+        """Say why the answer ended. A stop string is named, whatever came before it."""
+        assert self._completion is not None, "all samples have ended"
+        reason, stop = self._completion.finish_reason, self._completion.stop_reason
+        if reason == "stop" and isinstance(stop, str):
+            return {"stop_reason": "stop_sequence", "stop_sequence": stop}
+        shown = reason_with_calls(reason, self._blocks.calls)
+        return {"stop_reason": STOP_REASONS.get(shown or "", "end_turn"), "stop_sequence": None}
+
+
+def _frame(content: Frame) -> bytes:
+    return event(content, content["type"])
+
+
+def in_one_piece(completion: Completion) -> Delta:
+    """Return the delta of a whole sample."""
+    return Delta(
+        completion.request_id,
+        completion.prompt_index,
+        completion.index,
+        completion.text,
+        completion.token_ids,
+        NO_LOGPROBS,
+        completion,
+    )
+
+
+def usage(prompt_tokens: int, cached_tokens: int = 0) -> Frame:
+    """Count a prompt's tokens. Those that came from the cache are counted apart. Nothing is charged for writing it."""
+    return {
+        "input_tokens": prompt_tokens - cached_tokens,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": cached_tokens,
+    }
+
+
+def usage_of(completion: Completion) -> Frame:
+    counted = usage(completion.prompt_tokens, completion.cached_tokens)
+    return {**counted, "output_tokens": len(completion.token_ids)}
+
+
+# -- blocks ------------------------------------------------------------------------------------------------------------
+
+
+class Blocks:
+    """The blocks of one answer: each event continues the open block, or opens the next one."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+        self._index = -1
+        self._open: str | None = None  # the type of the open block
+
+    def add(self, event: Event) -> Iterator[Frame]:
+        match event:
+            case Text(text):
+                yield from self._begin("text", {"text": ""})
+                yield self._delta({"type": "text_delta", "text": text})
+            case Reasoning(text):
+                yield from self._begin("thinking", {"thinking": "", "signature": ""})
+                yield self._delta({"type": "thinking_delta", "thinking": text})
+            case ToolStart(_, identifier, name):
+                yield from self.end()
+                self.calls += 1
+                yield from self._begin("tool_use", {"id": identifier, "name": name, "input": {}})
+            case ToolArguments(_, text):
+                yield self._delta({"type": "input_json_delta", "partial_json": text})
+            case ToolEnd():
+                yield from self.end()
+
+    def end(self) -> Iterator[Frame]:
+        """Close the open block, if there is one."""
+        if self._open is not None:
+            self._open = None
+            yield {"type": "content_block_stop", "index": self._index}
+
+    def _begin(self, kind: str, fields: Frame) -> Iterator[Frame]:
+        if self._open == kind:
+            return
+        yield from self.end()
+        self._open = kind
+        self._index += 1
+        yield {"type": "content_block_start", "index": self._index, "content_block": {"type": kind, **fields}}
+
+    def _delta(self, delta: Frame) -> Frame:
+        return {"type": "content_block_delta", "index": self._index, "delta": delta}
+
+
+def joined(frames: Sequence[Frame]) -> list[Frame]:
+    """Join a stream's frames to blocks."""
+    blocks: list[Frame] = []
+    arguments: dict[int, list[str]] = {}
+    for frame in frames:
+        if frame["type"] == "content_block_start":
+            blocks.append(dict(frame["content_block"]))
+        elif frame["type"] == "content_block_delta":
+            delta, block = frame["delta"], blocks[frame["index"]]
+            match delta["type"]:
+                case "input_json_delta":
+                    arguments.setdefault(frame["index"], []).append(delta["partial_json"])
+                case "text_delta":
+                    block["text"] += delta["text"]
+                case "thinking_delta":
+                    block["thinking"] += delta["thinking"]
+    for index, pieces in arguments.items():
+        blocks[index]["input"] = whole_members("".join(pieces))
+    return blocks
