@@ -17,6 +17,7 @@ from gradus.server.api.ask import Exchange
 from gradus.server.api.errors import CLOSE, Problem, failure_of, problem_of, shape_of
 from gradus.server.api.frames import encode
 from gradus.server.api.generate import Generate
+from gradus.server.api.openai import stock
 from gradus.server.api.openapi import limits, openapi_of_generate
 from gradus.server.client import EngineClient
 from gradus.server.config import MAX_HEADER_BYTES, MAX_HEADERS, ServerConfig
@@ -93,7 +94,7 @@ def read_generate(body: Any, client: EngineClient) -> Exchange:
 
 
 def read_messages(body: Any, client: EngineClient) -> Exchange:
-    return Messages.parse(body, client.front_end, {"temperature": 1.0})
+    return Messages.parse(body, client.front_end, stock(client))
 
 
 async def respond(request: Request, read: Reader, client: EngineClient, config: ServerConfig) -> Response:
