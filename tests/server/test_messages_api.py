@@ -482,6 +482,13 @@ def test_a_refusal_names_the_field(server, fields, named):
     assert not server.engine.requests
 
 
+def test_a_field_that_has_no_effect_is_named_or_refused_where_the_server_is_strict(server, serving):
+    assert post(server, mcp_servers=[]).headers["x-gradus-ignored"] == "mcp_servers"
+    strict = serving(SayingCore, strict_fields=True)
+    assert "mcp_servers" in refusal(post(strict, mcp_servers=[]))
+    assert post(strict, **claude_code(USER)).status_code == 200
+
+
 @pytest.mark.parametrize("path", ["/v1/messages", "/v1/messages/count_tokens"])
 @pytest.mark.parametrize("body", [b"{", b"[]", b"5", b'{"messages": [{"role": "user", "content": [[]]}]}'])
 def test_malformed_bodies_are_refused_in_anthropics_shape(server, path, body):

@@ -94,7 +94,7 @@ def read_generate(body: Any, client: EngineClient) -> Exchange:
 
 
 def read_messages(body: Any, client: EngineClient) -> Exchange:
-    return Messages.parse(body, client.front_end, stock(client))
+    return Messages.parse(body, client.front_end, stock(client), strict=client.config.strict_fields)
 
 
 async def respond(request: Request, read: Reader, client: EngineClient, config: ServerConfig) -> Response:

@@ -46,12 +46,12 @@ class Messages:
         return MessageEncoder(self.ask, request, self.front_end)
 
     @classmethod
-    def parse(cls, body: Any, front_end: FrontEnd, stock: Mapping[str, float]) -> "Messages":
-        """Check parsed JSON. stock: sampling fields that the body may leave out.
+    def parse(cls, body: Any, front_end: FrontEnd, stock: Mapping[str, float], *, strict: bool = False) -> "Messages":
+        """Check parsed JSON. stock: values of sampling fields that the body leaves out. strict: as in `Fields`.
 
         Raises RequestError naming the field, its limit and the value given.
         """
-        fields = Fields(body)
+        fields = Fields(body, strict=strict)
         fields.some(*NO_EFFECT)
         structured = _format(fields)
         params = SamplingParams(
