@@ -24,7 +24,9 @@ MARKERS = {
     "weights": "weights(name): needs this pulled model (smollm2-135m when none is named); skipped where it is not",
     "stress": "more examples, or combinations, than every run should pay for; run by `make stress`",
     "slow": "takes more than five seconds",
+    "clients": "runs a client's own program, which `make clients` installs and tests",
 }
+ASKED_FOR = ("stress", "clients")  # markers of tests that are left out unless they are asked for
 
 # Files that processes side by side begin with, one each. The first has numba compile, for half a minute; meanwhile the
 # others do without, for longer, and then find the code on disk. The last files by name are short, so all end together.
@@ -47,12 +49,12 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out stress tests unless they were asked for, and put first what others wait for."""
-    if "stress" not in config.option.markexpr:
-        left_out = [item for item in items if item.get_closest_marker("stress")]
-        if left_out:
+    """Leave out tests that must be asked for, and put first what others wait for."""
+    for marker in ASKED_FOR:
+        left_out = [item for item in items if item.get_closest_marker(marker)]
+        if left_out and marker not in config.option.markexpr:
             config.hook.pytest_deselected(items=left_out)
-            items[:] = [item for item in items if not item.get_closest_marker("stress")]
+            items[:] = [item for item in items if item not in left_out]
     items.sort(key=lambda item: next((place for place, end in enumerate(FIRST) if _is(item, end)), len(FIRST)))
 
 
