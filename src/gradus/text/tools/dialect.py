@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any
 from gradus.engine.request import SamplingParams
 from gradus.engine.structured import MAX_GRAMMAR_BYTES, Structured
 from gradus.errors import ConfigError, RequestError
+from gradus.text import conversation
 from gradus.text.completion import Completion
+from gradus.text.conversation import Takes
 from gradus.text.stream import Piece, TextStream, piece
 from gradus.text.tools import history
 from gradus.text.tools.answer import AnswerParser, AnswerStream, Thoughts
@@ -80,12 +82,18 @@ class Dialect:
             )
         return Turn(self, declared, chosen, envelope)
 
+    @cached_property
+    def takes(self) -> Takes:
+        """The conversations that the chat template takes."""
+        return conversation.takes(self.tokenizer.render_chat)
+
     def messages(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Tool] = ()) -> list[dict[str, Any]]:
-        """Prepare a conversation for the chat template: calls, results, and tools that the template does not show."""
-        found = history.normalized(messages)
-        if self.shows_tools or not all(isinstance(message, dict) for message in found):
-            return found
-        return history.as_plain_text(found, self.format, tools)
+        """Prepare a conversation for the chat template, as gradus.text.conversation describes. tools: what the model is
+        shown. Raises RequestError naming the message and the field."""
+        found = history.normalized(conversation.read(messages))
+        if not self.shows_tools:
+            found = history.as_plain_text(found, self.format, tools)
+        return conversation.arranged(found, self.takes)
 
     def thoughts_after(self, prompt: Sequence[int]) -> Thoughts | None:
         """Find out whether a prompt leaves reasoning open: the answer begins inside it then.

@@ -1,0 +1,166 @@
+"""Conversations as clients send them, brought into the form that a model's chat template takes.
+
+Clients agree on roles and contents, and on little else: system messages stand anywhere, contents come in parts or as
+null, and calls in two generations of fields. Templates are stricter, each in its own way. So every conversation takes
+three steps, whatever protocol it came in:
+
+    read       one form for roles, contents and calls; what no model here can read is refused by name
+    normalized, as_plain_text     calls and results (gradus.text.tools.history)
+    arranged   system messages and neighbors of one role, as this template takes them
+
+What a template takes is found by rendering a few short conversations, once per model.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from gradus.errors import RequestError
+from gradus.loading.chat import ROLES
+from gradus.loading.quoting import quoted
+
+Message = dict[str, Any]
+
+ROLE_NOW = {"developer": "system", "function": "tool"}  # by other names of the role
+TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}  # type → its field
+BETWEEN = "\n\n"  # contents that are joined
+
+
+# -- one form ----------------------------------------------------------------------------------------------------------
+
+
+def read(messages: Any) -> list[Message]:
+    """Bring roles, contents and the older form of calls into one form. Nulls are absent.
+
+    Contents become texts: parts are joined by newlines, and an assistant or a tool may have said nothing. Raises
+    RequestError naming the message and the field.
+    """
+    if not isinstance(messages, Sequence) or isinstance(messages, str | bytes) or not messages:
+        _refuse("messages", "a list of at least one message", messages)
+    return [_message(message, f"messages[{index}]") for index, message in enumerate(messages)]
+
+
+def _message(given: Any, where: str) -> Message:
+    if not isinstance(given, Mapping):
+        _refuse(where, 'an object with "role" and "content"', given)
+    message = {name: value for name, value in given.items() if value is not None}
+    role = message.get("role")
+    if not isinstance(role, str) or role not in ROLES:
+        _refuse(f"{where}.role", f"one of {', '.join(ROLES)}", role)
+    message["role"] = ROLE_NOW.get(role, role)
+    if "function_call" in message and "tool_calls" not in message:
+        message["tool_calls"] = [{"type": "function", "function": message.pop("function_call")}]
+    for name in ("reasoning", "reasoning_content"):
+        if not isinstance(message.get(name), str):
+            message.pop(name, None)
+    message["content"] = _content(message, where)
+    return message
+
+
+def _content(message: Message, where: str) -> str:
+    content = message.get("content")
+    if content is None and message["role"] in ("assistant", "tool"):
+        return ""
+    if isinstance(content, list | tuple):
+        return "\n".join(_part(part, f"{where}.content[{index}]") for index, part in enumerate(content))
+    return content if isinstance(content, str) else _refuse(f"{where}.content", "a text, or a list of parts", content)
+
+
+def _part(part: Any, where: str) -> str:
+    """Return the text of a part."""
+    if not isinstance(part, Mapping):
+        _refuse(where, '{"type": "text", "text": …}', part)
+    kind = part.get("type")
+    if not isinstance(kind, str) or kind not in TEXT_PARTS:
+        _refuse(f"{where}.type", '"text": this model reads nothing else', kind)
+    text = part.get(TEXT_PARTS[kind])
+    return text if isinstance(text, str) else _refuse(f"{where}.{TEXT_PARTS[kind]}", "a text", text)
+
+
+def _refuse(param: str, limit: str, got: object) -> NoReturn:
+    shown = quoted(got)
+    raise RequestError(f"{param} must be {limit}, got {shown}", param=param, limit=limit, got=shown)
+
+
+# -- what a template takes ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Takes:
+    """What a template renders, and does not refuse or leave out.
+
+    system: a system message at the beginning. late_system: another one further down, at its place. neighbors: messages
+    of one role in a row.
+    """
+
+    system: bool = True
+    late_system: bool = True
+    neighbors: bool = True
+
+
+def takes(render: Callable[[list[Message]], str]) -> Takes:
+    """Find out what a template takes. render: renders a conversation, or raises RequestError."""
+
+    def shown(*roles: str) -> bool:
+        words = [f"{role}{place}" for place, role in enumerate(roles)]
+        try:
+            text = render([{"role": role, "content": word} for role, word in zip(roles, words, strict=True)])
+        except RequestError:
+            return False
+        places = [text.find(word) for word in words]
+        return -1 not in places and places == sorted(places)
+
+    return Takes(
+        system=shown("system", "user"),
+        late_system=shown("user", "assistant", "system", "user"),
+        neighbors=shown("user", "user", "assistant", "assistant", "user"),
+    )
+
+
+def arranged(messages: Sequence[Message], takes: Takes) -> list[Message]:
+    """Arrange a conversation as a template takes it.
+
+    System messages at the beginning become one. Those further down, and the first one where the template has no place
+    for it, join the next user's turn; after the last, they are a turn of their own.
+    """
+    count = next((at for at, message in enumerate(messages) if message["role"] != "system"), len(messages))
+    first, rest = [message["content"] for message in messages[:count]], messages[count:]
+    found: list[Message] = []
+    waiting: list[str] = []
+    if first and takes.system:
+        found.append({"role": "system", "content": BETWEEN.join(first)})
+    else:
+        waiting = first
+    for message in rest:
+        if message["role"] == "system" and not takes.late_system:
+            waiting.append(message["content"])
+        elif message["role"] == "user" and waiting:
+            found.append(message | {"content": BETWEEN.join([*waiting, message["content"]])})
+            waiting = []
+        else:
+            found.append(message)
+    if waiting:
+        found.append({"role": "user", "content": BETWEEN.join(waiting)})
+    return found if takes.neighbors else _without_neighbors(found)
+
+
+def _without_neighbors(messages: Sequence[Message]) -> list[Message]:
+    """Join messages of one role that follow each other. Results of calls stay apart: each has its id."""
+    found: list[Message] = []
+    for message in messages:
+        if found and found[-1]["role"] == message["role"] in ("user", "assistant"):
+            found[-1] = _joined(found[-1], message)
+        else:
+            found.append(message)
+    return found
+
+
+def _joined(first: Message, second: Message) -> Message:
+    """Join two messages of one role: texts behind each other, and calls."""
+    joined = first | second
+    for name in ("content", "reasoning_content"):
+        if texts := [message[name] for message in (first, second) if message.get(name)]:
+            joined[name] = BETWEEN.join(texts)
+    if calls := [call for message in (first, second) for call in message.get("tool_calls", ())]:
+        joined["tool_calls"] = calls
+    return joined
