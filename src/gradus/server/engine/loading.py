@@ -56,10 +56,10 @@ def load_engine(config: ServerConfig, progress: Progress | None = None) -> tuple
     llm = LLM(**config.keywords() | {"model": checkpoint or config.model}, progress=progress)
     if llm.limits.structured:
         llm.front_end.grammars.warm()  # the first structured request would wait for it
-    return llm.core, described(llm)
+    return llm.core, described(llm, config.generation_config)
 
 
-def described(llm: "LLM") -> ModelInfo:
+def described(llm: "LLM", generation_config: str = "auto") -> ModelInfo:
     """Describe an engine for the server's front end."""
     return ModelInfo(
         model=llm.checkpoint.name,
@@ -69,4 +69,5 @@ def described(llm: "LLM") -> ModelInfo:
         dtype=llm.precision.title,
         limits=llm.limits,
         settings=llm.settings,
+        default_sampling=dict(llm.checkpoint.default_sampling) if generation_config == "auto" else {},
     )
