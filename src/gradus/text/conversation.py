@@ -53,17 +53,16 @@ def _message(given: Any, where: str) -> Message:
     for name in ("reasoning", "reasoning_content"):
         if not isinstance(message.get(name), str):
             message.pop(name, None)
-    message["content"] = _content(message, where)
+    silent = "content" not in message and message["role"] in ("assistant", "tool")
+    message["content"] = "" if silent else text_of(message.get("content"), f"{where}.content")
     return message
 
 
-def _content(message: Message, where: str) -> str:
-    content = message.get("content")
-    if content is None and message["role"] in ("assistant", "tool"):
-        return ""
+def text_of(content: Any, where: str) -> str:
+    """Return a content's text; parts are joined by newlines. Raises RequestError for a part that is no text."""
     if isinstance(content, list | tuple):
-        return "\n".join(_part(part, f"{where}.content[{index}]") for index, part in enumerate(content))
-    return content if isinstance(content, str) else _refuse(f"{where}.content", "a text, or a list of parts", content)
+        return "\n".join(_part(part, f"{where}[{index}]") for index, part in enumerate(content))
+    return content if isinstance(content, str) else _refuse(where, "a text, or a list of parts", content)
 
 
 def _part(part: Any, where: str) -> str:

@@ -106,7 +106,8 @@ class FrontEnd:
         """Encode a conversation, ready for the assistant's turn.
 
         tools: what the model is shown; a template that shows none gets them in the system message. settings:
-        add_generation_prompt, continue_final, and those of the template, such as enable_thinking. Raises RequestError without a template.
+        add_generation_prompt, continue_final, and those of the template, such as enable_thinking. Raises RequestError
+        without a template.
         """
         tokenizer = self._need_tokenizer("messages")
         shown = read_tools(tools)

@@ -161,7 +161,7 @@ def test_a_constraint_without_calls_stays_unless_the_model_reasons():
     assert reasoned.whitespace == "compact" and "<think>" in reasoned.grammar
     own = SamplingParams(structured=Structured(grammar='start: "a"'))
     assert Dialect(QWEN).turn().constrain(own, []) is own
-    with pytest.raises(RequestError, match="this prompt begins with reasoning; switch it off"):
+    with pytest.raises(RequestError, match="this prompt begins reasoning; switch that off"):
         Dialect(QWEN).turn().constrain(own, QWEN.encode("<think>\n"))
 
 

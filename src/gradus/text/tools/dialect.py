@@ -149,8 +149,9 @@ class Turn:
         """
         thoughts = self.dialect.thoughts_after(prompt)
         if not self.callable:
-            free = text is None or text.kind == "grammar" or thoughts is None
-            return None if free else text_grammar(text, self.dialect.markers, thoughts)
+            if text is None or text.kind == "grammar" or thoughts is None:
+                return None
+            return text_grammar(text, self.dialect.markers, thoughts)
         if not (text or self.forced or self.envelope or any(tool.strict for tool in self.callable)):
             return None
         grammar = answer_grammar(
@@ -208,7 +209,7 @@ class Turn:
         thoughts = self.dialect.thoughts_after(prompt) if whole else None
         if thoughts is not None and thoughts.inside:
             raise RequestError(
-                "structured: a grammar constrains the whole answer, but this prompt begins with reasoning; switch it off",
+                "structured: a grammar constrains the whole answer, but this prompt begins reasoning; switch that off",
                 param="structured",
                 limit="no grammar while the model reasons",
                 got=text.kind,
