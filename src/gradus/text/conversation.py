@@ -25,6 +25,8 @@ ROLE_NOW = {"developer": "system", "function": "tool"}  # by other names of the 
 TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}  # type → its field
 BETWEEN = "\n\n"  # contents that are joined
 
+_EXAMPLE_ID = "000000000"  # Mistral's templates insist on nine
+
 
 # -- one form ----------------------------------------------------------------------------------------------------------
 
@@ -89,48 +91,70 @@ class Takes:
     """What a template renders, and does not refuse or leave out.
 
     system: a system message at the beginning. late_system: another one further down, at its place. neighbors: messages
-    of one role in a row.
+    of one role in a row. user_after_results: the user's turn right behind results of calls.
     """
 
     system: bool = True
     late_system: bool = True
     neighbors: bool = True
+    user_after_results: bool = True
 
 
 def takes(render: Callable[[list[Message]], str]) -> Takes:
     """Find out what a template takes. render: renders a conversation, or raises RequestError."""
 
     def shown(*roles: str) -> bool:
-        words = [f"{role}{place}" for place, role in enumerate(roles)]
+        messages = [_example(role, f"{role}{place}") for place, role in enumerate(roles)]
         try:
-            text = render([{"role": role, "content": word} for role, word in zip(roles, words, strict=True)])
+            text = render(messages)
         except RequestError:
             return False
-        places = [text.find(word) for word in words]
+        places = [text.find(message["content"]) for message in messages if message["content"]]
         return -1 not in places and places == sorted(places)
 
     return Takes(
         system=shown("system", "user"),
         late_system=shown("user", "assistant", "system", "user"),
         neighbors=shown("user", "user", "assistant", "assistant", "user"),
+        user_after_results=shown("user", "call", "tool", "user")
+        or not shown("user", "call", "tool", "assistant", "user"),
     )
+
+
+def _example(role: str, text: str) -> Message:
+    match role:
+        case "call":
+            function = {"name": "f", "arguments": {}}
+            calls = [{"id": _EXAMPLE_ID, "type": "function", "function": function}]
+            return {"role": "assistant", "content": "", "tool_calls": calls}
+        case "tool":
+            return {"role": role, "content": text, "tool_call_id": _EXAMPLE_ID, "name": "f"}
+    return {"role": role, "content": text}
 
 
 def arranged(messages: Sequence[Message], takes: Takes) -> list[Message]:
     """Arrange a conversation as a template takes it.
 
     System messages at the beginning become one. Those further down, and the first one where the template has no place
-    for it, join the next user's turn; after the last, they are a turn of their own.
+    for it, join the next user's turn; after the last, they are a turn of their own. Where results must be answered
+    before the user goes on, the assistant has a turn without a word.
     """
+    found = _systems_placed(messages, takes)
+    if not takes.user_after_results:
+        found = _results_answered(found)
+    return found if takes.neighbors else _without_neighbors(found)
+
+
+def _systems_placed(messages: Sequence[Message], takes: Takes) -> list[Message]:
     count = next((at for at, message in enumerate(messages) if message["role"] != "system"), len(messages))
-    first, rest = [message["content"] for message in messages[:count]], messages[count:]
+    first = [message["content"] for message in messages[:count]]
     found: list[Message] = []
     waiting: list[str] = []
     if first and takes.system:
         found.append({"role": "system", "content": BETWEEN.join(first)})
     else:
         waiting = first
-    for message in rest:
+    for message in messages[count:]:
         if message["role"] == "system" and not takes.late_system:
             waiting.append(message["content"])
         elif message["role"] == "user" and waiting:
@@ -138,9 +162,16 @@ def arranged(messages: Sequence[Message], takes: Takes) -> list[Message]:
             waiting = []
         else:
             found.append(message)
-    if waiting:
-        found.append({"role": "user", "content": BETWEEN.join(waiting)})
-    return found if takes.neighbors else _without_neighbors(found)
+    return found + ([{"role": "user", "content": BETWEEN.join(waiting)}] if waiting else [])
+
+
+def _results_answered(messages: Sequence[Message]) -> list[Message]:
+    found: list[Message] = []
+    for message in messages:
+        if message["role"] == "user" and found and found[-1]["role"] == "tool":
+            found.append({"role": "assistant", "content": ""})
+        found.append(message)
+    return found
 
 
 def _without_neighbors(messages: Sequence[Message]) -> list[Message]:

@@ -1,5 +1,6 @@
 """A body of /v1/responses, checked, as one request to the engine."""
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,7 @@ from gradus.server.api.responses.history import Names, flat_name, flattened, mes
 from gradus.server.api.turns import read_turn, template_settings
 from gradus.text.front_end import FrontEnd
 from gradus.text.tools.dialect import Turn
+from gradus.text.tools.tool import Tool
 
 if TYPE_CHECKING:
     from gradus.server.client import EngineClient
@@ -128,41 +130,73 @@ def _constraint(given: Any) -> Structured | None:
             return None
         case "json_object":
             return Structured(json_schema=openai.ANY_OBJECT)
-        case "json_schema" if given.get("schema") is not None:
-            return Structured(json_schema=given["schema"])
         case "json_schema":
-            refuse("text.format.schema", "a JSON schema", None)
+            schema = given.get("schema")
+            if not isinstance(schema, dict):
+                refuse("text.format.schema", "a JSON schema, an object", schema)
+            return Structured(json_schema=schema)
     refuse("text.format.type", '"text", "json_object" or "json_schema"', kind)
+
+
+# -- what a response repeats -------------------------------------------------------------------------------------------
 
 
 def _echoed(
     fields: Fields, params: SamplingParams, turn: Turn, names: Names, reasoning: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The fields that a response repeats: clients compare them, or show them."""
-    choice = fields.get("tool_choice", "auto")
-    shown = {flat: inner for flat, (_, inner) in names.items()}
+    """The fields that a response repeats, from what was read: the body itself may hold numbers that JSON cannot."""
+    metadata = {key: value for key, value in fields.object("metadata").items() if isinstance(value, str)}
     return {
         "max_output_tokens": params.max_tokens,
-        "metadata": fields.object("metadata"),
+        "metadata": metadata,
         "parallel_tool_calls": turn.choice.parallel,
         "reasoning": {"effort": reasoning.get("effort"), "summary": None},
         "temperature": params.temperature,
-        "text": {"format": fields.object("text").get("format") or {"type": "text"}},
-        "tool_choice": choice,
-        "tools": [
-            {
-                "type": "function",
-                "name": shown.get(tool.name, tool.name),
-                "description": tool.description or None,
-                "parameters": tool.parameters,
-                "strict": tool.strict,
-            }
-            for tool in turn.tools
-        ],
+        "text": {"format": _format(fields.object("text").get("format"), params.structured)},
+        "tool_choice": _choice(turn, names),
+        "tools": _tools(turn.tools, names),
         "top_logprobs": params.logprobs or 0,
         "top_p": params.top_p,
-        "user": fields.get("user"),
+        "user": fields.text("user"),
     }
+
+
+def _format(given: Any, structured: Structured | None) -> dict[str, Any]:
+    if structured is None or given["type"] != "json_schema":
+        return {"type": "text" if structured is None else "json_object"}
+    name = given.get("name")
+    schema = json.loads(structured.text)
+    named = name if isinstance(name, str) else "schema"
+    return {"type": "json_schema", "name": named, "schema": schema, "strict": given.get("strict") is True}
+
+
+def _choice(turn: Turn, names: Names) -> str | dict[str, Any]:
+    if turn.choice.mode != "named":
+        return turn.choice.mode if turn.tools else "auto"
+    return {"type": "function", "name": names.get(turn.choice.name or "", ("", turn.choice.name))[1]}
+
+
+def _tools(tools: Sequence[Tool], names: Names) -> list[dict[str, Any]]:
+    """Write the functions as they were declared: those of a namespace in it."""
+    found: list[dict[str, Any]] = []
+    spaces: dict[str, dict[str, Any]] = {}
+    for tool in tools:
+        namespace, name = names.get(tool.name, (None, tool.name))
+        function = {
+            "type": "function",
+            "name": name,
+            "description": tool.description or None,
+            "parameters": tool.parameters,
+            "strict": tool.strict,
+        }
+        if namespace is None:
+            found.append(function)
+        elif namespace in spaces:
+            spaces[namespace]["tools"].append(function)
+        else:
+            spaces[namespace] = {"type": "namespace", "name": namespace, "description": "", "tools": [function]}
+            found.append(spaces[namespace])
+    return found
 
 
 def _named(where: str, types: Sequence[str]) -> tuple[str, ...]:
