@@ -23,6 +23,7 @@ TOOL = {
         "required": ["place"],
     },
 }
+CALLED = {"type": "tool_use", "id": "toolu_01", "name": "look_up", "input": {}}
 INPUT = {"place": "Ulm", "days": [1, 2]}
 USER = {"role": "user", "content": "What is the weather in Ulm?"}
 
@@ -235,6 +236,20 @@ def test_calls_and_results_go_back_to_the_model(server):
     assert "<|im_start|>tool\nError: no such\nplace<|im_end|>\n<|im_start|>user\nGo on.<|im_end|>" in said
 
 
+def test_an_answer_that_the_client_begins_is_continued(server):
+    begun = {"role": "assistant", "content": "It is"}
+    assert prompt(server, messages=[USER, begun]).endswith("<|im_start|>assistant\nIt is")
+    late = {"role": "system", "content": "The time is noon."}
+    assert "It is<|im_end|>" in prompt(server, messages=[USER, begun, late])
+
+
+def test_a_model_that_was_not_taught_to_call_answers_without_tools(serving):
+    server = serving(partial(SayingCore, family="grammar"))
+    answer = post(server, tools=[TOOL])
+    assert ok(answer)["content"] == [{"type": "text", "text": "Hello."}]
+    assert answer.headers["x-gradus-ignored"] == "tools" and "look_up" not in server.engine.prompts[-1]
+
+
 def conversation(*messages, system=None):
     return read_conversation(system, list(messages))
 
@@ -322,12 +337,15 @@ def test_the_template_learns_of_the_effort_and_an_unknown_one_is_no_error(servin
 
 
 @pytest.mark.parametrize("field", ["output_config", "output_format"])
-def test_a_format_constrains_the_answer_and_leaves_no_room_for_thoughts(server, field):
-    given = {"type": "json_schema", "schema": {"type": "object", "properties": {"a": {"type": "integer"}}}}
+def test_a_format_constrains_the_answer(serving, field):
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+    given = {"type": "json_schema", "schema": schema}
+    server = serving(partial(SayingCore, THOUGHT + '{"a": 1}'))
     format = {field: {"format": given} if field == "output_config" else given}
-    text = prompt(server, thinking={"type": "adaptive"}, **format)
-    assert json.loads(server.engine.requests[-1].params.structured.json_schema) == given["schema"]
-    assert text.endswith("</think>\n\n")
+    message = ok(post(server, thinking={"type": "adaptive"}, **format))
+    assert server.engine.requests[-1].params.structured is not None
+    assert [block["type"] for block in message["content"]] == ["thinking", "text"]
+    assert message["content"][1]["text"] == '{"a": 1}'
 
 
 def test_sampling_fields_are_the_engines(server):
@@ -465,7 +483,7 @@ def test_a_prompt_that_is_too_long_is_refused_in_words_that_clients_read(server)
         ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0].text"),
         ({"messages": [{"role": "user", "content": [{"type": "tool_result"}]}]}, "messages[0].content[0].tool_use_id"),
         ({"messages": [USER, {"role": "assistant", "content": [{"type": "tool_use"}]}]}, "messages[1].content[0].name"),
-        ({"messages": [USER, {"role": "assistant", "content": "I"}]}, "does not continue an assistant message"),
+        ({"messages": [USER, {"role": "assistant", "content": [CALLED]}]}, "no result follows"),
         ({"messages": [{"role": "user", "content": []}]}, "no message has any content"),
         ({"system": 5}, "system"),
         ({"tools": [{"name": "f"}]}, "tools[0]"),

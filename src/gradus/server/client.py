@@ -363,7 +363,8 @@ class EngineClient:
 
     def _on_loaded(self, info: ModelInfo, metrics: Metrics) -> None:
         self.info, self.metrics = info, metrics
-        self._front_end = FrontEnd(self._tokenizer, info.limits, info.model, self._end_sample)
+        tool_format = self.config.tool_format
+        self._front_end = FrontEnd(self._tokenizer, info.limits, info.model, self._end_sample, tool_format=tool_format)
         if self.state == "loading":
             self.state, self.reason = "ready", "ready"
         self._loaded.set_result(info)

@@ -14,11 +14,12 @@ import gradus
 from gradus.errors import GradusError
 from gradus.server.api.anthropic.request import Messages, read_count
 from gradus.server.api.ask import Exchange
+from gradus.server.api.chat import ChatCompletion
 from gradus.server.api.errors import CLOSE, Problem, failure_of, problem_of, shape_of
 from gradus.server.api.frames import encode
 from gradus.server.api.generate import Generate
-from gradus.server.api.openai import stock
 from gradus.server.api.openapi import limits, openapi_of_generate
+from gradus.server.api.responses.body import Responses
 from gradus.server.client import EngineClient
 from gradus.server.config import MAX_HEADER_BYTES, MAX_HEADERS, ServerConfig
 from gradus.server.http.body import read_json
@@ -56,7 +57,9 @@ def create_app(client: EngineClient, config: ServerConfig) -> FastAPI:
         app.post(path, summary=summary, openapi_extra=openapi)(handler)
 
     route("/generate", read_generate, "Continue a prompt", openapi_of_generate(config))
-    route("/v1/messages", read_messages, "Answer a conversation, in Anthropic's protocol")
+    route("/v1/chat/completions", ChatCompletion.parse, "Answer a conversation, in OpenAI's protocol of chats")
+    route("/v1/responses", Responses.parse, "Answer a conversation, in OpenAI's protocol of responses")
+    route("/v1/messages", Messages.parse, "Answer a conversation, in Anthropic's protocol")
 
     @app.post("/v1/messages/count_tokens", summary="Count the tokens of a conversation, in Anthropic's protocol")
     async def count_tokens(request: Request) -> Response:
@@ -81,7 +84,8 @@ def create_app(client: EngineClient, config: ServerConfig) -> FastAPI:
 
     @app.get("/", summary="What is where")
     async def index() -> Response:
-        posts = ("/generate", "/v1/messages", "/v1/messages/count_tokens")
+        chats = ("/v1/chat/completions", "/v1/responses", "/v1/messages", "/v1/messages/count_tokens")
+        posts = ("/generate", *chats)
         gets = ("/health", "/health/live", "/stats", "/openapi.json")
         routes = dict.fromkeys(posts, "POST") | dict.fromkeys(gets, "GET")
         return json_response(200, {"name": "gradus", "version": gradus.__version__, "routes": routes})
@@ -91,10 +95,6 @@ def create_app(client: EngineClient, config: ServerConfig) -> FastAPI:
 
 def read_generate(body: Any, client: EngineClient) -> Exchange:
     return Generate.parse(body, client.config, client.model)
-
-
-def read_messages(body: Any, client: EngineClient) -> Exchange:
-    return Messages.parse(body, client.front_end, stock(client), strict=client.config.strict_fields)
 
 
 async def respond(request: Request, read: Reader, client: EngineClient, config: ServerConfig) -> Response:

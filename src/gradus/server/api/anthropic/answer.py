@@ -10,15 +10,15 @@ import secrets
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from gradus.engine.logprobs import NO_LOGPROBS
 from gradus.engine.request import Request
 from gradus.server.api.anthropic.partial_json import whole_members
 from gradus.server.api.ask import Ask, event_reader
 from gradus.server.api.errors import anthropic, failure_of, problem_of
 from gradus.server.api.frames import event
+from gradus.server.api.turns import Sample, in_one_piece
 from gradus.text.completion import Completion, Delta
 from gradus.text.front_end import FrontEnd
-from gradus.text.tools.events import Event, Reasoning, Text, ToolArguments, ToolEnd, ToolStart, reason_with_calls
+from gradus.text.tools.events import Event, Reasoning, Text, ToolArguments, ToolEnd, ToolStart
 
 Frame = dict[str, Any]
 
@@ -29,11 +29,10 @@ class MessageEncoder:
     """Writes one message."""
 
     def __init__(self, ask: Ask, request: Request, front_end: FrontEnd) -> None:
-        self._reader = event_reader(ask, request, front_end, 0)
+        self._sample = Sample(event_reader(ask, request, front_end, 0))
         self._prompt_tokens = len(request.prompt)
         self._model = front_end.model
         self._blocks = Blocks()
-        self._completion: Completion | None = None
         self._failed = False
 
     def begin(self) -> bytes:
@@ -44,19 +43,19 @@ class MessageEncoder:
         return b"".join([_frame(frame) for delta in deltas for frame in self._read(delta)])
 
     def _read(self, delta: Delta) -> Iterator[Frame]:
-        for each in self._reader.read(delta):
+        for each in self._sample.read(delta):
             yield from self._blocks.add(each)
         if delta.completion is not None:
-            self._completion = delta.completion
             yield from self._blocks.end()
             if error := failure_of(delta.completion):
                 self._failed = True
                 yield anthropic(problem_of(error))
 
     def end(self) -> bytes:
-        if self._failed or self._completion is None:
+        completion = self._sample.completion
+        if self._failed or completion is None:
             return b""
-        ending = {"type": "message_delta", "delta": self._ending(), "usage": usage_of(self._completion)}
+        ending = {"type": "message_delta", "delta": self._ending(completion), "usage": usage_of(completion)}
         return _frame(ending) + _frame({"type": "message_stop"})
 
     def failed(self, error: Exception) -> bytes:
@@ -65,7 +64,7 @@ class MessageEncoder:
     def whole(self, completions: Sequence[Completion]) -> dict[str, Any]:
         (completion,) = completions
         frames = list(self._read(in_one_piece(completion)))
-        return self._message(joined(frames), self._ending(), usage_of(completion))
+        return self._message(joined(frames), self._ending(completion), usage_of(completion))
 
     def _message(self, content: list[Frame], ending: Frame | None, usage: Frame) -> Frame:
         return {
@@ -78,31 +77,15 @@ class MessageEncoder:
             "usage": usage,
         }
 
-    def _ending(self) -> Frame:
+    def _ending(self, completion: Completion) -> Frame:
         """Say why the answer ended. A stop string is named, whatever came before it."""
-        assert self._completion is not None, "all samples have ended"
-        reason, stop = self._completion.finish_reason, self._completion.stop_reason
-        if reason == "stop" and isinstance(stop, str):
-            return {"stop_reason": "stop_sequence", "stop_sequence": stop}
-        shown = reason_with_calls(reason, self._blocks.calls)
-        return {"stop_reason": STOP_REASONS.get(shown or "", "end_turn"), "stop_sequence": None}
+        if completion.finish_reason == "stop" and isinstance(completion.stop_reason, str):
+            return {"stop_reason": "stop_sequence", "stop_sequence": completion.stop_reason}
+        return {"stop_reason": STOP_REASONS.get(self._sample.finish_reason or ""), "stop_sequence": None}
 
 
 def _frame(content: Frame) -> bytes:
     return event(content, content["type"])
-
-
-def in_one_piece(completion: Completion) -> Delta:
-    """Return the delta of a whole sample."""
-    return Delta(
-        completion.request_id,
-        completion.prompt_index,
-        completion.index,
-        completion.text,
-        completion.token_ids,
-        NO_LOGPROBS,
-        completion,
-    )
 
 
 def usage(prompt_tokens: int, cached_tokens: int = 0) -> Frame:
@@ -126,7 +109,6 @@ class Blocks:
     """The blocks of one answer: each event continues the open block, or opens the next one."""
 
     def __init__(self) -> None:
-        self.calls = 0
         self._index = -1
         self._open: str | None = None  # the type of the open block
 
@@ -140,7 +122,6 @@ class Blocks:
                 yield self._delta({"type": "thinking_delta", "thinking": text})
             case ToolStart(_, identifier, name):
                 yield from self.end()
-                self.calls += 1
                 yield from self._begin("tool_use", {"id": identifier, "name": name, "input": {}})
             case ToolArguments(_, text):
                 yield self._delta({"type": "input_json_delta", "partial_json": text})

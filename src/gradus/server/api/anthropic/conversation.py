@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from gradus.errors import RequestError
+from gradus.loading.quoting import quoted
 from gradus.server.api.fields import refuse
 
 Message = dict[str, Any]
@@ -24,20 +25,17 @@ def read_conversation(system: Any, messages: list[Any]) -> list[Message]:
     """Convert a body's `system` and `messages`. Raises RequestError naming the message and the field."""
     if not messages:
         refuse("messages", "a list of at least one message", messages)
-    found = _system(system, "system")
-    for index, message in enumerate(messages):
-        found += _message(message, f"messages[{index}]")
-    if all(message["role"] == "system" for message in found):
+    found = [each for index, message in enumerate(messages) for each in _message(message, f"messages[{index}]")]
+    if not found:
         raise RequestError("messages: no message has any content", param="messages", limit="some content")
-    if next(message for message in reversed(found) if message["role"] != "system")["role"] == "assistant":
+    if found[-1].get("tool_calls"):
+        name = found[-1]["tool_calls"][0]["function"]["name"]
         raise RequestError(
-            "messages: this server does not continue an assistant message; the conversation must end with a user "
-            "message",
+            f"messages: the last one calls {quoted(name)}, and no result follows",
             param="messages",
-            limit="a user message at the end",
-            got="assistant",
+            limit="a tool_result for each tool_use",
         )
-    return found
+    return _system(system, "system") + found
 
 
 def _message(message: Any, where: str) -> list[Message]:

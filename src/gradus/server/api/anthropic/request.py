@@ -7,13 +7,16 @@ from typing import TYPE_CHECKING, Any
 from gradus.engine.request import SamplingParams
 from gradus.engine.structured import Structured
 from gradus.loading.chat import EFFORTS
+from gradus.server.api import openai
 from gradus.server.api.anthropic.answer import MessageEncoder
 from gradus.server.api.anthropic.conversation import read_conversation
 from gradus.server.api.ask import Ask, Chat, Encoder
 from gradus.server.api.fields import Fields, refuse
+from gradus.server.api.turns import read_turn, thinking_settings
 from gradus.text.front_end import FrontEnd
 
 if TYPE_CHECKING:
+    from gradus.server.client import EngineClient
     from gradus.server.results import Stream
 
 MOST_TOKENS = 2**31 - 1  # clients ask for the most of the largest model; it is cut to what the context has room for
@@ -46,23 +49,20 @@ class Messages:
         return MessageEncoder(self.ask, request, self.front_end)
 
     @classmethod
-    def parse(cls, body: Any, front_end: FrontEnd, stock: Mapping[str, float], *, strict: bool = False) -> "Messages":
-        """Check parsed JSON. stock: values of sampling fields that the body leaves out. strict: as in `Fields`.
-
-        Raises RequestError naming the field, its limit and the value given.
-        """
-        fields = Fields(body, strict=strict)
+    def parse(cls, body: Any, client: "EngineClient") -> "Messages":
+        """Check parsed JSON. Raises RequestError naming the field, or Unavailable while the model loads."""
+        fields = Fields(body, strict=client.config.strict_fields)
         fields.some(*NO_EFFECT)
-        structured = _format(fields)
+        front_end, stock = client.front_end, openai.stock(client)
         params = SamplingParams(
             max_tokens=_max_tokens(fields),
             stop=fields.list("stop_sequences"),
-            structured=structured,
+            structured=_format(fields),
             **{**stock, **fields.some("temperature", "top_p", "top_k")},
         )
-        chat = read_chat(fields, front_end, thinks=structured is None)
-        stream = fields.flag("stream")
-        return cls(Ask(chat, params, cut=True), stream, front_end, fields.ignored())
+        chat, without_tools = read_chat(fields, front_end)
+        stream, ignored = fields.flag("stream"), fields.ignored()
+        return cls(Ask(chat, params, cut=True), stream, front_end, ("tools", *ignored) if without_tools else ignored)
 
 
 def _max_tokens(fields: Fields) -> int:
@@ -80,32 +80,33 @@ def _format(fields: Fields) -> Structured | None:
     return Structured(json_schema=given["schema"])
 
 
-def read_chat(fields: Fields, front_end: FrontEnd, *, thinks: bool = True) -> Chat:
-    """Read the conversation, its tools and its template's settings. thinks: whether the model may think at all.
+def read_chat(fields: Fields, front_end: FrontEnd) -> tuple[Chat, bool]:
+    """Read the conversation, its tools and its template's settings. Returns also whether tools had to be left out.
 
-    Raises RequestError, also for a model that cannot chat or call tools.
+    Raises RequestError, also for a model that has no chat template or cannot make this choice of tools.
     """
     messages = read_conversation(fields.get("system"), fields.list("messages"))
-    turn = front_end.dialect.turn(fields.get("tools"), fields.get("tool_choice"))
-    return Chat(messages, turn, _settings(fields, thinks))
+    turn, left_out = read_turn(front_end.dialect, fields.get("tools"), fields.get("tool_choice"))
+    settings = _settings(fields, front_end)
+    if messages[-1]["role"] == "assistant":  # the client has begun the answer
+        settings["continue_final"] = True
+    return Chat(messages, turn, settings), left_out
 
 
-def _settings(fields: Fields, thinks: bool) -> dict[str, Any]:
+def _settings(fields: Fields, front_end: FrontEnd) -> dict[str, Any]:
     """Read what the template is to know.
 
     Without `thinking` the model does not think, as in Anthropic's API: programs that never asked for thoughts take the
-    first block for the answer. Nor does it think before JSON, because the schema constrains every token.
+    first block for the answer.
     """
-    thinking = fields.object("thinking")
-    kind = thinking.get("type", "disabled")
+    kind = fields.object("thinking").get("type", "disabled")
     if kind not in ("enabled", "adaptive", "disabled"):
         refuse("thinking.type", '"enabled", "adaptive" or "disabled"', kind)
     effort = fields.object("output_config").get("effort")
-    settings: dict[str, Any] = {"enable_thinking": thinks and kind != "disabled"}
+    settings: dict[str, Any] = thinking_settings(front_end, kind != "disabled")
     return settings | ({"reasoning_effort": effort} if effort in EFFORTS else {})
 
 
 def read_count(body: Any, front_end: FrontEnd) -> Chat:
     """Check a body of /v1/messages/count_tokens: what of a request makes its prompt."""
-    fields = Fields(body)
-    return read_chat(fields, front_end, thinks=_format(fields) is None)
+    return read_chat(Fields(body), front_end)[0]
