@@ -13,6 +13,7 @@ from tests.clients.installing import folder, obstacle
 from tests.clients.page import ADDRESS
 from tests.server.conftest import Running, eventually, running
 
+CONTEXT = "32768"
 PROGRAMS = Path(__file__).parent / "programs"
 
 
@@ -49,7 +50,8 @@ class Home:
         target.write_text(self.addressed(content), encoding="utf-8")
 
     def addressed(self, text: str) -> str:
-        return text.replace(ADDRESS, self.server.url)
+        """Replace the page's address, and its context: the served model's tokens are single bytes."""
+        return text.replace(ADDRESS, self.server.url).replace(CONTEXT, str(self.server.engine.limits.context_length))
 
     def run(self, *command: str, seconds: float = 120, **environment: str) -> str:
         """Run a program of the client to its end. Returns its output; a failure shows it."""
