@@ -46,7 +46,10 @@ class Timings:
 
 @dataclass(slots=True)
 class Output:
-    """One sequence's output of one step: its new tokens, and how it ended, if it did."""
+    """One sequence's output of one step: its new tokens, and how it ended, if it did.
+
+    prompt_logprobs: of the prompt's tokens after the first, with the first output of a sequence that asks for them.
+    """
 
     request_id: str
     index: int
@@ -57,6 +60,7 @@ class Output:
     error: str | None = None
     timings: Timings | None = None
     cached_tokens: int = 0
+    prompt_logprobs: Logprobs = NO_LOGPROBS
 
 
 class Unread(Protocol):
