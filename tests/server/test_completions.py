@@ -315,3 +315,73 @@ def test_a_suffix_is_refused_by_a_model_without_control_tokens_for_it(final):
     assert refused(final, suffix="x", prompt=[1, 2])["param"] == "prompt"
     assert refused(final, suffix="x", echo=True)["param"] == "echo"
     assert ask(final, suffix="", max_tokens=1)  # as editors send it at the end of a file
+
+
+# -- log-probabilities of the prompt -----------------------------------------------------------------------------------
+
+
+def values_of(choice):
+    return [choice["logprobs"][name] for name in ("tokens", "token_logprobs", "top_logprobs", "text_offset")]
+
+
+@pytest.mark.parametrize(("most", "generated"), [(1, 1), (0, 0), (5, 5)])
+def test_echo_scores_exactly_the_prompt_and_what_follows(final, most, generated):
+    """As evaluation harnesses score a continuation: they slice from the context's length to one before the end."""
+    prompts = [list(b"The capital"), list(b"Hi")]
+    answer = ask(final, prompt=prompts, echo=True, max_tokens=most, logprobs=1, temperature=0, seed=1234)
+    for prompt, choice in zip(prompts, answer["choices"], strict=True):
+        tokens, logprobs, top, offsets = values_of(choice)
+        assert len(tokens) == len(logprobs) == len(top) == len(offsets) == len(prompt) + generated
+        assert logprobs[0] is None and top[0] is None and all(value <= 0 for value in logprobs[1:])
+        assert "".join(tokens[: len(prompt)]) == bytes(prompt).decode()
+        assert all(value <= max(one.values()) for value, one in zip(logprobs[1:], top[1:], strict=True))
+        assert all(logprobs[place] == max(top[place].values()) for place in range(len(prompt), len(tokens)))
+        assert offsets == [sum(map(len, tokens[:place])) for place in range(len(tokens))]
+
+
+def test_a_continuation_that_was_generated_has_the_same_log_probabilities_when_it_is_scored(final):
+    prompt = list(b"Once upon")
+    body = {"max_tokens": 8, "logprobs": 2, "temperature": 0, "return_token_ids": True, "ignore_eos": True}
+    (told,) = ask(final, prompt=prompt, **body)["choices"]
+    scored = ask(final, prompt=[*prompt, *told["token_ids"]], echo=True, max_tokens=1, logprobs=2)["choices"][0]
+    mine = scored["logprobs"]["token_logprobs"][len(prompt) : -1]
+    assert mine == pytest.approx(told["logprobs"]["token_logprobs"], abs=1e-4)
+    tops = scored["logprobs"]["top_logprobs"][len(prompt) : -1]
+    assert all(value == max(top.values()) for value, top in zip(mine, tops, strict=True)), "greedy"
+
+
+def test_a_stream_echoes_the_prompt_s_log_probabilities_with_its_first_chunk(final):
+    body = {"prompt": ["Hello", "ab"], "n": 2, "echo": True, "logprobs": 2, "max_tokens": 4, "seed": 5}
+    whole = ask(final, **body)["choices"]
+    chunks = stream(final, **body)
+    for choice in whole:
+        parts = [part for chunk in chunks for part in chunk["choices"] if part["index"] == choice["index"]]
+        streamed = [[each for part in parts for each in values_of(part)[place]] for place in range(4)]
+        assert streamed == values_of(choice)
+        assert joined(chunks, choice["index"]) == choice["text"]
+
+
+def test_prompt_logprobs_name_tokens_by_id_with_their_ranks(final):
+    (choice,) = ask(final, prompt="Hello", prompt_logprobs=2, max_tokens=1)["choices"]
+    first, *rest = choice["prompt_logprobs"]
+    assert first is None and len(rest) == 4 and choice["logprobs"] is None and choice["text"] != "Hello"
+    for token, found in zip(b"ello", rest, strict=True):
+        assert found[str(token)]["decoded_token"] == chr(token)
+        assert {1, 2} <= {each["rank"] for each in found.values()} <= {1, 2, None}
+        assert len(found) == 2 + (found[str(token)]["rank"] is None)
+
+
+def test_generate_reports_the_prompt_s_log_probabilities(final):
+    answer = final.generate(prompt="Hello", prompt_logprobs=1, max_tokens=1).json()
+    assert [each and each["token_id"] for each in answer["prompt_logprobs"]] == [None, *b"ello"]
+    with final.http.stream("POST", "/generate", json={"prompt": "Hello", "prompt_logprobs": 1, "stream": True}) as live:
+        frames, done = events(live)
+    assert done and frames[0]["prompt_logprobs"] == answer["prompt_logprobs"]
+    assert all("prompt_logprobs" not in frame for frame in frames[1:])
+
+
+def test_a_scored_prompt_reports_no_cached_tokens(final):
+    body = {"prompt": "a" * 64, "max_tokens": 1}
+    ask(final, **body)
+    assert ask(final, **body)["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
+    assert ask(final, **body, echo=True, logprobs=1)["usage"]["prompt_tokens_details"]["cached_tokens"] == 0

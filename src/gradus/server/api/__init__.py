@@ -6,5 +6,8 @@ fields.py          a body's fields, read one by one
 frames.py          JSON and server-sent events as bytes
 generate.py        /generate, whose fields are the engine's
 openai.py          what OpenAI's protocols share: sampling, constraints, usage
+completions.py     /v1/completions
+models.py          /v1/models
+tokens.py          /tokenize, /detokenize
 openapi.py         its OpenAPI schema, and the limits of every protocol
 """
