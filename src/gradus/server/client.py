@@ -19,14 +19,14 @@ import time
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal
 
 from gradus.engine.metrics import Metrics
 from gradus.engine.outputs import endings
 from gradus.engine.request import Request, SchedulingParams
 from gradus.engine.sequence import Output
 from gradus.errors import GradusError, RequestError
-from gradus.server.api.ask import Ask, Chat, encoded
+from gradus.server.api.ask import Ask
 from gradus.server.config import ServerConfig
 from gradus.server.engine.loop import loader
 from gradus.server.engine.messages import (
@@ -47,7 +47,7 @@ from gradus.server.engine.thread import EngineThread
 from gradus.server.measures import Counts, ServiceRate, Watch, cache_stats, speculation_stats
 from gradus.server.results import ClientGone, RequestFailed, RequestTimeout, Stream, Unavailable
 from gradus.text.completion import Delta
-from gradus.text.front_end import FrontEnd, Prompt
+from gradus.text.front_end import FrontEnd
 
 if TYPE_CHECKING:
     from gradus.loading import Tokenizer
@@ -241,11 +241,6 @@ class EngineClient:
         else:
             self._samples_sent -= stream.samples
 
-    async def encode(self, prompt: Prompt | Chat) -> Sequence[int]:
-        """Render and encode a prompt that is not to be continued, on the worker. Raises as `submit` does."""
-        self._check_state()
-        return await self._loop.run_in_executor(self._worker, made, partial(encoded, prompt, self.front_end))
-
     @property
     def model(self) -> str:
         """The model's name."""
@@ -420,10 +415,7 @@ class EngineClient:
                 self._fail(f"an engine step hangs (more than {limit:g} s)")
 
 
-Made = TypeVar("Made")
-
-
-def made(make: "partial[Made]") -> Made:
+def made(make: "partial[Request]") -> Request:
     """Call `make`, and turn a bug into a RequestFailed, with details only in the log."""
     try:
         return make()

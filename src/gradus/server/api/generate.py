@@ -142,6 +142,7 @@ def _choice(completion: Completion) -> dict[str, Any]:
         "text": completion.text,
         "token_ids": completion.token_ids,
         **_logprobs(completion.logprobs),
+        **_prompt_logprobs(completion.prompt_logprobs),
         "finish_reason": completion.finish_reason,
         "stop_reason": completion.stop_reason,
         "timings": _timings(completion.timings),
@@ -167,6 +168,7 @@ def frame(delta: Delta, wants_logprobs: bool) -> dict[str, Any]:
         "text": delta.text,
         "token_ids": delta.token_ids,
         **(_logprobs(delta.logprobs) if wants_logprobs else {}),
+        **_prompt_logprobs(delta.prompt_logprobs or None),
     }
     if delta.completion is not None:
         content["finish_reason"] = delta.completion.finish_reason
@@ -200,6 +202,11 @@ def _logprobs(logprobs: Sequence[TokenLogprob] | None) -> dict[str, Any]:
             for token in logprobs
         ]
     }
+
+
+def _prompt_logprobs(logprobs: Sequence[TokenLogprob] | None) -> dict[str, Any]:
+    """Format the prompt's; its first token follows nothing, and has null."""
+    return {} if logprobs is None else {"prompt_logprobs": [None, *_logprobs(logprobs)["logprobs"]]}
 
 
 def _rounded(seconds: float | None) -> float | None:

@@ -3,5 +3,7 @@
 hosts.py           checks of a request's origin: Host, Origin and Sec-Fetch-Site
 body.py            untrusted bytes → strict JSON, within limits
 streaming.py       server-sent events, and clients that leave or stop reading
-app.py             the routes
+answers.py         answers in one piece
+model_routes.py    routes that describe the model and its tokens
+app.py             the other routes
 """

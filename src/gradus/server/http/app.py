@@ -6,24 +6,27 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
+from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 import gradus
 from gradus.errors import GradusError
-from gradus.server.api.anthropic.request import Messages, read_count
+from gradus.server.api.anthropic.request import Messages
 from gradus.server.api.ask import Exchange
 from gradus.server.api.chat import ChatCompletion
-from gradus.server.api.errors import CLOSE, Problem, failure_of, problem_of, shape_of
-from gradus.server.api.frames import encode
+from gradus.server.api.completions import Completions
+from gradus.server.api.errors import CLOSE, Problem, failure_of, problem_of
 from gradus.server.api.generate import Generate
 from gradus.server.api.openapi import limits, openapi_of_generate
 from gradus.server.api.responses.body import Responses
 from gradus.server.client import EngineClient
 from gradus.server.config import MAX_HEADER_BYTES, MAX_HEADERS, ServerConfig
+from gradus.server.http.answers import json_response, problem_response
 from gradus.server.http.body import read_json
 from gradus.server.http.hosts import OwnHosts
+from gradus.server.http.model_routes import add_model_routes
 from gradus.server.http.streaming import EventStream, cancelled_with_client
 from gradus.server.results import ClientGone, Stream
 from gradus.text.completion import Completion
@@ -59,14 +62,12 @@ def create_app(client: EngineClient, config: ServerConfig) -> FastAPI:
     route("/generate", read_generate, "Continue a prompt", openapi_of_generate(config))
     route("/v1/chat/completions", ChatCompletion.parse, "Answer a conversation, in OpenAI's protocol of chats")
     route("/v1/responses", Responses.parse, "Answer a conversation, in OpenAI's protocol of responses")
+    route("/v1/completions", Completions.parse, "Continue prompts, as OpenAI's completions do")
     route("/v1/messages", Messages.parse, "Answer a conversation, in Anthropic's protocol")
+    add_model_routes(app, client, config)
 
-    @app.post("/v1/messages/count_tokens", summary="Count the tokens of a conversation, in Anthropic's protocol")
-    async def count_tokens(request: Request) -> Response:
-        body = await read_json(request, max_bytes=config.max_body_bytes, timeout=config.receive_timeout)
-        chat = read_count(body, client.front_end)
-        return json_response(200, {"input_tokens": len(await client.encode(chat))})
-
+    @app.get("/ping", include_in_schema=False)
+    @app.post("/ping", include_in_schema=False)
     @app.get("/health", summary="Whether requests are taken: 200, or 503 with the reason")
     async def health() -> Response:
         engine = client.info.engine if client.info else None
@@ -84,11 +85,15 @@ def create_app(client: EngineClient, config: ServerConfig) -> FastAPI:
 
     @app.get("/", summary="What is where")
     async def index() -> Response:
-        chats = ("/v1/chat/completions", "/v1/responses", "/v1/messages", "/v1/messages/count_tokens")
-        posts = ("/generate", *chats)
-        gets = ("/health", "/health/live", "/stats", "/openapi.json")
-        routes = dict.fromkeys(posts, "POST") | dict.fromkeys(gets, "GET")
+        methods = {
+            route.path: " ".join(sorted(route.methods or ())) for route in app.routes if isinstance(route, APIRoute)
+        }
+        routes = methods | {"/openapi.json": "GET"}
         return json_response(200, {"name": "gradus", "version": gradus.__version__, "routes": routes})
+
+    @app.get("/version", summary="The version of Gradus")
+    async def version() -> Response:
+        return json_response(200, {"version": gradus.__version__})
 
     return app
 
@@ -122,15 +127,6 @@ async def all_completions(stream: Stream) -> list[Completion]:
         if error := failure_of(completion):
             raise error
     return [completions[place] for place in sorted(completions)]
-
-
-def json_response(status: int, content: dict[str, Any], headers: dict[str, str] | None = None) -> Response:
-    return Response(encode(content), status, headers, media_type="application/json")
-
-
-def problem_response(problem: Problem, path: str) -> Response:
-    """Answer with an error, in the shape of the path's protocol."""
-    return json_response(problem.status, shape_of(path)(problem), problem.all_headers)
 
 
 def refused(status: int, message: str, scope: Scope) -> Response:

@@ -107,6 +107,7 @@ def _settings(fields: Fields, front_end: FrontEnd) -> dict[str, Any]:
     return settings | ({"reasoning_effort": effort} if effort in EFFORTS else {})
 
 
-def read_count(body: Any, front_end: FrontEnd) -> Chat:
-    """Check a body of /v1/messages/count_tokens: what of a request makes its prompt."""
-    return read_chat(Fields(body), front_end)[0]
+def counted(body: Any, client: "EngineClient") -> dict[str, Any]:
+    """Answer /v1/messages/count_tokens: read what makes the prompt of a request, and count it."""
+    chat, _ = read_chat(Fields(body), client.front_end)
+    return {"input_tokens": len(chat.tokens(client.front_end))}
