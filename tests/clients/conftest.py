@@ -11,7 +11,7 @@ import pytest
 from tests.clients.agent import core
 from tests.clients.installing import folder, obstacle
 from tests.clients.page import ADDRESS
-from tests.server.conftest import Running, eventually, running
+from tests.server.conftest import Running, eventually, running, tiny_llm
 
 CONTEXT = "32768"
 PROGRAMS = Path(__file__).parent / "programs"
@@ -19,7 +19,14 @@ PROGRAMS = Path(__file__).parent / "programs"
 
 @pytest.fixture(scope="session")
 def shared():
-    with running(core, max_body_bytes=1 << 22) as started:
+    with running(core, max_body_bytes=1 << 22, tokenizer_info=True) as started:
+        yield started
+
+
+@pytest.fixture(scope="session")
+def scoring():
+    """A server with the final engine and random weights: for clients that read log-probabilities of prompts."""
+    with running(lambda: tiny_llm(None), tokenizer_info=True) as started:
         yield started
 
 
@@ -90,11 +97,12 @@ class Home:
 
 @pytest.fixture
 def client(server, tmp_path):
-    """Make the home of a client: `client(name)`. The test is skipped if it is not installed."""
+    """Make the home of a client: `client(name)`. The test is skipped if it is not installed. other: a server of its
+    own."""
 
-    def made(name: str) -> Home:
+    def made(name: str, other: Running | None = None) -> Home:
         if (reason := obstacle(name)) is not None:
             pytest.skip(reason)
-        return Home(name, server, tmp_path)
+        return Home(name, other or server, tmp_path)
 
     return made

@@ -4,7 +4,7 @@ import pytest
 
 from tests.clients.conftest import PROGRAMS
 
-LIBRARIES = {"anthropic_sdk": "anthropic"}
+LIBRARIES = {"anthropic_sdk": "anthropic", "openai_sdk": "openai"}
 
 
 @pytest.mark.clients

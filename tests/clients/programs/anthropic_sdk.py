@@ -86,7 +86,7 @@ def test_errors_have_their_classes():
     for fields, error, words in (
         ({"max_tokens": 0}, anthropic.BadRequestError, "max_tokens"),
         ({"messages": long}, anthropic.BadRequestError, "prompt is too long: "),
-        ({"messages": [*ASKED, {"role": "assistant", "content": "It"}]}, anthropic.BadRequestError, "user message"),
+        ({"tools": [{"name": "?", "input_schema": {}}]}, anthropic.BadRequestError, "tools.name"),
     ):
         try:
             client.messages.create(**{"model": MODEL, "max_tokens": 9, "messages": ASKED, **fields})

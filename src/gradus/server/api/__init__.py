@@ -13,5 +13,6 @@ turns.py           a turn of a conversation in them: tools, settings of the temp
 chat.py            /v1/chat/completions
 responses/         /v1/responses
 anthropic/         /v1/messages and /v1/messages/count_tokens
-openapi.py         its OpenAPI schema, and the limits of every protocol
+openapi.py         the OpenAPI schema of /generate, and the limits of every protocol
+schemas.py         the schemas of the other protocols' bodies
 """

@@ -44,8 +44,8 @@ def openapi_of_generate(config: ServerConfig) -> dict[str, Any]:
                 "anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "integer", "minimum": 0}}],
                 "description": "text, or token ids",
             },
-            **_sampling_properties(),
-            **_scheduling_properties(config),
+            **sampling_properties(),
+            **scheduling_properties(config),
             "stream": {"type": "boolean", "default": False, "description": "answer with server-sent events"},
         },
     }
@@ -54,13 +54,15 @@ def openapi_of_generate(config: ServerConfig) -> dict[str, Any]:
             _allow_null(field)
     return {
         "requestBody": {"required": True, "content": {"application/json": {"schema": schema}}},
-        "responses": {
-            "200": {
-                "description": "the completion; with `stream`, events whose data are its pieces, then [DONE]",
-                "content": {"application/json": {}, "text/event-stream": {}},
-            },
-            **{status: {"description": meaning} for status, meaning in ERRORS.items()},
-        },
+        "responses": answers("the completion; with `stream`, events whose data are its pieces, then [DONE]"),
+    }
+
+
+def answers(meaning: str) -> dict[str, Any]:
+    """Describe what a route answers. meaning: of its answer with status 200."""
+    return {
+        "200": {"description": meaning, "content": {"application/json": {}, "text/event-stream": {}}},
+        **{status: {"description": error} for status, error in ERRORS.items()},
     }
 
 
@@ -88,7 +90,7 @@ def _allow_null(schema: dict[str, Any]) -> None:
 TYPED = ("type", "items", "additionalProperties")
 
 
-def _sampling_properties() -> dict[str, Any]:
+def sampling_properties() -> dict[str, Any]:
     properties = _properties(SamplingParams)
     properties["structured"] = {
         "type": "object",
@@ -103,7 +105,7 @@ def _sampling_properties() -> dict[str, Any]:
     return properties
 
 
-def _scheduling_properties(config: ServerConfig) -> dict[str, Any]:
+def scheduling_properties(config: ServerConfig) -> dict[str, Any]:
     properties = _properties(SchedulingParams)
     properties["timeout"] |= {"exclusiveMinimum": 0, "maximum": config.request_timeout}
     properties["timeout"]["description"] += f" Here null is {config.request_timeout:g} s."

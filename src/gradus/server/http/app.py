@@ -21,6 +21,7 @@ from gradus.server.api.errors import CLOSE, Problem, failure_of, problem_of
 from gradus.server.api.generate import Generate
 from gradus.server.api.openapi import limits, openapi_of_generate
 from gradus.server.api.responses.body import Responses
+from gradus.server.api.schemas import openapi_of
 from gradus.server.client import EngineClient
 from gradus.server.config import MAX_HEADER_BYTES, MAX_HEADERS, ServerConfig
 from gradus.server.http.answers import json_response, problem_response
@@ -53,13 +54,14 @@ def create_app(client: EngineClient, config: ServerConfig) -> FastAPI:
     app.add_middleware(HeaderLimits)
     _add_error_handlers(app)
 
-    def route(path: str, read: Reader, summary: str, openapi: dict[str, Any] | None = None) -> None:
+    def route(path: str, read: Reader, summary: str) -> None:
         async def handler(request: Request) -> Response:
             return await respond(request, read, client, config)
 
-        app.post(path, summary=summary, openapi_extra=openapi)(handler)
+        described = openapi_of_generate(config) if path == "/generate" else openapi_of(path, config)
+        app.post(path, summary=summary, openapi_extra=described)(handler)
 
-    route("/generate", read_generate, "Continue a prompt", openapi_of_generate(config))
+    route("/generate", read_generate, "Continue a prompt")
     route("/v1/chat/completions", ChatCompletion.parse, "Answer a conversation, in OpenAI's protocol of chats")
     route("/v1/responses", Responses.parse, "Answer a conversation, in OpenAI's protocol of responses")
     route("/v1/completions", Completions.parse, "Continue prompts, as OpenAI's completions do")

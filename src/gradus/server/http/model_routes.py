@@ -9,6 +9,7 @@ from fastapi import FastAPI, Request, Response
 from gradus.server.api.anthropic.request import counted
 from gradus.server.api.errors import Problem
 from gradus.server.api.models import described, listed
+from gradus.server.api.schemas import openapi_of
 from gradus.server.api.tokens import detokenized, tokenized, tokenizer_described
 from gradus.server.client import EngineClient
 from gradus.server.config import ServerConfig
@@ -28,7 +29,7 @@ def add_model_routes(app: FastAPI, client: EngineClient, config: ServerConfig) -
             async with one_at_a_time:
                 return json_response(200, await asyncio.to_thread(answer, body, client))
 
-        app.post(path, summary=summary)(handler)
+        app.post(path, summary=summary, openapi_extra=openapi_of(path, config))(handler)
 
     route("/tokenize", tokenized, "Encode a prompt or a conversation")
     route("/detokenize", detokenized, "Decode token ids")
