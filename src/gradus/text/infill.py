@@ -12,13 +12,14 @@ if TYPE_CHECKING:
     from gradus.loading import Tokenizer
 
 PREFIX, SUFFIX = "prefix", "suffix"
+END = "<|endoftext|>"  # of a file; a model taught to chat has another end of sequence
 
 
 @dataclass(frozen=True, slots=True)
 class Spelling:
     """One family's prompt. parts: control tokens, and PREFIX and SUFFIX where the texts go.
 
-    ends: control tokens that such a model writes after its answer, besides its end-of-sequence tokens.
+    ends: control tokens that such a model writes after its answer. Its end-of-sequence tokens need not be among them.
     """
 
     parts: tuple[str, ...]
@@ -32,13 +33,13 @@ class Spelling:
 SPELLINGS = (
     Spelling(  # Qwen2.5-Coder, CodeGemma, Granite's later ones
         ("<|fim_prefix|>", PREFIX, "<|fim_suffix|>", SUFFIX, "<|fim_middle|>"),
-        ("<|fim_pad|>", "<|repo_name|>", "<|file_sep|>", "<|file_separator|>"),
+        ("<|fim_pad|>", "<|repo_name|>", "<|file_sep|>", "<|file_separator|>", END),
     ),
     Spelling(  # StarCoder, StarCoder 2, Stable Code, SantaCoder's successors
         ("<fim_prefix>", PREFIX, "<fim_suffix>", SUFFIX, "<fim_middle>"),
-        ("<fim_pad>", "<file_sep>", "<repo_name>", "<filename>"),
+        ("<fim_pad>", "<file_sep>", "<repo_name>", "<filename>", END),
     ),
-    Spelling(("<fim-prefix>", PREFIX, "<fim-suffix>", SUFFIX, "<fim-middle>"), ("<fim-pad>",)),  # SantaCoder
+    Spelling(("<fim-prefix>", PREFIX, "<fim-suffix>", SUFFIX, "<fim-middle>"), ("<fim-pad>", END)),  # SantaCoder
     Spelling(("▁<PRE>", PREFIX, "▁<SUF>", SUFFIX, "▁<MID>"), ("▁<EOT>",)),  # CodeLlama
     Spelling(("<｜fim▁begin｜>", PREFIX, "<｜fim▁hole｜>", SUFFIX, "<｜fim▁end｜>")),  # DeepSeek-Coder
     Spelling(("[SUFFIX]", SUFFIX, "[PREFIX]", PREFIX)),  # Codestral

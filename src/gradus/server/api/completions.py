@@ -13,7 +13,7 @@ from gradus.errors import RequestError
 from gradus.server.api.ask import Ask, Encoder, Written
 from gradus.server.api.errors import failure_of, openai, problem_of
 from gradus.server.api.fields import Fields, refuse
-from gradus.server.api.frames import DONE, event
+from gradus.server.api.frames import DONE, HOLE, encode, event, event_around
 from gradus.server.api.openai import (
     Stock,
     StreamOptions,
@@ -97,6 +97,11 @@ class Shape:
     by_id: bool = False
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+
+    @property
+    def plain(self) -> bool:
+        """Whether the chunks of a choice differ only in their texts, but for the first and the last one."""
+        return self.logprobs is None and not self.token_ids and not self.stream.continuous
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,10 +239,20 @@ class CompletionsEncoder:
                 return b""
             delta = _silenced(delta)
         self._generated += len(delta.token_ids)
-        chunk = {**self._head, "choices": [self._choice(delta).write(delta)]}
+        choice = self._choice(delta)
+        if done is None and choice.around is not None:
+            before, after = choice.around
+            return before + encode(delta.text) + after
+        frame = event(self._chunk(choice.write(delta)))
+        if done is None and self._shape.plain:
+            choice.around = event_around(self._chunk(choice.write(replace(delta, text=HOLE))))
+        return frame
+
+    def _chunk(self, choice: dict[str, Any]) -> dict[str, Any]:
+        chunk = {**self._head, "choices": [choice]}
         if self._shape.stream.usage:
             chunk["usage"] = self._usage_so_far() if self._shape.stream.continuous else None
-        return event(chunk)
+        return chunk
 
     def _usage_so_far(self) -> dict[str, Any]:
         return usage(sum(map(len, self._prompts)), self._generated)
@@ -318,7 +333,12 @@ def _silenced(delta: Delta) -> Delta:
 
 
 class _Choice:
-    """One choice of an answer as it grows. shown: the text of the prompt, if that is echoed."""
+    """One choice of an answer as it grows. shown: the text of the prompt, if that is echoed.
+
+    around: a chunk's bytes before and after its text, where chunks differ in nothing else.
+    """
+
+    around: tuple[bytes, bytes] | None = None
 
     def __init__(self, place: int, shape: Shape, prompt: Sequence[int], shown: str, spell: "Spell") -> None:
         self._place, self._shape, self._prompt, self._shown = place, shape, prompt, shown

@@ -1,6 +1,7 @@
 """The routes that describe the model and its tokens."""
 
 import asyncio
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -8,7 +9,7 @@ from fastapi import FastAPI, Request, Response
 
 from gradus.server.api.anthropic.request import counted
 from gradus.server.api.errors import Problem
-from gradus.server.api.models import described, listed
+from gradus.server.api.models import described
 from gradus.server.api.schemas import openapi_of
 from gradus.server.api.tokens import detokenized, tokenized, tokenizer_described
 from gradus.server.client import EngineClient
@@ -21,6 +22,7 @@ Answer = Callable[[Any, EngineClient], dict[str, Any]]
 
 def add_model_routes(app: FastAPI, client: EngineClient, config: ServerConfig) -> None:
     """Add the routes that need no engine. /tokenizer_info is there if the configuration allows it."""
+    created = int(time.time())
     one_at_a_time = asyncio.Lock()  # so a client that sends many long texts delays only its own kind
 
     def route(path: str, answer: Answer, summary: str) -> None:
@@ -37,11 +39,11 @@ def add_model_routes(app: FastAPI, client: EngineClient, config: ServerConfig) -
 
     @app.get("/v1/models", summary="The model, in OpenAI's form")
     async def models() -> Response:
-        return json_response(200, listed(client))
+        return json_response(200, {"object": "list", "data": [described(client, created)]})
 
     @app.get("/v1/models/{name:path}", summary="The model, by its name")
     async def model(request: Request, name: str) -> Response:
-        found = described(client)
+        found = described(client, created)
         if name == found["id"]:
             return json_response(200, found)
         message = f"no model is called {name[:100]!r} here; this server runs {found['id']!r}"
