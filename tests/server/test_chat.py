@@ -5,7 +5,7 @@ import json
 import pytest
 
 from gradus.server.http.app import IGNORED
-from tests.server.conftest import eventually, events, running
+from tests.server.conftest import events, eventually, running
 from tests.server.dialogue import ANSWERS, TOOLS, Answering, asked, chat, chat_chunks, comparable, joined_chat
 
 WHOLE = [name for name in ANSWERS if name not in ("several", "breaks")]
@@ -248,12 +248,16 @@ def prompt_of(server, **body):
     return server.engine.prompts[-1]
 
 
+NULLABLE = [
+    "temperature", "top_p", "n", "stop", "logprobs", "top_logprobs", "tools", "tool_choice", "parallel_tool_calls",
+    "response_format", "seed", "max_tokens", "max_completion_tokens", "stream", "stream_options", "user", "functions",
+    "function_call", "audio", "reasoning_effort", "chat_template_kwargs", "echo", "modalities", "prediction",
+    "structured_outputs", "thinking_token_budget",
+]  # fmt: skip
+
+
 def test_null_is_absent_for_every_field(one):
-    nulls = dict.fromkeys(
-        "temperature top_p n stop logprobs top_logprobs tools tool_choice parallel_tool_calls response_format seed "
-        "max_tokens max_completion_tokens stream stream_options user functions function_call audio reasoning_effort "
-        "chat_template_kwargs echo modalities prediction structured_outputs thinking_token_budget".split()
-    )
+    nulls = dict.fromkeys(NULLABLE)
     response = chat(one, **nulls)
     assert response.status_code == 200, response.text
     assert IGNORED not in response.headers
