@@ -54,9 +54,8 @@ def test_the_sdk_parses_calls_of_strict_tools_and_forms(client):
         (call,) = stream.get_final_completion().choices[0].message.tool_calls
     assert {"tool_calls.function.arguments.delta", "tool_calls.function.arguments.done"} <= kinds
     assert call.function.parsed_arguments == {"place": "Ulm", "days": [1, 2]}
-    import pydantic
 
-    class City(pydantic.BaseModel):
+    class City(openai.BaseModel):
         city: str
         people: int
 
