@@ -89,8 +89,9 @@ class ResponseEncoder:
     def _read(self, delta: Delta, logprobs: Sequence[TokenLogprob]) -> Iterator[Frame]:
         """Read what a delta adds to the items."""
         for part, heard in self._parts(delta, logprobs):
-            self._items.heard(logprob_entries(heard, self._spell))
-            for each in self._sample.read(part):
+            events = self._sample.read(part)
+            self._items.heard(logprob_entries(heard[self._sample.thought_in(part) :], self._spell))
+            for each in events:
                 yield from self._items.add(each)
         if delta.completion is not None:
             self._failure = failure_of(delta.completion)

@@ -65,6 +65,8 @@ class Items:
         if self._open is not None:
             yield from self._open.close(status)
             self.output.append(self._open.item)
+            if self._open.kind == "function_call":
+                self._logprobs = []  # those of the call: text behind it has its own
         self._open = None
 
     def _begin(self, kind: str, **fields: Any) -> Iterator[Frame]:
