@@ -7,6 +7,7 @@ brings is run while it is installed: npm's packages are unpacked without their s
 """
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -101,11 +102,22 @@ def _run(command: list[str]) -> str:
     return done.stdout
 
 
+def versions(client: Client) -> str:
+    """The packages of an installed client, with their versions."""
+    names = [re.split(r"[\[=]", PLATFORM.get(package, package))[0] for package in [*client.pip, *client.npm]]
+    lines = (folder(client.name) / "installed").read_text().splitlines()[1:]
+    return ", ".join(
+        line.lstrip("└├─ ") for line in lines if any(re.search(rf"(^|\s){name}[=@]", line) for name in names)
+    )
+
+
 def main(names: list[str]) -> None:
     known = clients()
     for name in names or known:
-        print(obstacle_line := f"{name}: {install(known[name]) or 'installed'}", flush=True)
-        assert obstacle_line
+        if name not in known:
+            sys.exit(f"no client is called {name!r}; there are {', '.join(known)}")
+        obstacle = install(known[name])
+        print(f"{name}: {obstacle or versions(known[name])}", flush=True)
 
 
 if __name__ == "__main__":

@@ -66,7 +66,8 @@ def make(
 def test_without_a_target_it_explains_itself(folder):
     done, _ = make(folder)
     assert done.returncode == 0
-    assert all(f"make {target}" in done.stdout for target in ("serve", "course", "test", "lint", "stress", "clients", "clean"))
+    targets = ("serve", "course", "test", "lint", "stress", "clients", "clean")
+    assert all(f"make {target}" in done.stdout for target in targets)
 
 
 def test_a_python_that_does_not_run_is_passed_over(folder):
