@@ -104,7 +104,8 @@ def _run(command: list[str]) -> str:
 
 def versions(client: Client) -> str:
     """The packages of an installed client, with their versions."""
-    names = [re.split(r"[\[=]", PLATFORM.get(package, package))[0] for package in [*client.pip, *client.npm]]
+    names = [PLATFORM.get(package, package).partition("[")[0] for package in [*client.pip, *client.npm]]
+    names = [name.replace("-", "[-_]") for name in names]
     lines = (folder(client.name) / "installed").read_text().splitlines()[1:]
     return ", ".join(
         line.lstrip("└├─ ") for line in lines if any(re.search(rf"(^|\s){name}[=@]", line) for name in names)
