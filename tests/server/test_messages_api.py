@@ -137,6 +137,7 @@ def test_a_message_has_all_that_clients_read(server):
             "cache_creation_input_tokens": 0,
             "cache_read_input_tokens": 7,
             "output_tokens": 7,
+            "output_tokens_details": {"thinking_tokens": 0},
         },
     }
 
@@ -150,6 +151,8 @@ def test_an_answer_may_have_thoughts_text_and_calls_in_this_order(server):
     assert first.pop("id") != second.pop("id")
     assert first == second == {"type": "tool_use", "name": "look_up", "input": INPUT}
     assert message["stop_reason"] == "tool_use"
+    thought = len("<think>") + len("\nWhere is Ulm?\n")  # the markers are tokens
+    assert 0 < message["usage"]["output_tokens_details"]["thinking_tokens"] <= thought
 
 
 @pytest.mark.parametrize("size", [1, 3, 17, 1000])
@@ -191,6 +194,13 @@ def test_an_answer_that_is_cut_says_so_and_keeps_the_whole_members_of_a_call(ser
         message = ok(post(server, tools=[TOOL], max_tokens=most))
         assert message["stop_reason"] == "max_tokens"
         assert [block["input"] for block in message["content"]] == [members]
+
+
+def test_an_answer_that_ends_with_the_context_says_so(serving):
+    server = serving(partial(SayingCore, say="a" * 200, context_length=100))
+    assert ok(post(server))["stop_reason"] == "model_context_window_exceeded"
+    assert put_together(frames(post(server, stream=True)))["stop_reason"] == "model_context_window_exceeded"
+    assert ok(post(server, max_tokens=5))["stop_reason"] == "max_tokens"
 
 
 def test_max_tokens_is_cut_to_what_the_context_has_room_for(server):
@@ -324,10 +334,18 @@ def test_system_messages_may_come_late(server):
         ({"type": "disabled"}, False),
         ({"type": "enabled", "budget_tokens": 2000}, True),
         ({"type": "adaptive", "display": "omitted"}, True),
+        ({"type": "between_tools"}, False),
+        ({"type": "of_tomorrow"}, True),
     ],
 )
 def test_the_model_thinks_if_the_client_asks_for_it(server, thinking, thinks):
     assert prompt(server, thinking=thinking).endswith("assistant\n" if thinks else "<think>\n\n</think>\n\n")
+
+
+def test_the_model_can_be_asked_to_think_between_calls_only(server):
+    result = {"type": "tool_result", "tool_use_id": "toolu_01", "content": "sunny"}
+    turn = [USER, {"role": "assistant", "content": [CALLED]}, {"role": "user", "content": [result]}]
+    assert prompt(server, messages=turn, thinking={"type": "between_tools"}).endswith("<|im_start|>assistant\n")
 
 
 def test_the_template_learns_of_the_effort_and_an_unknown_one_is_no_error(serving):
@@ -488,7 +506,7 @@ def test_a_prompt_that_is_too_long_is_refused_in_words_that_clients_read(server)
         ({"system": 5}, "system"),
         ({"tools": [{"name": "f"}]}, "tools[0]"),
         ({"tools": [TOOL], "tool_choice": {"type": "tool", "name": "other"}}, "tool_choice"),
-        ({"thinking": {"type": "sometimes"}}, "thinking.type"),
+        ({"thinking": {"type": True}}, "thinking.type"),
         ({"output_config": {"format": {"type": "regex"}}}, "output_config.format"),
         ({"stream": "yes"}, "stream"),
         ({"temperature": "hot"}, "temperature"),

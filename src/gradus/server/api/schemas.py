@@ -72,7 +72,7 @@ BLOCK = _any(
 MESSAGE = _object({"role": _one("user", "assistant", "system"), "content": _any(TEXT, _list(BLOCK))})
 TOOL = _object({"name": TEXT, "input_schema": OBJECT}, description=TEXT, strict=FLAG)
 TOOL_CHOICE = _object({"type": _one("auto", "any", "tool", "none")}, name=TEXT, disable_parallel_tool_use=FLAG)
-THINKING = _object({"type": _one("enabled", "adaptive", "disabled")}, budget_tokens=COUNT)
+THINKING = _object({"type": _one("enabled", "adaptive", "between_tools", "disabled")}, budget_tokens=COUNT)
 
 
 def bodies(config: ServerConfig) -> dict[str, Schema]:

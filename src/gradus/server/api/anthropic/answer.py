@@ -23,6 +23,7 @@ from gradus.text.tools.events import Event, Reasoning, Text, ToolArguments, Tool
 Frame = dict[str, Any]
 
 STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
+CONTEXT_ENDED = "model_context_window_exceeded"
 
 
 class MessageEncoder:
@@ -31,6 +32,7 @@ class MessageEncoder:
     def __init__(self, ask: Ask, request: Request, front_end: FrontEnd) -> None:
         self._sample = Sample(event_reader(ask, request, front_end, 0))
         self._prompt_tokens = len(request.prompt)
+        self._ends_with_context = request.max_tokens < (ask.params.max_tokens or 0)
         self._model = front_end.model
         self._blocks = Blocks()
         self._failed = False
@@ -55,7 +57,7 @@ class MessageEncoder:
         completion = self._sample.completion
         if self._failed or completion is None:
             return b""
-        ending = {"type": "message_delta", "delta": self._ending(completion), "usage": usage_of(completion)}
+        ending = {"type": "message_delta", "delta": self._ending(completion), "usage": self._usage(completion)}
         return _frame(ending) + _frame({"type": "message_stop"})
 
     def failed(self, error: Exception) -> bytes:
@@ -64,7 +66,7 @@ class MessageEncoder:
     def whole(self, completions: Sequence[Completion]) -> dict[str, Any]:
         (completion,) = completions
         frames = list(self._read(in_one_piece(completion)))
-        return self._message(joined(frames), self._ending(completion), usage_of(completion))
+        return self._message(joined(frames), self._ending(completion), self._usage(completion))
 
     def _message(self, content: list[Frame], ending: Frame | None, usage: Frame) -> Frame:
         return {
@@ -81,7 +83,16 @@ class MessageEncoder:
         """Say why the answer ended. A stop string is named, whatever came before it."""
         if completion.finish_reason == "stop" and isinstance(completion.stop_reason, str):
             return {"stop_reason": "stop_sequence", "stop_sequence": completion.stop_reason}
+        if completion.finish_reason == "length" and self._ends_with_context:
+            return {"stop_reason": CONTEXT_ENDED, "stop_sequence": None}
         return {"stop_reason": STOP_REASONS.get(self._sample.finish_reason or ""), "stop_sequence": None}
+
+    def _usage(self, completion: Completion) -> Frame:
+        return {
+            **usage(completion.prompt_tokens, completion.cached_tokens),
+            "output_tokens": len(completion.token_ids),
+            "output_tokens_details": {"thinking_tokens": self._sample.thought_tokens},
+        }
 
 
 def _frame(content: Frame) -> bytes:
@@ -89,17 +100,12 @@ def _frame(content: Frame) -> bytes:
 
 
 def usage(prompt_tokens: int, cached_tokens: int = 0) -> Frame:
-    """Count a prompt's tokens. Those that came from the cache are counted apart. Nothing is charged for writing it."""
+    """Count a prompt's tokens; those that the prefix cache had are counted apart. Writing it is not counted."""
     return {
         "input_tokens": prompt_tokens - cached_tokens,
         "cache_creation_input_tokens": 0,
         "cache_read_input_tokens": cached_tokens,
     }
-
-
-def usage_of(completion: Completion) -> Frame:
-    counted = usage(completion.prompt_tokens, completion.cached_tokens)
-    return {**counted, "output_tokens": len(completion.token_ids)}
 
 
 # -- blocks ------------------------------------------------------------------------------------------------------------

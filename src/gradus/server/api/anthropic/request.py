@@ -87,24 +87,31 @@ def read_chat(fields: Fields, front_end: FrontEnd) -> tuple[Chat, bool]:
     """
     messages = read_conversation(fields.get("system"), fields.list("messages"))
     turn, left_out = read_turn(front_end.dialect, fields.get("tools"), fields.get("tool_choice"))
-    settings = _settings(fields, front_end)
+    settings = _settings(fields, front_end, messages)
     if messages[-1]["role"] == "assistant":  # the client has begun the answer
         settings["continue_final"] = True
     return Chat(messages, turn, settings), left_out
 
 
-def _settings(fields: Fields, front_end: FrontEnd) -> dict[str, Any]:
-    """Read what the template is to know.
-
-    Without `thinking` the model does not think, as in Anthropic's API: programs that never asked for thoughts take the
-    first block for the answer.
-    """
-    kind = fields.object("thinking").get("type", "disabled")
-    if kind not in ("enabled", "adaptive", "disabled"):
-        refuse("thinking.type", '"enabled", "adaptive" or "disabled"', kind)
+def _settings(fields: Fields, front_end: FrontEnd, messages: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Read what the template is to know."""
     effort = fields.object("output_config").get("effort")
-    settings: dict[str, Any] = thinking_settings(front_end, kind != "disabled")
+    settings: dict[str, Any] = thinking_settings(front_end, _thinks(fields.object("thinking"), messages))
     return settings | ({"reasoning_effort": effort} if effort in EFFORTS else {})
+
+
+def _thinks(thinking: Mapping[str, Any], messages: Sequence[Mapping[str, Any]]) -> bool:
+    """Read whether the model thinks before it answers.
+
+    Only if it is asked to: programs that never asked for thoughts take the first block for the answer. Every new type
+    so far has been another way of asking.
+    """
+    kind = thinking.get("type", "disabled")
+    if not isinstance(kind, str):
+        refuse("thinking.type", '"enabled", "adaptive", "between_tools" or "disabled"', kind)
+    if kind == "between_tools":
+        return messages[-1]["role"] == "tool"
+    return kind != "disabled"
 
 
 def counted(body: Any, client: "EngineClient") -> dict[str, Any]:
