@@ -261,7 +261,8 @@ FIELDS = [
     "logit_bias", "n", "stop", "stop_token_ids", "min_tokens",
     "ignore_eos", "logprobs", "prompt_logprobs", "echo", "seed",
     "stream", "stream_options", "best_of", "response_format", "structured_outputs",
-    "truncate_prompt_tokens", "add_special_tokens", "include_stop_str_in_output", "return_token_ids", "return_tokens_as_token_ids",
+    "truncate_prompt_tokens", "add_special_tokens", "include_stop_str_in_output",
+    "return_token_ids", "return_tokens_as_token_ids",
     "priority", "cache_salt", "deadline", "timeout", "model",
     "user", "guided_json",
 ]  # fmt: skip
