@@ -88,10 +88,7 @@ def device_of(device: torch.device, place: Place) -> torch.device:
     if device.type == "cpu":
         return device
     if (there := torch.cuda.device_count()) < place.count:
-        raise ConfigError(
-            f"tensor_parallel {place.tensor}, pipeline_parallel {place.pipeline}: {place.count} GPUs are needed, of which "
-            f"{there} are here"
-        )
+        raise ConfigError(f"{place.tensor} x {place.pipeline} ranks need {place.count} GPUs, and {there} are here")
     return torch.device("cuda", place.rank)
 
 
