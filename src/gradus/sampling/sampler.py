@@ -36,6 +36,7 @@ from gradus.kernels.sampling.noise import exponential
 from gradus.kernels.sampling.seen_words import COUNT, IN_PROMPT
 from gradus.sampling.constraints import Constrained, Constraints
 from gradus.sampling.slots import SlotTable
+from gradus.structured.vocabulary import row_words
 
 Mask = NDArray[np.bool_]
 
@@ -162,7 +163,7 @@ class Sampler:
         if self.constraints is None or not answers:
             return None
         rows = [row for each in answers for row in range(each.row, each.row + 1 + len(each.job.drafts))]
-        words = np.zeros((len(rows), self.table.masks.shape[1]), np.int32)
+        words = np.zeros((len(rows), row_words(self.table.vocab_size)), np.int32)
         self.constraints.fill(answers, words)
         self.constraints.threads.wait()
         bits = np.unpackbits(words.view(np.uint8), axis=1, count=self.table.vocab_size, bitorder="little")
