@@ -316,7 +316,7 @@ def test_without_an_index_an_answer_fails_alone_and_says_why():
     rows = np.full((1, row_words(300)), -1, np.int32)
     constraints.fill(answers, rows)
     constraints.threads.wait()
-    assert not rows.any() and constraints.drafts(2, [5], 3) == []
+    assert not rows.any() and constraints.matcher(2).legal([5]) == []
     (fault,) = constraints.accept(answers, [-1]).values()
     assert fault.startswith("structured: ") and "\n" not in fault
 

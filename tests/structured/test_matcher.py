@@ -118,7 +118,9 @@ def test_the_text_of_a_control_token_is_legal_as_text():
     made = matcher(Structured(choice=["<|im_start|>"]))
     assert 1 not in legal(made) and not made.accept([1])
     made = matcher(Structured(choice=["<|im_start|>"]))
-    assert made.forced(99) == encode("<|im_start|>") and made.accept(encode("<|im_start|>")) and legal(made) == sorted(EOS)
+    assert (
+        made.forced(99) == encode("<|im_start|>") and made.accept(encode("<|im_start|>")) and legal(made) == sorted(EOS)
+    )
 
 
 def test_forced_tokens_are_the_only_legal_ones():

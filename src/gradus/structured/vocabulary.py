@@ -1,9 +1,9 @@
 """A tokenizer as llguidance sees it, which differs from ours in two ways.
 
 **Tokens that end an answer are ours, not the library's.** llguidance accepts several, and forgets the one that it
-consumed after a finished grammar, so that its rollback behind drafts goes too far. So it gets one token of its own for the end,
-which no text, no grammar and no model can produce. Its bit in a row says exactly "the grammar accepts here", and
-`Matcher` turns that into the tokens that end this request.
+consumed after a finished grammar. Behind a draft of such a token, its rollback would go too far. So it gets one token
+of its own for the end, which no text, no grammar and no model can produce. Its bit in a row says exactly "the grammar
+accepts here", and `Matcher` turns that into the tokens that end this request.
 
 **Control tokens have secret spellings.** Where a grammar forces a text, llguidance writes it as the tokenizer does; a
 text that spells a control token ("<|im_start|>" as the name of a property) would come back as that very token, which

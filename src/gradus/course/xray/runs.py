@@ -9,7 +9,7 @@ from typing import Any
 from gradus import phases
 from gradus.assembly import final
 from gradus.bench.contenders.workbench import Workbench
-from gradus.config.options import FINAL, EngineConfig, EngineOptions
+from gradus.config.options import FINAL, NGRAM, EngineConfig, EngineOptions
 from gradus.config.settings import capacity, heeded
 from gradus.course.xray.places import places
 from gradus.course.xray.recording import MOST_STEPS, Arrival, Frame, Recording, record
@@ -19,8 +19,11 @@ from gradus.engine.request import ModelLimits
 from gradus.errors import ConfigError
 from gradus.exercises.solution import Solution
 from gradus.loading import CATALOGUE, Tokenizer
+from gradus.structured import grammars_of
 
 REAL, RANDOM = "smollm2-135m", "random:tiny-llama"
+DRAFTS = 4
+"""The drafts of each step in the final engine, where it speculates."""
 OWN_MAX_SEQUENCES = 4
 """How many of a reader's own prompts run at once by default: as many as a page shows with ease."""
 
@@ -101,7 +104,8 @@ def run(name: str, bench: Workbench, work: Work, yours: Solution | None = None, 
     eos = config.eos_token_ids or (tokenizer.eos_token_ids if tokenizer else ())
     limits = ModelLimits(config.vocab_size, work.longest + 1, tuple(eos))
     vocabulary = partial((tokenizer or Tokenizer.of_bytes()).vocabulary, config.vocab_size)
-    options = replace(options_of(name, limits, work.settings), vocabulary=vocabulary)
+    structured = any(arrival.structured is not None for arrival in work.arrivals)
+    options = replace(options_of(name, limits, work.settings, structured=structured), vocabulary=vocabulary)
     engine = build(name, bench, options) if yours is None else yours.build(bench.model, options)
     word = word_of(tokenizer)
     frames = record(engine, work.arrivals, engine.limits, most, tolerant=yours is not None, word=word)
@@ -137,13 +141,22 @@ def title_of(name: str) -> str:
     return f"{info.name}: {info.title[0].lower() + info.title[1:] if info.title[:2].istitle() else info.title}"
 
 
-def options_of(name: str, limits: ModelLimits, settings: Mapping[str, int]) -> EngineOptions:
+def options_of(
+    name: str, limits: ModelLimits, settings: Mapping[str, int], *, structured: bool = False
+) -> EngineOptions:
     """Those of the settings that the engine heeds. One without pages gets as many slots as fit in the same memory.
 
-    Raises ConfigError if not a single slot does.
+    structured: some answers keep to a grammar. The final engine then also verifies drafts, among them the tokens that
+    a grammar forces. Raises ConfigError if not a single slot fits.
     """
     if name == FINAL:  # kernels and graphs change no plan, and would take seconds to prepare
         given: dict[str, Any] = dict(settings)
+        if structured:
+            limits = replace(limits, structured=True)
+            given |= {
+                "speculate": NGRAM,
+                "drafts": DRAFTS,
+            }  # a number of them: what is measured differs from run to run
         return EngineConfig(limits, **given, memory_fraction=None, kernels=False, graphs=False)
     used: dict[str, Any] = {setting: value for setting, value in settings.items() if setting in heeded(name)}
     memory = settings.get("cache_tokens")
@@ -160,7 +173,9 @@ def options_of(name: str, limits: ModelLimits, settings: Mapping[str, int]) -> E
 
 def build(name: str, bench: Workbench, options: EngineOptions) -> Engine:
     if isinstance(options, EngineConfig):
-        return final.build(bench.model, options)
+        tokenizer = bench.checkpoint.tokenizer or Tokenizer.of_bytes()
+        grammars = grammars_of(tokenizer, options.limits) if options.limits.structured else None
+        return final.build(bench.model, options, grammars=grammars)
     return phases.load(name).build(bench.model, options)
 
 
@@ -171,7 +186,7 @@ def shown(name: str, options: EngineOptions) -> dict[str, Any]:
     values: dict[str, Any] = {setting: getattr(options, setting) for setting in names if setting in heeded(phase)}
     values["max_sequences"] = capacity(phase, options.max_sequences)
     if isinstance(options, EngineConfig):
-        values |= {"kernels": "off", "graphs": "off"}
+        values |= {"kernels": "off", "graphs": "off", "speculate": options.speculate}
     return {setting: value for setting, value in values.items() if value is not None}
 
 
@@ -183,7 +198,9 @@ def words_of(work: Work, frames: Sequence[dict[str, Any]], tokenizer: Tokenizer 
     for frame in frames:
         ids |= {token for tokens in frame["outputs"].values() for token in tokens}
         ids |= {token for span in frame["spans"] for token in span["tokens"] if token >= 0}
-        ids |= {draw[token] for draw in frame["masks"].values() for token in ("drawn", "freely")}
+        ids |= {token for draw in frame["masks"] for token in (draw["drawn"], draw["freely"]) if token >= 0}
+        ids |= {token for draw in frame["masks"] for token, _ in draw["removed"]}
+        ids |= {token for chosen in frame["drafts"].values() for token in chosen["proposed"]}
     return {token: word_of(tokenizer)(token) for token in sorted(ids)}
 
 
