@@ -6,6 +6,7 @@ Read in this order:
     difference.py   what a phase changed
     flat.py         a phase as one file that runs
     demos.py        a phase and the one before it on a small workload;  charts.py: their chart
+    forms.py        an answer without a form and with it, token by token
 
-No torch here.
+Only forms.py reads tensors.
 """

@@ -95,18 +95,9 @@ def run(name: str, bench: Workbench, work: Work, yours: Solution | None = None, 
     yours: the phase with a student's functions in place of ours; what breaks it is recorded as well.
     Raises ConfigError, or RequestError for what the engine cannot serve.
     """
-    config, tokenizer = bench.model.config, bench.checkpoint.tokenizer
-    if work.longest >= config.context_length:
-        raise ConfigError(
-            f"prompt and output have {work.longest} tokens, the model's context ends at {config.context_length - 1}: "
-            "shorten the prompts, or give a smaller --max-tokens"
-        )
-    eos = config.eos_token_ids or (tokenizer.eos_token_ids if tokenizer else ())
-    limits = ModelLimits(config.vocab_size, work.longest + 1, tuple(eos))
-    vocabulary = partial((tokenizer or Tokenizer.of_bytes()).vocabulary, config.vocab_size)
+    tokenizer = bench.checkpoint.tokenizer
     structured = any(arrival.structured is not None for arrival in work.arrivals)
-    options = replace(options_of(name, limits, work.settings, structured=structured), vocabulary=vocabulary)
-    engine = build(name, bench, options) if yours is None else yours.build(bench.model, options)
+    engine, options = engine_of(name, bench, work.longest, work.settings, yours, structured=structured)
     word = word_of(tokenizer)
     frames = record(engine, work.arrivals, engine.limits, most, tolerant=yours is not None, word=word)
     return Recording(
@@ -114,7 +105,7 @@ def run(name: str, bench: Workbench, work: Work, yours: Solution | None = None, 
         about=work.about,
         model=bench.checkpoint.name,
         settings=shown(name, options),
-        context=limits.context_length,
+        context=options.limits.context_length,
         sequences=[
             {"id": asked.name, "prompt": list(asked.prompt), "output": asked.output, "at": arrived(asked, frames)}
             for asked in work.arrivals
@@ -126,6 +117,32 @@ def run(name: str, bench: Workbench, work: Work, yours: Solution | None = None, 
         panels=PANELS[name if name in PANELS else phases.find(name).name],
         failed=frames[-1].get("failed"),
     )
+
+
+def engine_of(
+    name: str,
+    bench: Workbench,
+    longest: int,
+    settings: Mapping[str, int],
+    yours: Solution | None = None,
+    *,
+    structured: bool = False,
+) -> tuple[Engine, EngineOptions]:
+    """Build an engine for sequences of `longest` tokens, which knows the model's vocabulary and its end.
+
+    yours, structured: as in `run` and `options_of`. Raises ConfigError for what the model has no room for.
+    """
+    config, tokenizer = bench.model.config, bench.checkpoint.tokenizer
+    if longest >= config.context_length:
+        raise ConfigError(
+            f"prompt and output have {longest} tokens, the model's context ends at {config.context_length - 1}: "
+            "shorten the prompts, or give a smaller --max-tokens"
+        )
+    eos = config.eos_token_ids or (tokenizer.eos_token_ids if tokenizer else ())
+    limits = ModelLimits(config.vocab_size, longest + 1, tuple(eos))
+    vocabulary = partial((tokenizer or Tokenizer.of_bytes()).vocabulary, config.vocab_size)
+    options = replace(options_of(name, limits, settings, structured=structured), vocabulary=vocabulary)
+    return build(name, bench, options) if yours is None else yours.build(bench.model, options), options
 
 
 def arrived(asked: Arrival, frames: list[Frame]) -> int:

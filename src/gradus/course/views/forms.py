@@ -1,0 +1,135 @@
+"""A prompt that is answered freely, and then in a form: the work of p11's demo, and what each mask left.
+
+The phase that keeps to no form answers the same prompt as it likes. So the two answers show what the form did to the
+text, and their times what the masks cost.
+"""
+
+import hashlib
+import json
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from gradus.bench.contenders.workbench import Workbench
+from gradus.bench.measure.drive import Run
+from gradus.bench.workloads import Arrival
+from gradus.course.xray import runs
+from gradus.course.xray.recording import Arrival as Asked
+from gradus.course.xray.recording import request
+from gradus.engine.engine import Engine
+from gradus.loading import Tokenizer
+from gradus.sampling.observer import DrawObserver
+from gradus.sampling.sampler import Rows, Sampler
+
+LIKELIEST = 4  # tokens that a row of the transcript names
+WARM_TOKENS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """One request. prompt: its text. structured: what the answer must be. most: the most tokens of an answer."""
+
+    prompt: str
+    structured: Mapping[str, Any]
+    most: int
+
+    @property
+    def what(self) -> str:
+        return f"one request, at most {self.most} tokens out, freely and in a form"
+
+    def digest(self) -> str:
+        """A hash of the work; equal digests mean equal work."""
+        fields = json.dumps([self.prompt, dict(self.structured), self.most])
+        return hashlib.sha256(fields.encode()).hexdigest()[:16]
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """One masked token. legal: how many could come. probability: what the model gives all of them together.
+
+    likeliest: those of them that it likes best. drawn: the one that came. freely: the one that it would have chosen of
+    all tokens.
+    """
+
+    legal: int
+    probability: float
+    likeliest: Sequence[int]
+    drawn: int
+    freely: int
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """An answer: its tokens, when each came, and a draw per token, or none without a form."""
+
+    run: Run
+    tokens: Sequence[int]
+    draws: Sequence[Draw]
+
+
+class Draws(DrawObserver):
+    """Notes each masked draw while one request runs alone."""
+
+    def __init__(self, sampler: Sampler) -> None:
+        self.seen: list[Draw] = []
+        sampler.observer = self
+
+    def drew(self, logits: Tensor, rows: Rows, masked: Tensor, legal: Tensor, tokens: Tensor) -> None:
+        count, probabilities = int(legal[0].sum()), logits[0].softmax(-1)
+        best = probabilities.masked_fill(~legal[0], -1.0).topk(min(LIKELIEST, count)).indices
+        mass = float(probabilities[legal[0]].sum())
+        self.seen.append(Draw(count, mass, best.tolist(), int(tokens[0]), int(logits[0].argmax())))
+
+
+def answer(name: str, form: Form, bench: Workbench) -> Answered:
+    """Answer in the named phase, in the form if it keeps to forms: once for the times, and once more for the draws.
+
+    The times include no observer. A few tokens warm the engine up.
+    """
+    tokenizer = words_of(bench)
+    prompt = tuple(tokenizer.encode(form.prompt))
+    engine, _ = runs.engine_of(name, bench, len(prompt) + form.most, {})
+    _answer(engine, Asked("warm-up", prompt, WARM_TOKENS))
+    asked = Asked("answer", prompt, form.most, whole=False, structured=form.structured)
+    tokens, times = _answer(engine, asked)
+    run = Run([Arrival(0.0, prompt, len(tokens))], [times])
+    if not engine.limits.structured:
+        return Answered(run, tokens, ())
+    draws = Draws(engine.runner.sampler)  # type: ignore[attr-defined]
+    _answer(engine, asked)
+    return Answered(run, tokens, draws.seen[: len(tokens)])  # further draws were made in vain: see p10
+
+
+def _answer(engine: Engine, asked: Asked) -> tuple[list[int], list[float]]:
+    """Run a request alone. Returns its tokens, and when each came, in seconds."""
+    tokens: list[int] = []
+    times: list[float] = []
+    start = time.perf_counter()
+    engine.submit(request(asked, engine.limits))
+    while engine.has_work:
+        new = [token for output in engine.step() for token in output.tokens]
+        tokens += new
+        times += [time.perf_counter() - start] * len(new)
+    return tokens, times
+
+
+def words_of(bench: Workbench) -> Tokenizer:
+    return bench.checkpoint.tokenizer or Tokenizer.of_bytes()
+
+
+def transcript(free: Answered, formed: Answered, words: Tokenizer) -> str:
+    """Both answers, and for each token in the form what its mask left. Where that is one token, it is forced."""
+
+    def text(tokens: Sequence[int]) -> str:
+        return repr(words.decode(tokens, skip_special=False))
+
+    lines = [f"freely:    {text(free.tokens)}", f"in a form: {text(formed.tokens)}", ""]
+    lines.append(f"may come  probability  {'drawn':14}{'freely':14}the likeliest that may come")
+    for draw in formed.draws:
+        drawn, freely = text([draw.drawn]), text([draw.freely])
+        left = "forced" if draw.legal == 1 else " ".join(text([token]) for token in draw.likeliest)
+        lines.append(f"{draw.legal:8,}  {draw.probability:11.2%}  {drawn:14}{freely:14}{left}")
+    return "\n".join(lines)
