@@ -10,6 +10,7 @@ from gradus.bench.contenders.workbench import EngineContender, Workbench
 from gradus.bench.record.plots import GREY
 from gradus.course.views import charts, demos, forms
 from gradus.course.views.demos import DEMOS, Figure, compared, shown
+from gradus.course.xray.masks import MaskWatch
 from gradus.errors import ConfigError
 from tests.bench.virtual import virtual  # noqa: F401  # the clock, as a fixture
 from tests.cli.conftest import gradus  # noqa: F401  # the command line, as a fixture
@@ -126,10 +127,10 @@ def test_p11_leaves_few_tokens_names_the_likeliest_and_costs_no_token(tiny):
 
 def test_p11_draws_the_same_answer_watched_or_not(tiny, monkeypatch):
     """The times are of a run that no observer slows; the draws of another one."""
-    watched, drew = [], forms.Draws.drew
-    monkeypatch.setattr(forms.Draws, "drew", lambda *args: watched.append(1) or drew(*args))
+    watched, drew = [], MaskWatch.drew
+    monkeypatch.setattr(MaskWatch, "drew", lambda *args: watched.append(1) or drew(*args))
     seen = forms.answer("p11", DEMOS["p11"].work, tiny)
-    assert [draw.drawn for draw in seen.draws] == list(seen.tokens)
+    assert [choice.drawn for choice in seen.choices] == list(seen.tokens)
     assert len(seen.tokens) <= len(watched) <= len(seen.tokens) + 1, "one run, with a step in vain"
     assert len(seen.run.token_times[0]) == len(seen.tokens)
 

@@ -16,8 +16,8 @@ from gradus.bench.contenders.workbench import Workbench
 from gradus.cli.commands.xray import _lines
 from gradus.config.options import FINAL
 from gradus.course.printed import blocks
-from gradus.course.xray import masks as masks_module
 from gradus.course.xray import runs
+from gradus.course.xray.masks import Choice
 from gradus.course.xray.page import page
 from gradus.course.xray.reasons import Bounds, Reasons, walk
 from gradus.course.xray.recording import Arrival, Recording, record, request
@@ -114,6 +114,7 @@ def test_each_masked_draw_says_what_it_could_choose_from():
     for draw in draws:
         likeliest, probability = draw["removed"][0]
         assert likeliest == draw["freely"] and 0 < probability < 1 and draw["drawn"] not in dict(draw["removed"])
+        assert draw["drawn"] == draw["likeliest"][0] and len(draw["likeliest"]) == draw["legal"]
     assert not masks("p11", "Ann") and masks("p11", "Ben")
 
 
@@ -157,7 +158,7 @@ def test_an_engine_that_is_not_watched_shows_its_draws_to_nobody(monkeypatch):
     engine = runs.build(FINAL, bench(), options)
     record(engine, asked.arrivals, engine.limits)
     assert engine.runner.sampler.observer is None
-    monkeypatch.setattr(masks_module, "choice", lambda *_: pytest.fail("computed for nobody"))
+    monkeypatch.setattr(Choice, "of", lambda *_: pytest.fail("computed for nobody"))
     again = replace(asked.arrivals[1], name="again")
     engine.submit(request(again, engine.limits))
     while engine.has_work:

@@ -37,10 +37,11 @@ class Constraints:
     def admit(self, admissions: Iterable[Admission]) -> None:
         """Give slots to new owners, whose matchers take in the tokens that they have drawn before.
 
-        A template that was dropped since the request was validated is compiled again here, in the step. That takes no
-        longer than then, a tenth of a second at most, and needs more than MAX_TEMPLATES other constraints meanwhile.
-        Keeping the templates of all that wait would put no bound on their memory. A constraint that cannot be compiled
-        any more ends its own request: its matcher has a fault.
+        A template that was dropped since the request was validated is compiled again here, in the step. It takes as
+        long as then, within the bounds of `gradus.structured.bounds`, and needs more than MAX_TEMPLATES constraints in
+        between. Keeping the templates of all requests that wait would put no bound on their memory.
+
+        A constraint that cannot be compiled any more ends its own request: its matcher has a fault.
         """
         for admission in admissions:
             self.changes += 1

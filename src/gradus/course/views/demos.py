@@ -194,7 +194,7 @@ def observe(name: str, demo: Demo, bench: Workbench) -> Observed:
 def observe_form(answered: Answered, vocab_size: int) -> Observed:
     """Without a form, every token of the vocabulary may come at each place."""
     free = [vocab_size] * len(answered.tokens)
-    legal = [draw.legal for draw in answered.draws] or free
+    legal = [choice.legal for choice in answered.choices] or free
     return Observed(answered.run, legal=legal, answered=answered)
 
 

@@ -11,20 +11,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from torch import Tensor
-
 from gradus.bench.contenders.workbench import Workbench
 from gradus.bench.measure.drive import Run
 from gradus.bench.workloads import Arrival
 from gradus.course.xray import runs
+from gradus.course.xray.masks import Choice, MaskWatch
 from gradus.course.xray.recording import Arrival as Asked
 from gradus.course.xray.recording import request
 from gradus.engine.engine import Engine
 from gradus.loading import Tokenizer
-from gradus.sampling.observer import DrawObserver
-from gradus.sampling.sampler import Rows, Sampler
 
-LIKELIEST = 4  # tokens that a row of the transcript names
 WARM_TOKENS = 4
 
 
@@ -47,45 +43,16 @@ class Form:
 
 
 @dataclass(frozen=True, slots=True)
-class Draw:
-    """One masked token. legal: how many could come. probability: what the model gives all of them together.
-
-    likeliest: those of them that it likes best. drawn: the one that came. freely: the one that it would have chosen of
-    all tokens.
-    """
-
-    legal: int
-    probability: float
-    likeliest: Sequence[int]
-    drawn: int
-    freely: int
-
-
-@dataclass(frozen=True, slots=True)
 class Answered:
-    """An answer: its tokens, when each came, and a draw per token, or none without a form."""
+    """An answer: its tokens, when each came, and what each could be chosen from; () without a form."""
 
     run: Run
     tokens: Sequence[int]
-    draws: Sequence[Draw]
-
-
-class Draws(DrawObserver):
-    """Notes each masked draw while one request runs alone."""
-
-    def __init__(self, sampler: Sampler) -> None:
-        self.seen: list[Draw] = []
-        sampler.observer = self
-
-    def drew(self, logits: Tensor, rows: Rows, masked: Tensor, legal: Tensor, tokens: Tensor) -> None:
-        count, probabilities = int(legal[0].sum()), logits[0].softmax(-1)
-        best = probabilities.masked_fill(~legal[0], -1.0).topk(min(LIKELIEST, count)).indices
-        mass = float(probabilities[legal[0]].sum())
-        self.seen.append(Draw(count, mass, best.tolist(), int(tokens[0]), int(logits[0].argmax())))
+    choices: Sequence[Choice]
 
 
 def answer(name: str, form: Form, bench: Workbench) -> Answered:
-    """Answer in the named phase, in the form if it keeps to forms: once for the times, and once more for the draws.
+    """Answer in the named phase, in the form if it keeps to forms: once for the times, and once more for the choices.
 
     The times include no observer. A few tokens warm the engine up.
     """
@@ -98,9 +65,10 @@ def answer(name: str, form: Form, bench: Workbench) -> Answered:
     run = Run([Arrival(0.0, prompt, len(tokens))], [times])
     if not engine.limits.structured:
         return Answered(run, tokens, ())
-    draws = Draws(engine.runner.sampler)  # type: ignore[attr-defined]
+    watch = MaskWatch(engine)
     _answer(engine, asked)
-    return Answered(run, tokens, draws.seen[: len(tokens)])  # further draws were made in vain: see p10
+    choices = [choice for _, choice in watch.draws]
+    return Answered(run, tokens, choices[: len(tokens)])  # further draws were made in vain: see p10
 
 
 def _answer(engine: Engine, asked: Asked) -> tuple[list[int], list[float]]:
@@ -128,8 +96,8 @@ def transcript(free: Answered, formed: Answered, words: Tokenizer) -> str:
 
     lines = [f"freely:    {text(free.tokens)}", f"in a form: {text(formed.tokens)}", ""]
     lines.append(f"may come  probability  {'drawn':14}{'freely':14}the likeliest that may come")
-    for draw in formed.draws:
-        drawn, freely = text([draw.drawn]), text([draw.freely])
-        left = "forced" if draw.legal == 1 else " ".join(text([token]) for token in draw.likeliest)
-        lines.append(f"{draw.legal:8,}  {draw.probability:11.2%}  {drawn:14}{freely:14}{left}")
+    for choice in formed.choices:
+        drawn, freely = text([choice.drawn]), text([choice.freely])
+        left = "forced" if choice.legal == 1 else " ".join(text([token]) for token in choice.likeliest)
+        lines.append(f"{choice.legal:8,}  {choice.probability:11.2%}  {drawn:14}{freely:14}{left}")
     return "\n".join(lines)

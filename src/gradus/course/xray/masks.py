@@ -1,6 +1,7 @@
 """The choices of each masked draw, and the drafts of sequences that keep to a grammar, as the sampler shows them."""
 
 from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from torch import Tensor
@@ -10,7 +11,40 @@ from gradus.engine.plan import REJECTED, UNKNOWN, Span
 from gradus.sampling.observer import DrawObserver
 from gradus.sampling.sampler import Rows, Sampler
 
-MOST_REMOVED = 3
+NAMED = 4  # tokens of a mask, and of what it took away
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What one masked draw could choose from.
+
+    legal: how many tokens could come. probability: what the model gives all of them together. likeliest: those of them
+    that it likes best. drawn: the one that came. freely: the one that it would choose of all tokens. removed: the
+    likeliest tokens that the mask took away, each with its probability.
+    """
+
+    legal: int
+    probability: float
+    likeliest: list[int]
+    drawn: int
+    freely: int
+    removed: list[tuple[int, float]]
+
+    @classmethod
+    def of(cls, logits: Tensor, legal: Tensor, drawn: int) -> "Choice":
+        """Read a draw. logits: the model's own, [V]; legal: bool [V]."""
+        probabilities, count = logits.softmax(-1), int(legal.sum())
+        likeliest = probabilities.masked_fill(~legal, -1.0).topk(min(NAMED, count)).indices
+        values, removed = probabilities.masked_fill(legal, -1.0).topk(min(NAMED, len(legal) - count))
+        shares = [round(value, 6) for value in values.tolist()]
+        return cls(
+            legal=count,
+            probability=round(float(probabilities[legal].sum()), 6),
+            likeliest=likeliest.tolist(),
+            drawn=drawn,
+            freely=int(logits.argmax()),
+            removed=list(zip(removed.tolist(), shares, strict=True)),
+        )
 
 
 class MaskWatch(DrawObserver):
@@ -28,7 +62,7 @@ class MaskWatch(DrawObserver):
             self.sampler.observer = None
 
     def _begin(self) -> None:
-        self.draws: list[tuple[int, dict[str, Any]]] = []  # each with its slot
+        self.draws: list[tuple[int, Choice]] = []  # each with its slot
         self.drafts: dict[int, dict[str, list[int]]] = {}  # by slot
         self.spans: dict[int, Span] = {}  # by slot
 
@@ -45,7 +79,7 @@ class MaskWatch(DrawObserver):
         for row, mask in zip(masked.tolist(), legal.to(logits.device), strict=True):
             drawn = int(tokens[row])
             if drawn > REJECTED:  # else the row followed a wrong draft
-                self.draws.append((int(rows.slots[row]), choice(logits[row], mask, drawn)))
+                self.draws.append((int(rows.slots[row]), Choice.of(logits[row], mask, drawn)))
 
     # -- after it ------------------------------------------------------------------------------------------------------
 
@@ -61,23 +95,6 @@ class MaskWatch(DrawObserver):
             if list(span["tokens"]) == [UNKNOWN] and (found := laid.get(span["slot"])) is not None:
                 span |= {"start": found.start, "tokens": list(found.tokens), "logits": found.logits}
         return {
-            "masks": [{"id": names[slot], **draw} for slot, draw in draws],
+            "masks": [{"id": names[slot], **asdict(choice)} for slot, choice in draws],
             "drafts": {names[slot]: chosen for slot, chosen in drafts.items()},
         }
-
-
-def choice(logits: Tensor, legal: Tensor, drawn: int) -> dict[str, Any]:
-    """Describe one draw. logits: [V]; legal: bool [V].
-
-    legal: how many tokens could come. probability: what the model gives all of them together. freely: the token that it
-    would choose of all. removed: the likeliest tokens that the mask took away, each with its probability.
-    """
-    probabilities = logits.softmax(-1)
-    values, removed = probabilities.masked_fill(legal, -1.0).topk(min(MOST_REMOVED, int((~legal).sum())))
-    return {
-        "legal": int(legal.sum()),
-        "probability": round(float(probabilities[legal].sum()), 6),
-        "drawn": drawn,
-        "freely": int(logits.argmax()),
-        "removed": [[token, round(p, 6)] for token, p in zip(removed.tolist(), values.tolist(), strict=True)],
-    }

@@ -225,8 +225,9 @@ class Run {
     const row = (cells, tag = "td", extra = "") => make("tr", {}, ...cells.map((cell, i) => make(tag, { class: `${i === 1 || i === 2 ? "number" : ""} ${extra}` }, cell)));
     const share = (p) => p > 0.9995 ? "100%" : p < 0.00001 ? "< 0.001%" : `${(100 * p).toPrecision(p < 0.1 ? 2 : 3)}%`;
     const gone = (removed) => make("span", {}, ...removed.map(([token, p]) => this.token(token, "wrong", { title: `${share(p)} without the mask` })));
-    const rows = frame.masks.map(({ id, legal, probability, drawn, freely, removed }) =>
-      row([this.chip(id), legal.toLocaleString("en"), share(probability), this.token(drawn, "", {}), this.token(freely, "", {}), gone(removed)]));
+    const left = (legal, likeliest) => make("span", { title: `the likeliest: ${likeliest.map((token) => this.word(token)).join("  ")}` }, legal.toLocaleString("en"));
+    const rows = frame.masks.map(({ id, legal, probability, likeliest, drawn, freely, removed }) =>
+      row([this.chip(id), left(legal, likeliest), share(probability), this.token(drawn, "", {}), this.token(freely, "", {}), gone(removed)]));
     while (rows.length < this.masks) rows.push(row(Array(6).fill("\u00a0"), "td", "blank"));
     this.parts.masks.replaceChildren(make("table", {}, make("thead", {}, row(["sequence", "may come", "probability", "drawn", "freely", "removed"], "th")), make("tbody", {}, ...rows)),
       make("p", { class: "quiet note" }, "may come: how many tokens. probability: what the model gives all of them together. freely: the token that it would choose without the mask. removed: the likeliest tokens that may not come."));

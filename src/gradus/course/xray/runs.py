@@ -217,6 +217,7 @@ def words_of(work: Work, frames: Sequence[dict[str, Any]], tokenizer: Tokenizer 
         ids |= {token for span in frame["spans"] for token in span["tokens"] if token >= 0}
         ids |= {token for draw in frame["masks"] for token in (draw["drawn"], draw["freely"]) if token >= 0}
         ids |= {token for draw in frame["masks"] for token, _ in draw["removed"]}
+        ids |= {token for draw in frame["masks"] for token in draw["likeliest"]}
         ids |= {token for chosen in frame["drafts"].values() for token in chosen["proposed"]}
     return {token: word_of(tokenizer)(token) for token in sorted(ids)}
 
