@@ -310,7 +310,7 @@ def _serving() -> str:
     """What `gradus serve` would take at most: in float32, since measuring which precision is faster takes seconds."""
     from gradus.loading import CATALOGUE, open_checkpoint
     from gradus.server.config import ServerConfig
-    from gradus.server.loading import planned
+    from gradus.server.engine.loading import planned
 
     settings = ServerConfig(dtype="float32")
     name = settings.model if CATALOGUE[settings.model].pulled else f"random:{settings.model}"  # of the same shape

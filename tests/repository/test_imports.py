@@ -229,7 +229,7 @@ LIGHT = ["gradus", "gradus.errors", "gradus.phases", "gradus.cli", "gradus.cache
          "gradus.models.config",
          "gradus.models.shapes", "gradus.engine.core", "gradus.structured", "gradus.text.front_end",
          "gradus.text.transcript", "gradus.text.tools.dialect",
-         "gradus.server.config", "gradus.server.messages", "gradus.server.engine_loop",
+         "gradus.server.config", "gradus.server.engine.messages", "gradus.server.engine.loop",
          "gradus.server.client"]  # fmt: skip
 
 

@@ -17,7 +17,7 @@ from typer import Option
 
 from gradus.cli import terminal
 from gradus.errors import ConfigError, RequestError
-from gradus.server.hosts import host_alone
+from gradus.server.http.hosts import host_alone
 
 MOST_REQUESTS, MOST_TOKENS = 64, 100_000
 TIMEOUT_S = 600.0
