@@ -372,15 +372,14 @@ DEMOS: dict[str, Demo] = {
         Demo(
             "p11",
             "p10",
-            "An answer has to be a line of JSON: how many tokens may come at each place, and what do the masks cost?",
+            "An answer has to be a line of JSON: how many tokens may come at each place?",
             Form("Alice is 34 years old. As JSON: ", {"regex": r'\{"name": "[A-Z][a-z]{1,15}", "age": [1-9]\d?\}'}, 48),
             "Freely, any token of the vocabulary may come at each place. In the form, few tokens may. At 0 on the axis "
-            "only one may, so it is forced. Filling a mask takes much less time than a step of the model, so a token "
-            "takes about as long as before.",
+            "only one may, so it is forced. Filling a mask takes much less time than a step of the model.",
             "token of the answer",
             "tokens that may come, as a power of ten",
             choices,
-            (LEGAL, FORCED, USUAL),
+            (LEGAL, FORCED),
         ),
     )
 }

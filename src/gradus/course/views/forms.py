@@ -9,10 +9,12 @@ import json
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from gradus.bench.contenders.workbench import Workbench
 from gradus.bench.measure.drive import Run
+from gradus.bench.statistics import median
 from gradus.bench.workloads import Arrival
 from gradus.course.xray import runs
 from gradus.course.xray.masks import Choice, MaskWatch
@@ -49,6 +51,12 @@ class Answered:
     run: Run
     tokens: Sequence[int]
     choices: Sequence[Choice]
+
+    @property
+    def token_ms(self) -> float:
+        """The usual time from one token to the next."""
+        (times,) = self.run.token_times
+        return 1e3 * median([later - earlier for earlier, later in pairwise(times)])
 
 
 def answer(name: str, form: Form, bench: Workbench) -> Answered:
@@ -89,7 +97,7 @@ def words_of(bench: Workbench) -> Tokenizer:
 
 
 def transcript(free: Answered, formed: Answered, words: Tokenizer) -> str:
-    """Both answers, and for each token in the form what its mask left. Where that is one token, it is forced."""
+    """Show both answers, what the mask of each token left, and what a token took. A token left alone is forced."""
 
     def text(tokens: Sequence[int]) -> str:
         return repr(words.decode(tokens, skip_special=False))
@@ -100,4 +108,5 @@ def transcript(free: Answered, formed: Answered, words: Tokenizer) -> str:
         drawn, freely = text([choice.drawn]), text([choice.freely])
         left = "forced" if choice.legal == 1 else " ".join(text([token]) for token in choice.likeliest)
         lines.append(f"{choice.legal:8,}  {choice.probability:11.2%}  {drawn:14}{freely:14}{left}")
-    return "\n".join(lines)
+    costs = f"{free.token_ms:.3g} ms freely and {formed.token_ms:.3g} ms in the form (medians of this run)"
+    return "\n".join([*lines, "", f"A token took {costs}."])
