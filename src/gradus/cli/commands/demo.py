@@ -21,11 +21,7 @@ Model = Annotated[
 ]
 
 
-<<<<<<< HEAD
-def demo(phase: Annotated[str, Argument(help="p01 to p06, or p13.")], out: Out = None, model: Model = None) -> int:
-=======
-def demo(phase: Annotated[str, Argument(help="p01 to p06, or p11.")], out: Out = None, model: Model = None) -> int:
->>>>>>> p11rest
+def demo(phase: Annotated[str, Argument(help="p01 to p06, p11 or p13.")], out: Out = None, model: Model = None) -> int:
     """Show what a phase's idea changes: the phase before, then the phase, on one small workload on this CPU.
 
     Takes about half a minute on two cores. For numbers to quote, there is gradus bench. p13, which has no engine, shows
