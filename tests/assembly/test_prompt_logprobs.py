@@ -24,10 +24,9 @@ def prompt_of(length, seed=0):
 PROMPTS = [prompt_of(length, length) for length in (1, 2, 15, 16, 17, 60, 97)]
 
 
-@pytest.fixture(scope="module")
-def expected():
-    """The log-probabilities [P, V] after each row of a prompt, by a forward pass without an engine."""
-    checkpoint = open_checkpoint(NAME)
+def plainly(name):
+    """Return the function from a prompt to the log-probabilities [P, V] after each row, without an engine."""
+    checkpoint = open_checkpoint(name)
     model = load_model(checkpoint, dtype=torch.float32, device="cpu")
 
     @torch.inference_mode()
@@ -36,6 +35,11 @@ def expected():
         return model.logits(hidden).log_softmax(-1)
 
     return forward
+
+
+@pytest.fixture(scope="module")
+def expected():
+    return plainly(NAME)
 
 
 def check(completion, prompt, expected, top=TOP):
@@ -74,6 +78,13 @@ def test_they_are_those_of_a_plain_forward_pass(settings, expected):
                 check(done, prompt, expected)
                 assert done.cached_tokens == 0
         llm.check()
+
+
+@pytest.mark.parametrize("name", ["random:tiny-gemma3", "random:tiny-gpt2", "random:tiny-qwen3"])
+def test_they_are_right_with_windows_soft_caps_and_other_heads(name):
+    with LLM(name, **SETTINGS, token_budget=40) as llm:
+        for prompt, done in zip(PROMPTS, llm.generate(PROMPTS, params()), strict=True):
+            check(done, prompt, plainly(name))
 
 
 def test_they_agree_with_what_p00_says_of_the_tokens_that_it_generates():

@@ -37,6 +37,9 @@ class ScriptedTokenizer:
     def token_bytes(self, token):
         return f"{token}{self.piece}".encode()
 
+    def token_id(self, text):
+        return None
+
     def spelling(self, token):
         return self.token_bytes(token)
 

@@ -238,6 +238,54 @@ def test_what_is_not_supported_or_out_of_bounds_is_refused_by_name(server, body,
     assert (error["param"], error["type"]) == (param, "invalid_request_error")
 
 
+JUNK = [
+    True,
+    -1,
+    0,
+    0.5,
+    2**70,
+    -(2**70),
+    "",
+    "x",
+    [],
+    {},
+    [[]],
+    [None],
+    {"a": None},
+    {"type": "x"},
+    {"include_usage": 1},
+]
+FIELDS = [
+    "prompt", "suffix", "max_tokens", "temperature", "top_p",
+    "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty",
+    "logit_bias", "n", "stop", "stop_token_ids", "min_tokens",
+    "ignore_eos", "logprobs", "prompt_logprobs", "echo", "seed",
+    "stream", "stream_options", "best_of", "response_format", "structured_outputs",
+    "truncate_prompt_tokens", "add_special_tokens", "include_stop_str_in_output",
+    "return_token_ids", "return_tokens_as_token_ids",
+    "priority", "cache_salt", "deadline", "timeout", "model",
+    "user", "guided_json",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("field", FIELDS)
+def test_no_value_of_a_field_is_a_fault_of_the_server_s(server, field):
+    for value in JUNK:
+        answer = server.http.post(ROUTE, json={"prompt": "ab", "max_tokens": 1, field: value})
+        assert answer.status_code in (200, 400), (value, answer.text)
+        if answer.status_code == 400:
+            assert answer.json()["error"]["type"] == "invalid_request_error", value
+            assert answer.json()["error"]["param"], value
+
+
+def test_more_samples_than_the_queue_holds_are_refused():
+    with running(max_waiting=10) as server:
+        assert refused(server, prompt=["a"] * 4, n=3)["message"] == (
+            "prompt must be at most 10 samples in all on this server (its max_waiting), got 12"
+        )
+        assert server.stats()["limits"]["max_prompts"] == 128
+
+
 def test_best_of_as_many_as_are_returned_changes_nothing(server):
     assert len(ask(server, best_of=2, n=2, max_tokens=1)["choices"]) == 2
 

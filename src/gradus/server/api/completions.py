@@ -129,6 +129,9 @@ class Completions:
         prompts, suffix = _prompts(fields), fields.text("suffix") or None
         shape = _shape(fields)
         params = _params(fields, defaults, shape)
+        samples, most = len(prompts) * params.n, client.config.max_waiting
+        if len(prompts) > 1 and samples > most:
+            refuse("prompt", f"at most {most} samples in all on this server (its max_waiting)", samples)
         if suffix is not None:
             _check_suffix(prompts, shape)
         if shape.echo and shape.logprobs is not None and not client.front_end.limits.prompt_logprobs:
