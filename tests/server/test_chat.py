@@ -151,6 +151,7 @@ def test_a_prompt_beyond_the_context_is_refused_with_both_numbers_and_the_code(o
     error = chat(one, messages=user("x" * 2000)).json()["error"]
     assert error["code"] == "context_length_exceeded" and error["type"] == "invalid_request_error"
     assert "at most 999 tokens (context 1000" in error["message"]
+    assert error["message"].endswith(": the prompt is too long"), "LiteLLM and aider look for these words"
 
 
 def test_a_stop_string_ends_the_answer_and_is_no_part_of_it(server):
