@@ -22,7 +22,7 @@ WITHOUT_THOUGHT = ("none", "minimal")  # efforts
 # -- reading -----------------------------------------------------------------------------------------------------------
 
 
-def read_turn(dialect: Dialect, tools: Any, choice: Any, parallel: bool) -> tuple[Turn, bool]:
+def read_turn(dialect: Dialect, tools: Any, choice: Any, parallel: bool | None = None) -> tuple[Turn, bool]:
     """Read tools and the choice among them. Returns the turn, and whether tools had to be left out.
 
     A model that was not taught to call tools calls them only where a grammar makes it. Left to decide, it answers
@@ -32,7 +32,7 @@ def read_turn(dialect: Dialect, tools: Any, choice: Any, parallel: bool) -> tupl
     declared, choice = _allowed(declared, choice)
     chosen = read_choice(choice, declared, parallel=parallel)
     left_out = chosen.mode == "auto" and not dialect.format.free
-    return dialect.turn(declared, "none" if left_out else chosen, parallel=parallel), left_out
+    return dialect.turn(declared, "none" if left_out else chosen, parallel=chosen.parallel), left_out
 
 
 def _allowed(tools: tuple[Tool, ...], choice: Any) -> tuple[tuple[Tool, ...], Any]:
