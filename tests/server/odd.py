@@ -24,7 +24,7 @@ ODD = {
 
 
 def send_odd(server, path, body):
-    """Send a body that no client should, and check that the answer blames nobody but its sender."""
+    """Send a body that no client should, and check that it is answered or refused in one line."""
     text = json.dumps(body).replace("Infinity", "1e999")  # which is JSON
     response = server.http.post(path, content=text, headers={"content-type": "application/json"})
     assert response.status_code in (200, 400), (body, response.text)

@@ -451,7 +451,7 @@ def test_messages_are_not_optional(one):
     assert response.status_code == 400 and "messages must be a list" in response.json()["error"]["message"]
 
 
-def test_what_changes_no_answer_is_accepted_and_what_nobody_reads_is_named(one):
+def test_harmless_fields_are_accepted_and_unread_ones_are_named(one):
     harmless = {
         "store": True, "metadata": {"a": "b"}, "user": "u", "service_tier": "auto", "safety_identifier": "x",
         "prompt_cache_key": "k", "prediction": {"type": "content", "content": "x"}, "verbosity": "low",
