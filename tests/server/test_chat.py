@@ -7,6 +7,7 @@ import pytest
 from gradus.server.http.app import IGNORED
 from tests.server.conftest import events, eventually, running
 from tests.server.dialogue import ANSWERS, TOOLS, Answering, asked, chat, chat_chunks, comparable, joined_chat
+from tests.server.odd import ODD, send_odd
 
 WHOLE = [name for name in ANSWERS if name not in ("several", "breaks")]
 
@@ -151,6 +152,7 @@ def test_a_prompt_beyond_the_context_is_refused_with_both_numbers_and_the_code(o
     error = chat(one, messages=user("x" * 2000)).json()["error"]
     assert error["code"] == "context_length_exceeded" and error["type"] == "invalid_request_error"
     assert "at most 999 tokens (context 1000" in error["message"]
+    assert error["message"].endswith(": the prompt is too long"), "LiteLLM and aider look for these words"
 
 
 def test_a_stop_string_ends_the_answer_and_is_no_part_of_it(server):
@@ -449,7 +451,7 @@ def test_messages_are_not_optional(one):
     assert response.status_code == 400 and "messages must be a list" in response.json()["error"]["message"]
 
 
-def test_what_changes_no_answer_is_accepted_and_what_nobody_reads_is_named(one):
+def test_harmless_fields_are_accepted_and_unread_ones_are_named(one):
     harmless = {
         "store": True, "metadata": {"a": "b"}, "user": "u", "service_tier": "auto", "safety_identifier": "x",
         "prompt_cache_key": "k", "prediction": {"type": "content", "content": "x"}, "verbosity": "low",
@@ -461,3 +463,43 @@ def test_what_changes_no_answer_is_accepted_and_what_nobody_reads_is_named(one):
     with running(Answering, strict_fields=True) as strict:
         assert chat(strict, **harmless).status_code == 200
         assert "unknown field 'streem'; did you mean 'stream'" in chat(strict, streem=True).json()["error"]["message"]
+
+
+FIELDS = [
+    *NULLABLE, "messages", "model", "metadata", "store", "service_tier", "continue_final_message", "cache_salt",
+    "timeout", "add_generation_prompt", "return_token_ids", "include_reasoning", "logit_bias", "stop_token_ids",
+    "min_tokens", "presence_penalty", "repetition_penalty", "ignore_eos", "top_k", "min_p", "priority", "deadline",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("value", ODD.values(), ids=ODD)
+def test_no_value_of_any_field_is_a_fault_of_ours(one, value):
+    for field in FIELDS:
+        body = {"messages": user("answer:plain"), "tools": TOOLS, field: value}
+        send_odd(one, "/v1/chat/completions", body)
+    assert eventually(one.idle)
+
+
+MESSAGE_FIELDS = ["role", "content", "tool_calls", "tool_call_id", "name", "function_call", "reasoning", "refusal"]
+
+
+@pytest.mark.parametrize("value", ODD.values(), ids=ODD)
+def test_no_part_of_a_conversation_is_a_fault_of_ours(one, value):
+    calls = [{"id": value, "type": "function", "function": {"name": value, "arguments": value}}]
+    tool = {"type": "function", "function": {"name": "f", "description": value, "parameters": value, "strict": value}}
+    bodies = [
+        *({"messages": [{"role": role, "content": "x", name: value}, *user("y")]}
+          for name in MESSAGE_FIELDS for role in ("user", "assistant", "tool", "system")),
+        {"messages": [*user("x"), {"role": "assistant", "tool_calls": calls}, {"role": "tool", "tool_call_id": value}]},
+        {"messages": [*user("x"), value]},
+        {"messages": [{"role": "user", "content": [{"type": "text", "text": value}]}]},
+        {"messages": [{"role": "user", "content": [{"type": value, "text": "x"}]}]},
+        {"messages": user("x"), "tools": [tool]},
+        {"messages": user("x"), "tools": [value]},
+        {"messages": user("x"), "tools": TOOLS, "tool_choice": {"type": "function", "function": value}},
+        {"messages": user("x"), "tools": TOOLS, "tool_choice": {"type": "allowed_tools", "allowed_tools": value}},
+        {"messages": user("x"), "response_format": {"type": "json_schema", "json_schema": {"schema": value}}},
+    ]  # fmt: skip
+    for body in bodies:
+        send_odd(one, "/v1/chat/completions", body)
+    assert eventually(one.idle)

@@ -239,7 +239,14 @@ def test_the_totals_add_up(real):
 
 def test_the_index_lists_the_routes_and_they_exist(real):
     index = real.http.get("/").json()
-    bodies = {"/detokenize": {"tokens": [97]}}
+    asked = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 1}
+    bodies = {
+        "/v1/chat/completions": asked,
+        "/v1/messages": asked,
+        "/v1/messages/count_tokens": asked,
+        "/v1/responses": {"input": "a", "max_output_tokens": 1},
+        "/detokenize": {"tokens": [97]},
+    }
     for path, method in index["routes"].items():
         body = bodies.get(path, {"prompt": "a", "max_tokens": 1})
         path = path.replace("{name:path}", real.client.model)

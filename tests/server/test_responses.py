@@ -16,6 +16,7 @@ from tests.server.dialogue import (
     respond,
     response_events,
 )
+from tests.server.odd import ODD, send_odd
 
 WHOLE = [name for name in ANSWERS if name not in ("several", "breaks")]
 
@@ -373,3 +374,35 @@ def test_what_changes_no_answer_is_accepted(one):
     }  # fmt: skip
     response = respond(one, **harmless)
     assert response.status_code == 200 and IGNORED not in response.headers
+
+
+FIELDS = [
+    "input", "instructions", "tools", "tool_choice", "parallel_tool_calls", "max_output_tokens", "text", "reasoning",
+    "temperature", "top_p", "top_logprobs", "include", "store", "metadata", "user", "stream", "chat_template_kwargs",
+    "n", "truncation", "background", "previous_response_id", "prompt", "stream_options", "service_tier", "model",
+    "stop",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("value", ODD.values(), ids=ODD)
+def test_no_value_of_any_field_is_a_fault_of_ours(one, value):
+    bodies = [{"input": "x", "tools": FLAT_TOOLS, field: value} for field in FIELDS]
+    kinds = ("message", "reasoning", "function_call", "function_call_output", "item_reference", value)
+    names = ("role", "content", "summary", "name", "namespace", "arguments", "call_id", "output", "id", "status")
+    bodies += [
+        {"input": [{"type": kind, "role": "user", "content": "x", name: value}]} for kind in kinds for name in names
+    ]
+    bodies += [
+        {"input": "x", "tools": [{"type": "namespace", "name": value, "tools": [value]}, {"type": value, "name": "x"}]},
+        {
+            "input": "x",
+            "tools": [{"type": "namespace", "name": "n", "tools": [value, {"type": "function", "name": value}]}],
+        },
+        {"input": "x", "text": {"format": {"type": "json_schema", "name": value, "strict": value, "schema": value}}},
+        {"input": "x", "text": {"format": value}},
+        {"input": "x", "tools": FLAT_TOOLS, "tool_choice": {"type": "function", "name": value, "namespace": value}},
+        {"input": "x", "tools": FLAT_TOOLS, "tool_choice": {"type": "allowed_tools", "mode": value, "tools": [value]}},
+    ]
+    for body in bodies:
+        send_odd(one, "/v1/responses", body)
+    assert eventually(one.idle)

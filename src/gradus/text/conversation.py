@@ -8,7 +8,7 @@ three steps, whatever protocol it came in:
     normalized, as_plain_text     calls and results (gradus.text.tools.history)
     arranged   system messages and neighbors of one role, as this template takes them
 
-What a template takes is found by rendering a few short conversations, once per model.
+A few short conversations, rendered once per model, show what its template takes.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -88,7 +88,7 @@ def _refuse(param: str, limit: str, got: object) -> NoReturn:
 
 @dataclass(frozen=True, slots=True)
 class Takes:
-    """What a template renders, and does not refuse or leave out.
+    """The conversations that a template renders in full, and does not refuse.
 
     system: a system message at the beginning. late_system: another one further down, at its place. neighbors: messages
     of one role in a row. user_after_results: the user's turn right behind results of calls.

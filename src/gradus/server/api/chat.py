@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from gradus.server.results import Stream
 
 HARMLESS = ("prediction", "verbosity", "moderation", "prompt_cache_options", "prompt_cache_retention")
-"""Fields that ask for something beside the answer, or advise."""
+"""Fields that leave the answer as it is: hints, and requests for something in addition to it."""
 
 REFUSED = {
     "audio": "this server answers with text",
@@ -57,7 +57,7 @@ REFUSED_IF_TRUE = {
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """What an answer shows. logprobs, token_ids: of each token. reasoning: False hides its tokens, too."""
+    """The optional parts of an answer: each token's logprobs and id, and its reasoning, which may be hidden."""
 
     logprobs: bool = False
     token_ids: bool = False

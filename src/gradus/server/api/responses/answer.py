@@ -141,7 +141,7 @@ def error_of(problem: Problem) -> Frame:
     """Write an error as a response's. Codex knows what to do by these codes: shorten the input, wait, or try again."""
     if too_long(problem):
         return {"code": "context_length_exceeded", "message": problem.message}
-    if problem.status == 503 and problem.retry_after is not None:
-        message = f"{problem.message}; try again in {problem.retry_after}s"
+    if problem.status in (429, 503) and problem.retry_after is not None:
+        message = f"{problem.message}; try again in {problem.retry_after:g}s"
         return {"code": "rate_limit_exceeded", "message": message}
     return {"code": "server_error", "message": problem.message}
