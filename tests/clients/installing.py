@@ -7,6 +7,7 @@ brings is run while it is installed: npm's packages are unpacked without their s
 """
 
 import os
+import platform
 import re
 import shutil
 import subprocess
@@ -24,7 +25,8 @@ TOOLS = {
 }
 """Programs that test the server and are no clients of models."""
 
-PLATFORM = {"@anthropic-ai/claude-code": "@anthropic-ai/claude-code-linux-x64", "opencode-ai": "opencode-linux-x64"}
+MACHINE = f"{sys.platform}-{'arm64' if platform.machine() in ('arm64', 'aarch64') else 'x64'}"
+PLATFORM = {"@anthropic-ai/claude-code": f"@anthropic-ai/claude-code-{MACHINE}", "opencode-ai": f"opencode-{MACHINE}"}
 """Packages whose script copies a program out of another package, which is taken itself."""
 
 

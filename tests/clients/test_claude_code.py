@@ -7,6 +7,7 @@ from itertools import pairwise
 import pytest
 
 from tests.clients.agent import ANSWER, say
+from tests.clients.failing import FailingCore
 from tests.server.conftest import eventually, running
 from tests.server.saying import SayingCore
 
@@ -17,18 +18,6 @@ SETTINGS = {
     "ANTHROPIC_MODEL": "served",
     "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
 }
-
-
-class FailingCore(SayingCore):
-    """The first `times` answers end with an error after a few tokens."""
-
-    times = 1
-
-    def _advance(self, sample):
-        if len(sample.tokens) >= 6 and self.times > 0:
-            self.times -= 1
-            return dataclasses.replace(self._end(sample, (), "error"), stop_reason=None)
-        return super()._advance(sample)
 
 
 @pytest.fixture

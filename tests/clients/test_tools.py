@@ -19,3 +19,25 @@ def test_no_body_of_the_schema_makes_the_server_fail(client):
     )  # fmt: skip
     passed = re.search(r"(\d+) generated, \1 passed", said)
     assert passed and int(passed[1]) > 1000, said
+
+
+PARSE = """
+import os
+from urllib.request import urlopen
+from prometheus_client.parser import text_string_to_metric_families
+
+families = list(text_string_to_metric_families(urlopen(os.environ["GRADUS"] + "/metrics").read().decode()))
+names = [family.name for family in families]
+assert len(names) == len(set(names)), names
+for family in families:
+    assert family.type in ("counter", "gauge", "histogram") and family.documentation and family.samples, family
+print(len(families), "families")
+"""
+
+
+def test_metrics_are_what_prometheus_reads(client):
+    home = client("prometheus")
+    if "/metrics" not in home.server.http.get("/").json()["routes"]:
+        pytest.skip("this server has no /metrics")
+    home.server.generate(prompt="a", max_tokens=3)
+    assert int(home.python(PARSE).split()[0]) > 10
