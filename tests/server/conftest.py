@@ -19,8 +19,9 @@ import pytest
 
 from gradus.server.client import EngineClient
 from gradus.server.config import ServerConfig
+from gradus.server.engine.thread import EngineThread
 from gradus.server.serve import Server, bind
-from tests.server.scripted import ScriptedCore, register, registered
+from tests.server.scripted import ScriptedCore, register, registered, written
 
 ROOT = Path(__file__).parents[2]
 
@@ -72,7 +73,8 @@ class Running:
     def idle(self):
         """The engine has nothing to do, and the client and its front end remember no request."""
         open_requests = self.client.front_end.open_requests
-        return not (self.client._streams or open_requests or self.engine.has_work or self.client.waiting)
+        samples = self.client._samples or self.client._handles
+        return not (self.client._streams or samples or open_requests or self.engine.has_work or self.client.waiting)
 
 
 def eventually(condition, seconds=10.0):
@@ -87,7 +89,7 @@ def eventually(condition, seconds=10.0):
 def running(load=None, **settings):
     """A server on a free port in this process; `load` makes its engine (scripted when None)."""
     config = ServerConfig(model=register(load or ScriptedCore), port=0, **settings)
-    client = EngineClient(config, loader="tests.server.scripted")
+    client = EngineClient(config, loader="tests.server.scripted", link=EngineThread)
     server, listening = Server(config, client), bind(config)
     port = listening.getsockname()[1]
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
@@ -150,19 +152,17 @@ def read_answer(connection, seconds=20):
 
 
 class Process:
-    """`serve` in a process of its own. engine: an expression that makes the engine, evaluated by the loader there."""
+    """`serve` in a process of its own, and its engine in another. engine: an expression that makes it, evaluated by the
+    loader there. phase: one that runs the engine on a thread."""
 
     def __init__(self, engine="ScriptedCore()", **settings):
         source = (
-            "import sys, time\n"
-            "from gradus.errors import GradusError, ConfigError\n"
+            "import sys\n"
+            "from gradus.errors import GradusError\n"
             "from gradus.server.config import ServerConfig\n"
             "from gradus.server.serve import serve\n"
-            "from tests.server.scripted import ScriptedCore, register\n"
-            "def fail(error):\n"
-            "    raise error\n"
             "try:\n"
-            f"    config = ServerConfig(model=register(lambda: {engine}), **{settings!r})\n"
+            f"    config = ServerConfig(model={written(engine)!r}, **{settings!r})\n"
             "    sys.exit(serve(config, loader='tests.server.scripted'))\n"
             "except GradusError as error:\n"
             "    print(f'gradus: {error}', file=sys.stderr)\n"

@@ -17,6 +17,7 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from gradus.errors import ConfigError
+from gradus.server import logs
 from gradus.server.client import EngineClient
 from gradus.server.config import MAX_HEADER_BYTES, ServerConfig
 from gradus.server.engine.messages import ModelInfo
@@ -35,7 +36,7 @@ def serve(config: ServerConfig, loader: str = "gradus.server.engine.loading") ->
     Raises ConfigError (the port is busy), the GradusError that loading ended with, or RuntimeError for a bug in
     loading, described in the log. Nothing is left running then.
     """
-    _set_up_logging(config.log_level)
+    logs.set_up(config.log_level)
     listening = bind(config)
     client = EngineClient(config, loader)
     server = Server(config, client)
@@ -74,13 +75,6 @@ def bind(config: ServerConfig) -> socket.socket:
 def _is_loopback(bound: socket.socket) -> bool:
     host = bound.getsockname()[0]
     return host.startswith("127.") or host == "::1"
-
-
-def _set_up_logging(level: str) -> None:
-    """Set one log format, on stderr. uvicorn's own messages appear only when debugging."""
-    logging.basicConfig(level=level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    for name in ("uvicorn.error", "uvicorn.access", "asyncio"):
-        logging.getLogger(name).setLevel("DEBUG" if level == "debug" else "WARNING")
 
 
 class Server(uvicorn.Server):

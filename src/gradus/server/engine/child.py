@@ -80,8 +80,8 @@ class Child(asyncio.Protocol):
         self._transport: asyncio.WriteTransport | None = None
         self._loading = True
         self._ended = False  # nothing more is reported
-        self._life = loop.create_task(self._live())
         self._closed = asyncio.Event()  # the connection is
+        self._life = loop.create_task(self._live())
 
     def send(self, message: Message) -> None:
         if self._transport is not None and not self._transport.is_closing():
@@ -109,19 +109,22 @@ class Child(asyncio.Protocol):
     # -- life ---------------------------------------------------------------------------------------------------------
 
     async def _live(self) -> None:
-        problem = "it did not connect"
         try:
-            await self._connect()
-            await self._closed.wait()
-            problem = ""
-        except (OSError, WireError) as error:
-            problem = str(error)
-        how = await self._bury()
-        if not self._ended:
-            self._deliver(EngineFailed(Failure("GradusError", f"its process {problem or how}")))
+            if await self._connect():
+                await self._closed.wait()
+            how = await self._bury()
+        except OSError as error:
+            how = f"could not be started: {error}"
+        if self._ended:
+            return
+        if self._loading:
+            self._deliver(LoadFailed(Failure("GradusError", f"the engine's process {how} before the model was loaded")))
+        else:
+            self._deliver(EngineFailed(Failure("GradusError", f"its process {how}")))
 
-    async def _connect(self) -> None:
-        """Start the process and wait until it has connected. The socket's name is gone afterwards."""
+    async def _connect(self) -> bool:
+        """Start the process, and wait until it has connected: False if it never does. The socket's name is gone
+        afterwards."""
         private = PrivateSocket()
         try:
             self.process = spawn(private.path)
@@ -140,15 +143,14 @@ class Child(asyncio.Protocol):
                     connected.close()
                     continue
                 await self._loop.create_unix_connection(lambda: self, sock=connected)
-                return
-            raise WireError("did not connect")
+                return True
+            return False
         finally:
             private.close()
 
     async def _bury(self) -> str:
         """Wait for the process to end, and kill it if it does not. Returns how it ended, in words."""
-        if self.process is None:
-            return "could not be started"
+        assert self.process is not None
         end = self._loop.time() + LAST_BREATH_S
         while self.process.poll() is None and self._loop.time() < end:
             await asyncio.sleep(LOOK_S)
@@ -156,7 +158,7 @@ class Child(asyncio.Protocol):
         self.process.kill()
         while self.process.poll() is None:
             await asyncio.sleep(LOOK_S)
-        return "closed its connection" if killed else ending(self.process.returncode)
+        return "did not answer" if killed else ending(self.process.returncode)
 
     # -- the connection, by asyncio -----------------------------------------------------------------------------------
 

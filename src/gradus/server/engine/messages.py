@@ -13,7 +13,7 @@ import time
 from array import array
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -24,7 +24,9 @@ from gradus.engine.request import ModelLimits, Request, SamplingParams, Scheduli
 from gradus.engine.sequence import Output, Timings
 from gradus.errors import GradusError, RequestError
 
-HANDLES, TOKENS = "q", "i"  # of the columns: 8 and 4 bytes per number, in this machine's byte order
+Kind = Literal["q", "i"]
+HANDLES: Kind = "q"  # columns of 8 bytes per number, in this machine's byte order
+TOKENS: Kind = "i"  # of 4 bytes
 MISSING = -1  # in a column of tokens: a row with fewer tokens than the widest
 
 
@@ -255,10 +257,10 @@ EngineMessage = Loaded | LoadFailed | Report | SelfChecked | EngineFailed
 # -- columns of numbers ------------------------------------------------------------------------------------------------
 
 
-def packed(kind: str, numbers: Iterable[int]) -> bytes:
+def packed(kind: Kind, numbers: Iterable[int]) -> bytes:
     return array(kind, numbers).tobytes()
 
 
-def unpacked(kind: str, column: bytes) -> list[int]:
+def unpacked(kind: Kind, column: bytes) -> list[int]:
     """Raises TypeError for bytes that `packed` did not make."""
     return memoryview(column).cast(kind).tolist()
