@@ -160,15 +160,11 @@ class ScriptedCore:
 
 
 # What a core in a process of its own does in the step that begins a prompt with this token.
-RAISE, HANG, KILL, EXIT, GARBAGE, EXHAUST = 901, 902, 903, 904, 905, 906
+RAISE, HANG, KILL, EXIT, GARBAGE, EXHAUST, PAUSE = 901, 902, 903, 904, 905, 906, 907
 
 
 class DeadlyCore(ScriptedCore):
-    """A core whose requests can ask for its end. pause: how long HANG sleeps."""
-
-    def __init__(self, *, pause=600.0, **settings):
-        super().__init__(**settings)
-        self.pause = pause
+    """A core whose requests can ask for its end. PAUSE makes a step longer than the engine may be silent."""
 
     def step(self):
         for sample in self.waiting:
@@ -180,7 +176,7 @@ class DeadlyCore(ScriptedCore):
             case 901:
                 raise RuntimeError("secret detail")
             case 902:
-                time.sleep(self.pause)
+                time.sleep(600)
             case 903:
                 os.kill(os.getpid(), signal.SIGKILL)
             case 904:
@@ -189,6 +185,8 @@ class DeadlyCore(ScriptedCore):
                 os.write(connected(), b"\xff" * 100)
             case 906:
                 raise CapacityError("a step found no memory")
+            case 907:
+                time.sleep(1.1)
 
 
 def connected():

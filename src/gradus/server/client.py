@@ -116,6 +116,7 @@ class EngineClient:
         self._beginning = 0  # samples of requests that are being encoded
         self._samples_sent = self._samples_taken = 0
         self._queued = 0  # in the engine
+        self._requests = 0  # that the engine knows
         self._drain_ends = 0.0
         self._load_began = self._load_s = 0.0
         self._restart_ends = 0.0  # as far as that can be foreseen
@@ -419,7 +420,7 @@ class EngineClient:
         if self.state == "stalled":
             self.state, self.reason = "ready", "ready"
         self.metrics = report.metrics or self.metrics
-        self._samples_taken, self._queued = report.samples_taken, report.waiting
+        self._samples_taken, self._queued, self._requests = report.samples_taken, report.waiting, report.requests
         self._rate.record(report.step_s, report.ended)
         for handle in report.accepted:
             if stream := self._streams.get(handle):
@@ -525,7 +526,7 @@ class EngineClient:
         for stream in set(self._streams.values()):
             self._close(stream, Unavailable(reason, "restarting", self._restarts_in()))
         self._watch = Watch()
-        self._samples_sent = self._samples_taken = self._queued = 0
+        self._samples_sent = self._samples_taken = self._queued = self._requests = 0
         self._tasks.append(self._loop.create_task(self._restart(delay)))
 
     async def _restart(self, delay: float) -> None:

@@ -50,7 +50,7 @@ class EngineProcess:
         return None if self._child is None or self._child.process is None else self._child.process.pid
 
     def start(self) -> None:
-        self._child = Child(self._load, self._receive, self._loop)
+        self._child = Child(self._load, self._receive, self._loop, after=self._child)
 
     def send(self, command: Command) -> None:
         if self._child is not None:
@@ -67,10 +67,17 @@ class EngineProcess:
 
 
 class Child(asyncio.Protocol):
-    """One process, from its start to its end. Its last message is LoadFailed or EngineFailed, unless it was killed."""
+    """One process, from its start to its end. Its last message is LoadFailed or EngineFailed, unless it was killed.
+
+    after: the one before it, whose memory is needed: this one starts once that has ended.
+    """
 
     def __init__(
-        self, load: Load, receive: Callable[[EngineMessage], None], loop: asyncio.AbstractEventLoop
+        self,
+        load: Load,
+        receive: Callable[[EngineMessage], None],
+        loop: asyncio.AbstractEventLoop,
+        after: "Child | None" = None,
     ) -> None:
         self.process: subprocess.Popen[bytes] | None = None
         self._load = load
@@ -81,7 +88,7 @@ class Child(asyncio.Protocol):
         self._loading = True
         self._ended = False  # nothing more is reported
         self._closed = asyncio.Event()  # the connection is
-        self._life = loop.create_task(self._live())
+        self._life = loop.create_task(self._live(after))
 
     def send(self, message: Message) -> None:
         if self._transport is not None and not self._transport.is_closing():
@@ -108,7 +115,9 @@ class Child(asyncio.Protocol):
 
     # -- life ---------------------------------------------------------------------------------------------------------
 
-    async def _live(self) -> None:
+    async def _live(self, after: "Child | None") -> None:
+        if after is not None:
+            await after._life
         try:
             if await self._connect():
                 await self._closed.wait()
@@ -185,8 +194,9 @@ class Child(asyncio.Protocol):
             return
         self._loading = False
         if not self._ended:
-            self._ended = isinstance(message, LoadFailed | EngineFailed)
             self._deliver(message)
+            if isinstance(message, LoadFailed | EngineFailed):
+                self.kill()  # it has nothing more to say, and its memory is needed
 
     def _deliver(self, message: EngineMessage) -> None:
         try:

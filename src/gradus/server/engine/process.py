@@ -23,7 +23,7 @@ from gradus.server.engine.loop import run_engine
 from gradus.server.engine.messages import Command, EngineFailed, EngineMessage, LoadFailed
 from gradus.server.engine.wire import VERSION, Hello, Load, WireError, commands_and_load, frame
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("gradus.server.engine.process")  # __name__ is __main__ here
 
 AT_ONCE = 1 << 18  # bytes read from the socket
 
