@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from gradus.engine.metrics import Metrics
 from gradus.engine.request import ModelLimits, Request, SamplingParams
 from gradus.engine.sequence import Output, Timings
-from gradus.errors import CapacityError, ConfigError
+from gradus.errors import CapacityError
 from gradus.server.engine.loading import described
 from gradus.server.engine.messages import ModelInfo
 

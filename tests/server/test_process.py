@@ -23,6 +23,7 @@ from tests.server.conftest import ROOT, Process, events, eventually, running
 from tests.server.scripted import EXHAUST, EXIT, GARBAGE, HANG, KILL, PAUSE, RAISE, written
 from tests.server.test_shutdown import SOON, get, stream_in_background
 
+
 @pytest.fixture(scope="module")
 def server():
     """One server for all: its engine is started again as often, and as soon, as the tests need it."""
@@ -243,7 +244,8 @@ def test_the_front_end_of_a_final_engine_never_imports_torch():
         "    while client.state == 'loading': threading.Event().wait(0.05)\n"
         "    told = http.post(url + '/generate', json={'prompt': 'one', 'max_tokens': 4, 'ignore_eos': True})\n"
         "    bad = http.post(url + '/generate', json={'prompt': 'one', 'structured': {'regex': 'a('}})\n"
-        "    good = http.post(url + '/generate', json={'prompt': 'x', 'structured': {'regex': 'ab'}, 'max_tokens': 9})\n"
+        "    body = {'prompt': 'x', 'structured': {'regex': 'ab'}, 'max_tokens': 9}\n"
+        "    good = http.post(url + '/generate', json=body)\n"
         "    stats = http.get(url + '/stats').json()\n"
         "server.should_exit = True\n"
         "thread.join()\n"
