@@ -70,6 +70,9 @@ LOOK_S = 0.25  # between two looks at the engine's progress
 # Seconds that a stream waits for the engine's last output of a request that should end: most steps are far shorter.
 LAST_WORD_S = 1.0
 
+# Seconds for an engine at rest to give back what it has.
+GOODBYE_S = 10.0
+
 # Most prompts of one body that are encoded on the event loop.
 MOST_AT_ONCE = 16
 
@@ -181,14 +184,15 @@ class EngineClient:
         return self._hurry.is_set()
 
     async def close(self, patience: float = 1.0) -> None:
-        """Stop the engine. `stopped` stays False if a thread is stuck in a step, or in loading, for `patience`
-        seconds."""
+        """Stop the engine: within `patience` seconds if it is in a step, or loads. A thread that does not end leaves
+        `stopped` False."""
         for task in self._tasks:
             task.cancel()
         for stream in set(self._streams.values()):
             self.forget(stream, Unavailable("the server is shutting down", "draining"))
         self._worker.shutdown(wait=False, cancel_futures=True)
-        closed = await self._link.close(patience)
+        rests = self.info is not None and self._watch.silent_since is None
+        closed = await self._link.close(GOODBYE_S if rests else patience)
         self.stopped = self._opening.done() and closed
 
     # -- statistics ---------------------------------------------------------------------------------------------------

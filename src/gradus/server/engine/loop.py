@@ -79,8 +79,11 @@ class Commands(Protocol):
 Post = Callable[[EngineMessage], None]
 
 
-def run_engine(loader_name: str, config: ServerConfig, commands: Commands, post: Post) -> None:
-    """Load an engine and run it until a `Stop` arrives. Errors are posted as messages; nothing is raised."""
+def run_engine(loader_name: str, config: ServerConfig, commands: Commands, post: Post) -> Core | None:
+    """Load an engine and run it until a `Stop` arrives. Errors are posted as messages; nothing is raised.
+
+    Returns the engine, for its owner to close; None after an error.
+    """
     try:
         core, info = loader(loader_name).load_engine(config)
         loaded = Loaded(info, core.metrics())
@@ -88,13 +91,15 @@ def run_engine(loader_name: str, config: ServerConfig, commands: Commands, post:
         if not isinstance(error, GradusError):
             log.exception("the model could not be loaded")
         post(LoadFailed(Failure.of(error)))
-        return
+        return None
     post(loaded)
     try:
         EngineLoop(core, commands, post).run()
     except BaseException as error:
         log.exception("the engine failed")
         post(EngineFailed(Failure.of(error)))
+        return None
+    return core
 
 
 @dataclass(slots=True)

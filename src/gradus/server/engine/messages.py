@@ -12,7 +12,7 @@ token. No torch here.
 import time
 from array import array
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 import msgspec
@@ -103,6 +103,7 @@ class ModelInfo:
 
     engine: the phase's name, or "final"; phase: None for the final engine.
     settings: max_sequences, and the settings of cache and scheduler that the engine uses.
+    default_sampling: the values that the model's files recommend for sampling fields that a request leaves out.
     """
 
     model: str
@@ -112,6 +113,7 @@ class ModelInfo:
     dtype: str
     limits: ModelLimits
     settings: dict[str, Any]
+    default_sampling: dict[str, int | float] = field(default_factory=dict)
 
     def stats(self) -> dict[str, Any]:
         """For /stats, with the limits merged into the other fields."""

@@ -15,12 +15,13 @@ import signal
 import socket
 import sys
 import threading
+from typing import Protocol, runtime_checkable
 
 from gradus.device.peer import die_with
 from gradus.server import logs
 from gradus.server.config import ServerConfig
 from gradus.server.engine.loop import run_engine
-from gradus.server.engine.messages import Command, EngineFailed, EngineMessage, LoadFailed
+from gradus.server.engine.messages import Command, EngineMessage
 from gradus.server.engine.wire import VERSION, Hello, Load, WireError, commands_and_load, frame
 
 log = logging.getLogger("gradus.server.engine.process")  # __name__ is __main__ here
@@ -41,8 +42,15 @@ def main(path: str) -> None:
     config = ServerConfig(**load.settings)
     logs.set_up(config.log_level)
     threading.Thread(target=front_end.read, name="commands", daemon=True).start()
-    run_engine(load.loader, config, front_end.commands, front_end.post)
-    leave(1 if front_end.failed else 0)
+    core = run_engine(load.loader, config, front_end.commands, front_end.post)
+    if isinstance(core, Closing):  # it may have processes of its own
+        core.close()
+    leave(1 if core is None else 0)
+
+
+@runtime_checkable
+class Closing(Protocol):
+    def close(self) -> None: ...
 
 
 class FrontEndSocket:
@@ -50,7 +58,6 @@ class FrontEndSocket:
 
     def __init__(self, connected: socket.socket) -> None:
         self.commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
-        self.failed = False
         self._socket = connected
         self._frames = commands_and_load()
 
@@ -83,7 +90,6 @@ class FrontEndSocket:
 
     def post(self, message: EngineMessage) -> None:
         """Send a message; wait if the front end is behind."""
-        self.failed |= isinstance(message, LoadFailed | EngineFailed)
         try:
             self._socket.sendall(frame(message))
         except OSError:  # closed
