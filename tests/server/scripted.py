@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from gradus.engine.metrics import Metrics
 from gradus.engine.request import ModelLimits, Request, SamplingParams
 from gradus.engine.sequence import Output, Timings
-from gradus.errors import CapacityError
+from gradus.errors import CapacityError, ConfigError  # noqa: F401  (expressions name it)
 from gradus.server.engine.loading import described
 from gradus.server.engine.messages import ModelInfo
 
@@ -165,6 +165,9 @@ RAISE, HANG, KILL, EXIT, GARBAGE, EXHAUST, PAUSE = 901, 902, 903, 904, 905, 906,
 
 class DeadlyCore(ScriptedCore):
     """A core whose requests can ask for its end. PAUSE makes a step longer than the engine may be silent."""
+
+    def close(self):
+        print("the engine was closed")
 
     def step(self):
         for sample in self.waiting:

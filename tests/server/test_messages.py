@@ -70,7 +70,7 @@ REPORT = Report(
 FROM_ENGINE = [
     Hello(VERSION, 12),
     Loaded(
-        ModelInfo("m", "final", None, "cpu", "float32", LIMITS, {"max_sequences": 8, "switches": {"x": True}}),
+        ModelInfo("m", "final", None, "cpu", "float32", LIMITS, {"switches": {"x": True}}, {"top_k": 20, "top_p": 0.5}),
         Metrics(waiting=2),
     ),
     LoadFailed(Failure.of(ConfigError("no"))),
@@ -100,6 +100,11 @@ def test_every_message_of_the_engine_survives_the_journey(message):
 @pytest.mark.parametrize("message", TO_ENGINE, ids=name_of)
 def test_every_command_survives_the_journey(message):
     assert list(commands_and_load().feed(frame(message))) == [message]
+
+
+def test_recommended_sampling_keeps_whole_numbers():
+    (loaded,) = hello_and_messages().feed(frame(FROM_ENGINE[1]))
+    assert SamplingParams(**loaded.info.default_sampling).top_k == 20
 
 
 def test_a_request_arrives_as_it_was_checked():

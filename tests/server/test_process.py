@@ -17,7 +17,7 @@ from gradus.engine.metrics import Metrics
 from gradus.engine.request import ModelLimits, Request, SamplingParams
 from gradus.server import client
 from gradus.server.engine import child
-from gradus.server.engine.messages import Report, Submit
+from gradus.server.engine.messages import Report, Stop, Submit
 from gradus.server.engine.wire import VERSION, Hello, Load, PrivateSocket, frame, hello_and_messages
 from tests.server.conftest import ROOT, Process, events, eventually, running
 from tests.server.scripted import EXHAUST, EXIT, GARBAGE, HANG, KILL, PAUSE, RAISE, written
@@ -311,6 +311,13 @@ def test_a_front_end_that_closes_its_socket_ends_the_process_even_inside_a_step(
         time.sleep(0.3)
         peer.socket.close()
         assert peer.process.wait(5) == 1
+
+
+def test_an_engine_that_is_stopped_is_closed_and_prints_nothing_to_stdout(capfd):
+    with Peer() as peer:
+        peer.send(peer.load, Stop())
+        assert peer.process.wait(5) == 0
+        assert capfd.readouterr() == ("", "the engine was closed\n")
 
 
 def test_what_is_no_command_ends_the_process_and_is_logged(capfd):

@@ -63,24 +63,30 @@ class FrontEndSocket:
 
     def load(self) -> Load:
         """Wait for the first message."""
-        while True:
-            for message in self._frames.feed(self._receive()):
-                if not isinstance(message, Load) or message.version != VERSION:
-                    raise WireError(f"the front end is not of version {VERSION}")
-                return message
+        while not (received := list(self._frames.feed(self._receive()))):
+            pass
+        first, *others = received
+        if not isinstance(first, Load) or first.version != VERSION:
+            raise WireError(f"the front end is not of version {VERSION}")
+        for message in others:
+            self._queue(message)
+        return first
 
     def read(self) -> None:
         """Queue commands until the socket closes, which ends the process."""
         try:
             while True:
                 for message in self._frames.feed(self._receive()):
-                    if isinstance(message, Load):
-                        raise WireError("a second engine was asked for")
-                    self.commands.put(message)
+                    self._queue(message)
         except (WireError, OSError) as error:
             log.error("the front end's connection has ended: %s", error)
         finally:
             leave(1)
+
+    def _queue(self, message: Load | Command) -> None:
+        if isinstance(message, Load):
+            raise WireError("a second engine was asked for")
+        self.commands.put(message)
 
     def _receive(self) -> bytes:
         received = self._socket.recv(AT_ONCE)
