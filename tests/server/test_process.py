@@ -51,6 +51,7 @@ def test_it_serves_like_a_thread(server):
     frames, done = events(server.generate(prompt="a", max_tokens=50, stream=True))
     assert done and [token for frame in frames for token in frame["token_ids"]] == list(range(50))
     assert server.generate(prompt="a", max_tokens=10**6).json()["error"]["param"] == "max_tokens"
+    assert server.stats()["turns"] > 50
     stopped = server.generate(prompt="a", max_tokens=50, stop="7 ").json()
     assert stopped["finish_reason"] == "stop" and stopped["text"] == "0 1 2 3 4 5 6 "
     assert server.generate(prompt="a", max_tokens=4000, timeout=0.1).status_code == 504

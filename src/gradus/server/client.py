@@ -120,6 +120,7 @@ class EngineClient:
         self._samples_sent = self._samples_taken = 0
         self._queued = 0  # in the engine
         self._requests = 0  # that the engine knows
+        self._turns = 0  # of the engine's loop
         self._drain_ends = 0.0
         self._load_began = self._load_s = 0.0
         self._restart_ends = 0.0  # as far as that can be foreseen
@@ -209,6 +210,7 @@ class EngineClient:
             "cache": cache_stats(self.metrics.cache),
             "speculation": speculation_stats(self.metrics.speculation),
             "waiting": self.waiting,
+            "turns": self._turns,
             "average_batch": round(steps_spans / self.metrics.steps, 3) if self.metrics.steps else 0.0,
             **dataclasses.asdict(self.counts),
         }
@@ -424,7 +426,8 @@ class EngineClient:
         if self.state == "stalled":
             self.state, self.reason = "ready", "ready"
         self.metrics = report.metrics or self.metrics
-        self._samples_taken, self._queued, self._requests = report.samples_taken, report.waiting, report.requests
+        self._samples_taken, self._queued = report.samples_taken, report.waiting
+        self._turns, self._requests = report.turn, report.requests
         self._rate.record(report.step_s, report.ended)
         for handle in report.accepted:
             if stream := self._streams.get(handle):
