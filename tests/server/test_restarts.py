@@ -7,6 +7,7 @@ import asyncio
 
 import pytest
 
+from gradus.engine.logprobs import PAIR
 from gradus.engine.metrics import Metrics
 from gradus.engine.request import SamplingParams
 from gradus.server.api.ask import Ask
@@ -14,7 +15,18 @@ from gradus.server.client import EngineClient
 from gradus.server.config import ServerConfig
 from gradus.server.engine.child import EngineProcess
 from gradus.server.engine.link import link_for
-from gradus.server.engine.messages import EngineFailed, Failure, Loaded, LoadFailed, Report, SampleOutput, Submit
+from gradus.server.engine.messages import (
+    HANDLES,
+    TOKENS,
+    EngineFailed,
+    Failure,
+    Loaded,
+    LoadFailed,
+    Report,
+    SampleOutput,
+    Submit,
+    packed,
+)
 from gradus.server.engine.thread import EngineThread
 from gradus.server.measures import Restarts
 from gradus.server.results import Unavailable
@@ -160,6 +172,23 @@ def test_a_new_engine_begins_with_nothing_waiting_and_is_not_taken_for_silent():
         client.receive(Report(accepted=[handle], others=[SampleOutput(handle, (5,))]))
         await stream.accepted()
         assert [delta.token_ids for delta in await stream.receive()] == [(5,)]
+
+    playing(play)
+
+
+def test_rows_of_several_tokens_arrive_without_what_was_not_sampled():
+    """As with drafts: a row's tokens come first, and negative numbers of two kinds fill the rest."""
+
+    async def play(client, link, load):
+        stream = client.submit(ask(), ask())
+        first, second = stream.handles
+        pairs = [PAIR.pack(5, -1.0), b"", b"", PAIR.pack(7, -2.0), PAIR.pack(8, -3.0), b""]
+        report = Report(accepted=[first, second], width=3, logprobs=pairs)
+        report.handles, report.tokens = packed(HANDLES, [first, second]), packed(TOKENS, [5, -1, -2, 7, 8, -1])
+        client.receive(report)
+        told = {delta.prompt_index: delta for delta in await stream.receive()}
+        assert (told[0].token_ids, told[1].token_ids) == ((5,), (7, 8))
+        assert [each.packed for each in (told[0].logprobs, told[1].logprobs)] == [(pairs[0],), (pairs[3], pairs[4])]
 
     playing(play)
 

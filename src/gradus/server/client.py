@@ -36,7 +36,6 @@ from gradus.server.engine.link import MakeLink, link_for
 from gradus.server.engine.loop import loader
 from gradus.server.engine.messages import (
     HANDLES,
-    MISSING,
     TOKENS,
     Cancel,
     Command,
@@ -471,7 +470,7 @@ class EngineClient:
         for row, handle in enumerate(unpacked(HANDLES, report.handles)):
             if (sample := self._samples.get(handle)) is None:
                 continue
-            kept = tuple([token for token in tokens[row * width : (row + 1) * width] if token != MISSING])
+            kept = tuple([token for token in tokens[row * width : (row + 1) * width] if token >= 0])
             logprobs = tuple(report.logprobs[row * width : row * width + len(kept)])
             told = Logprobs(logprobs) if any(logprobs) else NO_LOGPROBS
             self._read(sample, Output(sample.transcript.request.id, sample.transcript.index, kept, told), news)

@@ -27,7 +27,6 @@ from gradus.errors import GradusError, RequestError
 Kind = Literal["q", "i"]
 HANDLES: Kind = "q"  # columns of 8 bytes per number, in this machine's byte order
 TOKENS: Kind = "i"  # of 4 bytes
-MISSING = -1  # in a column of tokens: a row with fewer tokens than the widest
 
 
 class Message(msgspec.Struct, array_like=True, tag=True, gc=False):
@@ -218,7 +217,7 @@ class Report(Message):
     step_s: the step's duration in seconds; 0 if there was nothing to do.
     accepted, refused: handles of requests. ended: how many samples have ended.
     handles [B], tokens [B, width]: columns of the samples that sampled plain tokens (`packed`); where a row has fewer
-    than `width` tokens, the rest is MISSING. logprobs: of these tokens, row by row; empty if no row has any.
+    than `width` tokens, negative numbers follow. logprobs: of these tokens, row by row; empty if no row has any.
     others: the outputs that are more than that.
     """
 
