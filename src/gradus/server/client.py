@@ -405,7 +405,8 @@ class EngineClient:
     def _on_loaded(self, info: ModelInfo, metrics: Metrics) -> None:
         self._load_s = time.monotonic() - self._load_began
         self.info, self.metrics = info, metrics
-        self._front_end = FrontEnd(self._tokenizer, info.limits, info.model, self._end_sample)
+        tool_format = self.config.tool_format
+        self._front_end = FrontEnd(self._tokenizer, info.limits, info.model, self._end_sample, tool_format=tool_format)
         if self.state in ("loading", "restarting"):
             self.state, self.reason = "ready", "ready"
         if not self._loaded.done():

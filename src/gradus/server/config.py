@@ -8,6 +8,7 @@ from gradus.config.settings import Settings
 from gradus.engine.request import MAX_SECONDS
 from gradus.errors import ConfigError
 from gradus.server.http.hosts import host_alone
+from gradus.text.tools.formats import NAMES
 
 MAX_JSON_DEPTH = 64
 MAX_HEADERS = 100
@@ -96,6 +97,14 @@ class ServerConfig(Settings):
     strict_fields: bool = setting(
         False,
         "Refuse a request with a field that this server does not read, instead of naming it in a header.",
+        panel=_API,
+    )
+    tool_format: str | None = setting(
+        None,
+        f"How the model is shown tools and calls them: {', '.join(NAMES)}. Naming a format lets a model call by itself "
+        "whose files do not show that it was taught to.",
+        unset="found by the model's files",
+        choices=NAMES,
         panel=_API,
     )
     tokenizer_info: bool = setting(False, "Answer /tokenizer_info, which shows the chat template.", panel=_API)

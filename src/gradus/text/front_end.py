@@ -105,14 +105,14 @@ class FrontEnd:
     def chat_prompt(self, messages: Sequence[dict[str, Any]], *, tools: Any = None, **settings: Any) -> list[int]:
         """Encode a conversation, ready for the assistant's turn.
 
-        tools: what the model is shown; a template that shows none gets them in the system message. settings: of the
-        template, such as enable_thinking. Raises RequestError without a template.
+        tools: what the model is shown; a template that shows none gets them in the system message. settings:
+        add_generation_prompt, continue_final, and those of the template, such as enable_thinking. Raises RequestError
+        without a template.
         """
         tokenizer = self._need_tokenizer("messages")
         shown = read_tools(tools)
-        if isinstance(messages, Sequence) and not isinstance(messages, str | bytes):
-            messages = self.dialect.messages(messages, shown)
-        return tokenizer.chat(messages, tools=[tool.shown() for tool in shown], **settings)
+        found = self.dialect.messages(messages, shown)
+        return tokenizer.chat(found, tools=[tool.shown() for tool in shown], **settings)
 
     @functools.cached_property
     def grammars(self) -> Grammars:
