@@ -175,6 +175,7 @@ def test_a_fault_in_one_request_leaves_the_others_token_identical(real, monkeypa
             return add(self, output)
 
         monkeypatch.setattr(Transcript, "add", faulty)
+        monkeypatch.setattr(Transcript, "plain", lambda self, token: None)  # so that every token is added there
     else:
         commit = type(real.engine.engine.scheduler).commit
 

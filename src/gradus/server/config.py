@@ -48,7 +48,7 @@ class ServerConfig(Settings):
     )
     max_buffered: int = setting(
         4096,
-        "Results that may wait for one streaming client; a client further behind is dropped.",
+        "Tokens that may wait for one streaming client; a client further behind is dropped.",
         least=1,
         panel=_LIMITS,
     )
@@ -62,7 +62,7 @@ class ServerConfig(Settings):
     )
     step_timeout: float = setting(
         120.0,
-        "Time for one engine step. A longer one counts as a hang: the server turns unhealthy and fails all requests.",
+        "Time for one engine step. A longer one counts as a hang: all requests fail, and another engine is started.",
         above=0,
         unit="seconds",
         panel=_LIMITS,

@@ -120,15 +120,11 @@ async def respond(request: Request, read: Reader, client: EngineClient, config: 
 
 async def all_completions(stream: Stream) -> list[Completion]:
     """Wait for every sample's completion, in order. Raises the error of any sample that failed."""
-    completions: dict[tuple[int, int], Completion] = {}
-    while not stream.done:
-        for delta in await stream.receive():
-            if delta.completion is not None:
-                completions[delta.prompt_index, delta.index] = delta.completion
-    for completion in completions.values():
+    completions = await stream.completions()
+    for completion in completions:
         if error := failure_of(completion):
             raise error
-    return [completions[place] for place in sorted(completions)]
+    return completions
 
 
 def refused(status: int, message: str, scope: Scope) -> Response:
