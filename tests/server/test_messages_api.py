@@ -8,8 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gradus.errors import RequestError
+from gradus.server.api.anthropic.answer import Blocks, _frame
 from gradus.server.api.anthropic.conversation import read_conversation
 from gradus.server.api.anthropic.partial_json import whole_members
+from gradus.server.api.frames import event as written
+from gradus.text.tools.events import Reasoning, Text, ToolArguments
 from tests.server.conftest import eventually, running
 from tests.server.saying import CALL, THOUGHT, SayingCore
 from tests.text.tools.builders import tokenizer
@@ -166,6 +169,13 @@ def test_a_stream_put_together_is_the_whole_message(serving, asked, size):
         for block in message["content"]:
             block.pop("id", None)
     assert streamed == whole
+
+
+@given(st.sampled_from(["text", "thinking", "call"]), st.text())
+def test_deltas_are_written_as_all_other_events(kind, text):
+    made = {"text": Text(text), "thinking": Reasoning(text), "call": ToolArguments(0, text)}[kind]
+    frame = list(Blocks().add(made))[-1]
+    assert _frame(frame) == written(frame, "content_block_delta")
 
 
 def test_a_stream_begins_with_the_prompts_size_and_ends_with_the_whole_usage(server):

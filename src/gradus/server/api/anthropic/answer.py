@@ -14,7 +14,7 @@ from gradus.engine.request import Request
 from gradus.server.api.anthropic.partial_json import whole_members
 from gradus.server.api.ask import Ask, event_reader
 from gradus.server.api.errors import anthropic, failure_of, problem_of
-from gradus.server.api.frames import event
+from gradus.server.api.frames import encode_text, event
 from gradus.server.api.turns import Sample, in_one_piece
 from gradus.text.completion import Completion, Delta
 from gradus.text.front_end import FrontEnd
@@ -95,8 +95,22 @@ class MessageEncoder:
         }
 
 
+TEXT_OF = {"text_delta": "text", "thinking_delta": "thinking", "input_json_delta": "partial_json"}
+
+
 def _frame(content: Frame) -> bytes:
-    return event(content, content["type"])
+    kind = content["type"]
+    return _delta_frame(content["index"], content["delta"]) if kind == "content_block_delta" else event(content, kind)
+
+
+def _delta_frame(index: int, delta: Frame) -> bytes:
+    """Write the event of a delta, of which a stream has one per token, several times as fast as `event`."""
+    kind = delta["type"]
+    name = TEXT_OF[kind]
+    return (
+        'event: content_block_delta\ndata: {"type":"content_block_delta",'
+        f'"index":{index},"delta":{{"type":"{kind}","{name}":{encode_text(delta[name])}}}}}\n\n'
+    ).encode()
 
 
 def usage(prompt_tokens: int, cached_tokens: int = 0) -> Frame:
