@@ -9,5 +9,8 @@ openai.py          what OpenAI's protocols share: sampling, constraints, usage
 completions.py     /v1/completions
 models.py          /v1/models
 tokens.py          /tokenize, /detokenize
+turns.py           a turn of a conversation in them: tools, settings of the template, answers as they are read
+chat.py            /v1/chat/completions
+responses/         /v1/responses
 openapi.py         its OpenAPI schema, and the limits of every protocol
 """

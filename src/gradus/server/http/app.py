@@ -14,10 +14,12 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 import gradus
 from gradus.errors import GradusError
 from gradus.server.api.ask import Exchange
+from gradus.server.api.chat import ChatCompletion
 from gradus.server.api.completions import Completions
 from gradus.server.api.errors import CLOSE, Problem, failure_of, problem_of
 from gradus.server.api.generate import Generate
 from gradus.server.api.openapi import limits, openapi_of_generate
+from gradus.server.api.responses.body import Responses
 from gradus.server.client import EngineClient
 from gradus.server.config import MAX_HEADER_BYTES, MAX_HEADERS, ServerConfig
 from gradus.server.http.answers import json_response, problem_response
@@ -59,6 +61,8 @@ def create_app(client: EngineClient, config: ServerConfig) -> FastAPI:
     route("/generate", read_generate, "Continue a prompt", openapi_of_generate(config))
     route("/v1/completions", Completions.parse, "Continue prompts, as OpenAI's completions do")
     add_model_routes(app, client, config)
+    route("/v1/chat/completions", ChatCompletion.parse, "Answer a conversation, in OpenAI's protocol of chats")
+    route("/v1/responses", Responses.parse, "Answer a conversation, in OpenAI's protocol of responses")
 
     @app.get("/ping", include_in_schema=False)
     @app.post("/ping", include_in_schema=False)
@@ -112,15 +116,11 @@ async def respond(request: Request, read: Reader, client: EngineClient, config: 
 
 async def all_completions(stream: Stream) -> list[Completion]:
     """Wait for every sample's completion, in order. Raises the error of any sample that failed."""
-    completions: dict[tuple[int, int], Completion] = {}
-    while not stream.done:
-        for delta in await stream.receive():
-            if delta.completion is not None:
-                completions[delta.prompt_index, delta.index] = delta.completion
-    for completion in completions.values():
+    completions = await stream.completions()
+    for completion in completions:
         if error := failure_of(completion):
             raise error
-    return [completions[place] for place in sorted(completions)]
+    return completions
 
 
 def refused(status: int, message: str, scope: Scope) -> Response:
