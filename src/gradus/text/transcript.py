@@ -80,7 +80,7 @@ class Transcript:
 
     def _delta(self, output: Output, tokens: tuple[int, ...], logprobs: Logprobs, text: str) -> Delta:
         prompt = output.prompt_logprobs
-        if prompt is not NO_LOGPROBS:
+        if prompt:
             self._prompt_logprobs = tuple(prompt)
         completion = None if output.finish_reason is None else self._complete(output)
         return Delta(self.request.id, self.prompt_index, self.index, text, tokens, logprobs, completion, prompt)

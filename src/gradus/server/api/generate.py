@@ -113,7 +113,7 @@ class GenerateEncoder:
         return b"".join([self._event(delta) for delta in deltas if delta.token_ids or delta.completion])
 
     def _event(self, delta: Delta) -> bytes:
-        if delta.completion is None and self._plain:
+        if delta.completion is None and self._plain and not delta.prompt_logprobs:
             return plain_event(delta)
         return event(self._frame(delta))
 
