@@ -84,8 +84,8 @@ def eventually(condition, seconds=10.0):
 
 
 @contextlib.contextmanager
-def running(load=None, **settings):
-    """A server on a free port in this process; `load` makes its engine (scripted when None)."""
+def running(load=None, *, headers=None, **settings):
+    """A server on a free port in this process; `load` makes its engine (scripted when None). headers: of `http`."""
     config = ServerConfig(model=register(load or ScriptedCore), port=0, **settings)
     client = EngineClient(config, loader="tests.server.scripted")
     server, listening = Server(config, client), bind(config)
@@ -94,7 +94,7 @@ def running(load=None, **settings):
     thread.start()
     url = f"http://127.0.0.1:{port}"
     try:
-        with httpx.Client(base_url=url, timeout=60, trust_env=False) as http:
+        with httpx.Client(base_url=url, timeout=60, trust_env=False, headers=headers) as http:
             assert eventually(lambda: server.started)
             assert eventually(lambda: client.state != "loading", 60)
             yield Running(url, port, registered(config.model), client, server, http)

@@ -45,6 +45,7 @@ from gradus.server.engine.messages import (
 )
 from gradus.server.engine.thread import EngineThread
 from gradus.server.measures import Counts, ServiceRate, Watch, cache_stats, speculation_stats
+from gradus.server.metrics.meter import Meter
 from gradus.server.results import ClientGone, RequestFailed, RequestTimeout, Stream, Unavailable
 from gradus.text.completion import Delta
 from gradus.text.front_end import FrontEnd
@@ -76,6 +77,7 @@ class EngineClient:
         self.info: ModelInfo | None = None  # once loaded
         self.metrics = Metrics()
         self.counts = Counts()
+        self.meter = Meter(config.price_per_hour)
         self.started = time.monotonic()
         self.stopped = False
         self._loader = loader
@@ -215,6 +217,7 @@ class EngineClient:
         late = RequestTimeout(f"the request did not end within its timeout of {timeout:g} s")
         stream.timer = self._loop.call_later(timeout + LAST_WORD_S, self._expire, stream, late)
         self._streams.update(dict.fromkeys(stream.ids, stream))
+        self.meter.enter(stream)
         self._nothing_runs.clear()
         self._samples_sent += stream.samples
 
@@ -320,6 +323,7 @@ class EngineClient:
 
     def _close(self, stream: Stream, error: Exception | None) -> None:
         """Forget a stream; with an error, fail it."""
+        self.meter.leave(stream, error)
         for name in stream.ids:
             self._streams.pop(name, None)
             self.front_end.close(name)
@@ -381,7 +385,9 @@ class EngineClient:
             if stream := self._streams.get(request_id):
                 self._cancel(stream, "cancelled")  # what else its body asked for
                 self._close(stream, failure.error() or RequestFailed())
-        for delta in self.front_end.read(report.outputs):
+        deltas = self.front_end.read(report.outputs)
+        self.meter.report(report, deltas)
+        for delta in deltas:
             if stream := self._streams.get(delta.request_id):
                 self._deliver(stream, delta)
 

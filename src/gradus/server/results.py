@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 
 from gradus.engine.request import Request
 from gradus.errors import CapacityError, GradusError
+from gradus.server.metrics.tally import Tally
 from gradus.text.completion import Delta
 
 
@@ -44,12 +45,13 @@ class Stream:
 
     ids: the requests', in the engine. samples: of all of them. Cancel the stream, or read it until `done`: nothing
     else ends its requests in the engine.
-    requests: as the engine has accepted them; complete once `accepted` returns.
+    requests: as the engine has accepted them; complete once `accepted` returns. tally: what they have taken so far.
     """
 
     def __init__(self, ids: Sequence[str], samples: int, forget: "Callable[[Stream, Exception], None]") -> None:
         self.ids = tuple(ids)
         self.samples = samples
+        self.tally = Tally(samples)
         self.requests: dict[str, Request] = {}
         self.done = False  # every sample's last delta has been received
         self.unfinished = samples
