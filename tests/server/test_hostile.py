@@ -6,12 +6,18 @@ Named after the vulnerabilities of other engines where they teach one: docs/serv
 import gzip
 import json
 import logging
+from functools import partial
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from gradus.engine.request import ModelLimits
+from gradus.server.config import ServerConfig
+from gradus.server.engine.messages import ModelInfo
+from gradus.server.http.body import body_limit
 from tests.server.conftest import eventually, read_answer, running
+from tests.server.scripted import ScriptedCore
 
 JSON_POST = b"POST /generate HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
 MANY = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -128,6 +134,24 @@ def test_a_body_of_just_the_limit_is_read(server):
     body = b'{"prompt": "a", "max_tokens": 1}'
     assert post(server, body + b" " * ((1 << 20) - len(body))).status_code == 200
     refusal(post(server, body + b" " * ((1 << 20) - len(body) + 1)), 413)
+
+
+@pytest.mark.parametrize(("context", "most"), [(None, 1 << 20), (4096, 1 << 20), (131_072, 16 * 131_072 + (1 << 18))])
+def test_a_body_may_be_as_large_as_the_context_could_need(context, most):
+    limits = context and ModelLimits(vocab_size=10, context_length=context)
+    info = context and ModelInfo("m", "final", None, "cpu", "float32", limits, {})
+    assert body_limit(ServerConfig(), info) == most
+    assert body_limit(ServerConfig(max_body_bytes=77), info) == 77
+
+
+def test_the_limit_of_a_body_grows_with_the_context(serving):
+    server = serving(partial(ScriptedCore, context_length=100_000))
+    most = server.stats()["limits"]["max_body_bytes"]
+    assert most == 1_600_000 + (1 << 18)
+    longest = ("1," * 99_998 + "1").encode()
+    body = b'{"max_tokens": 1, "prompt": [%s]}' % longest
+    assert post(server, body + b" " * (most - len(body))).status_code == 200
+    refusal(post(server, body + b" " * (most - len(body) + 1)), 413)
 
 
 @pytest.mark.parametrize("headers", [["X: " + "y" * 40_000], [f"X-{number}: y" for number in range(150)]])
