@@ -226,6 +226,7 @@ def test_beyond_loopback_it_is_refused_without_keys_before_anything_is_loaded(gr
         ["--cors-origin", "*"],
         ["--log-format", "xml"],
         ["--tls-cert", "cert.pem"],
+        ["--tls-cert", "/no/such/cert.pem", "--tls-key", "key.pem"],
         ["--phase", "p77"],
         ["--context-length", "100000"],
         ["--dtype", "float128"],

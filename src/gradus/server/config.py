@@ -167,7 +167,8 @@ class ServerConfig(Settings):
             if not is_origin(origin):
                 raise ConfigError(f"cors_origins takes origins such as https://chat.example.org, got {origin!r}")
         if (self.tls_cert is None) != (self.tls_key is None):
-            raise ConfigError("tls_cert and tls_key belong together: give both, or neither")
+            given = self.tls_cert or self.tls_key
+            raise ConfigError(f"tls_cert and tls_key belong together: give both, or neither, got {given} alone")
 
     @property
     def key_limits(self) -> KeyLimits:

@@ -56,9 +56,11 @@ def _plan(settings: ServerConfig, json: bool) -> None:
     from gradus.exercises import solution
     from gradus.loading import open_checkpoint
     from gradus.server.engine.loading import planned
+    from gradus.server.http.tls import tls_options
     from gradus.server.serve import bind
 
     bind(settings).close()
+    tls_options(settings)
     if settings.impl is not None and settings.phase is not None:
         terminal.print_note(solution.load(settings.phase, Path(settings.impl)).note)
     checkpoint = open_checkpoint(settings.model)
