@@ -54,7 +54,7 @@ def spoil(table: SlotTable) -> None:
     table.bias_values.fill_(math.nan)
     table.masks.zero_()  # no token may be drawn
     if table.seen is not None:
-        table.seen.fill_(-1)
+        table.seen[:, ::2].fill_(-1)  # a penalty for all tokens alike would change no draw
     for column in (table.adjusting, table.masked, table.drawing, table.ranking, table.narrowing):
         column.fill(True)
     table.plain.fill(False)
