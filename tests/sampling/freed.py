@@ -26,7 +26,7 @@ LEAVING = {
 COMING = {
     "greedy": {},
     "drawn": dict(temperature=1.0, seed=11),
-    "penalized": dict(presence_penalty=0.5, temperature=0.8, seed=12),
+    "penalized": dict(presence_penalty=0.5, frequency_penalty=0.1, temperature=0.8, seed=12),
     "biased": dict(logit_bias={40: 3.0}, temperature=1.0, seed=13),
     "masked": dict(structured={"regex": "[a-f]{4}"}, temperature=1.0, seed=14),
     "filtered": dict(temperature=1.0, top_k=50, top_p=0.9, seed=15, logprobs=2),
