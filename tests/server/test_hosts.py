@@ -247,7 +247,7 @@ def server():
         yield server
 
 
-ROUTES = ["/", "/health", "/health/live", "/stats", "/openapi.json", "/generate", "/nowhere", "/%2e%2e/x"]
+ROUTES = ["/", "/health", "/health/live", "/stats", "/metrics", "/openapi.json", "/generate", "/nowhere", "/%2e%2e/x"]
 
 
 @pytest.mark.parametrize("headers", [{"Host": "evil.com"}, {"Origin": "null"}, {"Sec-Fetch-Site": "cross-site"}])
