@@ -30,7 +30,7 @@ BAD_FIELDS = [
     ("logit_bias", [{-1: 1.0}, {1: 101}, {1: math.nan}, {"x": 1}, {1.5: 1}, {True: 1}, {1: "1"}, [1], None, 5]),
     ("logit_bias", [{str(i): 1 for i in range(2000)}]),
     ("seed", [-1, 2**63, 1.0, True, "1"]),
-    ("n", [0, -1, 17, 10**9, 1.0, True, None]),
+    ("n", [0, -1, 129, 10**9, 1.0, True, None]),
     ("stop", [[""], ["a"] * 17, [1], ["x" * 257], 5, [None], {"a": 1}, [["a"]], b"a"]),
     ("stop_token_ids", [[-1], [1.0], [True], list(range(65)), 5, "1", ["1"]]),
     ("min_tokens", [-1, 1.0, True, None]),

@@ -15,7 +15,7 @@ from gradus.engine.meaning import documented, param
 from gradus.engine.structured import Structured
 from gradus.errors import ConfigError, RequestError
 
-MAX_N = 16
+MAX_N = 128
 MAX_LOGPROBS = 20
 MAX_STOP_STRINGS = 16
 MAX_STOP_CHARACTERS = 256

@@ -135,6 +135,10 @@ class Tokenizer:
         """
         return b"" if token_id in self.special_token_ids else self._token_bytes(token_id)
 
+    def spelling(self, token_id: int) -> bytes:
+        """A token's bytes as people are shown it: as `token_bytes`, but a control token has its name."""
+        return self._token_bytes(token_id)
+
     def vocabulary(self, size: int) -> list[bytes]:
         """The bytes of each token id below `size`, a model's number of tokens."""
         return [self.token_bytes(token) for token in range(size)]
@@ -204,13 +208,13 @@ class Tokenizer:
         return self._template.render(
             check_messages(messages, treat),
             add_generation_prompt=add_generation_prompt,
-            bos_token=self._spelling(self.bos_token_id),
-            eos_token=self._spelling(next(iter(self.eos_token_ids), None)),
+            bos_token=self._name(self.bos_token_id),
+            eos_token=self._name(next(iter(self.eos_token_ids), None)),
             tools=check_tools(tools, treat),
             settings=check_settings(settings),
         )
 
-    def _spelling(self, token_id: int | None) -> str:
+    def _name(self, token_id: int | None) -> str:
         return "" if token_id is None else self._backend.id_to_token(token_id) or ""
 
     def _token_bytes(self, token_id: int) -> bytes:
