@@ -2,8 +2,10 @@
 
 import logging
 import os
+import re
 import stat
 from functools import partial
+from pathlib import Path
 
 import pytest
 
@@ -118,6 +120,12 @@ def test_a_refusal_has_the_shape_of_the_paths_protocol(server, path):
         assert (error["type"], error["code"]) == ("invalid_api_key", 401)
     else:
         assert (error["type"], error["code"]) == ("authentication_error", "invalid_api_key")
+
+
+def test_the_page_of_the_docs_names_the_public_paths_and_no_other():
+    page = (Path(__file__).parents[2] / "docs" / "serving.md").read_text(encoding="utf-8")
+    table = page.split("| public path | |")[1].split("\n\n")[0]
+    assert set(re.findall(r"^\| `(/\S*)`", table, re.MULTILINE)) == PUBLIC
 
 
 # -- keys --------------------------------------------------------------------------------------------------------------

@@ -6,6 +6,8 @@ Text and HTTP are on one side, token ids on the other. Only plain data passes be
 
     config.py          the server's settings, checked                        (imports neither torch nor FastAPI)
     engine/            the engine's side: messages, the loop that owns it, and where that loop runs
+    metrics/           what is counted and measured, and /metrics
+    logs.py            the log
     results.py         results as they arrive, or the error that ended them
     measures.py        measurements of the front end's side: rates, totals, the engine's silence
     client.py          the front end's side: queue, text, cancellation, drain, health

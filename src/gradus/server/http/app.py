@@ -66,6 +66,30 @@ def create_app(client: EngineClient, config: ServerConfig) -> FastAPI:
 
     route("/generate", read_generate, "Continue a prompt", openapi_of_generate(config))
 
+    _add_reports(app, client, config)
+    return app
+
+
+def _add_middleware(app: FastAPI, client: EngineClient, config: ServerConfig) -> None:
+    """Add what every request passes, from the innermost to the outermost. All of it is plain ASGI."""
+    app.add_middleware(Access, keys=Keys.of(config), defaults=config.key_limits)
+    if config.cors_origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=config.cors_origins,
+            allow_methods=("GET", "POST"),
+            allow_headers=("*",),
+            expose_headers=(REQUEST_ID, IGNORED, "retry-after"),
+        )
+    hosts = OwnHosts(config.host, config.allowed_hosts, config.cors_origins, secure=config.tls_cert is not None)
+    app.add_middleware(OwnRequests, hosts=hosts)
+    app.add_middleware(HeaderLimits)
+    app.add_middleware(Records, meter=client.meter, lines=config.log_requests)
+
+
+def _add_reports(app: FastAPI, client: EngineClient, config: ServerConfig) -> None:
+    """Add the routes that only look."""
+
     @app.get("/health", summary="Whether requests are taken: 200, or 503 with the reason")
     @app.get("/health/ready", summary="The same, by the name that orchestrators expect")
     @app.get("/ping", summary="The same, by the name that SageMaker expects")
@@ -98,25 +122,6 @@ def create_app(client: EngineClient, config: ServerConfig) -> FastAPI:
         paths = ("/health", "/health/live", "/health/ready", "/version", "/stats", "/metrics", "/openapi.json")
         routes = {"/generate": "POST"} | dict.fromkeys(paths, "GET")
         return json_response(200, {"name": "gradus", "version": gradus.__version__, "routes": routes})
-
-    return app
-
-
-def _add_middleware(app: FastAPI, client: EngineClient, config: ServerConfig) -> None:
-    """Add what every request passes, from the innermost to the outermost. All of it is plain ASGI."""
-    app.add_middleware(Access, keys=Keys.of(config), defaults=config.key_limits)
-    if config.cors_origins:
-        app.add_middleware(
-            CORSMiddleware,
-            allow_origins=config.cors_origins,
-            allow_methods=("GET", "POST"),
-            allow_headers=("*",),
-            expose_headers=(REQUEST_ID, IGNORED, "retry-after"),
-        )
-    hosts = OwnHosts(config.host, config.allowed_hosts, config.cors_origins, secure=config.tls_cert is not None)
-    app.add_middleware(OwnRequests, hosts=hosts)
-    app.add_middleware(HeaderLimits)
-    app.add_middleware(Records, meter=client.meter, lines=config.log_requests)
 
 
 def read_generate(body: Any, client: EngineClient) -> Exchange:
