@@ -1,8 +1,8 @@
 """The front end's measurements of all requests: times, sizes, endings, and each request's share of the device.
 
 It is called once per report of the engine with all deltas of it, once per request that enters, and once per stream that
-closes. Per delta it does two look-ups and a few additions; a histogram is touched once per report for each different
-time between tokens, of which a steady batch has one.
+closes. Per delta it does two look-ups and a few additions. A histogram is touched once per report for all samples that
+had a token in the report before, too: they have waited equally long.
 
 **Share of the device.** A step's time is shared by the rows that it computes: a token of a prompt is a row, and so is a
 generated token. The front end doesn't see the rows of a single step, so it prices them in windows: from one snapshot of
@@ -69,23 +69,20 @@ class Meter:
         self.step_sequences = Distribution(SEQUENCES)
         self._clock = clock
         self._open: dict[str, Stream] = {}
+        self._samples: dict[str, dict[int, SampleTally]] = {}  # those of _open that have tokens, and have not ended
+        self._last_tokens = 0.0  # when the last report with tokens came
         self._window = Window()
 
     def enter(self, stream: "Stream") -> None:
         self.entered += stream.samples
         for name in stream.ids:
             self._open[name] = stream
-            stream.tally.unfinished[name] = {}
+            self._samples[name] = {}
 
     def report(self, report: Report, deltas: Sequence[Delta]) -> None:
         """Add one report of the engine: `deltas` is what its outputs have become."""
         now = self._clock()
-        gaps: dict[float, int] = {}
-        for delta in deltas:
-            if stream := self._open.get(delta.request_id):
-                self._add(stream, delta, now, gaps)
-        for gap, tokens in gaps.items():
-            self.inter_token.observe(gap, tokens)
+        self._add(deltas, now)
         if report.step_s:
             self.busy_s += report.step_s
             self.step.observe(report.step_s)
@@ -96,28 +93,43 @@ class Meter:
             if delta.completion is not None and (stream := self._open.get(delta.request_id)):
                 self._complete(stream, delta.completion, now)
 
-    def _add(self, stream: "Stream", delta: Delta, now: float, gaps: dict[float, int]) -> None:
-        """Count a delta's tokens. Several of one step share the time since the step before."""
-        tokens = len(delta.token_ids)
-        if not tokens:
-            return
-        tally, samples = stream.tally, stream.tally.unfinished[delta.request_id]
-        tally.generated += tokens
-        self._window.rows += tokens
-        sample = samples.get(delta.index)
-        if sample is None:
-            prompt = len(stream.requests[delta.request_id].prompt)
-            samples[delta.index] = SampleTally(now, prompt + tokens)
-            self._window.rows += prompt
-            self.ttft.observe(now - tally.arrived)
-            if tally.ttft_s is None:
-                tally.ttft_s = now - tally.arrived
-            return
-        assert sample.last is not None
-        gap = (now - sample.last) / tokens
-        gaps[gap] = gaps.get(gap, 0) + tokens
-        sample.last = now
-        sample.rows += tokens
+    def _add(self, deltas: Sequence[Delta], now: float) -> None:
+        """Count tokens, and the times between them. Most samples had their last token with the last report.
+
+        Several tokens of one step share the time since the step before.
+        """
+        before, steady, rows = self._last_tokens, 0, 0
+        for delta in deltas:
+            tokens = len(delta.token_ids)
+            if not tokens or (samples := self._samples.get(delta.request_id)) is None:
+                continue
+            rows += tokens
+            sample = samples.get(delta.index)
+            if sample is None:
+                rows += self._begin(delta, now)
+                continue
+            if tokens == 1 and sample.last == before:
+                steady += 1
+            else:
+                self.inter_token.observe((now - sample.last) / tokens, tokens)
+            sample.last = now
+            sample.tokens += tokens
+        if rows:
+            self._last_tokens = now
+            self._window.rows += rows
+        if steady:
+            self.inter_token.observe(now - before, steady)
+
+    def _begin(self, delta: Delta, now: float) -> int:
+        """Note a sample's first tokens. Returns the rows of its prompt."""
+        stream = self._open[delta.request_id]
+        tally, prompt = stream.tally, len(stream.requests[delta.request_id].prompt)
+        self._samples[delta.request_id][delta.index] = SampleTally(now, prompt + len(delta.token_ids))
+        tally.generated += len(delta.token_ids)
+        self.ttft.observe(now - tally.arrived)
+        if tally.ttft_s is None:
+            tally.ttft_s = now - tally.arrived
+        return prompt
 
     def _close_window(self, metrics: Metrics) -> None:
         """Price the rows of all open samples."""
@@ -128,19 +140,24 @@ class Meter:
         rows = (useful_rows(metrics) - useful_rows(before) if before is not None else 0) or window.rows
         if rows > 0 and window.busy_s > 0:
             window.price = window.busy_s / rows
-        for stream in {*self._open.values()}:
-            for samples in stream.tally.unfinished.values():
-                for sample in samples.values():
-                    stream.tally.device_s += sample.rows * window.price
-                    sample.rows = 0
+        for name, samples in self._samples.items():
+            for sample in samples.values():
+                self._settle(self._open[name].tally, sample, window.price)
         self._window = Window(metrics, price=window.price)
+
+    def _settle(self, tally: Tally, sample: SampleTally, price: float) -> None:
+        """Move what a sample has taken since the last time to its body's tally."""
+        tally.generated += sample.tokens
+        tally.device_s += (sample.rows + sample.tokens) * price
+        sample.rows = sample.tokens = 0
 
     def _complete(self, stream: "Stream", completion: Completion, now: float) -> None:
         """Count a sample that the engine has ended."""
-        tally, timings = stream.tally, completion.timings
-        sample = tally.unfinished[completion.request_id].pop(completion.index, SampleTally())
-        rows = sample.rows - (completion.cached_tokens if sample.last is not None else 0)
-        tally.device_s = max(0.0, tally.device_s + rows * self._window.price)
+        tally, timings, price = stream.tally, completion.timings, self._window.price
+        sample = self._samples[completion.request_id].pop(completion.index, None)
+        if sample is not None:
+            self._settle(tally, sample, price)
+            tally.device_s = max(0.0, tally.device_s - completion.cached_tokens * price)
         self._count(stream, completion.finish_reason)
         tally.cached_tokens += completion.cached_tokens if completion.index == 0 else 0
         tally.queued_s = max(tally.queued_s or 0.0, timings.queued_s)
@@ -163,17 +180,16 @@ class Meter:
 
     def leave(self, stream: "Stream", error: Exception | None) -> None:
         """Count the samples of a stream that closes before the engine has ended them."""
+        tally = stream.tally
         for name in stream.ids:
             self._open.pop(name, None)
-        tally = stream.tally
+            for sample in self._samples.pop(name, {}).values():
+                self._settle(tally, sample, self._window.price)
         tally.prompt_tokens = sum(len(request.prompt) for request in stream.requests.values())
         if tally.total_s is None:
             tally.total_s = self._clock() - tally.arrived
         if left := tally.samples - tally.finished.total():
             self._count(stream, reason_of(error), left)
-            unpriced = sum(sample.rows for samples in tally.unfinished.values() for sample in samples.values())
-            tally.device_s += unpriced * self._window.price
-        tally.unfinished.clear()
 
     def cost_of(self, device_s: float) -> float:
         """The price of some seconds of the device; 0 if an hour has none."""

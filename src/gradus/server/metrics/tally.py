@@ -7,10 +7,15 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True, eq=False)
 class SampleTally:
-    """One sample that has not ended. last: when its newest tokens came. rows: computed for it, not priced yet."""
+    """One sample that has not ended.
 
-    last: float | None = None
-    rows: int = 0
+    last: when its newest tokens came. rows: computed until its first tokens were there, and not priced yet. tokens:
+    generated since, not priced and not in the body's tally yet.
+    """
+
+    last: float
+    rows: int
+    tokens: int = 0
 
 
 @dataclass(slots=True, eq=False)
@@ -33,4 +38,3 @@ class Tally:
     ttft_s: float | None = None
     total_s: float | None = None
     device_s: float = 0.0
-    unfinished: dict[str, dict[int, SampleTally]] = field(default_factory=dict)  # by request id and sample
