@@ -278,8 +278,8 @@ def _cpu_kernels() -> str:
 def _phases() -> str:
     from gradus import phases
 
-    last = phases.highest()
-    phases.load(last.name)
+    phases.highest()  # explains what to do if there are none
+    phases.load(phases.engines()[-1].name)
     return f"{', '.join(phase.name for phase in phases.available())}; where none is named, the final engine runs"
 
 

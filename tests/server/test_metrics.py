@@ -16,7 +16,6 @@ from gradus.engine.sequence import Timings
 from gradus.errors import RequestError
 from gradus.server.client import EngineClient
 from gradus.server.config import ServerConfig
-from gradus.server.engine.messages import Report
 from gradus.server.http.keys import Key, digest_of, new_key, write_keys
 from gradus.server.measures import Counts
 from gradus.server.metrics.distribution import Distribution
@@ -235,7 +234,7 @@ def metered(prompts=((1, 2, 3),), n=1):
     """A meter on a clock of its own, and a stream of requests with these prompts that has just entered."""
     clock = Clock()
     meter = Meter(clock=clock)
-    meter.report(Report(metrics=Metrics()), ())
+    meter.report((), 0.0, Metrics())
     ids = [f"r{number}" for number in range(len(prompts))]
     stream = Stream(ids, n * len(prompts), lambda stream, error: None)
     stream.tally.arrived = clock.now
@@ -254,16 +253,16 @@ def delta(tokens=(5,), name="r0", index=0, end=None, cached=0):
 
 def test_rows_of_one_window_share_its_time_prompts_included():
     meter, _, both = metered(prompts=[(1,) * 9, (1,)])
-    meter.report(Report(step_s=1.2, metrics=Metrics(steps=1, rows=12)), [delta(name="r0"), delta(name="r1")])
+    meter.report([delta(name="r0"), delta(name="r1")], 1.2, Metrics(steps=1, rows=12))
     assert both.tally.device_s == pytest.approx(1.2)  # 9 + 1 rows, and 1 + 1
     alone, _, one = metered(prompts=[(1,) * 9])
-    alone.report(Report(step_s=1.2, metrics=Metrics(steps=1, rows=12)), [delta()])
+    alone.report([delta()], 1.2, Metrics(steps=1, rows=12))
     assert one.tally.device_s == pytest.approx(1.0)  # ten of twelve rows
 
 
 def test_what_the_cache_had_is_not_paid_for():
     meter, _, stream = metered(prompts=[(1,) * 9])
-    meter.report(Report(step_s=0.2, metrics=Metrics(steps=1, rows=2)), [delta(end="length", cached=8)])
+    meter.report([delta(end="length", cached=8)], 0.2, Metrics(steps=1, rows=2))
     assert stream.tally.device_s == pytest.approx(0.2) and stream.tally.cached_tokens == 8
 
 
@@ -271,15 +270,15 @@ def test_padding_and_rejected_drafts_are_shared_by_the_rows_of_use():
     meter, _, stream = metered(prompts=[(1, 2, 3)])
     drafts = Speculation(drafts=2, why="", steps=1, tokens=1, drafted=(1, 1), accepted=(0, 0))
     metrics = Metrics(steps=1, rows=16, padding_rows=10, speculation=drafts)
-    meter.report(Report(step_s=0.8, metrics=metrics), [delta()])
+    meter.report([delta()], 0.8, metrics)
     assert stream.tally.device_s == pytest.approx(0.8)  # its four rows are all that were of use
 
 
 def test_tokens_of_one_step_share_the_time_before_them():
     meter, clock, _ = metered()
-    meter.report(Report(), [delta()])
+    meter.report([delta()], 0.0, None)
     clock.now += 0.0057
-    meter.report(Report(), [delta([1, 2, 3])])
+    meter.report([delta([1, 2, 3])], 0.0, None)
     assert meter.inter_token.count == 3 and meter.inter_token.sum == pytest.approx(0.0057)
     assert dict(meter.inter_token.cumulative([0.001, 0.002]))["0.002"] == 3
 
@@ -288,10 +287,10 @@ def test_steps_that_bring_a_stream_no_token_are_no_gap():
     meter, clock, _ = metered()
     for _ in range(3):
         clock.now += 0.01
-        meter.report(Report(), [delta([])])
+        meter.report([delta([])], 0.0, None)
     assert meter.ttft.count == meter.inter_token.count == 0
     clock.now += 0.01
-    meter.report(Report(), [delta()])
+    meter.report([delta()], 0.0, None)
     assert meter.ttft.sum == pytest.approx(0.04)
 
 
@@ -309,23 +308,23 @@ def test_steps_that_bring_a_stream_no_token_are_no_gap():
 )
 def test_what_the_engine_did_not_end_is_counted_when_its_stream_closes(error, reason):
     meter, _, stream = metered(n=3)
-    meter.report(Report(), [delta(), delta(index=1, end="length")])
+    meter.report([delta(), delta(index=1, end="length")], 0.0, None)
     meter.leave(stream, error)
     meter.leave(stream, error)  # streams may be closed twice
     assert meter.finished == {"length": 1, reason: 2} and meter.entered == 3
-    meter.report(Report(), [delta()])  # what comes later is nobody's
+    meter.report([delta()], 0.0, None)  # what comes later is nobody's
     assert stream.tally.generated == 2
 
 
 def test_a_report_of_hundreds_of_streams_costs_microseconds_each():
     meter, clock, _ = metered(n=16)
     deltas = [delta(index=index) for index in range(16)] * 16
-    meter.report(Report(), deltas)
+    meter.report(deltas, 0.0, None)
 
     def seconds():
         clock.now += 0.001
         start = time.perf_counter()
-        meter.report(Report(step_s=0.001), deltas)
+        meter.report(deltas, 0.001, None)
         return time.perf_counter() - start
 
     assert min(seconds() for _ in range(30)) / len(deltas) < 10e-6  # some 0.4 µs on an idle core

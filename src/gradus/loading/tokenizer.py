@@ -27,6 +27,9 @@ from gradus.loading.quoting import quoted
 
 SPACE = "\u2581"  # ▁, how SentencePiece vocabularies write a space
 
+LONG_TEXT = 4096
+"""Characters beyond which a text is encoded as a batch of one: that releases Python's lock, and `encode` does not."""
+
 PLAIN_TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant:"  # of random models
 
 
@@ -171,6 +174,8 @@ class Tokenizer:
                 got=ascii(text[error.start]),
             ) from error
         try:
+            if len(text) > LONG_TEXT:
+                return self._backend.encode_batch_fast([text], add_special_tokens=special_tokens)[0].ids
             return self._backend.encode(text, add_special_tokens=special_tokens).ids
         except Exception as error:  # the vocabulary lacks a character and has no token for unknown ones
             raise RequestError(

@@ -386,7 +386,7 @@ class EngineClient:
                 self._cancel(stream, "cancelled")  # what else its body asked for
                 self._close(stream, failure.error() or RequestFailed())
         deltas = self.front_end.read(report.outputs)
-        self.meter.report(report, deltas)
+        self.meter.report(deltas, report.step_s, report.metrics)
         for delta in deltas:
             if stream := self._streams.get(delta.request_id):
                 self._deliver(stream, delta)

@@ -120,8 +120,24 @@ def _masks(found: dict[str, Any], samples: str) -> list[Part]:
     ]
 
 
+def _serving_lesson(found: dict[str, Any], samples: str) -> list[Part]:
+    """p13's server compared with its engine alone, for each number of streams. Medians of the runs."""
+    header = ["streams", "tokens/s", "without a server", "TTFT p50 (p99), ms", "ITL p50 (p99), ms"]
+    rows = []
+    for row in found["streams"]:
+        middle = {name: median([run[name] for run in row["served"]]) for name in row["served"][0]}
+        rows.append([str(row["streams"]), shown(middle["rate"]), shown(median(row["alone"]))])
+        rows[-1] += [f"{shown(middle[f'{name}_p50'])} ({shown(middle[f'{name}_p99'])})" for name in ("ttft", "itl")]
+    return [
+        f"**{found['hardware']['processor']}**, {found['hardware']['cores']} cores, {found['model']} in "
+        f"{found['phase']}, {found['prompt']} tokens in, {found['tokens']} out, all streams at once. {samples}",
+        (header, rows),
+    ]
+
+
 SCRIPTS: dict[str, Callable[[dict[str, Any], str], list[Part]]] = {
     "http-cost": _http_cost,
     "real-weights": _real_weights,
     "masks": _masks,
+    "serving-lesson": _serving_lesson,
 }

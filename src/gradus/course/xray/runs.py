@@ -131,9 +131,11 @@ def arrived(asked: Arrival, frames: list[Frame]) -> int:
 
 
 def title_of(name: str) -> str:
+    """Raises ConfigError for an engine that is not there."""
     if name == FINAL:
         return "final: the engine that serves"
     info = phases.find(name)
+    info.require_engine()
     return f"{info.name}: {info.title[0].lower() + info.title[1:] if info.title[:2].istitle() else info.title}"
 
 

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING
 
 from gradus.engine.metrics import Metrics
 from gradus.errors import RequestError
-from gradus.server.engine.messages import Report
 from gradus.server.metrics.distribution import Distribution, edges, merged, steps_1_2_5
 from gradus.server.metrics.tally import SampleTally, Tally
 from gradus.text.completion import Completion, Delta
@@ -79,16 +78,20 @@ class Meter:
             self._open[name] = stream
             self._samples[name] = {}
 
-    def report(self, report: Report, deltas: Sequence[Delta]) -> None:
-        """Add one report of the engine: `deltas` is what its outputs have become."""
+    def report(self, deltas: Sequence[Delta], step_s: float, metrics: Metrics | None) -> None:
+        """Add one report of the engine, before its results are delivered.
+
+        deltas: what its outputs have become. step_s: of the step, 0 if there was none. metrics: the engine's, if the
+        report has them.
+        """
         now = self._clock()
         self._add(deltas, now)
-        if report.step_s:
-            self.busy_s += report.step_s
-            self.step.observe(report.step_s)
-            self._window.busy_s += report.step_s
-        if report.metrics is not None:
-            self._close_window(report.metrics)
+        if step_s:
+            self.busy_s += step_s
+            self.step.observe(step_s)
+            self._window.busy_s += step_s
+        if metrics is not None:
+            self._close_window(metrics)
         for delta in deltas:
             if delta.completion is not None and (stream := self._open.get(delta.request_id)):
                 self._complete(stream, delta.completion, now)
