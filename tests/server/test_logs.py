@@ -9,7 +9,7 @@ import pytest
 
 from gradus.server.config import ServerConfig
 from gradus.server.http.keys import Key, digest_of, new_key, write_keys
-from gradus.server.logs import JsonLines, set_up_logging
+from gradus.server.logs import JsonLines, set_up
 from tests.server.conftest import eventually, running
 from tests.server.scripted import ScriptedCore
 
@@ -140,7 +140,7 @@ def a_process_of_its_own():
 def test_json_lines_are_one_object_each(capsys):
     log = logging.getLogger("gradus.test")
     with a_process_of_its_own():
-        set_up_logging(ServerConfig(log_format="json"))
+        set_up(ServerConfig(log_format="json"))
         log.info("two\nlines, %s", "\u2028")
         log.info("unused", extra={"fields": {"id": "req-1", "status": 200}})
         try:
@@ -157,7 +157,7 @@ def test_json_lines_are_one_object_each(capsys):
 
 def test_text_is_the_default_and_levels_hold(capsys):
     with a_process_of_its_own():
-        set_up_logging(ServerConfig(log_level="warning"))
+        set_up(ServerConfig(log_level="warning"))
         logging.getLogger("gradus.test").info("quiet")
         logging.getLogger("gradus.test").warning("loud")
     assert capsys.readouterr().err.endswith(" WARNING gradus.test: loud\n")

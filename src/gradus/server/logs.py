@@ -28,7 +28,7 @@ class JsonLines(logging.Formatter):
         return json.dumps(content, ensure_ascii=False, default=str)
 
 
-def set_up_logging(config: ServerConfig) -> None:
+def set_up(config: ServerConfig) -> None:
     """Send all lines to stderr. uvicorn's own appear only when debugging, and its access log, with its URLs, never."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonLines() if config.log_format == "json" else logging.Formatter(TEXT))

@@ -17,6 +17,7 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from gradus.errors import ConfigError
+from gradus.server import logs
 from gradus.server.client import EngineClient
 from gradus.server.config import MAX_HEADER_BYTES, ServerConfig
 from gradus.server.engine.messages import ModelInfo
@@ -24,7 +25,6 @@ from gradus.server.http.access import check_exposure, is_loopback
 from gradus.server.http.app import create_app
 from gradus.server.http.keys import Keys
 from gradus.server.http.tls import tls_options
-from gradus.server.logs import set_up_logging
 
 log = logging.getLogger(__name__)
 
@@ -39,7 +39,7 @@ def serve(config: ServerConfig, loader: str = "gradus.server.engine.loading") ->
     Raises ConfigError (the port is busy), the GradusError that loading ended with, or RuntimeError for a bug in
     loading, described in the log. Nothing is left running then.
     """
-    set_up_logging(config)
+    logs.set_up(config)
     listening = bind(config)
     client = EngineClient(config, loader)
     server = Server(config, client)
