@@ -3,6 +3,7 @@
 import threading
 import time
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -22,7 +23,8 @@ from gradus.server.metrics.distribution import Distribution
 from gradus.server.metrics.exposition import Exposition, own_metric, vllm_metric
 from gradus.server.metrics.families import FAMILIES, Source
 from gradus.server.metrics.meter import VLLM_TTFT, Meter
-from gradus.server.results import ClientGone, RequestFailed, RequestTimeout, Stream, Unavailable
+from gradus.server.metrics.tally import Tally
+from gradus.server.results import ClientGone, RequestFailed, RequestTimeout, Unavailable
 from gradus.text.completion import Completion, Delta
 from tests.server.conftest import events, eventually, running
 from tests.server.scripted import ScriptedCore
@@ -236,8 +238,8 @@ def metered(prompts=((1, 2, 3),), n=1):
     meter = Meter(clock=clock)
     meter.report((), 0.0, Metrics())
     ids = [f"r{number}" for number in range(len(prompts))]
-    stream = Stream(ids, n * len(prompts), lambda stream, error: None)
-    stream.tally.arrived = clock.now
+    tally = Tally(n * len(prompts), arrived=clock.now)
+    stream = SimpleNamespace(ids=ids, samples=tally.samples, tally=tally, requests={})  # what a meter sees of a Stream
     limits = ModelLimits(vocab_size=100, context_length=1000)
     for name, prompt in zip(ids, prompts, strict=True):
         stream.requests[name] = Request.create(name, prompt, SamplingParams(max_tokens=9, n=n), limits)
