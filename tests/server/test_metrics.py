@@ -167,7 +167,7 @@ def test_every_sample_ends_for_one_reason_and_the_totals_are_those_of_stats(serv
     assert value(families, "gradus_running") == value(families, "gradus_waiting") == 0
 
 
-def test_times_are_those_of_the_clients_clock(serving):
+def test_times_lie_between_the_engines_steps_and_the_clients_clock(serving):
     server = serving(partial(ScriptedCore, step_s=0.05))
     start = time.monotonic()
     with server.http.stream("POST", "/generate", json={"prompt": "a", "max_tokens": 5, "stream": True}) as answer:
@@ -178,10 +178,10 @@ def test_times_are_those_of_the_clients_clock(serving):
             pass
     whole = time.monotonic() - start
     families = scraped(server)
-    assert value(families, "gradus_time_to_first_token_seconds_sum") == pytest.approx(first, abs=0.04)
-    assert value(families, "gradus_request_seconds_sum") == pytest.approx(whole, abs=0.04)
+    assert 0.05 <= value(families, "gradus_time_to_first_token_seconds_sum") <= first
+    assert 0.25 <= value(families, "gradus_request_seconds_sum") <= whole
     assert value(families, "gradus_inter_token_seconds_count") == 4
-    assert value(families, "gradus_inter_token_seconds_sum") == pytest.approx(whole - first, abs=0.04)
+    assert 0.19 <= value(families, "gradus_inter_token_seconds_sum") <= whole
 
 
 def test_requests_are_counted_by_key_and_cost_what_they_used(tmp_path):
