@@ -52,7 +52,8 @@ def spoil(table: SlotTable) -> None:
     table.bias_tokens.fill_(40)
     table.banned_until.fill_(1 << 30)
     table.bias_values.fill_(math.nan)
-    table.masks.zero_()  # no token may be drawn
+    if table.masks is not None:
+        table.masks.zero_()  # no token may be drawn
     if table.seen is not None:
         table.seen[:, ::2].fill_(-1)  # a penalty for all tokens alike would change no draw
     for column in (table.adjusting, table.masked, table.drawing, table.ranking, table.narrowing):
