@@ -16,6 +16,13 @@ import h11
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+try:
+    import uvloop
+except ImportError:  # it is not made for every platform
+    LOOP = "asyncio"
+else:
+    LOOP = uvloop.__name__
+
 from gradus.errors import ConfigError
 from gradus.server import logs
 from gradus.server.client import EngineClient
@@ -86,7 +93,7 @@ class Server(uvicorn.Server):
             uvicorn.Config(
                 create_app(client, config),
                 http=protocol_with_deadline(config.receive_timeout),
-                loop="asyncio",
+                loop=LOOP,
                 ws="none",
                 lifespan="on",
                 log_config=None,
@@ -164,7 +171,8 @@ def ready_line(info: ModelInfo, config: ServerConfig, host: str, port: int) -> s
 def protocol_with_deadline(seconds: float) -> type[H11Protocol]:
     """uvicorn's HTTP/1.1 with a deadline for headers: on its own it waits forever for headers that never end.
 
-    It also gives the application a way to cut its connection: `scope["state"]["abort_connection"]`.
+    It also gives the application two shortcuts: `scope["state"]["abort_connection"]` cuts the connection, and
+    `scope["state"]["pieces"]` (`http.streaming.Pieces`) writes pieces of a stream.
     """
 
     class DeadlineProtocol(H11Protocol):
@@ -172,7 +180,7 @@ def protocol_with_deadline(seconds: float) -> type[H11Protocol]:
 
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
             super().connection_made(transport)
-            self.app_state = {**self.app_state, "abort_connection": transport.abort}
+            self.app_state = {**self.app_state, "abort_connection": transport.abort, "pieces": self}
             self._deadline = self.loop.call_later(seconds, transport.abort)
 
         def data_received(self, data: bytes) -> None:
@@ -184,6 +192,14 @@ def protocol_with_deadline(seconds: float) -> type[H11Protocol]:
                 self._deadline = self._deadline or self.loop.call_later(seconds, self.transport.abort)
             else:
                 self._relax()
+
+        @property
+        def has_room(self) -> bool:
+            return not self.flow.write_paused and not self.transport.is_closing()
+
+        def write_piece(self, data: bytes) -> None:
+            # a piece does not change h11's state, so h11 need not see it; this is how it writes one
+            self.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
 
         def connection_lost(self, exc: Exception | None) -> None:
             self._relax()

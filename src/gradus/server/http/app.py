@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
+from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect
@@ -14,9 +15,11 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 import gradus
 from gradus.errors import GradusError
 from gradus.server.api.ask import Exchange
+from gradus.server.api.chat import ChatCompletion
 from gradus.server.api.errors import Problem, failure_of, problem_of
 from gradus.server.api.generate import Generate
 from gradus.server.api.openapi import limits, openapi_of_generate
+from gradus.server.api.responses.body import Responses
 from gradus.server.client import EngineClient
 from gradus.server.config import MAX_HEADER_BYTES, MAX_HEADERS, ServerConfig
 from gradus.server.http.access import Access, admitted
@@ -65,6 +68,8 @@ def create_app(client: EngineClient, config: ServerConfig) -> FastAPI:
         app.post(path, summary=summary, openapi_extra=openapi)(handler)
 
     route("/generate", read_generate, "Continue a prompt", openapi_of_generate(config))
+    route("/v1/chat/completions", ChatCompletion.parse, "Answer a conversation, in OpenAI's protocol of chats")
+    route("/v1/responses", Responses.parse, "Answer a conversation, in OpenAI's protocol of responses")
 
     _add_reports(app, client, config)
     return app
@@ -119,8 +124,10 @@ def _add_reports(app: FastAPI, client: EngineClient, config: ServerConfig) -> No
 
     @app.get("/", summary="What is where")
     async def index() -> Response:
-        paths = ("/health", "/health/live", "/health/ready", "/version", "/stats", "/metrics", "/openapi.json")
-        routes = {"/generate": "POST"} | dict.fromkeys(paths, "GET")
+        methods = {
+            route.path: " ".join(sorted(route.methods or ())) for route in app.routes if isinstance(route, APIRoute)
+        }
+        routes = methods | {"/openapi.json": "GET"}
         return json_response(200, {"name": "gradus", "version": gradus.__version__, "routes": routes})
 
 
@@ -145,15 +152,11 @@ async def respond(request: Request, read: Reader, client: EngineClient, config: 
 
 async def all_completions(stream: Stream) -> list[Completion]:
     """Wait for every sample's completion, in order. Raises the error of any sample that failed."""
-    completions: dict[tuple[int, int], Completion] = {}
-    while not stream.done:
-        for delta in await stream.receive():
-            if delta.completion is not None:
-                completions[delta.prompt_index, delta.index] = delta.completion
-    for completion in completions.values():
+    completions = await stream.completions()
+    for completion in completions:
         if error := failure_of(completion):
             raise error
-    return [completions[place] for place in sorted(completions)]
+    return completions
 
 
 # -- errors ------------------------------------------------------------------------------------------------------------
