@@ -82,6 +82,7 @@ def test_public_paths_answer_probes_without_a_key(server, path):
     assert asked(server, "GET", path)[0] == 200
     assert asked(server, "GET", path + "?x=1")[0] == 200
     assert asked(server, "HEAD", path)[0] == asked(server, "POST", path)[0] == 401
+    assert asked(server, "GET", path, key=ALICE)[0] == 200
 
 
 @pytest.mark.parametrize("host", ["x/docs?", "x/health?", "localhost/health?", "localhost/health#", "localhost/health"])

@@ -160,7 +160,7 @@ def test_a_requests_samples_enter_together_or_not_at_all(serving):
     connection.close()
 
 
-OURS = ("/generate", "/v1/", "/tokenize", "/detokenize")
+OURS = ("/generate", "/v1/", "/tokenize", "/detokenize", "/ping")
 
 
 def test_no_route_changes_the_server(server):

@@ -98,6 +98,7 @@ def _add_reports(app: FastAPI, client: EngineClient, config: ServerConfig) -> No
     @app.get("/health", summary="Whether requests are taken: 200, or 503 with the reason")
     @app.get("/health/ready", summary="The same, by the name that orchestrators expect")
     @app.get("/ping", summary="The same, by the name that SageMaker expects")
+    @app.post("/ping", include_in_schema=False)
     async def health() -> Response:
         engine = client.info.engine if client.info else None
         status = {"status": client.state, "reason": client.reason, "engine": engine}
