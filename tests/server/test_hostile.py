@@ -414,6 +414,7 @@ def test_every_limit_is_shown(server):
     assert limits["max_body_bytes"] == 1 << 20
     assert limits["max_n"] == 64  # its max_waiting
     assert limits["receive_timeout"] == 2
+    assert limits["key_max_samples"] is None and "key_tokens_per_minute" in limits
 
 
 @pytest.mark.stress

@@ -18,7 +18,8 @@ from gradus.server.config import MAX_HEADER_BYTES, MAX_HEADERS, MAX_JSON_DEPTH, 
 def limits(config: ServerConfig, max_body_bytes: int) -> dict[str, Any]:
     """Every limit that a request can exceed, for /stats. max_body_bytes: as it is for the model being served."""
     names = ("max_waiting", "max_buffered", "request_timeout", "step_timeout", "drain_timeout")
-    return {name: getattr(config, name) for name in (*names, "receive_timeout", "write_timeout")} | {
+    keys = ("key_max_samples", "key_max_waiting", "key_tokens_per_minute")
+    return {name: getattr(config, name) for name in (*names, "receive_timeout", "write_timeout", *keys)} | {
         "max_body_bytes": max_body_bytes,
         "max_n": min(engine_limits.MAX_N, config.max_waiting),
         "max_logprobs": engine_limits.MAX_LOGPROBS,

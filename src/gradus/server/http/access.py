@@ -89,7 +89,7 @@ class Access:
         if not self._keys:
             return None
         record = record_of(scope)
-        if record.label.startswith(PREFIX) or self._keys.find(record.label):
+        if record.label and (record.label.startswith(PREFIX) or self._keys.find(record.label)):
             record.label = ""  # a key in the wrong header
         presented = credentials(scope)
         key = self._find(presented)
