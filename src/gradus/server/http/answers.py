@@ -1,10 +1,11 @@
-"""Answers in one piece: JSON, or an error in the shape of the path's protocol."""
+"""Answers in one piece: JSON, and problems in the shape of their protocol."""
 
 from typing import Any
 
-from fastapi import Response
+from starlette.responses import Response
+from starlette.types import Scope
 
-from gradus.server.api.errors import Problem, shape_of
+from gradus.server.api.errors import CLOSE, Problem, shape_of
 from gradus.server.api.frames import encode
 
 
@@ -15,3 +16,8 @@ def json_response(status: int, content: dict[str, Any], headers: dict[str, str] 
 def problem_response(problem: Problem, path: str) -> Response:
     """Answer with an error, in the shape of the path's protocol."""
     return json_response(problem.status, shape_of(path)(problem), problem.all_headers)
+
+
+def refused(status: int, message: str, scope: Scope) -> Response:
+    """Refuse a request before its route is known, and close the connection."""
+    return problem_response(Problem(status, "invalid_request", message, headers=CLOSE), scope["path"])

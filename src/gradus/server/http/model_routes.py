@@ -15,7 +15,7 @@ from gradus.server.api.tokens import detokenized, tokenized, tokenizer_described
 from gradus.server.client import EngineClient
 from gradus.server.config import ServerConfig
 from gradus.server.http.answers import json_response, problem_response
-from gradus.server.http.body import read_json
+from gradus.server.http.body import body_limit, read_json
 
 Answer = Callable[[Any, EngineClient], dict[str, Any]]
 
@@ -27,7 +27,7 @@ def add_model_routes(app: FastAPI, client: EngineClient, config: ServerConfig) -
 
     def route(path: str, answer: Answer, summary: str) -> None:
         async def handler(request: Request) -> Response:
-            body = await read_json(request, max_bytes=config.max_body_bytes, timeout=config.receive_timeout)
+            body = await read_json(request, max_bytes=body_limit(config, client.info), timeout=config.receive_timeout)
             async with one_at_a_time:
                 return json_response(200, await asyncio.to_thread(answer, body, client))
 
