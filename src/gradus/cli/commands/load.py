@@ -2,6 +2,7 @@
 
 import http.client
 import json
+import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -18,6 +19,7 @@ from typer import Option
 from gradus.cli import terminal
 from gradus.errors import ConfigError, RequestError
 from gradus.server.http.hosts import host_alone
+from gradus.server.http.keys import VARIABLE
 
 MOST_REQUESTS, MOST_TOKENS = 64, 100_000
 TIMEOUT_S = 600.0
@@ -197,9 +199,7 @@ class Server:
         """Yield the response, once its status is 200. Raises ConfigError if the server is not there, or refuses."""
         connection = http.client.HTTPConnection(self.host, self.port, timeout=TIMEOUT_S)
         try:
-            connection.request(
-                method, path, None if body is None else json.dumps(body), {"content-type": "application/json"}
-            )
+            connection.request(method, path, None if body is None else json.dumps(body), _headers())
             response = connection.getresponse()
             if response.status != 200:
                 _parsed(response.read())
@@ -212,6 +212,12 @@ class Server:
 
     def __str__(self) -> str:
         return f"http://{self.host}:{self.port}"
+
+
+def _headers() -> dict[str, str]:
+    """With the API key of the environment, which a server started from the same one asks for."""
+    key = os.environ.get(VARIABLE)
+    return {"content-type": "application/json"} | ({"authorization": f"Bearer {key}"} if key else {})
 
 
 def _parsed(text: bytes) -> dict[str, Any]:
