@@ -52,7 +52,7 @@ def assemble_ranks(
     each = _for_each_rank(options, device, place.count)
     config = memory_plan(shard.config, each, device, precision).applied(each)
     grammars = None if checkpoint.tokenizer is None else grammars_of(checkpoint.tokenizer, options.limits)
-    config = replace(config, limits=replace(config.limits, structured=grammars is not None))
+    config = replace(config, limits=replace(config.limits, structured=grammars is not None, prompt_logprobs=True))
     ranks = Ranks(place.count, OTHER_RANK, _job(checkpoint, config, precision, device))
     try:
         with enough_memory(config, device):

@@ -115,7 +115,7 @@ class GenerateEncoder:
         return b"".join([self._event(delta) for delta in deltas if delta.token_ids or delta.completion])
 
     def _event(self, delta: Delta) -> bytes:
-        if delta.completion is None and self._plain:
+        if delta.completion is None and self._plain and not delta.prompt_logprobs:
             return plain_event(delta)
         return event(self._frame(delta))
 
@@ -151,6 +151,7 @@ def _choice(completion: Completion) -> dict[str, Any]:
         "text": completion.text,
         "token_ids": completion.token_ids,
         **_logprobs(completion.logprobs),
+        **_prompt_logprobs(completion.prompt_logprobs),
         "finish_reason": completion.finish_reason,
         "stop_reason": completion.stop_reason,
         "timings": _timings(completion.timings),
@@ -180,6 +181,7 @@ def frame(delta: Delta, wants_logprobs: bool) -> dict[str, Any]:
         "text": delta.text,
         "token_ids": delta.token_ids,
         **(_logprobs(delta.logprobs) if wants_logprobs else {}),
+        **_prompt_logprobs(delta.prompt_logprobs or None),
     }
     if delta.completion is not None:
         content["finish_reason"] = delta.completion.finish_reason
@@ -224,6 +226,11 @@ def _logprobs(logprobs: Sequence[TokenLogprob] | None) -> dict[str, Any]:
             for token in logprobs
         ]
     }
+
+
+def _prompt_logprobs(logprobs: Sequence[TokenLogprob] | None) -> dict[str, Any]:
+    """Format the prompt's; its first token follows nothing, and has null."""
+    return {} if logprobs is None else {"prompt_logprobs": [None, *_logprobs(logprobs)["logprobs"]]}
 
 
 def _rounded(seconds: float | None) -> float | None:

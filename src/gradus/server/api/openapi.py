@@ -12,6 +12,7 @@ from gradus.engine import request as engine_limits
 from gradus.engine.meaning import meanings
 from gradus.engine.request import SamplingParams, SchedulingParams
 from gradus.engine.structured import Structured
+from gradus.server.api.completions import MAX_PROMPTS
 from gradus.server.config import MAX_HEADER_BYTES, MAX_HEADERS, MAX_JSON_DEPTH, ServerConfig
 
 
@@ -22,6 +23,7 @@ def limits(config: ServerConfig, max_body_bytes: int) -> dict[str, Any]:
     return {name: getattr(config, name) for name in (*names, "receive_timeout", "write_timeout", *keys)} | {
         "max_body_bytes": max_body_bytes,
         "max_n": min(engine_limits.MAX_N, config.max_waiting),
+        "max_prompts": MAX_PROMPTS,
         "max_logprobs": engine_limits.MAX_LOGPROBS,
         "max_stop_strings": engine_limits.MAX_STOP_STRINGS,
         "max_stop_characters": engine_limits.MAX_STOP_CHARACTERS,

@@ -9,5 +9,7 @@ tls.py             certificates
 body.py            untrusted bytes → strict JSON, within limits
 answers.py         answers in one piece
 streaming.py       server-sent events, and clients that leave or stop reading
-app.py             the routes
+answers.py         answers in one piece
+model_routes.py    routes that describe the model and its tokens
+app.py             the other routes
 """

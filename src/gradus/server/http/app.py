@@ -16,6 +16,7 @@ import gradus
 from gradus.errors import GradusError
 from gradus.server.api.ask import Exchange
 from gradus.server.api.chat import ChatCompletion
+from gradus.server.api.completions import Completions
 from gradus.server.api.errors import Problem, failure_of, problem_of
 from gradus.server.api.generate import Generate
 from gradus.server.api.openapi import limits, openapi_of_generate
@@ -27,6 +28,7 @@ from gradus.server.http.answers import json_response, problem_response, refused
 from gradus.server.http.body import body_limit, read_json
 from gradus.server.http.hosts import OwnHosts
 from gradus.server.http.keys import Keys
+from gradus.server.http.model_routes import add_model_routes
 from gradus.server.http.record import REQUEST_ID, Records, record_of
 from gradus.server.http.streaming import EventStream, cancelled_with_client
 from gradus.server.metrics.exposition import CONTENT_TYPE, Exposition
@@ -68,6 +70,8 @@ def create_app(client: EngineClient, config: ServerConfig) -> FastAPI:
         app.post(path, summary=summary, openapi_extra=openapi)(handler)
 
     route("/generate", read_generate, "Continue a prompt", openapi_of_generate(config))
+    route("/v1/completions", Completions.parse, "Continue prompts, as OpenAI's completions do")
+    add_model_routes(app, client, config)
     route("/v1/chat/completions", ChatCompletion.parse, "Answer a conversation, in OpenAI's protocol of chats")
     route("/v1/responses", Responses.parse, "Answer a conversation, in OpenAI's protocol of responses")
 
