@@ -287,6 +287,8 @@ def test_it_serves_until_it_is_told_to_stop(process):
         "drafts": 3,
         "token_budget": 32,
         "memory_fraction": 0.5,
+        "tensor_parallel": 1,
+        "pipeline_parallel": 1,
         "switches": {"prefix_cache": False, "chunked": True, "kernels": True, "graphs": False, "overlap": True},
     }
     with urllib.request.urlopen(f"{url}/health", timeout=20) as answer:
