@@ -1,14 +1,13 @@
 """Claude Code when something goes wrong: it goes on, or says why it cannot."""
 
 import dataclasses
-from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 
 import pytest
 
 from tests.clients.agent import ANSWER, say
-from tests.clients.failing import FailingCore
-from tests.server.conftest import eventually, running
+from tests.clients.failing import FailingCore, busy_server
+from tests.server.conftest import running
 from tests.server.saying import SayingCore
 
 pytestmark = [pytest.mark.clients, pytest.mark.timeout(300)]
@@ -46,17 +45,10 @@ def test_a_prompt_that_is_too_long_is_explained(claude):
         assert "too long" in said.lower() or "context" in said.lower(), said
 
 
-def test_a_busy_server_is_asked_again_when_it_says(claude):
-    with (
-        running(lambda: SayingCore(say, size=3, step_s=0.1, slots=1, context_length=2**20), max_waiting=1) as server,
-        ThreadPoolExecutor(2) as others,
-    ):
-        for waiting in range(2):  # one runs for two seconds, one waits
-            others.submit(server.generate, prompt="Hi", max_tokens=30)
-            assert eventually(lambda: server.engine.running)
-            assert eventually(lambda waiting=waiting: server.client.waiting == waiting)
+def test_a_busy_server_is_asked_again(claude):
+    with busy_server() as server:
         assert "gradus was here" in claude(server, "Hi", "--allowedTools", "Bash")
-        assert server.stats()["rejected"] >= 1
+        assert server.client.counts.rejected
 
 
 def test_what_a_turn_adds_is_all_that_must_be_computed(claude, server):

@@ -2,14 +2,13 @@
 
 import dataclasses
 import subprocess
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from tests.clients.agent import ANSWER, say
-from tests.clients.failing import FailingCore
+from tests.clients.failing import FailingCore, busy_server
 from tests.clients.page import read
-from tests.server.conftest import eventually, running
+from tests.server.conftest import running
 from tests.server.saying import SayingCore
 
 pytestmark = [pytest.mark.clients, pytest.mark.timeout(300)]
@@ -48,13 +47,6 @@ def test_a_prompt_that_is_too_long_ends_the_turn_with_a_reason(codex):
 
 
 def test_a_busy_server_is_asked_again(codex):
-    with (
-        running(lambda: SayingCore(say, size=3, step_s=0.1, slots=1, context_length=2**20), max_waiting=1) as server,
-        ThreadPoolExecutor(2) as others,
-    ):
-        for waiting in range(2):  # one runs, one waits
-            others.submit(server.generate, prompt="Hi", max_tokens=30)
-            assert eventually(lambda: server.engine.running)
-            assert eventually(lambda waiting=waiting: server.client.waiting == waiting)
+    with busy_server() as server:
         assert "gradus was here" in codex(server, "Hi")
-        assert server.stats()["rejected"] >= 1
+        assert server.client.counts.rejected
