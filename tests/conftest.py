@@ -18,6 +18,10 @@ from hypothesis import HealthCheck, settings
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Children (the command line under test, pip) are not reached by the guard below; these keep them offline.
 os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1", PIP_NO_INDEX="1")
+# Where the environment forbids bytecode files, as in many containers, each process compiles all of torch as it imports
+# it, and there are hundreds of processes.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 MARKERS = {
     "gpu": "needs a CUDA GPU; skipped without one",

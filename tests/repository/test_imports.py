@@ -303,6 +303,19 @@ def test_help_appears_within_half_a_second():
     assert best_seconds([sys.executable, "-m", "gradus", "--help"]) < 0.5
 
 
+def test_help_is_shown_without_what_it_never_uses_and_others_find_that_in_its_place():
+    code = """
+import sys
+from gradus.cli import main
+main(["--help"])
+heavy = {"markdown_it", "pygments", "http.client", "gradus.doctor", "rich.markdown", "rich.traceback"}
+assert "typer.rich_utils" in sys.modules and not heavy & sys.modules.keys(), heavy & sys.modules.keys()
+from rich.markdown import Markdown
+Markdown("# A heading")
+"""
+    run_python(code)
+
+
 def test_what_measures_on_a_gpu_starts_without_the_package_that_reads_gguf():
     """A lent GPU machine has torch and Triton; that package is for the peer's weights and for files in that format."""
     code = "import sys; sys.modules['gguf'] = None; import gradus.bench.command, gradus.bench.run.block"
