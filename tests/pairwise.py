@@ -1,6 +1,10 @@
-"""Parameters in which each value meets each value of every other axis, and not each combination of all axes."""
+"""Parameters that `make test` runs a part of, and `make stress` the rest.
 
-from collections.abc import Callable, Sequence
+`pairwise`: each value meets each value of every other axis, but not in each combination of all axes. `first`: of values
+that go the same way through the code, the first ones.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
 from itertools import chain, combinations, product
 from typing import Any
 
@@ -22,6 +26,17 @@ def pairwise(*axes: Sequence[Any], valid: Callable[..., bool] = lambda *values: 
         missing -= _pairs(best)
     return [
         pytest.param(*values, marks=() if numbers in kept else pytest.mark.stress) for numbers, values in every.items()
+    ]
+
+
+def first(values: Iterable[Any], count: int = 1) -> list:
+    """All values, as parameters; `make test` runs the first `count` of them, `make stress` the others.
+
+    A tuple is several parameters.
+    """
+    return [
+        pytest.param(*(each if type(each) is tuple else (each,)), marks=() if place < count else pytest.mark.stress)
+        for place, each in enumerate(values)
     ]
 
 

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from functools import partial
 from importlib.util import find_spec
@@ -22,6 +23,8 @@ from gradus.exercises.solution import look
 ROOT = Path(__file__).parents[2]
 PHASES = [phase.name for phase in phases.available()]
 CLAIM = 22  # characters that tell one test's explanations from another's
+JUDGED = 2
+STRESS = pytest.mark.stress
 
 
 def exercises() -> list:
@@ -37,14 +40,16 @@ def exercises() -> list:
 def mistakes(wrong: Mapping[str, tuple]) -> list:
     """Every mistake, to be the parameter `mistake` of a test.
 
-    wrong: by mistake, the phase or file that it is made in, and last the words that explain it. Of mistakes in one file
-    whose explanations begin alike, since one and the same test finds them, all but the first are for `make stress`.
+    wrong: by mistake, the phase or file that it is made in, and last the words that explain it. `make test` judges
+    JUDGED mistakes of each place, found by different tests; `make stress` judges the others. Explanations that begin
+    alike are one and the same test's.
     """
-    params, told = [], set()
+    params: list = []
+    told: dict[str, set[str]] = defaultdict(set)
     for mistake, (place, *_, says) in wrong.items():
-        claim = place, says[:CLAIM]
-        params.append(pytest.param(mistake, marks=pytest.mark.stress if claim in told else ()))
-        told.add(claim)
+        claims, claim = told[place], says[:CLAIM]
+        params.append(pytest.param(mistake, marks=() if claim not in claims and len(claims) < JUDGED else STRESS))
+        claims.add(claim)
     return params
 
 
