@@ -1,7 +1,8 @@
 """Parameters that `make test` runs a part of, and `make stress` the rest.
 
-`pairwise`: each value meets each value of every other axis, but not in each combination of all axes. `first`: of values
-that go the same way through the code, the first ones.
+`pairwise`: each value meets each value of every other axis, but not in each combination of all axes. `each_once`: each
+value of every axis has its turn, where axes have little to do with each other. `first`: of values that go the same way
+through the code, the first ones.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -26,6 +27,18 @@ def pairwise(*axes: Sequence[Any], valid: Callable[..., bool] = lambda *values: 
         missing -= _pairs(best)
     return [
         pytest.param(*values, marks=() if numbers in kept else pytest.mark.stress) for numbers, values in every.items()
+    ]
+
+
+def each_once(*axes: Sequence[Any]) -> list:
+    """All combinations, as parameters; `make test` runs enough of them for every value, `make stress` the others.
+
+    A tuple is several parameters, whose values belong together.
+    """
+    kept = {tuple(turn % len(axis) for axis in axes) for turn in range(max(map(len, axes)))}
+    return [
+        pytest.param(*_values(axes, numbers), marks=() if numbers in kept else pytest.mark.stress)
+        for numbers in product(*(range(len(axis)) for axis in axes))
     ]
 
 

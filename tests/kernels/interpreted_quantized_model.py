@@ -16,7 +16,7 @@ from gradus.quantization.parts import SideBySide
 from gradus.quantization.schemes import STORED
 from tests.kernels.interpreted_e4m3 import rounded_to_nearest
 from tests.kernels.interpreted_fused_model import answers
-from tests.pairwise import first, pairwise
+from tests.pairwise import each_once, first
 
 TWINS = {"int4": FusedInt4, "int8": FusedInt8, "fp8": FusedFp8, "fp8-block": FusedFp8Block}
 
@@ -89,7 +89,7 @@ def made(
 
 @pytest.mark.parametrize(
     ("scheme", "rows", "dtype"),
-    pairwise([*TWINS, "int4-g32-ordered"], [0, 1, 3, 66], [torch.float32, torch.float16]),
+    each_once([*TWINS, "int4-g32-ordered"], [0, 1, 3, 66], [torch.float32, torch.float16]),
 )
 def test_a_norm_before_and_an_activation_or_a_sum_behind(scheme, rows, dtype):
     """In float32, and with 66 rows, an activation is a launch of its own; and 4 bits are made wide in float32."""
