@@ -33,7 +33,12 @@ def imports(tree: ast.AST) -> Iterator[str]:
 
 def trees(paths: list[Path]) -> Iterator[tuple[str, ast.AST]]:
     for path in paths:
-        yield str(path.relative_to(ROOT)), ast.parse(path.read_text(encoding="utf-8"))
+        yield str(path.relative_to(ROOT)), parsed(path)
+
+
+@cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
 
 
 def code_from_data(tree: ast.AST) -> list[str]:
@@ -88,7 +93,7 @@ def later_phases(folder: str, tree: ast.AST) -> list[str]:
 def test_a_phase_builds_on_gradus_and_earlier_phases_only():
     for path in COURSE:
         folder = path.relative_to(ROOT / "phases").parts[0]
-        tree = ast.parse(path.read_text(encoding="utf-8"))
+        tree = parsed(path)
         if re.match(r"p\d\d_", folder):
             assert not later_phases(folder, tree), path
         others = (
@@ -102,7 +107,7 @@ def test_a_phase_builds_on_gradus_and_earlier_phases_only():
 def test_the_museum_stands_alone():
     for path in sorted((ROOT / "phases" / "museum").rglob("*.py")):
         own = f"phases.museum.{path.parent.name}"
-        names = [name for name in imports(ast.parse(path.read_text(encoding="utf-8"))) if name.startswith("phases")]
+        names = [name for name in imports(parsed(path)) if name.startswith("phases")]
         assert all(name.startswith(own) for name in names), path
 
 
@@ -126,7 +131,7 @@ def source_of(module: str) -> Path | None:
 def defined(path: Path) -> set[str]:
     """Return every name that a file binds, wherever in the file it does."""
     found: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if path.is_file() else ():
+    for node in ast.walk(parsed(path)) if path.is_file() else ():
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             found.add(node.name)
         elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
