@@ -21,8 +21,8 @@ from collections.abc import Callable, Iterator
 from benchmarks.by_model import Rows, by_model
 from gradus import LLM, SamplingParams, SchedulingParams
 from gradus.bench.run.script import ran
-from gradus.server.engine_loop import EngineLoop
-from gradus.server.messages import Report
+from gradus.server.engine.loop import EngineLoop
+from gradus.server.engine.messages import Report
 
 MODELS = ("random:gemma3-1b", "random:llama-3.2-1b")
 REQUESTS, PROMPT, ANSWER = 256, 64, 128

@@ -8,6 +8,7 @@ The way of a token, which docs/architecture.md follows, is the order in which to
     scheduling/   which sequences run, and how many tokens of each
     cache/        which pages hold which positions
     execution/    from a plan to sampled tokens on a device;  device/: what works on a device shares
+    parallel/     one model on several devices: parts of every matrix, stages of layers
     models/       what is computed;  loading/: from a name to a checkpoint
     quantization/ matrices in fewer bits;  calibration/: checkpoints in fewer bits, written
     attention/    how keys and values are stored and read;  kernels/: the same, and the rest of a layer, in Triton

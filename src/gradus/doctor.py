@@ -278,8 +278,8 @@ def _cpu_kernels() -> str:
 def _phases() -> str:
     from gradus import phases
 
-    last = phases.highest()
-    phases.load(last.name)
+    phases.highest()  # explains what to do if there are none
+    phases.load(phases.engines()[-1].name)
     return f"{', '.join(phase.name for phase in phases.available())}; where none is named, the final engine runs"
 
 
@@ -310,7 +310,7 @@ def _serving() -> str:
     """What `gradus serve` would take at most: in float32, since measuring which precision is faster takes seconds."""
     from gradus.loading import CATALOGUE, open_checkpoint
     from gradus.server.config import ServerConfig
-    from gradus.server.loading import planned
+    from gradus.server.engine.loading import planned
 
     settings = ServerConfig(dtype="float32")
     name = settings.model if CATALOGUE[settings.model].pulled else f"random:{settings.model}"  # of the same shape

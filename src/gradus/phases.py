@@ -3,6 +3,9 @@
 The phases live in the repository's `phases/` folder, which an editable install makes importable. They build on
 gradus, so gradus never imports them by name in its source: `load` does it at run time. In the same way `solution` puts
 a student's functions in a phase's place, so that no engine imports the course's tools. No torch here.
+
+A phase is a folder with an engine (engine.py), or with a program around the engines of others (__main__.py). Numbers
+may have gaps: a phase that is planned has no folder.
 """
 
 import re
@@ -62,6 +65,14 @@ class PhaseInfo:
         """Whether there is a module of that name in its folder: "engine", "exercise", "benchmark"."""
         return (self.path / f"{part}.py").is_file()
 
+    def require_engine(self) -> None:
+        """Raise ConfigError, naming the program to run instead, if the phase has no engine of its own."""
+        if not self.has("engine"):
+            names = ", ".join(phase.name for phase in engines())
+            raise ConfigError(
+                f"{self.name} has no engine of its own: run `python -m phases.{self.folder}`, or name one of {names}"
+            )
+
     def module(self, part: str) -> ModuleType:
         """That module, imported."""
         return import_module(f"phases.{self.folder}.{part}")
@@ -73,7 +84,13 @@ def available() -> list[PhaseInfo]:
     if root is None:
         return []
     found = [(int(match[1]), path) for path in root.iterdir() if (match := re.fullmatch(r"p(\d\d)_\w+", path.name))]
-    return [phase for number, path in sorted(found) if (phase := _info(number, path)).has("engine")]
+    every = [_info(number, path) for number, path in sorted(found)]
+    return [phase for phase in every if phase.has("engine") or phase.has("__main__")]
+
+
+def engines() -> list[PhaseInfo]:
+    """The phases that have an engine of their own, in the course's order."""
+    return [phase for phase in available() if phase.has("engine")]
 
 
 def highest() -> PhaseInfo:
@@ -97,14 +114,21 @@ def find(name: str) -> PhaseInfo:
 
 
 def load(name: str) -> ModuleType:
-    """The engine module of a phase (see `find`), which has `build(model, options) -> Engine`."""
-    return find(name).module("engine")
+    """The engine module of a phase (see `find`), which has `build(model, options) -> Engine`.
+
+    Raises ConfigError for a phase without an engine.
+    """
+    phase = find(name)
+    phase.require_engine()
+    return phase.module("engine")
 
 
 class Solution(Protocol):
     """A phase with a student's functions in place of ours. note: which of its files are the student's."""
 
     note: str
+
+    def module(self, part: str) -> ModuleType: ...
 
     def build(self, model: Any, options: Any) -> Any: ...
 

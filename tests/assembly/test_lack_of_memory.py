@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from gradus.assembly.checkpoint import _enough_memory
 from gradus.assembly.guard import GuardedCore
+from gradus.assembly.memory import enough_memory
 from gradus.config.options import EngineConfig, EngineOptions
 from gradus.engine.request import ModelLimits
 from gradus.errors import ConfigError
@@ -31,7 +31,7 @@ def test_at_the_start(options):
         pytest.raises(
             ConfigError, match=r"not enough memory for the weights and a cache of 4096 tokens: lower "
         ) as told,
-        _enough_memory(options, GPU),
+        enough_memory(options, GPU),
     ):
         fails()
     assert str(told.value).endswith(HOLDERS)
@@ -52,6 +52,6 @@ def test_in_a_step():
 def test_of_a_cpu_nothing_is_said():
     with (
         pytest.raises(ConfigError, match=r"shows what fits\)$"),
-        _enough_memory(EngineOptions(LIMITS), torch.device("cpu")),
+        enough_memory(EngineOptions(LIMITS), torch.device("cpu")),
     ):
         fails()

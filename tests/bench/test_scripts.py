@@ -72,6 +72,17 @@ def test_a_verdict_counts_all_tokens_and_names_the_worst(page):
     assert cells(text)[-1] == ["4", "40", "3", "2", "0.25", "0.5", "25", "passed"]
 
 
+def test_streams_stand_beside_the_engine_alone_by_the_medians_of_their_runs(page):
+    names = ("ttft_p50", "ttft_p99", "itl_p50", "itl_p99")
+    served = [{"rate": rate} | dict(zip(names, (1.0, 2.0, 3.0, 4.0), strict=True)) for rate in (100.0, 300.0, 200.0)]
+    found = {"hardware": {"processor": "A", "cores": "2"}, "model": "m", "phase": "p03", "prompt": 5, "tokens": 6}
+    found |= {"streams": [{"streams": 8, "served": served, "alone": [500.0, 400.0, 900.0]}]}
+    (page.parents[1] / "benchmarks/serving_lesson.json").write_text(json.dumps(found))
+    text = refreshed(page)
+    assert "**A**, 2 cores, m in p03, 5 tokens in, 6 out, all streams at once. [Samples](" in text
+    assert ["8", "200", "500", "1 (2)", "3 (4)"] in cells(text)
+
+
 def test_a_page_is_stale_when_a_file_changes(page):
     refreshed(page)
     reports = page.parents[1] / "reports"

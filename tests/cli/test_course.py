@@ -40,6 +40,17 @@ def test_a_folder_without_an_engine_is_no_phase(course, tmp_path):
     assert [phase.name for phase in phases.available()] == ["p00"]
 
 
+def test_a_program_around_engines_is_a_phase_without_an_engine(course, tmp_path):
+    course("p00_first", "p02_second")
+    (tmp_path / "phases" / "p13_serving").mkdir()
+    (tmp_path / "phases" / "p13_serving" / "__main__.py").touch()
+    assert [phase.name for phase in phases.available()] == ["p00", "p02", "p13"]
+    assert [phase.name for phase in phases.engines()] == ["p00", "p02"]
+    assert phases.highest().name == phases.find("p13").name == "p13"
+    with pytest.raises(ConfigError, match=r"run `python -m phases\.p13_serving`, or name one of p00, p02$"):
+        phases.load("p13")
+
+
 @pytest.mark.parametrize("name", ["p00", "p00_first"])
 def test_a_phase_is_loaded_by_its_short_or_its_long_name(course, name):
     course("p00_first")

@@ -114,6 +114,16 @@ def test_success_says_what_was_right_and_what_comes_next(gradus, judged, tmp_pat
     assert "\nNext: Prefix cache: " in out and out.endswith(":\n  gradus exercise p05\n")
 
 
+def test_after_a_phase_without_an_engine_its_program_is_what_to_try(gradus, judged, tmp_path):
+    folder = tmp_path / "exercises" / "p13"
+    folder.mkdir(parents=True)
+    for exercise in exercises_of(phases.find("p13")):
+        (folder / exercise.file_name).write_text(reference("p13", exercise.file_name))
+    code, out, _ = gradus("check", "p13")
+    assert code == 0 and "  python -m phases.p13_serving --impl exercises\n" in out
+    assert "generate" not in out and "bench" not in out
+
+
 def next_of(out: str) -> str:
     """The command that is proposed, alone on the line below its reason."""
     reason, command = out.rstrip("\n").split("\n")[-2:]

@@ -571,6 +571,75 @@ FOLLOWED = {
             del self.states[len(self.states) - tokens :]
         """,
     },
+    "phases/p13_serving/admission.py": {
+        "Admission.enter": """
+            if self.inside == self.places:
+                seconds = self.retry_after()
+                raise Refused(f"the queue is full: try again in {seconds} s", "overloaded", retry_after=seconds)
+            if self.inside == 0:
+                self.departures.clear()
+                self.departures.append(self.clock())
+            self.inside += 1
+        """,
+        "Admission.leave": """
+            self.inside -= 1
+            self.departures.append(self.clock())
+        """,
+        "Admission.retry_after": """
+            gone = len(self.departures) - 1
+            elapsed = self.clock() - self.departures[0]
+            return math.ceil(min(max(elapsed / max(gone, 1), 1), MOST_RETRY_S))
+        """,
+    },
+    "phases/p13_serving/events.py": {
+        "encode": r"""
+            text = json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+            for end in LINE_ENDS:
+                text = text.replace(end, f"\\u{ord(end):04x}")
+            return text
+        """,
+        "event": r"""
+            lines = message.replace("\r\n", "\n").replace("\r", "\n").split("\n")
+            return "".join(f"data: {line}\n" for line in lines).encode() + b"\n"
+        """,
+    },
+    "phases/p13_serving/text.py": {
+        "Text.take": """
+            text = self.held + self.decoder.decode(added)
+            found = [(text.find(stop) + len(stop), text.find(stop), stop) for stop in self.stops if stop in text]
+            if found:
+                _, start, self.stop = min(found)
+                self.held = ""
+                return text[:start]
+            certain = len(text) - beginning(text, self.stops)
+            self.held = text[certain:]
+            return text[:certain]
+        """,
+        "Text.rest": """
+            held = self.held + self.decoder.decode(b"", final=True)
+            self.held = ""
+            return held
+        """,
+        "beginning": """
+            sizes = [size for stop in stops for size in range(1, len(stop)) if text.endswith(stop[:size])]
+            return max(sizes, default=0)
+        """,
+    },
+    "phases/p13_serving/desk.py": {
+        "Desk.cancel": """
+            if stream.request.id in self.streams:
+                stream.end("cancelled")
+                self.close(stream, tell=True)
+        """,
+        "Desk.drain": """
+            self.state, self.retry_after = "draining", max(1, math.ceil(seconds))
+            try:
+                await asyncio.wait_for(self.empty.wait(), seconds)
+            except TimeoutError:
+                for stream in list(self.streams.values()):
+                    self.cancel(stream)
+        """,
+    },
 }
 
 

@@ -30,7 +30,7 @@ BAD_FIELDS = [
     ("logit_bias", [{-1: 1.0}, {1: 101}, {1: math.nan}, {"x": 1}, {1.5: 1}, {True: 1}, {1: "1"}, [1], None, 5]),
     ("logit_bias", [{str(i): 1 for i in range(2000)}]),
     ("seed", [-1, 2**63, 1.0, True, "1"]),
-    ("n", [0, -1, 17, 10**9, 1.0, True, None]),
+    ("n", [0, -1, 129, 10**9, 1.0, True, None]),
     ("stop", [[""], ["a"] * 17, [1], ["x" * 257], 5, [None], {"a": 1}, [["a"]], b"a"]),
     ("stop_token_ids", [[-1], [1.0], [True], list(range(65)), 5, "1", ["1"]]),
     ("min_tokens", [-1, 1.0, True, None]),
@@ -91,6 +91,22 @@ def test_a_huge_max_tokens_is_refused_by_the_context_and_says_so(number):
     params = SamplingParams(max_tokens=number)
     with pytest.raises(RequestError, match=r"max_tokens must be between 1 and 29 \(prompt 3 tokens, context 32\)"):
         Request.create("r", [1, 2, 3], params, LIMITS)
+
+
+@pytest.mark.parametrize(
+    ("got", "bare", "shown"),
+    [
+        ("no", False, "'no'"),
+        ("no", True, "no"),
+        (["no"], True, "['no']"),
+        ("a\nb" * 99, True, "a ba ba ba ba ba ba ba ba ba ba ba ba ba ba ba ba ba ba b…"),
+        (list(range(99)), False, "[0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16…"),
+    ],
+)
+def test_a_refusal_shows_what_came_on_one_short_line(got, bare, shown):
+    error = RequestError.of("n", "a number", got, bare=bare)
+    assert str(error) == f"n must be a number, got {shown}" and len(shown) <= 60
+    assert (error.param, error.limit, error.got) == ("n", "a number", shown)
 
 
 @pytest.mark.parametrize("token", [-1, 100, 2**31, 2**64, 1.0, True, "1", None])

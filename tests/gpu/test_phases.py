@@ -38,7 +38,7 @@ def answers(phase: str, model: Model, wanted: list[Request], shape: str) -> dict
     return run(phases.load(phase).build(model, EngineOptions(limits_of(shape), max_sequences=3)), wanted)
 
 
-@pytest.mark.parametrize("phase", [info.name for info in phases.available()])
+@pytest.mark.parametrize("phase", [info.name for info in phases.engines()])
 @pytest.mark.parametrize("shape", FAMILIES)
 def test_float32_gives_the_cpus_tokens(phase, shape):
     expected = answers("p00", model_on("cpu", shape, torch.float32), requests(shape), shape)
@@ -54,14 +54,14 @@ def test_chunks_and_prefix_hits_give_the_cpus_tokens(shape):
     assert run(engine, requests(shape)) == expected and engine.metrics().cached_tokens > 0
 
 
-@pytest.mark.parametrize("phase", [info.name for info in phases.available()])
+@pytest.mark.parametrize("phase", [info.name for info in phases.engines()])
 def test_sampled_tokens_are_the_cpus_too(phase):
     shape, wanted = "tiny-llama", requests("tiny-llama", temperature=1.0, top_p=0.9, seed=7, presence_penalty=0.3, n=2)
     expected = answers("p00", model_on("cpu", shape, torch.float32), wanted, shape)
     assert answers(phase, model_on("cuda", shape, torch.float32), wanted, shape) == expected
 
 
-@pytest.mark.parametrize("phase", [info.name for info in phases.available()])
+@pytest.mark.parametrize("phase", [info.name for info in phases.engines()])
 @pytest.mark.parametrize("shape", FAMILIES)
 @torch.inference_mode()
 def test_bfloat16_parts_from_float32_only_at_close_calls(phase, shape):

@@ -1,6 +1,7 @@
 """Text to tokens and back: the same as transformers where it is right, and as llama.cpp where it is the source."""
 
 import json
+import threading
 from itertools import chain, pairwise
 
 import gguf
@@ -53,6 +54,26 @@ def test_text_streamed_by_token_is_the_text_decoded_at_once(token_ids):
     tokenizer = Tokenizer(backend())
     streamed = b"".join(tokenizer.token_bytes(token) for token in token_ids)
     assert streamed.decode(errors="replace") == tokenizer.decode(token_ids)
+
+
+def test_a_long_text_is_encoded_as_a_short_one_and_other_threads_go_on_meanwhile(bpe, monkeypatch):
+    text = "the cat sat on the mat, and <|im_end|> 12345\n" * 8000
+    ticks, done = [], threading.Event()
+
+    def tick():
+        while not done.wait(0.0005):
+            ticks.append(1)
+
+    thread = threading.Thread(target=tick)
+    thread.start()
+    try:
+        found = bpe.encode(text)
+    finally:
+        done.set()
+        thread.join()
+    assert len(ticks) >= 5
+    monkeypatch.setattr("gradus.loading.tokenizer.LONG_TEXT", len(text))
+    assert found == bpe.encode(text)
 
 
 def test_encoding_agrees_with_transformers(tmp_path):

@@ -88,9 +88,10 @@ def test_where_a_reader_writes_a_file_no_link_leads_to_ours():
 
 
 @pytest.mark.parametrize("page", contents.parts()[0].pages[:-1])
-def test_every_lesson_has_a_run_and_a_place_for_it(page):
+def test_every_engine_s_lesson_has_a_run_and_a_place_for_it(page):
     lesson = (ROOT / f"{page}.md").read_text(encoding="utf-8")
-    assert contents.lesson_of(page) in SCENES
+    phase = contents.lesson_of(page)
+    assert phase in SCENES or not phases.find(phase).has("engine")
     assert "\n## A run\n\n## What we measured\n" in contents.before_measurements(page, lesson, "\n## A run\n")
 
 

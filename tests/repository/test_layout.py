@@ -14,6 +14,7 @@ ROOT = Path(__file__).parents[2]
 MAX_FUNCTION = 60  # lines, its signature and docstring included
 MAX_TEACHING_FILE = 150  # lines
 PHASES = [phase.folder for phase in phases.available()]
+ENGINES = [phase.folder for phase in phases.engines()]
 
 SECTIONS = [
     "the problem",
@@ -59,9 +60,15 @@ def test_the_phases_begin_with_the_baseline_and_none_is_there_twice():
 
 
 @pytest.mark.parametrize("folder", PHASES)
-def test_a_phase_has_its_lesson_and_its_wiring(folder):
+def test_a_phase_has_its_lesson_and_an_engine_or_a_program_around_one(folder):
     path = ROOT / "phases" / folder
-    assert (path / "__init__.py").is_file()
+    assert (path / "__init__.py").is_file() and (path / "README.md").is_file()
+    assert (path / "engine.py").is_file() != (path / "__main__.py").is_file()
+
+
+@pytest.mark.parametrize("folder", ENGINES)
+def test_an_engine_opens_with_its_idea_and_is_built_by_one_function(folder):
+    path = ROOT / "phases" / folder
     engine = ast.parse(text_of(path / "engine.py"))
     assert ast.get_docstring(engine), "engine.py opens with the idea"
     build = next(node for node in engine.body if isinstance(node, ast.FunctionDef) and node.name == "build")

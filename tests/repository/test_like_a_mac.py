@@ -45,7 +45,7 @@ from gradus.cli import main
 from gradus.exercises.declaration import exercises_of
 
 found["need triton"] = []
-for phase in phases.available():
+for phase in phases.engines():
     phases.load(phase.name)
     for exercise in exercises_of(phase):
         try:

@@ -13,8 +13,8 @@ import typer
 
 from gradus import cli
 from gradus.course import printed
+from gradus.server.api.generate import Generate
 from gradus.server.config import ServerConfig
-from gradus.server.schemas import GenerateRequest
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "phases").rglob("*.md")])
@@ -162,5 +162,5 @@ def test_commands_are_found_where_they_are_shown():
 
 def test_the_request_in_the_readme_is_one_that_the_server_takes():
     (body,) = re.findall(r"/generate .*? -d '(.*?)'", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
-    request = GenerateRequest.parse(json.loads(body), ServerConfig())
-    assert request.prompt and request.params.max_tokens == 40
+    request = Generate.parse(json.loads(body), ServerConfig())
+    assert request.ask.prompt and request.ask.params.max_tokens == 40

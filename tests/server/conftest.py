@@ -71,7 +71,7 @@ class Running:
 
     def idle(self):
         """The engine has nothing to do, and the client and its front end remember no request."""
-        open_requests = self.client._front_end.open_requests
+        open_requests = self.client.front_end.open_requests
         return not (self.client._streams or open_requests or self.engine.has_work or self.client.waiting)
 
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from gradus.engine.metrics import Metrics
 from gradus.engine.request import ModelLimits, Request, SamplingParams
 from gradus.engine.sequence import Output, Timings
-from gradus.server.loading import described
-from gradus.server.messages import ModelInfo
+from gradus.server.engine.loading import described
+from gradus.server.engine.messages import ModelInfo
 
 
 @dataclass

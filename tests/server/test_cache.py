@@ -10,7 +10,7 @@ from functools import partial
 
 import pytest
 
-from gradus.server.engine_loop import EngineLoop
+from gradus.server.engine.loop import EngineLoop
 from tests.server.conftest import eventually
 
 PROMPT = "The same forty characters for everybody."  # 40 tokens: 4 pages are hit, for one token is always left

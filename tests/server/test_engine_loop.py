@@ -7,9 +7,9 @@ import numpy as np
 from gradus.bench.predict.simulation import Simulation, short_requests
 from gradus.engine.outputs import Outputs
 from gradus.engine.request import Request, SamplingParams
-from gradus.server import engine_loop
-from gradus.server.engine_loop import EngineLoop
-from gradus.server.messages import Report, Submit
+from gradus.server.engine import loop as engine_loop
+from gradus.server.engine.loop import EngineLoop
+from gradus.server.engine.messages import Report, Submit
 from tests.server.scripted import ScriptedCore
 
 

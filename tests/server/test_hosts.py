@@ -8,7 +8,7 @@ import pytest
 
 from gradus.errors import ConfigError
 from gradus.server.config import ServerConfig
-from gradus.server.hosts import OwnHosts, host_alone
+from gradus.server.http.hosts import OwnHosts, host_alone
 from tests.server.conftest import read_answer, running
 
 

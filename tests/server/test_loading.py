@@ -3,8 +3,8 @@
 import pytest
 
 from gradus.loading import Tokenizer
-from gradus.server import loading
 from gradus.server.config import ServerConfig
+from gradus.server.engine import loading
 
 CONFIG = ServerConfig(model="random:tiny-llama", phase="p01", device="cpu")
 

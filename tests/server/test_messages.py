@@ -11,10 +11,8 @@ from gradus.engine.metrics import Metrics
 from gradus.engine.request import ModelLimits, Request, SamplingParams, SchedulingParams
 from gradus.engine.sequence import Output, Timings
 from gradus.errors import CapacityError, CheckpointError, ConfigError, GradusError, RequestError
-from gradus.server.body import BodyError
-from gradus.server.engine_loop import shortened
-from gradus.server.measures import Watch
-from gradus.server.messages import (
+from gradus.server.engine.loop import shortened
+from gradus.server.engine.messages import (
     Cancel,
     EngineFailed,
     Failure,
@@ -26,6 +24,8 @@ from gradus.server.messages import (
     Stop,
     Submit,
 )
+from gradus.server.http.body import BodyError
+from gradus.server.measures import Watch
 
 LIMITS = ModelLimits(100, 64, (2,))
 REQUEST = Request.create(

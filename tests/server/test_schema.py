@@ -8,12 +8,12 @@ import pytest
 
 from gradus.engine.meaning import meanings
 from gradus.engine.request import SamplingParams, SchedulingParams
+from gradus.server.api.openapi import openapi_of_generate
 from gradus.server.config import ServerConfig
-from gradus.server.schemas import openapi_of_generate
 
 PRINT = """
 import json
-from gradus.server import schemas
+from gradus.server.api import openapi as schemas
 from gradus.server.config import ServerConfig
 
 print(schemas.openapi_of_generate.__doc__)

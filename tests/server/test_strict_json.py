@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gradus.server.body import BodyError, strict_json
+from gradus.server.http.body import BodyError, strict_json
 
 VALUES = st.recursive(
     st.none()

@@ -7,8 +7,7 @@ from functools import partial
 
 import pytest
 
-from gradus.server.schemas import encode
-from gradus.server.streaming import event
+from gradus.server.api.frames import encode, event
 from tests.server.conftest import events, eventually, read_answer
 from tests.server.scripted import ScriptedCore
 

@@ -1,8 +1,7 @@
 """Builds an engine from a checkpoint: a phase's, or the final one with a cache sized for the free memory."""
 
 import logging
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,10 +12,10 @@ from gradus.assembly.draft_rows import fitted
 from gradus.assembly.final import build as build_final
 from gradus.assembly.final import check_draft, runnable
 from gradus.assembly.heads import trained_heads
+from gradus.assembly.memory import enough_memory
+from gradus.assembly.parallel import assemble_ranks
 from gradus.config.options import EngineConfig, EngineOptions
 from gradus.engine.engine import Engine
-from gradus.errors import ConfigError
-from gradus.execution.memory.device_memory import DeviceMemory, ran_out
 from gradus.execution.memory.plan import memory_plan
 from gradus.loading import Checkpoint, Progress, as_asked, load_model, open_checkpoint
 from gradus.models import Model
@@ -53,10 +52,12 @@ def assemble(
     if phase is not None:
         build = phases.load(phase).build if impl is None else _build_of(phase, impl, progress)
         options = replace(options, vocabulary=checkpoint.vocabulary)
-        with _enough_memory(options, device):
+        with enough_memory(options, device):
             engine = build(load(checkpoint, precision), options)
         return engine, replace(options, limits=engine.limits)
     assert isinstance(options, EngineConfig)
+    if options.ranks > 1:
+        return assemble_ranks(checkpoint, options, device, precision, progress)
     trained_heads(options, checkpoint.config)  # heads that do not match the model are refused before anything is loaded
     draft = open_draft(checkpoint, options, device, precision)
     plan = memory_plan(
@@ -65,7 +66,7 @@ def assemble(
     grammars = None if checkpoint.tokenizer is None else grammars_of(checkpoint.tokenizer, options.limits)
     config = runnable(plan.applied(options), device)
     config = replace(config, limits=replace(config.limits, structured=grammars is not None))
-    with _enough_memory(config, device):
+    with enough_memory(config, device):
         drafter = None if draft is None else load(*draft)
         engine = build_final(load(checkpoint, precision), config, _capturing(progress), drafter, grammars)
         plan.check_room(device)
@@ -111,24 +112,6 @@ def draft_precision(draft: Checkpoint, device: torch.device, precision: Precisio
         kinds = {str(kind).removeprefix("torch.") for kind in (precision.weights, precision.activations)}
         own = resolve_precision(kinds.pop() if len(kinds) == 1 else "auto", device, draft.config)
     return quantized(own, quantize, device, draft.config, draft.quantized, setting=DRAFT_QUANTIZE, head=True)
-
-
-@contextmanager
-def _enough_memory(options: EngineOptions, device: torch.device) -> Iterator[None]:
-    """Turn a failed allocation into a ConfigError that says what to lower, and which processes held memory before."""
-    before = DeviceMemory.of(device) if device.type == "cuda" else None
-    try:
-        yield
-    except (RuntimeError, MemoryError) as error:
-        if not ran_out(error):
-            raise
-        final = isinstance(options, EngineConfig)
-        holders = "" if before is None else before.holders(device)
-        lower = "memory_fraction or cache_tokens" if final else "cache_tokens (in phases with pages)"
-        raise ConfigError(
-            f"not enough memory for the weights and a cache of {options.cache_positions} tokens: lower {lower}, "
-            f"max_sequences or context_length (`gradus serve --dry-run` shows what fits){holders}"
-        ) from error
 
 
 def _capturing(progress: Progress | None) -> Callable[[int, int], None]:

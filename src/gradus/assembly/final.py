@@ -30,9 +30,11 @@ from gradus.engine.time_limits import TimeLimits
 from gradus.errors import ConfigError
 from gradus.execution.gpu.capturing import Report
 from gradus.execution.memory.plan import sized
+from gradus.execution.runner import ModelRunner
 from gradus.kernels import check_kv_dtype, cpu, missing
 from gradus.models import Model
 from gradus.models.config import ModelConfig
+from gradus.parallel.ranks import ParallelRunner, RankZero
 from gradus.sampling.constraints import Constraints
 from gradus.scheduling.draft_shapes import DraftShapes
 from gradus.scheduling.drafting import DraftControl
@@ -52,11 +54,13 @@ def build(
     report: Report = lambda done, total: None,
     draft: Model | None = None,
     grammars: Grammars | None = None,
+    ranks: RankZero | None = None,
 ) -> Engine:
     """Compose the engine. On a GPU with `graphs`, this captures them, for seconds in which nothing else may run there.
 
     draft: the draft model, if `speculate` names one, loaded as `draft_quantize` asks. If `speculate` names a folder of
     heads, they are read from it. grammars: of the model's tokenizer; without them, structured requests are refused.
+    ranks: the other ranks, if `model` is rank 0's part of one that several devices share.
 
     If `memory_fraction` sizes the cache, and it holds fewer tokens than `limits.context_length`, the engine's own limit
     shrinks to fit; settings named in `yielding` may be lowered too. Raises ConfigError if no room is left for a cache,
@@ -72,8 +76,7 @@ def build(
     page_size, count, device = config.page_size, config.max_sequences, model.device
     windows = [group.window for group in layer_groups(model.config.windows)]
     pages = config.cache_blocks * len(windows)
-    kind = Fp8Storage if config.kv_dtype == "fp8" else PagedStorage
-    storage = kind(model.config, pages, page_size, model.dtype, device)
+    storage = storage_of(model, config)
     shapes = draft_shapes(config, trained, draft is not None)
     times, constraints = StepTimes(), None if grammars is None else Constraints(grammars)
     on_kernels = config.kernels and device.type == "cuda"
@@ -86,6 +89,9 @@ def build(
             rehearse(runner, config, PagedCache(pages, page_size, windows), device.type, control)
     else:
         runner, rows = torch_runner(model, storage, config, draft, trained, constraints)
+        if ranks is not None:
+            assert isinstance(runner, ModelRunner), "ranks verify no drafts"
+            runner = ParallelRunner(runner, ranks)
         shapes = None if shapes is None else shapes.unpadded(rows)
     cache = PagedCache(pages, page_size, windows, PrefixIndex() if config.prefix_cache else None)
     sure = None
@@ -95,6 +101,13 @@ def build(
     scheduler = Scheduler(cache, count, config.budget(device.type), config.policy, limits, control)
     stats = None if control is None else control.stats
     return Engine(scheduler, runner, config.limits, lag(config), limits, stats)
+
+
+def storage_of(model: Model, config: EngineConfig) -> PagedStorage:
+    """Allocate the pages of keys and values."""
+    pages = config.cache_blocks * len(layer_groups(model.config.windows))
+    kind = Fp8Storage if config.kv_dtype == "fp8" else PagedStorage
+    return kind(model.config, pages, config.page_size, model.dtype, model.device)
 
 
 def lag(config: EngineConfig) -> int:

@@ -177,7 +177,7 @@ def profile(
     from gradus.bench.run.profiler import LONGEST_RUN, profile_steps, render, sustain
     from gradus.loading import open_checkpoint
 
-    names = [*(info.name for info in phases.available()), FINAL]
+    names = [*(info.name for info in phases.engines()), FINAL]
     if phase not in names:
         raise ConfigError(f"phase must be one of {', '.join(names)}, got {phase!r}")
     if batch < 1:

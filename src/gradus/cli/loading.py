@@ -1,15 +1,15 @@
-"""`gradus.server.loading` with a progress bar, for `gradus serve`."""
+"""`gradus.server.engine.loading` with a progress bar, for `gradus serve`."""
 
 from typing import TYPE_CHECKING
 
 from gradus.cli.progress import Bars
-from gradus.server import loading
+from gradus.server.engine import loading
 
 if TYPE_CHECKING:
     from gradus.engine.core import Core
     from gradus.loading import Tokenizer
     from gradus.server.config import ServerConfig
-    from gradus.server.messages import ModelInfo
+    from gradus.server.engine.messages import ModelInfo
 
 
 def open_tokenizer(config: "ServerConfig") -> "Tokenizer | None":

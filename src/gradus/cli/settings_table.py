@@ -31,7 +31,7 @@ def _engines(setting: Setting) -> str:
         return ""
     if setting.heeded == "phase":
         return " (phases)"
-    names = [phase.name for phase in phases.available() if setting.name in heeded(phase.name)]
+    names = [phase.name for phase in phases.engines() if setting.name in heeded(phase.name)]
     return f" ({', '.join([*names, 'the final engine'])})"
 
 

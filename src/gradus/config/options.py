@@ -21,6 +21,8 @@ MOST_DRAFTS = 16
 USUAL_DRAFTS = 7
 """Most drafts to choose if no number is given."""
 
+MOST_RANKS = 64
+
 _LIMITS, _CACHE = "Limits", "Cache and scheduling (in phases that use them)"
 
 
@@ -149,6 +151,23 @@ class EngineConfig(EngineOptions):
         heeded="final",
         panel=_CACHE,
     )
+    tensor_parallel: int = setting(
+        1,
+        "Devices that share the model, each with a part of every matrix: GPUs from cuda:0 on, or processes on a CPU.",
+        least=1,
+        most=MOST_RANKS,
+        heeded="final",
+        panel=_LIMITS,
+    )
+    pipeline_parallel: int = setting(
+        1,
+        "Stages that share the model, each with some of its layers, on devices of their own: with tensor_parallel, on "
+        "as many as the product.",
+        least=1,
+        most=MOST_RANKS,
+        heeded="final",
+        panel=_LIMITS,
+    )
     prefix_cache: bool = setting(True, "Requests that begin alike share pages.", heeded="final")
     chunked: bool = setting(True, "Prompts are cut to the token budget; otherwise, each is one step.", heeded="final")
     kernels: bool = setting(
@@ -178,6 +197,12 @@ class EngineConfig(EngineOptions):
             )
         if self.drafts is not None and self.speculate is None:
             raise ConfigError("drafts does nothing without speculate: set speculate, or leave drafts out")
+        if self.speculate is not None and self.ranks > 1:
+            raise ConfigError(
+                "speculate does not work with tensor_parallel or pipeline_parallel yet: leave one of them out"
+            )
+        if self.ranks > MOST_RANKS:
+            raise ConfigError(f"tensor_parallel times pipeline_parallel must be at most {MOST_RANKS}, got {self.ranks}")
 
     @classmethod
     def of(cls, options: EngineOptions, **switches: bool) -> "EngineConfig":
@@ -188,6 +213,11 @@ class EngineConfig(EngineOptions):
     def budget(self, device: str) -> int | None:
         """Most tokens per step on this kind of device ("cpu", "cuda"); None if prompts are not cut."""
         return (self.token_budget or SETTINGS["token_budget"].suits[device]) if self.chunked else None
+
+    @property
+    def ranks(self) -> int:
+        """The processes that share the model."""
+        return self.tensor_parallel * self.pipeline_parallel
 
     @property
     def draft_model(self) -> str | None:

@@ -112,7 +112,7 @@ class Settings:
         given = [one.name for one in fields(Settings) if getattr(self, one.name) != one.default]
         for name in given:
             if name not in heeded(phase):
-                users = [other.name for other in phases.available() if name in heeded(other.name)]
+                users = [other.name for other in phases.engines() if name in heeded(other.name)]
                 raise ConfigError(
                     f"{name} does nothing in phase {phase}, leave it out; "
                     f"it is for {', '.join([*users, 'the final engine'])}"

@@ -24,14 +24,17 @@ def cut(source: str, names: Iterable[str], phase: str) -> str:
     return "".join(lines)
 
 
-def functions(source: str) -> dict[str, ast.FunctionDef]:
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def functions(source: str) -> dict[str, Function]:
     """Find every function of the file by its qualified name. Raises SyntaxError if the file does not parse."""
     return dict(_functions(ast.parse(source).body, prefix=""))
 
 
-def _functions(body: Iterable[ast.stmt], prefix: str) -> Iterator[tuple[str, ast.FunctionDef]]:
+def _functions(body: Iterable[ast.stmt], prefix: str) -> Iterator[tuple[str, Function]]:
     for node in body:
-        if isinstance(node, ast.FunctionDef):
+        if isinstance(node, Function):
             yield prefix + node.name, node
         elif isinstance(node, ast.ClassDef):
             yield from _functions(node.body, f"{prefix}{node.name}.")
@@ -43,7 +46,7 @@ def unwritten(source: str, names: Iterable[str]) -> list[str]:
     return [name for name in names if name in found and _is_cut(found[name], name)]
 
 
-def _is_cut(function: ast.FunctionDef, name: str) -> bool:
+def _is_cut(function: Function, name: str) -> bool:
     last = function.body[-1]
     if not isinstance(last, ast.Raise) or not isinstance(last.exc, ast.Call) or not last.exc.args:
         return False
@@ -51,7 +54,7 @@ def _is_cut(function: ast.FunctionDef, name: str) -> bool:
     return isinstance(message, ast.Constant) and str(message.value).endswith(f": {name}")
 
 
-def _body(function: ast.FunctionDef, lines: list[str]) -> tuple[int, int, int]:
+def _body(function: Function, lines: list[str]) -> tuple[int, int, int]:
     """Find the first line (from 1) and column of the body without its docstring, and the body's last line."""
     documented = ast.get_docstring(function, clean=False) is not None
     statements = function.body[1:] if documented else function.body

@@ -78,8 +78,9 @@ class Solution:
             return self.phase.module(part)
 
     def build(self, model: Any, options: Any) -> Any:
-        """Call the phase's `build(model, options) -> Engine`. Raises ConfigError if it runs no file of the
-        student's."""
+        """Call the phase's `build(model, options) -> Engine`. Raises ConfigError if the phase has no engine, or if it
+        runs no file of the student's."""
+        self.phase.require_engine()
         with self._in_place():  # a phase may import some of its modules only here
             engine = self.phase.module("engine").build(model, options)
         if not any(module in self.modules for module in self.files):
@@ -231,10 +232,10 @@ def _unfinished(info: PhaseInfo, found: list[Found]) -> str:
 
 def _note(info: PhaseInfo, found: list[Found]) -> str:
     """ "your p04: cache.py; ours: attention.py, scheduler.py (PagedBatching.preempt still to be written)" """
-    theirs = _names(one.file for one in found if one.complete and not one.exercise.alone)
-    ours = [
-        _ours(one, found) for one in exercises_of(info) if not one.alone and not _is_theirs(one, found)
-    ]  # no engine runs exercises that are judged alone
+    # no engine runs exercises that are judged alone; a phase that is a program runs all of its own
+    run = [one for one in exercises_of(info) if not one.alone or not info.has("engine")]
+    theirs = _names(one.file for one in found if one.complete and one.exercise in run)
+    ours = [_ours(one, found) for one in run if not _is_theirs(one, found)]
     return f"your {info.name}: {', '.join(theirs) or 'nothing'}" + (f"; ours: {', '.join(ours)}" if ours else "")
 
 

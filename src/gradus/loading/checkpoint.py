@@ -10,8 +10,8 @@ random:llama-3.2-1b       real shapes, random weights, one token per byte
 
 import difflib
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -48,6 +48,7 @@ class Checkpoint:
     tokenizer: None if the checkpoint has none; the model then works with token ids alone.
     license: None if unknown. size_bytes: of the weights as stored. quantized: the scheme of each quantized matrix;
     None if no matrix is quantized.
+    default_sampling: values that the model's authors recommend for sampling parameters, by name.
     """
 
     name: str
@@ -58,6 +59,7 @@ class Checkpoint:
     license: str | None
     size_bytes: int
     quantized: "Mix | None" = None
+    default_sampling: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def vocabulary(self) -> "Callable[[], Sequence[bytes]] | None":
@@ -189,6 +191,7 @@ def _open_folder(name: str, folder: Path) -> Checkpoint:
         license=None,
         size_bytes=tensors.size_bytes,
         quantized=quantized,
+        default_sampling=hugging_face.read_default_sampling(folder),
     )
 
 

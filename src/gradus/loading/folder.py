@@ -1,19 +1,22 @@
 """A folder in Hugging Face's layout: its configuration and its tokenizer, from the files that it has.
 
-    config.json              the architecture                        generation_config.json   more end-of-text tokens
+    config.json              the architecture                        generation_config.json   more end-of-text tokens,
+                                                                                              sampling parameters
     tokenizer.json           the whole tokenizer …                   vocab.json, merges.txt   … or GPT-2's two files
     tokenizer_config.json    special tokens, chat template           chat_template.jinja      the template, if newer
 
 Only data is read. Code that a configuration points to (`auto_map`) and pickled files are never looked at.
 """
 
+import logging
 from pathlib import Path
 from typing import Any
 
 import tokenizers
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 
-from gradus.errors import CheckpointError, ConfigError
+from gradus.engine.request import SamplingParams
+from gradus.errors import CheckpointError, ConfigError, RequestError
 from gradus.loading.chat import ChatTemplate
 from gradus.loading.json_file import read_object, read_object_if_there, read_text
 from gradus.loading.quoting import quoted
@@ -21,6 +24,9 @@ from gradus.loading.tokenizer import Tokenizer, begin_texts_with, building, read
 from gradus.models.config import ModelConfig
 from gradus.models.families import records
 
+log = logging.getLogger(__name__)
+
+RECOMMENDED = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 QUANTIZATION_FILES = ("quantize_config.json", "quant_config.json")  # older files of AutoGPTQ and AutoAWQ
 
 
@@ -46,6 +52,23 @@ def read_quantization(folder: Path) -> dict[str, Any] | None:
         found = found or read_object_if_there(folder / name) or None
     if found is not None and not isinstance(found, dict):
         raise ConfigError(f"config.json: quantization_config must be an object, got {quoted(found)}")
+    return found
+
+
+def read_default_sampling(folder: Path) -> dict[str, float]:
+    """Read the sampling parameters that generation_config.json recommends; {} without the file.
+
+    A value that no request could have is left out, with a warning: it concerns only requests that name none.
+    """
+    path, found = folder / "generation_config.json", {}
+    for name, value in read_object_if_there(path).items():
+        if name in RECOMMENDED and value is not None:
+            try:
+                SamplingParams(**{name: value})
+            except RequestError as error:
+                log.warning("%s: %s; the value is not used", path.name, error)
+            else:
+                found[name] = value
     return found
 
 

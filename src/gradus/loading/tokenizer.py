@@ -27,6 +27,9 @@ from gradus.loading.quoting import quoted
 
 SPACE = "\u2581"  # ▁, how SentencePiece vocabularies write a space
 
+LONG_TEXT = 4096
+"""Characters beyond which a text is encoded as a batch of one: that releases Python's lock, and `encode` does not."""
+
 PLAIN_TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant:"  # of random models
 
 
@@ -135,6 +138,10 @@ class Tokenizer:
         """
         return b"" if token_id in self.special_token_ids else self._token_bytes(token_id)
 
+    def spelling(self, token_id: int) -> bytes:
+        """A token's bytes as people are shown it: as `token_bytes`, but a control token has its name."""
+        return self._token_bytes(token_id)
+
     def vocabulary(self, size: int) -> list[bytes]:
         """The bytes of each token id below `size`, a model's number of tokens."""
         return [self.token_bytes(token) for token in range(size)]
@@ -167,6 +174,8 @@ class Tokenizer:
                 got=ascii(text[error.start]),
             ) from error
         try:
+            if len(text) > LONG_TEXT:
+                return self._backend.encode_batch_fast([text], add_special_tokens=special_tokens)[0].ids
             return self._backend.encode(text, add_special_tokens=special_tokens).ids
         except Exception as error:  # the vocabulary lacks a character and has no token for unknown ones
             raise RequestError(
@@ -204,13 +213,13 @@ class Tokenizer:
         return self._template.render(
             check_messages(messages, treat),
             add_generation_prompt=add_generation_prompt,
-            bos_token=self._spelling(self.bos_token_id),
-            eos_token=self._spelling(next(iter(self.eos_token_ids), None)),
+            bos_token=self._name(self.bos_token_id),
+            eos_token=self._name(next(iter(self.eos_token_ids), None)),
             tools=check_tools(tools, treat),
             settings=check_settings(settings),
         )
 
-    def _spelling(self, token_id: int | None) -> str:
+    def _name(self, token_id: int | None) -> str:
         return "" if token_id is None else self._backend.id_to_token(token_id) or ""
 
     def _token_bytes(self, token_id: int) -> bytes:

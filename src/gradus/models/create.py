@@ -1,10 +1,12 @@
 """Make a model from its configuration, and fill one with noise of a seed."""
 
+from collections.abc import Iterator
 from importlib import import_module
 from math import prod
 from typing import cast
 
 import torch
+from torch import Tensor, nn
 
 from gradus.device.transfer import numbered
 from gradus.models.config import ModelConfig
@@ -57,15 +59,29 @@ def randomize(model: Model, seed: int = 0, std: float = 0.02) -> None:
     The values depend on the seed, the configuration and the kind of device; on a CPU they are the same everywhere.
     Whatever type the weights are kept in, the same values are rounded to it.
     """
-    device = next(model.parameters()).device
+    for module, name, start, values in noise(model, next(model.parameters()).device, seed, std):
+        assign(module, name, start, values)
+    if model.config.tie_embeddings:
+        _copy_tied(model)
+
+
+def noise(
+    model: Model, device: torch.device, seed: int = 0, std: float = 0.02
+) -> Iterator[tuple[nn.Module, str, int, Tensor]]:
+    """Yield random values for every parameter, in pieces: module, name, first row, rows. See `randomize`."""
     generator = torch.Generator(device).manual_seed(seed)
     for path, module, name, shape in parameters(model):
         if path == "head.weight" and model.config.tie_embeddings:  # tied, but stored twice: the embedding again
-            assign(module, name, 0, model.embedding.weight)
             continue
         center = 1.0 if name == "weight" and len(shape) == 1 else 0.0  # a vector of weights belongs to a norm
         step = max(1, CHUNK // prod(shape[1:]))
         for start in range(0, shape[0], step):
             rows = min(step, shape[0] - start)
-            noise = torch.empty((rows, *shape[1:]), device=device).normal_(center, std, generator=generator)
-            assign(module, name, start, noise)
+            values = torch.empty((rows, *shape[1:]), device=device).normal_(center, std, generator=generator)
+            yield module, name, start, values
+
+
+def _copy_tied(model: Model) -> None:
+    """Give a tied head that keeps its matrix in another form the embedding's values."""
+    if any(path == "head.weight" for path, *_ in parameters(model)):
+        assign(model.head, "weight", 0, model.embedding.weight)

@@ -1,22 +1,15 @@
-"""The HTTP server: a front end on the event loop, and one engine on a thread of its own.
+"""The HTTP server: a front end on the event loop, and one engine apart from it.
 
-    HTTP ── app, schemas ── client (with text.FrontEnd) ── messages ── engine_loop ── core
+    HTTP ── http/, api/ ── client (with text.FrontEnd) ── engine/: messages ── loop ── core
 
-Text and HTTP are on one side, token ids on the other. Only plain data passes between them, so the engine could move to
-a separate process. Read in this order:
+Text and HTTP are on one side, token ids on the other. Only plain data passes between them. Read in this order:
 
     config.py          the server's settings, checked                        (imports neither torch nor FastAPI)
-    hosts.py           checks of a request's origin: Host, Origin and Sec-Fetch-Site
-    body.py            untrusted bytes → strict JSON, within limits
-    schemas.py         JSON → a checked request; completions and errors → JSON; the OpenAPI schema
-    messages.py        messages between the two sides: commands, reports, failures
-    engine_loop.py     the loop that owns the engine: take commands, step, report
-    engine_thread.py   that loop on a thread
-    loading.py         a configuration → a tokenizer and an engine
-    results.py         a request's results as they arrive, or the error that ended it
+    engine/            the engine's side: messages, the loop that owns it, and where that loop runs
+    results.py         results as they arrive, or the error that ended them
     measures.py        measurements of the front end's side: rates, totals, the engine's silence
     client.py          the front end's side: queue, text, cancellation, drain, health
-    streaming.py       server-sent events, and clients that leave or stop reading
-    app.py             the routes
+    api/               the protocols: a body becomes requests, their results become an answer
+    http/              untrusted bytes, origins, streams that clients leave, and the routes
     serve.py           the process: socket, signals, exit codes
 """

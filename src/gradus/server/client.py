@@ -16,21 +16,20 @@ import itertools
 import logging
 import math
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from gradus.engine.metrics import Metrics
 from gradus.engine.outputs import endings
-from gradus.engine.request import Request, SamplingParams, SchedulingParams
+from gradus.engine.request import Request, SchedulingParams
 from gradus.engine.sequence import Output
 from gradus.errors import GradusError, RequestError
+from gradus.server.api.ask import Ask
 from gradus.server.config import ServerConfig
-from gradus.server.engine_loop import loader
-from gradus.server.engine_thread import EngineThread
-from gradus.server.measures import Counts, ServiceRate, Watch, cache_stats, speculation_stats
-from gradus.server.messages import (
+from gradus.server.engine.loop import loader
+from gradus.server.engine.messages import (
     Cancel,
     Command,
     EngineFailed,
@@ -44,9 +43,11 @@ from gradus.server.messages import (
     Stop,
     Submit,
 )
+from gradus.server.engine.thread import EngineThread
+from gradus.server.measures import Counts, ServiceRate, Watch, cache_stats, speculation_stats
 from gradus.server.results import ClientGone, RequestFailed, RequestTimeout, Stream, Unavailable
 from gradus.text.completion import Delta
-from gradus.text.front_end import FrontEnd, Prompt
+from gradus.text.front_end import FrontEnd
 
 if TYPE_CHECKING:
     from gradus.loading import Tokenizer
@@ -58,18 +59,17 @@ State = Literal["loading", "ready", "draining", "failed"]
 # Seconds that a stream waits for the engine's last output of a request that should end: most steps are far shorter.
 LAST_WORD_S = 1.0
 
-# Most characters, or token ids, that are encoded and checked on the event loop, in a few milliseconds at most. A longer
-# prompt would delay the other streams, so it goes to the worker. So does a grammar, which takes long to compile.
-SHORT_PROMPT = 4096
+# Most prompts of one body that are encoded on the event loop.
+MOST_AT_ONCE = 16
 
 
 class EngineClient:
     """Serves requests from the one engine that `config` describes, on a thread of its own. For one event loop only.
 
-    loader: the name of the module that loads tokenizer and engine (see `gradus.server.loading`).
+    loader: the name of the module that loads tokenizer and engine (see `gradus.server.engine.loading`).
     """
 
-    def __init__(self, config: ServerConfig, loader: str = "gradus.server.loading") -> None:
+    def __init__(self, config: ServerConfig, loader: str = "gradus.server.engine.loading") -> None:
         self.config = config
         self.state: State = "loading"
         self.reason = "the model is loading"
@@ -80,7 +80,7 @@ class EngineClient:
         self.stopped = False
         self._loader = loader
         self._tokenizer: Tokenizer | None = None
-        self._front_end: FrontEnd  # once loaded
+        self._front_end: FrontEnd | None = None  # once loaded
         self._streams: dict[str, Stream] = {}
         self._beginnings: set[asyncio.Task[None]] = set()  # one for each request whose long prompt is being encoded
         self._numbers = itertools.count(1)
@@ -133,7 +133,7 @@ class EngineClient:
         await asyncio.wait(waits, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
         for wait in waits:
             wait.cancel()
-        for stream in list(self._streams.values()):
+        for stream in set(self._streams.values()):
             self._end(stream, "cancelled", Unavailable(self.reason, "draining"))
         await self._nothing_runs.wait()
 
@@ -149,7 +149,7 @@ class EngineClient:
         """Stop both threads. `stopped` stays False if one is stuck in a step, or in loading, for `patience` seconds."""
         for task in self._tasks:
             task.cancel()
-        for stream in list(self._streams.values()):
+        for stream in set(self._streams.values()):
             self.forget(stream, Unavailable("the server is shutting down", "draining"))
         self._worker.shutdown(wait=False, cancel_futures=True)
         self._thread.send(Stop())
@@ -177,56 +177,81 @@ class EngineClient:
 
     # -- requests -----------------------------------------------------------------------------------------------------
 
-    def submit(self, prompt: Prompt, params: SamplingParams, scheduling: SchedulingParams | None = None) -> Stream:
-        """Queue a request. Without a timeout of its own, it has the configuration's request_timeout.
+    def submit(self, *asks: Ask) -> Stream:
+        """Queue the requests of one body, all or none. Without a timeout of its own, each has the configuration's.
 
         Raises Unavailable, RequestFailed, or RequestError for a request that could never enter. Faults found later (in
         a long prompt, or in the engine) are raised by the stream's `accepted`.
         """
         self._check_state()
-        self._check_room(params.n)
-        scheduling = scheduling or SchedulingParams()
-        timeout = min(scheduling.timeout or math.inf, self.config.request_timeout)
-        stream = Stream(f"gen-{next(self._numbers)}", params, self.forget)
-        limited = dataclasses.replace(scheduling, timeout=timeout)
-        make = partial(self._front_end.request, prompt, params, limited, stream.id)
-        if len(prompt) <= SHORT_PROMPT and params.structured is None:
-            submit = Submit(made(make))
+        samples = sum(ask.params.n for ask in asks)
+        self._check_room(samples)
+        number = next(self._numbers)
+        ids = [f"gen-{number}"] if len(asks) == 1 else [f"gen-{number}-{index}" for index in range(len(asks))]
+        stream = Stream(ids, samples, self.forget)
+        limits = [self._limited(ask.scheduling) for ask in asks]
+        makes = [
+            partial(ask.request, self.front_end, name, limited)
+            for ask, name, limited in zip(asks, ids, limits, strict=True)
+        ]
+        timeout = max(limited.timeout or 0.0 for limited in limits)
+        if all(ask.short for ask in asks) and len(asks) <= MOST_AT_ONCE:
+            submits = [Submit(made(make)) for make in makes]
             self._enter(stream, timeout)
-            self._begin(stream, submit)
+            self._begin(stream, submits)
         else:
             self._enter(stream, timeout)
-            beginning = self._loop.create_task(self._begin_later(stream, make))
+            beginning = self._loop.create_task(self._begin_later(stream, makes))
             self._beginnings.add(beginning)  # the loop itself would let it be collected
             beginning.add_done_callback(self._beginnings.discard)
         return stream
+
+    def _limited(self, scheduling: SchedulingParams) -> SchedulingParams:
+        timeout = min(scheduling.timeout or math.inf, self.config.request_timeout)
+        return dataclasses.replace(scheduling, timeout=timeout)
 
     def _enter(self, stream: Stream, timeout: float) -> None:
         """Register the stream, and start its timeout."""
         late = RequestTimeout(f"the request did not end within its timeout of {timeout:g} s")
         stream.timer = self._loop.call_later(timeout + LAST_WORD_S, self._expire, stream, late)
-        self._streams[stream.id] = stream
+        self._streams.update(dict.fromkeys(stream.ids, stream))
         self._nothing_runs.clear()
-        self._samples_sent += stream.params.n
+        self._samples_sent += stream.samples
 
-    def _begin(self, stream: Stream, submit: Submit) -> None:
-        self._front_end.open(submit.request)
-        self._send(submit)
+    def _begin(self, stream: Stream, submits: Sequence[Submit]) -> None:
+        for index, submit in enumerate(submits):
+            stream.requests[submit.request.id] = submit.request
+            self.front_end.open(submit.request, index)
+            self._send(submit)
 
-    async def _begin_later(self, stream: Stream, make: "partial[Request]") -> None:
-        """Let the worker encode a long prompt. Meanwhile the request's time runs, and its client may leave."""
+    async def _begin_later(self, stream: Stream, makes: "Sequence[partial[Request]]") -> None:
+        """Let the worker encode long prompts. Meanwhile the requests' time runs, and their client may leave."""
         arrived = time.monotonic()
+        submits = []
         try:
-            submit = Submit(await self._loop.run_in_executor(self._worker, made, make), arrived)
+            for make in makes:
+                submits.append(Submit(await self._loop.run_in_executor(self._worker, made, make), arrived))
         except GradusError as error:
-            self._samples_sent -= stream.params.n
-            if stream.id in self._streams:
+            self._samples_sent -= stream.samples
+            if stream.ids[0] in self._streams:
                 self._close(stream, error)
             return
-        if stream.id in self._streams:
-            self._begin(stream, submit)
+        if stream.ids[0] in self._streams:
+            self._begin(stream, submits)
         else:
-            self._samples_sent -= stream.params.n
+            self._samples_sent -= stream.samples
+
+    @property
+    def model(self) -> str:
+        """The model's name."""
+        return self.info.model if self.info else self.config.model
+
+    @property
+    def front_end(self) -> FrontEnd:
+        """The text's side of the model. Raises Unavailable while the model loads."""
+        if self._front_end is None:
+            raise Unavailable(self.reason, self.state, retry_after=1 if self.state == "loading" else None)
+        return self._front_end
 
     def _send(self, command: Command) -> None:
         self._watch.sent(time.monotonic())
@@ -268,7 +293,7 @@ class EngineClient:
     def _expire(self, stream: Stream, late: RequestTimeout) -> None:
         """End a request that the engine should have ended by now, but couldn't inside a long step."""
         self.counts.timed_out += stream.unfinished
-        self._send(Cancel(stream.id, "timeout"))
+        self._cancel(stream, "timeout")
         self._close(stream, late)
 
     def _end(self, stream: Stream, reason: str, otherwise: Exception) -> None:
@@ -276,23 +301,28 @@ class EngineClient:
 
         If the engine is busy for longer than LAST_WORD_S, the stream fails with `otherwise`.
         """
-        self._send(Cancel(stream.id, reason))
+        self._cancel(stream, reason)
         if stream.timer is not None:
             stream.timer.cancel()
         stream.timer = self._loop.call_later(LAST_WORD_S, self._close, stream, otherwise)
 
     def forget(self, stream: Stream, error: Exception) -> None:
         """Let the engine end a request whose client has gone. Does nothing if it has ended already."""
-        if stream.id not in self._streams:
+        if stream.ids[0] not in self._streams:
             return
         self.counts.abandoned += isinstance(error, ClientGone)
-        self._send(Cancel(stream.id, "cancelled"))
+        self._cancel(stream, "cancelled")
         self._close(stream, error)
+
+    def _cancel(self, stream: Stream, reason: str) -> None:
+        for name in stream.ids:
+            self._send(Cancel(name, reason))
 
     def _close(self, stream: Stream, error: Exception | None) -> None:
         """Forget a stream; with an error, fail it."""
-        self._streams.pop(stream.id, None)
-        self._front_end.close(stream.id)
+        for name in stream.ids:
+            self._streams.pop(name, None)
+            self.front_end.close(name)
         if not self._streams:
             self._nothing_runs.set()
         if stream.timer is not None:
@@ -302,7 +332,7 @@ class EngineClient:
 
     def _fail(self, reason: str) -> None:
         self.state, self.reason = "failed", reason
-        for stream in list(self._streams.values()):
+        for stream in set(self._streams.values()):
             self._close(stream, Unavailable(reason, "failed"))
 
     def _end_sample(self, request_id: str, index: int, reason: str) -> Iterable[Output]:
@@ -346,11 +376,12 @@ class EngineClient:
         self._rate.record(report.step_s, len(endings(report.outputs)))
         for request_id in report.accepted:
             if stream := self._streams.get(request_id):
-                stream.accept()
+                stream.accept(request_id)
         for request_id, failure in report.refused:
             if stream := self._streams.get(request_id):
+                self._cancel(stream, "cancelled")  # what else its body asked for
                 self._close(stream, failure.error() or RequestFailed())
-        for delta in self._front_end.read(report.outputs):
+        for delta in self.front_end.read(report.outputs):
             if stream := self._streams.get(delta.request_id):
                 self._deliver(stream, delta)
 

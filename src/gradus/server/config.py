@@ -7,13 +7,13 @@ from gradus.config.description import setting
 from gradus.config.settings import Settings
 from gradus.engine.request import MAX_SECONDS
 from gradus.errors import ConfigError
-from gradus.server.hosts import host_alone
+from gradus.server.http.hosts import host_alone
 
 MAX_JSON_DEPTH = 64
 MAX_HEADERS = 100
 MAX_HEADER_BYTES = 32 * 1024
 
-_WHERE, _LIMITS = "Where", "Limits"
+_WHERE, _LIMITS, _API = "Where", "Limits", "Protocols"
 
 
 @dataclass(frozen=True)
@@ -86,6 +86,19 @@ class ServerConfig(Settings):
         unit="seconds",
         panel=_LIMITS,
     )
+    generation_config: str = setting(
+        "auto",
+        "auto: a request of OpenAI's or Anthropic's protocol that leaves temperature, top_p, top_k, min_p or "
+        "repetition_penalty out gets the value in the model's generation_config.json; none: the protocol's own.",
+        choices=("auto", "none"),
+        panel=_API,
+    )
+    strict_fields: bool = setting(
+        False,
+        "Refuse a request with a field that this server does not read, instead of naming it in a header.",
+        panel=_API,
+    )
+    tokenizer_info: bool = setting(False, "Answer /tokenizer_info, which shows the chat template.", panel=_API)
     log_level: str = setting(
         "info",
         "debug (one line per request as well), info, warning or error; prompts and answers are never logged.",

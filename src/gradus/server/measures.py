@@ -6,7 +6,7 @@ from typing import Any
 
 from gradus.cache.usage import CacheUsage
 from gradus.engine.metrics import Speculation
-from gradus.server.messages import Report
+from gradus.server.engine.messages import Report
 
 
 class ServiceRate:

@@ -1,12 +1,12 @@
-"""A request's results as they arrive, or the error that ended it.
+"""Results as they arrive, or the error that ended them.
 
 A Stream lives on the event loop: the client fills it from the engine's reports, and the request's handler empties it.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-from gradus.engine.request import SamplingParams
+from gradus.engine.request import Request
 from gradus.errors import CapacityError, GradusError
 from gradus.text.completion import Delta
 
@@ -40,23 +40,29 @@ class ClientGone(GradusError):
 
 
 class Stream:
-    """One request's results as they arrive. Cancel it, or read it until `done`: nothing else ends it in the engine."""
+    """The results of one client's requests as they arrive: of one request, or of several that one body makes.
 
-    def __init__(self, request_id: str, params: SamplingParams, forget: "Callable[[Stream, Exception], None]") -> None:
-        self.id = request_id
-        self.params = params
+    ids: the requests', in the engine. samples: of all of them. Cancel the stream, or read it until `done`: nothing
+    else ends its requests in the engine.
+    requests: as the engine has accepted them; complete once `accepted` returns.
+    """
+
+    def __init__(self, ids: Sequence[str], samples: int, forget: "Callable[[Stream, Exception], None]") -> None:
+        self.ids = tuple(ids)
+        self.samples = samples
+        self.requests: dict[str, Request] = {}
         self.done = False  # every sample's last delta has been received
-        self.unfinished = params.n
+        self.unfinished = samples
         self._forget = forget
         self._deltas: list[Delta] = []
         self._error: Exception | None = None
-        self._accepted = False
+        self._unaccepted = set(ids)
         self._news = asyncio.Event()
         self.timer: asyncio.TimerHandle | None = None
 
     async def accepted(self) -> None:
-        """Wait until the engine has checked the request. Raises RequestError, or any error that `receive` raises."""
-        while not self._accepted and self._error is None:
+        """Wait until the engine has checked all requests. Raises RequestError, or any error that `receive` raises."""
+        while self._unaccepted and self._error is None:
             await self._wait(None)
         if self._error is not None:
             raise self._error
@@ -84,7 +90,7 @@ class Stream:
             pass
 
     def cancel(self) -> None:
-        """Cancel the request. May be called at any time, and more than once."""
+        """Cancel the requests. May be called at any time, and more than once."""
         self._forget(self, ClientGone("the request was cancelled"))
 
     # -- called by the client -----------------------------------------------------------------------------------------
@@ -98,9 +104,10 @@ class Stream:
     def buffered(self) -> int:
         return len(self._deltas)
 
-    def accept(self) -> None:
-        self._accepted = True
-        self._news.set()
+    def accept(self, request_id: str) -> None:
+        self._unaccepted.discard(request_id)
+        if not self._unaccepted:
+            self._news.set()
 
     def push(self, delta: Delta) -> None:
         self._deltas.append(delta)

@@ -17,10 +17,10 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from gradus.errors import ConfigError
-from gradus.server.app import create_app
 from gradus.server.client import EngineClient
 from gradus.server.config import MAX_HEADER_BYTES, ServerConfig
-from gradus.server.messages import ModelInfo
+from gradus.server.engine.messages import ModelInfo
+from gradus.server.http.app import create_app
 
 log = logging.getLogger(__name__)
 
@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 LAST_BYTES_S = 1
 
 
-def serve(config: ServerConfig, loader: str = "gradus.server.loading") -> int:
+def serve(config: ServerConfig, loader: str = "gradus.server.engine.loading") -> int:
     """Serve until SIGTERM or SIGINT. Returns the exit code: 0 after a drain, 1 if the engine failed meanwhile.
 
     loader: the name of the module that loads tokenizer and engine.

@@ -17,7 +17,7 @@ from gradus.engine.sequence import Output
 from gradus.errors import RequestError
 from gradus.structured import Grammars, grammars_of
 from gradus.text.completion import Delta
-from gradus.text.stream import piece
+from gradus.text.stream import Piece, piece
 from gradus.text.tools.dialect import Dialect
 from gradus.text.tools.tool import read_tools
 from gradus.text.transcript import Transcript
@@ -80,14 +80,22 @@ class FrontEnd:
         that could never be served.
         """
         params = params or SamplingParams()
-        if isinstance(prompt, str):
-            prompt = self._need_tokenizer("prompt").encode(prompt)
+        prompt = self.tokens(prompt)
         if params.stop:
             self._need_tokenizer("stop")
         if params.structured is not None and self.limits.structured:
             self.grammars.check(params.structured)
         name = request_id or f"request-{next(self._numbers)}"
         return Request.create(name, prompt, params, self.limits, scheduling)
+
+    def tokens(self, prompt: Prompt) -> Sequence[int]:
+        """Encode a text; token ids stay as they are. Raises RequestError for a text without a tokenizer."""
+        return self._need_tokenizer("prompt").encode(prompt) if isinstance(prompt, str) else prompt
+
+    @property
+    def token_piece(self) -> Callable[[int], Piece] | None:
+        """A token's contribution to a text, cached; None without a tokenizer."""
+        return self._token_bytes
 
     @functools.cached_property
     def dialect(self) -> Dialect:

@@ -116,7 +116,22 @@ def _masks(found: dict[str, Any], samples: str) -> list[Part]:
         f"**{found['hardware']['processor']}**, one core, the {masks['tokens']:,} tokens of {found['model']}, in a "
         f"tree of {masks['nodes']:,} nodes that takes {shown(masks['building'] / 1e6)} s to build. {samples}",
         (header, rows),
-        f"To try each token on its own, without the tree, takes {shown(each)} ms for a state.",
+        f"Trying each token on its own, without the tree, takes {shown(each)} ms for a state.",
+    ]
+
+
+def _serving_lesson(found: dict[str, Any], samples: str) -> list[Part]:
+    """p13's server compared with its engine alone, for each number of streams. Medians of the runs."""
+    header = ["streams", "tokens/s", "without a server", "TTFT p50 (p99), ms", "ITL p50 (p99), ms"]
+    rows = []
+    for row in found["streams"]:
+        middle = {name: median([run[name] for run in row["served"]]) for name in row["served"][0]}
+        rows.append([str(row["streams"]), shown(middle["rate"]), shown(median(row["alone"]))])
+        rows[-1] += [f"{shown(middle[f'{name}_p50'])} ({shown(middle[f'{name}_p99'])})" for name in ("ttft", "itl")]
+    return [
+        f"**{found['hardware']['processor']}**, {found['hardware']['cores']} cores, {found['model']} in "
+        f"{found['phase']}, {found['prompt']} tokens in, {found['tokens']} out, all streams at once. {samples}",
+        (header, rows),
     ]
 
 
@@ -124,4 +139,5 @@ SCRIPTS: dict[str, Callable[[dict[str, Any], str], list[Part]]] = {
     "http-cost": _http_cost,
     "real-weights": _real_weights,
     "masks": _masks,
+    "serving-lesson": _serving_lesson,
 }

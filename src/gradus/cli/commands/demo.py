@@ -1,11 +1,14 @@
 """`gradus demo`: see in a minute what a phase's idea changes."""
 
 from pathlib import Path
+from types import ModuleType
 from typing import Annotated
 
 from typer import Argument, Option
 
+from gradus import phases
 from gradus.cli import terminal
+from gradus.errors import ConfigError
 
 Out = Annotated[Path | None, Option("--out", "-o", help="Also write the chart to this file: .png or .svg.")]
 Model = Annotated[
@@ -18,21 +21,28 @@ Model = Annotated[
 ]
 
 
-def demo(phase: Annotated[str, Argument(help="p01 to p06.")], out: Out = None, model: Model = None) -> int:
+def demo(phase: Annotated[str, Argument(help="p01 to p06, p11 or p13.")], out: Out = None, model: Model = None) -> int:
     """Show what a phase's idea changes: the phase before, then the phase, on one small workload on this CPU.
 
-    Takes about half a minute on two cores. For numbers to quote, there is gradus bench.
+    Takes about half a minute on two cores. For numbers to quote, there is gradus bench. p13, which has no engine, shows
+    what blocks its server.
 
     Examples:
 
       gradus demo p01
       gradus demo p06 --out chunks.png
+      gradus demo p11                   # an answer without its form and with it, token by token
     """
     from gradus.bench import registry
     from gradus.bench.contenders.workbench import Workbench
     from gradus.cli.progress import Bars, working
     from gradus.course.views import charts, demos
 
+    if (program := _program(phase)) is not None:
+        _refuse_chart(phase, out)
+        for line in program.show(model or demos.usual_model()):
+            _say(line)
+        return 0
     wanted = demos.demo_of(phase)
     if out is not None:
         charts.check_suffix(out)
@@ -49,12 +59,25 @@ def demo(phase: Annotated[str, Argument(help="p01 to p06.")], out: Out = None, m
     shown = demos.run(wanted, bench, lambda name: working(f"{name} runs"))
     _say(charts.TEXTS[wanted.chart](shown.series, wanted.across, wanted.up))
     _say(f"\n{wanted.look}\n")
+    if shown.transcript:
+        _say(f"{shown.transcript}\n")
     terminal.print_table(["", *names, ""], [list(row) for row in shown.table])
     if out is not None:
         title = " and ".join(names.values())
         charts.draw(out, shown.series, title, wanted.across, wanted.up, wanted.chart)
         _say(f"\n{out}")
     return 0
+
+
+def _program(phase: str) -> ModuleType | None:
+    """The demo that a phase without an engine brings along, as its module demo.py."""
+    found = next((one for one in phases.available() if phase in (one.name, one.folder)), None)
+    return found.module("demo") if found is not None and found.has("demo") else None
+
+
+def _refuse_chart(phase: str, out: Path | None) -> None:
+    if out is not None:
+        raise ConfigError(f"the demo of {phase} draws no chart: leave --out away")
 
 
 def _say(text: str) -> None:

@@ -340,8 +340,11 @@ def _print_next(info: "PhaseInfo", impl: Path | None) -> None:
         runs = where + (" --device cuda" if any(row.exercise.interpreted for row in rows) else "")
         print(f"\nAll of {info.name} is written. Now try:")
         print(f"  gradus solution {info.name}{'' if impl is None else where}    # yours next to ours, and why")
-        print(f'  gradus generate "Once upon a time" --phase {info.name}{runs}')
-        print(f"  gradus bench {info.name} --quick{runs}")
+        if info.has("engine"):
+            print(f'  gradus generate "Once upon a time" --phase {info.name}{runs}')
+            print(f"  gradus bench {info.name} --quick{runs}")
+        else:
+            print(f"  python -m phases.{info.folder}{where}")
         every = list(progress.standings())
         later = [row for row in every if row.phase.number > info.number]
         rows = later if any(row.state != "passed" for row in later) else every

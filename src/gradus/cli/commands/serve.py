@@ -54,7 +54,7 @@ def _plan(settings: ServerConfig, json: bool) -> None:
     from gradus.config.options import FINAL
     from gradus.exercises import solution
     from gradus.loading import open_checkpoint
-    from gradus.server.loading import planned
+    from gradus.server.engine.loading import planned
     from gradus.server.serve import bind
 
     bind(settings).close()

@@ -86,9 +86,9 @@ def _recordings(
     from gradus.course.xray import runs
     from gradus.exercises import solution
 
-    scene = None if texts is not None else runs.scene_of(names[0])
     for name in names:
         runs.title_of(name)  # refuses an unknown name before a model is loaded
+    scene = None if texts is not None else runs.scene_of(names[0])
     _refuse_unheeded(names, settings)
     yours = None if impl is None else solution.load(names[0], impl)
     if yours is not None:

@@ -22,6 +22,7 @@ from gradus.course.figures import (
     speculation,
     timeline,
 )
+from gradus.course.figures.serving import blocked, sides, streams, way
 from gradus.course.figures.structured import automaton, launches, masks
 
 
@@ -69,6 +70,10 @@ FIGURES = [
     Figure("phases/p11_structured_output/figures/launches.svg", launches.launches),
     Figure("phases/p11_structured_output/figures/legal.svg", masks.legal),
     Figure("phases/p11_structured_output/figures/probability.svg", masks.probability),
+    Figure("phases/p13_serving/figures/sides.svg", sides.sides),
+    Figure("phases/p13_serving/figures/way.svg", way.way),
+    Figure("phases/p13_serving/figures/blocked.svg", blocked.blocked),
+    Figure("phases/p13_serving/figures/streams.svg", streams.streams),
     Figure("docs/figures/architecture.svg", architecture.way),
     Figure("docs/figures/three_chats.svg", scene.three_chats),
 ]

@@ -59,7 +59,9 @@ class Module:
 
 
 def flatten(phase: PhaseInfo) -> str:
-    """Flatten a phase. Raises ConfigError, naming the place, if it uses something that cannot be inlined."""
+    """Flatten a phase. Raises ConfigError for a phase without an engine, and, naming the place, if it uses something
+    that cannot be inlined."""
+    phase.require_engine()
     flat = _Flat(repository(phase))
     flat.want_all(f"phases.{phase.folder}.engine")
     opening = f'"""{phase.name}, {phase.title.lower()}, as one file: gradus flat {phase.name}"""'

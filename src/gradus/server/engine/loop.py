@@ -19,7 +19,7 @@ from gradus.engine.core import Core
 from gradus.engine.request import Request
 from gradus.errors import GradusError
 from gradus.server.config import ServerConfig
-from gradus.server.messages import (
+from gradus.server.engine.messages import (
     Cancel,
     Command,
     EngineFailed,
@@ -43,7 +43,7 @@ METRICS_INTERVAL_S = 0.1
 class Loader(Protocol):
     """The module that makes both sides from a configuration. It is passed by name, so that any process can import it.
 
-    The standard one is `gradus.server.loading`.
+    The standard one is `gradus.server.engine.loading`.
     """
 
     def open_tokenizer(self, config: ServerConfig) -> Any:

@@ -8,8 +8,8 @@ import threading
 from collections.abc import Callable
 
 from gradus.server.config import ServerConfig
-from gradus.server.engine_loop import run_engine
-from gradus.server.messages import Command, Message, Stop
+from gradus.server.engine.loop import run_engine
+from gradus.server.engine.messages import Command, Message, Stop
 
 
 class EngineThread(threading.Thread):

@@ -8,21 +8,17 @@ A client can fail in three ways:
 """
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from typing import Any
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from gradus.errors import GradusError
+from gradus.server.api.ask import Encoder
+from gradus.server.api.frames import PING
 from gradus.server.config import ServerConfig
 from gradus.server.results import ClientGone, Stream
-from gradus.server.schemas import encode, error_of, frame, usage
-from gradus.text.completion import Completion
-
-PING = b": ping\n\n"
-DONE = b"data: [DONE]\n\n"
 
 
 @asynccontextmanager
@@ -49,57 +45,44 @@ class EventStream(Response):
 
     media_type = "text/event-stream"
 
-    def __init__(self, stream: Stream, model: str, config: ServerConfig) -> None:
+    def __init__(self, stream: Stream, encoder: Encoder, config: ServerConfig, headers: Mapping[str, str]) -> None:
         # without these two, proxies gather small pieces into large ones, and tokens arrive in bursts
-        super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no"})
+        super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no", **headers})
         del self.headers["content-length"]
         self.stream = stream
-        self.model = model
+        self.encoder = encoder
         self.config = config
-        self._completions: list[Completion] = []
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with cancelled_with_client(receive, self.stream):
             try:
                 await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-                await self._send_results(send)
-                await self._write(send, DONE, more=False)
+                await self._write(send, await self._send_results(send), more=False)
             except ClientGone:
                 pass
             except TimeoutError:
                 _abort(scope)
                 self.stream.cancel()
 
-    async def _send_results(self, send: Send) -> None:
+    async def _send_results(self, send: Send) -> bytes:
+        """Send what arrives. Returns the last frames."""
+        if opening := self.encoder.begin():
+            await self._write(send, opening)
         while not self.stream.done:
             try:
                 deltas = await self.stream.receive(timeout=self.config.ping_interval)
             except ClientGone:
                 raise
             except GradusError as error:  # too late for a status, so the last frame carries the error
-                await self._write(send, event(error_of(error)[1]))
-                return
-            news = [delta for delta in deltas if delta.token_ids or delta.completion]  # not progress within a prompt
-            events = []
-            for delta in news:
-                content = frame(delta, wants_logprobs=self.stream.params.logprobs is not None)
-                if delta.completion is not None:
-                    self._completions.append(delta.completion)
-                if len(self._completions) == self.stream.params.n:
-                    content |= {"model": self.model, "usage": usage(self._completions)}
-                events.append(event(content))
-            if events or not deltas:
-                await self._write(send, b"".join(events) or PING)
+                return self.encoder.failed(error)
+            if frames := self.encoder.frames(deltas) if deltas else PING:
+                await self._write(send, frames)
+        return self.encoder.end()
 
     async def _write(self, send: Send, data: bytes, more: bool = True) -> None:
         """Send data. Raises TimeoutError if the client does not make room for it in time."""
         async with asyncio.timeout(self.config.write_timeout):
             await send({"type": "http.response.body", "body": data, "more_body": more})
-
-
-def event(content: dict[str, Any]) -> bytes:
-    """Format an event. JSON escapes line breaks, so one `data:` line always suffices."""
-    return b"data: " + encode(content) + b"\n\n"
 
 
 def _abort(scope: Scope) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from gradus.engine.core import Core
 from gradus.loading import Progress
 from gradus.server.config import ServerConfig
-from gradus.server.messages import ModelInfo
+from gradus.server.engine.messages import ModelInfo
 
 if TYPE_CHECKING:
     from gradus.execution.memory.plan import MemoryPlan
@@ -56,11 +56,11 @@ def load_engine(config: ServerConfig, progress: Progress | None = None) -> tuple
     llm = LLM(**config.keywords() | {"model": checkpoint or config.model}, progress=progress)
     if llm.limits.structured:
         llm.front_end.grammars.warm()  # the first structured request would wait for it
-    return llm.core, described(llm)
+    return llm.core, described(llm, recommended=config.generation_config != "none")
 
 
-def described(llm: "LLM") -> ModelInfo:
-    """Describe an engine for the server's front end."""
+def described(llm: "LLM", recommended: bool = True) -> ModelInfo:
+    """Describe an engine for the server's front end. recommended: with the sampling that its files recommend."""
     return ModelInfo(
         model=llm.checkpoint.name,
         engine=llm.engine_name,
@@ -69,4 +69,5 @@ def described(llm: "LLM") -> ModelInfo:
         dtype=llm.precision.title,
         limits=llm.limits,
         settings=llm.settings,
+        default_sampling=dict(llm.checkpoint.default_sampling) if recommended else {},
     )

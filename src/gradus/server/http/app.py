@@ -1,7 +1,7 @@
 """The routes. Each one parses, submits, waits and answers. Every error is an exception."""
 
 import http
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -12,24 +12,23 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 import gradus
 from gradus.errors import GradusError
-from gradus.server.body import read_json
+from gradus.server.api.ask import Exchange
+from gradus.server.api.errors import CLOSE, Problem, failure_of, problem_of, shape_of
+from gradus.server.api.frames import encode
+from gradus.server.api.generate import Generate
+from gradus.server.api.openapi import limits, openapi_of_generate
 from gradus.server.client import EngineClient
 from gradus.server.config import MAX_HEADER_BYTES, MAX_HEADERS, ServerConfig
-from gradus.server.hosts import OwnHosts
+from gradus.server.http.body import read_json
+from gradus.server.http.hosts import OwnHosts
+from gradus.server.http.streaming import EventStream, cancelled_with_client
 from gradus.server.results import ClientGone, Stream
-from gradus.server.schemas import (
-    GenerateRequest,
-    answer,
-    encode,
-    error_of,
-    failure_of,
-    http_error,
-    limits,
-    openapi_of_generate,
-)
-from gradus.server.streaming import EventStream, cancelled_with_client
 from gradus.text.completion import Completion
 
+Reader = Callable[[Any, EngineClient], Exchange]
+"""Checks parsed JSON of one protocol. Raises RequestError, or Unavailable while the model loads."""
+
+IGNORED = "x-gradus-ignored"  # the header that names fields without effect
 CLIENT_CLOSED_REQUEST = 499  # nginx's status for an answer that nobody will read; it appears only in logs
 
 
@@ -48,17 +47,13 @@ def create_app(client: EngineClient, config: ServerConfig) -> FastAPI:
     app.add_middleware(HeaderLimits)
     _add_error_handlers(app)
 
-    @app.post("/generate", summary="Continue a prompt", openapi_extra=openapi_of_generate(config))
-    async def generate(request: Request) -> Response:
-        body = await read_json(request, max_bytes=config.max_body_bytes, timeout=config.receive_timeout)
-        wanted = GenerateRequest.parse(body, config)
-        stream = client.submit(wanted.prompt, wanted.params, wanted.scheduling)
-        async with cancelled_with_client(request.receive, stream):
-            await stream.accepted()
-            if not wanted.stream:
-                completions = await all_completions(stream)
-                return json_response(200, answer(completions, model_name(client)))
-        return EventStream(stream, model_name(client), config)
+    def route(path: str, read: Reader, summary: str, openapi: dict[str, Any] | None = None) -> None:
+        async def handler(request: Request) -> Response:
+            return await respond(request, read, client, config)
+
+        app.post(path, summary=summary, openapi_extra=openapi)(handler)
+
+    route("/generate", read_generate, "Continue a prompt", openapi_of_generate(config))
 
     @app.get("/health", summary="Whether requests are taken: 200, or 503 with the reason")
     async def health() -> Response:
@@ -83,25 +78,49 @@ def create_app(client: EngineClient, config: ServerConfig) -> FastAPI:
     return app
 
 
+def read_generate(body: Any, client: EngineClient) -> Exchange:
+    return Generate.parse(body, client.config, client.model)
+
+
+async def respond(request: Request, read: Reader, client: EngineClient, config: ServerConfig) -> Response:
+    """Answer a body of the protocol that `read` reads: whole, or as a stream of events."""
+    body = await read_json(request, max_bytes=config.max_body_bytes, timeout=config.receive_timeout)
+    exchange = read(body, client)
+    warnings = {IGNORED: ", ".join(exchange.ignored)} if exchange.ignored else {}
+    stream = client.submit(*exchange.asks)
+    async with cancelled_with_client(request.receive, stream):
+        await stream.accepted()
+        encoder = exchange.encoder(stream)
+        if not exchange.stream:
+            return json_response(200, encoder.whole(await all_completions(stream)), warnings)
+    return EventStream(stream, encoder, config, warnings)
+
+
 async def all_completions(stream: Stream) -> list[Completion]:
     """Wait for every sample's completion, in order. Raises the error of any sample that failed."""
-    completions: dict[int, Completion] = {}
+    completions: dict[tuple[int, int], Completion] = {}
     while not stream.done:
         for delta in await stream.receive():
             if delta.completion is not None:
-                completions[delta.index] = delta.completion
+                completions[delta.prompt_index, delta.index] = delta.completion
     for completion in completions.values():
         if error := failure_of(completion):
             raise error
-    return [completions[index] for index in sorted(completions)]
-
-
-def model_name(client: EngineClient) -> str:
-    return client.info.model if client.info else client.config.model
+    return [completions[place] for place in sorted(completions)]
 
 
 def json_response(status: int, content: dict[str, Any], headers: dict[str, str] | None = None) -> Response:
     return Response(encode(content), status, headers, media_type="application/json")
+
+
+def problem_response(problem: Problem, path: str) -> Response:
+    """Answer with an error, in the shape of the path's protocol."""
+    return json_response(problem.status, shape_of(path)(problem), problem.all_headers)
+
+
+def refused(status: int, message: str, scope: Scope) -> Response:
+    """Refuse a request before its route is known, and close the connection."""
+    return problem_response(Problem(status, "invalid_request", message, headers=CLOSE), scope["path"])
 
 
 # -- errors ------------------------------------------------------------------------------------------------------------
@@ -111,14 +130,16 @@ def _add_error_handlers(app: FastAPI) -> None:
     """Answer every error with JSON of one shape. The log keeps the traceback of an unexpected exception."""
 
     async def on_error(request: Request, error: Exception) -> Response:
-        status, content, headers = error_of(error)
-        return json_response(status, content, headers)
+        return problem_response(problem_of(error), request.scope["path"])
 
     async def on_http_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         phrase = http.HTTPStatus(error.status_code).phrase.lower()
-        message = f"{request.method} {request.url.path[:100]}: {phrase}; GET / lists the routes"
-        return json_response(error.status_code, http_error(error.status_code, message), dict(error.headers or {}))
+        path = request.scope["path"]  # not url.path, which a Host header can change
+        message = f"{request.method} {path[:100]}: {phrase}; GET / lists the routes"
+        return problem_response(
+            Problem(error.status_code, "invalid_request", message, headers=error.headers or {}), path
+        )
 
     async def on_client_gone(request: Request, error: Exception) -> Response:
         return Response(status_code=CLIENT_CLOSED_REQUEST)
@@ -141,7 +162,7 @@ class HeaderLimits:
         size = sum(len(name) + len(value) for name, value in headers)
         if len(headers) > MAX_HEADERS or size > MAX_HEADER_BYTES:
             message = f"at most {MAX_HEADERS} headers of {MAX_HEADER_BYTES} bytes in all, got {len(headers)} of {size}"
-            await json_response(431, http_error(431, message), {"connection": "close"})(scope, receive, send)
+            await refused(431, message, scope)(scope, receive, send)
         else:
             await self.app(scope, receive, send)
 
@@ -160,6 +181,6 @@ class OwnRequests:
         server = scope.get("server")
         refusal = self.hosts.refusal(scope["headers"], server and server[0]) if "headers" in scope else None
         if refusal is not None:
-            await json_response(403, http_error(403, refusal), {"connection": "close"})(scope, receive, send)
+            await refused(403, refusal, scope)(scope, receive, send)
         else:
             await self.app(scope, receive, send)

@@ -53,6 +53,7 @@ class ModelInfo:
 
     engine: the phase's name, or "final"; phase: None for the final engine.
     settings: max_sequences, and the settings of cache and scheduler that the engine uses.
+    default_sampling: the values that the model's files recommend for sampling fields that a request leaves out.
     """
 
     model: str
@@ -62,6 +63,7 @@ class ModelInfo:
     dtype: str
     limits: ModelLimits
     settings: dict[str, Any]
+    default_sampling: dict[str, float] = field(default_factory=dict)
 
     def stats(self) -> dict[str, Any]:
         """For /stats, with the limits merged into the other fields."""

@@ -1,0 +1,89 @@
+"""A rank other than 0: a process that loads its part, and runs the plans that it gets. `python -m` starts it."""
+
+import json
+import os
+import socket
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Any
+
+import torch
+
+from gradus.assembly.final import storage_of
+from gradus.assembly.on_torch import torch_runner
+from gradus.assembly.parallel import device_of, options_of, place_of
+from gradus.device import threads
+from gradus.device.transfer import current
+from gradus.engine.wire import unpack
+from gradus.errors import GradusError
+from gradus.execution.runner import ModelRunner
+from gradus.loading import open_checkpoint
+from gradus.models.precision import DTYPES
+from gradus.parallel.messages import Channel
+from gradus.parallel.model import load_part
+from gradus.parallel.ranks import ALIVE, FAILED, OPENED, READY, SIGN_OF_LIFE_S
+from gradus.sampling.constraints import Constraints
+from gradus.structured import grammars_of
+
+
+def main(descriptor: int) -> int:
+    """Serve rank 0 until it closes the stream. Returns the exit code."""
+    channel = Channel(socket.socket(fileno=descriptor))
+    job = channel.receive()
+    if job is None:
+        return 0
+    lock = threading.Lock()  # two threads send
+
+    def say(message: bytes) -> None:
+        with lock:
+            channel.send(message)
+
+    try:
+        run(channel, json.loads(job), say)
+    except Exception as error:
+        if not isinstance(error, GradusError):
+            traceback.print_exc()
+        with suppress(OSError):
+            say(FAILED + f"{error}".encode())
+        return 1
+    return 0
+
+
+def run(channel: Channel, job: Mapping[str, Any], say: Callable[[bytes], None]) -> None:
+    """Load this rank's part as `job` says, and run plans until there are no more."""
+    config = options_of(job["options"])
+    place = place_of(config, job["rank"])
+    device = device_of(torch.device(job["device"]), place)
+    if config.threads is not None:
+        threads.use(config.threads)
+    checkpoint = open_checkpoint(job["model"])
+    say(OPENED)
+    with current(device):
+        model, run_model = load_part(checkpoint, place, job["path"], DTYPES[job["dtype"]], device)
+        tokenizer = checkpoint.tokenizer  # grammars use it, and do not keep it
+        constraints = None if tokenizer is None else Constraints(grammars_of(tokenizer, config.limits))
+        runner, _ = torch_runner(model, storage_of(model, config), config, None, None, constraints)
+        assert isinstance(runner, ModelRunner), "ranks verify no drafts"
+        runner.run_model = run_model
+    say(READY)
+    threading.Thread(target=live, args=(say,), daemon=True).start()
+    while (packed := channel.receive()) is not None:
+        runner.run(unpack(packed)).get()
+
+
+def live(say: Callable[[bytes], None]) -> None:
+    """Send signs of life while rank 0 listens."""
+    with suppress(OSError):
+        while True:
+            say(ALIVE)
+            time.sleep(SIGN_OF_LIFE_S)
+
+
+if __name__ == "__main__":
+    code = main(int(sys.argv[1]))
+    sys.stderr.flush()
+    os._exit(code)  # an exchange that waits for a dead rank would keep the interpreter from ending

@@ -1,0 +1,72 @@
+"""Two requests on their way through p13's server: who is at work when, on one axis of time."""
+
+import math
+from collections.abc import Iterator
+
+from gradus.course.drawing import BOX, KEPT, NEW, WASTE, WIDTH, Drawing
+from gradus.course.figures.serving.recorded import Note
+from gradus.course.figures.serving.recorded import way as recorded
+from gradus.course.figures.timeline import round_step
+
+LEFT, RIGHT = 112, WIDTH - 4
+LANES = {"Ann": 44, "Cy": 100, "event loop": 156, "engine": 212}
+AFTER = 2  # frames of Cy's that are shown
+
+
+def window(notes: list[Note]) -> tuple[float, float]:
+    """From the step during which Cy asks to the moment when Cy has AFTER frames."""
+    asked = next(note.at for note in notes if note.kind == "sends the request" and note.who == ("Cy",))
+    start = max(note.at for note in notes if note.kind == "step" and note.at < asked)
+    read = [note.at for note in notes if note.kind == "reads a frame" and note.who == ("Cy",)]
+    return start, read[AFTER - 1] + 0.3
+
+
+def way() -> Drawing:
+    notes = recorded()
+    start, end = window(notes)
+    scale = (RIGHT - LEFT) / (end - start)
+    shown = [note for note in notes if note.until >= start and note.at <= end]
+    drawing = Drawing(f"Ann's answer streams and Cy asks: {end - start:.1f} ms of clients, event loop and engine", 372)
+    for name, y in LANES.items():
+        drawing.words(0, y + 5, name, bold=True)
+        drawing.arrow((LEFT, y), (RIGHT, y), head=False)
+
+    def place(at: float) -> float:
+        return LEFT + scale * (min(max(at, start), end) - start)
+
+    for note in shown:
+        if note.where != "client":
+            y = LANES[note.where]
+            kind = {"step": NEW if "Cy" in note.who else KEPT, "turns tokens into text": BOX}.get(note.kind, WASTE)
+            drawing.rectangle(place(note.at), y - 13, max(3.0, place(note.until) - place(note.at)), 26, kind, radius=1)
+    for from_lane, to_lane, at in crossings(shown):
+        below, above = LANES[from_lane], LANES[to_lane]
+        down = above > below
+        drawing.arrow((place(at), below + (14 if down else -14)), (place(at), above + (-15 if down else 15)))
+    _axis(drawing, 246, start, end)
+    drawing.legend(306, [(KEPT, "a step for Ann"), (NEW, "a step for Ann and Cy"), (WASTE, "entering, encoding")])
+    drawing.legend(334, [(BOX, "tokens to text")])
+    drawing.words(0, 362, "An arrow up is a frame that its client reads.", bold=True)
+    return drawing
+
+
+def crossings(notes: list[Note]) -> Iterator[tuple[str, str, float]]:
+    """Where something goes from one lane to another: down to the engine, and up to a client."""
+    for note in notes:
+        match note.kind:
+            case "sends the request":
+                yield note.who[0], "event loop", note.at
+            case "takes the request":
+                yield "event loop", "engine", note.at
+            case "reads a frame":
+                yield "event loop", note.who[0], note.at
+
+
+def _axis(drawing: Drawing, y: float, start: float, end: float) -> None:
+    size = round_step((end - start) / 8)
+    drawing.arrow((LEFT, y), (RIGHT, y), head=False)
+    for tick in range(math.floor((end - start) / size) + 1):
+        x = LEFT + (RIGHT - LEFT) * tick * size / (end - start)
+        drawing.arrow((x, y), (x, y + 5), head=False)
+        if x < RIGHT - 24:
+            drawing.words(x, y + 21, f"{tick * size:g}{' ms' * (tick > 0)}", size=15, anchor="middle")

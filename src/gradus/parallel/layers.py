@@ -1,0 +1,82 @@
+"""Layers of which each rank has a part.
+
+A product that reads the residual stream is cut by rows: each rank computes its own heads or features, and nothing is
+exchanged. The product after it is cut by columns, so each rank's result is a summand. That makes two sums per layer.
+The head is cut by rows of the vocabulary, and its logits are joined. With tied weights the embedding has the same rows:
+each rank looks up the tokens that it has, and the sum is exact, because all other summands are zero.
+"""
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from gradus.models.layers import Embedding, Linear, MatrixId
+from gradus.parallel.group import Group
+
+
+class SummedLinear(Linear):
+    """A product cut by columns: every rank multiplies its features, and all add up. [N, in / size] → [N, out]."""
+
+    group: Group
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = self.group.sum(F.linear(x, self.weight))
+        return out if self.bias is None else out + self.bias  # once, not once per rank
+
+
+class JoinedLinear(Linear):
+    """The head, cut by rows: every rank computes the logits of its tokens, and gets those of all. [N, D] → [N, V].
+
+    columns: the size of the whole vocabulary; the last rank's rows beyond it are padding.
+    """
+
+    group: Group
+    columns: int
+
+    def forward(self, x: Tensor) -> Tensor:
+        parts = self.group.gather(F.linear(x, self.weight, self.bias))
+        return parts.movedim(0, 1).reshape(x.shape[0], -1)[:, : self.columns].contiguous()
+
+
+class SummedEmbedding(Embedding):
+    """A table cut by rows: `first` is the token of this rank's first row. [N] ids → [N, D]."""
+
+    def __init__(self, part: Embedding, first: int, group: Group) -> None:
+        torch.nn.Module.__init__(self)
+        self.dtype, self.weight, self.first, self.group = part.dtype, part.weight, first, group
+
+    def forward(self, ids: Tensor) -> Tensor:
+        rows = ids - self.first
+        mine = (rows >= 0) & (rows < self.weight.shape[0])
+        found = F.embedding(rows.where(mine, 0), self.weight).to(self.dtype)
+        return self.group.sum(found.where(mine[:, None], 0.0))
+
+
+class ParallelLinears:
+    """The factory of a rank's matrices: see `gradus.models.LinearFactory`.
+
+    stage: the ranks that share its layers. world: all ranks, which share the head.
+    """
+
+    def __init__(self, stage: Group, world: Group, vocab_size: int) -> None:
+        self._stage, self._world, self._vocab_size = stage, world, vocab_size
+
+    def __call__(
+        self,
+        matrix_id: MatrixId,
+        in_features: int,
+        out_features: tuple[int, ...],
+        bias: bool,
+        dtype: torch.dtype,
+        device: torch.device | str,
+    ) -> Linear:
+        shape = matrix_id, in_features, out_features, bias, dtype, device
+        if matrix_id.role in ("attn_out", "down"):
+            summed = SummedLinear(*shape)
+            summed.group = self._stage
+            return summed
+        if matrix_id.role == "head":
+            joined = JoinedLinear(*shape)
+            joined.group, joined.columns = self._world, self._vocab_size
+            return joined
+        return Linear(*shape)

@@ -1,0 +1,81 @@
+"""A rank's model: the sizes of its part, layers that exchange, and its slice of the weights."""
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from gradus.execution.runner import RunModel
+from gradus.loading import Checkpoint, Progress
+from gradus.loading.checkpoint import RANDOM_SEED
+from gradus.models.config import Shard
+from gradus.models.create import create_model, noise, shorten_lookups
+from gradus.models.layers import Model
+from gradus.models.weights import assign, checked, load_weights, parameters
+from gradus.parallel.group import Group
+from gradus.parallel.layers import ParallelLinears, SummedEmbedding
+from gradus.parallel.pipeline import Stage
+from gradus.parallel.place import Place
+from gradus.parallel.slices import Slices, cut_of, modules_of
+
+
+def load_part(
+    checkpoint: Checkpoint,
+    place: Place,
+    path: str,
+    dtype: torch.dtype,
+    device: torch.device,
+    progress: Progress | None = None,
+) -> tuple[Model, RunModel]:
+    """Load this rank's part of the model. Only its own rows and columns are kept. Waits for the other ranks.
+
+    path: of the rendezvous. The model's `config` has the whole vocabulary, since logits do, and the rank's own layers,
+    heads and features. Also returns what runs it, in step with the other ranks.
+    """
+    config, shard = checkpoint.config, place.shard(checkpoint.config)
+    world, stage = groups(place, path, device)
+    whole = create_model(config, dtype=dtype, device="meta")
+    linear = ParallelLinears(stage, world, config.vocab_size)
+    model = create_model(shard.config, dtype=dtype, device=device, linear=linear)
+    layers = place.layers(config.num_layers)
+    if checkpoint.tensors is None:
+        _randomize_part(model, whole, layers, shard)
+    else:
+        if progress is not None:
+            progress.begin(f"loading part {place.rank + 1} of {place.count} of {checkpoint.name}", None)
+        load_weights(model, Slices(whole, model, layers, checked(whole, checkpoint.tensors), shard))
+    model.embedding = SummedEmbedding(model.embedding, shard.tokens.start, world)
+    model.config = replace(
+        shard.config,
+        vocab_size=config.vocab_size,
+        bos_token_id=config.bos_token_id,
+        eos_token_ids=config.eos_token_ids,
+    )
+    shorten_lookups(model)
+    return model, model if place.pipeline == 1 else Stage(model, place, world)
+
+
+def groups(place: Place, path: str, device: torch.device) -> tuple[Group, Group]:
+    """Join all ranks, and those of this rank's stage."""
+    world = Group(path, place.rank, place.count, device)
+    if place.pipeline == 1:
+        return world, world
+    return world, Group(f"{path}-{place.stage}", place.rank % place.tensor, place.tensor, device)
+
+
+@torch.no_grad()
+def _randomize_part(model: Model, whole: Model, layers: range, shard: Shard) -> None:
+    """Fill a rank's part with its slice of the whole model's noise, so that the ranks together are that model."""
+    kept = modules_of(whole, layers)
+    there = [(module, name, shape[0]) for _, module, name, shape in parameters(whole) if id(module) in kept]
+    here = [module for _, module, _, _ in parameters(model)]
+    mine = {(id(module), name): (part, rows) for part, (module, name, rows) in zip(here, there, strict=True)}
+    pieces: list[Tensor] = []
+    for module, name, _, values in noise(whole, model.device, RANDOM_SEED):
+        if id(module) not in kept:
+            continue
+        pieces.append(values)
+        part, rows = mine[id(module), name]
+        if sum(piece.shape[0] for piece in pieces) == rows:
+            assign(part, name, 0, cut_of(whole, module, name, rows, 0, shard)(torch.cat(pieces)))
+            pieces.clear()

@@ -1,0 +1,53 @@
+"""A rank's place: which stage of the pipeline it is in, and which part of that stage's matrices it has."""
+
+from dataclasses import dataclass, replace
+
+from gradus.errors import ConfigError
+from gradus.models.config import ModelConfig, Shard
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Rank `rank` among `tensor` * `pipeline` ranks. Neighbors in number share a stage."""
+
+    rank: int
+    tensor: int = 1
+    pipeline: int = 1
+
+    @property
+    def count(self) -> int:
+        """The number of all ranks."""
+        return self.tensor * self.pipeline
+
+    @property
+    def stage(self) -> int:
+        return self.rank // self.tensor
+
+    @property
+    def last(self) -> bool:
+        """Whether it is in the last stage."""
+        return self.stage == self.pipeline - 1
+
+    def layers(self, count: int) -> range:
+        """The layers of this stage, of `count` in all: as many in each stage, or one more in the first ones."""
+        each, more = divmod(count, self.pipeline)
+        start = self.stage * each + min(self.stage, more)
+        return range(start, start + each + (self.stage < more))
+
+    def shard(self, config: ModelConfig) -> Shard:
+        """The rank's part of the model: its stage's layers, its heads and features, and its tokens of the vocabulary.
+
+        The vocabulary is divided among all ranks, whatever their stage. Raises ConfigError for a model that does not
+        divide.
+        """
+        if config.num_layers < self.pipeline:
+            raise ConfigError(f"pipeline_parallel {self.pipeline}: the model has only {config.num_layers} layers")
+        try:
+            shard = config.shard(self.rank % self.tensor, self.tensor)
+        except ValueError as error:
+            raise ConfigError(f"tensor_parallel {self.tensor}: {error}") from error
+        rows = -(-config.vocab_size // self.count)
+        layers = self.layers(config.num_layers)
+        windows = config.windows[layers.start : layers.stop]
+        part = replace(shard.config, vocab_size=rows, num_layers=len(layers), windows=windows)
+        return shard._replace(config=part, tokens=range(self.rank * rows, (self.rank + 1) * rows))

@@ -1,0 +1,167 @@
+"""Rank 0's side: starts the other ranks, sends them plans, and notices when one has gone.
+
+A rank that dies closes its stream. One that hangs stops sending signs of life, and is then killed, as are all others:
+their connections break, which ends every exchange that waits for them.
+"""
+
+import json
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import weakref
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from gradus.engine.plan import Plan, Result
+from gradus.engine.wire import pack
+from gradus.execution.runner import ModelRunner, RunModel
+from gradus.parallel.group import RankLost
+from gradus.parallel.messages import Channel
+
+SIGN_OF_LIFE_S = 0.5
+SILENCE_S = 4.0
+"""A rank that has shown no sign of life for this long is killed."""
+GOODBYE_S = 5.0
+
+OPENED, READY, ALIVE, FAILED = b"O", b"R", b"A", b"F"
+"""First bytes of a rank's messages: it has found the model; it has loaded its part; it lives; it failed, and why."""
+
+
+class Ranks:
+    """The other ranks, as processes of this machine. They end with this object, or with this process.
+
+    module: the program of a rank, which gets a stream's descriptor. job: what it is to load, as JSON; each rank gets
+    its own `rank` added, and the `size` and `path` of the group.
+    """
+
+    def __init__(self, size: int, module: str, job: Mapping[str, Any]) -> None:
+        self.size = size
+        self._folder = tempfile.mkdtemp(prefix="gradus-ranks-")  # of mode 0700
+        self.path = str(Path(self._folder) / "rendezvous")
+        self._lost: str | None = None
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._channels: list[Channel] = []
+        self._closed = threading.Event()
+        for rank in range(1, size):
+            self._start(module, {**job, "rank": rank, "size": size, "path": self.path})
+        self._heard = [time.monotonic()] * len(self._channels)
+        self._opened = [threading.Event() for _ in self._channels]
+        self._ready = [threading.Event() for _ in self._channels]
+        threads = [threading.Thread(target=self._listen, args=(index,), daemon=True) for index in range(size - 1)]
+        threads.append(threading.Thread(target=self._watch, daemon=True))
+        for thread in threads:
+            thread.start()
+
+    def _start(self, module: str, job: Mapping[str, Any]) -> None:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            command = [sys.executable, "-m", module, str(theirs.fileno())]
+            self._processes.append(subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL))
+        channel = Channel(ours)
+        self._channels.append(channel)
+        channel.send(json.dumps(job).encode())
+
+    def wait_until_opened(self) -> None:
+        """Wait until every rank has found the model, before any of them waits for all. Raises RankLost if one did
+        not."""
+        self._wait(self._opened)
+
+    def wait_until_ready(self) -> None:
+        """Wait until every rank has loaded its part. Raises RankLost if one could not."""
+        self._wait(self._ready)
+
+    def _wait(self, events: Iterable[threading.Event]) -> None:
+        for event in events:
+            while not event.wait(0.1):
+                self.check()
+        self.check()
+
+    def send(self, plan: Plan) -> None:
+        """Send a step's plan to all ranks. Raises RankLost."""
+        self.check()
+        packed = pack(plan)
+        for index, channel in enumerate(self._channels):
+            try:
+                channel.send(packed)
+            except OSError:
+                self._lose(index, "has gone")
+                self.check()
+
+    def check(self) -> None:
+        """Raise RankLost if a rank has gone."""
+        if self._lost is not None:
+            raise RankLost(self._lost)
+
+    def close(self) -> None:
+        """End the other ranks, and remove their folder."""
+        if self._closed.is_set():
+            return
+        self._closed.set()
+        for channel in self._channels:
+            channel.close()
+        deadline = time.monotonic() + GOODBYE_S
+        for process in self._processes:
+            try:
+                process.wait(max(0.0, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    # -- threads -------------------------------------------------------------------------------------------------------
+
+    def _listen(self, index: int) -> None:
+        while (message := self._channels[index].receive()) is not None:
+            self._heard[index] = time.monotonic()
+            if message[:1] == OPENED:
+                self._opened[index].set()
+            elif message[:1] == READY:
+                self._ready[index].set()
+            elif message[:1] == FAILED:
+                self._lose(index, f"failed: {message[1:].decode('utf-8', 'replace')}")
+        self._lose(index, "has died")
+
+    def _watch(self) -> None:
+        while not self._closed.wait(SIGN_OF_LIFE_S):
+            for index, ready in enumerate(self._ready):
+                if ready.is_set() and time.monotonic() - self._heard[index] > SILENCE_S:
+                    self._lose(index, f"has shown no sign of life for {SILENCE_S:g} s")
+
+    def _lose(self, index: int, what: str) -> None:
+        """Note the first loss, and kill all ranks: none can go on, and what waits for them must end."""
+        if self._closed.is_set() or self._lost is not None:
+            return
+        self._lost = f"rank {index + 1} of {self.size} {what}: load the model again"
+        for process in self._processes:
+            process.kill()
+
+
+class RankZero(NamedTuple):
+    """The other ranks, and what runs this one's part in step with them."""
+
+    ranks: Ranks
+    run_model: RunModel
+
+
+class ParallelRunner:
+    """Runs every plan on all ranks; this one's result is that of all."""
+
+    def __init__(self, runner: ModelRunner, zero: RankZero) -> None:
+        self.runner, self.ranks = runner, zero.ranks
+        runner.run_model = zero.run_model
+        weakref.finalize(self, self.ranks.close)
+
+    def run(self, plan: Plan) -> Result:
+        """Run the plan. Raises RankLost, saying which rank and why, if one has gone."""
+        self.ranks.send(plan)
+        try:
+            return self.runner.run(plan)
+        except RankLost:
+            time.sleep(SIGN_OF_LIFE_S)  # the exchange often ends before the loss has been noted
+            self.ranks.check()
+            raise

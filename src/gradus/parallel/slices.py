@@ -1,0 +1,130 @@
+"""A rank's slice of a checkpoint: the same names, with the shapes of the rank's model.
+
+So the loader needs no change: it reads the rank's model from this source, as it reads a whole model from a file.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from itertools import groupby
+
+import torch
+from torch import Tensor, nn
+
+from gradus.errors import ConfigError
+from gradus.models.config import Shard
+from gradus.models.layers import Linear, Model
+from gradus.models.source import Shape
+from gradus.models.weights import CheckedSource, Piece, Prepared, plan
+
+Cut = Callable[[Tensor], Tensor]
+"""Takes a tensor as the model has it, [rows, columns] or [rows], and returns this rank's part."""
+
+
+class Slices:
+    """The tensors of a checkpoint, cut for one rank.
+
+    whole: the whole model, whose parameters need no memory (device "meta"). part: the rank's model, which has `layers`
+    of it. source: the whole model's tensors, checked against it.
+    """
+
+    def __init__(self, whole: Model, part: Model, layers: range, source: CheckedSource, shard: Shard) -> None:
+        self._source = source
+        self._names: dict[str, str] = {}  # in the part → in the whole
+        self._cuts: dict[str, Cut] = {}
+        self._shapes: dict[str, Shape] = {}
+        mine = modules_of(whole, layers)
+        kept = [(piece, number) for piece, number in _numbered(plan(whole)) if id(piece.module) in mine]
+        for here, (piece, number) in zip(plan(part), kept, strict=True):
+            name, there = here.stored.name, piece.stored.name
+            cut = cut_of(whole, piece.module, piece.parameter, piece.shape[0], number, shard)
+            self._names[name], self._cuts[name] = there, _in_the_file(piece, cut)
+            # a tensor without memory is cut, to know the result's shape
+            self._shapes[name] = tuple(self._cuts[name](torch.empty(source.shape(there), device="meta")).shape)
+
+    def names(self) -> Iterable[str]:
+        return self._cuts
+
+    def shape(self, name: str) -> Shape:
+        return self._shapes[name]
+
+    def read(self, name: str) -> Tensor | Prepared:
+        value = self._source.read(self._names[name])
+        if not isinstance(value, Tensor):
+            raise ConfigError("quantized weights cannot be cut for several ranks yet: load the unquantized model")
+        return self._cuts[name](value).contiguous()
+
+    def where(self, name: str) -> str:
+        return self._source.where(self._names[name])
+
+
+def modules_of(whole: Model, layers: range) -> set[int]:
+    """The ids of all modules, but for those of other layers."""
+    others = [layer for index, layer in enumerate(whole.layers) if index not in layers]
+    return {id(module) for module in whole.modules()} - {id(module) for layer in others for module in layer.modules()}
+
+
+def cut_of(whole: Model, module: nn.Module, parameter: str, rows: int, number: int, shard: Shard) -> Cut:
+    """Choose the cut of one tensor of the whole model, by its matrix's role.
+
+    rows: of the tensor, which is a whole parameter, or the part of it that stands at place `number` (of q, k and v, q
+    stands at 0).
+    """
+    config = whole.config
+    role = module.matrix_id.role if isinstance(module, Linear) else None
+    if role == "qkv":
+        parts = [_spread(heads, config.head_dim) for heads in (shard.heads, shard.kv_heads, shard.kv_heads)]
+        return _rows(_places(parts, config.qkv_widths, rows, number))
+    if role == "gate_up":
+        return _rows(_places([shard.features] * len(config.up_widths), config.up_widths, rows, number))
+    if role in ("attn_out", "down"):
+        columns = _spread(shard.heads, config.head_dim) if role == "attn_out" else shard.features
+        return _columns(columns) if parameter == "weight" else _all  # a bias is added once, after the sum
+    if role == "head" or module is whole.embedding:
+        return _vocabulary(shard.tokens)
+    return _all
+
+
+def _numbered(pieces: Iterable[Piece]) -> Iterator[tuple[Piece, int]]:
+    """Number the tensors of each parameter from 0."""
+    for _, same in groupby(pieces, lambda piece: (id(piece.module), piece.parameter)):
+        yield from ((piece, number) for number, piece in enumerate(same))
+
+
+def _in_the_file(piece: Piece, cut: Cut) -> Cut:
+    """Cut a tensor in the form in which the file stores it (GPT-2 keeps matrices transposed)."""
+    return lambda value: piece.stored.restore(cut(piece.stored.convert(value)))
+
+
+def _spread(units: range, width: int) -> range:
+    """The rows of some heads."""
+    return range(units.start * width, units.stop * width)
+
+
+def _places(parts: list[range], widths: tuple[int, ...], rows: int, number: int) -> list[range]:
+    """Find a rank's rows in a tensor that holds one of the parts, or all of them one above another."""
+    if rows != sum(widths):
+        return [parts[number]]
+    starts = [sum(widths[:index]) for index in range(len(widths))]
+    return [range(start + part.start, start + part.stop) for start, part in zip(starts, parts, strict=True)]
+
+
+def _rows(parts: list[range]) -> Cut:
+    return lambda value: torch.cat([value[part.start : part.stop] for part in parts])
+
+
+def _columns(part: range) -> Cut:
+    return lambda value: value[:, part.start : part.stop]
+
+
+def _vocabulary(tokens: range) -> Cut:
+    """Cut rows of the vocabulary. Those beyond its end are zeros: no token has them."""
+
+    def cut(value: Tensor) -> Tensor:
+        found = value[tokens.start : tokens.stop]
+        missing = len(tokens) - found.shape[0]
+        return torch.cat([found, found.new_zeros(missing, *found.shape[1:])]) if missing else found
+
+    return cut
+
+
+def _all(value: Tensor) -> Tensor:
+    return value

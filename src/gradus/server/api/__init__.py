@@ -1,0 +1,10 @@
+"""The protocols: what each reads in a body, and how it writes an answer. Read in this order:
+
+ask.py             one request to the engine, whatever protocol it came in; what a protocol consists of
+errors.py          exceptions as problems, and their shape in each protocol
+fields.py          a body's fields, read one by one
+frames.py          JSON and server-sent events as bytes
+generate.py        /generate, whose fields are the engine's
+openai.py          what OpenAI's protocols share: sampling, constraints, usage
+openapi.py         its OpenAPI schema, and the limits of every protocol
+"""

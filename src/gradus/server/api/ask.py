@@ -1,0 +1,141 @@
+"""One request to the engine, whatever protocol it came in, and the event stream that answers it.
+
+    body ── a protocol's reader ──▶ Exchange ── asks ──▶ EngineClient.submit ──▶ Stream ── deltas ──▶ Encoder ──▶ bytes
+
+A protocol is one module with an `Exchange`. Limits are not its business: they live in `SamplingParams`,
+`SchedulingParams` and `Request`, so no protocol can forget one.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Protocol
+
+from gradus.engine.request import Request, SamplingParams, SchedulingParams
+from gradus.text.completion import Completion, Delta
+from gradus.text.front_end import FrontEnd, Prompt
+from gradus.text.tools.dialect import Turn
+from gradus.text.tools.events import Event, Text
+
+if TYPE_CHECKING:
+    from gradus.server.results import Stream
+
+# Most characters, or token ids, that are encoded and checked on the event loop, in a few milliseconds at most. A longer
+# prompt would delay the other streams, so it goes to a worker. So does a grammar, which takes long to compile.
+SHORT_PROMPT = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Chat:
+    """A conversation to be rendered by the model's template.
+
+    turn: its tools and choice; None for a model without a dialect. settings: of the template (`enable_thinking`, …).
+    """
+
+    messages: Sequence[dict[str, Any]]
+    turn: Turn | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        """Count characters, about: contents decide what rendering costs."""
+        return sum(len(str(message.get("content"))) for message in self.messages)
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """A prompt and how to continue it.
+
+    cut: reduce max_tokens to what the context has room for, where the default protocol refuses it.
+    """
+
+    prompt: Prompt | Chat
+    params: SamplingParams
+    scheduling: SchedulingParams = field(default_factory=SchedulingParams)
+    cut: bool = False
+
+    @property
+    def short(self) -> bool:
+        """Whether the request is made fast enough for the event loop."""
+        tools = isinstance(self.prompt, Chat) and self.prompt.turn is not None and bool(self.prompt.turn.tools)
+        return len(self.prompt) <= SHORT_PROMPT and self.params.structured is None and not tools
+
+    def request(self, front_end: FrontEnd, request_id: str, scheduling: SchedulingParams) -> Request:
+        """Render, encode and check. Raises RequestError for a request that could never be served."""
+        tokens, params = self._tokens(front_end), self.params
+        if isinstance(self.prompt, Chat) and self.prompt.turn is not None:
+            params = self.prompt.turn.constrain(params, tokens)
+        if self.cut:
+            params = _cut(params, front_end.limits.context_length - len(tokens))
+        return front_end.request(tokens, params, scheduling, request_id)
+
+    def _tokens(self, front_end: FrontEnd) -> Sequence[int]:
+        if isinstance(self.prompt, Chat):
+            turn, settings = self.prompt.turn, self.prompt.settings
+            return front_end.chat_prompt(self.prompt.messages, tools=turn.shown if turn else None, **settings)
+        return front_end.tokens(self.prompt)
+
+
+def _cut(params: SamplingParams, room: int) -> SamplingParams:
+    """Limit max_tokens to the room in the context. A prompt that leaves none is refused by the request itself."""
+    if room < 1:
+        return params
+    wanted = room if params.max_tokens is None else min(params.max_tokens, room)
+    return replace(params, max_tokens=wanted, min_tokens=min(params.min_tokens, wanted))
+
+
+class Exchange(Protocol):
+    """A checked body of one protocol.
+
+    asks: the requests that it makes, each with its n samples. stream: whether the answer is a stream of events.
+    ignored: fields of the body that have no effect, for a header of the answer.
+    """
+
+    @property
+    def asks(self) -> Sequence[Ask]: ...
+    @property
+    def stream(self) -> bool: ...
+    @property
+    def ignored(self) -> Sequence[str]: ...
+
+    def encoder(self, stream: "Stream") -> "Encoder":
+        """Make the encoder of the answer, once the engine has accepted all requests: `stream.requests`."""
+
+
+class Encoder(Protocol):
+    """Writes one answer in a protocol's form. Deltas come in the order of the engine, samples mixed."""
+
+    def begin(self) -> bytes:
+        """The frames before the first token."""
+
+    def frames(self, deltas: Sequence[Delta]) -> bytes:
+        """The frames of new deltas; b"" if they say nothing to a client."""
+
+    def end(self) -> bytes:
+        """The frames after the last delta of the last sample."""
+
+    def failed(self, error: Exception) -> bytes:
+        """The frames that end a broken stream: the status was sent long ago."""
+
+    def whole(self, completions: Sequence[Completion]) -> dict[str, Any]:
+        """The answer in one piece. completions: of all asks, in their order, samples in order."""
+
+
+class EventReader(Protocol):
+    """Turns one sample's deltas into events."""
+
+    def read(self, delta: Delta) -> list[Event]: ...
+
+
+class PlainText:
+    """The reader of an answer that holds neither calls nor reasoning."""
+
+    def read(self, delta: Delta) -> list[Event]:
+        return [Text(delta.text)] if delta.text else []
+
+
+def event_reader(ask: Ask, request: Request, front_end: FrontEnd, index: int) -> EventReader:
+    """Make the reader of sample `index`."""
+    turn = ask.prompt.turn if isinstance(ask.prompt, Chat) else None
+    if turn is None or not (turn.callable or turn.dialect.thoughts):
+        return PlainText()
+    seed = f"{request.id}-{request.seed}-{index}"
+    return turn.stream(request.prompt, request.params, seed=seed, token_bytes=front_end.token_piece)

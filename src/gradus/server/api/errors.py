@@ -1,0 +1,143 @@
+"""Errors as HTTP answers: one `Problem` for every exception, and its shape in each protocol."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from gradus.errors import CapacityError, RequestError
+from gradus.server.http.body import BodyError
+from gradus.server.results import DeadlineMissed, RequestFailed, RequestTimeout, Unavailable
+from gradus.text.completion import Completion
+
+CLOSE = {"connection": "close"}
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """What a client learns of an error. status: of HTTP; kind: a word of ours, which the protocols translate.
+
+    param, limit, got: of a RequestError. retry_after: seconds after which the same request may succeed.
+    """
+
+    status: int
+    kind: str
+    message: str
+    param: str | None = None
+    limit: str | None = None
+    got: Any = None
+    retry_after: int | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def all_headers(self) -> dict[str, str]:
+        after = {} if self.retry_after is None else {"retry-after": str(self.retry_after)}
+        return {**self.headers, **after}
+
+
+def problem_of(error: Exception) -> Problem:
+    """Describe an exception for its client. A bug of ours gets a generic text."""
+    match error:
+        case BodyError():
+            # if the rest of the body was not read, the connection cannot be reused
+            return _refused(error, error.status, {} if error.status == 400 else CLOSE)
+        case RequestError():
+            return _refused(error, 400, {})
+        case Unavailable():
+            return Problem(503, error.kind, str(error), retry_after=error.retry_after)
+        case CapacityError():
+            return Problem(503, "overloaded", str(error), retry_after=1)
+        case RequestTimeout():
+            return Problem(504, "timeout", str(error))
+        case DeadlineMissed():
+            return Problem(504, "deadline", str(error))
+        case RequestFailed():
+            return Problem(500, "internal_error", str(error))
+    return Problem(500, "internal_error", "internal error; the server's log says why", headers=CLOSE)
+
+
+def _refused(error: RequestError, status: int, headers: Mapping[str, str]) -> Problem:
+    return Problem(status, "invalid_request", str(error), error.param, error.limit or None, error.got, headers=headers)
+
+
+def failure_of(completion: Completion) -> Exception | None:
+    """The error behind a finish_reason; None if the sample ended as requested."""
+    match completion.finish_reason:
+        case "error":
+            return RequestFailed()
+        case "timeout":
+            return RequestTimeout("the request did not end within its timeout")
+        case "deadline":
+            return DeadlineMissed("the request could not end by its deadline")
+        case "cancelled":
+            return Unavailable("the server is shutting down", "draining")
+    return None
+
+
+# -- the protocols' shapes ---------------------------------------------------------------------------------------------
+
+
+def own(problem: Problem) -> dict[str, Any]:
+    """The body of an error of /generate, and of every route that is no other protocol's."""
+    return {
+        "error": {
+            "message": problem.message,
+            "type": problem.kind,
+            "param": problem.param,
+            "limit": problem.limit,
+            "got": problem.got,
+            "code": problem.status,
+        }
+    }
+
+
+OPENAI_TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
+
+
+def openai(problem: Problem) -> dict[str, Any]:
+    """The body of an error in OpenAI's shape, with our `limit` and `got` added."""
+    kind = OPENAI_TYPES.get(problem.status)
+    if kind is None:
+        kind = "invalid_request_error" if problem.status < 500 else "server_error"
+    code = "context_length_exceeded" if too_long(problem) else None if problem.status == 400 else problem.kind
+    return {
+        "error": {
+            "message": problem.message,
+            "type": kind,
+            "param": problem.param,
+            "code": code,
+            "limit": problem.limit,
+            "got": problem.got,
+        }
+    }
+
+
+ANTHROPIC_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+
+
+def anthropic(problem: Problem) -> dict[str, Any]:
+    """The body of an error in Anthropic's shape."""
+    kind = ANTHROPIC_TYPES.get(problem.status) or ("invalid_request_error" if problem.status < 500 else "api_error")
+    return {"type": "error", "error": {"type": kind, "message": problem.message}}
+
+
+def too_long(problem: Problem) -> bool:
+    """Whether the prompt alone fills the context."""
+    return problem.param == "prompt" and isinstance(problem.got, int) and problem.got > 0
+
+
+Shape = Callable[[Problem], dict[str, Any]]
+
+
+def shape_of(path: str) -> Shape:
+    """Choose the shape of errors by the path: clients of a protocol read no other."""
+    if path.startswith("/v1/messages"):
+        return anthropic
+    return openai if path.startswith("/v1/") else own

@@ -1,0 +1,25 @@
+"""JSON and server-sent events as bytes."""
+
+import json
+from typing import Any
+
+LINE_ENDS = ("\u0085", "\u2028", "\u2029")
+"""JSON does not escape these. They end no line of a stream, but a client that splits lines like Python would split
+here."""
+
+DONE = b"data: [DONE]\n\n"
+PING = b": ping\n\n"
+
+
+def encode(content: Any) -> bytes:
+    """Encode JSON on one line: every character that ends a line, for some client, is escaped."""
+    text = json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    for end in LINE_ENDS:  # only strings can hold one
+        text = text.replace(end, f"\\u{ord(end):04x}")
+    return text.encode()
+
+
+def event(content: Any, name: str | None = None) -> bytes:
+    """Format an event. JSON escapes line breaks, so one `data:` line always suffices."""
+    data = b"data: " + encode(content) + b"\n\n"
+    return data if name is None else b"event: " + name.encode() + b"\n" + data

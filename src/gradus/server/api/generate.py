@@ -1,0 +1,211 @@
+"""/generate: our own protocol, whose fields are the engine's. Answers and frames carry token ids and timings.
+
+A request has the fields of SamplingParams and SchedulingParams, which check them, and two of the server's own.
+"""
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from gradus.config.description import did_you_mean
+from gradus.engine.logprobs import TokenLogprob
+from gradus.engine.request import SamplingParams, SchedulingParams
+from gradus.engine.sequence import Timings
+from gradus.errors import RequestError
+from gradus.server.api.ask import Ask, Encoder
+from gradus.server.api.errors import failure_of, own, problem_of
+from gradus.server.api.fields import refuse
+from gradus.server.api.frames import DONE, event
+from gradus.server.config import ServerConfig
+from gradus.text.completion import Completion, Delta
+from gradus.text.front_end import Prompt
+
+if TYPE_CHECKING:
+    from gradus.server.results import Stream
+
+SAMPLING_FIELDS = tuple(field.name for field in dataclasses.fields(SamplingParams))
+SCHEDULING_FIELDS = tuple(field.name for field in dataclasses.fields(SchedulingParams))
+FIELDS = ("prompt", *SAMPLING_FIELDS, *SCHEDULING_FIELDS, "stream")
+
+
+# -- requests ----------------------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Generate:
+    """A body of /generate, checked as far as possible without the model."""
+
+    ask: Ask
+    stream: bool
+    model: str
+    ignored: tuple[str, ...] = ()
+
+    @property
+    def asks(self) -> Sequence[Ask]:
+        return (self.ask,)
+
+    def encoder(self, stream: "Stream") -> Encoder:
+        return GenerateEncoder(self.model, self.ask.params)
+
+    @classmethod
+    def parse(cls, body: Any, config: ServerConfig, model: str = "") -> "Generate":
+        """Check parsed JSON. Raises RequestError naming the field, its limit and the value given."""
+        if not isinstance(body, dict):
+            refuse("body", "a JSON object", body)
+        for name in body:
+            if name not in FIELDS:
+                hint = did_you_mean(name, FIELDS)
+                raise RequestError(f"unknown field {name[:60]!r}{hint}", param=name[:60], limit="a known field")
+        body = {name: value for name, value in body.items() if value is not None}  # null means the default
+        for name, value in body.items():
+            if None in (value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()):
+                raise RequestError(f"{name} must hold no null", param=name, limit="no null in it", got="null")
+        _check_timeout(body.get("timeout"), config.request_timeout)
+        ask = Ask(
+            prompt=_prompt(body),
+            params=SamplingParams(**{name: body[name] for name in SAMPLING_FIELDS if name in body}),
+            scheduling=SchedulingParams(**{name: body[name] for name in SCHEDULING_FIELDS if name in body}),
+        )
+        return cls(ask, _flag(body, "stream"), model)
+
+
+def _prompt(body: Mapping[str, Any]) -> Prompt:
+    if "prompt" not in body:
+        raise RequestError("prompt is missing", param="prompt", limit="text or a list of token ids")
+    if not isinstance(body["prompt"], str | list):
+        refuse("prompt", "text or a list of token ids", body["prompt"])
+    return body["prompt"]
+
+
+def _flag(body: Mapping[str, Any], name: str) -> bool:
+    value = body.get(name, False)
+    if not isinstance(value, bool):
+        refuse(name, "true or false", value)
+    return value
+
+
+def _check_timeout(value: Any, most: float) -> None:
+    """Check the timeout against this server's limit; the engine itself would accept a longer one."""
+    if value is None:
+        return
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= most:
+        refuse("timeout", f"a number of seconds above 0 and at most {most:g} (this server's limit)", value)
+
+
+# -- answers -----------------------------------------------------------------------------------------------------------
+
+
+class GenerateEncoder:
+    """Writes answers of /generate."""
+
+    def __init__(self, model: str, params: SamplingParams) -> None:
+        self._model = model
+        self._params = params
+        self._completions: list[Completion] = []
+
+    def begin(self) -> bytes:
+        return b""
+
+    def frames(self, deltas: Sequence[Delta]) -> bytes:
+        """Write a frame for each delta. The last one of all carries the model and the usage."""
+        return b"".join([event(self._frame(delta)) for delta in deltas if delta.token_ids or delta.completion])
+
+    def _frame(self, delta: Delta) -> dict[str, Any]:
+        content = frame(delta, wants_logprobs=self._params.logprobs is not None)
+        if delta.completion is not None:
+            self._completions.append(delta.completion)
+            if len(self._completions) == self._params.n:
+                content |= {"model": self._model, "usage": usage(self._completions)}
+        return content
+
+    def end(self) -> bytes:
+        return DONE
+
+    def failed(self, error: Exception) -> bytes:
+        return event(own(problem_of(error))) + DONE
+
+    def whole(self, completions: Sequence[Completion]) -> dict[str, Any]:
+        return answer(completions, self._model)
+
+
+def answer(completions: Sequence[Completion], model: str) -> dict[str, Any]:
+    """Format the whole answer. Its top level is sample 0; with n > 1, `choices` lists all samples, including 0."""
+    first = completions[0]
+    choices = {"choices": [_choice(completion) for completion in completions]} if len(completions) > 1 else {}
+    return {"id": first.request_id, "model": model, **_choice(first), **choices, "usage": usage(completions)}
+
+
+def _choice(completion: Completion) -> dict[str, Any]:
+    return {
+        "index": completion.index,
+        "text": completion.text,
+        "token_ids": completion.token_ids,
+        **_logprobs(completion.logprobs),
+        "finish_reason": completion.finish_reason,
+        "stop_reason": completion.stop_reason,
+        "timings": _timings(completion.timings),
+    }
+
+
+def usage(completions: Sequence[Completion]) -> dict[str, int]:
+    """Count tokens. The prompt counts once, whatever n; cached_tokens: its tokens that no sample had to compute."""
+    prompt, generated = completions[0].prompt_tokens, sum(len(completion.token_ids) for completion in completions)
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": generated,
+        "total_tokens": prompt + generated,
+        "cached_tokens": min(completion.cached_tokens for completion in completions),
+    }
+
+
+def frame(delta: Delta, wants_logprobs: bool) -> dict[str, Any]:
+    """Format one frame of a stream: one sample's new part. The sample's last frame also says how it ended."""
+    content = {
+        "id": delta.request_id,
+        "index": delta.index,
+        "text": delta.text,
+        "token_ids": delta.token_ids,
+        **(_logprobs(delta.logprobs) if wants_logprobs else {}),
+    }
+    if delta.completion is not None:
+        content["finish_reason"] = delta.completion.finish_reason
+        content["stop_reason"] = delta.completion.stop_reason
+        content["timings"] = _timings(delta.completion.timings)
+        if error := failure_of(delta.completion):
+            content |= own(problem_of(error))
+    return content
+
+
+def _timings(timings: Timings) -> dict[str, float | None]:
+    """Format timings: seconds since the engine received the request, and tokens per second after the first one."""
+    return {
+        "queued_s": _rounded(timings.queued_s),
+        "ttft_s": _rounded(timings.ttft_s),
+        "total_s": _rounded(timings.total_s),
+        "decode_tokens_per_s": _rounded(timings.decode_tokens_per_s),
+    }
+
+
+def _logprobs(logprobs: Sequence[TokenLogprob] | None) -> dict[str, Any]:
+    if logprobs is None:
+        return {}
+    return {
+        "logprobs": [
+            {
+                "token_id": token.token_id,
+                "logprob": _finite(token.logprob),
+                "top": [{"token_id": token_id, "logprob": _finite(value)} for token_id, value in token.top],
+            }
+            for token in logprobs
+        ]
+    }
+
+
+def _rounded(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds, 6)
+
+
+def _finite(value: float) -> float | None:
+    """Replace infinity by null, since JSON has no infinities: the log-probability of an impossible token."""
+    return value if math.isfinite(value) else None

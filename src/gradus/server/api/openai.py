@@ -1,0 +1,268 @@
+"""What OpenAI's protocols share: sampling, constraints, stream options, usage, and the spelling of log-probabilities.
+
+A protocol's reader calls `sampling`, `scheduling` and `stream_options`, each of which reads its fields, and
+`refuse_unsupported` for fields that similar servers have and Gradus does not.
+"""
+
+import secrets
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from gradus.engine.request import MAX_SEED, SamplingParams, SchedulingParams
+from gradus.engine.structured import Structured
+from gradus.errors import RequestError
+from gradus.server.api.fields import Fields, refuse
+from gradus.text.completion import Completion
+
+if TYPE_CHECKING:
+    from gradus.loading import Tokenizer
+    from gradus.server.client import EngineClient
+
+LEAST_LOGPROB = -9999.0  # what OpenAI writes for an impossible token; JSON has no infinities
+
+Stock = Mapping[str, float]
+"""Values of sampling fields that a request leaves out, by name."""
+
+STOCK: Stock = {"temperature": 1.0}
+"""OpenAI's own. Its other defaults are the engine's."""
+
+
+def stock(client: "EngineClient") -> Stock:
+    """The served model's defaults: OpenAI's, or better those of its generation_config.json.
+
+    Raises Unavailable while the model loads.
+    """
+    _ = client.front_end
+    return STOCK if client.info is None else {**STOCK, **client.info.default_sampling}
+
+
+# -- sampling ----------------------------------------------------------------------------------------------------------
+
+SAMPLING = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "logit_bias",
+    "n",
+    "stop",
+    "stop_token_ids",
+    "min_tokens",
+    "ignore_eos",
+)
+SCHEDULING = ("priority", "cache_salt", "deadline", "timeout")
+
+NO_EFFECT = (
+    "model",
+    "user",
+    "metadata",
+    "store",
+    "service_tier",
+    "safety_identifier",
+    "prompt_cache_key",
+    "request_id",
+)
+"""Fields that most clients send and that cannot change an answer here. The one model answers to any name."""
+
+
+def sampling(fields: Fields, stock: Stock, **renamed: Any) -> SamplingParams:
+    """Read how to choose tokens and when to stop.
+
+    stock: see above. renamed: parameters whose fields differ from protocol to protocol (max_tokens, logprobs).
+    Raises RequestError naming the field.
+    """
+    structured = constraint(fields)
+    given = {**stock, **fields.some(*SAMPLING)}
+    return SamplingParams(**given, seed=_seed(fields), structured=structured, **renamed)
+
+
+def scheduling(fields: Fields) -> SchedulingParams:
+    """Read order, time limits and cache sharing, which are no fields of OpenAI's, but common among servers."""
+    fields.some(*NO_EFFECT)
+    return SchedulingParams(**fields.some(*SCHEDULING))
+
+
+def _seed(fields: Fields) -> int | None:
+    """Read a seed of 64 bits with a sign; -1 is none, as in other servers."""
+    seed = fields.whole("seed", -(MAX_SEED + 1), MAX_SEED)
+    return None if seed is None or seed == -1 else seed & MAX_SEED
+
+
+# -- constraints -------------------------------------------------------------------------------------------------------
+
+ANY_OBJECT = '{"type":"object"}'
+KINDS = {
+    "json": "json_schema",
+    "regex": "regex",
+    "choice": "choice",
+    "grammar": "grammar",
+    "json_object": "json_object",
+}
+"""The kinds of structured_outputs, by the names of `Structured`."""
+
+NOT_CONSTRAINTS = {
+    "structural_tag": "constrain the whole answer by a grammar, or use the tools of a chat",
+    "disable_additional_properties": "write additionalProperties into the schema",
+    "whitespace_pattern": "disable_any_whitespace leaves white space out; otherwise it is bounded",
+}
+
+
+def constraint(fields: Fields) -> Structured | None:
+    """Read `response_format` and `structured_outputs`, of which one may constrain the answer."""
+    by_format, by_outputs = (
+        _response_format(fields.object("response_format")),
+        _outputs(fields.object("structured_outputs")),
+    )
+    if by_format is not None and by_outputs is not None:
+        refuse("structured_outputs", "left out with a response_format that constrains the answer", by_outputs.kind)
+    return by_format or by_outputs
+
+
+def _response_format(given: Mapping[str, Any]) -> Structured | None:
+    match given.get("type"):
+        case None if not given:
+            return None
+        case "text":
+            return None
+        case "json_object":
+            return Structured(json_schema=ANY_OBJECT)
+        case "json_schema":
+            return _schema(given.get("json_schema"))
+    refuse("response_format.type", '"text", "json_object" or "json_schema"', given.get("type"))
+
+
+def _schema(given: Any) -> Structured:
+    """Read {name, schema, strict, description}. An answer keeps to its schema even where `strict` is false."""
+    if not isinstance(given, Mapping) or given.get("schema") is None:
+        refuse("response_format.json_schema", "an object with a schema", given)
+    return Structured(json_schema=given["schema"])
+
+
+def _outputs(given: Mapping[str, Any]) -> Structured | None:
+    given = {name: value for name, value in given.items() if value is not False}
+    if not given:
+        return None
+    compact = given.pop("disable_any_whitespace", False)
+    for name in given:
+        if name in NOT_CONSTRAINTS:
+            what = f"structured_outputs.{name}"
+            raise RequestError(f"{what} is not supported: {NOT_CONSTRAINTS[name]}", param=what, limit="left out")
+        if name not in KINDS:
+            refuse("structured_outputs", f"an object with one of {', '.join(KINDS)}", name)
+    if len(given) != 1:
+        refuse("structured_outputs", f"an object with exactly one of {', '.join(KINDS)}", ", ".join(given) or "none")
+    (name, value), whitespace = next(iter(given.items())), "compact" if compact else "bounded"
+    if name == "json_object":
+        return Structured(json_schema=ANY_OBJECT, whitespace=whitespace)
+    return Structured(**{KINDS[name]: value}, whitespace=whitespace)
+
+
+# -- what is refused ---------------------------------------------------------------------------------------------------
+
+_CONSTRAIN = "use structured_outputs.{} instead"
+UNSUPPORTED: Mapping[str, tuple[tuple[Any, ...], str]] = {
+    "guided_json": ((), _CONSTRAIN.format("json")),
+    "guided_regex": ((), _CONSTRAIN.format("regex")),
+    "guided_choice": ((), _CONSTRAIN.format("choice")),
+    "guided_grammar": ((), _CONSTRAIN.format("grammar")),
+    "guided_decoding_backend": ((), "leave it out; constraints have one implementation"),
+    "guided_whitespace_pattern": ((), _CONSTRAIN.format("disable_any_whitespace")),
+    "structural_tag": ((), _CONSTRAIN.format("grammar")),
+    "use_beam_search": ((False,), "sample n answers instead"),
+    "length_penalty": ((1.0,), "it belongs to beam search; sample n answers instead"),
+    "early_stopping": ((False,), "it belongs to beam search; sample n answers instead"),
+    "allowed_token_ids": ((), "use structured_outputs.choice or logit_bias instead"),
+    "bad_words": (([],), "use logit_bias, or structured_outputs.regex, instead"),
+    "logits_processors": (([],), "use logit_bias or structured_outputs instead"),
+    "logprob_token_ids": (([],), "use logprobs, which reports the likeliest tokens"),
+    "repetition_detection": ((), "use repetition_penalty, or stop"),
+    "skip_special_tokens": ((True,), "use return_token_ids to see control tokens"),
+    "prompt_embeds": ((), "send text or token ids"),
+    "kv_transfer_params": ((), "leave it out; keys and values stay in this server"),
+    "vllm_xargs": (({},), "leave it out"),
+}
+"""Fields that would change the answer: the values that would not, and what to do instead."""
+
+
+def refuse_unsupported(fields: Fields) -> None:
+    """Refuse fields that would change the answer and are not supported."""
+    for name, (harmless, _) in UNSUPPORTED.items():
+        if name in fields and fields.get(name) in harmless:
+            continue
+        fields.refuse({name: UNSUPPORTED[name][1]})
+
+
+# -- streams and usage -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class StreamOptions:
+    """usage: the last chunk has no choices and counts the tokens. continuous: so does every chunk before it."""
+
+    usage: bool = False
+    continuous: bool = False
+
+
+def stream_options(fields: Fields) -> StreamOptions:
+    """Read `stream_options`. They say nothing about an answer in one piece."""
+    options = fields.object("stream_options")
+    for name in ("include_usage", "continuous_usage_stats"):
+        if not isinstance(options.get(name, False), bool):
+            refuse(f"stream_options.{name}", "true or false", options[name])
+    usage = options.get("include_usage", False)
+    return StreamOptions(usage, usage and options.get("continuous_usage_stats", False))
+
+
+def usage(prompt: int, generated: int, *, cached: int | None = None, reasoning: int = 0) -> dict[str, Any]:
+    """Write counts of tokens. cached: of the prompt's, those that were not computed; None while that is unknown."""
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": generated,
+        "total_tokens": prompt + generated,
+        "prompt_tokens_details": None if cached is None else {"cached_tokens": cached},
+        "completion_tokens_details": {"reasoning_tokens": reasoning},
+    }
+
+
+def usage_of(completions: Sequence[Completion], reasoning: int = 0) -> dict[str, Any]:
+    """Count the tokens of a whole answer. A prompt counts once, whatever n; cached: what no sample had to compute."""
+    prompts = {completion.prompt_index: completion.prompt_tokens for completion in completions}
+    cached = {
+        index: min(completion.cached_tokens for completion in completions if completion.prompt_index == index)
+        for index in prompts
+    }
+    generated = sum(len(completion.token_ids) for completion in completions)
+    return usage(sum(prompts.values()), generated, cached=sum(cached.values()), reasoning=reasoning)
+
+
+# -- answers -----------------------------------------------------------------------------------------------------------
+
+
+def head(prefix: str, kind: str, model: str) -> dict[str, Any]:
+    """The fields that every chunk of an answer repeats. prefix: of the id, which is the server's; kind: `object`."""
+    return {"id": f"{prefix}-{secrets.token_hex(12)}", "object": kind, "created": int(time.time()), "model": model}
+
+
+def floored(logprob: float) -> float:
+    """Replace what JSON cannot write, the logarithm of 0, as OpenAI does. NaN cannot come: the engine refuses it."""
+    return max(logprob, LEAST_LOGPROB)
+
+
+def speller(tokenizer: "Tokenizer | None") -> Callable[[int], bytes]:
+    """Return the function from a token to the bytes that log-probabilities show: a control token's are its name."""
+    if tokenizer is None:
+        return lambda token: b"token_id:%d" % token
+    return tokenizer.spelling
+
+
+def spelled(piece: bytes) -> str:
+    """Write a token's bytes as text; bytes that are no characters by themselves as OpenAI does, `bytes:\\xe2\\x80`."""
+    try:
+        return piece.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in piece)

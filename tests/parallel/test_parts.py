@@ -1,0 +1,113 @@
+"""The ranks' parts are the whole model, with the same bits on every rank. Here ranks are threads of this process."""
+
+import threading
+from dataclasses import replace
+from itertools import groupby
+
+import pytest
+import torch
+
+from gradus.errors import ConfigError
+from gradus.loading import load_model, open_checkpoint
+from gradus.models import SHAPES
+from gradus.models.weights import plan
+from gradus.parallel.model import load_part
+from gradus.parallel.place import Place
+from tests.loading.builders import write_folder
+from tests.models.conftest import NaiveAttention
+from tests.pairwise import pairwise
+
+FAMILIES = ("tiny-gpt2", "tiny-llama", "tiny-qwen2", "tiny-qwen3", "tiny-gemma3")
+PLACES = ((2, 1), (4, 1), (1, 2), (2, 2))
+CPU = torch.device("cpu")
+
+
+def on_all_ranks(compute, count):
+    """compute(rank) on a thread for each rank; their results."""
+    results = [None] * count
+
+    def run(rank):
+        with torch.inference_mode():
+            try:
+                results[rank] = compute(rank)
+            except Exception as error:
+                results[rank] = error
+
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    for result in results:
+        if isinstance(result, Exception):
+            raise result
+    return results
+
+
+def logits_of(model, run):
+    ids = torch.arange(12) * 37 % model.config.vocab_size
+    return model.logits(run(ids, torch.arange(12), NaiveAttention(model.config)))
+
+
+def logits_of_parts(name, places, path):
+    def compute(rank):
+        model, run = load_part(open_checkpoint(name), Place(rank, *places), path, torch.float32, CPU)
+        return logits_of(model, run)
+
+    return on_all_ranks(compute, places[0] * places[1])
+
+
+@pytest.mark.parametrize(("shape", "places"), pairwise(FAMILIES, [[place] for place in PLACES]))
+def test_together_they_compute_what_the_whole_model_does(shape, places, tmp_path):
+    places = places[0]
+    whole = load_model(open_checkpoint(f"random:{shape}"), dtype=torch.float32, device="cpu")
+    with torch.inference_mode():
+        wanted = logits_of(whole, whole)
+    found = logits_of_parts(f"random:{shape}", places, str(tmp_path / "rendezvous"))
+    torch.testing.assert_close(found[0], wanted, atol=2e-5, rtol=1e-4)
+    assert all(torch.equal(other, found[0]) for other in found), "the same bits on every rank"
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama", "qwen3", "gemma3"])
+def test_a_part_is_cut_from_the_files_as_it_is_from_the_whole(family, tmp_path):
+    folder = write_folder(tmp_path / "model", family)
+    whole = load_model(open_checkpoint(str(folder)), dtype=torch.float32, device="cpu")
+    with torch.inference_mode():
+        wanted = logits_of(whole, whole)
+    found = logits_of_parts(str(folder), (2, 2), str(tmp_path / "meet"))
+    torch.testing.assert_close(found[0], wanted, atol=2e-5, rtol=1e-4)
+
+
+def test_each_rank_keeps_its_share_of_the_weights(tmp_path):
+    def compute(rank):
+        checkpoint = open_checkpoint("random:tiny-llama")
+        model, _ = load_part(checkpoint, Place(rank, 2, 1), str(tmp_path / "r"), torch.float32, CPU)
+        return sum(value.numel() for value in model.parameters())
+
+    whole = load_model(open_checkpoint("random:tiny-llama"), dtype=torch.float32, device="cpu")
+    total = sum(value.numel() for value in whole.parameters())
+    vectors = sum(value.numel() for value in whole.parameters() if value.dim() == 1)
+    for part in on_all_ranks(compute, 2):
+        assert part == (total - vectors) // 2 + vectors
+
+
+def test_stages_divide_all_layers_in_order():
+    for count in range(1, 9):
+        for stages in range(1, count + 1):
+            parts = [Place(rank, 1, stages).layers(count) for rank in range(stages)]
+            assert [layer for part in parts for layer in part] == list(range(count))
+            assert max(map(len, parts)) - min(map(len, parts)) <= 1
+
+
+def test_what_does_not_divide_is_named():
+    with pytest.raises(ConfigError, match=r"num_attention_heads 4 cannot be divided among 3"):
+        Place(0, 3, 1).shard(SHAPES["tiny-llama"])
+    with pytest.raises(ConfigError, match=r"has only 2 layers"):
+        Place(0, 1, 3).shard(replace(SHAPES["tiny-llama"], num_layers=2, windows=(None, None)))
+
+
+def test_tensors_of_a_parameter_stay_together():
+    """`Slices` numbers q, k and v by their order among the pieces of a parameter."""
+    model = load_model(open_checkpoint("random:tiny-llama"), dtype=torch.float32, device="cpu")
+    keys = [(id(piece.module), piece.parameter) for piece in plan(model)]
+    assert len(list(groupby(keys))) == len(set(keys))

@@ -1,0 +1,135 @@
+"""An engine whose model several processes share: p00's tokens, and one line when a process has gone."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import psutil
+import pytest
+
+from gradus import LLM, SamplingParams
+from gradus.errors import ConfigError, GradusError
+from gradus.parallel.group import RankLost
+
+SETTINGS = {"device": "cpu", "dtype": "float32", "cache_tokens": 2048, "max_sequences": 3, "context_length": 512}
+PROMPTS = [[5, 6, 7, 8], [9] * 40, [3, 4], list(range(1, 100))]
+SAMPLED = SamplingParams(max_tokens=16, temperature=0.8, seed=3, frequency_penalty=0.5, logprobs=2)
+
+
+def answers(llm):
+    return [
+        (each.token_ids, [(one.token_id, round(one.logprob, 3)) for one in each.logprobs or ()])
+        for params in (SamplingParams(max_tokens=16), SAMPLED)
+        for each in llm.generate(PROMPTS, params)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("shape", "tensor", "pipeline"),
+    [
+        ("tiny-llama", 2, 1),
+        ("tiny-gemma3", 1, 2),
+        pytest.param("tiny-gpt2", 2, 1, marks=pytest.mark.stress),
+        pytest.param("tiny-qwen3", 2, 2, marks=pytest.mark.stress),
+        pytest.param("tiny-llama", 4, 1, marks=pytest.mark.stress),  # two key-value heads: ranks share them
+    ],
+)
+def test_it_has_the_tokens_of_the_reference(shape, tensor, pipeline):
+    with LLM(f"random:{shape}", phase="p00", device="cpu", dtype="float32", context_length=512) as reference:
+        wanted = answers(reference)
+    with LLM(f"random:{shape}", tensor_parallel=tensor, pipeline_parallel=pipeline, **SETTINGS) as llm:
+        assert answers(llm) == wanted
+        llm.check()
+
+
+@pytest.fixture
+def shared():
+    llm = LLM("random:tiny-llama", tensor_parallel=2, **SETTINGS)
+    yield llm
+    llm.close()
+
+
+def other_process(llm):
+    (child,) = [each for each in psutil.Process().children() if "gradus.assembly.rank" in " ".join(each.cmdline())]
+    return child
+
+
+@pytest.mark.parametrize(
+    ("sign", "what"), [(signal.SIGKILL, "has died"), (signal.SIGSTOP, "has shown no sign of life for 4 s")]
+)
+def test_a_rank_that_dies_or_hangs_ends_the_engine_in_one_line_within_seconds(shared, sign, what):
+    other, sent = other_process(shared), []
+    timer = threading.Timer(0.3, lambda: sent.append(time.monotonic()) or os.kill(other.pid, sign))
+    timer.start()
+    with pytest.raises(RankLost, match=f"^rank 1 of 2 {what}: load the model again$"):
+        while True:
+            shared.generate([[1, 2, 3]] * 3, SamplingParams(max_tokens=400))
+    assert time.monotonic() - sent[0] < 6  # five, and room for a slow machine
+    with pytest.raises(GradusError, match="load the model again"):
+        shared.generate([[1, 2]])
+    shared.close()
+    assert not other.is_running() or other.status() == psutil.STATUS_ZOMBIE
+
+
+def test_no_rank_outlives_its_engine(shared):
+    other, folder = other_process(shared), os.path.dirname(shared.engine.runner.ranks.path)
+    assert os.stat(folder).st_mode & 0o777 == 0o700
+    shared.close()
+    assert not other.is_running() and not os.path.exists(folder)
+
+
+def test_no_rank_outlives_its_program():
+    code = (
+        "import os, psutil\n"
+        "from gradus import LLM\n"
+        f"llm = LLM('random:tiny-llama', tensor_parallel=2, **{SETTINGS!r})\n"  # no main guard: none is needed
+        "print(psutil.Process().children()[0].pid, flush=True)\n"
+        "os.kill(os.getpid(), 9)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.stdout.strip(), done.stderr
+    pid, end = int(done.stdout), time.monotonic() + 10
+    while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+        assert time.monotonic() < end, "it lives on"
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"tensor_parallel": 3}, "num_attention_heads 4 cannot be divided among 3 devices"),
+        ({"tensor_parallel": 2, "speculate": "ngram"}, "speculate does not work with tensor_parallel"),
+        ({"tensor_parallel": 2, "quantize": "int8"}, "quantize does not work with tensor_parallel"),
+        ({"pipeline_parallel": 64}, "pipeline_parallel 64: the model has only"),
+        ({"tensor_parallel": 8, "pipeline_parallel": 9}, "must be at most 64, got 72"),
+        ({"tensor_parallel": 2, "phase": "p04"}, "tensor_parallel does nothing in phase p04"),
+    ],
+)
+def test_what_does_not_work_is_refused_before_anything_is_started(settings, message):
+    with pytest.raises(ConfigError, match=message):
+        LLM("random:tiny-llama", device="cpu", **settings)
+    assert not psutil.Process().children()
+
+
+def test_a_rank_that_cannot_load_says_why(monkeypatch):
+    import gradus.assembly.parallel as assembly
+
+    job = assembly._job
+    monkeypatch.setattr(assembly, "_job", lambda *given: job(*given) | {"model": "random:no-such-shape"})
+    with pytest.raises(RankLost, match=r"rank 1 of 2 failed: .*no-such-shape"):
+        LLM("random:tiny-llama", tensor_parallel=2, **SETTINGS)
+
+
+@pytest.mark.weights
+@pytest.mark.slow
+def test_grammars_hold_on_all_ranks():
+    schema = {"type": "object", "properties": {"age": {"type": "integer"}}, "required": ["age"]}
+    with LLM("smollm2-135m", tensor_parallel=3, **SETTINGS) as llm:
+        params = SamplingParams(max_tokens=40, structured={"json_schema": schema}, temperature=0.7, seed=1)
+        (answer,) = llm.generate("A person as JSON: ", params)
+    import json
+
+    assert isinstance(json.loads(answer.text)["age"], int)
