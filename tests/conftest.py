@@ -30,9 +30,15 @@ MARKERS = {
     "slow": "takes more than five seconds",
 }
 
-# Files that processes side by side begin with, one each. The first has numba compile, for half a minute; meanwhile the
-# others do without, for longer, and then find the code on disk. The last files by name are short, so all end together.
-FIRST = ("cpu/test_beside.py", "kernels/test_drafts.py", "course/test_hints.py", "kernels/test_asked_sampling.py")
+# Files that processes side by side begin with, one each: the longest. The first has numba compile, for half a minute;
+# meanwhile the others do without, and then find the code on disk. The last files by name are short, so all end together.
+FIRST = (
+    "cpu/test_beside.py",
+    "kernels/test_drafts.py",
+    "course/test_check.py",
+    "benchmarks/test_quantized_linear.py",
+    "kernels/test_fused_kernels.py",
+)
 
 # "ci": the same few examples every time, so a failure is the change's own. "stress": new ones at each run. "check": the
 # first of "ci", for `gradus check`: a student waits for it.
