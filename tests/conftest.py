@@ -31,7 +31,7 @@ MARKERS = {
 }
 
 # Files that processes side by side begin with, one each: the longest. The first has numba compile, for half a minute;
-# meanwhile the others do without, and then find the code on disk. The last files by name are short, so all end together.
+# meanwhile the others do without, and then find the code on disk. The last files by name are short: all end together.
 FIRST = (
     "cpu/test_beside.py",
     "kernels/test_drafts.py",
@@ -42,7 +42,7 @@ FIRST = (
 
 # "ci": the same few examples every time, so a failure is the change's own. "stress": new ones at each run. "check": the
 # first of "ci", for `gradus check`: a student waits for it.
-settings.register_profile("ci", max_examples=25, derandomize=True, deadline=None)
+settings.register_profile("ci", max_examples=15, derandomize=True, deadline=None)
 settings.register_profile("check", max_examples=5, derandomize=True, deadline=None)
 settings.register_profile(
     "stress", max_examples=1000, deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True

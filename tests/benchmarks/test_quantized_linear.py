@@ -48,10 +48,12 @@ def rehearsed(*options: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("schemes", first([["bf16", "int4"], ["bf16", *SCHEMES]]), ids=len)
-def test_it_checks_and_measures_and_goes_on_where_it_was(schemes, tmp_path):
+@pytest.mark.parametrize(
+    ("schemes", "sweep"), first([(["bf16", "int4"], []), (["bf16", *SCHEMES], ["--sweep"])]), ids=["chosen", "all"]
+)
+def test_it_checks_and_measures_and_goes_on_where_it_was(schemes, sweep, tmp_path):
     out = tmp_path / "found.json"
-    done = rehearsed("--rows", "3", "--schemes", ",".join(schemes), "--sweep", "--out", str(out))
+    done = rehearsed("--rows", "3", "--schemes", ",".join(schemes), *sweep, "--out", str(out))
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     found = json.loads(out.read_text())
     assert len(found["checks"]) == 9 and not any(map(bad, found["checks"]))

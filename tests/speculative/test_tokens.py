@@ -132,7 +132,6 @@ def test_a_request_cancelled_after_any_step_leaves_the_others_their_tokens(lag, 
     assert tick > 5
 
 
-@settings(max_examples=25)
 @given(data=st.data(), shape=st.sampled_from(FAMILIES), pool=pools(), drafts=st.integers(1, 6), lag=st.integers(0, 2))
 def test_whatever_the_schedule_drafts_change_no_token(data, shape, pool, drafts, lag):
     plan = data.draw(requests(min(pool["cache_tokens"], 60)))
@@ -184,7 +183,7 @@ def test_a_draft_without_windows_drafts_for_a_model_with_some(kernels):
     nothing_is_left(engine)
 
 
-@settings(max_examples=15)
+@settings(max_examples=settings.default.max_examples // 2)
 @given(data=st.data(), pool=pools(), drafts=st.integers(1, 6), lag=st.integers(0, 2))
 def test_whatever_the_schedule_a_draft_model_has_what_it_needs(data, pool, drafts, lag):
     plan = data.draw(requests(min(pool["cache_tokens"], 60)))
