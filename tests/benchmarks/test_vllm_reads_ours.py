@@ -177,7 +177,7 @@ def test_a_reader_of_its_own_agrees_and_the_copies_do_not(few, vllm, tmp_path, c
     assert said.count("passed") == said.count("as written") == len(usual)
 
 
-@pytest.mark.slow
+@pytest.mark.stress
 def test_a_reader_with_other_scales_fails(few, vllm, tmp_path):
     wrong = READER.replace('part("weight_scale").double()', 'part("weight_scale").double().roll(1, 0)')
     assert wrong != READER

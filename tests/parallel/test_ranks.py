@@ -124,7 +124,7 @@ def test_a_rank_that_cannot_load_says_why(monkeypatch):
 
 
 @pytest.mark.weights
-@pytest.mark.slow
+@pytest.mark.stress
 def test_grammars_hold_on_all_ranks():
     schema = {"type": "object", "properties": {"age": {"type": "integer"}}, "required": ["age"]}
     with LLM("smollm2-135m", tensor_parallel=3, **SETTINGS) as llm:
