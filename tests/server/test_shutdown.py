@@ -102,8 +102,11 @@ def test_a_second_signal_stops_at_once_with_last_frames():
         assert time.monotonic() - start < SOON
 
 
-def test_a_step_that_hangs_does_not_keep_the_process():
-    with Process("ScriptedCore(hang={2: 600})", port=0, drain_timeout=0.2) as server:
+@pytest.mark.parametrize(
+    ("phase", "says"), [(None, "its process is killed"), ("p01", "leaving without waiting")], ids=["process", "thread"]
+)
+def test_a_step_that_hangs_does_not_keep_the_process(phase, says):
+    with Process("ScriptedCore(hang={2: 600})", port=0, drain_timeout=0.2, phase=phase) as server:
         url = server.ready()
         begun, result = stream_in_background(url)
         assert begun.wait(10)
@@ -112,7 +115,7 @@ def test_a_step_that_hangs_does_not_keep_the_process():
         assert frames[-1]["error"]["type"] == "draining" and done
         code, errors = server.end()
         assert code == 0
-        assert "leaving without waiting" in errors
+        assert says in errors
 
 
 def test_a_client_that_reads_nothing_does_not_keep_the_process():

@@ -8,6 +8,7 @@ from gradus.config.settings import Settings
 from gradus.engine.request import MAX_SECONDS
 from gradus.errors import ConfigError
 from gradus.server.http.hosts import host_alone
+from gradus.text.tools.formats import NAMES
 
 MAX_JSON_DEPTH = 64
 MAX_HEADERS = 100
@@ -47,7 +48,7 @@ class ServerConfig(Settings):
     )
     max_buffered: int = setting(
         4096,
-        "Results that may wait for one streaming client; a client further behind is dropped.",
+        "Tokens that may wait for one streaming client; a client further behind is dropped.",
         least=1,
         panel=_LIMITS,
     )
@@ -61,7 +62,7 @@ class ServerConfig(Settings):
     )
     step_timeout: float = setting(
         120.0,
-        "Time for one engine step. A longer one counts as a hang: the server turns unhealthy and fails all requests.",
+        "Time for one engine step. A longer one counts as a hang: all requests fail, and another engine is started.",
         above=0,
         unit="seconds",
         panel=_LIMITS,
@@ -96,6 +97,14 @@ class ServerConfig(Settings):
     strict_fields: bool = setting(
         False,
         "Refuse a request with a field that this server does not read, instead of naming it in a header.",
+        panel=_API,
+    )
+    tool_format: str | None = setting(
+        None,
+        f"How the model is shown tools and calls them: {', '.join(NAMES)}. Naming a format lets a model call by itself "
+        "whose files do not show that it was taught to.",
+        unset="found by the model's files",
+        choices=NAMES,
         panel=_API,
     )
     tokenizer_info: bool = setting(False, "Answer /tokenizer_info, which shows the chat template.", panel=_API)

@@ -16,7 +16,15 @@ import h11
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+try:
+    import uvloop
+except ImportError:  # it is not made for every platform
+    LOOP = "asyncio"
+else:
+    LOOP = uvloop.__name__
+
 from gradus.errors import ConfigError
+from gradus.server import logs
 from gradus.server.client import EngineClient
 from gradus.server.config import MAX_HEADER_BYTES, ServerConfig
 from gradus.server.engine.messages import ModelInfo
@@ -35,7 +43,7 @@ def serve(config: ServerConfig, loader: str = "gradus.server.engine.loading") ->
     Raises ConfigError (the port is busy), the GradusError that loading ended with, or RuntimeError for a bug in
     loading, described in the log. Nothing is left running then.
     """
-    _set_up_logging(config.log_level)
+    logs.set_up(config.log_level)
     listening = bind(config)
     client = EngineClient(config, loader)
     server = Server(config, client)
@@ -76,13 +84,6 @@ def _is_loopback(bound: socket.socket) -> bool:
     return host.startswith("127.") or host == "::1"
 
 
-def _set_up_logging(level: str) -> None:
-    """Set one log format, on stderr. uvicorn's own messages appear only when debugging."""
-    logging.basicConfig(level=level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    for name in ("uvicorn.error", "uvicorn.access", "asyncio"):
-        logging.getLogger(name).setLevel("DEBUG" if level == "debug" else "WARNING")
-
-
 class Server(uvicorn.Server):
     """uvicorn with its own signal handling: the first signal drains, the second ends running requests at once."""
 
@@ -91,7 +92,7 @@ class Server(uvicorn.Server):
             uvicorn.Config(
                 create_app(client, config),
                 http=protocol_with_deadline(config.receive_timeout),
-                loop="asyncio",
+                loop=LOOP,
                 ws="none",
                 lifespan="on",
                 log_config=None,
@@ -166,7 +167,8 @@ def ready_line(info: ModelInfo, host: str, port: int) -> str:
 def protocol_with_deadline(seconds: float) -> type[H11Protocol]:
     """uvicorn's HTTP/1.1 with a deadline for headers: on its own it waits forever for headers that never end.
 
-    It also gives the application a way to cut its connection: `scope["state"]["abort_connection"]`.
+    It also gives the application two shortcuts: `scope["state"]["abort_connection"]` cuts the connection, and
+    `scope["state"]["pieces"]` (`http.streaming.Pieces`) writes pieces of a stream.
     """
 
     class DeadlineProtocol(H11Protocol):
@@ -174,7 +176,7 @@ def protocol_with_deadline(seconds: float) -> type[H11Protocol]:
 
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
             super().connection_made(transport)
-            self.app_state = {**self.app_state, "abort_connection": transport.abort}
+            self.app_state = {**self.app_state, "abort_connection": transport.abort, "pieces": self}
             self._deadline = self.loop.call_later(seconds, transport.abort)
 
         def data_received(self, data: bytes) -> None:
@@ -186,6 +188,14 @@ def protocol_with_deadline(seconds: float) -> type[H11Protocol]:
                 self._deadline = self._deadline or self.loop.call_later(seconds, self.transport.abort)
             else:
                 self._relax()
+
+        @property
+        def has_room(self) -> bool:
+            return not self.flow.write_paused and not self.transport.is_closing()
+
+        def write_piece(self, data: bytes) -> None:
+            # a piece does not change h11's state, so h11 need not see it; this is how it writes one
+            self.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
 
         def connection_lost(self, exc: Exception | None) -> None:
             self._relax()

@@ -3,6 +3,7 @@
 Read in this order:
 
     front_end.py    text to requests, outputs to text
+    conversation.py conversations as clients send them, as a model's template takes them
     transcript.py   one sample's tokens as text;  stream.py: pieces of it as they arrive
     tools/          tool calls and reasoning: from a client's tools to a prompt, from tokens to events
     completion.py   results for callers

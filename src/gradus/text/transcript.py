@@ -31,6 +31,20 @@ class Transcript:
         self._tokens: list[int] = []
         self._logprobs: list[TokenLogprob] = []
 
+    def plain(self, token: int) -> Delta | None:
+        """Take a token that ends nothing and has no log-probability: nearly every token that a server sees.
+
+        Returns None, having taken nothing, if the text is not simply longer by the token's own; `add` takes it then.
+        """
+        try:
+            text = None if self.ending else self._text.plain(token)
+        except Exception:  # it happens again in `add`, whose caller deals with it
+            return None
+        if text is None:
+            return None
+        self._tokens.append(token)
+        return Delta(self.request.id, self.prompt_index, self.index, text, (token,), NO_LOGPROBS)
+
     def add(self, output: Output) -> Delta:
         """Take one step's tokens. The delta carries the completion if the engine has ended the sequence."""
         tokens, logprobs = output.tokens, output.logprobs

@@ -6,5 +6,8 @@ fields.py          a body's fields, read one by one
 frames.py          JSON and server-sent events as bytes
 generate.py        /generate, whose fields are the engine's
 openai.py          what OpenAI's protocols share: sampling, constraints, usage
+turns.py           a turn of a conversation in them: tools, settings of the template, answers as they are read
+chat.py            /v1/chat/completions
+responses/         /v1/responses
 openapi.py         its OpenAPI schema, and the limits of every protocol
 """

@@ -28,7 +28,8 @@ SHORT_PROMPT = 4096
 class Chat:
     """A conversation to be rendered by the model's template.
 
-    turn: its tools and choice; None for a model without a dialect. settings: of the template (`enable_thinking`, …).
+    turn: its tools and choice; None for a model without a dialect. settings: of the template (`enable_thinking`, …),
+    and of its end (`add_generation_prompt`, `continue_final`).
     """
 
     messages: Sequence[dict[str, Any]]
@@ -62,6 +63,8 @@ class Ask:
         """Render, encode and check. Raises RequestError for a request that could never be served."""
         tokens, params = self._tokens(front_end), self.params
         if isinstance(self.prompt, Chat) and self.prompt.turn is not None:
+            if params.structured is not None and front_end.limits.structured:
+                front_end.grammars.check(params.structured)  # a refusal is about what the client gave
             params = self.prompt.turn.constrain(params, tokens)
         if self.cut:
             params = _cut(params, front_end.limits.context_length - len(tokens))
@@ -120,13 +123,18 @@ class Encoder(Protocol):
 
 
 class EventReader(Protocol):
-    """Turns one sample's deltas into events."""
+    """Turns one sample's deltas into events. thought_tokens: how many of its tokens were reasoning; they come first."""
+
+    @property
+    def thought_tokens(self) -> int: ...
 
     def read(self, delta: Delta) -> list[Event]: ...
 
 
 class PlainText:
     """The reader of an answer that holds neither calls nor reasoning."""
+
+    thought_tokens = 0
 
     def read(self, delta: Delta) -> list[Event]:
         return [Text(delta.text)] if delta.text else []

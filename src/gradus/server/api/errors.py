@@ -99,9 +99,11 @@ def openai(problem: Problem) -> dict[str, Any]:
     if kind is None:
         kind = "invalid_request_error" if problem.status < 500 else "server_error"
     code = "context_length_exceeded" if too_long(problem) else None if problem.status == 400 else problem.kind
+    # LiteLLM, and aider with it, look for these words, and offer to shorten the conversation
+    message = f"{problem.message}: the prompt is too long" if too_long(problem) else problem.message
     return {
         "error": {
-            "message": problem.message,
+            "message": message,
             "type": kind,
             "param": problem.param,
             "code": code,

@@ -1,6 +1,7 @@
 """JSON and server-sent events as bytes."""
 
 import json
+from json.encoder import encode_basestring
 from typing import Any
 
 LINE_ENDS = ("\u0085", "\u2028", "\u2029")
@@ -17,6 +18,15 @@ def encode(content: Any) -> bytes:
     for end in LINE_ENDS:  # only strings can hold one
         text = text.replace(end, f"\\u{ord(end):04x}")
     return text.encode()
+
+
+def encode_text(text: str) -> str:
+    """Write a text as JSON, as `encode` does: for frames that are put together from prepared parts."""
+    written = encode_basestring(text)
+    if not text.isascii():
+        for end in LINE_ENDS:
+            written = written.replace(end, f"\\u{ord(end):04x}")
+    return written
 
 
 def event(content: Any, name: str | None = None) -> bytes:

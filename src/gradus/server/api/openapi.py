@@ -71,7 +71,7 @@ ERRORS = {
     "415": "the body is not plain application/json in UTF-8",
     "431": "the headers are too large",
     "500": "this one request failed in the engine",
-    "503": "loading, overloaded, draining or failed; Retry-After says when to come back, where that is known",
+    "503": "loading, overloaded, restarting, draining or failed; Retry-After says when to return, where known",
     "504": "the request did not end within its timeout, or could not end by its deadline",
 }
 

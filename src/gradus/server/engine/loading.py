@@ -1,7 +1,8 @@
 """Make the two sides of a server from its configuration: the front end's tokenizer, and the engine.
 
-Either side may be made in a separate process; if one process makes both, the model's files are opened once.
-`EngineClient` takes this module's name; another module with the same two functions can replace it.
+The final engine is made in another process: then the front end opens the tokenizer alone, which takes no torch. If one
+process makes both, the model's files are opened once. `EngineClient` takes this module's name; another module with the
+same two functions can replace it.
 """
 
 from typing import TYPE_CHECKING
@@ -21,6 +22,10 @@ _opened: dict[str, "Checkpoint"] = {}  # by the model's name, kept between `open
 
 def open_tokenizer(config: ServerConfig, progress: Progress | None = None) -> "Tokenizer | None":
     """Open the model's tokenizer; None if it has none. Downloads a hub's model if it is not in the cache."""
+    if config.phase is None:
+        from gradus.loading import open_tokenizer as open_alone
+
+        return open_alone(config.model, progress=progress)
     from gradus.loading import open_checkpoint
 
     checkpoint = _opened[config.model] = open_checkpoint(config.model, progress=progress)

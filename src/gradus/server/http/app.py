@@ -13,10 +13,12 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 import gradus
 from gradus.errors import GradusError
 from gradus.server.api.ask import Exchange
+from gradus.server.api.chat import ChatCompletion
 from gradus.server.api.errors import CLOSE, Problem, failure_of, problem_of, shape_of
 from gradus.server.api.frames import encode
 from gradus.server.api.generate import Generate
 from gradus.server.api.openapi import limits, openapi_of_generate
+from gradus.server.api.responses.body import Responses
 from gradus.server.client import EngineClient
 from gradus.server.config import MAX_HEADER_BYTES, MAX_HEADERS, ServerConfig
 from gradus.server.http.body import read_json
@@ -54,6 +56,8 @@ def create_app(client: EngineClient, config: ServerConfig) -> FastAPI:
         app.post(path, summary=summary, openapi_extra=openapi)(handler)
 
     route("/generate", read_generate, "Continue a prompt", openapi_of_generate(config))
+    route("/v1/chat/completions", ChatCompletion.parse, "Answer a conversation, in OpenAI's protocol of chats")
+    route("/v1/responses", Responses.parse, "Answer a conversation, in OpenAI's protocol of responses")
 
     @app.get("/health", summary="Whether requests are taken: 200, or 503 with the reason")
     async def health() -> Response:
@@ -72,7 +76,9 @@ def create_app(client: EngineClient, config: ServerConfig) -> FastAPI:
 
     @app.get("/", summary="What is where")
     async def index() -> Response:
-        routes = {"/generate": "POST"} | dict.fromkeys(("/health", "/health/live", "/stats", "/openapi.json"), "GET")
+        posts = ("/generate", "/v1/chat/completions", "/v1/responses")
+        gets = ("/health", "/health/live", "/stats", "/openapi.json")
+        routes = dict.fromkeys(posts, "POST") | dict.fromkeys(gets, "GET")
         return json_response(200, {"name": "gradus", "version": gradus.__version__, "routes": routes})
 
     return app
@@ -98,15 +104,11 @@ async def respond(request: Request, read: Reader, client: EngineClient, config: 
 
 async def all_completions(stream: Stream) -> list[Completion]:
     """Wait for every sample's completion, in order. Raises the error of any sample that failed."""
-    completions: dict[tuple[int, int], Completion] = {}
-    while not stream.done:
-        for delta in await stream.receive():
-            if delta.completion is not None:
-                completions[delta.prompt_index, delta.index] = delta.completion
-    for completion in completions.values():
+    completions = await stream.completions()
+    for completion in completions:
         if error := failure_of(completion):
             raise error
-    return [completions[place] for place in sorted(completions)]
+    return completions
 
 
 def json_response(status: int, content: dict[str, Any], headers: dict[str, str] | None = None) -> Response:
