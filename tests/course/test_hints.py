@@ -643,7 +643,7 @@ FOLLOWED = {
 }
 
 
-JUDGED = 3  # exercises whose hints lead to other code: `make test` judges these, `make stress` the others
+JUDGED = 1  # of the exercises whose hints lead to other code: `make test` judges the first, `make stress` the others
 
 
 def exercises() -> list:
