@@ -86,23 +86,23 @@ def process() -> psutil.Process:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    if torch := sys.modules.get("torch"):
-        _seed(torch)
     if item.get_closest_marker("gpu") and not _has_gpu():
         pytest.skip("no CUDA GPU")
     for marker in item.iter_markers("weights"):
         name = marker.args[0] if marker.args else "smollm2-135m"
         if not _is_pulled(name):
             pytest.skip(f"{name} is not pulled: gradus pull {name}")
+    if torch := sys.modules.get("torch"):
+        _seed(torch, on_gpu=item.get_closest_marker("gpu") is not None)
 
 
-def _seed(torch: Any) -> None:
+def _seed(torch: Any, on_gpu: bool) -> None:
     """A test's random numbers are the same alone, in any order and in any process.
 
     `torch.manual_seed` would keep a stack trace for each kind of device that is not in use yet, in a millisecond.
     """
     torch.default_generator.manual_seed(0)
-    if torch.cuda.is_initialized():
+    if on_gpu or torch.cuda.is_initialized():
         torch.cuda.manual_seed_all(0)
 
 
