@@ -12,6 +12,7 @@ from gradus.engine.request import Request
 from gradus.models import Model
 from gradus.models.shapes import SHAPES
 from gradus.speculative.drafter import NO_DRAFT
+from tests.pairwise import pairwise
 from tests.phases import drive
 from tests.phases.conftest import FAMILIES, build_engine, limits_of, rounded_otherwise, tiny_model
 from tests.phases.drive import Answers, Ending, nothing_is_left, record, run, run_schedule, served
@@ -79,9 +80,9 @@ def compare(shape: str, asked: dict[str, Request], done: Answers, expected: Answ
     drive.compare(asked, done, expected, lambda: (plain(shape, asked, model) for model in rounded_otherwise(shape)))
 
 
-@pytest.mark.parametrize("kernels", [True, False])
-@pytest.mark.parametrize("drafter", ["ngram", "right", "nonsense", "nothing"])
-@pytest.mark.parametrize("shape", FAMILIES)
+@pytest.mark.parametrize(
+    ("shape", "drafter", "kernels"), pairwise(FAMILIES, ["ngram", "right", "nonsense", "nothing"], [True, False])
+)
 def test_whatever_is_drafted_no_token_changes(shape, drafter, kernels):
     """Chunks, hits, preemptions, temperatures, penalties, log-probabilities, several samples; repeating prompts."""
     asked = {
