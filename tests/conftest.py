@@ -17,6 +17,7 @@ from hypothesis import HealthCheck, settings
 # Tiny models are fastest on one thread, and two test runs side by side do not slow each other down.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Children (the command line under test, pip) are not reached by the guard below; these keep them offline.
+os.environ.pop("GRADUS_API_KEY", None)  # a developer's own would make every server here ask for it
 os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1", PIP_NO_INDEX="1")
 # Where the environment forbids bytecode files, as in many containers, each process compiles all of torch as it imports
 # it, and there are hundreds of processes.

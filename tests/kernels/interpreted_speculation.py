@@ -1,6 +1,7 @@
 """Run by test_drafts.py in a process of its own, where Triton interprets: engines that speculate on a GPU's kernels."""
 
 import sys
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -152,6 +153,34 @@ def test_no_token_and_no_log_probability_changes(shape, kind):
     assert answers(speculating) == expected
     told = speculating.scheduler.drafting.stats()
     assert kind == "ngram" or sum(told.drafted) > sum(told.accepted) > 3
+
+
+def scores(engine: Engine, top: int = 2) -> dict:
+    """Log-probabilities of prompts' tokens, to three places: of two requests, one of which begins beside decodes."""
+    limits = replace(LIMITS, prompt_logprobs=True)
+    asked = [([7, 8, 9, 7, 8, 9, 7, 8, 3], top), ([5, 2, 1], None), ([4, 5, 4, 5, 6, 6, 1, 2, 3], 0)]
+    told = {}
+    step = engine.step
+
+    def listening():
+        outputs = step()
+        for output in outputs:
+            if output.prompt_logprobs:
+                rows = [(each.token_id, round(each.logprob, 3), len(each.top)) for each in output.prompt_logprobs]
+                assert told.setdefault(output.request_id, rows) is rows, "reported twice"
+        return outputs
+
+    engine.step = listening
+    made = [SamplingParams(max_tokens=4, ignore_eos=True, prompt_logprobs=number) for _, number in asked]
+    run(engine, [Request.create(f"r{n}", asked[n][0], params, limits) for n, params in enumerate(made)])
+    return told
+
+
+@pytest.mark.parametrize("shape", ["tiny-llama", pytest.param("tiny-gemma3", marks=pytest.mark.stress)])
+def test_a_prompt_s_own_tokens_have_the_same_log_probabilities(shape):
+    expected = scores(engine(shape))
+    assert {name: len(rows) for name, rows in expected.items()} == {"r0": 8, "r2": 8}
+    assert scores(engine(shape, NgramDrafter(kernel=True))) == expected
 
 
 def test_a_model_that_drafts_for_itself_is_right_wherever_it_may_draft():

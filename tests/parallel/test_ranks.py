@@ -133,3 +133,28 @@ def test_grammars_hold_on_all_ranks():
     import json
 
     assert isinstance(json.loads(answer.text)["age"], int)
+
+
+@pytest.mark.parametrize(("tensor", "pipeline"), [(2, 1), pytest.param(1, 2, marks=pytest.mark.stress)])
+def test_all_ranks_score_a_prompt_in_step(tensor, pipeline):
+    """Each rank has a part of the head, so every product with it is an exchange, and all must make as many."""
+    scored = SamplingParams(max_tokens=4, prompt_logprobs=2)
+
+    def scores(**settings):
+        with LLM("random:tiny-llama", **SETTINGS, token_budget=32, **settings) as llm:
+            done = llm.generate(PROMPTS, [SAMPLED, scored, scored, scored])
+        return [[(one.token_id, round(one.logprob, 3)) for one in each.prompt_logprobs or ()] for each in done]
+
+    assert scores(tensor_parallel=tensor, pipeline_parallel=pipeline) == scores()
+
+
+def test_a_dry_run_plans_what_one_rank_takes():
+    from gradus.loading import open_checkpoint
+    from gradus.server.config import ServerConfig
+    from gradus.server.engine.loading import planned
+
+    settings = {"model": "random:tiny-llama", "device": "cpu", "dtype": "float32"}
+    whole, _ = planned(ServerConfig(**settings), open_checkpoint(settings["model"]))
+    part, _ = planned(ServerConfig(**settings, tensor_parallel=2), open_checkpoint(settings["model"]))
+    assert part.weight_bytes < 0.6 * whole.weight_bytes
+    assert part.memory_fraction == whole.memory_fraction / 2

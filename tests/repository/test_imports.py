@@ -203,7 +203,7 @@ def project() -> dict:
 def test_every_runtime_dependency_is_imported_in_the_source_and_every_import_is_declared(project):
     optional = {"triton"}  # comes with a CUDA build of torch; the doctor reports it, GPU kernels need it
     extras = project["optional-dependencies"]
-    extra = {normalized(line) for line in extras["peers"] + extras["llama-cpp"] + extras["cpu"]}
+    extra = {normalized(line) for line in extras["peers"] + extras["llama-cpp"]}
     assert third_party(SOURCES) - optional == {normalized(line) for line in project["dependencies"]} | extra
 
 
@@ -217,7 +217,7 @@ def test_every_dependency_of_the_book_is_used_by_it_and_every_import_is_declared
 
 def test_the_tests_import_only_what_is_declared(project):
     extras = project["optional-dependencies"]
-    declared = project["dependencies"] + extras["dev"] + extras["cpu"]
+    declared = project["dependencies"] + extras["dev"]
     assert third_party(TESTS) - {"triton"} <= {normalized(line) for line in declared} | {"setuptools"}
 
 
@@ -225,7 +225,7 @@ def test_every_dependency_is_pinned_and_nothing_that_only_a_cuda_build_brings(pr
     lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
     pins = {normalized(line): line for line in lines if not line.startswith("#")}
     extras = project["optional-dependencies"]
-    declared = project["dependencies"] + extras["dev"] + extras["cpu"] + extras["book"]
+    declared = project["dependencies"] + extras["dev"] + extras["book"]
     assert {normalized(line) for line in declared} <= pins.keys()
     assert pins["torch"] == "torch==2.13.0"  # no +cpu: which build is pip's settings' choice
     # nvidia-ml-py only reads the driver's counters, and installs anywhere

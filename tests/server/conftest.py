@@ -90,9 +90,9 @@ def eventually(condition, seconds=10.0):
 
 
 @contextlib.contextmanager
-def running(load=None, **settings):
+def running(load=None, *, headers=None, **settings):
     """A server on a free port in this process; `load` makes its engine (scripted when None), on a thread. A text is an
-    expression that makes it in a process of its own."""
+    expression that makes it in a process of its own. headers: of `http`."""
     elsewhere = isinstance(load, str)
     config = ServerConfig(model=written(load) if elsewhere else register(load or ScriptedCore), port=0, **settings)
     client = EngineClient(config, "tests.server.scripted", EngineProcess if elsewhere else EngineThread)
@@ -102,7 +102,7 @@ def running(load=None, **settings):
     thread.start()
     url = f"http://127.0.0.1:{port}"
     try:
-        with httpx.Client(base_url=url, timeout=60, trust_env=False) as http:
+        with httpx.Client(base_url=url, timeout=60, trust_env=False, headers=headers) as http:
             assert eventually(lambda: server.started)
             assert eventually(lambda: client.state != "loading", 60)
             yield Running(url, port, None if elsewhere else registered(config.model), client, server, http)

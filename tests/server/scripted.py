@@ -35,11 +35,20 @@ class ScriptedTokenizer:
     def __init__(self, piece=" "):
         self.piece = piece
 
-    def encode(self, text):
+    def encode(self, text, *, special_tokens=True):
         return list(text.encode())
 
     def token_bytes(self, token):
         return f"{token}{self.piece}".encode()
+
+    def token_id(self, text):
+        return None
+
+    def spelling(self, token):
+        return self.token_bytes(token)
+
+    def decode(self, tokens, *, skip_special=True):
+        return b"".join(map(self.token_bytes, tokens)).decode()
 
 
 class ScriptedCore:

@@ -16,7 +16,7 @@ from gradus.engine.metrics import Metrics
 from gradus.engine.request import ModelLimits, Request, SamplingParams, SchedulingParams
 from gradus.engine.sequence import Output, Timings
 from gradus.errors import CapacityError, CheckpointError, ConfigError, GradusError, RequestError
-from gradus.server.engine.loop import shortened
+from gradus.server.engine.loop import is_plain, shortened
 from gradus.server.engine.messages import (
     Cancel,
     EngineFailed,
@@ -52,7 +52,7 @@ REQUEST = Request.create(
     "r", [1, 2], SamplingParams(n=2, logit_bias={5: 1.0}, stop=["a"]), LIMITS, SchedulingParams(timeout=3, deadline=9)
 )
 LOGPROBS = Logprobs((PAIR.pack(3, -0.5) * 2,))
-OUTPUT = Output("r", 1, (3,), LOGPROBS, "stop", 3, None, Timings(0.1, 0.2, 0.3, 1), 4)
+OUTPUT = Output("r", 1, (3,), LOGPROBS, "stop", 3, None, Timings(0.1, 0.2, 0.3, 1), 4, LOGPROBS)
 REPORT = Report(
     turn=7,
     metrics=Metrics(completed=1, cache=CacheUsage(8, 16, 2, 1, 5, 20, 5, 3, 1, 0, 0)),
@@ -114,6 +114,7 @@ def test_a_request_arrives_as_it_was_checked():
 
 def test_an_output_arrives_as_it_was():
     assert SampleOutput.of(2, OUTPUT).output("r", 1) == OUTPUT
+    assert is_plain(Output("r", 1, (3,))) and not is_plain(Output("r", 1, (3,), prompt_logprobs=LOGPROBS))
 
 
 @pytest.mark.parametrize("size", [1, 3, 4, 5, 64, 1000])

@@ -163,16 +163,23 @@ def test_by_default_it_is_on_loopback_says_how_to_try_it_and_leaves_at_once_when
         code, errors = server.end()
         assert code == 0
         assert time.monotonic() - start < SOON
-        assert "authentication" not in errors
+        assert "API keys" not in errors
 
 
-def test_listening_beyond_loopback_comes_with_a_warning():
+def test_beyond_loopback_it_does_not_start_without_keys():
     with Process(port=0, host="0.0.0.0") as server:
+        code, errors = server.end()
+        assert code == 2 and errors.count("\n") == 1
+        assert errors.startswith("gradus: 0.0.0.0 is an address that others can reach: make a key (`gradus keys add")
+
+
+def test_listening_beyond_loopback_without_keys_comes_with_a_warning():
+    with Process(port=0, host="0.0.0.0", no_auth=True) as server:
         server.ready()
         server.signal()
         code, errors = server.end()
         assert code == 0
-        assert "listening on 0.0.0.0" in errors and "no authentication" in errors
+        assert "listening on 0.0.0.0 without API keys (--no-auth)" in errors
 
 
 def test_a_busy_port_is_one_line():

@@ -20,7 +20,7 @@ TIMINGS = Timings(queued_s=0.1, ttft_s=0.2, total_s=0.3, tokens=3)
 class Bytes:
     """One token per byte; token 255 cannot be decoded."""
 
-    def encode(self, text):
+    def encode(self, text, *, special_tokens=True):
         return list(text.encode())
 
     def token_bytes(self, token):

@@ -30,6 +30,7 @@ from gradus.cli.commands import (
     exercises,
     generate,
     health,
+    keys,
     load,
     models,
     museum,
@@ -86,6 +87,8 @@ for command, panel in (
     (health.doctor, "Look around"),
 ):
     app.command(rich_help_panel=panel, cls=FIRST.get(command.__name__, Command))(command)
+
+app.add_typer(keys.keys, name="keys", rich_help_panel="Use a model")
 
 
 @app.callback(invoke_without_command=True)

@@ -91,6 +91,11 @@ class SamplingParams:
         "before penalties, bias and temperature. None reports nothing.",
         default=None,
     )
+    prompt_logprobs: int | None = param(
+        "report the same of the prompt's tokens, except the first, which follows nothing. The whole prompt is then "
+        "computed, whatever the prefix cache has. None reports nothing.",
+        default=None,
+    )
 
     structured: Structured | None = param(
         "what the answer must be: JSON of a schema, a regular expression's match, a grammar's sentence, or a choice "
@@ -119,8 +124,9 @@ class SamplingParams:
             raise RequestError.of("min_tokens", f"at most max_tokens ({self.max_tokens})", self.min_tokens)
         if not isinstance(self.ignore_eos, bool):
             raise RequestError.of("ignore_eos", "true or false", self.ignore_eos)
-        if self.logprobs is not None:
-            _whole("logprobs", self.logprobs, 0, MAX_LOGPROBS)
+        for name in ("logprobs", "prompt_logprobs"):
+            if getattr(self, name) is not None:
+                _whole(name, getattr(self, name), 0, MAX_LOGPROBS)
         if self.structured is not None:
             self._set("structured", Structured.of(self.structured))
             self._check_endings()
@@ -190,6 +196,7 @@ class ModelLimits:
     """Limits of a request: token ids in [0, vocab_size), prompt and output within context_length tokens.
 
     structured: whether the engine keeps to `SamplingParams.structured`; others refuse such a request.
+    prompt_logprobs: whether it reports `SamplingParams.prompt_logprobs`; others refuse such a request.
 
     Raises ConfigError for more end-of-sequence tokens than sampling has room to ban.
     """
@@ -198,6 +205,7 @@ class ModelLimits:
     context_length: int
     eos_token_ids: tuple[int, ...] = ()
     structured: bool = False
+    prompt_logprobs: bool = False
 
     def __post_init__(self) -> None:
         if len(self.eos_token_ids) > MAX_EOS_TOKENS:
@@ -233,6 +241,9 @@ class Request:
             raise RequestError.of(
                 "structured", "left out: this engine cannot keep to a grammar", params.structured.kind
             )
+        if params.prompt_logprobs is not None and not limits.prompt_logprobs:
+            limit = "left out: this engine keeps no logits of a prompt's tokens"
+            raise RequestError.of("prompt_logprobs", limit, params.prompt_logprobs)
         for token in params.stop_token_ids:
             _whole("stop_token_ids", token, 0, limits.vocab_size - 1)
         for token in params.logit_bias:

@@ -128,6 +128,10 @@ class Tokenizer:
         """Return the id of the added token with this text, which is never cut; None if there is none."""
         return self._markers.get(text)
 
+    def token_id(self, text: str) -> int | None:
+        """Return the id of the vocabulary's entry with this text, added or not; None if there is none."""
+        return self._backend.token_to_id(text)
+
     @property
     def has_chat_template(self) -> bool:
         return self._template is not None

@@ -254,17 +254,24 @@ class Sampler:
         if not asking.any():
             return None
         some, most = self._where(asking), int(counts.max())
-        logprobs = logits[some].log_softmax(-1)
-        best, likeliest = logprobs.topk(most)
-        sampled = tokens[some].clamp(min=0).unsqueeze(1)
         values, ids = logits.new_zeros(len(tokens), 1 + most), tokens.new_zeros(len(tokens), 1 + most)
-        values[some] = torch.cat([logprobs.gather(1, sampled), best], dim=1)
-        ids[some] = torch.cat([sampled, likeliest], dim=1)
+        ids[some], values[some] = log_probabilities(logits[some], tokens[some].clamp(min=0), most)
         return DrawnLogprobs.of(ids, values, counts)
 
     def _where(self, rows: Mask) -> Tensor | slice:
         """Return an index of the rows where the mask is true; if all are, a slice, which copies nothing."""
         return slice(None) if rows.all() else upload(np.flatnonzero(rows), torch.int64, self.device)
+
+
+def log_probabilities(logits: Tensor, tokens: Tensor, top: int) -> tuple[Tensor, Tensor]:
+    """Return the log-probability of each row's token, followed by those of the `top` likeliest, best first.
+
+    logits: [R, V]; tokens: int64 [R]. Returns token ids and values, both [R, 1 + top].
+    """
+    logprobs = logits.log_softmax(-1)
+    best, likeliest = logprobs.topk(top)
+    chosen = tokens.unsqueeze(1)
+    return torch.cat([chosen, likeliest], dim=1), torch.cat([logprobs.gather(1, chosen), best], dim=1)
 
 
 def drafted(rows: Rows, some: Mask) -> list[tuple[int, int]]:

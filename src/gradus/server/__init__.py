@@ -9,6 +9,7 @@ the course runs on a thread, behind the same messages.) Read in this order:
     logs.py            one log format for both processes
     engine/            the engine's side: messages, the loop that owns it, and where that loop runs
     measures.py        measurements of the front end's side: rates, totals, the engine's silence, its restarts
+    metrics/           what is counted and measured of requests, and /metrics
     results.py         results as they arrive, or the error that ended them
     client.py          the front end's side: queue, text, cancellation, drain, health, another engine
     api/               the protocols: a body becomes requests, their results become an answer

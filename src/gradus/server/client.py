@@ -21,7 +21,7 @@ import math
 import time
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -51,7 +51,9 @@ from gradus.server.engine.messages import (
     unpacked,
 )
 from gradus.server.measures import Counts, Restarts, ServiceRate, Watch, cache_stats, speculation_stats
+from gradus.server.metrics.meter import Meter
 from gradus.server.results import ClientGone, RequestFailed, RequestTimeout, Stream, Unavailable
+from gradus.text.completion import Delta
 from gradus.text.front_end import FrontEnd
 from gradus.text.transcript import Transcript
 
@@ -84,6 +86,14 @@ class Sample:
     stream: Stream
 
 
+@dataclass(slots=True)
+class News:
+    """What one report brings: its deltas, and the streams that have some, in the order of arrival."""
+
+    deltas: list[Delta] = field(default_factory=list)
+    streams: dict[Stream, None] = field(default_factory=dict)
+
+
 class EngineClient:
     """Serves requests from the one engine that `config` describes. For one event loop only.
 
@@ -100,6 +110,7 @@ class EngineClient:
         self.info: ModelInfo | None = None  # once loaded
         self.metrics = Metrics()
         self.counts = Counts()
+        self.meter = Meter(config.price_per_hour)
         self.started = time.monotonic()
         self.stopped = False
         self._loader = loader
@@ -261,6 +272,7 @@ class EngineClient:
         late = RequestTimeout(f"the request did not end within its timeout of {timeout:g} s")
         stream.timer = self._loop.call_later(timeout + LAST_WORD_S, self._expire, stream, late)
         self._streams.update(dict.fromkeys(stream.handles, stream))
+        self.meter.enter(stream)
         self._nothing_runs.clear()
 
     def _begin(self, stream: Stream, requests: Sequence[Request], arrived: float) -> None:
@@ -368,6 +380,7 @@ class EngineClient:
 
     def _close(self, stream: Stream, error: Exception | None) -> None:
         """Forget a stream; with an error, fail it."""
+        self.meter.leave(stream, error)
         for name, handle in zip(stream.ids, stream.handles, strict=True):
             self._streams.pop(handle, None)
             self.front_end.close(name)
@@ -436,7 +449,7 @@ class EngineClient:
             if stream := self._streams.get(handle):
                 self._cancel(stream, "cancelled")  # what else its body asked for
                 self._close(stream, failure.error() or RequestFailed())
-        news: dict[Stream, None] = {}  # in the order of its arrival
+        news = News()
         if report.width == 1 and not report.logprobs:
             self._read_tokens(report, news)
         else:
@@ -446,10 +459,11 @@ class EngineClient:
                 self._read(sample, told.output(sample.transcript.request.id, sample.transcript.index), news)
                 if told.finish_reason is not None:
                     self._samples.pop(told.handle, None)
-        for stream in news:
+        self.meter.report(news.deltas, report.step_s, report.metrics)
+        for stream in news.streams:
             self._deliver(stream)
 
-    def _read_tokens(self, report: Report, news: dict[Stream, None]) -> None:
+    def _read_tokens(self, report: Report, news: News) -> None:
         """Read one plain token per sample: as little work as possible, because this is what a busy server does."""
         samples = self._samples
         for handle, token in zip(unpacked(HANDLES, report.handles), unpacked(TOKENS, report.tokens), strict=True):
@@ -463,9 +477,10 @@ class EngineClient:
             else:
                 stream = sample.stream
                 stream.push(delta)
-                news[stream] = None
+                news.deltas.append(delta)
+                news.streams[stream] = None
 
-    def _read_rows(self, report: Report, news: dict[Stream, None]) -> None:
+    def _read_rows(self, report: Report, news: News) -> None:
         """Read the tokens that each sample drafted and kept, or that have log-probabilities."""
         tokens, width = unpacked(TOKENS, report.tokens), report.width
         for row, handle in enumerate(unpacked(HANDLES, report.handles)):
@@ -476,11 +491,12 @@ class EngineClient:
             told = Logprobs(logprobs) if any(logprobs) else NO_LOGPROBS
             self._read(sample, Output(sample.transcript.request.id, sample.transcript.index, kept, told), news)
 
-    def _read(self, sample: Sample, output: Output, news: dict[Stream, None]) -> None:
+    def _read(self, sample: Sample, output: Output, news: News) -> None:
         delta = self.front_end.read_sample(sample.transcript, output)
         self.counts.timed_out += delta.completion is not None and delta.completion.finish_reason == "timeout"
         sample.stream.push(delta)
-        news[sample.stream] = None
+        news.deltas.append(delta)
+        news.streams[sample.stream] = None
 
     def _deliver(self, stream: Stream) -> None:
         try:

@@ -11,6 +11,7 @@ from gradus.engine.logprobs import Logprobs
 from gradus.engine.request import Request
 from gradus.errors import CapacityError, GradusError
 from gradus.server.measures import Counts
+from gradus.server.metrics.tally import Tally
 from gradus.text.completion import Completion, Delta
 
 
@@ -51,7 +52,7 @@ class Stream:
 
     ids, handles: the requests', in the engine. samples: of all of them. Cancel the stream, or read it until `done`:
     nothing else ends its requests in the engine.
-    requests: as the engine has accepted them; complete once `accepted` returns.
+    requests: as the engine has accepted them; complete once `accepted` returns. tally: what they have taken so far.
     buffered: tokens that wait to be received. sink: if set, it is offered results before they wait.
     whole: only endings are wanted, so everything else is dropped.
     """
@@ -67,6 +68,7 @@ class Stream:
         self.ids = tuple(ids)
         self.handles = tuple(handles)
         self.samples = samples
+        self.tally = Tally(samples)
         self.requests: dict[str, Request] = {}
         self.done = False  # every sample's last delta has been received
         self.unfinished = samples

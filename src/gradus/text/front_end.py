@@ -17,6 +17,7 @@ from gradus.engine.sequence import Output
 from gradus.errors import RequestError
 from gradus.structured import Grammars, grammars_of
 from gradus.text.completion import Delta
+from gradus.text.infill import Infill
 from gradus.text.stream import Piece, piece
 from gradus.text.tools.dialect import Dialect
 from gradus.text.tools.tool import read_tools
@@ -88,9 +89,18 @@ class FrontEnd:
         name = request_id or f"request-{next(self._numbers)}"
         return Request.create(name, prompt, params, self.limits, scheduling)
 
-    def tokens(self, prompt: Prompt) -> Sequence[int]:
-        """Encode a text; token ids stay as they are. Raises RequestError for a text without a tokenizer."""
-        return self._need_tokenizer("prompt").encode(prompt) if isinstance(prompt, str) else prompt
+    def tokens(self, prompt: Prompt, *, special_tokens: bool = True) -> Sequence[int]:
+        """Encode a text; token ids stay as they are. Raises RequestError for a text without a tokenizer.
+
+        special_tokens: also add the tokens that the model expects around a text.
+        """
+        if not isinstance(prompt, str):
+            return prompt
+        return self._need_tokenizer("prompt").encode(prompt, special_tokens=special_tokens)
+
+    def text(self, tokens: Sequence[int]) -> str:
+        """Decode token ids, control tokens by their names. Raises RequestError without a tokenizer."""
+        return self._need_tokenizer("tokens").decode(tokens, skip_special=False)
 
     @property
     def token_piece(self) -> Callable[[int], Piece] | None:
@@ -113,6 +123,20 @@ class FrontEnd:
         shown = read_tools(tools)
         found = self.dialect.messages(messages, shown)
         return tokenizer.chat(found, tools=[tool.shown() for tool in shown], **settings)
+
+    @functools.cached_property
+    def infill(self) -> Infill:
+        """How the model fills in the middle of a text. Raises RequestError for one that was not taught to."""
+        found = Infill.of(self._need_tokenizer("suffix"))
+        if found is None:
+            raise RequestError(
+                f"suffix is not supported by model {self.model}: its vocabulary has no tokens that mark a middle to "
+                "fill in",
+                param="suffix",
+                limit="left out",
+                got="given",
+            )
+        return found
 
     @functools.cached_property
     def grammars(self) -> Grammars:

@@ -1,6 +1,7 @@
 """`gradus load`: send requests to a server on this machine, all at once, and report the results."""
 
 import json
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -15,6 +16,7 @@ from typer import Option
 
 from gradus.cli import terminal
 from gradus.errors import ConfigError, RequestError
+from gradus.server.http.keys import VARIABLE
 
 if TYPE_CHECKING:
     from http.client import HTTPResponse
@@ -203,9 +205,7 @@ class Server:
 
         connection = HTTPConnection(self.host, self.port, timeout=TIMEOUT_S)
         try:
-            connection.request(
-                method, path, None if body is None else json.dumps(body), {"content-type": "application/json"}
-            )
+            connection.request(method, path, None if body is None else json.dumps(body), _headers())
             response = connection.getresponse()
             if response.status != 200:
                 _parsed(response.read())
@@ -218,6 +218,12 @@ class Server:
 
     def __str__(self) -> str:
         return f"http://{self.host}:{self.port}"
+
+
+def _headers() -> dict[str, str]:
+    """With the API key of the environment, which a server started from the same one asks for."""
+    key = os.environ.get(VARIABLE)
+    return {"content-type": "application/json"} | ({"authorization": f"Bearer {key}"} if key else {})
 
 
 def _parsed(text: bytes) -> dict[str, Any]:

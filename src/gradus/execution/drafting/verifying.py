@@ -72,6 +72,7 @@ class VerifyingRunner:
         batch, rows, drawn = self.runner.draw(Plan(spans, plan.admissions))
         self.record(rows, drawn.tokens)
         sampled = gathered(plan, verified, drawn)
+        sampled.scores = [tuple(packed(each)) for each in self.runner.scores]
         sampled.seconds = time.perf_counter() - began
         sampled.usual = self.drafter.steady or not len(plan.decodes.drafts)
         return Ready(len(batch.token_ids), sampled)

@@ -6,6 +6,9 @@ fields.py          a body's fields, read one by one
 frames.py          JSON and server-sent events as bytes
 generate.py        /generate, whose fields are the engine's
 openai.py          what OpenAI's protocols share: sampling, constraints, usage
+completions.py     /v1/completions
+models.py          /v1/models
+tokens.py          /tokenize, /detokenize
 turns.py           a turn of a conversation in them: tools, settings of the template, answers as they are read
 chat.py            /v1/chat/completions
 responses/         /v1/responses

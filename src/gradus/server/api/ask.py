@@ -6,6 +6,7 @@ A protocol is one module with an `Exchange`. Limits are not its business: they l
 `SchedulingParams` and `Request`, so no protocol can forget one.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
@@ -41,6 +42,22 @@ class Chat:
         return sum(len(str(message.get("content"))) for message in self.messages)
 
 
+class Written(ABC):
+    """A prompt that a protocol writes in a way of its own."""
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """Count characters or tokens: what encoding costs."""
+
+    @abstractmethod
+    def tokens(self, front_end: FrontEnd, params: SamplingParams) -> Sequence[int]:
+        """Encode it. Raises RequestError."""
+
+    def adapted(self, params: SamplingParams, front_end: FrontEnd) -> SamplingParams:
+        """Change the parameters to what the prompt needs."""
+        return params
+
+
 @dataclass(frozen=True, slots=True)
 class Ask:
     """A prompt and how to continue it.
@@ -48,7 +65,7 @@ class Ask:
     cut: reduce max_tokens to what the context has room for, where the default protocol refuses it.
     """
 
-    prompt: Prompt | Chat
+    prompt: Prompt | Chat | Written
     params: SamplingParams
     scheduling: SchedulingParams = field(default_factory=SchedulingParams)
     cut: bool = False
@@ -66,6 +83,8 @@ class Ask:
             if params.structured is not None and front_end.limits.structured:
                 front_end.grammars.check(params.structured)  # a refusal is about what the client gave
             params = self.prompt.turn.constrain(params, tokens)
+        if isinstance(self.prompt, Written):
+            params = self.prompt.adapted(params, front_end)
         if self.cut:
             params = _cut(params, front_end.limits.context_length - len(tokens))
         return front_end.request(tokens, params, scheduling, request_id)
@@ -74,6 +93,8 @@ class Ask:
         if isinstance(self.prompt, Chat):
             turn, settings = self.prompt.turn, self.prompt.settings
             return front_end.chat_prompt(self.prompt.messages, tools=turn.shown if turn else None, **settings)
+        if isinstance(self.prompt, Written):
+            return self.prompt.tokens(front_end, self.params)
         return front_end.tokens(self.prompt)
 
 

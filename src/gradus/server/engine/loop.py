@@ -259,7 +259,8 @@ class EngineLoop:
 
 def is_plain(output: Output) -> bool:
     """Whether an output is one token and nothing else."""
-    return output.finish_reason is None and len(output.tokens) == 1 and output.logprobs is NO_LOGPROBS
+    alone = output.logprobs is NO_LOGPROBS and not output.prompt_logprobs
+    return output.finish_reason is None and len(output.tokens) == 1 and alone
 
 
 def shortened(request: Request, waited: float) -> Request:

@@ -169,7 +169,7 @@ class LoadFailed(Message):
 
 
 class SampleOutput(msgspec.Struct, array_like=True, gc=False):
-    """An `Output` that is not just plain tokens. logprobs: bytes per token, as in `Logprobs`."""
+    """An `Output` that is not just plain tokens. logprobs, prompt_logprobs: bytes per token, as in `Logprobs`."""
 
     handle: int
     tokens: tuple[int, ...] = ()
@@ -179,6 +179,7 @@ class SampleOutput(msgspec.Struct, array_like=True, gc=False):
     error: str | None = None
     timings: Timings | None = None
     cached_tokens: int = 0
+    prompt_logprobs: tuple[bytes, ...] = ()
 
     @classmethod
     def of(cls, handle: int, output: Output) -> "SampleOutput":
@@ -191,6 +192,7 @@ class SampleOutput(msgspec.Struct, array_like=True, gc=False):
             output.error,
             output.timings,
             output.cached_tokens,
+            output.prompt_logprobs.packed,
         )
 
     def output(self, request_id: str, index: int) -> Output:
@@ -204,6 +206,7 @@ class SampleOutput(msgspec.Struct, array_like=True, gc=False):
             self.error,
             self.timings,
             self.cached_tokens,
+            Logprobs(self.prompt_logprobs),
         )
 
 

@@ -40,7 +40,7 @@ def main(path: str) -> None:
     front_end = FrontEndSocket(connected)
     load = front_end.load()
     config = ServerConfig(**load.settings)
-    logs.set_up(config.log_level)
+    logs.set_up(config)
     threading.Thread(target=front_end.read, name="commands", daemon=True).start()
     core = run_engine(load.loader, config, front_end.commands, front_end.post)
     if isinstance(core, Closing):  # it may have processes of its own
