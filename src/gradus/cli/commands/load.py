@@ -16,7 +16,6 @@ from typer import Option
 
 from gradus.cli import terminal
 from gradus.errors import ConfigError, RequestError
-from gradus.server.http.keys import VARIABLE
 
 if TYPE_CHECKING:
     from http.client import HTTPResponse
@@ -222,6 +221,8 @@ class Server:
 
 def _headers() -> dict[str, str]:
     """With the API key of the environment, which a server started from the same one asks for."""
+    from gradus.server.http.keys import VARIABLE
+
     key = os.environ.get(VARIABLE)
     return {"content-type": "application/json"} | ({"authorization": f"Bearer {key}"} if key else {})
 
