@@ -103,15 +103,15 @@ define install
 endef
 
 $(SERVE_READY): pyproject.toml constraints.txt setup.py $(TORCH_READY)
-	$(call install,.[cpu])
+	$(call install,.)
 	@touch $@
 
 $(TEST_READY): pyproject.toml constraints.txt setup.py $(TORCH_READY)
-	$(call install,.[cpu$(comma)dev],$(comma) with what the tests need)
+	$(call install,.[dev],$(comma) with what the tests need)
 	@touch $(SERVE_READY) $@
 
 $(BOOK_READY): pyproject.toml constraints.txt setup.py $(TORCH_READY)
-	$(call install,.[cpu$(comma)book],$(comma) with what the book needs)
+	$(call install,.[book],$(comma) with what the book needs)
 	@touch $(SERVE_READY) $@
 
 # On Linux, what pip takes for PyTorch is a CUDA build of several gigabytes. Without an NVIDIA GPU, uv takes the build for

@@ -124,7 +124,7 @@ def test_a_rank_that_cannot_load_says_why(monkeypatch):
 
 
 @pytest.mark.weights
-@pytest.mark.slow
+@pytest.mark.stress
 def test_grammars_hold_on_all_ranks():
     schema = {"type": "object", "properties": {"age": {"type": "integer"}}, "required": ["age"]}
     with LLM("smollm2-135m", tensor_parallel=3, **SETTINGS) as llm:
@@ -146,3 +146,15 @@ def test_all_ranks_score_a_prompt_in_step(tensor, pipeline):
         return [[(one.token_id, round(one.logprob, 3)) for one in each.prompt_logprobs or ()] for each in done]
 
     assert scores(tensor_parallel=tensor, pipeline_parallel=pipeline) == scores()
+
+
+def test_a_dry_run_plans_what_one_rank_takes():
+    from gradus.loading import open_checkpoint
+    from gradus.server.config import ServerConfig
+    from gradus.server.engine.loading import planned
+
+    settings = {"model": "random:tiny-llama", "device": "cpu", "dtype": "float32"}
+    whole, _ = planned(ServerConfig(**settings), open_checkpoint(settings["model"]))
+    part, _ = planned(ServerConfig(**settings, tensor_parallel=2), open_checkpoint(settings["model"]))
+    assert part.weight_bytes < 0.6 * whole.weight_bytes
+    assert part.memory_fraction == whole.memory_fraction / 2

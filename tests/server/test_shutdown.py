@@ -8,6 +8,7 @@ import time
 import httpx
 import pytest
 
+from tests.pairwise import first
 from tests.server.conftest import Process, events, eventually
 
 SOON = 10  # seconds: enough for a process to end on a busy machine, and far from a drain_timeout that is waited for
@@ -45,7 +46,7 @@ def get(url, path="/health"):
     return httpx.get(url + path, timeout=5, trust_env=False)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", first([signal.SIGTERM, signal.SIGINT]))
 def test_what_runs_is_finished_before_leaving(number):
     with Process("ScriptedCore(step_s=0.01)", port=0, drain_timeout=20) as server:
         url = server.ready()

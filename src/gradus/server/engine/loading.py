@@ -35,6 +35,7 @@ def open_tokenizer(config: ServerConfig, progress: Progress | None = None) -> "T
 def planned(settings: ServerConfig, checkpoint: "Checkpoint") -> "tuple[MemoryPlan, dict[str, str] | None]":
     """Plan the memory without reading any weights, and describe the draft model, if there is one."""
     from gradus.assembly.checkpoint import open_draft
+    from gradus.assembly.parallel import for_each_rank, place_of, precision_of_ranks
     from gradus.config.options import EngineConfig, resolve_context
     from gradus.engine.request import ModelLimits
     from gradus.execution.memory.plan import memory_plan
@@ -47,6 +48,9 @@ def planned(settings: ServerConfig, checkpoint: "Checkpoint") -> "tuple[MemoryPl
     limits = ModelLimits(config.vocab_size, resolve_context(settings.context_length, config.context_length))
     options = settings.options(limits, device.type)
     precision = resolve(settings.dtype, settings.quantize, device, config, checkpoint.quantized)
+    if isinstance(options, EngineConfig) and options.ranks > 1:  # the plan is that of each rank
+        config, options = place_of(options, 0).shard(config).config, for_each_rank(options, device)
+        precision = precision_of_ranks(precision)
     draft = open_draft(checkpoint, options, device, precision) if isinstance(options, EngineConfig) else None
     drafting = None if draft is None else (draft[0].config, draft[1])
     plan = memory_plan(config, options, device, precision, phase=settings.phase, draft=drafting)

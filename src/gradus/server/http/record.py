@@ -114,7 +114,8 @@ class Records:
     def _end(self, record: Record, scope: Scope) -> None:
         record.route = getattr(scope.get("route"), "path", UNMATCHED)
         self.meter.by_key.add(record.key, record.route, record.status, record.tally)
-        level = logging.WARNING if record.status >= 500 else self.level
+        probed = record.method == "GET" and record.status == 503  # which is what /health is for
+        level = logging.WARNING if record.status >= 500 and not probed else self.level
         if log.isEnabledFor(level):
             fields = record.fields(self.meter)
             log.log(
