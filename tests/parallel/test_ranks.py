@@ -86,15 +86,17 @@ def test_no_rank_outlives_its_program():
         "import os, psutil\n"
         "from gradus import LLM\n"
         f"llm = LLM('random:tiny-llama', tensor_parallel=2, **{SETTINGS!r})\n"  # no main guard: none is needed
-        "print(psutil.Process().children()[0].pid, flush=True)\n"
+        "print(psutil.Process().children()[0].pid, llm.engine.runner.ranks.path, flush=True)\n"
         "os.kill(os.getpid(), 9)\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert done.stdout.strip(), done.stderr
-    pid, end = int(done.stdout), time.monotonic() + 10
+    pid, path = done.stdout.split()
+    pid, end = int(pid), time.monotonic() + 10
     while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
         assert time.monotonic() < end, "it lives on"
         time.sleep(0.05)
+    assert not os.path.exists(os.path.dirname(path))
 
 
 @pytest.mark.parametrize(
