@@ -6,6 +6,7 @@ PHASE  ?=
 ARGS   ?=
 PYTHON ?=
 CPU    ?=
+CLIENTS ?=
 
 # The supported versions, newest first: pyproject.toml's requires-python, which tests/repository compares.
 PYTHONS := 3.14 3.13 3.12 3.11
@@ -26,7 +27,7 @@ TEST_READY  := $(VENV)/.ready-to-test
 BOOK_READY  := $(VENV)/.ready-for-the-book
 
 .DEFAULT_GOAL := help
-.PHONY: help serve course test lint stress book clean
+.PHONY: help serve course test lint stress clients book clean
 
 help:
 	@echo 'Gradus: an LLM inference engine, built one optimization at a time.'
@@ -36,6 +37,7 @@ help:
 	@echo '  make test      set up for development, then lint and run the tests; needs no network afterwards'
 	@echo '  make lint      ruff (errors, format) and mypy'
 	@echo '  make stress    property tests with many more examples, and what `make test` leaves out'
+	@echo '  make clients   install the programs of docs/clients.md, each by itself, and run them against a server'
 	@echo '  make book      the course and the documentation as a web book, in build/book'
 	@echo '  make clean     remove .venv and every cache; fetched models stay'
 	@echo
@@ -44,6 +46,7 @@ help:
 	@echo '  make serve PHASE=p01                      serve with one phase of the course, not the final engine'
 	@echo '  make serve ARGS="--port 9000"             any option of `gradus serve`'
 	@echo '  make test ARGS="-k scheduler -x"          any option of pytest'
+	@echo '  make clients CLIENTS="openai llm"         only these clients'
 	@echo '  make serve CPU=1                          PyTorch for CPUs, though there is an NVIDIA GPU (CPU=0: never)'
 	@echo '  make test PYTHON=/opt/python$(NEWEST)          make .venv with this Python ($(RANGE))'
 	@echo
@@ -71,6 +74,11 @@ lint: $(TEST_READY)
 stress: $(TEST_READY)
 	HYPOTHESIS_PROFILE=stress $(IN) pytest -m "stress or hypothesis" $(PARALLEL) --timeout 3600 --durations=15 $(ARGS)
 
+# Each client has an environment and a home of its own in build/clients. What cannot be installed is skipped.
+clients: $(TEST_READY)
+	$(IN) tests.clients.installing $(CLIENTS)
+	$(IN) pytest -m clients tests/clients $(ARGS)
+
 # Every page anew, and every warning an error: a broken link or anchor ends it.
 book: $(BOOK_READY)
 	$(IN) sphinx --fresh-env --fail-on-warning --keep-going --quiet --conf-dir book --doctree-dir build/doctrees . build/book
@@ -95,15 +103,15 @@ define install
 endef
 
 $(SERVE_READY): pyproject.toml constraints.txt setup.py $(TORCH_READY)
-	$(call install,.[cpu])
+	$(call install,.)
 	@touch $@
 
 $(TEST_READY): pyproject.toml constraints.txt setup.py $(TORCH_READY)
-	$(call install,.[cpu$(comma)dev],$(comma) with what the tests need)
+	$(call install,.[dev],$(comma) with what the tests need)
 	@touch $(SERVE_READY) $@
 
 $(BOOK_READY): pyproject.toml constraints.txt setup.py $(TORCH_READY)
-	$(call install,.[cpu$(comma)book],$(comma) with what the book needs)
+	$(call install,.[book],$(comma) with what the book needs)
 	@touch $(SERVE_READY) $@
 
 # On Linux, what pip takes for PyTorch is a CUDA build of several gigabytes. Without an NVIDIA GPU, uv takes the build for

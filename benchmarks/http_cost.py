@@ -196,15 +196,16 @@ async def answer(reader: asyncio.StreamReader) -> list[float]:
 
 @dataclass
 class Server:
-    """A server process, and its port."""
+    """A server's first process, and its port."""
 
     pid: int
     port: int
 
     def cpu_seconds(self) -> float:
-        """The processor time of all its threads so far."""
-        spent = psutil.Process(self.pid).cpu_times()
-        return spent.user + spent.system
+        """The processor time of its processes so far: the front end, and the engine."""
+        first = psutil.Process(self.pid)
+        spent = [process.cpu_times() for process in (first, *first.children(recursive=True))]
+        return sum(each.user + each.system for each in spent)
 
 
 @contextmanager

@@ -17,22 +17,35 @@ from hypothesis import HealthCheck, settings
 # Tiny models are fastest on one thread, and two test runs side by side do not slow each other down.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Children (the command line under test, pip) are not reached by the guard below; these keep them offline.
+os.environ.pop("GRADUS_API_KEY", None)  # a developer's own would make every server here ask for it
 os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1", PIP_NO_INDEX="1")
+# Where the environment forbids bytecode files, as in many containers, each process compiles all of torch as it imports
+# it, and there are hundreds of processes.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 MARKERS = {
     "gpu": "needs a CUDA GPU; skipped without one",
     "weights": "weights(name): needs this pulled model (smollm2-135m when none is named); skipped where it is not",
     "stress": "more examples, or combinations, than every run should pay for; run by `make stress`",
     "slow": "takes more than five seconds",
+    "clients": "runs a client's own program, which `make clients` installs and tests",
 }
+ASKED_FOR = ("stress", "clients")  # markers of tests that are left out unless they are asked for
 
-# Files that processes side by side begin with, one each. The first has numba compile, for half a minute; meanwhile the
-# others do without, for longer, and then find the code on disk. The last files by name are short, so all end together.
-FIRST = ("cpu/test_beside.py", "kernels/test_drafts.py", "course/test_hints.py", "kernels/test_asked_sampling.py")
+# Files that processes side by side begin with, one each: the longest. The first has numba compile, for half a minute;
+# meanwhile the others do without, and then find the code on disk. The last files by name are short: all end together.
+FIRST = (
+    "cpu/test_beside.py",
+    "kernels/test_drafts.py",
+    "course/test_check.py",
+    "benchmarks/test_quantized_linear.py",
+    "kernels/test_fused_kernels.py",
+)
 
 # "ci": the same few examples every time, so a failure is the change's own. "stress": new ones at each run. "check": the
 # first of "ci", for `gradus check`: a student waits for it.
-settings.register_profile("ci", max_examples=25, derandomize=True, deadline=None)
+settings.register_profile("ci", max_examples=15, derandomize=True, deadline=None)
 settings.register_profile("check", max_examples=5, derandomize=True, deadline=None)
 settings.register_profile(
     "stress", max_examples=1000, deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True
@@ -47,12 +60,12 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out stress tests unless they were asked for, and put first what others wait for."""
-    if "stress" not in config.option.markexpr:
-        left_out = [item for item in items if item.get_closest_marker("stress")]
-        if left_out:
+    """Leave out tests that must be asked for, and put first what others wait for."""
+    for marker in ASKED_FOR:
+        left_out = [item for item in items if item.get_closest_marker(marker)]
+        if left_out and marker not in config.option.markexpr:
             config.hook.pytest_deselected(items=left_out)
-            items[:] = [item for item in items if not item.get_closest_marker("stress")]
+            items[:] = [item for item in items if item not in left_out]
     items.sort(key=lambda item: next((place for place, end in enumerate(FIRST) if _is(item, end)), len(FIRST)))
 
 
@@ -76,14 +89,24 @@ def process() -> psutil.Process:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    if torch := sys.modules.get("torch"):
-        torch.manual_seed(0)  # a test's random numbers are the same alone, in any order and in any process
     if item.get_closest_marker("gpu") and not _has_gpu():
         pytest.skip("no CUDA GPU")
     for marker in item.iter_markers("weights"):
         name = marker.args[0] if marker.args else "smollm2-135m"
         if not _is_pulled(name):
             pytest.skip(f"{name} is not pulled: gradus pull {name}")
+    if torch := sys.modules.get("torch"):
+        _seed(torch, on_gpu=item.get_closest_marker("gpu") is not None)
+
+
+def _seed(torch: Any, on_gpu: bool) -> None:
+    """A test's random numbers are the same alone, in any order and in any process.
+
+    `torch.manual_seed` would keep a stack trace for each kind of device that is not in use yet, in a millisecond.
+    """
+    torch.default_generator.manual_seed(0)
+    if on_gpu or torch.cuda.is_initialized():
+        torch.cuda.manual_seed_all(0)
 
 
 def _has_gpu() -> bool:

@@ -1,6 +1,11 @@
-"""Parameters in which each value meets each value of every other axis, and not each combination of all axes."""
+"""Parameters that `make test` runs a part of, and `make stress` the rest.
 
-from collections.abc import Callable, Sequence
+`pairwise`: each value meets each value of every other axis, but not in each combination of all axes. `each_once`: each
+value of every axis has its turn, where axes have little to do with each other. `first`: of values that go the same way
+through the code, the first ones.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
 from itertools import chain, combinations, product
 from typing import Any
 
@@ -22,6 +27,29 @@ def pairwise(*axes: Sequence[Any], valid: Callable[..., bool] = lambda *values: 
         missing -= _pairs(best)
     return [
         pytest.param(*values, marks=() if numbers in kept else pytest.mark.stress) for numbers, values in every.items()
+    ]
+
+
+def each_once(*axes: Sequence[Any]) -> list:
+    """All combinations, as parameters; `make test` runs enough of them for every value, `make stress` the others.
+
+    A tuple is several parameters, whose values belong together.
+    """
+    kept = {tuple(turn % len(axis) for axis in axes) for turn in range(max(map(len, axes)))}
+    return [
+        pytest.param(*_values(axes, numbers), marks=() if numbers in kept else pytest.mark.stress)
+        for numbers in product(*(range(len(axis)) for axis in axes))
+    ]
+
+
+def first(values: Iterable[Any], count: int = 1) -> list:
+    """All values, as parameters; `make test` runs the first `count` of them, `make stress` the others.
+
+    A tuple is several parameters.
+    """
+    return [
+        pytest.param(*(each if type(each) is tuple else (each,)), marks=() if place < count else pytest.mark.stress)
+        for place, each in enumerate(values)
     ]
 
 

@@ -49,6 +49,4 @@ def expression_of(structured: Structured) -> Expression:
     if structured.choice is not None:
         return Either(tuple(map(literal, structured.choice)))
     limit = "regex or choice in p11; the final engine takes json_schema, json and grammar too"
-    raise RequestError(
-        f"structured must be {limit}, got {structured.kind}", param="structured", limit=limit, got=structured.kind
-    )
+    raise RequestError.of("structured", limit, structured.kind, bare=True)

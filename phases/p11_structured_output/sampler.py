@@ -48,8 +48,10 @@ class MaskingSampler(Sampler):
             return super()._draw(logits, rows)
         self.catch_up()
         matchers = [self.matchers[slot] for slot in rows.slots[asking].tolist()]
-        there = upload(asking, torch.int64, self.device)
-        tokens = super()._draw(self.masked(logits, there, [matcher.allowed() for matcher in matchers]), rows)
+        there, allowed = upload(asking, torch.int64, self.device), torch.stack([each.allowed() for each in matchers])
+        tokens = super()._draw(self.masked(logits, there, allowed), rows)
+        if self.observer is not None:
+            self.observer.drew(logits, rows, there, allowed, tokens)
         self.under_way = matchers, to_host(tokens[there]), Arrival(self.device)
         return tokens
 
@@ -64,9 +66,10 @@ class MaskingSampler(Sampler):
                 matcher.advance(token)
         self.under_way = None
 
-    def masked(self, logits: Tensor, rows: Tensor, masks: list[Tensor]) -> Tensor:
-        """Put -inf where a token is not legal. logits: [R, V], which stays as it is. masks: bool [V], one per row."""
-        illegal = upload(torch.cat(masks).logical_not().numpy(), torch.bool, self.device).view(len(rows), -1)
+    def masked(self, logits: Tensor, rows: Tensor, allowed: Tensor) -> Tensor:
+        """Put -inf where a token may not come. logits: [R, V], which stays as it is. allowed: bool [M, V], on the host,
+        for each of `rows`."""
+        illegal = upload(allowed.logical_not().flatten().numpy(), torch.bool, self.device).view(allowed.shape)
         masked = logits.clone()
         masked[rows] = masked[rows].masked_fill(illegal, float("-inf"))
         return masked

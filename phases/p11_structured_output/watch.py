@@ -11,9 +11,11 @@ import argparse
 from dataclasses import dataclass
 from typing import Any
 
-import torch
+from torch import Tensor
 
 from gradus import LLM, SamplingParams
+from gradus.sampling.observer import DrawObserver
+from gradus.sampling.sampler import Rows, Sampler
 from gradus.text.completion import Completion
 
 
@@ -28,19 +30,16 @@ class Seen:
     freely: int
 
 
-class Watch:
-    """Notes each masked draw of an engine, while one greedy request runs alone."""
+class Watch(DrawObserver):
+    """Notes each masked draw of an engine, while one request runs alone."""
 
-    def __init__(self, sampler: Any) -> None:
+    def __init__(self, sampler: Sampler) -> None:
         self.seen: list[Seen] = []
-        self.masked = sampler.masked
-        sampler.masked = self.note
+        sampler.observer = self
 
-    def note(self, logits: torch.Tensor, rows: torch.Tensor, masks: list[torch.Tensor]) -> torch.Tensor:
-        masked: torch.Tensor = self.masked(logits, rows, masks)
-        mass = logits[0].softmax(-1)[masks[0]].sum()
-        self.seen.append(Seen(int(masks[0].sum()), float(mass), int(masked[0].argmax()), int(logits[0].argmax())))
-        return masked
+    def drew(self, logits: Tensor, rows: Rows, masked: Tensor, legal: Tensor, tokens: Tensor) -> None:
+        mass = logits[0].softmax(-1)[legal[0]].sum()
+        self.seen.append(Seen(int(legal[0].sum()), float(mass), int(tokens[0]), int(logits[0].argmax())))
 
     def take(self, tokens: int) -> list[Seen]:
         """Return the notes on an answer of this length. Steps in vain (p10) are left out."""

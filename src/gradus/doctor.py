@@ -80,7 +80,7 @@ def examine() -> Report:
             "CPU kernels",
             NOTE,
             _cpu_kernels,
-            "pip install 'gradus-llm[cpu]'; until then decode steps run in torch, slower",
+            "pip install numba; until then decode steps run in torch, slower",
         ),
         _check("phases", FAILED, _phases, "clone the repository and run pip install -e . inside it"),
         _check("model cache", WARNING, _model_cache, "free some space, or name another folder in GRADUS_HOME"),

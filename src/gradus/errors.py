@@ -4,7 +4,9 @@ What faces the user (the command line, the HTTP server) prints `str(error)` and 
 a `GradusError` is a defect of ours and keeps its traceback.
 """
 
-from typing import Any
+from typing import Any, Self
+
+LONGEST_VALUE = 60  # characters of a value in a message
 
 
 class GradusError(Exception):
@@ -34,3 +36,13 @@ class RequestError(GradusError):
         self.param = param
         self.limit = limit
         self.got = got
+
+    @classmethod
+    def of(cls, param: str, limit: str, got: Any, *, bare: bool = False) -> Self:
+        """Say that `param` must be `limit`, and what came instead, shortened to one line.
+
+        got: the value, which is written as Python writes it. bare: a text is written without quotes.
+        """
+        shown = " ".join((got if bare and isinstance(got, str) else repr(got)).split())  # an array's has lines
+        shown = shown if len(shown) <= LONGEST_VALUE else shown[: LONGEST_VALUE - 3] + "…"
+        return cls(f"{param} must be {limit}, got {shown}", param=param, limit=limit, got=shown)

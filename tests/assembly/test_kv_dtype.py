@@ -85,7 +85,7 @@ def test_chunks_and_prefix_hits_of_any_size_change_no_token(shape, budget, page_
     assert engine.metrics().cached_tokens > 0 or (windows and page_size == 1)
 
 
-@settings(max_examples=15)
+@settings(max_examples=settings.default.max_examples // 2)
 @given(data=st.data(), shape=st.sampled_from(FAMILIES), pool=pools())
 def test_whatever_the_schedule_each_request_gets_its_own_tokens(data, shape, pool):
     plan = data.draw(requests(min(pool["cache_tokens"], 60)))

@@ -224,7 +224,7 @@ def test_where_vllm_fails_our_samples_are_kept_with_its_reason(driver, cases, tm
     assert "tiny-llama, batch 1: vLLM was not measured: exit code 1: ModuleNotFoundError" in text
 
 
-@pytest.mark.slow
+@pytest.mark.stress
 def test_sampling_parameters_reach_both_sides_and_stand_in_a_run_beside_the_others(driver, cases, tmp_path):
     before, run = sampled(driver, tmp_path, VLLM)
     assert (before.key, len(before.cells)) == (("random:tiny-llama", "float32", ""), 3)
@@ -251,7 +251,7 @@ def test_sampling_parameters_reach_both_sides_and_stand_in_a_run_beside_the_othe
     assert "--model tiny-llama --cases sampling" in text and "## random:tiny-llama, sampling, float32" in text
 
 
-@pytest.mark.slow
+@pytest.mark.stress
 def test_matrices_and_keys_in_8_bits_reach_both_sides_and_decoding_counts_from_the_last_first_token(
     driver, cases, tmp_path
 ):

@@ -27,6 +27,7 @@ from tests.calibration.test_quantize import tame_folder
 from tests.cli.conftest import gradus  # noqa: F401  # the command line, as a fixture
 from tests.loading.builders import backend
 from tests.loading.quantized_builders import quantize_folder
+from tests.pairwise import first
 from tests.phases.conftest import NaiveAttention
 
 TINY = ["--model", "random:tiny-llama", "--device", "cpu"]
@@ -279,7 +280,7 @@ def book(tmp_path) -> Path:
     return file
 
 
-@pytest.mark.parametrize("front_end", ["typer", "plain"])
+@pytest.mark.parametrize("front_end", first(["typer", "plain"]))
 def test_both_front_ends_measure_a_text_and_write_the_report(gradus, tmp_path, book, quick, front_end):  # noqa: F811
     arguments = ["quality", "--quick", "--text", str(book), "--out", str(tmp_path / "out"), *TINY]
     code = gradus("bench", *arguments).code if front_end == "typer" else plain.main(arguments)

@@ -62,7 +62,17 @@ def test_the_phases_with_an_idea_to_measure_on_a_cpu_have_quick_rows():
     }
 
 
-@pytest.mark.parametrize(("phase", "table"), [param for param in QUICK if param.values[0] != "p07"])
+def timed() -> list:
+    """All tables of the phases that save time; beyond the first of each phase for `make stress`."""
+    params, seen = [], set()
+    for phase, table in (param.values for param in QUICK if param.values[0] != "p07"):
+        marks = pytest.mark.stress if phase in seen else ()
+        params.append(pytest.param(phase, table, id=f"{phase} {table.name}", marks=marks))
+        seen.add(phase)
+    return params
+
+
+@pytest.mark.parametrize(("phase", "table"), timed())
 def test_a_quick_look_shows_the_sign_of_the_effect(phase, table, tiny, virtual):  # noqa: F811
     samples = [
         {name: measured(tiny, virtual, name, row) for name in table.contenders if name in registry._phases()}

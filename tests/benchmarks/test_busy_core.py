@@ -33,7 +33,7 @@ def test_a_system_that_cannot_confine_a_process_gets_one_line(monkeypatch):
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="only Linux keeps a process to some cores")
-@pytest.mark.slow
+@pytest.mark.stress  # eight processes, four of which another one keeps from their core
 def test_it_measures_every_contender_idle_and_busy(tmp_path):
     out = tmp_path / "busy.json"
     command = [sys.executable, "benchmarks/busy_core.py", "--model", "random:tiny-llama", "--engine", "p01"]

@@ -30,6 +30,7 @@ from benchmarks.quantized_linear import (
 from gradus.kernels.quantized.int4 import SUBNORMAL
 from gradus.kernels.quantized.tile import TileLaunch
 from gradus.kernels.quantized.tile_tables import ROWS, SCHEMES, MeasuredTiles
+from tests.pairwise import first
 
 ROOT = Path(__file__).parents[2]
 REHEARSED = """
@@ -47,22 +48,22 @@ def rehearsed(*options: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.slow
-def test_it_checks_and_measures_and_goes_on_where_it_was(tmp_path):
+@pytest.mark.parametrize(
+    ("schemes", "sweep"), first([(["bf16", "int4"], []), (["bf16", *SCHEMES], ["--sweep"])]), ids=["chosen", "all"]
+)
+def test_it_checks_and_measures_and_goes_on_where_it_was(schemes, sweep, tmp_path):
     out = tmp_path / "found.json"
-    done = rehearsed("--rows", "3", "--sweep", "--out", str(out))
+    done = rehearsed("--rows", "3", "--schemes", ",".join(schemes), *sweep, "--out", str(out))
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     found = json.loads(out.read_text())
     assert len(found["checks"]) == 9 and not any(map(bad, found["checks"]))
     assert set(found["products"]) == {
-        f"{scheme} {matrix} 3" for scheme in ("bf16", *SCHEMES) for matrix in ("qkv", "gate_up", "head")
+        f"{scheme} {matrix} 3" for scheme in schemes for matrix in ("qkv", "gate_up", "head")
     }
     for entry in found["products"].values():
         assert winner(entry) and not entry["failed"] and min(entry["times"].values()) > 0
-    assert {(row["scheme"], row["head"]) for row in found["layers"]} >= {
-        ("int4", None),
-        ("int4", "bf16"),
-        ("fp8", "fp8"),
-    }
+    wanted = {("int4", None), ("int4", "bf16"), ("fp8", "fp8")}
+    assert {(row["scheme"], row["head"]) for row in found["layers"]} >= {each for each in wanted if each[0] in schemes}
     assert "int4 3: qkv " in done.stdout and "0 wrong" in done.stdout and "0 launches failed" in done.stdout
 
     later = tmp_path / "later.json"

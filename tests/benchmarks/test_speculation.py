@@ -72,7 +72,7 @@ json.dump({"version": "1.2.3", "cases": cases}, open(sys.argv[2], "w"))
 """
 
 
-@pytest.mark.slow
+@pytest.mark.stress
 def test_vllm_gets_the_same_prompts_and_weights_and_has_a_table(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(fingerprint, "rates", lambda device, quick=False: RATES)
     monkeypatch.setattr(speculation, "VLLM_BLOCK", tmp_path / "stand_in.py")
@@ -147,7 +147,7 @@ def ngram_agreement(prompts: list[list[int]], answers: list[list[int]]) -> Agree
     return Agreement.of(speculation.ngram_drafts(prompts, answers), USUAL_DRAFTS)
 
 
-@pytest.mark.slow
+@pytest.mark.stress
 @pytest.mark.weights
 def test_texts_to_be_copied_are_copied(real_model):
     prompts, answers = answered(real_model, "copy")
@@ -156,7 +156,7 @@ def test_texts_to_be_copied_are_copied(real_model):
     assert ngram_agreement(prompts, answers).stands[0] > 0.9
 
 
-@pytest.mark.slow
+@pytest.mark.stress
 @pytest.mark.weights
 @pytest.mark.parametrize("name", ["chat", "code", "open"])
 def test_other_texts_are_not(real_model, name):

@@ -27,7 +27,7 @@ def measured(*options: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=170)
 
 
-@pytest.mark.slow
+@pytest.mark.stress  # compiling the kernels, which is what it measures, takes half a minute
 def test_it_measures_with_and_without_compiled_kernels(tmp_path):
     out = tmp_path / "startup.json"
     tiny = "random:tiny-llama"

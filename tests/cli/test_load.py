@@ -77,6 +77,15 @@ def test_the_long_prompt_is_sent_when_the_others_have_their_first_token(gradus):
     assert rows(done.out) == [["1", "64", "9"], ["2", "64", "9"], ["3", "300", "9"]]
 
 
+def test_the_environments_key_opens_a_server_that_asks_for_it(gradus, monkeypatch):
+    monkeypatch.setenv("GRADUS_API_KEY", "a-key-of-my-own-choice")
+    with running() as server:
+        assert gradus("load", "--url", server.url, "--requests", "2", "--max-tokens", "3").code == 0
+        monkeypatch.delenv("GRADUS_API_KEY")
+        done = gradus("load", "--url", server.url)
+        assert done.code == 2 and "an API key is needed" in done.err
+
+
 def test_what_the_server_refuses_is_said_in_its_words(gradus):
     with running() as server:
         done = gradus("load", "--prompt-tokens", "5000", "--long", "9", "--url", server.url)

@@ -51,7 +51,7 @@ def test_version(gradus):
         (["generate", "x", "--no-such-option"], "--no-such-option"),
         (["generate", "x", "--temperature", "-1"], "temperature must be"),
         (["generate", "x", "--max-tokens", "0"], "max_tokens must be"),
-        (["generate", "x", "--n", "99"], "n must be"),
+        (["generate", "x", "--n", "999"], "n must be"),
         (["generate", "x", "--n", "2", "--stream"], "--stream"),
         (["generate", "x", "--model", "random:no-such-shape"], "no-such-shape"),
         (["generate", "x", "--model", "random:tiny-llama", "--phase", "p99"], "p00"),

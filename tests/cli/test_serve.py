@@ -140,6 +140,13 @@ def test_an_option_that_the_phase_would_ignore_is_refused(gradus, phase, option,
         ("--request-timeout", 9.5, "request_timeout"),
         ("--drain-timeout", 2.5, "drain_timeout"),
         ("--log-level", "error", "log_level"),
+        ("--log-format", "json", "log_format"),
+        ("--metrics-alias", "none", "metrics_alias"),
+        ("--price-per-hour", 2.5, "price_per_hour"),
+        ("--max-body-bytes", 9000, "max_body_bytes"),
+        ("--key-max-samples", 9, "key_max_samples"),
+        ("--key-max-waiting", 4, "key_max_waiting"),
+        ("--key-tokens-per-minute", 99, "key_tokens_per_minute"),
     ],
 )
 def test_an_option_wins_over_the_file_and_the_file_over_the_default(gradus, tmp_path, option, value, setting):
@@ -159,6 +166,13 @@ def test_an_option_wins_over_the_file_and_the_file_over_the_default(gradus, tmp_
         "request_timeout": 20,
         "drain_timeout": 3,
         "log_level": "debug",
+        "log_format": "text",
+        "metrics_alias": "vllm",
+        "price_per_hour": 1.5,
+        "max_body_bytes": 8000,
+        "key_max_samples": 7,
+        "key_max_waiting": 3,
+        "key_tokens_per_minute": 55,
     }
     file.write_text(f"{setting}: {other[setting]}\n")
     assert plan(gradus, "--config", str(file))["settings"][setting] == other[setting]
@@ -181,10 +195,38 @@ def test_hosts_are_allowed_by_a_list_in_a_file_or_one_option_each(gradus, tmp_pa
     assert plan(gradus, "--config", str(file), *options)["settings"]["allowed_hosts"] == ["b.org", "::1"]
 
 
+def test_flags_of_one_word_and_lists_of_origins_reach_the_settings(gradus, tmp_path):
+    options = ["--no-auth", "--log-requests", "--cors-origin", "https://a.org", "--cors-origin", "http://b.org:80"]
+    settings = plan(gradus, *options)["settings"]
+    assert settings["no_auth"] is settings["log_requests"] is True
+    assert settings["cors_origins"] == ["https://a.org", "http://b.org:80"]
+    assert plan(gradus)["settings"]["no_auth"] is False
+    file = tmp_path / "settings.yaml"
+    file.write_text("log_requests: yes\n")
+    assert plan(gradus, "--config", str(file))["settings"]["log_requests"] is True
+
+
+def test_a_dry_run_shows_no_key(gradus, monkeypatch):
+    monkeypatch.setenv("GRADUS_API_KEY", "a-key-of-my-own-choice")
+    done = gradus("serve", *TINY, "--dry-run", "--json")
+    assert done.code == 0 and "a-key-of-my-own-choice" not in done.out + done.err
+
+
+@pytest.mark.parametrize("dry_run", [["--dry-run"], []])
+def test_beyond_loopback_it_is_refused_without_keys_before_anything_is_loaded(gradus, dry_run):
+    done = gradus("serve", *TINY, "--host", "0.0.0.0", *dry_run)
+    assert (done.code, done.out) == (2, "") and "gradus keys add" in done.err and "--no-auth" in done.err
+
+
 @pytest.mark.parametrize(
     "arguments",
     [
         ["--allowed-host", "http://a.org"],
+        ["--api-keys", "/no/such/keys.yaml"],
+        ["--cors-origin", "*"],
+        ["--log-format", "xml"],
+        ["--tls-cert", "cert.pem"],
+        ["--tls-cert", "/no/such/cert.pem", "--tls-key", "key.pem"],
         ["--phase", "p77"],
         ["--context-length", "100000"],
         ["--dtype", "float128"],
@@ -245,6 +287,8 @@ def test_it_serves_until_it_is_told_to_stop(process):
         "drafts": 3,
         "token_budget": 32,
         "memory_fraction": 0.5,
+        "tensor_parallel": 1,
+        "pipeline_parallel": 1,
         "switches": {"prefix_cache": False, "chunked": True, "kernels": True, "graphs": False, "overlap": True},
     }
     with urllib.request.urlopen(f"{url}/health", timeout=20) as answer:

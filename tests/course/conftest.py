@@ -6,8 +6,8 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections import defaultdict
 from collections.abc import Callable, Mapping
-from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -22,6 +22,8 @@ from gradus.exercises.solution import look
 ROOT = Path(__file__).parents[2]
 PHASES = [phase.name for phase in phases.available()]
 CLAIM = 22  # characters that tell one test's explanations from another's
+JUDGED = 2
+STRESS = pytest.mark.stress
 
 
 def exercises() -> list:
@@ -37,14 +39,16 @@ def exercises() -> list:
 def mistakes(wrong: Mapping[str, tuple]) -> list:
     """Every mistake, to be the parameter `mistake` of a test.
 
-    wrong: by mistake, the phase or file that it is made in, and last the words that explain it. Of mistakes in one file
-    whose explanations begin alike, since one and the same test finds them, all but the first are for `make stress`.
+    wrong: by mistake, the phase or file that it is made in, and last the words that explain it. `make test` judges
+    JUDGED mistakes of each place, found by different tests; `make stress` judges the others. Explanations that begin
+    alike are one and the same test's.
     """
-    params, told = [], set()
+    params: list = []
+    told: dict[str, set[str]] = defaultdict(set)
     for mistake, (place, *_, says) in wrong.items():
-        claim = place, says[:CLAIM]
-        params.append(pytest.param(mistake, marks=pytest.mark.stress if claim in told else ()))
-        told.add(claim)
+        claims, claim = told[place], says[:CLAIM]
+        params.append(pytest.param(mistake, marks=() if claim not in claims and len(claims) < JUDGED else STRESS))
+        claims.add(claim)
     return params
 
 
@@ -60,19 +64,13 @@ def reference(phase: str, file_name: str | None = None) -> str:
     return reference_of(info, exercise_of(info, Path(file_name) if file_name else None))
 
 
-@pytest.fixture(scope="session")
-def bytecode(tmp_path_factory) -> Path:
-    """Where the processes of one run keep what they compile: the same tests, over and over."""
-    return tmp_path_factory.mktemp("bytecode")
-
-
 @pytest.fixture
-def checked(tmp_path, monkeypatch, bytecode) -> Callable[..., Verdict]:
+def checked(tmp_path, monkeypatch) -> Callable[..., Verdict]:
     """checked("p01", source) → what `gradus check` would say of a file with this source.
 
     exercise: which of the phase's, if it has several.
     """
-    monkeypatch.setattr(subprocess, "run", partial(run_forked, bytecode=bytecode))
+    monkeypatch.setattr(subprocess, "run", run_forked)
 
     def run(phase: str, source: str, exercise: Exercise | None = None, **options) -> Verdict:
         info = phases.find(phase)
@@ -95,12 +93,10 @@ PRELOADED = ["pytest", "hypothesis", "gradus.assembly.final", "gradus.course.pro
 SERVER.set_forkserver_preload(PRELOADED)
 
 
-def run_forked(
-    command: list[str], *, cwd: Path, env: dict, timeout: float, bytecode: Path, **_
-) -> subprocess.CompletedProcess:
+def run_forked(command: list[str], *, cwd: Path, env: dict, timeout: float, **_) -> subprocess.CompletedProcess:
     """`subprocess.run` for `python -m pytest …`, forked from a process that has imported what takes seconds."""
     with tempfile.NamedTemporaryFile("w+") as output:
-        child = SERVER.Process(target=run_pytest, args=(command[3:], cwd, env, bytecode, output.name))
+        child = SERVER.Process(target=run_pytest, args=(command[3:], cwd, env, output.name))
         child.start()
         child.join(timeout)
         if child.is_alive():
@@ -110,7 +106,7 @@ def run_forked(
         return subprocess.CompletedProcess(command, child.exitcode, output.read(), "")
 
 
-def run_pytest(arguments: list[str], cwd: Path, env: dict, bytecode: Path, output: str) -> None:
+def run_pytest(arguments: list[str], cwd: Path, env: dict, output: str) -> None:
     with open(output, "w") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
@@ -118,7 +114,7 @@ def run_pytest(arguments: list[str], cwd: Path, env: dict, bytecode: Path, outpu
     os.environ.clear()  # what the server was started with must not decide here
     os.environ.update(env)
     assert "triton" not in sys.modules, "Triton decides at its import whether it interprets, so it is not preloaded"
-    sys.dont_write_bytecode, sys.pycache_prefix = False, str(bytecode)
+    sys.dont_write_bytecode = False  # the next process runs the same tests
     sys.path.insert(0, str(cwd))
     gc.freeze()  # what was preloaded is no garbage: pytest collects several times before it ends
     sys.exit(pytest.main(arguments))

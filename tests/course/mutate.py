@@ -8,6 +8,7 @@ import ast
 import copy
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from random import Random
 from textwrap import indent
 
@@ -43,6 +44,7 @@ class Mutant:
     source: str
 
 
+@cache
 def mutants(phase: str) -> list[Mutant]:
     """Every one of the phase, in the order of the text."""
     info = phases.find(phase)

@@ -1,11 +1,16 @@
 """Each demo shows its phase's idea: by rows, steps and a clock that only rows move, never by the real one."""
 
+import ast
+import math
+import re
+
 import pytest
 
 from gradus.bench.contenders.workbench import EngineContender, Workbench
 from gradus.bench.record.plots import GREY
-from gradus.course.views import charts, demos
+from gradus.course.views import charts, demos, forms
 from gradus.course.views.demos import DEMOS, Figure, compared, shown
+from gradus.course.xray.masks import MaskWatch
 from gradus.errors import ConfigError
 from tests.bench.virtual import virtual  # noqa: F401  # the clock, as a fixture
 from tests.cli.conftest import gradus  # noqa: F401  # the command line, as a fixture
@@ -96,6 +101,40 @@ def test_p06_cuts_the_worst_gap_and_the_prompt_pays(both):
     assert slow > quick
 
 
+def test_p11_leaves_few_tokens_and_names_the_likeliest(tiny):
+    demo = DEMOS["p11"]
+    shown = demos.run(demo, tiny)
+    vocabulary = tiny.model.config.vocab_size
+    assert {y for _, y in shown.series["p10"]} == {math.log10(vocabulary)}
+    head, formed, _, title, *rows, _, cost = shown.transcript.splitlines()
+    assert head.startswith("freely: ") and title.startswith("may come")
+    text = ast.literal_eval(formed.removeprefix("in a form: "))
+    assert re.fullmatch(demo.work.structured["regex"], text)
+    assert len(rows) == len(shown.series["p11"]) == len(text) + 1, "a byte per token, and the end"
+    legal = [round(10**y) for _, y in shown.series["p11"]]
+    begins = len('{"name": "')
+    assert legal[:begins] == [1] * begins and legal[begins] == 26 and legal[-1] == 1
+    for count, row in zip(legal, rows, strict=True):
+        assert int(row.split()[0]) == count and row.endswith(" forced") == (count == 1)
+    capital = re.findall(r"'([A-Z])'", rows[begins])
+    assert capital[0] == text[begins], "greedy takes the likeliest that may come"
+    share = 100 * legal.count(1) / len(legal)
+    found = {name: (before, after) for name, before, after, _ in shown.table}
+    assert found["tokens that are forced"] == ("0 %", demos.shown(share, "%"))
+    assert found["tokens that may come, median"][0] == str(vocabulary)
+    assert re.fullmatch(r"A token took [\d.]+ ms freely and [\d.]+ ms in the form \(medians of this run\)\.", cost)
+
+
+def test_p11_draws_the_same_answer_watched_or_not(tiny, monkeypatch):
+    """The times are of a run that no observer slows; the draws of another one."""
+    watched, drew = [], MaskWatch.drew
+    monkeypatch.setattr(MaskWatch, "drew", lambda *args: watched.append(1) or drew(*args))
+    seen = forms.answer("p11", DEMOS["p11"].work, tiny)
+    assert [choice.drawn for choice in seen.choices] == list(seen.tokens)
+    assert len(seen.tokens) <= len(watched) <= len(seen.tokens) + 1, "one run, with a step in vain"
+    assert len(seen.run.token_times[0]) == len(seen.tokens)
+
+
 # -- charts and words --------------------------------------------------------------------------------------------------
 
 
@@ -140,6 +179,7 @@ def test_a_figure_is_written_as_its_suffix_says(tmp_path, chart, suffix):
         (True, 26.0, 10.0, "2.6 times fewer"),
         (True, 10.0, 10.2, "about the same"),
         (False, 24.8, 0.0, "none left"),
+        (False, 49152.0, 2.0, "24,576 times fewer"),
         (False, 0.0, 0.0, "the same"),
     ],
 )
@@ -171,7 +211,7 @@ def test_the_command_shows_chart_and_table_and_writes_the_figure(gradus, tmp_pat
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (["p07"], "there are demos of p01, p02, p03, p04, p05, p06, none of p07"),
+        (["p07"], "there are demos of p01, p02, p03, p04, p05, p06, p11, none of p07"),
         (["p04", "--out", "p04.jpg"], "p04.jpg: the figure's name must end with .png or .svg"),
         (["p04", "--model", "random:nothing"], "no shape named 'nothing'"),
     ],

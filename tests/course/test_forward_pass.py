@@ -5,7 +5,6 @@ import re
 import shlex
 import subprocess
 import sys
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -34,10 +33,10 @@ def python(folder: Path, *arguments: str) -> subprocess.CompletedProcess:
 
 
 @pytest.fixture
-def student(tmp_path, monkeypatch, bytecode) -> Path:
+def student(tmp_path, monkeypatch) -> Path:
     """An empty folder to work in, where checks run in forked processes."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(subprocess, "run", partial(run_forked, bytecode=bytecode))
+    monkeypatch.setattr(subprocess, "run", run_forked)
     return tmp_path
 
 

@@ -694,11 +694,19 @@ FOLLOWED = {
 }
 
 
+JUDGED = 1  # of the exercises whose hints lead to other code: `make test` judges the first, `make stress` the others
+
+
 def exercises() -> list:
     found = [
         (name, each) for name in PHASES if phases.find(name).has("exercise") for each in exercises_of(phases.find(name))
     ]
-    return [pytest.param(name, each, id=each.file) for name, each in found if each.file in FOLLOWED]
+    judged = [each.file for name, each in found if in_other_words(name, each)]
+    return [
+        pytest.param(name, each, id=each.file, marks=pytest.mark.stress if each.file in judged[JUDGED:] else ())
+        for name, each in found
+        if each.file in FOLLOWED
+    ]
 
 
 def followed(phase: str, exercise: Exercise) -> str:

@@ -17,6 +17,7 @@ from gradus.cli.commands.xray import _lines
 from gradus.config.options import FINAL
 from gradus.course.printed import blocks
 from gradus.course.xray import runs
+from gradus.course.xray.masks import Choice
 from gradus.course.xray.page import page
 from gradus.course.xray.reasons import Bounds, Reasons, walk
 from gradus.course.xray.recording import Arrival, Recording, record, request
@@ -42,7 +43,7 @@ SHOWS = {
     "p09": {"chunk"},
     "p10": {"vain", "chunk"},
     "p11": {"vain", "chunk"},
-    FINAL: {"hit", "chunk", "split", "eviction"},
+    FINAL: {"hit", "chunk", "split", "eviction", "drafts", "grammar"},
 }
 
 
@@ -61,7 +62,11 @@ def recording(name: str, scene: str | None = None) -> Recording:
 
 
 def events(recorded: Recording) -> list[tuple[str, str]]:
-    return [(event["kind"], event["text"]) for frame in recorded.frames for event in frame["events"]]
+    return [said for frame in recorded.frames for said in told(frame)]
+
+
+def told(frame: dict) -> list[tuple[str, str]]:
+    return [(event["kind"], event["text"]) for event in frame["events"]]
 
 
 def why(name: str, step: int, kind: str, begins: str = "") -> str:
@@ -102,12 +107,62 @@ def test_recording_changes_no_token(name):
 
 
 def test_each_masked_draw_says_what_it_could_choose_from():
-    draws = [draw for frame in recording("p11").frames for name, draw in frame["masks"].items() if name == "Cy"]
-    words = recording("p11").words
+    draws, words = masks("p11", "Cy"), recording("p11").words
     assert [words[draw["drawn"]] for draw in draws[:2]] == ["N", "o"]
     assert [draw["legal"] for draw in draws[:3]] == [2, 1, 1]  # Y or N, then a letter, then the end
     assert all(0 < draw["probability"] < 0.5 and draw["freely"] != draw["drawn"] for draw in draws)
-    assert not any("Ann" in frame["masks"] for frame in recording("p11").frames)
+    for draw in draws:
+        likeliest, probability = draw["removed"][0]
+        assert likeliest == draw["freely"] and 0 < probability < 1 and draw["drawn"] not in dict(draw["removed"])
+        assert draw["drawn"] == draw["likeliest"][0] and len(draw["likeliest"]) == draw["legal"]
+    assert not masks("p11", "Ann") and masks("p11", "Ben")
+
+
+def masks(name: str, of: str, scene: str | None = None) -> list[dict]:
+    """The masked draws of one sequence, in their order."""
+    return [draw for frame in recording(name, scene).frames for draw in frame["masks"] if draw["id"] == of]
+
+
+def test_the_final_engine_s_masks_are_those_of_p11():
+    """Both follow the same forms; the final engine verifies what they force, so it needs fewer steps."""
+    for of in ("Cy", "Ben"):
+        ours, lessons = masks(FINAL, of, "p11"), masks("p11", of)
+        assert ours[: len(lessons)] == lessons[: len(ours)]
+    frames = recording(FINAL, "p11").frames
+    assert len(frames) < len(recording("p11").frames)
+    verified = {span["id"] for frame in frames for span in frame["spans"] if span["kind"] == "verify"}
+    assert {"Cy", "Ben"} <= verified
+
+
+def test_a_step_says_what_a_grammar_forced_and_which_drafts_it_cut():
+    frames = recording(FINAL).frames
+    forced = [frame for frame in frames if frame["drafts"].get("Ben 3", {}).get("forced")]
+    assert bytes(forced[0]["drafts"]["Ben 3"]["forced"]).decode() == '"yea'
+    for frame in forced:
+        (span,) = (span for span in frame["spans"] if span["id"] == "Ben 3")
+        rows = [draw for draw in frame["masks"] if draw["id"] == "Ben 3"]
+        drafts = span["tokens"][1:]
+        assert drafts == frame["drafts"]["Ben 3"]["forced"][: len(drafts)] and len(rows) == 1 + len(drafts)
+        assert [row["drawn"] for row in rows[: len(drafts)]] == drafts, "they are accepted for certain"
+        assert all(row["legal"] == 1 for row in rows[: len(drafts)])
+    (cut, *_) = (frame for frame in frames if ("grammar", "1 of 4 drafts for Ben 3 is cut") in told(frame))
+    drafts = cut["drafts"]["Ben 3"]
+    assert bytes(drafts["proposed"]) == b"999}" and bytes(drafts["verified"]) == b"999"
+    assert why(FINAL, cut["number"], "grammar") == "“}” may not come there"
+
+
+def test_an_engine_that_is_not_watched_shows_its_draws_to_nobody(monkeypatch):
+    asked = work("p11")
+    limits = ModelLimits(bench().model.config.vocab_size, asked.longest + 1, (257,))
+    options = runs.options_of(FINAL, limits, asked.settings, structured=True)
+    engine = runs.build(FINAL, bench(), options)
+    record(engine, asked.arrivals, engine.limits)
+    assert engine.runner.sampler.observer is None
+    monkeypatch.setattr(Choice, "of", lambda *_: pytest.fail("computed for nobody"))
+    again = replace(asked.arrivals[1], name="again")
+    engine.submit(request(again, engine.limits))
+    while engine.has_work:
+        engine.step()
 
 
 def test_an_engine_without_masks_runs_the_same_requests_freely():

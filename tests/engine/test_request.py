@@ -93,6 +93,22 @@ def test_a_huge_max_tokens_is_refused_by_the_context_and_says_so(number):
         Request.create("r", [1, 2, 3], params, LIMITS)
 
 
+@pytest.mark.parametrize(
+    ("got", "bare", "shown"),
+    [
+        ("no", False, "'no'"),
+        ("no", True, "no"),
+        (["no"], True, "['no']"),
+        ("a\nb" * 99, True, "a ba ba ba ba ba ba ba ba ba ba ba ba ba ba ba ba ba ba b…"),
+        (list(range(99)), False, "[0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16…"),
+    ],
+)
+def test_a_refusal_shows_what_came_on_one_short_line(got, bare, shown):
+    error = RequestError.of("n", "a number", got, bare=bare)
+    assert str(error) == f"n must be a number, got {shown}" and len(shown) <= 60
+    assert (error.param, error.limit, error.got) == ("n", "a number", shown)
+
+
 @pytest.mark.parametrize("token", [-1, 100, 2**31, 2**64, 1.0, True, "1", None])
 def test_a_token_id_outside_the_vocabulary_is_refused_wherever_it_stands(token):
     with pytest.raises(RequestError) as refused:

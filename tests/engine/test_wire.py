@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from gradus.cache import TableChange
-from gradus.engine.plan import Admission, Decodes, Plan, Span
+from gradus.engine.plan import Admission, Decodes, Plan, Scores, Span
 from gradus.engine.request import Request, SamplingParams, SchedulingParams
 from gradus.engine.wire import PackError, pack, unpack
 from tests.scheduling.replica import LIMITS, Replica
@@ -21,7 +21,7 @@ def busy_plan() -> Plan:
         spans=[
             Span(None, 4, 0, (1, 2, 3), 1, TableChange(0, ((7, 8), (9, 10)))),
             Span(None, 5, 16, (-1,), 0, TableChange(1, ((), ()))),
-            Span(None, 6, 3, (9, 8), 2),
+            Span(None, 6, 3, (9, 8), 2, scores=Scores((8, 4), 0)),
         ],
         admissions=[Admission(4, request, 1, (1, 2, 3, 9))],
         wiped=(3, 11),

@@ -24,6 +24,8 @@ from gradus.models import create_model, randomize
 from gradus.models.precision import resolve_precision
 from gradus.models.shapes import SHAPES
 from gradus.quantization.precision import resolve
+from gradus.sampling.sampler import Sampler
+from gradus.sampling.slots import SlotTable, table_bytes
 from gradus.speculative.history import history_bytes
 
 CPU = torch.device("cpu")
@@ -210,15 +212,27 @@ def test_kernels_that_could_not_read_the_cache_are_told_before_weights_are_loade
 
 @pytest.mark.parametrize("max_sequences", [1, 3, 8])
 def test_what_sampling_keeps_of_each_slot_is_counted_as_it_is_allocated(max_sequences):
-    """`seen` among it, which is made once a request has a penalty, and the slot that padding samples in."""
+    """`seen` among it, which is made once a request has a penalty; no masks, which this sampler keeps nowhere."""
+    table = Sampler(TINY.vocab_size, CPU, max_sequences).table
+    table.allocate()
+    shown = plan(DeviceMemory(free=8 * MB), max_sequences=max_sequences)
+    assert shown.table_bytes == history_bytes(max_sequences, 1, whole=False) + stored_bytes(table)
+
+
+@pytest.mark.parametrize("max_sequences", [1, 3, 8])
+def test_the_kernels_sampler_also_keeps_masks_and_a_slot_for_padding(max_sequences):
     pytest.importorskip("triton", reason="Triton is for Linux alone")
     from gradus.sampling.kernel_sampler import KernelSampler
 
     table = KernelSampler(TINY.vocab_size, CPU, max_sequences).table
+    assert stored_bytes(table) == table_bytes(TINY.vocab_size, max_sequences + 1, masks=True)
+    assert stored_bytes(table) - table_bytes(TINY.vocab_size, max_sequences + 1, masks=False) == table.masks.nbytes
+
+
+def stored_bytes(table: SlotTable) -> int:
+    """Count the bytes of all tensors of the table; some are parts of one."""
     stored = [each.untyped_storage() for each in vars(table).values() if isinstance(each, torch.Tensor)]
-    shown = plan(DeviceMemory(free=8 * MB), max_sequences=max_sequences)
-    newest = history_bytes(max_sequences, 1, whole=False)
-    assert shown.table_bytes == newest + sum({each.data_ptr(): each.nbytes() for each in stored}.values())
+    return sum({each.data_ptr(): each.nbytes() for each in stored}.values())
 
 
 def test_a_step_on_paper():

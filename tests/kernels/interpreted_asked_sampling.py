@@ -250,10 +250,10 @@ def test_a_masked_slot_draws_as_if_other_tokens_had_no_logit_and_reports_the_mod
     sampler = sampler_for(batch)
     sampler.admit([Admission(slot, each.request, 0, each.prompt) for slot, each in enumerate(batch)])
     sampler.table.adjusts[:4] |= MASKED
-    words = sampler.table.masks.shape[1]
-    bits = np.zeros((4, 32 * words), np.uint8)
+    masks = sampler.table.allocate_masks()
+    bits = np.zeros((4, 32 * masks.shape[1]), np.uint8)
     bits[:, :vocab_size] = legal
-    sampler.table.masks[:4] = torch.from_numpy(np.packbits(bits, axis=1, bitorder="little").view(np.int32))
+    masks[:4] = torch.from_numpy(np.packbits(bits, axis=1, bitorder="little").view(np.int32))
     logits = torch.from_numpy(np.stack(rows))
     slots, positions = torch.arange(4, dtype=torch.int32), torch.tensor([each.position for each in batch])
     draw = sampler.draw_slots(logits, slots, positions, full=True)

@@ -29,7 +29,7 @@ from gradus.kernels.step.places import places, places_reference
 from gradus.quantization import kv
 from gradus.quantization.fp8 import E4M3
 from tests.kernels.interpreted_gluon import interpret
-from tests.pairwise import pairwise
+from tests.pairwise import each_once, first
 
 
 @pytest.fixture(autouse=True)
@@ -142,8 +142,7 @@ def test_activations(name):
     assert_close(activation.activation(x, name), activation.activation_reference(x, name))
 
 
-@pytest.mark.parametrize("name", [None, "silu", "gelu_tanh"])
-@pytest.mark.parametrize("rows", [1, 3, 4])
+@pytest.mark.parametrize(("rows", "name"), each_once([1, 3, 4], [None, "gelu_tanh", "silu"]))
 def test_a_few_rows_through_a_matrix_with_everything_around_it_are_each_as_if_alone(rows, name):
     n, k, gated = 11, 100, name == "silu"
     x, weight, bias = torch.randn(rows, k), torch.randn(n * (1 + gated), k), torch.randn(n * (1 + gated))
@@ -159,8 +158,7 @@ def test_a_few_rows_through_a_matrix_with_everything_around_it_are_each_as_if_al
         assert torch.equal(together, torch.cat(alone))
 
 
-@pytest.mark.parametrize("name", [None, "silu", "gelu_tanh"])
-@pytest.mark.parametrize("rows", [1, 3, MOST_ROWS])
+@pytest.mark.parametrize(("rows", "name"), each_once([1, 3, MOST_ROWS], [None, "silu", "gelu_tanh"]))
 def test_a_few_rows_on_the_matrix_units_are_each_as_if_alone(rows, name, monkeypatch):
     """Of 140 columns: all tiles at once (4 warps), or in rounds of 4 (one warp). 19 outputs: the last program has 3."""
     interpret(few_rows, monkeypatch)
@@ -191,8 +189,7 @@ STREAMED = [
 ]
 
 
-@pytest.mark.parametrize("name", [None, "silu"])
-@pytest.mark.parametrize(("n", "k", "launch"), STREAMED)
+@pytest.mark.parametrize(("n", "k", "launch", "name"), each_once(STREAMED, [None, "silu"]))
 def test_a_streamed_row_through_a_matrix_with_everything_around_it(n, k, launch, name, monkeypatch):
     """On two programs or more: slices of unequal length, some of which end within a group."""
     interpret(streamed_gemv, monkeypatch)
@@ -225,7 +222,7 @@ STREAMED_ROWS = [
 
 
 @pytest.mark.parametrize(
-    ("n", "k", "launch", "rows", "name"), pairwise(STREAMED_ROWS, [2, 7, MOST_ROWS], [None, "silu"])
+    ("n", "k", "launch", "rows", "name"), each_once(STREAMED_ROWS, [2, 7, MOST_ROWS], [None, "silu"])
 )
 def test_streamed_rows_do_not_depend_on_each_other(n, k, launch, rows, name, monkeypatch):
     interpret(streamed_rows, monkeypatch)
@@ -312,7 +309,7 @@ def test_a_row_that_is_not_finite_shows_and_leaves_its_neighbors_alone():
     assert tokens[:3].tolist() == [int(logits[0].argmax()), -1, -1] and 1090 <= tokens[3] < 1100
 
 
-@pytest.mark.parametrize(("model", "rows"), [("rms", 2), ("layer", 2), ("rms", 1)])
+@pytest.mark.parametrize(("model", "rows"), first([("layer", 2), ("rms", 1), ("rms", 2)], count=2))
 def test_the_race_of_a_layers_products_checks_each_kernel_and_times_those_that_are_right(model, rows, monkeypatch):
     for module in (few_rows, streamed_gemv, streamed_rows):
         interpret(module, monkeypatch)

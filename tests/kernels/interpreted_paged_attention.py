@@ -63,25 +63,26 @@ DECODES = [(1, 37), (1, 0), (1, 1), (1, 130), (1, 17)]  # a padded one, a first 
 DRAFTED = [(3, 34), (1, 0), (1, 20), (2, 2), (4, 131), (5, 48)]
 
 
-@pytest.mark.parametrize("norms", [True, False])
+TURNED = {
+    "plain": Step(DECODES),
+    "window, odd group and width": Step(DECODES, window=16, group=3, head_dim=24),
+    "softcap, float16": Step(DECODES, softcap=1.5, dtype=torch.float16),
+    "fp8, window, odd group and width": Step(DECODES, window=16, group=3, head_dim=24, fp8=True),
+    "drafts, softcap, float16": Step(DRAFTED, softcap=1.5, dtype=torch.float16),
+    "drafts, a window shorter than they are, odd group and width": Step(DRAFTED, window=3, group=3, head_dim=24),
+    "drafts": Step(DRAFTED),
+    "drafts, fp8, odd group and width": Step(DRAFTED, group=3, head_dim=24, fp8=True),
+}
+
+
 @pytest.mark.parametrize(
-    "step",
-    [
-        Step(DECODES),
-        Step(DECODES, window=16, group=3, head_dim=24),
-        Step(DECODES, softcap=1.5, dtype=torch.float16),
-        Step(DECODES, window=16, group=3, head_dim=24, fp8=True),
-        Step(DRAFTED),
-        Step(DRAFTED, window=3, group=3, head_dim=24),
-        Step(DRAFTED, softcap=1.5, dtype=torch.float16),
-        Step(DRAFTED, group=3, head_dim=24, fp8=True),
+    ("step", "norms"),
+    [  # every step runs, every other one with norms; `make stress` has the rest
+        pytest.param(step, norms, id=f"{name}, norms: {norms}", marks=() if place % 2 == norms else pytest.mark.stress)
+        for place, (name, step) in enumerate(TURNED.items())
+        for norms in (True, False)
     ],
-    ids=[
-        "plain", "window, odd group and width", "softcap, float16", "fp8, window, odd group and width", "drafts",
-        "drafts, a window shorter than they are, odd group and width", "drafts, softcap, float16",
-        "drafts, fp8, odd group and width",
-    ],
-)  # fmt: skip
+)
 def test_decodes_turn_their_heads_and_store_what_is_new(step, norms):
     tolerance = 1e-5 if step.dtype == torch.float32 else 3e-3
     for found, expected in step.attend_to_new_tokens(SMALL, norms):

@@ -26,7 +26,7 @@ from gradus.quantization.fp8 import E4M3, Fp8BlockLinear, Fp8Linear
 from gradus.quantization.int4 import Int4Linear
 from gradus.quantization.int8 import Int8Linear
 from tests.kernels.interpreted_e4m3 import rounded_to_nearest
-from tests.pairwise import pairwise
+from tests.pairwise import each_once
 
 MATRIX = MatrixId("down", 0)
 
@@ -57,7 +57,7 @@ def four_bits(n: int, k: int, group: int) -> Int4Weights:
 
 @pytest.mark.parametrize(
     ("rows", "splits", "k", "group", "dtype"),
-    pairwise(
+    each_once(
         [(1, 1), (3, 2), (19, 3)],
         [(256, 128), (192, 64), (576, 64), (96, 32), (160, 32)],
         [torch.float32, torch.float16],
@@ -93,8 +93,9 @@ def test_rows_of_logits_begin_at_multiples_of_16_bytes():
         assert_close(out, int4_reference(x, weights))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-@pytest.mark.parametrize(("k", "group"), [(256, 128), (192, 64), (160, 32)])
+@pytest.mark.parametrize(
+    ("k", "group", "dtype"), each_once([(256, 128), (192, 64), (160, 32)], [torch.float32, torch.float16])
+)
 def test_a_matrix_made_wide_is_the_scheme_s_to_the_bit(k, group, dtype, monkeypatch):
     weights, expected = four_bits(300, k, group), None
     expected = widened_reference(weights, k, dtype)
@@ -127,7 +128,7 @@ def eight_bits(scheme: str, widths: tuple[int, ...], k: int) -> EightBitWeights:
 
 @pytest.mark.parametrize(
     ("rows", "k", "scheme", "dtype"),
-    pairwise([(1, 128), (3, 100), (5, 576), (2, 31)], list(KINDS), [torch.float32, torch.float16]),
+    each_once([(1, 128), (3, 100), (5, 576), (2, 31)], list(KINDS), [torch.float32, torch.float16]),
 )
 def test_activations_are_rounded_as_the_scheme_rounds_them(rows, k, scheme, dtype):
     _, kind, group = KINDS[scheme]
@@ -146,8 +147,7 @@ def test_activations_are_rounded_as_the_scheme_rounds_them(rows, k, scheme, dtyp
         torch.testing.assert_close(found.values.float(), expected.values.float(), rtol=0.13, atol=1.01)
 
 
-@pytest.mark.parametrize("kind", [torch.int8, E4M3])
-@pytest.mark.parametrize("k", [31, 100, 192])
+@pytest.mark.parametrize(("kind", "k"), each_once([torch.int8, E4M3], [31, 100, 192]))
 def test_many_wide_rows_are_rounded_in_pieces_to_the_same_values(k, kind, monkeypatch):
     x = torch.randn(4, k)
     x[0] *= 100
@@ -161,9 +161,10 @@ def test_many_wide_rows_are_rounded_in_pieces_to_the_same_values(k, kind, monkey
     assert torch.equal(pieces.values.view(torch.int8), whole.values.view(torch.int8))
 
 
-@pytest.mark.parametrize("kind", [torch.int8, E4M3])
-@pytest.mark.parametrize("activation", ["silu", "gelu_tanh", "gelu"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize(
+    ("kind", "activation", "dtype"),
+    each_once([torch.int8, E4M3], ["silu", "gelu_tanh", "gelu"], [torch.float32, torch.float16]),
+)
 def test_what_a_gate_lets_through_is_rounded_with_its_token_s_scale(kind, activation, dtype):
     gate_up = torch.randn(3, 2 * 100).to(dtype) * 3
     gate_up[1] *= 20
@@ -182,7 +183,7 @@ def test_a_row_that_is_not_finite_has_no_finite_scale(value):
 
 @pytest.mark.parametrize(
     ("rows", "splits", "columns", "k", "scheme"),
-    pairwise([(1, 1, 128), (3, 2, 64), (19, 3, 128)], [256, 576, 100], list(KINDS)),
+    each_once([(1, 1, 128), (3, 2, 64), (19, 3, 128)], [256, 576, 100], list(KINDS)),
 )
 def test_8_bit_weights_meet_8_bit_activations(rows, splits, columns, k, scheme):
     weights = eight_bits(scheme, (20, 17), k)

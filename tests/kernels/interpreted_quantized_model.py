@@ -16,7 +16,7 @@ from gradus.quantization.parts import SideBySide
 from gradus.quantization.schemes import STORED
 from tests.kernels.interpreted_e4m3 import rounded_to_nearest
 from tests.kernels.interpreted_fused_model import answers
-from tests.pairwise import pairwise
+from tests.pairwise import each_once, first
 
 TWINS = {"int4": FusedInt4, "int8": FusedInt8, "fp8": FusedFp8, "fp8-block": FusedFp8Block}
 
@@ -38,7 +38,7 @@ def quantized(shape: str, mix: Mix, layers: int = 2) -> Model:
 
 @pytest.mark.parametrize(
     ("scheme", "shape"),
-    [("int4", "tiny-gpt2"), ("int8", "tiny-gemma3"), ("fp8", "tiny-llama"), ("fp8-block", "tiny-gpt2")],
+    first([("int4", "tiny-gpt2"), ("int8", "tiny-gemma3"), ("fp8", "tiny-llama"), ("fp8-block", "tiny-gpt2")], count=2),
 )
 def test_a_quantized_model_on_kernels_gives_its_tokens(scheme, shape):
     """With the head, too."""
@@ -59,13 +59,13 @@ def test_matrices_side_by_side_have_twins_of_their_own():
 
 
 @pytest.mark.parametrize(
-    ("first", "second", "rounds"),
-    [("int8", "int8", True), ("int4", "fp8", True), ("fp8", "int4", False), ("int8", "fp8-block", False)],
+    ("gate", "down", "rounds"),
+    first(
+        [("int4", "fp8", True), ("int8", "fp8-block", False), ("int8", "int8", True), ("fp8", "int4", False)], count=2
+    ),
 )
-def test_gates_are_handed_over_to_a_product_that_rounds_rows_anyway(first, second, rounds):
-    model = quantized(
-        "tiny-llama", Mix("a mix", (("*.gate_proj", first), ("*.up_proj", first), ("*.down_proj", second)))
-    )
+def test_gates_are_handed_over_to_a_product_that_rounds_rows_anyway(gate, down, rounds):
+    model = quantized("tiny-llama", Mix("a mix", (("*.gate_proj", gate), ("*.up_proj", gate), ("*.down_proj", down))))
     view = fused(model)
     block, x = view.layers[0], torch.randn(66, model.config.hidden_size)
     features = block.gate_up.after(block.mlp_norm, x, block.gate)
@@ -89,7 +89,7 @@ def made(
 
 @pytest.mark.parametrize(
     ("scheme", "rows", "dtype"),
-    pairwise([*TWINS, "int4-g32-ordered"], [0, 1, 3, 66], [torch.float32, torch.float16]),
+    each_once([*TWINS, "int4-g32-ordered"], [0, 1, 3, 66], [torch.float32, torch.float16]),
 )
 def test_a_norm_before_and_an_activation_or_a_sum_behind(scheme, rows, dtype):
     """In float32, and with 66 rows, an activation is a launch of its own; and 4 bits are made wide in float32."""

@@ -1,6 +1,7 @@
 """Run by test_drafts.py in a process of its own, where Triton interprets: engines that speculate on a GPU's kernels."""
 
 import sys
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -42,6 +43,7 @@ from gradus.speculative.kernel_heads_drafter import KernelHeadsDrafter
 from gradus.speculative.ngram import NgramDrafter
 from gradus.speculative.states import HiddenStates
 from tests.kernels.interpreted_fused_model import small
+from tests.pairwise import first
 from tests.phases.drive import run
 from tests.speculative.heads import DRAFTS, Reference, heads_of
 
@@ -140,12 +142,9 @@ def answers(engine: Engine, count: int = 3) -> tuple[dict, list]:
 
 @pytest.mark.parametrize(
     ("shape", "kind"),
-    [
-        ("tiny-llama", "known"),
-        ("tiny-gemma3", "ngram"),
-        pytest.param("tiny-llama", "ngram", marks=pytest.mark.stress),
-        pytest.param("tiny-gemma3", "known", marks=pytest.mark.stress),
-    ],
+    first(
+        [("tiny-llama", "known"), ("tiny-gemma3", "ngram"), ("tiny-llama", "ngram"), ("tiny-gemma3", "known")], count=2
+    ),
 )
 def test_no_token_and_no_log_probability_changes(shape, kind):
     expected = answers(engine(shape))
@@ -154,6 +153,34 @@ def test_no_token_and_no_log_probability_changes(shape, kind):
     assert answers(speculating) == expected
     told = speculating.scheduler.drafting.stats()
     assert kind == "ngram" or sum(told.drafted) > sum(told.accepted) > 3
+
+
+def scores(engine: Engine, top: int = 2) -> dict:
+    """Log-probabilities of prompts' tokens, to three places: of two requests, one of which begins beside decodes."""
+    limits = replace(LIMITS, prompt_logprobs=True)
+    asked = [([7, 8, 9, 7, 8, 9, 7, 8, 3], top), ([5, 2, 1], None), ([4, 5, 4, 5, 6, 6, 1, 2, 3], 0)]
+    told = {}
+    step = engine.step
+
+    def listening():
+        outputs = step()
+        for output in outputs:
+            if output.prompt_logprobs:
+                rows = [(each.token_id, round(each.logprob, 3), len(each.top)) for each in output.prompt_logprobs]
+                assert told.setdefault(output.request_id, rows) is rows, "reported twice"
+        return outputs
+
+    engine.step = listening
+    made = [SamplingParams(max_tokens=4, ignore_eos=True, prompt_logprobs=number) for _, number in asked]
+    run(engine, [Request.create(f"r{n}", asked[n][0], params, limits) for n, params in enumerate(made)])
+    return told
+
+
+@pytest.mark.parametrize("shape", ["tiny-llama", pytest.param("tiny-gemma3", marks=pytest.mark.stress)])
+def test_a_prompt_s_own_tokens_have_the_same_log_probabilities(shape):
+    expected = scores(engine(shape))
+    assert {name: len(rows) for name, rows in expected.items()} == {"r0": 8, "r2": 8}
+    assert scores(engine(shape, NgramDrafter(kernel=True))) == expected
 
 
 def test_a_model_that_drafts_for_itself_is_right_wherever_it_may_draft():
@@ -200,7 +227,7 @@ def passes(model, said: list[list[int]]) -> tuple[DraftPasses, History]:
     return drafter, history
 
 
-@pytest.mark.parametrize(("shape", "length"), [("tiny-llama", 20), ("tiny-gpt2", 60), ("tiny-qwen3", 20)])
+@pytest.mark.parametrize(("shape", "length"), first([("tiny-gpt2", 60), ("tiny-llama", 20), ("tiny-qwen3", 20)]))
 @torch.inference_mode()
 def test_each_pass_drafts_what_follows_the_whole_text_as_far_as_there_is_room(shape, length):
     """Room for two drafts and the newest token, for four, and for none; between them padding.
@@ -310,7 +337,7 @@ def _listening(heard: dict[str, set[bool]], kernel: str) -> bool:
     return False  # a launch on the CPU takes no such option
 
 
-@pytest.mark.parametrize("kind", ["medusa", "eagle"])
+@pytest.mark.parametrize("kind", first(["eagle", "medusa"]))
 def test_heads_draft_what_they_say_of_the_whole_text(kind, tmp_path):
     """On kernels as in torch; greedy requests of which one has its logits adjusted, so that its drafts wait."""
     model = small("tiny-llama")
@@ -338,8 +365,12 @@ def drafter_is_greedy(engine: Engine, slot: int) -> bool:
     return float(engine.runner.step.sampler.table.temperatures[slot]) == 0
 
 
-@pytest.mark.parametrize("kind", ["medusa", "eagle"])
-@pytest.mark.parametrize("shape", ["tiny-gpt2", "tiny-gemma3"])
+@pytest.mark.parametrize(
+    ("shape", "kind"),
+    first(
+        [("tiny-gpt2", "medusa"), ("tiny-gemma3", "eagle"), ("tiny-gpt2", "eagle"), ("tiny-gemma3", "medusa")], count=2
+    ),
+)
 def test_heads_on_kernels_draft_what_they_draft_in_torch(shape, kind, tmp_path):
     """Any number of drafts for any slots, greedy or drawn: a lone sequence's heads draw by its own settings too."""
     model, device = small(shape), torch.device("cpu")
@@ -376,7 +407,7 @@ def kind_of(argument) -> tuple:
     return (argument == 1, argument % 16 == 0) if isinstance(argument, int) else (argument,)
 
 
-@pytest.mark.parametrize("kind", ["ngram", "medusa", "eagle"])
+@pytest.mark.parametrize("kind", first(["eagle", "ngram", "medusa"]))
 def test_every_launch_of_a_step_is_rehearsed(kind, tmp_path, monkeypatch):
     launch, launched = GridExecutor.__call__, set()
 

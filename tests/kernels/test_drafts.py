@@ -8,7 +8,6 @@ from tests.kernels.interpreter import run_interpreted
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)  # a slow processor takes five minutes for the second
-@pytest.mark.parametrize("name", ["interpreted_drafts.py", "interpreted_speculation.py"])
-def test_interpreted_on_the_cpu(name):
-    run_interpreted(name)
+@pytest.mark.timeout(600)  # a slow processor takes minutes
+def test_interpreted_on_the_cpu():
+    run_interpreted("interpreted_drafts.py", "interpreted_speculation.py")

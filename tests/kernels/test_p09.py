@@ -9,6 +9,7 @@ import triton
 from phases.p09_triton_attention import norm, paged_attention
 from tests.kernels.ahead_of_time import EVERY, H200, compile_for
 from tests.kernels.interpreter import run_interpreted
+from tests.pairwise import first
 
 
 @pytest.mark.slow
@@ -18,7 +19,7 @@ def test_interpreted_on_the_cpu():
 
 SHAPES = [(128, 2), (64, 4), (256, 4)]  # (head dim, group) of Qwen3-0.6B, Llama-3.2-1B and Gemma 3 270M
 LAUNCHES = [
-    pytest.param(*shape, rows, dtype, marks=pytest.mark.stress if dtype == "fp32" and shape != (64, 4) else ())
+    pytest.param(*shape, rows, dtype, marks=() if dtype == "bf16" and shape == (128, 2) else pytest.mark.stress)
     for shape in SHAPES
     for rows in (paged_attention.DECODE_ROWS, paged_attention.PROMPT_ROWS)
     for dtype in ("bf16", "fp32")  # wide heads in float32 take ptxas most of a minute
@@ -33,7 +34,7 @@ def test_attention_compiles_for_an_h200_and_fits(head_dim, group, rows, dtype):
         assert found.spilled == 0
 
 
-@pytest.mark.parametrize("able", EVERY, ids=str)
+@pytest.mark.parametrize("able", first(EVERY), ids=str)
 def test_attention_compiles_for_every_gpu_and_fits(able):
     assert compiled(able, 128, 2, paged_attention.PROMPT_ROWS, "bf16").shared <= able.shared_memory
 

@@ -16,6 +16,7 @@ from gradus.kernels.quantized.tile import TOGETHER, TileLaunch
 from gradus.kernels.rows.norm import warps_of
 from tests.kernels.ahead_of_time import H200, Resources, compile_for
 from tests.kernels.interpreter import run_interpreted
+from tests.pairwise import first
 
 
 def test_interpreted_on_the_cpu_they_do_what_their_references_do():
@@ -47,8 +48,14 @@ def int4_compiled(tokens: int, rows: int = 64, warps: int = 4, *, kind=tl.bfloat
     return compile_for(H200, int4_kernel, types, constants, num_warps=warps, num_stages=4)
 
 
-@pytest.mark.parametrize("groups", [1, 2, 4])
-@pytest.mark.parametrize(("tokens", "registers"), [(8, 72), (16, 72), (64, 112)])
+@pytest.mark.parametrize(
+    ("tokens", "registers", "groups"),
+    first(
+        [(8, 72, 4), (64, 112, 1), (16, 72, 2), (8, 72, 1), (8, 72, 2), (16, 72, 1), (16, 72, 4), (64, 112, 2),
+         (64, 112, 4)],
+        count=2,
+    ),
+)  # fmt: skip
 def test_4_bit_weights_go_from_shared_memory_to_the_tensor_cores_in_registers(tokens, registers, groups):
     used = int4_compiled(tokens, GROUPS=groups)
     assert_within(used, registers)
@@ -57,7 +64,8 @@ def test_4_bit_weights_go_from_shared_memory_to_the_tensor_cores_in_registers(to
 
 
 @pytest.mark.parametrize(
-    ("kind", "unpack", "each"), [(tl.bfloat16, MAGIC, 2), (tl.bfloat16, SUBNORMAL, 1), (tl.float16, MAGIC, 2)]
+    ("kind", "unpack", "each"),
+    first([(tl.bfloat16, SUBNORMAL, 1), (tl.float16, MAGIC, 2), (tl.bfloat16, MAGIC, 2)], count=2),
 )
 def test_a_pair_of_weights_takes_one_or_two_multiplications(kind, unpack, each):
     """16 words, so 64 weights, per thread."""
@@ -128,13 +136,22 @@ def eight_compiled(
     return compile_for(H200, eight_bit_kernel, types, constants, num_warps=warps, num_stages=stages, **options)
 
 
-@pytest.mark.parametrize(
-    ("kind", "instruction", "blocks"),
-    [("*i8", "s32.s8.s8", False), ("*fp8e4nv", "f32.e4m3.e4m3", False), ("*fp8e4nv", "f32.e4m3.e4m3", True)],
+INTS, FLOATS, BLOCKS = (
+    ("*i8", "s32.s8.s8", False),
+    ("*fp8e4nv", "f32.e4m3.e4m3", False),
+    ("*fp8e4nv", "f32.e4m3.e4m3", True),
 )
+SMALL, MIDDLE, LARGE = ((64, 128, 16, 4, 4), 64), ((64, 128, 64, 4, 4), 160), ((128, 128, 128, 3, 8), 248)
+
+
 @pytest.mark.parametrize(
-    ("launch", "registers"), [((64, 128, 16, 4, 4), 64), ((64, 128, 64, 4, 4), 160), ((128, 128, 128, 3, 8), 248)]
-)
+    ("kind", "instruction", "blocks", "launch", "registers"),
+    first(
+        [(*INTS, *LARGE), (*FLOATS, *MIDDLE), (*BLOCKS, *SMALL), (*INTS, *SMALL), (*INTS, *MIDDLE), (*FLOATS, *SMALL),
+         (*FLOATS, *LARGE), (*BLOCKS, *MIDDLE), (*BLOCKS, *LARGE)],
+        count=3,
+    ),
+)  # fmt: skip
 def test_8_bit_numbers_meet_in_the_tensor_cores_as_they_are(kind, instruction, blocks, launch, registers):
     used = eight_compiled(kind, launch, blocks=blocks)
     assert_within(used, registers)
@@ -153,8 +170,14 @@ def test_an_8_bit_gate_s_two_matrices_fit_registers():
         assert_within(eight_compiled(kind, (64, 128, 16, 4, 4), GATED=True, ACTIVATION="silu"), 96)
 
 
-@pytest.mark.parametrize("kind", ["*i8", "*fp8e4nv"])
-@pytest.mark.parametrize(("width", "group"), [(4096, 4096), (4096, 128), (14336, 16384), (14336, 128)])
+@pytest.mark.parametrize(
+    ("width", "group", "kind"),
+    first(
+        [(14336, 16384, "*i8"), (4096, 128, "*fp8e4nv"), (4096, 4096, "*i8"), (4096, 128, "*i8"), (14336, 128, "*i8"),
+         (4096, 4096, "*fp8e4nv"), (14336, 16384, "*fp8e4nv"), (14336, 128, "*fp8e4nv")],
+        count=2,
+    ),
+)  # fmt: skip
 def test_a_row_is_rounded_out_of_registers(width, group, kind):
     block = 4096 if width == 4096 else 16384
     constants = {"K": width, "LARGEST": 448.0, "FLOOR": 1e-36, "GROUP": group, "BLOCK": block, "PDL": False}
@@ -167,7 +190,7 @@ def test_a_row_is_rounded_out_of_registers(width, group, kind):
     assert used.assembly.count("div.rn.f32") > block // (32 * warps_of(block))  # each value's, and the scales'
 
 
-@pytest.mark.parametrize("kind", ["*i8", "*fp8e4nv"])
+@pytest.mark.parametrize("kind", first(["*fp8e4nv", "*i8"]))
 def test_pieces_of_a_row_leave_room_for_other_programs(kind):
     constants = {"K": 14336, "LARGEST": 448.0, "FLOOR": 1e-36, "BLOCK": PIECE, "PDL": False}
     types = {"x_ptr": "*bf16", "values_ptr": kind, "scales_ptr": "*fp32"}
@@ -175,7 +198,7 @@ def test_pieces_of_a_row_leave_room_for_other_programs(kind):
     assert_within(used, 64)  # of 256 threads each: four programs at once
 
 
-@pytest.mark.parametrize("kind", ["*i8", "*fp8e4nv"])
+@pytest.mark.parametrize("kind", first(["*i8", "*fp8e4nv"]))
 def test_what_a_gate_lets_through_is_rounded_out_of_registers(kind):
     constants = {"K": 14336, "LARGEST": 448.0, "FLOOR": 1e-36, "GROUP": 16384, "BLOCK": 16384, "PDL": False}
     constants |= {"ACTIVATION": "silu", "gain_ptr": None, "shift_ptr": None}

@@ -8,7 +8,7 @@ from tokenizers import AddedToken, models, normalizers
 
 from gradus.errors import CheckpointError, RequestError
 from gradus.loading import Tokenizer
-from gradus.loading.chat import ChatTemplate, Cutter
+from gradus.loading.chat import ChatTemplate, Cutter, check_tools
 from tests.loading.builders import CHATML, CONTROLS, backend
 
 LLAMA2 = (
@@ -161,6 +161,8 @@ def test_deep_values_are_refused():
         deep = [deep]
     with pytest.raises(RequestError, match="nested at most 32 deep"):
         chatty().chat([{"role": "assistant", "content": "x", "tool_calls": deep}])
+    with pytest.raises(RequestError, match="nested at most 40 deep"):
+        check_tools([{"parameters": deep}], str)
 
 
 def test_contents_in_parts_are_joined():

@@ -86,15 +86,17 @@ def test_no_rank_outlives_its_program():
         "import os, psutil\n"
         "from gradus import LLM\n"
         f"llm = LLM('random:tiny-llama', tensor_parallel=2, **{SETTINGS!r})\n"  # no main guard: none is needed
-        "print(psutil.Process().children()[0].pid, flush=True)\n"
+        "print(psutil.Process().children()[0].pid, llm.engine.runner.ranks.path, flush=True)\n"
         "os.kill(os.getpid(), 9)\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert done.stdout.strip(), done.stderr
-    pid, end = int(done.stdout), time.monotonic() + 10
+    pid, path = done.stdout.split()
+    pid, end = int(pid), time.monotonic() + 10
     while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
         assert time.monotonic() < end, "it lives on"
         time.sleep(0.05)
+    assert not os.path.exists(os.path.dirname(path))
 
 
 @pytest.mark.parametrize(
@@ -124,7 +126,7 @@ def test_a_rank_that_cannot_load_says_why(monkeypatch):
 
 
 @pytest.mark.weights
-@pytest.mark.slow
+@pytest.mark.stress
 def test_grammars_hold_on_all_ranks():
     schema = {"type": "object", "properties": {"age": {"type": "integer"}}, "required": ["age"]}
     with LLM("smollm2-135m", tensor_parallel=3, **SETTINGS) as llm:
@@ -133,3 +135,28 @@ def test_grammars_hold_on_all_ranks():
     import json
 
     assert isinstance(json.loads(answer.text)["age"], int)
+
+
+@pytest.mark.parametrize(("tensor", "pipeline"), [(2, 1), pytest.param(1, 2, marks=pytest.mark.stress)])
+def test_all_ranks_score_a_prompt_in_step(tensor, pipeline):
+    """Each rank has a part of the head, so every product with it is an exchange, and all must make as many."""
+    scored = SamplingParams(max_tokens=4, prompt_logprobs=2)
+
+    def scores(**settings):
+        with LLM("random:tiny-llama", **SETTINGS, token_budget=32, **settings) as llm:
+            done = llm.generate(PROMPTS, [SAMPLED, scored, scored, scored])
+        return [[(one.token_id, round(one.logprob, 3)) for one in each.prompt_logprobs or ()] for each in done]
+
+    assert scores(tensor_parallel=tensor, pipeline_parallel=pipeline) == scores()
+
+
+def test_a_dry_run_plans_what_one_rank_takes():
+    from gradus.loading import open_checkpoint
+    from gradus.server.config import ServerConfig
+    from gradus.server.engine.loading import planned
+
+    settings = {"model": "random:tiny-llama", "device": "cpu", "dtype": "float32"}
+    whole, _ = planned(ServerConfig(**settings), open_checkpoint(settings["model"]))
+    part, _ = planned(ServerConfig(**settings, tensor_parallel=2), open_checkpoint(settings["model"]))
+    assert part.weight_bytes < 0.6 * whole.weight_bytes
+    assert part.memory_fraction == whole.memory_fraction / 2

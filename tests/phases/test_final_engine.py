@@ -51,7 +51,7 @@ def test_plans_made_ahead_change_no_token(shape, lag):
     nothing_is_left(engine)
 
 
-@settings(max_examples=15)
+@settings(max_examples=settings.default.max_examples // 2)
 @given(data=st.data(), shape=st.sampled_from(FAMILIES), pool=pools())
 def test_whatever_the_schedule_plans_made_two_ahead_change_no_token(data, shape, pool):
     plan = data.draw(requests(min(pool["cache_tokens"], 60)))

@@ -66,7 +66,8 @@ def make(
 def test_without_a_target_it_explains_itself(folder):
     done, _ = make(folder)
     assert done.returncode == 0
-    assert all(f"make {target}" in done.stdout for target in ("serve", "course", "test", "lint", "stress", "clean"))
+    targets = ("serve", "course", "test", "lint", "stress", "clients", "clean")
+    assert all(f"make {target}" in done.stdout for target in targets)
 
 
 def test_a_python_that_does_not_run_is_passed_over(folder):
@@ -196,7 +197,7 @@ def test_serve_installs_what_serving_needs_pulls_and_serves(folder):
     _, asked = make(folder, "serve", "MODEL=gemma3-270m", "PHASE=p01", "ARGS=--port 9000")
     assert asked == [
         "python3.14 -m venv .venv",
-        f"{PIP} --editable .[cpu]",
+        f"{PIP} --editable .",
         "python -m gradus pull gemma3-270m",
         "python -m gradus serve --model gemma3-270m --phase p01 --port 9000",
     ]
@@ -209,7 +210,7 @@ def test_course_installs_what_checks_need_and_pulls_the_lessons_model(folder):
     done, asked = make(folder, "course")
     assert asked == [
         "python3.14 -m venv .venv",
-        f"{PIP} --editable .[cpu,dev]",
+        f"{PIP} --editable .[dev]",
         "python -m gradus pull smollm2-135m",
     ]
     assert "source .venv/bin/activate" in done.stdout
@@ -218,7 +219,7 @@ def test_course_installs_what_checks_need_and_pulls_the_lessons_model(folder):
 def test_test_lints_and_tests_and_sets_up_once(folder):
     command(folder, "python3.14", WORKING)
     _, asked = make(folder, "test", "ARGS=-x")
-    assert asked[1] == f"{PIP} --editable .[cpu,dev]"
+    assert asked[1] == f"{PIP} --editable .[dev]"
     checks = ["python -m ruff check .", "python -m ruff format --check .", "python -m mypy"]
     tests = "python -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder --durations=15"
     assert asked[2:] == [*checks, f"{tests} -x"]

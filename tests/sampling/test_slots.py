@@ -47,7 +47,7 @@ def number_of_entry(word: int) -> int:
 
 def test_rows_are_off_until_they_have_an_owner():
     off = SlotTable(VOCAB, CPU, slots=3)
-    assert off.rows >= 3 and off.seen is None and off.plain.all()
+    assert off.rows >= 3 and off.seen is None and off.masks is None and off.plain.all()
     assert set(off.temperatures.tolist()) == {0} and set(off.top_k.tolist()) == {VOCAB}
     assert set(off.top_p.tolist()) == {math.inf} and set(off.min_p.tolist()) == {0}
     assert set(off.repetition.tolist()) == {1} and set(off.reports.tolist()) == {-1}
@@ -182,8 +182,9 @@ def test_the_last_of_a_slot_s_owners_in_a_step_has_it():
 def test_a_table_of_no_stated_size_grows_and_keeps_what_it_holds():
     made = table(admission(0, output=(3,), **DEMANDING))
     before = entries(made, 0), seen(made, 0), made.seeds[0].item(), made.top_p[0].item()
+    made.allocate_masks()[0] = 5
     made.admit([admission(40, temperature=0.75, frequency_penalty=1.0)])
-    assert made.rows > 40
+    assert made.rows > 40 and made.masks.shape[0] == made.rows and set(made.masks[0].tolist()) == {5}
     assert (entries(made, 0), seen(made, 0), made.seeds[0].item(), made.top_p[0].item()) == before
     assert made.narrowing[0] and made.reporting[0] == 4 and made.plain[1:40].all() and not made.plain[40]
     assert made.temperatures[40] == 0.75 and seen(made, 40) == {5: IN_PROMPT, 6: IN_PROMPT}
@@ -193,6 +194,7 @@ def test_a_table_of_no_stated_size_grows_and_keeps_what_it_holds():
 def test_a_table_of_stated_size_stays_where_it_is():
     made = SlotTable(VOCAB, CPU, slots=5)
     made.allocate()
+    made.allocate_masks()
     names = [name for name, value in vars(made).items() if isinstance(value, torch.Tensor)]
     places = {name: getattr(made, name).data_ptr() for name in names}
     made.admit([admission(slot, **DEMANDING) for slot in range(5)])

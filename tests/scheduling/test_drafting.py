@@ -9,6 +9,7 @@ from gradus.engine.plan import NO_DRAFTS, REJECTED, UNDRAFTED, Decodes
 from gradus.scheduling.draft_shapes import MOST_ROWS, MOST_SEQUENCES, DraftShape, DraftShapes, batch_sizes
 from gradus.scheduling.drafting import LOSS, MOST_PATIENCE, PATIENCE, TRIAL, DraftControl
 from gradus.scheduling.step_times import FIRST, STALE, StepTimes
+from tests.pairwise import each_once, first, pairwise
 
 COPIES, OPEN = 0.92, 0.2  # how probable it is that a draft stands, if those before it do
 
@@ -100,9 +101,7 @@ def mixed(sequences: int, share: float) -> np.ndarray:
 # -- nobody pays -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("row", [0.002, 0.02, 0.1])
-@pytest.mark.parametrize("sequences", [2, 8, 64])
-@pytest.mark.parametrize("share", [0, 1 / 8, 1 / 2, 1])
+@pytest.mark.parametrize(("share", "sequences", "row"), pairwise([0, 1 / 8, 1 / 2, 1], [2, 8, 64], [0.002, 0.02, 0.1]))
 def test_no_sequence_of_any_batch_gets_slower(share, sequences, row):
     device = Device(adaptive(sequences), by_rows(row), sequences)
     device.run(mixed(sequences, share), 2000)
@@ -195,8 +194,7 @@ def best(chance: float, count: int, cost, shapes: DraftShapes) -> float:
     return max(found)
 
 
-@pytest.mark.parametrize("row", [0.002, 0.02, 0.05])
-@pytest.mark.parametrize("chance", [0.0, 0.3, 0.6, 0.95])
+@pytest.mark.parametrize(("chance", "row"), each_once([0.0, 0.3, 0.6, 0.95], [0.002, 0.02, 0.05]))
 def test_one_sequence_alone_gains_nearly_all_that_it_can(chance, row):
     device = settled(np.array([chance]), by_rows(row))
     assert device.gains()[0] > 0.93 * best(chance, 1, by_rows(row), device.control.shapes)
@@ -222,8 +220,8 @@ def test_a_trial_finds_out_when_drafts_stand_again():
     device = Device(adaptive(), by_rows(0.01))
     device.run(0.0, 500)
     again = device.run(1.0, MOST_PATIENCE + 60)
-    first = next(number for number, drafts in enumerate(again) if drafts)
-    assert again[first] == TRIAL and max(again[first : first + 40]) == 7
+    begun = next(number for number, drafts in enumerate(again) if drafts)
+    assert again[begun] == TRIAL and max(again[begun : begun + 40]) == 7
 
 
 def test_a_trial_waits_until_everyone_can_afford_it():
@@ -252,7 +250,7 @@ def test_new_requests_are_expected_to_be_like_the_ones_before_them():
     assert not any(others.run(0.05, PATIENCE - 1)), "not before a trial"
 
 
-@pytest.mark.parametrize("chance", [0.0, 0.5, 1.0])
+@pytest.mark.parametrize("chance", first([0.5, 0.0, 1.0]))
 def test_ten_thousand_requests_do_not_wear_it_out(chance):
     device = Device(adaptive(), by_rows(0.01))
     device.run(chance, 2000)

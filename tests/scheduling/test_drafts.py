@@ -10,6 +10,7 @@ from gradus.scheduling.columns import Columns
 from gradus.scheduling.draft_shapes import DraftShapes
 from gradus.scheduling.drafting import DraftControl
 from gradus.scheduling.scheduler import Scheduler
+from tests.pairwise import each_once
 from tests.scheduling.replica import ask, expected, half_right, nonsense, nothing, oracle
 from tests.scheduling.world import World, random_world
 
@@ -23,8 +24,7 @@ def speculating(drafts: int = 3, guess=oracle, lag: int = 1, **settings) -> Worl
     return World(**{"pages": 64, "lag": lag, "drafting": control, "guess": guess, **settings})
 
 
-@pytest.mark.parametrize("guess", DRAFTERS)
-@pytest.mark.parametrize("lag", [0, 1, 2])
+@pytest.mark.parametrize(("lag", "guess"), each_once([0, 1, 2], [*DRAFTERS]))
 def test_whatever_is_drafted_the_tokens_are_those_without_drafts(lag, guess):
     """`World.take` compares every token; `drain` demands that every sequence ends, and every page comes back."""
     for seed in range(40):
@@ -54,8 +54,7 @@ class Fickle(DraftControl):
         return np.array([self.draw.randint(0, most) for most in super().choose(slots, left).tolist()], np.int64)
 
 
-@pytest.mark.parametrize("guess", DRAFTERS)
-@pytest.mark.parametrize("lag", [0, 1, 2])
+@pytest.mark.parametrize(("lag", "guess"), each_once([0, 1, 2], [*DRAFTERS]))
 def test_steps_with_drafts_and_without_may_follow_each_other_in_any_order(lag, guess):
     for seed in range(40):
         random_world(seed, lag=lag, drafts=1 + seed % 8, guess=guess, control=Fickle)

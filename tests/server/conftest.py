@@ -15,19 +15,23 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 import pytest
 
 from gradus.server.client import EngineClient
 from gradus.server.config import ServerConfig
+from gradus.server.engine.child import EngineProcess
+from gradus.server.engine.thread import EngineThread
 from gradus.server.serve import Server, bind
-from tests.server.scripted import ScriptedCore, register, registered
+from tests.server.scripted import ScriptedCore, register, registered, written
 
 ROOT = Path(__file__).parents[2]
 
 
 @dataclass
 class Running:
-    """A server that answers. `engine` is what was made for it: a ScriptedCore, or the LLM whose core is served."""
+    """A server that answers. `engine` is what was made for it: a ScriptedCore, or the LLM whose core is served; None if
+    it is in a process of its own."""
 
     url: str
     port: int
@@ -72,7 +76,9 @@ class Running:
     def idle(self):
         """The engine has nothing to do, and the client and its front end remember no request."""
         open_requests = self.client.front_end.open_requests
-        return not (self.client._streams or open_requests or self.engine.has_work or self.client.waiting)
+        samples = self.client._samples or self.client._handles
+        has_work = self.client._requests if self.engine is None else self.engine.has_work
+        return not (self.client._streams or samples or open_requests or has_work or self.client.waiting)
 
 
 def eventually(condition, seconds=10.0):
@@ -84,20 +90,22 @@ def eventually(condition, seconds=10.0):
 
 
 @contextlib.contextmanager
-def running(load=None, **settings):
-    """A server on a free port in this process; `load` makes its engine (scripted when None)."""
-    config = ServerConfig(model=register(load or ScriptedCore), port=0, **settings)
-    client = EngineClient(config, loader="tests.server.scripted")
+def running(load=None, *, headers=None, **settings):
+    """A server on a free port in this process; `load` makes its engine (scripted when None), on a thread. A text is an
+    expression that makes it in a process of its own. headers: of `http`."""
+    elsewhere = isinstance(load, str)
+    config = ServerConfig(model=written(load) if elsewhere else register(load or ScriptedCore), port=0, **settings)
+    client = EngineClient(config, "tests.server.scripted", EngineProcess if elsewhere else EngineThread)
     server, listening = Server(config, client), bind(config)
     port = listening.getsockname()[1]
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
     thread.start()
     url = f"http://127.0.0.1:{port}"
     try:
-        with httpx.Client(base_url=url, timeout=60, trust_env=False) as http:
+        with httpx.Client(base_url=url, timeout=60, trust_env=False, headers=headers) as http:
             assert eventually(lambda: server.started)
             assert eventually(lambda: client.state != "loading", 60)
-            yield Running(url, port, registered(config.model), client, server, http)
+            yield Running(url, port, None if elsewhere else registered(config.model), client, server, http)
     finally:
         server.should_exit = True
         thread.join(20)
@@ -150,19 +158,17 @@ def read_answer(connection, seconds=20):
 
 
 class Process:
-    """`serve` in a process of its own. engine: an expression that makes the engine, evaluated by the loader there."""
+    """`serve` in a process of its own, and its engine in another. engine: an expression that makes it, evaluated by the
+    loader there. phase: one that runs the engine on a thread."""
 
     def __init__(self, engine="ScriptedCore()", **settings):
         source = (
-            "import sys, time\n"
-            "from gradus.errors import GradusError, ConfigError\n"
+            "import sys\n"
+            "from gradus.errors import GradusError\n"
             "from gradus.server.config import ServerConfig\n"
             "from gradus.server.serve import serve\n"
-            "from tests.server.scripted import ScriptedCore, register\n"
-            "def fail(error):\n"
-            "    raise error\n"
             "try:\n"
-            f"    config = ServerConfig(model=register(lambda: {engine}), **{settings!r})\n"
+            f"    config = ServerConfig(model={written(engine)!r}, **{settings!r})\n"
             "    sys.exit(serve(config, loader='tests.server.scripted'))\n"
             "except GradusError as error:\n"
             "    print(f'gradus: {error}', file=sys.stderr)\n"
@@ -175,6 +181,7 @@ class Process:
             stderr=subprocess.PIPE,
             text=True,
             env=os.environ | {"PYTHONUNBUFFERED": "1"},
+            start_new_session=True,
         )
 
     def ready(self):
@@ -186,6 +193,14 @@ class Process:
 
     def signal(self, number=signal.SIGTERM):
         self.process.send_signal(number)
+
+    def signal_all(self, number):
+        """As a terminal or a supervisor does: the engine's process gets it too."""
+        os.killpg(self.process.pid, number)
+
+    def engine_pid(self):
+        (child,) = psutil.Process(self.process.pid).children()
+        return child.pid
 
     def end(self, seconds=20):
         """(exit code, stderr)."""

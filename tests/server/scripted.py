@@ -1,10 +1,13 @@
-"""A deterministic core, for tests that need faults and timing on cue; and the loader that gives it to a server.
+"""A deterministic core, for tests that need faults and timing on cue; and the loader that gives it to a server, on a
+thread of the test's process or in a process of its own.
 
 Sample i of a prompt yields the tokens i, i + 1, i + 2, … as text "0 1 2 …", one token a step, `slots` samples at once,
 first come first served. Validation is the real one; a request's time and its deadline are looked at before each step.
 """
 
 import itertools
+import os
+import signal
 import time
 from collections import deque
 from dataclasses import dataclass, field
@@ -12,6 +15,7 @@ from dataclasses import dataclass, field
 from gradus.engine.metrics import Metrics
 from gradus.engine.request import ModelLimits, Request, SamplingParams
 from gradus.engine.sequence import Output, Timings
+from gradus.errors import CapacityError, ConfigError  # noqa: F401  (expressions name it)
 from gradus.server.engine.loading import described
 from gradus.server.engine.messages import ModelInfo
 
@@ -31,11 +35,20 @@ class ScriptedTokenizer:
     def __init__(self, piece=" "):
         self.piece = piece
 
-    def encode(self, text):
+    def encode(self, text, *, special_tokens=True):
         return list(text.encode())
 
     def token_bytes(self, token):
         return f"{token}{self.piece}".encode()
+
+    def token_id(self, text):
+        return None
+
+    def spelling(self, token):
+        return self.token_bytes(token)
+
+    def decode(self, tokens, *, skip_special=True):
+        return b"".join(map(self.token_bytes, tokens)).decode()
 
 
 class ScriptedCore:
@@ -155,6 +168,48 @@ class ScriptedCore:
         )
 
 
+# What a core in a process of its own does in the step that begins a prompt with this token.
+RAISE, HANG, KILL, EXIT, GARBAGE, EXHAUST, PAUSE = 901, 902, 903, 904, 905, 906, 907
+
+
+class DeadlyCore(ScriptedCore):
+    """A core whose requests can ask for its end. PAUSE makes a step longer than the engine may be silent."""
+
+    def close(self):
+        print("the engine was closed")
+
+    def step(self):
+        for sample in self.waiting:
+            self._die(sample.request.prompt[0])
+        return super().step()
+
+    def _die(self, token):
+        match token:
+            case 901:
+                raise RuntimeError("secret detail")
+            case 902:
+                time.sleep(600)
+            case 903:
+                os.kill(os.getpid(), signal.SIGKILL)
+            case 904:
+                os._exit(7)
+            case 905:
+                os.write(connected(), b"\xff" * 100)
+            case 906:
+                raise CapacityError("a step found no memory")
+            case 907:
+                time.sleep(1.1)
+
+
+def connected():
+    """The file number of the engine process's own socket."""
+    import gc
+    import socket
+
+    (found,) = (each for each in gc.get_objects() if isinstance(each, socket.socket) and each.family == socket.AF_UNIX)
+    return found.fileno()
+
+
 def greedy(max_tokens, **fields):
     return SamplingParams(max_tokens=max_tokens, **fields)
 
@@ -164,9 +219,16 @@ def greedy(max_tokens, **fields):
 _engines = {}  # name of the "model" → [what makes a ScriptedCore or an LLM, what it made]
 _numbers = itertools.count()
 
+WRITTEN = "scripted: "  # begins the name of a "model" that is an expression, for another process to evaluate
+
+
+def written(engine):
+    """A name that has this loader load what an expression makes, in whatever process it runs."""
+    return WRITTEN + engine
+
 
 def register(make):
-    """A name that, as the configuration's `model`, has this loader load what `make` makes."""
+    """A name that, as the configuration's `model`, has this loader load what `make` makes, in this process alone."""
     name = f"scripted-{next(_numbers)}"
     _engines[name] = [make, None]
     return name
@@ -177,8 +239,14 @@ def registered(name):
     return _engines[name][1]
 
 
+def fail(error):
+    raise error
+
+
 def _made(config):
     """Make the object once, on the first side's request."""
+    if config.model.startswith(WRITTEN):
+        _engines.setdefault(config.model, [lambda: eval(config.model.removeprefix(WRITTEN)), None])
     entry = _engines[config.model]
     if entry[1] is None:
         entry[1] = entry[0]()
@@ -186,6 +254,8 @@ def _made(config):
 
 
 def open_tokenizer(config):
+    if config.model.startswith(WRITTEN) and "Core(" not in config.model:
+        return ScriptedTokenizer()  # the engine's side is what fails
     return _made(config).tokenizer
 
 

@@ -3,13 +3,16 @@
 import queue
 
 import numpy as np
+import pytest
 
 from gradus.bench.predict.simulation import Simulation, short_requests
+from gradus.engine.logprobs import PAIR, Logprobs
 from gradus.engine.outputs import Outputs
 from gradus.engine.request import Request, SamplingParams
+from gradus.engine.sequence import Output
 from gradus.server.engine import loop as engine_loop
 from gradus.server.engine.loop import EngineLoop
-from gradus.server.engine.messages import Report, Submit
+from gradus.server.engine.messages import HANDLES, TOKENS, Cancel, Report, SelfChecked, Submit, unpacked
 from tests.server.scripted import ScriptedCore
 
 
@@ -24,6 +27,10 @@ class Clock:
         return self.now
 
 
+def submit(name: str, limits, handle: int = 1, **params) -> Submit:
+    return Submit.of(handle, Request.create(name, [1], SamplingParams(**params), limits))
+
+
 def loop_over(core) -> tuple[EngineLoop, queue.SimpleQueue, list[Report]]:
     commands, reports = queue.SimpleQueue(), []
     return EngineLoop(core, commands, reports.append), commands, reports
@@ -34,7 +41,7 @@ def test_metrics_come_ten_times_a_second_and_when_the_engine_rests(monkeypatch):
     monkeypatch.setattr(engine_loop, "time", clock)
     core = ScriptedCore()
     loop, commands, reports = loop_over(core)
-    commands.put(Submit(Request.create("a", [1], SamplingParams(max_tokens=500), core.limits), sent=0.0))
+    commands.put(submit("a", core.limits, max_tokens=500))
     started = clock.now
     while not reports or reports[-1].busy:
         loop._turn()
@@ -48,8 +55,8 @@ def test_metrics_come_ten_times_a_second_and_when_the_engine_rests(monkeypatch):
 def test_how_many_wait_is_said_in_every_report():
     core = ScriptedCore(slots=1)
     loop, commands, reports = loop_over(core)
-    for name in "abc":
-        commands.put(Submit(Request.create(name, [1], SamplingParams(max_tokens=2), core.limits)))
+    for handle, name in enumerate("abc"):
+        commands.put(submit(name, core.limits, handle, max_tokens=2))
     while not reports or reports[-1].busy:
         loop._turn()
     assert [report.waiting for report in reports] == [2, 2, 1, 1, 0, 0]
@@ -58,13 +65,76 @@ def test_how_many_wait_is_said_in_every_report():
 def test_a_step_of_many_decodes_is_reported_in_columns(monkeypatch):
     """Objects, one per token, are made by the reader: the engine's side hands over what the step gave."""
     simulation = Simulation(batch=64, pages=64 * 8)
-    for request in short_requests(64, 32, (40, 40)):
-        simulation.engine.submit(request)
+    loop, commands, reports = loop_over(simulation.engine)
+    for number, request in enumerate(short_requests(64, 32, (40, 40))):
+        commands.put(Submit.of(100 + number, request))
     while simulation.scheduler.columns.count < 64:
-        simulation.step()
-    loop, _, reports = loop_over(simulation.engine)
+        loop._turn()
     monkeypatch.setattr(Outputs, "__iter__", None)
     loop._turn()
-    (report,) = reports
-    assert isinstance(report.outputs, Outputs) and report.outputs.plain == 64
-    assert np.all(report.outputs.tokens >= 0)
+    report = reports[-1]
+    assert sorted(unpacked(HANDLES, report.handles)) == list(range(100, 164)) and not report.others
+    tokens = unpacked(TOKENS, report.tokens)
+    assert report.width == 1 and len(tokens) == 64 and min(tokens) >= 0
+
+
+def test_rows_with_several_tokens_and_log_probabilities_keep_them_together():
+    """Of four rows one is exceptional; the others have one or two of two tokens, and their log-probabilities."""
+    core = ScriptedCore()
+    loop, commands, _ = loop_over(core)
+    for handle, name in ((10, "a"), (20, "b")):
+        commands.put(submit(name, core.limits, handle, n=2, max_tokens=5))
+    loop._turn()
+    owners = np.empty(4, object)
+    owners[:] = [Output("a", 0), Output("a", 1), Output("b", 0), Output("b", 1)]
+    pairs = [PAIR.pack(token, -1.0) for token in range(8)]
+    pairs[1] = b""
+    rows = np.array([[0, -1], [2, 3], [4, 5], [6, 7]])
+    report = Report()
+    loop._add(Outputs(owners, rows, [1], pairs), report)
+    assert unpacked(HANDLES, report.handles) == [10, 20, 21]
+    assert unpacked(TOKENS, report.tokens) == [0, -1, 4, 5, 6, 7] and report.width == 2
+    assert report.logprobs == [pairs[0], b"", *pairs[4:]]
+
+
+@pytest.mark.parametrize("plain", [True, False])
+def test_an_engine_without_columns_has_its_plain_tokens_put_into_them(plain):
+    core = ScriptedCore()
+    loop, commands, _ = loop_over(core)
+    commands.put(submit("a", core.limits, 7, n=2, max_tokens=5))
+    loop._turn()
+    logprobs = {} if plain else {"logprobs": Logprobs((PAIR.pack(3, -1.0),))}
+    report = Report()
+    loop._add([Output("a", 1, (3,), **logprobs)], report)
+    assert (unpacked(HANDLES, report.handles), [told.handle for told in report.others]) == (
+        ([8], []) if plain else ([], [8])
+    )
+
+
+def test_a_request_is_forgotten_with_its_last_sample_and_its_handle_means_nothing_then():
+    core = ScriptedCore()
+    loop, commands, reports = loop_over(core)
+    commands.put(submit("a", core.limits, 5, n=3, max_tokens=100))
+    loop._turn()
+    assert reports[-1].accepted == [5] and reports[-1].requests == 1
+    commands.put(Cancel(5, "stop", 1))
+    loop._turn()
+    assert [(told.handle, told.finish_reason) for told in reports[-1].others] == [(6, "stop")]
+    commands.put(Cancel(5, "cancelled"))
+    loop._turn()
+    assert reports[-1].ended == 2 and reports[-1].requests == 0 and not reports[-1].busy
+    assert not loop._running and not loop._names
+    commands.put(Cancel(5, "cancelled"))
+    commands.put(Cancel(999, "cancelled"))
+    loop._turn()
+    assert not reports[-1].others
+
+
+def test_a_request_that_the_loop_has_kept_without_need_is_a_book_that_does_not_balance():
+    core = ScriptedCore()
+    loop, commands, posted = loop_over(core)
+    commands.put(submit("a", core.limits, 5, max_tokens=100))
+    loop._turn()
+    core.cancel("a")  # not by the loop, so it does not hear of it
+    loop._check()
+    assert posted[-1] == SelfChecked(passed=False)

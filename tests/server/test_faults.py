@@ -8,6 +8,7 @@ from functools import partial
 import pytest
 
 from gradus.errors import CapacityError, ConfigError
+from gradus.server.engine.thread import EngineThread
 from tests.server.conftest import events, eventually, read_answer
 from tests.server.scripted import ScriptedCore, register
 
@@ -54,7 +55,7 @@ def test_a_sample_that_fails_leaves_its_siblings_streams_alone(serving):
 
 @pytest.mark.parametrize("times", [1, 10_000], ids=["short", "long"])
 def test_a_prompt_that_breaks_the_tokenizer_breaks_nothing_else(serving, caplog, monkeypatch, times):
-    def encode(text):
+    def encode(text, **_):
         if text.startswith("break"):
             raise ZeroDivisionError("secret detail")
         return [1]
@@ -111,7 +112,7 @@ def test_a_step_that_hangs_is_noticed(serving):
     assert "hangs" in server.http.get("/health").json()["reason"]
     assert server.generate(prompt="a", max_tokens=1).status_code == 503
     # when the step does come back, nothing runs after it
-    assert eventually(lambda: not server.client._thread.is_alive())
+    assert eventually(lambda: not server.client._link.alive)
     assert server.engine.totals.steps == 3
 
 
@@ -164,7 +165,7 @@ def test_while_the_model_loads_http_answers(serving):
     from gradus.server.serve import Server, bind
 
     config = ServerConfig(model=register(load), port=0)
-    client = EngineClient(config, loader="tests.server.scripted")
+    client = EngineClient(config, loader="tests.server.scripted", link=EngineThread)
     server, listening = Server(config, client), bind(config)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
     thread.start()
@@ -192,7 +193,7 @@ def test_a_model_that_cannot_be_loaded_ends_the_server_with_its_error():
         raise ConfigError("no such phase")
 
     config = ServerConfig(model=register(load), port=0)
-    server = Server(config, EngineClient(config, loader="tests.server.scripted"))
+    server = Server(config, EngineClient(config, loader="tests.server.scripted", link=EngineThread))
     server.run(sockets=[bind(config)])
     assert str(server.load_error) == "no such phase"
 

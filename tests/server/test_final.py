@@ -118,4 +118,4 @@ def test_health_says_that_a_restart_is_needed_and_with_what(ended, caplog):
     assert server.http.get("/health/live").status_code == 503
     refused = server.generate(prompt="a", max_tokens=1)
     assert refused.status_code == 503 and "retry-after" not in refused.headers
-    assert eventually(lambda: not server.client._thread.is_alive())
+    assert eventually(lambda: not server.client._link.alive)

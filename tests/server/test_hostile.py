@@ -6,12 +6,18 @@ Named after the vulnerabilities of other engines where they teach one: docs/serv
 import gzip
 import json
 import logging
+from functools import partial
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from gradus.engine.request import ModelLimits
+from gradus.server.config import ServerConfig
+from gradus.server.engine.messages import ModelInfo
+from gradus.server.http.body import body_limit
 from tests.server.conftest import eventually, read_answer, running
+from tests.server.scripted import ScriptedCore
 
 JSON_POST = b"POST /generate HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
 MANY = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -130,6 +136,24 @@ def test_a_body_of_just_the_limit_is_read(server):
     refusal(post(server, body + b" " * ((1 << 20) - len(body) + 1)), 413)
 
 
+@pytest.mark.parametrize(("context", "most"), [(None, 1 << 20), (4096, 1 << 20), (131_072, 16 * 131_072 + (1 << 18))])
+def test_a_body_may_be_as_large_as_the_context_could_need(context, most):
+    limits = context and ModelLimits(vocab_size=10, context_length=context)
+    info = context and ModelInfo("m", "final", None, "cpu", "float32", limits, {})
+    assert body_limit(ServerConfig(), info) == most
+    assert body_limit(ServerConfig(max_body_bytes=77), info) == 77
+
+
+def test_the_limit_of_a_body_grows_with_the_context(serving):
+    server = serving(partial(ScriptedCore, context_length=100_000))
+    most = server.stats()["limits"]["max_body_bytes"]
+    assert most == 1_600_000 + (1 << 18)
+    longest = ("1," * 99_998 + "1").encode()
+    body = b'{"max_tokens": 1, "prompt": [%s]}' % longest
+    assert post(server, body + b" " * (most - len(body))).status_code == 200
+    refusal(post(server, body + b" " * (most - len(body) + 1)), 413)
+
+
 @pytest.mark.parametrize("headers", [["X: " + "y" * 40_000], [f"X-{number}: y" for number in range(150)]])
 def test_headers_have_a_limit(server, headers):
     status, _, _ = read_answer(server.send(b"{}", headers=headers))
@@ -237,7 +261,7 @@ def test_any_values_in_any_fields(server, fields, with_prompt):
         ("n", 0, "0"),
         ("n", -1, "-1"),
         ("n", 10**9, "1000000000"),
-        ("n", 17, "17"),
+        ("n", 129, "129"),
         ("top_k", -2, "-2"),
         ("top_p", 0, "0"),
         ("top_p", 1.1, "1.1"),
@@ -388,8 +412,9 @@ def test_every_limit_is_shown(server):
     limits = server.stats()["limits"]
     assert limits["max_waiting"] == 64
     assert limits["max_body_bytes"] == 1 << 20
-    assert limits["max_n"] == 16
+    assert limits["max_n"] == 64  # its max_waiting
     assert limits["receive_timeout"] == 2
+    assert limits["key_max_samples"] is None and "key_tokens_per_minute" in limits
 
 
 @pytest.mark.stress

@@ -247,7 +247,7 @@ def server():
         yield server
 
 
-ROUTES = ["/", "/health", "/health/live", "/stats", "/openapi.json", "/generate", "/nowhere", "/%2e%2e/x"]
+ROUTES = ["/", "/health", "/health/live", "/stats", "/metrics", "/openapi.json", "/generate", "/nowhere", "/%2e%2e/x"]
 
 
 @pytest.mark.parametrize("headers", [{"Host": "evil.com"}, {"Origin": "null"}, {"Sec-Fetch-Site": "cross-site"}])
@@ -310,6 +310,6 @@ def test_odd_requests(server, text, wanted):
 
 
 def test_bound_to_every_address_a_probe_by_address_is_served(caplog):
-    with caplog.at_level(logging.CRITICAL), running(host="0.0.0.0") as server:
+    with caplog.at_level(logging.CRITICAL), running(host="0.0.0.0", no_auth=True) as server:
         for host, wanted in (("192.168.1.5:8000", 200), (f"localhost:{server.port}", 200), ("evil.com", 403)):
             assert httpx.get(f"{server.url}/health", headers={"Host": host}, trust_env=False).status_code == wanted

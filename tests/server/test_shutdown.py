@@ -8,6 +8,7 @@ import time
 import httpx
 import pytest
 
+from tests.pairwise import first
 from tests.server.conftest import Process, events, eventually
 
 SOON = 10  # seconds: enough for a process to end on a busy machine, and far from a drain_timeout that is waited for
@@ -45,7 +46,7 @@ def get(url, path="/health"):
     return httpx.get(url + path, timeout=5, trust_env=False)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", first([signal.SIGTERM, signal.SIGINT]))
 def test_what_runs_is_finished_before_leaving(number):
     with Process("ScriptedCore(step_s=0.01)", port=0, drain_timeout=20) as server:
         url = server.ready()
@@ -101,8 +102,11 @@ def test_a_second_signal_stops_at_once_with_last_frames():
         assert time.monotonic() - start < SOON
 
 
-def test_a_step_that_hangs_does_not_keep_the_process():
-    with Process("ScriptedCore(hang={2: 600})", port=0, drain_timeout=0.2) as server:
+@pytest.mark.parametrize(
+    ("phase", "says"), [(None, "its process is killed"), ("p01", "leaving without waiting")], ids=["process", "thread"]
+)
+def test_a_step_that_hangs_does_not_keep_the_process(phase, says):
+    with Process("ScriptedCore(hang={2: 600})", port=0, drain_timeout=0.2, phase=phase) as server:
         url = server.ready()
         begun, result = stream_in_background(url)
         assert begun.wait(10)
@@ -111,7 +115,7 @@ def test_a_step_that_hangs_does_not_keep_the_process():
         assert frames[-1]["error"]["type"] == "draining" and done
         code, errors = server.end()
         assert code == 0
-        assert "leaving without waiting" in errors
+        assert says in errors
 
 
 def test_a_client_that_reads_nothing_does_not_keep_the_process():
@@ -159,16 +163,23 @@ def test_by_default_it_is_on_loopback_says_how_to_try_it_and_leaves_at_once_when
         code, errors = server.end()
         assert code == 0
         assert time.monotonic() - start < SOON
-        assert "authentication" not in errors
+        assert "API keys" not in errors
 
 
-def test_listening_beyond_loopback_comes_with_a_warning():
+def test_beyond_loopback_it_does_not_start_without_keys():
     with Process(port=0, host="0.0.0.0") as server:
+        code, errors = server.end()
+        assert code == 2 and errors.count("\n") == 1
+        assert errors.startswith("gradus: 0.0.0.0 is an address that others can reach: make a key (`gradus keys add")
+
+
+def test_listening_beyond_loopback_without_keys_comes_with_a_warning():
+    with Process(port=0, host="0.0.0.0", no_auth=True) as server:
         server.ready()
         server.signal()
         code, errors = server.end()
         assert code == 0
-        assert "listening on 0.0.0.0" in errors and "no authentication" in errors
+        assert "listening on 0.0.0.0 without API keys (--no-auth)" in errors
 
 
 def test_a_busy_port_is_one_line():

@@ -20,13 +20,13 @@ class Recorder:
     def __init__(self, tokenizer, seconds=0.0):
         self.tokenizer, self.seconds, self.threads, self.encoding = tokenizer, seconds, set(), threading.Event()
 
-    def encode(self, text):
+    def encode(self, text, *, special_tokens=True):
         self.threads.add(threading.current_thread().name)
         if len(text) == len(LONG):
             self.encoding.set()
             time.sleep(self.seconds)
             return [1, 2, 3]
-        return self.tokenizer.encode(text)
+        return self.tokenizer.encode(text, special_tokens=special_tokens)
 
     def token_bytes(self, token):
         self.threads.add(threading.current_thread().name)

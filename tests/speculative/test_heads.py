@@ -116,7 +116,7 @@ def test_drafts_are_what_the_heads_say_of_the_whole_text(shape, kind, kernels, t
         assert max(drafts) < vocabulary
 
 
-@settings(max_examples=15)
+@settings(max_examples=settings.default.max_examples // 2)
 @given(data=st.data(), pool=pools(), drafts=st.integers(1, DRAFTS), lag=st.integers(0, 2), kind=st.sampled_from(KINDS))
 def test_whatever_the_schedule_heads_change_no_token(tmp_path_factory, data, pool, drafts, lag, kind):
     plan = data.draw(requests(min(pool["cache_tokens"], 60)))
@@ -127,7 +127,7 @@ def test_whatever_the_schedule_heads_change_no_token(tmp_path_factory, data, poo
     nothing_is_left(engine)
 
 
-@settings(max_examples=15)
+@settings(max_examples=settings.default.max_examples // 2)
 @given(data=st.data(), pool=pools(), lag=st.integers(0, 2))
 def test_whatever_the_schedule_the_newest_state_is_that_of_the_newest_token(tmp_path_factory, data, pool, lag):
     """Heads that only scale it say what the model said: so each of their drafts is the newest token, greedy."""

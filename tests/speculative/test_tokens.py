@@ -12,6 +12,7 @@ from gradus.engine.request import Request
 from gradus.models import Model
 from gradus.models.shapes import SHAPES
 from gradus.speculative.drafter import NO_DRAFT
+from tests.pairwise import pairwise
 from tests.phases import drive
 from tests.phases.conftest import FAMILIES, build_engine, limits_of, rounded_otherwise, tiny_model
 from tests.phases.drive import Answers, Ending, nothing_is_left, record, run, run_schedule, served
@@ -79,9 +80,9 @@ def compare(shape: str, asked: dict[str, Request], done: Answers, expected: Answ
     drive.compare(asked, done, expected, lambda: (plain(shape, asked, model) for model in rounded_otherwise(shape)))
 
 
-@pytest.mark.parametrize("kernels", [True, False])
-@pytest.mark.parametrize("drafter", ["ngram", "right", "nonsense", "nothing"])
-@pytest.mark.parametrize("shape", FAMILIES)
+@pytest.mark.parametrize(
+    ("shape", "drafter", "kernels"), pairwise(FAMILIES, ["ngram", "right", "nonsense", "nothing"], [True, False])
+)
 def test_whatever_is_drafted_no_token_changes(shape, drafter, kernels):
     """Chunks, hits, preemptions, temperatures, penalties, log-probabilities, several samples; repeating prompts."""
     asked = {
@@ -132,7 +133,6 @@ def test_a_request_cancelled_after_any_step_leaves_the_others_their_tokens(lag, 
     assert tick > 5
 
 
-@settings(max_examples=25)
 @given(data=st.data(), shape=st.sampled_from(FAMILIES), pool=pools(), drafts=st.integers(1, 6), lag=st.integers(0, 2))
 def test_whatever_the_schedule_drafts_change_no_token(data, shape, pool, drafts, lag):
     plan = data.draw(requests(min(pool["cache_tokens"], 60)))
@@ -184,7 +184,7 @@ def test_a_draft_without_windows_drafts_for_a_model_with_some(kernels):
     nothing_is_left(engine)
 
 
-@settings(max_examples=15)
+@settings(max_examples=settings.default.max_examples // 2)
 @given(data=st.data(), pool=pools(), drafts=st.integers(1, 6), lag=st.integers(0, 2))
 def test_whatever_the_schedule_a_draft_model_has_what_it_needs(data, pool, drafts, lag):
     plan = data.draw(requests(min(pool["cache_tokens"], 60)))

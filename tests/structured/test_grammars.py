@@ -8,14 +8,19 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gradus.engine.plan import Admission
+from gradus.engine.request import ModelLimits, Request, SamplingParams
 from gradus.engine.structured import Structured
 from gradus.errors import RequestError
 from gradus.loading.tokenizer import Tokenizer
+from gradus.sampling.constraints import Constraints
 from gradus.structured import Grammars, grammars
+from gradus.structured.vocabulary import row_words
 from tests.structured.vocabularies import EOS, GRAMMARS, TOKENIZER, WIDTH, encode, legal, matcher
 
 
@@ -153,9 +158,7 @@ def test_what_looks_like_an_attribute_inside_a_text_is_allowed():
 def test_a_grammar_may_name_control_tokens_that_do_not_end_the_answer():
     made = matcher(Structured(grammar='start: "a" <|im_start|> "b"'))
     assert made.accept(encode("a")) and legal(made) == [1]
-    assert made.accept([1, *encode("b")]) and made.finished
-    made.rollback(2)
-    assert legal(made) == [1]
+    assert made.accept([1, *encode("b")]) and legal(made) == sorted(EOS)
 
 
 # -- the cache ---------------------------------------------------------------------------------------------------------
@@ -211,7 +214,7 @@ def test_the_least_recently_used_is_dropped_and_compiled_again(compiled, monkeyp
     for text in ("b", "a", "c", "a", "b"):
         made.check(Structured(regex=text))
     assert compiled == ["a", "b", "c", "b"]
-    assert first.accept(encode("a")) and first.finished
+    assert first.accept(encode("a")) and legal(first) == sorted(EOS)
 
 
 def test_the_cache_is_bounded_by_bytes(compiled, monkeypatch):
@@ -302,6 +305,22 @@ def test_a_tokenizer_that_can_not_be_used_refuses_requests_in_one_line():
         assert "\n" not in str(caught.value)
 
 
+def test_without_an_index_an_answer_fails_alone_and_says_why():
+    """Where its template was dropped and cannot be compiled again, a request is in the step already."""
+    made = Grammars(lambda: '{"model": {"vocab": {}}, "added_tokens": []}', 300, (0,))
+    constraints = Constraints(made)
+    limits = ModelLimits(300, 64, (0,), structured=True)
+    request = Request.create("r", [5], SamplingParams(structured=Structured(regex="a")), limits)
+    constraints.admit([Admission(2, request, 0, (5, 6))])
+    answers = constraints.of([2])
+    rows = np.full((1, row_words(300)), -1, np.int32)
+    constraints.fill(answers, rows)
+    constraints.threads.wait()
+    assert not rows.any() and constraints.matcher(2).legal([5]) == []
+    (fault,) = constraints.accept(answers, [-1]).values()
+    assert fault.startswith("structured: ") and "\n" not in fault
+
+
 def test_without_the_library_a_request_names_what_installs_it(monkeypatch):
     original = builtins.__import__
 
@@ -329,4 +348,4 @@ assert "llguidance" not in sys.modules and "torch" not in sys.modules
 
 def test_every_byte_is_a_token_of_a_tokenizer_of_bytes():
     made = Grammars(Tokenizer.of_bytes().to_json, 256).matcher(Structured(choice=["é\n"]))
-    assert made.accept("é\n".encode()) and made.finished
+    assert made.accept("é\n".encode()) and made.accepting and made.forced(1) == []

@@ -1,4 +1,4 @@
-"""One answer's place in its grammar: rows, ends, drafts, and taking tokens back."""
+"""One answer's place in its grammar: rows, ends, and drafts."""
 
 import numpy as np
 import pytest
@@ -23,15 +23,15 @@ def test_only_the_grammars_tokens_are_legal_and_ends_only_where_it_accepts():
     assert legal(made) == encode("the")  # both choices begin so, and the tokenizer writes it so
     assert not made.accepting
     assert made.accept(encode("the cat"))
-    assert set(EOS) < set(legal(made)) and made.accepting and not made.finished
+    assert set(EOS) < set(legal(made)) and made.accepting
     assert made.accept(encode(" sat"))
-    assert legal(made) == sorted(EOS) and made.finished
+    assert legal(made) == sorted(EOS)
 
 
 def test_after_an_end_only_ends_are_legal():
     made = matcher()
     assert made.accept([*encode("the cat"), 2])
-    assert legal(made) == sorted(EOS) and made.finished and made.forced(4) == []
+    assert legal(made) == sorted(EOS) and made.forced(4) == []
     assert not made.accept(encode(" sat")) and made.fault is not None
 
 
@@ -56,30 +56,13 @@ def test_a_model_without_an_end_token_finishes_with_the_grammar():
     row = np.zeros(row_words(256), np.int32)
     made.accept(b"ab")
     made.fill(row)
-    assert made.finished and made.fault is None and ids(row) == []
+    assert made.accepting and made.fault is None and ids(row) == []
 
 
-def test_rollback_is_exact_across_the_end():
+def test_an_end_may_follow_an_end_and_nothing_else():
     made = matcher(stop_ids=(50,))
-    tokens = [*encode("the cat sat"), 2, 50]
-    rows = [legal(made)]
-    for token in tokens:
-        assert made.accept([token])
-        rows.append(legal(made))
-    for back in range(1, len(tokens) + 1):
-        made.rollback(back)
-        assert legal(made) == rows[-1 - back]
-        assert made.accept(tokens[-back:])
-        assert legal(made) == rows[-1]
-
-
-def test_more_than_was_accepted_cannot_be_taken_back():
-    for count in (3, -1, 10**12):
-        made = matcher()
-        made.accept(encode("the")[:1])
-        made.rollback(count)
-        assert made.fault is not None and "\n" not in made.fault
-        assert legal(made) == []
+    assert made.accept([*encode("the cat sat"), 2, 50, 0])
+    assert legal(made) == sorted({*EOS, 50}) and not made.accept(encode(" sat"))
 
 
 @pytest.mark.parametrize("token", [-1, 1, WIDTH - 1, WIDTH, 10**6, 2**31, 2**32, 2**63, 2**200])
@@ -87,8 +70,7 @@ def test_a_token_that_is_none_is_a_fault_and_raises_nothing(token):
     made = matcher()
     assert not made.accept([token])
     assert made.fault == f"token {token} is not legal here"
-    assert legal(made) == [] and made.forced(3) == [] and not made.accepting and not made.finished
-    made.rollback(1)
+    assert legal(made) == [] and made.forced(3) == [] and not made.accepting
     assert not made.accept(encode("the"))
     assert legal(matcher()) == encode("the"), "only that answer has failed"
 
@@ -136,7 +118,9 @@ def test_the_text_of_a_control_token_is_legal_as_text():
     made = matcher(Structured(choice=["<|im_start|>"]))
     assert 1 not in legal(made) and not made.accept([1])
     made = matcher(Structured(choice=["<|im_start|>"]))
-    assert made.forced(99) == encode("<|im_start|>") and made.accept(encode("<|im_start|>")) and made.finished
+    assert (
+        made.forced(99) == encode("<|im_start|>") and made.accept(encode("<|im_start|>")) and legal(made) == sorted(EOS)
+    )
 
 
 def test_forced_tokens_are_the_only_legal_ones():
@@ -184,11 +168,11 @@ def test_a_panic_ends_one_answer(monkeypatch):
     made = matcher()
     monkeypatch.setattr(made, "_inner", Broken())
     assert not made.accept([5]) and made.fault == "Panic: assertion failed: depth at src/toktrie.rs:7"
-    for act in (lambda made: legal(made), lambda made: made.rollback(1), lambda made: legal_behind(made, [5, 6])):
+    for act in (lambda made: legal(made), lambda made: legal_behind(made, [5, 6])):
         made = matcher()
         monkeypatch.setattr(made, "_inner", Broken())
         act(made)
         assert made.fault is not None
     made = matcher()
     monkeypatch.setattr(made, "_inner", Broken())
-    assert made.forced(3) == [] and not made.accepting and not made.finished
+    assert made.forced(3) == [] and not made.accepting

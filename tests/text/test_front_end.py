@@ -20,7 +20,7 @@ TIMINGS = Timings(queued_s=0.1, ttft_s=0.2, total_s=0.3, tokens=3)
 class Bytes:
     """One token per byte; token 255 cannot be decoded."""
 
-    def encode(self, text):
+    def encode(self, text, *, special_tokens=True):
         return list(text.encode())
 
     def token_bytes(self, token):
@@ -119,6 +119,35 @@ def test_how_many_tokens_a_step_yields_changes_no_result(cuts, stop, min_tokens,
     params = {"stop": stop, "min_tokens": min_tokens, "logprobs": 0}
     steps = [after - before for before, after in pairwise(edges)]
     assert result(steps, params, ending) == result([1] * len(TOKENS), params, ending)
+
+
+@given(
+    st.text("ab é漢🙂", max_size=12),
+    st.sampled_from([{}, {"stop": ["b"]}, {"stop": ["é漢"], "min_tokens": 3}]),
+    st.sampled_from(["length", "stop", "error"]),
+)
+def test_plain_tokens_taken_the_short_way_give_the_same_result(text, params, ending):
+    """The short way leaves to the long one what it cannot take; they may alternate."""
+    results = []
+    for short in (False, True):
+        elsewhere = Elsewhere()
+        request = elsewhere.front_end.request("p", SamplingParams(max_tokens=60, **params), request_id="r")
+        (transcript,) = elsewhere.front_end.open(request)
+        deltas = []
+        for token in text.encode():
+            delta = transcript.plain(token) if short else None
+            deltas.append(delta or elsewhere.front_end.read_sample(transcript, Output("r", 0, (token,))))
+        last = Output("r", 0, finish_reason=ending, timings=TIMINGS)
+        deltas.append(elsewhere.front_end.read_sample(transcript, last))
+        results.append((deltas, elsewhere.received))
+    assert results[0] == results[1]
+
+
+def test_a_token_that_cannot_be_decoded_is_left_to_the_long_way(elsewhere):
+    request = elsewhere.front_end.request("p", SamplingParams(max_tokens=9), request_id="r")
+    (transcript,) = elsewhere.front_end.open(request)
+    assert transcript.plain(255) is None
+    assert transcript.plain(97).text == "a"
 
 
 def test_tokens_that_cannot_be_decoded_end_their_sample_alone(elsewhere, caplog):

@@ -44,15 +44,13 @@ def assemble_ranks(
     """
     place = place_of(options, 0)
     device = device_of(device, place)
-    if precision.scheme is not None or checkpoint.quantized is not None:
-        raise ConfigError("quantize does not work with tensor_parallel or pipeline_parallel yet: leave one of them out")
-    precision = replace(precision, weights=precision.activations, linear=Linear)
+    precision = precision_of_ranks(precision)
     shard = place.shard(checkpoint.config)
     _check_stages(checkpoint.config, place)
-    each = _for_each_rank(options, device, place.count)
+    each = for_each_rank(options, device)
     config = memory_plan(shard.config, each, device, precision).applied(each)
     grammars = None if checkpoint.tokenizer is None else grammars_of(checkpoint.tokenizer, options.limits)
-    config = replace(config, limits=replace(config.limits, structured=grammars is not None))
+    config = replace(config, limits=replace(config.limits, structured=grammars is not None, prompt_logprobs=True))
     ranks = Ranks(place.count, OTHER_RANK, _job(checkpoint, config, precision, device))
     try:
         with enough_memory(config, device):
@@ -66,8 +64,9 @@ def assemble_ranks(
     return engine, config
 
 
-def _for_each_rank(options: EngineConfig, device: torch.device, count: int) -> EngineConfig:
+def for_each_rank(options: EngineConfig, device: torch.device) -> EngineConfig:
     """Reduce the options to what a rank gets: on a CPU, the ranks share its memory and its cores."""
+    count = options.ranks
     if options.kernels:
         log.info("%d ranks run on torch: Gradus's own kernels and CUDA graphs do not exchange yet", count)
     chosen = replace(options, kernels=False, graphs=False)
@@ -76,6 +75,13 @@ def _for_each_rank(options: EngineConfig, device: torch.device, count: int) -> E
     fraction = None if options.memory_fraction is None else options.memory_fraction / count
     own = max(1, (options.threads or threads.use(None)) // count)
     return replace(chosen, memory_fraction=fraction, threads=threads.use(own))
+
+
+def precision_of_ranks(precision: Precision) -> Precision:
+    """Keep weights in the activations' type. Raises ConfigError for quantized weights."""
+    if precision.scheme is not None:
+        raise ConfigError("quantize does not work with tensor_parallel or pipeline_parallel yet: leave one of them out")
+    return replace(precision, weights=precision.activations, linear=Linear)
 
 
 def place_of(options: EngineConfig, rank: int) -> Place:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from gradus.cache import TableChange
+from gradus.engine.plan import Scores
 
 
 @dataclass(slots=True)
@@ -19,6 +20,7 @@ class Batch:
     wiped: pages to fill with zeros before anything is stored (see Plan).
     logits_rows: [R] int64, the rows that get logits; row_spans: the span of each.
     unknown: spans whose first token only the device knows.
+    scores: (first row, what is asked) of each span whose prompt's log-probabilities are wanted.
     """
 
     token_ids: Tensor
@@ -34,3 +36,4 @@ class Batch:
     row_spans: list[int]
     unknown: list[int] = field(default_factory=list)
     wiped: tuple[int, ...] = ()
+    scores: list[tuple[int, Scores]] = field(default_factory=list)

@@ -3,7 +3,7 @@
 Read in this order:
 
     options.py     options that several commands share;  settings_table.py: the same as a table of the docs
-    layers.py      the options that `--help` shows first
+    layers.py      help at once, and the options that it shows first
     terminal.py    output to stdout, stderr and files;  progress.py: a bar during long work
     engine.py      a model loaded for a command;  loading.py: the same for a server
     commands/      one module for each group of commands
@@ -30,23 +30,24 @@ from gradus.cli.commands import (
     exercises,
     generate,
     health,
+    keys,
     load,
     models,
     museum,
     serve,
     xray,
 )
-from gradus.cli.layers import layered
+from gradus.cli.layers import Command, Group, layered
 from gradus.device.allocator import keep_freed_memory
 from gradus.device.characters import accept_every_character
 from gradus.device.threads import spin_briefly, stay_within_share
 from gradus.errors import CapacityError, GradusError
-from gradus.exercises.solution import blamed
 
 _MODEL = ("model", "phase", "device", "quantize")
 
 app = typer.Typer(
     name="gradus",
+    cls=Group,
     rich_markup_mode="rich",
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -85,7 +86,9 @@ for command, panel in (
     (course.phases, "Look around"),
     (health.doctor, "Look around"),
 ):
-    app.command(rich_help_panel=panel, cls=FIRST.get(command.__name__))(command)
+    app.command(rich_help_panel=panel, cls=FIRST.get(command.__name__, Command))(command)
+
+app.add_typer(keys.keys, name="keys", rich_help_panel="Use a model")
 
 
 @app.callback(invoke_without_command=True)
@@ -135,6 +138,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         terminal.print_mistake(str(mistake))
         return 2
     except Exception as error:
+        from gradus.exercises.solution import blamed
+
         own = blamed(error)  # a student's file under --impl
         if own is None:
             raise

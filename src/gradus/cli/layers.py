@@ -1,12 +1,51 @@
-"""Help in layers: `--help` shows the options that a first call needs, `--help-all` shows all."""
+"""Help at once, and in layers: `--help` shows the options that a first call needs, `--help-all` shows all."""
+
+import sys
+from types import ModuleType
 
 import typer
-from typer.core import TyperCommand, TyperOption
+from typer.core import TyperCommand, TyperGroup, TyperOption
 
 ALL = "--help-all"
 
+UNUSED = {"rich.markdown": "Markdown", "rich.traceback": "Traceback"}
+"""What typer imports to show help, and our pages never use: our markup is rich's, and typer formats no traceback."""
 
-class Layered(TyperCommand):
+
+class Group(TyperGroup):
+    """The commands, with an overview that appears at once."""
+
+    def get_help(self, ctx: typer.Context) -> str:  # type: ignore[override]
+        import_help_pages()
+        return super().get_help(ctx)
+
+
+class Command(TyperCommand):
+    """A command whose help appears at once."""
+
+    def get_help(self, ctx: typer.Context) -> str:  # type: ignore[override]
+        import_help_pages()
+        return super().get_help(ctx)
+
+
+def import_help_pages() -> None:
+    """Import typer's module for help pages without what is UNUSED, which takes as long to import as all the rest.
+
+    It finds empty modules in their places. These are removed again, so that other importers get the real ones.
+    """
+    absent = {name: kind for name, kind in UNUSED.items() if name not in sys.modules}
+    for name, kind in absent.items():
+        empty = ModuleType(name)
+        setattr(empty, kind, None)
+        sys.modules[name] = empty
+    try:
+        import typer.rich_utils  # noqa: F401
+    finally:
+        for name in absent:
+            del sys.modules[name]
+
+
+class Layered(Command):
     """A command that shows its usual options for `--help`, and all for `--help-all`."""
 
     usual: frozenset[str] = frozenset()

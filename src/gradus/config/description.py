@@ -95,6 +95,7 @@ class Setting:
     def by_default(self) -> str:
         """The default in words: "8; the final engine: 8 on a CPU, 256 on a GPU"."""
         given = "" if self.default in (None, ()) else f"{self.default:g}" if self.kind is float else str(self.default)
+        given = ("on" if self.default else "off") if self.kind is bool else given
         suiting = ", ".join(f"{value} on {DEVICES[device]}" for device, value in self.suits.items())
         if suiting and self.heeded != "final":
             suiting = f"the final engine: {suiting}"

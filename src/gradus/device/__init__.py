@@ -12,4 +12,5 @@ Read in this order:
     threads.py          the number of threads on a CPU, and how they wait for one another
     characters.py       plain forms of characters that the terminal cannot show
     allocator.py        the C library's use of freed memory
+    peer.py             the process at the other end of a socket, and a parent's death
 """

@@ -41,6 +41,17 @@ def upto_missing(tokens: Iterable[int]) -> list[int]:
     return list(takewhile(lambda token: token >= 0, tokens))
 
 
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """Asks for the log-probabilities of tokens that are known: of a prompt's own.
+
+    targets: the tokens that follow the span's first rows, one for each. top: how many likeliest tokens to add.
+    """
+
+    targets: tuple[int, ...]
+    top: int
+
+
 @dataclass(slots=True)
 class Span:
     """`tokens` of one sequence, at positions start, start + 1, …
@@ -52,6 +63,7 @@ class Span:
         the prompt, k + 1 to verify k drafts.
     pages: the changes in its block tables since its last span, or all of the tables in its first span in the slot;
         None if nothing changed, as in most decodes, and from caches without pages.
+    scores: given where a request asks for its prompt's log-probabilities.
     """
 
     sequence: Sequence | None
@@ -60,6 +72,7 @@ class Span:
     tokens: Ordered[int]
     logits: int
     pages: TableChange | None = None
+    scores: Scores | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -125,6 +138,15 @@ class Admission:
         return len(self.request.prompt)
 
 
+def scores_of(sequence: Sequence, start: int, end: int) -> Scores | None:
+    """Return what a span over [start, end) is to score: the prompt's tokens that follow its rows, if that is asked."""
+    request = sequence.request
+    if request.params.prompt_logprobs is None or not sequence.unscored:
+        return None
+    targets = request.prompt[start + 1 : end + 1]
+    return Scores(targets, request.params.prompt_logprobs) if targets else None
+
+
 def admit(sequence: Sequence, slot: int) -> Admission:
     """Give the sequence a slot; the admission goes into the plan of its first step there."""
     sequence.slot = slot
@@ -187,6 +209,7 @@ class Sampled:
     width: rows of each decode in the columns: 1, plus one for each draft that the step had room for, which may be fewer
     than its plan allows. Sampled tokens come first; the other rows are REJECTED or UNDRAFTED.
     faults: why a row has no token, where its grammar knows; by row.
+    scores: of each span that asks for some, in their order, packed in the same way.
     seconds: how long the step took, if its runner measures that; otherwise 0. usual: whether the next step like it
     takes as long; False where a drafter had to catch up first.
 
@@ -200,6 +223,7 @@ class Sampled:
     seconds: float = 0.0
     usual: bool = True
     faults: Mapping[int, str] = field(default_factory=dict)
+    scores: Ordered[tuple[bytes, ...]] = ()
 
     @classmethod
     def of(cls, plan: Plan, results: Iterable[SpanResult]) -> "Sampled":

@@ -91,6 +91,11 @@ class SamplingParams:
         "before penalties, bias and temperature. None reports nothing.",
         default=None,
     )
+    prompt_logprobs: int | None = param(
+        "report the same of the prompt's tokens, except the first, which follows nothing. The whole prompt is then "
+        "computed, whatever the prefix cache has. None reports nothing.",
+        default=None,
+    )
 
     structured: Structured | None = param(
         "what the answer must be: JSON of a schema, a regular expression's match, a grammar's sentence, or a choice "
@@ -116,11 +121,12 @@ class SamplingParams:
         self._set("stop_token_ids", _stop_tokens(self.stop_token_ids))
         _whole("min_tokens", self.min_tokens, 0, None)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
-            raise _refuse("min_tokens", f"at most max_tokens ({self.max_tokens})", self.min_tokens)
+            raise RequestError.of("min_tokens", f"at most max_tokens ({self.max_tokens})", self.min_tokens)
         if not isinstance(self.ignore_eos, bool):
-            raise _refuse("ignore_eos", "true or false", self.ignore_eos)
-        if self.logprobs is not None:
-            _whole("logprobs", self.logprobs, 0, MAX_LOGPROBS)
+            raise RequestError.of("ignore_eos", "true or false", self.ignore_eos)
+        for name in ("logprobs", "prompt_logprobs"):
+            if getattr(self, name) is not None:
+                _whole(name, getattr(self, name), 0, MAX_LOGPROBS)
         if self.structured is not None:
             self._set("structured", Structured.of(self.structured))
             self._check_endings()
@@ -128,9 +134,11 @@ class SamplingParams:
     def _check_endings(self) -> None:
         """The grammar decides when an answer is complete; nothing else may keep it from ending there."""
         if self.ignore_eos:
-            raise _refuse("ignore_eos", "false with `structured`, whose answers end where their grammar does", True)
+            raise RequestError.of(
+                "ignore_eos", "false with `structured`, whose answers end where their grammar does", True
+            )
         if self.min_tokens:
-            raise _refuse(
+            raise RequestError.of(
                 "min_tokens", "0 with `structured`, whose answers end where their grammar does", self.min_tokens
             )
 
@@ -173,14 +181,14 @@ class SchedulingParams:
     def __post_init__(self) -> None:
         limit = f"a whole number between {-MAX_PRIORITY} and {MAX_PRIORITY}"
         if not isinstance(self.priority, int) or isinstance(self.priority, bool) or abs(self.priority) > MAX_PRIORITY:
-            raise _refuse("priority", limit, self.priority)
+            raise RequestError.of("priority", limit, self.priority)
         for name in ("deadline", "timeout"):
             seconds = getattr(self, name)
             if seconds is not None:
                 object.__setattr__(self, name, _real(name, seconds, 0, MAX_SECONDS, above=True))
         salt = self.cache_salt
         if salt is not None and (not isinstance(salt, str) or not 1 <= len(salt) <= MAX_SALT_CHARACTERS):
-            raise _refuse("cache_salt", f"a string of 1 to {MAX_SALT_CHARACTERS} characters", salt)
+            raise RequestError.of("cache_salt", f"a string of 1 to {MAX_SALT_CHARACTERS} characters", salt)
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,6 +196,7 @@ class ModelLimits:
     """Limits of a request: token ids in [0, vocab_size), prompt and output within context_length tokens.
 
     structured: whether the engine keeps to `SamplingParams.structured`; others refuse such a request.
+    prompt_logprobs: whether it reports `SamplingParams.prompt_logprobs`; others refuse such a request.
 
     Raises ConfigError for more end-of-sequence tokens than sampling has room to ban.
     """
@@ -196,6 +205,7 @@ class ModelLimits:
     context_length: int
     eos_token_ids: tuple[int, ...] = ()
     structured: bool = False
+    prompt_logprobs: bool = False
 
     def __post_init__(self) -> None:
         if len(self.eos_token_ids) > MAX_EOS_TOKENS:
@@ -228,14 +238,21 @@ class Request:
         """Check `prompt` and `params` against the model. Raises RequestError; nothing is queued or kept."""
         tokens = _prompt(prompt, limits)
         if params.structured is not None and not limits.structured:
-            raise _refuse("structured", "left out: this engine cannot keep to a grammar", params.structured.kind)
+            raise RequestError.of(
+                "structured", "left out: this engine cannot keep to a grammar", params.structured.kind
+            )
+        if params.prompt_logprobs is not None and not limits.prompt_logprobs:
+            limit = "left out: this engine keeps no logits of a prompt's tokens"
+            raise RequestError.of("prompt_logprobs", limit, params.prompt_logprobs)
         for token in params.stop_token_ids:
             _whole("stop_token_ids", token, 0, limits.vocab_size - 1)
         for token in params.logit_bias:
             _whole("logit_bias", token, 0, limits.vocab_size - 1)
         eos = () if params.ignore_eos else limits.eos_token_ids
         if params.structured is not None and not {*eos, *params.stop_token_ids}:
-            raise _refuse("structured", "left out: the model names no end-of-sequence token", params.structured.kind)
+            raise RequestError.of(
+                "structured", "left out: the model names no end-of-sequence token", params.structured.kind
+            )
         return cls(
             id=id,
             prompt=tokens,
@@ -258,7 +275,7 @@ class Request:
 
 def _prompt(prompt: Iterable[int], limits: ModelLimits) -> tuple[int, ...]:
     if isinstance(prompt, str | bytes) or not isinstance(prompt, Iterable):
-        raise _refuse("prompt", "text or a list of token ids", prompt)
+        raise RequestError.of("prompt", "text or a list of token ids", prompt)
     tokens = _plain(prompt)
     if not tokens:
         raise RequestError(
@@ -299,41 +316,35 @@ def _resolve_max_tokens(prompt_length: int, params: SamplingParams, limits: Mode
     where = f"(prompt {prompt_length} tokens, context {limits.context_length})"
     if params.max_tokens is None:
         if params.min_tokens > room:
-            raise _refuse("min_tokens", f"at most {room} {where}", params.min_tokens)
+            raise RequestError.of("min_tokens", f"at most {room} {where}", params.min_tokens)
         return max(min(DEFAULT_MAX_TOKENS, room), params.min_tokens)
     if params.max_tokens > room:
-        raise _refuse("max_tokens", f"between 1 and {room} {where}", params.max_tokens)
+        raise RequestError.of("max_tokens", f"between 1 and {room} {where}", params.max_tokens)
     return params.max_tokens
-
-
-def _refuse(param: str, limit: str, got: Any) -> RequestError:
-    shown = " ".join(repr(got).split())  # an array's has lines
-    shown = shown if len(shown) <= 60 else shown[:57] + "…"
-    return RequestError(f"{param} must be {limit}, got {shown}", param=param, limit=limit, got=shown)
 
 
 def _whole(param: str, value: Any, low: int, high: int | None, noun: str = "") -> int:
     limit = f"a whole number, {low} or more" if high is None else f"a whole number between {low} and {high}"
     limit = f"{noun}, each {limit}" if noun else limit
     if not isinstance(value, int) or isinstance(value, bool) or value < low or (high is not None and value > high):
-        raise _refuse(param, limit, value)
+        raise RequestError.of(param, limit, value)
     return value
 
 
 def _real(param: str, value: Any, low: float, high: float, *, above: bool = False) -> float:
     limit = f"a number above {low} and at most {high}" if above else f"a number between {low} and {high}"
     if not isinstance(value, int | float) or isinstance(value, bool):
-        raise _refuse(param, limit, value)
+        raise RequestError.of(param, limit, value)
     if not (low < value <= high if above else low <= value <= high) or not math.isfinite(value):
-        raise _refuse(param, limit, value)
+        raise RequestError.of(param, limit, value)
     return float(value) + 0.0  # turns -0.0 into 0.0
 
 
 def _bias(value: Any) -> Mapping[int, float]:
     if not isinstance(value, Mapping):
-        raise _refuse("logit_bias", "an object of token id → number", value)
+        raise RequestError.of("logit_bias", "an object of token id → number", value)
     if len(value) > MAX_LOGIT_BIAS:
-        raise _refuse("logit_bias", f"at most {MAX_LOGIT_BIAS} entries", len(value))
+        raise RequestError.of("logit_bias", f"at most {MAX_LOGIT_BIAS} entries", len(value))
     bias: dict[int, float] = {}
     for key, amount in value.items():
         # JSON has no integer keys: there, and only there, a token id comes as its decimal digits
@@ -346,14 +357,14 @@ def _stop_strings(value: Any) -> tuple[str, ...]:
     strings = (value,) if isinstance(value, str) else value
     limit = f"at most {MAX_STOP_STRINGS} strings of 1 to {MAX_STOP_CHARACTERS} characters"
     if not isinstance(strings, list | tuple) or len(strings) > MAX_STOP_STRINGS:
-        raise _refuse("stop", limit, value)
+        raise RequestError.of("stop", limit, value)
     for string in strings:
         if not isinstance(string, str) or not 1 <= len(string) <= MAX_STOP_CHARACTERS:
-            raise _refuse("stop", limit, string)
+            raise RequestError.of("stop", limit, string)
     return tuple(strings)
 
 
 def _stop_tokens(value: Any) -> tuple[int, ...]:
     if not isinstance(value, list | tuple) or len(value) > MAX_STOP_TOKENS:
-        raise _refuse("stop_token_ids", f"a list of at most {MAX_STOP_TOKENS} token ids", value)
+        raise RequestError.of("stop_token_ids", f"a list of at most {MAX_STOP_TOKENS} token ids", value)
     return tuple(_whole("stop_token_ids", token, 0, None, noun="token ids") for token in value)

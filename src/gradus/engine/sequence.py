@@ -3,8 +3,9 @@
 import math
 import time
 from collections.abc import Callable
+from collections.abc import Sequence as Ordered
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from gradus.engine.logprobs import NO_LOGPROBS, Logprobs
 from gradus.engine.request import Request
@@ -46,7 +47,10 @@ class Timings:
 
 @dataclass(slots=True)
 class Output:
-    """One sequence's output of one step: its new tokens, and how it ended, if it did."""
+    """One sequence's output of one step: its new tokens, and how it ended, if it did.
+
+    prompt_logprobs: of the prompt's tokens after the first, with the first output of a sequence that asks for them.
+    """
 
     request_id: str
     index: int
@@ -57,6 +61,7 @@ class Output:
     error: str | None = None
     timings: Timings | None = None
     cached_tokens: int = 0
+    prompt_logprobs: Logprobs = NO_LOGPROBS
 
 
 class Unread(Protocol):
@@ -77,6 +82,8 @@ class Sequence:
     order: the sequence with the smaller one goes first.
     resumes: after a preemption, how many plans must be committed before it may run again: some may sample its tokens.
     unread: holds its newest tokens while it decodes in columns.
+
+    scores: the packed log-probabilities of the prompt's tokens after the first that are known so far.
     """
 
     request: Request
@@ -91,6 +98,7 @@ class Sequence:
     resumes: int = 0
     unread: Unread | None = None
     cached_tokens: int = 0
+    scores: list[bytes] = field(default_factory=list)
     finish_reason: str | None = None
     arrived: float = field(init=False)
     due: float = field(init=False)
@@ -121,6 +129,16 @@ class Sequence:
             self._tokens += self.unread.take(self.slot)
 
     @property
+    def unscored(self) -> int:
+        """How many of the prompt's tokens still need log-probabilities, in a request that asks for them."""
+        asked = self.request.params.prompt_logprobs is not None
+        return len(self.request.prompt) - 1 - len(self.scores) if asked else 0
+
+    def score(self, start: int, scores: Ordered[bytes]) -> None:
+        """Add a span's scores; start: its position. After a preemption it may repeat some."""
+        self.scores += scores[len(self.scores) - start :]
+
+    @property
     def generated(self) -> int:
         return len(self.tokens) - len(self.request.prompt)
 
@@ -140,7 +158,14 @@ class Sequence:
             if len(known) >= self.longest:
                 new = len(known) - before
                 return self._finish("length", result.tokens[:new], result.logprobs[:new])
-        return Output(request.id, self.index, result.tokens, result.logprobs)
+        return self._output(result.tokens, result.logprobs)
+
+    def _output(self, tokens: tuple[int, ...], logprobs: Logprobs, **ending: Any) -> Output:
+        """Make an output. The first one with tokens has the prompt's log-probabilities."""
+        scores = NO_LOGPROBS
+        if self.scores and tokens and len(tokens) == self.generated:
+            scores = Logprobs(tuple(self.scores))
+        return Output(self.request.id, self.index, tokens, logprobs, prompt_logprobs=scores, **ending)
 
     def end(self, reason: str, error: str | None = None) -> Output:
         """End it from outside: "cancelled", "timeout", "deadline", "stop" (a stop string), or "error" and why."""
@@ -162,6 +187,12 @@ class Sequence:
             total_s=now - self.arrived,
             tokens=self.generated,
         )
-        return Output(
-            self.request.id, self.index, tokens, logprobs, reason, stop_reason, error, timings, self.cached_tokens
+        return self._output(
+            tokens,
+            logprobs,
+            finish_reason=reason,
+            stop_reason=stop_reason,
+            error=error,
+            timings=timings,
+            cached_tokens=self.cached_tokens,
         )

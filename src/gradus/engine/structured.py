@@ -7,11 +7,14 @@
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from gradus.engine.meaning import documented, param
 from gradus.engine.nesting import deeper_than
 from gradus.errors import RequestError
+
+_refuse = partial(RequestError.of, bare=True)
 
 MAX_GRAMMAR_BYTES = 256 * 1024
 MAX_SCHEMA_DEPTH = 64
@@ -124,9 +127,3 @@ def _text(name: str, value: Any) -> None:
         raise _refuse(f"structured.{name}", "text without lone surrogates", ascii(value)) from None
     if size > MAX_GRAMMAR_BYTES:
         raise _refuse(f"structured.{name}", limit, f"{size} bytes")
-
-
-def _refuse(param: str, limit: str, got: Any) -> RequestError:
-    shown = " ".join((got if isinstance(got, str) else repr(got)).split())
-    shown = shown if len(shown) <= 60 else shown[:57] + "…"
-    return RequestError(f"{param} must be {limit}, got {shown}", param=param, limit=limit, got=shown)

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 
 from gradus.cache import TableChange
-from gradus.engine.plan import NO_DRAFTS, Admission, Decodes, Plan, Span
+from gradus.engine.plan import NO_DRAFTS, Admission, Decodes, Plan, Scores, Span
 from gradus.engine.request import Request, SamplingParams, SchedulingParams
 
-MAGIC = b"gplan3"
+MAGIC = b"gplan4"
 COUNTS = struct.Struct("<7I")  # decodes, their columns, spans, numbers of spans, numbers of changes, wiped pages, bytes
 # of JSON
 
@@ -88,18 +88,25 @@ def _changes(reader: Iterator[int]) -> list[tuple[int, TableChange]]:
     return [(slot, change) for slot, change in found if change is not None]
 
 
-# -- spans: slot, start, logits, number of tokens, tokens, block tables ------------------------------------------------
+# -- spans: slot, start, logits, number of tokens, tokens, block tables, scores ----------------------------------------
 
 
 def _span_numbers(spans: Iterable[Span]) -> Iterator[int]:
     for span in spans:
         yield from (span.slot, span.start, span.logits, len(span.tokens), *span.tokens)
         yield from _change(span.pages)
+        yield from (0,) if span.scores is None else (len(span.scores.targets), *span.scores.targets, span.scores.top)
 
 
 def _span(reader: Iterator[int]) -> Span:
     slot, start, logits, count = (next(reader) for _ in range(4))
-    return Span(None, slot, start, tuple(next(reader) for _ in range(count)), logits, _changed(reader))
+    tokens = tuple(next(reader) for _ in range(count))
+    return Span(None, slot, start, tokens, logits, _changed(reader), _scores(reader))
+
+
+def _scores(reader: Iterator[int]) -> Scores | None:
+    targets = tuple(next(reader) for _ in range(next(reader)))
+    return Scores(targets, next(reader)) if targets else None
 
 
 # -- admissions --------------------------------------------------------------------------------------------------------

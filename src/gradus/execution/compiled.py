@@ -97,13 +97,13 @@ class CompiledRunner(ModelRunner):
 
         None if the kernels do not take the step, or if a row is not greedy.
         """
-        if self._takes(sum(batch.counts)) and self.sampler.greedy(rows.slots):
+        if self._takes(sum(batch.counts), batch.scores) and self.sampler.greedy(rows.slots):
             return self._in_kernels(batch, greedy=True)
         return None
 
     def logits(self, batch: Batch) -> Tensor:
         """Compute the model's logits, in the kernels when they take the step."""
-        return self._in_kernels(batch) if self._takes(sum(batch.counts)) else super().logits(batch)
+        return self._in_kernels(batch) if self._takes(sum(batch.counts), batch.scores) else super().logits(batch)
 
     def _in_kernels(self, batch: Batch, *, greedy: bool = False) -> Tensor:
         """Run the step in the kernels. Returns logits, or if `greedy`, the token of each row's largest logit."""
@@ -116,14 +116,15 @@ class CompiledRunner(ModelRunner):
             self.hidden = self.decode.hidden(wanted)
         return made[: len(wanted)]
 
-    def _takes(self, tokens: int) -> bool:
-        """True if the kernels take a step of `tokens` tokens."""
-        return 0 < tokens <= self.max_kernel_rows
+    def _takes(self, tokens: int, scores: Sequence[object]) -> bool:
+        """True if the kernels take a step of `tokens` tokens. They keep no hidden states to compute `scores` from."""
+        return 0 < tokens <= self.max_kernel_rows and not scores
 
     def quiet(self, plan: Plan) -> AbstractContextManager[None]:
         """Keep torch to one thread if the kernels take the plan; otherwise let it use all its threads."""
         tokens = len(plan.decodes) + sum(len(span.tokens) for span in plan.spans)
-        return alone() if self._takes(tokens) else together()
+        scores = [span.scores for span in plan.spans if span.scores is not None]
+        return alone() if self._takes(tokens, scores) else together()
 
     @torch.inference_mode()
     def _warm_up(self) -> None:

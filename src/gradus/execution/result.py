@@ -1,6 +1,6 @@
 """A step's result on its way from the device: every runner returns one."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -32,7 +32,7 @@ class StepResult:
     """The tokens that a step drew; they may still be on their way to the host until `get` returns.
 
     rows: how many the model computed, padding included. tokens: valid on the host once `arrival` has come. width, usual
-    and faults: as in `Sampled`. clock: given by a runner that times its steps.
+    and faults: as in `Sampled`. scores: of the spans that ask for some. clock: given by a runner that times its steps.
     """
 
     def __init__(
@@ -47,17 +47,21 @@ class StepResult:
         clock: StepClock | None = None,
         usual: bool = True,
         faults: Mapping[int, str] | None = None,
+        scores: Sequence[DrawnLogprobs] = (),
     ) -> None:
         self.rows = rows
         self._counts = [span.logits for span in plan.spans]
         self._tokens, self._arrival, self._logprobs = tokens, arrival, logprobs
         self._width, self._clock, self._usual, self._faults = width, clock, usual, faults or {}
+        self._scores = scores
 
     @classmethod
-    def of(cls, plan: Plan, rows: int, drawn: Drawn, device: torch.device) -> "StepResult":
+    def of(
+        cls, plan: Plan, rows: int, drawn: Drawn, device: torch.device, scores: Sequence[DrawnLogprobs] = ()
+    ) -> "StepResult":
         """Start copying what was drawn to the host, and return the result."""
         logprobs = None if drawn.logprobs is None else drawn.logprobs.to_host()
-        return cls(plan, rows, to_host(drawn.tokens), Arrival(device), logprobs, faults=drawn.faults)
+        return cls(plan, rows, to_host(drawn.tokens), Arrival(device), logprobs, faults=drawn.faults, scores=scores)
 
     def get(self) -> Sampled:
         """Wait until the result has arrived, without waiting for later work."""
@@ -65,7 +69,8 @@ class StepResult:
         seconds = 0.0 if self._clock is None else self._clock.seconds(self._arrival, prompts=bool(self._counts))
         logprobs = () if self._logprobs is None else packed(self._logprobs)
         tokens = self._tokens.numpy().copy()  # a later step's result takes its place
-        return Sampled(tokens, self._counts, logprobs, self._width, seconds, self._usual, self._faults)
+        scores = [tuple(packed(each)) for each in self._scores]
+        return Sampled(tokens, self._counts, logprobs, self._width, seconds, self._usual, self._faults, scores)
 
 
 @dataclass(slots=True)

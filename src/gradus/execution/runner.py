@@ -12,9 +12,10 @@ from gradus.attention.backend import AttentionBackend
 from gradus.attention.batch import Batch
 from gradus.device.transfer import current, upload_parts
 from gradus.engine.plan import UNKNOWN, Admission, Plan
+from gradus.execution.prompt_scores import prompt_scores
 from gradus.execution.result import StepResult
 from gradus.models import Model
-from gradus.sampling.sampler import Drawn, Rows, Sampler
+from gradus.sampling.sampler import Drawn, DrawnLogprobs, Rows, Sampler
 from gradus.scheduling.draft_shapes import MOST_ROWS
 from gradus.speculative.history import History
 
@@ -30,12 +31,14 @@ class ModelRunner:
     verifies: True if the sampler decides which rows of a span are accepted; otherwise each row returns its own draw.
     run_model: runs the model on a batch that attention is prepared for. It may compute more rows than the batch has.
     keeps_hidden: True to keep `hidden`: the hidden states of the newest step's rows with logits, [R, D].
+    scores: of the newest step's prompts.
     """
 
     max_kernel_rows: int = MOST_ROWS
     verifies: bool = False
     keeps_hidden: bool = False
     hidden: Tensor | None = None
+    scores: Sequence[DrawnLogprobs] = ()
 
     def __init__(
         self, model: Model, attention: AttentionBackend, sampler: Sampler, history: History | None = None
@@ -57,11 +60,11 @@ class ModelRunner:
 
     def _run(self, plan: Plan) -> StepResult:
         batch, _, drawn = self.draw(plan)
-        return StepResult.of(plan, len(batch.token_ids), drawn, self.model.device)
+        return StepResult.of(plan, len(batch.token_ids), drawn, self.model.device, self.scores)
 
     def draw(self, plan: Plan) -> tuple[Batch, Rows, Drawn]:
         """Run the plan. Returns its batch, the sampled rows, and the tokens drawn for them."""
-        batch = self.prepare(plan)
+        batch, self.scores = self.prepare(plan), ()
         if self.history is not None:
             self.history.admit(plan.admissions)
             self.history.fill_in(batch)
@@ -97,7 +100,9 @@ class ModelRunner:
     def logits(self, batch: Batch) -> Tensor:
         """Compute the logits, float32 [R, V], of the rows that get some."""
         self.attention.prepare(batch)
-        hidden = self.run_model(batch.token_ids, batch.positions, self.attention)[batch.logits_rows]
+        computed = self.run_model(batch.token_ids, batch.positions, self.attention)
+        self.scores = prompt_scores(self.model, computed, batch.scores)
+        hidden = computed[batch.logits_rows]
         if self.keeps_hidden:
             self.hidden = hidden
         return self.model.logits(hidden)
@@ -135,6 +140,11 @@ def lay_out(plan: Plan, device: torch.device) -> Batch:
         row_spans=[span for span, _ in rows],
         unknown=[span for span, token in enumerate(firsts) if token == UNKNOWN],
         wiped=plan.wiped,
+        scores=[
+            (end - len(span.tokens), span.scores)
+            for span, end in zip(spans, ends[len(decodes) :], strict=True)
+            if span.scores is not None
+        ],
     )
 
 

@@ -1,7 +1,7 @@
 """From a name to a model: find the checkpoint, check it, read its configuration, tokenizer and weights.
 
-`open_checkpoint(name)` reads headers only; `load_model(checkpoint, …)` then reads the weights, all or nothing. Read in
-this order:
+`open_checkpoint(name)` reads headers only; `load_model(checkpoint, …)` then reads the weights, all or nothing.
+`open_tokenizer(name)` needs no torch. Read in this order:
 
     checkpoint.py      a name to a checkpoint, a checkpoint to a model
     folder.py          Hugging Face's layout;  safetensors.py: its tensors;  small_files.py: everything else in it
@@ -22,7 +22,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from gradus.loading.checkpoint import Checkpoint, as_asked, load_model, open_checkpoint
+    from gradus.loading.checkpoint import Checkpoint, as_asked, load_model, open_checkpoint, open_tokenizer
     from gradus.loading.fetch.catalogue import CATALOGUE, Entry, cache_folder, entries
     from gradus.loading.fetch.packages import pull
     from gradus.loading.progress import Progress
@@ -39,6 +39,7 @@ _HOMES = {
     "entries": "fetch.catalogue",
     "load_model": "checkpoint",
     "open_checkpoint": "checkpoint",
+    "open_tokenizer": "checkpoint",
     "pull": "fetch.packages",
 }
 
@@ -53,6 +54,7 @@ __all__ = [
     "entries",
     "load_model",
     "open_checkpoint",
+    "open_tokenizer",
     "pull",
 ]
 

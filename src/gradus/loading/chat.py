@@ -28,7 +28,6 @@ import jinja2.parser
 import jinja2.sandbox
 
 from gradus.errors import CheckpointError, RequestError
-from gradus.loading.quoting import quoted
 
 Message = Mapping[str, Any]
 
@@ -143,7 +142,7 @@ def check_messages(messages: Sequence[Message], treat: Callable[[str], str]) -> 
     Contents in parts are joined by newlines. Raises RequestError naming the message and the field.
     """
     if not isinstance(messages, Sequence) or isinstance(messages, (str, bytes)) or not messages:
-        _refuse("messages", "a list of at least one message", messages)
+        raise RequestError.of("messages", "a list of at least one message", messages)
     return [_check_message(message, f"messages[{index}]", treat) for index, message in enumerate(messages)]
 
 
@@ -155,10 +154,10 @@ def check_tools(tools: Sequence[Mapping[str, Any]] | None, treat: Callable[[str]
     if tools is None:
         return None
     if not isinstance(tools, Sequence) or isinstance(tools, (str, bytes)):
-        _refuse("tools", "a list of tools", tools)
+        raise RequestError.of("tools", "a list of tools", tools)
     for index, tool in enumerate(tools):
         if not isinstance(tool, Mapping):
-            _refuse(f"tools[{index}]", "an object", tool)
+            raise RequestError.of(f"tools[{index}]", "an object", tool)
     return [_treat_all(tool, f"tools[{index}]", treat, DEEPEST_TOOL) for index, tool in enumerate(tools)] or None
 
 
@@ -167,23 +166,23 @@ def check_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     given = {name: value for name, value in settings.items() if value is not None}
     for name, value in given.items():
         if name not in SETTINGS:
-            _refuse("chat_template_kwargs", f"of {', '.join(SETTINGS)}", name)
+            raise RequestError.of("chat_template_kwargs", f"of {', '.join(SETTINGS)}", name)
         if not any(value is each or (isinstance(value, str) and value == each) for each in SETTINGS[name]):
-            _refuse(name, "one of " + ", ".join(map(str, SETTINGS[name])), value)
+            raise RequestError.of(name, "one of " + ", ".join(map(str, SETTINGS[name])), value)
     return given
 
 
 def _check_message(message: Message, where: str, treat: Callable[[str], str]) -> dict[str, Any]:
     if not isinstance(message, Mapping):
-        _refuse(where, 'an object with "role" and "content"', message)
+        raise RequestError.of(where, 'an object with "role" and "content"', message)
     role = message.get("role")
     if not isinstance(role, str) or role not in ROLES:
-        _refuse(f"{where}.role", f"one of {', '.join(ROLES)}", role)
+        raise RequestError.of(f"{where}.role", f"one of {', '.join(ROLES)}", role)
     content = message.get("content")
     if isinstance(content, list):
         content = "\n".join(_text_part(part, f"{where}.content[{index}]") for index, part in enumerate(content))
     if not (isinstance(content, str) or (content is None and message.get("tool_calls"))):
-        _refuse(f"{where}.content", "a text, or a list of text parts", content)
+        raise RequestError.of(f"{where}.content", "a text, or a list of text parts", content)
     others = {key: value for key, value in message.items() if key not in ("role", "content")}
     return {
         "role": role,
@@ -195,29 +194,25 @@ def _check_message(message: Message, where: str, treat: Callable[[str], str]) ->
 def _text_part(part: object, where: str) -> str:
     if isinstance(part, Mapping) and part.get("type") == "text" and isinstance(part.get("text"), str):
         return str(part["text"])
-    _refuse(where, '{"type": "text", "text": …}', part)
+    raise RequestError.of(where, '{"type": "text", "text": …}', part)
 
 
-def _treat_all(value: Any, where: str, treat: Callable[[str], str], depth: int) -> Any:
-    """Apply `treat` to every string in a JSON value, including keys."""
-    if depth == 0:
-        _refuse(where, f"nested at most {DEEPEST_MESSAGE} deep", "a deeper one")
+def _treat_all(value: Any, where: str, treat: Callable[[str], str], deepest: int, depth: int = 0) -> Any:
+    """Apply `treat` to every string in a JSON value, including keys. deepest: the levels that it may have."""
+    if depth == deepest:
+        raise RequestError.of(where, f"nested at most {deepest} deep", "a deeper one")
     if isinstance(value, str):
         return treat(value)
     if isinstance(value, Mapping):
         return {
-            _treat_all(k, where, treat, depth - 1): _treat_all(v, where, treat, depth - 1) for k, v in value.items()
+            _treat_all(key, where, treat, deepest, depth + 1): _treat_all(item, where, treat, deepest, depth + 1)
+            for key, item in value.items()
         }
     if isinstance(value, (list, tuple)):
-        return [_treat_all(item, where, treat, depth - 1) for item in value]
+        return [_treat_all(item, where, treat, deepest, depth + 1) for item in value]
     if value is None or isinstance(value, (bool, int, float)):
         return value
-    _refuse(where, "JSON values", value)
-
-
-def _refuse(param: str, limit: str, got: object) -> NoReturn:
-    shown = quoted(got)
-    raise RequestError(f"{param} must be {limit}, got {shown}", param=param, limit=limit, got=shown)
+    raise RequestError.of(where, "JSON values", value)
 
 
 # -- the sandbox -------------------------------------------------------------------------------------------------------

@@ -10,7 +10,8 @@ random:llama-3.2-1b       real shapes, random weights, one token per byte
 
 import difflib
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -72,23 +73,26 @@ def open_checkpoint(name: str, *, progress: Progress | None = None) -> Checkpoin
 
     Raises ConfigError for an unknown name or architecture, CheckpointError for damaged or missing files.
     """
-    if not isinstance(name, str) or not name or "\0" in name:
-        raise ConfigError(f"model must be a name, a path or a hub id, got {quoted(name)}")
+    if (config := _random(name)) is not None:
+        return _open_random(name, config)
+    with _readable(name):
+        path = _find(name, progress)
+        checkpoint = _open_folder(name, path) if path.is_dir() else _open_file(name, path)
     if name in CATALOGUE:
-        return _open_entry(CATALOGUE[name])
-    if name.startswith(RANDOM):
-        return _open_random(name)
-    try:
-        path = Path(name).expanduser()
-        if path.is_dir():
-            return _open_folder(name, path)
-        if path.is_file():
-            return _open_file(name, path)
-    except OSError as error:  # a name that is too long, a folder that may not be entered
-        raise CheckpointError(f"{quoted(name)}: cannot be read: {error.strerror or error}") from error
-    except RuntimeError as error:  # ~user, for a user without a home
-        raise ConfigError(f"no model named {quoted(name)}: {error}") from error
-    return _open_from_hub(name, progress)
+        checkpoint.license = CATALOGUE[name].license.name
+    return checkpoint
+
+
+def open_tokenizer(name: str, *, progress: Progress | None = None) -> Tokenizer | None:
+    """Find a model by name as `open_checkpoint` does, but open only its tokenizer: without torch, for a front end whose
+    engine is in another process. None if the model has no tokenizer."""
+    from gradus.loading import folder
+
+    if _random(name) is not None:
+        return Tokenizer.of_bytes()
+    with _readable(name):
+        path = _find(name, progress)
+        return folder.read_tokenizer(path) if path.is_dir() else _tokenizer_of_file(name, path)
 
 
 def as_asked(checkpoint: Checkpoint, quantize: str | None, setting: str = "quantize") -> Checkpoint:
@@ -145,23 +149,58 @@ def load_model(
 # -- by kind of name ---------------------------------------------------------------------------------------------------
 
 
-def _open_entry(entry: Entry) -> Checkpoint:
+def _find(name: str, progress: Progress | None) -> Path:
+    """Find a model's folder or file. A hub id is downloaded if it is not in the cache."""
+    if name in CATALOGUE:
+        return _pulled(CATALOGUE[name])
+    try:
+        path = Path(name).expanduser()
+    except RuntimeError as error:  # ~user, for a user without a home
+        raise ConfigError(f"no model named {quoted(name)}: {error}") from error
+    if path.exists():
+        return path
+    from gradus.loading.fetch import hub
+
+    if not hub.is_hub_id(name):
+        raise ConfigError(
+            f"no model named {quoted(name)}{_near(name, CATALOGUE)}; a model is {', '.join(CATALOGUE)}, an existing "
+            "folder of safetensors, a .gguf file, a hub id (org/name), or random:<shape>"
+        )
+    return hub.download(name, progress=progress)
+
+
+def _pulled(entry: Entry) -> Path:
     if not entry.pulled:
         changed = " (what is there has changed since it was verified)" if entry.path.exists() else ""
         raise CheckpointError(
             f"{entry.name} is not pulled yet{changed}: run `gradus pull {entry.name}` "
             f"({entry.size_bytes / 1e6:.0f} MB, {entry.license.name})"
         )
-    checkpoint = _open_file(entry.name, entry.path)
-    checkpoint.license = entry.license.name
-    return checkpoint
+    return entry.path
 
 
-def _open_random(name: str) -> Checkpoint:
+@contextmanager
+def _readable(name: str) -> Iterator[None]:
+    """Turn the system's errors into one line that names the model."""
+    try:
+        yield
+    except OSError as error:  # a name that is too long, a folder that may not be entered
+        raise CheckpointError(f"{quoted(name)}: cannot be read: {error.strerror or error}") from error
+
+
+def _random(name: str) -> ModelConfig | None:
+    """Return the shape of random weights, if a name asks for them. Raises ConfigError for what can be no name."""
+    if not isinstance(name, str) or not name or "\0" in name:
+        raise ConfigError(f"model must be a name, a path or a hub id, got {quoted(name)}")
+    if not name.startswith(RANDOM):
+        return None
     shape = name.removeprefix(RANDOM)
     if shape not in SHAPES:
         raise ConfigError(f"no shape named {quoted(shape)}{_near(shape, SHAPES)}; known shapes are {', '.join(SHAPES)}")
-    config = SHAPES[shape]
+    return SHAPES[shape]
+
+
+def _open_random(name: str, config: ModelConfig) -> Checkpoint:
     return Checkpoint(
         name=name,
         source=None,
@@ -209,7 +248,8 @@ def _unpacked(
     return found, found.mix(partial(canonical_name, model_class(config.family)))
 
 
-def _open_file(name: str, path: Path) -> Checkpoint:
+def _check_kind(name: str, path: Path) -> None:
+    """Refuse files whose names say that they are no checkpoint that is opened here."""
     if path.suffix == ".safetensors":
         raise CheckpointError(f"{name}: give the folder it lies in, with its config.json")
     if path.suffix in (".bin", ".pt", ".pth"):
@@ -217,6 +257,22 @@ def _open_file(name: str, path: Path) -> Checkpoint:
             f"{name}: pickled weights can run code when they are opened, so Gradus never does: convert them to "
             "safetensors where you trust them, with transformers' save_pretrained"
         )
+
+
+def _tokenizer_of_file(name: str, path: Path) -> Tokenizer | None:
+    _check_kind(name, path)
+    if path.suffix == LLAMA2C:
+        from gradus.loading.llama2c import Llama2cFile
+
+        return Llama2cFile(path).tokenizer()
+    from gradus.loading.gguf.file import GGUFFile
+    from gradus.loading.gguf.tokenizer import read_tokenizer
+
+    return read_tokenizer(GGUFFile(path))
+
+
+def _open_file(name: str, path: Path) -> Checkpoint:
+    _check_kind(name, path)
     if path.suffix == LLAMA2C:
         return _open_llama2c(name, path)
     from gradus.loading.gguf.file import GGUFFile
@@ -253,17 +309,6 @@ def _open_llama2c(name: str, path: Path) -> Checkpoint:
         license=None,
         size_bytes=path.stat().st_size,
     )
-
-
-def _open_from_hub(name: str, progress: Progress | None) -> Checkpoint:
-    from gradus.loading.fetch import hub
-
-    if not hub.is_hub_id(name):
-        raise ConfigError(
-            f"no model named {quoted(name)}{_near(name, CATALOGUE)}; a model is {', '.join(CATALOGUE)}, an existing "
-            "folder of safetensors, a .gguf file, a hub id (org/name), or random:<shape>"
-        )
-    return _open_folder(name, hub.download(name, progress=progress))
 
 
 def _near(name: str, known: "dict[str, Entry] | dict[str, ModelConfig]") -> str:

@@ -16,16 +16,15 @@ import struct
 from collections.abc import Iterable, Iterator
 from math import prod
 from pathlib import Path
-from typing import Any, NoReturn
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from gradus.errors import CheckpointError
-from gradus.loading.gguf.model import uninterleave
 from gradus.loading.gguf.tokenizer import BYTE, CONTROL, NORMAL, UNKNOWN, tokenizer_of
 from gradus.loading.quoting import quoted
 from gradus.loading.tokenizer import SPACE, Tokenizer
+
+if TYPE_CHECKING:  # the tokenizer is read without torch
+    from torch import Tensor
 
 HEADER = struct.Struct("<7i")
 TOKEN = struct.Struct("<fi")
@@ -65,7 +64,11 @@ class Llama2cFile:
     def shape(self, name: str) -> Shape:
         return self._places[name][1]
 
-    def read(self, name: str) -> Tensor:
+    def read(self, name: str) -> "Tensor":
+        import torch
+
+        from gradus.loading.gguf.model import uninterleave
+
         at, shape = self._places[name]
         raw = bytearray(self._bytes[at : at + FLOAT_BYTES * prod(shape)])  # writable, and aligned
         value = torch.frombuffer(raw, dtype=torch.float32).reshape(shape)

@@ -92,6 +92,7 @@ class Tokenizer:
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
+        continue_final: bool = False,
         **settings: Any,
     ) -> list[int]:
         """Encode a conversation, ready for the assistant's turn. Contents never become control tokens.
@@ -99,10 +100,12 @@ class Tokenizer:
         messages: {"role": …, "content": text or [{"type": "text", "text": …}, …], …}, oldest first.
         tools: {"type": "function", "function": {"name": …, "description": …, "parameters": …}}, for a template that
             shows tools; others ignore them.
+        continue_final: leave the last message open, for the model to continue it, and begin no new turn.
         settings: of the template, those in `SETTINGS` (chat.py); a template ignores what it does not know.
         Raises RequestError without a template, for malformed messages, and if the template refuses them.
         """
-        rendered = self._render(messages, self._disarm, add_generation_prompt, tools, settings)
+        begin_turn = add_generation_prompt and not continue_final
+        rendered = self._render(messages, self._disarm, begin_turn, tools, settings, continue_final)
         token_ids = self._encode(rendered, False, param="messages")
         return [token for token in token_ids if token != self._cut_id]
 
@@ -124,6 +127,10 @@ class Tokenizer:
     def marker_id(self, text: str) -> int | None:
         """Return the id of the added token with this text, which is never cut; None if there is none."""
         return self._markers.get(text)
+
+    def token_id(self, text: str) -> int | None:
+        """Return the id of the vocabulary's entry with this text, added or not; None if there is none."""
+        return self._backend.token_to_id(text)
 
     @property
     def has_chat_template(self) -> bool:
@@ -202,6 +209,7 @@ class Tokenizer:
         add_generation_prompt: bool,
         tools: Sequence[Mapping[str, Any]] | None,
         settings: Mapping[str, Any],
+        continue_final: bool = False,
     ) -> str:
         if self._template is None:
             raise RequestError(
@@ -210,14 +218,30 @@ class Tokenizer:
                 param="messages",
                 limit="a model with a chat template",
             )
-        return self._template.render(
-            check_messages(messages, treat),
+        checked = check_messages(messages, treat)
+        end = self._left_open(checked[-1]) if continue_final else ""
+        rendered = self._template.render(
+            checked,
             add_generation_prompt=add_generation_prompt,
             bos_token=self._name(self.bos_token_id),
             eos_token=self._name(next(iter(self.eos_token_ids), None)),
             tools=check_tools(tools, treat),
             settings=check_settings(settings),
         )
+        return rendered if not end else _until(end, rendered)
+
+    def _left_open(self, message: dict[str, Any]) -> str:
+        """Mark the end of a message that is to be continued: what the template writes behind the mark is cut off."""
+        if message["role"] != "assistant" or message.get("tool_calls"):
+            raise RequestError(
+                "continue_final_message: the last message must be the assistant's, without calls",
+                param="continue_final_message",
+                limit="an assistant's message at the end",
+                got=message["role"],
+            )
+        end = f"\ue000{secrets.token_hex(16)}\ue002"
+        message["content"] += end
+        return end
 
     def _name(self, token_id: int | None) -> str:
         return "" if token_id is None else self._backend.id_to_token(token_id) or ""
@@ -226,6 +250,17 @@ class Tokenizer:
         known = 0 <= token_id < 1 << 32 and token_id != self._cut_id
         token = self._backend.id_to_token(token_id) if known else None
         return b"" if token is None else self._bytes_of(token)
+
+
+def _until(end: str, rendered: str) -> str:
+    before, found, _ = rendered.rpartition(end)
+    if not found:
+        raise RequestError(
+            "continue_final_message: the model's chat template leaves the last message out",
+            param="continue_final_message",
+            limit="false with this model",
+        )
+    return before
 
 
 def read_tokenizer_json(text: str, where: str) -> tokenizers.Tokenizer:

@@ -4,6 +4,7 @@ Read in this order:
 
     slots.py            the sampling settings of each slot's owner, in tables on the device
     constraints.py      the answers that keep to a grammar
+    observer.py         what a draw shows to whoever watches it
     sampler.py          the reference, on any device
     kernel_sampler.py   the same draw in one kernel
 """

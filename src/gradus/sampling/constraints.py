@@ -37,6 +37,10 @@ class Constraints:
     def admit(self, admissions: Iterable[Admission]) -> None:
         """Give slots to new owners, whose matchers take in the tokens that they have drawn before.
 
+        A template that was dropped since the request was validated is compiled again here, in the step. It takes as
+        long as then, within the bounds of `gradus.structured.bounds`, and needs more than MAX_TEMPLATES constraints in
+        between. Keeping the templates of all requests that wait would put no bound on their memory.
+
         A constraint that cannot be compiled any more ends its own request: its matcher has a fault.
         """
         for admission in admissions:
@@ -74,13 +78,9 @@ class Constraints:
             each.job.row, place = place, place + 1 + len(each.job.drafts)
         return found
 
-    def drafts(self, slot: int, proposed: Sequence[int], most: int) -> Sequence[int]:
-        """Choose what a slot verifies: the tokens that its grammar forces, or else the drafts proposed, as far as they
-        are legal. Without a grammar, all that are proposed."""
-        matcher = self._matchers.get(slot)
-        if matcher is None:
-            return proposed
-        return matcher.forced(most) or matcher.legal(proposed)
+    def matcher(self, slot: int) -> Matcher | None:
+        """Return the matcher of the slot's owner; None if it keeps to no grammar."""
+        return self._matchers.get(slot)
 
     def sure(self, slots: Column, most: int) -> Column:
         """Count the tokens that each slot's grammar forces, up to `most`: int64 [B]."""

@@ -33,10 +33,10 @@ class KernelSampler(Sampler):
         self, vocab_size: int, device: torch.device, slots: int, constraints: Constraints | None = None
     ) -> None:
         super().__init__(vocab_size, device, slots + 1, constraints)
-        table, seen = self.table, self.table.allocate()
+        table, seen, masks = self.table, self.table.allocate(), self.table.allocate_masks()
         self.settings = SlotSettings(
-            table.seeds, table.floats, table.ints, table.bias_values, table.banned_until, seen, table.masks,
-            table.rows, table.bias_tokens.shape[1], seen.stride(0), table.masks.stride(0),
+            table.seeds, table.floats, table.ints, table.bias_values, table.banned_until, seen, masks,
+            table.rows, table.bias_tokens.shape[1], seen.stride(0), masks.stride(0),
         )  # fmt: skip
 
     def needs_full(self, slots: Column) -> bool:

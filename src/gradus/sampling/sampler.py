@@ -35,7 +35,9 @@ from gradus.engine.plan import REJECTED, Admission, Column
 from gradus.kernels.sampling.noise import exponential
 from gradus.kernels.sampling.seen_words import COUNT, IN_PROMPT
 from gradus.sampling.constraints import Constrained, Constraints
+from gradus.sampling.observer import DrawObserver
 from gradus.sampling.slots import SlotTable
+from gradus.structured.vocabulary import row_words
 
 Mask = NDArray[np.bool_]
 
@@ -93,8 +95,10 @@ class Sampler:
     """Keeps each slot's sampling settings and the tokens that it has seen. Knows no sequence and no schedule.
 
     slots: how many there are; None if the number is not known beforehand. constraints: the matchers of slots that keep
-    to a grammar; None in an engine that refuses such requests.
+    to a grammar; None in an engine that refuses such requests. observer: sees the draws; None while nobody watches.
     """
+
+    observer: DrawObserver | None = None
 
     def __init__(
         self,
@@ -121,7 +125,10 @@ class Sampler:
         Rows of one kind are computed together. The host knows each row's kind, so nothing here waits for the device.
         """
         answers = self._constrained(rows)
-        tokens = self._verify(self._draw(logits, rows, self._legal(answers)), rows)
+        legal = self._legal(answers)
+        tokens = self._verify(self._draw(logits, rows, legal), rows)
+        if legal is not None and self.observer is not None:
+            self.observer.drew(logits, rows, *legal, tokens)
         if (adjusting := self.table.adjusting[rows.slots]).any():
             self.table.record(upload(rows.slots[adjusting], torch.int64, self.device), tokens[self._where(adjusting)])
         faults = dict[int, str]()
@@ -141,6 +148,18 @@ class Sampler:
     def guess(self, logits: Tensor, slots: Column, positions: Column) -> Tensor:
         """Draw what these slots would if the logits were the model's, int64 [R], without recording the tokens."""
         return self._draw(logits, Rows(slots, positions))
+
+    def drafts(self, slot: int, proposed: Sequence[int], most: int) -> Sequence[int]:
+        """Choose what a slot verifies: the tokens that its grammar forces, or else the drafts proposed, as far as they
+        are legal. Without a grammar, all that are proposed."""
+        matcher = None if self.constraints is None else self.constraints.matcher(slot)
+        if matcher is None:
+            return proposed
+        forced = matcher.forced(most)
+        verified = forced or matcher.legal(proposed)
+        if self.observer is not None:
+            self.observer.drafted(slot, proposed, forced, verified)
+        return verified
 
     def _verify(self, tokens: Tensor, rows: Rows) -> Tensor:
         """Replace the tokens drawn after a wrong draft with REJECTED."""
@@ -162,7 +181,7 @@ class Sampler:
         if self.constraints is None or not answers:
             return None
         rows = [row for each in answers for row in range(each.row, each.row + 1 + len(each.job.drafts))]
-        words = np.zeros((len(rows), self.table.masks.shape[1]), np.int32)
+        words = np.zeros((len(rows), row_words(self.table.vocab_size)), np.int32)
         self.constraints.fill(answers, words)
         self.constraints.threads.wait()
         bits = np.unpackbits(words.view(np.uint8), axis=1, count=self.table.vocab_size, bitorder="little")
@@ -235,17 +254,24 @@ class Sampler:
         if not asking.any():
             return None
         some, most = self._where(asking), int(counts.max())
-        logprobs = logits[some].log_softmax(-1)
-        best, likeliest = logprobs.topk(most)
-        sampled = tokens[some].clamp(min=0).unsqueeze(1)
         values, ids = logits.new_zeros(len(tokens), 1 + most), tokens.new_zeros(len(tokens), 1 + most)
-        values[some] = torch.cat([logprobs.gather(1, sampled), best], dim=1)
-        ids[some] = torch.cat([sampled, likeliest], dim=1)
+        ids[some], values[some] = log_probabilities(logits[some], tokens[some].clamp(min=0), most)
         return DrawnLogprobs.of(ids, values, counts)
 
     def _where(self, rows: Mask) -> Tensor | slice:
         """Return an index of the rows where the mask is true; if all are, a slice, which copies nothing."""
         return slice(None) if rows.all() else upload(np.flatnonzero(rows), torch.int64, self.device)
+
+
+def log_probabilities(logits: Tensor, tokens: Tensor, top: int) -> tuple[Tensor, Tensor]:
+    """Return the log-probability of each row's token, followed by those of the `top` likeliest, best first.
+
+    logits: [R, V]; tokens: int64 [R]. Returns token ids and values, both [R, 1 + top].
+    """
+    logprobs = logits.log_softmax(-1)
+    best, likeliest = logprobs.topk(top)
+    chosen = tokens.unsqueeze(1)
+    return torch.cat([chosen, likeliest], dim=1), torch.cat([logprobs.gather(1, chosen), best], dim=1)
 
 
 def drafted(rows: Rows, some: Mask) -> list[tuple[int, int]]:

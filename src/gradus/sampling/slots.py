@@ -36,9 +36,12 @@ def table_rows(slots: int) -> int:
     return -(-slots // 4) * 4
 
 
-def table_bytes(vocab_size: int, slots: int) -> int:
-    """Count the bytes of the tables once a slot adjusts logits: nearly all of them are `seen`."""
-    return table_rows(slots) * (4 * WORDS + 12 * MAX_ENTRIES + 4 * vocab_size + 4 * row_words(vocab_size))
+def table_bytes(vocab_size: int, slots: int, *, masks: bool) -> int:
+    """Count the bytes of the tables once a slot adjusts logits: nearly all of them are `seen`.
+
+    masks: whether the sampler keeps a table of masks (`SlotTable.allocate_masks`)."""
+    words = WORDS + 3 * MAX_ENTRIES + vocab_size + (row_words(vocab_size) if masks else 0)
+    return table_rows(slots) * 4 * words
 
 
 class SlotTable:
@@ -64,7 +67,8 @@ class SlotTable:
         seen            int32 [S, V]    the token's COUNT in the output, the number of its ENTRY, IN_PROMPT. Kept for
                                         slots that adjust, undefined for others. None until one adjusts (`allocate`)
         masks           int32 [S, W]    bit t % 32 of word t // 32 is 1 if token t may be drawn: written for every draw,
-                                        and read for masked slots alone
+                                        and read for masked slots alone. None until a sampler that reads it asks for it
+                                        (`allocate_masks`)
 
     The host's columns, for planning a step: adjusting (by penalties, a bias or a ban), masked, drawing (not greedy),
     ranking (drawing by top-k or top-p), narrowing (drawing by top-k, top-p or min-p), plain (nothing set except
@@ -75,6 +79,7 @@ class SlotTable:
         self.vocab_size = vocab_size
         self.device = device
         self.seen: Tensor | None = None
+        self.masks: Tensor | None = None
         self._fixed = slots is not None
         self._make(1 if slots is None else slots)
 
@@ -87,6 +92,12 @@ class SlotTable:
         if self.seen is None:
             self.seen = torch.zeros(self.rows, self.vocab_size, dtype=torch.int32, device=self.device)
         return self.seen
+
+    def allocate_masks(self) -> Tensor:
+        """Allocate `masks` if it does not exist yet, and return it."""
+        if self.masks is None:
+            self.masks = torch.zeros(self.rows, row_words(self.vocab_size), dtype=torch.int32, device=self.device)
+        return self.masks
 
     def _make(self, slots: int) -> None:
         """Allocate tables, with all rows off. Columns are parts of one tensor of words: one launch writes them."""
@@ -102,7 +113,6 @@ class SlotTable:
         self._lists = torch.zeros(2, rows, MAX_ENTRIES, dtype=torch.int32, device=self.device)
         self.bias_tokens, self.banned_until = self._lists
         self.bias_values = torch.zeros(rows, MAX_ENTRIES, dtype=torch.float32, device=self.device)
-        self.masks = torch.zeros(rows, row_words(self.vocab_size), dtype=torch.int32, device=self.device)
         self.adjusting, self.masked, self.drawing, self.ranking, self.narrowing = np.zeros((5, rows), np.bool_)
         self.plain, self.reporting = np.ones(rows, np.bool_), np.full(rows, -1)
 
@@ -113,13 +123,16 @@ class SlotTable:
         old, rows = dict(vars(self)), self.rows
         self._make(max(slots, 2 * rows))
         columns = "adjusting", "masked", "drawing", "ranking", "narrowing", "plain", "reporting"
-        for name in ("seeds", "bias_values", "masks", *columns):
+        for name in ("seeds", "bias_values", *columns):
             getattr(self, name)[:rows] = old[name]
         for name in ("ints", "floats", "_lists"):
             getattr(self, name)[:, :rows] = old[name]
         if self.seen is not None:
             self.seen = None
             self.allocate()[:rows] = old["seen"]
+        if self.masks is not None:
+            self.masks = None
+            self.allocate_masks()[:rows] = old["masks"]
 
     # -- slots change owners -------------------------------------------------------------------------------------------
 

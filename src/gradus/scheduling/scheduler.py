@@ -27,7 +27,7 @@ from gradus.cache.paged import PagedCache
 from gradus.cache.usage import CacheUsage, Snapshot
 from gradus.config.options import Policy
 from gradus.engine.outputs import Outputs
-from gradus.engine.plan import Column, Decodes, Plan, Result, Sampled, Span, admit
+from gradus.engine.plan import Column, Decodes, Plan, Result, Sampled, Span, admit, scores_of
 from gradus.engine.sequence import Output, Sequence, SpanResult
 from gradus.engine.time_limits import TimeLimits
 from gradus.errors import RequestError
@@ -233,7 +233,8 @@ class Scheduler:
             return
         logits = 1 if end == len(tokens) else 0
         pages = self.cache.table_change(sequence.id)
-        self.plan.spans.append(Span(sequence, sequence.slot, start, tokens[start:end], logits, pages))
+        scores = scores_of(sequence, start, end)
+        self.plan.spans.append(Span(sequence, sequence.slot, start, tokens[start:end], logits, pages, scores))
         self.left -= end - start
 
     def begin_decoding(self, span: Span) -> None:
@@ -368,7 +369,13 @@ class Scheduler:
 
         Pages that decodes fill are published only where it matters: a running sequence may have the page after the
         hit, and the index not know it.
+
+        A sequence that reports its prompt's log-probabilities must compute each row that it has not scored yet.
         """
+        if sequence.unscored:
+            return self.cache.admit(
+                sequence.id, sequence.tokens[: len(sequence.scores) + 1], sequence.request.scheduling.cache_salt
+            )
         while True:
             hit = self.cache.admit(sequence.id, sequence.tokens, sequence.request.scheduling.cache_salt)
             others = self.columns.unpublished(hit // self.cache.page_size)
@@ -385,7 +392,10 @@ class Scheduler:
         """Wait for the step, append its tokens, and free the sequences that ended."""
         sampled = result.get()
         outputs = self._commit_decodes(plan, sampled)
+        scores = iter(sampled.scores)
         for span, one in zip(plan.spans, sampled, strict=True):
+            if span.scores is not None and span.sequence is not None:
+                span.sequence.score(span.start, next(scores))
             outputs.others += self.commit_span(span, one)
         self.committed += 1
         return outputs

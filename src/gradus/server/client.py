@@ -5,6 +5,9 @@ encodes prompts and decodes answers here: the engine's side knows only token ids
 loop, so there is no lock: counting a request's samples and admitting it is atomic because nothing else runs in between.
 Only slow work (opening the tokenizer, encoding a long prompt) is done by one worker thread.
 
+An engine that fails takes nothing else along: its requests are answered with an error at once, and where it has a
+process of its own it is started again, a few times at most (`Restarts`). Meanwhile requests are refused for a moment.
+
 Time limits have one home, the engine loop: between two steps it ends requests whose time is up, and a request's last
 output says so. An engine inside a long step cannot do that. So LAST_WORD_S after a request's time is up, or after its
 cancellation, the client ends its stream without waiting for the engine's last output.
@@ -18,77 +21,119 @@ import math
 import time
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
+from gradus.engine.logprobs import NO_LOGPROBS, Logprobs
 from gradus.engine.metrics import Metrics
-from gradus.engine.outputs import endings
 from gradus.engine.request import Request, SchedulingParams
 from gradus.engine.sequence import Output
 from gradus.errors import GradusError, RequestError
 from gradus.server.api.ask import Ask
 from gradus.server.config import ServerConfig
+from gradus.server.engine.link import MakeLink, link_for
 from gradus.server.engine.loop import loader
 from gradus.server.engine.messages import (
+    HANDLES,
+    TOKENS,
     Cancel,
     Command,
     EngineFailed,
+    EngineMessage,
     Failure,
     Loaded,
     LoadFailed,
-    Message,
     ModelInfo,
     Report,
     SelfChecked,
-    Stop,
     Submit,
+    unpacked,
 )
-from gradus.server.engine.thread import EngineThread
-from gradus.server.measures import Counts, ServiceRate, Watch, cache_stats, speculation_stats
+from gradus.server.measures import Counts, Restarts, ServiceRate, Watch, cache_stats, speculation_stats
+from gradus.server.metrics.meter import Meter
 from gradus.server.results import ClientGone, RequestFailed, RequestTimeout, Stream, Unavailable
 from gradus.text.completion import Delta
 from gradus.text.front_end import FrontEnd
+from gradus.text.transcript import Transcript
 
 if TYPE_CHECKING:
     from gradus.loading import Tokenizer
 
 log = logging.getLogger(__name__)
 
-State = Literal["loading", "ready", "draining", "failed"]
+State = Literal["loading", "ready", "stalled", "restarting", "draining", "failed"]
+"""stalled: ready, but the engine has shown no progress for STALL_S although it has work."""
+
+STALL_S = 2.0
+LOOK_S = 0.25  # between two looks at the engine's progress
 
 # Seconds that a stream waits for the engine's last output of a request that should end: most steps are far shorter.
 LAST_WORD_S = 1.0
+
+# Seconds for an engine at rest to give back what it has.
+GOODBYE_S = 10.0
 
 # Most prompts of one body that are encoded on the event loop.
 MOST_AT_ONCE = 16
 
 
+@dataclass(slots=True)
+class Sample:
+    """A sample that has not ended: where its tokens become text, and where that goes."""
+
+    transcript: Transcript
+    stream: Stream
+
+
+@dataclass(slots=True)
+class News:
+    """What one report brings: its deltas, and the streams that have some, in the order of arrival."""
+
+    deltas: list[Delta] = field(default_factory=list)
+    streams: dict[Stream, None] = field(default_factory=dict)
+
+
 class EngineClient:
-    """Serves requests from the one engine that `config` describes, on a thread of its own. For one event loop only.
+    """Serves requests from the one engine that `config` describes. For one event loop only.
 
     loader: the name of the module that loads tokenizer and engine (see `gradus.server.engine.loading`).
+    link: makes the connection to the engine; None lets the configuration choose between a process and a thread.
     """
 
-    def __init__(self, config: ServerConfig, loader: str = "gradus.server.engine.loading") -> None:
+    def __init__(
+        self, config: ServerConfig, loader: str = "gradus.server.engine.loading", link: MakeLink | None = None
+    ) -> None:
         self.config = config
         self.state: State = "loading"
         self.reason = "the model is loading"
         self.info: ModelInfo | None = None  # once loaded
         self.metrics = Metrics()
         self.counts = Counts()
+        self.meter = Meter(config.price_per_hour)
         self.started = time.monotonic()
         self.stopped = False
         self._loader = loader
+        self._make_link = link or link_for(config)
         self._tokenizer: Tokenizer | None = None
         self._front_end: FrontEnd | None = None  # once loaded
-        self._streams: dict[str, Stream] = {}
+        self._streams: dict[int, Stream] = {}  # by the handle of each request's first sample
+        self._samples: dict[int, Sample] = {}  # by handle, from the request's submission to the sample's last output
+        self._handles: dict[str, int] = {}  # request id → handle of its first sample
+        self._next_handle = 1
         self._beginnings: set[asyncio.Task[None]] = set()  # one for each request whose long prompt is being encoded
         self._numbers = itertools.count(1)
         self._rate = ServiceRate()
         self._watch = Watch()
+        self._restarts = Restarts()
+        self._beginning = 0  # samples of requests that are being encoded
         self._samples_sent = self._samples_taken = 0
         self._queued = 0  # in the engine
+        self._requests = 0  # that the engine knows
+        self._turns = 0  # of the engine's loop
         self._drain_ends = 0.0
+        self._load_began = self._load_s = 0.0
+        self._restart_ends = 0.0  # as far as that can be foreseen
 
     # -- life ---------------------------------------------------------------------------------------------------------
 
@@ -100,7 +145,7 @@ class EngineClient:
         self._nothing_runs.set()
         self._hurry = asyncio.Event()
         self._worker = ThreadPoolExecutor(1, "front-end")
-        self._thread = EngineThread(self._loader, self.config, self.receive, self._loop)
+        self._link = self._make_link(self._loader, self.config, self.receive, self._loop)
         self._opening = self._worker.submit(lambda: loader(self._loader).open_tokenizer(self.config))
         self._tasks = [self._loop.create_task(self._load()), self._loop.create_task(self._watch_engine())]
 
@@ -115,7 +160,11 @@ class EngineClient:
                 log.exception("the tokenizer could not be opened")
             self.receive(LoadFailed(Failure.of(error)))
         else:
-            self._thread.start()
+            self._start_engine()
+
+    def _start_engine(self) -> None:
+        self._load_began = time.monotonic()
+        self._link.start()
 
     async def loaded(self) -> ModelInfo:
         """Wait for the model, and describe it. Raises the GradusError that loading ended with, or RuntimeError."""
@@ -126,7 +175,7 @@ class EngineClient:
 
         Every stream gets its last delta. `hurry` ends the waiting.
         """
-        if self.state in ("loading", "ready"):
+        if self.state != "failed":
             self.state, self.reason = "draining", "the server is shutting down"
             self._drain_ends = time.monotonic() + timeout
         waits = [asyncio.ensure_future(event.wait()) for event in (self._nothing_runs, self._hurry)]
@@ -146,16 +195,16 @@ class EngineClient:
         return self._hurry.is_set()
 
     async def close(self, patience: float = 1.0) -> None:
-        """Stop both threads. `stopped` stays False if one is stuck in a step, or in loading, for `patience` seconds."""
+        """Stop the engine: within `patience` seconds if it is in a step, or loads. A thread that does not end leaves
+        `stopped` False."""
         for task in self._tasks:
             task.cancel()
         for stream in set(self._streams.values()):
             self.forget(stream, Unavailable("the server is shutting down", "draining"))
         self._worker.shutdown(wait=False, cancel_futures=True)
-        self._thread.send(Stop())
-        if self._thread.is_alive():
-            await asyncio.to_thread(self._thread.join, patience)
-        self.stopped = self._opening.done() and not self._thread.is_alive()
+        rests = self.info is not None and self._watch.silent_since is None
+        closed = await self._link.close(GOODBYE_S if rests else patience)
+        self.stopped = self._opening.done() and closed
 
     # -- statistics ---------------------------------------------------------------------------------------------------
 
@@ -171,6 +220,7 @@ class EngineClient:
             "cache": cache_stats(self.metrics.cache),
             "speculation": speculation_stats(self.metrics.speculation),
             "waiting": self.waiting,
+            "turns": self._turns,
             "average_batch": round(steps_spans / self.metrics.steps, 3) if self.metrics.steps else 0.0,
             **dataclasses.asdict(self.counts),
         }
@@ -186,25 +236,32 @@ class EngineClient:
         self._check_state()
         samples = sum(ask.params.n for ask in asks)
         self._check_room(samples)
-        number = next(self._numbers)
-        ids = [f"gen-{number}"] if len(asks) == 1 else [f"gen-{number}-{index}" for index in range(len(asks))]
-        stream = Stream(ids, samples, self.forget)
+        stream = self._stream([ask.params.n for ask in asks])
         limits = [self._limited(ask.scheduling) for ask in asks]
         makes = [
             partial(ask.request, self.front_end, name, limited)
-            for ask, name, limited in zip(asks, ids, limits, strict=True)
+            for ask, name, limited in zip(asks, stream.ids, limits, strict=True)
         ]
         timeout = max(limited.timeout or 0.0 for limited in limits)
         if all(ask.short for ask in asks) and len(asks) <= MOST_AT_ONCE:
-            submits = [Submit(made(make)) for make in makes]
+            requests = [made(make) for make in makes]
             self._enter(stream, timeout)
-            self._begin(stream, submits)
+            self._begin(stream, requests, time.monotonic())
         else:
             self._enter(stream, timeout)
+            self._beginning += samples
             beginning = self._loop.create_task(self._begin_later(stream, makes))
             self._beginnings.add(beginning)  # the loop itself would let it be collected
             beginning.add_done_callback(self._beginnings.discard)
         return stream
+
+    def _stream(self, samples: Sequence[int]) -> Stream:
+        """Name the requests of one body, and give handles to their samples."""
+        number = next(self._numbers)
+        names = [f"gen-{number}"] if len(samples) == 1 else [f"gen-{number}-{at}" for at in range(len(samples))]
+        handles = list(itertools.accumulate(samples, initial=self._next_handle))
+        self._next_handle = handles.pop()
+        return Stream(names, handles, sum(samples), self.forget, self.counts)
 
     def _limited(self, scheduling: SchedulingParams) -> SchedulingParams:
         timeout = min(scheduling.timeout or math.inf, self.config.request_timeout)
@@ -214,32 +271,32 @@ class EngineClient:
         """Register the stream, and start its timeout."""
         late = RequestTimeout(f"the request did not end within its timeout of {timeout:g} s")
         stream.timer = self._loop.call_later(timeout + LAST_WORD_S, self._expire, stream, late)
-        self._streams.update(dict.fromkeys(stream.ids, stream))
+        self._streams.update(dict.fromkeys(stream.handles, stream))
+        self.meter.enter(stream)
         self._nothing_runs.clear()
-        self._samples_sent += stream.samples
 
-    def _begin(self, stream: Stream, submits: Sequence[Submit]) -> None:
-        for index, submit in enumerate(submits):
-            stream.requests[submit.request.id] = submit.request
-            self.front_end.open(submit.request, index)
-            self._send(submit)
+    def _begin(self, stream: Stream, requests: Sequence[Request], arrived: float) -> None:
+        for index, (handle, request) in enumerate(zip(stream.handles, requests, strict=True)):
+            stream.requests[request.id] = request
+            self._handles[request.id] = handle
+            for sample, transcript in enumerate(self.front_end.open(request, index)):
+                self._samples[handle + sample] = Sample(transcript, stream)
+            self._samples_sent += request.params.n
+            self._send(Submit.of(handle, request, arrived))
 
     async def _begin_later(self, stream: Stream, makes: "Sequence[partial[Request]]") -> None:
         """Let the worker encode long prompts. Meanwhile the requests' time runs, and their client may leave."""
         arrived = time.monotonic()
-        submits = []
         try:
-            for make in makes:
-                submits.append(Submit(await self._loop.run_in_executor(self._worker, made, make), arrived))
+            requests = [await self._loop.run_in_executor(self._worker, made, make) for make in makes]
         except GradusError as error:
-            self._samples_sent -= stream.samples
-            if stream.ids[0] in self._streams:
+            if stream.handles[0] in self._streams:
                 self._close(stream, error)
-            return
-        if stream.ids[0] in self._streams:
-            self._begin(stream, submits)
         else:
-            self._samples_sent -= stream.samples
+            if stream.handles[0] in self._streams:
+                self._begin(stream, requests, arrived)
+        finally:
+            self._beginning -= stream.samples
 
     @property
     def model(self) -> str:
@@ -255,18 +312,21 @@ class EngineClient:
 
     def _send(self, command: Command) -> None:
         self._watch.sent(time.monotonic())
-        self._thread.send(command)
+        self._link.send(command)
 
     @property
     def waiting(self) -> int:
-        """Samples that the engine has not begun: those in its queue, and those it has not taken yet."""
-        return self._queued + self._samples_sent - self._samples_taken
+        """Samples that the engine has not begun: those in its queue, those it has not taken yet, and those whose
+        prompt is being encoded."""
+        return self._queued + self._samples_sent - self._samples_taken + self._beginning
 
     def _check_state(self) -> None:
         if self.state == "loading":
             raise Unavailable(self.reason, "loading", retry_after=1)
         if self.state == "draining":  # at that time this process is gone, and another may answer
             raise Unavailable(self.reason, "draining", math.ceil(max(1.0, self._drain_ends - time.monotonic())))
+        if self.state == "restarting":
+            raise Unavailable(self.reason, "restarting", self._restarts_in())
         if self.state == "failed":
             raise Unavailable(self.reason, "failed")
 
@@ -308,21 +368,25 @@ class EngineClient:
 
     def forget(self, stream: Stream, error: Exception) -> None:
         """Let the engine end a request whose client has gone. Does nothing if it has ended already."""
-        if stream.ids[0] not in self._streams:
+        if stream.handles[0] not in self._streams:
             return
         self.counts.abandoned += isinstance(error, ClientGone)
         self._cancel(stream, "cancelled")
         self._close(stream, error)
 
     def _cancel(self, stream: Stream, reason: str) -> None:
-        for name in stream.ids:
-            self._send(Cancel(name, reason))
+        for handle in stream.handles:
+            self._send(Cancel(handle, reason))
 
     def _close(self, stream: Stream, error: Exception | None) -> None:
         """Forget a stream; with an error, fail it."""
-        for name in stream.ids:
-            self._streams.pop(name, None)
+        self.meter.leave(stream, error)
+        for name, handle in zip(stream.ids, stream.handles, strict=True):
+            self._streams.pop(handle, None)
             self.front_end.close(name)
+            if self._handles.pop(name, None) is not None:
+                for sample in range(stream.requests[name].params.n):
+                    self._samples.pop(handle + sample, None)
         if not self._streams:
             self._nothing_runs.set()
         if stream.timer is not None:
@@ -330,88 +394,177 @@ class EngineClient:
         if error is not None:
             stream.fail(error)
 
-    def _fail(self, reason: str) -> None:
-        self.state, self.reason = "failed", reason
-        for stream in set(self._streams.values()):
-            self._close(stream, Unavailable(reason, "failed"))
-
     def _end_sample(self, request_id: str, index: int, reason: str) -> Iterable[Output]:
         """End a sample in which the front end found a stop string. Its last output comes with a later report."""
-        self._send(Cancel(request_id, reason, index))
+        self._send(Cancel(self._handles[request_id], reason, index))
         return ()
 
     # -- the engine's messages, delivered on the event loop -----------------------------------------------------------
 
-    def receive(self, message: Message) -> None:
+    def receive(self, message: EngineMessage) -> None:
         match message:
             case Report():
                 self._on_report(message)
-            case Loaded(info, metrics):
-                self._on_loaded(info, metrics)
-            case LoadFailed(failure):
-                self._on_load_failed(failure)
-            case SelfChecked(passed):
+            case Loaded():
+                self._on_loaded(message.info, message.metrics)
+            case LoadFailed():
+                self._on_load_failed(message.failure)
+            case SelfChecked():
                 self.counts.self_checks += 1
-                self.counts.failed_self_checks += not passed
-            case EngineFailed(failure):
-                self._on_engine_failed(failure)
+                self.counts.failed_self_checks += not message.passed
+            case EngineFailed():
+                self._on_engine_failed(message.failure)
 
     def _on_loaded(self, info: ModelInfo, metrics: Metrics) -> None:
+        self._load_s = time.monotonic() - self._load_began
         self.info, self.metrics = info, metrics
-        self._front_end = FrontEnd(self._tokenizer, info.limits, info.model, self._end_sample)
-        if self.state == "loading":
+        tool_format = self.config.tool_format
+        self._front_end = FrontEnd(self._tokenizer, info.limits, info.model, self._end_sample, tool_format=tool_format)
+        if self.state in ("loading", "restarting"):
             self.state, self.reason = "ready", "ready"
-        self._loaded.set_result(info)
+        if not self._loaded.done():
+            self._loaded.set_result(info)
 
     def _on_load_failed(self, failure: Failure) -> None:
         reason = f"the model could not be loaded ({failure.kind})"
+        if self.info is not None:  # it could be loaded before
+            self._lose_engine(reason)
+            return
         self._fail(reason)
         self._loaded.set_exception(failure.error() or RuntimeError(f"{reason}; the log has the details"))
         self._loaded.exception()  # read here, in case it is not awaited
 
     def _on_report(self, report: Report) -> None:
         self._watch.reported(report, time.monotonic())
+        if self.state == "stalled":
+            self.state, self.reason = "ready", "ready"
         self.metrics = report.metrics or self.metrics
         self._samples_taken, self._queued = report.samples_taken, report.waiting
-        self._rate.record(report.step_s, len(endings(report.outputs)))
-        for request_id in report.accepted:
-            if stream := self._streams.get(request_id):
-                stream.accept(request_id)
-        for request_id, failure in report.refused:
-            if stream := self._streams.get(request_id):
+        self._turns, self._requests = report.turn, report.requests
+        self._rate.record(report.step_s, report.ended)
+        for handle in report.accepted:
+            if stream := self._streams.get(handle):
+                stream.accept(handle)
+        for handle, failure in report.refused:
+            if stream := self._streams.get(handle):
                 self._cancel(stream, "cancelled")  # what else its body asked for
                 self._close(stream, failure.error() or RequestFailed())
-        for delta in self.front_end.read(report.outputs):
-            if stream := self._streams.get(delta.request_id):
-                self._deliver(stream, delta)
+        news = News()
+        if report.width == 1 and not report.logprobs:
+            self._read_tokens(report, news)
+        else:
+            self._read_rows(report, news)
+        for told in report.others:
+            if sample := self._samples.get(told.handle):
+                self._read(sample, told.output(sample.transcript.request.id, sample.transcript.index), news)
+                if told.finish_reason is not None:
+                    self._samples.pop(told.handle, None)
+        self.meter.report(news.deltas, report.step_s, report.metrics)
+        for stream in news.streams:
+            self._deliver(stream)
 
-    def _deliver(self, stream: Stream, delta: Delta) -> None:
-        stream.push(delta)
+    def _read_tokens(self, report: Report, news: News) -> None:
+        """Read one plain token per sample: as little work as possible, because this is what a busy server does."""
+        samples = self._samples
+        for handle, token in zip(unpacked(HANDLES, report.handles), unpacked(TOKENS, report.tokens), strict=True):
+            sample = samples.get(handle)
+            if sample is None:  # cancelled meanwhile
+                continue
+            delta = sample.transcript.plain(token)
+            if delta is None:
+                transcript = sample.transcript
+                self._read(sample, Output(transcript.request.id, transcript.index, (token,)), news)
+            else:
+                stream = sample.stream
+                stream.push(delta)
+                news.deltas.append(delta)
+                news.streams[stream] = None
+
+    def _read_rows(self, report: Report, news: News) -> None:
+        """Read the tokens that each sample drafted and kept, or that have log-probabilities."""
+        tokens, width = unpacked(TOKENS, report.tokens), report.width
+        for row, handle in enumerate(unpacked(HANDLES, report.handles)):
+            if (sample := self._samples.get(handle)) is None:
+                continue
+            kept = tuple([token for token in tokens[row * width : (row + 1) * width] if token >= 0])
+            logprobs = tuple(report.logprobs[row * width : row * width + len(kept)])
+            told = Logprobs(logprobs) if any(logprobs) else NO_LOGPROBS
+            self._read(sample, Output(sample.transcript.request.id, sample.transcript.index, kept, told), news)
+
+    def _read(self, sample: Sample, output: Output, news: News) -> None:
+        delta = self.front_end.read_sample(sample.transcript, output)
         self.counts.timed_out += delta.completion is not None and delta.completion.finish_reason == "timeout"
+        sample.stream.push(delta)
+        news.deltas.append(delta)
+        news.streams[sample.stream] = None
+
+    def _deliver(self, stream: Stream) -> None:
+        try:
+            stream.deliver()
+        except Exception:  # a bug in a protocol's encoder ends this one answer
+            log.exception("request %s: the answer could not be written", stream.ids[0])
+            self.forget(stream, RequestFailed())
+            return
         if stream.ended:
             self._close(stream, None)
         elif stream.buffered > self.config.max_buffered:
             self.counts.stalled += 1
             self.forget(stream, Unavailable("the client does not read its stream", "stalled"))
 
+    # -- an engine that fails -----------------------------------------------------------------------------------------
+
     def _on_engine_failed(self, failure: Failure) -> None:
-        """Fail all streams. They report a fault that the operator can fix (too little memory); a bug goes to the
-        log."""
+        """Report a fault that the operator can mend (too little memory); a bug goes to the log."""
         if failure.message is not None:
-            self._fail(f"the engine stopped: {failure.message}")
+            self._lose_engine(f"the engine stopped: {failure.message}")
         else:
-            self._fail(f"the engine stopped after an internal error ({failure.kind}); the log has the details")
+            self._lose_engine(f"the engine stopped after an internal error ({failure.kind}); the log has the details")
 
     async def _watch_engine(self) -> None:
-        """Fail the server if an engine step hangs, since the step itself cannot report it."""
+        """Look whether the engine makes progress. One that hangs cannot report it: it is killed where that is
+        possible."""
         limit = self.config.step_timeout
         while self.state != "failed":
-            await asyncio.sleep(min(1.0, limit / 4))
-            silent_since = self._watch.silent_since
-            if silent_since is not None and time.monotonic() - silent_since > limit:
+            await asyncio.sleep(min(LOOK_S, limit / 4))
+            since = self._watch.silent_since
+            silent = 0.0 if since is None else time.monotonic() - since
+            if silent > limit:
                 log.error("an engine step has taken more than %g s: the server is no longer healthy", limit)
-                self._send(Stop())  # if the step comes back after all, nothing may follow it
-                self._fail(f"an engine step hangs (more than {limit:g} s)")
+                self._link.kill()
+                self._lose_engine(f"an engine step hangs (more than {limit:g} s)")
+            elif silent > STALL_S and self.state == "ready":
+                self.state, self.reason = "stalled", f"the engine has shown no progress for {STALL_S:g} s"
+
+    def _lose_engine(self, reason: str) -> None:
+        """Fail what runs and waits. Start another engine if that is possible, and has not been tried too often."""
+        can = self._link.restarts and self.state not in ("draining", "failed")
+        delay = self._restarts.delay(time.monotonic()) if can else None
+        if delay is None:
+            self._fail(reason)
+            return
+        self.state, self.reason = "restarting", f"{reason}; it is started again"
+        self._restart_ends = time.monotonic() + delay + self._load_s
+        self.counts.restarts += 1
+        log.error("%s; another engine is started in %g s", reason, delay)
+        for stream in set(self._streams.values()):
+            self._close(stream, Unavailable(reason, "restarting", self._restarts_in()))
+        self._watch = Watch()
+        self._samples_sent = self._samples_taken = self._queued = self._requests = 0
+        self._tasks.append(self._loop.create_task(self._restart(delay)))
+
+    async def _restart(self, delay: float) -> None:
+        await asyncio.sleep(delay)
+        if self.state == "restarting":
+            self._start_engine()
+
+    def _restarts_in(self) -> int:
+        """Estimate the whole seconds until a restarting engine takes requests, by how long the last one took."""
+        return math.ceil(max(1.0, self._restart_ends - time.monotonic()))
+
+    def _fail(self, reason: str) -> None:
+        self.state, self.reason = "failed", reason
+        for stream in set(self._streams.values()):
+            self._close(stream, Unavailable(reason, "failed"))
 
 
 def made(make: "partial[Request]") -> Request:

@@ -7,13 +7,15 @@ from gradus.config.description import setting
 from gradus.config.settings import Settings
 from gradus.engine.request import MAX_SECONDS
 from gradus.errors import ConfigError
-from gradus.server.http.hosts import host_alone
+from gradus.server.http.hosts import host_alone, is_origin
+from gradus.server.http.keys import KeyLimits
+from gradus.text.tools.formats import NAMES
 
 MAX_JSON_DEPTH = 64
 MAX_HEADERS = 100
 MAX_HEADER_BYTES = 32 * 1024
 
-_WHERE, _LIMITS, _API = "Where", "Limits", "Protocols"
+_WHERE, _LIMITS, _ACCESS, _REPORTS, _API = "Where", "Limits", "Access", "Reports", "Protocols"
 
 
 @dataclass(frozen=True)
@@ -24,8 +26,7 @@ class ServerConfig(Settings):
     Raises ConfigError naming the key, the allowed values and the value given.
     """
 
-    # There is no authentication yet: beyond loopback, any client that reaches the address can use the server.
-    host: str = setting("127.0.0.1", "The address to listen on; beyond loopback nothing authenticates.", panel=_WHERE)
+    host: str = setting("127.0.0.1", "The address to listen on; beyond loopback, it needs API keys.", panel=_WHERE)
     allowed_hosts: tuple[str, ...] = setting(
         (),
         "A name or address, without a port, that clients and web pages may call the server by, such as a proxy's; "
@@ -36,18 +37,63 @@ class ServerConfig(Settings):
         panel=_WHERE,
     )
     port: int = setting(8000, "The port; 0 takes a free one.", least=0, most=65535, panel=_WHERE)
+    api_keys: str | None = setting(
+        None,
+        "A file of API keys, as `gradus keys add` writes it; GRADUS_API_KEY in the environment is one more key.",
+        unset="none: on loopback, no key is needed",
+        metavar="FILE",
+        panel=_ACCESS,
+    )
+    no_auth: bool = setting(
+        False, "Let anybody who reaches an address beyond loopback use the server, without a key.", panel=_ACCESS
+    )
+    key_max_samples: int | None = setting(
+        None,
+        "Most samples that a key may have at once, unless its entry says otherwise (429).",
+        unset="no limit",
+        least=1,
+        panel=_ACCESS,
+    )
+    key_max_waiting: int | None = setting(
+        None, "Most of them that may wait for their first token.", unset="no limit", least=1, panel=_ACCESS
+    )
+    key_tokens_per_minute: int | None = setting(
+        None,
+        "Most tokens per minute and key, of prompts and answers together, unless its entry says otherwise (429).",
+        unset="no limit",
+        least=1,
+        panel=_ACCESS,
+    )
+    cors_origins: tuple[str, ...] = setting(
+        (),
+        "An origin, as in https://chat.example.org, whose pages may use the server from a browser.",
+        unset="none",
+        flags=("--cors-origin",),
+        metavar="ORIGIN",
+        panel=_ACCESS,
+    )
+    tls_cert: str | None = setting(
+        None, "A certificate chain in PEM; the server then speaks https.", unset="none", metavar="FILE", panel=_ACCESS
+    )
+    tls_key: str | None = setting(
+        None, "The certificate's private key in PEM, without a password.", unset="none", metavar="FILE", panel=_ACCESS
+    )
     max_waiting: int = setting(
         256,
         "Most samples that may wait for the engine; a request counts n times, and enters whole or not at all (503).",
         least=1,
         panel=_LIMITS,
     )
-    max_body_bytes: int = setting(
-        1 << 20, "Largest request body, counted as it arrives; beyond, 413.", least=1, panel=_LIMITS
+    max_body_bytes: int | None = setting(
+        None,
+        "Largest request body, counted as it arrives; beyond, 413.",
+        unset="16 bytes per token of the context and 256 KiB, but at least 1 MiB",
+        least=1,
+        panel=_LIMITS,
     )
     max_buffered: int = setting(
         4096,
-        "Results that may wait for one streaming client; a client further behind is dropped.",
+        "Tokens that may wait for one streaming client; a client further behind is dropped.",
         least=1,
         panel=_LIMITS,
     )
@@ -61,7 +107,7 @@ class ServerConfig(Settings):
     )
     step_timeout: float = setting(
         120.0,
-        "Time for one engine step. A longer one counts as a hang: the server turns unhealthy and fails all requests.",
+        "Time for one engine step. A longer one counts as a hang: all requests fail, and another engine is started.",
         above=0,
         unit="seconds",
         panel=_LIMITS,
@@ -98,12 +144,40 @@ class ServerConfig(Settings):
         "Refuse a request with a field that this server does not read, instead of naming it in a header.",
         panel=_API,
     )
+    tool_format: str | None = setting(
+        None,
+        f"How the model is shown tools and calls them: {', '.join(NAMES)}. Naming a format lets a model call by itself "
+        "whose files do not show that it was taught to.",
+        unset="found by the model's files",
+        choices=NAMES,
+        panel=_API,
+    )
     tokenizer_info: bool = setting(False, "Answer /tokenizer_info, which shows the chat template.", panel=_API)
     log_level: str = setting(
         "info",
         "debug (one line per request as well), info, warning or error; prompts and answers are never logged.",
         choices=("debug", "info", "warning", "error"),
-        panel=_WHERE,
+        panel=_REPORTS,
+    )
+    log_format: str = setting("text", "text, or json: one object per line.", choices=("text", "json"), panel=_REPORTS)
+    log_requests: bool = setting(
+        False,
+        "Log one line per request at level info: who, what, how it ended, tokens and times. Those that fail here "
+        "(status 500 and above) are always logged.",
+        panel=_REPORTS,
+    )
+    metrics_alias: str = setting(
+        "vllm",
+        "vllm: /metrics also has the names that vLLM's dashboards read; none: only Gradus's own.",
+        choices=("vllm", "none"),
+        panel=_REPORTS,
+    )
+    price_per_hour: float | None = setting(
+        None,
+        "What an hour of the device costs: /metrics and the log then show the cost of requests.",
+        unset="none",
+        above=0,
+        panel=_REPORTS,
     )
 
     def __post_init__(self) -> None:
@@ -111,6 +185,17 @@ class ServerConfig(Settings):
         for name in self.allowed_hosts:
             if host_alone(name) is None:
                 raise ConfigError(f"allowed_hosts takes names and addresses without scheme, port or path, got {name!r}")
+        for origin in self.cors_origins:
+            if not is_origin(origin):
+                raise ConfigError(f"cors_origins takes origins such as https://chat.example.org, got {origin!r}")
+        if (self.tls_cert is None) != (self.tls_key is None):
+            given = self.tls_cert or self.tls_key
+            raise ConfigError(f"tls_cert and tls_key belong together: give both, or neither, got {given} alone")
+
+    @property
+    def key_limits(self) -> KeyLimits:
+        """The limits of keys whose entries leave them open."""
+        return KeyLimits(self.key_max_samples, self.key_max_waiting, self.key_tokens_per_minute)
 
     @classmethod
     def from_yaml(cls, path: str | Path) -> "ServerConfig":

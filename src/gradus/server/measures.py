@@ -34,7 +34,8 @@ class Counts:
     """Counts that the engine's own totals do not include.
 
     Requests: rejected: no room in the queue. abandoned: their client left. stalled: their client did not read.
-    Samples: timed_out: their time was up.
+    Samples: timed_out: their time was up. merged: their pieces that became part of a longer one, because the client
+    read slowly. restarts: of the engine, after it had failed.
     self_checks: times that the idle engine checked its invariants; failed_self_checks: times that one did not hold,
     which is a bug of ours, described in the log.
     """
@@ -43,6 +44,8 @@ class Counts:
     abandoned: int = 0
     stalled: int = 0
     timed_out: int = 0
+    merged: int = 0
+    restarts: int = 0
     self_checks: int = 0
     failed_self_checks: int = 0
 
@@ -66,6 +69,26 @@ class Watch:
     def reported(self, report: Report, now: float) -> None:
         waited_for = report.busy or self._commands_sent > report.commands_taken
         self.silent_since = now if waited_for else None
+
+
+class Restarts:
+    """Decides when a failed engine is started again: later each time, and at most MOST times in WINDOW_S seconds, since
+    an engine that keeps failing will not be mended by another start."""
+
+    MOST = 3
+    WINDOW_S = 600.0
+    FIRST_DELAY_S = 0.5
+
+    def __init__(self) -> None:
+        self._times: list[float] = []
+
+    def delay(self, now: float) -> float | None:
+        """Seconds until the next start, which is counted with this call; None: not again."""
+        self._times = [time for time in self._times if now - time < self.WINDOW_S]
+        if len(self._times) == self.MOST:
+            return None
+        self._times.append(now)
+        return self.FIRST_DELAY_S * 4.0 ** (len(self._times) - 1)
 
 
 def speculation_stats(speculation: Speculation | None) -> dict[str, Any] | None:

@@ -5,10 +5,14 @@ A Stream lives on the event loop: the client fills it from the engine's reports,
 
 import asyncio
 from collections.abc import Callable, Sequence
+from itertools import chain
 
+from gradus.engine.logprobs import Logprobs
 from gradus.engine.request import Request
 from gradus.errors import CapacityError, GradusError
-from gradus.text.completion import Delta
+from gradus.server.measures import Counts
+from gradus.server.metrics.tally import Tally
+from gradus.text.completion import Completion, Delta
 
 
 class Unavailable(CapacityError):
@@ -39,26 +43,45 @@ class ClientGone(GradusError):
     """The client has left: the result will not be read."""
 
 
+Sink = Callable[[Sequence[Delta]], bool]
+"""Takes results at once; False: it has no room, and they wait for `Stream.receive`."""
+
+
 class Stream:
     """The results of one client's requests as they arrive: of one request, or of several that one body makes.
 
-    ids: the requests', in the engine. samples: of all of them. Cancel the stream, or read it until `done`: nothing
-    else ends its requests in the engine.
-    requests: as the engine has accepted them; complete once `accepted` returns.
+    ids, handles: the requests', in the engine. samples: of all of them. Cancel the stream, or read it until `done`:
+    nothing else ends its requests in the engine.
+    requests: as the engine has accepted them; complete once `accepted` returns. tally: what they have taken so far.
+    buffered: tokens that wait to be received. sink: if set, it is offered results before they wait.
+    whole: only endings are wanted, so everything else is dropped.
     """
 
-    def __init__(self, ids: Sequence[str], samples: int, forget: "Callable[[Stream, Exception], None]") -> None:
+    def __init__(
+        self,
+        ids: Sequence[str],
+        handles: Sequence[int],
+        samples: int,
+        forget: "Callable[[Stream, Exception], None]",
+        counts: Counts,
+    ) -> None:
         self.ids = tuple(ids)
+        self.handles = tuple(handles)
         self.samples = samples
+        self.tally = Tally(samples)
         self.requests: dict[str, Request] = {}
         self.done = False  # every sample's last delta has been received
         self.unfinished = samples
+        self.buffered = 0
+        self.whole = False
+        self.sink: Sink | None = None
+        self.timer: asyncio.TimerHandle | None = None
         self._forget = forget
+        self._counts = counts
         self._deltas: list[Delta] = []
         self._error: Exception | None = None
-        self._unaccepted = set(ids)
+        self._unaccepted = set(handles)
         self._news = asyncio.Event()
-        self.timer: asyncio.TimerHandle | None = None
 
     async def accepted(self) -> None:
         """Wait until the engine has checked all requests. Raises RequestError, or any error that `receive` raises."""
@@ -70,16 +93,30 @@ class Stream:
     async def receive(self, timeout: float | None = None) -> list[Delta]:
         """Return the deltas since the last call, or wait for some; [] if none came within `timeout` seconds.
 
-        A sample's last delta carries its Completion. Raises Unavailable (the engine failed), RequestTimeout (the engine
-        did not end it in time), RequestFailed, or ClientGone (after `cancel`).
+        Several deltas of one sample arrive as one: a reader that lags gets fewer and longer pieces. A sample's last
+        delta carries its Completion. Raises Unavailable (the engine failed), RequestTimeout (the engine did not end it
+        in time), RequestFailed, or ClientGone (after `cancel`).
         """
         if not self._deltas and self._error is None:
             await self._wait(timeout)
         if self._error is not None:
             raise self._error
-        deltas, self._deltas = self._deltas, []
+        deltas, self._deltas, self.buffered = self._deltas, [], 0
+        if len(deltas) > 1:
+            deltas, before = merged(deltas), len(deltas)
+            self._counts.merged += before - len(deltas)
         self.done = self.unfinished == 0
         return deltas
+
+    async def completions(self) -> list[Completion]:
+        """Wait for every sample's completion, in order. Raises what `receive` raises."""
+        self.whole = True
+        found: dict[tuple[int, int], Completion] = {}
+        while not self.done:
+            for delta in await self.receive():
+                if delta.completion is not None:
+                    found[delta.prompt_index, delta.index] = delta.completion
+        return [found[place] for place in sorted(found)]
 
     async def _wait(self, timeout: float | None) -> None:
         self._news.clear()
@@ -100,21 +137,51 @@ class Stream:
         """True if nothing more will come."""
         return self.unfinished == 0 or self._error is not None
 
-    @property
-    def buffered(self) -> int:
-        return len(self._deltas)
-
-    def accept(self, request_id: str) -> None:
-        self._unaccepted.discard(request_id)
+    def accept(self, handle: int) -> None:
+        self._unaccepted.discard(handle)
         if not self._unaccepted:
             self._news.set()
 
     def push(self, delta: Delta) -> None:
+        """Add a delta. `deliver` follows once everything that came with it has been added."""
+        if delta.completion is not None:
+            self.unfinished -= 1
+        elif self.whole:
+            return
         self._deltas.append(delta)
-        self.unfinished -= delta.completion is not None
-        self._news.set()
+        self.buffered += len(delta.token_ids)
+
+    def deliver(self) -> None:
+        """Hand the deltas over: to the sink, or else to `receive`, which also gets the last ones."""
+        if not self._deltas:
+            return
+        if self.unfinished and self.sink is not None and self.sink(self._deltas):
+            self._deltas, self.buffered = [], 0
+        else:
+            self._news.set()
 
     def fail(self, error: Exception) -> None:
         self._error = error
         self._deltas.clear()
         self._news.set()
+
+
+def merged(deltas: Sequence[Delta]) -> list[Delta]:
+    """Join the deltas of each sample, in the order in which the samples first appear."""
+    parts: dict[tuple[int, int], list[Delta]] = {}
+    for delta in deltas:
+        parts.setdefault((delta.prompt_index, delta.index), []).append(delta)
+    return [each[0] if len(each) == 1 else _joined(each) for each in parts.values()]
+
+
+def _joined(deltas: Sequence[Delta]) -> Delta:
+    first, last = deltas[0], deltas[-1]
+    return Delta(
+        first.request_id,
+        first.prompt_index,
+        first.index,
+        "".join([delta.text for delta in deltas]),
+        tuple(chain.from_iterable([delta.token_ids for delta in deltas])),
+        Logprobs(tuple(chain.from_iterable([delta.logprobs.packed for delta in deltas]))),
+        last.completion,
+    )

@@ -16,11 +16,22 @@ import h11
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+try:
+    import uvloop
+except ImportError:  # it is not made for every platform
+    LOOP = "asyncio"
+else:
+    LOOP = uvloop.__name__
+
 from gradus.errors import ConfigError
+from gradus.server import logs
 from gradus.server.client import EngineClient
 from gradus.server.config import MAX_HEADER_BYTES, ServerConfig
 from gradus.server.engine.messages import ModelInfo
+from gradus.server.http.access import check_exposure, is_loopback
 from gradus.server.http.app import create_app
+from gradus.server.http.keys import Keys
+from gradus.server.http.tls import tls_options
 
 log = logging.getLogger(__name__)
 
@@ -35,12 +46,10 @@ def serve(config: ServerConfig, loader: str = "gradus.server.engine.loading") ->
     Raises ConfigError (the port is busy), the GradusError that loading ended with, or RuntimeError for a bug in
     loading, described in the log. Nothing is left running then.
     """
-    _set_up_logging(config.log_level)
+    logs.set_up(config)
     listening = bind(config)
     client = EngineClient(config, loader)
     server = Server(config, client)
-    if not _is_loopback(listening):
-        log.warning("listening on %s, where others can reach it: there is no authentication yet", config.host)
     server.run(sockets=[listening])
     if server.load_error is not None:
         raise server.load_error
@@ -55,11 +64,16 @@ def serve(config: ServerConfig, loader: str = "gradus.server.engine.loading") ->
 
 
 def bind(config: ServerConfig) -> socket.socket:
-    """Bind a socket. Raises ConfigError if the address is taken or not this machine's."""
+    """Bind a socket.
+
+    Raises ConfigError if the address is taken or not this machine's, or if strangers could reach it without a key.
+    """
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             config.host, config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
+        if warning := check_exposure(config, Keys.of(config), loopback=is_loopback(str(address[0]))):
+            log.warning("%s", warning)
         bound = socket.socket(family, kind, protocol)
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         bound.bind(address)
@@ -71,18 +85,6 @@ def bind(config: ServerConfig) -> socket.socket:
     return bound
 
 
-def _is_loopback(bound: socket.socket) -> bool:
-    host = bound.getsockname()[0]
-    return host.startswith("127.") or host == "::1"
-
-
-def _set_up_logging(level: str) -> None:
-    """Set one log format, on stderr. uvicorn's own messages appear only when debugging."""
-    logging.basicConfig(level=level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    for name in ("uvicorn.error", "uvicorn.access", "asyncio"):
-        logging.getLogger(name).setLevel("DEBUG" if level == "debug" else "WARNING")
-
-
 class Server(uvicorn.Server):
     """uvicorn with its own signal handling: the first signal drains, the second ends running requests at once."""
 
@@ -91,15 +93,16 @@ class Server(uvicorn.Server):
             uvicorn.Config(
                 create_app(client, config),
                 http=protocol_with_deadline(config.receive_timeout),
-                loop="asyncio",
+                loop=LOOP,
                 ws="none",
                 lifespan="on",
                 log_config=None,
-                access_log=config.log_level == "debug",
+                access_log=False,
                 server_header=False,
                 proxy_headers=False,  # a client's claim about its address is not trusted
                 h11_max_incomplete_event_size=MAX_HEADER_BYTES,
                 timeout_graceful_shutdown=LAST_BYTES_S,
+                **tls_options(config),
             )
         )
         self.client = client
@@ -125,7 +128,7 @@ class Server(uvicorn.Server):
             self.load_error = error
             self.should_exit = True
         else:
-            print(ready_line(info, *self.address), flush=True)
+            print(ready_line(info, self.client.config, *self.address), flush=True)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Handle a signal. uvicorn's own handler would stop listening at once, and end the process by the same
@@ -151,22 +154,25 @@ class Server(uvicorn.Server):
         self.should_exit = True
 
 
-def ready_line(info: ModelInfo, host: str, port: int) -> str:
+def ready_line(info: ModelInfo, config: ServerConfig, host: str, port: int) -> str:
     """Format everything needed to try the server, in one line."""
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
-    url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    scheme = "http" if config.tls_cert is None else "https"
+    url = f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+    key = ' -H "Authorization: Bearer $GRADUS_API_KEY"' if Keys.of(config) else ""
     engine = f"phase {info.phase}" if info.engine == info.phase else f"{info.engine} engine"
     body = json.dumps({"prompt": "Once upon a time", "max_tokens": 32})
     return (
         f"gradus: serving {info.model} ({engine}, {info.device}, {info.dtype}) at {url} · try: "
-        f"curl -s {url}/generate -H 'Content-Type: application/json' -d '{body}'"
+        f"curl -s {url}/generate{key} -H 'Content-Type: application/json' -d '{body}'"
     )
 
 
 def protocol_with_deadline(seconds: float) -> type[H11Protocol]:
     """uvicorn's HTTP/1.1 with a deadline for headers: on its own it waits forever for headers that never end.
 
-    It also gives the application a way to cut its connection: `scope["state"]["abort_connection"]`.
+    It also gives the application two shortcuts: `scope["state"]["abort_connection"]` cuts the connection, and
+    `scope["state"]["pieces"]` (`http.streaming.Pieces`) writes pieces of a stream.
     """
 
     class DeadlineProtocol(H11Protocol):
@@ -174,7 +180,7 @@ def protocol_with_deadline(seconds: float) -> type[H11Protocol]:
 
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
             super().connection_made(transport)
-            self.app_state = {**self.app_state, "abort_connection": transport.abort}
+            self.app_state = {**self.app_state, "abort_connection": transport.abort, "pieces": self}
             self._deadline = self.loop.call_later(seconds, transport.abort)
 
         def data_received(self, data: bytes) -> None:
@@ -186,6 +192,14 @@ def protocol_with_deadline(seconds: float) -> type[H11Protocol]:
                 self._deadline = self._deadline or self.loop.call_later(seconds, self.transport.abort)
             else:
                 self._relax()
+
+        @property
+        def has_room(self) -> bool:
+            return not self.flow.write_paused and not self.transport.is_closing()
+
+        def write_piece(self, data: bytes) -> None:
+            # a piece does not change h11's state, so h11 need not see it; this is how it writes one
+            self.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
 
         def connection_lost(self, exc: Exception | None) -> None:
             self._relax()

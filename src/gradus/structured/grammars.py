@@ -88,10 +88,8 @@ class Grammars:
         return Matcher(template.deep_copy(), self.vocabulary(), (*self._eos, *stop_ids))
 
     def broken(self, reason: str) -> Matcher:
-        """Make a matcher that allows nothing, for an answer that cannot begin."""
-        matcher = Matcher(None, self.vocabulary(), ())
-        matcher.fault = reason
-        return matcher
+        """Make a matcher that allows nothing, for an answer that can't begin, be it for want of a vocabulary."""
+        return Matcher.broken(reason, self._vocab_size)
 
     # -- the vocabulary ------------------------------------------------------------------------------------------------
 

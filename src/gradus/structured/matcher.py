@@ -27,9 +27,16 @@ class Matcher:
         self._inner = inner
         self._vocabulary = vocabulary
         self._ends = frozenset(end for end in ends if 0 <= end < vocabulary.vocab_size)
-        self._ended = 0  # ends that were accepted: the library never sees them
+        self._ended = False  # an end was accepted: the library never sees one
         self._words = row_words(vocabulary.vocab_size)
         self._end_row, self._other_row = vocabulary.rows_of(self._ends)
+
+    @classmethod
+    def broken(cls, reason: str, vocab_size: int) -> "Matcher":
+        """Make a matcher with this fault, for an answer that can't begin. It needs no index of the vocabulary."""
+        matcher = cls(None, Vocabulary.missing(vocab_size), ())
+        matcher.fault = reason
+        return matcher
 
     # -- moving --------------------------------------------------------------------------------------------------------
 
@@ -47,27 +54,13 @@ class Matcher:
     def _accept(self, token: int) -> bool:
         if token in self._ends:
             legal = self.accepting
-            self._ended += legal
+            self._ended |= legal
         else:
             legal = not self._ended and self._is_known(token) and self._inner.try_consume_tokens([token]) == 1
         if not legal:
             reason = one_line(self._inner.get_error()) if self._inner.is_error() else ""
             self._fail(reason or f"token {token} is not legal here")
         return legal
-
-    def rollback(self, count: int) -> None:
-        """Take back the last `count` tokens that were accepted, ends included."""
-        if self.fault or count == 0:
-            return
-        ends = min(max(count, 0), self._ended)
-        try:
-            with guarded():
-                if count < 0 or (count > ends and not self._inner.rollback(count - ends)):
-                    self._fail(f"can't take back {count} tokens: {one_line(self._inner.get_error())}")
-                else:
-                    self._ended -= ends
-        except Failed as error:
-            self._fail(str(error))
 
     # -- what is legal -------------------------------------------------------------------------------------------------
 
@@ -122,7 +115,7 @@ class Matcher:
             rows[:] = 0
 
     def _settle(self, rows: Row, raw: Row, drafts: Sequence[int]) -> None:
-        ended = self._ended > 0
+        ended = self._ended
         for place in range(1 + len(drafts)):
             if place:
                 token = drafts[place - 1]
@@ -236,13 +229,8 @@ class Matcher:
         if self.fault:
             return False
         with suppress(Failed), guarded():
-            return self._ended > 0 or bool(self._inner.is_accepting())
+            return self._ended or bool(self._inner.is_accepting())
         return False
-
-    @property
-    def finished(self) -> bool:
-        """Whether the answer can only end here, or has ended."""
-        return self.accepting and (self._ended > 0 or bool(self._inner.is_stopped()))
 
     def _is_known(self, token: int) -> bool:
         return 0 <= token < self._vocabulary.vocab_size and token != self._vocabulary.end

@@ -1,9 +1,9 @@
 """A tokenizer as llguidance sees it, which differs from ours in two ways.
 
 **Tokens that end an answer are ours, not the library's.** llguidance accepts several, and forgets the one that it
-consumed after a finished grammar, so that a rollback takes back too much. So it gets one token of its own for the end,
-which no text, no grammar and no model can produce. Its bit in a row says exactly "the grammar accepts here", and
-`Matcher` turns that into the tokens that end this request.
+consumed after a finished grammar. Behind a draft of such a token, its rollback would go too far. So it gets one token
+of its own for the end, which no text, no grammar and no model can produce. Its bit in a row says exactly "the grammar
+accepts here", and `Matcher` turns that into the tokens that end this request.
 
 **Control tokens have secret spellings.** Where a grammar forces a text, llguidance writes it as the tokenizer does; a
 text that spells a control token ("<|im_start|>" as the name of a property) would come back as that very token, which
@@ -56,6 +56,11 @@ class Vocabulary:
         text = json.dumps(content, ensure_ascii=False)
         tokenizer = llguidance().LLTokenizer(text, n_vocab=tokens, eos_token=[end])
         return cls(tokenizer, end, controls, -(-tokens // 32), vocab_size)
+
+    @classmethod
+    def missing(cls, vocab_size: int) -> "Vocabulary":
+        """Stand in for an index that could not be built: no grammar can be followed with it."""
+        return cls(None, vocab_size, {}, row_words(vocab_size), vocab_size)
 
     def rows_of(self, ends: frozenset[int]) -> tuple[Row, Row]:
         """Return the row of these ends, and the row without them and without what is no token of the model.

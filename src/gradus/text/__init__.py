@@ -3,8 +3,10 @@
 Read in this order:
 
     front_end.py    text to requests, outputs to text
+    conversation.py conversations as clients send them, as a model's template takes them
     transcript.py   one sample's tokens as text;  stream.py: pieces of it as they arrive
     tools/          tool calls and reasoning: from a client's tools to a prompt, from tokens to events
+    infill.py       prompts whose answer belongs in the middle of a text
     completion.py   results for callers
     interrupts.py   Ctrl-C between steps, never within one
     llm.py          `LLM`: a front end and a core in one loop, for programs that own that loop

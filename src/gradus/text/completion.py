@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from gradus.engine.logprobs import Logprobs, TokenLogprob
+from gradus.engine.logprobs import NO_LOGPROBS, Logprobs, TokenLogprob
 from gradus.engine.sequence import Timings
 
 
@@ -15,6 +15,7 @@ class Completion:
         string.
     text: those tokens as text, without stop string and control tokens.
     cached_tokens: prompt tokens that were not computed, because the prefix cache had them.
+    prompt_logprobs: of the prompt's tokens after the first; None if the request did not ask.
     finish_reason: "stop" (stop_reason: the token id or the string), "length", "cancelled", "timeout", "deadline" (it
         could not end in time), or "error".
     """
@@ -31,11 +32,15 @@ class Completion:
     cached_tokens: int
     timings: Timings
     error: str | None = None
+    prompt_logprobs: tuple[TokenLogprob, ...] | None = None
 
 
 @dataclass(slots=True)  # not frozen: frozen ones take longer to make, and a busy server makes hundreds per step
 class Delta:
-    """One sample's progress since its last delta. `text` is whole characters; it may lag behind `token_ids`."""
+    """One sample's progress since its last delta. `text` is whole characters; it may lag behind `token_ids`.
+
+    prompt_logprobs: with a sample's first delta, if the request asks for them.
+    """
 
     request_id: str
     prompt_index: int
@@ -44,3 +49,4 @@ class Delta:
     token_ids: tuple[int, ...]
     logprobs: Logprobs
     completion: Completion | None = None
+    prompt_logprobs: Logprobs = NO_LOGPROBS

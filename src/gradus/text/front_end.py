@@ -17,6 +17,7 @@ from gradus.engine.sequence import Output
 from gradus.errors import RequestError
 from gradus.structured import Grammars, grammars_of
 from gradus.text.completion import Delta
+from gradus.text.infill import Infill
 from gradus.text.stream import Piece, piece
 from gradus.text.tools.dialect import Dialect
 from gradus.text.tools.tool import read_tools
@@ -88,9 +89,18 @@ class FrontEnd:
         name = request_id or f"request-{next(self._numbers)}"
         return Request.create(name, prompt, params, self.limits, scheduling)
 
-    def tokens(self, prompt: Prompt) -> Sequence[int]:
-        """Encode a text; token ids stay as they are. Raises RequestError for a text without a tokenizer."""
-        return self._need_tokenizer("prompt").encode(prompt) if isinstance(prompt, str) else prompt
+    def tokens(self, prompt: Prompt, *, special_tokens: bool = True) -> Sequence[int]:
+        """Encode a text; token ids stay as they are. Raises RequestError for a text without a tokenizer.
+
+        special_tokens: also add the tokens that the model expects around a text.
+        """
+        if not isinstance(prompt, str):
+            return prompt
+        return self._need_tokenizer("prompt").encode(prompt, special_tokens=special_tokens)
+
+    def text(self, tokens: Sequence[int]) -> str:
+        """Decode token ids, control tokens by their names. Raises RequestError without a tokenizer."""
+        return self._need_tokenizer("tokens").decode(tokens, skip_special=False)
 
     @property
     def token_piece(self) -> Callable[[int], Piece] | None:
@@ -105,14 +115,28 @@ class FrontEnd:
     def chat_prompt(self, messages: Sequence[dict[str, Any]], *, tools: Any = None, **settings: Any) -> list[int]:
         """Encode a conversation, ready for the assistant's turn.
 
-        tools: what the model is shown; a template that shows none gets them in the system message. settings: of the
-        template, such as enable_thinking. Raises RequestError without a template.
+        tools: what the model is shown; a template that shows none gets them in the system message. settings:
+        add_generation_prompt, continue_final, and those of the template, such as enable_thinking. Raises RequestError
+        without a template.
         """
         tokenizer = self._need_tokenizer("messages")
         shown = read_tools(tools)
-        if isinstance(messages, Sequence) and not isinstance(messages, str | bytes):
-            messages = self.dialect.messages(messages, shown)
-        return tokenizer.chat(messages, tools=[tool.shown() for tool in shown], **settings)
+        found = self.dialect.messages(messages, shown)
+        return tokenizer.chat(found, tools=[tool.shown() for tool in shown], **settings)
+
+    @functools.cached_property
+    def infill(self) -> Infill:
+        """How the model fills in the middle of a text. Raises RequestError for one that was not taught to."""
+        found = Infill.of(self._need_tokenizer("suffix"))
+        if found is None:
+            raise RequestError(
+                f"suffix is not supported by model {self.model}: its vocabulary has no tokens that mark a middle to "
+                "fill in",
+                param="suffix",
+                limit="left out",
+                got="given",
+            )
+        return found
 
     @functools.cached_property
     def grammars(self) -> Grammars:
@@ -126,13 +150,17 @@ class FrontEnd:
         """The ids of the requests that have a transcript."""
         return list(self._transcripts)
 
-    def open(self, request: Request, prompt_index: int = 0) -> None:
-        """Begin the transcripts of a request that is about to be submitted. Raises RequestError if its id is in use."""
+    def open(self, request: Request, prompt_index: int = 0) -> list[Transcript]:
+        """Begin the transcripts of a request that is about to be submitted, one per sample.
+
+        Raises RequestError if its id is in use.
+        """
         if request.id in self._transcripts:
             raise RequestError(f"request id {request.id!r} is in use", param="request_id", got=request.id)
         self._transcripts[request.id] = {
             index: Transcript(request, prompt_index, index, self._token_bytes) for index in range(request.params.n)
         }
+        return list(self._transcripts[request.id].values())
 
     def close(self, request_id: str) -> None:
         """Forget a request: the core's further outputs for it are dropped. A request that has ended is allowed."""
@@ -144,11 +172,11 @@ class FrontEnd:
         for output in outputs:
             transcript = self._transcripts.get(output.request_id, NO_SAMPLES).get(output.index)
             if transcript is not None:
-                deltas.append(self._read(transcript, output))
+                deltas.append(self.read_sample(transcript, output))
         return deltas
 
-    def _read(self, transcript: Transcript, output: Output) -> Delta:
-        """Turn one step's tokens into text. A stop string, or a fault in decoding, ends the sample."""
+    def read_sample(self, transcript: Transcript, output: Output) -> Delta:
+        """Add an output to an open transcript. A stop string, or a fault in decoding, ends the sample."""
         if transcript.ending:
             delta = transcript.skip(output)
         else:

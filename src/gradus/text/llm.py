@@ -296,7 +296,7 @@ def _of_each(name: str, given: Params | Sequence[Params] | None, kind: type[Para
         return [given or kind()] * count
     if len(given) != count:
         limit = f"one {kind.__name__} for all, or one for each of the {count} prompts"
-        raise RequestError(f"{name} must be {limit}, got {len(given)}", param=name, limit=limit, got=len(given))
+        raise RequestError.of(name, limit, len(given))
     return list(given)
 
 

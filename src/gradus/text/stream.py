@@ -66,6 +66,15 @@ class TextStream:
         self._said.append(new)
         return new
 
+    def plain(self, token: int) -> str | None:
+        """Take a token whose text is certain at once, and return it. None, having taken nothing, for any other."""
+        text = self._token_bytes(token)
+        if self._undecoded or self._stop or isinstance(text, bytes):
+            return None
+        self.taken += 1
+        self._said.append(text)
+        return text
+
     def finish(self) -> str:
         """End the sequence, and return the text held back. Bytes of an unfinished character become U+FFFD."""
         if self.stop_reason is not None:

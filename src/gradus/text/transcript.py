@@ -30,6 +30,21 @@ class Transcript:
         self._text = TextStream(token_bytes or _nothing, request.params.stop, request.params.min_tokens)
         self._tokens: list[int] = []
         self._logprobs: list[TokenLogprob] = []
+        self._prompt_logprobs: tuple[TokenLogprob, ...] = ()
+
+    def plain(self, token: int) -> Delta | None:
+        """Take a token that ends nothing and has no log-probability: nearly every token that a server sees.
+
+        Returns None, having taken nothing, if the text is not simply longer by the token's own; `add` takes it then.
+        """
+        try:
+            text = None if self.ending else self._text.plain(token)
+        except Exception:  # it happens again in `add`, whose caller deals with it
+            return None
+        if text is None:
+            return None
+        self._tokens.append(token)
+        return Delta(self.request.id, self.prompt_index, self.index, text, (token,), NO_LOGPROBS)
 
     def add(self, output: Output) -> Delta:
         """Take one step's tokens. The delta carries the completion if the engine has ended the sequence."""
@@ -64,8 +79,11 @@ class Transcript:
         return replace(delta, completion=self._complete(last))
 
     def _delta(self, output: Output, tokens: tuple[int, ...], logprobs: Logprobs, text: str) -> Delta:
+        prompt = output.prompt_logprobs
+        if prompt:
+            self._prompt_logprobs = tuple(prompt)
         completion = None if output.finish_reason is None else self._complete(output)
-        return Delta(self.request.id, self.prompt_index, self.index, text, tokens, logprobs, completion)
+        return Delta(self.request.id, self.prompt_index, self.index, text, tokens, logprobs, completion, prompt)
 
     def _complete(self, last: Output) -> Completion:
         assert last.finish_reason is not None and last.timings is not None
@@ -82,6 +100,7 @@ class Transcript:
             cached_tokens=last.cached_tokens,
             timings=last.timings,
             error=self._error or last.error,
+            prompt_logprobs=None if self.request.params.prompt_logprobs is None else self._prompt_logprobs,
         )
 
 

@@ -128,7 +128,7 @@ sys.meta_path.insert(0, Broken())
 @pytest.mark.parametrize(
     ("before", "reason"),
     [
-        ("sys.modules['numba'] = None", "numba is not installed (pip install 'gradus-llm[cpu]')"),
+        ("sys.modules['numba'] = None", "numba is not installed (pip install numba)"),
         (BROKEN, "numba cannot be loaded: Numba needs NumPy 2.4 or less. Got NumPy 9.0."),
     ],
     ids=["missing", "broken"],

@@ -141,12 +141,28 @@ def test_a_model_that_was_not_taught_to_call_needs_a_grammar():
     assert dialect.turn(TOOLS, "required").grammar([]) and dialect.turn((), "auto").grammar([]) is None
 
 
-def test_two_constraints_of_one_answer_are_refused():
+def test_a_constraint_and_calls_are_both_kept_or_refused_in_one_line():
+    """The constraint is on the text, and a forced answer has none."""
     params = SamplingParams(structured=Structured(json=True))
     turn = Dialect(QWEN).turn(TOOLS, "required")
-    with pytest.raises(RequestError, match="structured: tools constrain the answer already"):
-        turn.constrain(params, [])
-    assert Dialect(QWEN).turn(TOOLS, "auto").constrain(params, []) is params
+    assert turn.constrain(params, []).structured.grammar == turn.grammar([])
+    both = Dialect(QWEN).turn(TOOLS, "auto").constrain(params, []).structured
+    assert both.kind == "grammar" and "<tool_call>" in both.grammar and "%json {}" in both.grammar
+    with pytest.raises(RequestError, match="structured: this model's calls may look like its text; give tools or"):
+        family("llama3-json").turn(TOOLS, "auto").constrain(params, [])
+    with pytest.raises(RequestError, match="structured: a grammar constrains the whole answer; give"):
+        Dialect(QWEN).turn(TOOLS).constrain(SamplingParams(structured=Structured(grammar='start: "a"')), [])
+
+
+def test_a_constraint_without_calls_stays_unless_the_model_reasons():
+    params = SamplingParams(structured=Structured(json=True, whitespace="compact"))
+    assert family("gemma3").turn().constrain(params, []) is params
+    reasoned = Dialect(QWEN).turn().constrain(params, []).structured
+    assert reasoned.whitespace == "compact" and "<think>" in reasoned.grammar
+    own = SamplingParams(structured=Structured(grammar='start: "a"'))
+    assert Dialect(QWEN).turn().constrain(own, []) is own
+    with pytest.raises(RequestError, match="this prompt begins reasoning; switch that off"):
+        Dialect(QWEN).turn().constrain(own, QWEN.encode("<think>\n"))
 
 
 # -- the front ends ----------------------------------------------------------------------------------------------------

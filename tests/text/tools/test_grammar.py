@@ -47,12 +47,12 @@ def grammars(name, by_text):
     return Grammars(made.to_json, made.vocab_size, made.eos_token_ids)
 
 
-def accepts(dialect, grammar, text):
+def accepts(dialect, grammar, text, whitespace="bounded"):
     """Whether a grammar accepts these tokens, and lets the answer end there. text: or tokens."""
     made = dialect.tokenizer
     tokens = tokens_of(dialect, text) if isinstance(text, str) else text
     found = grammars(dialect.format.name, not dialect.markers)
-    return found.matcher(Structured(grammar=grammar)).accept([*tokens, made.eos_token_ids[0]])
+    return found.matcher(Structured(grammar=grammar, whitespace=whitespace)).accept([*tokens, made.eos_token_ids[0]])
 
 
 def grammar_of(dialect, choice, tools=TWO, prompt=(), **options):
@@ -127,6 +127,37 @@ def test_reasoning_may_come_before_a_forced_call():
     opened = [*dialect.tokenizer.chat(chat), *dialect.tokenizer.encode("<think>\n")]
     grammar = grammar_of(dialect, "required", prompt=opened)
     assert accepts(dialect, grammar, f"hm\n</think>\n\n{call}") and not accepts(dialect, grammar, call)
+
+
+CONSTRAINTS = [
+    (Structured(json_schema=WEATHER), '{"city": "Oslo"}', '{"city": 5}'),
+    (Structured(json_schema=True, whitespace="compact"), '{"a":1}', '{"a" : 1}'),
+    (Structured(json=True), "[1, 2]", "[1, 2"),
+    (Structured(regex="a/b\\|c\nd"), "a/b|c\nd", "a/b"),
+    (Structured(choice=["yes", 'a "no"']), 'a "no"', "no"),
+]
+
+
+@pytest.mark.parametrize(("text", "right", "wrong"), CONSTRAINTS, ids=lambda each: getattr(each, "kind", None))
+def test_an_answer_is_of_the_form_that_was_asked_for_or_calls(text, right, wrong):
+    dialect = family("hermes")
+    call = write(dialect, ("weather", RIGHT[0]))
+    turn = dialect.turn(TWO, "auto")
+    grammar = turn.grammar((), text)
+    for answer in (right, call, f"<think>hm</think>\n{right}", f"<think>hm</think>\n{call}"):
+        assert accepts(dialect, grammar, answer, text.whitespace), answer
+    for answer in (wrong, "Just a text.", f"{right}{call}", write(dialect, ("weather", WRONG[3]))):
+        assert not accepts(dialect, grammar, answer, text.whitespace), answer
+
+
+@pytest.mark.parametrize(("text", "right", "wrong"), CONSTRAINTS, ids=lambda each: getattr(each, "kind", None))
+def test_the_constrained_part_of_an_answer_is_what_follows_its_reasoning(text, right, wrong):
+    dialect = family("hermes")
+    free, opened = dialect.turn().grammar((), text), dialect.turn().grammar(dialect.tokenizer.encode("<think>\n"), text)
+    assert accepts(dialect, free, right, text.whitespace) and not accepts(dialect, free, wrong, text.whitespace)
+    assert accepts(dialect, free, f"<think>hm</think>{right}", text.whitespace)
+    assert accepts(dialect, opened, f"{wrong}</think>\n\n{right}", text.whitespace)
+    assert not accepts(dialect, opened, right, text.whitespace), "this would be reasoning"
 
 
 def test_a_marker_that_is_a_token_is_one_in_the_grammar():

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from gradus import phases
+from gradus import garbage, phases
 from gradus.assembly.final import build as build_final
 from gradus.bench.contenders.transformers import Transformers
 from gradus.bench.declare.declaration import LLAMA_CPP, PEERS, quantized, switched
@@ -24,7 +24,6 @@ from gradus.engine.request import ModelLimits
 from gradus.errors import ConfigError
 from gradus.execution.memory.device_memory import free_memory
 from gradus.exercises.solution import Solution
-from gradus.garbage import spare_what_stays
 from gradus.loading import Checkpoint, Progress, as_asked, load_model, open_checkpoint
 from gradus.models import Model, create_model, kv_bytes_per_token, parameter_count
 from gradus.models.precision import Precision, resolve_device
@@ -218,7 +217,7 @@ class EngineContender:
         if weights is not self.bench:
             self.about = f"{weights.precision.title} of {self.weight_bytes / 1e6:.0f} MB"
         self.own_bytes = allocated(self.bench.device) - before
-        spare_what_stays(self.engine)  # as `LLM` does
+        garbage.spare_what_stays(self.engine)  # as `LLM` does
 
     def run(self, arrivals: Sequence[Arrival], *, watch_memory: bool = False) -> Run:
         assert self.engine is not None, "built before it runs"

@@ -116,7 +116,7 @@ def _masks(found: dict[str, Any], samples: str) -> list[Part]:
         f"**{found['hardware']['processor']}**, one core, the {masks['tokens']:,} tokens of {found['model']}, in a "
         f"tree of {masks['nodes']:,} nodes that takes {shown(masks['building'] / 1e6)} s to build. {samples}",
         (header, rows),
-        f"To try each token on its own, without the tree, takes {shown(each)} ms for a state.",
+        f"Trying each token on its own, without the tree, takes {shown(each)} ms for a state.",
     ]
 
 

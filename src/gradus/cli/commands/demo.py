@@ -22,7 +22,7 @@ Model = Annotated[
 ]
 
 
-def demo(phase: Annotated[str, Argument(help="p01 to p06, p12 or p13.")], out: Out = None, model: Model = None) -> int:
+def demo(phase: Annotated[str, Argument(help="p01 to p06, p11 to p13.")], out: Out = None, model: Model = None) -> int:
     """Show what a phase's idea changes: the phase before, then the phase, on one small workload on this CPU.
 
     Takes about half a minute on two cores. For numbers to quote, there is gradus bench. p12 and p13 have no engine: the
@@ -32,6 +32,7 @@ def demo(phase: Annotated[str, Argument(help="p01 to p06, p12 or p13.")], out: O
 
       gradus demo p01
       gradus demo p06 --out chunks.png
+      gradus demo p11                   # an answer without its form and with it, token by token
     """
     from gradus.bench import registry
     from gradus.bench.contenders.workbench import Workbench
@@ -59,6 +60,8 @@ def demo(phase: Annotated[str, Argument(help="p01 to p06, p12 or p13.")], out: O
     shown = demos.run(wanted, bench, lambda name: working(f"{name} runs"))
     _say(charts.TEXTS[wanted.chart](shown.series, wanted.across, wanted.up))
     _say(f"\n{wanted.look}\n")
+    if shown.transcript:
+        _say(f"{shown.transcript}\n")
     terminal.print_table(["", *names, ""], [list(row) for row in shown.table])
     if out is not None:
         title = " and ".join(names.values())

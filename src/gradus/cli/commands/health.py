@@ -2,7 +2,6 @@
 
 from dataclasses import asdict
 
-from gradus import doctor as examination
 from gradus.cli import options, terminal
 
 MARKS = {"ok": "✓", "note": "·", "warning": "!", "failed": "✗"}
@@ -18,7 +17,9 @@ def doctor(json: options.Json = False) -> int:
       gradus doctor
       gradus doctor --json > report.json    # to attach to a bug report
     """
-    report = examination.examine()
+    from gradus.doctor import examine
+
+    report = examine()
     if json:
         terminal.print_json(asdict(report) | {"healthy": report.healthy})
     else:

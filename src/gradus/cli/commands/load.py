@@ -1,23 +1,24 @@
 """`gradus load`: send requests to a server on this machine, all at once, and report the results."""
 
-import http.client
 import json
+import os
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
 from random import Random
 from threading import Semaphore
 from time import perf_counter, sleep
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 from urllib.parse import urlsplit
 
 from typer import Option
 
 from gradus.cli import terminal
 from gradus.errors import ConfigError, RequestError
-from gradus.server.http.hosts import host_alone
+
+if TYPE_CHECKING:
+    from http.client import HTTPResponse
 
 MOST_REQUESTS, MOST_TOKENS = 64, 100_000
 TIMEOUT_S = 600.0
@@ -123,6 +124,8 @@ class Answer:
 
 def run(server: "Server", asked: list[Job]) -> list[Answer]:
     """Send all jobs, each on its own connection. Raises ConfigError if the server refuses one."""
+    from concurrent.futures import ThreadPoolExecutor
+
     begun = Semaphore(0)  # released by every request that is not late, at its first token or its end
 
     def ask(job: Job) -> Answer:
@@ -147,6 +150,8 @@ class Server:
     def at(cls, url: str) -> "Server":
         """Parse the address. Raises ConfigError unless it is this machine's: this tool must not load others'
         servers."""
+        from gradus.server.http.hosts import host_alone
+
         try:
             parts = urlsplit(url)
             host, port = host_alone(parts.hostname or ""), parts.port or 80
@@ -193,25 +198,33 @@ class Server:
         return answer
 
     @contextmanager
-    def _answering(self, method: str, path: str, body: Any = None) -> Iterator[http.client.HTTPResponse]:
+    def _answering(self, method: str, path: str, body: Any = None) -> Iterator["HTTPResponse"]:
         """Yield the response, once its status is 200. Raises ConfigError if the server is not there, or refuses."""
-        connection = http.client.HTTPConnection(self.host, self.port, timeout=TIMEOUT_S)
+        from http.client import HTTPConnection, HTTPException
+
+        connection = HTTPConnection(self.host, self.port, timeout=TIMEOUT_S)
         try:
-            connection.request(
-                method, path, None if body is None else json.dumps(body), {"content-type": "application/json"}
-            )
+            connection.request(method, path, None if body is None else json.dumps(body), _headers())
             response = connection.getresponse()
             if response.status != 200:
                 _parsed(response.read())
                 raise ConfigError(f"{self} answers {method} {path} with status {response.status}: is it gradus serve?")
             yield response
-        except (OSError, http.client.HTTPException) as error:
+        except (OSError, HTTPException) as error:
             raise ConfigError(f"no answer from {self} ({error}): start it with gradus serve") from error
         finally:
             connection.close()
 
     def __str__(self) -> str:
         return f"http://{self.host}:{self.port}"
+
+
+def _headers() -> dict[str, str]:
+    """With the API key of the environment, which a server started from the same one asks for."""
+    from gradus.server.http.keys import VARIABLE
+
+    key = os.environ.get(VARIABLE)
+    return {"content-type": "application/json"} | ({"authorization": f"Bearer {key}"} if key else {})
 
 
 def _parsed(text: bytes) -> dict[str, Any]:

@@ -24,7 +24,7 @@ def serve(
 ) -> int:
     """Serve a model over HTTP, until Ctrl-C or SIGTERM.
 
-    There is no authentication yet: keep to loopback, or put a proxy that authenticates in front, and allow its name.
+    On loopback no key is needed. Elsewhere, give API keys: a file that `gradus keys add` writes, or GRADUS_API_KEY.
 
     Examples:
 
@@ -34,6 +34,7 @@ def serve(
       gradus serve --memory-fraction 0.6 --max-context 8192
       gradus serve --impl exercises/p03    # your own phase behind HTTP
       gradus serve --allowed-host gradus.lan    # behind a proxy of that name
+      gradus serve --host 0.0.0.0 --api-keys keys.yaml --tls-cert cert.pem --tls-key key.pem
       gradus serve --max-sequences 64 --cache-tokens 100000 --policy priority
       curl http://127.0.0.1:8000/    # lists the routes
     """
@@ -55,9 +56,11 @@ def _plan(settings: ServerConfig, json: bool) -> None:
     from gradus.exercises import solution
     from gradus.loading import open_checkpoint
     from gradus.server.engine.loading import planned
+    from gradus.server.http.tls import tls_options
     from gradus.server.serve import bind
 
     bind(settings).close()
+    tls_options(settings)
     if settings.impl is not None and settings.phase is not None:
         terminal.print_note(solution.load(settings.phase, Path(settings.impl)).note)
     checkpoint = open_checkpoint(settings.model)

@@ -6,11 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
-from gradus import phases
 from gradus.cli import options, terminal
-from gradus.course.xray.page import page
 from gradus.errors import ConfigError
-from gradus.exercises.declaration import repository
 
 if TYPE_CHECKING:
     from gradus.course.xray.recording import Recording
@@ -57,6 +54,8 @@ def xray(
       gradus xray p04 p04 --impl exercises     # your p04, next to ours
       gradus xray p04 --prompts mine.txt --cache-tokens 64 --page-size 4
     """
+    from gradus.course.xray.page import page
+
     names = [*runs, *([beside] if beside else [])]
     if len(names) > 2:
         raise ConfigError(f"a page shows one run or two, got {len(names)}: {', '.join(names)}")
@@ -117,6 +116,9 @@ def _recordings(
 
 def _code(file: Path) -> str:
     """The relative link from a page to a line of the repository, as a pattern."""
+    from gradus import phases
+    from gradus.exercises.declaration import repository
+
     root = repository(phases.find("p00"))
     return f"{Path(os.path.relpath(root, file.resolve().parent)).as_posix()}/{{path}}#L{{line}}"
 

@@ -21,6 +21,8 @@ from gradus.bench.measure.drive import Run, drive
 from gradus.bench.statistics import median
 from gradus.bench.workloads import Workload, burst, long_prompts, shared_prefix, single_stream
 from gradus.course.probe import EngineProbe
+from gradus.course.views import forms
+from gradus.course.views.forms import Answered, Form
 from gradus.errors import ConfigError
 from gradus.loading import CATALOGUE
 
@@ -35,10 +37,15 @@ MOST_STEPS = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """One contender's run. at_once: the number of sequences that each step advanced."""
+    """One contender's run. at_once: the number of sequences that each step advanced.
+
+    legal: how many tokens could come, for each token of an answer to a Form. answered: that answer.
+    """
 
     run: Run
-    at_once: Sequence[int]
+    at_once: Sequence[int] = ()
+    legal: Sequence[int] = ()
+    answered: Answered | None = None
 
     @property
     def gaps(self) -> Points:
@@ -77,13 +84,13 @@ class Demo:
     phase: str
     before: str
     question: str
-    work: Workload
+    work: Workload | Form
     look: str
     across: str
     up: str
     points: Callable[[Observed], Points]
     figures: tuple[Figure, ...]
-    batch: int
+    batch: int = 1
     context: int | None = None
     cache_tokens: int | None = None
     token_budget: int | None = None
@@ -100,19 +107,19 @@ class Demo:
         room = {"batch": self.batch, "context": self.context, "cache_tokens": self.cache_tokens}
         return {"before": self.before, "work": self.work.digest(), **room, "token_budget": self.token_budget}
 
-    @property
-    def room(self) -> Room:
-        return Room(self.context or self.work.longest, self.batch, self.cache_tokens, self.token_budget)
+    def room_for(self, work: Workload) -> Room:
+        return Room(self.context or work.longest, self.batch, self.cache_tokens, self.token_budget)
 
 
 @dataclass(frozen=True, slots=True)
 class Shown:
     """The results of a demo. series: the points of each phase. table: each figure's name, both values, and a
-    comparison."""
+    comparison. transcript: the answers, token by token, if the work is a Form."""
 
     demo: Demo
     series: dict[str, Points]
     table: list[tuple[str, str, str, str]]
+    transcript: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,16 +160,22 @@ def run(demo: Demo, bench: Workbench, running: Callable[[str], AbstractContextMa
         with running(name):
             seen[name] = observe(name, demo, bench)
     before, after = seen[demo.before], seen[demo.phase]
+    told = ""
+    if before.answered is not None and after.answered is not None:
+        told = forms.transcript(before.answered, after.answered, forms.words_of(bench))
     return Shown(
         demo,
         {name: demo.points(one) for name, one in seen.items()},
         [_line(figure, figure.read(before), figure.read(after)) for figure in demo.figures],
+        told,
     )
 
 
 def observe(name: str, demo: Demo, bench: Workbench) -> Observed:
     """Build the engine, let it run a few tokens to warm up, then the workload. Raises ContenderFailed if it fails."""
-    contender = EngineContender(name, bench, demo.room)
+    if isinstance(demo.work, Form):
+        return observe_form(forms.answer(name, demo.work, bench), bench.model.config.vocab_size)
+    contender = EngineContender(name, bench, demo.room_for(demo.work))
     contender.build()
     engine = contender.engine
     assert engine is not None
@@ -176,6 +189,13 @@ def observe(name: str, demo: Demo, bench: Workbench) -> Observed:
     probe.stop()
     contender.close()
     return Observed(done, [len(step.spans) for step in probe.steps])
+
+
+def observe_form(answered: Answered, vocab_size: int) -> Observed:
+    """Without a form, every token of the vocabulary may come at each place."""
+    free = [vocab_size] * len(answered.tokens)
+    legal = [choice.legal for choice in answered.choices] or free
+    return Observed(answered.run, legal=legal, answered=answered)
 
 
 def _line(figure: Figure, before: float, after: float) -> tuple[str, str, str, str]:
@@ -200,7 +220,8 @@ def compared(figure: Figure, before: float, after: float) -> str:
     gain = after / before if figure.more else before / after
     if 0.95 < gain < 1.05:
         return "about the same"
-    return f"{gain:.1f} times {figure.gains}" if gain > 1 else f"{1 / gain:.1f} times {figure.loses}"
+    times, word = (gain, figure.gains) if gain > 1 else (1 / gain, figure.loses)
+    return f"{times:,.{1 if times < 100 else 0}f} times {word}"
 
 
 # -- points and figures ------------------------------------------------------------------------------------------------
@@ -228,6 +249,16 @@ def gaps(seen: Observed) -> Points:
     return seen.gaps
 
 
+def choices(seen: Observed) -> Points:
+    """(token of the answer, how many could come there, as a power of ten)."""
+    return [(place, math.log10(legal)) for place, legal in enumerate(seen.legal, start=1)]
+
+
+def forced(seen: Observed) -> float:
+    """The percentage of tokens in whose place no other could come."""
+    return 100 * sum(legal == 1 for legal in seen.legal) / len(seen.legal)
+
+
 def padding(seen: Observed) -> float:
     """The percentage of padding rows."""
     return 100 * (seen.run.padding_rows or 0) / (seen.run.rows or 1)
@@ -250,6 +281,8 @@ USUAL = Figure(
 LONGEST = Figure(
     "time to the long prompt's first token", "ms", lambda seen: seen.first_tokens[-1], False, "shorter", "longer"
 )
+LEGAL = Figure("tokens that may come, median", "", lambda seen: median(list(seen.legal)), False, "fewer", "more")
+FORCED = Figure("tokens that are forced", "%", forced, True, "as many", "fewer")
 
 DEMOS: dict[str, Demo] = {
     demo.phase: demo
@@ -335,6 +368,18 @@ DEMOS: dict[str, Demo] = {
             (WORST, USUAL, LONGEST),
             batch=4,
             token_budget=48,
+        ),
+        Demo(
+            "p11",
+            "p10",
+            "An answer has to be a line of JSON: how many tokens may come at each place?",
+            Form("Alice is 34 years old. As JSON: ", {"regex": r'\{"name": "[A-Z][a-z]{1,15}", "age": [1-9]\d?\}'}, 48),
+            "Freely, any token of the vocabulary may come at each place. In the form, few tokens may. At 0 on the axis "
+            "only one may, so it is forced. Filling a mask takes much less time than a step of the model.",
+            "token of the answer",
+            "tokens that may come, as a power of ten",
+            choices,
+            (LEGAL, FORCED),
         ),
     )
 }

@@ -41,6 +41,7 @@ class Teller:
             *self._evictions(frame),
             *self._spans(frame),
             *self._waiting(frame),
+            *self._grammars(frame),
             *self._rows(frame),
             *self._results(frame),
             *([event("failure", frame["failed"])] if "failed" in frame else []),
@@ -109,6 +110,18 @@ class Teller:
             if why and self.waits[name] != before.get(name) and name not in frame["preempted"]:
                 yield event("waiting", f"{name} waits", why)
 
+    def _grammars(self, frame: Frame) -> Iterator[Event]:
+        """What grammars did to the drafts of their sequences."""
+        for name, drafts in frame["drafts"].items():
+            proposed, forced, verified = drafts["proposed"], drafts["forced"], drafts["verified"]
+            if forced:
+                said = f"{name}'s grammar forces {count(len(forced), 'token')}"
+                rows = sum(len(span["tokens"]) for span in frame["spans"] if span["id"] == name)
+                yield event("grammar", said, self.reasons.forced(forced, rows - 1))
+            elif cut := len(proposed) - len(verified):
+                said = f"{cut} of {count(len(proposed), 'draft')} for {name} {are(cut)} cut"
+                yield event("grammar", said, self.reasons.cut(proposed[len(verified)]))
+
     def _rows(self, frame: Frame) -> Iterator[Event]:
         tokens = sum(len(span["tokens"]) for span in frame["spans"])
         if (frame["rows"] or 0) > tokens:
@@ -158,11 +171,12 @@ class Teller:
             self.reasons.texts[name] += new
         for span in spans:
             name, new = span["id"], frame["outputs"].get(span["id"], ())
-            if span["kind"] == "verify":
-                yield self._drafts(span, new)
-            elif span["logits"] and not new:
+            if span["logits"] and not new:
+                rows = "row was" if span["logits"] == 1 else f"{span['logits']} rows were"
                 why = self.reasons.vain(name, frame["committed"], self.ended)
-                yield event("vain", f"{name}'s row was computed in vain", why)
+                yield event("vain", f"{name}'s {rows} computed in vain", why)
+            elif span["kind"] == "verify":
+                yield self._drafts(span, new)
         for name, reason in frame["ended"].items():
             if reason != "cancelled":
                 self.ended[name] = frame["number"]

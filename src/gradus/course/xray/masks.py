@@ -1,46 +1,100 @@
-"""The choices of each masked draw, in engines whose sampler masks tokens.
+"""The choices of each masked draw, and the drafts of sequences that keep to a grammar, as the sampler shows them."""
 
-Such a sampler has a method `masked(logits, rows, masks)`, called once per draw. logits: [R, V]; rows: the indices of
-masked rows, [M]; masks: bool [V] on the host, for each of these rows. It returns the logits to draw from.
-"""
-
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from torch import Tensor
 
 from gradus.engine.engine import Engine
+from gradus.engine.plan import REJECTED, UNKNOWN, Span
+from gradus.sampling.observer import DrawObserver
+from gradus.sampling.sampler import Rows, Sampler
+
+NAMED = 4  # tokens of a mask, and of what it took away
 
 
-class MaskWatch:
-    """Notes each draw by its row. Of an engine whose sampler has no masks it notes nothing."""
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What one masked draw could choose from.
+
+    legal: how many tokens could come. probability: what the model gives all of them together. likeliest: those of them
+    that it likes best. drawn: the one that came. freely: the one that it would choose of all tokens. removed: the
+    likeliest tokens that the mask took away, each with its probability.
+    """
+
+    legal: int
+    probability: float
+    likeliest: list[int]
+    drawn: int
+    freely: int
+    removed: list[tuple[int, float]]
+
+    @classmethod
+    def of(cls, logits: Tensor, legal: Tensor, drawn: int) -> "Choice":
+        """Read a draw. logits: the model's own, [V]; legal: bool [V]."""
+        probabilities, count = logits.softmax(-1), int(legal.sum())
+        likeliest = probabilities.masked_fill(~legal, -1.0).topk(min(NAMED, count)).indices
+        values, removed = probabilities.masked_fill(legal, -1.0).topk(min(NAMED, len(legal) - count))
+        shares = [round(value, 6) for value in values.tolist()]
+        return cls(
+            legal=count,
+            probability=round(float(probabilities[legal].sum()), 6),
+            likeliest=likeliest.tolist(),
+            drawn=drawn,
+            freely=int(logits.argmax()),
+            removed=list(zip(removed.tolist(), shares, strict=True)),
+        )
+
+
+class MaskWatch(DrawObserver):
+    """Notes the draws of an engine's steps. In an engine without masks there are none, and it notes nothing."""
 
     def __init__(self, engine: Engine) -> None:
-        runner: Any = engine.runner
-        self.sampler: Any = getattr(runner, "sampler", None)
-        self.masked: Any = getattr(self.sampler, "masked", None)
-        self.draws: dict[int, dict[str, Any]] = {}
-        if self.sampler is not None and self.masked is not None:
-            self.sampler.masked = self.note
+        sampler = getattr(engine.runner, "sampler", None)
+        self.sampler = sampler if isinstance(sampler, Sampler) else None
+        self._begin()
+        if self.sampler is not None:
+            self.sampler.observer = self
 
     def leave(self) -> None:
-        if self.masked is not None:
-            del self.sampler.masked
+        if self.sampler is not None:
+            self.sampler.observer = None
 
-    def note(self, logits: Tensor, rows: Tensor, masks: Sequence[Tensor]) -> Tensor:
-        masked: Tensor = self.masked(logits, rows, masks)
-        for row, mask in zip(rows.tolist(), masks, strict=True):
-            probability = logits[row].softmax(-1)[mask.to(logits.device)].sum()
-            self.draws[row] = {
-                "legal": int(mask.sum()),
-                "probability": round(float(probability), 6),
-                "drawn": int(masked[row].argmax()),
-                "freely": int(logits[row].argmax()),
-            }
-        return masked
+    def _begin(self) -> None:
+        self.draws: list[tuple[int, Choice]] = []  # each with its slot
+        self.drafts: dict[int, dict[str, list[int]]] = {}  # by slot
+        self.spans: dict[int, Span] = {}  # by slot
 
-    def take(self, spans: Sequence[dict[str, Any]]) -> dict[str, dict[str, Any]]:
-        """The draws since the last call, by the name of the sequence. spans: of the plan that made them."""
-        draws, self.draws = self.draws, {}
-        sampled = [span["id"] for span in spans for _ in range(span["logits"])]
-        return {sampled[row]: draw for row, draw in draws.items()}
+    # -- while a step runs ---------------------------------------------------------------------------------------------
+
+    def drafted(self, slot: int, proposed: Sequence[int], forced: Sequence[int], verified: Sequence[int]) -> None:
+        if proposed or forced:
+            self.drafts[slot] = {"proposed": list(proposed), "forced": list(forced), "verified": list(verified)}
+
+    def laid_out(self, spans: Iterable[Span]) -> None:
+        self.spans = {span.slot: span for span in spans}
+
+    def drew(self, logits: Tensor, rows: Rows, masked: Tensor, legal: Tensor, tokens: Tensor) -> None:
+        for row, mask in zip(masked.tolist(), legal.to(logits.device), strict=True):
+            drawn = int(tokens[row])
+            if drawn > REJECTED:  # else the row followed a wrong draft
+                self.draws.append((int(rows.slots[row]), Choice.of(logits[row], mask, drawn)))
+
+    # -- after it ------------------------------------------------------------------------------------------------------
+
+    def take(self, spans: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        """Return what the step before added to its frame, with the sequences' names in place of slots.
+
+        spans: of the plan that the step ran. Those that the runner laid out anew get their tokens, drafts included.
+        """
+        draws, drafts, laid = self.draws, self.drafts, self.spans
+        self._begin()
+        names = {span["slot"]: span["id"] for span in spans}
+        for span in spans:
+            if list(span["tokens"]) == [UNKNOWN] and (found := laid.get(span["slot"])) is not None:
+                span |= {"start": found.start, "tokens": list(found.tokens), "logits": found.logits}
+        return {
+            "masks": [{"id": names[slot], **asdict(choice)} for slot, choice in draws],
+            "drafts": {names[slot]: chosen for slot, chosen in drafts.items()},
+        }

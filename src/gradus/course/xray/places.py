@@ -9,7 +9,7 @@ from gradus import phases
 from gradus.engine.engine import Engine
 from gradus.exercises.declaration import repository
 
-SCHEDULER, CACHE, RUNNER = "scheduler", "cache", "runner"
+SCHEDULER, CACHE, RUNNER, SAMPLER = "scheduler", "cache", "runner", "sampler"
 STARTS = ((SCHEDULER, "let_in"), (SCHEDULER, "admit"), (SCHEDULER, "schedule"))
 
 PLACES: dict[str, tuple[tuple[str, str], ...]] = {
@@ -19,6 +19,7 @@ PLACES: dict[str, tuple[tuple[str, str], ...]] = {
     "chunk": ((SCHEDULER, "end_of_span"), (SCHEDULER, "place")),
     "preemption": ((SCHEDULER, "make_room"),),
     "drafts": ((SCHEDULER, "record"), (SCHEDULER, "_commit_decodes")),
+    "grammar": ((SAMPLER, "drafts"),),
     "split": ((CACHE, "publish"),),
     "eviction": ((CACHE, "evict"), (CACHE, "_evict")),
     "padding": ((RUNNER, "prepare"),),
@@ -33,7 +34,9 @@ def places(engine: Engine, kinds: Iterable[str]) -> dict[str, dict[str, Any]]:
 
     path: None for a file outside of it, as a student's may be; name then says which file.
     """
-    parts = {SCHEDULER: engine.scheduler, CACHE: getattr(engine.scheduler, "cache", None), RUNNER: engine.runner}
+    scheduler, runner = engine.scheduler, engine.runner
+    parts = {SCHEDULER: scheduler, CACHE: getattr(scheduler, "cache", None), RUNNER: runner}
+    parts |= {SAMPLER: getattr(runner, "sampler", None)}
     found = {}
     for kind in kinds:
         methods = [getattr(type(parts[part]), method, None) for part, method in PLACES.get(kind, ())]

@@ -291,6 +291,16 @@ class Reasons:
             f"; the {count(rest, 'draft')} after it followed a wrong text" if rest else ""
         )
 
+    def forced(self, tokens: Ordered[int], verified: int) -> str:
+        """The text that leaves no choice, and how much of it the step verifies."""
+        text = quoted("".join(map(self.word, tokens)))
+        room = "" if verified == len(tokens) else f", and has room for {verified or 'none'} of them"
+        return f"only {text} may come next; the step verifies it as {'a draft' if len(tokens) == 1 else 'drafts'}{room}"
+
+    def cut(self, token: int) -> str:
+        """The first draft that is not verified."""
+        return f"{quoted(self.word(token))} may not come there"
+
     def ending(self, name: str, reason: str) -> str:
         """How many of its tokens it has."""
         made, wanted = len(self.texts[name]) - self.prompts[name], self.wanted[name]

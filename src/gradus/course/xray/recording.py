@@ -174,7 +174,7 @@ class _Run:
         waiting = [name for name in self.queue if name not in state["running"]]
         said = blamed(error) or f"{type(error).__name__}: {error}"
         ends: Frame = {"number": len(frames) + 1, "committed": None, "in_flight": [], "outputs": {}, "ended": {}}
-        ends["masks"] = {}
+        ends |= {"masks": [], "drafts": {}}
         return state | ends | {"waiting": waiting, "failed": " ".join(str(said).split())}
 
     def frame(self, arrivals: Sequence[Arrival], number: int) -> Frame:
@@ -197,7 +197,7 @@ class _Run:
             "outputs": {output.request_id: list(output.tokens) for output in outputs if output.tokens},
             "ended": ended,
         }
-        frame["masks"] = self.masks.take(frame["spans"])
+        frame |= self.masks.take(frame["spans"])
         frame["waiting"] = [name for name in self.queue if name not in frame["running"] and name not in ended]
         self.queue = [name for name in self.queue if name not in ended]
         return frame
@@ -260,7 +260,8 @@ def _after(probe: EngineProbe, number: int) -> Frame:
         "in_flight": [],
         "outputs": {},
         "ended": {},
-        "masks": {},
+        "masks": [],
+        "drafts": {},
         "waiting": [],
         "rows": None,
     }

@@ -6,7 +6,7 @@ const COLORS = ["#7cc4ef", "#f2b84b", "#6fc9a6", "#e3a3c8", "#f0e06a", "#a9b6f5"
 const PEOPLE = ["Ann", "Ben", "Cy"]; // the lessons' three: each has a color in every scene
 const KINDS = [ // of events, in the order of their buttons: kind, name, key
   ["admission", "admission", "a"], ["waiting", "waiting", "q"], ["hit", "prefix hit", "h"], ["chunk", "chunk", "c"], ["preemption", "preemption", "p"],
-  ["drafts", "drafts verified", "d"], ["split", "node split", "s"], ["eviction", "eviction", "v"],
+  ["drafts", "drafts verified", "d"], ["grammar", "forced or cut", "m"], ["split", "node split", "s"], ["eviction", "eviction", "v"],
   ["padding", "padding", "g"], ["vain", "row in vain", "w"], ["ending", "ending", "e"],
   ["failure", "failure", "f"],
 ];
@@ -74,7 +74,7 @@ class Run {
     this.ahead = this.frames.some((frame) => frame.in_flight.length);
     this.paged = this.frames.some((frame) => frame.pages);
     this.indexed = this.frames.some((frame) => frame.tree);
-    this.masks = Math.max(...this.frames.map((frame) => Object.keys(frame.masks).length)); // the most of a step
+    this.masks = Math.max(...this.frames.map((frame) => frame.masks.length)); // the most of a step
     this.forgets = this.frames.some((frame) => frame.spans.some((span) => span.kind === "recompute")); // no cache
   }
 
@@ -224,11 +224,13 @@ class Run {
   showMasks(frame) {
     const row = (cells, tag = "td", extra = "") => make("tr", {}, ...cells.map((cell, i) => make(tag, { class: `${i === 1 || i === 2 ? "number" : ""} ${extra}` }, cell)));
     const share = (p) => p > 0.9995 ? "100%" : p < 0.00001 ? "< 0.001%" : `${(100 * p).toPrecision(p < 0.1 ? 2 : 3)}%`;
-    const rows = Object.entries(frame.masks).map(([id, { legal, probability, drawn, freely }]) =>
-      row([this.chip(id), legal.toLocaleString("en"), share(probability), this.token(drawn, "", {}), this.token(freely, "", {})]));
-    while (rows.length < this.masks) rows.push(row(Array(5).fill("\u00a0"), "td", "blank"));
-    this.parts.masks.replaceChildren(make("table", {}, make("thead", {}, row(["sequence", "may come", "probability", "drawn", "freely"], "th")), make("tbody", {}, ...rows)),
-      make("p", { class: "quiet note" }, "may come: how many tokens. probability: what the model gives all of them together. freely: the token that it would choose without the mask."));
+    const gone = (removed) => make("span", {}, ...removed.map(([token, p]) => this.token(token, "wrong", { title: `${share(p)} without the mask` })));
+    const left = (legal, likeliest) => make("span", { title: `the likeliest: ${likeliest.map((token) => this.word(token)).join("  ")}` }, legal.toLocaleString("en"));
+    const rows = frame.masks.map(({ id, legal, probability, likeliest, drawn, freely, removed }) =>
+      row([this.chip(id), left(legal, likeliest), share(probability), this.token(drawn, "", {}), this.token(freely, "", {}), gone(removed)]));
+    while (rows.length < this.masks) rows.push(row(Array(6).fill("\u00a0"), "td", "blank"));
+    this.parts.masks.replaceChildren(make("table", {}, make("thead", {}, row(["sequence", "may come", "probability", "drawn", "freely", "removed"], "th")), make("tbody", {}, ...rows)),
+      make("p", { class: "quiet note" }, "may come: how many tokens. probability: what the model gives all of them together. freely: the token that it would choose without the mask. removed: the likeliest tokens that may not come."));
   }
 
   showBatch(frame) {

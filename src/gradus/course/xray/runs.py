@@ -9,7 +9,7 @@ from typing import Any
 from gradus import phases
 from gradus.assembly import final
 from gradus.bench.contenders.workbench import Workbench
-from gradus.config.options import FINAL, EngineConfig, EngineOptions
+from gradus.config.options import FINAL, NGRAM, EngineConfig, EngineOptions
 from gradus.config.settings import capacity, heeded
 from gradus.course.xray.places import places
 from gradus.course.xray.recording import MOST_STEPS, Arrival, Frame, Recording, record
@@ -19,8 +19,11 @@ from gradus.engine.request import ModelLimits
 from gradus.errors import ConfigError
 from gradus.exercises.solution import Solution
 from gradus.loading import CATALOGUE, Tokenizer
+from gradus.structured import grammars_of
 
 REAL, RANDOM = "smollm2-135m", "random:tiny-llama"
+DRAFTS = 4
+"""The drafts of each step in the final engine, where it speculates."""
 OWN_MAX_SEQUENCES = 4
 """How many of a reader's own prompts run at once by default: as many as a page shows with ease."""
 
@@ -92,17 +95,9 @@ def run(name: str, bench: Workbench, work: Work, yours: Solution | None = None, 
     yours: the phase with a student's functions in place of ours; what breaks it is recorded as well.
     Raises ConfigError, or RequestError for what the engine cannot serve.
     """
-    config, tokenizer = bench.model.config, bench.checkpoint.tokenizer
-    if work.longest >= config.context_length:
-        raise ConfigError(
-            f"prompt and output have {work.longest} tokens, the model's context ends at {config.context_length - 1}: "
-            "shorten the prompts, or give a smaller --max-tokens"
-        )
-    eos = config.eos_token_ids or (tokenizer.eos_token_ids if tokenizer else ())
-    limits = ModelLimits(config.vocab_size, work.longest + 1, tuple(eos))
-    vocabulary = partial((tokenizer or Tokenizer.of_bytes()).vocabulary, config.vocab_size)
-    options = replace(options_of(name, limits, work.settings), vocabulary=vocabulary)
-    engine = build(name, bench, options) if yours is None else yours.build(bench.model, options)
+    tokenizer = bench.checkpoint.tokenizer
+    structured = any(arrival.structured is not None for arrival in work.arrivals)
+    engine, options = engine_of(name, bench, work.longest, work.settings, yours, structured=structured)
     word = word_of(tokenizer)
     frames = record(engine, work.arrivals, engine.limits, most, tolerant=yours is not None, word=word)
     return Recording(
@@ -110,7 +105,7 @@ def run(name: str, bench: Workbench, work: Work, yours: Solution | None = None, 
         about=work.about,
         model=bench.checkpoint.name,
         settings=shown(name, options),
-        context=limits.context_length,
+        context=options.limits.context_length,
         sequences=[
             {"id": asked.name, "prompt": list(asked.prompt), "output": asked.output, "at": arrived(asked, frames)}
             for asked in work.arrivals
@@ -122,6 +117,32 @@ def run(name: str, bench: Workbench, work: Work, yours: Solution | None = None, 
         panels=PANELS[name if name in PANELS else phases.find(name).name],
         failed=frames[-1].get("failed"),
     )
+
+
+def engine_of(
+    name: str,
+    bench: Workbench,
+    longest: int,
+    settings: Mapping[str, int],
+    yours: Solution | None = None,
+    *,
+    structured: bool = False,
+) -> tuple[Engine, EngineOptions]:
+    """Build an engine for sequences of `longest` tokens, which knows the model's vocabulary and its end.
+
+    yours, structured: as in `run` and `options_of`. Raises ConfigError for what the model has no room for.
+    """
+    config, tokenizer = bench.model.config, bench.checkpoint.tokenizer
+    if longest >= config.context_length:
+        raise ConfigError(
+            f"prompt and output have {longest} tokens, the model's context ends at {config.context_length - 1}: "
+            "shorten the prompts, or give a smaller --max-tokens"
+        )
+    eos = config.eos_token_ids or (tokenizer.eos_token_ids if tokenizer else ())
+    limits = ModelLimits(config.vocab_size, longest + 1, tuple(eos))
+    vocabulary = partial((tokenizer or Tokenizer.of_bytes()).vocabulary, config.vocab_size)
+    options = replace(options_of(name, limits, settings, structured=structured), vocabulary=vocabulary)
+    return build(name, bench, options) if yours is None else yours.build(bench.model, options), options
 
 
 def arrived(asked: Arrival, frames: list[Frame]) -> int:
@@ -139,13 +160,22 @@ def title_of(name: str) -> str:
     return f"{info.name}: {info.title[0].lower() + info.title[1:] if info.title[:2].istitle() else info.title}"
 
 
-def options_of(name: str, limits: ModelLimits, settings: Mapping[str, int]) -> EngineOptions:
+def options_of(
+    name: str, limits: ModelLimits, settings: Mapping[str, int], *, structured: bool = False
+) -> EngineOptions:
     """Those of the settings that the engine heeds. One without pages gets as many slots as fit in the same memory.
 
-    Raises ConfigError if not a single slot does.
+    structured: some answers keep to a grammar. The final engine then also verifies drafts, among them the tokens that
+    a grammar forces. Raises ConfigError if not a single slot fits.
     """
     if name == FINAL:  # kernels and graphs change no plan, and would take seconds to prepare
         given: dict[str, Any] = dict(settings)
+        if structured:
+            limits = replace(limits, structured=True)
+            given |= {
+                "speculate": NGRAM,
+                "drafts": DRAFTS,
+            }  # a number of them: what is measured differs from run to run
         return EngineConfig(limits, **given, memory_fraction=None, kernels=False, graphs=False)
     used: dict[str, Any] = {setting: value for setting, value in settings.items() if setting in heeded(name)}
     memory = settings.get("cache_tokens")
@@ -162,7 +192,9 @@ def options_of(name: str, limits: ModelLimits, settings: Mapping[str, int]) -> E
 
 def build(name: str, bench: Workbench, options: EngineOptions) -> Engine:
     if isinstance(options, EngineConfig):
-        return final.build(bench.model, options)
+        tokenizer = bench.checkpoint.tokenizer or Tokenizer.of_bytes()
+        grammars = grammars_of(tokenizer, options.limits) if options.limits.structured else None
+        return final.build(bench.model, options, grammars=grammars)
     return phases.load(name).build(bench.model, options)
 
 
@@ -173,7 +205,7 @@ def shown(name: str, options: EngineOptions) -> dict[str, Any]:
     values: dict[str, Any] = {setting: getattr(options, setting) for setting in names if setting in heeded(phase)}
     values["max_sequences"] = capacity(phase, options.max_sequences)
     if isinstance(options, EngineConfig):
-        values |= {"kernels": "off", "graphs": "off"}
+        values |= {"kernels": "off", "graphs": "off", "speculate": options.speculate}
     return {setting: value for setting, value in values.items() if value is not None}
 
 
@@ -185,7 +217,10 @@ def words_of(work: Work, frames: Sequence[dict[str, Any]], tokenizer: Tokenizer 
     for frame in frames:
         ids |= {token for tokens in frame["outputs"].values() for token in tokens}
         ids |= {token for span in frame["spans"] for token in span["tokens"] if token >= 0}
-        ids |= {draw[token] for draw in frame["masks"].values() for token in ("drawn", "freely")}
+        ids |= {token for draw in frame["masks"] for token in (draw["drawn"], draw["freely"]) if token >= 0}
+        ids |= {token for draw in frame["masks"] for token, _ in draw["removed"]}
+        ids |= {token for draw in frame["masks"] for token in draw["likeliest"]}
+        ids |= {token for chosen in frame["drafts"].values() for token in chosen["proposed"]}
     return {token: word_of(tokenizer)(token) for token in sorted(ids)}
 
 

@@ -94,6 +94,8 @@ def taught(name: str, question: str, prompt: int, output: int, at: int = 1) -> A
 
 THREE = (ask("Ann", ANN, 3, 6), ask("Ben", BEN, 9, 3), ask("Cy", CY, 2, 2))
 PASTED = (ask("Ann", ANN, 3, 7), ask("Ben", BEN, 20, 2, at=2), ask("Cy", CY, 2, 2, at=3))
+YEARS = '{"year": 1999}, {"year": 2009}, {"year": 1999}, {"year": 2009}'
+YEAR = r'\{"year": [12][09]{3}\.[05]\}'
 BUDGET = MappingProxyType({"max_sequences": 3, "page_size": 4, "cache_tokens": 64, "token_budget": 8})
 SHARED = (
     taught("Ann", ANN, 3, 3),
@@ -183,13 +185,15 @@ SCENES: dict[str, Scene] = {
         (
             ask("Ann", ANN, 5, 14),
             formed("Cy", CY, 7, 6, choice=("Yes", "No")),
-            formed("Ben", BEN, 20, 32, at=3, regex=r'\{"ships": [1-9]\d?, "storm": (true|false)\}'),
+            formed("Ben", BEN, 20, 32, at=3, regex=r'\{"ships": [1-9][0-9]?, "storm": (true|false)\}'),
         ),
         MappingProxyType({"max_sequences": 3, "page_size": 4, "cache_tokens": 96, "token_budget": 12}),
     ),
     FINAL: Scene(
-        "All of it together: a shared prefix, a long prompt in chunks, a small pool, and plans made one step ahead.",
-        SHARED,
+        "All of it together: a shared prefix, a long prompt in chunks, a small pool, plans made one step ahead, and "
+        "drafts. Ben's last answer is a line of JSON: tokens that its form forces are verified as drafts, and drafts "
+        "are cut where they would break it.",
+        (*SHARED, formed("Ben 3", YEARS, 30, 20, at=16, regex=YEAR)),
         MappingProxyType({"max_sequences": 3, "page_size": 4, "cache_tokens": 64, "token_budget": 12}),
     ),
 }  # fmt: skip
@@ -202,6 +206,6 @@ PANELS: dict[str, tuple[str, ...]] = {
     "p08": ("plan",),
     "p10": ("plan",),
     "p11": ("masks",),
-    FINAL: ("tree",),
+    FINAL: ("tree", "masks"),
 }
 """The parts of the page that show a phase's idea: the book's small page has them, the timeline and the events."""

@@ -20,7 +20,7 @@ from gradus.device.transfer import current, upload, upload_parts
 from gradus.engine.plan import REJECTED, UNDRAFTED, Decodes, Plan, Sampled, Span, upto_missing
 from gradus.execution.result import Ready, packed
 from gradus.execution.runner import ModelRunner
-from gradus.sampling.sampler import Drawn, Rows
+from gradus.sampling.sampler import Drawn, Rows, Sampler
 from gradus.speculative.drafter import Drafter
 from gradus.speculative.history import History
 from gradus.speculative.states import HiddenStates
@@ -49,6 +49,10 @@ class VerifyingRunner:
     def attention(self) -> AttentionBackend:
         return self.runner.attention
 
+    @property
+    def sampler(self) -> Sampler:
+        return self.runner.sampler
+
     @torch.inference_mode()
     def run(self, plan: Plan) -> Ready:
         with current(self.device), self.runner.quiet(plan):
@@ -68,6 +72,7 @@ class VerifyingRunner:
         batch, rows, drawn = self.runner.draw(Plan(spans, plan.admissions))
         self.record(rows, drawn.tokens)
         sampled = gathered(plan, verified, drawn)
+        sampled.scores = [tuple(packed(each)) for each in self.runner.scores]
         sampled.seconds = time.perf_counter() - began
         sampled.usual = self.drafter.steady or not len(plan.decodes.drafts)
         return Ready(len(batch.token_ids), sampled)
@@ -84,16 +89,16 @@ class VerifyingRunner:
             columns = decodes.slots[asking], decodes.limits[asking]
             asked, limits = (upload(each, torch.int64, self.device) for each in columns)
             proposed = self.drafter.propose(self.history, asked, decodes.width - 1, limits).tolist()
-            constraints = self.runner.sampler.constraints
             for row, most, tokens in zip(asking.tolist(), decodes.drafts[asking].tolist(), proposed, strict=True):
-                found = upto_missing(tokens[:most])
-                drafts[row] = found if constraints is None else constraints.drafts(slots[row], found, most)
+                drafts[row] = self.sampler.drafts(slots[row], upto_missing(tokens[:most]), most)
         rows = slots, lengths, decodes.limits.tolist(), newest, drafts
         spans = {}
         for row, (slot, length, limit, token, mine) in enumerate(zip(*rows, strict=True)):
             tokens = [token, *mine][: max(0, limit - (length - 1))]
             if tokens:
                 spans[row] = Span(None, slot, length - 1, tokens, len(tokens))
+        if self.sampler.observer is not None:
+            self.sampler.observer.laid_out(spans.values())
         return spans
 
     def wipe(self, pages: Sequence[int]) -> None:

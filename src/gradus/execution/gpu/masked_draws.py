@@ -31,8 +31,8 @@ class MaskedDraws:
 
     def __init__(self, constraints: Constraints, table: SlotTable, slots: int) -> None:
         self.constraints, self.table, self.device = constraints, table, table.device
-        words = table.masks.shape[1]
-        self._staging = Staging((slots, words), torch.int32, self.device)
+        self._masks = table.allocate_masks()
+        self._staging = Staging((slots, self._masks.shape[1]), torch.int32, self.device)
         self._copies = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
         self._copied = torch.cuda.Event() if self._copies is not None else None
         self._newest: MaskedStep | None = None
@@ -51,7 +51,7 @@ class MaskedDraws:
         if slots is not self._slots or self.constraints.changes != self._changes:  # else the same as in the step before
             self._slots, self._changes = slots, self.constraints.changes
             self._answers = self.constraints.of(slots.tolist())
-            self._rows = [self.table.masks[run] for run in runs([int(slots[each.row]) for each in self._answers])]
+            self._rows = [self._masks[run] for run in runs([int(slots[each.row]) for each in self._answers])]
         before = self._newest if self._newest is not None and not self._newest.taken_in else None
         self._newest = MaskedStep(self, self._answers, self._rows, rows, draw, before)
         if before is None:

@@ -4,6 +4,7 @@ The host launches a step with prompts kernel by kernel, except for the model's p
 (`prompt_graphs.py`). Such a step verifies no drafts: the prompts' tokens already keep the GPU's arithmetic busy.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -18,6 +19,7 @@ from gradus.engine.plan import NO_DRAFTS, Decodes, Plan
 from gradus.execution.gpu.decode_step import Accepted, DecodeStep
 from gradus.execution.gpu.masked_draws import MaskedDraws, MaskedStep
 from gradus.execution.gpu.step_graphs import StepGraphs
+from gradus.execution.prompt_scores import prompt_scores
 from gradus.execution.result import StepClock, StepResult
 from gradus.execution.runner import RunModel, lay_out, sampled_rows
 from gradus.kernels.step.decode_rows import StepRows
@@ -151,6 +153,7 @@ class GpuRunner:
         else:
             step.attention.prepare(prompts)
         computed = self.run_model(token_ids, positions, step.attention)
+        scores = prompt_scores(step.model, computed[count:], prompts.scores)
         hidden = computed[picked]
         logits = step.model.logits(hidden)
         step.sampler.admit(plan.admissions)
@@ -167,7 +170,8 @@ class GpuRunner:
             if count:  # a decode that may store no more has drawn nothing, whatever is in its row of padding
                 accepted = step.accept(mine, rows, SlotDraw(tokens[:count], None), hidden[:count], NO_SHAPE)
                 tokens = torch.cat([accepted.tokens.flatten(), tokens[count:]]) if step.history.whole else tokens
-            result = self._result(plan, len(computed), tokens, step.sampler.drawn(draw, owners).logprobs)
+            logprobs = step.sampler.drawn(draw, owners).logprobs
+            result = self._result(plan, len(computed), tokens, logprobs, scores=scores)
             self._keep_prompts(plan, prompts, Read(slots, ends, draw), hidden)
             return result
 
@@ -204,13 +208,21 @@ class GpuRunner:
     # -- what a step drew ----------------------------------------------------------------------------------------------
 
     def _result(
-        self, plan: Plan, rows: int, tokens: Tensor, logprobs: DrawnLogprobs | None, width: int = 1
+        self,
+        plan: Plan,
+        rows: int,
+        tokens: Tensor,
+        logprobs: DrawnLogprobs | None,
+        width: int = 1,
+        scores: Sequence[DrawnLogprobs] = (),
     ) -> StepResult:
         """Send the tokens, int64 [N], and their log-probabilities to the host. rows: how many the model ran."""
         usual = self.step.drafter is None or self.step.drafter.steady
         reported = None if logprobs is None else logprobs.to_host()
         sent, arrival = self._send(tokens)
-        return StepResult(plan, rows, sent, arrival, reported, width=width, clock=self.clock, usual=usual)
+        return StepResult(
+            plan, rows, sent, arrival, reported, width=width, clock=self.clock, usual=usual, scores=scores
+        )
 
     def _send(self, tokens: Tensor) -> tuple[Tensor, Arrival]:
         if not tokens.is_cuda:  # Triton's interpreter

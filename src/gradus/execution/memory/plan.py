@@ -374,7 +374,8 @@ def _planned(at: "_At", options: EngineConfig, draft: Model | None = None) -> Me
     rows = min(count * (1 + options.most_drafts), max(count, MOST_ROWS))  # decodes and their drafts
     step = step_bytes(config, tokens, rows, itemsize) + (at.scratch(tokens, rows) if kernels else 0)
     graphs = graph_bytes(at, options, rows, draft) if options.graphs and kernels else 0
-    tables = table_bytes(config.vocab_size, count + 1)  # with the slot that padding samples in
+    slots = count + 1 if kernels else count  # the kernels' sampler has one more, for padding
+    tables = table_bytes(config.vocab_size, slots, masks=kernels)
     tables += history_bytes(count, wanted, whole=bool(options.speculate))
     if options.heads is not None:
         tables += heads_bytes(Path(options.heads), itemsize) + states_bytes(count, config.hidden_size, itemsize)

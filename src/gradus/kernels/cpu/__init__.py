@@ -21,7 +21,7 @@ from importlib.util import find_spec
 def missing() -> str | None:
     """Why the kernels cannot run, in a phrase; None if they can."""
     if find_spec("numba") is None:
-        return "numba is not installed (pip install 'gradus-llm[cpu]')"
+        return "numba is not installed (pip install numba)"
     try:
         import_module("numba")
     except Exception as error:  # numba refuses versions of numpy and of its own parts in several ways

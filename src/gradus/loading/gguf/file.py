@@ -17,17 +17,18 @@ from dataclasses import dataclass
 from itertools import pairwise
 from math import prod
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import gguf
 import numpy as np
-import torch
 from gguf.quants import dequantize
 from numpy.typing import NDArray
-from torch import Tensor
 
 from gradus.errors import CheckpointError
 from gradus.loading.quoting import quoted
+
+if TYPE_CHECKING:  # metadata are read without torch
+    from torch import Tensor
 
 VERSIONS = (2, 3)
 DEFAULT_ALIGNMENT = 32
@@ -40,7 +41,7 @@ SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "
 STRING, ARRAY = 8, 9
 
 Type = gguf.GGMLQuantizationType
-PLAIN = {Type.F32: torch.float32, Type.F16: torch.float16, Type.BF16: torch.bfloat16}
+PLAIN = {Type.F32: "float32", Type.F16: "float16", Type.BF16: "bfloat16"}  # torch's names
 QUANTIZED = {
     *(Type.Q4_0, Type.Q4_1, Type.Q5_0, Type.Q5_1, Type.Q8_0),
     *(Type.Q2_K, Type.Q3_K, Type.Q4_K, Type.Q5_K, Type.Q6_K, Type.IQ4_NL, Type.IQ4_XS),
@@ -76,19 +77,23 @@ class GGUFFile:
         parser = _Parser(self._bytes, path.name)
         self.metadata, self.tensors = parser.parse()
 
-    def blocks(self, name: str) -> Tensor:
+    def blocks(self, name: str) -> "Tensor":
         """Read a quantized tensor as stored: uint8 [rows, blocks per row, bytes per block]."""
+        import torch
+
         entry = self.tensors[name]
         block, block_bytes = gguf.GGML_QUANT_SIZES[entry.type]
         return torch.from_numpy(self._raw(entry).copy()).view(-1, entry.shape[-1] // block, block_bytes)
 
-    def read(self, name: str) -> Tensor:
+    def read(self, name: str) -> "Tensor":
         """Read one tensor's values: float32 if it is quantized, else in its own type."""
+        import torch
+
         entry = self.tensors[name]
         raw = self._raw(entry)
         if entry.type in PLAIN:
             copied = torch.from_numpy(raw.copy())  # writable, and aligned
-            return copied.view(PLAIN[entry.type]).reshape(entry.shape)
+            return copied.view(getattr(torch, PLAIN[entry.type])).reshape(entry.shape)
         return torch.from_numpy(_dequantize(raw, entry.type)).reshape(entry.shape)
 
     def _raw(self, entry: TensorEntry) -> NDArray[np.uint8]:

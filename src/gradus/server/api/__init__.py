@@ -6,5 +6,13 @@ fields.py          a body's fields, read one by one
 frames.py          JSON and server-sent events as bytes
 generate.py        /generate, whose fields are the engine's
 openai.py          what OpenAI's protocols share: sampling, constraints, usage
-openapi.py         its OpenAPI schema, and the limits of every protocol
+completions.py     /v1/completions
+models.py          /v1/models
+tokens.py          /tokenize, /detokenize
+turns.py           a turn of a conversation in them: tools, settings of the template, answers as they are read
+chat.py            /v1/chat/completions
+responses/         /v1/responses
+anthropic/         /v1/messages and /v1/messages/count_tokens
+openapi.py         the OpenAPI schema of /generate, and the limits of every protocol
+schemas.py         the schemas of the other protocols' bodies
 """

@@ -6,6 +6,7 @@ A protocol is one module with an `Exchange`. Limits are not its business: they l
 `SchedulingParams` and `Request`, so no protocol can forget one.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
@@ -28,7 +29,8 @@ SHORT_PROMPT = 4096
 class Chat:
     """A conversation to be rendered by the model's template.
 
-    turn: its tools and choice; None for a model without a dialect. settings: of the template (`enable_thinking`, …).
+    turn: its tools and choice; None for a model without a dialect. settings: of the template (`enable_thinking`, …),
+    and of its end (`add_generation_prompt`, `continue_final`).
     """
 
     messages: Sequence[dict[str, Any]]
@@ -39,6 +41,27 @@ class Chat:
         """Count characters, about: contents decide what rendering costs."""
         return sum(len(str(message.get("content"))) for message in self.messages)
 
+    def tokens(self, front_end: FrontEnd) -> Sequence[int]:
+        """Render and encode it. Raises RequestError for what the model's template refuses."""
+        tools = self.turn.shown if self.turn else None
+        return front_end.chat_prompt(self.messages, tools=tools, **self.settings)
+
+
+class Written(ABC):
+    """A prompt that a protocol writes in a way of its own."""
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """Count characters or tokens: what encoding costs."""
+
+    @abstractmethod
+    def tokens(self, front_end: FrontEnd, params: SamplingParams) -> Sequence[int]:
+        """Encode it. Raises RequestError."""
+
+    def adapted(self, params: SamplingParams, front_end: FrontEnd) -> SamplingParams:
+        """Change the parameters to what the prompt needs."""
+        return params
+
 
 @dataclass(frozen=True, slots=True)
 class Ask:
@@ -47,7 +70,7 @@ class Ask:
     cut: reduce max_tokens to what the context has room for, where the default protocol refuses it.
     """
 
-    prompt: Prompt | Chat
+    prompt: Prompt | Chat | Written
     params: SamplingParams
     scheduling: SchedulingParams = field(default_factory=SchedulingParams)
     cut: bool = False
@@ -62,15 +85,20 @@ class Ask:
         """Render, encode and check. Raises RequestError for a request that could never be served."""
         tokens, params = self._tokens(front_end), self.params
         if isinstance(self.prompt, Chat) and self.prompt.turn is not None:
+            if params.structured is not None and front_end.limits.structured:
+                front_end.grammars.check(params.structured)  # a refusal is about what the client gave
             params = self.prompt.turn.constrain(params, tokens)
+        if isinstance(self.prompt, Written):
+            params = self.prompt.adapted(params, front_end)
         if self.cut:
             params = _cut(params, front_end.limits.context_length - len(tokens))
         return front_end.request(tokens, params, scheduling, request_id)
 
     def _tokens(self, front_end: FrontEnd) -> Sequence[int]:
         if isinstance(self.prompt, Chat):
-            turn, settings = self.prompt.turn, self.prompt.settings
-            return front_end.chat_prompt(self.prompt.messages, tools=turn.shown if turn else None, **settings)
+            return self.prompt.tokens(front_end)
+        if isinstance(self.prompt, Written):
+            return self.prompt.tokens(front_end, self.params)
         return front_end.tokens(self.prompt)
 
 
@@ -120,13 +148,18 @@ class Encoder(Protocol):
 
 
 class EventReader(Protocol):
-    """Turns one sample's deltas into events."""
+    """Turns one sample's deltas into events. thought_tokens: how many of its tokens were reasoning; they come first."""
+
+    @property
+    def thought_tokens(self) -> int: ...
 
     def read(self, delta: Delta) -> list[Event]: ...
 
 
 class PlainText:
     """The reader of an answer that holds neither calls nor reasoning."""
+
+    thought_tokens = 0
 
     def read(self, delta: Delta) -> list[Event]:
         return [Text(delta.text)] if delta.text else []

@@ -1,11 +1,14 @@
 """Errors as HTTP answers: one `Problem` for every exception, and its shape in each protocol."""
 
+import math
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from gradus.errors import CapacityError, RequestError
 from gradus.server.http.body import BodyError
+from gradus.server.http.quotas import QuotaExceeded
 from gradus.server.results import DeadlineMissed, RequestFailed, RequestTimeout, Unavailable
 from gradus.text.completion import Completion
 
@@ -16,7 +19,8 @@ CLOSE = {"connection": "close"}
 class Problem:
     """What a client learns of an error. status: of HTTP; kind: a word of ours, which the protocols translate.
 
-    param, limit, got: of a RequestError. retry_after: seconds after which the same request may succeed.
+    param, limit, got: of a RequestError. retry_after: seconds after which the same request may succeed. final: the same
+    request would fail again, although its status makes SDKs repeat it.
     """
 
     status: int
@@ -25,13 +29,20 @@ class Problem:
     param: str | None = None
     limit: str | None = None
     got: Any = None
-    retry_after: int | None = None
+    retry_after: float | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
+    final: bool = False
 
     @property
     def all_headers(self) -> dict[str, str]:
-        after = {} if self.retry_after is None else {"retry-after": str(self.retry_after)}
-        return {**self.headers, **after}
+        """The headers of the answer. SDKs prefer retry-after-ms, which is no standard, and obey x-should-retry."""
+        headers = dict(self.headers)
+        if self.retry_after is not None:
+            headers |= {"retry-after": str(math.ceil(self.retry_after))}
+            headers |= {"retry-after-ms": str(math.ceil(1000 * self.retry_after))}
+        if self.final:
+            headers["x-should-retry"] = "false"
+        return headers
 
 
 def problem_of(error: Exception) -> Problem:
@@ -44,14 +55,16 @@ def problem_of(error: Exception) -> Problem:
             return _refused(error, 400, {})
         case Unavailable():
             return Problem(503, error.kind, str(error), retry_after=error.retry_after)
+        case QuotaExceeded():
+            return Problem(429, "rate_limit_exceeded", str(error), retry_after=error.retry_after)
         case CapacityError():
             return Problem(503, "overloaded", str(error), retry_after=1)
         case RequestTimeout():
-            return Problem(504, "timeout", str(error))
+            return Problem(504, "timeout", str(error), final=True)
         case DeadlineMissed():
-            return Problem(504, "deadline", str(error))
+            return Problem(504, "deadline", str(error), final=True)
         case RequestFailed():
-            return Problem(500, "internal_error", str(error))
+            return Problem(500, "internal_error", str(error), final=True)
     return Problem(500, "internal_error", "internal error; the server's log says why", headers=CLOSE)
 
 
@@ -99,9 +112,11 @@ def openai(problem: Problem) -> dict[str, Any]:
     if kind is None:
         kind = "invalid_request_error" if problem.status < 500 else "server_error"
     code = "context_length_exceeded" if too_long(problem) else None if problem.status == 400 else problem.kind
+    # LiteLLM, and aider with it, look for these words, and offer to shorten the conversation
+    message = f"{problem.message}: the prompt is too long" if too_long(problem) else problem.message
     return {
         "error": {
-            "message": problem.message,
+            "message": message,
             "type": kind,
             "param": problem.param,
             "code": code,
@@ -123,9 +138,18 @@ ANTHROPIC_TYPES = {
 
 
 def anthropic(problem: Problem) -> dict[str, Any]:
-    """The body of an error in Anthropic's shape."""
+    """The body of an error in Anthropic's shape, and in its words where clients look for them."""
     kind = ANTHROPIC_TYPES.get(problem.status) or ("invalid_request_error" if problem.status < 500 else "api_error")
-    return {"type": "error", "error": {"type": kind, "message": problem.message}}
+    message = problem.message
+    if too_long(problem):  # Claude Code reads both numbers, and offers to compact the conversation
+        message = f"prompt is too long: {problem.got} tokens > {_number(problem.limit)} maximum"
+    return {"type": "error", "error": {"type": kind, "message": message}}
+
+
+def _number(limit: str | None) -> str:
+    """Return the number in a limit such as "at most 8191 tokens"."""
+    found = re.search(r"\d+", limit or "")
+    return found[0] if found else "the"
 
 
 def too_long(problem: Problem) -> bool:

@@ -84,6 +84,4 @@ class Fields:
 
 def refuse(param: str, limit: str, got: Any) -> NoReturn:
     """Raise the RequestError of a field out of its limits."""
-    shown = " ".join(repr(got).split())
-    shown = shown if len(shown) <= 60 else shown[:57] + "…"
-    raise RequestError(f"{param} must be {limit}, got {shown}", param=param, limit=limit, got=shown)
+    raise RequestError.of(param, limit, got)

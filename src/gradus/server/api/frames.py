@@ -1,11 +1,18 @@
 """JSON and server-sent events as bytes."""
 
 import json
+import secrets
+from json.encoder import encode_basestring
 from typing import Any
 
 LINE_ENDS = ("\u0085", "\u2028", "\u2029")
 """JSON does not escape these. They end no line of a stream, but a client that splits lines like Python would split
 here."""
+
+_ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))  # `dumps` would make one a call
+
+HOLE = f"hole-{secrets.token_hex(16)}"
+"""Stands for the text that changes, in the content of `event_around`."""
 
 DONE = b"data: [DONE]\n\n"
 PING = b": ping\n\n"
@@ -13,13 +20,32 @@ PING = b": ping\n\n"
 
 def encode(content: Any) -> bytes:
     """Encode JSON on one line: every character that ends a line, for some client, is escaped."""
-    text = json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    for end in LINE_ENDS:  # only strings can hold one
-        text = text.replace(end, f"\\u{ord(end):04x}")
+    text = _ENCODER.encode(content)
+    if not text.isascii():
+        for end in LINE_ENDS:  # only strings can hold one
+            text = text.replace(end, f"\\u{ord(end):04x}")
     return text.encode()
+
+
+def encode_text(text: str) -> str:
+    """Write a text as JSON, as `encode` does: for frames that are put together from prepared parts."""
+    written = encode_basestring(text)
+    if not text.isascii():
+        for end in LINE_ENDS:
+            written = written.replace(end, f"\\u{ord(end):04x}")
+    return written
 
 
 def event(content: Any, name: str | None = None) -> bytes:
     """Format an event. JSON escapes line breaks, so one `data:` line always suffices."""
     data = b"data: " + encode(content) + b"\n\n"
     return data if name is None else b"event: " + name.encode() + b"\n" + data
+
+
+def event_around(content: Any) -> tuple[bytes, bytes]:
+    """Format an event whose content holds HOLE. Returns what comes before and after the text that takes its place.
+
+    Most events of a stream differ in one text; writing only that takes a fraction of the time.
+    """
+    before, after = event(content).split(encode(HOLE))
+    return before, after

@@ -16,8 +16,9 @@ from gradus.errors import RequestError
 from gradus.server.api.ask import Ask, Encoder
 from gradus.server.api.errors import failure_of, own, problem_of
 from gradus.server.api.fields import refuse
-from gradus.server.api.frames import DONE, event
+from gradus.server.api.frames import DONE, encode_text, event
 from gradus.server.config import ServerConfig
+from gradus.server.metrics.tally import Tally
 from gradus.text.completion import Completion, Delta
 from gradus.text.front_end import Prompt
 
@@ -46,7 +47,7 @@ class Generate:
         return (self.ask,)
 
     def encoder(self, stream: "Stream") -> Encoder:
-        return GenerateEncoder(self.model, self.ask.params)
+        return GenerateEncoder(self.model, self.ask.params, stream.tally)
 
     @classmethod
     def parse(cls, body: Any, config: ServerConfig, model: str = "") -> "Generate":
@@ -99,9 +100,11 @@ def _check_timeout(value: Any, most: float) -> None:
 class GenerateEncoder:
     """Writes answers of /generate."""
 
-    def __init__(self, model: str, params: SamplingParams) -> None:
+    def __init__(self, model: str, params: SamplingParams, tally: Tally) -> None:
         self._model = model
         self._params = params
+        self._tally = tally
+        self._plain = params.logprobs is None
         self._completions: list[Completion] = []
 
     def begin(self) -> bytes:
@@ -109,14 +112,19 @@ class GenerateEncoder:
 
     def frames(self, deltas: Sequence[Delta]) -> bytes:
         """Write a frame for each delta. The last one of all carries the model and the usage."""
-        return b"".join([event(self._frame(delta)) for delta in deltas if delta.token_ids or delta.completion])
+        return b"".join([self._event(delta) for delta in deltas if delta.token_ids or delta.completion])
+
+    def _event(self, delta: Delta) -> bytes:
+        if delta.completion is None and self._plain and not delta.prompt_logprobs:
+            return plain_event(delta)
+        return event(self._frame(delta))
 
     def _frame(self, delta: Delta) -> dict[str, Any]:
         content = frame(delta, wants_logprobs=self._params.logprobs is not None)
         if delta.completion is not None:
             self._completions.append(delta.completion)
             if len(self._completions) == self._params.n:
-                content |= {"model": self._model, "usage": usage(self._completions)}
+                content |= {"model": self._model, "usage": usage(self._completions, self._tally)}
         return content
 
     def end(self) -> bytes:
@@ -126,14 +134,15 @@ class GenerateEncoder:
         return event(own(problem_of(error))) + DONE
 
     def whole(self, completions: Sequence[Completion]) -> dict[str, Any]:
-        return answer(completions, self._model)
+        return answer(completions, self._model, self._tally)
 
 
-def answer(completions: Sequence[Completion], model: str) -> dict[str, Any]:
+def answer(completions: Sequence[Completion], model: str, tally: Tally) -> dict[str, Any]:
     """Format the whole answer. Its top level is sample 0; with n > 1, `choices` lists all samples, including 0."""
     first = completions[0]
     choices = {"choices": [_choice(completion) for completion in completions]} if len(completions) > 1 else {}
-    return {"id": first.request_id, "model": model, **_choice(first), **choices, "usage": usage(completions)}
+    counts = usage(completions, tally)
+    return {"id": first.request_id, "model": model, **_choice(first), **choices, "usage": counts}
 
 
 def _choice(completion: Completion) -> dict[str, Any]:
@@ -142,20 +151,25 @@ def _choice(completion: Completion) -> dict[str, Any]:
         "text": completion.text,
         "token_ids": completion.token_ids,
         **_logprobs(completion.logprobs),
+        **_prompt_logprobs(completion.prompt_logprobs),
         "finish_reason": completion.finish_reason,
         "stop_reason": completion.stop_reason,
         "timings": _timings(completion.timings),
     }
 
 
-def usage(completions: Sequence[Completion]) -> dict[str, int]:
-    """Count tokens. The prompt counts once, whatever n; cached_tokens: its tokens that no sample had to compute."""
+def usage(completions: Sequence[Completion], tally: Tally) -> dict[str, int | float]:
+    """Count tokens. The prompt counts once, whatever n; cached_tokens: its tokens that no sample had to compute.
+
+    device_seconds: all samples' share of the device.
+    """
     prompt, generated = completions[0].prompt_tokens, sum(len(completion.token_ids) for completion in completions)
     return {
         "prompt_tokens": prompt,
         "completion_tokens": generated,
         "total_tokens": prompt + generated,
         "cached_tokens": min(completion.cached_tokens for completion in completions),
+        "device_seconds": round(tally.device_s, 6),
     }
 
 
@@ -167,6 +181,7 @@ def frame(delta: Delta, wants_logprobs: bool) -> dict[str, Any]:
         "text": delta.text,
         "token_ids": delta.token_ids,
         **(_logprobs(delta.logprobs) if wants_logprobs else {}),
+        **_prompt_logprobs(delta.prompt_logprobs or None),
     }
     if delta.completion is not None:
         content["finish_reason"] = delta.completion.finish_reason
@@ -175,6 +190,17 @@ def frame(delta: Delta, wants_logprobs: bool) -> dict[str, Any]:
         if error := failure_of(delta.completion):
             content |= own(problem_of(error))
     return content
+
+
+def plain_event(delta: Delta) -> bytes:
+    """Write `event(frame(delta))` for a delta of text and tokens alone, ten times as fast: a busy server writes nothing
+    else."""
+    ids = delta.token_ids
+    tokens = str(ids[0]) if len(ids) == 1 else ",".join(map(str, ids))
+    return (
+        f'data: {{"id":"{delta.request_id}","index":{delta.index},"text":{encode_text(delta.text)},'
+        f'"token_ids":[{tokens}]}}\n\n'
+    ).encode()
 
 
 def _timings(timings: Timings) -> dict[str, float | None]:
@@ -200,6 +226,11 @@ def _logprobs(logprobs: Sequence[TokenLogprob] | None) -> dict[str, Any]:
             for token in logprobs
         ]
     }
+
+
+def _prompt_logprobs(logprobs: Sequence[TokenLogprob] | None) -> dict[str, Any]:
+    """Format the prompt's; its first token follows nothing, and has null."""
+    return {} if logprobs is None else {"prompt_logprobs": [None, *_logprobs(logprobs)["logprobs"]]}
 
 
 def _rounded(seconds: float | None) -> float | None:

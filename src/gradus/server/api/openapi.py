@@ -12,14 +12,18 @@ from gradus.engine import request as engine_limits
 from gradus.engine.meaning import meanings
 from gradus.engine.request import SamplingParams, SchedulingParams
 from gradus.engine.structured import Structured
+from gradus.server.api.completions import MAX_PROMPTS
 from gradus.server.config import MAX_HEADER_BYTES, MAX_HEADERS, MAX_JSON_DEPTH, ServerConfig
 
 
-def limits(config: ServerConfig) -> dict[str, Any]:
-    """Every limit that a request can exceed, for /stats."""
-    names = ("max_waiting", "max_body_bytes", "max_buffered", "request_timeout", "step_timeout", "drain_timeout")
-    return {name: getattr(config, name) for name in (*names, "receive_timeout", "write_timeout")} | {
+def limits(config: ServerConfig, max_body_bytes: int) -> dict[str, Any]:
+    """Every limit that a request can exceed, for /stats. max_body_bytes: as it is for the model being served."""
+    names = ("max_waiting", "max_buffered", "request_timeout", "step_timeout", "drain_timeout")
+    keys = ("key_max_samples", "key_max_waiting", "key_tokens_per_minute")
+    return {name: getattr(config, name) for name in (*names, "receive_timeout", "write_timeout", *keys)} | {
+        "max_body_bytes": max_body_bytes,
         "max_n": min(engine_limits.MAX_N, config.max_waiting),
+        "max_prompts": MAX_PROMPTS,
         "max_logprobs": engine_limits.MAX_LOGPROBS,
         "max_stop_strings": engine_limits.MAX_STOP_STRINGS,
         "max_stop_characters": engine_limits.MAX_STOP_CHARACTERS,
@@ -44,8 +48,8 @@ def openapi_of_generate(config: ServerConfig) -> dict[str, Any]:
                 "anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "integer", "minimum": 0}}],
                 "description": "text, or token ids",
             },
-            **_sampling_properties(),
-            **_scheduling_properties(config),
+            **sampling_properties(),
+            **scheduling_properties(config),
             "stream": {"type": "boolean", "default": False, "description": "answer with server-sent events"},
         },
     }
@@ -54,24 +58,29 @@ def openapi_of_generate(config: ServerConfig) -> dict[str, Any]:
             _allow_null(field)
     return {
         "requestBody": {"required": True, "content": {"application/json": {"schema": schema}}},
-        "responses": {
-            "200": {
-                "description": "the completion; with `stream`, events whose data are its pieces, then [DONE]",
-                "content": {"application/json": {}, "text/event-stream": {}},
-            },
-            **{status: {"description": meaning} for status, meaning in ERRORS.items()},
-        },
+        "responses": answers("the completion; with `stream`, events whose data are its pieces, then [DONE]"),
+    }
+
+
+def answers(meaning: str) -> dict[str, Any]:
+    """Describe what a route answers. meaning: of its answer with status 200."""
+    return {
+        "200": {"description": meaning, "content": {"application/json": {}, "text/event-stream": {}}},
+        **{status: {"description": error} for status, error in ERRORS.items()},
     }
 
 
 ERRORS = {
     "400": "the request can never be served as it stands; `error` names the field, its limit and what was given",
+    "401": "the server asks for an API key, and this request has none that it knows",
+    "403": "another host's name, another site's page, or a key whose role does not allow the route",
     "408": "the body did not arrive in time",
     "413": "the body is too large",
     "415": "the body is not plain application/json in UTF-8",
+    "429": "the API key has used up what it may use at once, or per minute; Retry-After says when to come back",
     "431": "the headers are too large",
     "500": "this one request failed in the engine",
-    "503": "loading, overloaded, draining or failed; Retry-After says when to come back, where that is known",
+    "503": "loading, overloaded, restarting, draining or failed; Retry-After says when to return, where known",
     "504": "the request did not end within its timeout, or could not end by its deadline",
 }
 
@@ -88,7 +97,7 @@ def _allow_null(schema: dict[str, Any]) -> None:
 TYPED = ("type", "items", "additionalProperties")
 
 
-def _sampling_properties() -> dict[str, Any]:
+def sampling_properties() -> dict[str, Any]:
     properties = _properties(SamplingParams)
     properties["structured"] = {
         "type": "object",
@@ -103,7 +112,7 @@ def _sampling_properties() -> dict[str, Any]:
     return properties
 
 
-def _scheduling_properties(config: ServerConfig) -> dict[str, Any]:
+def scheduling_properties(config: ServerConfig) -> dict[str, Any]:
     properties = _properties(SchedulingParams)
     properties["timeout"] |= {"exclusiveMinimum": 0, "maximum": config.request_timeout}
     properties["timeout"]["description"] += f" Here null is {config.request_timeout:g} s."

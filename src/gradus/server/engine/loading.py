@@ -1,7 +1,8 @@
 """Make the two sides of a server from its configuration: the front end's tokenizer, and the engine.
 
-Either side may be made in a separate process; if one process makes both, the model's files are opened once.
-`EngineClient` takes this module's name; another module with the same two functions can replace it.
+The final engine is made in another process: then the front end opens the tokenizer alone, which takes no torch. If one
+process makes both, the model's files are opened once. `EngineClient` takes this module's name; another module with the
+same two functions can replace it.
 """
 
 from typing import TYPE_CHECKING
@@ -21,6 +22,10 @@ _opened: dict[str, "Checkpoint"] = {}  # by the model's name, kept between `open
 
 def open_tokenizer(config: ServerConfig, progress: Progress | None = None) -> "Tokenizer | None":
     """Open the model's tokenizer; None if it has none. Downloads a hub's model if it is not in the cache."""
+    if config.phase is None:
+        from gradus.loading import open_tokenizer as open_alone
+
+        return open_alone(config.model, progress=progress)
     from gradus.loading import open_checkpoint
 
     checkpoint = _opened[config.model] = open_checkpoint(config.model, progress=progress)
@@ -30,6 +35,7 @@ def open_tokenizer(config: ServerConfig, progress: Progress | None = None) -> "T
 def planned(settings: ServerConfig, checkpoint: "Checkpoint") -> "tuple[MemoryPlan, dict[str, str] | None]":
     """Plan the memory without reading any weights, and describe the draft model, if there is one."""
     from gradus.assembly.checkpoint import open_draft
+    from gradus.assembly.parallel import for_each_rank, place_of, precision_of_ranks
     from gradus.config.options import EngineConfig, resolve_context
     from gradus.engine.request import ModelLimits
     from gradus.execution.memory.plan import memory_plan
@@ -42,6 +48,9 @@ def planned(settings: ServerConfig, checkpoint: "Checkpoint") -> "tuple[MemoryPl
     limits = ModelLimits(config.vocab_size, resolve_context(settings.context_length, config.context_length))
     options = settings.options(limits, device.type)
     precision = resolve(settings.dtype, settings.quantize, device, config, checkpoint.quantized)
+    if isinstance(options, EngineConfig) and options.ranks > 1:  # the plan is that of each rank
+        config, options = place_of(options, 0).shard(config).config, for_each_rank(options, device)
+        precision = precision_of_ranks(precision)
     draft = open_draft(checkpoint, options, device, precision) if isinstance(options, EngineConfig) else None
     drafting = None if draft is None else (draft[0].config, draft[1])
     plan = memory_plan(config, options, device, precision, phase=settings.phase, draft=drafting)

@@ -11,27 +11,36 @@ import importlib
 import logging
 import queue
 import time
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
+import numpy as np
+
 from gradus.engine.core import Core
+from gradus.engine.logprobs import NO_LOGPROBS
+from gradus.engine.outputs import Outputs
 from gradus.engine.request import Request
+from gradus.engine.sequence import Output
 from gradus.errors import GradusError
 from gradus.server.config import ServerConfig
 from gradus.server.engine.messages import (
+    HANDLES,
+    TOKENS,
     Cancel,
     Command,
     EngineFailed,
+    EngineMessage,
     Failure,
     Loaded,
     LoadFailed,
-    Message,
     ModelInfo,
     Report,
+    SampleOutput,
     SelfChecked,
     Stop,
     Submit,
+    packed,
 )
 
 log = logging.getLogger(__name__)
@@ -67,8 +76,14 @@ class Commands(Protocol):
         """Take the next command. Raises queue.Empty after `timeout` seconds."""
 
 
-def run_engine(loader_name: str, config: ServerConfig, commands: Commands, post: Callable[[Message], None]) -> None:
-    """Load an engine and run it until a `Stop` arrives. Errors are posted as messages; nothing is raised."""
+Post = Callable[[EngineMessage], None]
+
+
+def run_engine(loader_name: str, config: ServerConfig, commands: Commands, post: Post) -> Core | None:
+    """Load an engine and run it until a `Stop` arrives. Errors are posted as messages; nothing is raised.
+
+    Returns the engine, for its owner to close; None after an error.
+    """
     try:
         core, info = loader(loader_name).load_engine(config)
         loaded = Loaded(info, core.metrics())
@@ -76,22 +91,35 @@ def run_engine(loader_name: str, config: ServerConfig, commands: Commands, post:
         if not isinstance(error, GradusError):
             log.exception("the model could not be loaded")
         post(LoadFailed(Failure.of(error)))
-        return
+        return None
     post(loaded)
     try:
         EngineLoop(core, commands, post).run()
     except BaseException as error:
         log.exception("the engine failed")
         post(EngineFailed(Failure.of(error)))
+        return None
+    return core
+
+
+@dataclass(slots=True)
+class Running:
+    """A request that the engine has. handle: of its first sample. left: samples that have not ended."""
+
+    handle: int
+    left: int
 
 
 class EngineLoop:
     """Runs `core` until a `Stop` arrives. Exceptions of a step are not caught."""
 
-    def __init__(self, core: Core, commands: Commands, post: Callable[[Message], None]) -> None:
+    def __init__(self, core: Core, commands: Commands, post: Post) -> None:
         self._core = core
         self._commands = commands
         self._post = post
+        self._running: dict[str, Running] = {}
+        self._names: dict[int, str] = {}  # handle of the first sample → request id
+        self._turns = 0
         self._commands_taken = 0
         self._samples_taken = 0
         self._unchecked = False  # True if anything has happened since the last self-check
@@ -112,20 +140,65 @@ class EngineLoop:
             self._obey(command, report)
         if self._core.has_work:
             started = time.monotonic()
-            outputs = self._core.step()  # sent on in columns: the front end makes objects of them
-            report.outputs = [*report.outputs, *outputs] if report.outputs else outputs
+            outputs = self._core.step()
             report.step_s = time.monotonic() - started
+            self._add(outputs, report)
         self._report(report)
         return True
 
     def _report(self, report: Report) -> None:
         """Post the report. Metrics cost more than the rest of it, so they are added now and then, and at rest."""
+        self._turns += 1
+        report.turn, report.requests = self._turns, len(self._running)
         report.busy, report.waiting = self._core.has_work, self._core.waiting_count
         now = time.monotonic()
         if now >= self._next_metrics or not report.busy:
             report.metrics, self._next_metrics = self._core.metrics(), now + METRICS_INTERVAL_S
         report.commands_taken, report.samples_taken = self._commands_taken, self._samples_taken
         self._post(report)
+
+    # -- outputs ------------------------------------------------------------------------------------------------------
+
+    def _add(self, outputs: Sequence[Output], report: Report) -> None:
+        """Add a step's outputs. Plain tokens go into columns as they are: the front end makes objects of them."""
+        if isinstance(outputs, Outputs):
+            self._add_columns(outputs, report)
+            self._add_others(outputs.others, report)
+            return
+        plain = [output for output in outputs if is_plain(output)]
+        if plain:
+            report.handles = packed(HANDLES, [self._handle(output) for output in plain])
+            report.tokens = packed(TOKENS, [output.tokens[0] for output in plain])
+        self._add_others([output for output in outputs if not is_plain(output)], report)
+
+    def _add_columns(self, outputs: Outputs, report: Report) -> None:
+        owners, tokens = outputs.owners, outputs.tokens
+        if outputs.exceptional:
+            owners, tokens = np.delete(owners, outputs.exceptional), np.delete(tokens, outputs.exceptional, axis=0)
+        if not len(owners):
+            return
+        report.handles = packed(HANDLES, [self._handle(owner) for owner in owners.tolist()])
+        report.tokens = tokens.astype(np.int32).tobytes()
+        report.width = width = tokens.shape[1]
+        if outputs.logprobs:
+            rows = np.delete(np.arange(len(outputs.owners)), outputs.exceptional).tolist()
+            report.logprobs = [each for row in rows for each in outputs.logprobs[row * width : (row + 1) * width]]
+
+    def _add_others(self, outputs: Iterable[Output], report: Report) -> None:
+        for output in outputs:
+            running = self._running[output.request_id]
+            report.others.append(SampleOutput.of(running.handle + output.index, output))
+            if output.finish_reason is not None:
+                report.ended += 1
+                running.left -= 1
+                if not running.left:
+                    del self._running[output.request_id], self._names[running.handle]
+
+    def _handle(self, sample: Any) -> int:
+        """The handle of a sample, known by its request's id and its index."""
+        return self._running[sample.request_id].handle + int(sample.index)
+
+    # -- commands -----------------------------------------------------------------------------------------------------
 
     def _take(self) -> list[Command]:
         """Take all commands from the queue; wait for one if the engine has nothing to do.
@@ -152,6 +225,8 @@ class EngineLoop:
         """Check the core's invariants; report and count a failure. It may be harmless, so the server keeps running."""
         try:
             self._core.check()
+            if self._running or self._names:
+                raise AssertionError(f"the engine has nothing to do, and {len(self._running)} requests have not ended")
         except Exception:
             log.exception("self-check failed: the books of queue and cache do not balance")
             self._post(SelfChecked(passed=False))
@@ -161,21 +236,31 @@ class EngineLoop:
         self._next_check = time.monotonic() + SELF_CHECK_INTERVAL_S
 
     def _obey(self, command: Submit | Cancel, report: Report) -> None:
-        if isinstance(command, Cancel):
-            ended = self._core.cancel(command.request_id, command.index, command.reason)
-            report.outputs = [*report.outputs, *ended]
-            return
-        request = command.request
-        self._samples_taken += request.params.n
+        if isinstance(command, Submit):
+            self._submit(command, report)
+        elif name := self._names.get(command.handle):
+            self._add_others(self._core.cancel(name, command.index, command.reason), report)
+
+    def _submit(self, command: Submit, report: Report) -> None:
+        samples = command.params.n
+        self._samples_taken += samples
         try:
-            self._core.submit(shortened(request, time.monotonic() - command.sent))
+            self._core.submit(shortened(command.request(), time.monotonic() - command.sent))
         except Exception as error:
             # A GradusError is the caller's mistake. Anything else is a bug of ours, but still fails only this request.
             if not isinstance(error, GradusError):
-                log.exception("request %s could not be submitted", request.id)
-            report.refused.append((request.id, Failure.of(error)))
+                log.exception("request %s could not be submitted", command.id)
+            report.refused.append((command.handle, Failure.of(error)))
         else:
-            report.accepted.append(request.id)
+            self._running[command.id] = Running(command.handle, samples)
+            self._names[command.handle] = command.id
+            report.accepted.append(command.handle)
+
+
+def is_plain(output: Output) -> bool:
+    """Whether an output is one token and nothing else."""
+    alone = output.logprobs is NO_LOGPROBS and not output.prompt_logprobs
+    return output.finish_reason is None and len(output.tokens) == 1 and alone
 
 
 def shortened(request: Request, waited: float) -> Request:

@@ -1,44 +1,93 @@
-"""The messages between the event loop and the engine: commands one way, reports the other.
+"""The messages between the front end and the engine: commands one way, reports the other.
 
-All of them are plain data (dataclasses of numbers, texts and the engine's own types): no functions, no exceptions.
-The outputs of a step of hundreds of decodes come in columns (`gradus.engine.outputs`), so that the engine's side makes
-no object per token; an engine in another process could send the columns unchanged. No torch here.
+    front end ── Submit, Cancel, Stop ──▶ engine
+    front end ◀── Loaded, Report, … ───── engine
+
+All of them are plain data, so they can be sent to another process (wire.py) as well as handed to another thread. The
+front end gives each sample an integer handle: a request of n samples takes n consecutive handles, and everything that
+follows names them. The tokens of a step of hundreds of decodes come in columns of numbers, and no object is made per
+token. No torch here.
 """
 
 import time
-from collections.abc import Sequence
+from array import array
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, Literal
+
+import msgspec
 
 from gradus import errors
+from gradus.engine.logprobs import Logprobs
 from gradus.engine.metrics import Metrics
-from gradus.engine.request import ModelLimits, Request
-from gradus.engine.sequence import Output
+from gradus.engine.request import ModelLimits, Request, SamplingParams, SchedulingParams
+from gradus.engine.sequence import Output, Timings
 from gradus.errors import GradusError, RequestError
+
+Kind = Literal["q", "i"]
+HANDLES: Kind = "q"  # columns of 8 bytes per number, in this machine's byte order
+TOKENS: Kind = "i"  # of 4 bytes
+
+
+class Message(msgspec.Struct, array_like=True, tag=True, gc=False):
+    """A base: sent as an array, and of no interest to the garbage collector, because no message can refer to itself."""
+
 
 # -- to the engine -----------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Submit:
-    """Run a request. sent: the time of sending, so that waiting for the engine counts towards its limits. In seconds of
-    `time.monotonic`, which all processes of a machine share."""
+class Submit(Message):
+    """Run a request. handle: of its first sample. sent: the time of sending, so that waiting for the engine counts
+    towards its limits. In seconds of `time.monotonic`, which all processes of a machine share."""
 
-    request: Request
-    sent: float = field(default_factory=time.monotonic)
+    handle: int
+    id: str
+    prompt: bytes
+    params: SamplingParams
+    max_tokens: int
+    seed: int
+    stop_ids: tuple[int, ...]
+    scheduling: SchedulingParams
+    sent: float
+
+    @classmethod
+    def of(cls, handle: int, request: Request, sent: float | None = None) -> "Submit":
+        return cls(
+            handle=handle,
+            id=request.id,
+            prompt=packed(TOKENS, request.prompt),
+            params=request.params,
+            max_tokens=request.max_tokens,
+            seed=request.seed,
+            stop_ids=tuple(sorted(request.stop_ids)),
+            scheduling=request.scheduling,
+            sent=time.monotonic() if sent is None else sent,
+        )
+
+    def request(self) -> Request:
+        return Request(
+            id=self.id,
+            prompt=tuple(unpacked(TOKENS, self.prompt)),
+            params=self.params,
+            max_tokens=self.max_tokens,
+            seed=self.seed,
+            stop_ids=frozenset(self.stop_ids),
+            scheduling=self.scheduling,
+        )
 
 
-@dataclass(frozen=True, slots=True)
-class Cancel:
-    """End a request, or one sample of it, which may have ended already. `reason` becomes its finish_reason."""
+class Cancel(Message):
+    """End a request, or one sample of it, which may have ended already. `reason` becomes its finish_reason.
 
-    request_id: str
+    handle: of the request's first sample.
+    """
+
+    handle: int
     reason: str
     index: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Stop:
+class Stop(Message):
     """Leave the loop after the commands before this one. Running requests are abandoned."""
 
 
@@ -63,7 +112,7 @@ class ModelInfo:
     dtype: str
     limits: ModelLimits
     settings: dict[str, Any]
-    default_sampling: dict[str, float] = field(default_factory=dict)
+    default_sampling: dict[str, int | float] = field(default_factory=dict)
 
     def stats(self) -> dict[str, Any]:
         """For /stats, with the limits merged into the other fields."""
@@ -72,8 +121,7 @@ class ModelInfo:
         return found | {name: limits[name] for name in ("context_length", "vocab_size")}
 
 
-@dataclass(frozen=True, slots=True)
-class Failure:
+class Failure(msgspec.Struct, array_like=True, gc=False, frozen=True):
     """An exception, as data.
 
     kind: its class in `gradus.errors`; for a bug of ours its type's name.
@@ -85,7 +133,7 @@ class Failure:
     message: str | None = None
     param: str = ""
     limit: str = ""
-    got: Any = None
+    got: bool | int | float | str | None = None
 
     @classmethod
     def of(cls, error: BaseException) -> "Failure":
@@ -93,7 +141,8 @@ class Failure:
             return cls(type(error).__name__)
         kind = next(base.__name__ for base in type(error).__mro__ if base.__module__ == errors.__name__)
         if isinstance(error, RequestError):
-            return cls(kind, str(error), error.param, error.limit, error.got)
+            got = error.got if isinstance(error.got, bool | int | float | str | None) else repr(error.got)
+            return cls(kind, str(error), error.param, error.limit, got)
         return cls(kind, str(error))
 
     def error(self) -> GradusError | None:
@@ -106,55 +155,116 @@ class Failure:
         return found
 
 
-@dataclass(frozen=True, slots=True)
-class Loaded:
+class Loaded(Message):
     """The engine is loaded and takes commands. metrics: its initial ones."""
 
     info: ModelInfo
     metrics: Metrics
 
 
-@dataclass(frozen=True, slots=True)
-class LoadFailed:
+class LoadFailed(Message):
     """The engine could not be loaded. This is its last message."""
 
     failure: Failure
 
 
-@dataclass(slots=True)
-class Report:
+class SampleOutput(msgspec.Struct, array_like=True, gc=False):
+    """An `Output` that is not just plain tokens. logprobs, prompt_logprobs: bytes per token, as in `Logprobs`."""
+
+    handle: int
+    tokens: tuple[int, ...] = ()
+    logprobs: tuple[bytes, ...] = ()
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+    error: str | None = None
+    timings: Timings | None = None
+    cached_tokens: int = 0
+    prompt_logprobs: tuple[bytes, ...] = ()
+
+    @classmethod
+    def of(cls, handle: int, output: Output) -> "SampleOutput":
+        return cls(
+            handle,
+            output.tokens,
+            output.logprobs.packed,
+            output.finish_reason,
+            output.stop_reason,
+            output.error,
+            output.timings,
+            output.cached_tokens,
+            output.prompt_logprobs.packed,
+        )
+
+    def output(self, request_id: str, index: int) -> Output:
+        return Output(
+            request_id,
+            index,
+            self.tokens,
+            Logprobs(self.logprobs),
+            self.finish_reason,
+            self.stop_reason,
+            self.error,
+            self.timings,
+            self.cached_tokens,
+            Logprobs(self.prompt_logprobs),
+        )
+
+
+class Report(Message):
     """The result of one turn of the loop, which obeys commands and then takes one step. Every turn ends with a report.
 
-    metrics: the engine's, after that step; None if the last ones are recent enough. waiting: samples that wait to
-    start. outputs: of the step, and of cancellations.
+    turn: counts the turns: the engine's heartbeat. metrics: the engine's, after that step; None if the last ones are
+    recent enough. waiting: samples that wait to start. requests: those that the engine has and that have not ended.
     commands_taken, samples_taken: commands taken since the start, and samples in them (a request counts n times).
     busy: whether another step follows at once, so that silence from now on means a long step.
     step_s: the step's duration in seconds; 0 if there was nothing to do.
+    accepted, refused: handles of requests. ended: how many samples have ended.
+    handles [B], tokens [B, width]: columns of the samples that sampled plain tokens (`packed`); where a row has fewer
+    than `width` tokens, negative numbers follow. logprobs: of these tokens, row by row; empty if no row has any.
+    others: the outputs that are more than that.
     """
 
+    turn: int = 0
     metrics: Metrics | None = None
     waiting: int = 0
+    requests: int = 0
     commands_taken: int = 0
     samples_taken: int = 0
     busy: bool = False
     step_s: float = 0.0
-    accepted: list[str] = field(default_factory=list)
-    refused: list[tuple[str, Failure]] = field(default_factory=list)
-    outputs: Sequence[Output] = ()
+    accepted: list[int] = []
+    refused: list[tuple[int, Failure]] = []
+    ended: int = 0
+    handles: bytes = b""
+    tokens: bytes = b""
+    width: int = 1
+    logprobs: list[bytes] = []
+    others: list[SampleOutput] = []
 
 
-@dataclass(frozen=True, slots=True)
-class SelfChecked:
+class SelfChecked(Message):
     """The idle engine has checked its invariants. If not `passed`, there is a bug of ours, described in the log."""
 
     passed: bool
 
 
-@dataclass(frozen=True, slots=True)
-class EngineFailed:
-    """A step raised an exception. The engine's state is unknown, so the loop has ended; this is its last message."""
+class EngineFailed(Message):
+    """The engine has ended, though it was not told to: a step raised an exception, which makes its state unknown, or
+    its process is gone. This is its last message."""
 
     failure: Failure
 
 
-Message = Loaded | LoadFailed | Report | SelfChecked | EngineFailed
+EngineMessage = Loaded | LoadFailed | Report | SelfChecked | EngineFailed
+
+
+# -- columns of numbers ------------------------------------------------------------------------------------------------
+
+
+def packed(kind: Kind, numbers: Iterable[int]) -> bytes:
+    return array(kind, numbers).tobytes()
+
+
+def unpacked(kind: Kind, column: bytes) -> list[int]:
+    """Raises TypeError for bytes that `packed` did not make."""
+    return memoryview(column).cast(kind).tolist()

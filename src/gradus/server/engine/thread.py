@@ -1,6 +1,5 @@
-"""The engine loop on a thread of the server's process. A thread suffices because a step spends its time in kernels that
-release Python's lock. Only plain data passes between the two sides, so a process could replace the thread.
-"""
+"""The engine loop on a thread of the server's process, for the phases of the course and a student's engine. A thread
+suffices there because a step spends its time in kernels that release Python's lock."""
 
 import asyncio
 import queue
@@ -9,37 +8,49 @@ from collections.abc import Callable
 
 from gradus.server.config import ServerConfig
 from gradus.server.engine.loop import run_engine
-from gradus.server.engine.messages import Command, Message, Stop
+from gradus.server.engine.messages import Command, EngineMessage, Stop
 
 
-class EngineThread(threading.Thread):
-    """Loads an engine and runs it until it is sent `Stop`.
+class EngineThread:
+    """A `Link` to an engine on a thread, which ends after a `Stop`. A thread inside a step cannot be ended, so there is
+    no second one."""
 
-    loader: the name of the module that loads the engine. receive: called on `loop`, the event loop, with each message.
-    """
+    restarts = False
 
     def __init__(
         self,
         loader: str,
         config: ServerConfig,
-        receive: Callable[[Message], None],
+        receive: Callable[[EngineMessage], None],
         loop: asyncio.AbstractEventLoop,
     ) -> None:
-        super().__init__(name="engine", daemon=True)
-        self._loader = loader
-        self._config = config
         self._receive = receive
         self._loop = loop
         self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
+        self._thread = threading.Thread(
+            target=run_engine, args=(loader, config, self._commands, self._post), name="engine", daemon=True
+        )
+
+    @property
+    def alive(self) -> bool:
+        return self._thread.is_alive()
+
+    def start(self) -> None:
+        self._thread.start()
 
     def send(self, command: Command) -> None:
-        """Send a command from the event loop. It wakes the thread at once if it sleeps."""
         self._commands.put(command)
 
-    def run(self) -> None:
-        run_engine(self._loader, self._config, self._commands, self._post)
+    def kill(self) -> None:
+        self.send(Stop())  # if the step comes back after all, nothing may follow it
 
-    def _post(self, message: Message) -> None:
+    async def close(self, patience: float) -> bool:
+        self.send(Stop())
+        if self.alive:
+            await asyncio.to_thread(self._thread.join, patience)
+        return not self.alive
+
+    def _post(self, message: EngineMessage) -> None:
         try:
             self._loop.call_soon_threadsafe(self._receive, message)
         except RuntimeError:  # the event loop is closed, so no report will be read

@@ -6,22 +6,34 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
+from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 import gradus
 from gradus.errors import GradusError
+from gradus.server.api.anthropic.request import Messages
 from gradus.server.api.ask import Exchange
-from gradus.server.api.errors import CLOSE, Problem, failure_of, problem_of, shape_of
-from gradus.server.api.frames import encode
+from gradus.server.api.chat import ChatCompletion
+from gradus.server.api.completions import Completions
+from gradus.server.api.errors import Problem, failure_of, problem_of
 from gradus.server.api.generate import Generate
 from gradus.server.api.openapi import limits, openapi_of_generate
+from gradus.server.api.responses.body import Responses
+from gradus.server.api.schemas import openapi_of
 from gradus.server.client import EngineClient
 from gradus.server.config import MAX_HEADER_BYTES, MAX_HEADERS, ServerConfig
-from gradus.server.http.body import read_json
+from gradus.server.http.access import Access, admitted
+from gradus.server.http.answers import json_response, problem_response, refused
+from gradus.server.http.body import body_limit, read_json
 from gradus.server.http.hosts import OwnHosts
+from gradus.server.http.keys import Keys
+from gradus.server.http.model_routes import add_model_routes
+from gradus.server.http.record import REQUEST_ID, Records, record_of
 from gradus.server.http.streaming import EventStream, cancelled_with_client
+from gradus.server.metrics.exposition import CONTENT_TYPE, Exposition
 from gradus.server.results import ClientGone, Stream
 from gradus.text.completion import Completion
 
@@ -42,20 +54,59 @@ def create_app(client: EngineClient, config: ServerConfig) -> FastAPI:
         await client.close()
 
     # the interactive documentation pages load scripts from elsewhere; the schema itself is at /openapi.json
-    app = FastAPI(title="Gradus", version=gradus.__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
-    app.add_middleware(OwnRequests, hosts=OwnHosts(config.host, config.allowed_hosts))
-    app.add_middleware(HeaderLimits)
+    app = FastAPI(
+        title="Gradus",
+        version=gradus.__version__,
+        lifespan=lifespan,
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,  # a redirect would be to what the Host header says
+    )
+    _add_middleware(app, client, config)
     _add_error_handlers(app)
 
-    def route(path: str, read: Reader, summary: str, openapi: dict[str, Any] | None = None) -> None:
+    def route(path: str, read: Reader, summary: str) -> None:
         async def handler(request: Request) -> Response:
             return await respond(request, read, client, config)
 
-        app.post(path, summary=summary, openapi_extra=openapi)(handler)
+        described = openapi_of_generate(config) if path == "/generate" else openapi_of(path, config)
+        app.post(path, summary=summary, openapi_extra=described)(handler)
 
-    route("/generate", read_generate, "Continue a prompt", openapi_of_generate(config))
+    route("/generate", read_generate, "Continue a prompt")
+    route("/v1/chat/completions", ChatCompletion.parse, "Answer a conversation, in OpenAI's protocol of chats")
+    route("/v1/responses", Responses.parse, "Answer a conversation, in OpenAI's protocol of responses")
+    route("/v1/completions", Completions.parse, "Continue prompts, as OpenAI's completions do")
+    route("/v1/messages", Messages.parse, "Answer a conversation, in Anthropic's protocol")
+    add_model_routes(app, client, config)
+
+    _add_reports(app, client, config)
+    return app
+
+
+def _add_middleware(app: FastAPI, client: EngineClient, config: ServerConfig) -> None:
+    """Add what every request passes, from the innermost to the outermost. All of it is plain ASGI."""
+    app.add_middleware(Access, keys=Keys.of(config), defaults=config.key_limits)
+    if config.cors_origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=config.cors_origins,
+            allow_methods=("GET", "POST"),
+            allow_headers=("*",),
+            expose_headers=(REQUEST_ID, IGNORED, "retry-after"),
+        )
+    hosts = OwnHosts(config.host, config.allowed_hosts, config.cors_origins, secure=config.tls_cert is not None)
+    app.add_middleware(OwnRequests, hosts=hosts)
+    app.add_middleware(HeaderLimits)
+    app.add_middleware(Records, meter=client.meter, lines=config.log_requests)
+
+
+def _add_reports(app: FastAPI, client: EngineClient, config: ServerConfig) -> None:
+    """Add the routes that only look."""
 
     @app.get("/health", summary="Whether requests are taken: 200, or 503 with the reason")
+    @app.get("/health/ready", summary="The same, by the name that orchestrators expect")
+    @app.get("/ping", summary="The same, by the name that SageMaker expects")
+    @app.post("/ping", include_in_schema=False)
     async def health() -> Response:
         engine = client.info.engine if client.info else None
         status = {"status": client.state, "reason": client.reason, "engine": engine}
@@ -66,16 +117,27 @@ def create_app(client: EngineClient, config: ServerConfig) -> FastAPI:
         alive = client.state != "failed"
         return json_response(200 if alive else 503, {"status": "live" if alive else "failed", "reason": client.reason})
 
+    @app.get("/version", summary="The version of Gradus")
+    async def version() -> Response:
+        return json_response(200, {"version": gradus.__version__})
+
     @app.get("/stats", summary="Totals, the queue, the cache, and every limit")
     async def stats() -> Response:
-        return json_response(200, client.stats() | {"limits": limits(config)})
+        return json_response(200, client.stats() | {"limits": limits(config, body_limit(config, client.info))})
+
+    exposition = Exposition(client, alias=config.metrics_alias == "vllm")
+
+    @app.get("/metrics", summary="Measurements, as Prometheus's text")
+    async def metrics() -> Response:
+        return Response(exposition.text(), media_type=CONTENT_TYPE)
 
     @app.get("/", summary="What is where")
     async def index() -> Response:
-        routes = {"/generate": "POST"} | dict.fromkeys(("/health", "/health/live", "/stats", "/openapi.json"), "GET")
+        methods = {
+            route.path: " ".join(sorted(route.methods or ())) for route in app.routes if isinstance(route, APIRoute)
+        }
+        routes = methods | {"/openapi.json": "GET"}
         return json_response(200, {"name": "gradus", "version": gradus.__version__, "routes": routes})
-
-    return app
 
 
 def read_generate(body: Any, client: EngineClient) -> Exchange:
@@ -84,10 +146,11 @@ def read_generate(body: Any, client: EngineClient) -> Exchange:
 
 async def respond(request: Request, read: Reader, client: EngineClient, config: ServerConfig) -> Response:
     """Answer a body of the protocol that `read` reads: whole, or as a stream of events."""
-    body = await read_json(request, max_bytes=config.max_body_bytes, timeout=config.receive_timeout)
-    exchange = read(body, client)
+    body = await read_json(request, max_bytes=body_limit(config, client.info), timeout=config.receive_timeout)
+    exchange, record = read(body, client), record_of(request.scope)
     warnings = {IGNORED: ", ".join(exchange.ignored)} if exchange.ignored else {}
-    stream = client.submit(*exchange.asks)
+    stream = client.submit(*admitted(record, exchange.asks))
+    record.follow(stream.tally)
     async with cancelled_with_client(request.receive, stream):
         await stream.accepted()
         encoder = exchange.encoder(stream)
@@ -98,29 +161,11 @@ async def respond(request: Request, read: Reader, client: EngineClient, config: 
 
 async def all_completions(stream: Stream) -> list[Completion]:
     """Wait for every sample's completion, in order. Raises the error of any sample that failed."""
-    completions: dict[tuple[int, int], Completion] = {}
-    while not stream.done:
-        for delta in await stream.receive():
-            if delta.completion is not None:
-                completions[delta.prompt_index, delta.index] = delta.completion
-    for completion in completions.values():
+    completions = await stream.completions()
+    for completion in completions:
         if error := failure_of(completion):
             raise error
-    return [completions[place] for place in sorted(completions)]
-
-
-def json_response(status: int, content: dict[str, Any], headers: dict[str, str] | None = None) -> Response:
-    return Response(encode(content), status, headers, media_type="application/json")
-
-
-def problem_response(problem: Problem, path: str) -> Response:
-    """Answer with an error, in the shape of the path's protocol."""
-    return json_response(problem.status, shape_of(path)(problem), problem.all_headers)
-
-
-def refused(status: int, message: str, scope: Scope) -> Response:
-    """Refuse a request before its route is known, and close the connection."""
-    return problem_response(Problem(status, "invalid_request", message, headers=CLOSE), scope["path"])
+    return completions
 
 
 # -- errors ------------------------------------------------------------------------------------------------------------
@@ -131,6 +176,12 @@ def _add_error_handlers(app: FastAPI) -> None:
 
     async def on_error(request: Request, error: Exception) -> Response:
         return problem_response(problem_of(error), request.scope["path"])
+
+    async def on_defect(request: Request, error: Exception) -> Response:
+        """Answer from outside all middleware, which has seen the exception pass."""
+        answer = await on_error(request, error)
+        answer.headers[REQUEST_ID] = record_of(request.scope).id
+        return answer
 
     async def on_http_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
@@ -145,7 +196,7 @@ def _add_error_handlers(app: FastAPI) -> None:
         return Response(status_code=CLIENT_CLOSED_REQUEST)
 
     app.add_exception_handler(GradusError, on_error)
-    app.add_exception_handler(Exception, on_error)
+    app.add_exception_handler(Exception, on_defect)
     app.add_exception_handler(HTTPException, on_http_error)
     app.add_exception_handler(ClientGone, on_client_gone)
     app.add_exception_handler(ClientDisconnect, on_client_gone)

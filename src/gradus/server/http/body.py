@@ -14,7 +14,13 @@ from starlette.requests import ClientDisconnect, Request
 
 from gradus.engine.nesting import deeper_than
 from gradus.errors import RequestError
-from gradus.server.config import MAX_JSON_DEPTH
+from gradus.server.config import MAX_JSON_DEPTH, ServerConfig
+from gradus.server.engine.messages import ModelInfo
+
+BYTES_PER_TOKEN = 16
+"""More than a token takes in a body, on average: as text, escaped or not, or as a number and a comma."""
+LEAST_LIMIT = 1 << 20
+BESIDE_PROMPT = 1 << 18  # schemas, tools, and the other fields
 
 
 class BodyError(RequestError):
@@ -23,6 +29,14 @@ class BodyError(RequestError):
     def __init__(self, message: str, status: int, *, limit: str = "", got: Any = None) -> None:
         super().__init__(message, param="body", limit=limit, got=got)
         self.status = status
+
+
+def body_limit(config: ServerConfig, info: ModelInfo | None) -> int:
+    """The most bytes of a body: as configured, or what the whole context may take. info: None while the model loads."""
+    if config.max_body_bytes is not None:
+        return config.max_body_bytes
+    context = 0 if info is None else info.limits.context_length
+    return max(LEAST_LIMIT, BYTES_PER_TOKEN * context + BESIDE_PROMPT)
 
 
 async def read_json(request: Request, *, max_bytes: int, timeout: float) -> Any:

@@ -41,6 +41,13 @@ def host_alone(text: str) -> Host | None:
     return None if parts is None else parts[0]
 
 
+def is_origin(text: str) -> bool:
+    """Whether a browser could send this text as `Origin`: a scheme, a host in lower case, a port or none, no path."""
+    scheme, _, rest = text.partition("://")
+    parts = host_and_port(rest)
+    return scheme in ("http", "https") and parts is not None and text == text.lower() and not rest.endswith((".", ":"))
+
+
 def _unmapped(address: IPv4Address | IPv6Address) -> IPv4Address | IPv6Address:
     """The IPv4 address inside an IPv6 address such as ::ffff:127.0.0.1; any other address unchanged."""
     return getattr(address, "ipv4_mapped", None) or address
@@ -50,9 +57,14 @@ class OwnHosts:
     """The hosts that requests to this server may name.
 
     bound: the address that the server listens on, or its name. allowed: additional hosts from the operator.
+    origins: those of other sites whose pages may use the server (CORS). secure: whether the server itself speaks TLS.
     """
 
-    def __init__(self, bound: str, allowed: Iterable[str] = ()) -> None:
+    def __init__(
+        self, bound: str, allowed: Iterable[str] = (), origins: Iterable[str] = (), *, secure: bool = False
+    ) -> None:
+        self._origins = frozenset(origins)
+        self._scheme, self._port = ("https", 443) if secure else ("http", 80)
         host = host_alone(bound)
         self._everywhere = isinstance(host, IPv4Address | IPv6Address) and host.is_unspecified
         self._allowed = {host_alone(name) for name in allowed}
@@ -77,6 +89,8 @@ class OwnHosts:
         # HTTP/1.0 allows a request without Host; every browser sends one
         if hosts and (called is None or not self._is_own(called[0], local)):
             return _wrong_host(hosts[0], called)
+        if origins and self._origins.issuperset(origins):
+            return None
         for origin in origins:
             if not self._is_own_origin(origin, called):
                 return _wrong_origin(origin)
@@ -103,7 +117,9 @@ class OwnHosts:
             return False
         if page[0] in self._allowed:
             return True
-        return called is not None and (scheme, page[0], page[1] or 80) == ("http", called[0], called[1] or 80)
+        if called is None or scheme != self._scheme:
+            return False
+        return (page[0], page[1] or self._port) == (called[0], called[1] or self._port)
 
 
 def _address(local: str | None) -> Host | None:

@@ -5,11 +5,15 @@ A client can fail in three ways:
     it vanishes         nothing arrives; comments probe for it while there is nothing to send, and its timeout ends it;
     it stops reading    the kernel's buffers fill, then sending blocks: after write_timeout the connection is cut.
                         max_buffered bounds the results that gather meanwhile.
+
+While a client reads, its results are written as they are delivered, without waking its task (`Stream.sink`): waking it
+would cost several times as much as writing a token. Where that is not possible, the task writes them.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from typing import Protocol
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -19,6 +23,18 @@ from gradus.server.api.ask import Encoder
 from gradus.server.api.frames import PING
 from gradus.server.config import ServerConfig
 from gradus.server.results import ClientGone, Stream
+from gradus.text.completion import Delta
+
+
+class Pieces(Protocol):
+    """A connection, as an answer in pieces (chunked, so HTTP/1.1) may use it once its headers have been sent."""
+
+    @property
+    def has_room(self) -> bool:
+        """Whether the connection is open, and the client reads what is sent to it."""
+
+    def write_piece(self, data: bytes) -> None:
+        """Write at once, or as soon as the event loop can."""
 
 
 @asynccontextmanager
@@ -52,11 +68,16 @@ class EventStream(Response):
         self.stream = stream
         self.encoder = encoder
         self.config = config
+        self._pieces: Pieces | None = None
+        self._busy = False  # the task is writing
+        self._wrote = False  # something went to the sink since the last look
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with cancelled_with_client(receive, self.stream):
             try:
                 await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+                if scope["http_version"] == "1.1":
+                    self._pieces = scope.get("state", {}).get("pieces")
                 await self._write(send, await self._send_results(send), more=False)
             except ClientGone:
                 pass
@@ -68,6 +89,7 @@ class EventStream(Response):
         """Send what arrives. Returns the last frames."""
         if opening := self.encoder.begin():
             await self._write(send, opening)
+        self.stream.sink = self._sink if self._pieces is not None else None
         while not self.stream.done:
             try:
                 deltas = await self.stream.receive(timeout=self.config.ping_interval)
@@ -75,14 +97,26 @@ class EventStream(Response):
                 raise
             except GradusError as error:  # too late for a status, so the last frame carries the error
                 return self.encoder.failed(error)
-            if frames := self.encoder.frames(deltas) if deltas else PING:
+            quiet, self._wrote = not self._wrote, False
+            if frames := self.encoder.frames(deltas) if deltas else PING if quiet else b"":
                 await self._write(send, frames)
         return self.encoder.end()
 
+    def _sink(self, deltas: Sequence[Delta]) -> bool:
+        """Write results at once, if the connection has room and the task has written what came before."""
+        if self._busy or self._pieces is None or not self._pieces.has_room:
+            return False
+        if frames := self.encoder.frames(deltas):
+            self._pieces.write_piece(frames)
+            self._wrote = True
+        return True
+
     async def _write(self, send: Send, data: bytes, more: bool = True) -> None:
         """Send data. Raises TimeoutError if the client does not make room for it in time."""
+        self._busy = True
         async with asyncio.timeout(self.config.write_timeout):
             await send({"type": "http.response.body", "body": data, "more_body": more})
+        self._busy = False
 
 
 def _abort(scope: Scope) -> None:

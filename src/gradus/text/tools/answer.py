@@ -103,6 +103,7 @@ class AnswerParser:
         self._thoughts = thoughts
         self._thoughts_by_text = thoughts is not None and thoughts.opening not in by_token
         self._text = _Shown(lambda text: self._events.append(Text(text)))
+        self.thinking = thoughts is not None and thoughts.inside  # whether the output so far ends inside reasoning
         self._after_call = False
         self._calls = Calls(self._reader, tools, ids, self._events.append, self._call_starts, most_calls)
         self._run = self._answer()
@@ -158,6 +159,7 @@ class AnswerParser:
     def _reasoning(self, thoughts: Thoughts) -> Parsing[None]:
         """Read up to the closing marker. Blanks inside the markers and behind them are layout, not thought."""
         reader = self._reader
+        self.thinking = True
         thought = _Shown(lambda text: self._events.append(Reasoning(text)))
         plain = _all_but(thoughts.closing[0] if self._thoughts_by_text else "")
         yield from self._drop_blanks()
@@ -170,6 +172,7 @@ class AnswerParser:
                 break
             thought.say(reader.kept)
             reader.forget()
+        self.thinking = False
         reader.forget()
         yield from self._drop_blanks()
 
@@ -249,15 +252,24 @@ def _all_but(characters: Iterable[str]) -> re.Pattern[str]:
 
 
 class AnswerStream:
-    """One sample's tokens in, events out: `push` tokens and `finish`, or `read` deltas."""
+    """One sample's tokens in, events out: `push` tokens and `finish`, or `read` deltas.
+
+    thought_tokens: the number of tokens that were reasoning so far, with their markers. They come first.
+    """
 
     def __init__(self, marks: Marks, parser: AnswerParser) -> None:
+        self.thought_tokens = 0
         self._marks = marks
         self._parser = parser
 
     def push(self, tokens: Iterable[int]) -> list[Event]:
         """Take the next tokens, without the stop token at the end. Returns the events that are certain now."""
-        return self._parser.feed(self._marks.push(tokens))
+        events: list[Event] = []
+        for token in tokens:
+            thought = self._parser.thinking
+            events += self._parser.feed(self._marks.push((token,)))
+            self.thought_tokens += thought or self._parser.thinking
+        return joined(events)
 
     def finish(self) -> list[Event]:
         """End the answer. Returns the remaining events."""

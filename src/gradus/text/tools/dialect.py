@@ -12,14 +12,16 @@ from typing import TYPE_CHECKING, Any
 from gradus.engine.request import SamplingParams
 from gradus.engine.structured import MAX_GRAMMAR_BYTES, Structured
 from gradus.errors import ConfigError, RequestError
+from gradus.text import conversation
 from gradus.text.completion import Completion
+from gradus.text.conversation import Takes
 from gradus.text.stream import Piece, TextStream, piece
 from gradus.text.tools import history
 from gradus.text.tools.answer import AnswerParser, AnswerStream, Thoughts
 from gradus.text.tools.calls import MAX_CALLS
 from gradus.text.tools.events import Answer, call_ids
 from gradus.text.tools.formats import FORMATS, NAMES, Format, detect
-from gradus.text.tools.grammar import answer_grammar
+from gradus.text.tools.grammar import answer_grammar, text_grammar
 from gradus.text.tools.marks import Marks
 from gradus.text.tools.reader import Mark
 from gradus.text.tools.tool import Choice, Tool, read_choice, read_tools
@@ -80,12 +82,18 @@ class Dialect:
             )
         return Turn(self, declared, chosen, envelope)
 
+    @cached_property
+    def takes(self) -> Takes:
+        """The conversations that the chat template takes."""
+        return conversation.takes(self.tokenizer.render_chat)
+
     def messages(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Tool] = ()) -> list[dict[str, Any]]:
-        """Prepare a conversation for the chat template: calls, results, and tools that the template does not show."""
-        found = history.normalized(messages)
-        if self.shows_tools or not all(isinstance(message, dict) for message in found):
-            return found
-        return history.as_plain_text(found, self.format, tools)
+        """Prepare a conversation for the chat template, as gradus.text.conversation describes. tools: what the model is
+        shown. Raises RequestError naming the message and the field."""
+        found = history.normalized(conversation.read(messages))
+        if not self.shows_tools:
+            found = history.as_plain_text(found, self.format, tools)
+        return conversation.arranged(found, self.takes)
 
     def thoughts_after(self, prompt: Sequence[int]) -> Thoughts | None:
         """Find out whether a prompt leaves reasoning open: the answer begins inside it then.
@@ -134,22 +142,27 @@ class Turn:
         """The tools that the prompt shows: all of them, so that prompts of one conversation share their beginning."""
         return () if self.choice.mode == "none" else self.tools
 
-    def grammar(self, prompt: Sequence[int]) -> str | None:
-        """Write the grammar of the answer; None if it is free.
+    def grammar(self, prompt: Sequence[int], text: Structured | None = None) -> str | None:
+        """Write the grammar of the answer; None if it is free. text: what an answer without calls must be.
 
         Raises RequestError for tools whose grammar is too large.
         """
-        forced = self.choice.mode in ("required", "named")
-        if not self.callable or not (forced or self.envelope or any(tool.strict for tool in self.callable)):
+        thoughts = self.dialect.thoughts_after(prompt)
+        if not self.callable:
+            if text is None or text.kind == "grammar" or thoughts is None:
+                return None
+            return text_grammar(text, self.dialect.markers, thoughts)
+        if not (text or self.forced or self.envelope or any(tool.strict for tool in self.callable)):
             return None
         grammar = answer_grammar(
             self.dialect.format.layout,
             self.callable,
             self.dialect.markers,
-            forced=forced,
+            forced=self.forced,
             several=self.choice.parallel,
-            exact=lambda tool: forced or tool.strict,
-            thoughts=self.dialect.thoughts_after(prompt),
+            exact=lambda tool: self.forced or tool.strict,
+            thoughts=thoughts,
+            text=text,
         )
         if len(grammar.encode()) > MAX_GRAMMAR_BYTES:
             raise RequestError(
@@ -161,18 +174,46 @@ class Turn:
             )
         return grammar
 
+    @property
+    def forced(self) -> bool:
+        """Whether the answer is calls and nothing else."""
+        return self.choice.mode in ("required", "named")
+
     def constrain(self, params: SamplingParams, prompt: Sequence[int]) -> SamplingParams:
-        """Add the grammar to a request's parameters; all others stay. Raises RequestError if they have a constraint."""
-        grammar = self.grammar(prompt)
+        """Add the grammar to a request's parameters; all others stay.
+
+        Parameters that constrain the answer constrain its text: reasoning stays free, and an answer may be calls
+        instead. Raises RequestError where both cannot be.
+        """
+        text = params.structured
+        self._check_both(text, prompt)
+        grammar = self.grammar(prompt, text)
         if grammar is None:
             return params
-        if params.structured is not None:
+        whitespace = text.whitespace if text is not None else "bounded"
+        return replace(params, structured=Structured(grammar=grammar, whitespace=whitespace))
+
+    def _check_both(self, text: Structured | None, prompt: Sequence[int]) -> None:
+        """Refuse a constraint that cannot stand beside calls, or behind reasoning."""
+        if text is None or self.forced:
+            return
+        whole, by_token = text.kind == "grammar", self.dialect.format.layout.trigger in self.dialect.markers
+        if self.callable and (whole or not by_token):
+            why = "a grammar constrains the whole answer" if by_token else "this model's calls may look like its text"
             raise RequestError(
-                "structured: tools constrain the answer already; give one of both, or tool_choice none",
+                f'structured: {why}; give tools or the constraint, or tool_choice "none" or "required"',
                 param="structured",
-                limit="none with constrained tools",
+                limit="none with tools that the model may call",
+                got=text.kind,
             )
-        return replace(params, structured=Structured(grammar=grammar))
+        thoughts = self.dialect.thoughts_after(prompt) if whole else None
+        if thoughts is not None and thoughts.inside:
+            raise RequestError(
+                "structured: a grammar constrains the whole answer, but this prompt begins reasoning; switch that off",
+                param="structured",
+                limit="no grammar while the model reasons",
+                got=text.kind,
+            )
 
     def stream(
         self,

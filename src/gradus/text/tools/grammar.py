@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from gradus.engine.structured import Structured
 from gradus.errors import RequestError
 from gradus.text.tools.answer import Thoughts
 from gradus.text.tools.layout import Layout
@@ -32,12 +33,14 @@ def answer_grammar(
     several: bool,
     exact: Callable[[Tool], bool],
     thoughts: Thoughts | None = None,
+    text: Structured | None = None,
 ) -> str:
-    """Write the grammar of an answer.
+    """Write the grammar of an answer with calls.
 
     markers: token ids by text. forced: the answer is calls and nothing else; otherwise it is any text, and calls where
     it begins one. several: more than one call. exact: whether a tool's arguments must obey its schema, or may be any
-    object. thoughts: reasoning that may come first, or that the prompt has begun.
+    object. thoughts: reasoning that may come first, or that the prompt has begun. text: what an answer without calls
+    must be; the calls' trigger is a token then.
     """
     lark = _Lark(markers)
     several = several and layout.between is not None
@@ -52,6 +55,8 @@ def answer_grammar(
     thought = lark.thought(thoughts, optional=forced or layout.trigger in markers)
     if forced:
         answer = f"{trigger} {behind}{more if several else ''}"
+    elif text is not None:
+        answer = f"({trigger} {behind}{more if several else ''} | {lark.constrained(text)})"
     elif layout.at_start:
         first = re.escape(layout.trigger[0])
         answer = f"({trigger} {behind}{more if several else ''} | /([^{first}\\s](?s:.*))?/)"
@@ -62,6 +67,13 @@ def answer_grammar(
         lark.rule("head[lazy]", f"{ANYTHING} {trigger}")
         answer = f"(head {behind})" + ("*" if several else "?") + f" {ANYTHING}"
     return lark.written(f"{thought} {answer}")
+
+
+def text_grammar(text: Structured, markers: Mapping[str, int], thoughts: Thoughts) -> str:
+    """Write the grammar of an answer without calls, behind its reasoning."""
+    lark = _Lark(markers)
+    thought = lark.thought(thoughts, optional=True)
+    return lark.written(f"{thought} {lark.constrained(text)}")
 
 
 class _Lark:
@@ -88,6 +100,18 @@ class _Lark:
     def json(self, schema: Any) -> str:
         given = dict(schema) if isinstance(schema, Mapping) else {} if schema is True else {"allOf": [schema]}
         return "%json " + json.dumps(given | {"x-guidance": _ON_ONE_LINE})
+
+    def constrained(self, text: Structured) -> str:
+        """Write a constraint that is no grammar itself. A schema without options gets the whitespace of the request."""
+        match text.kind:
+            case "json_schema":
+                return self.rule("answer", "%json " + ("{}" if text.text == "true" else text.text))
+            case "json":
+                return self.rule("answer", "%json {}")
+            case "choice":
+                return self.rule("answer", " | ".join(_literal(each) for each in text.choice or ()))
+        delimited = re.sub(r"(\\.)|/", lambda found: found[1] or r"\/", text.text, flags=re.DOTALL)
+        return self.rule("answer", "/" + delimited.replace("\n", r"\n") + "/")
 
     # -- one call ------------------------------------------------------------------------------------------------------
 

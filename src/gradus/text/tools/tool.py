@@ -8,10 +8,9 @@ import json
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal
 
 from gradus.errors import RequestError
-from gradus.loading.quoting import quoted
 
 MAX_TOOLS = 128
 MAX_NAME = 128
@@ -37,12 +36,14 @@ class Tool:
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not _NAME.fullmatch(self.name):
-            _refuse("tools.name", f"1 to {MAX_NAME} letters, digits, '_', '-' or '.'", self.name)
+            raise RequestError.of("tools.name", f"1 to {MAX_NAME} letters, digits, '_', '-' or '.'", self.name)
         where = f"tools[{self.name}]"
         if not isinstance(self.description, str) or len(self.description) > MAX_DESCRIPTION:
-            _refuse(f"{where}.description", f"a text of at most {MAX_DESCRIPTION} characters", self.description)
+            raise RequestError.of(
+                f"{where}.description", f"a text of at most {MAX_DESCRIPTION} characters", self.description
+            )
         if not isinstance(self.strict, bool):
-            _refuse(f"{where}.strict", "true or false", self.strict)
+            raise RequestError.of(f"{where}.strict", "true or false", self.strict)
         object.__setattr__(self, "parameters", _schema(self.parameters, f"{where}.parameters"))
 
     @property
@@ -63,15 +64,15 @@ def read_tools(given: Any) -> tuple[Tool, ...]:
     if given is None:
         return ()
     if isinstance(given, str | bytes | Mapping) or not isinstance(given, Iterable):
-        _refuse("tools", "a list of tools", given)
+        raise RequestError.of("tools", "a list of tools", given)
     tools = tuple(tool for index, one in enumerate(_bounded(given)) if (tool := _tool(one, f"tools[{index}]")))
     names = [tool.name for tool in tools]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
-        _refuse("tools", "tools of different names", twice)
+        raise RequestError.of("tools", "tools of different names", twice)
     size = sum(len(json.dumps(tool.shown())) for tool in tools)
     if size > MAX_TOTAL_BYTES:
-        _refuse("tools", f"at most {MAX_TOTAL_BYTES} bytes of JSON in all", f"{size} bytes")
+        raise RequestError.of("tools", f"at most {MAX_TOTAL_BYTES} bytes of JSON in all", f"{size} bytes")
     return tools
 
 
@@ -81,7 +82,7 @@ def _bounded(given: Iterable[Any]) -> list[Any]:
     for item in given:
         items.append(item)
         if len(items) > MAX_TOOLS:
-            _refuse("tools", f"at most {MAX_TOOLS} tools", "more")
+            raise RequestError.of("tools", f"at most {MAX_TOOLS} tools", "more")
     return items
 
 
@@ -90,24 +91,24 @@ def _tool(one: Any, where: str) -> Tool | None:
     if isinstance(one, Tool):
         return one
     if not isinstance(one, Mapping):
-        _refuse(where, "an object", one)
+        raise RequestError.of(where, "an object", one)
     kind = one.get("type")
     if kind == "function":
         function = one["function"] if one.get("function") is not None else one
         if not isinstance(function, Mapping):
-            _refuse(f"{where}.function", "an object", function)
+            raise RequestError.of(f"{where}.function", "an object", function)
         return _made(function, function.get("parameters"), where)
     if kind in (None, "custom") and "input_schema" in one:
         return _made(one, one["input_schema"], where)
     if kind is None:
-        _refuse(where, '{"type": "function", "function": …} or {"name": …, "input_schema": …}', one)
+        raise RequestError.of(where, '{"type": "function", "function": …} or {"name": …, "input_schema": …}', one)
     return None
 
 
 def _made(function: Mapping[str, Any], parameters: Any, where: str) -> Tool:
     described, strict = function.get("description"), function.get("strict")
     if "name" not in function:
-        _refuse(f"{where}.name", "a text", None)
+        raise RequestError.of(f"{where}.name", "a text", None)
     return Tool(
         function["name"],
         "" if described is None else described,
@@ -121,26 +122,26 @@ def _schema(value: Any, where: str) -> Mapping[str, Any] | None:
     if value is None:
         return None
     if not isinstance(value, Mapping):
-        _refuse(where, "a JSON schema of an object", value)
+        raise RequestError.of(where, "a JSON schema of an object", value)
     _check_depth(value, where, MAX_DEPTH)
     try:
         text = json.dumps(value, ensure_ascii=False, allow_nan=False)
         size = len(text.encode())
     except (TypeError, ValueError):  # a UnicodeEncodeError is a ValueError
-        _refuse(where, "JSON", value)
+        raise RequestError.of(where, "JSON", value) from None
     if size > MAX_SCHEMA_BYTES:
-        _refuse(where, f"at most {MAX_SCHEMA_BYTES} bytes of JSON", f"{size} bytes")
+        raise RequestError.of(where, f"at most {MAX_SCHEMA_BYTES} bytes of JSON", f"{size} bytes")
     if value.get("type", "object") != "object":
-        _refuse(f"{where}.type", '"object"', value["type"])
+        raise RequestError.of(f"{where}.type", '"object"', value["type"])
     copy: dict[str, Any] = json.loads(text)
     if not isinstance(copy.get("properties", {}), dict):
-        _refuse(f"{where}.properties", "an object", copy["properties"])
+        raise RequestError.of(f"{where}.properties", "an object", copy["properties"])
     return copy
 
 
 def _check_depth(value: Any, where: str, left: int) -> None:
     if left == 0:
-        _refuse(where, f"nested at most {MAX_DEPTH} deep", "a deeper one")
+        raise RequestError.of(where, f"nested at most {MAX_DEPTH} deep", "a deeper one")
     if isinstance(value, Mapping):
         value = list(value.values())
     if isinstance(value, list | tuple):
@@ -184,17 +185,14 @@ def read_choice(given: Any, tools: Iterable[Tool], *, parallel: bool | None = No
         function = given.get("function")
         name = function.get("name") if isinstance(function, Mapping) else given.get("name")
         if name not in names:
-            _refuse("tool_choice", f"the name of a declared tool ({', '.join(names) or 'there is none'})", name)
+            raise RequestError.of(
+                "tool_choice", f"the name of a declared tool ({', '.join(names) or 'there is none'})", name
+            )
         return Choice("named", name, parallel=False)
     word = given.get("type") if isinstance(given, Mapping) else given
     if not isinstance(word, str | None) or word not in _MODES:
-        _refuse("tool_choice", '"auto", "required", "none", or an object that names a function', given)
+        raise RequestError.of("tool_choice", '"auto", "required", "none", or an object that names a function', given)
     mode = _MODES[word]
     if not names and mode == "required":
-        _refuse("tool_choice", '"auto" or "none" without tools', given)
+        raise RequestError.of("tool_choice", '"auto" or "none" without tools', given)
     return Choice(mode if names else "none", parallel=several)
-
-
-def _refuse(param: str, limit: str, got: object) -> NoReturn:
-    shown = quoted(got)
-    raise RequestError(f"{param} must be {limit}, got {shown}", param=param, limit=limit, got=shown)

@@ -1,0 +1,147 @@
+"""The response around its items: created, in progress, and completed, incomplete or failed."""
+
+import secrets
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from gradus.engine.logprobs import NO_LOGPROBS, TokenLogprob
+from gradus.engine.request import Request
+from gradus.server.api import openai
+from gradus.server.api.ask import Ask, PlainText, event_reader
+from gradus.server.api.errors import Problem, failure_of, problem_of, too_long
+from gradus.server.api.frames import event
+from gradus.server.api.responses.history import Names
+from gradus.server.api.responses.items import Frame, Items
+from gradus.server.api.turns import Sample, in_one_piece, logprob_entries
+from gradus.text.completion import Completion, Delta
+from gradus.text.front_end import FrontEnd
+
+
+class ResponseEncoder:
+    """Writes one response. Every event has a number, and the same id of the response."""
+
+    def __init__(
+        self, ask: Ask, request: Request, front_end: FrontEnd, names: Names, echoed: Mapping[str, Any]
+    ) -> None:
+        reader = event_reader(ask, request, front_end, 0)
+        self._plain = isinstance(reader, PlainText)
+        self._sample = Sample(reader)
+        self._items = Items(names)
+        self._spell = openai.speller(front_end.tokenizer)
+        self._wants_logprobs = request.params.logprobs is not None
+        self._response: Frame = {
+            "id": f"resp_{secrets.token_hex(12)}",
+            "object": "response",
+            "created_at": int(time.time()),
+            "model": front_end.model,
+            "background": False,
+            "previous_response_id": None,
+            "service_tier": "default",
+            "store": False,
+            "truncation": "disabled",
+            **echoed,
+        }
+        self._number = 0
+        self._failure: Exception | None = None
+
+    # -- a stream ------------------------------------------------------------------------------------------------------
+
+    def begin(self) -> bytes:
+        response = self._with_status("in_progress")
+        return b"".join(
+            self._frame({"type": f"response.{kind}", "response": response}) for kind in ("created", "in_progress")
+        )
+
+    def frames(self, deltas: Sequence[Delta]) -> bytes:
+        return b"".join([self._frame(each) for delta in deltas for each in self._read(delta, delta.logprobs)])
+
+    def end(self) -> bytes:
+        """Close what is open, and the response."""
+        if self._failure is not None:
+            return self.failed(self._failure)
+        frames = list(self._items.end(complete=self._complete))
+        status = "completed" if self._complete else "incomplete"
+        frames.append({"type": f"response.{status}", "response": self._with_status(status)})
+        return b"".join(map(self._frame, frames))
+
+    def failed(self, error: Exception) -> bytes:
+        response = self._with_status("failed") | {"error": error_of(problem_of(error))}
+        return self._frame({"type": "response.failed", "response": response})
+
+    def _frame(self, content: Frame) -> bytes:
+        numbered = {**content, "sequence_number": self._number}
+        self._number += 1
+        return event(numbered, content["type"])
+
+    # -- in one piece --------------------------------------------------------------------------------------------------
+
+    def whole(self, completions: Sequence[Completion]) -> dict[str, Any]:
+        (completion,) = completions
+        for _ in self._read(in_one_piece(completion), completion.logprobs or ()):
+            pass
+        for _ in self._items.end(complete=self._complete):
+            pass
+        return self._with_status("completed" if self._complete else "incomplete")
+
+    # -- both ----------------------------------------------------------------------------------------------------------
+
+    def _read(self, delta: Delta, logprobs: Sequence[TokenLogprob]) -> Iterator[Frame]:
+        """Read what a delta adds to the items."""
+        for part, heard in self._parts(delta, logprobs):
+            events = self._sample.read(part)
+            self._items.heard(logprob_entries(heard[self._sample.thought_in(part) :], self._spell))
+            for each in events:
+                yield from self._items.add(each)
+        if delta.completion is not None:
+            self._failure = failure_of(delta.completion)
+
+    def _parts(self, delta: Delta, logprobs: Sequence[TokenLogprob]) -> Iterator[tuple[Delta, Sequence[TokenLogprob]]]:
+        """Divide a delta into tokens, so that each log-probability gets to its text, however many tokens a step has."""
+        if not self._wants_logprobs or self._plain or len(delta.token_ids) < 2:
+            yield delta, logprobs if self._wants_logprobs else ()
+            return
+        place = delta.request_id, delta.prompt_index, delta.index
+        last = len(delta.token_ids) - 1
+        for at, token in enumerate(delta.token_ids):
+            completion = delta.completion if at == last else None
+            yield Delta(*place, "", (token,), NO_LOGPROBS, completion), logprobs[at : at + 1]
+
+    @property
+    def _complete(self) -> bool:
+        return self._sample.finish_reason != "length"
+
+    def _with_status(self, status: str) -> Frame:
+        reason = {"reason": "max_output_tokens"} if status == "incomplete" else None
+        done = self._sample.completion is not None
+        return {
+            **self._response,
+            "status": status,
+            "completed_at": int(time.time()) if status == "completed" else None,
+            "error": None,
+            "incomplete_details": reason,
+            "output": list(self._items.output),
+            "usage": self._usage() if done else None,
+        }
+
+    def _usage(self) -> dict[str, Any]:
+        assert self._sample.completion is not None, "the answer has ended"
+        completion, reasoning = self._sample.completion, self._sample.thought_tokens
+        prompt, generated = completion.prompt_tokens, len(completion.token_ids)
+        return {
+            "input_tokens": prompt,
+            "input_tokens_details": {"cached_tokens": completion.cached_tokens, "cache_write_tokens": 0},
+            "output_tokens": generated,
+            "output_tokens_details": {"reasoning_tokens": reasoning},
+            "total_tokens": prompt + generated,
+        }
+
+
+def error_of(problem: Problem) -> Frame:
+    """Write an error as a response's. Codex knows what to do by these codes: shorten the input, wait, or try again."""
+    if too_long(problem):
+        return {"code": "context_length_exceeded", "message": problem.message}
+    if problem.status in (429, 503) and problem.retry_after is not None:
+        message = f"{problem.message}; try again in {problem.retry_after:g}s"
+        return {"code": "rate_limit_exceeded", "message": message}
+    return {"code": "server_error", "message": problem.message}

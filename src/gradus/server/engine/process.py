@@ -1,0 +1,113 @@
+"""The engine's process: `python -m gradus.server.engine.process SOCKET`, started by child.py.
+
+The main thread runs the engine loop, and writes its messages to the socket as they are made: a front end that does not
+read lets the engine wait. A second thread reads commands. When the socket closes, the front end is gone, and this
+process ends at once, whatever a step is doing. Linux ends it even if that thread cannot run.
+
+Signals are the front end's business: a Ctrl-C at a terminal, and a supervisor that stops the whole group, reach both
+processes, but the front end alone decides how long running requests may take.
+"""
+
+import logging
+import os
+import queue
+import signal
+import socket
+import sys
+import threading
+from typing import Protocol, runtime_checkable
+
+from gradus.device.peer import die_with
+from gradus.server import logs
+from gradus.server.config import ServerConfig
+from gradus.server.engine.loop import run_engine
+from gradus.server.engine.messages import Command, EngineMessage
+from gradus.server.engine.wire import VERSION, Hello, Load, WireError, commands_and_load, frame
+
+log = logging.getLogger("gradus.server.engine.process")  # __name__ is __main__ here
+
+AT_ONCE = 1 << 18  # bytes read from the socket
+
+
+def main(path: str) -> None:
+    die_with(os.getppid())
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    os.dup2(2, 1)  # stdout is for the front end's ready line
+    connected = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    connected.connect(path)
+    connected.sendall(frame(Hello(VERSION, os.getpid())))
+    front_end = FrontEndSocket(connected)
+    load = front_end.load()
+    config = ServerConfig(**load.settings)
+    logs.set_up(config)
+    threading.Thread(target=front_end.read, name="commands", daemon=True).start()
+    core = run_engine(load.loader, config, front_end.commands, front_end.post)
+    if isinstance(core, Closing):  # it may have processes of its own
+        core.close()
+    leave(1 if core is None else 0)
+
+
+@runtime_checkable
+class Closing(Protocol):
+    def close(self) -> None: ...
+
+
+class FrontEndSocket:
+    """The front end, as the engine's process sees it: commands come from it, and messages go to it."""
+
+    def __init__(self, connected: socket.socket) -> None:
+        self.commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
+        self._socket = connected
+        self._frames = commands_and_load()
+
+    def load(self) -> Load:
+        """Wait for the first message."""
+        while not (received := list(self._frames.feed(self._receive()))):
+            pass
+        first, *others = received
+        if not isinstance(first, Load) or first.version != VERSION:
+            raise WireError(f"the front end is not of version {VERSION}")
+        for message in others:
+            self._queue(message)
+        return first
+
+    def read(self) -> None:
+        """Queue commands until the socket closes, which ends the process."""
+        try:
+            while True:
+                for message in self._frames.feed(self._receive()):
+                    self._queue(message)
+        except (WireError, OSError) as error:
+            log.error("the front end's connection has ended: %s", error)
+        finally:
+            leave(1)
+
+    def _queue(self, message: Load | Command) -> None:
+        if isinstance(message, Load):
+            raise WireError("a second engine was asked for")
+        self.commands.put(message)
+
+    def _receive(self) -> bytes:
+        received = self._socket.recv(AT_ONCE)
+        if not received:
+            leave(1)
+        return received
+
+    def post(self, message: EngineMessage) -> None:
+        """Send a message; wait if the front end is behind."""
+        try:
+            self._socket.sendall(frame(message))
+        except OSError:  # closed
+            leave(1)
+
+
+def leave(code: int) -> None:
+    """End the process without waiting for anything: a kernel that still runs, or threads of libraries."""
+    logging.shutdown()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,146 @@
+"""Messages as bytes, and the private socket that carries them between the server's two processes.
+
+    frame      length u32 (little-endian) · one message in MessagePack
+    handshake  engine: Hello(version, pid) · front end: Load(version, loader, settings)
+
+The socket is a file in a new folder that only this user may enter; the front end asks the system who has connected,
+and removes the folder. Nothing that arrives is trusted: a frame is bounded, it decodes to one of the listed messages
+or to nothing, and no code is run for it (no pickle). Whatever else arrives ends the connection, not the receiver.
+"""
+
+import os
+import shutil
+import socket
+import struct
+import tempfile
+from collections.abc import Iterator
+from typing import Any, Generic, TypeVar
+
+import msgspec
+
+import gradus
+from gradus.device.peer import peer_of
+from gradus.server.engine.messages import Command, EngineMessage, Message
+
+VERSION = f"1 {gradus.__version__}"  # of the frames and messages; both processes must have the same
+LENGTH = struct.Struct("<I")
+LARGEST_FRAME = 64 << 20  # bytes: several times the largest prompt
+LONGEST_PATH = 103  # bytes of a socket's path on every system (sun_path on macOS, without its final zero)
+
+T = TypeVar("T")
+
+
+class WireError(Exception):
+    """Bytes that are not what the other side may send."""
+
+
+class Hello(Message):
+    """The engine process is there."""
+
+    version: str
+    pid: int
+
+
+class Load(Message):
+    """Load an engine. loader: a module's name; settings: the fields of a ServerConfig."""
+
+    version: str
+    loader: str
+    settings: dict[str, Any]
+
+
+_encode = msgspec.msgpack.Encoder().encode
+
+
+def frame(message: Message) -> bytes:
+    """Raises WireError for a message that is too large."""
+    content = _encode(message)
+    if len(content) > LARGEST_FRAME:
+        raise WireError(f"a message of {len(content)} bytes is larger than {LARGEST_FRAME}")
+    return LENGTH.pack(len(content)) + content
+
+
+class Frames(Generic[T]):
+    """Cuts a stream of bytes into messages of the types that `decoder` knows."""
+
+    def __init__(self, decoder: "msgspec.msgpack.Decoder[T]") -> None:
+        self._decode = decoder.decode
+        self._begun = bytearray()  # of a frame
+        self._needed = 0  # bytes of it
+
+    def feed(self, received: bytes) -> Iterator[T]:
+        """Take bytes; yield the messages that they complete. Raises WireError, and is of no use afterwards."""
+        if self._begun:
+            self._begun += received
+            if len(self._begun) < self._needed:
+                return
+            received = bytes(self._begun)
+            self._begun.clear()
+        at, there = 0, memoryview(received)
+        while (end := at + self._size(there[at:])) <= len(there):
+            yield self._message(there[at + LENGTH.size : end])
+            at = end
+        self._begun += there[at:]
+        self._needed = end - at
+
+    def _size(self, there: memoryview) -> int:
+        """The size of a frame, of which at least one byte more is needed if not even its length is there."""
+        if len(there) < LENGTH.size:
+            return LENGTH.size
+        (size,) = LENGTH.unpack_from(there)
+        if size > LARGEST_FRAME:
+            raise WireError(f"a frame of {size} bytes is larger than {LARGEST_FRAME}")
+        return int(LENGTH.size + size)
+
+    def _message(self, content: memoryview) -> T:
+        try:
+            return self._decode(content)
+        except Exception as error:  # msgspec's, or that of a field that checks itself
+            raise WireError(f"a frame holds no message: {error}") from error
+
+
+def commands_and_load() -> "Frames[Load | Command]":
+    return Frames(msgspec.msgpack.Decoder(Load | Command))
+
+
+def hello_and_messages() -> "Frames[Hello | EngineMessage]":
+    return Frames(msgspec.msgpack.Decoder(Hello | EngineMessage))
+
+
+# -- the socket --------------------------------------------------------------------------------------------------------
+
+
+class PrivateSocket:
+    """A listening Unix socket in a folder of its own, which `close` removes."""
+
+    def __init__(self) -> None:
+        self.folder = tempfile.mkdtemp(prefix="gradus-")  # mode 0700
+        if len(os.fsencode(self._path())) > LONGEST_PATH:
+            os.rmdir(self.folder)
+            self.folder = tempfile.mkdtemp(prefix="gradus-", dir="/tmp")
+        self.path = self._path()
+        self.listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            self.listening.bind(self.path)
+            self.listening.listen(1)
+            self.listening.setblocking(False)
+        except BaseException:
+            self.close()
+            raise
+
+    def _path(self) -> str:
+        return os.path.join(self.folder, "engine")
+
+    def close(self) -> None:
+        self.listening.close()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def check_peer(connected: socket.socket, pid: int) -> None:
+    """Check that the expected process has connected. Raises WireError; the folder's mode is all there is to rely on
+    where the system does not say."""
+    peer = peer_of(connected)
+    if peer is None:
+        return
+    if peer.uid != os.geteuid() or peer.pid not in (None, pid):
+        raise WireError(f"the engine's socket was connected by process {peer.pid} of user {peer.uid}")

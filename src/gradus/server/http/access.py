@@ -1,0 +1,165 @@
+"""Who may call which route. The rule is to refuse: a route that nobody thought of needs a key.
+
+The middleware sees a request before any route does, and decides by `scope["path"]`, which is what the router matches.
+(`request.url` is put together from the Host header: with `Host: x/docs?` its path becomes another one.)
+
+Each key has prefixes of its own in the cache: how fast a first token comes then says nothing about other keys' prompts.
+"""
+
+import dataclasses
+import hashlib
+import secrets
+import time
+from collections.abc import Sequence
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from gradus.engine.request import SchedulingParams
+from gradus.errors import ConfigError
+from gradus.server.api.ask import Ask
+from gradus.server.api.errors import CLOSE, Problem
+from gradus.server.config import ServerConfig
+from gradus.server.http.answers import problem_response
+from gradus.server.http.keys import PREFIX, VARIABLE, Key, KeyLimits, Keys
+from gradus.server.http.quotas import Account
+from gradus.server.http.record import Record, record_of
+
+PUBLIC = frozenset({"/health", "/health/live", "/health/ready", "/ping"})
+"""The only paths without a key, for GET alone: what probes of health ask, who have none."""
+
+MONITORED = frozenset({"/stats", "/metrics"})
+"""Paths that show what all keys do together: for the roles `monitor` and `admin`."""
+
+REFRESH_S = 1.0  # how often the file of keys is looked at
+
+_PROCESS_SECRET = secrets.token_bytes(32)
+
+
+def is_loopback(address: str) -> bool:
+    return address.startswith("127.") or address == "::1"
+
+
+def check_exposure(config: ServerConfig, keys: Keys, *, loopback: bool) -> str | None:
+    """Refuse to serve strangers without keys; return a warning if the operator wants just that.
+
+    Raises ConfigError.
+    """
+    if keys and config.no_auth:
+        raise ConfigError(f"no_auth contradicts api_keys and {VARIABLE}: leave one out")
+    if keys or loopback:
+        return None
+    if not config.no_auth:
+        raise ConfigError(
+            f"{config.host} is an address that others can reach: make a key (`gradus keys add NAME --file keys.yaml`) "
+            f"and serve with --api-keys keys.yaml, or set {VARIABLE}; --no-auth lets anybody use the server"
+        )
+    return f"listening on {config.host} without API keys (--no-auth): whoever reaches it can use the model"
+
+
+class Access:
+    """Lets requests through that a known key sent, or that are for everybody."""
+
+    def __init__(self, app: ASGIApp, keys: Keys, defaults: KeyLimits) -> None:
+        self.app = app
+        self._keys = keys
+        self._defaults = defaults
+        self._accounts: dict[str, Account] = {}
+        self._next_refresh = 0.0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await self.app(scope, receive, send)
+        elif scope["type"] != "http":
+            await send({"type": "websocket.close", "code": 1008})
+        elif (problem := self._problem(scope)) is not None:
+            await problem_response(problem, scope["path"])(scope, receive, send)
+        else:
+            await self._admitted(scope, receive, send)
+
+    async def _admitted(self, scope: Scope, receive: Receive, send: Send) -> None:
+        record = record_of(scope)
+        try:
+            await self.app(scope, receive, send)
+        finally:
+            if record.account is not None and record.tally is not None:
+                record.account.close(record.tally)
+
+    def _problem(self, scope: Scope) -> Problem | None:
+        """Find who sent the request. Returns why it is refused, or None."""
+        if not self._keys:
+            return None
+        record = record_of(scope)
+        if record.label and (record.label.startswith(PREFIX) or self._keys.find(record.label)):
+            record.label = ""  # a key in the wrong header
+        presented = credentials(scope)
+        key = self._find(presented)
+        if key is not None:
+            record.key, record.salt = key.name, salt_of(key.name)
+            record.account = self._account(key)
+        if scope["path"] in PUBLIC and scope["method"] == "GET":
+            return None
+        if key is None:
+            what = "this API key is not valid" if presented else "an API key is needed"
+            message = f"{what}: send it as `Authorization: Bearer KEY` or `x-api-key: KEY`"
+            return Problem(401, "invalid_api_key", message, headers={"www-authenticate": "Bearer", **CLOSE})
+        monitored = scope["path"] in MONITORED
+        if key.role == ("client" if monitored else "monitor"):
+            message = f"the role {key.role!r} of this API key does not allow {scope['path'][:100]}"
+            return Problem(403, "permission_denied", message, headers=CLOSE)
+        return None
+
+    def _find(self, presented: Sequence[str]) -> Key | None:
+        now = time.monotonic()
+        if now >= self._next_refresh:
+            self._keys.refresh()
+            self._next_refresh = now + REFRESH_S
+        return next((key for text in presented if (key := self._keys.find(text)) is not None), None)
+
+    def _account(self, key: Key) -> Account:
+        """The key's account, which outlives a change of its limits."""
+        limits = key.limits.over(self._defaults)
+        account = self._accounts.get(key.name)
+        if account is None:
+            account = self._accounts[key.name] = Account(limits)
+        account.limits = limits
+        return account
+
+
+def credentials(scope: Scope) -> list[str]:
+    """The keys that a request presents: one in each of two headers at most, since some SDKs send both."""
+    found: dict[bytes, str] = {}
+    for name, value in scope["headers"]:
+        text = value.decode("latin-1").strip()
+        if name == b"x-api-key":
+            found.setdefault(name, text)
+        elif name == b"authorization":
+            scheme, _, key = text.partition(" ")
+            if scheme.lower() == "bearer":
+                found.setdefault(name, key.strip())
+    return [text for text in found.values() if text]
+
+
+# -- what a key changes in its requests --------------------------------------------------------------------------------
+
+
+def salt_of(name: str) -> bytes:
+    """A key's part of the cache. A process's own secret makes it worthless anywhere else."""
+    return hashlib.blake2b(name.encode(), key=_PROCESS_SECRET, digest_size=32).digest()
+
+
+def admitted(record: Record, asks: Sequence[Ask]) -> Sequence[Ask]:
+    """Apply what the sender's key decides: its limits, and its own part of the cache.
+
+    Raises QuotaExceeded, or RequestError for more than the key may ever have.
+    """
+    if record.account is not None:
+        record.account.admit(sum(ask.params.n for ask in asks))
+    if record.salt is None:
+        return asks
+    return [dataclasses.replace(ask, scheduling=_salted(ask, record.salt)) for ask in asks]
+
+
+def _salted(ask: Ask, salt: bytes) -> SchedulingParams:
+    own = (ask.scheduling.cache_salt or "").encode("utf-8", "surrogatepass")
+    joined = hashlib.blake2b(own, key=salt, digest_size=32).hexdigest()
+    return dataclasses.replace(ask.scheduling, cache_salt=joined)

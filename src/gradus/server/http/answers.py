@@ -1,0 +1,23 @@
+"""Answers in one piece: JSON, and problems in the shape of their protocol."""
+
+from typing import Any
+
+from starlette.responses import Response
+from starlette.types import Scope
+
+from gradus.server.api.errors import CLOSE, Problem, shape_of
+from gradus.server.api.frames import encode
+
+
+def json_response(status: int, content: dict[str, Any], headers: dict[str, str] | None = None) -> Response:
+    return Response(encode(content), status, headers, media_type="application/json")
+
+
+def problem_response(problem: Problem, path: str) -> Response:
+    """Answer with an error, in the shape of the path's protocol."""
+    return json_response(problem.status, shape_of(path)(problem), problem.all_headers)
+
+
+def refused(status: int, message: str, scope: Scope) -> Response:
+    """Refuse a request before its route is known, and close the connection."""
+    return problem_response(Problem(status, "invalid_request", message, headers=CLOSE), scope["path"])

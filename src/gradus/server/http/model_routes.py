@@ -1,0 +1,56 @@
+"""The routes that describe the model and its tokens."""
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Any
+
+from fastapi import FastAPI, Request, Response
+
+from gradus.server.api.anthropic.request import counted
+from gradus.server.api.errors import Problem
+from gradus.server.api.models import described
+from gradus.server.api.schemas import openapi_of
+from gradus.server.api.tokens import detokenized, tokenized, tokenizer_described
+from gradus.server.client import EngineClient
+from gradus.server.config import ServerConfig
+from gradus.server.http.answers import json_response, problem_response
+from gradus.server.http.body import body_limit, read_json
+
+Answer = Callable[[Any, EngineClient], dict[str, Any]]
+
+
+def add_model_routes(app: FastAPI, client: EngineClient, config: ServerConfig) -> None:
+    """Add the routes that need no engine. /tokenizer_info is there if the configuration allows it."""
+    created = int(time.time())
+    one_at_a_time = asyncio.Lock()  # so a client that sends many long texts delays only its own kind
+
+    def route(path: str, answer: Answer, summary: str) -> None:
+        async def handler(request: Request) -> Response:
+            body = await read_json(request, max_bytes=body_limit(config, client.info), timeout=config.receive_timeout)
+            async with one_at_a_time:
+                return json_response(200, await asyncio.to_thread(answer, body, client))
+
+        app.post(path, summary=summary, openapi_extra=openapi_of(path, config))(handler)
+
+    route("/tokenize", tokenized, "Encode a prompt or a conversation")
+    route("/detokenize", detokenized, "Decode token ids")
+    route("/v1/messages/count_tokens", counted, "Count a conversation's tokens, in Anthropic's protocol")
+
+    @app.get("/v1/models", summary="The model, in OpenAI's form")
+    async def models() -> Response:
+        return json_response(200, {"object": "list", "data": [described(client, created)]})
+
+    @app.get("/v1/models/{name:path}", summary="The model, by its name")
+    async def model(request: Request, name: str) -> Response:
+        found = described(client, created)
+        if name == found["id"]:
+            return json_response(200, found)
+        message = f"no model is called {name[:100]!r} here; this server runs {found['id']!r}"
+        return problem_response(Problem(404, "model_not_found", message, "model"), request.scope["path"])
+
+    if config.tokenizer_info:
+
+        @app.get("/tokenizer_info", summary="The tokenizer's control tokens and chat template")
+        async def info() -> Response:
+            return json_response(200, tokenizer_described(client))

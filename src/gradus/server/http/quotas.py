@@ -1,0 +1,74 @@
+"""Limits per API key: samples at once, samples that wait, and tokens per minute.
+
+Tokens are paid for afterwards: a request enters if its key is not in debt, and is charged for what it has used when it
+ends, however it ends. How long an answer becomes is not known before, and a reservation of the longest would turn away
+clients that leave `max_tokens` out. What a key may have at once bounds its debt.
+"""
+
+import math
+import time
+from collections.abc import Callable
+
+from gradus.errors import CapacityError, RequestError
+from gradus.server.http.keys import KeyLimits
+from gradus.server.metrics.tally import Tally
+
+LONGEST_WAIT_S = 120.0
+"""The most that Retry-After says: SDKs take a longer time for a refusal for good."""
+
+
+class QuotaExceeded(CapacityError):
+    """A key has used up what it may use at once, or per minute. retry_after: in seconds."""
+
+    def __init__(self, message: str, retry_after: float) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
+class Account:
+    """What one key uses now. For one event loop."""
+
+    def __init__(self, limits: KeyLimits, clock: Callable[[], float] = time.monotonic) -> None:
+        self.limits = limits
+        self._clock = clock
+        self._open: set[Tally] = set()  # of its requests that have not ended
+        self._tokens = float(limits.tokens_per_minute or 0)  # left to use; negative is a debt
+        self._filled = clock()
+
+    def admit(self, samples: int) -> None:
+        """Let samples in. Raises QuotaExceeded, or RequestError for more than the key may ever have."""
+        limits = self.limits
+        self._check("max_samples", limits.max_samples, samples, sum(tally.samples for tally in self._open))
+        waiting = sum(tally.samples for tally in self._open if not tally.generated)
+        self._check("max_waiting", limits.max_waiting, samples, waiting)
+        if limits.tokens_per_minute is not None:
+            self._fill(limits.tokens_per_minute)
+            if self._tokens < 0:
+                wait = -self._tokens * 60 / limits.tokens_per_minute
+                told = min(max(wait, 0.001), LONGEST_WAIT_S)
+                raise QuotaExceeded(
+                    f"this API key has used its {limits.tokens_per_minute} tokens per minute; "
+                    f"try again in {math.ceil(told)} s",
+                    told,
+                )
+
+    def _check(self, name: str, most: int | None, samples: int, there: int) -> None:
+        if most is None or there + samples <= most:
+            return
+        if samples > most:
+            message = f"n must be at most {most} with this API key (its {name}), got {samples}"
+            raise RequestError(message, param="n", limit=f"at most {most}", got=samples)
+        raise QuotaExceeded(f"this API key may have {most} samples at once (its {name}), and has {there}", 1.0)
+
+    def open(self, tally: Tally) -> None:
+        self._open.add(tally)
+
+    def close(self, tally: Tally) -> None:
+        """Charge a request that has ended."""
+        self._open.remove(tally)
+        self._tokens -= tally.prompt_tokens + tally.generated
+
+    def _fill(self, per_minute: int) -> None:
+        now = self._clock()
+        self._tokens = min(self._tokens + (now - self._filled) * per_minute / 60, float(per_minute))
+        self._filled = now

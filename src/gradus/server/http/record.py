@@ -1,0 +1,143 @@
+"""One HTTP request: its id, who sent it, and how it ended, for the log and the metrics. Never its text.
+
+Ids are made here. A client's own `X-Request-Id` names nothing inside the server (in other engines it became a cache key
+and cancelled strangers' requests): it is a label in the log, if it is short and plain.
+"""
+
+import logging
+import re
+import secrets
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from gradus.server.http.quotas import Account
+from gradus.server.metrics.meter import Meter
+from gradus.server.metrics.tally import Tally
+
+log = logging.getLogger("gradus.server.requests")
+
+REQUEST_ID = "x-request-id"
+LABEL = re.compile(r"[A-Za-z0-9._:-]{1,64}")
+UNMATCHED = "(no route)"  # instead of a path that a client has made up
+
+
+@dataclass(slots=True)
+class Record:
+    """One HTTP request.
+
+    label: the client's own id, "" if it gave none that can be logged. key: the API key's name; "" without one.
+    account: the key's, if there is one. salt: keeps the key's cached prefixes apart; None without keys.
+    tally: of what it generates, if anything. started: seconds of `time.monotonic`.
+    """
+
+    id: str
+    method: str
+    label: str = ""
+    key: str = ""
+    account: Account | None = None
+    salt: bytes | None = None
+    route: str = UNMATCHED
+    status: int = 0
+    tally: Tally | None = None
+    started: float = field(default_factory=time.monotonic)
+
+    def follow(self, tally: Tally) -> None:
+        """Count what the request generates, for the log and for its key."""
+        self.tally = tally
+        if self.account is not None:
+            self.account.open(tally)
+
+    def fields(self, meter: Meter) -> dict[str, Any]:
+        """What the log says of it, without what there is not."""
+        found: dict[str, Any] = {
+            "id": self.id,
+            "client_id": self.label or None,
+            "method": self.method,
+            "route": self.route,
+            "status": self.status,
+            "key": self.key or None,
+            "seconds": round(time.monotonic() - self.started, 6),
+        }
+        if tally := self.tally:
+            found |= {
+                "samples": tally.samples,
+                "finish_reasons": dict(tally.finished),
+                "prompt_tokens": tally.prompt_tokens,
+                "cached_tokens": tally.cached_tokens,
+                "completion_tokens": tally.generated,
+                "queued_s": tally.queued_s and round(tally.queued_s, 6),
+                "ttft_s": tally.ttft_s and round(tally.ttft_s, 6),
+                "device_s": round(tally.device_s, 6),
+                "cost": meter.price_per_hour and round(meter.cost_of(tally.device_s), 9),
+            }
+        return {name: value for name, value in found.items() if value is not None}
+
+
+def record_of(scope: Scope) -> Record:
+    """The record of the request that is being answered."""
+    found: Record = scope["gradus.record"]
+    return found
+
+
+class Records:
+    """Gives each request a record, its answer an id, and writes one line of the log when all of it is over."""
+
+    def __init__(self, app: ASGIApp, meter: Meter, *, lines: bool) -> None:
+        self.app = app
+        self.meter = meter
+        self.level = logging.INFO if lines else logging.DEBUG
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        record = Record(f"req-{secrets.token_hex(12)}", scope["method"][:16], _label(scope))
+        scope["gradus.record"] = record
+
+        async def send_with_id(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                record.status = message["status"]
+                message["headers"] = [*message.get("headers", ()), (REQUEST_ID.encode(), record.id.encode())]
+            await send(message)
+
+        try:
+            await self.app(scope, receive, send_with_id)
+        except Exception:
+            record.status = 500
+            raise
+        finally:
+            self._end(record, scope)
+
+    def _end(self, record: Record, scope: Scope) -> None:
+        record.route = getattr(scope.get("route"), "path", UNMATCHED)
+        self.meter.by_key.add(record.key, record.route, record.status, record.tally)
+        probed = record.method == "GET" and record.status == 503  # which is what /health is for
+        level = logging.WARNING if record.status >= 500 and not probed else self.level
+        if log.isEnabledFor(level):
+            fields = record.fields(self.meter)
+            log.log(
+                level,
+                "%s",
+                " ".join(f"{name}={_shown(value)}" for name, value in fields.items()),
+                extra=fields_of(fields),
+            )
+
+
+def fields_of(fields: dict[str, Any]) -> dict[str, Any]:
+    """Attach fields to a line of the log, for its JSON form."""
+    return {"fields": fields}
+
+
+def _shown(value: Any) -> str:
+    return ",".join(f"{name}:{count}" for name, count in value.items()) if isinstance(value, dict) else str(value)
+
+
+def _label(scope: Scope) -> str:
+    for name, value in scope["headers"]:
+        if name == REQUEST_ID.encode():
+            text = value.decode("latin-1")
+            return text if LABEL.fullmatch(text) else ""
+    return ""

@@ -1,0 +1,94 @@
+"""The table of metrics as Prometheus's text: under our names, and under vLLM's for its stock dashboards."""
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from gradus.server.metrics.distribution import Distribution
+from gradus.server.metrics.families import FAMILIES, VLLM_REASONS, Family, Source
+
+if TYPE_CHECKING:
+    from gradus.server.client import EngineClient
+
+CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4  # every name here is one of that version, which all scrapers read
+
+
+class Exposition(Collector):
+    """Reads a client's measurements when it is asked. alias: whether vLLM's names are there, too."""
+
+    def __init__(self, client: "EngineClient", *, alias: bool) -> None:
+        self._client = client
+        self._alias = alias
+        # a registry of its own: the library's global one would mix the servers of a process
+        self._registry = CollectorRegistry(auto_describe=False)
+        self._registry.register(self)
+
+    def text(self) -> bytes:
+        return generate_latest(self._registry)
+
+    def describe(self) -> Iterator[Metric]:
+        """Name nothing beforehand: the registry would otherwise collect everything once to find the names."""
+        return iter(())
+
+    def collect(self) -> Iterator[Metric]:
+        source, model = Source.of(self._client), self._client.model
+        for family in FAMILIES:
+            yield own_metric(family, source, model)
+        for family in FAMILIES if self._alias else ():
+            if family.vllm:
+                yield vllm_metric(family, source, model)
+
+
+def own_metric(family: Family, source: Source, model: str) -> Metric:
+    """A metric under our name."""
+    value = family.value(source)
+    labels = {"model": model}
+    if isinstance(value, Distribution):
+        return _histogram(f"gradus_{family.name}", family.help, labels, value, value.edges)
+    return _numbers(f"gradus_{family.name}", family, labels, family.labels, value)
+
+
+def vllm_metric(family: Family, source: Source, model: str) -> Metric:
+    """A metric under vLLM's name, with its labels and its buckets."""
+    value = family.value(source)
+    labels = {"model_name": model, "engine": "0"}
+    name = f"vllm:{family.vllm}"
+    if isinstance(value, Distribution):
+        edges = tuple(edge for edge in family.edges(source) if edge in value.edges)
+        return _histogram(name, family.help, labels, value, edges)
+    if isinstance(value, Mapping):
+        merged: dict[tuple[str, ...], float] = dict.fromkeys([("stop",), ("length",), ("abort",), ("error",)], 0.0)
+        for (reason,), count in value.items():
+            merged[VLLM_REASONS.get(reason, "abort"),] += count
+        value = merged
+    return _numbers(name, family, labels, ("finished_reason",), value)
+
+
+def _histogram(
+    name: str, help: str, labels: Mapping[str, str], value: Distribution, edges: tuple[float, ...]
+) -> Metric:
+    metric = HistogramMetricFamily(name, help, labels=list(labels))
+    buckets = [(edge, float(count)) for edge, count in value.cumulative(edges)]
+    metric.add_metric(list(labels.values()), buckets=buckets, sum_value=value.sum)
+    return metric
+
+
+def _numbers(
+    name: str,
+    family: Family,
+    labels: Mapping[str, str],
+    more: tuple[str, ...],
+    value: float | Mapping[tuple[str, ...], float],
+) -> Metric:
+    make = CounterMetricFamily if family.kind == "counter" else GaugeMetricFamily
+    by_label = isinstance(value, Mapping)
+    rows: Mapping[tuple[str, ...], float] = value if isinstance(value, Mapping) else {(): value}
+    metric = make(name, family.help, labels=[*labels, *(more if by_label else ())])
+    for extra, number in rows.items():
+        metric.add_metric([*labels.values(), *extra], number)
+    return metric

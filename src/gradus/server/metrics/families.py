@@ -1,0 +1,295 @@
+"""The table of metrics: our names, vLLM's for its dashboards, and where each value comes from.
+
+Values of the engine come from its last snapshot, as /stats has them; so the two agree.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from gradus.engine.metrics import Metrics
+from gradus.server.measures import Counts
+from gradus.server.metrics.distribution import Distribution, steps_1_2_5
+from gradus.server.metrics.meter import VLLM_REQUEST, VLLM_STEP_TOKENS, VLLM_TOKEN, VLLM_TTFT, Meter
+
+if TYPE_CHECKING:
+    from gradus.server.client import EngineClient
+
+Kind = Literal["counter", "gauge", "histogram"]
+Value = float | Distribution | Mapping[tuple[str, ...], float]
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """What values are read from. context_length: of the model; 0 while it loads."""
+
+    metrics: Metrics
+    meter: Meter
+    counts: Counts
+    waiting: int
+    ready: bool
+    context_length: int
+
+    @classmethod
+    def of(cls, client: "EngineClient") -> "Source":
+        context = client.info.limits.context_length if client.info else 0
+        return cls(client.metrics, client.meter, client.counts, client.waiting, client.state == "ready", context)
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """One metric. name: without the prefix, and without a counter's `_total`.
+
+    vllm: vLLM's name for it, without `vllm:`; "" if it has none. labels: besides the model. edges: vLLM's buckets of a
+    histogram.
+    """
+
+    name: str
+    kind: Kind
+    help: str
+    value: Callable[[Source], Value]
+    vllm: str = ""
+    labels: tuple[str, ...] = ()
+    edges: Callable[[Source], Sequence[float]] = lambda source: ()
+
+
+def _tokens(source: Source) -> Sequence[float]:
+    return steps_1_2_5(max(source.context_length, 1))
+
+
+def _distribution(
+    name: str,
+    help: str,
+    vllm: str = "",
+    edges: Callable[[Source], Sequence[float]] = lambda source: (),
+    attribute: str = "",
+) -> Family:
+    return Family(name, "histogram", help, lambda source: getattr(source.meter, attribute), vllm, (), edges)
+
+
+def _cache(name: str) -> Callable[[Source], float]:
+    return lambda source: getattr(source.metrics.cache, name, 0)
+
+
+def _drafts(name: str) -> Callable[[Source], float]:
+    return lambda source: sum(getattr(source.metrics.speculation, name, ()))
+
+
+def _finished(source: Source) -> Mapping[tuple[str, ...], float]:
+    """All reasons, from the start: a counter that appears with its first event hides that event from rate()."""
+    reasons = ("stop", "length", "cancelled", "timeout", "deadline", "refused", "error")
+    return {(reason,): source.meter.finished[reason] for reason in reasons}
+
+
+VLLM_REASONS = {"stop": "stop", "length": "length", "error": "error"}
+"""vLLM's names for our finish reasons; all others are its "abort"."""
+
+DISTRIBUTIONS = (
+    _distribution(
+        "time_to_first_token_seconds",
+        "From a request's arrival to a sample's first token.",
+        "time_to_first_token_seconds",
+        lambda _: VLLM_TTFT,
+        "ttft",
+    ),
+    _distribution(
+        "inter_token_seconds",
+        "Between a sample's tokens; tokens that come together share the time before them.",
+        "inter_token_latency_seconds",
+        lambda _: VLLM_TOKEN,
+        "inter_token",
+    ),
+    _distribution(
+        "time_per_output_token_seconds",
+        "A sample's mean time per token after the first.",
+        "request_time_per_output_token_seconds",
+        lambda _: VLLM_TOKEN,
+        "per_token",
+    ),
+    _distribution(
+        "request_seconds",
+        "From a request's arrival to a sample's end.",
+        "e2e_request_latency_seconds",
+        lambda _: VLLM_REQUEST,
+        "total",
+    ),
+    _distribution(
+        "queue_seconds",
+        "Before a sample's first step.",
+        "request_queue_time_seconds",
+        lambda _: VLLM_REQUEST,
+        "queued",
+    ),
+    _distribution(
+        "prefill_seconds",
+        "From a sample's first step to its first token.",
+        "request_prefill_time_seconds",
+        lambda _: VLLM_REQUEST,
+        "prefill",
+    ),
+    _distribution(
+        "decode_seconds",
+        "From a sample's first token to its last.",
+        "request_decode_time_seconds",
+        lambda _: VLLM_REQUEST,
+        "decode",
+    ),
+    _distribution(
+        "request_prompt_tokens", "Tokens of a request's prompt.", "request_prompt_tokens", _tokens, "prompt_tokens"
+    ),
+    _distribution(
+        "request_generated_tokens", "Tokens of a sample.", "request_generation_tokens", _tokens, "generated_tokens"
+    ),
+    _distribution(
+        "request_max_tokens",
+        "The most tokens that a request may generate.",
+        "request_max_num_generation_tokens",
+        _tokens,
+        "max_tokens",
+    ),
+    _distribution(
+        "step_tokens",
+        "Rows of a step, as the mean of each 0.1 s of work.",
+        "iteration_tokens_total",
+        lambda _: VLLM_STEP_TOKENS,
+        "step_tokens",
+    ),
+    _distribution(
+        "step_sequences", "Sequences of a step, as the mean of each 0.1 s of work.", attribute="step_sequences"
+    ),
+    _distribution("step_seconds", "Time of an engine step.", attribute="step"),
+)
+
+COUNTERS = (
+    Family(
+        "prompt_tokens",
+        "counter",
+        "Prompt tokens of accepted requests.",
+        lambda source: source.metrics.prompt_tokens,
+        "prompt_tokens",
+    ),
+    Family(
+        "cached_tokens",
+        "counter",
+        "Prompt tokens found in the prefix cache.",
+        lambda source: source.metrics.cached_tokens,
+    ),
+    Family(
+        "generated_tokens",
+        "counter",
+        "Generated tokens.",
+        lambda source: source.metrics.generated_tokens,
+        "generation_tokens",
+    ),
+    Family("samples", "counter", "Samples of requests that entered the queue.", lambda source: source.meter.entered),
+    Family(
+        "samples_finished",
+        "counter",
+        "Samples that have ended, by reason.",
+        _finished,
+        "request_success",
+        ("finish_reason",),
+    ),
+    Family(
+        "preemptions",
+        "counter",
+        "Times that a running sequence was sent back to the queue.",
+        lambda source: source.metrics.preemptions,
+        "num_preemptions",
+    ),
+    Family(
+        "prefix_cache_queries",
+        "counter",
+        "Tokens looked up in the prefix cache.",
+        _cache("queried_positions"),
+        "prefix_cache_queries",
+    ),
+    Family(
+        "prefix_cache_hits",
+        "counter",
+        "Tokens found in the prefix cache.",
+        _cache("hit_positions"),
+        "prefix_cache_hits",
+    ),
+    Family("cache_evictions", "counter", "Pages that the prefix cache gave up.", _cache("evictions")),
+    Family("cache_refusals", "counter", "Times that a sequence found no page.", _cache("refusals")),
+    Family("draft_tokens", "counter", "Drafted tokens.", _drafts("drafted"), "spec_decode_num_draft_tokens"),
+    Family(
+        "accepted_draft_tokens",
+        "counter",
+        "Drafted tokens that were accepted.",
+        _drafts("accepted"),
+        "spec_decode_num_accepted_tokens",
+    ),
+    Family("steps", "counter", "Engine steps.", lambda source: source.metrics.steps),
+    Family("device_busy_seconds", "counter", "Time of all engine steps.", lambda source: source.meter.busy_s),
+    Family(
+        "rejected_requests",
+        "counter",
+        "Requests turned away because the queue was full.",
+        lambda source: source.counts.rejected,
+    ),
+    Family("abandoned_requests", "counter", "Requests whose client left.", lambda source: source.counts.abandoned),
+    Family("stalled_requests", "counter", "Requests whose client did not read.", lambda source: source.counts.stalled),
+    Family(
+        "failed_self_checks",
+        "counter",
+        "Self-checks that found a defect.",
+        lambda source: source.counts.failed_self_checks,
+    ),
+)
+
+GAUGES = (
+    Family("ready", "gauge", "1 while requests are taken.", lambda source: float(source.ready)),
+    Family("running", "gauge", "Samples that run.", lambda source: source.metrics.active, "num_requests_running"),
+    Family(
+        "waiting", "gauge", "Samples that wait for the engine.", lambda source: source.waiting, "num_requests_waiting"
+    ),
+    Family(
+        "cache_use",
+        "gauge",
+        "The part of the cache's pages that sequences hold, 0 to 1.",
+        _cache("utilization"),
+        "kv_cache_usage_perc",
+    ),
+)
+
+KEY_COUNTERS = (
+    Family(
+        "key_requests",
+        "counter",
+        "HTTP requests by API key, route and status.",
+        lambda source: source.meter.by_key.requests,
+        labels=("key", "route", "status"),
+    ),
+    Family(
+        "key_prompt_tokens",
+        "counter",
+        "Prompt tokens by API key.",
+        lambda source: source.meter.by_key.prompt_tokens,
+        labels=("key",),
+    ),
+    Family(
+        "key_generated_tokens",
+        "counter",
+        "Generated tokens by API key.",
+        lambda source: source.meter.by_key.generated_tokens,
+        labels=("key",),
+    ),
+    Family(
+        "key_device_seconds",
+        "counter",
+        "Seconds of the device by API key, shared by rows.",
+        lambda source: source.meter.by_key.device_s,
+        labels=("key",),
+    ),
+    Family(
+        "key_cost",
+        "counter",
+        "Their price at --price-per-hour, in its currency.",
+        lambda source: {key: source.meter.cost_of(s) for key, s in source.meter.by_key.device_s.items()},
+        labels=("key",),
+    ),
+)
+
+FAMILIES = (*DISTRIBUTIONS, *COUNTERS, *GAUGES, *KEY_COUNTERS)

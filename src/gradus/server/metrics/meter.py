@@ -1,0 +1,250 @@
+"""The front end's measurements of all requests: times, sizes, endings, and each request's share of the device.
+
+It is called once per report of the engine with all deltas of it, once per request that enters, and once per stream that
+closes. Per delta it does two look-ups and a few additions. A histogram is touched once per report for all samples that
+had a token in the report before, too: they have waited equally long.
+
+**Share of the device.** A step's time is shared by the rows that it computes: a token of a prompt is a row, and so is a
+generated token. The front end doesn't see the rows of a single step, so it prices them in windows: from one snapshot of
+the engine's metrics to the next (0.1 s while it works), the time of all steps, divided by the rows that were of use
+(neither padding nor a rejected draft). Recomputation after a preemption is charged to no request.
+"""
+
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from gradus.engine.metrics import Metrics
+from gradus.errors import RequestError
+from gradus.server.metrics.distribution import Distribution, edges, merged, steps_1_2_5
+from gradus.server.metrics.tally import SampleTally, Tally
+from gradus.text.completion import Completion, Delta
+
+if TYPE_CHECKING:
+    from gradus.server.results import Stream
+
+# vLLM's edges, which its dashboards' quantiles are computed from
+VLLM_TTFT = edges(".001 .005 .01 .02 .04 .06 .08 .1 .25 .5 .75 1 2.5 5 7.5 10 20 40 80 160 640 2560")
+VLLM_TOKEN = edges(".01 .025 .05 .075 .1 .15 .2 .3 .4 .5 .75 1 2.5 5 7.5 10 20 40 80")
+VLLM_REQUEST = edges(".3 .5 .8 1 1.5 2 2.5 5 10 15 20 30 40 50 60 120 240 480 960 1920 7680")
+VLLM_STEP_TOKENS = edges("1 8 16 32 64 128 256 512 1024 2048 4096 8192 16384")
+
+FINE = edges(".0005 .001 .002 .003 .004 .005 .006 .007 .008 .009 .01 .0125 .015 .0175 .02 .025 .03 .04 .05 .075")
+"""Edges in seconds where vLLM has few or none: a token of a small model takes a millisecond."""
+
+SECONDS = merged(FINE, VLLM_TTFT, VLLM_TOKEN, VLLM_REQUEST)
+TOKENS = steps_1_2_5(1_000_000)
+STEP_TOKENS = merged(VLLM_STEP_TOKENS, steps_1_2_5(100_000))
+SEQUENCES = steps_1_2_5(10_000)
+
+
+class Meter:
+    """All measurements of one server. For its event loop only.
+
+    price_per_hour: of the device. Endings are counted by sample, as in /stats: `entered` samples equal the sum of
+    `finished` once all have ended. A sample that ends without a word of the engine is "cancelled" (its client left),
+    "timeout", "refused" (found out late that it could never be served), or "error".
+    """
+
+    def __init__(self, price_per_hour: float | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+        self.price_per_hour = price_per_hour
+        self.entered = 0
+        self.finished: Counter[str] = Counter()
+        self.busy_s = 0.0
+        self.by_key = ByKey()
+        self.ttft = Distribution(SECONDS)
+        self.inter_token = Distribution(SECONDS)
+        self.per_token = Distribution(SECONDS)
+        self.total = Distribution(SECONDS)
+        self.queued = Distribution(SECONDS)
+        self.prefill = Distribution(SECONDS)
+        self.decode = Distribution(SECONDS)
+        self.step = Distribution(SECONDS)
+        self.prompt_tokens = Distribution(TOKENS)
+        self.generated_tokens = Distribution(TOKENS)
+        self.max_tokens = Distribution(TOKENS)
+        self.step_tokens = Distribution(STEP_TOKENS)
+        self.step_sequences = Distribution(SEQUENCES)
+        self._clock = clock
+        self._open: dict[str, Stream] = {}
+        self._samples: dict[str, dict[int, SampleTally]] = {}  # those of _open that have tokens, and have not ended
+        self._last_tokens = 0.0  # when the last report with tokens came
+        self._window = Window()
+
+    def enter(self, stream: "Stream") -> None:
+        self.entered += stream.samples
+        for name in stream.ids:
+            self._open[name] = stream
+            self._samples[name] = {}
+
+    def report(self, deltas: Sequence[Delta], step_s: float, metrics: Metrics | None) -> None:
+        """Add one report of the engine, before its results are delivered.
+
+        deltas: what its outputs have become. step_s: of the step, 0 if there was none. metrics: the engine's, if the
+        report has them.
+        """
+        now = self._clock()
+        self._add(deltas, now)
+        if step_s:
+            self.busy_s += step_s
+            self.step.observe(step_s)
+            self._window.busy_s += step_s
+        if metrics is not None:
+            self._close_window(metrics)
+        for delta in deltas:
+            if delta.completion is not None and (stream := self._open.get(delta.request_id)):
+                self._complete(stream, delta.completion, now)
+
+    def _add(self, deltas: Sequence[Delta], now: float) -> None:
+        """Count tokens, and the times between them. Most samples had their last token with the last report.
+
+        Several tokens of one step share the time since the step before.
+        """
+        before, steady, rows = self._last_tokens, 0, 0
+        for delta in deltas:
+            tokens = len(delta.token_ids)
+            if not tokens or (samples := self._samples.get(delta.request_id)) is None:
+                continue
+            rows += tokens
+            sample = samples.get(delta.index)
+            if sample is None:
+                rows += self._begin(delta, now)
+                continue
+            if tokens == 1 and sample.last == before:
+                steady += 1
+            else:
+                self.inter_token.observe((now - sample.last) / tokens, tokens)
+            sample.last = now
+            sample.tokens += tokens
+        if rows:
+            self._last_tokens = now
+            self._window.rows += rows
+        if steady:
+            self.inter_token.observe(now - before, steady)
+
+    def _begin(self, delta: Delta, now: float) -> int:
+        """Note a sample's first tokens. Returns the rows of its prompt."""
+        stream = self._open[delta.request_id]
+        tally, prompt = stream.tally, len(stream.requests[delta.request_id].prompt)
+        self._samples[delta.request_id][delta.index] = SampleTally(now, prompt + len(delta.token_ids))
+        tally.generated += len(delta.token_ids)
+        self.ttft.observe(now - tally.arrived)
+        if tally.ttft_s is None:
+            tally.ttft_s = now - tally.arrived
+        return prompt
+
+    def _close_window(self, metrics: Metrics) -> None:
+        """Price the rows of all open samples."""
+        window, before = self._window, self._window.metrics
+        if before is not None and (steps := metrics.steps - before.steps) > 0:
+            self.step_tokens.observe((useful_rows(metrics) - useful_rows(before)) / steps, steps)
+            self.step_sequences.observe((metrics.batch_total - before.batch_total) / steps, steps)
+        rows = (useful_rows(metrics) - useful_rows(before) if before is not None else 0) or window.rows
+        if rows > 0 and window.busy_s > 0:
+            window.price = window.busy_s / rows
+        for name, samples in self._samples.items():
+            for sample in samples.values():
+                self._settle(self._open[name].tally, sample, window.price)
+        self._window = Window(metrics, price=window.price)
+
+    def _settle(self, tally: Tally, sample: SampleTally, price: float) -> None:
+        """Move what a sample has taken since the last time to its body's tally."""
+        tally.generated += sample.tokens
+        tally.device_s += (sample.rows + sample.tokens) * price
+        sample.rows = sample.tokens = 0
+
+    def _complete(self, stream: "Stream", completion: Completion, now: float) -> None:
+        """Count a sample that the engine has ended."""
+        tally, timings, price = stream.tally, completion.timings, self._window.price
+        sample = self._samples[completion.request_id].pop(completion.index, None)
+        if sample is not None:
+            self._settle(tally, sample, price)
+            tally.device_s = max(0.0, tally.device_s - completion.cached_tokens * price)
+        self._count(stream, completion.finish_reason)
+        tally.cached_tokens += completion.cached_tokens if completion.index == 0 else 0
+        tally.queued_s = max(tally.queued_s or 0.0, timings.queued_s)
+        tally.total_s = now - tally.arrived
+        self.total.observe(tally.total_s)
+        self.queued.observe(timings.queued_s)
+        self.generated_tokens.observe(len(completion.token_ids))
+        if timings.ttft_s is not None:
+            self.prefill.observe(timings.ttft_s - timings.queued_s)
+            self.decode.observe(timings.total_s - timings.ttft_s)
+        if timings.decode_tokens_per_s:
+            self.per_token.observe(1 / timings.decode_tokens_per_s)
+        if completion.index == 0:
+            self.prompt_tokens.observe(completion.prompt_tokens)
+            self.max_tokens.observe(stream.requests[completion.request_id].max_tokens)
+
+    def _count(self, stream: "Stream", reason: str, samples: int = 1) -> None:
+        self.finished[reason] += samples
+        stream.tally.finished[reason] += samples
+
+    def leave(self, stream: "Stream", error: Exception | None) -> None:
+        """Count the samples of a stream that closes before the engine has ended them."""
+        tally = stream.tally
+        for name in stream.ids:
+            self._open.pop(name, None)
+            for sample in self._samples.pop(name, {}).values():
+                self._settle(tally, sample, self._window.price)
+        tally.prompt_tokens = sum(len(request.prompt) for request in stream.requests.values())
+        if tally.total_s is None:
+            tally.total_s = self._clock() - tally.arrived
+        if left := tally.samples - tally.finished.total():
+            self._count(stream, reason_of(error), left)
+
+    def cost_of(self, device_s: float) -> float:
+        """The price of some seconds of the device; 0 if an hour has none."""
+        return device_s * (self.price_per_hour or 0.0) / 3600
+
+
+class ByKey:
+    """Totals per API key; "" is the name of a client without one. requests: by key, route and status."""
+
+    def __init__(self) -> None:
+        self.requests: Counter[tuple[str, ...]] = Counter()
+        self.prompt_tokens: Counter[tuple[str, ...]] = Counter()
+        self.generated_tokens: Counter[tuple[str, ...]] = Counter()
+        self.device_s: dict[tuple[str, ...], float] = {}
+
+    def add(self, key: str, route: str, status: int, tally: Tally | None) -> None:
+        """Add an HTTP request that has ended. tally: None if it generated nothing."""
+        self.requests[key, route, str(status)] += 1
+        if tally is not None:
+            self.prompt_tokens[key,] += tally.prompt_tokens
+            self.generated_tokens[key,] += tally.generated
+            self.device_s[key,] = self.device_s.get((key,), 0.0) + tally.device_s
+
+
+class Window:
+    """The time of steps, and the rows seen, since a snapshot of the engine's metrics. price: of a row, in seconds."""
+
+    def __init__(self, metrics: Metrics | None = None, price: float = 0.0) -> None:
+        self.metrics = metrics
+        self.price = price
+        self.busy_s = 0.0
+        self.rows = 0
+
+
+def useful_rows(metrics: Metrics) -> int:
+    """Count the rows computed since the start, without padding and rejected drafts."""
+    drafts = metrics.speculation
+    rejected = 0 if drafts is None else sum(drafts.drafted) - sum(drafts.accepted)
+    return metrics.rows - metrics.padding_rows - rejected
+
+
+def reason_of(error: Exception | None) -> str:
+    """Name the ending of a sample that the engine did not end itself."""
+    from gradus.server.results import ClientGone, RequestTimeout, Unavailable
+
+    match error:
+        case ClientGone():
+            return "cancelled"
+        case RequestTimeout():
+            return "timeout"
+        case RequestError():
+            return "refused"
+        case Unavailable(kind="draining" | "stalled"):
+            return "cancelled"
+    return "error"

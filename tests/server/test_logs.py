@@ -1,0 +1,169 @@
+"""The log: who asked, how it ended, how much it took; never what was said."""
+
+import contextlib
+import json
+import logging
+from functools import partial
+
+import pytest
+
+from gradus.server.config import ServerConfig
+from gradus.server.http.keys import Key, digest_of, new_key, write_keys
+from gradus.server.logs import JsonLines, set_up
+from tests.server.conftest import eventually, running
+from tests.server.scripted import ScriptedCore
+
+REQUESTS = "gradus.server.requests"
+
+
+def lines(caplog):
+    """The fields of each request's line."""
+    return [record.fields for record in caplog.records if record.name == REQUESTS]
+
+
+def test_one_line_per_request_says_who_what_and_how_much(tmp_path, caplog):
+    caplog.set_level(logging.INFO)
+    key = new_key()
+    write_keys(tmp_path / "keys.yaml", {"alice": Key("alice", digest_of(key))})
+    with running(api_keys=str(tmp_path / "keys.yaml"), log_requests=True, price_per_hour=2.0) as server:
+        headers = {"x-api-key": key, "x-request-id": "my-trace.7"}
+        answer = server.http.post("/generate", json={"prompt": "abc", "max_tokens": 5, "n": 2}, headers=headers)
+        assert eventually(lambda: lines(caplog))
+    (line,) = lines(caplog)
+    assert line["id"] == answer.headers["x-request-id"] and line["client_id"] == "my-trace.7"
+    assert (line["method"], line["route"], line["status"], line["key"]) == ("POST", "/generate", 200, "alice")
+    assert (line["samples"], line["finish_reasons"]) == (2, {"length": 2})
+    assert (line["prompt_tokens"], line["cached_tokens"], line["completion_tokens"]) == (3, 0, 10)
+    assert 0 < line["ttft_s"] <= line["seconds"] and line["device_s"] > 0 and line["cost"] >= 0
+
+
+def test_a_stream_has_its_line_when_it_is_over(serving, caplog):
+    caplog.set_level(logging.INFO)
+    server = serving(partial(ScriptedCore, step_s=0.005), log_requests=True)
+    connection = server.send(b'{"prompt": "a", "max_tokens": 4000, "stream": true}')
+    assert eventually(lambda: server.engine.totals.generated_tokens > 5)
+    assert not lines(caplog)
+    server.leave(connection, reset=False)
+    assert eventually(lambda: lines(caplog))
+    (line,) = lines(caplog)
+    assert line["finish_reasons"] == {"cancelled": 1} and line["completion_tokens"] > 0 and line["status"] == 200
+
+
+def test_by_default_only_failures_are_logged(serving, caplog):
+    caplog.set_level(logging.INFO)
+    server = serving(partial(ScriptedCore, poison=13))
+    server.generate(prompt="a", max_tokens=1)
+    server.generate(prompt="a", max_tokens=0)
+    server.generate(prompt=[13], max_tokens=1)
+    assert eventually(lambda: lines(caplog))
+    (line,) = lines(caplog)
+    assert line["status"] == 500 and line["finish_reasons"] == {"error": 1}
+
+
+SECRET = "correct horse battery staple"
+
+
+def test_nothing_that_was_said_is_logged(serving, caplog, capfd):
+    caplog.set_level(logging.DEBUG)
+    server = serving(partial(ScriptedCore, piece="-answer-", poison=13), log_requests=True, log_level="debug")
+    server.generate(prompt=SECRET, max_tokens=5)
+    server.generate(prompt=SECRET, max_tokens=5, stream=True)
+    server.generate(prompt=SECRET, max_tokens=5, stop=[SECRET], cache_salt=SECRET)
+    server.generate(prompt=[SECRET], max_tokens=5)
+    server.generate(prompt=SECRET, temperature=SECRET)
+    server.generate(prompt=SECRET, **{SECRET: 1})
+    server.http.get(f"/{SECRET}?{SECRET}")
+    server.http.post("/generate", content=SECRET.encode())
+    server.generate(prompt=[13], max_tokens=5)
+    assert eventually(lambda: len(lines(caplog)) == 9)
+    ours = [line for line in caplog.records if not line.name.startswith("http")]  # without the test's own client
+    written = "\n".join(caplog.handler.format(line) for line in ours) + "".join(capfd.readouterr())
+    assert "correct" not in written and "staple" not in written and "-answer-" not in written
+
+
+@pytest.mark.parametrize(
+    ("sent", "logged"),
+    [
+        ("trace-1", "trace-1"),
+        ("a" * 64, "a" * 64),
+        ("a" * 65, None),
+        ("two words", None),
+        ("a,b", None),
+        ('"},{"level":"error', None),
+        ("", None),
+        (b"caf\xe9", None),
+    ],
+)
+def test_a_clients_own_id_is_a_label_if_it_is_plain_and_names_nothing(serving, caplog, sent, logged):
+    caplog.set_level(logging.INFO)
+    server = serving(log_requests=True)
+    answers = [
+        server.http.post("/generate", json={"prompt": "a", "max_tokens": 1}, headers={"x-request-id": sent})
+        for _ in range(2)
+    ]
+    ids = [answer.headers["x-request-id"] for answer in answers]
+    assert len(set(ids)) == 2 and all(name.startswith("req-") and len(name) == 28 for name in ids)
+    assert answers[0].json()["id"] == "gen-1" and answers[1].json()["id"] == "gen-2"
+    assert eventually(lambda: len(lines(caplog)) == 2)
+    assert [line.get("client_id") for line in lines(caplog)] == [logged, logged]
+
+
+def test_every_answer_has_an_id_even_that_of_a_defect(serving, monkeypatch, caplog):
+    server = serving()
+    for answer in (server.http.get("/"), server.http.get("/nowhere"), server.http.get("/", headers={"host": "x.org"})):
+        assert answer.headers.get_list("x-request-id")[0].startswith("req-")
+        assert len(answer.headers.get_list("x-request-id")) == 1
+    monkeypatch.setattr(server.client, "stats", lambda: 1 / 0)
+    answer = server.http.get("/stats")
+    assert answer.status_code == 500 and len(answer.headers.get_list("x-request-id")) == 1
+    assert eventually(lambda: lines(caplog))
+    (line,) = lines(caplog)
+    assert (line["id"], line["status"]) == (answer.headers["x-request-id"], 500)
+
+
+# -- the format --------------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def a_process_of_its_own():
+    """Log as a new process would: pytest's own handlers keep `basicConfig` from doing anything."""
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    root.handlers[:] = []
+    try:
+        yield
+    finally:
+        root.handlers[:] = handlers
+        root.setLevel(level)
+
+
+def test_json_lines_are_one_object_each(capsys):
+    log = logging.getLogger("gradus.test")
+    with a_process_of_its_own():
+        set_up(ServerConfig(log_format="json"))
+        log.info("two\nlines, %s", "\u2028")
+        log.info("unused", extra={"fields": {"id": "req-1", "status": 200}})
+        try:
+            1 / 0  # noqa: B018
+        except ZeroDivisionError:
+            log.exception("broken")
+    written = capsys.readouterr().err
+    first, second, third = (json.loads(line) for line in written.split("\n")[:-1])
+    assert first["message"] == "two\nlines, \u2028" and first["level"] == "info" and first["logger"] == "gradus.test"
+    assert first["time"].endswith("Z") and len(first["time"]) == 24
+    assert (second["event"], second["id"], second["status"]) == ("request", "req-1", 200) and "message" not in second
+    assert third["message"] == "broken" and "ZeroDivisionError" in third["traceback"]
+
+
+def test_text_is_the_default_and_levels_hold(capsys):
+    with a_process_of_its_own():
+        set_up(ServerConfig(log_level="warning"))
+        logging.getLogger("gradus.test").info("quiet")
+        logging.getLogger("gradus.test").warning("loud")
+    assert capsys.readouterr().err.endswith(" WARNING gradus.test: loud\n")
+
+
+def test_a_number_that_json_lacks_is_text():
+    record = logging.LogRecord("x", logging.INFO, "", 0, "m", None, None)
+    record.fields = {"value": {1, 2}}
+    assert json.loads(JsonLines().format(record))["value"] == "{1, 2}"

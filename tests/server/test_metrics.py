@@ -1,0 +1,367 @@
+"""/metrics: names that dashboards know, numbers that reconcile with /stats and with the client's own clock."""
+
+import threading
+import time
+from functools import partial
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client.parser import text_string_to_metric_families
+
+from gradus.cache.usage import CacheUsage
+from gradus.engine.metrics import Metrics, Speculation
+from gradus.engine.request import ModelLimits, Request, SamplingParams
+from gradus.engine.sequence import Timings
+from gradus.errors import RequestError
+from gradus.server.client import EngineClient
+from gradus.server.config import ServerConfig
+from gradus.server.http.keys import Key, digest_of, new_key, write_keys
+from gradus.server.measures import Counts
+from gradus.server.metrics.distribution import Distribution
+from gradus.server.metrics.exposition import Exposition, own_metric, vllm_metric
+from gradus.server.metrics.families import FAMILIES, Source
+from gradus.server.metrics.meter import VLLM_TTFT, Meter
+from gradus.server.metrics.tally import Tally
+from gradus.server.results import ClientGone, RequestFailed, RequestTimeout, Unavailable
+from gradus.text.completion import Completion, Delta
+from tests.server.conftest import events, eventually, running
+from tests.server.scripted import ScriptedCore
+
+# what the Grafana dashboards of vLLM query, and the type that they take it for
+OF_VLLM = {
+    "e2e_request_latency_seconds": "histogram",
+    "time_to_first_token_seconds": "histogram",
+    "inter_token_latency_seconds": "histogram",
+    "request_time_per_output_token_seconds": "histogram",
+    "request_prompt_tokens": "histogram",
+    "request_generation_tokens": "histogram",
+    "request_max_num_generation_tokens": "histogram",
+    "request_queue_time_seconds": "histogram",
+    "request_prefill_time_seconds": "histogram",
+    "request_decode_time_seconds": "histogram",
+    "iteration_tokens_total": "histogram",
+    "prompt_tokens_total": "counter",
+    "generation_tokens_total": "counter",
+    "request_success_total": "counter",
+    "num_requests_running": "gauge",
+    "num_requests_waiting": "gauge",
+    "kv_cache_usage_perc": "gauge",
+}
+
+
+def scraped(server, **headers):
+    """Metrics by name, as a Prometheus server reads them: {name: family}."""
+    answer = server.http.get("/metrics", headers=headers)
+    assert answer.status_code == 200 and answer.headers["content-type"].startswith("text/plain; version=0.0.4")
+    families = list(text_string_to_metric_families(answer.text))
+    assert len({family.name for family in families}) == len(families)
+    return {family.name: family for family in families}
+
+
+def value(families, name, **labels):
+    """The sum of the samples of this name that have these labels."""
+    found = [
+        sample.value
+        for family in families.values()
+        for sample in family.samples
+        if sample.name == name and labels.items() <= sample.labels.items()
+    ]
+    assert found, name
+    return sum(found)
+
+
+# -- names -------------------------------------------------------------------------------------------------------------
+
+
+def test_the_names_that_vllms_dashboards_query_are_there_with_their_types_and_labels(serving):
+    server = serving()
+    assert server.generate(prompt="a", max_tokens=3).status_code == 200
+    families = scraped(server)
+    assert len(OF_VLLM) == 17
+    for name, kind in OF_VLLM.items():
+        # the parser takes `_total` off a counter's name, and leaves it where a histogram happens to have it
+        family = families[f"vllm:{name.removesuffix('_total') if kind == 'counter' else name}"]
+        assert family.type == kind and family.samples
+        for sample in family.samples:
+            assert sample.labels["model_name"] == "scripted" and sample.labels["engine"] == "0"
+            assert kind != "counter" or sample.name == f"vllm:{name}"
+    reasons = {sample.labels["finished_reason"] for sample in families["vllm:request_success"].samples}
+    assert reasons == {"stop", "length", "abort", "error"}
+
+
+def test_vllms_buckets_are_vllms(serving):
+    families = scraped(serving())
+    buckets = [
+        float(sample.labels["le"])
+        for sample in families["vllm:time_to_first_token_seconds"].samples
+        if sample.name.endswith("_bucket")
+    ]
+    assert buckets == [*VLLM_TTFT, float("inf")]
+
+
+@pytest.mark.parametrize(
+    "name", ["time_to_first_token", "inter_token", "request", "queue", "prefill", "decode", "step"]
+)
+def test_our_buckets_tell_one_millisecond_from_the_next(serving, name):
+    family = scraped(serving(metrics_alias="none"))[f"gradus_{name}_seconds"]
+    edges = {float(sample.labels["le"]) for sample in family.samples if sample.name.endswith("_bucket")}
+    assert {step / 1000 for step in range(1, 11)} <= edges
+
+
+def test_without_the_alias_there_are_only_our_names(serving):
+    families = scraped(serving(metrics_alias="none"))
+    assert families and all(name.startswith("gradus_") for name in families)
+    assert all(family.documentation.endswith((".", "1.", "currency.")) for family in families.values())
+
+
+def test_there_are_metrics_while_the_model_loads():
+    client = EngineClient(ServerConfig(model="not-loaded"))
+    families = text_string_to_metric_families(Exposition(client, alias=True).text().decode())
+    found = {family.name: family for family in families}
+    assert found["gradus_ready"].samples[0].value == 0
+    assert found["vllm:request_prompt_tokens"].samples[0].labels["model_name"] == "not-loaded"
+
+
+# -- numbers -----------------------------------------------------------------------------------------------------------
+
+
+def in_threads(*calls):
+    threads = [threading.Thread(target=call) for call in calls]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+
+
+def test_every_sample_ends_for_one_reason_and_the_totals_are_those_of_stats(serving):
+    """Endings of every kind, at once: by length, stop string, fault, timeout, departure, and a late refusal."""
+    server = serving(partial(ScriptedCore, step_s=0.005, poison=13, slots=8))
+    leaving = server.send(b'{"prompt": "a", "max_tokens": 4000, "stream": true, "n": 2}')
+    assert eventually(lambda: server.engine.running)
+    in_threads(
+        lambda: server.generate(prompt="a", max_tokens=20, n=3),
+        lambda: server.generate(prompt="a", max_tokens=20, n=2, stream=True),
+        lambda: server.generate(prompt="a", max_tokens=4000, stop=["5 "]),
+        lambda: server.generate(prompt=[7, 13], max_tokens=20),
+        lambda: server.generate(prompt="a", max_tokens=4000, timeout=0.1),
+        lambda: server.generate(prompt=[1] * 5000, max_tokens=1),
+        lambda: server.generate(prompt="a", max_tokens=0),
+    )
+    server.leave(leaving, reset=True)
+    assert eventually(server.idle)
+    assert eventually(lambda: server.stats()["cancelled"] == 3)
+    families, stats = scraped(server), server.stats()
+    ended = {sample.labels["finish_reason"]: sample.value for sample in families["gradus_samples_finished"].samples}
+    assert ended == {"length": 5, "stop": 1, "error": 1, "timeout": 1, "cancelled": 2, "refused": 1, "deadline": 0}
+    assert value(families, "gradus_samples_total") == sum(ended.values()) == 11
+    assert ended["error"] == stats["failed"] and ended["length"] + ended["stop"] == stats["completed"]
+    assert value(families, "vllm:request_success_total", finished_reason="abort") == 4
+    for ours, theirs in (("prompt_tokens", "prompt_tokens"), ("generated_tokens", "generation_tokens")):
+        assert value(families, f"gradus_{ours}_total") == value(families, f"vllm:{theirs}_total") == stats[ours]
+    assert value(families, "gradus_steps_total") == stats["steps"] == value(families, "gradus_step_seconds_count")
+    assert value(families, "gradus_abandoned_requests_total") == stats["abandoned"] == 1
+    # a histogram of a sample's end has one entry for each that the engine ended
+    assert value(families, "gradus_request_seconds_count") == 8
+    assert value(families, "gradus_running") == value(families, "gradus_waiting") == 0
+
+
+def test_times_lie_between_the_engines_steps_and_the_clients_clock(serving):
+    server = serving(partial(ScriptedCore, step_s=0.05))
+    start = time.monotonic()
+    with server.http.stream("POST", "/generate", json={"prompt": "a", "max_tokens": 5, "stream": True}) as answer:
+        lines = answer.iter_lines()
+        next(line for line in lines if line)
+        first = time.monotonic() - start
+        for _ in lines:
+            pass
+    whole = time.monotonic() - start
+    families = scraped(server)
+    assert 0.05 <= value(families, "gradus_time_to_first_token_seconds_sum") <= first
+    assert 0.25 <= value(families, "gradus_request_seconds_sum") <= whole
+    assert value(families, "gradus_inter_token_seconds_count") == 4
+    assert 0.19 <= value(families, "gradus_inter_token_seconds_sum") <= whole
+
+
+def test_requests_are_counted_by_key_and_cost_what_they_used(tmp_path):
+    alice, root = new_key(), new_key()
+    keys = {"alice": Key("alice", digest_of(alice)), "root": Key("root", digest_of(root), "admin")}
+    write_keys(tmp_path / "keys.yaml", keys)
+    core = partial(ScriptedCore, step_s=0.01)
+    with running(core, api_keys=str(tmp_path / "keys.yaml"), price_per_hour=3600.0) as server:
+        headers = {"x-api-key": alice}
+        body = {"prompt": [1] * 9, "max_tokens": 11}
+        spent = server.http.post("/generate", json=body, headers=headers).json()["usage"]["device_seconds"]
+        assert server.http.post("/generate", json={"prompt": ""}, headers=headers).status_code == 400
+        assert server.http.get("/generate").status_code == 401
+        families = scraped(server, **{"x-api-key": root})
+    assert value(families, "gradus_key_requests_total", key="alice", route="/generate", status="200") == 1
+    assert value(families, "gradus_key_requests_total", key="alice", route="/generate", status="400") == 1
+    assert value(families, "gradus_key_requests_total", key="", route="(no route)", status="401") == 1
+    assert value(families, "gradus_key_prompt_tokens_total", key="alice") == 9
+    assert value(families, "gradus_key_generated_tokens_total", key="alice") == 11
+    seconds = value(families, "gradus_key_device_seconds_total", key="alice")
+    assert seconds == pytest.approx(spent, abs=1e-5)
+    assert seconds == pytest.approx(value(families, "gradus_device_busy_seconds_total"), rel=0.05)  # it was alone
+    assert value(families, "gradus_key_cost_total", key="alice") == pytest.approx(seconds)  # a unit per second
+
+
+def test_all_requests_share_the_device_between_them(serving):
+    server = serving(partial(ScriptedCore, step_s=0.004, slots=8))
+    spent = []
+
+    def ask(tokens, stream):
+        answer = server.generate(prompt=[1] * 5, max_tokens=tokens, n=2, stream=stream)
+        usage = events(answer)[0][-1]["usage"] if stream else answer.json()["usage"]
+        spent.append((tokens, usage["device_seconds"]))
+
+    in_threads(*(partial(ask, 20 * turn, turn % 2 == 0) for turn in range(1, 5)))
+    busy = value(scraped(server), "gradus_device_busy_seconds_total")
+    assert sum(seconds for _, seconds in spent) == pytest.approx(busy, rel=0.25)
+    assert sorted(spent) == sorted(spent, key=lambda each: each[1])  # who asks for more pays more
+
+
+# -- by hand -----------------------------------------------------------------------------------------------------------
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self):
+        return self.now
+
+
+def metered(prompts=((1, 2, 3),), n=1):
+    """A meter on a clock of its own, and a stream of requests with these prompts that has just entered."""
+    clock = Clock()
+    meter = Meter(clock=clock)
+    meter.report((), 0.0, Metrics())
+    ids = [f"r{number}" for number in range(len(prompts))]
+    tally = Tally(n * len(prompts), arrived=clock.now)
+    stream = SimpleNamespace(ids=ids, samples=tally.samples, tally=tally, requests={})  # what a meter sees of a Stream
+    limits = ModelLimits(vocab_size=100, context_length=1000)
+    for name, prompt in zip(ids, prompts, strict=True):
+        stream.requests[name] = Request.create(name, prompt, SamplingParams(max_tokens=9, n=n), limits)
+    meter.enter(stream)
+    return meter, clock, stream
+
+
+def delta(tokens=(5,), name="r0", index=0, end=None, cached=0):
+    timings = Timings(queued_s=0.1, ttft_s=0.3, total_s=0.9, tokens=4)
+    completion = end and Completion(name, 0, index, "", (5,) * 4, None, end, None, 3, cached, timings)
+    return Delta(name, 0, index, "", tuple(tokens), (), completion)
+
+
+def test_rows_of_one_window_share_its_time_prompts_included():
+    meter, _, both = metered(prompts=[(1,) * 9, (1,)])
+    meter.report([delta(name="r0"), delta(name="r1")], 1.2, Metrics(steps=1, rows=12))
+    assert both.tally.device_s == pytest.approx(1.2)  # 9 + 1 rows, and 1 + 1
+    alone, _, one = metered(prompts=[(1,) * 9])
+    alone.report([delta()], 1.2, Metrics(steps=1, rows=12))
+    assert one.tally.device_s == pytest.approx(1.0)  # ten of twelve rows
+
+
+def test_what_the_cache_had_is_not_paid_for():
+    meter, _, stream = metered(prompts=[(1,) * 9])
+    meter.report([delta(end="length", cached=8)], 0.2, Metrics(steps=1, rows=2))
+    assert stream.tally.device_s == pytest.approx(0.2) and stream.tally.cached_tokens == 8
+
+
+def test_padding_and_rejected_drafts_are_shared_by_the_rows_of_use():
+    meter, _, stream = metered(prompts=[(1, 2, 3)])
+    drafts = Speculation(drafts=2, why="", steps=1, tokens=1, drafted=(1, 1), accepted=(0, 0))
+    metrics = Metrics(steps=1, rows=16, padding_rows=10, speculation=drafts)
+    meter.report([delta()], 0.8, metrics)
+    assert stream.tally.device_s == pytest.approx(0.8)  # its four rows are all that were of use
+
+
+def test_tokens_of_one_step_share_the_time_before_them():
+    meter, clock, _ = metered()
+    meter.report([delta()], 0.0, None)
+    clock.now += 0.0057
+    meter.report([delta([1, 2, 3])], 0.0, None)
+    assert meter.inter_token.count == 3 and meter.inter_token.sum == pytest.approx(0.0057)
+    assert dict(meter.inter_token.cumulative([0.001, 0.002]))["0.002"] == 3
+
+
+def test_steps_that_bring_a_stream_no_token_are_no_gap():
+    meter, clock, _ = metered()
+    for _ in range(3):
+        clock.now += 0.01
+        meter.report([delta([])], 0.0, None)
+    assert meter.ttft.count == meter.inter_token.count == 0
+    clock.now += 0.01
+    meter.report([delta()], 0.0, None)
+    assert meter.ttft.sum == pytest.approx(0.04)
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (ClientGone("left"), "cancelled"),
+        (RequestTimeout("late"), "timeout"),
+        (RequestError("no", param="prompt"), "refused"),
+        (Unavailable("bye", "draining"), "cancelled"),
+        (Unavailable("slow", "stalled"), "cancelled"),
+        (Unavailable("broken", "failed"), "error"),
+        (RequestFailed(), "error"),
+    ],
+)
+def test_what_the_engine_did_not_end_is_counted_when_its_stream_closes(error, reason):
+    meter, _, stream = metered(n=3)
+    meter.report([delta(), delta(index=1, end="length")], 0.0, None)
+    meter.leave(stream, error)
+    meter.leave(stream, error)  # streams may be closed twice
+    assert meter.finished == {"length": 1, reason: 2} and meter.entered == 3
+    meter.report([delta()], 0.0, None)  # what comes later is nobody's
+    assert stream.tally.generated == 2
+
+
+def test_a_report_of_hundreds_of_streams_costs_microseconds_each():
+    meter, clock, _ = metered(n=16)
+    deltas = [delta(index=index) for index in range(16)] * 16
+    meter.report(deltas, 0.0, None)
+
+    def seconds():
+        clock.now += 0.001
+        start = time.perf_counter()
+        meter.report(deltas, 0.001, None)
+        return time.perf_counter() - start
+
+    assert min(seconds() for _ in range(30)) / len(deltas) < 10e-6  # some 0.4 µs on an idle core
+
+
+def test_every_value_of_the_engine_has_a_metric():
+    cache = CacheUsage(10, 16, 4, 3, 3, 60, 3, queried_positions=50, hit_positions=20, evictions=2, refusals=1)
+    drafts = Speculation(drafts=2, why="", steps=9, tokens=20, drafted=(9, 9), accepted=(6, 4))
+    metrics = Metrics(preemptions=7, cached_tokens=20, active=3, cache=cache, speculation=drafts)
+    source = Source(metrics, Meter(), Counts(rejected=5), waiting=2, ready=True, context_length=100)
+    ours = {family.name: own_metric(family, source, "m").samples for family in FAMILIES}
+    for name, wanted in {
+        "preemptions": 7, "prefix_cache_queries": 50, "prefix_cache_hits": 20, "cache_evictions": 2,
+        "cache_refusals": 1, "draft_tokens": 18, "accepted_draft_tokens": 10, "running": 3, "waiting": 2,
+        "cache_use": 0.4, "ready": 1, "rejected_requests": 5,
+    }.items():  # fmt: skip
+        assert [sample.value for sample in ours[name]] == [wanted]
+    (prompts,) = [family for family in FAMILIES if family.vllm == "request_prompt_tokens"]
+    edges = [sample.labels["le"] for sample in vllm_metric(prompts, source, "m").samples if "le" in sample.labels]
+    assert edges == ["1.0", "2.0", "5.0", "10.0", "20.0", "50.0", "100.0", "+Inf"]
+
+
+@given(st.lists(st.tuples(st.floats(0, 9), st.integers(1, 4)), max_size=20))
+def test_a_distribution_counts_like_a_list(values):
+    edges = (0.5, 1, 2.5, 5)
+    distribution, every = Distribution(edges), []
+    for seen, times in values:
+        distribution.observe(seen, times)
+        every += [seen] * times
+    assert distribution.count == len(every) and distribution.sum == pytest.approx(sum(every))
+    for some in (edges, (1, 5)):
+        counts = {edge: sum(seen <= edge for seen in every) for edge in some}
+        assert [count for _, count in distribution.cumulative(some)] == [*counts.values(), len(every)]
+
+
+def test_the_price_is_a_setting():
+    assert Meter(ServerConfig(price_per_hour=7.2).price_per_hour).cost_of(10) == pytest.approx(0.02)
+    assert Meter().cost_of(10) == 0
