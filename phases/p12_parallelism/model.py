@@ -53,10 +53,9 @@ def cut(whole: Model, exchange: Exchange) -> Model:
             copy(part.get_submodule(name), child, whole.config, place)  # norms, learned positions
     # the first stage embeds, and the last one has the head
     tokens = tokens_of(whole.config.vocab_size, place.part, place.parts)
-    part.embedding = EmbeddingPart(whole.embedding.weight, NO_TOKENS if place.stage else tokens, whole.dtype, exchange)
     part.head = HeadPart(whole.head, tokens if place.last else NO_TOKENS, exchange)
-    if whole.config.tie_embeddings and place.stages == 1:
-        part.embedding.weight = part.head.weight  # one matrix, as in the whole model
+    tied = part.head if whole.config.tie_embeddings else None
+    part.embedding = EmbeddingPart(whole.embedding, NO_TOKENS if place.stage else tokens, exchange, tied)
     return part
 
 

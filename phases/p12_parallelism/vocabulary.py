@@ -21,12 +21,12 @@ def tokens_of(vocab_size: int, part: int, parts: int) -> slice:
 class EmbeddingPart(Embedding):
     """A token's row is on one rank; the others add zeros to it. [N] ids → [N, D] on every rank.
 
-    table: the whole one, [V, D].
+    whole: the embedding that is cut. tied: this rank's head, if it is the same matrix; a rank with both keeps it once.
     """
 
-    def __init__(self, table: Tensor, tokens: slice, dtype: torch.dtype, exchange: Exchange) -> None:
-        mine = table[tokens]
-        super().__init__(len(mine), mine.shape[1], dtype, mine.device)
+    def __init__(self, whole: Embedding, tokens: slice, exchange: Exchange, tied: Linear | None = None) -> None:
+        mine = whole.weight[tokens]
+        super().__init__(len(mine), mine.shape[1], whole.dtype, mine.device, shared=tied)
         self.weight.copy_(mine)
         self.first, self.exchange = tokens.start, exchange
 
