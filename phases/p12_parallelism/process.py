@@ -61,11 +61,13 @@ def launch(job: Job) -> list[Found]:
             for rank in ranks:
                 rank.kill()
                 rank.wait()
+    # 2 is a rank's own complaint; others only say that they have lost it
     failed = sorted(
         (rank.returncode != 2, text) for rank, text in zip(ranks, complaints, strict=True) if rank.returncode
     )
     if failed:
-        raise ConfigError(failed[0][1].strip().splitlines()[-1])  # 2: a complaint; others have lost that rank
+        said = failed[0][1].strip() or "a rank has died, and said nothing"
+        raise ConfigError(said.splitlines()[-1])
     return [json.loads(line) for line in lines]
 
 

@@ -193,13 +193,16 @@ def test_ranks_are_processes_that_run_a_student_s_functions(tmp_path):
 def test_a_rank_s_complaint_ends_the_job_with_one_line(monkeypatch):
     def start(job):
         code = "import sys; print('noise\\nthis does not divide', file=sys.stderr); sys.exit(2)"
-        code = code if job.rank else "import sys; print('lost rank 1', file=sys.stderr); sys.exit(1)"
+        lost = "import sys; print('lost rank 1', file=sys.stderr); sys.exit(1)"
+        code = code if job.rank else lost if job.parts == 2 else "import os; os._exit(9)"
         pipe = subprocess.PIPE
         return subprocess.Popen([sys.executable, "-c", code], stdin=pipe, stdout=pipe, stderr=pipe, text=True)
 
     monkeypatch.setattr(process, "start", start)
     with pytest.raises(ConfigError, match=r"^this does not divide$"):
         launch(Job("random:tiny-llama", ((1,),), parts=2))
+    with pytest.raises(ConfigError, match=r"^a rank has died, and said nothing$"):
+        launch(Job("random:tiny-llama", ((1,),), parts=1))
 
 
 def test_the_modules_of_a_student_s_phase_are_theirs(tmp_path):

@@ -4,7 +4,7 @@ from gradus.course.drawing import BOX, KEPT, NEW, Drawing, Kind
 
 RANKS: tuple[tuple[str, Kind], ...] = (("rank 0", NEW), ("rank 1", KEPT))
 ROW = 146
-X, FIRST, MIDDLE, SECOND, SUMMAND, SUM = 76, 186, 330, 440, 596, 726  # left edges
+X, FIRST, MIDDLE, SECOND, SUMMAND, SUM = 76, 186, 342, 462, 596, 726  # left edges
 
 
 def cuts() -> Drawing:
