@@ -52,8 +52,12 @@ def shared():
     llm.close()
 
 
+def other_processes():
+    return [each for each in psutil.Process().children() if "gradus.assembly.rank" in " ".join(each.cmdline())]
+
+
 def other_process(llm):
-    (child,) = [each for each in psutil.Process().children() if "gradus.assembly.rank" in " ".join(each.cmdline())]
+    (child,) = other_processes()
     return child
 
 
@@ -113,7 +117,7 @@ def test_no_rank_outlives_its_program():
 def test_what_does_not_work_is_refused_before_anything_is_started(settings, message):
     with pytest.raises(ConfigError, match=message):
         LLM("random:tiny-llama", device="cpu", **settings)
-    assert not psutil.Process().children()
+    assert not other_processes()
 
 
 def test_a_rank_that_cannot_load_says_why(monkeypatch):
