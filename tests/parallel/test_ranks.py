@@ -13,6 +13,7 @@ import pytest
 from gradus import LLM, SamplingParams
 from gradus.errors import ConfigError, GradusError
 from gradus.parallel.group import RankLost
+from gradus.parallel.ranks import Ranks
 
 SETTINGS = {"device": "cpu", "dtype": "float32", "cache_tokens": 2048, "max_sequences": 3, "context_length": 512}
 PROMPTS = [[5, 6, 7, 8], [9] * 40, [3, 4], list(range(1, 100))]
@@ -76,6 +77,24 @@ def test_a_rank_that_dies_or_hangs_ends_the_engine_in_one_line_within_seconds(sh
         shared.generate([[1, 2]])
     shared.close()
     assert not other.is_running() or other.status() == psutil.STATUS_ZOMBIE
+
+
+def test_a_ctrl_c_that_reaches_all_processes_ends_no_rank(shared):
+    other = other_process(shared)
+    other.send_signal(signal.SIGINT)
+    time.sleep(0.2)
+    assert len(shared.generate([[1, 2, 3]], SamplingParams(max_tokens=4))[0].token_ids) == 4
+    assert other.is_running()
+
+
+def test_a_rank_imports_nothing_from_the_current_folder(tmp_path, monkeypatch):
+    (tmp_path / "json.py").write_text("raise ImportError('not this one')")
+    monkeypatch.chdir(tmp_path)
+    ranks = Ranks(2, "tests.parallel.ready", {})
+    try:
+        ranks.wait_until_ready()
+    finally:
+        ranks.close()
 
 
 def test_no_rank_outlives_its_engine(shared):

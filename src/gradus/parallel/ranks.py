@@ -5,7 +5,9 @@ their connections break, which ends every exchange that waits for them.
 """
 
 import json
+import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -60,8 +62,7 @@ class Ranks:
     def _start(self, module: str, job: Mapping[str, Any]) -> None:
         ours, theirs = socket.socketpair()
         with theirs:
-            command = [sys.executable, "-m", module, str(theirs.fileno())]
-            self._processes.append(subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL))
+            self._processes.append(_spawn(module, theirs.fileno()))
         channel = Channel(ours)
         self._channels.append(channel)
         channel.send(json.dumps(job).encode())
@@ -139,6 +140,24 @@ class Ranks:
         self._lost = f"rank {index + 1} of {self.size} {what}: load the model again"
         for process in self._processes:
             process.kill()
+
+
+def _spawn(module: str, descriptor: int) -> "subprocess.Popen[bytes]":
+    """Start a rank's process. It finds modules where this one does, and not in the current folder by accident.
+
+    It inherits that SIGINT is blocked: a Ctrl-C at a terminal reaches all ranks, and rank 0 alone decides what ends.
+    """
+    folders = [folder or os.getcwd() for folder in sys.path]
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        return subprocess.Popen(
+            [sys.executable, "-P", "-m", module, str(descriptor)],
+            pass_fds=[descriptor],
+            stdin=subprocess.DEVNULL,
+            env=os.environ | {"PYTHONPATH": os.pathsep.join(folders)},
+        )
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 class RankZero(NamedTuple):
