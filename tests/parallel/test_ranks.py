@@ -148,6 +148,20 @@ def test_a_rank_that_cannot_load_says_why(monkeypatch):
         LLM("random:tiny-llama", tensor_parallel=2, **SETTINGS)
 
 
+def test_a_rank_that_dies_before_the_ranks_have_met_is_named(monkeypatch):
+    opened = Ranks.wait_until_opened
+
+    def die(ranks):
+        opened(ranks)
+        (other,) = other_processes()
+        other.kill()
+
+    monkeypatch.setattr(Ranks, "wait_until_opened", die)
+    monkeypatch.setattr("gradus.parallel.group.RENDEZVOUS_SECONDS", 1)
+    with pytest.raises(RankLost, match="^rank 1 of 2 has died: load the model again$"):
+        LLM("random:tiny-llama", tensor_parallel=2, **SETTINGS)
+
+
 @pytest.mark.weights
 @pytest.mark.stress
 def test_grammars_hold_on_all_ranks():

@@ -58,8 +58,10 @@ def assemble_ranks(
             model, run = load_part(checkpoint, place, ranks.path, precision.activations, device, progress)
             ranks.wait_until_ready()
             engine = build(model, config, grammars=grammars, ranks=RankZero(ranks, run))
-    except BaseException:
+    except BaseException as error:
         ranks.close()
+        if isinstance(error, RuntimeError):  # an exchange that broke: a rank that has gone is the reason
+            ranks.check()
         raise
     return engine, config
 
