@@ -149,16 +149,9 @@ def test_a_rank_that_cannot_load_says_why(monkeypatch):
 
 
 def test_a_rank_that_dies_before_the_ranks_have_met_is_named(monkeypatch):
-    opened = Ranks.wait_until_opened
-
-    def die(ranks):
-        opened(ranks)
-        (other,) = other_processes()
-        other.kill()
-
-    monkeypatch.setattr(Ranks, "wait_until_opened", die)
-    monkeypatch.setattr("gradus.parallel.group.RENDEZVOUS_SECONDS", 1)
-    with pytest.raises(RankLost, match="^rank 1 of 2 has died: load the model again$"):
+    monkeypatch.setattr("gradus.assembly.parallel.OTHER_RANK", "tests.parallel.gone")
+    monkeypatch.setattr("gradus.parallel.group.RENDEZVOUS_SECONDS", 2)
+    with pytest.raises(RankLost, match=r"^rank 1 of 2 has died: load the model again$"):
         LLM("random:tiny-llama", tensor_parallel=2, **SETTINGS)
 
 
