@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from gradus.server.api.chat import ChatCompletion
 from gradus.server.http.app import IGNORED
 from tests.server.conftest import events, eventually, running
 from tests.server.dialogue import ANSWERS, TOOLS, Answering, asked, chat, chat_chunks, comparable, joined_chat
@@ -238,6 +239,14 @@ def test_a_fault_in_a_stream_is_an_error_frame_and_then_the_end(server):
 def test_a_fault_before_the_first_byte_is_a_status(server):
     response = chat(server, "breaks")
     assert response.status_code == 500 and response.json()["error"]["code"] == "internal_error"
+
+
+def test_a_conversation_of_many_fields_or_messages_is_not_rendered_on_the_event_loop(one):
+    call = {"id": "call-1", "type": "function", "function": {"name": "f", "arguments": json.dumps({"x": "y" * 5000})}}
+    called = [*user("hi"), {"role": "assistant", "content": "", "tool_calls": [call]}]
+    for messages, short in ((user("hi"), True), (called, False), (user("") * 1000, False)):
+        exchange = ChatCompletion.parse({"messages": messages}, one.client)
+        assert exchange.ask.short is short
 
 
 # -- what is asked -----------------------------------------------------------------------------------------------------

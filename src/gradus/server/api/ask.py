@@ -38,8 +38,8 @@ class Chat:
     settings: Mapping[str, Any] = field(default_factory=dict)
 
     def __len__(self) -> int:
-        """Count characters, about: contents decide what rendering costs."""
-        return sum(len(str(message.get("content"))) for message in self.messages)
+        """Count characters, about, of all fields: calls may be long, and messages without content many."""
+        return sum(len(str(message)) for message in self.messages)
 
     def tokens(self, front_end: FrontEnd) -> Sequence[int]:
         """Render and encode it. Raises RequestError for what the model's template refuses."""
@@ -68,12 +68,14 @@ class Ask:
     """A prompt and how to continue it.
 
     cut: reduce max_tokens to what the context has room for, where the default protocol refuses it.
+    apart: a sample that fails leaves the others of its body to their ends; otherwise its error is the whole answer.
     """
 
     prompt: Prompt | Chat | Written
     params: SamplingParams
     scheduling: SchedulingParams = field(default_factory=SchedulingParams)
     cut: bool = False
+    apart: bool = False
 
     @property
     def short(self) -> bool:
