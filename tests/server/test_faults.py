@@ -53,6 +53,34 @@ def test_a_sample_that_fails_leaves_its_siblings_streams_alone(serving):
     assert done
 
 
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/generate", {"prompt": "a", "n": 3}),
+        ("/v1/completions", {"prompt": "a", "n": 3}),
+        ("/v1/completions", {"prompt": "a", "n": 3, "stream": True}),
+        ("/v1/completions", {"prompt": ["a", "b"], "n": 2, "stream": True}),
+    ],
+)
+def test_a_sample_that_fails_cancels_its_siblings_where_its_error_is_the_whole_answer(serving, path, body):
+    class OneBad(ScriptedCore):
+        def _advance(self, sample):
+            bad = sample.request.prompt == (97,) and sample.index == 1 and len(sample.tokens) == 3
+            return self._end(sample, (), "error") if bad else super()._advance(sample)
+
+    server = serving(partial(OneBad, step_s=0.01))
+    answer = server.http.post(path, json={"max_tokens": 3000, **body})
+    if body.get("stream"):
+        frames, done = events(answer)
+        assert [frame["error"]["code"] for frame in frames if "error" in frame] == ["internal_error"]
+        assert "error" in frames[-1] and done
+    else:
+        assert answer.status_code == 500 and "shutting down" not in answer.text
+    assert eventually(server.idle)
+    assert server.engine.totals.generated_tokens < 1000
+    assert server.client.meter.finished == {"error": 1, "cancelled": server.client.meter.entered - 1}
+
+
 @pytest.mark.parametrize("times", [1, 10_000], ids=["short", "long"])
 def test_a_prompt_that_breaks_the_tokenizer_breaks_nothing_else(serving, caplog, monkeypatch, times):
     def encode(text, **_):

@@ -237,6 +237,7 @@ class EngineClient:
         samples = sum(ask.params.n for ask in asks)
         self._check_room(samples)
         stream = self._stream([ask.params.n for ask in asks])
+        stream.apart = any(ask.apart for ask in asks)
         limits = [self._limited(ask.scheduling) for ask in asks]
         makes = [
             partial(ask.request, self.front_end, name, limited)
@@ -493,10 +494,13 @@ class EngineClient:
 
     def _read(self, sample: Sample, output: Output, news: News) -> None:
         delta = self.front_end.read_sample(sample.transcript, output)
-        self.counts.timed_out += delta.completion is not None and delta.completion.finish_reason == "timeout"
-        sample.stream.push(delta)
+        stream, reason = sample.stream, delta.completion and delta.completion.finish_reason
+        self.counts.timed_out += reason == "timeout"
+        stream.push(delta)
         news.deltas.append(delta)
-        news.streams[sample.stream] = None
+        news.streams[stream] = None
+        if reason == "error" and stream.unfinished and not stream.apart:
+            self._cancel(stream, "cancelled")  # the answer is this error, whatever the other samples say
 
     def _deliver(self, stream: Stream) -> None:
         try:

@@ -54,7 +54,7 @@ class Stream:
     nothing else ends its requests in the engine.
     requests: as the engine has accepted them; complete once `accepted` returns. tally: what they have taken so far.
     buffered: tokens that wait to be received. sink: if set, it is offered results before they wait.
-    whole: only endings are wanted, so everything else is dropped.
+    whole: only endings are wanted, so everything else is dropped. apart: a sample that fails ends no other one.
     """
 
     def __init__(
@@ -74,6 +74,7 @@ class Stream:
         self.unfinished = samples
         self.buffered = 0
         self.whole = False
+        self.apart = False
         self.sink: Sink | None = None
         self.timer: asyncio.TimerHandle | None = None
         self._forget = forget

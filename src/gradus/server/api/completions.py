@@ -227,11 +227,13 @@ class CompletionsEncoder:
         return b""
 
     def frames(self, deltas: Sequence[Delta]) -> bytes:
-        """Write a chunk for each delta; one that failed is an error, which clients raise."""
+        """Write a chunk for each delta; one that failed is an error, which clients raise, and nothing follows it."""
         return b"".join([self._frame(delta) for delta in deltas if delta.token_ids or delta.completion])
 
     def _frame(self, delta: Delta) -> bytes:
         done = delta.completion
+        if self._failed:
+            return b""
         if done is not None:
             if error := failure_of(done):
                 self._failed = True

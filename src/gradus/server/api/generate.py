@@ -63,12 +63,14 @@ class Generate:
             if None in (value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()):
                 raise RequestError(f"{name} must hold no null", param=name, limit="no null in it", got="null")
         _check_timeout(body.get("timeout"), config.request_timeout)
+        stream = _flag(body, "stream")
         ask = Ask(
             prompt=_prompt(body),
             params=SamplingParams(**{name: body[name] for name in SAMPLING_FIELDS if name in body}),
             scheduling=SchedulingParams(**{name: body[name] for name in SCHEDULING_FIELDS if name in body}),
+            apart=stream,  # each frame says how its sample ended
         )
-        return cls(ask, _flag(body, "stream"), model)
+        return cls(ask, stream, model)
 
 
 def _prompt(body: Mapping[str, Any]) -> Prompt:

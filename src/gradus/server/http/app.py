@@ -160,9 +160,10 @@ async def respond(request: Request, read: Reader, client: EngineClient, config: 
 
 
 async def all_completions(stream: Stream) -> list[Completion]:
-    """Wait for every sample's completion, in order. Raises the error of any sample that failed."""
+    """Wait for every sample's completion, in order. Raises the error of any sample that failed: first of all a fault,
+    because of which the client has cancelled the others."""
     completions = await stream.completions()
-    for completion in completions:
+    for completion in sorted(completions, key=lambda each: each.finish_reason != "error"):
         if error := failure_of(completion):
             raise error
     return completions
