@@ -212,6 +212,20 @@ def test_a_key_can_be_added_and_withdrawn_while_the_server_runs(tmp_path, monkey
         assert (status(ALICE), status(late)) == (401, 401)
 
 
+@pytest.mark.parametrize("text", ["keys: [", "keys: {a: {created: 2026-02-30}}"])
+def test_a_file_that_stays_broken_is_reported_once_and_read_again_when_mended(tmp_path, caplog, text):
+    path = tmp_path / "keys.yaml"
+    write_keys(path, {"alice": EVERYONE["alice"]})
+    keys = Keys(path)
+    path.write_text(text)
+    for _ in range(3):
+        keys.refresh()
+    assert [line.levelname for line in caplog.records] == ["ERROR"] and keys.find(ALICE)
+    write_keys(path, {})
+    keys.refresh()
+    assert not keys.find(ALICE)
+
+
 def test_the_environment_holds_one_more_key(monkeypatch, file):
     own = "a-key-of-my-own-choice"
     monkeypatch.setenv(VARIABLE, own)
@@ -258,6 +272,7 @@ def test_a_file_survives_writing_and_holds_no_key(file, tmp_path):
         ("keys: [a]", "must hold `keys:`"),
         ("keys: {}\nmore: 1", "must hold `keys:`"),
         ("keys: [", "is not YAML"),
+        ("keys: {a: {created: 2026-02-30}}", "is not YAML"),
         ("keys: {A: {}}", "key 'A': names have 1 to 64"),
         ("keys: {a: secret}", "key 'a': must have sha256"),
         ("keys: {a: {sha256: abc}}", "sha256 must be 64 hexadecimal digits"),

@@ -120,8 +120,8 @@ class Keys:
         try:
             version = _version(self._file)
             if version != self._version:
-                self._version = version
                 self._keys = (*read_keys(self._file).values(), *self._own)
+                self._version = version
                 log.info("%s has changed: %d keys", self._file, len(self._keys))
         except (ConfigError, OSError) as error:
             if self._version is not None:
@@ -159,7 +159,7 @@ def read_keys(path: Path) -> dict[str, Key]:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: cannot be read ({getattr(error, 'strerror', None) or error})") from error
-    except yaml.YAMLError:  # its message would quote the file
+    except (yaml.YAMLError, ValueError):  # ValueError: a date that does not exist. Its message would quote the file
         raise ConfigError(f"{path}: is not YAML") from None
     entries = content.get("keys") if isinstance(content, dict) else None
     if not isinstance(entries, dict) or len(content) > 1:
