@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import time
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -13,7 +14,7 @@ import pytest
 from gradus import LLM, SamplingParams
 from gradus.errors import ConfigError, GradusError
 from gradus.parallel.group import RankLost
-from gradus.parallel.ranks import Ranks
+from gradus.parallel.ranks import SIGN_OF_LIFE_S, Ranks
 
 SETTINGS = {"device": "cpu", "dtype": "float32", "cache_tokens": 2048, "max_sequences": 3, "context_length": 512}
 PROMPTS = [[5, 6, 7, 8], [9] * 40, [3, 4], list(range(1, 100))]
@@ -93,6 +94,20 @@ def test_a_rank_imports_nothing_from_the_current_folder(tmp_path, monkeypatch):
     ranks = Ranks(2, "tests.parallel.ready", {})
     try:
         ranks.wait_until_ready()
+    finally:
+        ranks.close()
+
+
+def test_a_program_that_was_stopped_itself_blames_no_rank(monkeypatch):
+    stopped_s = [0.0]
+    clock = SimpleNamespace(monotonic=lambda: time.monotonic() + stopped_s[0])
+    monkeypatch.setattr("gradus.parallel.ranks.time", clock)
+    ranks = Ranks(2, "tests.parallel.ready", {})
+    try:
+        ranks.wait_until_ready()
+        stopped_s[0] = 60.0
+        time.sleep(3 * SIGN_OF_LIFE_S)
+        ranks.check()
     finally:
         ranks.close()
 

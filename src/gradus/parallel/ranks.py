@@ -128,7 +128,12 @@ class Ranks:
         self._lose(index, "has died")
 
     def _watch(self) -> None:
+        looked = time.monotonic()
         while not self._closed.wait(SIGN_OF_LIFE_S):
+            now = time.monotonic()
+            if now - looked > SILENCE_S / 2:  # this process was stopped, by Ctrl-Z for instance, and heard nothing
+                self._heard = [now] * len(self._heard)
+            looked = now
             for index, ready in enumerate(self._ready):
                 if ready.is_set() and time.monotonic() - self._heard[index] > SILENCE_S:
                     self._lose(index, f"has shown no sign of life for {SILENCE_S:g} s")
