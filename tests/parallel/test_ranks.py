@@ -98,6 +98,14 @@ def test_a_rank_imports_nothing_from_the_current_folder(tmp_path, monkeypatch):
         ranks.close()
 
 
+def test_a_rank_inside_a_step_ends_itself_once_rank_0_has_gone():
+    ranks = Ranks(2, "tests.parallel.stuck", {})
+    (process,) = ranks._processes
+    ranks.wait_until_ready()
+    ranks.close()
+    assert process.returncode == 0, "it had to be killed"
+
+
 def test_a_program_that_was_stopped_itself_blames_no_rank(monkeypatch):
     stopped_s = [0.0]
     clock = SimpleNamespace(monotonic=lambda: time.monotonic() + stopped_s[0])

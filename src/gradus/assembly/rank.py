@@ -75,17 +75,21 @@ def run(channel: Channel, job: Mapping[str, Any], say: Callable[[bytes], None]) 
         assert isinstance(runner, ModelRunner), "ranks verify no drafts"
         runner.run_model = run_model
     say(READY)
-    threading.Thread(target=live, args=(say,), daemon=True).start()
+    threading.Thread(target=live, args=(say, Path(job["path"]).parent), daemon=True).start()
     while (packed := channel.receive()) is not None:
         runner.run(unpack(packed)).get()
 
 
-def live(say: Callable[[bytes], None]) -> None:
-    """Send signs of life while rank 0 listens."""
-    with suppress(OSError):
+def live(say: Callable[[bytes], None], folder: Path) -> None:
+    """Send signs of life while rank 0 listens, and end the process once it has gone: an exchange of NCCL would wait for
+    it for minutes, and hold the GPU's memory that the next engine needs. folder: the ranks'."""
+    try:
         while True:
             say(ALIVE)
             time.sleep(SIGN_OF_LIFE_S)
+    except OSError:
+        shutil.rmtree(folder, ignore_errors=True)
+        os._exit(0)
 
 
 if __name__ == "__main__":
