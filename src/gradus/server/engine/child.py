@@ -206,7 +206,7 @@ class Child(asyncio.Protocol):
 
 
 def spawn(path: str) -> "subprocess.Popen[bytes]":
-    """Start the engine's process. It imports from this process's paths, and never from the current folder by accident."""
+    """Start the engine's process. It imports from this process's paths, never by accident from the current folder."""
     folders = [folder or os.getcwd() for folder in sys.path]
     with signals_blocked():
         return subprocess.Popen(

@@ -30,7 +30,7 @@ TOKENS: Kind = "i"  # of 4 bytes
 
 
 class Message(msgspec.Struct, array_like=True, tag=True, gc=False):
-    """The base of all messages: sent as arrays, and not tracked by the garbage collector, as none can refer to itself."""
+    """The base of all messages: sent as arrays, and untracked by the garbage collector, as none can refer to itself."""
 
 
 # -- to the engine -----------------------------------------------------------------------------------------------------

@@ -84,7 +84,7 @@ class Frames(Generic[T]):
         self._needed = end - at
 
     def _size(self, there: memoryview) -> int:
-        """Return the size of a frame, or a lower bound above `there` if its length has not arrived."""
+        """Return the size of a frame; until its length has arrived, only the size of the length itself."""
         if len(there) < LENGTH.size:
             return LENGTH.size
         (size,) = LENGTH.unpack_from(there)
