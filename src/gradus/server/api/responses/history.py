@@ -58,8 +58,8 @@ def _with_namespaces(tools: Sequence[Any]) -> Iterator[tuple[str | None, Any]]:
 def messages_of(instructions: str | None, given: Any) -> tuple[list[Message], list[str]]:
     """Convert instructions and input. Returns the messages, and the types of items left out.
 
-    An empty input becomes an empty message of the user: clients probe a server with it. Raises RequestError naming the item
-    and the field.
+    An empty input becomes an empty message of the user: clients probe a server with it. Raises RequestError naming the
+    item and the field.
     """
     history = _History()
     if isinstance(given, list):
