@@ -1,4 +1,4 @@
-"""The bounded queue: it limits the number of requests inside, and tells a refused one when to come back.
+"""The bounded queue: it limits the requests inside, and estimates when a refused one should come back.
 
 Nothing waits here. The requests themselves wait in the engine's queue; this class counts them.
 """
