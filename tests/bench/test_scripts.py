@@ -83,6 +83,19 @@ def test_streams_stand_beside_the_engine_alone_by_the_medians_of_their_runs(page
     assert ["8", "200", "500", "1 (2)", "3 (4)"] in cells(text)
 
 
+def test_ranks_stand_with_what_they_waited_for(page):
+    """Rank 0 works for 6 of 10 ms, rank 1 for 5; only a wait inside a step is no work."""
+    notes = [("step", 0, 0, 8), ("exchange", 0, 2, 4), ("step", 1, 0, 5), ("receive", 1, 5, 10)]
+    found = {"hardware": {"processor": "A", "cores": "2"}, "model": "m", "tokens": 6, "runs": 3}
+    found |= {"ways": {"cut": [dict(zip(("kind", "rank", "at", "until"), note, strict=True)) for note in notes]}}
+    (page.parents[1] / "benchmarks/parallel_lesson.json").write_text(json.dumps(found))
+    text = refreshed(page)
+    assert (
+        "**A**, 2 cores, one thread per rank, m, two requests, 6 tokens out. The shortest of 3 runs. [Samples](" in text
+    )
+    assert ["cut", "0", "1", "2", "40 %"] in cells(text) and ["", "1", "1", "5", "50 %"] in cells(text)
+
+
 def test_a_page_is_stale_when_a_file_changes(page):
     refreshed(page)
     reports = page.parents[1] / "reports"

@@ -571,6 +571,57 @@ FOLLOWED = {
             del self.states[len(self.states) - tokens :]
         """,
     },
+    "phases/p12_parallelism/linear.py": {
+        "column_part": """
+            return torch.cat([each.chunk(parts)[part] for each in matrix.split(list(widths))])
+        """,
+        "row_part": """
+            return matrix.chunk(parts, dim=1)[part]
+        """,
+        "all_reduce": """
+            total, *others = exchange.gather(x).float()
+            for other in others:
+                total = total + other
+            return total.to(x.dtype)
+        """,
+        "RowParallel.forward": """
+            y = all_reduce(self.exchange, F.linear(x, self.weight))
+            return y if self.bias is None else y + self.bias
+        """,
+    },
+    "phases/p12_parallelism/heads.py": {
+        "heads_of": """
+            if config.num_heads % parts:
+                raise ConfigError(f"{config.num_heads} heads cannot be divided among {parts} ranks")
+            each, group = config.num_heads // parts, config.num_heads // config.num_kv_heads
+            if each % group and group % each:
+                raise ConfigError(f"{config.num_kv_heads} key-value heads cannot be divided among {parts} ranks")
+            queries = range(part * each, (part + 1) * each)
+            return queries, range(queries.start // group, (queries.stop - 1) // group + 1)
+        """,
+        "cut_qkv": """
+            queries, keys = heads_of(config, part, parts)
+            return torch.cat(
+                [rows(q, queries, config.head_dim), rows(k, keys, config.head_dim), rows(v, keys, config.head_dim)]
+            )
+        """,
+    },
+    "phases/p12_parallelism/schedule.py": {
+        "timetable": """
+            period = max(stages, micro_batches)
+            ticks = (rounds - 1) * period + micro_batches + stages - 1
+            table = [[None] * ticks for _ in range(stages)]
+            for round in range(rounds):
+                for m in range(micro_batches):
+                    for stage in range(stages):
+                        table[stage][round * period + m + stage] = m
+            return table
+        """,
+        "bubble": """
+            ticks = [micro_batch for row in table for micro_batch in row]
+            return ticks.count(None) / len(ticks)
+        """,
+    },
     "phases/p13_serving/admission.py": {
         "Admission.enter": """
             if self.inside == self.places:

@@ -52,8 +52,12 @@ def shared():
     llm.close()
 
 
+def other_processes():
+    return [each for each in psutil.Process().children() if "gradus.assembly.rank" in " ".join(each.cmdline())]
+
+
 def other_process(llm):
-    (child,) = [each for each in psutil.Process().children() if "gradus.assembly.rank" in " ".join(each.cmdline())]
+    (child,) = other_processes()
     return child
 
 
@@ -86,15 +90,17 @@ def test_no_rank_outlives_its_program():
         "import os, psutil\n"
         "from gradus import LLM\n"
         f"llm = LLM('random:tiny-llama', tensor_parallel=2, **{SETTINGS!r})\n"  # no main guard: none is needed
-        "print(psutil.Process().children()[0].pid, flush=True)\n"
+        "print(psutil.Process().children()[0].pid, llm.engine.runner.ranks.path, flush=True)\n"
         "os.kill(os.getpid(), 9)\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert done.stdout.strip(), done.stderr
-    pid, end = int(done.stdout), time.monotonic() + 10
+    pid, path = done.stdout.split()
+    pid, end = int(pid), time.monotonic() + 10
     while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
         assert time.monotonic() < end, "it lives on"
         time.sleep(0.05)
+    assert not os.path.exists(os.path.dirname(path))
 
 
 @pytest.mark.parametrize(
@@ -111,7 +117,7 @@ def test_no_rank_outlives_its_program():
 def test_what_does_not_work_is_refused_before_anything_is_started(settings, message):
     with pytest.raises(ConfigError, match=message):
         LLM("random:tiny-llama", device="cpu", **settings)
-    assert not psutil.Process().children()
+    assert not other_processes()
 
 
 def test_a_rank_that_cannot_load_says_why(monkeypatch):

@@ -207,7 +207,7 @@ def test_a_failed_choice_is_an_error_frame_and_not_a_finish_reason():
         assert (error["type"], error["code"]) == ("server_error", "internal_error")
         assert not any(chunk.get("usage") for chunk in chunks), "a broken answer has no usage"
         reasons = {part["finish_reason"] for chunk in chunks for part in chunk.get("choices", ())}
-        assert reasons == {None, "length"}
+        assert "length" in reasons <= {None, "length"}
         answer = server.http.post(ROUTE, json={"prompt": ["ab", "x"]})
         assert answer.status_code == 500 and answer.json()["error"]["type"] == "server_error"
 

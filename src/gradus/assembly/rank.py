@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import socket
 import sys
 import threading
@@ -9,6 +10,7 @@ import time
 import traceback
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -42,14 +44,17 @@ def main(descriptor: int) -> int:
         with lock:
             channel.send(message)
 
+    parsed = json.loads(job)
     try:
-        run(channel, json.loads(job), say)
+        run(channel, parsed, say)
     except Exception as error:
         if not isinstance(error, GradusError):
             traceback.print_exc()
         with suppress(OSError):
             say(FAILED + f"{error}".encode())
         return 1
+    finally:
+        shutil.rmtree(Path(parsed["path"]).parent, ignore_errors=True)  # rank 0 may have died without doing so
     return 0
 
 

@@ -13,6 +13,7 @@ PLAIN = {
     "⌉": ")", "⁻": "^-", "¹": "1", "²": "^2", "³": "^3", "ⁿ": "^n", "ˣ": "^x", "ᵀ": "^T", "Σ": "sum", "Δ": "delta",
     "α": "alpha", "│": "|", "─": "-", "└": "+", "┬": "+", "▁": "_", "▂": "_", "▃": "-", "▄": "-", "▅": "=", "▆": "=",
     "▇": "#", "█": "#", "○": "o", "●": "*",
+    "▶": ">", "◀": "<",
 }  # fmt: skip
 """The marks that commands, charts and the code of lessons use. Other characters, as in a model's text, are escaped."""
 

@@ -135,9 +135,37 @@ def _serving_lesson(found: dict[str, Any], samples: str) -> list[Part]:
     ]
 
 
+def _parallel_lesson(found: dict[str, Any], samples: str) -> list[Part]:
+    """p12's ranks at work in each way to cut a model in two, from the notes of one recorded run each."""
+    header = ["cut", "rank", "waits", "usual wait, ms", "time without work"]
+    rows = []
+    for name, notes in found["ways"].items():
+        length = max(note["until"] for note in notes) - min(note["at"] for note in notes)
+        for rank in sorted({note["rank"] for note in notes}):
+            mine = [note for note in notes if note["rank"] == rank]
+            steps = [note for note in mine if note["kind"] == "step"]
+            waits = [note for note in mine if note["kind"] != "step"]
+            inside = [wait for wait in waits if any(step["at"] <= wait["at"] < step["until"] for step in steps)]
+            working = sum(map(_took, steps)) - sum(map(_took, inside))
+            usual = shown(median([_took(wait) for wait in waits]))
+            idle = _percent(1 - working / length)
+            rows.append(["" if rank else name, str(rank), str(len(waits)), usual, idle])
+    return [
+        f"**{found['hardware']['processor']}**, {found['hardware']['cores']} cores, one thread per rank, "
+        f"{found['model']}, two requests, {found['tokens']} tokens out. The shortest of {found['runs']} runs. "
+        f"{samples}",
+        (header, rows),
+    ]
+
+
+def _took(note: dict[str, Any]) -> float:
+    return float(note["until"] - note["at"])
+
+
 SCRIPTS: dict[str, Callable[[dict[str, Any], str], list[Part]]] = {
     "http-cost": _http_cost,
     "real-weights": _real_weights,
     "masks": _masks,
     "serving-lesson": _serving_lesson,
+    "parallel-lesson": _parallel_lesson,
 }

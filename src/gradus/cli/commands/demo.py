@@ -16,16 +16,17 @@ Model = Annotated[
     Option(
         "--model",
         "-m",
-        help="As in `gradus generate`. By default smollm2-135m; random weights of its shape if it is not pulled.",
+        help="As in `gradus generate`. By default smollm2-135m, or random weights of its shape if it is not pulled; "
+        "for p12 a tiny one.",
     ),
 ]
 
 
-def demo(phase: Annotated[str, Argument(help="p01 to p06, p11 or p13.")], out: Out = None, model: Model = None) -> int:
+def demo(phase: Annotated[str, Argument(help="p01 to p06, p11 to p13.")], out: Out = None, model: Model = None) -> int:
     """Show what a phase's idea changes: the phase before, then the phase, on one small workload on this CPU.
 
-    Takes about half a minute on two cores. For numbers to quote, there is gradus bench. p13, which has no engine, shows
-    what blocks its server.
+    Takes about half a minute on two cores. For numbers to quote, there is gradus bench. p12 and p13 have no engine: the
+    one shows ranks at work, the other what blocks a server.
 
     Examples:
 
@@ -40,7 +41,7 @@ def demo(phase: Annotated[str, Argument(help="p01 to p06, p11 or p13.")], out: O
 
     if (program := _program(phase)) is not None:
         _refuse_chart(phase, out)
-        for line in program.show(model or demos.usual_model()):
+        for line in program.show(model or getattr(program, "MODEL", None) or demos.usual_model()):
             _say(line)
         return 0
     wanted = demos.demo_of(phase)

@@ -9,6 +9,7 @@ Read in this order:
     quantization.py, speculation.py        p07, p08
     kernels.py, graphs.py, timeline.py     p09, p10
     structured/                            p11
+    parallel/                              p12
     serving/                               p13
     every.py                               all of them, by file
     __main__.py                            `python -m gradus.course.figures` draws them

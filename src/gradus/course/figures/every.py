@@ -22,6 +22,7 @@ from gradus.course.figures import (
     speculation,
     timeline,
 )
+from gradus.course.figures.parallel import cuts, pipeline, ranks, roofline
 from gradus.course.figures.serving import blocked, sides, streams, way
 from gradus.course.figures.structured import automaton, launches, masks
 
@@ -70,6 +71,10 @@ FIGURES = [
     Figure("phases/p11_structured_output/figures/launches.svg", launches.launches),
     Figure("phases/p11_structured_output/figures/legal.svg", masks.legal),
     Figure("phases/p11_structured_output/figures/probability.svg", masks.probability),
+    Figure("phases/p12_parallelism/figures/cuts.svg", cuts.cuts),
+    Figure("phases/p12_parallelism/figures/pipeline.svg", pipeline.pipeline),
+    Figure("phases/p12_parallelism/figures/ranks.svg", ranks.ranks),
+    Figure("phases/p12_parallelism/figures/roofline.svg", roofline.roofline),
     Figure("phases/p13_serving/figures/sides.svg", sides.sides),
     Figure("phases/p13_serving/figures/way.svg", way.way),
     Figure("phases/p13_serving/figures/blocked.svg", blocked.blocked),

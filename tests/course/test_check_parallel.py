@@ -1,0 +1,137 @@
+"""The mistakes that p12 invites are caught, and the check says in a sentence what is wrong."""
+
+from pathlib import Path
+
+import pytest
+
+from gradus import phases
+from tests.course.conftest import exercise_of, mistakes, reference
+
+WRONG = {
+    # the file, the right text, the wrong text, what the sentence must say
+    "the fused matrix is cut in the middle": (
+        "linear.py",
+        "torch.cat([each.chunk(parts)[part] for each in matrix.split(list(widths))])",
+        "matrix.chunk(parts)[part]",
+        "rows 2, 3 and 5 are part 1 of 2; yours: [3.0, 4.0, 5.0]",
+    ),
+    "the inputs of a column-parallel matrix are cut": (
+        "linear.py",
+        "torch.cat([each.chunk(parts)[part] for each in matrix.split(list(widths))])",
+        "matrix.chunk(parts, dim=-1)[part]",
+        "2 of 4 outputs and 1 of 2, [3, 3]; yours is [6, 1]",
+    ),
+    "the outputs of a row-parallel matrix are cut": (
+        "linear.py",
+        "matrix.chunk(parts, dim=1)[part]",
+        "matrix.chunk(parts)[part]",
+        "part 1 of 2 reads inputs 2 and 3; yours: [[5, 6, 7, 8]]",
+    ),
+    "the sum begins with this rank's own": (
+        "linear.py",
+        "total, *others = exchange.gather(x).float()",
+        "*others, total = exchange.gather(x).float()",
+        "is 1 in the order of the ranks; yours is 0",
+    ),
+    "each addition is rounded": (
+        "linear.py",
+        "exchange.gather(x).float()",
+        "exchange.gather(x)",
+        "256 + 1 + 1 in float32, rounded once, is 258; yours is 256",
+    ),
+    "the sum stays in float32": (
+        "linear.py",
+        "total.to(x.dtype)",
+        "total",
+        "a sum of bfloat16 is a bfloat16; yours is torch.float32",
+    ),
+    "a bias that is not there is added": (
+        "linear.py",
+        "y if self.bias is None else y + self.bias",
+        "y + self.bias",
+        "NoneType",
+    ),
+    "each rank adds the bias": (
+        "linear.py",
+        "F.linear(x, self.weight))\n        return y if self.bias is None else y + self.bias",
+        "F.linear(x, self.weight, self.bias))\n        return y",
+        "2 + 3, and a bias of 10 once, are 15; yours is 5",
+    ),
+    "the bias is added before the sum and after it": (
+        "linear.py",
+        "F.linear(x, self.weight))",
+        "F.linear(x, self.weight, self.bias))",
+        "is this rank's summand; yours gave the exchange [132.0]",
+    ),
+    "key-value heads are dealt out like query heads": (
+        "heads.py",
+        "range(queries.start // group, (queries.stop - 1) // group + 1)",
+        "range(part * config.num_kv_heads // parts, (part + 1) * config.num_kv_heads // parts)",
+        "rank 2 of 4 has [2], and they read [0]; yours: [2], []",
+    ),
+    "the last head is left out": (
+        "heads.py",
+        "(queries.stop - 1) // group + 1",
+        "queries.stop // group",
+        "and they read [0]; yours: [2], []",
+    ),
+    "heads that do not divide are rounded": (
+        "heads.py",
+        "if config.num_heads % parts:",
+        "if config.num_heads < parts:",
+        "10 heads that read 5 must be refused for 4 ranks",
+    ),
+    "unequal groups are let in": (
+        "heads.py",
+        "if each % group and group % each:",
+        "if config.num_kv_heads < 1:",
+        "6 heads that read 3 must be refused for 2 ranks",
+    ),
+    "shared key-value heads are refused": (
+        "heads.py",
+        "if each % group and group % each:",
+        "if config.num_kv_heads % parts:",
+        "key-value heads cannot be divided among",
+    ),
+    "values are cut like queries": (
+        "heads.py",
+        "(k, keys), (v, keys)",
+        "(k, keys), (v, queries)",
+        "of 8 heads of width 2 that read 2, rank 1 of 4 has rows [4, 5, 6, 7, 100, 101, 200, 201]; yours",
+    ),
+    "a micro-batch waits for the round to end": (
+        "schedule.py",
+        "period = max(stages, micro_batches)",
+        "period = stages + micro_batches - 1",
+        "2 stages, 2 micro-batches, 2 rounds: ['abab.', '.abab']; yours",
+    ),
+    "a round begins before its tokens are there": (
+        "schedule.py",
+        "period = max(stages, micro_batches)",
+        "period = micro_batches",
+        "2 stages, 1 micro-batches, 2 rounds: ['a.a.', '.a.a']; yours",
+    ),
+    "stages do not wait for each other": (
+        "schedule.py",
+        "divmod(tick - stage, period)",
+        "divmod(tick, period)",
+        "2 stages, 1 micro-batches, 1 rounds: ['a.', '.a']; yours",
+    ),
+    "the share of work is returned": (
+        "schedule.py",
+        "ticks.count(None) / len(ticks)",
+        "1 - ticks.count(None) / len(ticks)",
+        "0.33 of the ticks have no work; yours says 0.67",
+    ),
+}
+
+
+@pytest.mark.parametrize("mistake", mistakes(WRONG))
+def test_a_wrong_solution_is_caught_and_explained(checked, mistake):
+    name, right, wrong, says = WRONG[mistake]
+    source = reference("p12", name)
+    assert source.count(right) == 1
+    verdict = checked("p12", source.replace(right, wrong), exercise_of(phases.find("p12"), Path(name)))
+    assert not verdict.passed
+    assert says in verdict.sentence, verdict.sentence
+    assert verdict.test.startswith("tests/phases/test_promises_parallel.py") and "\n" not in verdict.sentence
