@@ -1,4 +1,4 @@
-"""Serve a model over HTTP, in the engine of any phase.
+"""Serve a model over HTTP, with the engine of any phase.
 
     python -m phases.p13_serving
     python -m phases.p13_serving --phase p03 --model random:tiny-llama --port 9000

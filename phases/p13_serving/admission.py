@@ -1,4 +1,4 @@
-"""The bounded queue: how many requests may be inside, and when one that finds no place should come back.
+"""The bounded queue: it limits the requests inside, and estimates when a refused one should come back.
 
 Nothing waits here. The requests themselves wait in the engine's queue; this class counts them.
 """
@@ -10,12 +10,12 @@ from collections.abc import Callable
 
 from gradus.errors import GradusError
 
-RECENT = 32  # departures that tell the pace
+RECENT = 32  # departures that determine the pace
 MOST_RETRY_S = 60
 
 
 class Refused(GradusError):
-    """A request that gets no answer. status: of HTTP; kind: one word for programs; retry_after: in seconds."""
+    """A request gets no answer. status: HTTP's; kind: one word for programs; retry_after: in seconds."""
 
     def __init__(self, message: str, kind: str, status: int = 503, retry_after: int | None = None) -> None:
         super().__init__(message)
@@ -23,9 +23,9 @@ class Refused(GradusError):
 
 
 class Admission:
-    """At most `places` requests are inside, running or waiting. clock: in seconds.
+    """Counts the requests inside, running or waiting: at most `places`. clock: in seconds.
 
-    departures: when the busy period began, then when requests left; the oldest of them drop out.
+    departures: the beginning of the busy period, then the times at which requests left; the oldest drop out.
     """
 
     def __init__(self, places: int, clock: Callable[[], float] = time.monotonic) -> None:
@@ -44,7 +44,7 @@ class Admission:
         self.inside += 1
 
     def leave(self) -> None:
-        """Give a place back: the request has ended, in whatever way."""
+        """Give a place back, however the request ended."""
         self.inside -= 1
         self.departures.append(self.clock())
 

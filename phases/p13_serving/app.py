@@ -20,7 +20,7 @@ from phases.p13_serving.stream import News, Stream
 FIELDS = ("max_tokens", "temperature", "seed", "stop")
 MOST_BYTES = 1 << 20
 CUT_OFF = {"timeout": ("timeout", 504), "cancelled": ("draining", 503), "error": ("internal_error", 500)}
-"""By how an answer was cut off: one word for programs, and the status."""
+"""One word for programs, and the status, by the reason that cut an answer off."""
 
 
 def create_app(desk: Desk, model: str) -> Starlette:
@@ -39,7 +39,7 @@ def create_app(desk: Desk, model: str) -> Starlette:
 
 
 async def body_of(request: Request) -> Any:
-    """Read JSON. The bytes are counted as they come: a client may be wrong about their number."""
+    """Read JSON, counting the bytes as they arrive: a client may announce a wrong number."""
     body = b""
     async for chunk in request.stream():
         body += chunk
@@ -69,7 +69,7 @@ class Answer:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         watcher = asyncio.create_task(self.watch(receive))
         try:
-            news = await self.stream.read(whole=not self.streaming)  # raises a refusal while a status can still be sent
+            news = await self.stream.read(whole=not self.streaming)  # a refusal raised here can still become a status
             if self.streaming:
                 await self.send_events(send, news)
             elif (reason := self.stream.finish_reason) in CUT_OFF:
@@ -81,7 +81,7 @@ class Answer:
             self.desk.cancel(self.stream)
 
     async def watch(self, receive: Receive) -> None:
-        """Wait until the client leaves: then nobody reads on, and the engine need not write on."""
+        """Wait until the client leaves, and cancel its request: the rest of the answer has no reader."""
         while (await receive())["type"] != "http.disconnect":
             pass
         self.desk.cancel(self.stream)
@@ -96,7 +96,7 @@ class Answer:
         await send({"type": "http.response.body", "body": frame + DONE})
 
     def content(self, news: News) -> dict[str, Any]:
-        """What is new, and with the last of it how the answer ended."""
+        """Format the news; the last one also says how the answer ended."""
         stream, prompt, made = self.stream, len(self.stream.request.prompt), self.stream.generated
         content = {"id": stream.request.id, "index": 0, "text": news[0], "token_ids": news[1]}
         if stream.over:

@@ -1,4 +1,4 @@
-"""Three answers stream, and somebody sends a very long prompt. How long do the three wait, by where it is encoded?
+"""Three answers stream, and a very long prompt arrives. How long do the three wait, by where it is encoded?
 
     gradus demo p13
 
@@ -37,7 +37,7 @@ async def on_the_loop(encode: Callable[[str], Any], text: str) -> Any:
 
 @contextmanager
 def encoded(where: str) -> Iterator[None]:
-    """Within the block, prompts are encoded in a way that the phase does not: the two mistakes that the demo shows."""
+    """Encode prompts within the block in the given way: the phase's own, or one of the two mistakes."""
     mistakes: dict[str, Callable[[], AbstractContextManager[object]]] = {
         "on the event loop": lambda: patch.object(asyncio, "to_thread", on_the_loop),
         "on a thread that keeps the lock": lambda: patch("gradus.loading.tokenizer.LONG_TEXT", len(TEXT)),
@@ -50,7 +50,7 @@ WAYS = ("on the event loop", "on a thread that keeps the lock", "on a thread tha
 
 
 def gaps(engine: Core, tokenizer: Tokenizer, where: str) -> Points:
-    """(seconds, ms) of each gap between two frames of the streams, while the long prompt comes."""
+    """Measure (seconds, ms) of each gap between two frames of the streams while the long prompt arrives."""
     times: list[list[float]] = [[] for _ in range(STREAMS)]
 
     def read(port: int, number: int) -> None:
@@ -69,8 +69,8 @@ def gaps(engine: Core, tokenizer: Tokenizer, where: str) -> Points:
 
 
 def measured(model: str) -> dict[str, Points]:
-    """The gaps by where the prompt is encoded, of the middle one of RUNS runs. model: the one whose tokenizer encodes;
-    the engine's weights are random and small."""
+    """Measure the gaps of the median of RUNS runs, by where the prompt is encoded. model: names the tokenizer; the
+    engine's weights are random and few."""
     tokenizer = open_checkpoint(model).tokenizer or Tokenizer.of_bytes()
     with LLM("random:tiny-llama", phase="p03", device="cpu", dtype="float32", context_length=TOKENS + 1) as llm:
         gaps(llm.core, tokenizer, WAYS[-1])  # warm

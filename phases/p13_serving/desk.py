@@ -1,4 +1,4 @@
-"""The event loop's side of the server: requests go to the engine's thread, its reports to the streams of their clients.
+"""The event loop's side of the server: it passes requests to the engine's thread, and reports to clients' streams.
 
 Every method runs on the event loop. So between two awaits nothing else runs, and counting needs no lock.
 """
@@ -19,9 +19,10 @@ Send = Callable[[Message], object]
 
 
 class Desk:
-    """send: puts a message into the engine thread's inbox. timeout: of each request, waiting and running together.
+    """Admits, follows and ends requests.
 
-    state: "ready", "draining" or "failed".
+    send: puts a message into the engine thread's inbox. timeout: for each request, waiting and running together. state:
+    "ready", "draining" or "failed".
     """
 
     def __init__(self, limits: ModelLimits, tokenizer: Any, admission: Admission, send: Send, timeout: float) -> None:
@@ -35,9 +36,9 @@ class Desk:
         self.numbers = itertools.count(1)
 
     async def submit(self, prompt: str | list[int], params: SamplingParams) -> Stream:
-        """Let a request in, and send it to the engine. Raises Refused, or RequestError."""
+        """Admit a request, and send it to the engine. Raises Refused, or RequestError."""
         self.check_open()
-        self.admission.enter()  # before the first await: nobody else may enter between the look and the count
+        self.admission.enter()  # before the first await: no other request may enter between the check and the count
         self.empty.clear()
         try:
             ids = await asyncio.to_thread(self.tokenizer.encode, prompt) if isinstance(prompt, str) else prompt
@@ -55,7 +56,7 @@ class Desk:
             raise Refused(f"the server is {self.state}", self.state, retry_after=self.retry_after)
 
     def on_report(self, report: Report) -> None:
-        """Pass on what a step brought. Outputs of requests whose clients have left are dropped."""
+        """Pass a step's outputs on to their streams. Drop those whose clients have left."""
         for output in report.outputs:
             if stream := self.streams.get(output.request_id):
                 stream.push(output)
@@ -70,7 +71,7 @@ class Desk:
                 self.close(stream)
 
     def close(self, stream: Stream, tell: bool = False) -> None:
-        """Forget a stream that has ended. tell: let the engine know, if it is not the one that ended it."""
+        """Forget a stream that has ended. tell: also cancel it in the engine, which has not ended it."""
         if tell:
             self.send(Cancel(stream.request.id))
         del self.streams[stream.request.id]
@@ -82,13 +83,13 @@ class Desk:
             self.empty.set()
 
     def cancel(self, stream: Stream) -> None:
-        """End a request whose client has left, or whose time is up. One that has ended already stays as it is."""
+        """End a request whose client has left, or whose time is up, unless it has already ended."""
         if stream.request.id in self.streams:
             stream.end("cancelled")
             self.close(stream, tell=True)
 
     async def drain(self, seconds: float) -> None:
-        """Let nobody in, give those inside `seconds` to end, and cancel the rest."""
+        """Stop admitting, give running requests `seconds` to end, and cancel the rest."""
         self.state, self.retry_after = "draining", max(1, math.ceil(seconds))
         try:
             await asyncio.wait_for(self.empty.wait(), seconds)

@@ -24,7 +24,7 @@ class Cancel:
 
 
 class Stop:
-    """Leave the thread. Requests that run are abandoned."""
+    """Leave the thread, abandoning running requests."""
 
 
 Message = Request | Cancel | Stop
@@ -32,7 +32,7 @@ Message = Request | Cancel | Stop
 
 @dataclass(slots=True)
 class Report:
-    """refused: requests that the engine cannot serve, and why. failed: whether this is the last report."""
+    """A step's outputs. refused: requests that the engine cannot serve, and why. failed: this is the last report."""
 
     outputs: list[Output] = field(default_factory=list)
     refused: list[tuple[str, GradusError]] = field(default_factory=list)
@@ -40,7 +40,7 @@ class Report:
 
 
 class EngineThread(threading.Thread):
-    """post: called with each report, on this thread: it must not wait."""
+    """Owns the engine. post: called with each report on this thread, so it must not wait."""
 
     def __init__(self, engine: Core, post: Callable[[Report], object]) -> None:
         super().__init__(name="engine", daemon=True)
@@ -51,12 +51,12 @@ class EngineThread(threading.Thread):
         try:
             while self.turn():
                 pass
-        except Exception:  # a step that raises leaves the engine in no known state
+        except Exception:  # a step that raises leaves the engine in an unknown state
             log.exception("the engine failed")
             self.post(Report(failed=True))
 
     def turn(self) -> bool:
-        """Obey the messages that have come, and take one step. With nothing to do, sleep until a message comes."""
+        """Obey the waiting messages, and take one step. With nothing to do, sleep until a message arrives."""
         messages = [] if self.engine.has_work else [self.inbox.get()]
         while not self.inbox.empty():
             messages.append(self.inbox.get())

@@ -9,12 +9,12 @@ import json
 from typing import Any
 
 LINE_ENDS = ("\u0085", "\u2028", "\u2029")
-"""They end no line of an event stream, and JSON leaves them as they are. But a client that splits lines as Python's
-`splitlines` does would cut the event here."""
+"""Characters that end no line of an event stream, and that JSON leaves unescaped. But a client that splits lines as
+Python's `splitlines` does cuts the event here."""
 
 
 def encode(content: dict[str, Any]) -> str:
-    """Format JSON on one line, whatever a client takes for the end of a line. Raises ValueError for NaN."""
+    """Format JSON on one line, for every client's notion of a line end. Raises ValueError for NaN."""
     text = json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     for end in LINE_ENDS:
         text = text.replace(end, f"\\u{ord(end):04x}")
@@ -22,7 +22,7 @@ def encode(content: dict[str, Any]) -> str:
 
 
 def event(message: str) -> bytes:
-    """Frame a message. A stream's lines end with \\r\\n, \\r or \\n: a message that has any becomes several lines."""
+    """Frame a message. A stream's lines end with \\r\\n, \\r or \\n: a message with any becomes several lines."""
     lines = message.replace("\r\n", "\n").replace("\r", "\n").split("\n")
     return "".join(f"data: {line}\n" for line in lines).encode() + b"\n"
 

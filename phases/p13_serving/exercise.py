@@ -9,7 +9,7 @@ ADMISSION = Exercise(
     functions={
         "Admission.enter": (
             "A request takes a place, or is refused because there is none. What else begins when the first request "
-            "comes into an empty server?",
+            "enters an empty server?",
             'With all places taken, raise Refused with the kind "overloaded" and `retry_after`. Into an empty server '
             "comes the first request of a busy period: forget the departures, and put the time of this moment in "
             "their place. Then count one more.",
@@ -18,7 +18,7 @@ ADMISSION = Exercise(
             "self.departures.append(self.clock()) · self.inside += 1",
         ),
         "Admission.leave": (
-            "Two things are remembered of every departure. One is a number. What tells the pace?",
+            "Every departure changes two things. One is a number. What determines the pace?",
             "Count one less, and append the time to the departures.",
             "self.inside -= 1 · self.departures.append(self.clock())",
         ),
@@ -27,7 +27,7 @@ ADMISSION = Exercise(
             "the time since the last departure count?",
             "The first entry of `departures` is where the measuring begins, and every further one is a request that "
             "left. Divide the time from the first entry until *now* by their number, or by 1 if none has left yet. "
-            "Then at least 1, at most MOST_RETRY_S, rounded up.",
+            "Make it at least 1 and at most MOST_RETRY_S, and round up.",
             "gone = len(self.departures) - 1 · elapsed = self.clock() - self.departures[0] · return "
             "math.ceil(min(max(elapsed / max(gone, 1), 1), MOST_RETRY_S))",
         ),
@@ -35,13 +35,12 @@ ADMISSION = Exercise(
     text="Bound the number of requests inside, and compute when one that is refused should come back.",
     why={
         "Admission.enter": (
-            "Looking and counting happen in one go, without an await between them: two requests can't take the last "
-            "place together. Time in which nobody was there says nothing about the pace, so an empty server starts to "
-            "measure anew."
+            "Checking and counting happen without an await between them: two requests can't take the last place "
+            "together. Idle time says nothing about the pace, so an empty server starts to measure anew."
         ),
         "Admission.leave": (
             "A place becomes free however the request ended: it was answered, its client left, or its prompt was "
-            "refused. What a client waits for is a place, so all of them count."
+            "refused. A refused client needs a place, so all endings count."
         ),
         "Admission.retry_after": (
             "Up to now, not up to the last departure: if the engine hangs, the estimate grows by itself. At least a "
@@ -56,8 +55,8 @@ EVENTS = Exercise(
     file="phases/p13_serving/events.py",
     functions={
         "encode": (
-            "JSON escapes the line ends that it knows. Which characters does it leave, that Python's `splitlines` "
-            "splits at?",
+            "JSON escapes the line ends that it knows. Which characters does it leave unescaped at which Python's "
+            "`splitlines` splits?",
             "Use json.dumps without `ensure_ascii` (text stays short and readable), without blanks, and with "
             "allow_nan=False. Then replace each of LINE_ENDS by its escape: a backslash, u and four hexadecimal "
             "digits. They can only be inside strings, where the escape means the same.",
@@ -92,8 +91,8 @@ TEXT = Exercise(
     file="phases/p13_serving/text.py",
     functions={
         "Text.take": (
-            "The text that was held back and the new text belong together. Is a stop string complete in it? If not, "
-            "what must wait this time?",
+            "Join the held text and the new text. Do they contain a complete stop string? If not, which part must wait "
+            "this time?",
             "Join `held` and what the decoder makes of the bytes. Of the stop strings in it, the one that ends first "
             "counts: note it in `stop`, hold nothing, and return what is before it. If there is none, hold back as "
             "many characters as `beginning` says, and return the others.",
@@ -103,7 +102,7 @@ TEXT = Exercise(
             "· return text[:certain]",
         ),
         "Text.rest": (
-            "No further token comes, so what was held back is text after all. Which bytes may still be in the decoder?",
+            "No further token comes, so the held text is text after all. Which bytes may still be in the decoder?",
             "Return `held`, and after it the decoder's last words: decode(b'', final=True) makes half a character a "
             "replacement character. Hold nothing any more.",
             "held = self.held + self.decoder.decode(b'', final=True) · self.held = '' · return held",
@@ -128,7 +127,7 @@ TEXT = Exercise(
             "mistake here, and shows only in answers that happen to end with such a beginning."
         ),
         "beginning": (
-            "A handful of comparisons per token is nothing beside a step. Longer is safer: all characters from the "
+            "A handful of comparisons per token costs little next to a step. Longer is safer: all characters from the "
             "earliest possible beginning on wait, and a shorter one inside them waits as well."
         ),
     },
@@ -139,14 +138,14 @@ DESK = Exercise(
     file="phases/p13_serving/desk.py",
     functions={
         "Desk.cancel": (
-            "The client has left. Who has to hear of it, and what if the answer ended a moment ago?",
+            "The client has left. Which parts must learn of it, and what if the answer ended a moment ago?",
             "Do nothing if the stream is not among `self.streams` any more. Otherwise end the stream with the reason "
-            '"cancelled", which also wakes its reader, and close it so that the engine is told.',
+            '"cancelled", which also wakes its reader, and close it with tell=True so that the engine cancels it.',
             "if stream.request.id in self.streams: stream.end('cancelled'); self.close(stream, tell=True)",
         ),
         "Desk.drain": (
-            "Three things in order: the door, those inside, and the clock. What do those get who are still there when "
-            "the time is up?",
+            "Three things in order: admission, the requests inside, and the clock. What do requests get that are still "
+            "running when the time is up?",
             'Set `state` to "draining", and `retry_after` to the seconds, rounded up, at least 1. Wait for '
             "`self.empty` with asyncio.wait_for; on TimeoutError, cancel every stream. Go through a copy: `cancel` "
             "takes them out of the dictionary.",
@@ -158,11 +157,11 @@ DESK = Exercise(
     text="End a request whose client has left, and end the whole server without cutting an answer in the middle.",
     why={
         "Desk.cancel": (
-            "It may be called several times: by the watcher, by the response that ends, and by drain. Only the "
+            "It may be called several times: by the watcher, by the ending response, and by drain. Only the "
             "dictionary says whether the stream is still open, so the place is given back exactly once."
         ),
         "Desk.drain": (
-            "The door closes first, or the wait would never end on a busy server. Waiting for an event returns with "
+            "Admission stops first, or the wait would never end on a busy server. Waiting for an event returns with "
             "the last request, not at the end of the time. A request that is cancelled still gets its last frame, "
             "which says so: a stream that just breaks off looks like a fault of the network."
         ),

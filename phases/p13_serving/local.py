@@ -1,4 +1,4 @@
-"""For experiments: the server on a thread of this process, and a client that notes when each frame comes."""
+"""For experiments: the server on a thread of this process, and a client that times each frame."""
 
 import asyncio
 import http.client
@@ -18,7 +18,7 @@ TICK_S = 0.005
 
 @contextmanager
 def local(engine: Core, tokenizer: Any, places: int = 64, **settings: Any) -> Iterator[tuple[Server, int]]:
-    """Run a server until the block ends. Yields it, and its port."""
+    """Run a server until the block ends. Yields the server and its port."""
     made: list[Server] = []
 
     async def run() -> None:
@@ -37,7 +37,7 @@ def local(engine: Core, tokenizer: Any, places: int = 64, **settings: Any) -> It
 
 
 def frames(port: int, **body: Any) -> Iterator[tuple[float, dict[str, Any]]]:
-    """Send a request that streams, and yield each frame with the time at which it was read."""
+    """Send a streaming request, and yield each frame with its time of arrival."""
     connection = http.client.HTTPConnection("127.0.0.1", port)
     connection.request("POST", "/generate", json.dumps(body | {"stream": True}))
     for line in connection.getresponse():

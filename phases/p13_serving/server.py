@@ -1,4 +1,4 @@
-"""The process: an engine's thread, an event loop, a socket, and what a signal does."""
+"""The process: an engine's thread, an event loop, a socket, and signals."""
 
 import asyncio
 from types import FrameType
@@ -17,9 +17,9 @@ QUIET: dict[str, Any] = {"access_log": False, "timeout_graceful_shutdown": 1}  #
 
 
 class Server(uvicorn.Server):
-    """uvicorn stops listening at the first signal. This one drains first, so that new requests hear why.
+    """Drains at the first signal, where uvicorn stops listening: new requests then get the reason for their refusal.
 
-    It is made on the event loop. places: the number of requests that may be inside, running or waiting.
+    Create it on the event loop. places: the number of requests that may be inside, running or waiting.
     """
 
     def __init__(self, engine: Core, tokenizer: Any, model: str, places: int, settings: ServerConfig) -> None:
@@ -32,11 +32,11 @@ class Server(uvicorn.Server):
         super().__init__(uvicorn.Config(app, settings.host, settings.port, log_level=level, **QUIET))
 
     def post(self, report: Report) -> None:
-        """Called on the engine's thread: the only call that may come from another thread."""
+        """Pass a report to the event loop: the only method that another thread, the engine's, may call."""
         self.loop.call_soon_threadsafe(self.desk.on_report, report)
 
     async def serve(self, sockets: Any = None) -> None:
-        """Run until a signal comes."""
+        """Run until a signal arrives."""
         self.thread.start()
         try:
             await super().serve(sockets)
@@ -45,11 +45,11 @@ class Server(uvicorn.Server):
             await asyncio.to_thread(self.thread.join)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """A signal may interrupt any line of ours, so it only leaves a message for the event loop."""
+        """Leave a message for the event loop, and no more: a signal may interrupt any line of ours."""
         self.loop.call_soon_threadsafe(self.stop)
 
     def stop(self) -> None:
-        """Drain. The second time, exit at once."""
+        """Drain; on the second call, exit at once."""
         if self.draining is None:
             self.draining = self.loop.create_task(self.drain())
         else:

@@ -9,14 +9,14 @@ from gradus.errors import GradusError
 from phases.p13_serving.text import Text
 
 News = tuple[str, list[int]]
-"""Text and tokens that the client has not been sent yet."""
+"""Text and tokens not yet sent to the client."""
 
 
 class Stream:
-    """Whatever comes until the next `read` is joined. So a slow reader costs no more memory than its answer has, and
-    the other streams no time.
+    """One answer. Everything that arrives until the next `read` is joined, so a slow reader costs no more memory than
+    its answer, and the other streams no time.
 
-    generated: tokens so far. error: why the engine has refused the request.
+    generated: tokens so far. error: the engine's reason for refusing the request.
     """
 
     def __init__(self, request: Request, token_bytes: Callable[[int], bytes]) -> None:
@@ -29,11 +29,11 @@ class Stream:
         self.news = asyncio.Event()
 
     def push(self, output: Output) -> None:
-        """Add a step's tokens. A stop string ends the answer, whatever the engine makes of it."""
+        """Add a step's tokens. A stop string ends the answer, even if the engine goes on."""
         for token in output.tokens:
             self.tokens.append(token)
             self.generated += 1
-            if token != output.stop_reason:  # a token that ends the answer is no text of it
+            if token != output.stop_reason:  # a stop token is not part of the text
                 self.piece += self.text.take(self.token_bytes(token))
             if self.text.stop is not None:
                 self.end("stop", self.text.stop)
@@ -49,11 +49,11 @@ class Stream:
 
     @property
     def over(self) -> bool:
-        """Whether the answer has ended, and all of it has been read."""
+        """Whether the answer has ended and been read completely."""
         return self.finish_reason is not None and not self.news.is_set()
 
     async def read(self, whole: bool = False) -> News:
-        """Wait for news (or for the whole answer), and take it. Raises the error of a request that was refused."""
+        """Wait for news (or for the whole answer), and take it. Raises a refused request's error."""
         await self.news.wait()
         while whole and self.finish_reason is None:
             self.news.clear()

@@ -1,6 +1,6 @@
 """Tokens to text as they arrive: never half a character, never the beginning of a stop string.
 
-In both cases the newest part has to wait, because the next token may change its meaning.
+Both have to wait, because the next token decides how they go on.
 """
 
 import codecs
@@ -8,9 +8,9 @@ from collections.abc import Sequence
 
 
 class Text:
-    """The text of one answer. stops: the first of these strings to be complete ends it, just before the string.
+    """The text of one answer. stops: the first complete one ends the text, just before itself.
 
-    held: text that may be the beginning of a stop string. stop: the string that has ended the answer.
+    held: text that may be the beginning of a stop string. stop: the string that ended the answer.
     """
 
     def __init__(self, stops: Sequence[str] = ()) -> None:
@@ -20,11 +20,11 @@ class Text:
         self.stop: str | None = None
 
     def take(self, added: bytes) -> str:
-        """Add a token's bytes, and return the text that is certain now."""
+        """Add a token's bytes, and return the text that is now certain."""
         text = self.held + self.decoder.decode(added)
         found = [(text.find(stop) + len(stop), text.find(stop), stop) for stop in self.stops if stop in text]
         if found:
-            _, start, self.stop = min(found)  # the one that is complete first
+            _, start, self.stop = min(found)  # the first one to be complete
             self.held = ""
             return text[:start]
         certain = len(text) - beginning(text, self.stops)
@@ -32,7 +32,7 @@ class Text:
         return text[:certain]
 
     def rest(self) -> str:
-        """The answer ends here: return what was held back."""
+        """End the answer: return the text held back."""
         held, self.held = self.held + self.decoder.decode(b"", final=True), ""
         return held
 

@@ -3,7 +3,7 @@
     python -m phases.p13_serving.way
     python -m phases.p13_serving.way --phase p11 --model smollm2-135m
 
-Each line is something that happened to them: when, for how long, and on which thread.
+Each line of the output is one event: its time, its duration, and its thread.
 """
 
 import argparse
@@ -25,7 +25,7 @@ BEFORE_CY = 4  # frames that Ann has
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """where: "client", "event loop" or "engine". from, until: in seconds; the same where it takes no time."""
+    """One event. where: "client", "event loop" or "engine". at, until: in seconds; equal if it takes no time."""
 
     at: float
     until: float
@@ -36,7 +36,7 @@ class Note:
 
 @dataclass(slots=True)
 class Watch:
-    """An engine that notes what it does. All else it leaves to `engine`."""
+    """Records each call of `engine`, and passes everything on to it."""
 
     engine: Core
     notes: list[Note] = field(default_factory=list)
@@ -77,7 +77,7 @@ class Watch:
 
 
 def followed(engine: Core, tokenizer: Tokenizer) -> list[Note]:
-    """Run both requests, once to warm up and once to be noted. Returns the notes in order of time."""
+    """Run both requests, once to warm up and once recorded. Returns the notes in order of time."""
     run(Watch(engine), tokenizer)
     watch = Watch(engine)
     run(watch, tokenizer)

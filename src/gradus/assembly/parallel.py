@@ -1,4 +1,4 @@
-"""Builds an engine whose model several devices share: rank 0's engine, and the runner of every other rank."""
+"""Build an engine whose model is divided among several devices: rank 0's engine, and every other rank's runner."""
 
 import logging
 from collections.abc import Mapping
@@ -37,10 +37,10 @@ def assemble_ranks(
     precision: Precision,
     progress: Progress | None,
 ) -> tuple[Engine, EngineConfig]:
-    """Start the other ranks, load this one's part, and compose the engine. Returns also the final options.
+    """Start the other ranks, load this one's part, and compose the engine. Also returns the final options.
 
-    The other ranks open the checkpoint by its name. Raises ConfigError for a model that does not divide, too few GPUs,
-    and quantized weights; RankLost if another rank could not load.
+    The other ranks open the checkpoint by its name. Raises ConfigError for a model that does not divide evenly, too few
+    GPUs, or quantized weights; RankLost if another rank could not load.
     """
     place = place_of(options, 0)
     device = device_of(device, place)
@@ -67,7 +67,7 @@ def assemble_ranks(
 
 
 def for_each_rank(options: EngineConfig, device: torch.device) -> EngineConfig:
-    """Reduce the options to what a rank gets: on a CPU, the ranks share its memory and its cores."""
+    """Reduce the options to one rank's share: on a CPU, the ranks divide its memory and its cores."""
     count = options.ranks
     if options.kernels:
         log.info("%d ranks run on torch: Gradus's own kernels and CUDA graphs do not exchange yet", count)
@@ -87,12 +87,12 @@ def precision_of_ranks(precision: Precision) -> Precision:
 
 
 def place_of(options: EngineConfig, rank: int) -> Place:
-    """The place of a rank."""
+    """Return the place of a rank."""
     return Place(rank, options.tensor_parallel, options.pipeline_parallel)
 
 
 def device_of(device: torch.device, place: Place) -> torch.device:
-    """The device of a rank: the CPU, or a GPU of its own. Raises ConfigError if there are too few."""
+    """Return a rank's device: the CPU, or a GPU of its own. Raises ConfigError if there are too few GPUs."""
     if device.type == "cpu":
         return device
     if (there := torch.cuda.device_count()) < place.count:
@@ -101,7 +101,7 @@ def device_of(device: torch.device, place: Place) -> torch.device:
 
 
 def _check_stages(config: ModelConfig, place: Place) -> None:
-    """Raise ConfigError if stages differ in their kinds of layers: their caches have the same pages."""
+    """Raise ConfigError if stages differ in their kinds of layers: all stages' caches must have the same pages."""
     kinds = [layer_groups(replace(place, rank=rank).shard(config).config.windows) for rank in range(place.count)]
     if any([group.window for group in other] != [group.window for group in kinds[0]] for other in kinds):
         raise ConfigError(
@@ -113,7 +113,7 @@ def _check_stages(config: ModelConfig, place: Place) -> None:
 
 
 def _job(checkpoint: Checkpoint, config: EngineConfig, precision: Precision, device: torch.device) -> dict[str, Any]:
-    """What another rank must know, as JSON."""
+    """Describe the model and options for another rank, as JSON."""
     options = asdict(replace(config, vocabulary=None)) | {"yielding": []}
     dtype = str(precision.activations).removeprefix("torch.")
     return {

@@ -1,4 +1,4 @@
-"""A rank other than 0: a process that loads its part, and runs the plans that it gets. `python -m` starts it."""
+"""A rank other than 0: a process that loads its part and runs the plans it receives. `python -m` starts it."""
 
 import json
 import os
@@ -59,7 +59,7 @@ def main(descriptor: int) -> int:
 
 
 def run(channel: Channel, job: Mapping[str, Any], say: Callable[[bytes], None]) -> None:
-    """Load this rank's part as `job` says, and run plans until there are no more."""
+    """Load this rank's part as `job` describes it, and run plans until the stream closes."""
     config = options_of(job["options"])
     place = place_of(config, job["rank"])
     device = device_of(torch.device(job["device"]), place)
@@ -69,7 +69,7 @@ def run(channel: Channel, job: Mapping[str, Any], say: Callable[[bytes], None]) 
     say(OPENED)
     with current(device):
         model, run_model = load_part(checkpoint, place, job["path"], DTYPES[job["dtype"]], device)
-        tokenizer = checkpoint.tokenizer  # grammars use it, and do not keep it
+        tokenizer = checkpoint.tokenizer  # grammars use it, but do not keep it
         constraints = None if tokenizer is None else Constraints(grammars_of(tokenizer, config.limits))
         runner, _ = torch_runner(model, storage_of(model, config), config, None, None, constraints)
         assert isinstance(runner, ModelRunner), "ranks verify no drafts"
@@ -81,8 +81,11 @@ def run(channel: Channel, job: Mapping[str, Any], say: Callable[[bytes], None]) 
 
 
 def live(say: Callable[[bytes], None], folder: Path) -> None:
-    """Send signs of life while rank 0 listens, and end the process once it has gone: an exchange of NCCL would wait for
-    it for minutes, and hold the GPU's memory that the next engine needs. folder: the ranks'."""
+    """Send heartbeats while rank 0 listens, and exit once it has gone.
+
+    An exchange of NCCL would wait for rank 0 for minutes, holding GPU memory that the next engine needs. folder: the
+    ranks' rendezvous.
+    """
     try:
         while True:
             say(ALIVE)
@@ -95,4 +98,4 @@ def live(say: Callable[[bytes], None], folder: Path) -> None:
 if __name__ == "__main__":
     code = main(int(sys.argv[1]))
     sys.stderr.flush()
-    os._exit(code)  # an exchange that waits for a dead rank would keep the interpreter from ending
+    os._exit(code)  # an exchange waiting for a dead rank would keep the interpreter from exiting

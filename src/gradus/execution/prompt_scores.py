@@ -1,7 +1,7 @@
 """Log-probabilities of a prompt's own tokens, from the hidden states that its spans compute anyway.
 
-A prompt's pass computes the hidden state of every row, but logits only of the last one, to sample from. Here the other
-rows get theirs too: a few rows at a time, because the logits of a whole chunk would take gigabytes.
+A prefill computes the hidden state of every row, but logits only for the last one, to sample from. `prompt_scores`
+computes them for the other rows too: a few rows at a time, because the logits of a whole chunk would take gigabytes.
 """
 
 from collections.abc import Sequence
@@ -15,13 +15,13 @@ from gradus.engine.plan import Scores
 from gradus.models import Model
 from gradus.sampling.sampler import DrawnLogprobs, log_probabilities
 
-MOST_LOGITS = 1 << 24  # at once: 64 MiB in float32
+MOST_LOGITS = 1 << 24  # per matrix product: 64 MiB in float32
 
 
 def prompt_scores(model: Model, hidden: Tensor, wanted: Sequence[tuple[int, Scores]]) -> list[DrawnLogprobs]:
-    """Compute what spans ask for, and start the copy to the host.
+    """Compute the scores that spans ask for, and start their copy to the host.
 
-    hidden: [N or more, D]. wanted: (the span's first row, its scores) of each span that asks.
+    hidden: [N or more, D]. wanted: (first row, scores) of each span that asks.
     """
     return [_scored(model, hidden[first : first + len(scores.targets)], scores).to_host() for first, scores in wanted]
 

@@ -1,18 +1,18 @@
 """One model on several devices, each with a part of every matrix (tensor parallelism, Shoeybi et al. 2019).
 
-Rank 0 is the process that the engine lives in: it schedules, and sends each step's plan to the other ranks. All ranks
-run the same plan on their parts, exchange sums, and draw the same tokens, so nothing has to be sent back.
+Rank 0 is the engine's own process: it schedules, and sends each step's plan to the other ranks. All ranks run the same
+plan on their parts, exchange partial sums, and sample the same tokens, so nothing has to be sent back.
 
 Read in this order:
 
-    place.py       which layers, heads and tokens a rank has
+    place.py       a rank's layers, heads and vocabulary rows
     group.py       the ranks' exchange: sums and parts, the same bits on every rank
     layers.py      products that sum or join over the ranks, and the embedding
     slices.py      a rank's slice of a checkpoint, under the checkpoint's names
     model.py       a rank's model: sizes, layers, weights
     pipeline.py    a stage of layers among others
     messages.py    bytes between the ranks, bounded
-    ranks.py       rank 0's side: the other processes, their plans, and their deaths
+    ranks.py       rank 0's side: starts the other processes, sends them plans, notices their deaths
 
-The other side is `gradus.assembly.rank`, a process that loads a part and runs the plans it gets.
+The other side is `gradus.assembly.rank`, a process that loads its part and runs the plans that it receives.
 """

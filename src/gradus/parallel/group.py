@@ -1,7 +1,7 @@
 """The ranks' exchange of tensors. Every result has the same bits on every rank.
 
-An all-reduce may add in any order, and another order on each rank. So sums are gathered and added in the order of the
-ranks: activations are then equal everywhere, and so are the tokens that each rank draws for itself.
+An all-reduce may add in any order, and in a different one on each rank. So `Group` gathers the summands and adds them
+in rank order: activations are then equal on every rank, and so are the tokens that each rank samples for itself.
 """
 
 from collections.abc import Iterator
@@ -16,21 +16,21 @@ from torch import distributed as dist
 from gradus.errors import GradusError
 
 RENDEZVOUS_SECONDS = 120
-"""Time for all ranks to have loaded. Later exchanges wait for as long: a rank that died closes its connections at once,
-and one that hangs is killed by rank 0 (see ranks.py)."""
+"""Time limit for all ranks to load, and for every later exchange. It need not be short: a rank that dies closes its
+connections at once, and rank 0 kills one that hangs (see ranks.py)."""
 
 
 class RankLost(GradusError):
-    """Another rank has gone, so no step can be computed any more."""
+    """Another rank is gone, so no further step can be computed."""
 
 
 class Group:
     """The ranks that share a model, and this process's place among them.
 
-    path: a file in a private folder, through which the ranks find each other. device: of this rank; the exchange goes
-    through gloo on a CPU (on the loopback interface only), and through NCCL on GPUs.
+    path: a file in a private folder, through which the ranks find each other. device: this rank's; CPUs exchange
+    through gloo (on the loopback interface only), GPUs through NCCL.
 
-    Nothing of `torch.distributed`'s global state is used, so the program may have groups of its own.
+    It uses none of `torch.distributed`'s global state, so the program may have process groups of its own.
     """
 
     def __init__(self, path: str, rank: int, size: int, device: torch.device) -> None:
@@ -38,14 +38,14 @@ class Group:
         self._exchange = _process_group(path, rank, size, device)
 
     def gather(self, x: Tensor) -> Tensor:
-        """Collect every rank's x, of one shape: [size, *x.shape], in the order of the ranks. Raises RankLost."""
+        """Collect every rank's x, all of one shape: [size, *x.shape], in rank order. Raises RankLost."""
         parts = x.new_empty((self.size, *x.shape))
         with self._losses():
             self._exchange.allgather([list(parts.unbind())], [x.contiguous()]).wait()
         return parts
 
     def sum(self, x: Tensor) -> Tensor:
-        """Add every rank's x, in the order of the ranks and in float32, rounded once. Raises RankLost."""
+        """Add every rank's x, in rank order and in float32, and round once. Raises RankLost."""
         parts = self.gather(x)
         total = parts[0].float()
         for part in parts[1:]:
@@ -65,7 +65,7 @@ class Group:
         return x
 
     def share(self, x: Tensor, rank: int) -> Tensor:
-        """Return the x of one rank on every rank; the others' may hold anything. Raises RankLost."""
+        """Broadcast one rank's x to every rank; the others' x only give its shape. Raises RankLost."""
         x = x.contiguous()
         with self._losses():
             self._exchange.broadcast(x, rank).wait()

@@ -1,9 +1,9 @@
-"""Layers of which each rank has a part.
+"""Layers divided among the ranks.
 
 A product that reads the residual stream is cut by rows: each rank computes its own heads or features, and nothing is
 exchanged. The product after it is cut by columns, so each rank's result is a summand. That makes two sums per layer.
 The head is cut by rows of the vocabulary, and its logits are joined. With tied weights the embedding has the same rows:
-each rank looks up the tokens that it has, and the sum is exact, because all other summands are zero.
+each rank looks up its own tokens, and the sum is exact, because all other summands are zero.
 """
 
 import torch
@@ -15,7 +15,7 @@ from gradus.parallel.group import Group
 
 
 class SummedLinear(Linear):
-    """A product cut by columns: every rank multiplies its features, and all add up. [N, in / size] → [N, out]."""
+    """A product cut by columns: ranks multiply their features and sum the results. [N, in / size] → [N, out]."""
 
     group: Group
 
@@ -25,7 +25,7 @@ class SummedLinear(Linear):
 
 
 class JoinedLinear(Linear):
-    """The head, cut by rows: every rank computes the logits of its tokens, and gets those of all. [N, D] → [N, V].
+    """The head, cut by rows: every rank computes its tokens' logits and gathers the others'. [N, D] → [N, V].
 
     columns: the size of the whole vocabulary; the last rank's rows beyond it are padding.
     """
@@ -53,9 +53,9 @@ class SummedEmbedding(Embedding):
 
 
 class ParallelLinears:
-    """The factory of a rank's matrices: see `gradus.models.LinearFactory`.
+    """Makes a rank's matrices: see `gradus.models.LinearFactory`.
 
-    stage: the ranks that share its layers. world: all ranks, which share the head.
+    stage: the ranks that share the layers. world: all ranks, which share the head.
     """
 
     def __init__(self, stage: Group, world: Group, vocab_size: int) -> None:

@@ -1,4 +1,4 @@
-"""Bytes between rank 0 and another rank: each message has its length in front, and a limit."""
+"""Bytes between rank 0 and another rank: messages of bounded length, each preceded by that length."""
 
 import socket
 import struct
@@ -6,23 +6,23 @@ from contextlib import suppress
 
 LENGTH = struct.Struct("<I")
 MOST_BYTES = 64 << 20
-"""Longest message. A plan has 8 bytes per token of a prompt, so this is far more than any step needs."""
+"""The longest message. A plan takes 8 bytes per prompt token, so no step comes near this limit."""
 
 
 class Channel:
-    """One end of a stream between two processes. `receive` belongs to one thread, `send` to one thread."""
+    """One end of a stream between two processes. Only one thread may call `receive`, and one `send`."""
 
     def __init__(self, end: socket.socket) -> None:
         self._end = end
 
     def send(self, message: bytes) -> None:
-        """Send a message. Raises OSError if the other process has gone, ValueError if the message is too long."""
+        """Send a message. Raises OSError if the other process is gone, ValueError if the message is too long."""
         if len(message) > MOST_BYTES:
             raise ValueError(f"a message between ranks must have at most {MOST_BYTES} bytes, got {len(message)}")
         self._end.sendall(LENGTH.pack(len(message)) + message)
 
     def receive(self) -> bytes | None:
-        """Wait for the next message. Returns None once the other process has gone, or if it sends nonsense."""
+        """Wait for the next message. Returns None once the other process is gone, or if its bytes are no message."""
         head = self._read(LENGTH.size)
         if head is None:
             return None
@@ -30,8 +30,8 @@ class Channel:
         return self._read(length) if length <= MOST_BYTES else None
 
     def close(self) -> None:
-        """Close the stream; a `receive` that waits on either side returns None."""
-        with suppress(OSError):  # the other side has closed it
+        """Close the stream; a waiting `receive` on either side returns None."""
+        with suppress(OSError):  # already closed by the other side
             self._end.shutdown(socket.SHUT_RDWR)
         self._end.close()
 

@@ -1,4 +1,4 @@
-"""A rank's model: the sizes of its part, layers that exchange, and its slice of the weights."""
+"""A rank's model: the sizes of its part, its exchanging layers, and its slice of the weights."""
 
 from dataclasses import replace
 
@@ -27,10 +27,10 @@ def load_part(
     device: torch.device,
     progress: Progress | None = None,
 ) -> tuple[Model, RunModel]:
-    """Load this rank's part of the model. Only its own rows and columns are kept. Waits for the other ranks.
+    """Load this rank's part of the model, keeping only its own rows and columns. Waits for the other ranks.
 
-    path: of the rendezvous. The model's `config` has the whole vocabulary, since logits do, and the rank's own layers,
-    heads and features. Also returns what runs it, in step with the other ranks.
+    path: the rendezvous file. The model's `config` has the whole vocabulary, as its logits do, but only this rank's
+    layers, heads and features. Also returns the function that runs the part in step with the other ranks.
     """
     config, shard = checkpoint.config, place.shard(checkpoint.config)
     world, stage = groups(place, path, device)
@@ -56,7 +56,7 @@ def load_part(
 
 
 def groups(place: Place, path: str, device: torch.device) -> tuple[Group, Group]:
-    """Join all ranks, and those of this rank's stage."""
+    """Join two groups: all ranks, and the ranks of this stage."""
     world = Group(path, place.rank, place.count, device)
     if place.pipeline == 1:
         return world, world
@@ -65,7 +65,7 @@ def groups(place: Place, path: str, device: torch.device) -> tuple[Group, Group]
 
 @torch.no_grad()
 def _randomize_part(model: Model, whole: Model, layers: range, shard: Shard) -> None:
-    """Fill a rank's part with its slice of the whole model's noise, so that the ranks together are that model."""
+    """Fill a rank's part with its slice of the whole model's random weights: together the ranks are that model."""
     kept = modules_of(whole, layers)
     there = [(module, name, shape[0]) for _, module, name, shape in parameters(whole) if id(module) in kept]
     here = [module for _, module, _, _ in parameters(model)]

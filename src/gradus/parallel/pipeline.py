@@ -1,7 +1,7 @@
 """A stage of a pipeline: takes rows from the stage before it, runs its own layers, and passes them on.
 
-(GPipe, Huang et al. 2019.) One step is in the pipeline at a time: that divides a model's memory among devices, not its
-time. The last stage's result goes to all ranks: each has a part of the head, and all draw the same tokens.
+(GPipe, Huang et al. 2019.) One step is in the pipeline at a time, which divides a model's memory among devices, but not
+its time. The last stage's result goes to all ranks: each has a part of the head, and all sample the same tokens.
 """
 
 from torch import Tensor
@@ -13,7 +13,7 @@ from gradus.parallel.place import Place
 
 
 class Stage:
-    """Runs a model on a rank that has some of its layers. It takes the place of the model's `forward`.
+    """Runs a model on a rank that has some of its layers, in place of the model's `forward`.
 
     world: all ranks.
     """
@@ -22,9 +22,9 @@ class Stage:
         self._model, self._place, self._world = model, place, world
 
     def __call__(self, token_ids: Tensor, positions: Tensor, attention: Attention) -> Tensor:
-        """[N], [N] → the normed hidden states [N, D], on every rank."""
+        """Return the normalized hidden states on every rank. [N], [N] → [N, D]."""
         place, world = self._place, self._world
-        x = self._model.embed(token_ids, positions)  # all ranks have a part of the table
+        x = self._model.embed(token_ids, positions)  # every rank has a part of the table
         if place.stage > 0:
             x = world.receive(x, place.rank - place.tensor)
         x = self._model.run_layers(x, positions, attention)

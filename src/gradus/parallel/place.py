@@ -1,4 +1,4 @@
-"""A rank's place: which stage of the pipeline it is in, and which part of that stage's matrices it has."""
+"""A rank's place: its stage of the pipeline, and its part of that stage's matrices."""
 
 from dataclasses import dataclass, replace
 
@@ -8,7 +8,7 @@ from gradus.models.config import ModelConfig, Shard
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Rank `rank` among `tensor` * `pipeline` ranks. Neighbors in number share a stage."""
+    """Rank `rank` among `tensor` * `pipeline` ranks. Consecutive ranks share a stage."""
 
     rank: int
     tensor: int = 1
@@ -25,11 +25,11 @@ class Place:
 
     @property
     def last(self) -> bool:
-        """Whether it is in the last stage."""
+        """Whether this is the last stage."""
         return self.stage == self.pipeline - 1
 
     def layers(self, count: int) -> range:
-        """The layers of this stage, of `count` in all: as many in each stage, or one more in the first ones."""
+        """Divide `count` layers evenly among the stages, one more for the first ones; return this stage's."""
         each, more = divmod(count, self.pipeline)
         start = self.stage * each + min(self.stage, more)
         return range(start, start + each + (self.stage < more))
@@ -37,8 +37,8 @@ class Place:
     def shard(self, config: ModelConfig) -> Shard:
         """The rank's part of the model: its stage's layers, its heads and features, and its tokens of the vocabulary.
 
-        The vocabulary is divided among all ranks, whatever their stage. Raises ConfigError for a model that does not
-        divide.
+        The vocabulary is divided among all ranks, whatever their stage. Raises ConfigError if the model does not
+        divide evenly.
         """
         if config.num_layers < self.pipeline:
             raise ConfigError(f"pipeline_parallel {self.pipeline}: the model has only {config.num_layers} layers")

@@ -1,6 +1,6 @@
-"""Rank 0's side: starts the other ranks, sends them plans, and notices when one has gone.
+"""Rank 0's side: starts the other ranks, sends them plans, and notices when one is lost.
 
-A rank that dies closes its stream. One that hangs stops sending signs of life, and is then killed, as are all others:
+A rank that dies closes its stream. One that hangs sends no more heartbeats. In both cases rank 0 kills all others:
 their connections break, which ends every exchange that waits for them.
 """
 
@@ -27,23 +27,23 @@ from gradus.parallel.messages import Channel
 
 SIGN_OF_LIFE_S = 0.5
 SILENCE_S = 4.0
-"""A rank that has shown no sign of life for this long is killed."""
+"""Kill a rank that has sent no heartbeat for this long."""
 GOODBYE_S = 5.0
 
 OPENED, READY, ALIVE, FAILED = b"O", b"R", b"A", b"F"
-"""First bytes of a rank's messages: it has found the model; it has loaded its part; it lives; it failed, and why."""
+"""First bytes of a rank's messages: found the model; loaded its part; heartbeat; failed, followed by the reason."""
 
 
 class Ranks:
-    """The other ranks, as processes of this machine. They end with this object, or with this process.
+    """The other ranks, as processes on this machine. They end with this object, or with this process.
 
-    module: the program of a rank, which gets a stream's descriptor. job: what it is to load, as JSON; each rank gets
-    its own `rank` added, and the `size` and `path` of the group.
+    module: the program of a rank, started with a stream's descriptor. job: the model and options to load, as JSON; each
+    rank's copy adds its own `rank`, and the group's `size` and `path`.
     """
 
     def __init__(self, size: int, module: str, job: Mapping[str, Any]) -> None:
         self.size = size
-        self._folder = tempfile.mkdtemp(prefix="gradus-ranks-")  # of mode 0700
+        self._folder = tempfile.mkdtemp(prefix="gradus-ranks-")  # mode 0700
         self.path = str(Path(self._folder) / "rendezvous")
         self._lost: str | None = None
         self._processes: list[subprocess.Popen[bytes]] = []
@@ -68,8 +68,8 @@ class Ranks:
         channel.send(json.dumps(job).encode())
 
     def wait_until_opened(self) -> None:
-        """Wait until every rank has found the model, before any of them waits for all. Raises RankLost if one did
-        not."""
+        """Wait until every rank has found the model, before any rank waits for all of them. Raises RankLost if one
+        could not."""
         self._wait(self._opened)
 
     def wait_until_ready(self) -> None:
@@ -94,7 +94,7 @@ class Ranks:
                 self.check()
 
     def check(self) -> None:
-        """Raise RankLost if a rank has gone."""
+        """Raise RankLost if a rank is gone."""
         if self._lost is not None:
             raise RankLost(self._lost)
 
@@ -139,7 +139,7 @@ class Ranks:
                     self._lose(index, f"has shown no sign of life for {SILENCE_S:g} s")
 
     def _lose(self, index: int, what: str) -> None:
-        """Note the first loss, and kill all ranks: none can go on, and what waits for them must end."""
+        """Record the first loss, and kill all ranks: none can go on, and exchanges that wait for them must end."""
         if self._closed.is_set() or self._lost is not None:
             return
         self._lost = f"rank {index + 1} of {self.size} {what}: load the model again"
@@ -166,14 +166,14 @@ def _spawn(module: str, descriptor: int) -> "subprocess.Popen[bytes]":
 
 
 class RankZero(NamedTuple):
-    """The other ranks, and what runs this one's part in step with them."""
+    """The other ranks, and the function that runs this one's part in step with them."""
 
     ranks: Ranks
     run_model: RunModel
 
 
 class ParallelRunner:
-    """Runs every plan on all ranks; this one's result is that of all."""
+    """Runs every plan on all ranks. Rank 0's result is every rank's result."""
 
     def __init__(self, runner: ModelRunner, zero: RankZero) -> None:
         self.runner, self.ranks = runner, zero.ranks
@@ -181,11 +181,11 @@ class ParallelRunner:
         weakref.finalize(self, self.ranks.close)
 
     def run(self, plan: Plan) -> Result:
-        """Run the plan. Raises RankLost, saying which rank and why, if one has gone."""
+        """Run the plan. Raises RankLost, naming the rank and the reason, if one is gone."""
         self.ranks.send(plan)
         try:
             return self.runner.run(plan)
         except RankLost:
-            time.sleep(SIGN_OF_LIFE_S)  # the exchange often ends before the loss has been noted
+            time.sleep(SIGN_OF_LIFE_S)  # the exchange often fails before the loss is recorded
             self.ranks.check()
             raise

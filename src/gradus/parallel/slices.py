@@ -1,6 +1,6 @@
 """A rank's slice of a checkpoint: the same names, with the shapes of the rank's model.
 
-So the loader needs no change: it reads the rank's model from this source, as it reads a whole model from a file.
+The loader needs no change: it reads the rank's model from this source, as it reads a whole model from a file.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -16,14 +16,14 @@ from gradus.models.source import Shape
 from gradus.models.weights import CheckedSource, Piece, Prepared, plan
 
 Cut = Callable[[Tensor], Tensor]
-"""Takes a tensor as the model has it, [rows, columns] or [rows], and returns this rank's part."""
+"""Takes a tensor in the model's layout, [rows, columns] or [rows], and returns this rank's part."""
 
 
 class Slices:
     """The tensors of a checkpoint, cut for one rank.
 
-    whole: the whole model, whose parameters need no memory (device "meta"). part: the rank's model, which has `layers`
-    of it. source: the whole model's tensors, checked against it.
+    whole: the whole model, its parameters without memory (device "meta"). part: the rank's model, with the whole one's
+    `layers`. source: the whole model's tensors, checked against it.
     """
 
     def __init__(self, whole: Model, part: Model, layers: range, source: CheckedSource, shard: Shard) -> None:
@@ -37,7 +37,7 @@ class Slices:
             name, there = here.stored.name, piece.stored.name
             cut = cut_of(whole, piece.module, piece.parameter, piece.shape[0], number, shard)
             self._names[name], self._cuts[name] = there, _in_the_file(piece, cut)
-            # a tensor without memory is cut, to know the result's shape
+            # cut a tensor without memory, to learn the result's shape
             self._shapes[name] = tuple(self._cuts[name](torch.empty(source.shape(there), device="meta")).shape)
 
     def names(self) -> Iterable[str]:
@@ -57,7 +57,7 @@ class Slices:
 
 
 def modules_of(whole: Model, layers: range) -> set[int]:
-    """The ids of all modules, but for those of other layers."""
+    """Collect the ids of all modules except those of other ranks' layers."""
     others = [layer for index, layer in enumerate(whole.layers) if index not in layers]
     return {id(module) for module in whole.modules()} - {id(module) for layer in others for module in layer.modules()}
 
@@ -65,8 +65,7 @@ def modules_of(whole: Model, layers: range) -> set[int]:
 def cut_of(whole: Model, module: nn.Module, parameter: str, rows: int, number: int, shard: Shard) -> Cut:
     """Choose the cut of one tensor of the whole model, by its matrix's role.
 
-    rows: of the tensor, which is a whole parameter, or the part of it that stands at place `number` (of q, k and v, q
-    stands at 0).
+    rows: the tensor's. The tensor is a whole parameter, or piece `number` of one (q, k and v are pieces 0, 1 and 2).
     """
     config = whole.config
     role = module.matrix_id.role if isinstance(module, Linear) else None
@@ -90,17 +89,17 @@ def _numbered(pieces: Iterable[Piece]) -> Iterator[tuple[Piece, int]]:
 
 
 def _in_the_file(piece: Piece, cut: Cut) -> Cut:
-    """Cut a tensor in the form in which the file stores it (GPT-2 keeps matrices transposed)."""
+    """Cut a tensor in the file's own layout (GPT-2 stores matrices transposed)."""
     return lambda value: piece.stored.restore(cut(piece.stored.convert(value)))
 
 
 def _spread(units: range, width: int) -> range:
-    """The rows of some heads."""
+    """Convert a range of heads to the range of their rows."""
     return range(units.start * width, units.stop * width)
 
 
 def _places(parts: list[range], widths: tuple[int, ...], rows: int, number: int) -> list[range]:
-    """Find a rank's rows in a tensor that holds one of the parts, or all of them one above another."""
+    """Find a rank's rows in a tensor that holds one of the parts, or all of them stacked."""
     if rows != sum(widths):
         return [parts[number]]
     starts = [sum(widths[:index]) for index in range(len(widths))]
@@ -116,7 +115,7 @@ def _columns(part: range) -> Cut:
 
 
 def _vocabulary(tokens: range) -> Cut:
-    """Cut rows of the vocabulary. Those beyond its end are zeros: no token has them."""
+    """Cut rows of the vocabulary. Rows beyond its end belong to no token, and are zeros."""
 
     def cut(value: Tensor) -> Tensor:
         found = value[tokens.start : tokens.stop]

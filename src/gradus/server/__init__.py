@@ -1,4 +1,4 @@
-"""The HTTP server: a front end on the event loop, and one engine apart from it, in a process of its own.
+"""The HTTP server: a front end on the event loop, and one engine in a process of its own.
 
     HTTP ── http/, api/ ── client (with text.FrontEnd) ── engine/: link ── messages ── loop ── core
 
@@ -8,11 +8,11 @@ the course runs on a thread, behind the same messages.) Read in this order:
     config.py          the server's settings, checked                        (imports neither torch nor FastAPI)
     logs.py            one log format for both processes
     engine/            the engine's side: messages, the loop that owns it, and where that loop runs
-    measures.py        measurements of the front end's side: rates, totals, the engine's silence, its restarts
-    metrics/           what is counted and measured of requests, and /metrics
+    measures.py        the front end's measurements: rates, totals, the engine's silence, its restarts
+    metrics/           counts and measurements of requests, and /metrics
     results.py         results as they arrive, or the error that ended them
-    client.py          the front end's side: queue, text, cancellation, drain, health, another engine
+    client.py          the front end's side: queue, text, cancellation, drain, health, restarts of the engine
     api/               the protocols: a body becomes requests, their results become an answer
-    http/              untrusted bytes, origins, streams that clients leave, and the routes
+    http/              untrusted bytes, origins, keys, streams and disconnects, and the routes
     serve.py           the process: socket, signals, exit codes
 """

@@ -3,12 +3,12 @@
 `EngineClient.submit` returns a `Stream` at once, and its results arrive with the engine loop's reports. A `FrontEnd`
 encodes prompts and decodes answers here: the engine's side knows only token ids. Everything runs on the event
 loop, so there is no lock: counting a request's samples and admitting it is atomic because nothing else runs in between.
-Only slow work (opening the tokenizer, encoding a long prompt) is done by one worker thread.
+Only slow work (opening the tokenizer, encoding a long prompt) goes to a worker thread.
 
-An engine that fails takes nothing else along: its requests are answered with an error at once, and where it has a
-process of its own it is started again, a few times at most (`Restarts`). Meanwhile requests are refused for a moment.
+A failing engine takes nothing else down: its requests get an error at once, and an engine with a process of its own is
+started again, a few times at most (`Restarts`). Requests that arrive before it is loaded are refused.
 
-Time limits have one home, the engine loop: between two steps it ends requests whose time is up, and a request's last
+The engine loop alone keeps time limits: between two steps it ends requests whose time is up, and a request's last
 output says so. An engine inside a long step cannot do that. So LAST_WORD_S after a request's time is up, or after its
 cancellation, the client ends its stream without waiting for the engine's last output.
 """
@@ -68,19 +68,19 @@ State = Literal["loading", "ready", "stalled", "restarting", "draining", "failed
 STALL_S = 2.0
 LOOK_S = 0.25  # between two looks at the engine's progress
 
-# Seconds that a stream waits for the engine's last output of a request that should end: most steps are far shorter.
+# Seconds that a stream waits for the last output of a request that should end: most steps are far shorter.
 LAST_WORD_S = 1.0
 
-# Seconds for an engine at rest to give back what it has.
+# Seconds for an idle engine to release its memory.
 GOODBYE_S = 10.0
 
-# Most prompts of one body that are encoded on the event loop.
+# Most prompts of one body to encode on the event loop.
 MOST_AT_ONCE = 16
 
 
 @dataclass(slots=True)
 class Sample:
-    """A sample that has not ended: where its tokens become text, and where that goes."""
+    """A running sample: the decoder of its tokens, and the stream for its text."""
 
     transcript: Transcript
     stream: Stream
@@ -88,7 +88,7 @@ class Sample:
 
 @dataclass(slots=True)
 class News:
-    """What one report brings: its deltas, and the streams that have some, in the order of arrival."""
+    """One report's deltas, and the streams that they belong to, in order of arrival."""
 
     deltas: list[Delta] = field(default_factory=list)
     streams: dict[Stream, None] = field(default_factory=dict)
@@ -98,7 +98,7 @@ class EngineClient:
     """Serves requests from the one engine that `config` describes. For one event loop only.
 
     loader: the name of the module that loads tokenizer and engine (see `gradus.server.engine.loading`).
-    link: makes the connection to the engine; None lets the configuration choose between a process and a thread.
+    link: makes the connection to the engine; None: the configuration chooses between a process and a thread.
     """
 
     def __init__(
@@ -138,7 +138,7 @@ class EngineClient:
     # -- life ---------------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Begin to load. Call it on the event loop that will make every other call."""
+        """Begin to load. Call it, like every other method, on the event loop."""
         self._loop = asyncio.get_running_loop()
         self._loaded: asyncio.Future[ModelInfo] = self._loop.create_future()
         self._nothing_runs = asyncio.Event()
@@ -155,7 +155,7 @@ class EngineClient:
             self._tokenizer = await asyncio.wrap_future(self._opening)
         except asyncio.CancelledError:
             raise
-        except BaseException as error:  # as on the engine's side: a defect, a user's mistake, even exit()
+        except BaseException as error:  # as on the engine's side: a bug, a user's mistake, even exit()
             if not isinstance(error, GradusError):
                 log.exception("the tokenizer could not be opened")
             self.receive(LoadFailed(Failure.of(error)))
@@ -167,13 +167,13 @@ class EngineClient:
         self._link.start()
 
     async def loaded(self) -> ModelInfo:
-        """Wait for the model, and describe it. Raises the GradusError that loading ended with, or RuntimeError."""
+        """Wait for the model, and describe it. Raises the GradusError that ended loading, or RuntimeError."""
         return await asyncio.shield(self._loaded)
 
     async def drain(self, timeout: float) -> None:
-        """Accept nothing new, let running requests end within `timeout` seconds, then cancel the rest.
+        """Stop admitting, give running requests `timeout` seconds to end, and cancel the rest.
 
-        Every stream gets its last delta. `hurry` ends the waiting.
+        Every stream gets its last delta. `hurry` cuts the wait short.
         """
         if self.state != "failed":
             self.state, self.reason = "draining", "the server is shutting down"
@@ -195,8 +195,8 @@ class EngineClient:
         return self._hurry.is_set()
 
     async def close(self, patience: float = 1.0) -> None:
-        """Stop the engine: within `patience` seconds if it is in a step, or loads. A thread that does not end leaves
-        `stopped` False."""
+        """Stop the engine, and wait at most `patience` seconds for a step or for loading. If a thread does not end,
+        `stopped` stays False."""
         for task in self._tasks:
             task.cancel()
         for stream in set(self._streams.values()):
@@ -209,7 +209,7 @@ class EngineClient:
     # -- statistics ---------------------------------------------------------------------------------------------------
 
     def stats(self) -> dict[str, Any]:
-        """Totals, the queue now, and the model served. Samples are counted: a request counts n times."""
+        """Collect totals, the present queue, and the served model. Samples are counted: a request counts n times."""
         metrics = dataclasses.asdict(self.metrics)
         steps_spans = metrics.pop("batch_total")
         return {
@@ -228,10 +228,10 @@ class EngineClient:
     # -- requests -----------------------------------------------------------------------------------------------------
 
     def submit(self, *asks: Ask) -> Stream:
-        """Queue the requests of one body, all or none. Without a timeout of its own, each has the configuration's.
+        """Queue the requests of one body, all or none. A request without a timeout gets the configuration's.
 
-        Raises Unavailable, RequestFailed, or RequestError for a request that could never enter. Faults found later (in
-        a long prompt, or in the engine) are raised by the stream's `accepted`.
+        Raises Unavailable, RequestFailed, or RequestError for a request that could never enter. The stream's `accepted`
+        raises faults that are found later, in a long prompt or in the engine.
         """
         self._check_state()
         samples = sum(ask.params.n for ask in asks)
@@ -252,12 +252,12 @@ class EngineClient:
             self._enter(stream, timeout)
             self._beginning += samples
             beginning = self._loop.create_task(self._begin_later(stream, makes))
-            self._beginnings.add(beginning)  # the loop itself would let it be collected
+            self._beginnings.add(beginning)  # the loop keeps no reference, so it would be collected
             beginning.add_done_callback(self._beginnings.discard)
         return stream
 
     def _stream(self, samples: Sequence[int]) -> Stream:
-        """Name the requests of one body, and give handles to their samples."""
+        """Name the requests of one body, and assign handles to their samples."""
         number = next(self._numbers)
         names = [f"gen-{number}"] if len(samples) == 1 else [f"gen-{number}-{at}" for at in range(len(samples))]
         handles = list(itertools.accumulate(samples, initial=self._next_handle))
@@ -286,7 +286,7 @@ class EngineClient:
             self._send(Submit.of(handle, request, arrived))
 
     async def _begin_later(self, stream: Stream, makes: "Sequence[partial[Request]]") -> None:
-        """Let the worker encode long prompts. Meanwhile the requests' time runs, and their client may leave."""
+        """Encode long prompts on the worker. Meanwhile the requests' timeouts run, and their client may leave."""
         arrived = time.monotonic()
         try:
             requests = [await self._loop.run_in_executor(self._worker, made, make) for make in makes]
@@ -306,7 +306,7 @@ class EngineClient:
 
     @property
     def front_end(self) -> FrontEnd:
-        """The text's side of the model. Raises Unavailable while the model loads."""
+        """The model's tokenizer and templates. Raises Unavailable while the model loads."""
         if self._front_end is None:
             raise Unavailable(self.reason, self.state, retry_after=1 if self.state == "loading" else None)
         return self._front_end
@@ -317,14 +317,14 @@ class EngineClient:
 
     @property
     def waiting(self) -> int:
-        """Samples that the engine has not begun: those in its queue, those it has not taken yet, and those whose
-        prompt is being encoded."""
+        """Samples that the engine has not begun: those in its queue, those not yet taken from the inbox, and those
+        whose prompt is being encoded."""
         return self._queued + self._samples_sent - self._samples_taken + self._beginning
 
     def _check_state(self) -> None:
         if self.state == "loading":
             raise Unavailable(self.reason, "loading", retry_after=1)
-        if self.state == "draining":  # at that time this process is gone, and another may answer
+        if self.state == "draining":  # by then this process is gone, and another may answer
             raise Unavailable(self.reason, "draining", math.ceil(max(1.0, self._drain_ends - time.monotonic())))
         if self.state == "restarting":
             raise Unavailable(self.reason, "restarting", self._restarts_in())
@@ -343,7 +343,7 @@ class EngineClient:
             raise Unavailable(message, "overloaded", retry_after)
 
     def _retry_after(self, surplus: int) -> int:
-        """Estimate the whole seconds until `surplus` samples have ended, so that as many can begin.
+        """Estimate the whole seconds until `surplus` samples have ended and made room for as many others.
 
         It is never more than the request timeout: by then, every request waiting now has ended in some way.
         """
@@ -352,13 +352,13 @@ class EngineClient:
     # -- endings ------------------------------------------------------------------------------------------------------
 
     def _expire(self, stream: Stream, late: RequestTimeout) -> None:
-        """End a request that the engine should have ended by now, but couldn't inside a long step."""
+        """End a request whose time ran out while the engine was inside a long step."""
         self.counts.timed_out += stream.unfinished
         self._cancel(stream, "timeout")
         self._close(stream, late)
 
     def _end(self, stream: Stream, reason: str, otherwise: Exception) -> None:
-        """Let the engine end a request whose client still waits: its last deltas carry `reason`, usage and times.
+        """Have the engine end a request whose client still waits: its last deltas carry `reason`, usage and times.
 
         If the engine is busy for longer than LAST_WORD_S, the stream fails with `otherwise`.
         """
@@ -368,7 +368,7 @@ class EngineClient:
         stream.timer = self._loop.call_later(LAST_WORD_S, self._close, stream, otherwise)
 
     def forget(self, stream: Stream, error: Exception) -> None:
-        """Let the engine end a request whose client has gone. Does nothing if it has ended already."""
+        """Have the engine end a request whose client has left. Do nothing if it has ended already."""
         if stream.handles[0] not in self._streams:
             return
         self.counts.abandoned += isinstance(error, ClientGone)
@@ -428,7 +428,7 @@ class EngineClient:
 
     def _on_load_failed(self, failure: Failure) -> None:
         reason = f"the model could not be loaded ({failure.kind})"
-        if self.info is not None:  # it could be loaded before
+        if self.info is not None:  # an earlier load succeeded
             self._lose_engine(reason)
             return
         self._fail(reason)
@@ -448,7 +448,7 @@ class EngineClient:
                 stream.accept(handle)
         for handle, failure in report.refused:
             if stream := self._streams.get(handle):
-                self._cancel(stream, "cancelled")  # what else its body asked for
+                self._cancel(stream, "cancelled")  # the other requests of its body
                 self._close(stream, failure.error() or RequestFailed())
         news = News()
         if report.width == 1 and not report.logprobs:
@@ -465,7 +465,7 @@ class EngineClient:
             self._deliver(stream)
 
     def _read_tokens(self, report: Report, news: News) -> None:
-        """Read one plain token per sample: as little work as possible, because this is what a busy server does."""
+        """Read one plain token per sample, with as little work as possible: this path dominates on a busy server."""
         samples = self._samples
         for handle, token in zip(unpacked(HANDLES, report.handles), unpacked(TOKENS, report.tokens), strict=True):
             sample = samples.get(handle)
@@ -482,7 +482,7 @@ class EngineClient:
                 news.streams[stream] = None
 
     def _read_rows(self, report: Report, news: News) -> None:
-        """Read the tokens that each sample drafted and kept, or that have log-probabilities."""
+        """Read rows of accepted drafts, or of tokens with log-probabilities."""
         tokens, width = unpacked(TOKENS, report.tokens), report.width
         for row, handle in enumerate(unpacked(HANDLES, report.handles)):
             if (sample := self._samples.get(handle)) is None:
@@ -518,14 +518,14 @@ class EngineClient:
     # -- an engine that fails -----------------------------------------------------------------------------------------
 
     def _on_engine_failed(self, failure: Failure) -> None:
-        """Report a fault that the operator can mend (too little memory); a bug goes to the log."""
+        """Report a fault that the operator can fix (too little memory); a bug goes to the log."""
         if failure.message is not None:
             self._lose_engine(f"the engine stopped: {failure.message}")
         else:
             self._lose_engine(f"the engine stopped after an internal error ({failure.kind}); the log has the details")
 
     async def _watch_engine(self) -> None:
-        """Look whether the engine makes progress. One that hangs cannot report it: it is killed where that is
+        """Check that the engine makes progress. An engine that hangs cannot report it: it is killed if that is
         possible."""
         limit = self.config.step_timeout
         while self.state != "failed":
@@ -540,7 +540,7 @@ class EngineClient:
                 self.state, self.reason = "stalled", f"the engine has shown no progress for {STALL_S:g} s"
 
     def _lose_engine(self, reason: str) -> None:
-        """Fail what runs and waits. Start another engine if that is possible, and has not been tried too often."""
+        """Fail all requests. Start another engine if that is possible and has not been tried too often."""
         can = self._link.restarts and self.state not in ("draining", "failed")
         delay = self._restarts.delay(time.monotonic()) if can else None
         if delay is None:
@@ -562,7 +562,7 @@ class EngineClient:
             self._start_engine()
 
     def _restarts_in(self) -> int:
-        """Estimate the whole seconds until a restarting engine takes requests, by how long the last one took."""
+        """Estimate the whole seconds until a restarting engine takes requests, from the duration of the last load."""
         return math.ceil(max(1.0, self._restart_ends - time.monotonic()))
 
     def _fail(self, reason: str) -> None:

@@ -1,4 +1,4 @@
-"""The server's settings: defaults, then a YAML file, then the command line; each value is checked when it is set."""
+"""The server's settings: defaults, overridden by a YAML file, then by the command line. Each value is checked."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +22,7 @@ _WHERE, _LIMITS, _ACCESS, _REPORTS, _API = "Where", "Limits", "Access", "Reports
 class ServerConfig(Settings):
     """All settings of one server process: the model's, the engine's, and its own.
 
-    Every limit is shown at /stats, and in the error of a request that exceeds it.
+    /stats shows every limit, and so does the error of a request that exceeds it.
     Raises ConfigError naming the key, the allowed values and the value given.
     """
 
@@ -45,7 +45,7 @@ class ServerConfig(Settings):
         panel=_ACCESS,
     )
     no_auth: bool = setting(
-        False, "Let anybody who reaches an address beyond loopback use the server, without a key.", panel=_ACCESS
+        False, "Listen beyond loopback without API keys: anyone who reaches the address can use it.", panel=_ACCESS
     )
     key_max_samples: int | None = setting(
         None,
@@ -55,7 +55,7 @@ class ServerConfig(Settings):
         panel=_ACCESS,
     )
     key_max_waiting: int | None = setting(
-        None, "Most of them that may wait for their first token.", unset="no limit", least=1, panel=_ACCESS
+        None, "Most samples of a key that may wait for their first token.", unset="no limit", least=1, panel=_ACCESS
     )
     key_tokens_per_minute: int | None = setting(
         None,
@@ -86,14 +86,14 @@ class ServerConfig(Settings):
     )
     max_body_bytes: int | None = setting(
         None,
-        "Largest request body, counted as it arrives; beyond, 413.",
+        "Largest request body, counted as it arrives; a larger one gets status 413.",
         unset="16 bytes per token of the context and 256 KiB, but at least 1 MiB",
         least=1,
         panel=_LIMITS,
     )
     max_buffered: int = setting(
         4096,
-        "Tokens that may wait for one streaming client; a client further behind is dropped.",
+        "Most tokens that may wait for one streaming client; a slower client is dropped.",
         least=1,
         panel=_LIMITS,
     )
@@ -127,7 +127,7 @@ class ServerConfig(Settings):
     )
     ping_interval: float = setting(
         10.0,
-        "An idle stream sends a comment this often, to detect dead clients.",
+        "Time between comments on an idle stream, which detect dead clients.",
         above=0,
         unit="seconds",
         panel=_LIMITS,
@@ -141,13 +141,13 @@ class ServerConfig(Settings):
     )
     strict_fields: bool = setting(
         False,
-        "Refuse a request with a field that this server does not read, instead of naming it in a header.",
+        "Refuse a request with a field that this server does not read, instead of naming the field in a header.",
         panel=_API,
     )
     tool_format: str | None = setting(
         None,
-        f"How the model is shown tools and calls them: {', '.join(NAMES)}. Naming a format lets a model call by itself "
-        "whose files do not show that it was taught to.",
+        f"The format of tools and calls: {', '.join(NAMES)}. Name one if the model can call tools, although its files "
+        "do not show that it was taught to.",
         unset="found by the model's files",
         choices=NAMES,
         panel=_API,
@@ -162,8 +162,8 @@ class ServerConfig(Settings):
     log_format: str = setting("text", "text, or json: one object per line.", choices=("text", "json"), panel=_REPORTS)
     log_requests: bool = setting(
         False,
-        "Log one line per request at level info: who, what, how it ended, tokens and times. Those that fail here "
-        "(status 500 and above) are always logged.",
+        "Log one line per request at level info: sender, route, outcome, tokens and times. Requests that fail in the "
+        "server (status 500 and above) are always logged.",
         panel=_REPORTS,
     )
     metrics_alias: str = setting(
@@ -174,7 +174,7 @@ class ServerConfig(Settings):
     )
     price_per_hour: float | None = setting(
         None,
-        "What an hour of the device costs: /metrics and the log then show the cost of requests.",
+        "The price of an hour of the device; /metrics and the log then show the cost of requests.",
         unset="none",
         above=0,
         panel=_REPORTS,
@@ -194,7 +194,7 @@ class ServerConfig(Settings):
 
     @property
     def key_limits(self) -> KeyLimits:
-        """The limits of keys whose entries leave them open."""
+        """The default limits of keys, for entries without their own."""
         return KeyLimits(self.key_max_samples, self.key_max_waiting, self.key_tokens_per_minute)
 
     @classmethod

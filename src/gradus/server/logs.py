@@ -12,7 +12,7 @@ TEXT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
 class JsonLines(logging.Formatter):
-    """Formats a line as an object. A record's `fields` (see `gradus.server.http.record`) are members of it."""
+    """Formats a line as an object. A record's `fields` (see `gradus.server.http.record`) become its members."""
 
     def format(self, record: logging.LogRecord) -> str:
         at = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
@@ -29,7 +29,7 @@ class JsonLines(logging.Formatter):
 
 
 def set_up(config: ServerConfig) -> None:
-    """Send all lines to stderr. uvicorn's own appear only when debugging, and its access log, with its URLs, never."""
+    """Send all lines to stderr: uvicorn's own only when debugging, and its access log, which has URLs, never."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonLines() if config.log_format == "json" else logging.Formatter(TEXT))
     logging.basicConfig(level=config.log_level.upper(), handlers=[handler])

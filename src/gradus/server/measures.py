@@ -1,4 +1,4 @@
-"""Measurements and counts of the event loop's side: rates, totals, and how long the engine has been silent."""
+"""Measurements and counts on the event loop's side: rates, totals, and the engine's silence."""
 
 import dataclasses
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ class ServiceRate:
         self._ended = self._ended * fade + ended
 
     def seconds_for(self, samples: int) -> float:
-        """Estimate how long `samples` more endings will take. Before the first ending, assume that it comes now."""
+        """Estimate the seconds until `samples` more have ended. Before the first ending, assume that it comes now."""
         return samples * self._busy_s / max(self._ended, 1.0)
 
 
@@ -33,11 +33,11 @@ class ServiceRate:
 class Counts:
     """Counts that the engine's own totals do not include.
 
-    Requests: rejected: no room in the queue. abandoned: their client left. stalled: their client did not read.
-    Samples: timed_out: their time was up. merged: their pieces that became part of a longer one, because the client
-    read slowly. restarts: of the engine, after it had failed.
-    self_checks: times that the idle engine checked its invariants; failed_self_checks: times that one did not hold,
-    which is a bug of ours, described in the log.
+    Requests: rejected: the queue was full. abandoned: the client left. stalled: the client did not read.
+    Samples: timed_out: their time was up. merged: pieces joined into a longer one, because the client read slowly.
+    restarts: of the engine, after a failure.
+    self_checks: checks of the idle engine's invariants; failed_self_checks: those that found one violated, which is a
+    bug of ours, described in the log.
     """
 
     rejected: int = 0
@@ -51,10 +51,10 @@ class Counts:
 
 
 class Watch:
-    """Tracks since when the engine has been silent although it has work; None while it rests.
+    """Tracks the time since which the engine has been silent despite having work; None while it is idle.
 
-    The loop ends every turn with a report. So silence with a step to take, or with commands not taken yet, means that
-    a step takes long.
+    The loop ends every turn with a report. So silence while there is a step to take, or a command to obey, means a long
+    step.
     """
 
     def __init__(self) -> None:
@@ -72,8 +72,8 @@ class Watch:
 
 
 class Restarts:
-    """Decides when a failed engine is started again: later each time, and at most MOST times in WINDOW_S seconds, since
-    an engine that keeps failing will not be mended by another start."""
+    """Decides when to start a failed engine again: later each time, and at most MOST times in WINDOW_S seconds, since
+    another start does not repair an engine that keeps failing."""
 
     MOST = 3
     WINDOW_S = 600.0
@@ -83,7 +83,7 @@ class Restarts:
         self._times: list[float] = []
 
     def delay(self, now: float) -> float | None:
-        """Seconds until the next start, which is counted with this call; None: not again."""
+        """Return the seconds until the next start, and count that start; None: do not start again."""
         self._times = [time for time in self._times if now - time < self.WINDOW_S]
         if len(self._times) == self.MOST:
             return None
@@ -92,7 +92,7 @@ class Restarts:
 
 
 def speculation_stats(speculation: Speculation | None) -> dict[str, Any] | None:
-    """Statistics of drafts; None without speculation. drafted and accepted: counts by position."""
+    """Return statistics of drafts; None without speculation. drafted and accepted: counts by position."""
     if speculation is None:
         return None
     return {
@@ -106,7 +106,7 @@ def speculation_stats(speculation: Speculation | None) -> dict[str, Any] | None:
 
 
 def cache_stats(usage: CacheUsage | None) -> dict[str, int | float] | None:
-    """The use of pages, as counts and as fractions of 1; None in phases without pages."""
+    """Return the use of pages, as counts and as fractions of 1; None in phases without pages."""
     if usage is None:
         return None
     parts = ("utilization", "internal_fragmentation", "external_fragmentation", "hit_rate")

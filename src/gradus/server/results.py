@@ -16,7 +16,7 @@ from gradus.text.completion import Completion, Delta
 
 
 class Unavailable(CapacityError):
-    """The server accepts no requests now. kind: "overloaded", or the server's state; retry_after: in whole seconds."""
+    """The server accepts no requests at present. kind: "overloaded", or its state; retry_after: in whole seconds."""
 
     def __init__(self, message: str, kind: str, retry_after: int | None = None) -> None:
         super().__init__(message)
@@ -40,21 +40,21 @@ class RequestFailed(GradusError):
 
 
 class ClientGone(GradusError):
-    """The client has left: the result will not be read."""
+    """The client has left, so the result will not be read."""
 
 
 Sink = Callable[[Sequence[Delta]], bool]
-"""Takes results at once; False: it has no room, and they wait for `Stream.receive`."""
+"""Takes results at once. Returns False without room: then they wait for `Stream.receive`."""
 
 
 class Stream:
-    """The results of one client's requests as they arrive: of one request, or of several that one body makes.
+    """The results of one body as they arrive, from its one request or from several.
 
-    ids, handles: the requests', in the engine. samples: of all of them. Cancel the stream, or read it until `done`:
+    ids, handles: the requests', in the engine. samples: of all requests. Cancel the stream, or read it until `done`:
     nothing else ends its requests in the engine.
-    requests: as the engine has accepted them; complete once `accepted` returns. tally: what they have taken so far.
+    requests: the ones accepted by the engine; complete once `accepted` returns. tally: their use so far.
     buffered: tokens that wait to be received. sink: if set, it is offered results before they wait.
-    whole: only endings are wanted, so everything else is dropped. apart: a sample that fails ends no other one.
+    whole: deliver only endings, and drop everything else. apart: a failed sample leaves the others to their ends.
     """
 
     def __init__(
@@ -85,18 +85,18 @@ class Stream:
         self._news = asyncio.Event()
 
     async def accepted(self) -> None:
-        """Wait until the engine has checked all requests. Raises RequestError, or any error that `receive` raises."""
+        """Wait until the engine has checked all requests. Raises RequestError, or any error of `receive`."""
         while self._unaccepted and self._error is None:
             await self._wait(None)
         if self._error is not None:
             raise self._error
 
     async def receive(self, timeout: float | None = None) -> list[Delta]:
-        """Return the deltas since the last call, or wait for some; [] if none came within `timeout` seconds.
+        """Return the deltas since the last call, or wait for some; [] if none arrive within `timeout` seconds.
 
-        Several deltas of one sample arrive as one: a reader that lags gets fewer and longer pieces. A sample's last
-        delta carries its Completion. Raises Unavailable (the engine failed), RequestTimeout (the engine did not end it
-        in time), RequestFailed, or ClientGone (after `cancel`).
+        Several deltas of one sample are joined: a slow reader gets fewer, longer pieces. A sample's last delta carries
+        its Completion. Raises Unavailable (the engine failed), RequestTimeout (the engine did not end the request in
+        time), RequestFailed, or ClientGone (after `cancel`).
         """
         if not self._deltas and self._error is None:
             await self._wait(timeout)
@@ -110,7 +110,7 @@ class Stream:
         return deltas
 
     async def completions(self) -> list[Completion]:
-        """Wait for every sample's completion, in order. Raises what `receive` raises."""
+        """Wait for every sample's completion, in order. Raises the same errors as `receive`."""
         self.whole = True
         found: dict[tuple[int, int], Completion] = {}
         while not self.done:
@@ -128,14 +128,14 @@ class Stream:
             pass
 
     def cancel(self) -> None:
-        """Cancel the requests. May be called at any time, and more than once."""
+        """Cancel the requests. Call it at any time, any number of times."""
         self._forget(self, ClientGone("the request was cancelled"))
 
     # -- called by the client -----------------------------------------------------------------------------------------
 
     @property
     def ended(self) -> bool:
-        """True if nothing more will come."""
+        """Whether no further delta will arrive."""
         return self.unfinished == 0 or self._error is not None
 
     def accept(self, handle: int) -> None:
@@ -144,7 +144,7 @@ class Stream:
             self._news.set()
 
     def push(self, delta: Delta) -> None:
-        """Add a delta. `deliver` follows once everything that came with it has been added."""
+        """Add a delta. Call `deliver` once all deltas of the report have been added."""
         if delta.completion is not None:
             self.unfinished -= 1
         elif self.whole:
@@ -153,7 +153,7 @@ class Stream:
         self.buffered += len(delta.token_ids)
 
     def deliver(self) -> None:
-        """Hand the deltas over: to the sink, or else to `receive`, which also gets the last ones."""
+        """Hand the deltas to the sink, or else to `receive`, which always gets the last ones."""
         if not self._deltas:
             return
         if self.unfinished and self.sink is not None and self.sink(self._deltas):

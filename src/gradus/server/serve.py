@@ -18,7 +18,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 try:
     import uvloop
-except ImportError:  # it is not made for every platform
+except ImportError:  # not available on every platform
     LOOP = "asyncio"
 else:
     LOOP = uvloop.__name__
@@ -35,7 +35,7 @@ from gradus.server.http.tls import tls_options
 
 log = logging.getLogger(__name__)
 
-# Seconds for connections to read their last bytes once no request runs.
+# Seconds for clients to read their last bytes once no request runs.
 LAST_BYTES_S = 1
 
 
@@ -43,8 +43,8 @@ def serve(config: ServerConfig, loader: str = "gradus.server.engine.loading") ->
     """Serve until SIGTERM or SIGINT. Returns the exit code: 0 after a drain, 1 if the engine failed meanwhile.
 
     loader: the name of the module that loads tokenizer and engine.
-    Raises ConfigError (the port is busy), the GradusError that loading ended with, or RuntimeError for a bug in
-    loading, described in the log. Nothing is left running then.
+    Raises ConfigError (the port is busy), the GradusError that ended loading, or RuntimeError for a bug in loading,
+    described in the log. Nothing is left running then.
     """
     logs.set_up(config)
     listening = bind(config)
@@ -55,7 +55,7 @@ def serve(config: ServerConfig, loader: str = "gradus.server.engine.loading") ->
         raise server.load_error
     code = 1 if client.state == "failed" else 0
     if not client.stopped:
-        # A thread inside a kernel can be neither interrupted nor safely left running at interpreter exit.
+        # A thread inside a kernel can neither be interrupted nor safely left running at interpreter exit.
         log.warning("leaving without waiting for the engine's current step")
         logging.shutdown()
         sys.stdout.flush()
@@ -112,7 +112,7 @@ class Server(uvicorn.Server):
 
     @property
     def address(self) -> tuple[str, int]:
-        """The address it listens on, once started, with the real port even if 0 was requested."""
+        """The address it listens on once started, with the real port even if 0 was requested."""
         host, port = self.servers[0].sockets[0].getsockname()[:2]
         return host, port
 
@@ -139,7 +139,7 @@ class Server(uvicorn.Server):
             self.should_exit = True
 
     def stop(self) -> None:
-        """Drain and exit. The second call ends running requests with their last outputs, the third without."""
+        """Drain and exit. The second call ends running requests after their last outputs, the third without them."""
         if self._draining is None:
             log.info("draining for at most %g s; one more signal stops at once", self.client.config.drain_timeout)
             self._draining = self.loop.create_task(self._drain())
@@ -149,13 +149,13 @@ class Server(uvicorn.Server):
             self.force_exit = self.should_exit = True
 
     async def _drain(self) -> None:
-        """Drain while still listening, so that new requests get the answer that the server is draining."""
+        """Drain while still listening, so that new requests get a 503 that says so."""
         await self.client.drain(self.client.config.drain_timeout)
         self.should_exit = True
 
 
 def ready_line(info: ModelInfo, config: ServerConfig, host: str, port: int) -> str:
-    """Format everything needed to try the server, in one line."""
+    """Format one line with everything needed to try the server."""
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
     scheme = "http" if config.tls_cert is None else "https"
     url = f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"

@@ -1,14 +1,14 @@
 """Conversations as clients send them, brought into the form that a model's chat template takes.
 
-Clients agree on roles and contents, and on little else: system messages stand anywhere, contents come in parts or as
+Clients agree on roles and contents, and on little else: system messages appear anywhere, contents come in parts or as
 null, and calls in two generations of fields. Templates are stricter, each in its own way. So every conversation takes
-three steps, whatever protocol it came in:
+three steps, whatever its protocol:
 
-    read       one form for roles, contents and calls; what no model here can read is refused by name
+    read       one form for roles, contents and calls; unreadable parts are refused by name
     normalized, as_plain_text     calls and results (gradus.text.tools.history)
     arranged   system messages and neighbors of one role, as this template takes them
 
-A few short conversations, rendered once per model, show what its template takes.
+A few short conversations, rendered once per model, show which ones its template accepts.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -21,20 +21,20 @@ from gradus.loading.quoting import quoted
 
 Message = dict[str, Any]
 
-ROLE_NOW = {"developer": "system", "function": "tool"}  # by other names of the role
+ROLE_NOW = {"developer": "system", "function": "tool"}  # other names of the same role
 TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}  # type → its field
-BETWEEN = "\n\n"  # contents that are joined
+BETWEEN = "\n\n"  # separates joined contents
 
-_EXAMPLE_ID = "000000000"  # Mistral's templates insist on nine
+_EXAMPLE_ID = "000000000"  # Mistral's templates insist on nine characters
 
 
 # -- one form ----------------------------------------------------------------------------------------------------------
 
 
 def read(messages: Any) -> list[Message]:
-    """Bring roles, contents and the older form of calls into one form. Nulls are absent.
+    """Bring roles, contents and the older form of calls into one form. A null counts as absent.
 
-    Contents become texts: parts are joined by newlines, and an assistant or a tool may have said nothing. Raises
+    Contents become texts: parts are joined by newlines, and an assistant's or a tool's may be empty. Raises
     RequestError naming the message and the field.
     """
     if not isinstance(messages, Sequence) or isinstance(messages, str | bytes) or not messages:
@@ -61,7 +61,7 @@ def _message(given: Any, where: str) -> Message:
 
 
 def text_of(content: Any, where: str) -> str:
-    """Return a content's text; parts are joined by newlines. Raises RequestError for a part that is no text."""
+    """Return a content's text, its parts joined by newlines. Raises RequestError for a part that is not text."""
     if isinstance(content, list | tuple):
         return "\n".join(_part(part, f"{where}[{index}]") for index, part in enumerate(content))
     return content if isinstance(content, str) else _refuse(where, "a text, or a list of parts", content)
@@ -83,15 +83,15 @@ def _refuse(param: str, limit: str, got: object) -> NoReturn:
     raise RequestError(f"{param} must be {limit}, got {shown}", param=param, limit=limit, got=shown)
 
 
-# -- what a template takes ---------------------------------------------------------------------------------------------
+# -- what a template accepts -------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Takes:
-    """The conversations that a template renders in full, and does not refuse.
+    """The conversations that a template renders completely, without refusing them.
 
-    system: a system message at the beginning. late_system: another one further down, at its place. neighbors: messages
-    of one role in a row. user_after_results: the user's turn right behind results of calls.
+    system: a system message at the beginning. late_system: another one later, in its place. neighbors: consecutive
+    messages of one role. user_after_results: a user's turn right after the results of calls.
     """
 
     system: bool = True
@@ -101,7 +101,7 @@ class Takes:
 
 
 def takes(render: Callable[[list[Message]], str]) -> Takes:
-    """Find out what a template takes. render: renders a conversation, or raises RequestError."""
+    """Find out what a template accepts. render: renders a conversation, or raises RequestError."""
 
     def shown(*roles: str) -> bool:
         messages = [_example(role, f"{role}{place}") for place, role in enumerate(roles)]
@@ -133,11 +133,11 @@ def _example(role: str, text: str) -> Message:
 
 
 def arranged(messages: Sequence[Message], takes: Takes) -> list[Message]:
-    """Arrange a conversation as a template takes it.
+    """Arrange a conversation in a form that the template accepts.
 
-    System messages at the beginning become one. Those further down, and the first one where the template has no place
-    for it, join the next user's turn; after the last, they are a turn of their own. Where results must be answered
-    before the user goes on, the assistant has a turn without a word.
+    System messages at the beginning become one. Later ones, and the first one if the template has no place for it,
+    join the next user's turn; after the last turn, they become a turn of their own. If results must be answered before
+    the user goes on, an empty assistant's turn is inserted.
     """
     found = _systems_placed(messages, takes)
     if not takes.user_after_results:
@@ -175,7 +175,7 @@ def _results_answered(messages: Sequence[Message]) -> list[Message]:
 
 
 def _without_neighbors(messages: Sequence[Message]) -> list[Message]:
-    """Join messages of one role that follow each other. Results of calls stay apart: each has its id."""
+    """Join consecutive messages of one role. Results of calls stay separate: each has its id."""
     found: list[Message] = []
     for message in messages:
         if found and found[-1]["role"] == message["role"] in ("user", "assistant"):
@@ -186,7 +186,7 @@ def _without_neighbors(messages: Sequence[Message]) -> list[Message]:
 
 
 def _joined(first: Message, second: Message) -> Message:
-    """Join two messages of one role: texts behind each other, and calls."""
+    """Join two messages of one role: concatenate their texts and their calls."""
     joined = first | second
     for name in ("content", "reasoning_content"):
         if texts := [message[name] for message in (first, second) if message.get(name)]:

@@ -1,7 +1,7 @@
-"""Filling in the middle: a text before and a text after become a prompt whose answer belongs between them.
+"""Filling in the middle: a prefix and a suffix become a prompt whose answer belongs between them.
 
 Models trained for it (Bavarian et al. 2022) have control tokens that mark the two texts and the place for the answer.
-Each family spells them in its own way and some write the text after first, so the vocabulary decides which is used.
+Each family spells them in its own way, and some put the suffix first, so the vocabulary decides which form is used.
 """
 
 from dataclasses import dataclass
@@ -12,14 +12,14 @@ if TYPE_CHECKING:
     from gradus.loading import Tokenizer
 
 PREFIX, SUFFIX = "prefix", "suffix"
-END = "<|endoftext|>"  # of a file; a model taught to chat has another end of sequence
+END = "<|endoftext|>"  # end of a file; chat models end a sequence with another token
 
 
 @dataclass(frozen=True, slots=True)
 class Spelling:
-    """One family's prompt. parts: control tokens, and PREFIX and SUFFIX where the texts go.
+    """One family's prompt. parts: control tokens, with PREFIX and SUFFIX as placeholders for the texts.
 
-    ends: control tokens that such a model writes after its answer. Its end-of-sequence tokens need not be among them.
+    ends: control tokens that such a model writes after its answer, which need not be its end-of-sequence tokens.
     """
 
     parts: tuple[str, ...]
@@ -48,7 +48,7 @@ SPELLINGS = (
 
 @dataclass(frozen=True, slots=True)
 class Infill:
-    """A model's way to fill in the middle. ends: the tokens after its answer."""
+    """A model's form of the prompt. ends: the tokens that end its answer."""
 
     tokenizer: "Tokenizer"
     spelling: Spelling
@@ -68,7 +68,7 @@ class Infill:
         return None
 
     def prompt(self, prefix: str, suffix: str, *, special_tokens: bool = True) -> list[int]:
-        """Encode the two texts. special_tokens: begin as any text of the model does."""
+        """Encode the two texts. special_tokens: begin with the beginning-of-sequence token, if the model has one."""
         texts = {PREFIX: prefix, SUFFIX: suffix}
         tokens = self._beginning() if special_tokens else []
         for part in self.spelling.parts:

@@ -1,4 +1,4 @@
-"""`gradus keys`: make, list and withdraw the API keys of a server."""
+"""`gradus keys`: make, list and revoke the API keys of a server."""
 
 import datetime
 import sys
@@ -12,7 +12,7 @@ from gradus.cli import terminal
 from gradus.errors import ConfigError
 from gradus.server.http.keys import LIMITS, NAME, Key, KeyLimits, Role, digest_of, new_key, read_keys, write_keys
 
-keys = typer.Typer(help="Make, list and withdraw the API keys of a server.", no_args_is_help=True)
+keys = typer.Typer(help="Make, list and revoke the API keys of a server.", no_args_is_help=True)
 
 KeyName = Annotated[
     str, Argument(metavar="NAME", help="Its owner's name, for the log and /metrics.", show_default=False)
@@ -28,12 +28,12 @@ def add(
         Role, Option(help="client: all but the statistics; monitor: /stats and /metrics alone; admin: both.")
     ] = "client",
     max_samples: Annotated[int | None, Option(help="Most samples at once, running or waiting.")] = None,
-    max_waiting: Annotated[int | None, Option(help="Most of them that wait for their first token.")] = None,
+    max_waiting: Annotated[int | None, Option(help="Most samples that may wait for their first token.")] = None,
     tokens_per_minute: Annotated[int | None, Option(help="Most tokens of prompts and answers per minute.")] = None,
 ) -> int:
     """Make a key, and print it once: the file keeps only its hash.
 
-    A server that runs takes it within a second.
+    A running server accepts it within a second.
 
     Examples:
 
@@ -47,7 +47,7 @@ def add(
             f"a name has 1 to 64 of a-z, 0-9, '.', '_' and '-', and begins with a letter or digit: {name!r}"
         )
     if name in known:
-        raise ConfigError(f"{file} has a key {name!r} already; `gradus keys remove {name} --file {file}` withdraws it")
+        raise ConfigError(f"{file} has a key {name!r} already; `gradus keys remove {name} --file {file}` revokes it")
     for limit, value in zip(LIMITS, (max_samples, max_waiting, tokens_per_minute), strict=True):
         if value is not None and value < 1:
             raise ConfigError(f"{limit} must be a whole number, 1 or more, got {value}")
@@ -79,7 +79,7 @@ def show(file: KeyFile) -> int:
 
 @keys.command()
 def remove(name: KeyName, file: KeyFile) -> int:
-    """Withdraw a key. A server that runs refuses it within a second.
+    """Revoke a key. A running server refuses it within a second.
 
     Examples:
 

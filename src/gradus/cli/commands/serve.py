@@ -1,4 +1,4 @@
-"""`gradus serve`: options to a ServerConfig, and a dry run that shows the memory it would take."""
+"""`gradus serve`: options become a ServerConfig; a dry run shows the memory that serving would take."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -14,7 +14,7 @@ from gradus.server.config import ServerConfig
 @options.settings_of(ServerConfig)
 def serve(
     config: Annotated[
-        Path | None, Option("--config", "-c", help="A YAML file of settings; the options here win over it.")
+        Path | None, Option("--config", "-c", help="A YAML file of settings; options on the command line override it.")
     ] = None,
     dry_run: Annotated[
         bool, Option("--dry-run", help="Check everything, show the memory it would take, and exit without serving.")

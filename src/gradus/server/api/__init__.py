@@ -1,15 +1,15 @@
-"""The protocols: what each reads in a body, and how it writes an answer. Read in this order:
+"""The protocols: each reads a body and writes an answer in its own form. Read in this order:
 
-ask.py             one request to the engine, whatever protocol it came in; what a protocol consists of
+ask.py             one request to the engine, whatever its protocol; the interfaces of a protocol
 errors.py          exceptions as problems, and their shape in each protocol
 fields.py          a body's fields, read one by one
 frames.py          JSON and server-sent events as bytes
 generate.py        /generate, whose fields are the engine's
-openai.py          what OpenAI's protocols share: sampling, constraints, usage
+openai.py          the parts that OpenAI's protocols share: sampling, constraints, usage
 completions.py     /v1/completions
 models.py          /v1/models
 tokens.py          /tokenize, /detokenize
-turns.py           a turn of a conversation in them: tools, settings of the template, answers as they are read
+turns.py           a turn of a conversation: tools, template settings, answers as they are read
 chat.py            /v1/chat/completions
 responses/         /v1/responses
 anthropic/         /v1/messages and /v1/messages/count_tokens

@@ -1,4 +1,4 @@
-"""One request to the engine, whatever protocol it came in, and the event stream that answers it.
+"""One request to the engine, whatever its protocol, and the event stream that answers it.
 
     body ── a protocol's reader ──▶ Exchange ── asks ──▶ EngineClient.submit ──▶ Stream ── deltas ──▶ Encoder ──▶ bytes
 
@@ -20,17 +20,17 @@ from gradus.text.tools.events import Event, Text
 if TYPE_CHECKING:
     from gradus.server.results import Stream
 
-# Most characters, or token ids, that are encoded and checked on the event loop, in a few milliseconds at most. A longer
-# prompt would delay the other streams, so it goes to a worker. So does a grammar, which takes long to compile.
+# Most characters, or token ids, to encode and check on the event loop: that takes a few milliseconds at most. A longer
+# prompt would delay the other streams, so it goes to a worker thread. So does a grammar, which is slow to compile.
 SHORT_PROMPT = 4096
 
 
 @dataclass(frozen=True, slots=True)
 class Chat:
-    """A conversation to be rendered by the model's template.
+    """A conversation, for the model's template to render.
 
-    turn: its tools and choice; None for a model without a dialect. settings: of the template (`enable_thinking`, …),
-    and of its end (`add_generation_prompt`, `continue_final`).
+    turn: its tools and choice; None for a model without a dialect. settings: the template's (`enable_thinking`, …), and
+    how the prompt ends (`add_generation_prompt`, `continue_final`).
     """
 
     messages: Sequence[dict[str, Any]]
@@ -38,28 +38,28 @@ class Chat:
     settings: Mapping[str, Any] = field(default_factory=dict)
 
     def __len__(self) -> int:
-        """Count characters, about, of all fields: calls may be long, and messages without content many."""
+        """Count characters of all fields approximately: calls may be long, and empty messages many."""
         return sum(len(str(message)) for message in self.messages)
 
     def tokens(self, front_end: FrontEnd) -> Sequence[int]:
-        """Render and encode it. Raises RequestError for what the model's template refuses."""
+        """Render and encode it. Raises RequestError if the model's template refuses it."""
         tools = self.turn.shown if self.turn else None
         return front_end.chat_prompt(self.messages, tools=tools, **self.settings)
 
 
 class Written(ABC):
-    """A prompt that a protocol writes in a way of its own."""
+    """A prompt in a protocol's own form."""
 
     @abstractmethod
     def __len__(self) -> int:
-        """Count characters or tokens: what encoding costs."""
+        """Count characters or tokens, an estimate of the cost of encoding."""
 
     @abstractmethod
     def tokens(self, front_end: FrontEnd, params: SamplingParams) -> Sequence[int]:
         """Encode it. Raises RequestError."""
 
     def adapted(self, params: SamplingParams, front_end: FrontEnd) -> SamplingParams:
-        """Change the parameters to what the prompt needs."""
+        """Adapt the parameters to the prompt."""
         return params
 
 
@@ -67,8 +67,8 @@ class Written(ABC):
 class Ask:
     """A prompt and how to continue it.
 
-    cut: reduce max_tokens to what the context has room for, where the default protocol refuses it.
-    apart: a sample that fails leaves the others of its body to their ends; otherwise its error is the whole answer.
+    cut: reduce max_tokens to the room in the context; /generate refuses it instead.
+    apart: a failed sample leaves the others of its body to their ends; otherwise its error is the whole answer.
     """
 
     prompt: Prompt | Chat | Written
@@ -79,7 +79,7 @@ class Ask:
 
     @property
     def short(self) -> bool:
-        """Whether the request is made fast enough for the event loop."""
+        """Whether the request can be built on the event loop without delaying other streams."""
         tools = isinstance(self.prompt, Chat) and self.prompt.turn is not None and bool(self.prompt.turn.tools)
         return len(self.prompt) <= SHORT_PROMPT and self.params.structured is None and not tools
 
@@ -88,7 +88,7 @@ class Ask:
         tokens, params = self._tokens(front_end), self.params
         if isinstance(self.prompt, Chat) and self.prompt.turn is not None:
             if params.structured is not None and front_end.limits.structured:
-                front_end.grammars.check(params.structured)  # a refusal is about what the client gave
+                front_end.grammars.check(params.structured)  # checked as the client gave it, so that a refusal names it
             params = self.prompt.turn.constrain(params, tokens)
         if isinstance(self.prompt, Written):
             params = self.prompt.adapted(params, front_end)
@@ -115,8 +115,8 @@ def _cut(params: SamplingParams, room: int) -> SamplingParams:
 class Exchange(Protocol):
     """A checked body of one protocol.
 
-    asks: the requests that it makes, each with its n samples. stream: whether the answer is a stream of events.
-    ignored: fields of the body that have no effect, for a header of the answer.
+    asks: its requests to the engine, each with its n samples. stream: whether the answer is a stream of events.
+    ignored: fields of the body that have no effect, listed in a header of the answer.
     """
 
     @property
@@ -131,26 +131,26 @@ class Exchange(Protocol):
 
 
 class Encoder(Protocol):
-    """Writes one answer in a protocol's form. Deltas come in the order of the engine, samples mixed."""
+    """Writes one answer in a protocol's form. Deltas come in the engine's order, samples interleaved."""
 
     def begin(self) -> bytes:
         """The frames before the first token."""
 
     def frames(self, deltas: Sequence[Delta]) -> bytes:
-        """The frames of new deltas; b"" if they say nothing to a client."""
+        """The frames of new deltas; b"" if a client need not see them."""
 
     def end(self) -> bytes:
         """The frames after the last delta of the last sample."""
 
     def failed(self, error: Exception) -> bytes:
-        """The frames that end a broken stream: the status was sent long ago."""
+        """The frames that end a broken stream, whose status has already been sent."""
 
     def whole(self, completions: Sequence[Completion]) -> dict[str, Any]:
-        """The answer in one piece. completions: of all asks, in their order, samples in order."""
+        """The answer in one piece. completions: all asks', in their order, samples in order."""
 
 
 class EventReader(Protocol):
-    """Turns one sample's deltas into events. thought_tokens: how many of its tokens were reasoning; they come first."""
+    """Turns one sample's deltas into events. thought_tokens: the number of reasoning tokens, which come first."""
 
     @property
     def thought_tokens(self) -> int: ...
@@ -159,7 +159,7 @@ class EventReader(Protocol):
 
 
 class PlainText:
-    """The reader of an answer that holds neither calls nor reasoning."""
+    """Reads an answer that holds neither calls nor reasoning."""
 
     thought_tokens = 0
 

@@ -1,8 +1,8 @@
 """/v1/chat/completions: OpenAI's protocol of conversations.
 
-A stream is: a chunk with the role for each choice, in their order; chunks with what is new; a chunk with the reason
-for each choice that has ended; if asked for, a chunk without choices that counts the tokens. Clients join the chunks
-field by field, so a role, and a call's id and name, are sent once. A whole answer is made of the same events.
+A stream is: for each choice, in order, a chunk with its role; chunks with new content; for each choice, a chunk with
+its finish_reason; and, on request, a chunk without choices that counts the tokens. Clients join the chunks field by
+field, so a role, and a call's id and name, are sent only once. A whole answer is assembled from the same events.
 """
 
 from collections.abc import Sequence
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from gradus.server.results import Stream
 
 HARMLESS = ("prediction", "verbosity", "moderation", "prompt_cache_options", "prompt_cache_retention")
-"""Fields that leave the answer as it is: hints, and requests for something in addition to it."""
+"""Fields that do not change the answer: hints, and requests for something in addition to it."""
 
 REFUSED = {
     "audio": "this server answers with text",
@@ -117,7 +117,7 @@ def _refuse(fields: Fields) -> None:
 
 
 def _prompt(fields: Fields, front_end: FrontEnd) -> tuple[Chat, bool]:
-    """Read the conversation, its tools, and how its prompt ends. Returns also whether tools had to be left out."""
+    """Read the conversation, its tools, and how its prompt ends. Also returns whether tools had to be left out."""
     messages = conversation.read(fields.get("messages"))
     parallel = fields.flag("parallel_tool_calls", True)
     turn, left_out = read_turn(front_end.dialect, fields.get("tools"), fields.get("tool_choice"), parallel)
@@ -142,7 +142,7 @@ def _max_tokens(fields: Fields) -> Any:
 
 
 def _logprobs(fields: Fields, shown: Shown) -> int | None:
-    """Read how many alternatives each token's log-probability comes with; None: without log-probabilities."""
+    """Read the number of alternatives for each token's log-probability; None: no log-probabilities."""
     top = fields.whole("top_logprobs", 0, MAX_LOGPROBS, 0)
     if top and not shown.logprobs:
         refuse("top_logprobs", "0 without logprobs", top)
@@ -182,14 +182,14 @@ class ChatEncoder:
         return b"".join([self._frames(delta) for delta in deltas])
 
     def _frames(self, delta: Delta) -> bytes:
-        """Write what a delta adds, and the reason if it was the last. After an error, a client reads nothing more."""
+        """Write a delta's content, and the finish_reason if it is the last. After an error, a client stops reading."""
         if self._broken:
             return b""
         sample = self._samples[delta.index]
         new = self._new(sample.read(delta))
         tokens = self._tokens(sample, delta, delta.logprobs)
         if not new and self._plain and delta.token_ids and delta.completion is None:
-            new = {"content": ""}  # half a character: load generators count the chunks
+            new = {"content": ""}  # half a character: still a chunk, because load generators count them
         written = self._chunk(delta.index, new, **tokens) if new or tokens else b""
         if delta.completion is None:
             return written
@@ -200,7 +200,7 @@ class ChatEncoder:
         return written + self._chunk(delta.index, {}, **ending)
 
     def _new(self, events: Sequence[Event]) -> dict[str, Any]:
-        """Write events as the `delta` of a chunk. A call's id and name come once, with its beginning."""
+        """Write events as the `delta` of a chunk. A call's id and name are sent once, at its beginning."""
         new: dict[str, Any] = {}
         calls: dict[int, dict[str, Any]] = {}
         for each in events:
@@ -218,7 +218,7 @@ class ChatEncoder:
         return new | ({"tool_calls": list(calls.values())} if calls else {})
 
     def _tokens(self, sample: Sample, delta: Delta, logprobs: Sequence[TokenLogprob]) -> dict[str, Any]:
-        """Show ids and log-probabilities of a delta's tokens. Those of hidden reasoning are hidden, too."""
+        """Show ids and log-probabilities of a delta's tokens, but not those of hidden reasoning."""
         hidden = 0 if self._shown.reasoning else sample.thought_in(delta)
         found: dict[str, Any] = {}
         if self._shown.token_ids and len(delta.token_ids) > hidden:

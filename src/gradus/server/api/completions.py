@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 MAX_PROMPTS = 128
 DEFAULT_MAX_TOKENS = 16  # OpenAI's
-MOST_TOKENS = 2**31 - 1  # more than any context: max_tokens is cut to the room that there is
+MOST_TOKENS = 2**31 - 1  # more than any context: max_tokens is reduced to the room in it
 
 
 # -- requests ----------------------------------------------------------------------------------------------------------
@@ -46,10 +46,10 @@ MOST_TOKENS = 2**31 - 1  # more than any context: max_tokens is cut to the room 
 
 @dataclass(frozen=True, slots=True)
 class Prepared(Written):
-    """A prompt that is not encoded as it is.
+    """A prompt that is changed before or after it is encoded.
 
-    suffix: the text after the middle that the answer fills in. special_tokens: begin as any text of the model does.
-    keep: drop tokens from the beginning until that many are left; -1: until max_tokens fit behind them.
+    suffix: the text after the gap that the answer fills. special_tokens: begin with the beginning-of-sequence token, if
+    the model has one. keep: drop tokens from the beginning until this many are left; -1: until max_tokens fit behind.
     """
 
     prompt: Prompt
@@ -73,7 +73,7 @@ class Prepared(Written):
         return front_end.tokens(self.prompt, special_tokens=self.special_tokens)
 
     def adapted(self, params: SamplingParams, front_end: FrontEnd) -> SamplingParams:
-        """Stop where the middle ends: not every model then writes its end-of-sequence token."""
+        """Stop at the end of the middle: not every model writes its end-of-sequence token there."""
         if self.suffix is None or params.ignore_eos:
             return params
         return replace(params, stop_token_ids=(*params.stop_token_ids, *front_end.infill.ends))
@@ -81,12 +81,12 @@ class Prepared(Written):
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What the answer contains.
+    """The optional contents of an answer.
 
-    echo: begin each choice's text with its prompt. silent: leave out the generated token, since max_tokens is 0; the
-    engine generates at least one. keeps_stop: leave a stop string at the end of the text. token_ids: also give the
-    tokens. by_id: name tokens by their ids in log-probabilities.
-    logprobs, prompt_logprobs: how many likeliest tokens are reported; None: nothing is.
+    echo: begin each choice's text with its prompt. silent: leave out the generated token because max_tokens is 0; the
+    engine generates at least one. keeps_stop: keep a stop string at the end of the text. token_ids: also return the
+    token ids. by_id: name tokens by their ids in log-probabilities.
+    logprobs, prompt_logprobs: the number of likeliest tokens to report; None: no log-probabilities.
     """
 
     stream: StreamOptions
@@ -100,7 +100,7 @@ class Shape:
 
     @property
     def plain(self) -> bool:
-        """Whether the chunks of a choice differ only in their texts, but for the first and the last one."""
+        """Whether the chunks of a choice, except the first and the last, differ only in their texts."""
         return self.logprobs is None and not self.token_ids and not self.stream.continuous
 
 
@@ -211,7 +211,7 @@ def _kept(fields: Fields) -> int | None:
 
 
 class CompletionsEncoder:
-    """Writes answers of /v1/completions. prompts: the tokens of each."""
+    """Writes answers of /v1/completions. prompts: each prompt's tokens."""
 
     def __init__(self, asked: Completions, prompts: Sequence[Sequence[int]]) -> None:
         self._shape, self._prompts, self._samples = asked.shape, prompts, asked.asks[0].params.n
@@ -227,7 +227,7 @@ class CompletionsEncoder:
         return b""
 
     def frames(self, deltas: Sequence[Delta]) -> bytes:
-        """Write a chunk for each delta; one that failed is an error, which clients raise, and nothing follows it."""
+        """Write a chunk for each delta. A failed sample becomes an error, which clients raise and nothing follows."""
         return b"".join([self._frame(delta) for delta in deltas if delta.token_ids or delta.completion])
 
     def _frame(self, delta: Delta) -> bytes:
@@ -275,7 +275,7 @@ class CompletionsEncoder:
         return {**self._head, "choices": choices, "usage": self._usage(completions)}
 
     def _whole_choice(self, done: Completion) -> dict[str, Any]:
-        """Write a choice as one chunk with everything, so that streams and whole answers cannot differ."""
+        """Write a choice as a single chunk, so that streams and whole answers cannot differ."""
         delta = _all_of(done)
         written = self._choice(delta).write(_silenced(delta) if self._shape.silent else delta)
         if self._shape.prompt_logprobs is not None:
@@ -295,9 +295,9 @@ class CompletionsEncoder:
         return self._choices[place]
 
     def _ranked(self, token: TokenLogprob) -> dict[str, Any]:
-        """Write a prompt's token in the form of `prompt_logprobs`: it and the likeliest ones by id, with their ranks.
+        """Write a prompt's token as in `prompt_logprobs`: this token and the likeliest ones by id, with their ranks.
 
-        The rank of a token that is not among the likeliest is unknown.
+        A token outside the likeliest ones has an unknown rank.
         """
         top = token.top[: self._shape.prompt_logprobs]
         ranks = {each: rank for rank, (each, _) in enumerate(top, start=1)}
@@ -315,7 +315,7 @@ def _speller(asked: Completions) -> "Spell":
 
 
 def _shown(asked: Completions, index: int, tokens: Sequence[int]) -> str:
-    """Return what `echo` shows of a prompt: its text as it was given, if all of it was used; "" without `echo`."""
+    """Return the prompt as `echo` shows it: the given text, if all of it was used; "" without `echo`."""
     given, ask, tokenizer = asked.prompts[index], asked.asks[index], asked.front_end.tokenizer
     if not asked.shape.echo or tokenizer is None:
         return ""
@@ -324,7 +324,7 @@ def _shown(asked: Completions, index: int, tokens: Sequence[int]) -> str:
 
 
 def _all_of(done: Completion) -> Delta:
-    logprobs: Any = done.logprobs or NO_LOGPROBS  # unpacked ones read alike
+    logprobs: Any = done.logprobs or NO_LOGPROBS  # unpacked ones have the same interface
     prompt_logprobs: Any = done.prompt_logprobs or NO_LOGPROBS
     place = done.request_id, done.prompt_index, done.index
     return Delta(*place, done.text, done.token_ids, logprobs, done, prompt_logprobs)
@@ -338,9 +338,9 @@ def _silenced(delta: Delta) -> Delta:
 
 
 class _Choice:
-    """One choice of an answer as it grows. shown: the text of the prompt, if that is echoed.
+    """One choice of a growing answer. shown: the prompt's text, if it is echoed.
 
-    around: a chunk's bytes before and after its text, where chunks differ in nothing else.
+    around: a chunk's bytes before and after its text, if chunks differ in nothing else.
     """
 
     around: tuple[bytes, bytes] | None = None
@@ -351,7 +351,7 @@ class _Choice:
         self._begun = False
 
     def write(self, delta: Delta) -> dict[str, Any]:
-        """Write the choice of a chunk. The first one begins with the prompt, if that is echoed."""
+        """Write the choice of a chunk. The first chunk begins with the prompt, if it is echoed."""
         first, done = not self._begun, delta.completion
         self._begun = True
         written = {
@@ -381,13 +381,13 @@ class _Choice:
 
 
 Spell = Callable[[int], str]
-"""How log-probabilities write a token."""
+"""Spells a token in log-probabilities."""
 
 
 class LegacyLogprobs:
-    """Log-probabilities in the form of this protocol: parallel lists. top: how many likeliest tokens are reported.
+    """Log-probabilities in this protocol's form, parallel lists. top: the number of likeliest tokens to report.
 
-    Offsets count the characters of the tokens as they are written here, so they fit a text made of these.
+    Offsets count the characters of the tokens as spelled here, so they index the text that joins those spellings.
     """
 
     def __init__(self, spell: Spell, top: int) -> None:
@@ -410,7 +410,7 @@ class LegacyLogprobs:
             text, value = self._spell(token.token_id), floored(token.logprob)
             likeliest: dict[str, float] = {}
             for each, logprob in (*token.top[: self._top], (token.token_id, token.logprob)):
-                likeliest.setdefault(self._spell(each), floored(logprob))  # of tokens written alike, the likeliest
+                likeliest.setdefault(self._spell(each), floored(logprob))  # of tokens with the same text, the likeliest
             self._add(text, value, likeliest)
 
     def _add(self, text: str, value: float | None, likeliest: dict[str, float] | None) -> None:
@@ -421,7 +421,7 @@ class LegacyLogprobs:
         self._offset += len(text)
 
     def take(self) -> dict[str, Any]:
-        """Write what was added since the last call."""
+        """Write the tokens added since the last call."""
         written = {
             "text_offset": self._offsets,
             "token_logprobs": self._values,

@@ -17,9 +17,9 @@ CLOSE = {"connection": "close"}
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """What a client learns of an error. status: of HTTP; kind: a word of ours, which the protocols translate.
+    """An error as a client sees it. status: HTTP's; kind: our word for it, which the protocols translate.
 
-    param, limit, got: of a RequestError. retry_after: seconds after which the same request may succeed. final: the same
+    param, limit, got: a RequestError's. retry_after: seconds after which the same request may succeed. final: the same
     request would fail again, although its status makes SDKs repeat it.
     """
 
@@ -35,7 +35,7 @@ class Problem:
 
     @property
     def all_headers(self) -> dict[str, str]:
-        """The headers of the answer. SDKs prefer retry-after-ms, which is no standard, and obey x-should-retry."""
+        """The headers of the answer. SDKs prefer the nonstandard retry-after-ms, and obey x-should-retry."""
         headers = dict(self.headers)
         if self.retry_after is not None:
             headers |= {"retry-after": str(math.ceil(self.retry_after))}
@@ -73,7 +73,7 @@ def _refused(error: RequestError, status: int, headers: Mapping[str, str]) -> Pr
 
 
 def failure_of(completion: Completion) -> Exception | None:
-    """The error behind a finish_reason; None if the sample ended as requested."""
+    """Return the error behind a finish_reason; None if the sample ended as requested."""
     match completion.finish_reason:
         case "error":
             return RequestFailed()
@@ -90,7 +90,7 @@ def failure_of(completion: Completion) -> Exception | None:
 
 
 def own(problem: Problem) -> dict[str, Any]:
-    """The body of an error of /generate, and of every route that is no other protocol's."""
+    """The body of an error of /generate, and of every route outside the other protocols."""
     return {
         "error": {
             "message": problem.message,
@@ -138,7 +138,7 @@ ANTHROPIC_TYPES = {
 
 
 def anthropic(problem: Problem) -> dict[str, Any]:
-    """The body of an error in Anthropic's shape, and in its words where clients look for them."""
+    """The body of an error in Anthropic's shape, and in its wording where clients match on it."""
     kind = ANTHROPIC_TYPES.get(problem.status) or ("invalid_request_error" if problem.status < 500 else "api_error")
     message = problem.message
     if too_long(problem):  # Claude Code reads both numbers, and offers to compact the conversation

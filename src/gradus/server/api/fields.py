@@ -1,9 +1,9 @@
-"""A body's fields, read one by one. What no protocol's reader asks for is ignored and named, or refused.
+"""A body's fields, read one by one. Fields that no reader asks for are ignored and named, or refused.
 
-Clients send every field that they know, many of them null; a server that refuses what it doesn't know fails half of
-them, and one that ignores what changes the answer lies to the rest. So there are three kinds of fields: those that are
-read; those that would change the answer and are not supported, which are refused by name (`refuse`); and the rest,
-which is ignored, and named in a header of the answer (`strict` refuses it).
+Clients send every field they know, many of them null. A server that refuses unknown fields fails half of the clients,
+and one that ignores fields that change the answer lies to the rest. So there are three kinds of fields: those that are
+read; unsupported ones that would change the answer, refused by name (`refuse`); and all others, which are ignored and
+named in a header of the answer (`strict` refuses them).
 """
 
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ MOST_NAMED = 16  # ignored fields that the header names
 class Fields:
     """The fields of a JSON object; null is absent.
 
-    body: parsed JSON. strict: refuse fields that are not read. Raises RequestError for anything but an object.
+    body: parsed JSON; anything but an object raises RequestError. strict: refuse fields that are not read.
     """
 
     def __init__(self, body: Any, *, strict: bool = False) -> None:
@@ -51,7 +51,7 @@ class Fields:
         refuse(name, f"a whole number between {least} and {most}", value)
 
     def object(self, name: str) -> Mapping[str, Any]:
-        """Read an object, {} if it is absent; nulls in it are absent, too."""
+        """Read an object without its nulls; {} if it is absent."""
         value = self.get(name, {})
         if not isinstance(value, dict):
             refuse(name, "an object", value)
@@ -62,18 +62,18 @@ class Fields:
         return value if isinstance(value, list) else refuse(name, "a list", value)
 
     def some(self, *names: str) -> dict[str, Any]:
-        """Read those of the fields that are given."""
+        """Read the given ones among these fields."""
         self._read.update(names)
         return {name: self._given[name] for name in names if name in self._given}
 
     def refuse(self, reasons: Mapping[str, str]) -> None:
-        """Refuse fields that would change the answer and are not supported. reasons: by name, what to do instead."""
+        """Refuse unsupported fields that would change the answer. reasons: by name, what to do instead."""
         for name, reason in reasons.items():
             if name in self._given:
                 raise RequestError(f"{name} is not supported: {reason}", param=name, limit="left out", got="given")
 
     def ignored(self) -> tuple[str, ...]:
-        """Name the fields that nothing has read: call it last. Raises RequestError if the server is strict."""
+        """Name the fields that were never read; call it last. Raises RequestError if the server is strict."""
         rest = [name for name in self._given if name not in self._read]
         if rest and self._strict:
             name = rest[0][:60]

@@ -6,20 +6,20 @@ from json.encoder import encode_basestring
 from typing import Any
 
 LINE_ENDS = ("\u0085", "\u2028", "\u2029")
-"""JSON does not escape these. They end no line of a stream, but a client that splits lines like Python would split
-here."""
+"""Characters that JSON does not escape. They end no line of a stream, but a client that splits lines as Python does
+splits at them."""
 
-_ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))  # `dumps` would make one a call
+_ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))  # `dumps` makes one per call
 
 HOLE = f"hole-{secrets.token_hex(16)}"
-"""Stands for the text that changes, in the content of `event_around`."""
+"""The placeholder for the changing text in the content of `event_around`."""
 
 DONE = b"data: [DONE]\n\n"
 PING = b": ping\n\n"
 
 
 def encode(content: Any) -> bytes:
-    """Encode JSON on one line: every character that ends a line, for some client, is escaped."""
+    """Encode JSON on one line: escape every character that some client takes for a line end."""
     text = _ENCODER.encode(content)
     if not text.isascii():
         for end in LINE_ENDS:  # only strings can hold one
@@ -43,7 +43,7 @@ def event(content: Any, name: str | None = None) -> bytes:
 
 
 def event_around(content: Any) -> tuple[bytes, bytes]:
-    """Format an event whose content holds HOLE. Returns what comes before and after the text that takes its place.
+    """Format an event whose content holds HOLE. Returns the bytes before and after the text that replaces it.
 
     Most events of a stream differ in one text; writing only that takes a fraction of the time.
     """

@@ -1,6 +1,6 @@
-"""/generate: our own protocol, whose fields are the engine's. Answers and frames carry token ids and timings.
+"""/generate: our own protocol, with the engine's own fields. Answers and frames carry token ids and timings.
 
-A request has the fields of SamplingParams and SchedulingParams, which check them, and two of the server's own.
+A request has the fields of SamplingParams and SchedulingParams, which check them, and two of the server's.
 """
 
 import dataclasses
@@ -113,7 +113,7 @@ class GenerateEncoder:
         return b""
 
     def frames(self, deltas: Sequence[Delta]) -> bytes:
-        """Write a frame for each delta. The last one of all carries the model and the usage."""
+        """Write a frame for each delta. The very last frame carries the model and the usage."""
         return b"".join([self._event(delta) for delta in deltas if delta.token_ids or delta.completion])
 
     def _event(self, delta: Delta) -> bytes:
@@ -140,7 +140,7 @@ class GenerateEncoder:
 
 
 def answer(completions: Sequence[Completion], model: str, tally: Tally) -> dict[str, Any]:
-    """Format the whole answer. Its top level is sample 0; with n > 1, `choices` lists all samples, including 0."""
+    """Format the whole answer. Its top level is sample 0; with n > 1, `choices` lists all samples, sample 0 too."""
     first = completions[0]
     choices = {"choices": [_choice(completion) for completion in completions]} if len(completions) > 1 else {}
     counts = usage(completions, tally)
@@ -161,7 +161,7 @@ def _choice(completion: Completion) -> dict[str, Any]:
 
 
 def usage(completions: Sequence[Completion], tally: Tally) -> dict[str, int | float]:
-    """Count tokens. The prompt counts once, whatever n; cached_tokens: its tokens that no sample had to compute.
+    """Count tokens. The prompt counts once, whatever n is; cached_tokens: prompt tokens that no sample computed.
 
     device_seconds: all samples' share of the device.
     """
@@ -195,8 +195,8 @@ def frame(delta: Delta, wants_logprobs: bool) -> dict[str, Any]:
 
 
 def plain_event(delta: Delta) -> bytes:
-    """Write `event(frame(delta))` for a delta of text and tokens alone, ten times as fast: a busy server writes nothing
-    else."""
+    """Write `event(frame(delta))` for a delta of only text and tokens, ten times as fast: on a busy server nearly all
+    deltas are of this kind."""
     ids = delta.token_ids
     tokens = str(ids[0]) if len(ids) == 1 else ",".join(map(str, ids))
     return (
@@ -231,7 +231,7 @@ def _logprobs(logprobs: Sequence[TokenLogprob] | None) -> dict[str, Any]:
 
 
 def _prompt_logprobs(logprobs: Sequence[TokenLogprob] | None) -> dict[str, Any]:
-    """Format the prompt's; its first token follows nothing, and has null."""
+    """Format the prompt's log-probabilities; its first token has no predecessor, and gets null."""
     return {} if logprobs is None else {"prompt_logprobs": [None, *_logprobs(logprobs)["logprobs"]]}
 
 
@@ -240,5 +240,5 @@ def _rounded(seconds: float | None) -> float | None:
 
 
 def _finite(value: float) -> float | None:
-    """Replace infinity by null, since JSON has no infinities: the log-probability of an impossible token."""
+    """Replace infinity, the log-probability of an impossible token, by null: JSON has no infinities."""
     return value if math.isfinite(value) else None

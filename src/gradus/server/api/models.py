@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 def described(client: "EngineClient", created: int) -> dict[str, Any]:
     """Describe the model. created: when this server began, in seconds. Raises Unavailable while the model loads.
 
-    max_model_len: most tokens of prompt and answer together. Routers and chat interfaces read it.
+    max_model_len, which routers and chat interfaces read, limits prompt and answer together.
     """
     return {
         "id": client.model,

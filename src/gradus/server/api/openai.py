@@ -1,7 +1,7 @@
-"""What OpenAI's protocols share: sampling, constraints, stream options, usage, and the spelling of log-probabilities.
+"""The parts that OpenAI's protocols share: sampling, constraints, stream options, usage, spelling of log-probabilities.
 
-A protocol's reader calls `sampling`, `scheduling` and `stream_options`, each of which reads its fields, and
-`refuse_unsupported` for fields that similar servers have and Gradus does not.
+A protocol's reader calls `sampling`, `scheduling` and `stream_options`, which read their own fields, and
+`refuse_unsupported` for fields of similar servers that Gradus does not support.
 """
 
 import secrets
@@ -30,7 +30,7 @@ STOCK: Stock = {"temperature": 1.0}
 
 
 def stock(client: "EngineClient") -> Stock:
-    """The served model's defaults: OpenAI's, or better those of its generation_config.json.
+    """Return the served model's defaults: its generation_config.json's, or else OpenAI's.
 
     Raises Unavailable while the model loads.
     """
@@ -73,7 +73,7 @@ NO_EFFECT = (
 def sampling(fields: Fields, stock: Stock, **renamed: Any) -> SamplingParams:
     """Read how to choose tokens and when to stop.
 
-    stock: see above. renamed: parameters whose fields differ from protocol to protocol (max_tokens, logprobs).
+    stock: the defaults. renamed: parameters whose fields differ between protocols (max_tokens, logprobs).
     Raises RequestError naming the field.
     """
     structured = constraint(fields)
@@ -82,13 +82,13 @@ def sampling(fields: Fields, stock: Stock, **renamed: Any) -> SamplingParams:
 
 
 def scheduling(fields: Fields) -> SchedulingParams:
-    """Read order, time limits and cache sharing, which are no fields of OpenAI's, but common among servers."""
+    """Read order, time limits and cache sharing: not OpenAI's fields, but common among servers."""
     fields.some(*NO_EFFECT)
     return SchedulingParams(**fields.some(*SCHEDULING))
 
 
 def _seed(fields: Fields) -> int | None:
-    """Read a seed of 64 bits with a sign; -1 is none, as in other servers."""
+    """Read a signed 64-bit seed; -1 means none, as in other servers."""
     seed = fields.whole("seed", -(MAX_SEED + 1), MAX_SEED)
     return None if seed is None or seed == -1 else seed & MAX_SEED
 
@@ -113,7 +113,7 @@ NOT_CONSTRAINTS = {
 
 
 def constraint(fields: Fields) -> Structured | None:
-    """Read `response_format` and `structured_outputs`, of which one may constrain the answer."""
+    """Read `response_format` and `structured_outputs`; at most one may constrain the answer."""
     by_format, by_outputs = (
         _response_format(fields.object("response_format")),
         _outputs(fields.object("structured_outputs")),
@@ -137,7 +137,7 @@ def _response_format(given: Mapping[str, Any]) -> Structured | None:
 
 
 def _schema(given: Any) -> Structured:
-    """Read {name, schema, strict, description}. An answer keeps to its schema even where `strict` is false."""
+    """Read {name, schema, strict, description}. The answer obeys the schema even if `strict` is false."""
     if not isinstance(given, Mapping) or given.get("schema") is None:
         refuse("response_format.json_schema", "an object with a schema", given)
     return Structured(json_schema=given["schema"])
@@ -162,7 +162,7 @@ def _outputs(given: Mapping[str, Any]) -> Structured | None:
     return Structured(**{KINDS[name]: value}, whitespace=whitespace)
 
 
-# -- what is refused ---------------------------------------------------------------------------------------------------
+# -- unsupported fields ------------------------------------------------------------------------------------------------
 
 _CONSTRAIN = "use structured_outputs.{} instead"
 UNSUPPORTED: Mapping[str, tuple[tuple[Any, ...], str]] = {
@@ -186,11 +186,11 @@ UNSUPPORTED: Mapping[str, tuple[tuple[Any, ...], str]] = {
     "kv_transfer_params": ((), "leave it out; keys and values stay in this server"),
     "vllm_xargs": (({},), "leave it out"),
 }
-"""Fields that would change the answer: the values that would not, and what to do instead."""
+"""Unsupported fields: the values that would not change the answer, and what to use instead."""
 
 
 def refuse_unsupported(fields: Fields) -> None:
-    """Refuse fields that would change the answer and are not supported."""
+    """Refuse unsupported fields that would change the answer."""
     for name, (harmless, _) in UNSUPPORTED.items():
         if name in fields and fields.get(name) in harmless:
             continue
@@ -209,7 +209,7 @@ class StreamOptions:
 
 
 def stream_options(fields: Fields) -> StreamOptions:
-    """Read `stream_options`. They say nothing about an answer in one piece."""
+    """Read `stream_options`, which do not apply to an answer in one piece."""
     options = fields.object("stream_options")
     for name in ("include_usage", "continuous_usage_stats"):
         if not isinstance(options.get(name, False), bool):
@@ -219,7 +219,7 @@ def stream_options(fields: Fields) -> StreamOptions:
 
 
 def usage(prompt: int, generated: int, *, cached: int | None = None, reasoning: int = 0) -> dict[str, Any]:
-    """Write counts of tokens. cached: of the prompt's, those that were not computed; None while that is unknown."""
+    """Write counts of tokens. cached: prompt tokens that were not computed; None while unknown."""
     return {
         "prompt_tokens": prompt,
         "completion_tokens": generated,
@@ -230,7 +230,7 @@ def usage(prompt: int, generated: int, *, cached: int | None = None, reasoning: 
 
 
 def usage_of(completions: Sequence[Completion], reasoning: int = 0) -> dict[str, Any]:
-    """Count the tokens of a whole answer. A prompt counts once, whatever n; cached: what no sample had to compute."""
+    """Count the tokens of a whole answer. A prompt counts once, whatever n is; cached: no sample computed them."""
     prompts = {completion.prompt_index: completion.prompt_tokens for completion in completions}
     cached = {
         index: min(completion.cached_tokens for completion in completions if completion.prompt_index == index)
@@ -244,24 +244,24 @@ def usage_of(completions: Sequence[Completion], reasoning: int = 0) -> dict[str,
 
 
 def head(prefix: str, kind: str, model: str) -> dict[str, Any]:
-    """The fields that every chunk of an answer repeats. prefix: of the id, which is the server's; kind: `object`."""
+    """Return the fields that every chunk of an answer repeats. prefix: begins the server-made id; kind: `object`."""
     return {"id": f"{prefix}-{secrets.token_hex(12)}", "object": kind, "created": int(time.time()), "model": model}
 
 
 def floored(logprob: float) -> float:
-    """Replace what JSON cannot write, the logarithm of 0, as OpenAI does. NaN cannot come: the engine refuses it."""
+    """Replace the logarithm of 0, which JSON cannot write, as OpenAI does. NaN cannot occur: the engine refuses it."""
     return max(logprob, LEAST_LOGPROB)
 
 
 def speller(tokenizer: "Tokenizer | None") -> Callable[[int], bytes]:
-    """Return the function from a token to the bytes that log-probabilities show: a control token's are its name."""
+    """Return a function that gives a token's bytes for log-probabilities; a control token's are its name."""
     if tokenizer is None:
         return lambda token: b"token_id:%d" % token
     return tokenizer.spelling
 
 
 def spelled(piece: bytes) -> str:
-    """Write a token's bytes as text; bytes that are no characters by themselves as OpenAI does, `bytes:\\xe2\\x80`."""
+    """Write a token's bytes as text; incomplete characters as OpenAI does, `bytes:\\xe2\\x80`."""
     try:
         return piece.decode()
     except UnicodeDecodeError:

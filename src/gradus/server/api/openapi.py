@@ -17,7 +17,7 @@ from gradus.server.config import MAX_HEADER_BYTES, MAX_HEADERS, MAX_JSON_DEPTH, 
 
 
 def limits(config: ServerConfig, max_body_bytes: int) -> dict[str, Any]:
-    """Every limit that a request can exceed, for /stats. max_body_bytes: as it is for the model being served."""
+    """List every limit that a request can exceed, for /stats. max_body_bytes: the limit for the served model."""
     names = ("max_waiting", "max_buffered", "request_timeout", "step_timeout", "drain_timeout")
     keys = ("key_max_samples", "key_max_waiting", "key_tokens_per_minute")
     return {name: getattr(config, name) for name in (*names, "receive_timeout", "write_timeout", *keys)} | {
@@ -63,7 +63,7 @@ def openapi_of_generate(config: ServerConfig) -> dict[str, Any]:
 
 
 def answers(meaning: str) -> dict[str, Any]:
-    """Describe what a route answers. meaning: of its answer with status 200."""
+    """Describe a route's answers. meaning: the description of status 200."""
     return {
         "200": {"description": meaning, "content": {"application/json": {}, "text/event-stream": {}}},
         **{status: {"description": error} for status, error in ERRORS.items()},
@@ -105,7 +105,7 @@ def sampling_properties() -> dict[str, Any]:
         "properties": _properties(Structured) | {"json_schema": {"description": meanings(Structured)["json_schema"]}},
         **{key: properties["structured"][key] for key in ("default", "description")},
     }
-    # one stop string may come without its list
+    # a single stop string may come without a list
     properties["stop"] = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]} | {
         key: properties["stop"][key] for key in ("default", "description")
     }

@@ -1,7 +1,7 @@
-"""The bodies of OpenAI's and Anthropic's protocols for /openapi.json: what they read, and what of it they require.
+"""Schemas of OpenAI's and Anthropic's bodies for /openapi.json: the fields read, and the required ones.
 
-Both protocols grow with every release of their makers, so fields that are not listed are allowed. The engine's own
-dataclass describes what sampling takes.
+Both protocols grow with every release of their makers, so unlisted fields are allowed. The engine's own dataclass
+describes the fields of sampling.
 """
 
 from collections.abc import Mapping
@@ -22,7 +22,7 @@ TOKENS: Schema = {"type": "array", "items": {"type": "integer", "minimum": 0}}
 
 
 def _object(required: Mapping[str, Schema], **optional: Schema) -> Schema:
-    """Describe an object. null stands for an optional field that is left out."""
+    """Describe an object. An optional field may be null, which means that it is absent."""
     nullable = {name: {"anyOf": [schema, {"type": "null"}]} for name, schema in optional.items()}
     return {"type": "object", "required": list(required), "properties": {**required, **nullable}}
 

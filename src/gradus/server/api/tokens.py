@@ -1,4 +1,4 @@
-"""/tokenize, /detokenize and /tokenizer_info: the model's tokens, in the form of other servers."""
+"""/tokenize, /detokenize and /tokenizer_info: the model's tokens, in other servers' form."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -64,7 +64,7 @@ def detokenized(body: Any, client: "EngineClient") -> dict[str, Any]:
 
 
 def tokenizer_described(client: "EngineClient") -> dict[str, Any]:
-    """Describe the tokenizer to programs that render conversations themselves."""
+    """Describe the tokenizer for programs that render conversations themselves."""
     tokenizer = client.front_end.tokenizer
     if tokenizer is None:
         refuse("tokenizer", "there, for a description of it", None)

@@ -1,5 +1,5 @@
-"""A turn of a conversation, for the protocols of chats: tools and their choice, the template's settings, and a
-sample's answer as it is read."""
+"""A turn of a conversation, for the chat protocols: tools and their choice, template settings, and a sample's answer
+as it is read."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -15,8 +15,8 @@ from gradus.text.tools.dialect import Dialect, Turn
 from gradus.text.tools.events import Event, ToolStart, reason_with_calls
 from gradus.text.tools.tool import Tool, read_choice, read_tools
 
-THINKING = ("enable_thinking", "thinking")  # what templates call the switch of reasoning
-WITHOUT_THOUGHT = ("none", "minimal")  # efforts
+THINKING = ("enable_thinking", "thinking")  # templates' names for the reasoning switch
+WITHOUT_THOUGHT = ("none", "minimal")  # efforts that switch reasoning off
 
 
 # -- reading -----------------------------------------------------------------------------------------------------------
@@ -25,8 +25,8 @@ WITHOUT_THOUGHT = ("none", "minimal")  # efforts
 def read_turn(dialect: Dialect, tools: Any, choice: Any, parallel: bool | None = None) -> tuple[Turn, bool]:
     """Read tools and the choice among them. Returns the turn, and whether tools had to be left out.
 
-    A model that was not taught to call tools calls them only where a grammar makes it. Left to decide, it answers
-    without: agents always leave it to decide, and a refusal would keep them from talking to such a model at all.
+    A model that was not taught to call tools calls them only if a grammar forces it. With `auto` it answers without
+    them: agents always send `auto`, and a refusal would keep them from using such a model at all.
     """
     declared = read_tools(tools)
     declared, choice = _allowed(declared, choice)
@@ -36,7 +36,7 @@ def read_turn(dialect: Dialect, tools: Any, choice: Any, parallel: bool | None =
 
 
 def _allowed(tools: tuple[Tool, ...], choice: Any) -> tuple[tuple[Tool, ...], Any]:
-    """Reduce the tools to those of a choice of type "allowed_tools", whose mode is the choice then."""
+    """Reduce the tools to those of an "allowed_tools" choice, whose mode then becomes the choice."""
     if not isinstance(choice, Mapping) or choice.get("type") != "allowed_tools":
         return tools, choice
     inner = choice.get("allowed_tools", choice)
@@ -49,7 +49,7 @@ def _allowed(tools: tuple[Tool, ...], choice: Any) -> tuple[tuple[Tool, ...], An
 
 
 def template_settings(fields: Fields, front_end: FrontEnd, effort: Any) -> dict[str, Any]:
-    """Read `chat_template_kwargs`, and how much to reason as this model's template takes it. Raises RequestError."""
+    """Read `chat_template_kwargs`, and the reasoning effort in this template's terms. Raises RequestError."""
     if effort is not None and effort not in EFFORTS:
         refuse("reasoning_effort", "one of " + ", ".join(EFFORTS), effort)
     settings: dict[str, Any] = {}
@@ -60,7 +60,7 @@ def template_settings(fields: Fields, front_end: FrontEnd, effort: Any) -> dict[
 
 
 def thinking_settings(front_end: FrontEnd, thinks: bool) -> dict[str, Any]:
-    """Return the setting that switches reasoning on or off, by the name that this model's template has for it."""
+    """Return the setting that switches reasoning on or off, under the name that this template uses."""
     template = front_end.tokenizer.chat_template if front_end.tokenizer else None
     known = () if template is None else template.variables
     return dict.fromkeys((name for name in THINKING if name in known), thinks)
@@ -72,7 +72,7 @@ def thinking_settings(front_end: FrontEnd, thinks: bool) -> dict[str, Any]:
 class Sample:
     """One sample's answer as it is read.
 
-    completion: once it has ended. tokens: how many have been read.
+    completion: None until it ends. tokens: the number read.
     """
 
     def __init__(self, reader: EventReader) -> None:
@@ -90,28 +90,28 @@ class Sample:
 
     @property
     def thought_tokens(self) -> int:
-        """How many tokens were reasoning; they come first."""
+        """The number of reasoning tokens, which come first."""
         return self._reader.thought_tokens
 
     def thought_in(self, delta: Delta) -> int:
-        """Count the reasoning tokens of the delta that was read last: they are its first ones."""
+        """Count the reasoning tokens of the delta read last: they are its first ones."""
         before = self.tokens - len(delta.token_ids)
         return min(max(self.thought_tokens - before, 0), len(delta.token_ids))
 
     @property
     def finish_reason(self) -> str | None:
-        """Why it ended, as a client is to see it."""
+        """The reason that a client sees for its end."""
         return None if self.completion is None else reason_with_calls(self.completion.finish_reason, self._calls)
 
 
 def in_one_piece(completion: Completion) -> Delta:
-    """Return the delta of a whole sample. Its log-probabilities are the completion's."""
+    """Return a whole sample as one delta, with the completion's log-probabilities."""
     place = completion.request_id, completion.prompt_index, completion.index
     return Delta(*place, completion.text, completion.token_ids, NO_LOGPROBS, completion)
 
 
 def logprob_entries(logprobs: Sequence[TokenLogprob], spell: Callable[[int], bytes]) -> list[dict[str, Any]]:
-    """Write log-probabilities as chats show them. spell: the bytes of a token."""
+    """Write log-probabilities in the form of chats. spell: gives a token's bytes."""
     return [
         _entry(spell(token.token_id), token.logprob)
         | {"top_logprobs": [_entry(spell(other), logprob) for other, logprob in token.top]}

@@ -5,7 +5,7 @@ loop.py            the loop that owns the engine: take commands, step, report
 thread.py          that loop on a thread, for the phases of the course
 process.py         that loop in a process of its own, for the final engine
 wire.py            messages as bytes, and the private socket that carries them
-child.py           the process as the front end sees it: started, connected, listened to, ended
-link.py            what thread and process have in common, and which of them runs
+child.py           the process as the front end sees it: from its start to its end
+link.py            the common interface of thread and process, and the choice between them
 loading.py         a configuration → a tokenizer and an engine
 """

@@ -1,8 +1,8 @@
-"""The engine's process, as the front end sees it: started, connected, listened to, and ended.
+"""The engine's process, as the front end sees it: start, connection, messages, end.
 
 The process is a new Python (process.py), not a fork, which would inherit threads and locks. It connects to a private
-socket (wire.py), loads the engine, and then answers commands. Its stderr is ours. However it ends, its end of the
-socket closes, and the system tells us at once.
+socket (wire.py), loads the engine, and then obeys commands. Its stderr is the front end's. However it ends, its end of
+the socket closes, and the front end notices at once.
 """
 
 import asyncio
@@ -24,8 +24,8 @@ from gradus.server.engine.wire import hello_and_messages as frames_of_an_engine
 log = logging.getLogger(__name__)
 
 CONNECT_S = 60.0  # for a Python to start and connect, before it loads anything
-LOOK_S = 0.01  # between two looks at whether it has connected, or ended
-LAST_BREATH_S = 0.2  # for a process that has closed its socket to end by itself, so that its exit code says why
+LOOK_S = 0.01  # between two checks whether it has connected or ended
+LAST_BREATH_S = 0.2  # for a process with a closed socket to exit by itself, so that its exit code says why
 
 
 class EngineProcess:
@@ -69,7 +69,7 @@ class EngineProcess:
 class Child(asyncio.Protocol):
     """One process, from its start to its end. Its last message is LoadFailed or EngineFailed, unless it was killed.
 
-    after: the one before it, whose memory is needed: this one starts once that has ended.
+    after: the previous process: this one needs its memory, and starts once it has ended.
     """
 
     def __init__(
@@ -86,8 +86,8 @@ class Child(asyncio.Protocol):
         self._frames = frames_of_an_engine()
         self._transport: asyncio.WriteTransport | None = None
         self._loading = True
-        self._ended = False  # nothing more is reported
-        self._closed = asyncio.Event()  # the connection is
+        self._ended = False  # report nothing more
+        self._closed = asyncio.Event()  # set when the connection is closed
         self._life = loop.create_task(self._live(after))
 
     def send(self, message: Message) -> None:
@@ -100,7 +100,7 @@ class Child(asyncio.Protocol):
             self.process.kill()
 
     async def close(self, patience: float) -> None:
-        """End the process: by a `Stop`, and if that takes too long, or nothing would read it, by force."""
+        """End the process with a `Stop`; kill it if that takes too long, or if it reads no commands yet."""
         self._ended = True
         if self._loading or self._transport is None:
             self.kill()
@@ -132,8 +132,8 @@ class Child(asyncio.Protocol):
             self._deliver(EngineFailed(Failure("GradusError", f"its process {how}")))
 
     async def _connect(self) -> bool:
-        """Start the process, and wait until it has connected: False if it never does. The socket's name is gone
-        afterwards."""
+        """Start the process, and wait until it has connected; return False if it never does. Remove the socket's
+        file."""
         private = PrivateSocket()
         try:
             self.process = spawn(private.path)
@@ -158,7 +158,7 @@ class Child(asyncio.Protocol):
             private.close()
 
     async def _bury(self) -> str:
-        """Wait for the process to end, and kill it if it does not. Returns how it ended, in words."""
+        """Wait for the process to end, and kill it if it does not. Describes how it ended."""
         assert self.process is not None
         end = self._loop.time() + LAST_BREATH_S
         while self.process.poll() is None and self._loop.time() < end:
@@ -196,17 +196,17 @@ class Child(asyncio.Protocol):
         if not self._ended:
             self._deliver(message)
             if isinstance(message, LoadFailed | EngineFailed):
-                self.kill()  # it has nothing more to say, and its memory is needed
+                self.kill()  # it will send nothing more, and its memory is needed
 
     def _deliver(self, message: EngineMessage) -> None:
         try:
             self._receive(message)
-        except Exception:  # a bug of the front end's: asyncio would take it for the connection's end
+        except Exception:  # a bug of the front end's, for which asyncio would close the connection
             log.exception("a message of the engine could not be handled")
 
 
 def spawn(path: str) -> "subprocess.Popen[bytes]":
-    """Start the engine's process. It finds modules where this one does, and not in the current folder by accident."""
+    """Start the engine's process. It imports from this process's paths, never by accident from the current folder."""
     folders = [folder or os.getcwd() for folder in sys.path]
     with signals_blocked():
         return subprocess.Popen(
@@ -218,7 +218,7 @@ def spawn(path: str) -> "subprocess.Popen[bytes]":
 
 @contextmanager
 def signals_blocked() -> Iterator[None]:
-    """Block the signals that the new process ignores once it runs: it inherits that, so none can come too early."""
+    """Block the signals that the new process will ignore: it inherits the mask, so none can arrive too early."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
     try:
         yield
@@ -227,7 +227,7 @@ def signals_blocked() -> Iterator[None]:
 
 
 def ending(code: int) -> str:
-    """Say how a process ended, by its exit code as `subprocess` gives it."""
+    """Describe how a process ended, from `subprocess`'s exit code."""
     if code >= 0:
         return f"ended with exit code {code}"
     try:

@@ -1,7 +1,7 @@
 """The front end's connection to the engine, wherever that runs.
 
 The final engine has a process of its own (child.py): its Python never waits for the front end's lock, a step that
-crashes or hangs takes nothing else along, and it can be started again. A phase of the course, and a student's engine,
+crashes or hangs takes nothing else down, and it can be started again. A phase of the course, or a student's engine,
 runs on a thread (thread.py): its faults show up in a debugger, and nothing has to be importable elsewhere.
 """
 
@@ -16,9 +16,9 @@ from gradus.server.engine.thread import EngineThread
 
 
 class Link(Protocol):
-    """Made on the event loop, like every call. The engine's messages are delivered there.
+    """A connection to the engine. Create it and call it on the event loop, where the engine's messages arrive too.
 
-    restarts: whether `start` may be called again once the engine has failed, or was killed.
+    restarts: whether `start` may be called again after the engine has failed or was killed.
     """
 
     restarts: bool
@@ -27,20 +27,20 @@ class Link(Protocol):
         """Begin to load the engine. Its first message is Loaded or LoadFailed."""
 
     def send(self, command: Command) -> None:
-        """Send a command, which wakes the engine if it sleeps. Dropped if no engine is there."""
+        """Send a command, which wakes a sleeping engine. Without an engine it is dropped."""
 
     def kill(self) -> None:
-        """End an engine that hangs, as far as that is possible. No message follows."""
+        """Kill an engine that hangs, if that is possible. No message follows."""
 
     async def close(self, patience: float) -> bool:
-        """Stop the engine within `patience` seconds. Returns False if something is left running."""
+        """Stop the engine within `patience` seconds. Returns False if it still runs."""
 
 
 MakeLink = Callable[
     [str, ServerConfig, Callable[[EngineMessage], None], asyncio.AbstractEventLoop],
     Link,
 ]
-"""(the loader's module, the configuration, what takes the engine's messages, the event loop)"""
+"""(the loader's module, the configuration, the receiver of the engine's messages, the event loop)"""
 
 
 def link_for(config: ServerConfig) -> MakeLink:

@@ -1,7 +1,7 @@
 """Make the two sides of a server from its configuration: the front end's tokenizer, and the engine.
 
-The final engine is made in another process: then the front end opens the tokenizer alone, which takes no torch. If one
-process makes both, the model's files are opened once. `EngineClient` takes this module's name; another module with the
+The final engine is made in another process: the front end then opens only the tokenizer, which needs no torch. If one
+process makes both, it opens the model's files once. `EngineClient` takes this module's name; another module with the
 same two functions can replace it.
 """
 
@@ -48,7 +48,7 @@ def planned(settings: ServerConfig, checkpoint: "Checkpoint") -> "tuple[MemoryPl
     limits = ModelLimits(config.vocab_size, resolve_context(settings.context_length, config.context_length))
     options = settings.options(limits, device.type)
     precision = resolve(settings.dtype, settings.quantize, device, config, checkpoint.quantized)
-    if isinstance(options, EngineConfig) and options.ranks > 1:  # the plan is that of each rank
+    if isinstance(options, EngineConfig) and options.ranks > 1:  # the plan is per rank
         config, options = place_of(options, 0).shard(config).config, for_each_rank(options, device)
         precision = precision_of_ranks(precision)
     draft = open_draft(checkpoint, options, device, precision) if isinstance(options, EngineConfig) else None
@@ -59,17 +59,17 @@ def planned(settings: ServerConfig, checkpoint: "Checkpoint") -> "tuple[MemoryPl
 
 def load_engine(config: ServerConfig, progress: Progress | None = None) -> tuple[Core, ModelInfo]:
     """Load the engine that the configuration describes."""
-    from gradus.text.llm import LLM  # torch comes with it
+    from gradus.text.llm import LLM  # imports torch
 
-    checkpoint = _opened.pop(config.model, None)  # removed, because it would keep the weights' files open
+    checkpoint = _opened.pop(config.model, None)  # removed: it would keep the weights' files open
     llm = LLM(**config.keywords() | {"model": checkpoint or config.model}, progress=progress)
     if llm.limits.structured:
-        llm.front_end.grammars.warm()  # the first structured request would wait for it
+        llm.front_end.grammars.warm()  # otherwise the first structured request would wait for it
     return llm.core, described(llm, recommended=config.generation_config != "none")
 
 
 def described(llm: "LLM", recommended: bool = True) -> ModelInfo:
-    """Describe an engine for the server's front end. recommended: with the sampling that its files recommend."""
+    """Describe an engine for the server's front end. recommended: include the sampling that its files recommend."""
     return ModelInfo(
         model=llm.checkpoint.name,
         engine=llm.engine_name,

@@ -1,10 +1,10 @@
-"""The loop that owns the engine: take commands, step, report. Nothing else calls the engine, so it has no lock.
+"""The loop that owns the engine: take commands, step, report. Nothing else calls the engine, so it needs no lock.
 
     front end ── commands ──▶ engine loop         a queue: the loop sleeps on it when idle, and empties it between
                                                   two steps
     front end ◀── messages ── engine loop         one report per step, whatever the number of requests
 
-Only token ids pass through here. Text belongs to the other side: encoding and decoding never delay a step.
+Only token ids pass through here. Text stays on the other side, so encoding and decoding never delay a step.
 """
 
 import importlib
@@ -50,7 +50,7 @@ METRICS_INTERVAL_S = 0.1
 
 
 class Loader(Protocol):
-    """The module that makes both sides from a configuration. It is passed by name, so that any process can import it.
+    """The module that makes both sides from a configuration. It is passed by name, so any process can import it.
 
     The standard one is `gradus.server.engine.loading`.
     """
@@ -87,7 +87,7 @@ def run_engine(loader_name: str, config: ServerConfig, commands: Commands, post:
     try:
         core, info = loader(loader_name).load_engine(config)
         loaded = Loaded(info, core.metrics())
-    except BaseException as error:  # a defect, a user's mistake, even exit(): the front end must hear of it
+    except BaseException as error:  # a bug, a user's mistake, even exit(): report it to the front end
         if not isinstance(error, GradusError):
             log.exception("the model could not be loaded")
         post(LoadFailed(Failure.of(error)))
@@ -104,14 +104,14 @@ def run_engine(loader_name: str, config: ServerConfig, commands: Commands, post:
 
 @dataclass(slots=True)
 class Running:
-    """A request that the engine has. handle: of its first sample. left: samples that have not ended."""
+    """A request in the engine. handle: its first sample's. left: samples that have not ended."""
 
     handle: int
     left: int
 
 
 class EngineLoop:
-    """Runs `core` until a `Stop` arrives. Exceptions of a step are not caught."""
+    """Runs `core` until a `Stop` arrives. It lets a step's exceptions pass."""
 
     def __init__(self, core: Core, commands: Commands, post: Post) -> None:
         self._core = core
@@ -132,7 +132,7 @@ class EngineLoop:
             pass
 
     def _turn(self) -> bool:
-        """Obey the commands that have arrived, then take one step. Returns False after a `Stop`."""
+        """Obey the waiting commands, then take one step. Returns False after a `Stop`."""
         report = Report()
         for command in self._take():
             if isinstance(command, Stop):
@@ -147,7 +147,7 @@ class EngineLoop:
         return True
 
     def _report(self, report: Report) -> None:
-        """Post the report. Metrics cost more than the rest of it, so they are added now and then, and at rest."""
+        """Post the report. Metrics cost more than all the rest, so they are added only at intervals, and when idle."""
         self._turns += 1
         report.turn, report.requests = self._turns, len(self._running)
         report.busy, report.waiting = self._core.has_work, self._core.waiting_count
@@ -160,7 +160,7 @@ class EngineLoop:
     # -- outputs ------------------------------------------------------------------------------------------------------
 
     def _add(self, outputs: Sequence[Output], report: Report) -> None:
-        """Add a step's outputs. Plain tokens go into columns as they are: the front end makes objects of them."""
+        """Add a step's outputs. Plain tokens go into columns unchanged: the front end makes objects of them."""
         if isinstance(outputs, Outputs):
             self._add_columns(outputs, report)
             self._add_others(outputs.others, report)
@@ -195,7 +195,7 @@ class EngineLoop:
                     del self._running[output.request_id], self._names[running.handle]
 
     def _handle(self, sample: Any) -> int:
-        """The handle of a sample, known by its request's id and its index."""
+        """Return a sample's handle, from its request's id and its index."""
         return self._running[sample.request_id].handle + int(sample.index)
 
     # -- commands -----------------------------------------------------------------------------------------------------
@@ -203,7 +203,7 @@ class EngineLoop:
     def _take(self) -> list[Command]:
         """Take all commands from the queue; wait for one if the engine has nothing to do.
 
-        Their number is bounded, because the number of waiting samples is.
+        Their number is bounded by the number of waiting samples.
         """
         commands = [] if self._core.has_work else [self._sleep()]
         while not self._commands.empty():
@@ -213,7 +213,7 @@ class EngineLoop:
         return commands
 
     def _sleep(self) -> Command:
-        """Wait for the next command. Check the invariants once before, at most once per second."""
+        """Check the invariants, at most once per second, then wait for the next command."""
         if self._unchecked:
             try:
                 return self._commands.get(timeout=max(0.0, self._next_check - time.monotonic()))
@@ -247,7 +247,7 @@ class EngineLoop:
         try:
             self._core.submit(shortened(command.request(), time.monotonic() - command.sent))
         except Exception as error:
-            # A GradusError is the caller's mistake. Anything else is a bug of ours, but still fails only this request.
+            # A GradusError is the caller's mistake. Anything else is our bug, but still fails only this request.
             if not isinstance(error, GradusError):
                 log.exception("request %s could not be submitted", command.id)
             report.refused.append((command.handle, Failure.of(error)))
@@ -264,7 +264,7 @@ def is_plain(output: Output) -> bool:
 
 
 def shortened(request: Request, waited: float) -> Request:
-    """Reduce a request's time limits by the time it has waited for the engine, which may be inside a long step."""
+    """Reduce a request's time limits by its wait for the engine, which may have been inside a long step."""
 
     def left(seconds: float | None) -> float | None:
         return None if seconds is None else max(seconds - waited, 1e-6)

@@ -3,10 +3,10 @@
     front end ── Submit, Cancel, Stop ──▶ engine
     front end ◀── Loaded, Report, … ───── engine
 
-All of them are plain data, so they can be sent to another process (wire.py) as well as handed to another thread. The
-front end gives each sample an integer handle: a request of n samples takes n consecutive handles, and everything that
-follows names them. The tokens of a step of hundreds of decodes come in columns of numbers, and no object is made per
-token. No torch here.
+All are plain data, so they can be sent to another process (wire.py) as well as handed to another thread. The front end
+gives each sample an integer handle: a request of n samples takes n consecutive handles, and all later messages use
+them. A step of hundreds of decodes reports its tokens in columns of numbers, without an object per token. This module
+does not import torch.
 """
 
 import time
@@ -30,15 +30,15 @@ TOKENS: Kind = "i"  # of 4 bytes
 
 
 class Message(msgspec.Struct, array_like=True, tag=True, gc=False):
-    """A base: sent as an array, and of no interest to the garbage collector, because no message can refer to itself."""
+    """The base of all messages: sent as arrays, and untracked by the garbage collector, as none can refer to itself."""
 
 
 # -- to the engine -----------------------------------------------------------------------------------------------------
 
 
 class Submit(Message):
-    """Run a request. handle: of its first sample. sent: the time of sending, so that waiting for the engine counts
-    towards its limits. In seconds of `time.monotonic`, which all processes of a machine share."""
+    """Run a request. handle: its first sample's. sent: the time of sending in seconds of `time.monotonic`, which all
+    processes of a machine share; its limits include the wait for the engine since then."""
 
     handle: int
     id: str
@@ -77,7 +77,7 @@ class Submit(Message):
 
 
 class Cancel(Message):
-    """End a request, or one sample of it, which may have ended already. `reason` becomes its finish_reason.
+    """End a request, or one of its samples; it may have ended already. `reason` becomes its finish_reason.
 
     handle: of the request's first sample.
     """
@@ -98,7 +98,7 @@ Command = Submit | Cancel | Stop
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """A description of the engine, in words and numbers: all that the event loop ever sees of it.
+    """A description of the engine: the event loop sees nothing else of it.
 
     engine: the phase's name, or "final"; phase: None for the final engine.
     settings: max_sequences, and the settings of cache and scheduler that the engine uses.
@@ -115,7 +115,7 @@ class ModelInfo:
     default_sampling: dict[str, int | float] = field(default_factory=dict)
 
     def stats(self) -> dict[str, Any]:
-        """For /stats, with the limits merged into the other fields."""
+        """Return the fields for /stats, with the limits merged into the others."""
         found = asdict(self)
         limits = found.pop("limits")
         return found | {name: limits[name] for name in ("context_length", "vocab_size")}
@@ -124,8 +124,8 @@ class ModelInfo:
 class Failure(msgspec.Struct, array_like=True, gc=False, frozen=True):
     """An exception, as data.
 
-    kind: its class in `gradus.errors`; for a bug of ours its type's name.
-    message: complete, for the user; None for a bug, whose details are only in the log.
+    kind: its class in `gradus.errors`; for a bug, its type's name.
+    message: the complete text for the user; None for a bug, whose details are only in the log.
     param, limit, got: the fields of a RequestError.
     """
 
@@ -146,7 +146,7 @@ class Failure(msgspec.Struct, array_like=True, gc=False, frozen=True):
         return cls(kind, str(error))
 
     def error(self) -> GradusError | None:
-        """Make the exception again; None for a bug."""
+        """Recreate the exception; None for a bug."""
         if self.message is None:
             return None
         if self.kind == RequestError.__name__:
@@ -156,7 +156,7 @@ class Failure(msgspec.Struct, array_like=True, gc=False, frozen=True):
 
 
 class Loaded(Message):
-    """The engine is loaded and takes commands. metrics: its initial ones."""
+    """The engine is loaded and takes commands. metrics: their initial values."""
 
     info: ModelInfo
     metrics: Metrics
@@ -169,7 +169,7 @@ class LoadFailed(Message):
 
 
 class SampleOutput(msgspec.Struct, array_like=True, gc=False):
-    """An `Output` that is not just plain tokens. logprobs, prompt_logprobs: bytes per token, as in `Logprobs`."""
+    """An `Output` with more than plain tokens. logprobs, prompt_logprobs: bytes per token, as in `Logprobs`."""
 
     handle: int
     tokens: tuple[int, ...] = ()
@@ -213,15 +213,15 @@ class SampleOutput(msgspec.Struct, array_like=True, gc=False):
 class Report(Message):
     """The result of one turn of the loop, which obeys commands and then takes one step. Every turn ends with a report.
 
-    turn: counts the turns: the engine's heartbeat. metrics: the engine's, after that step; None if the last ones are
-    recent enough. waiting: samples that wait to start. requests: those that the engine has and that have not ended.
-    commands_taken, samples_taken: commands taken since the start, and samples in them (a request counts n times).
+    turn: the number of the turn, which serves as heartbeat. metrics: the engine's, after that step; None if the last
+    ones are recent enough. waiting: samples that wait to start. requests: requests in the engine that have not ended.
+    commands_taken, samples_taken: commands taken since the start, and their samples (a request counts n times).
     busy: whether another step follows at once, so that silence from now on means a long step.
     step_s: the step's duration in seconds; 0 if there was nothing to do.
-    accepted, refused: handles of requests. ended: how many samples have ended.
-    handles [B], tokens [B, width]: columns of the samples that sampled plain tokens (`packed`); where a row has fewer
-    than `width` tokens, negative numbers follow. logprobs: of these tokens, row by row; empty if no row has any.
-    others: the outputs that are more than that.
+    accepted, refused: handles of requests. ended: the number of samples that have ended.
+    handles [B], tokens [B, width]: columns of the samples with plain tokens (`packed`); negative numbers pad rows of
+    fewer than `width` tokens. logprobs: these tokens', row by row; empty if no row has any.
+    others: all other outputs.
     """
 
     turn: int = 0
@@ -243,14 +243,14 @@ class Report(Message):
 
 
 class SelfChecked(Message):
-    """The idle engine has checked its invariants. If not `passed`, there is a bug of ours, described in the log."""
+    """The idle engine has checked its invariants. If not `passed`, the log describes a bug of ours."""
 
     passed: bool
 
 
 class EngineFailed(Message):
-    """The engine has ended, though it was not told to: a step raised an exception, which makes its state unknown, or
-    its process is gone. This is its last message."""
+    """The engine has ended without a `Stop`: a step raised an exception, which makes its state unknown, or its process
+    is gone. This is its last message."""
 
     failure: Failure
 
@@ -266,5 +266,5 @@ def packed(kind: Kind, numbers: Iterable[int]) -> bytes:
 
 
 def unpacked(kind: Kind, column: bytes) -> list[int]:
-    """Raises TypeError for bytes that `packed` did not make."""
+    """Read a column. Raises TypeError for bytes that `packed` did not make."""
     return memoryview(column).cast(kind).tolist()

@@ -1,10 +1,10 @@
 """The engine's process: `python -m gradus.server.engine.process SOCKET`, started by child.py.
 
-The main thread runs the engine loop, and writes its messages to the socket as they are made: a front end that does not
-read lets the engine wait. A second thread reads commands. When the socket closes, the front end is gone, and this
-process ends at once, whatever a step is doing. Linux ends it even if that thread cannot run.
+The main thread runs the engine loop, and writes its messages to the socket directly: a front end that does not read
+makes the engine wait (backpressure). A second thread reads commands. When the socket closes, the front end is gone, and
+this process ends at once, even inside a step. Linux kills it even if that thread cannot run.
 
-Signals are the front end's business: a Ctrl-C at a terminal, and a supervisor that stops the whole group, reach both
+This process ignores signals: a Ctrl-C at a terminal, or a supervisor that stops the whole group, reaches both
 processes, but the front end alone decides how long running requests may take.
 """
 
@@ -33,7 +33,7 @@ def main(path: str) -> None:
     die_with(os.getppid())
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
-    os.dup2(2, 1)  # stdout is for the front end's ready line
+    os.dup2(2, 1)  # stdout is reserved for the front end's ready line
     connected = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     connected.connect(path)
     connected.sendall(frame(Hello(VERSION, os.getpid())))
@@ -54,7 +54,7 @@ class Closing(Protocol):
 
 
 class FrontEndSocket:
-    """The front end, as the engine's process sees it: commands come from it, and messages go to it."""
+    """The front end, as the engine's process sees it: a source of commands, and the receiver of messages."""
 
     def __init__(self, connected: socket.socket) -> None:
         self.commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
@@ -73,7 +73,7 @@ class FrontEndSocket:
         return first
 
     def read(self) -> None:
-        """Queue commands until the socket closes, which ends the process."""
+        """Queue commands until the socket closes; then end the process."""
         try:
             while True:
                 for message in self._frames.feed(self._receive()):
@@ -103,7 +103,7 @@ class FrontEndSocket:
 
 
 def leave(code: int) -> None:
-    """End the process without waiting for anything: a kernel that still runs, or threads of libraries."""
+    """End the process without waiting for anything, be it a running kernel or a library's threads."""
     logging.shutdown()
     sys.stderr.flush()
     os._exit(code)

@@ -1,5 +1,5 @@
-"""The engine loop on a thread of the server's process, for the phases of the course and a student's engine. A thread
-suffices there because a step spends its time in kernels that release Python's lock."""
+"""The engine loop on a thread of the server's process, for the phases of the course and for a student's engine. A
+thread suffices there: a step spends most of its time in kernels that release Python's lock."""
 
 import asyncio
 import queue
@@ -12,8 +12,8 @@ from gradus.server.engine.messages import Command, EngineMessage, Stop
 
 
 class EngineThread:
-    """A `Link` to an engine on a thread, which ends after a `Stop`. A thread inside a step cannot be ended, so there is
-    no second one."""
+    """A `Link` to an engine on a thread, which ends after a `Stop`. A thread inside a step cannot be killed, so the
+    engine is not restarted."""
 
     restarts = False
 
@@ -42,7 +42,7 @@ class EngineThread:
         self._commands.put(command)
 
     def kill(self) -> None:
-        self.send(Stop())  # if the step comes back after all, nothing may follow it
+        self.send(Stop())  # if the step returns after all, no other may follow
 
     async def close(self, patience: float) -> bool:
         self.send(Stop())

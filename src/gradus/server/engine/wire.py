@@ -3,9 +3,9 @@
     frame      length u32 (little-endian) · one message in MessagePack
     handshake  engine: Hello(version, pid) · front end: Load(version, loader, settings)
 
-The socket is a file in a new folder that only this user may enter; the front end asks the system who has connected,
-and removes the folder. Nothing that arrives is trusted: a frame is bounded, it decodes to one of the listed messages
-or to nothing, and no code is run for it (no pickle). Whatever else arrives ends the connection, not the receiver.
+The socket is a file in a new folder that only this user may enter; the front end asks the system which process has
+connected, and removes the folder. Nothing that arrives is trusted: a frame is bounded, it decodes to one of the listed
+messages or to nothing, and decoding runs no code (no pickle). Other bytes end the connection, not the receiver.
 """
 
 import os
@@ -25,17 +25,17 @@ from gradus.server.engine.messages import Command, EngineMessage, Message
 VERSION = f"1 {gradus.__version__}"  # of the frames and messages; both processes must have the same
 LENGTH = struct.Struct("<I")
 LARGEST_FRAME = 64 << 20  # bytes: several times the largest prompt
-LONGEST_PATH = 103  # bytes of a socket's path on every system (sun_path on macOS, without its final zero)
+LONGEST_PATH = 103  # bytes of a socket's path on any system (macOS's sun_path, without its final zero)
 
 T = TypeVar("T")
 
 
 class WireError(Exception):
-    """Bytes that are not what the other side may send."""
+    """The other side has sent invalid bytes."""
 
 
 class Hello(Message):
-    """The engine process is there."""
+    """The engine's process has connected."""
 
     version: str
     pid: int
@@ -53,7 +53,7 @@ _encode = msgspec.msgpack.Encoder().encode
 
 
 def frame(message: Message) -> bytes:
-    """Raises WireError for a message that is too large."""
+    """Encode a message as a frame. Raises WireError if it is too large."""
     content = _encode(message)
     if len(content) > LARGEST_FRAME:
         raise WireError(f"a message of {len(content)} bytes is larger than {LARGEST_FRAME}")
@@ -65,11 +65,11 @@ class Frames(Generic[T]):
 
     def __init__(self, decoder: "msgspec.msgpack.Decoder[T]") -> None:
         self._decode = decoder.decode
-        self._begun = bytearray()  # of a frame
-        self._needed = 0  # bytes of it
+        self._begun = bytearray()  # an incomplete frame
+        self._needed = 0  # bytes of the whole frame
 
     def feed(self, received: bytes) -> Iterator[T]:
-        """Take bytes; yield the messages that they complete. Raises WireError, and is of no use afterwards."""
+        """Take bytes; yield the messages that they complete. After a WireError, do not feed it again."""
         if self._begun:
             self._begun += received
             if len(self._begun) < self._needed:
@@ -84,7 +84,7 @@ class Frames(Generic[T]):
         self._needed = end - at
 
     def _size(self, there: memoryview) -> int:
-        """The size of a frame, of which at least one byte more is needed if not even its length is there."""
+        """Return the size of a frame; until its length has arrived, only the size of the length itself."""
         if len(there) < LENGTH.size:
             return LENGTH.size
         (size,) = LENGTH.unpack_from(there)
@@ -95,7 +95,7 @@ class Frames(Generic[T]):
     def _message(self, content: memoryview) -> T:
         try:
             return self._decode(content)
-        except Exception as error:  # msgspec's, or that of a field that checks itself
+        except Exception as error:  # msgspec's, or a self-checking field's
             raise WireError(f"a frame holds no message: {error}") from error
 
 
@@ -137,8 +137,8 @@ class PrivateSocket:
 
 
 def check_peer(connected: socket.socket, pid: int) -> None:
-    """Check that the expected process has connected. Raises WireError; the folder's mode is all there is to rely on
-    where the system does not say."""
+    """Check that the expected process has connected. Raises WireError. A system that does not identify the peer leaves
+    the folder's mode as the only protection."""
     peer = peer_of(connected)
     if peer is None:
         return

@@ -1,9 +1,9 @@
-"""Who may call which route. The rule is to refuse: a route that nobody thought of needs a key.
+"""Access to routes. The default is to refuse: a route missing from the list of public ones needs a key.
 
-The middleware sees a request before any route does, and decides by `scope["path"]`, which is what the router matches.
-(`request.url` is put together from the Host header: with `Host: x/docs?` its path becomes another one.)
+The middleware sees a request before any route does, and decides by `scope["path"]`, which the router matches too.
+(`request.url` is built from the Host header: with `Host: x/docs?` its path becomes another one.)
 
-Each key has prefixes of its own in the cache: how fast a first token comes then says nothing about other keys' prompts.
+Each key has its own prefixes in the cache: its TTFT then reveals nothing about other keys' prompts.
 """
 
 import dataclasses
@@ -25,12 +25,12 @@ from gradus.server.http.quotas import Account
 from gradus.server.http.record import Record, record_of
 
 PUBLIC = frozenset({"/health", "/health/live", "/health/ready", "/ping"})
-"""The only paths without a key, for GET alone: what probes of health ask, who have none."""
+"""The only paths without a key, for GET alone: health probes have none."""
 
 MONITORED = frozenset({"/stats", "/metrics"})
-"""Paths that show what all keys do together: for the roles `monitor` and `admin`."""
+"""Paths with statistics of all keys together: for the roles `monitor` and `admin`."""
 
-REFRESH_S = 1.0  # how often the file of keys is looked at
+REFRESH_S = 1.0  # between two checks of the file of keys
 
 _PROCESS_SECRET = secrets.token_bytes(32)
 
@@ -40,7 +40,7 @@ def is_loopback(address: str) -> bool:
 
 
 def check_exposure(config: ServerConfig, keys: Keys, *, loopback: bool) -> str | None:
-    """Refuse to serve strangers without keys; return a warning if the operator wants just that.
+    """Refuse to serve strangers without keys; return a warning if `no_auth` allows just that.
 
     Raises ConfigError.
     """
@@ -57,7 +57,7 @@ def check_exposure(config: ServerConfig, keys: Keys, *, loopback: bool) -> str |
 
 
 class Access:
-    """Lets requests through that a known key sent, or that are for everybody."""
+    """Admits requests with a known key, and requests for public paths."""
 
     def __init__(self, app: ASGIApp, keys: Keys, defaults: KeyLimits) -> None:
         self.app = app
@@ -85,12 +85,12 @@ class Access:
                 record.account.close(record.tally)
 
     def _problem(self, scope: Scope) -> Problem | None:
-        """Find who sent the request. Returns why it is refused, or None."""
+        """Identify the sender. Returns the reason to refuse the request, or None."""
         if not self._keys:
             return None
         record = record_of(scope)
         if record.label and (record.label.startswith(PREFIX) or self._keys.find(record.label)):
-            record.label = ""  # a key in the wrong header
+            record.label = ""  # never log a key sent in the wrong header
         presented = credentials(scope)
         key = self._find(presented)
         if key is not None:
@@ -116,7 +116,7 @@ class Access:
         return next((key for text in presented if (key := self._keys.find(text)) is not None), None)
 
     def _account(self, key: Key) -> Account:
-        """The key's account, which outlives a change of its limits."""
+        """Return the key's account, which outlives a change of its limits."""
         limits = key.limits.over(self._defaults)
         account = self._accounts.get(key.name)
         if account is None:
@@ -126,7 +126,7 @@ class Access:
 
 
 def credentials(scope: Scope) -> list[str]:
-    """The keys that a request presents: one in each of two headers at most, since some SDKs send both."""
+    """Return the keys that a request presents: at most one in each of two headers, since some SDKs send both."""
     found: dict[bytes, str] = {}
     for name, value in scope["headers"]:
         text = value.decode("latin-1").strip()
@@ -139,18 +139,18 @@ def credentials(scope: Scope) -> list[str]:
     return [text for text in found.values() if text]
 
 
-# -- what a key changes in its requests --------------------------------------------------------------------------------
+# -- a key's effect on its requests ------------------------------------------------------------------------------------
 
 
 def salt_of(name: str) -> bytes:
-    """A key's part of the cache. A process's own secret makes it worthless anywhere else."""
+    """Derive the salt of a key's part of the cache. A secret of this process makes it useless elsewhere."""
     return hashlib.blake2b(name.encode(), key=_PROCESS_SECRET, digest_size=32).digest()
 
 
 def admitted(record: Record, asks: Sequence[Ask]) -> Sequence[Ask]:
-    """Apply what the sender's key decides: its limits, and its own part of the cache.
+    """Apply the limits of the sender's key, and its own part of the cache.
 
-    Raises QuotaExceeded, or RequestError for more than the key may ever have.
+    Raises QuotaExceeded, or RequestError for more samples than the key may ever have.
     """
     if record.account is not None:
         record.account.admit(sum(ask.params.n for ask in asks))

@@ -1,4 +1,4 @@
-"""The routes. Each one parses, submits, waits and answers. Every error is an exception."""
+"""The routes. Each parses, submits, waits and answers. Every error is an exception."""
 
 import http
 from collections.abc import AsyncIterator, Callable
@@ -41,7 +41,7 @@ Reader = Callable[[Any, EngineClient], Exchange]
 """Checks parsed JSON of one protocol. Raises RequestError, or Unavailable while the model loads."""
 
 IGNORED = "x-gradus-ignored"  # the header that names fields without effect
-CLIENT_CLOSED_REQUEST = 499  # nginx's status for an answer that nobody will read; it appears only in logs
+CLIENT_CLOSED_REQUEST = 499  # nginx's status for an answer whose client has left; it appears only in logs
 
 
 def create_app(client: EngineClient, config: ServerConfig) -> FastAPI:
@@ -60,7 +60,7 @@ def create_app(client: EngineClient, config: ServerConfig) -> FastAPI:
         lifespan=lifespan,
         docs_url=None,
         redoc_url=None,
-        redirect_slashes=False,  # a redirect would be to what the Host header says
+        redirect_slashes=False,  # a redirect would lead wherever the Host header says
     )
     _add_middleware(app, client, config)
     _add_error_handlers(app)
@@ -84,7 +84,7 @@ def create_app(client: EngineClient, config: ServerConfig) -> FastAPI:
 
 
 def _add_middleware(app: FastAPI, client: EngineClient, config: ServerConfig) -> None:
-    """Add what every request passes, from the innermost to the outermost. All of it is plain ASGI."""
+    """Add the middleware, from the innermost to the outermost. All of it is plain ASGI."""
     app.add_middleware(Access, keys=Keys.of(config), defaults=config.key_limits)
     if config.cors_origins:
         app.add_middleware(
@@ -101,7 +101,7 @@ def _add_middleware(app: FastAPI, client: EngineClient, config: ServerConfig) ->
 
 
 def _add_reports(app: FastAPI, client: EngineClient, config: ServerConfig) -> None:
-    """Add the routes that only look."""
+    """Add the routes that only report."""
 
     @app.get("/health", summary="Whether requests are taken: 200, or 503 with the reason")
     @app.get("/health/ready", summary="The same, by the name that orchestrators expect")
@@ -145,7 +145,7 @@ def read_generate(body: Any, client: EngineClient) -> Exchange:
 
 
 async def respond(request: Request, read: Reader, client: EngineClient, config: ServerConfig) -> Response:
-    """Answer a body of the protocol that `read` reads: whole, or as a stream of events."""
+    """Answer a body of `read`'s protocol, whole or as a stream of events."""
     body = await read_json(request, max_bytes=body_limit(config, client.info), timeout=config.receive_timeout)
     exchange, record = read(body, client), record_of(request.scope)
     warnings = {IGNORED: ", ".join(exchange.ignored)} if exchange.ignored else {}
@@ -179,7 +179,7 @@ def _add_error_handlers(app: FastAPI) -> None:
         return problem_response(problem_of(error), request.scope["path"])
 
     async def on_defect(request: Request, error: Exception) -> Response:
-        """Answer from outside all middleware, which has seen the exception pass."""
+        """Answer outside all middleware, which has already seen the exception."""
         answer = await on_error(request, error)
         answer.headers[REQUEST_ID] = record_of(request.scope).id
         return answer
@@ -187,7 +187,7 @@ def _add_error_handlers(app: FastAPI) -> None:
     async def on_http_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         phrase = http.HTTPStatus(error.status_code).phrase.lower()
-        path = request.scope["path"]  # not url.path, which a Host header can change
+        path = request.scope["path"]  # not url.path, which the Host header can change
         message = f"{request.method} {path[:100]}: {phrase}; GET / lists the routes"
         return problem_response(
             Problem(error.status_code, "invalid_request", message, headers=error.headers or {}), path
@@ -220,7 +220,7 @@ class HeaderLimits:
 
 
 class OwnRequests:
-    """Refuses a request that names another host than this server, or that comes from another site's page.
+    """Refuses a request that names another host, or that comes from another site's page.
 
     The status is 403 in both cases. 421 (misdirected request) would fit the first, but invites the client to retry.
     """

@@ -2,7 +2,7 @@
 
 `json.loads` is lenient: it accepts NaN, keeps the last of two equal keys, allows half a surrogate pair in a string,
 which cannot be encoded again, and recurses as deep as the input nests. Each of these has crashed or confused a server;
-here each gets a 400 that says what is wrong.
+here each gets a 400 that names the fault.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ from gradus.server.config import MAX_JSON_DEPTH, ServerConfig
 from gradus.server.engine.messages import ModelInfo
 
 BYTES_PER_TOKEN = 16
-"""More than a token takes in a body, on average: as text, escaped or not, or as a number and a comma."""
+"""More than a token's average size in a body: as text, escaped or not, or as a number and a comma."""
 LEAST_LIMIT = 1 << 20
 BESIDE_PROMPT = 1 << 18  # schemas, tools, and the other fields
 
@@ -32,7 +32,7 @@ class BodyError(RequestError):
 
 
 def body_limit(config: ServerConfig, info: ModelInfo | None) -> int:
-    """The most bytes of a body: as configured, or what the whole context may take. info: None while the model loads."""
+    """Return the most bytes of a body: as configured, or enough for the whole context. info: None while loading."""
     if config.max_body_bytes is not None:
         return config.max_body_bytes
     context = 0 if info is None else info.limits.context_length
@@ -51,14 +51,14 @@ async def read_json(request: Request, *, max_bytes: int, timeout: float) -> Any:
 
 
 def _check_headers(request: Request, max_bytes: int) -> None:
-    """Refuse by the headers alone, before a byte of the body is read."""
+    """Refuse a request by its headers, before reading a byte of the body."""
     kind, _, parameters = request.headers.get("content-type", "").partition(";")
     if kind.strip().lower() != "application/json":
         raise BodyError("Content-Type must be application/json", 415, limit="application/json", got=kind[:60])
     charset = re.search(r'charset\s*=\s*"?([^";\s]*)', parameters, re.IGNORECASE)
     if charset and charset[1].lower() not in ("utf-8", "utf8"):
         raise BodyError("the body must be UTF-8", 415, limit="utf-8", got=charset[1][:60])
-    # decompressing would let a small body become a large one
+    # a small compressed body could expand to a huge one
     coding = request.headers.get("content-encoding", "identity")
     if coding.strip().lower() != "identity":
         raise BodyError("the body must not be compressed", 415, limit="no Content-Encoding", got=coding[:60])

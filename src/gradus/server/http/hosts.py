@@ -1,5 +1,4 @@
-"""The requests that are accepted: those that call the server by one of its names, and do not come from another site's
-page.
+"""Checks of a request's origin: it must call the server by one of its names, and not come from another site's page.
 
 A web page may read only the answers of its own origin, and the browser identifies an origin by its name. DNS rebinding
 gets around that: the page's name first resolves to its own server, and a moment later to 127.0.0.1. The browser then
@@ -49,7 +48,7 @@ def is_origin(text: str) -> bool:
 
 
 def _unmapped(address: IPv4Address | IPv6Address) -> IPv4Address | IPv6Address:
-    """The IPv4 address inside an IPv6 address such as ::ffff:127.0.0.1; any other address unchanged."""
+    """Return the IPv4 address inside an IPv6 one such as ::ffff:127.0.0.1; any other address unchanged."""
     return getattr(address, "ipv4_mapped", None) or address
 
 
@@ -57,7 +56,7 @@ class OwnHosts:
     """The hosts that requests to this server may name.
 
     bound: the address that the server listens on, or its name. allowed: additional hosts from the operator.
-    origins: those of other sites whose pages may use the server (CORS). secure: whether the server itself speaks TLS.
+    origins: other sites whose pages may use the server (CORS). secure: whether the server itself speaks TLS.
     """
 
     def __init__(
@@ -71,7 +70,7 @@ class OwnHosts:
         self._named = self._allowed | ({"localhost"} if self._everywhere else {"localhost", host})
 
     def refusal(self, headers: Headers, local: str | None) -> str | None:
-        """The reason to refuse a request, in one line; None to serve it.
+        """Return the reason to refuse a request, in one line; None to serve it.
 
         headers: names in lower case. local: this machine's address on the connection.
         """

@@ -1,8 +1,8 @@
-"""API keys: who may use the server, in which role, and how much of it.
+"""API keys, with their roles and limits.
 
 A key is 32 random bytes that `gradus keys add` prints once. The file holds only its SHA-256: a password needs a slow,
-salted hash because it can be guessed, and a number of 256 bits cannot. So a request costs one hash, and no attacker can
-keep the event loop busy with slow ones.
+salted hash because it can be guessed, but 256 random bits cannot. So a request costs one hash, and no attacker can keep
+the event loop busy with slow ones.
 
 `GRADUS_API_KEY` is one more key, for a server with a single user. There is no option for it: every user of the machine
 can read a command line, but only the same user and root can read a process's environment.
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 VARIABLE = "GRADUS_API_KEY"
-OWN_NAME = "GRADUS_API_KEY"  # capitals, so that no name in a file is equal to it
-LEAST_CHARACTERS = 16  # of a key that a person has chosen
+OWN_NAME = "GRADUS_API_KEY"  # in capitals: no name in a file can equal it
+LEAST_CHARACTERS = 16  # of a key chosen by a person
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 PREFIX = "gradus-"  # lets secret scanners recognize a leaked key
 
@@ -44,7 +44,7 @@ Role = Literal["client", "monitor", "admin"]
 class KeyLimits:
     """The limits of one key; None: the server's default, or no limit.
 
-    max_samples: samples in the server at once, running or waiting. max_waiting: those of them that have no token yet.
+    max_samples: samples in the server at once, running or waiting. max_waiting: samples still without a token.
     tokens_per_minute: prompt and generated tokens together.
     """
 
@@ -53,7 +53,7 @@ class KeyLimits:
     tokens_per_minute: int | None = None
 
     def over(self, defaults: "KeyLimits") -> "KeyLimits":
-        """Fill in the limits that this key leaves open."""
+        """Fill in the limits that this key does not set."""
         return KeyLimits(*(getattr(self, one.name) or getattr(defaults, one.name) for one in fields(self)))
 
 
@@ -62,7 +62,7 @@ LIMITS = tuple(one.name for one in fields(KeyLimits))
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """One key's owner. digest: SHA-256 of the key. created: a date, for people."""
+    """One key's owner. digest: SHA-256 of the key. created: a date, for human readers."""
 
     name: str
     digest: bytes
@@ -82,12 +82,12 @@ def digest_of(key: str) -> bytes:
 class Keys:
     """The keys of a server: those of a file, and the environment's.
 
-    The file is read again when it changes, so a key can be added or withdrawn while the server runs. A file that cannot
-    be read any more leaves the last keys valid, with an error in the log.
+    The file is read again when it changes, so a key can be added or revoked while the server runs. If the file can no
+    longer be read, the last keys stay valid, and the log has an error.
     """
 
     def __init__(self, file: str | Path | None = None, own: str | None = None) -> None:
-        """Raises ConfigError for a file that cannot be trusted or understood, or for an own key that is too short."""
+        """Read the file. Raises ConfigError if it cannot be trusted or understood, or if `own` is too short."""
         self._file = None if file is None else Path(file)
         self._own = () if own is None else (Key(OWN_NAME, digest_of(_checked(own)), "admin"),)
         self._version: tuple[int, ...] | None = None
@@ -98,15 +98,15 @@ class Keys:
 
     @classmethod
     def of(cls, config: "ServerConfig") -> "Keys":
-        """The keys of the configured file and of this process's environment."""
+        """Read the keys of the configured file and of this process's environment."""
         return cls(config.api_keys, os.environ.get(VARIABLE) or None)
 
     def __bool__(self) -> bool:
-        """Whether the server asks for a key, even if the file has none left."""
+        """Whether the server requires a key, even if the file has none left."""
         return self._file is not None or bool(self._own)
 
     def find(self, presented: str) -> Key | None:
-        """Return the owner of a presented key. The time does not depend on which key it is nearly equal to."""
+        """Return the owner of a presented key, in constant time: timing does not reveal a nearly equal key."""
         digest, found = hashlib.sha256(presented.encode("latin-1")).digest(), None
         for key in self._keys:
             if hmac.compare_digest(key.digest, digest):
@@ -139,7 +139,7 @@ def _checked(own: str) -> str:
 
 
 def _version(path: Path) -> tuple[int, ...]:
-    """Identify a file's content without reading it."""
+    """Identify a file's version without reading it."""
     try:
         found = path.stat()
     except OSError as error:
@@ -168,7 +168,7 @@ def read_keys(path: Path) -> dict[str, Key]:
 
 
 def _check_owner(path: Path) -> None:
-    """Refuse a file that another user may write to: whoever writes it decides who may use the server."""
+    """Refuse a file that another user may write to: writing it grants access to the server."""
     if os.name != "posix" or not path.exists():
         return
     found = path.stat()
@@ -204,7 +204,7 @@ def _limits(where: str, entry: Mapping[str, Any]) -> KeyLimits:
 
 
 def write_keys(path: Path, keys: Mapping[str, Key]) -> None:
-    """Replace the file, at once and readable by its owner alone. Raises ConfigError."""
+    """Replace the file atomically, readable by its owner alone. Raises ConfigError."""
     import yaml
 
     content = yaml.safe_dump({"keys": {name: _entry(key) for name, key in keys.items()}}, sort_keys=False)

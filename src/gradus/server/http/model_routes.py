@@ -21,9 +21,9 @@ Answer = Callable[[Any, EngineClient], dict[str, Any]]
 
 
 def add_model_routes(app: FastAPI, client: EngineClient, config: ServerConfig) -> None:
-    """Add the routes that need no engine. /tokenizer_info is there if the configuration allows it."""
+    """Add the routes that need no engine; /tokenizer_info only if the configuration allows it."""
     created = int(time.time())
-    one_at_a_time = asyncio.Lock()  # so a client that sends many long texts delays only its own kind
+    one_at_a_time = asyncio.Lock()  # a client that sends many long texts delays only these routes
 
     def route(path: str, answer: Answer, summary: str) -> None:
         async def handler(request: Request) -> Response:

@@ -1,8 +1,8 @@
 """Limits per API key: samples at once, samples that wait, and tokens per minute.
 
-Tokens are paid for afterwards: a request enters if its key is not in debt, and is charged for what it has used when it
-ends, however it ends. How long an answer becomes is not known before, and a reservation of the longest would turn away
-clients that leave `max_tokens` out. What a key may have at once bounds its debt.
+The rate limit charges afterwards: a request enters if its key is not in debt, and pays for its tokens when it ends,
+however it ends. The length of an answer is unknown beforehand, and reserving the maximum would turn away clients that
+leave `max_tokens` out. The limit on samples at once bounds a key's debt.
 """
 
 import math
@@ -14,11 +14,11 @@ from gradus.server.http.keys import KeyLimits
 from gradus.server.metrics.tally import Tally
 
 LONGEST_WAIT_S = 120.0
-"""The most that Retry-After says: SDKs take a longer time for a refusal for good."""
+"""The longest Retry-After: SDKs treat a longer one as a permanent refusal."""
 
 
 class QuotaExceeded(CapacityError):
-    """A key has used up what it may use at once, or per minute. retry_after: in seconds."""
+    """A key has reached its limit of samples at once, or of tokens per minute. retry_after: in seconds."""
 
     def __init__(self, message: str, retry_after: float) -> None:
         super().__init__(message)
@@ -26,17 +26,17 @@ class QuotaExceeded(CapacityError):
 
 
 class Account:
-    """What one key uses now. For one event loop."""
+    """One key's present use. For one event loop."""
 
     def __init__(self, limits: KeyLimits, clock: Callable[[], float] = time.monotonic) -> None:
         self.limits = limits
         self._clock = clock
-        self._open: set[Tally] = set()  # of its requests that have not ended
-        self._tokens = float(limits.tokens_per_minute or 0)  # left to use; negative is a debt
+        self._open: set[Tally] = set()  # of its running requests
+        self._tokens = float(limits.tokens_per_minute or 0)  # left to use; negative: a debt
         self._filled = clock()
 
     def admit(self, samples: int) -> None:
-        """Let samples in. Raises QuotaExceeded, or RequestError for more than the key may ever have."""
+        """Admit samples. Raises QuotaExceeded, or RequestError for more samples than the key may ever have."""
         limits = self.limits
         self._check("max_samples", limits.max_samples, samples, sum(tally.samples for tally in self._open))
         waiting = sum(tally.samples for tally in self._open if not tally.generated)

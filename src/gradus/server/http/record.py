@@ -1,4 +1,4 @@
-"""One HTTP request: its id, who sent it, and how it ended, for the log and the metrics. Never its text.
+"""One HTTP request's id, sender and outcome, for the log and the metrics. Never its text.
 
 Ids are made here. A client's own `X-Request-Id` names nothing inside the server (in other engines it became a cache key
 and cancelled strangers' requests): it is a label in the log, if it is short and plain.
@@ -21,16 +21,16 @@ log = logging.getLogger("gradus.server.requests")
 
 REQUEST_ID = "x-request-id"
 LABEL = re.compile(r"[A-Za-z0-9._:-]{1,64}")
-UNMATCHED = "(no route)"  # instead of a path that a client has made up
+UNMATCHED = "(no route)"  # instead of a path that a client made up
 
 
 @dataclass(slots=True)
 class Record:
     """One HTTP request.
 
-    label: the client's own id, "" if it gave none that can be logged. key: the API key's name; "" without one.
+    label: the client's own id; "" without one that can be logged. key: the API key's name; "" without one.
     account: the key's, if there is one. salt: keeps the key's cached prefixes apart; None without keys.
-    tally: of what it generates, if anything. started: seconds of `time.monotonic`.
+    tally: counts its tokens; None if it generates nothing. started: seconds of `time.monotonic`.
     """
 
     id: str
@@ -45,13 +45,13 @@ class Record:
     started: float = field(default_factory=time.monotonic)
 
     def follow(self, tally: Tally) -> None:
-        """Count what the request generates, for the log and for its key."""
+        """Count the request's tokens, for the log and for its key."""
         self.tally = tally
         if self.account is not None:
             self.account.open(tally)
 
     def fields(self, meter: Meter) -> dict[str, Any]:
-        """What the log says of it, without what there is not."""
+        """Collect the fields of its log line, leaving out those without a value."""
         found: dict[str, Any] = {
             "id": self.id,
             "client_id": self.label or None,
@@ -77,13 +77,13 @@ class Record:
 
 
 def record_of(scope: Scope) -> Record:
-    """The record of the request that is being answered."""
+    """Return the record of the request being answered."""
     found: Record = scope["gradus.record"]
     return found
 
 
 class Records:
-    """Gives each request a record, its answer an id, and writes one line of the log when all of it is over."""
+    """Gives each request a record and its answer an id, and logs one line when the answer has ended."""
 
     def __init__(self, app: ASGIApp, meter: Meter, *, lines: bool) -> None:
         self.app = app
@@ -114,7 +114,7 @@ class Records:
     def _end(self, record: Record, scope: Scope) -> None:
         record.route = getattr(scope.get("route"), "path", UNMATCHED)
         self.meter.by_key.add(record.key, record.route, record.status, record.tally)
-        probed = record.method == "GET" and record.status == 503  # which is what /health is for
+        probed = record.method == "GET" and record.status == 503  # a health probe's normal answer
         level = logging.WARNING if record.status >= 500 and not probed else self.level
         if log.isEnabledFor(level):
             fields = record.fields(self.meter)

@@ -1,13 +1,13 @@
 """Server-sent events: each result is sent as soon as it exists, and no client can delay another.
 
 A client can fail in three ways:
-    it leaves           `http.disconnect` arrives, and the engine's request is cancelled before its next step;
-    it vanishes         nothing arrives; comments probe for it while there is nothing to send, and its timeout ends it;
-    it stops reading    the kernel's buffers fill, then sending blocks: after write_timeout the connection is cut.
-                        max_buffered bounds the results that gather meanwhile.
+    it leaves           `http.disconnect` arrives, and its request is cancelled before the engine's next step;
+    it vanishes         nothing arrives; comments probe an idle connection, and the request's timeout ends it;
+    it stops reading    backpressure: the kernel's buffers fill, then sending blocks, and the connection is cut after
+                        write_timeout. max_buffered bounds the results that gather meanwhile.
 
-While a client reads, its results are written as they are delivered, without waking its task (`Stream.sink`): waking it
-would cost several times as much as writing a token. Where that is not possible, the task writes them.
+While a client reads, its results are written on delivery, without waking its task (`Stream.sink`): waking it would cost
+several times as much as writing a token. Otherwise, the task writes them.
 """
 
 import asyncio
@@ -27,11 +27,11 @@ from gradus.text.completion import Delta
 
 
 class Pieces(Protocol):
-    """A connection, as an answer in pieces (chunked, so HTTP/1.1) may use it once its headers have been sent."""
+    """A connection that accepts an answer's pieces (HTTP/1.1 chunks) once the headers have been sent."""
 
     @property
     def has_room(self) -> bool:
-        """Whether the connection is open, and the client reads what is sent to it."""
+        """Whether the connection is open, and its client keeps up."""
 
     def write_piece(self, data: bytes) -> None:
         """Write at once, or as soon as the event loop can."""
@@ -57,7 +57,7 @@ async def _cancel_on_disconnect(receive: Receive, stream: Stream) -> None:
 
 
 class EventStream(Response):
-    """The answer to a streaming request. `stream` must have been accepted: from here on the status is 200."""
+    """The answer to a streaming request. `stream` must have been accepted, because the status sent is 200."""
 
     media_type = "text/event-stream"
 
@@ -69,8 +69,8 @@ class EventStream(Response):
         self.encoder = encoder
         self.config = config
         self._pieces: Pieces | None = None
-        self._busy = False  # the task is writing
-        self._wrote = False  # something went to the sink since the last look
+        self._busy = False  # True while the task writes
+        self._wrote = False  # True if the sink has written since the last check
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with cancelled_with_client(receive, self.stream):
@@ -86,7 +86,7 @@ class EventStream(Response):
                 self.stream.cancel()
 
     async def _send_results(self, send: Send) -> bytes:
-        """Send what arrives. Returns the last frames."""
+        """Send results as they arrive. Returns the last frames."""
         if opening := self.encoder.begin():
             await self._write(send, opening)
         self.stream.sink = self._sink if self._pieces is not None else None
@@ -103,7 +103,7 @@ class EventStream(Response):
         return self.encoder.end()
 
     def _sink(self, deltas: Sequence[Delta]) -> bool:
-        """Write results at once, if the connection has room and the task has written what came before."""
+        """Write results at once, if the connection has room and the task has no earlier ones to write."""
         if self._busy or self._pieces is None or not self._pieces.has_room:
             return False
         if frames := self.encoder.frames(deltas):
@@ -112,7 +112,7 @@ class EventStream(Response):
         return True
 
     async def _write(self, send: Send, data: bytes, more: bool = True) -> None:
-        """Send data. Raises TimeoutError if the client does not make room for it in time."""
+        """Send data. Raises TimeoutError if the client does not read in time."""
         self._busy = True
         async with asyncio.timeout(self.config.write_timeout):
             await send({"type": "http.response.body", "body": data, "more_body": more})
@@ -120,6 +120,6 @@ class EventStream(Response):
 
 
 def _abort(scope: Scope) -> None:
-    """Cut the connection. A polite close would wait for the client, which does not read."""
+    """Cut the connection. An orderly close would wait for the client, which does not read."""
     if abort := scope.get("state", {}).get("abort_connection"):
         abort()

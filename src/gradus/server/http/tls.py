@@ -8,7 +8,7 @@ from gradus.server.config import ServerConfig
 
 
 def tls_options(config: ServerConfig) -> dict[str, Any]:
-    """The options of uvicorn; {} without TLS. Raises ConfigError, before anything is loaded, for unusable files."""
+    """Return uvicorn's options; {} without TLS. Raises ConfigError for unusable files, before loading anything."""
     if config.tls_cert is None:
         return {}
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -21,5 +21,5 @@ def tls_options(config: ServerConfig) -> dict[str, Any]:
 
 
 def _no_password() -> str:
-    """Answer OpenSSL, which would otherwise ask at the terminal."""
+    """Answer OpenSSL, which would otherwise prompt at the terminal."""
     return ""

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 
 class Distribution:
-    """Counts of values by bucket, and their sum. edges: upper bounds, ascending; a value at an edge is below it."""
+    """Counts of values by bucket, and their sum. edges: inclusive upper bounds, ascending."""
 
     def __init__(self, edges: Sequence[float]) -> None:
         self.edges = tuple(edges)
@@ -45,5 +45,5 @@ def merged(*parts: Sequence[float]) -> tuple[float, ...]:
 
 
 def steps_1_2_5(most: float) -> tuple[float, ...]:
-    """1, 2, 5, 10, 20, … up to `most`."""
+    """Return 1, 2, 5, 10, 20, … up to `most`."""
     return tuple(digit * 10.0**power for power in range(10) for digit in (1, 2, 5) if digit * 10**power <= most)

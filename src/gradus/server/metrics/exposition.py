@@ -15,11 +15,11 @@ from gradus.server.metrics.families import FAMILIES, VLLM_REASONS, Family, Sourc
 if TYPE_CHECKING:
     from gradus.server.client import EngineClient
 
-CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4  # every name here is one of that version, which all scrapers read
+CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4  # its syntax covers every name here, and all scrapers read it
 
 
 class Exposition(Collector):
-    """Reads a client's measurements when it is asked. alias: whether vLLM's names are there, too."""
+    """Reads a client's measurements on each scrape. alias: whether to add vLLM's names."""
 
     def __init__(self, client: "EngineClient", *, alias: bool) -> None:
         self._client = client
@@ -32,7 +32,7 @@ class Exposition(Collector):
         return generate_latest(self._registry)
 
     def describe(self) -> Iterator[Metric]:
-        """Name nothing beforehand: the registry would otherwise collect everything once to find the names."""
+        """Describe no metric in advance: the registry would otherwise collect all of them once to find their names."""
         return iter(())
 
     def collect(self) -> Iterator[Metric]:
@@ -45,7 +45,7 @@ class Exposition(Collector):
 
 
 def own_metric(family: Family, source: Source, model: str) -> Metric:
-    """A metric under our name."""
+    """Make a metric under our name."""
     value = family.value(source)
     labels = {"model": model}
     if isinstance(value, Distribution):
@@ -54,7 +54,7 @@ def own_metric(family: Family, source: Source, model: str) -> Metric:
 
 
 def vllm_metric(family: Family, source: Source, model: str) -> Metric:
-    """A metric under vLLM's name, with its labels and its buckets."""
+    """Make a metric under vLLM's name, with its labels and its buckets."""
     value = family.value(source)
     labels = {"model_name": model, "engine": "0"}
     name = f"vllm:{family.vllm}"

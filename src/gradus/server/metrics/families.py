@@ -1,6 +1,6 @@
-"""The table of metrics: our names, vLLM's for its dashboards, and where each value comes from.
+"""The table of metrics: our names, vLLM's for its dashboards, and each value's source.
 
-Values of the engine come from its last snapshot, as /stats has them; so the two agree.
+The engine's values come from its last snapshot, as in /stats, so the two agree.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -21,7 +21,7 @@ Value = float | Distribution | Mapping[tuple[str, ...], float]
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """What values are read from. context_length: of the model; 0 while it loads."""
+    """The source of all values. context_length: the model's; 0 while it loads."""
 
     metrics: Metrics
     meter: Meter
@@ -40,8 +40,8 @@ class Source:
 class Family:
     """One metric. name: without the prefix, and without a counter's `_total`.
 
-    vllm: vLLM's name for it, without `vllm:`; "" if it has none. labels: besides the model. edges: vLLM's buckets of a
-    histogram.
+    vllm: vLLM's name for it, without `vllm:`; "" if it has none. labels: in addition to the model. edges: a histogram's
+    buckets in vLLM.
     """
 
     name: str
@@ -76,7 +76,7 @@ def _drafts(name: str) -> Callable[[Source], float]:
 
 
 def _finished(source: Source) -> Mapping[tuple[str, ...], float]:
-    """All reasons, from the start: a counter that appears with its first event hides that event from rate()."""
+    """Return all reasons from the start: rate() misses the first event of a counter that appears with it."""
     reasons = ("stop", "length", "cancelled", "timeout", "deadline", "refused", "error")
     return {(reason,): source.meter.finished[reason] for reason in reasons}
 

@@ -1,13 +1,13 @@
 """The front end's measurements of all requests: times, sizes, endings, and each request's share of the device.
 
-It is called once per report of the engine with all deltas of it, once per request that enters, and once per stream that
-closes. Per delta it does two look-ups and a few additions. A histogram is touched once per report for all samples that
-had a token in the report before, too: they have waited equally long.
+`Meter` is called once per report of the engine with all its deltas, once per request that enters, and once per stream
+that closes. Per delta it does two look-ups and a few additions. Samples that also had a token in the report before have
+waited equally long, so they update a histogram together, once per report.
 
 **Share of the device.** A step's time is shared by the rows that it computes: a token of a prompt is a row, and so is a
 generated token. The front end doesn't see the rows of a single step, so it prices them in windows: from one snapshot of
-the engine's metrics to the next (0.1 s while it works), the time of all steps, divided by the rows that were of use
-(neither padding nor a rejected draft). Recomputation after a preemption is charged to no request.
+the engine's metrics to the next (0.1 s while it works), the time of all steps divided by the useful rows (neither
+padding nor a rejected draft). Recomputation after a preemption is charged to no request.
 """
 
 import time
@@ -24,7 +24,7 @@ from gradus.text.completion import Completion, Delta
 if TYPE_CHECKING:
     from gradus.server.results import Stream
 
-# vLLM's edges, which its dashboards' quantiles are computed from
+# vLLM's edges, from which its dashboards compute quantiles
 VLLM_TTFT = edges(".001 .005 .01 .02 .04 .06 .08 .1 .25 .5 .75 1 2.5 5 7.5 10 20 40 80 160 640 2560")
 VLLM_TOKEN = edges(".01 .025 .05 .075 .1 .15 .2 .3 .4 .5 .75 1 2.5 5 7.5 10 20 40 80")
 VLLM_REQUEST = edges(".3 .5 .8 1 1.5 2 2.5 5 10 15 20 30 40 50 60 120 240 480 960 1920 7680")
@@ -42,9 +42,9 @@ SEQUENCES = steps_1_2_5(10_000)
 class Meter:
     """All measurements of one server. For its event loop only.
 
-    price_per_hour: of the device. Endings are counted by sample, as in /stats: `entered` samples equal the sum of
-    `finished` once all have ended. A sample that ends without a word of the engine is "cancelled" (its client left),
-    "timeout", "refused" (found out late that it could never be served), or "error".
+    price_per_hour: the device's. Endings are counted by sample, as in /stats: `entered` equals the sum of `finished`
+    once all have ended. A sample that ends without a last output of the engine counts as "cancelled" (its client left),
+    "timeout", "refused" (late, because it could never be served), or "error".
     """
 
     def __init__(self, price_per_hour: float | None = None, clock: Callable[[], float] = time.monotonic) -> None:
@@ -68,7 +68,7 @@ class Meter:
         self.step_sequences = Distribution(SEQUENCES)
         self._clock = clock
         self._open: dict[str, Stream] = {}
-        self._samples: dict[str, dict[int, SampleTally]] = {}  # those of _open that have tokens, and have not ended
+        self._samples: dict[str, dict[int, SampleTally]] = {}  # samples of _open with tokens that have not ended
         self._last_tokens = 0.0  # when the last report with tokens came
         self._window = Window()
 
@@ -81,8 +81,8 @@ class Meter:
     def report(self, deltas: Sequence[Delta], step_s: float, metrics: Metrics | None) -> None:
         """Add one report of the engine, before its results are delivered.
 
-        deltas: what its outputs have become. step_s: of the step, 0 if there was none. metrics: the engine's, if the
-        report has them.
+        deltas: its decoded outputs. step_s: the step's duration; 0 without a step. metrics: the engine's, if the report
+        has them.
         """
         now = self._clock()
         self._add(deltas, now)
@@ -149,13 +149,13 @@ class Meter:
         self._window = Window(metrics, price=window.price)
 
     def _settle(self, tally: Tally, sample: SampleTally, price: float) -> None:
-        """Move what a sample has taken since the last time to its body's tally."""
+        """Move a sample's use since the last call to its body's tally."""
         tally.generated += sample.tokens
         tally.device_s += (sample.rows + sample.tokens) * price
         sample.rows = sample.tokens = 0
 
     def _complete(self, stream: "Stream", completion: Completion, now: float) -> None:
-        """Count a sample that the engine has ended."""
+        """Count a sample that the engine ended."""
         tally, timings, price = stream.tally, completion.timings, self._window.price
         sample = self._samples[completion.request_id].pop(completion.index, None)
         if sample is not None:
@@ -182,7 +182,7 @@ class Meter:
         stream.tally.finished[reason] += samples
 
     def leave(self, stream: "Stream", error: Exception | None) -> None:
-        """Count the samples of a stream that closes before the engine has ended them."""
+        """Count the samples of a stream that closes before the engine ended them."""
         tally = stream.tally
         for name in stream.ids:
             self._open.pop(name, None)
@@ -195,7 +195,7 @@ class Meter:
             self._count(stream, reason_of(error), left)
 
     def cost_of(self, device_s: float) -> float:
-        """The price of some seconds of the device; 0 if an hour has none."""
+        """Convert seconds of the device to money; 0 without a price per hour."""
         return device_s * (self.price_per_hour or 0.0) / 3600
 
 
@@ -218,7 +218,7 @@ class ByKey:
 
 
 class Window:
-    """The time of steps, and the rows seen, since a snapshot of the engine's metrics. price: of a row, in seconds."""
+    """Time of steps and rows seen since a snapshot of the engine's metrics. price: seconds per row."""
 
     def __init__(self, metrics: Metrics | None = None, price: float = 0.0) -> None:
         self.metrics = metrics
@@ -228,7 +228,7 @@ class Window:
 
 
 def useful_rows(metrics: Metrics) -> int:
-    """Count the rows computed since the start, without padding and rejected drafts."""
+    """Count the rows computed since the start, except padding and rejected drafts."""
     drafts = metrics.speculation
     rejected = 0 if drafts is None else sum(drafts.drafted) - sum(drafts.accepted)
     return metrics.rows - metrics.padding_rows - rejected

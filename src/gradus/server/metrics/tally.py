@@ -1,4 +1,4 @@
-"""The count of one body's requests: tokens, endings, times, and their share of the device. Numbers only, never text."""
+"""Counts of one body's requests: tokens, endings, times, and share of the device. Numbers only, never text."""
 
 import time
 from collections import Counter
@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 class SampleTally:
     """One sample that has not ended.
 
-    last: when its newest tokens came. rows: computed until its first tokens were there, and not priced yet. tokens:
-    generated since, not priced and not in the body's tally yet.
+    last: the time of its newest tokens. rows: its prompt's computed rows, not yet priced. tokens: generated since the
+    last pricing, not yet in the body's tally.
     """
 
     last: float
@@ -23,9 +23,9 @@ class Tally:
     """One body's requests, with all their samples.
 
     arrived: seconds of `time.monotonic`. generated: tokens so far. prompt_tokens: of all prompts, each counted once.
-    cached_tokens: of these, what the prefix cache had. finished: how samples ended, by finish_reason.
-    queued_s, ttft_s, total_s: of the sample that waited longest, that first had a token, and that ended last.
-    device_s: seconds of the device, shared by rows with all others that ran (see `Meter`).
+    cached_tokens: prompt tokens found in the prefix cache. finished: counts of samples by finish_reason.
+    queued_s: the longest wait of a sample. ttft_s: the earliest first token's. total_s: the last ending's.
+    device_s: the share of the device in seconds, by rows (see `Meter`).
     """
 
     samples: int

@@ -2,6 +2,6 @@
 
 conversation.py    system text and messages of blocks → messages as chat templates know them
 request.py         a body → one request to the engine
-partial_json.py    arguments of a call that was cut off
+partial_json.py    arguments of a truncated call
 answer.py          events → blocks, streamed or whole
 """

@@ -3,7 +3,7 @@
     message_start · ping · (content_block_start · content_block_delta… · content_block_stop)… · message_delta ·
     message_stop
 
-A whole answer is made by the same machine, of the same events, so it holds the blocks that a stream would.
+A whole answer is assembled from the same events by the same code, so it holds the same blocks as a stream.
 """
 
 import secrets
@@ -104,7 +104,7 @@ def _frame(content: Frame) -> bytes:
 
 
 def _delta_frame(index: int, delta: Frame) -> bytes:
-    """Write the event of a delta, of which a stream has one per token, several times as fast as `event`."""
+    """Write a delta's event several times as fast as `event` does: a stream has one per token."""
     kind = delta["type"]
     name = TEXT_OF[kind]
     return (
@@ -114,7 +114,7 @@ def _delta_frame(index: int, delta: Frame) -> bytes:
 
 
 def usage(prompt_tokens: int, cached_tokens: int = 0) -> Frame:
-    """Count a prompt's tokens; those that the prefix cache had are counted apart. Writing it is not counted."""
+    """Count a prompt's tokens, with prefix-cache hits counted apart. Cache writes are not counted."""
     return {
         "input_tokens": prompt_tokens - cached_tokens,
         "cache_creation_input_tokens": 0,
@@ -167,7 +167,7 @@ class Blocks:
 
 
 def joined(frames: Sequence[Frame]) -> list[Frame]:
-    """Join a stream's frames to blocks."""
+    """Join a stream's frames into blocks."""
     blocks: list[Frame] = []
     arguments: dict[int, list[str]] = {}
     for frame in frames:

@@ -1,7 +1,7 @@
 """Anthropic's conversations in the form of chat templates: blocks of content become texts, calls and results.
 
-A client repeats the whole conversation with every turn, so to refuse one block is to end the session. Blocks of types
-that say nothing to a text model are left out; pictures and files leave a note in their place.
+A client repeats the whole conversation with every turn, so refusing one block would end the session. Block types that
+mean nothing to a text model are left out; pictures and files leave a note in their place.
 """
 
 from collections.abc import Iterable, Mapping
@@ -14,11 +14,11 @@ from gradus.server.api.fields import refuse
 Message = dict[str, Any]
 
 BILLING = "x-anthropic-billing-header"
-"""Begins a line that Claude Code puts before its system text. It is for Anthropic's own servers, and changes from
+"""The beginning of a line that Claude Code puts before its system text, for Anthropic's own servers. It changes from
 session to session: in a prompt it would keep sessions from sharing cached prefixes."""
 
 UNREADABLE = {"image": "image", "document": "document", "container_upload": "file"}
-"""Block types whose contents a text model cannot read, and what to call them."""
+"""Block types that a text model cannot read, and their names in notes."""
 
 
 def read_conversation(system: Any, messages: list[Any]) -> list[Message]:
@@ -53,7 +53,7 @@ def _message(message: Any, where: str) -> list[Message]:
 
 
 def _blocks(content: Any, where: str) -> list[Mapping[str, Any]]:
-    """Read a content, which is a text or a list of blocks."""
+    """Read a content: a text, or a list of blocks."""
     if isinstance(content, str):
         return [{"type": "text", "text": content}]
     if not isinstance(content, list):
@@ -68,7 +68,7 @@ def _blocks(content: Any, where: str) -> list[Mapping[str, Any]]:
 
 
 def _system(content: Any, where: str) -> list[Message]:
-    """Read system text, wherever it stands. The front end finds it a place where the template allows only one."""
+    """Read system text at any place in the conversation. The front end moves it if the template allows only one."""
     if content is None:
         return []
     texts = [_without_billing(text) for text in _texts(_blocks(content, where), where)]
@@ -84,7 +84,7 @@ def _without_billing(text: str) -> str:
 
 
 def _user(blocks: Iterable[Mapping[str, Any]], where: str) -> list[Message]:
-    """Read a user's message: each result is a message of its own, and so are the texts between them."""
+    """Read a user's message: each result becomes a message of its own, and so do the texts between results."""
     found: list[Message] = []
     texts: list[str] = []
     for index, block in enumerate(blocks):
@@ -102,7 +102,7 @@ def _said(role: str, texts: list[str]) -> list[Message]:
 
 
 def _result(block: Mapping[str, Any], where: str) -> Message:
-    """Read the result of a call. Templates have no place for `is_error`, so the text says it."""
+    """Read the result of a call. Templates have no field for `is_error`, so the text says it."""
     content = block.get("content")
     text = "" if content is None else _joined(_texts(_blocks(content, f"{where}.content"), f"{where}.content"))
     if block.get("is_error") is True:
@@ -136,7 +136,7 @@ def _assistant(blocks: Iterable[Mapping[str, Any]], where: str) -> list[Message]
 
 
 def _call(block: Mapping[str, Any], where: str) -> Message:
-    """Read a call. Arguments may be of any form: they were the model's, and to refuse them would end the session."""
+    """Read a call. Accept any arguments: the model wrote them, and refusing them would end the session."""
     function = {"name": _named(block, "name", where), "arguments": block.get("input")}
     return {"id": _named(block, "id", where), "type": "function", "function": function}
 
@@ -145,7 +145,7 @@ def _call(block: Mapping[str, Any], where: str) -> Message:
 
 
 def _texts(blocks: Iterable[Mapping[str, Any]], where: str, first: int = 0) -> list[str]:
-    """Collect what a text model can read of some blocks. first: the index of the first one, for messages."""
+    """Collect the readable texts of some blocks. first: the index of the first block, for error messages."""
     texts: list[str] = []
     for index, block in enumerate(blocks, first):
         match block["type"]:
@@ -162,7 +162,7 @@ def _texts(blocks: Iterable[Mapping[str, Any]], where: str, first: int = 0) -> l
 
 
 def _plain_document(block: Mapping[str, Any]) -> str | None:
-    """Return the text of a document that is one."""
+    """Return the text of a plain-text document; None for any other block."""
     source = block.get("source")
     if isinstance(source, Mapping) and source.get("type") == "text" and isinstance(source.get("data"), str):
         return str(source["data"])

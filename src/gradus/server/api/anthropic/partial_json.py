@@ -1,6 +1,6 @@
-"""Arguments of a call as the object that they are, or as its whole members if max_tokens cut them off.
+"""Arguments of a call as an object, or its complete members if max_tokens cut the call off.
 
-They are a model's words: valid JSON, but perhaps with numbers and characters that cannot be written again.
+A model wrote them: they are valid JSON, but may hold numbers and characters that cannot be written again.
 """
 
 import json
@@ -12,7 +12,7 @@ _TOKENS = re.compile(r'"(?:[^"\\]|\\.)*(?P<end>"?)|[^\s"\[\]{},:]+|[\[\]{},:]', 
 
 
 def whole_members(text: str) -> dict[str, Any]:
-    """Parse an object, or the beginning of one; a member that has not ended is left out. {} if there is none."""
+    """Parse an object, or the beginning of one, without its unfinished member. Returns {} if there is no object."""
     try:
         value = _parsed(text)
     except ValueError:
@@ -22,7 +22,7 @@ def whole_members(text: str) -> dict[str, Any]:
 
 def _parsed(text: str) -> Any:
     value = json.loads(text, parse_int=_int, parse_float=_float)
-    if "\\u" in text:  # half a surrogate pair can be read, but not written
+    if "\\u" in text:  # half a surrogate pair can be parsed, but not encoded
         value = json.loads(json.dumps(value, ensure_ascii=False).encode("utf-8", "replace"))
     return value
 
@@ -40,7 +40,7 @@ def _float(digits: str) -> float | str:
 
 
 def _closed(text: str) -> str:
-    """Cut behind the last value that is certainly whole, and close what is open there."""
+    """Cut after the last value that is certainly complete, and close the brackets that are still open."""
     open_brackets: list[str] = []
     kept, closing = 0, "{}"
     key = False  # whether a string here is a key
@@ -53,7 +53,7 @@ def _closed(text: str) -> str:
             open_brackets.pop()
         elif first == ",":
             key = open_brackets[-1] == "}"
-            end = token.start()  # whatever comes before a comma has ended
+            end = token.start()  # a value before a comma is complete
         elif first == ":":
             key = False
         if first in "{[}]," or (token["end"] and not key):

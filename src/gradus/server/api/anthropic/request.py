@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from gradus.server.client import EngineClient
     from gradus.server.results import Stream
 
-MOST_TOKENS = 2**31 - 1  # clients ask for the most of the largest model; it is cut to what the context has room for
+MOST_TOKENS = 2**31 - 1  # clients ask for the largest model's maximum; it is reduced to the room in the context
 
 NO_EFFECT = (
     "model",  # the one model answers to any name
@@ -81,9 +81,9 @@ def _format(fields: Fields) -> Structured | None:
 
 
 def read_chat(fields: Fields, front_end: FrontEnd) -> tuple[Chat, bool]:
-    """Read the conversation, its tools and its template's settings. Returns also whether tools had to be left out.
+    """Read the conversation, its tools and its template settings. Also returns whether tools had to be left out.
 
-    Raises RequestError, also for a model that has no chat template or cannot make this choice of tools.
+    Raises RequestError, also if the model has no chat template or cannot honor this choice of tools.
     """
     messages = read_conversation(fields.get("system"), fields.list("messages"))
     turn, left_out = read_turn(front_end.dialect, fields.get("tools"), fields.get("tool_choice"))
@@ -94,7 +94,7 @@ def read_chat(fields: Fields, front_end: FrontEnd) -> tuple[Chat, bool]:
 
 
 def _settings(fields: Fields, front_end: FrontEnd, messages: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Read what the template is to know."""
+    """Read the settings for the template."""
     effort = fields.object("output_config").get("effort")
     settings: dict[str, Any] = thinking_settings(front_end, _thinks(fields.object("thinking"), messages))
     return settings | ({"reasoning_effort": effort} if effort in EFFORTS else {})
@@ -103,8 +103,8 @@ def _settings(fields: Fields, front_end: FrontEnd, messages: Sequence[Mapping[st
 def _thinks(thinking: Mapping[str, Any], messages: Sequence[Mapping[str, Any]]) -> bool:
     """Read whether the model thinks before it answers.
 
-    Only if it is asked to: programs that never asked for thoughts take the first block for the answer. Every new type
-    so far has been another way of asking.
+    It thinks only on request: programs that never asked for thoughts take the first block for the answer. Every type
+    added to the protocol until now is another way of asking.
     """
     kind = thinking.get("type", "disabled")
     if not isinstance(kind, str):
@@ -115,6 +115,6 @@ def _thinks(thinking: Mapping[str, Any], messages: Sequence[Mapping[str, Any]]) 
 
 
 def counted(body: Any, client: "EngineClient") -> dict[str, Any]:
-    """Answer /v1/messages/count_tokens: read what makes the prompt of a request, and count it."""
+    """Answer /v1/messages/count_tokens: read the fields that make up the prompt, and count its tokens."""
     chat, _ = read_chat(Fields(body), client.front_end)
     return {"input_tokens": len(chat.tokens(client.front_end))}

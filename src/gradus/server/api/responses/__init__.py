@@ -2,6 +2,6 @@
 
 history.py         items of the input → messages as chat templates know them; functions in namespaces
 body.py            a body → one request to the engine
-items.py           events of an answer → items of the output, and the events that announce them
+items.py           events of an answer → items of the output, and the protocol's events about them
 answer.py          the response around its items, streamed or whole
 """

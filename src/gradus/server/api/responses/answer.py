@@ -19,7 +19,7 @@ from gradus.text.front_end import FrontEnd
 
 
 class ResponseEncoder:
-    """Writes one response. Every event has a number, and the same id of the response."""
+    """Writes one response. Every event has a sequence number, and all have the response's id."""
 
     def __init__(
         self, ask: Ask, request: Request, front_end: FrontEnd, names: Names, echoed: Mapping[str, Any]
@@ -57,7 +57,7 @@ class ResponseEncoder:
         return b"".join([self._frame(each) for delta in deltas for each in self._read(delta, delta.logprobs)])
 
     def end(self) -> bytes:
-        """Close what is open, and the response."""
+        """Close the open item, then the response."""
         if self._failure is not None:
             return self.failed(self._failure)
         frames = list(self._items.end(complete=self._complete))
@@ -87,7 +87,7 @@ class ResponseEncoder:
     # -- both ----------------------------------------------------------------------------------------------------------
 
     def _read(self, delta: Delta, logprobs: Sequence[TokenLogprob]) -> Iterator[Frame]:
-        """Read what a delta adds to the items."""
+        """Add a delta to the items."""
         for part, heard in self._parts(delta, logprobs):
             events = self._sample.read(part)
             self._items.heard(logprob_entries(heard[self._sample.thought_in(part) :], self._spell))
@@ -97,7 +97,7 @@ class ResponseEncoder:
             self._failure = failure_of(delta.completion)
 
     def _parts(self, delta: Delta, logprobs: Sequence[TokenLogprob]) -> Iterator[tuple[Delta, Sequence[TokenLogprob]]]:
-        """Divide a delta into tokens, so that each log-probability gets to its text, however many tokens a step has."""
+        """Divide a delta into tokens, so that each log-probability stays with its text, even if a step has several."""
         if not self._wants_logprobs or self._plain or len(delta.token_ids) < 2:
             yield delta, logprobs if self._wants_logprobs else ()
             return
@@ -138,7 +138,7 @@ class ResponseEncoder:
 
 
 def error_of(problem: Problem) -> Frame:
-    """Write an error as a response's. Codex knows what to do by these codes: shorten the input, wait, or try again."""
+    """Write an error in a response's form. By its code Codex shortens the input, waits, or tries again."""
     if too_long(problem):
         return {"code": "context_length_exceeded", "message": problem.message}
     if problem.status in (429, 503) and problem.retry_after is not None:

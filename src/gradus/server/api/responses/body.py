@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from gradus.server.client import EngineClient
     from gradus.server.results import Stream
 
-LOGPROBS = "message.output_text.logprobs"  # the item of `include` that asks for them
+LOGPROBS = "message.output_text.logprobs"  # the item of `include` that requests them
 
 STORED = "this server stores no responses; send all items in input"
 REFUSED = {
@@ -41,14 +41,14 @@ HARMLESS = (
     "client_metadata",
     "moderation",
 )
-"""Fields about what this server does not do, or does in any case; a prompt that is too long is refused."""
+"""Fields without effect: this server never does what they ask for, or always does. Too long a prompt is refused."""
 
 
 @dataclass(frozen=True, slots=True)
 class Responses:
     """A body of /v1/responses, checked as far as possible before its prompt is rendered.
 
-    names: of functions that lie in namespaces. echoed: the fields of the body that the response repeats.
+    names: of functions in namespaces. echoed: the fields of the body that the response repeats.
     """
 
     ask: Ask
@@ -90,7 +90,7 @@ class Responses:
 
 
 def _turn(fields: Fields, front_end: FrontEnd) -> tuple[Turn, dict[str, tuple[str, str]], list[str]]:
-    """Read tools and choice. Returns also the functions in namespaces, and the types of tools that were left out."""
+    """Read tools and choice. Also returns the functions in namespaces, and the types of tools left out."""
     tools, names, skipped = flattened(fields.list("tools"))
     choice = fields.get("tool_choice")
     if isinstance(choice, Mapping):
@@ -101,7 +101,7 @@ def _turn(fields: Fields, front_end: FrontEnd) -> tuple[Turn, dict[str, tuple[st
 
 
 def _flat_choice(choice: Mapping[str, Any]) -> dict[str, Any]:
-    """Name a chosen function as the model is shown it."""
+    """Name a chosen function as the model sees it."""
     flat = dict(choice)
     if isinstance(flat.get("namespace"), str) and isinstance(flat.get("name"), str):
         flat["name"] = flat_name(flat.pop("namespace"), flat["name"])
@@ -111,7 +111,7 @@ def _flat_choice(choice: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _params(fields: Fields, stock: openai.Stock) -> SamplingParams:
-    """Read how to choose tokens. Log-probabilities come if alternatives are asked for, or they are to be included."""
+    """Read how to choose tokens. Either `top_logprobs` or `include` requests log-probabilities."""
     top = fields.whole("top_logprobs", 0, MAX_LOGPROBS, 0)
     wanted = bool(top) or LOGPROBS in fields.list("include")
     params = openai.sampling(
@@ -121,7 +121,7 @@ def _params(fields: Fields, stock: openai.Stock) -> SamplingParams:
 
 
 def _constraint(given: Any) -> Structured | None:
-    """Read `text.format`, whose schema lies flat, where a chat's lies in an object of its own."""
+    """Read `text.format`. Its schema's fields are its own, where a chat nests them in an object."""
     if given is None:
         return None
     kind = given.get("type") if isinstance(given, Mapping) else given
@@ -138,13 +138,13 @@ def _constraint(given: Any) -> Structured | None:
     refuse("text.format.type", '"text", "json_object" or "json_schema"', kind)
 
 
-# -- what a response repeats -------------------------------------------------------------------------------------------
+# -- repeated in a response --------------------------------------------------------------------------------------------
 
 
 def _echoed(
     fields: Fields, params: SamplingParams, turn: Turn, names: Names, reasoning: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The fields that a response repeats, from what was read: the body itself may hold numbers that JSON cannot."""
+    """Collect the fields that a response repeats, as parsed: the raw body may hold numbers that JSON cannot."""
     metadata = {key: value for key, value in fields.object("metadata").items() if isinstance(value, str)}
     return {
         "max_output_tokens": params.max_tokens,
@@ -177,7 +177,7 @@ def _choice(turn: Turn, names: Names) -> str | dict[str, Any]:
 
 
 def _tools(tools: Sequence[Tool], names: Names) -> list[dict[str, Any]]:
-    """Write the functions as they were declared: those of a namespace in it."""
+    """Write the functions as they were declared, each in its namespace."""
     found: list[dict[str, Any]] = []
     spaces: dict[str, dict[str, Any]] = {}
     for tool in tools:
@@ -200,5 +200,5 @@ def _tools(tools: Sequence[Tool], names: Names) -> list[dict[str, Any]]:
 
 
 def _named(where: str, types: Sequence[str]) -> tuple[str, ...]:
-    """Name what was left out, for a header."""
+    """Name the types that were left out, for a header."""
     return tuple(f"{where}.{kind}" for kind in dict.fromkeys(types) if kind.isascii() and kind.isidentifier())[:8]

@@ -1,7 +1,7 @@
-"""The input of a response, a list of items, in the form of chat templates; and functions that lie in namespaces.
+"""The input of a response, a list of items, in the form of chat templates; and functions in namespaces.
 
 A client repeats all items with every request. Items that only the vendor's server can use (searches, shells of its own)
-are left out: to refuse one would end the session.
+are left out: refusing one would end the session.
 """
 
 import json
@@ -13,7 +13,7 @@ from gradus.text.conversation import BETWEEN, TEXT_PARTS, text_of
 
 Message = dict[str, Any]
 Names = Mapping[str, tuple[str, str]]
-"""Namespace and name of each function that lies in a namespace, by the name that the model is shown."""
+"""Namespace and name of each function in a namespace, by the name that the model sees."""
 
 ROLES = ("user", "assistant", "system", "developer")
 
@@ -22,12 +22,12 @@ ROLES = ("user", "assistant", "system", "developer")
 
 
 def flat_name(namespace: str, name: str) -> str:
-    """The name that the model is shown for a function in a namespace."""
+    """Return the name by which the model sees a function in a namespace."""
     return f"{namespace}{name}" if namespace.endswith("__") else f"{namespace}__{name}"
 
 
 def flattened(tools: Sequence[Any]) -> tuple[list[Any], dict[str, tuple[str, str]], list[str]]:
-    """Take functions out of their namespaces. Returns all functions, where the taken ones belong, and skipped types."""
+    """Take functions out of their namespaces. Returns all functions, the taken ones' namespaces, and skipped types."""
     functions: list[Any] = []
     names: dict[str, tuple[str, str]] = {}
     skipped: list[str] = []
@@ -56,10 +56,10 @@ def _with_namespaces(tools: Sequence[Any]) -> Iterator[tuple[str | None, Any]]:
 
 
 def messages_of(instructions: str | None, given: Any) -> tuple[list[Message], list[str]]:
-    """Convert instructions and input. Returns the messages, and the types of items that were left out.
+    """Convert instructions and input. Returns the messages, and the types of items left out.
 
-    An empty input is an empty message of the user: clients probe a server with it. Raises RequestError naming the item
-    and the field.
+    An empty input becomes an empty message of the user: clients probe a server with it. Raises RequestError naming the
+    item and the field.
     """
     history = _History()
     if isinstance(given, list):
@@ -74,12 +74,12 @@ def messages_of(instructions: str | None, given: Any) -> tuple[list[Message], li
 
 
 class _History:
-    """Items become messages: reasoning, text and calls of one answer are one message of the assistant's."""
+    """Turns items into messages. The reasoning, text and calls of one answer become one message of the assistant."""
 
     def __init__(self) -> None:
         self.messages: list[Message] = []
         self.skipped: list[str] = []
-        self._thoughts: list[str] = []  # reasoning whose message is still to come
+        self._thoughts: list[str] = []  # reasoning that precedes its message
 
     def add(self, item: Any, where: str) -> None:
         if not isinstance(item, Mapping):
@@ -104,7 +104,7 @@ class _History:
         self._say(role, text)
 
     def _call(self, item: Mapping[str, Any]) -> None:
-        """Add a call to the assistant's message before it, if that is the last one."""
+        """Add a call to the last message if that is the assistant's, or else to a new one."""
         name, namespace = str(item.get("name") or ""), item.get("namespace")
         name = flat_name(namespace, name) if isinstance(namespace, str) and namespace else name
         function = {"name": name, "arguments": item.get("arguments")}
@@ -132,7 +132,7 @@ def _thoughts(item: Mapping[str, Any]) -> list[str]:
 
 
 def _output(output: Any) -> str:
-    """Write the result of a call as text. What a text model cannot read leaves a note in its place."""
+    """Write the result of a call as text. A part that a text model cannot read leaves a note in its place."""
     if isinstance(output, list) and all(isinstance(part, Mapping) for part in output):
         return "\n".join(_output_part(part) for part in output)
     return output if isinstance(output, str) else "" if output is None else json.dumps(output, ensure_ascii=False)

@@ -1,12 +1,12 @@
-"""The items of an output, one after the other, and the events that announce each of them.
+"""The items of an output, one after another, and the events that announce them.
 
     item         added ── part added ── delta… ── done ── part done ── item done
     reasoning           reasoning_part         reasoning_text
     message             content_part           output_text
     function_call       (no part)              function_call_arguments
 
-An item's events and the item itself come from one place, so a stream and a whole answer cannot differ, and nothing is
-closed that was not opened.
+One object writes an item's events and the item itself, so a stream and a whole answer cannot differ, and only opened
+items are closed.
 """
 
 import secrets
@@ -21,19 +21,19 @@ Frame = dict[str, Any]
 
 
 class Items:
-    """The items of one response. names: of functions that lie in namespaces.
+    """The items of one response. names: of functions in namespaces.
 
-    output: the items that have ended.
+    output: the closed items.
     """
 
     def __init__(self, names: Names) -> None:
         self.output: list[Frame] = []
         self._names = names
         self._open: _Open | None = None
-        self._logprobs: list[Frame] = []  # of tokens whose text is still to come
+        self._logprobs: list[Frame] = []  # of tokens whose text has not arrived
 
     def add(self, event: Event) -> Iterator[Frame]:
-        """Write what an event adds. Text continues a message, reasoning a reasoning item, and a call is an item."""
+        """Write an event. Text continues a message, reasoning a reasoning item; a call is an item of its own."""
         match event:
             case Text(text):
                 yield from self._begin("message")
@@ -50,27 +50,27 @@ class Items:
                 yield from self.close("completed" if complete else "incomplete")
 
     def heard(self, logprobs: list[Frame]) -> None:
-        """Note the log-probabilities of tokens that were read: they belong to the text that comes next."""
+        """Keep the log-probabilities of new tokens for the text that comes next."""
         self._logprobs += logprobs
 
     def end(self, complete: bool) -> Iterator[Frame]:
-        """Close what is open. A whole response has a message or a call, even if the model said nothing."""
+        """Close the open item. A complete response has a message or a call, even if the model wrote nothing."""
         yield from self.close("completed" if complete else "incomplete")
         if complete and not any(item["type"] in ("message", "function_call") for item in self.output):
             yield from self._begin("message")
             yield from self.close("completed")
 
     def close(self, status: str) -> Iterator[Frame]:
-        """Close the open item, if there is one."""
+        """Close the open item, if any."""
         if self._open is not None:
             yield from self._open.close(status)
             self.output.append(self._open.item)
             if self._open.kind == "function_call":
-                self._logprobs = []  # those of the call: text behind it has its own
+                self._logprobs = []  # the call's; text after it has its own
         self._open = None
 
     def _begin(self, kind: str, **fields: Any) -> Iterator[Frame]:
-        """Open an item, unless one of its kind is open: a call always is a new one."""
+        """Open an item, unless one of its kind is open. A call always opens a new one."""
         if self._open is not None and self._open.kind == kind != "function_call":
             return
         yield from self.close("completed")
@@ -93,7 +93,7 @@ class Items:
 
 
 class _Open:
-    """An item that is being written. index: its place in the output."""
+    """An unfinished item. index: its place in the output."""
 
     kind: str
     prefix: str  # of its id
@@ -126,7 +126,7 @@ class _Open:
 
 
 class _InParts(_Open):
-    """An item whose text is in one part."""
+    """An item with its text in one part."""
 
     part_event: str
     text_event: str
