@@ -569,7 +569,7 @@ def test_a_sample_that_fails_is_an_error(serving, stream):
 
 
 def test_a_stream_that_breaks_ends_with_an_error_and_nothing_behind_it(serving):
-    server = serving(partial(SayingCore, say="a" * 100, faults={5: RuntimeError("secret")}))
+    server = serving(partial(SayingCore, say="a" * 100, step_s=0.02, faults={5: RuntimeError("secret")}))
     *before, last = frames(post(server, stream=True))
     assert before[-1]["type"] == "content_block_delta"
     assert last["type"] == "error" and last["error"]["type"] == "overloaded_error" and "secret" not in str(last)
