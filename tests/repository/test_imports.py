@@ -203,7 +203,7 @@ def project() -> dict:
 def test_every_runtime_dependency_is_imported_in_the_source_and_every_import_is_declared(project):
     optional = {"triton"}  # comes with a CUDA build of torch; the doctor reports it, GPU kernels need it
     extras = project["optional-dependencies"]
-    extra = {normalized(line) for line in extras["peers"] + extras["llama-cpp"]}
+    extra = {normalized(line) for line in extras["peers"] + extras["llama-cpp"] + extras["ray"]}
     assert third_party(SOURCES) - optional == {normalized(line) for line in project["dependencies"]} | extra
 
 
