@@ -15,6 +15,9 @@ Replica = TypeVar("Replica", bound=Hashable)
 MAX_IMBALANCE = 16
 """Most requests that the busiest replica may have more than the idlest; beyond that, the least loaded one is chosen."""
 
+OFFER_S = 1.0
+"""Seconds for a replica to take or refuse a request; then it no longer counts as offered."""
+
 LEAST_SHARE = 0.3
 """Smallest known share of a prompt's blocks that outweighs load: below it, a short common beginning would draw all
 requests to one replica."""
@@ -28,6 +31,7 @@ class Choice(Generic[Replica]):
         self.least_share = least_share
         self._sent: dict[Replica, RecentPrefixes] = {}
         self._published: dict[Replica, tuple[int, frozenset[int]]] = {}  # list's version, its hashes
+        self._offered: dict[str, tuple[Replica, float]] = {}  # request → replica, when the offer lapses
         self._running: dict[Replica, set[str]] = {}  # ids: a set, so that a callback that comes twice does no harm
 
     def keep(self, replicas: Iterable[Replica]) -> None:
@@ -44,17 +48,31 @@ class Choice(Generic[Replica]):
         self._published[replica] = (version, frozenset(hashes))
         self._sent.pop(replica, None)
 
+    def offer(self, replica: Replica, request: str, hashes: Iterable[int], now: float) -> None:
+        """Record that a request is about to be sent: of a burst, each request then counts for the choice of the next.
+
+        An offer that neither begins nor is offered elsewhere lapses after OFFER_S: its client has left.
+        """
+        self._offered = {name: offer for name, offer in self._offered.items() if offer[1] > now and name != request}
+        self._offered[request] = (replica, now + OFFER_S)
+        self._prefixes_sent(replica).add(hashes)
+
     def begin(self, replica: Replica, request: str, hashes: Iterable[int]) -> None:
         """Record that a request was sent. request: its id."""
+        self._offered.pop(request, None)
         self._running.setdefault(replica, set()).add(request)
-        self._sent.setdefault(replica, RecentPrefixes(MOST_HASHES)).add(hashes)
+        self._prefixes_sent(replica).add(hashes)
 
     def end(self, replica: Replica, request: str) -> None:
         """Record that a request has ended, in whatever way; one that the replica refused was never recorded."""
         self._running.get(replica, set()).discard(request)
 
     def load(self, replica: Replica) -> int:
-        return len(self._running.get(replica, ()))
+        offers = sum(offered == replica for offered, _ in self._offered.values())
+        return len(self._running.get(replica, ())) + offers
+
+    def _prefixes_sent(self, replica: Replica) -> RecentPrefixes:
+        return self._sent.setdefault(replica, RecentPrefixes(MOST_HASHES))
 
     def matched(self, replica: Replica, hashes: Sequence[int]) -> int:
         """Count the blocks of the longest beginning that the replica knows."""

@@ -1,9 +1,9 @@
 """A prompt's beginning as hashes of its blocks, and which of them a replica served recently.
 
 Hash i covers blocks 0 to i, so one equal hash means an equal beginning. The blocks are characters of the request's
-JSON, not tokens: the ingress has no tokenizer, and the fields of a prompt stand in the order in which the chat template uses
-them. A replica publishes the prompts it served, not the pages that its engine still holds. With a bound near the
-engine's cache the two agree on what is recent.
+JSON, not tokens, since the ingress has no tokenizer. The fields of a prompt are hashed in the order in which a chat
+template uses them. A replica publishes the prompts that it served, not the pages that its engine still holds: if the
+engine's cache is small, some published prefixes are gone.
 
 The hashes are keyed by a secret of the deployment, and depend on the API key and `cache_salt`. So a published hash
 reveals nothing about a prompt, and no request is routed by what another key has sent.

@@ -170,10 +170,10 @@ def check_ray() -> None:
 def deploy(plan: Plan) -> int:
     """Deploy on this machine, in a Ray of our own, until SIGTERM or SIGINT; then drain. Returns the exit code."""
     check_ray()
-    stop = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stop.set())
     plan = start(plan)
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):  # once Ray has set its own handlers, which would not drain
+        signal.signal(number, lambda *_: stop.set())
     print(f"gradus: {plan.replicas} replicas of {plan.settings.model} at {address(plan)}", flush=True)
     stop.wait()
     end()
