@@ -60,6 +60,5 @@ def test_a_replica_without_the_deployments_keys_does_not_start(monkeypatch):
 
 
 def test_of_rays_report_the_last_line_is_shown():
-    assert (
-        last_line(RuntimeError("Traceback\n  File x\nConfigError: no such model\n\n")) == "ConfigError: no such model"
-    )
+    report = RuntimeError("Traceback\n  File x\nConfigError: no such model\n\n")
+    assert last_line(report) == "ConfigError: no such model"
