@@ -5,6 +5,7 @@ import sys
 import pytest
 
 from gradus.cli import main
+from gradus.deploy import run
 from gradus.deploy.replica import Replica
 from gradus.deploy.run import Plan, last_line
 from gradus.errors import ConfigError
@@ -51,6 +52,13 @@ def test_without_ray_the_command_says_what_to_install(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "ray.serve", None)
     assert main(["deploy", "ray", "--replicas", "2"]) == 2
     assert "pip install 'gradus-llm[ray]'" in capsys.readouterr().err
+
+
+def test_a_model_that_does_not_exist_is_refused_before_ray_starts(monkeypatch, capsys):
+    monkeypatch.setattr(run, "check_ray", lambda: None)
+    monkeypatch.setattr(run, "start", lambda plan: pytest.fail("Ray was started"))
+    assert main(["deploy", "ray", "--model", "/nowhere"]) == 2
+    assert "/nowhere" in capsys.readouterr().err
 
 
 def test_a_replica_without_the_deployments_keys_does_not_start(monkeypatch):

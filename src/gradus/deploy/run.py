@@ -17,6 +17,7 @@ from gradus.deploy.ingress import Ingress
 from gradus.deploy.relay import Message
 from gradus.deploy.replica import Replica
 from gradus.errors import ConfigError
+from gradus.loading import open_checkpoint
 from gradus.server.config import ServerConfig
 from gradus.server.http.keys import Keys
 from gradus.server.results import Unavailable
@@ -168,8 +169,13 @@ def check_ray() -> None:
 
 
 def deploy(plan: Plan) -> int:
-    """Deploy on this machine, in a Ray of our own, until SIGTERM or SIGINT; then drain. Returns the exit code."""
+    """Deploy on this machine, in a Ray of our own, until SIGTERM or SIGINT; then drain. Returns the exit code.
+
+    Raises ConfigError, see `start`, or the GradusError of a model that cannot be found.
+    """
     check_ray()
+    if plan.loader == LOADER:
+        open_checkpoint(plan.settings.model)  # a mistake is reported here in one line, by a replica in Ray's logs
     plan = start(plan)
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):  # once Ray has set its own handlers, which would not drain
