@@ -77,7 +77,7 @@ stress: $(TEST_READY)
 # Each client has an environment and a home of its own in build/clients. What cannot be installed is skipped.
 clients: $(TEST_READY)
 	$(IN) tests.clients.installing $(CLIENTS)
-	$(IN) pytest -m clients tests/clients $(ARGS)
+	$(IN) pytest -m clients tests/clients tests/deploy $(ARGS)
 
 # Every page anew, and every warning an error: a broken link or anchor ends it.
 book: $(BOOK_READY)

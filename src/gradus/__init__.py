@@ -16,7 +16,7 @@ The way of a token, which docs/architecture.md follows, is the order in which to
     structured/   grammars that answers obey, and the tokens that they allow next
     assembly/     the final engine, put together;  garbage.py: its process, kept from pausing
     text/         text in, text out: LLM;  training/: heads that draft, trained
-    server/       the same over HTTP
+    server/       the same over HTTP;  deploy/: several of it behind one address
     phases.py     the course: its syllabus, and loading a phase
     exercises/    what a student writes, put in place of ours;  course/: checking it, views of a phase, figures
     bench/        measuring

@@ -22,8 +22,9 @@ HOMES = ROOT / "build" / "clients"
 TOOLS = {
     "schemathesis": Client("schemathesis", pip=["schemathesis"]),
     "prometheus": Client("prometheus", pip=["prometheus-client"]),
+    "ray": Client("ray", pip=["ray[serve]>=2.56"]),
 }
-"""Programs that test the server and are no clients of models."""
+"""Programs that test the server or run it, and are no clients of models."""
 
 MACHINE = f"{sys.platform}-{'arm64' if platform.machine() in ('arm64', 'aarch64') else 'x64'}"
 PLATFORM = {"@anthropic-ai/claude-code": f"@anthropic-ai/claude-code-{MACHINE}", "opencode-ai": f"opencode-{MACHINE}"}

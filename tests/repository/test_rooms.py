@@ -16,14 +16,15 @@ ROOT = Path(__file__).parents[2] / "src" / "gradus"
 ROOMS = [
     "errors", "garbage", "phases", "exercises", "cache", "engine", "structured", "config", "scheduling", "device",
     "models", "quantization", "loading", "kernels", "attention", "calibration", "sampling", "speculative", "execution",
-    "parallel", "assembly", "text", "training", "gradus", "server", "doctor", "bench", "course", "cli", "__main__",
+    "parallel", "assembly", "text", "training", "gradus", "server", "deploy", "doctor", "bench", "course", "cli",
+    "__main__",
 ]  # fmt: skip
 
 # What measures, trains and teaches: for people at a terminal, never part of an engine that serves.
 TOOLS = {"bench", "course", "training", "exercises", "calibration"}
 ENGINE = {
     "engine", "scheduling", "execution", "speculative", "sampling", "cache", "attention", "kernels", "models",
-    "quantization", "parallel", "assembly", "device", "config", "text", "loading", "server", "structured",
+    "quantization", "parallel", "assembly", "device", "config", "text", "loading", "server", "structured", "deploy",
 }  # fmt: skip
 
 MOST_FILES = 15  # side by side in one folder

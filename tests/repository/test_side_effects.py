@@ -58,7 +58,7 @@ def changed(before):
     after = look()
     return [name for name in before if before[name] != after[name]]
 """
-OPTIONAL = ("triton", "transformers", "llama_cpp")
+OPTIONAL = ("triton", "transformers", "llama_cpp", "ray")
 
 
 def modules() -> list[str]:

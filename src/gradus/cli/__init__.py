@@ -27,6 +27,7 @@ from gradus.cli.commands import (
     chat,
     course,
     demo,
+    deploy,
     exercises,
     generate,
     health,
@@ -89,6 +90,7 @@ for command, panel in (
     app.command(rich_help_panel=panel, cls=FIRST.get(command.__name__, Command))(command)
 
 app.add_typer(keys.keys, name="keys", rich_help_panel="Use a model")
+app.add_typer(deploy.deploy, name="deploy", rich_help_panel="Use a model")
 
 
 @app.callback(invoke_without_command=True)

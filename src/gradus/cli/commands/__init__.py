@@ -3,7 +3,7 @@
 Read in this order:
 
     generate.py, chat.py, serve.py, load.py    use a model
-    keys.py         the same: keys
+    keys.py, deploy.py                         the same: keys, deploy
     models.py       get one: models, pull, quantize, train-heads
     exercises.py    follow the course: exercise, check, solution, progress, diff, show, flat
     xray.py, demo.py, museum.py                the same: xray, demo, museum

@@ -1,0 +1,59 @@
+"""`gradus deploy ray`: replicas of the server on Ray Serve."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from typer import Option
+
+from gradus.cli import options, terminal
+from gradus.server.config import ServerConfig
+
+deploy = typer.Typer(help="Serve a model with several replicas of the server.", no_args_is_help=True)
+
+_REPLICAS = "Replicas"
+
+
+@deploy.callback()
+def about() -> None:
+    """Serve a model with several replicas of the server."""
+
+
+@deploy.command("ray")
+@options.settings_of(ServerConfig, without=("tls_cert", "tls_key"))
+def ray(
+    replicas: Annotated[int, Option(help="Replicas, each with an engine of its own.", rich_help_panel=_REPLICAS)] = 1,
+    max_replicas: Annotated[
+        int | None,
+        Option(help="Add replicas up to this number while requests wait.", rich_help_panel=_REPLICAS),
+    ] = None,
+    gpus: Annotated[
+        float,
+        Option("--gpus-per-replica", help="GPUs for each replica; with 0 it sees none.", rich_help_panel=_REPLICAS),
+    ] = 0.0,
+    max_imbalance: Annotated[
+        int,
+        Option(
+            help="Prefer replicas that know a prompt's beginning until one has this many more requests than another.",
+            rich_help_panel=_REPLICAS,
+        ),
+    ] = 16,
+    config: Annotated[
+        Path | None, Option("--config", "-c", help="A YAML file of settings; options on the command line override it.")
+    ] = None,
+    **given: Any,
+) -> int:
+    """Serve a model with several replicas on Ray Serve, until Ctrl-C or SIGTERM. Needs `pip install gradus-llm[ray]`.
+
+    Examples:
+
+      gradus deploy ray --replicas 2
+      gradus deploy ray --replicas 2 --max-replicas 4 --gpus-per-replica 1 --model ./qwen3-8b
+    """
+    from gradus.deploy.run import Plan
+    from gradus.deploy.run import deploy as run
+
+    settings = (ServerConfig.from_yaml(config) if config else ServerConfig()).merge(given)
+    plan = Plan(settings, replicas, max_replicas, gpus, max_imbalance)
+    terminal.print_note(f"starting {replicas} replicas of {settings.model}")
+    return run(plan)
