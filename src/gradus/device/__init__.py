@@ -12,5 +12,6 @@ Read in this order:
     threads.py          the number of threads on a CPU, and how they wait for one another
     characters.py       plain forms of characters that the terminal cannot show
     allocator.py        the C library's use of freed memory
+    program.py          one of our modules as a process of its own
     peer.py             the process at the other end of a socket, and a parent's death
 """

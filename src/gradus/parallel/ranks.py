@@ -5,12 +5,10 @@ their connections break, which ends every exchange that waits for them.
 """
 
 import json
-import os
 import shutil
 import signal
 import socket
 import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -19,6 +17,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from gradus.device import program
 from gradus.engine.plan import Plan, Result
 from gradus.engine.wire import pack
 from gradus.execution.runner import ModelRunner, RunModel
@@ -62,7 +61,10 @@ class Ranks:
     def _start(self, module: str, job: Mapping[str, Any]) -> None:
         ours, theirs = socket.socketpair()
         with theirs:
-            self._processes.append(_spawn(module, theirs.fileno()))
+            descriptor = theirs.fileno()
+            # rank 0 alone decides what a Ctrl-C ends
+            process = program.start(module, str(descriptor), blocked={signal.SIGINT}, descriptors=[descriptor])
+            self._processes.append(process)
         channel = Channel(ours)
         self._channels.append(channel)
         channel.send(json.dumps(job).encode())
@@ -145,24 +147,6 @@ class Ranks:
         self._lost = f"rank {index + 1} of {self.size} {what}: load the model again"
         for process in self._processes:
             process.kill()
-
-
-def _spawn(module: str, descriptor: int) -> "subprocess.Popen[bytes]":
-    """Start a rank's process. It finds modules where this one does, and not in the current folder by accident.
-
-    It inherits that SIGINT is blocked: a Ctrl-C at a terminal reaches all ranks, and rank 0 alone decides what ends.
-    """
-    folders = [folder or os.getcwd() for folder in sys.path]
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        return subprocess.Popen(
-            [sys.executable, "-P", "-m", module, str(descriptor)],
-            pass_fds=[descriptor],
-            stdin=subprocess.DEVNULL,
-            env=os.environ | {"PYTHONPATH": os.pathsep.join(folders)},
-        )
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 class RankZero(NamedTuple):

@@ -7,15 +7,13 @@ the socket closes, and the front end notices at once.
 
 import asyncio
 import logging
-import os
 import signal
 import subprocess
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import asdict
 from typing import cast
 
+from gradus.device import program
 from gradus.server.config import ServerConfig
 from gradus.server.engine.messages import Command, EngineFailed, EngineMessage, Failure, LoadFailed, Message, Stop
 from gradus.server.engine.wire import VERSION, Hello, Load, PrivateSocket, WireError, check_peer, frame
@@ -206,24 +204,8 @@ class Child(asyncio.Protocol):
 
 
 def spawn(path: str) -> "subprocess.Popen[bytes]":
-    """Start the engine's process. It imports from this process's paths, never by accident from the current folder."""
-    folders = [folder or os.getcwd() for folder in sys.path]
-    with signals_blocked():
-        return subprocess.Popen(
-            [sys.executable, "-P", "-m", "gradus.server.engine.process", path],
-            stdin=subprocess.DEVNULL,
-            env=os.environ | {"PYTHONPATH": os.pathsep.join(folders)},
-        )
-
-
-@contextmanager
-def signals_blocked() -> Iterator[None]:
-    """Block the signals that the new process will ignore: it inherits the mask, so none can arrive too early."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    """Start the engine's process, which ignores both signals: the front end decides how long requests may take."""
+    return program.start("gradus.server.engine.process", path, blocked={signal.SIGINT, signal.SIGTERM})
 
 
 def ending(code: int) -> str:
