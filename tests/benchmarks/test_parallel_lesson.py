@@ -1,4 +1,4 @@
-"""The script for p12's ranks runs, and what it has kept is of the demo's ways and shows what the lesson says."""
+"""The script for p12's ranks runs; its recorded file has the demo's ways to cut, and shows what the lesson says."""
 
 import json
 import sys

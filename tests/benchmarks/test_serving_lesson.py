@@ -1,4 +1,4 @@
-"""The script for p13's server runs, and what it has kept is of the server, the demo and the requests of today."""
+"""The script for p13's server runs; its recorded file matches the present server, demo and requests."""
 
 import json
 import sys

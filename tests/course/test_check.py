@@ -19,7 +19,7 @@ from tests.phases.drive import Ending
 
 
 def references() -> list:
-    """All exercises. Every run checks the first of these phases; the others are stress.
+    """List all exercises. Every run checks those of three phases; the others are stress.
 
     tests/phases judge every reference where it is; what is checked here is that `gradus check` comes to the same. The
     three are of each kind: exercises alone in their files, functions of an engine, and kernels.

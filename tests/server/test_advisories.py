@@ -1,6 +1,6 @@
 """Vulnerabilities of other servers, replayed against this one: each test is named after its cause, with its ids.
 
-What other files already hold: hostile bodies, headers and compression (test_hostile.py), keys and the Host header
+Other files already test: hostile bodies, headers and compression (test_hostile.py), keys and the Host header
 (test_access.py), rebound names (test_hosts.py), slow clients (test_clients.py), faults of one request and of the engine
 (test_faults.py), slots that change owners (tests/engine/test_freed_slots.py, tests/kernels/test_freed_slots.py), line
 ends in streams (test_text.py), and code from data (tests/repository/test_imports.py).

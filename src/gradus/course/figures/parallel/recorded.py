@@ -1,4 +1,4 @@
-"""What p12's ranks did when: benchmarks/parallel_lesson.py has written it. No torch here."""
+"""The recorded run of p12's ranks, which benchmarks/parallel_lesson.py wrote. No torch here."""
 
 import json
 from pathlib import Path

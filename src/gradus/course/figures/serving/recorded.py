@@ -22,7 +22,7 @@ class Note:
 
 
 def way() -> list[Note]:
-    """In order of time."""
+    """Return the notes in order of time."""
     return [Note(**each | {"who": tuple(each["who"])}) for each in _recorded()["way"]]
 
 
