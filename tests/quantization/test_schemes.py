@@ -231,6 +231,13 @@ def test_integer_products_by_floats_are_exact(width):
 
 @pytest.mark.parametrize("floats", [False, True])
 def test_either_way_to_multiply_int8_gives_the_same_integers(floats, monkeypatch):
-    monkeypatch.setattr(int8, "_floats_are_faster", lambda threads: floats)
+    monkeypatch.setattr(int8, "_prefers_floats", lambda threads: floats)
     x, weight = (torch.arange(rows * 48).remainder(251).sub(124).to(torch.int8).view(rows, 48) for rows in (33, 20))
     assert torch.equal(int8.integer_product(x, weight).long(), x.long() @ weight.long().t())
+
+
+def test_a_product_of_integers_that_saturates_is_not_used(monkeypatch):
+    """As oneDNN's on processors with AVX2 alone: right for small values, wrong for large ones."""
+    saturating = lambda x, weight: (x.int() @ weight.int()).clamp(max=32767)  # noqa: E731
+    monkeypatch.setattr(torch, "_int_mm", saturating)
+    assert int8._prefers_floats.__wrapped__(1)

@@ -58,7 +58,7 @@ def to_int8(x: Tensor) -> tuple[Tensor, Tensor]:
 def integer_product(x: Tensor, weight: Tensor) -> Tensor:
     """Compute x Wᵀ of int8 [M, K] and [N, K], summed exactly in int32 [M, N]."""
     if not x.is_cuda:
-        if not _floats_are_faster(torch.get_num_threads()):
+        if not _prefers_floats(torch.get_num_threads()):
             return torch._int_mm(x, weight.t())
         return product_in_floats(x, weight)
     if (weight.shape[0] | weight.shape[1]) % ALIGNED:
@@ -89,11 +89,14 @@ def product_in_floats(x: Tensor, weight: Tensor) -> Tensor:
 
 
 @cache
-def _floats_are_faster(threads: int) -> bool:
-    """Whether a prompt's integer product is faster by floats on this processor; both give the same integers.
+def _prefers_floats(threads: int) -> bool:
+    """Whether a prompt's integer product is faster by floats on this processor, or only right by floats.
 
-    Torch's own product of integers is a plain loop on processors without VNNI, some 20 times slower. threads: torch's.
+    Torch's own product of integers is a plain loop on processors without VNNI, some 20 times slower; or oneDNN's with
+    AVX2's instruction, which saturates: its sums of large values are wrong. threads: torch's.
     """
-    x, weight = (torch.ones((rows, 512), dtype=torch.int8) for rows in (64, 1024))
+    x, weight = (torch.full((rows, 512), 127, dtype=torch.int8) for rows in (64, 1024))
+    if not torch.equal(torch._int_mm(x, weight.t()), product_in_floats(x, weight)):
+        return True
     integers, floats = race(partial(torch._int_mm, x, weight.t()), partial(product_in_floats, x, weight), rounds=2)
     return floats < integers

@@ -235,7 +235,7 @@ def arm(monkeypatch):
 @pytest.mark.parametrize("count", [1, 8])
 @pytest.mark.parametrize(
     ("loop", "literal", "words"),
-    [(vectors._int4_code, (0,), 13), (vectors._float_code, (1, 3, 1, vectors.KEEP), 13), (vectors._sum_code, (1,), 9)],
+    [(vectors._int4_code, (0,), 14), (vectors._float_code, (1, 3, 1, vectors.KEEP), 13), (vectors._sum_code, (1,), 9)],
     ids=["int4", "float", "sum"],
 )
 def test_the_loops_are_vector_code_of_any_processor(loop, literal, words, count):
