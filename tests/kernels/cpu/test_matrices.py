@@ -37,7 +37,7 @@ FLOATS = {
 }
 """Kinds whose product is that of a float matrix: activations stay as they are."""
 
-FOR_INT4 = 2e-5 if BY_PAIRS else 2e-6  # AVX2 rounds activations to int16, each 32 with a scale
+FOR_INT4 = 1e-5 if BY_PAIRS else 2e-6  # a value may round to the other neighbor
 
 WIDTHS = (32, 96, 128, 160, 192, 384, 640)
 
@@ -104,7 +104,7 @@ def test_matrices_side_by_side(shape, makers, rows, monkeypatch):
     step = Step(model, CONTEXTS[:rows])
     decode = Pages(model).decode_model(model)
     poison(decode)
-    close(step.compiled(decode), step.in_torch(widened(model), Pages(model)))
+    close(step.compiled(decode), step.in_torch(widened(model), Pages(model)), 1e-3 if BY_PAIRS else 1e-4)
 
 
 def test_int8_side_by_side_with_floats():
@@ -209,7 +209,17 @@ def test_int4_multiplies_bfloat16_where_activations_are(kind, width, rows, monke
     is_product(down, features.bfloat16().float() if HAS_BF16 else features, added, max(5e-6, FOR_INT4))
 
 
+def in_shorts(x, order):
+    """Round activations as AVX2's int4 does: each 32 in the matrix's order to int16, with a scale."""
+    order = torch.arange(x.shape[1]) if order is None else order
+    planes = x[:, order].unflatten(1, (-1, 32))
+    scales = planes.abs().amax(-1, keepdim=True).clamp(min=1e-30) / 32767
+    return torch.empty_like(x).index_copy_(1, order, ((planes / scales).round() * scales).flatten(1))
+
+
 def is_product(down, features, added, tolerance=1e-6):
+    if BY_PAIRS and isinstance(down, Int4Linear):
+        features = in_shorts(features, down.order)
     expected = features.double() @ dense(down).double().t()
     scale = features.double().abs() @ dense(down).double().abs().t()
     assert ((added - expected).abs() <= tolerance * scale).all(), ((added - expected).abs() / scale).max()
