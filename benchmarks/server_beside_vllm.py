@@ -164,16 +164,17 @@ def _is_ready(server: Server, path: str) -> bool:
 
 
 def _stop(process: "subprocess.Popen[bytes]") -> None:
-    """End the server and all that it has started: the next one needs the GPU's memory."""
-    family = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
-    process.send_signal(signal.SIGTERM)
+    """End the server and all that it has started, also where it has failed: the next one needs the GPU's memory."""
+    family = []
+    with suppress(psutil.NoSuchProcess):
+        family = psutil.Process(process.pid).children(recursive=True)
+    process.terminate()
     with suppress(subprocess.TimeoutExpired):
         process.wait(STOP_S)
-    for each in family:
-        with suppress(psutil.NoSuchProcess):
-            each.kill()
-    psutil.wait_procs(family, timeout=STOP_S)
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
     process.wait(STOP_S)
+    psutil.wait_procs(family, timeout=STOP_S)
 
 
 def last_words(log: Path) -> str:
