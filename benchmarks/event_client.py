@@ -182,6 +182,6 @@ def serve_load(
 
 
 def cpu_seconds(process: psutil.Process) -> float:
-    """The processor time so far of a process and those that it has started."""
+    """Return the processor time that a process and its descendants have taken."""
     spent = [each.cpu_times() for each in (process, *process.children(recursive=True))]
     return sum(each.user + each.system for each in spent)

@@ -51,7 +51,7 @@ TOKENS, REQUESTS = "output_tok_s", "requests_s"
 
 @dataclass(frozen=True)
 class Row:
-    """A load, and what is asked of our server: so many times vLLM's value of `metric`."""
+    """A load, and what is asked of our server: `must` times vLLM's value of `metric`."""
 
     load: Load
     metric: str
