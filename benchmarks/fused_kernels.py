@@ -39,9 +39,11 @@ if __name__ == "__main__":
 
 import triton
 
+from gradus.bench.references.products import product_reference
+from gradus.bench.references.step import sample_reference
 from gradus.kernels.core.overlap import early_launches
 from gradus.kernels.linear.dispatch import choose_fused, fused_linear, linear
-from gradus.kernels.linear.epilogue import Norm, product_reference
+from gradus.kernels.linear.epilogue import Norm
 from gradus.kernels.linear.few_rows_launch import DEPTH, FewRowsLaunch
 from gradus.kernels.linear.gemv import FEW_ROWS, GemvLaunch, gemv
 from gradus.kernels.linear.launch_tables import FusedLaunch, Launch, launch_of, stored_form
@@ -688,7 +690,7 @@ def measure_sampling(rate: float) -> Iterator[dict]:
             if kind == "greedy":
                 theirs: dict[str, Callable[[Any], Any]] = {"torch": lambda x: x.float().max(-1)}
             else:
-                theirs = {"torch": lambda x, i=which, t=warm: sampling.sample_reference(x, i, i, t)}
+                theirs = {"torch": lambda x, i=which, t=warm: sample_reference(x, i, i, t)}
             yield entry | race(theirs, logits[:4])
 
 

@@ -4,15 +4,14 @@ A kernel loads the bias and the residual where that hides their latency: `gemv.p
 weights have arrived, kernels of tiles when their sums are complete (`finish_tile`). All end in `finish`.
 """
 
-from typing import NamedTuple, TypedDict, Unpack
+from typing import NamedTuple, TypedDict
 
 import triton
 import triton.language as tl
-from torch import Tensor, dtype
+from torch import Tensor
 from triton.language import constexpr, tensor
 
-from gradus.kernels.rows.activation import activate, activation_reference, gated_activation_reference
-from gradus.kernels.rows.norm import add_layer_norm_reference, add_rms_norm_reference
+from gradus.kernels.rows.activation import activate
 
 
 class Norm(NamedTuple):
@@ -73,36 +72,3 @@ def finish_tile(
         up_bias = vector(bias_ptr, N + n, inside_n)[:, None]
     residual = vector(residual_ptr, here, inside)
     finish(sums, ups, bias, up_bias, residual, out_ptr + here, inside, ACTIVATION, GATED)
-
-
-# -- the same in torch -------------------------------------------------------------------------------------------------
-
-
-def product_reference(x: Tensor, weight: Tensor, *, norm: Norm | None = None, **epilogue: Unpack[Epilogue]) -> Tensor:
-    """residual + activation(norm(x) weightᵀ + bias), of any number of rows."""
-    wide = x.float()
-    if norm is not None and norm.bias is not None:
-        wide = add_layer_norm_reference(wide, None, norm.weight, norm.bias, norm.eps)
-    elif norm is not None:
-        wide = add_rms_norm_reference(wide, None, norm.weight, norm.eps)
-    return finish_reference(wide @ weight.float().T, x.dtype, **epilogue)
-
-
-def finish_reference(
-    sums: Tensor,
-    dtype: dtype,
-    *,
-    bias: Tensor | None = None,
-    activation: str | None = None,
-    gated: bool = False,
-    residual: Tensor | None = None,
-) -> Tensor:
-    """sums: float32 [M, N], or [M, 2 N] if gated; the bias is as wide. residual: [M, N], takes the sum in place.
-
-    Returns [M, N] in dtype, or the residual.
-    """
-    if bias is not None:
-        sums = sums + bias.float()
-    if activation is not None:
-        sums = gated_activation_reference(sums, activation) if gated else activation_reference(sums, activation)
-    return sums.to(dtype) if residual is None else residual.copy_(residual.float() + sums)
