@@ -33,7 +33,7 @@ from triton.language import constexpr, tensor
 from gradus.device.capability import capability, multiprocessors
 from gradus.kernels.core.overlap import let_next_start, starts_early, wait_for_previous
 from gradus.kernels.linear.epilogue import Norm, finish, vector
-from gradus.kernels.linear.few_rows import one_by_one
+from gradus.kernels.linear.layouts import indices, one_by_one
 from gradus.kernels.linear.streamed_launch import LANES as LANES_SIDE_BY_SIDE
 from gradus.kernels.linear.streamed_launch import VECTOR as VALUES_AT_ONCE
 from gradus.kernels.linear.streamed_launch import Slices, StreamedLaunch
@@ -53,28 +53,9 @@ def places(row_warps: int, column_warps: int) -> gl.BlockedLayout:
 
 
 @gluon.constexpr_function
-def along(layout: gl.BlockedLayout, dim: int) -> gl.SliceLayout:
-    """Return the layout of a vector along one of a tile's dimensions."""
-    for other in (3, 2, 1, 0):
-        if other != dim:
-            layout = gl.SliceLayout(other, layout)
-    return layout
-
-
-@gluon.constexpr_function
 def by_output(warps: int, column_warps: int) -> gl.BlockedLayout:
     """[outputs, column warps]: all sums of an output in one thread."""
     return gl.BlockedLayout([1, column_warps], [32, 1], [warps, 1], [1, 0])
-
-
-@gluon.jit
-def _along(COUNT: constexpr, DIM: constexpr, LAYOUT: constexpr) -> tensor:
-    """0 … COUNT - 1 along one of a tile's dimensions."""
-    numbers = gl.arange(0, COUNT, along(LAYOUT, DIM))
-    for other in gl.static_range(4):
-        if other != DIM:
-            numbers = gl.expand_dims(numbers, other)
-    return numbers
 
 
 # -- the kernel --------------------------------------------------------------------------------------------------------
@@ -150,12 +131,12 @@ def _copy(
     wait before a second write.
     """
     HERE: constexpr = places(ROW_WARPS, COLUMN_WARPS)
-    row = step // STEPS * ROWS + _along(ROWS, 0, HERE)
+    row = step // STEPS * ROWS + indices(ROWS, 0, HERE, 4)
     for part in gl.static_range(PARTS):
-        warp = (step % STEPS * PARTS + part) * COLUMN_WARPS + _along(COLUMN_WARPS, 1, HERE)
-        column = (warp * LANES + _along(LANES, 2, HERE)) * VECTOR
+        warp = (step % STEPS * PARTS + part) * COLUMN_WARPS + indices(COLUMN_WARPS, 1, HERE, 4)
+        column = (warp * LANES + indices(LANES, 2, HERE, 4)) * VECTOR
         inside = (row < outputs) & (column < K)
-        at = row * K + (column + _along(VECTOR, 3, HERE))
+        at = row * K + (column + indices(VECTOR, 3, HERE, 4))
         for matrix in gl.static_range(MATRICES):
             async_copy.async_copy_global_to_shared(
                 tiles[part * MATRICES + matrix].index(step % STAGES),
@@ -201,9 +182,9 @@ def _row(pointer: tensor, K: constexpr, ROW_WARPS: constexpr, COLUMN_WARPS: cons
     HERE: constexpr = places(ROW_WARPS, COLUMN_WARPS)
     parts: tensor = ()
     for part in gl.static_range(COUNT):
-        warp = part * COLUMN_WARPS + _along(COLUMN_WARPS, 1, HERE)
-        column = (warp * LANES + _along(LANES, 2, HERE)) * VECTOR
-        parts += (gl.load(pointer + (column + _along(VECTOR, 3, HERE)), mask=column < K, other=0.0),)
+        warp = part * COLUMN_WARPS + indices(COLUMN_WARPS, 1, HERE, 4)
+        column = (warp * LANES + indices(LANES, 2, HERE, 4)) * VECTOR
+        parts += (gl.load(pointer + (column + indices(VECTOR, 3, HERE, 4)), mask=column < K, other=0.0),)
     return parts
 
 

@@ -29,8 +29,8 @@ from triton.language import constexpr, tensor
 
 from gradus.kernels.core.overlap import let_next_start, starts_early, wait_for_previous
 from gradus.kernels.linear.epilogue import Norm, finish, vector
-from gradus.kernels.linear.few_rows import by_output, products, scale_of, shared
 from gradus.kernels.linear.few_rows_launch import MOST_ROWS
+from gradus.kernels.linear.layouts import by_output, indices, products, scale_of, shared
 from gradus.kernels.linear.streamed_gemv import slices_on
 from gradus.kernels.linear.streamed_launch import VECTOR as VALUES_AT_ONCE
 from gradus.kernels.linear.streamed_launch import WARP_COLUMNS, StreamedLaunch
@@ -63,25 +63,6 @@ def weight_side(warps: int) -> gl.DotOperandLayout:
 def x_side(warps: int) -> gl.DotOperandLayout:
     """[warps, COLUMNS_OF_WARP, rows]: eight columns of a row in a lane."""
     return gl.DotOperandLayout(1, products(warps), VECTOR.value)
-
-
-@gluon.constexpr_function
-def along(layout: gl.BlockedLayout | gl.DotOperandLayout, dim: int) -> gl.SliceLayout:
-    """Return the layout of a vector along one of three dimensions."""
-    for other in (2, 1, 0):
-        if other != dim:
-            layout = gl.SliceLayout(other, layout)
-    return layout
-
-
-@gluon.jit
-def _along(COUNT: constexpr, DIM: constexpr, LAYOUT: constexpr) -> tensor:
-    """0 … COUNT - 1 along one of three dimensions."""
-    numbers = gl.arange(0, COUNT, along(LAYOUT, DIM))
-    for other in gl.static_range(3):
-        if other != DIM:
-            numbers = gl.expand_dims(numbers, other)
-    return numbers
 
 
 # -- the kernel --------------------------------------------------------------------------------------------------------
@@ -156,10 +137,10 @@ def _copy(
     wait before a second write.
     """
     HERE: constexpr = copies(WARPS)
-    output = step // STEPS * OUTPUTS + _along(OUTPUTS, 1, HERE)
+    output = step // STEPS * OUTPUTS + indices(OUTPUTS, 1, HERE)
     for part in gl.static_range(PARTS):
-        warp = (step % STEPS * PARTS + part) * WARPS + _along(WARPS, 0, HERE)
-        column = warp * COLUMNS_OF_WARP + _along(COLUMNS_OF_WARP, 2, HERE)
+        warp = (step % STEPS * PARTS + part) * WARPS + indices(WARPS, 0, HERE)
+        column = warp * COLUMNS_OF_WARP + indices(COLUMNS_OF_WARP, 2, HERE)
         inside = (output < outputs) & (column < K)
         at = output * K + column
         for matrix in gl.static_range(MATRICES):
@@ -193,10 +174,10 @@ def _copy_rows(
 ) -> None:  # fmt: skip
     """Request the columns of x that multiply that step's tile; zeros beyond M and beyond K."""
     HERE: constexpr = copies(WARPS)
-    row = _along(ROWS, 1, HERE)
+    row = indices(ROWS, 1, HERE)
     for part in gl.static_range(PARTS):
-        warp = (step % STEPS * PARTS + part) * WARPS + _along(WARPS, 0, HERE)
-        column = warp * COLUMNS_OF_WARP + _along(COLUMNS_OF_WARP, 2, HERE)
+        warp = (step % STEPS * PARTS + part) * WARPS + indices(WARPS, 0, HERE)
+        column = warp * COLUMNS_OF_WARP + indices(COLUMNS_OF_WARP, 2, HERE)
         inside = (row < M) & (column < K)
         async_copy.async_copy_global_to_shared(tiles[part].index(step % STAGES), x_ptr + (row * K + column), inside)
 
@@ -262,10 +243,10 @@ def _added(
 def _row(pointer: tensor, M: int, K: constexpr, ROWS: constexpr, WARPS: constexpr, COUNT: constexpr) -> tensor:
     """Rows' columns where each thread needs them: COUNT parts, [WARPS, COLUMNS_OF_WARP, ROWS] each."""
     SIDE: constexpr = x_side(WARPS)
-    row = _along(ROWS, 2, SIDE)
+    row = indices(ROWS, 2, SIDE)
     parts: tensor = ()
     for part in gl.static_range(COUNT):
-        column = (part * WARPS + _along(WARPS, 0, SIDE)) * COLUMNS_OF_WARP + _along(COLUMNS_OF_WARP, 1, SIDE)
+        column = (part * WARPS + indices(WARPS, 0, SIDE)) * COLUMNS_OF_WARP + indices(COLUMNS_OF_WARP, 1, SIDE)
         parts += (gl.load(pointer + (row * K + column), mask=(row < M) & (column < K), other=0.0),)
     return parts
 
