@@ -106,7 +106,8 @@ def test_activations(rows, width, name, dtype):
 def test_gemv_with_everything_around_it(n, k, rows, tile, dtype):
     from gradus.bench.references.products import product_reference
     from gradus.kernels.linear.epilogue import Norm
-    from gradus.kernels.linear.gemv import GemvLaunch, gemv
+    from gradus.kernels.linear.gemv import gemv
+    from gradus.kernels.linear.launches import GemvLaunch
 
     x, stream = noise(rows, k, dtype=dtype), noise(rows, n, dtype=dtype)
     around = [
@@ -132,7 +133,7 @@ def test_few_rows_with_everything_around_them_are_each_as_if_alone(n, k, rows, l
     from gradus.bench.references.products import product_reference
     from gradus.kernels.linear.epilogue import Norm
     from gradus.kernels.linear.few_rows import few_rows
-    from gradus.kernels.linear.few_rows_launch import FewRowsLaunch
+    from gradus.kernels.linear.launches import FewRowsLaunch
 
     x, launch = noise(rows, k, dtype=dtype), FewRowsLaunch(*launch)
     gain = noise(k).to(dtype)
@@ -164,8 +165,8 @@ def test_a_streamed_row_with_everything_around_it(n, k, launch, early, dtype):
     from gradus.device.capability import capability
     from gradus.kernels.core.overlap import early_launches
     from gradus.kernels.linear.epilogue import Norm
+    from gradus.kernels.linear.launches import StreamedLaunch
     from gradus.kernels.linear.streamed_gemv import streamed_gemv
-    from gradus.kernels.linear.streamed_launch import StreamedLaunch
 
     if early and not capability(torch.device("cuda", 0)).starts_early:
         pytest.skip("launches of this GPU do not start early")
@@ -198,7 +199,7 @@ def test_streamed_rows_with_everything_around_them(n, k, rows, launch, early, dt
     from gradus.device.capability import capability
     from gradus.kernels.core.overlap import early_launches
     from gradus.kernels.linear.epilogue import Norm
-    from gradus.kernels.linear.streamed_launch import StreamedLaunch
+    from gradus.kernels.linear.launches import StreamedLaunch
     from gradus.kernels.linear.streamed_rows import streamed_rows
 
     if early and not capability(torch.device("cuda", 0)).starts_early:
@@ -239,7 +240,7 @@ def test_streamed_rows_that_start_early_wait_for_each_other(rows, launch):
     from gradus.device.capability import capability
     from gradus.kernels.core.overlap import early_launches
     from gradus.kernels.linear.dispatch import fused_linear
-    from gradus.kernels.linear.streamed_launch import StreamedLaunch
+    from gradus.kernels.linear.launches import StreamedLaunch
 
     if not capability(torch.device("cuda", 0)).starts_early:
         pytest.skip("launches of this GPU do not start early")
@@ -275,7 +276,8 @@ def test_streamed_rows_that_start_early_wait_for_each_other(rows, launch):
 @pytest.mark.parametrize("tile", [(32, 64, 1, 3, 4), (64, 64, 5, 3, 4), (16, 128, 16, 2, 4)])
 def test_splitk_products(m, n, k, tile, dtype):
     from gradus.bench.references.products import product_reference
-    from gradus.kernels.linear.splitk import SplitKLaunch, splitk
+    from gradus.kernels.linear.launches import SplitKLaunch
+    from gradus.kernels.linear.splitk import splitk
     from gradus.kernels.linear.splits import counters_of
 
     x, weight = noise(m, k, dtype=dtype), noise(n, k, dtype=dtype) / k**0.5
@@ -391,7 +393,8 @@ def test_a_row_that_is_not_finite_shows_and_leaves_its_neighbors_alone():
 
 def test_products_and_samples_replay_from_a_cuda_graph():
     from gradus.bench.references.products import product_reference
-    from gradus.kernels.linear.splitk import SplitKLaunch, splitk
+    from gradus.kernels.linear.launches import SplitKLaunch
+    from gradus.kernels.linear.splitk import splitk
     from gradus.kernels.sampling.plain import sample
 
     x, weight = noise(8, 512, dtype=torch.bfloat16), noise(3000, 512, dtype=torch.bfloat16)
@@ -416,8 +419,9 @@ def test_dependent_launches_give_bit_for_bit_what_waiting_ones_give():
     """A layer with every kernel in it, and each writes memory that the one before it has just read or written."""
     from gradus.kernels.core.overlap import early_launches
     from gradus.kernels.linear.epilogue import Norm
-    from gradus.kernels.linear.gemv import GemvLaunch, gemv
-    from gradus.kernels.linear.splitk import SplitKLaunch, splitk
+    from gradus.kernels.linear.gemv import gemv
+    from gradus.kernels.linear.launches import GemvLaunch, SplitKLaunch
+    from gradus.kernels.linear.splitk import splitk
     from gradus.kernels.rows.activation import gated_activation
     from gradus.kernels.rows.norm import add_rms_norm
     from gradus.kernels.rows.rope_store import rope_store

@@ -10,12 +10,11 @@ from torch.nn import functional as F
 
 from gradus.kernels.core.gluon import in_gluon
 from gradus.kernels.linear.epilogue import Fusions
-from gradus.kernels.linear.few_rows_launch import FewRowsLaunch
-from gradus.kernels.linear.gemv import GemvLaunch, gemv
+from gradus.kernels.linear.gemv import gemv
 from gradus.kernels.linear.launch_tables import FusedLaunch, Launch, Unmeasured, table_of
-from gradus.kernels.linear.splitk import SplitKLaunch, splitk
+from gradus.kernels.linear.launches import VECTOR, FewRowsLaunch, GemvLaunch, SplitKLaunch, StreamedLaunch
+from gradus.kernels.linear.splitk import splitk
 from gradus.kernels.linear.splits import Counters
-from gradus.kernels.linear.streamed_launch import VECTOR, StreamedLaunch
 
 
 def _few_rows() -> Callable[..., Tensor]:

@@ -6,6 +6,7 @@ weights have arrived, kernels of tiles when their sums are complete (`finish_til
 
 from typing import NamedTuple, TypedDict
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -72,3 +73,35 @@ def finish_tile(
         up_bias = vector(bias_ptr, N + n, inside_n)[:, None]
     residual = vector(residual_ptr, here, inside)
     finish(sums, ups, bias, up_bias, residual, out_ptr + here, inside, ACTIVATION, GATED)
+
+
+class Operands(NamedTuple):
+    """What a product of few rows is launched with, checked: residual + activation(norm(x) weightᵀ + bias).
+
+    With a gate, the matrix has the gate's rows and then up's, and the sum is activation(gate) * up. tensors: x, weight,
+    bias, residual, and the norm's gain. shift: a LayerNorm's. out: [rows, outputs] in x's dtype, or the residual, which
+    takes the sum in place, as a residual stream does, so it must not be x.
+    """
+
+    tensors: tuple[Tensor | None, ...]
+    shift: Tensor | None
+    out: Tensor
+    rows: int
+    outputs: int
+    eps: float
+    inner: int
+    activation: str | None
+    gated: bool
+
+    @classmethod
+    def of(
+        cls, x: Tensor, weight: Tensor, most_rows: int, *, bias: Tensor | None = None, norm: Norm | None = None,
+        activation: str | None = None, gated: bool = False, residual: Tensor | None = None,
+    ) -> "Operands":  # fmt: skip
+        """x: [M, K], M up to most_rows; weight: [N, K], or [2 N, K] if gated; both contiguous; residual: [M, N]."""
+        (rows, inner), height = x.shape, weight.shape[0]
+        assert 0 < rows <= most_rows and weight.shape[1] == inner and weight.is_contiguous() and x.is_contiguous()
+        outputs = height // 2 if gated else height
+        gain, shift, eps = norm or (None, None, 0.0)
+        out = torch.empty(rows, outputs, dtype=x.dtype, device=x.device) if residual is None else residual
+        return cls((x, weight, bias, residual, gain), shift, out, rows, outputs, eps, inner, activation, gated)

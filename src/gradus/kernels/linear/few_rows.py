@@ -22,7 +22,8 @@ Bytes: N K of weights, once; x (M K) comes from the cache. Layout: weight [N, K]
 gate, rows 0 … N - 1 are the gate's and rows N … 2 N - 1 are up's; a program owns both rows of an output.
 """
 
-import torch
+from typing import Unpack
+
 import triton
 from torch import Tensor
 from triton.experimental import gluon
@@ -31,8 +32,8 @@ from triton.experimental.gluon.language.nvidia.ampere import mma_v2
 from triton.language import constexpr, tensor
 
 from gradus.kernels.core.overlap import let_next_start, starts_early, wait_for_previous
-from gradus.kernels.linear.epilogue import Norm, finish, vector
-from gradus.kernels.linear.few_rows_launch import DEPTH, MOST_ROWS, FewRowsLaunch
+from gradus.kernels.linear.epilogue import Fusions, Operands, finish, vector
+from gradus.kernels.linear.launches import DEPTH, MOST_ROWS, FewRowsLaunch
 from gradus.kernels.linear.layouts import by_output, indices, products, scale_of, shared
 
 COLUMNS = constexpr(DEPTH)
@@ -176,33 +177,18 @@ def _columns_of_x(WARPS: constexpr) -> tensor:
     return indices(WARPS, 0, SIDE) * COLUMNS + indices(COLUMNS, 1, SIDE)
 
 
-def few_rows(
-    x: Tensor,
-    weight: Tensor,
-    launch: FewRowsLaunch,
-    *,
-    bias: Tensor | None = None,
-    norm: Norm | None = None,
-    activation: str | None = None,
-    gated: bool = False,
-    residual: Tensor | None = None,
-) -> Tensor:
-    """As `gemv`, for M ≤ MOST_ROWS rows of 16-bit values: residual + activation(norm(x) weightᵀ + bias).
+def few_rows(x: Tensor, weight: Tensor, launch: FewRowsLaunch, **fusions: Unpack[Fusions]) -> Tensor:
+    """Multiply up to MOST_ROWS rows of 16-bit values, with an RMSNorm: see `Operands`. Returns [M, N].
 
-    norm: an RMSNorm. A row's result does not depend on the other rows.
+    A row's result does not depend on the other rows.
     """
-    (rows, inner), height = x.shape, weight.shape[0]
-    outputs = height // 2 if gated else height
-    gain, shift, eps = norm or (None, None, 0.0)
-    assert 0 < rows <= MOST_ROWS and weight.shape[1] == inner and weight.is_contiguous() and x.is_contiguous()
-    assert shift is None, "a LayerNorm needs the mean of all columns first"
-    early = starts_early()
-    ahead = min(launch.ahead, triton.cdiv(inner, DEPTH * launch.warps))
-    out = torch.empty(rows, outputs, dtype=x.dtype, device=x.device) if residual is None else residual
-    few_rows_kernel[(triton.cdiv(outputs, launch.outputs),)](
-        x, weight, bias, residual, gain, out, rows, outputs, eps,
-        inner, activation, gated, max(8, triton.next_power_of_2(rows)), launch.outputs, launch.warps,
-        ahead, launch.sums, early,
+    given, early = Operands.of(x, weight, MOST_ROWS, **fusions), starts_early()
+    assert given.shift is None, "a LayerNorm needs the mean of all columns first"
+    ahead = min(launch.ahead, triton.cdiv(given.inner, DEPTH * launch.warps))
+    few_rows_kernel[(triton.cdiv(given.outputs, launch.outputs),)](
+        *given.tensors, given.out, given.rows, given.outputs, given.eps,
+        given.inner, given.activation, given.gated, max(8, triton.next_power_of_2(given.rows)), launch.outputs,
+        launch.warps, ahead, launch.sums, early,
         num_warps=launch.warps, launch_pdl=early,
     )  # fmt: skip
-    return out
+    return given.out
