@@ -1,6 +1,5 @@
 """Which kernel takes a product: this project's for few rows, cuBLAS for many, as the device's `launch_tables` say."""
 
-from collections.abc import Callable
 from functools import cache
 from typing import Unpack
 
@@ -16,28 +15,9 @@ from gradus.kernels.linear.launches import VECTOR, FewRowsLaunch, GemvLaunch, Sp
 from gradus.kernels.linear.splitk import splitk
 from gradus.kernels.linear.splits import Counters
 
-
-def _few_rows() -> Callable[..., Tensor]:
-    from gradus.kernels.linear.few_rows import few_rows
-
-    return few_rows
-
-
-def _streamed_gemv() -> Callable[..., Tensor]:
-    from gradus.kernels.linear.streamed_gemv import streamed_gemv
-
-    return streamed_gemv
-
-
-def _streamed_rows() -> Callable[..., Tensor]:
-    from gradus.kernels.linear.streamed_rows import streamed_rows
-
-    return streamed_rows
-
-
-few_rows = in_gluon(_few_rows)
-streamed_gemv = in_gluon(_streamed_gemv)
-streamed_rows = in_gluon(_streamed_rows)
+few_rows = in_gluon("linear.few_rows", "few_rows")
+streamed_gemv = in_gluon("linear.streamed_gemv", "streamed_gemv")
+streamed_rows = in_gluon("linear.streamed_rows", "streamed_rows")
 
 
 @cache
