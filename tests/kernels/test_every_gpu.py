@@ -26,12 +26,11 @@ from gradus.kernels.attention.launch import bytes_needed, fitted, launches
 from gradus.kernels.attention.new_token import MOST_NEW
 from gradus.kernels.fuse.quantized import FUSED_ROWS
 from gradus.kernels.linear.few_rows import few_rows_kernel
-from gradus.kernels.linear.few_rows_launch import MOST_ROWS
 from gradus.kernels.linear.gemv import gemv_kernel
 from gradus.kernels.linear.launch_tables import Measured, matching
-from gradus.kernels.linear.splitk import SplitKLaunch, splitk_kernel
+from gradus.kernels.linear.launches import MOST_ROWS, SplitKLaunch, StreamedLaunch
+from gradus.kernels.linear.splitk import splitk_kernel
 from gradus.kernels.linear.streamed_gemv import streamed_gemv_kernel
-from gradus.kernels.linear.streamed_launch import StreamedLaunch
 from gradus.kernels.linear.streamed_rows import streamed_rows_kernel
 from gradus.kernels.quantized import hopper_launch, hopper_product
 from gradus.kernels.quantized.eight_bits import eight_bit_kernel

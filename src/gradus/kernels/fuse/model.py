@@ -26,7 +26,7 @@ from gradus.kernels.core.view import Twin, is_known, twin_of, view
 from gradus.kernels.fuse import quantized  # names the twins of quantized matrices, too
 from gradus.kernels.linear.dispatch import choose_fused, fused_linear, linear
 from gradus.kernels.linear.epilogue import Norm
-from gradus.kernels.linear.gemv import GemvLaunch
+from gradus.kernels.linear.launches import GemvLaunch
 from gradus.kernels.rows.activation import activation, gated_activation
 from gradus.kernels.rows.norm import add_layer_norm, add_normalized, add_rms_norm
 from gradus.kernels.rows.rope_store import rope_store

@@ -186,13 +186,7 @@ def hopper_products(device: torch.device) -> "HopperProducts | None":
     """
     if device.type != "cuda" or capability(device) != (9, 0):
         return None
-
-    def load() -> "type[HopperProducts]":
-        from gradus.kernels.quantized.hopper_product import HopperProducts
-
-        return HopperProducts
-
-    kernel = in_gluon(load)
+    kernel = in_gluon("quantized.hopper_product", "HopperProducts")
     return None if kernel is None else kernel(multiprocessors(device))
 
 
