@@ -4,6 +4,8 @@ A rank that runs before the others have sent anything would wait for ever. So a 
 itself, in the documented form, and then runs them one after the other: what each really sends must be the same words.
 """
 
+from functools import partial
+
 import pytest
 import torch
 from torch import Tensor
@@ -57,6 +59,10 @@ def assert_close(found: Tensor, wanted: Tensor) -> None:
     assert error < (1e-6 if found.dtype == torch.float32 else 1e-2), f"off by {error:.1e}"
 
 
+def normalized(each: list[Inboxes], parts: Tensor, streams: list[Tensor], weight: Tensor, rank: int) -> Tensor:
+    return summed_rms_norm(parts[rank], each[rank], streams[rank], weight, 1e-5)
+
+
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("count", [2, 3])
 def test_all_ranks_get_the_sum_the_new_stream_and_its_norm(count, dtype):
@@ -64,7 +70,7 @@ def test_all_ranks_get_the_sum_the_new_stream_and_its_norm(count, dtype):
     for rows in (1, 3, 2, 3):  # each row counts its own calls
         parts, stream = torch.randn(count, rows, 80).to(dtype), torch.randn(rows, 80).to(dtype)
         streams = [stream.clone() for _ in each]
-        found = on_all(each, parts, lambda rank: summed_rms_norm(parts[rank], each[rank], streams[rank], weight, 1e-5))
+        found = on_all(each, parts, partial(normalized, each, parts, streams, weight))
         wanted = summed_rms_norm_reference(parts, stream, weight, 1e-5)
         assert_close(found[0], wanted)
         assert_close(streams[0], stream)

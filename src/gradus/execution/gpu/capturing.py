@@ -20,7 +20,7 @@ from gradus.engine.plan import Column
 log = logging.getLogger(__name__)
 
 Agree = Callable[[Sequence[float]], Sequence[float]]
-"""Turns what was measured into what is decided by: on several ranks, rank 0's numbers, since all must launch the same."""
+"""Turns measurements into those to decide by: rank 0's on ranks that share a model, since all must launch the same."""
 
 Report = Callable[[int, int], None]
 """Called with (done, total) as CUDA graphs are captured, first with 0."""

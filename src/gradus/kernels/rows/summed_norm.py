@@ -141,9 +141,8 @@ def summed_norm_kernel(
     low = tl.zeros([BLOCK], tl.float32)
     high = tl.zeros([BLOCK], tl.float32)
     for rank in tl.static_range(RANKS):
-        if rank == RANK:
-            words = mine
-        else:
+        words = mine
+        if rank != RANK:
             words = received(inbox_ptr + slot + rank * ROWS * CAPACITY, inside, epoch, stop_ptr)
         low += first(words, KIND, HALVES)
         if HALVES:
