@@ -85,11 +85,8 @@ def build(
 
         with current(device):
             exchange = None if ranks is None else ranks.exchange
-            runner: Runner = gpu_runner(
-                model, storage, config, report, draft, trained, shapes, times, constraints, exchange
-            )
-            if ranks is not None:
-                runner = ParallelRunner(runner, ranks)
+            on_gpu = gpu_runner(model, storage, config, report, draft, trained, shapes, times, constraints, exchange)
+            runner: Runner = on_gpu if ranks is None else ParallelRunner(on_gpu, ranks, on_gpu.drop_graphs)
             control = drafting(config, shapes, StepTimes())
             rehearse(runner, config, PagedCache(pages, page_size, windows), device.type, control)
     else:

@@ -71,7 +71,9 @@ def run(channel: Channel, job: Mapping[str, Any], say: Callable[[bytes], None]) 
     place = Place(job["rank"], job["tensor"], job["pipeline"])
     device = device_of(torch.device(job["device"]), place)
     checkpoint = open_checkpoint(job["model"])
-    say(OPENED + memory_report(device))
+    with current(device):
+        say(OPENED + memory_report(device))
+    threading.Thread(target=live, args=(say, Path(job["path"]).parent), daemon=True).start()
     options = channel.receive()
     if options is None:
         return
@@ -83,7 +85,6 @@ def run(channel: Channel, job: Mapping[str, Any], say: Callable[[bytes], None]) 
         tokenizer = checkpoint.tokenizer  # grammars use it, but do not keep it
         runner = runner_of(part, config, None if tokenizer is None else grammars_of(tokenizer, config.limits))
     say(READY)
-    threading.Thread(target=live, args=(say, Path(job["path"]).parent), daemon=True).start()
     follow(channel, runner)
 
 

@@ -20,8 +20,8 @@ from gradus.engine.plan import NO_DRAFTS, Admission, Decodes, Plan, Scores, Span
 from gradus.engine.request import Request, SamplingParams, SchedulingParams
 
 MAGIC = b"gplan5"
-COUNTS = struct.Struct("<8I")  # decodes, their columns, spans, numbers of spans, numbers of changes, wiped pages, tokens,
-# bytes of JSON
+COUNTS = struct.Struct("<8I")
+"""Of decodes, their columns, spans, numbers of spans, numbers of changes, wiped pages, tokens, and bytes of JSON."""
 
 PARAMS, SCHEDULING = ([each.name for each in fields(kind)] for kind in (SamplingParams, SchedulingParams))
 

@@ -38,7 +38,7 @@ class Group:
 
     def __init__(self, path: str, rank: int, size: int, device: torch.device) -> None:
         self.path, self.rank, self.size, self.device = path, rank, size, device
-        self._exchange = _process_group(path, rank, size, device)
+        self._exchange, self._aborted = _process_group(path, rank, size, device), False
 
     def gather(self, x: Tensor) -> Tensor:
         """Collect every rank's x, all of one shape: [size, *x.shape], in rank order. Raises RankLost."""
@@ -90,8 +90,12 @@ class Group:
         return self.share(torch.tensor(numbers, dtype=torch.float64, device=self.device), 0).tolist()
 
     def abort(self) -> None:
-        """End every exchange that waits for a lost rank. None works afterwards."""
-        if self.device.type == "cuda":
+        """End every exchange, those that wait for a lost rank too. None works afterwards, and GPU memory is given back.
+
+        NCCL waits here until the CUDA graphs with its collectives are gone.
+        """
+        if self.device.type == "cuda" and not self._aborted:
+            self._aborted = True
             self._exchange.abort()
 
     @contextmanager

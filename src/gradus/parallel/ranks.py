@@ -183,13 +183,13 @@ class RankZero(NamedTuple):
 class ParallelRunner:
     """Runs every plan on all ranks. Rank 0's result is every rank's result.
 
-    Waits until the other ranks have their runners.
+    Waits until the other ranks have their runners. drop_graphs: called at the end, before the exchange is ended.
     """
 
-    def __init__(self, runner: Runner, zero: RankZero) -> None:
+    def __init__(self, runner: Runner, zero: RankZero, drop_graphs: Callable[[], None] = lambda: None) -> None:
         self.runner, self.ranks, self.zero = runner, zero.ranks, zero
         self.ranks.wait_until_ready()
-        weakref.finalize(self, self.ranks.close)
+        weakref.finalize(self, _end, zero, drop_graphs)
 
     def run(self, plan: Plan) -> "SharedResult":
         """Run the plan. Raises RankLost, naming the rank and the reason, if one is gone."""
@@ -204,6 +204,14 @@ class ParallelRunner:
         """Raise RankLost if a rank is gone, as it is after a failed exchange."""
         time.sleep(SIGN_OF_LIFE_S)  # the exchange often fails before the loss is recorded
         self.ranks.check()
+
+
+def _end(zero: RankZero, drop_graphs: Callable[[], None]) -> None:
+    """End the other ranks, then the exchange with them: NCCL waits until no graph has a collective of its own."""
+    zero.ranks.close()
+    drop_graphs()
+    if zero.exchange is not None:
+        zero.exchange.abort()
 
 
 class SharedResult:

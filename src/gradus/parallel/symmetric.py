@@ -5,10 +5,10 @@ Every rank allocates a tensor of the same shape, and maps the others' into its o
 """
 
 import logging
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch import distributed as dist
 
 from gradus.kernels.rows.summed_norm import Inboxes
 from gradus.parallel.group import Group
@@ -50,13 +50,15 @@ def inboxes_of(group: Group, width: int, dtype: torch.dtype) -> Inboxes | None:
 
 def _shared(group: Group, shape: tuple[int, ...]) -> tuple[Tensor, list[int]]:
     """Allocate int64 memory, and map every rank's. Returns this rank's, and the addresses of all."""
-    from torch._C import _distributed_c10d as c10d
+    from torch._C import _distributed_c10d
     from torch.distributed import _symmetric_memory as symmetric
 
+    c10d: Any = _distributed_c10d  # its types differ between versions
     name = group.path
-    store = dist.PrefixStore("symmetric", dist.FileStore(f"{group.path}-symmetric", group.size))
+    file = c10d.FileStore(f"{group.path}-symmetric", group.size)
+    store = c10d.PrefixStore("symmetric", file)
     # torch finds the group by its name, in the one way or the other, depending on its version
-    known = dist.ProcessGroup(store, group.rank, group.size)
+    known = c10d.ProcessGroup(store, group.rank, group.size)
     known._set_group_name(name)
     c10d._register_process_group(name, known)
     c10d._SymmetricMemory.set_group_info(name, group.rank, group.size, store)

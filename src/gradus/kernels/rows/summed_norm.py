@@ -104,6 +104,28 @@ def received(box: tensor, inside: tensor, epoch: tensor, stop_ptr: tensor) -> te
 
 
 @triton.jit
+def push(
+    mine: tensor, inside: tensor, epoch: tensor, place: tensor, addresses_ptr: tensor,
+    RANK: constexpr, RANKS: constexpr, SHARE: constexpr,
+) -> None:  # fmt: skip
+    """Write a row's words into the other ranks' inboxes, each of which has SHARE words for every rank."""
+    message = (epoch.to(tl.int64) << 32) | (mine.to(tl.int64) & 0xFFFFFFFF)
+    for rank in tl.static_range(RANKS):
+        if rank != RANK:
+            outbox = tl.multiple_of(tl.load(addresses_ptr + rank).to(tl.pointer_type(tl.int64)), 16)
+            tl.store(outbox + place + RANK * SHARE, message, mask=inside)
+
+
+@triton.jit
+def both(low: tensor, high: tensor, KIND: constexpr, HALVES: constexpr) -> tensor:
+    """Round values to the row's type, and pack them into words."""
+    words = rounded(low, KIND, HALVES)
+    if HALVES:
+        words = words | (rounded(high, KIND, HALVES) << 16)
+    return words
+
+
+@triton.jit
 def summed_norm_kernel(
     x_ptr: tensor, ids_ptr: tensor, first_id: int, last_id: int,
     inbox_ptr: tensor, addresses_ptr: tensor, epochs_ptr: tensor, stop_ptr: tensor,
@@ -131,32 +153,26 @@ def summed_norm_kernel(
         own = (token >= first_id) & (token < last_id)
         mine = tl.load(x_ptr + (token - first_id) * W + word, mask=inside & own, other=0)
 
-    message = (epoch.to(tl.int64) << 32) | (mine.to(tl.int64) & 0xFFFFFFFF)
-    slot = (epoch & 1) * (RANKS * ROWS * CAPACITY) + row * CAPACITY + word
-    for rank in tl.static_range(RANKS):
-        if rank != RANK:
-            outbox = tl.multiple_of(tl.load(addresses_ptr + rank).to(tl.pointer_type(tl.int64)), 16)
-            tl.store(outbox + slot + RANK * ROWS * CAPACITY, message, mask=inside)
-
+    place = (epoch & 1) * (RANKS * ROWS * CAPACITY) + row * CAPACITY + word
+    push(mine, inside, epoch, place, addresses_ptr, RANK, RANKS, ROWS * CAPACITY)
+    if stream_ptr is not None:
+        before = tl.load(stream_ptr + here, mask=inside, other=0)  # arrives meanwhile
     low = tl.zeros([BLOCK], tl.float32)
     high = tl.zeros([BLOCK], tl.float32)
     for rank in tl.static_range(RANKS):
         words = mine
         if rank != RANK:
-            words = received(inbox_ptr + slot + rank * ROWS * CAPACITY, inside, epoch, stop_ptr)
+            words = received(inbox_ptr + place + rank * ROWS * CAPACITY, inside, epoch, stop_ptr)
         low += first(words, KIND, HALVES)
         if HALVES:
             high += second(words, KIND)
     tl.store(epochs_ptr + row, epoch)
 
     if stream_ptr is not None:
-        before = tl.load(stream_ptr + here, mask=inside, other=0)
         low += first(before, KIND, HALVES)
         if HALVES:
             high += second(before, KIND)
-    total = rounded(low, KIND, HALVES)
-    if HALVES:
-        total = total | (rounded(high, KIND, HALVES) << 16)
+    total = both(low, high, KIND, HALVES)
     if stream_ptr is not None:
         tl.store(stream_ptr + here, total, mask=inside)
     if weight_ptr is not None:
@@ -166,9 +182,10 @@ def summed_norm_kernel(
             high = second(total, KIND)
             squares += high * high
         scale = tl.rsqrt(tl.sum(squares) / (2 * W if HALVES else W) + eps)
-        total = rounded(low * scale * first(weight, KIND, HALVES), KIND, HALVES)
+        low *= scale * first(weight, KIND, HALVES)
         if HALVES:
-            total = total | (rounded(high * scale * second(weight, KIND), KIND, HALVES) << 16)
+            high *= scale * second(weight, KIND)
+        total = both(low, high, KIND, HALVES)
     tl.store(y_ptr + here, total, mask=inside)
 
 
