@@ -1,4 +1,4 @@
-"""One of two ranks on GPUs, started by test_tensor_parallel.py: runs its part on the kernels, and saves what it computed.
+"""One of two ranks on GPUs, for test_tensor_parallel.py: runs its part on the kernels, and saves what it computed.
 
 python -m tests.gpu.rank_program RANK MEETING_FILE RESULTS.npz
 """

@@ -23,8 +23,8 @@ ROWS, CAPACITY = 4, 96
 TYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
-def ranks(count: int) -> list[Inboxes]:
-    boxes = torch.zeros(count, 2, count, ROWS, CAPACITY, dtype=torch.int64)
+def ranks(count: int, capacity: int = CAPACITY) -> list[Inboxes]:
+    boxes = torch.zeros(count, 2, count, ROWS, capacity, dtype=torch.int64)
     addresses = torch.tensor([box.data_ptr() for box in boxes])
     return [
         Inboxes(rank, boxes[rank], addresses, torch.zeros(ROWS, dtype=torch.int32), torch.zeros(1, dtype=torch.int32))

@@ -1,4 +1,4 @@
-"""The sum over ranks with its norm, by Triton's interpreter."""
+"""The sum over ranks with its norm, and a rank's part on the kernels, by Triton's interpreter."""
 
 import pytest
 
@@ -8,4 +8,4 @@ from tests.kernels.interpreter import run_interpreted
 
 
 def test_interpreted():
-    run_interpreted("interpreted_summed_norm.py")
+    run_interpreted("interpreted_summed_norm.py", "interpreted_fused_part.py")

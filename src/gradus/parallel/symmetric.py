@@ -30,10 +30,10 @@ def inboxes_of(group: Group, width: int, dtype: torch.dtype) -> Inboxes | None:
         return None
     shape = (2, group.size, MOST_ROWS, width * dtype.itemsize // 4)
     try:
-        words, addresses = _shared(group, shape)
+        words, addresses, mapped = _shared(group, shape)
     except (RuntimeError, AttributeError) as error:
         log.warning("sums of few rows go through NCCL: no symmetric memory (%s)", error)
-        words, addresses = None, []
+        words, addresses, mapped = None, [], None
     if not _all(group, words is not None) or words is None:
         return None
     words.zero_()
@@ -45,11 +45,13 @@ def inboxes_of(group: Group, width: int, dtype: torch.dtype) -> Inboxes | None:
         torch.tensor(addresses, device=group.device),
         torch.zeros(MOST_ROWS, dtype=torch.int32, device=group.device),
         torch.zeros(1, dtype=torch.int32, pin_memory=True),
+        mapped,
     )
 
 
-def _shared(group: Group, shape: tuple[int, ...]) -> tuple[Tensor, list[int]]:
-    """Allocate int64 memory, and map every rank's. Returns this rank's, and the addresses of all."""
+def _shared(group: Group, shape: tuple[int, ...]) -> tuple[Tensor, list[int], object]:
+    """Allocate int64 memory, and map every rank's. Returns this rank's, the addresses of all, and what keeps them
+    mapped."""
     from torch._C import _distributed_c10d
     from torch.distributed import _symmetric_memory as symmetric
 
@@ -64,7 +66,7 @@ def _shared(group: Group, shape: tuple[int, ...]) -> tuple[Tensor, list[int]]:
     c10d._SymmetricMemory.set_group_info(name, group.rank, group.size, store)
     words = symmetric.empty(shape, dtype=torch.int64, device=group.device)
     handle = c10d._SymmetricMemory.rendezvous(words, name)
-    return words, [handle.get_buffer(rank, shape, torch.int64).data_ptr() for rank in range(group.size)]
+    return words, [handle.get_buffer(rank, shape, torch.int64).data_ptr() for rank in range(group.size)], handle
 
 
 def _reachable(group: Group) -> bool:

@@ -40,6 +40,7 @@ class Inboxes(NamedTuple):
     words: int64 [2, ranks, rows, W], where the others write, for up to `rows` rows of W words.
     addresses: int64 [ranks], of each rank's `words` as this GPU sees them. epochs: int32 [rows], calls so far.
     stop: int32 [1], in pinned host memory: anything but 0 ends all waiting.
+    mapped: what keeps the others' memory mapped here, for as long as this exists.
     """
 
     rank: int
@@ -47,6 +48,7 @@ class Inboxes(NamedTuple):
     addresses: Tensor
     epochs: Tensor
     stop: Tensor
+    mapped: object = None
 
     @property
     def rows(self) -> int:
