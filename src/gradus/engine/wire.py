@@ -21,7 +21,7 @@ from gradus.engine.request import Request, SamplingParams, SchedulingParams
 
 MAGIC = b"gplan5"
 COUNTS = struct.Struct("<8I")
-"""Of decodes, their columns, spans, numbers of spans, numbers of changes, wiped pages, tokens, and bytes of JSON."""
+"""Counts decodes, their columns, spans, numbers of spans, numbers of changes, wiped pages, tokens and bytes of JSON."""
 
 PARAMS, SCHEDULING = ([each.name for each in fields(kind)] for kind in (SamplingParams, SchedulingParams))
 

@@ -59,7 +59,7 @@ class Exchange:
 
 
 class Summands:
-    """What a product leaves to the norm that reads the residual stream next: this rank's summand."""
+    """Hands a product's result on this rank to the norm that reads the residual stream next."""
 
     def __init__(self, exchange: Exchange) -> None:
         self.exchange = exchange

@@ -105,7 +105,7 @@ class Ranks:
             try:
                 channel.send(message)
             except OSError:
-                self._lose(index, "has gone")
+                self._lose(index, "has died")
                 self.check()
 
     def check(self) -> None:

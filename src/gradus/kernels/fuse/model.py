@@ -144,7 +144,7 @@ def widened(matrix: nn.Parameter) -> Tensor:
 
 
 class Summands(Protocol):
-    """What other devices that share the model have yet to add to the residual stream."""
+    """Rows that the devices sharing the model have yet to add to the residual stream."""
 
     def add_rms_norm(self, stream: Tensor, weight: Tensor, eps: float) -> Tensor:
         """Add it, in place, and return the normalized stream."""

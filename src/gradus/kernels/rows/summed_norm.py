@@ -110,7 +110,7 @@ def push(
     mine: tensor, inside: tensor, epoch: tensor, place: tensor, addresses_ptr: tensor,
     RANK: constexpr, RANKS: constexpr, SHARE: constexpr,
 ) -> None:  # fmt: skip
-    """Write a row's words into the other ranks' inboxes, each of which has SHARE words for every rank."""
+    """Write a row's words into the other ranks' inboxes. An inbox has SHARE words for each rank."""
     message = (epoch.to(tl.int64) << 32) | (mine.to(tl.int64) & 0xFFFFFFFF)
     for rank in tl.static_range(RANKS):
         if rank != RANK:
@@ -154,7 +154,6 @@ def summed_norm_kernel(
         token = tl.load(ids_ptr + row).to(tl.int64)
         own = (token >= first_id) & (token < last_id)
         mine = tl.load(x_ptr + (token - first_id) * W + word, mask=inside & own, other=0)
-
     place = (epoch & 1) * (RANKS * ROWS * CAPACITY) + row * CAPACITY + word
     push(mine, inside, epoch, place, addresses_ptr, RANK, RANKS, ROWS * CAPACITY)
     if stream_ptr is not None:
@@ -169,7 +168,6 @@ def summed_norm_kernel(
         if HALVES:
             high += second(words, KIND)
     tl.store(epochs_ptr + row, epoch)
-
     if stream_ptr is not None:
         low += first(before, KIND, HALVES)
         if HALVES:
