@@ -51,7 +51,7 @@ def logits_of(model, run):
 
 def logits_of_parts(name, places, path):
     def compute(rank):
-        model, run = load_part(open_checkpoint(name), Place(rank, *places), path, torch.float32, CPU)
+        model, run, _ = load_part(open_checkpoint(name), Place(rank, *places), path, torch.float32, CPU)
         return logits_of(model, run)
 
     return on_all_ranks(compute, places[0] * places[1])
@@ -81,7 +81,7 @@ def test_a_part_is_cut_from_the_files_as_it_is_from_the_whole(family, tmp_path):
 def test_each_rank_keeps_its_share_of_the_weights(tmp_path):
     def compute(rank):
         checkpoint = open_checkpoint("random:tiny-llama")
-        model, _ = load_part(checkpoint, Place(rank, 2, 1), str(tmp_path / "r"), torch.float32, CPU)
+        model, *_ = load_part(checkpoint, Place(rank, 2, 1), str(tmp_path / "r"), torch.float32, CPU)
         return sum(value.numel() for value in model.parameters())
 
     whole = load_model(open_checkpoint("random:tiny-llama"), dtype=torch.float32, device="cpu")

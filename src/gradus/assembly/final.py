@@ -84,13 +84,16 @@ def build(
         from gradus.assembly.on_gpu import gpu_runner  # here: Triton is not everywhere
 
         with current(device):
-            runner: Runner = gpu_runner(model, storage, config, report, draft, trained, shapes, times, constraints)
+            exchange = None if ranks is None else ranks.exchange
+            on_gpu = gpu_runner(model, storage, config, report, draft, trained, shapes, times, constraints, exchange)
+            runner: Runner = on_gpu if ranks is None else ParallelRunner(on_gpu, ranks, on_gpu.drop_graphs)
             control = drafting(config, shapes, StepTimes())
             rehearse(runner, config, PagedCache(pages, page_size, windows), device.type, control)
     else:
         runner, rows = torch_runner(model, storage, config, draft, trained, constraints)
         if ranks is not None:
             assert isinstance(runner, ModelRunner), "ranks verify no drafts"
+            runner.run_model = ranks.run_model
             runner = ParallelRunner(runner, ranks)
         shapes = None if shapes is None else shapes.unpadded(rows)
     cache = PagedCache(pages, page_size, windows, PrefixIndex() if config.prefix_cache else None)

@@ -1,6 +1,7 @@
 """A rank's model: the sizes of its part, its exchanging layers, and its slice of the weights."""
 
 from dataclasses import replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,6 +20,14 @@ from gradus.parallel.place import Place
 from gradus.parallel.slices import Slices, cut_of, modules_of
 
 
+class Part(NamedTuple):
+    """A rank's part of a model. run: runs it in step with the other ranks. world: all of them."""
+
+    model: Model
+    run: RunModel
+    world: Group
+
+
 def load_part(
     checkpoint: Checkpoint,
     place: Place,
@@ -26,11 +35,11 @@ def load_part(
     dtype: torch.dtype,
     device: torch.device,
     progress: Progress | None = None,
-) -> tuple[Model, RunModel]:
+) -> Part:
     """Load this rank's part of the model, keeping only its own rows and columns. Waits for the other ranks.
 
     path: the rendezvous file. The model's `config` has the whole vocabulary, as its logits do, but only this rank's
-    layers, heads and features. Also returns the function that runs the part in step with the other ranks.
+    layers, heads and features.
     """
     config, shard = checkpoint.config, place.shard(checkpoint.config)
     world, stage = groups(place, path, device)
@@ -52,7 +61,7 @@ def load_part(
         eos_token_ids=config.eos_token_ids,
     )
     shorten_lookups(model)
-    return model, model if place.pipeline == 1 else Stage(model, place, world)
+    return Part(model, model if place.pipeline == 1 else Stage(model, place, world), world)
 
 
 def groups(place: Place, path: str, device: torch.device) -> tuple[Group, Group]:

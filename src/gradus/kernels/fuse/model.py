@@ -97,7 +97,8 @@ class FusedLinear(Twin, Linear):
         if launch is None:
             return super().after(norm, x, then)
         inside, centered = None, isinstance(norm, nn.LayerNorm)
-        if self.in_features <= NORM_WITHIN and (isinstance(launch, GemvLaunch) or not centered):
+        may_go_within = self.in_features <= NORM_WITHIN and getattr(norm, "summands", None) is None
+        if may_go_within and (isinstance(launch, GemvLaunch) or not centered):
             inside = Norm(norm.weight, norm.bias if isinstance(norm, nn.LayerNorm) else None, norm.eps)
         elif then is None and not centered:
             return self(norm(x))
@@ -142,11 +143,25 @@ def widened(matrix: nn.Parameter) -> Tensor:
     return matrix.detach().as_strided((wide, width), (width, 1))
 
 
+class Summands(Protocol):
+    """Rows that the devices sharing the model have yet to add to the residual stream."""
+
+    def add_rms_norm(self, stream: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """Add it, in place, and return the normalized stream."""
+
+
 @twin_of(RMSNorm)
 class FusedRMSNorm(Twin, RMSNorm):
-    """Statistics in float32 whatever the weight's type, so Gemma's norm is this one as well."""
+    """Statistics in float32 whatever the weight's type, so Gemma's norm is this one as well.
+
+    summands: to be added to the stream first, where several devices share the model (`gradus.parallel.fused`).
+    """
+
+    summands: Summands | None = None
 
     def forward(self, x: Tensor) -> Tensor:
+        if self.summands is not None:
+            return self.summands.add_rms_norm(x, self.weight, self.eps)
         return add_rms_norm(x, None, self.weight, self.eps)
 
     def onto(self, stream: Tensor, x: Tensor) -> Tensor:
