@@ -95,22 +95,26 @@ def open_tokenizer(name: str, *, progress: Progress | None = None) -> Tokenizer 
         return folder.read_tokenizer(path) if path.is_dir() else _tokenizer_of_file(name, path)
 
 
-def as_asked(checkpoint: Checkpoint, quantize: str | None, setting: str = "quantize") -> Checkpoint:
+def as_asked(
+    checkpoint: Checkpoint, quantize: str | None, setting: str = "quantize", *, keeps_bits: bool = False
+) -> Checkpoint:
     """Choose how to read a GGUF file's matrices, by the setting `quantize` or the draft's: packed, or as floats.
 
-    Floats are the default, because a torch product with packed weights widens them each time and is slower; if kernels
-    make packed weights faster, change this function. Raises ConfigError if AS_STORED is asked for and no matrix can
-    stay packed.
+    keeps_bits: whether they stay packed if `quantize` is None. Raises ConfigError if AS_STORED is asked for and no
+    matrix can stay packed.
     """
     from gradus.quantization.schemes import AS_STORED
 
-    if quantize != AS_STORED or checkpoint.quantized is not None:
+    asked = quantize == AS_STORED
+    if checkpoint.quantized is not None or not (asked or (keeps_bits and quantize is None)):
         return checkpoint
     from gradus.loading.gguf.model import GGUFTensors
     from gradus.loading.gguf.packed import KEPT, PackedGGUF
 
     packed = PackedGGUF(checkpoint.tensors, checkpoint.config) if isinstance(checkpoint.tensors, GGUFTensors) else None
     if packed is None or not packed.mix.rules:
+        if not asked:
+            return checkpoint
         kinds = ", ".join(kind.name for kind in KEPT)
         raise ConfigError(
             f"{setting} {AS_STORED}: {checkpoint.name} has no matrix that is stored as {kinds}: leave {setting} out, "

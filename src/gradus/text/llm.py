@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any, Self, TypeVar
 
 from gradus import garbage
-from gradus.assembly.checkpoint import assemble
+from gradus.assembly.checkpoint import assemble, keeps_bits
 from gradus.assembly.guard import GuardedCore
 from gradus.config.description import described, keywords
 from gradus.config.options import FINAL, resolve_context
@@ -70,19 +70,20 @@ class LLM:
     ) -> None:
         given = Settings.of({"model": model if isinstance(model, str) else None, **settings})
         found = open_checkpoint(given.model, progress=progress) if isinstance(model, str) else model
-        self.checkpoint = as_asked(found, given.quantize)
-        self.config = self.checkpoint.config
-        self.tokenizer = self.checkpoint.tokenizer
+        self.config = found.config
+        self.tokenizer = found.tokenizer
         self.phase = phase = given.phase
         self.engine_name = ("your " if given.impl else "") + (phase or FINAL)
         self.device = resolve_device(given.device)
         limits = ModelLimits(
             vocab_size=self.config.vocab_size,
             context_length=resolve_context(given.context_length, self.config.context_length),
-            eos_token_ids=_eos(self.checkpoint),
+            eos_token_ids=_eos(found),
         )
         options = given.options(limits, self.device.type)
         options = replace(options, threads=threads.use(options.threads))
+        keeps = keeps_bits(given.dtype, options, self.device)
+        self.checkpoint = as_asked(found, given.quantize, keeps_bits=keeps)
         self.precision: Precision = resolve(
             given.dtype, given.quantize, self.device, self.config, self.checkpoint.quantized
         )

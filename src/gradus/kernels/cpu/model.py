@@ -26,6 +26,7 @@ from gradus.kernels.cpu.decode_step import (
     run,
 )  # fmt: skip
 from gradus.kernels.cpu.elementary import ACTIVATIONS
+from gradus.kernels.cpu.gguf.product import Widened
 from gradus.kernels.cpu.matrix import KINDS, Matrices, Unsupported
 from gradus.kernels.cpu.panel import Panels
 from gradus.kernels.cpu.product import MOST_ROWS, make_rows
@@ -35,6 +36,7 @@ from gradus.models.heads import Heads
 from gradus.models.layers import Activation, Gated, Linear, RMSNorm
 from gradus.models.parts import LayerParts, Undescribed, parts_of
 from gradus.models.rope import RotaryTable
+from gradus.quantization.gguf import GGUFLinear
 from gradus.quantization.int4 import Int4Linear
 from gradus.quantization.linear import PIECE
 
@@ -234,12 +236,15 @@ class DecodeModel:
 
 
 def _add_panels(model: Model) -> None:
-    """Let a kernel widen int4 matrices for torch's products, and compile it."""
+    """Let kernels widen int4 and GGUF matrices for torch's products, and compile them."""
     room = torch.empty(PIECE, dtype=torch.bfloat16 if model.dtype == torch.bfloat16 else torch.float32)
     for part in model.modules():
         if isinstance(part, Int4Linear):
             part.panels = Panels(part, room)
             next(iter(part.panels))
+        elif isinstance(part, GGUFLinear):
+            part.widen = Widened(part, room)
+            part.widen(0, 1)
 
 
 def _most_spans(model: Model, threads: int) -> int:
