@@ -135,12 +135,14 @@ def load_model(
 
     dtype: of activations, norms and embeddings. linear: the factory of matrices; None stores them in `dtype`.
     """
+    from gradus.device.allocator import give_back_host_memory
     from gradus.models import Linear, create_model, load_weights, randomize
 
     progress = progress or Silent()
     tensors = checkpoint.tensors
     if tensors is not None:
         _check_size(checkpoint.config, tensors)
+    give_back_host_memory()  # freed by the tokenizer's construction
     progress.begin(f"loading {checkpoint.name}", None if tensors is None else checkpoint.size_bytes)
     model = create_model(checkpoint.config, dtype=dtype, device=device, linear=linear or Linear)
     if tensors is None:
@@ -288,13 +290,14 @@ def _open_file(name: str, path: Path) -> Checkpoint:
         config = read_config(hugging_face_config(file))
     except ConfigError as error:
         raise ConfigError(f"{path.name}: {error}") from error
-    found = file.metadata.get("general.license")
+    found, tokenizer = file.metadata.get("general.license"), read_tokenizer(file)
+    file.drop_vocabulary()
     return Checkpoint(
         name=name,
         source=path,
         config=config,
         tensors=GGUFTensors(file),
-        tokenizer=read_tokenizer(file),
+        tokenizer=tokenizer,
         license=found if isinstance(found, str) else None,
         size_bytes=path.stat().st_size,
     )

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from gradus.models.config import LinearScaling, Llama3Scaling, ModelConfig, Rope
 
+POSITIONS_AT_ONCE = 1024  # of a table
 Rotation = tuple[Tensor, Tensor]  # cos and signed sin of each token's angles, [N, 1, Dh] each
 
 
@@ -27,7 +28,11 @@ def rotate(x: Tensor, rotation: Rotation) -> Tensor:
 
 
 class RotaryTable(nn.Module):
-    """cos and sin of every position's angles, computed once; a step looks up its positions once for all layers."""
+    """cos and sin of every position's angles, computed once; a step looks up its positions once for all layers.
+
+    On a CPU they are computed when a position is first reached. A context of 128k tokens has a table of 67 MB, and a
+    system gives a process the pages that it writes.
+    """
 
     table: Tensor  # [context_length, Dh]: cosines, then sines
 
@@ -35,15 +40,30 @@ class RotaryTable(nn.Module):
         self, rope: Rope, head_dim: int, context_length: int, dtype: torch.dtype, device: torch.device | str
     ) -> None:
         super().__init__()
-        table = torch.empty(context_length, head_dim, dtype=dtype, device=device)
-        if not table.is_meta:  # torch would load its compiler to compute with shapes alone
-            positions = torch.arange(context_length, dtype=torch.float32, device=device)
-            angles = torch.outer(positions, frequencies(rope, head_dim).to(device))  # [L, Dh/2]
-            table.copy_(torch.cat((angles.cos(), angles.sin()), dim=-1))
-        self.register_buffer("table", table, persistent=False)
+        self.register_buffer(
+            "table", torch.empty(context_length, head_dim, dtype=dtype, device=device), persistent=False
+        )
+        self.speeds = frequencies(rope, head_dim)
+        self.filled = context_length if self.table.is_meta else 0  # positions that are computed
+        if not self.table.is_cpu:
+            self.reach(context_length)
+
+    def reach(self, positions: int) -> None:
+        """Compute at least this many positions."""
+        if positions <= self.filled:
+            return
+        with torch.inference_mode(self.table.is_inference()), torch.no_grad():
+            for first in range(self.filled, positions, POSITIONS_AT_ONCE):
+                rows = self.table[first : first + POSITIONS_AT_ONCE]
+                numbers = torch.arange(first, first + len(rows), dtype=torch.float32, device=rows.device)
+                angles = torch.outer(numbers, self.speeds.to(rows.device))  # [rows, Dh/2]
+                rows.copy_(torch.cat((angles.cos(), angles.sin()), dim=-1))
+                self.filled = first + len(rows)
 
     def forward(self, positions: Tensor) -> Rotation:
         """[N] → each token's rotation, in the layout that `rotate` takes."""
+        if self.filled < len(self.table) and len(positions):
+            self.reach(int(positions.max()) + 1)
         cos, sin = self.table[positions].unsqueeze(1).chunk(2, dim=-1)  # [N, 1, Dh/2] each
         return torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)
 

@@ -161,6 +161,7 @@ class DecodeModel:
         self.kind = KINDS[stages.matrices.rows[0][0]]  # of the first matrix; in a mix others may differ
         self.step = _make_step(model, stages, cache, page_size, _most_spans(model, threads), len(windows))
         self.count = stages.count
+        self.tables_of_angles = _tables(stages.layers)
         self.attending = np.flatnonzero(self.step.stages["kind"] == ATTEND)
         self.groups = self.step.layers["group"][self.step.stages["layer"][self.attending]]
         self.work = Work(self.step, [_make_worker(model, self.step) for _ in range(threads)])
@@ -193,7 +194,10 @@ class DecodeModel:
         shape = self.step.shape
         shape["rows"], shape["wanted"], shape["greedy"] = rows, len(wanted), greedy
         self.step.wanted[: len(wanted)] = wanted
-        self._divide(slots, positions.tolist(), before or [0] * rows)
+        places = positions.tolist()
+        for table in self.tables_of_angles:
+            table.reach(max(places) + 1)
+        self._divide(slots, places, before or [0] * rows)
         self._run(0, self.count)
         return self.tokens[: len(wanted)].clone() if greedy else self.logits[: len(wanted)]
 
@@ -321,11 +325,17 @@ def _heads(model: Model, layers: Sequence[LayerParts], keys: Tensor, page_size: 
     )  # fmt: skip
 
 
+def _tables(layers: Sequence[LayerParts]) -> set[RotaryTable]:
+    return {layer.rope for layer in layers if layer.rope is not None}
+
+
 def _layers(
     layers: Sequence[LayerParts], cache: Sequence[tuple[Tensor, Tensor, int]], matrices: Matrices
 ) -> NDArray[np.void]:
-    # once per table: if activations are bfloat16, this is a copy as long as the context
-    ropes = {layer.rope for layer in layers if layer.rope is not None}
+    ropes = _tables(layers)
+    for rope in ropes:
+        if rope.table.dtype != torch.float32:  # the kernels then have a copy, as long as the context
+            rope.reach(len(rope.table))
     rotations = {rope: matrices.address(rope.table.float()) for rope in ropes}
     rows = []
     for layer, (keys, values, group) in zip(layers, cache, strict=True):

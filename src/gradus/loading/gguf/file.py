@@ -78,6 +78,12 @@ class GGUFFile:
         parser = _Parser(self._bytes, path.name)
         self.metadata, self.tensors = parser.parse()
 
+    def drop_vocabulary(self) -> None:
+        """Free the lists that describe a vocabulary, once its tokenizer is made: for 262,144 tokens, 35 MB."""
+        for key in [key for key, value in self.metadata.items() if isinstance(value, list)]:
+            if key.startswith("tokenizer."):
+                del self.metadata[key]
+
     def blocks(self, name: str) -> "Tensor":
         """A quantized tensor as stored, uint8 [rows, bytes per row]: a view of the file, which stays mapped with it."""
         import torch
