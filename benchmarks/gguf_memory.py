@@ -43,32 +43,33 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()), help="where that file goes")
     parser.add_argument("--kept-only", action="store_true", help="do not widen the model too")
     parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.add_argument("--prompt", type=int, default=PROMPT, help="tokens of the prompt that is timed")
     parser.add_argument("--out", type=Path, help="where results go; stdout by default")
     parser.add_argument("--child", nargs=2, metavar=("MODEL", "HOW"), help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.child:
-        print(json.dumps(measure(*asked.child)))
+        print(json.dumps(measure(*asked.child, asked.prompt)))
         return
     with tempfile.TemporaryDirectory(dir=asked.folder) as folder:
         model = asked.model or str(written(SHAPES[asked.shape], Path(folder) / f"{asked.shape}.gguf"))
-        rows = in_turns(model, [KEPT] if asked.kept_only else [KEPT, WIDE], asked.rounds)
+        rows = in_turns(model, [KEPT] if asked.kept_only else [KEPT, WIDE], asked.rounds, asked.prompt)
     from gradus.bench.measure.fingerprint import commit, fingerprint  # here: children import what they measure
     from gradus.models.precision import resolve_device
 
     machine = fingerprint(resolve_device("cpu"), quick=True)
-    found = {"commit": commit(), **machine, "model": asked.model or asked.shape, "prompt": PROMPT, "rows": rows}
+    found = {"commit": commit(), **machine, "model": asked.model or asked.shape, "prompt": asked.prompt, "rows": rows}
     text = json.dumps(found, indent=1)
     if asked.out:
         asked.out.write_text(text + "\n")
     print(text)
 
 
-def in_turns(model: str, ways: list[str], rounds: int) -> list[dict[str, Any]]:
+def in_turns(model: str, ways: list[str], rounds: int, prompt: int) -> list[dict[str, Any]]:
     """Run a process per way and round. Returns the best of each figure, by way."""
     best: dict[str, dict[str, Any]] = {}
     for _ in range(rounds):
         for how in ways:
-            command = [sys.executable, __file__, "--child", model, how]
+            command = [sys.executable, __file__, "--child", model, how, "--prompt", str(prompt)]
             done = subprocess.run(command, capture_output=True, text=True, check=False)
             if done.returncode:
                 raise SystemExit(done.stderr)
@@ -82,22 +83,26 @@ def in_turns(model: str, ways: list[str], rounds: int) -> list[dict[str, Any]]:
     return list(best.values())
 
 
-def measure(model: str, how: str) -> dict[str, Any]:
-    """Load the model in this process, and answer. MB are millions of bytes."""
+def measure(model: str, how: str, prompt: int = PROMPT) -> dict[str, Any]:
+    """Load the model in this process, and answer. MB are millions of bytes: before anything is loaded, once the model
+    is, and at most."""
     from gradus import LLM, SamplingParams
+    from gradus.kernels.cpu import model as kernels  # so that its code counts before
+    from gradus.text import llm as front_end
 
-    start = time.perf_counter()
+    assert kernels and front_end
+    before, start = peak_mb(), time.perf_counter()
     llm = LLM(model, device="cpu", dtype="auto" if how == KEPT else how, context_length=2048)
-    loaded = time.perf_counter()
+    loaded, loaded_mb = time.perf_counter(), peak_mb()
     draw = random.Random(0)
 
-    def seconds(prompt: int, answer: int) -> float:
-        tokens = [draw.randrange(llm.config.vocab_size) for _ in range(prompt)]
+    def seconds(length: int, answer: int) -> float:
+        tokens = [draw.randrange(llm.config.vocab_size) for _ in range(length)]
         begin = time.perf_counter()
         llm.generate([tokens], SamplingParams(max_tokens=answer, ignore_eos=True))
         return time.perf_counter() - begin
 
-    seconds(8, 2)
+    seconds(8, 1)
     first = time.perf_counter()
     one, more = seconds(8, 1), seconds(8, 1 + ANSWER)
     return {
@@ -106,14 +111,20 @@ def measure(model: str, how: str) -> dict[str, Any]:
         "load_s": round(loaded - start, 2),
         "first_token_s": round(first - start, 2),
         "decode_tokens_per_s": round(ANSWER / (more - one), 2),
-        "prompt_tokens_per_s": round(PROMPT / seconds(PROMPT, 1), 1),
-        "peak_mb": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * peak_unit() / 1e6, 1),
+        "prompt_tokens_per_s": round(prompt / seconds(prompt, 1), 1),
+        "before_mb": before,
+        "loaded_mb": loaded_mb,
+        "peak_mb": peak_mb(),
     }
 
 
-def peak_unit() -> int:
-    """Bytes per unit of ru_maxrss: macOS counts bytes, others kibibytes."""
-    return 1 if sys.platform == "darwin" else 1024
+def peak_mb() -> float:
+    """The most memory that this process has had. (ru_maxrss would begin with that of the process that started it.)"""
+    status = Path("/proc/self/status")
+    if status.exists():
+        return round(int(status.read_text().split("VmHWM:")[1].split()[0]) * 1024 / 1e6, 1)
+    unit = 1 if sys.platform == "darwin" else 1024
+    return round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e6, 1)
 
 
 # -- a file of random bits ---------------------------------------------------------------------------------------------

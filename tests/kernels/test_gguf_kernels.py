@@ -16,6 +16,10 @@ def test_interpreted_on_the_cpu_they_do_what_their_references_do():
     run_interpreted("interpreted_gguf.py")
 
 
+def test_a_model_in_blocks_runs_on_them():
+    run_interpreted("interpreted_gguf_model.py")
+
+
 def compiled(name: str, m: int, gated: bool) -> Resources:
     launch = launch_for(m, 4096, 4096, processors=132)
     constants = {"bias_ptr": None, "FORMAT": NUMBERS[name], "ACTIVATION": "silu" if gated else None, "GATED": gated}

@@ -30,8 +30,8 @@ def rotate(x: Tensor, rotation: Rotation) -> Tensor:
 class RotaryTable(nn.Module):
     """cos and sin of every position's angles, computed once; a step looks up its positions once for all layers.
 
-    On a CPU they are computed when a position is first reached. A context of 128k tokens has a table of 67 MB, and a
-    system gives a process the pages that it writes.
+    On a CPU, positions are computed when kernels first reach them, and a step in torch computes its own: a context of
+    131,072 tokens has a table of 67 MB, and the system gives a process only the pages that it writes.
     """
 
     table: Tensor  # [context_length, Dh]: cosines, then sines
@@ -40,32 +40,38 @@ class RotaryTable(nn.Module):
         self, rope: Rope, head_dim: int, context_length: int, dtype: torch.dtype, device: torch.device | str
     ) -> None:
         super().__init__()
-        self.register_buffer(
-            "table", torch.empty(context_length, head_dim, dtype=dtype, device=device), persistent=False
-        )
+        table = torch.empty(context_length, head_dim, dtype=dtype, device=device)
+        self.register_buffer("table", table, persistent=False)
         self.speeds = frequencies(rope, head_dim)
-        self.filled = context_length if self.table.is_meta else 0  # positions that are computed
-        if not self.table.is_cpu:
+        self.numbers = torch.empty(context_length, device=device)  # positions, looked up: so none is beyond the last
+        self.filled = context_length if table.is_meta else 0  # positions that are computed
+        if table.is_meta:  # torch would load its compiler to compute with shapes alone
+            return
+        torch.arange(context_length, out=self.numbers)
+        if not table.is_cpu:
             self.reach(context_length)
 
     def reach(self, positions: int) -> None:
-        """Compute at least this many positions."""
+        """Compute at least this many positions of the table."""
         if positions <= self.filled:
             return
         with torch.inference_mode(self.table.is_inference()), torch.no_grad():
             for first in range(self.filled, positions, POSITIONS_AT_ONCE):
                 rows = self.table[first : first + POSITIONS_AT_ONCE]
-                numbers = torch.arange(first, first + len(rows), dtype=torch.float32, device=rows.device)
-                angles = torch.outer(numbers, self.speeds.to(rows.device))  # [rows, Dh/2]
-                rows.copy_(torch.cat((angles.cos(), angles.sin()), dim=-1))
+                rows.copy_(self._angles(self.numbers[first : first + len(rows)]))
                 self.filled = first + len(rows)
 
     def forward(self, positions: Tensor) -> Rotation:
         """[N] → each token's rotation, in the layout that `rotate` takes."""
-        if self.filled < len(self.table) and len(positions):
-            self.reach(int(positions.max()) + 1)
-        cos, sin = self.table[positions].unsqueeze(1).chunk(2, dim=-1)  # [N, 1, Dh/2] each
+        whole = self.filled == len(self.table)
+        found = self.table[positions] if whole else self._angles(self.numbers[positions]).to(self.table.dtype)
+        cos, sin = found.unsqueeze(1).chunk(2, dim=-1)  # [N, 1, Dh/2] each
         return torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)
+
+    def _angles(self, positions: Tensor) -> Tensor:
+        """float32 [N] → cosines and sines of the angles, float32 [N, Dh]."""
+        angles = torch.outer(positions, self.speeds.to(positions.device))  # [N, Dh/2]
+        return torch.cat((angles.cos(), angles.sin()), dim=-1)
 
 
 def frequencies(rope: Rope, head_dim: int) -> Tensor:

@@ -21,7 +21,9 @@ from gradus.engine.engine import Engine
 from gradus.engine.metrics import Metrics
 from gradus.engine.request import ModelLimits, Request, SamplingParams, SchedulingParams
 from gradus.errors import RequestError
+from gradus.execution.memory.plan import weight_bytes
 from gradus.loading import Checkpoint, Progress, as_asked, open_checkpoint
+from gradus.models.create import create_model
 from gradus.models.precision import Precision, resolve_device
 from gradus.quantization.precision import resolve
 from gradus.text.completion import Completion, Delta
@@ -101,6 +103,12 @@ class LLM:
         give_back_host_memory()  # freed by loading
         if gc_freeze:
             garbage.spare_what_stays(self.core)
+
+    @property
+    def weight_bytes(self) -> int:
+        """What the weights take in memory, on all devices together; without a draft model's."""
+        model = create_model(self.config, dtype=self.precision.activations, device="meta", linear=self.precision.linear)
+        return weight_bytes(model)
 
     @property
     def engine(self) -> Engine:

@@ -233,9 +233,8 @@ def widen_blocks_kernel(
     tile = tl.program_id(0)
     n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     inside = n < count
-    if ids_ptr is None:
-        number = (first + n).to(tl.int64)
-    else:
+    number = (first + n).to(tl.int64)
+    if ids_ptr is not None:
         number = tl.load(ids_ptr + n, mask=inside, other=0).to(tl.int64)
     row = blocks_ptr + number * ROW
     here = out_ptr + n.to(tl.int64)[:, None] * K + tl.arange(0, 32)[None, :]

@@ -80,4 +80,5 @@ def described(llm: "LLM", recommended: bool = True) -> ModelInfo:
         limits=llm.limits,
         settings=llm.settings,
         default_sampling=dict(llm.checkpoint.default_sampling) if recommended else {},
+        weight_bytes=llm.weight_bytes,
     )
