@@ -1,4 +1,4 @@
-"""Measure what a GGUF file takes in memory, and how fast its bits are multiplied, beside the same file widened.
+"""Measure what a GGUF file takes in memory, and how fast its bits are multiplied, compared with the file widened.
 
     PYTHONPATH=src:. python3 benchmarks/gguf_memory.py --model gemma3-270m --out benchmarks/gguf_memory.json
     PYTHONPATH=src:. python3 benchmarks/gguf_memory.py --shape llama-3.1-8b --folder /tmp --kept-only
@@ -6,7 +6,7 @@
 With --shape, it writes a file first, with the types that llama.cpp's Q4_K_M has and random bits in all of them, and
 deletes it in the end. Each row is a process of its own, which loads the model, answers, and says how much memory it
 had at most. In the kept row the file's pages count as memory, though they are the system's cache of the file. Rounds
-take turns, and the best of each is kept.
+take turns, and the best of each is kept. With --out, other models in the file stay there.
 """
 
 import argparse
@@ -57,8 +57,9 @@ def main() -> None:
     from gradus.models.precision import resolve_device
 
     machine = fingerprint(resolve_device("cpu"), quick=True)
-    found = {"commit": commit(), **machine, "model": asked.model or asked.shape, "prompt": asked.prompt, "rows": rows}
-    text = json.dumps(found, indent=1)
+    here = {"commit": commit(), "prompt": asked.prompt, "rows": rows}
+    before = json.loads(asked.out.read_text())["models"] if asked.out and asked.out.exists() else {}
+    text = json.dumps({**machine, "models": before | {asked.model or asked.shape: here}}, indent=1)
     if asked.out:
         asked.out.write_text(text + "\n")
     print(text)

@@ -1,4 +1,4 @@
-"""GGUF's blocks on a CUDA GPU: the kernels, compiled, against the matrix that the bits stand for, and engines on them.
+"""GGUF's blocks on a CUDA GPU: compiled kernels against the matrix that the bits mean, and engines on them.
 
 Every output starts poisoned (torch fills new memory with NaN), so an element that no program wrote is seen.
 """
@@ -84,7 +84,7 @@ def test_a_product_is_that_of_the_wide_matrix(kind, rows, dtype):
 
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "gemma3"])
 def test_an_engine_s_tokens_are_those_of_the_widened_file(tmp_path, family):
-    """In float32, where no two logits are close enough to change places. Graphs, prompts of many rows, and a mix."""
+    """float32, so that no two logits are close enough to change places; graphs, long prompts, and a mix of formats."""
     names = [name for name in tensors_of(CONFIGS[family]) if name.endswith("_proj.weight")]
     kinds = {name: [*KEPT][number % len(KEPT)] for number, name in enumerate(names)}
     kinds |= {"model.embed_tokens.weight": gguf.GGMLQuantizationType.Q6_K}

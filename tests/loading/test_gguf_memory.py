@@ -20,7 +20,7 @@ OTHERS = 110  # MB: the tokenizer, compiled code, the buffers of a step
 
 
 def measured(path: Path, how: str) -> dict[str, Any]:
-    """What a process of its own says of its memory, in MB."""
+    """Run a process and return its memory, in MB."""
     command = [sys.executable, "benchmarks/gguf_memory.py", "--child", str(path), how, "--prompt", "64"]
     environment = os.environ | {"PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}"}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=170)

@@ -52,7 +52,7 @@ def expected_of(family, kinds):
 
 
 @pytest.mark.parametrize("family", WIDE)
-def test_every_matrix_stands_for_what_the_file_says_bit_for_bit(tmp_path, family):
+def test_every_matrix_is_what_the_file_says_bit_for_bit(tmp_path, family):
     kinds = stored_as(list(KEPT), family)
     found = dict(matrices(LLM(str(write(tmp_path / "m.gguf", list(KEPT), family)), **CPU)))
     expected = expected_of(family, kinds)
@@ -183,3 +183,40 @@ def test_a_damaged_scale_is_said_with_its_file_and_tensor(tmp_path, kind):
     path.write_bytes(data)
     with pytest.raises(CheckpointError, match=r"m\.gguf: 'model\.layers\.1\.mlp\.down_proj\.weight' has scales"):
         LLM(str(path), **CPU)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"speculate": "ngram", "drafts": 3},
+        {"kv_dtype": "fp8"},
+        {"cache_tokens": 256, "max_sequences": 2},
+        {"switch_off": ["prefix_cache"]},
+    ],
+    ids=str,
+)
+def test_what_else_an_engine_does_works_on_them(tmp_path, settings):
+    """Speculation, a cache in 8 bits, preemption, and prefixes that are found again: the same tokens as widened."""
+    path = str(write(tmp_path / "m.gguf", [Type.Q4_K, Type.Q6_K, Type.Q5_0]))
+    prompts, params = [[5, 6, 7, 5, 6, 7, 5, 6], [9] * 40, [9] * 44], SamplingParams(max_tokens=20, ignore_eos=True)
+    found = []
+    for each in ({}, {"dtype": "float32"}):
+        llm = LLM(path, **CPU, **settings, **each)
+        found += [[done.token_ids for done in llm.generate(prompts, params)] for _ in range(2)]
+    assert all(tokens == found[0] for tokens in found)
+
+
+def test_a_gguf_draft_keeps_its_bits_beside_its_model(tmp_path):
+    path = str(write(tmp_path / "m.gguf", [Type.Q8_0]))
+    draft = str(write(tmp_path / "d.gguf", [Type.Q4_K]))
+    llm = LLM(path, speculate=f"draft:{draft}", drafts=3, max_sequences=2, cache_tokens=512, **CPU)
+    assert isinstance(llm.engine.runner.drafter.runner.model.layers[0].output, GGUFLinear)
+    params = SamplingParams(max_tokens=20, ignore_eos=True)
+    found = [done.token_ids for done in llm.generate([[5, 6, 7]], params)]
+    assert found == [done.token_ids for done in LLM(path, dtype="float32", **CPU).generate([[5, 6, 7]], params)]
+
+
+def test_an_answer_keeps_its_form(tmp_path):
+    llm = LLM(str(write(tmp_path / "m.gguf", [Type.Q4_K])), **CPU)
+    params = SamplingParams(max_tokens=12, structured={"regex": "cat|mat|hat"})
+    assert llm.generate(["the"], params)[0].text in ("cat", "mat", "hat")

@@ -30,8 +30,8 @@ def rotate(x: Tensor, rotation: Rotation) -> Tensor:
 class RotaryTable(nn.Module):
     """cos and sin of every position's angles, computed once; a step looks up its positions once for all layers.
 
-    On a CPU, positions are computed when kernels first reach them, and a step in torch computes its own: a context of
-    131,072 tokens has a table of 67 MB, and the system gives a process only the pages that it writes.
+    On a CPU, the table is computed as far as kernels have reached, and a step in torch computes its own positions. The
+    system gives a process only the pages that it writes, and a context of 131,072 tokens has a table of 67 MB.
     """
 
     table: Tensor  # [context_length, Dh]: cosines, then sines

@@ -106,7 +106,7 @@ class LLM:
 
     @property
     def weight_bytes(self) -> int:
-        """What the weights take in memory, on all devices together; without a draft model's."""
+        """The bytes of the weights in memory, on all devices together, without a draft model's."""
         model = create_model(self.config, dtype=self.precision.activations, device="meta", linear=self.precision.linear)
         return weight_bytes(model)
 

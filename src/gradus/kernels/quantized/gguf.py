@@ -74,7 +74,7 @@ def _sixes(block: tensor, group: int, inside: tensor) -> tensor:
 def _group(row: tensor, step: int, inside: tensor, FORMAT: constexpr) -> tensor:
     """The weights of 32 columns of some rows, float32 [BLOCK_N, 32]: columns 32 step and on.
 
-    row: addresses of the rows. inside: of what exists, [BLOCK_N].
+    row: addresses of the rows, [BLOCK_N]. inside: which of them exist.
     """
     lane = tl.arange(0, 32)[None, :]
     every, half, group = inside[:, None], lane // 16, step % 8
@@ -248,7 +248,7 @@ def widen_blocks_kernel(
 def widen(weights: Blocks, first: int, out: Tensor, ids: Tensor | None = None) -> None:
     """Write rows first, first + 1, … of the matrix, or those of some tokens, to out, [rows, K], in its type."""
     count, k = out.shape
-    early = starts_early()
+    early = ids is None and starts_early()  # what follows a step's first launch relies on an ordinary one
     together = 8 if ids is None else 1
     widen_blocks_kernel[(triton.cdiv(k, TILE), triton.cdiv(count, together))](
         weights.bytes, ids, out, first, count, k, weights.bytes.shape[1], NUMBERS[weights.format.name], together, early,

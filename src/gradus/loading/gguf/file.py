@@ -94,7 +94,7 @@ class GGUFFile:
     def forget(self, name: str) -> None:
         """Give the tensor's pages back, which a copy of its values has brought into this process's memory.
 
-        The file remains mapped: whatever reads one of these pages again gets it again.
+        The file remains mapped: a page that is read again comes back.
         """
         if hasattr(mmap, "MADV_DONTNEED"):
             entry = self.tensors[name]

@@ -18,7 +18,7 @@ from gradus.quantization.gguf import FORMATS
 from gradus.quantization.mix import HEAD, Mix, matrix_ids, names_of, table_name
 from gradus.quantization.packed import Packed
 
-KEPT: dict[Type, str] = {Type[name.upper()]: name for name in FORMATS}
+KEPT: dict[Type, str] = {kind: kind.name.lower() for kind in Type if kind.name.lower() in FORMATS}
 """A type's scheme."""
 
 

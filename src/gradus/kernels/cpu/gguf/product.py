@@ -11,13 +11,14 @@ from typing import Any
 import torch
 from numba import njit
 
-from gradus.kernels.cpu.gguf.blocks import NAMES, block_dot, block_widen
+from gradus.kernels.cpu.gguf.blocks import block_dot, block_widen
 from gradus.kernels.cpu.kept import kept, sources
 from gradus.kernels.cpu.machine import FLAGS, address, floats
+from gradus.kernels.cpu.matrix import NAMES
 from gradus.kernels.cpu.vectors import AHEAD, KEEP, float_tile
 from gradus.quantization.gguf import GGUFLinear
 
-Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K = range(len(NAMES))
+Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K = range(len(NAMES))  # literals, for the loops in LLVM code
 TOGETHER = 8  # rows of activations, as in gradus.kernels.cpu.product
 MOST_WIDE = 4  # weight rows that are widened at a time
 
@@ -26,41 +27,41 @@ MOST_WIDE = 4  # weight rows that are widened at a time
 def dot(number: int, row: int, blocks: int, x: int) -> Any:
     """Multiply a row of blocks in format `number` with one row of activations."""
     if number == Q4_K:
-        return block_dot(5, row, blocks, x)
+        return block_dot(Q4_K, row, blocks, x)
     if number == Q6_K:
-        return block_dot(7, row, blocks, x)
+        return block_dot(Q6_K, row, blocks, x)
     if number == Q8_0:
-        return block_dot(4, row, blocks, x)
+        return block_dot(Q8_0, row, blocks, x)
     if number == Q5_0:
-        return block_dot(2, row, blocks, x)
+        return block_dot(Q5_0, row, blocks, x)
     if number == Q4_0:
-        return block_dot(0, row, blocks, x)
+        return block_dot(Q4_0, row, blocks, x)
     if number == Q4_1:
-        return block_dot(1, row, blocks, x)
+        return block_dot(Q4_1, row, blocks, x)
     if number == Q5_1:
-        return block_dot(3, row, blocks, x)
-    return block_dot(6, row, blocks, x)
+        return block_dot(Q5_1, row, blocks, x)
+    return block_dot(Q5_K, row, blocks, x)
 
 
 @njit(**FLAGS)
 def widen_row(number: int, row: int, blocks: int, out: int) -> None:
     """Write a row of blocks as float32."""
     if number == Q4_K:
-        block_widen(5, 0, row, blocks, out)
+        block_widen(Q4_K, 0, row, blocks, out)
     elif number == Q6_K:
-        block_widen(7, 0, row, blocks, out)
+        block_widen(Q6_K, 0, row, blocks, out)
     elif number == Q8_0:
-        block_widen(4, 0, row, blocks, out)
+        block_widen(Q8_0, 0, row, blocks, out)
     elif number == Q5_0:
-        block_widen(2, 0, row, blocks, out)
+        block_widen(Q5_0, 0, row, blocks, out)
     elif number == Q4_0:
-        block_widen(0, 0, row, blocks, out)
+        block_widen(Q4_0, 0, row, blocks, out)
     elif number == Q4_1:
-        block_widen(1, 0, row, blocks, out)
+        block_widen(Q4_1, 0, row, blocks, out)
     elif number == Q5_1:
-        block_widen(3, 0, row, blocks, out)
+        block_widen(Q5_1, 0, row, blocks, out)
     else:
-        block_widen(6, 0, row, blocks, out)
+        block_widen(Q5_K, 0, row, blocks, out)
 
 
 # -- in a decode step --------------------------------------------------------------------------------------------------
@@ -127,21 +128,21 @@ def _compiled(made_of: int) -> Callable[[int, bool, int, int, int, int, int, int
             if not narrow:
                 widen_row(number, row, count, to)
             elif number == Q4_K:
-                block_widen(5, 1, row, count, to)
+                block_widen(Q4_K, 1, row, count, to)
             elif number == Q6_K:
-                block_widen(7, 1, row, count, to)
+                block_widen(Q6_K, 1, row, count, to)
             elif number == Q8_0:
-                block_widen(4, 1, row, count, to)
+                block_widen(Q8_0, 1, row, count, to)
             elif number == Q5_0:
-                block_widen(2, 1, row, count, to)
+                block_widen(Q5_0, 1, row, count, to)
             elif number == Q4_0:
-                block_widen(0, 1, row, count, to)
+                block_widen(Q4_0, 1, row, count, to)
             elif number == Q4_1:
-                block_widen(1, 1, row, count, to)
+                block_widen(Q4_1, 1, row, count, to)
             elif number == Q5_1:
-                block_widen(3, 1, row, count, to)
+                block_widen(Q5_1, 1, row, count, to)
             else:
-                block_widen(6, 1, row, count, to)
+                block_widen(Q5_K, 1, row, count, to)
 
     return widen_rows
 
@@ -153,16 +154,16 @@ class Widened:
     """Widens rows of a matrix into memory that all matrices use in turn: PIECE values, or one row if that is longer."""
 
     def __init__(self, linear: GGUFLinear, room: torch.Tensor) -> None:
-        self.linear, self.room = linear, room
+        self.blocks, self.width, self.room = linear.blocks.detach(), linear.in_features, room
+        self.count = linear.in_features // linear.format.values
         self.number, self.narrow = NAMES.index(linear.format.name), room.dtype == torch.bfloat16
 
     def __call__(self, first: int, end: int) -> torch.Tensor:
         """Rows first to end, [end - first, K], valid until the next call."""
-        blocks, width = self.linear.blocks, self.linear.in_features
-        size = (end - first) * width
+        size, stride = (end - first) * self.width, self.blocks.shape[1]
         out = self.room[:size] if size <= len(self.room) else self.room.new_empty(size)
         widen_rows(
-            self.number, self.narrow, blocks.data_ptr() + first * blocks.stride(0), blocks.stride(0),
-            width // self.linear.format.values, end - first, out.data_ptr(), width * out.itemsize,
+            self.number, self.narrow, self.blocks.data_ptr() + first * stride, stride, self.count, end - first,
+            out.data_ptr(), self.width * out.itemsize,
         )  # fmt: skip
-        return out.view(end - first, width)
+        return out.view(end - first, self.width)
