@@ -11,7 +11,6 @@ take turns, and the best of each is kept. With --out, other models in the file s
 
 import argparse
 import json
-import os
 import random
 import resource
 import shutil
@@ -28,6 +27,7 @@ import gguf
 import numpy as np
 from gguf import GGMLQuantizationType as Type
 
+from gradus.bench.run.script import ran
 from gradus.models.config import ModelConfig
 from gradus.models.shapes import SHAPES
 
@@ -221,5 +221,4 @@ def describe(writer: gguf.GGUFWriter, config: ModelConfig) -> None:
 
 
 if __name__ == "__main__":
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    main()
+    sys.exit(ran(main))
