@@ -191,6 +191,10 @@ class FusedGated(Twin, Gated):
 class FusedRotaryTable(Twin, RotaryTable):
     """Looks nothing up: the kernel that rotates reads the table where it lies."""
 
+    def __init__(self, part: RotaryTable) -> None:
+        part.reach(len(part.table))
+        super().__init__(part)
+
     def forward(self, positions: Tensor) -> Rotation:
         """The table and the positions, for `FusedHeads`."""
         return self.table, positions
