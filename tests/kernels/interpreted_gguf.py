@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from gradus.kernels.linear.epilogue import finish_reference
+from gradus.bench.references.products import finish_reference, gguf_reference, widened_blocks_reference
 from gradus.kernels.quantized import gguf
 from gradus.kernels.quantized.tile import TileLaunch
 from gradus.quantization.gguf import FORMATS
@@ -26,7 +26,7 @@ def close(found: torch.Tensor, expected: torch.Tensor) -> None:
 def test_rows_are_widened_and_looked_up_to_the_bit(name, width):
     weights = blocks(name, width)
     for dtype in (torch.float32, torch.float16):
-        expected = gguf.widened_blocks_reference(weights, width, dtype)
+        expected = widened_blocks_reference(weights, width, dtype)
         out = torch.full((37, width), float("nan"), dtype=dtype)
         gguf.widen(weights, 20, out)
         assert torch.equal(out, expected[20:57])
@@ -41,7 +41,7 @@ def test_a_product_is_that_of_the_wide_matrix(name, width):
     for m, splits in ((1, 1), (3, 2), (9, 1)):
         launch = TileLaunch(rows=32, columns=128, tokens=8, splits=splits, stages=1, warps=4)
         x, bias = torch.randn(m, width), torch.randn(ROWS)
-        close(gguf.gguf_product(x, weights, launch, bias=bias), gguf.gguf_reference(x, weights, bias=bias))
+        close(gguf.gguf_product(x, weights, launch, bias=bias), gguf_reference(x, weights, bias=bias))
 
 
 @pytest.mark.parametrize("name", ["q4_k", "q5_1"])
@@ -50,9 +50,9 @@ def test_what_is_around_a_product_is_part_of_it(name):
     launch = gguf.launch_for(3, ROWS // 2, 512, processors=4)
     x = torch.randn(3, 512) / 100
     around = {"activation": "silu", "gated": True}
-    close(gguf.gguf_product(x, weights, launch, **around), gguf.gguf_reference(x, weights, **around))
+    close(gguf.gguf_product(x, weights, launch, **around), gguf_reference(x, weights, **around))
     stream = torch.randn(3, ROWS)
-    expected = gguf.gguf_reference(x, weights, residual=stream.clone())
+    expected = gguf_reference(x, weights, residual=stream.clone())
     assert gguf.gguf_product(x, weights, launch, residual=stream) is stream
     close(stream, expected)
     assert gguf.gguf_product(x, weights, launch, padded=True).stride(0) == 72
@@ -62,9 +62,9 @@ def test_many_rows_are_multiplied_by_a_library_piece_by_piece(monkeypatch):
     monkeypatch.setattr(gguf, "piece_rows", lambda *_: 32)
     weights = blocks("q6_k", 512)
     x, bias, stream = torch.randn(5, 512), torch.randn(ROWS), torch.randn(5, ROWS)
-    close(gguf.widened_blocks_product(x, weights, bias=bias), gguf.gguf_reference(x, weights, bias=bias))
+    close(gguf.widened_blocks_product(x, weights, bias=bias), gguf_reference(x, weights, bias=bias))
     expected = finish_reference(
-        x @ gguf.widened_blocks_reference(weights, 512, torch.float32).t(), x.dtype, bias=bias, residual=stream.clone()
+        x @ widened_blocks_reference(weights, 512, torch.float32).t(), x.dtype, bias=bias, residual=stream.clone()
     )
     assert gguf.widened_blocks_product(x, weights, bias=bias, residual=stream) is stream
     close(stream, expected)

@@ -10,12 +10,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from gradus.bench.references.rows import summed_reference, summed_rms_norm_reference
 from gradus.kernels.rows.summed_norm import (
     Inboxes,
     summed,
-    summed_reference,
     summed_rms_norm,
-    summed_rms_norm_reference,
     summed_rows,
 )
 

@@ -14,6 +14,7 @@ from gradus.bench.references.rows import (
 )
 from gradus.kernels.linear.epilogue import Epilogue, Norm
 from gradus.kernels.quantized.eight_bits import BLOCK, EightBitWeights
+from gradus.kernels.quantized.gguf import Blocks
 from gradus.kernels.quantized.int4 import TILE, Int4Weights
 from gradus.kernels.quantized.quantize import Rounded
 from gradus.quantization import fp8, int8
@@ -94,3 +95,13 @@ def quantize_reference(x: Tensor, dtype: torch.dtype, group: int | None = None, 
 
 def quantize_gated_reference(gate_up: Tensor, dtype: torch.dtype, activation: str) -> Rounded:
     return quantize_reference(gated_activation_reference(gate_up, activation), dtype)
+
+
+def gguf_reference(x: Tensor, weights: Blocks, **epilogue: Unpack[Epilogue]) -> Tensor:
+    wide = widened_blocks_reference(weights, x.shape[1], x.dtype)
+    return finish_reference(x.float() @ wide.float().t(), x.dtype, **epilogue)
+
+
+def widened_blocks_reference(weights: Blocks, k: int, dtype: torch.dtype) -> Tensor:
+    """The matrix [N, K] in dtype."""
+    return weights.format.unpack(weights.bytes.view(-1, weights.format.size)).view(weights.rows, k).to(dtype)

@@ -79,3 +79,20 @@ def rope_store_reference(
 def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     low, high = x.chunk(2, dim=-1)
     return torch.cat((low * cos - high * sin, high * cos + low * sin), dim=-1)
+
+
+def summed_rms_norm_reference(parts: Tensor, stream: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """parts: every rank's x, [ranks, N, D], in rank order."""
+    stream.copy_(_added(parts) + stream.float())
+    return add_rms_norm_reference(stream, None, weight, eps)
+
+
+def summed_reference(parts: Tensor) -> Tensor:
+    return _added(parts).to(parts.dtype)
+
+
+def _added(parts: Tensor) -> Tensor:
+    total = torch.zeros_like(parts[0], dtype=torch.float32)
+    for part in parts:
+        total = total + part.float()
+    return total

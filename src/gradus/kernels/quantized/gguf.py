@@ -11,7 +11,7 @@ writes a piece of the matrix, wide, to memory that each piece uses again, and cu
 the rows of an embedding.
 """
 
-from typing import NamedTuple, Unpack
+from typing import NamedTuple
 
 import torch
 import triton
@@ -20,7 +20,7 @@ from torch import Tensor
 from triton.language import constexpr, tensor
 
 from gradus.kernels.core.overlap import let_next_start, starts_early, wait_for_previous
-from gradus.kernels.linear.epilogue import Epilogue, finish_reference, finish_tile
+from gradus.kernels.linear.epilogue import finish_tile
 from gradus.kernels.linear.splits import Counters
 from gradus.kernels.quantized.int4 import piece_rows
 from gradus.kernels.quantized.tile import TOGETHER, TileLaunch, result, share, shared
@@ -284,16 +284,3 @@ def lookup(weights: Blocks, ids: Tensor, k: int, dtype: torch.dtype) -> Tensor:
     if len(ids):
         widen(weights, 0, out, ids)
     return out
-
-
-# -- the same in torch -----------------------------------------------------------------------------------------------
-
-
-def gguf_reference(x: Tensor, weights: Blocks, **epilogue: Unpack[Epilogue]) -> Tensor:
-    wide = widened_blocks_reference(weights, x.shape[1], x.dtype)
-    return finish_reference(x.float() @ wide.float().t(), x.dtype, **epilogue)
-
-
-def widened_blocks_reference(weights: Blocks, k: int, dtype: torch.dtype) -> Tensor:
-    """The matrix [N, K] in dtype."""
-    return weights.format.unpack(weights.bytes.view(-1, weights.format.size)).view(weights.rows, k).to(dtype)

@@ -28,7 +28,6 @@ from torch import Tensor
 from triton.language import constexpr, tensor
 
 from gradus.kernels.core.overlap import let_next_start, starts_early, wait_for_previous
-from gradus.kernels.rows.norm import add_rms_norm_reference
 
 TURNS_A_LOOK = constexpr(1024)
 MOST_TURNS = constexpr(1 << 26)  # about a minute; then a program stops all waiting by itself
@@ -239,23 +238,3 @@ KINDS = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 
 def _words(x: Tensor) -> Tensor:
     return x.view(torch.int32)
-
-
-# -- the same in torch -------------------------------------------------------------------------------------------------
-
-
-def summed_rms_norm_reference(parts: Tensor, stream: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """parts: every rank's x, [ranks, N, D], in rank order."""
-    stream.copy_(_added(parts) + stream.float())
-    return add_rms_norm_reference(stream, None, weight, eps)
-
-
-def summed_reference(parts: Tensor) -> Tensor:
-    return _added(parts).to(parts.dtype)
-
-
-def _added(parts: Tensor) -> Tensor:
-    total = torch.zeros_like(parts[0], dtype=torch.float32)
-    for part in parts:
-        total = total + part.float()
-    return total
