@@ -55,7 +55,7 @@ def assemble_ranks(
     try:
         with enough_memory(config, device):
             ranks.wait_until_opened()
-            model, run = load_part(checkpoint, place, ranks.path, precision.activations, device, progress)
+            model, run = load_part(checkpoint, place, ranks.path, precision.activations, device, progress, ranks.check)
             ranks.wait_until_ready()
             engine = build(model, config, grammars=grammars, ranks=RankZero(ranks, run))
     except BaseException as error:

@@ -20,14 +20,15 @@ from gradus.assembly.on_torch import torch_runner
 from gradus.assembly.parallel import device_of, options_of, place_of
 from gradus.device import threads
 from gradus.device.transfer import current
-from gradus.engine.wire import unpack
+from gradus.engine.wire import pack_sampled, unpack
 from gradus.errors import GradusError
 from gradus.execution.runner import ModelRunner
 from gradus.loading import open_checkpoint
 from gradus.models.precision import DTYPES
 from gradus.parallel.messages import Channel
 from gradus.parallel.model import load_part
-from gradus.parallel.ranks import ALIVE, FAILED, OPENED, READY, SIGN_OF_LIFE_S
+from gradus.parallel.pipeline import in_step
+from gradus.parallel.ranks import ALIVE, FAILED, OPENED, READY, SAMPLED, SIGN_OF_LIFE_S
 from gradus.sampling.constraints import Constraints
 from gradus.structured import grammars_of
 
@@ -73,11 +74,14 @@ def run(channel: Channel, job: Mapping[str, Any], say: Callable[[bytes], None]) 
         constraints = None if tokenizer is None else Constraints(grammars_of(tokenizer, config.limits))
         runner, _ = torch_runner(model, storage_of(model, config), config, None, None, constraints)
         assert isinstance(runner, ModelRunner), "ranks verify no drafts"
-        runner.run_model = run_model
+        runner = in_step(runner, run_model)
     say(READY)
     threading.Thread(target=live, args=(say, Path(job["path"]).parent), daemon=True).start()
+    reports = place.pipeline > 1 and place.last and place.part == 0
     while (packed := channel.receive()) is not None:
-        runner.run(unpack(packed)).get()
+        sampled = runner.run(unpack(packed)).get()
+        if reports:
+            say(SAMPLED + pack_sampled(sampled))
 
 
 def live(say: Callable[[bytes], None], folder: Path) -> None:

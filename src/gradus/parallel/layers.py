@@ -53,13 +53,10 @@ class SummedEmbedding(Embedding):
 
 
 class ParallelLinears:
-    """Makes a rank's matrices: see `gradus.models.LinearFactory`.
+    """Makes a rank's matrices: see `gradus.models.LinearFactory`. stage: the ranks that share them."""
 
-    stage: the ranks that share the layers. world: all ranks, which share the head.
-    """
-
-    def __init__(self, stage: Group, world: Group, vocab_size: int) -> None:
-        self._stage, self._world, self._vocab_size = stage, world, vocab_size
+    def __init__(self, stage: Group, vocab_size: int) -> None:
+        self._stage, self._vocab_size = stage, vocab_size
 
     def __call__(
         self,
@@ -71,12 +68,14 @@ class ParallelLinears:
         device: torch.device | str,
     ) -> Linear:
         shape = matrix_id, in_features, out_features, bias, dtype, device
+        if self._stage.size == 1:
+            return Linear(*shape)
         if matrix_id.role in ("attn_out", "down"):
             summed = SummedLinear(*shape)
             summed.group = self._stage
             return summed
         if matrix_id.role == "head":
             joined = JoinedLinear(*shape)
-            joined.group, joined.columns = self._world, self._vocab_size
+            joined.group, joined.columns = self._stage, self._vocab_size
             return joined
         return Linear(*shape)
