@@ -35,7 +35,7 @@ class JoinedLinear(Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         parts = self.group.gather(F.linear(x, self.weight, self.bias))
-        return parts.movedim(0, 1).reshape(x.shape[0], -1)[:, : self.columns].contiguous()
+        return parts.movedim(0, 1).flatten(1)[:, : self.columns].contiguous()
 
 
 class SummedEmbedding(Embedding):

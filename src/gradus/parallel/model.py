@@ -30,8 +30,9 @@ def load_part(
 ) -> tuple[Model, RunModel]:
     """Load this rank's part of the model, keeping only its own rows and columns. Waits for the other ranks.
 
-    path: the rendezvous file. check: as in `Group`. The model's `config` has the whole vocabulary, as its logits do, but only this rank's
-    layers, heads and features. Also returns the function that runs the part in step with the other ranks.
+    path: the rendezvous file. check: as in `Group`. The model's `config` has the whole vocabulary, as its logits do,
+    but only this rank's layers, heads and features. Also returns the function that runs the part in step with the
+    other ranks.
     """
     config, shard = checkpoint.config, place.shard(checkpoint.config)
     stage = Group(f"{path}-{place.stage}", place.part, place.tensor, device, check)

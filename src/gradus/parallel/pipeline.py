@@ -112,7 +112,8 @@ class StageRunner(ModelRunner):
 
     def _fetch_for(self, plan: Plan) -> None:
         """Fetch the tokens of all steps up to the last one with a slot of this plan, and of all that are old enough."""
-        mine = {*plan.decodes.slots.tolist(), *(each.slot for each in (*plan.spans, *plan.admissions))}
+        mine = {*plan.decodes.slots.tolist(), *(span.slot for span in plan.spans)}
+        mine |= {admission.slot for admission in plan.admissions}
         needed = [number for number, rows in enumerate(self._unfetched, 1) if not mine.isdisjoint(rows.slots.tolist())]
         old = len(self._unfetched) - (self.stage.place.pipeline - 1)
         for _ in range(max(old, 0, *needed)):

@@ -197,7 +197,7 @@ class PipelineRunner(ParallelRunner):
         return FarResult(super().run(plan).rows, self.ranks)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class FarResult:
     """A step on its way through the stages. Results are asked for in the order of their plans."""
 

@@ -360,9 +360,13 @@ class Scheduler:
 
     @property
     def _has_its_share(self) -> bool:
-        """Whether the micro-batch runs its part of all sequences: those that wait are left to the others."""
-        share = -(-(self.active_count + len(self.waiting)) // len(self.micro_batches))
-        return self.current.count >= share
+        """Whether the micro-batch runs its part of all sequences: those that wait are left to the others.
+
+        Parts are equal, but for the remainder, which goes to the micro-batches that take it first.
+        """
+        each, remainder = divmod(self.active_count + len(self.waiting), len(self.micro_batches))
+        larger = sum([other.count > each for other in self.micro_batches if other is not self.current])
+        return self.current.count >= each + (larger < remainder)
 
     def start_next(self, sequence: Sequence) -> bool:
         """Start the head of the queue, under "priority" if need be in place of worse ones. False: it must wait."""
