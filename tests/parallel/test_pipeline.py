@@ -20,7 +20,7 @@ KINDS = (
 
 
 def answers(llm):
-    """What all kinds of requests get, in one batch."""
+    """Answers to all kinds of requests, in one batch."""
     asked = [(prompt, kind) for kind in KINDS for prompt in PROMPTS]
     done = llm.generate([prompt for prompt, _ in asked], [kind for _, kind in asked])
     return [(each.token_ids, rounded(each.logprobs), rounded(each.prompt_logprobs)) for each in done]

@@ -83,7 +83,7 @@ def served(stages: int, micro_batches: int, slots: int, requests: int, answer: i
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("stages", [2, 4])
 def test_as_many_micro_batches_as_stages_leave_hardly_a_stage_idle(stages, overlap):
-    """With four sequences in each step, before and after."""
+    """Both run four sequences per step."""
     lock_step, alone = served(stages, 1, slots=4, requests=4 * stages, overlap=overlap)
     pipelined, together = served(stages, stages, slots=4 * stages, requests=4 * stages, overlap=overlap)
     assert lock_step.idle >= 1 - 1 / stages

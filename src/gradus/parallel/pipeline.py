@@ -25,7 +25,7 @@ from gradus.sampling.sampler import Rows
 
 
 class Ends(NamedTuple):
-    """What stages exchange by. Each is a group of all ranks.
+    """The two ways between stages, each a group of all ranks.
 
     onward: hidden states, each rank with the same part of the next stage. back: tokens, from the last stage to the
     first. On a GPU a group's exchanges run one after another, so tokens in the same group would wait behind rows that

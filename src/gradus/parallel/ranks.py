@@ -190,7 +190,7 @@ class ParallelRunner:
 
 
 class PipelineRunner(ParallelRunner):
-    """Runs every plan on all stages, of which rank 0 has the first. The last stage samples."""
+    """Runs every plan on all stages. Rank 0 is in the first; the last one samples."""
 
     def run(self, plan: Plan) -> Result:
         """Begin the plan in this stage. Raises RankLost, naming the rank and the reason, if one is gone."""

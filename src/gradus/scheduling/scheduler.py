@@ -362,7 +362,7 @@ class Scheduler:
     def _has_its_share(self) -> bool:
         """Whether the micro-batch runs its part of all sequences: those that wait are left to the others.
 
-        Parts are equal, but for the remainder, which goes to the micro-batches that take it first.
+        Parts are equal, except for the remainder, which goes to the micro-batches that take it first.
         """
         each, remainder = divmod(self.active_count + len(self.waiting), len(self.micro_batches))
         larger = sum([other.count > each for other in self.micro_batches if other is not self.current])
