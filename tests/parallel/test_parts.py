@@ -58,9 +58,9 @@ def logits_of_parts(name, places, path):
 
     def compute(rank):
         place = Place(rank, *places)
-        model, run = load_part(open_checkpoint(name), place, path, torch.float32, CPU)
-        running.append(run)
-        return logits_of(model, run, place)
+        part = load_part(open_checkpoint(name), place, path, torch.float32, CPU)
+        running.append(part)
+        return logits_of(part.model, part.run, place)
 
     return on_all_ranks(compute, places[0] * places[1])[-places[0] :]
 
@@ -89,7 +89,7 @@ def test_a_part_is_cut_from_the_files_as_it_is_from_the_whole(family, tmp_path):
 def test_each_rank_keeps_its_share_of_the_weights(tmp_path):
     def compute(rank):
         checkpoint = open_checkpoint("random:tiny-llama")
-        model, _ = load_part(checkpoint, Place(rank, 2, 1), str(tmp_path / "r"), torch.float32, CPU)
+        model = load_part(checkpoint, Place(rank, 2, 1), str(tmp_path / "r"), torch.float32, CPU).model
         return sum(value.numel() for value in model.parameters())
 
     whole = load_model(open_checkpoint("random:tiny-llama"), dtype=torch.float32, device="cpu")
@@ -106,7 +106,7 @@ def test_only_the_outer_stages_keep_the_ends_of_the_model(tied, tmp_path):
     checkpoint = replace(checkpoint, config=replace(checkpoint.config, tie_embeddings=tied))
 
     def compute(rank):
-        model, _ = load_part(checkpoint, Place(rank, 1, 3), str(tmp_path / "r"), torch.float32, CPU)
+        model = load_part(checkpoint, Place(rank, 1, 3), str(tmp_path / "r"), torch.float32, CPU).model
         return len({id(end.weight) for end in (model.embedding, model.head) if hasattr(end, "weight")})
 
     assert on_all_ranks(compute, 3) == [1, 0, 1]

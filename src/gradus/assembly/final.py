@@ -34,6 +34,7 @@ from gradus.execution.runner import ModelRunner
 from gradus.kernels import check_kv_dtype, cpu, missing
 from gradus.models import Model
 from gradus.models.config import ModelConfig
+from gradus.parallel.pipeline import in_step
 from gradus.parallel.ranks import ParallelRunner, PipelineRunner, RankZero
 from gradus.sampling.constraints import Constraints
 from gradus.scheduling.draft_shapes import DraftShapes
@@ -84,14 +85,17 @@ def build(
         from gradus.assembly.on_gpu import gpu_runner  # here: Triton is not everywhere
 
         with current(device):
-            runner: Runner = gpu_runner(model, storage, config, report, draft, trained, shapes, times, constraints)
+            exchange = None if ranks is None else ranks.exchange
+            on_gpu = gpu_runner(model, storage, config, report, draft, trained, shapes, times, constraints, exchange)
+            runner: Runner = on_gpu if ranks is None else ParallelRunner(on_gpu, ranks, on_gpu.drop_graphs)
             control = drafting(config, shapes, StepTimes())
             rehearse(runner, config, PagedCache(pages, page_size, windows), device.type, control)
     else:
         runner, rows = torch_runner(model, storage, config, draft, trained, constraints)
         if ranks is not None:
             assert isinstance(runner, ModelRunner), "ranks verify no drafts"
-            runner = (PipelineRunner if config.pipeline_parallel > 1 else ParallelRunner)(runner, ranks)
+            kind = PipelineRunner if config.pipeline_parallel > 1 else ParallelRunner
+            runner = kind(in_step(runner, ranks.run_model), ranks)
         shapes = None if shapes is None else shapes.unpadded(rows)
     cache = PagedCache(pages, page_size, windows, PrefixIndex() if config.prefix_cache else None)
     sure = None

@@ -24,6 +24,7 @@ from gradus.errors import ConfigError
 from gradus.models.config import ModelConfig, parameter_count
 from gradus.models.layers import Linear, LinearFactory, MatrixId
 
+AS_ASKED = "as asked"  # the reason, if the caller chose the type
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -146,7 +147,7 @@ def resolve_device(name: str) -> torch.device:
 def resolve_precision(name: str, device: torch.device, config: ModelConfig) -> Precision:
     """Accept auto, float32, bfloat16 or float16. Raises ConfigError for any other name."""
     if name in DTYPES:
-        return Precision(DTYPES[name], DTYPES[name], Linear, "as asked")
+        return Precision(DTYPES[name], DTYPES[name], Linear, AS_ASKED)
     if name != "auto":
         raise ConfigError(f"dtype must be auto, {', '.join(DTYPES)}, got {name!r}")
     if device.type == "cuda":

@@ -1,11 +1,12 @@
 """The ranks' exchange of tensors. Every result has the same bits on every rank.
 
-An all-reduce may add in any order, and in a different one on each rank. So `Group` gathers the summands and adds them
-in rank order: activations are then equal on every rank, and so are the tokens that each rank samples for itself.
+An all-reduce may add in any order. On CPUs that order may differ from rank to rank, so `Group` gathers the summands and
+adds them in rank order. NCCL adds each number up on one rank, which sends it to the others. Activations are then equal
+on every rank, and so are the tokens that each rank samples for itself.
 """
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -20,6 +21,8 @@ from gradus.errors import GradusError
 RENDEZVOUS_SECONDS = 120
 """Time limit for all ranks to load, and for every later exchange. It need not be short: a rank that dies closes its
 connections at once, and rank 0 kills one that hangs (see ranks.py)."""
+COMPILING_SECONDS = 600
+"""The same on GPUs, whose ranks compile kernels between exchanges."""
 LOOK_AROUND_S = 0.02
 
 Check = Callable[[], None]
@@ -45,18 +48,33 @@ class Group:
     """
 
     def __init__(self, path: str, rank: int, size: int, device: torch.device, check: Check = nothing_known) -> None:
-        self.rank, self.size, self.device = rank, size, device
-        self._exchange = _process_group(path, rank, size, device, check)
+        self.path, self.rank, self.size, self.device = path, rank, size, device
+        self._exchange, self._aborted = _process_group(path, rank, size, device, check), False
 
     def gather(self, x: Tensor) -> Tensor:
         """Collect every rank's x, all of one shape: [size, *x.shape], in rank order. Raises RankLost."""
+        if self.size == 1:
+            return x[None]
         parts = x.new_empty((self.size, *x.shape))
         with self.losses():
-            self._exchange.allgather([list(parts.unbind())], [x.contiguous()]).wait()
+            if x.is_cuda:
+                _done(self._exchange._allgather_base(parts, x.contiguous(), _in_stream("AllgatherOptions")))
+            else:
+                self._exchange.allgather([list(parts.unbind())], [x.contiguous()]).wait()
         return parts
 
     def sum(self, x: Tensor) -> Tensor:
-        """Add every rank's x, in rank order and in float32, and round once. Raises RankLost."""
+        """Add every rank's x, which may be overwritten. Raises RankLost.
+
+        CPUs add in rank order and in float32, and round once.
+        """
+        if self.size == 1:
+            return x
+        if x.is_cuda:
+            x = x.contiguous()
+            with self.losses():
+                _done(self._exchange.allreduce([x], _in_stream("AllreduceOptions")))
+            return x
         parts = self.gather(x)
         total = parts[0].float()
         for part in parts[1:]:
@@ -86,12 +104,39 @@ class Group:
             self._exchange.broadcast(x, rank).wait()
         return x
 
+    def agree(self, numbers: Sequence[float]) -> list[float]:
+        """Return rank 0's numbers on every rank, where measurements decide what all must do. Raises RankLost."""
+        return self.share(torch.tensor(numbers, dtype=torch.float64, device=self.device), 0).tolist()
+
+    def abort(self) -> None:
+        """End every exchange, those that wait for a lost rank too. None works afterwards, and GPU memory is given back.
+
+        NCCL waits here until the CUDA graphs with its collectives are gone.
+        """
+        if self.device.type == "cuda" and not self._aborted:
+            self._aborted = True
+            self._exchange.abort()
+
     @contextmanager
     def losses(self) -> Iterator[None]:
         try:
             yield
         except RuntimeError as error:
             raise RankLost(f"rank {self.rank} of {self.size} lost another rank: load the model again") from error
+
+
+def _in_stream(kind: str) -> Any:
+    """Options with which a collective of NCCL runs in the current stream, and not in one of NCCL's own."""
+    from torch._C import _distributed_c10d
+
+    options = getattr(_distributed_c10d, kind)()
+    options.asyncOp = False
+    return options
+
+
+def _done(work: Any) -> None:
+    if work is not None:  # None for a collective in the stream
+        work.wait()
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +171,7 @@ def _process_group(path: str, rank: int, size: int, device: torch.device, check:
     _meet(store, size, check)
     if device.type == "cuda":
         options = backends.ProcessGroupNCCL.Options()
-        options._timeout = timeout
+        options._timeout = timedelta(seconds=COMPILING_SECONDS)
         return backends.ProcessGroupNCCL(store, rank, size, options)
     options = backends.ProcessGroupGloo._Options()
     options._devices = [backends.ProcessGroupGloo.create_device(hostname="127.0.0.1")]

@@ -68,8 +68,6 @@ class ParallelLinears:
         device: torch.device | str,
     ) -> Linear:
         shape = matrix_id, in_features, out_features, bias, dtype, device
-        if self._stage.size == 1:
-            return Linear(*shape)
         if matrix_id.role in ("attn_out", "down"):
             summed = SummedLinear(*shape)
             summed.group = self._stage

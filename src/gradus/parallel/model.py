@@ -1,6 +1,7 @@
 """A rank's model: the sizes of its part, its exchanging layers, and its slice of the weights."""
 
 from dataclasses import replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,6 +20,24 @@ from gradus.parallel.place import Place
 from gradus.parallel.slices import Slices, cut_of, left_out, modules_of
 
 
+class Part(NamedTuple):
+    """A rank's part of a model.
+
+    run: runs it in step with the other ranks. stage: those that share its matrices, all ranks if there is no pipeline.
+    ends: the ways between the stages of a pipeline.
+    """
+
+    model: Model
+    run: RunModel
+    stage: Group
+    ends: Ends | None = None
+
+    def abort(self) -> None:
+        """End all waiting for a lost rank: see `Group.abort`."""
+        for group in (self.stage, *(self.ends or ())):
+            group.abort()
+
+
 def load_part(
     checkpoint: Checkpoint,
     place: Place,
@@ -27,12 +46,11 @@ def load_part(
     device: torch.device,
     progress: Progress | None = None,
     check: Check = nothing_known,
-) -> tuple[Model, RunModel]:
+) -> Part:
     """Load this rank's part of the model, keeping only its own rows and columns. Waits for the other ranks.
 
     path: the rendezvous file. check: as in `Group`. The model's `config` has the whole vocabulary, as its logits do,
-    but only this rank's layers, heads and features. Also returns the function that runs the part in step with the
-    other ranks.
+    but only this rank's layers, heads and features.
     """
     config, shard = checkpoint.config, place.shard(checkpoint.config)
     stage = Group(f"{path}-{place.stage}", place.part, place.tensor, device, check)
@@ -49,7 +67,7 @@ def load_part(
         if progress is not None:
             progress.begin(f"loading part {place.rank + 1} of {place.count} of {checkpoint.name}", None)
         load_weights(model, Slices(whole, model, kept, checked(whole, checkpoint.tensors), shard))
-    if place.first and place.tensor > 1:
+    if place.first:
         model.embedding = SummedEmbedding(model.embedding, shard.tokens.start, stage)
     model.config = replace(
         shard.config,
@@ -58,7 +76,7 @@ def load_part(
         eos_token_ids=config.eos_token_ids,
     )
     shorten_lookups(model)
-    return model, model if ends is None else Stage(model, place, ends)
+    return Part(model, model, stage) if ends is None else Part(model, Stage(model, place, ends), stage, ends)
 
 
 @torch.no_grad()

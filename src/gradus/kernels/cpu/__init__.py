@@ -7,6 +7,7 @@
     matrix.py, model.py     a model's weights as the kernels see them; a model as stages, and products outside its step
     vectors.py, machine.py  features that numba lacks: loops in LLVM code, bfloat16, words that threads share
     rows.py            the number of rows up to which all this is faster than torch, as measured
+    gguf/              products of matrices in the blocks of a GGUF file
     panel.py           int4 weights widened, for the prompts that torch multiplies
     kept.py            compiled code on disk
 

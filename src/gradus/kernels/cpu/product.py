@@ -15,8 +15,9 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
+from gradus.kernels.cpu.gguf.product import MOST_WIDE, multiply_blocks
 from gradus.kernels.cpu.machine import FLAGS, INLINED, address, bytes_at, floats, halves, longs, narrow, widen, zeros
-from gradus.kernels.cpu.matrix import BFLOAT16, FLOAT32, INT4, INT8
+from gradus.kernels.cpu.matrix import BFLOAT16, BLOCKS, FLOAT32, INT4, INT8
 from gradus.kernels.cpu.vectors import (
     AHEAD,
     BESIDE_AHEAD,
@@ -62,6 +63,7 @@ class Rows(NamedTuple):
     x: float32. rounded: int8. scales: float32 [32]. corrections: int32 [32], 128 times the sums of `rounded`. ordered:
     float32, x in the order of int4's columns; narrow: the same in bfloat16; sums: float32 [32, K' / 32], one per plane.
     edge: float32 [8, LANES], the products of a block of weight rows if only some of them are wanted.
+    wide: float32 [MOST_WIDE, K'], weight rows that are widened before they are multiplied.
     """
 
     x: NDArray[np.float32]
@@ -72,6 +74,7 @@ class Rows(NamedTuple):
     narrow: NDArray[np.uint16]
     sums: NDArray[np.float32]
     edge: NDArray[np.float32]
+    wide: NDArray[np.float32]
 
 
 def make_rows(width: int) -> Rows:
@@ -80,7 +83,7 @@ def make_rows(width: int) -> Rows:
     return Rows(
         zeros(shape, f32), zeros(shape, np.int8), np.zeros(MOST_ROWS, f32), np.zeros(MOST_ROWS, np.int32),
         zeros(shape, f32), zeros(shape, np.uint16), zeros((MOST_ROWS, shape[1] // PLANE), f32),
-        zeros((TOGETHER, LANES), f32),
+        zeros((TOGETHER, LANES), f32), zeros((MOST_WIDE, shape[1]), f32),
     )  # fmt: skip
 
 
@@ -100,7 +103,7 @@ def prepare(matrix: Any, count: int, rows: Any) -> None:
     if matrix.kind == INT8:
         for r in range(count):
             _round(rows, r, matrix.width)
-    elif matrix.kind >= INT4:
+    elif INT4 <= matrix.kind < BLOCKS:
         for r in range(count):
             _order(rows, r, matrix)
 
@@ -157,16 +160,19 @@ def multiply(matrix: Any, first: int, low: int, high: int, count: int, rows: Any
 
     count: from `padded`. rows: from `prepare`. y: float32 [32, N].
     """
-    turn = FLOATS_AT_A_TIME if matrix.kind <= BFLOAT16 else AT_A_TIME
-    block = high - low if count <= TOGETHER else turn
-    for start in range(low, high, block):
-        for r in range(0, count, TOGETHER):
-            together = Rows(
-                rows.x[r:], rows.rounded[r:], rows.scales[r:], rows.corrections[r:],
-                rows.ordered[r:], rows.narrow[r:], rows.sums[r:], rows.edge,
-            )  # fmt: skip
-            end = min(start + block, high)
-            _multiply_together(matrix, first, start, end, min(TOGETHER, count - r), together, y[r:])
+    if matrix.kind >= BLOCKS:
+        multiply_blocks(matrix.kind - BLOCKS, matrix, first, low, high, count, rows, y)
+    else:
+        turn = FLOATS_AT_A_TIME if matrix.kind <= BFLOAT16 else AT_A_TIME
+        block = high - low if count <= TOGETHER else turn
+        for start in range(low, high, block):
+            for r in range(0, count, TOGETHER):
+                together = Rows(
+                    rows.x[r:], rows.rounded[r:], rows.scales[r:], rows.corrections[r:],
+                    rows.ordered[r:], rows.narrow[r:], rows.sums[r:], rows.edge, rows.wide,
+                )  # fmt: skip
+                end = min(start + block, high)
+                _multiply_together(matrix, first, start, end, min(TOGETHER, count - r), together, y[r:])
 
 
 @njit(**FLAGS, **INLINED)
