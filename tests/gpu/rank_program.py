@@ -78,7 +78,7 @@ def activations(rank: int, path: str, device: torch.device) -> dict[str, torch.T
     """Logits of a part in bfloat16, for a few numbers of rows."""
     part = load_part(open_checkpoint("random:tiny-llama"), Place(rank, 2, 1), path, torch.bfloat16, device)
     model = part.model
-    exchange = Exchange(part.world, inboxes_of(part.world, model.config.hidden_size, model.dtype))
+    exchange = Exchange(part.stage, inboxes_of(part.stage, model.config.hidden_size, model.dtype))
     view, storage = fused_part(model, exchange), PagedStorage(model.config, 64, 16, model.dtype, device)
     attention, saved = GraphPagedAttention(model.config, storage, slots=2), {}
     for rows in PROMPTS:

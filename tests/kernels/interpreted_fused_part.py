@@ -36,7 +36,7 @@ def test_it_is_the_model_with_few_rows_and_with_many(shape, left, tmp_path):
     model = load_model(checkpoint, dtype=DTYPE, device=CPU)
     part = load_part(checkpoint, Place(0), str(tmp_path / "meet"), DTYPE, CPU)
     (inboxes,) = ranks(1, capacity=max(CAPACITY, model.config.hidden_size))
-    view = fused_part(part.model, Exchange(part.world, inboxes))
+    view = fused_part(part.model, Exchange(part.stage, inboxes))
     products = [each for each in view.modules() if isinstance(each, FusedSummed)]
     assert len(products) == 2 * len(model.layers)
     assert sum(each.summands is not None for each in products) == left * len(model.layers)

@@ -46,7 +46,7 @@ def main(rank: int, path: str, shape: str) -> None:
     else:
         part = load_part(checkpoint, Place(rank, RANKS), path, torch.float32, CPU)
         model = part.model
-        view = fused_part(model, Exchange(part.world, inboxes(part.world, model.config.hidden_size)))
+        view = fused_part(model, Exchange(part.stage, inboxes(part.stage, model.config.hidden_size)))
     print(json.dumps(tokens(model, view)), flush=True)
     os._exit(0)
 

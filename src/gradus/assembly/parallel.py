@@ -66,9 +66,9 @@ def assemble_ranks(
                 config, limits=replace(config.limits, structured=grammars is not None, prompt_logprobs=True)
             )
             ranks.tell(_as_json(config))
-            part = load_part(checkpoint, place, ranks.path, precision.activations, device, progress)
+            part = load_part(checkpoint, place, ranks.path, precision.activations, device, progress, ranks.check)
             zero = RankZero(ranks, part.run, exchange_of(part, config))
-            ranks.on_loss = part.world.abort if zero.exchange is None else zero.exchange.abort
+            ranks.on_loss = part.abort if zero.exchange is None else zero.exchange.abort
             engine = build(part.model, config, grammars=grammars, ranks=zero)
             ranks.check()
     except BaseException as error:
@@ -107,7 +107,7 @@ def exchange_of(part: Part, config: EngineConfig) -> "Exchange | None":
     from gradus.parallel.symmetric import inboxes_of
 
     with current(part.model.device):
-        return Exchange(part.world, inboxes_of(part.world, part.model.config.hidden_size, part.model.dtype))
+        return Exchange(part.stage, inboxes_of(part.stage, part.model.config.hidden_size, part.model.dtype))
 
 
 def precision_of_ranks(precision: Precision) -> Precision:

@@ -23,21 +23,20 @@ from gradus.config.options import EngineConfig
 from gradus.device import threads
 from gradus.device.transfer import current
 from gradus.engine.engine import Runner
-from gradus.engine.plan import Result
-from gradus.engine.wire import unpack
+from gradus.engine.plan import Result, Sampled
+from gradus.engine.wire import pack_sampled, unpack
 from gradus.errors import GradusError
 from gradus.execution.runner import ModelRunner
 from gradus.loading import open_checkpoint
 from gradus.models.precision import DTYPES
 from gradus.parallel.messages import Channel
 from gradus.parallel.model import Part, load_part
+from gradus.parallel.pipeline import in_step
 from gradus.parallel.place import Place
-from gradus.parallel.ranks import ALIVE, FAILED, OPENED, READY, SIGN_OF_LIFE_S
+from gradus.parallel.ranks import ALIVE, FAILED, OPENED, READY, SAMPLED, SIGN_OF_LIFE_S
 from gradus.sampling.constraints import Constraints
 from gradus.scheduling.step_times import StepTimes
 from gradus.structured import Grammars, grammars_of
-
-MOST_UNDER_WAY = 2  # steps whose results have not been asked for, as in an engine with overlap
 
 
 def main(descriptor: int) -> int:
@@ -85,7 +84,10 @@ def run(channel: Channel, job: Mapping[str, Any], say: Callable[[bytes], None]) 
         tokenizer = checkpoint.tokenizer  # grammars use it, but do not keep it
         runner = runner_of(part, config, None if tokenizer is None else grammars_of(tokenizer, config.limits))
     say(READY)
-    follow(channel, runner)
+    # a CPU's step has ended when `run` returns; on a GPU as many are under way as in an engine with overlap
+    most = 0 if device.type == "cpu" else place.pipeline + 1
+    reports = place.pipeline > 1 and place.last and place.part == 0
+    follow(channel, runner, most, (lambda sampled: say(SAMPLED + pack_sampled(sampled))) if reports else None)
 
 
 def runner_of(part: Part, config: EngineConfig, grammars: Grammars | None) -> Runner:
@@ -99,20 +101,21 @@ def runner_of(part: Part, config: EngineConfig, grammars: Grammars | None) -> Ru
         return gpu_runner(part.model, storage, config, quiet, None, None, None, StepTimes(), constraints, exchange)
     runner, _ = torch_runner(part.model, storage, config, None, None, constraints)
     assert isinstance(runner, ModelRunner), "ranks verify no drafts"
-    runner.run_model = part.run
-    return runner
+    return in_step(runner, part.run)
 
 
-def follow(channel: Channel, runner: Runner) -> None:
-    """Run plans as they come, until the stream closes.
+def follow(channel: Channel, runner: Runner, most: int, report: Callable[[Sampled], None] | None = None) -> None:
+    """Run plans as they come, until the stream closes. report: gets what each step has sampled.
 
-    A step's result is asked for only where no further plan waits, or too many steps are under way: grammars follow
-    answers by it, and the draw that such a step has held back is made then, which rank 0 may be waiting for.
+    A step's result is asked for only where no further plan waits, or more than `most` steps are under way: grammars
+    follow answers by it, and the draw that such a step has held back is made then, which rank 0 may be waiting for.
     """
     under_way: deque[Result] = deque()
     while True:
-        while under_way and (len(under_way) > MOST_UNDER_WAY or not channel.waiting()):
-            under_way.popleft().get()
+        while under_way and (len(under_way) > most or not channel.waiting()):
+            sampled = under_way.popleft().get()
+            if report is not None:
+                report(sampled)
         if (packed := channel.receive()) is None:
             return
         under_way.append(runner.run(unpack(packed)))

@@ -1,4 +1,4 @@
-"""Plans as bytes: for workers in other processes, and for recordings that are played back later. No torch here.
+"""Plans and their results as bytes: for workers in other processes, and for recordings. No torch here.
 
 A plan is mostly columns of numbers, packed as they are. Rare named values (an admission's parameters) are JSON. Token
 ids take 4 bytes each, and a prompt's go only once: an admission has all that its sequence knows, so the span that reads
@@ -6,6 +6,7 @@ some of them in the same plan refers to it. Objects that only commit reads (sequ
 be run, not committed.
 """
 
+import io
 import json
 import struct
 from collections.abc import Iterator, Sequence
@@ -16,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from gradus.cache import TableChange
-from gradus.engine.plan import NO_DRAFTS, Admission, Decodes, Plan, Scores, Span
+from gradus.engine.plan import NO_DRAFTS, Admission, Decodes, Plan, Sampled, Scores, Span
 from gradus.engine.request import Request, SamplingParams, SchedulingParams
 
 MAGIC = b"gplan5"
@@ -190,3 +191,33 @@ def _admitted(named: dict[str, Any], ids: _Tokens) -> Admission:
         scheduling=SchedulingParams(**request["scheduling"]),
     )
     return Admission(named["slot"], made, named["index"], tokens)
+
+
+# -- what a step sampled -----------------------------------------------------------------------------------------------
+
+PARTS = struct.Struct("<2I")  # bytes of JSON, tokens
+
+
+def pack_sampled(sampled: Sampled) -> bytes:
+    """Pack the result of a step without drafts."""
+    named = {
+        "counts": list(sampled.counts),
+        "faults": list(sampled.faults.items()),
+        "logprobs": [len(row) for row in sampled.logprobs],
+        "scores": [[len(row) for row in span] for span in sampled.scores],
+    }
+    head = json.dumps(named).encode()
+    rows = [*sampled.logprobs, *(row for span in sampled.scores for row in span)]
+    return b"".join([PARTS.pack(len(head), len(sampled.tokens)), head, sampled.tokens.astype("<i8").tobytes(), *rows])
+
+
+def unpack_sampled(packed: bytes) -> Sampled:
+    """Unpack what `pack_sampled` has packed."""
+    named_bytes, count = PARTS.unpack_from(packed)
+    start = PARTS.size + named_bytes
+    named = json.loads(packed[PARTS.size : start])
+    tokens = np.frombuffer(packed, "<i8", count, start).astype(np.int64)
+    rest = io.BytesIO(packed[start + 8 * count :])
+    logprobs = [rest.read(length) for length in named["logprobs"]]
+    scores = [tuple(rest.read(length) for length in span) for span in named["scores"]]
+    return Sampled(tokens, named["counts"], logprobs, faults=dict(named["faults"]), scores=scores)

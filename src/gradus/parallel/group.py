@@ -5,8 +5,10 @@ adds them in rank order. NCCL adds each number up on one rank, which sends it to
 on every rank, and so are the tokens that each rank samples for itself.
 """
 
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
@@ -21,6 +23,14 @@ RENDEZVOUS_SECONDS = 120
 connections at once, and rank 0 kills one that hangs (see ranks.py)."""
 COMPILING_SECONDS = 600
 """The same on GPUs, whose ranks compile kernels between exchanges."""
+LOOK_AROUND_S = 0.02
+
+Check = Callable[[], None]
+"""Raises RankLost if another rank is known to be gone."""
+
+
+def nothing_known() -> None:
+    """The `Check` of a rank that hears nothing of the others."""
 
 
 class RankLost(GradusError):
@@ -31,19 +41,22 @@ class Group:
     """The ranks that share a model, and this process's place among them.
 
     path: a file in a private folder, through which the ranks find each other. device: this rank's; CPUs exchange
-    through gloo (on the loopback interface only), GPUs through NCCL.
+    through gloo (on the loopback interface only), GPUs through NCCL. check: called while ranks that have not come yet
+    are waited for.
 
     It uses none of `torch.distributed`'s global state, so the program may have process groups of its own.
     """
 
-    def __init__(self, path: str, rank: int, size: int, device: torch.device) -> None:
+    def __init__(self, path: str, rank: int, size: int, device: torch.device, check: Check = nothing_known) -> None:
         self.path, self.rank, self.size, self.device = path, rank, size, device
-        self._exchange, self._aborted = _process_group(path, rank, size, device), False
+        self._exchange, self._aborted = _process_group(path, rank, size, device, check), False
 
     def gather(self, x: Tensor) -> Tensor:
         """Collect every rank's x, all of one shape: [size, *x.shape], in rank order. Raises RankLost."""
+        if self.size == 1:
+            return x[None]
         parts = x.new_empty((self.size, *x.shape))
-        with self._losses():
+        with self.losses():
             if x.is_cuda:
                 _done(self._exchange._allgather_base(parts, x.contiguous(), _in_stream("AllgatherOptions")))
             else:
@@ -55,9 +68,11 @@ class Group:
 
         CPUs add in rank order and in float32, and round once.
         """
+        if self.size == 1:
+            return x
         if x.is_cuda:
             x = x.contiguous()
-            with self._losses():
+            with self.losses():
                 _done(self._exchange.allreduce([x], _in_stream("AllreduceOptions")))
             return x
         parts = self.gather(x)
@@ -66,22 +81,26 @@ class Group:
             total += part
         return total.to(x.dtype)
 
-    def send(self, x: Tensor, rank: int) -> None:
-        """Send x to one rank, which receives a tensor of its shape. Raises RankLost."""
-        with self._losses():
-            self._exchange.send([x.contiguous()], rank, 0).wait()
+    def send(self, x: Tensor, rank: int) -> "Sending":
+        """Begin to send x to one rank, which receives a tensor of its shape. x must not change until that has ended.
+
+        Raises RankLost.
+        """
+        x = x.contiguous()
+        with self.losses():
+            return Sending(self, x, self._exchange.send([x], rank, 0))
 
     def receive(self, like: Tensor, rank: int) -> Tensor:
         """Receive a tensor of the shape and type of `like` from one rank. Raises RankLost."""
         x = torch.empty_like(like)
-        with self._losses():
+        with self.losses():
             self._exchange.recv([x], rank, 0).wait()
         return x
 
     def share(self, x: Tensor, rank: int) -> Tensor:
         """Broadcast one rank's x to every rank; the others' x only give its shape. Raises RankLost."""
         x = x.contiguous()
-        with self._losses():
+        with self.losses():
             self._exchange.broadcast(x, rank).wait()
         return x
 
@@ -99,7 +118,7 @@ class Group:
             self._exchange.abort()
 
     @contextmanager
-    def _losses(self) -> Iterator[None]:
+    def losses(self) -> Iterator[None]:
         try:
             yield
         except RuntimeError as error:
@@ -120,10 +139,36 @@ def _done(work: Any) -> None:
         work.wait()
 
 
-def _process_group(path: str, rank: int, size: int, device: torch.device) -> Any:
+@dataclass(frozen=True, slots=True)
+class Sending:
+    """A tensor on its way to another rank. Keeps its memory."""
+
+    group: Group
+    x: Tensor
+    work: Any
+
+    def wait(self) -> None:
+        """Wait until it has been received; on a GPU, the current stream waits instead. Raises RankLost."""
+        with self.group.losses():
+            self.work.wait()
+
+
+def _meet(store: Any, size: int, check: Check) -> None:
+    """Wait until all ranks are here: torch's own wait for one that has died meanwhile could not be ended."""
+    deadline = time.monotonic() + RENDEZVOUS_SECONDS
+    store.add("here", 1)
+    while store.add("here", 0) < size:
+        check()
+        if time.monotonic() > deadline:
+            raise RankLost(f"only {store.add('here', 0)} of {size} ranks have come: load the model again")
+        time.sleep(LOOK_AROUND_S)
+
+
+def _process_group(path: str, rank: int, size: int, device: torch.device, check: Check) -> Any:
     # the classes exist only where torch was built with them, and their options have no public names
     backends: Any = dist
     store, timeout = backends.FileStore(path, size), timedelta(seconds=RENDEZVOUS_SECONDS)
+    _meet(store, size, check)
     if device.type == "cuda":
         options = backends.ProcessGroupNCCL.Options()
         options._timeout = timedelta(seconds=COMPILING_SECONDS)

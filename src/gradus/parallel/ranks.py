@@ -5,6 +5,7 @@ their connections break, which ends every exchange that waits for them.
 """
 
 import json
+import queue
 import shutil
 import signal
 import socket
@@ -14,13 +15,14 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gradus.device import program
 from gradus.engine.engine import Runner
 from gradus.engine.plan import Plan, Result, Sampled
-from gradus.engine.wire import pack
+from gradus.engine.wire import pack, unpack_sampled
 from gradus.execution.runner import RunModel
 from gradus.parallel.group import RankLost
 from gradus.parallel.messages import Channel
@@ -33,9 +35,9 @@ SILENCE_S = 4.0
 """Kill a rank that has sent no heartbeat for this long."""
 GOODBYE_S = 5.0
 
-OPENED, READY, ALIVE, FAILED = b"O", b"R", b"A", b"F"
+OPENED, READY, ALIVE, FAILED, SAMPLED = b"O", b"R", b"A", b"F", b"S"
 """First bytes of a rank's messages: found the model, followed by a report; loaded its part; heartbeat; failed, followed
-by the reason."""
+by the reason; in the last stage of a pipeline, what a step sampled."""
 
 
 class Ranks:
@@ -57,6 +59,7 @@ class Ranks:
         self._processes: list[subprocess.Popen[bytes]] = []
         self._channels: list[Channel] = []
         self._closed = threading.Event()
+        self._sampled: queue.SimpleQueue[bytes] = queue.SimpleQueue()
         for rank in range(1, size):
             self._start(module, {**job, "rank": rank, "size": size, "path": self.path})
         self._heard = [time.monotonic()] * len(self._channels)
@@ -108,6 +111,14 @@ class Ranks:
                 self._lose(index, "has died")
                 self.check()
 
+    def sampled(self) -> Sampled:
+        """Wait for the next step's result from the last stage of a pipeline. Raises RankLost."""
+        while True:
+            try:
+                return unpack_sampled(self._sampled.get(timeout=0.1))
+            except queue.Empty:
+                self.check()
+
     def check(self) -> None:
         """Raise RankLost if a rank is gone."""
         if self._lost is not None:
@@ -139,6 +150,8 @@ class Ranks:
                 self._opened[index].set()
             elif message[:1] == READY:
                 self._ready[index].set()
+            elif message[:1] == SAMPLED:
+                self._sampled.put(message[1:])
             elif message[:1] == FAILED:
                 self._lose(index, f"failed: {message[1:].decode('utf-8', 'replace')}")
         self._lose(index, "has died")
@@ -191,7 +204,7 @@ class ParallelRunner:
         self.ranks.wait_until_ready()
         weakref.finalize(self, _end, zero, drop_graphs)
 
-    def run(self, plan: Plan) -> "SharedResult":
+    def run(self, plan: Plan) -> Result:
         """Run the plan. Raises RankLost, naming the rank and the reason, if one is gone."""
         self.ranks.send(plan)
         try:
@@ -204,6 +217,26 @@ class ParallelRunner:
         """Raise RankLost if a rank is gone, as it is after a failed exchange."""
         time.sleep(SIGN_OF_LIFE_S)  # the exchange often fails before the loss is recorded
         self.ranks.check()
+
+
+class PipelineRunner(ParallelRunner):
+    """Runs every plan on all stages. Rank 0 is in the first; the last one samples."""
+
+    def run(self, plan: Plan) -> Result:
+        """Begin the plan in this stage. Raises RankLost, naming the rank and the reason, if one is gone."""
+        return FarResult(super().run(plan).rows, self.ranks)
+
+
+@dataclass(slots=True)
+class FarResult:
+    """A step on its way through the stages. Results are asked for in the order of their plans."""
+
+    rows: int
+    ranks: Ranks
+
+    def get(self) -> Sampled:
+        """Wait until the last stage has sampled. Raises RankLost."""
+        return self.ranks.sampled()
 
 
 def _end(zero: RankZero, drop_graphs: Callable[[], None]) -> None:
