@@ -99,13 +99,8 @@ def measure(model: str, how: str, prompt: int = PROMPT, device: str = "cpu") -> 
     if device == "cpu":
         import gradus.kernels.cpu.model  # noqa: F401
     before, start = peak_mb(), time.perf_counter()
-    llm = LLM(
-        model,
-        device=device,
-        dtype="auto" if how == KEPT else how,
-        context_length=2048,
-        max_sequences=max(STREAMS[device]),
-    )
+    streams, dtype = STREAMS[device], "auto" if how == KEPT else how
+    llm = LLM(model, device=device, dtype=dtype, context_length=2048, max_sequences=max(streams))
     loaded, loaded_mb = time.perf_counter(), peak_mb()
     draw = random.Random(0)
 
