@@ -35,10 +35,10 @@ from benchmarks.paged_attention import PAGE, ROOM, Shape, Step
 from benchmarks.recorded_step import recorded_step
 from gradus import LLM
 from gradus.bench.measure.fingerprint import commit, fingerprint
+from gradus.bench.references.attention import paged_attention_reference
 from gradus.device.capability import capability, multiprocessors
 from gradus.execution.gpu.capturing import replay_ms
 from gradus.kernels.attention.launch import Launch, launches
-from gradus.kernels.attention.reference import paged_attention_reference
 from gradus.kernels.attention.splits import Partials
 from gradus.kernels.core.occupancy import live_programs
 from gradus.models.precision import resolve_device

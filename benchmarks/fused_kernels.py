@@ -39,14 +39,24 @@ if __name__ == "__main__":
 
 import triton
 
+from gradus.bench.references.products import product_reference
+from gradus.bench.references.step import sample_reference
 from gradus.kernels.core.overlap import early_launches
 from gradus.kernels.linear.dispatch import choose_fused, fused_linear, linear
-from gradus.kernels.linear.epilogue import Norm, product_reference
-from gradus.kernels.linear.few_rows_launch import DEPTH, FewRowsLaunch
-from gradus.kernels.linear.gemv import FEW_ROWS, GemvLaunch, gemv
+from gradus.kernels.linear.epilogue import Norm
+from gradus.kernels.linear.gemv import gemv
 from gradus.kernels.linear.launch_tables import FusedLaunch, Launch, launch_of, stored_form
-from gradus.kernels.linear.splitk import SplitKLaunch, splitk
-from gradus.kernels.linear.streamed_launch import LANE_ROWS, WARP_COLUMNS, StreamedLaunch
+from gradus.kernels.linear.launches import (
+    DEPTH,
+    FEW_ROWS,
+    LANE_ROWS,
+    WARP_COLUMNS,
+    FewRowsLaunch,
+    GemvLaunch,
+    SplitKLaunch,
+    StreamedLaunch,
+)
+from gradus.kernels.linear.splitk import splitk
 from gradus.kernels.rows import activation, norm, rope_store
 from gradus.kernels.sampling import plain as sampling
 
@@ -180,7 +190,7 @@ class Known:
         if m <= FEW_ROWS:
             found += dict.fromkeys(halved(launch) if use.gated else launch for launch in gemv_launches(m, use.k))
         if m > 1 and use.norm != "layer":
-            found += few_rows_launches(use, m)
+            found += launcheses(use, m)
         return found
 
 
@@ -298,7 +308,7 @@ def around(use: Use, m: int) -> Around:
     return Around(noise(m, use.k), options)
 
 
-def few_rows_launches(use: Use, m: int) -> Iterator[FewRowsLaunch]:
+def launcheses(use: Use, m: int) -> Iterator[FewRowsLaunch]:
     """Yield launches with as many tiles in flight as fit in registers, or half as many."""
     for (outputs, warps), sums in product(((16, 4), (16, 8), (16, 16), (32, 4), (32, 8)), (1, 2)):
         tiles = math.ceil(use.k / (DEPTH * warps))
@@ -688,7 +698,7 @@ def measure_sampling(rate: float) -> Iterator[dict]:
             if kind == "greedy":
                 theirs: dict[str, Callable[[Any], Any]] = {"torch": lambda x: x.float().max(-1)}
             else:
-                theirs = {"torch": lambda x, i=which, t=warm: sampling.sample_reference(x, i, i, t)}
+                theirs = {"torch": lambda x, i=which, t=warm: sample_reference(x, i, i, t)}
             yield entry | race(theirs, logits[:4])
 
 

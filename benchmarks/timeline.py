@@ -24,13 +24,13 @@ from gradus.bench.measure.drive import synchronize
 from gradus.bench.measure.fingerprint import commit as current_commit
 from gradus.bench.measure.fingerprint import fingerprint
 from gradus.bench.measure.memory import release
+from gradus.bench.measure.timeline import StepRecord, Timeline
 from gradus.bench.run.profiler import without_markers
 from gradus.bench.run.script import ran
 from gradus.bench.statistics import significant
 from gradus.bench.workloads import burst
 from gradus.engine.engine import Engine
 from gradus.engine.request import Request, SamplingParams
-from gradus.execution.watch.timeline import StepRecord, Timeline
 
 MAX_BYTES = 60_000
 PROFILED = 8  # steps

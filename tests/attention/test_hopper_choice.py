@@ -1,6 +1,5 @@
 """Which prompts take the kernel that was written for Hopper: those that it was faster with, on the GPU that has it."""
 
-import builtins
 import json
 from collections import defaultdict
 from dataclasses import replace
@@ -15,6 +14,7 @@ from gradus.attention.storage import PagedStorage
 from gradus.attention.triton_paged import hopper_prompts, suits_hopper
 from gradus.device.capability import Capability
 from gradus.kernels.attention.launch import fills_hopper
+from gradus.kernels.core import gluon
 from gradus.models.config import ModelConfig
 from gradus.models.shapes import SHAPES
 from tests.kernels.ahead_of_time import EVERY, H200
@@ -70,12 +70,8 @@ def test_a_long_prompt_among_short_ones_decides_and_one_too_small_for_the_gpu_do
 
 
 def test_another_gluon_is_no_failure(monkeypatch):
-    whole = builtins.__import__
+    def without(name: str) -> object:
+        raise ImportError(f"no gluon for {name}")
 
-    def without(name: str, *args: object, **kwargs: object) -> object:
-        if name == "gradus.kernels.attention.hopper":
-            raise ImportError("no gluon")
-        return whole(name, *args, **kwargs)
-
-    monkeypatch.setattr(builtins, "__import__", without)
+    monkeypatch.setattr(gluon, "import_module", without)
     assert hopper_prompts([], 132) is None

@@ -260,7 +260,7 @@ def test_it_serves_until_it_is_told_to_stop(process):
     options = ["--policy", "priority", "--cache-tokens", "4096", "--token-budget", "32", "--switch-off", "prefix_cache"]
     child = process("serve", *TINY, *options, "--speculate", "ngram", "--drafts", "3")
     ready = child.stdout.readline()  # "gradus: serving … at http://127.0.0.1:41234 …"
-    assert "(final engine, cpu, float32)" in ready
+    assert "(final engine, cpu, float32, 0.001 GB of weights)" in ready
     url = ready.split(" at ")[1].split()[0]
     request = urllib.request.Request(
         f"{url}/generate",

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from gradus.cache import TableChange
-from gradus.engine.plan import Admission, Decodes, Plan, Scores, Span
+from gradus.engine.plan import Admission, Decodes, Plan, Sampled, Scores, Span
 from gradus.engine.request import Request, SamplingParams, SchedulingParams
-from gradus.engine.wire import PackError, pack, unpack
+from gradus.engine.wire import PackError, pack, pack_sampled, unpack, unpack_sampled
 from tests.scheduling.replica import LIMITS, Replica
 from tests.scheduling.world import World, random_request
 
@@ -47,6 +47,21 @@ def test_what_a_plan_says_of_drafts_comes_back():
 
 def test_an_empty_plan_comes_back_empty():
     assert unpack(pack(Plan())).expanded() == []
+
+
+def test_what_a_step_sampled_comes_back():
+    sampled = Sampled(
+        np.array([7, -1, 9]), [0, 1], [b"\0ab", b"", b"c"], faults={1: "no token ß"}, scores=[(b"12", b""), (), (b"3",)]
+    )
+    back = unpack_sampled(pack_sampled(sampled))
+    assert back.tokens.tolist() == [7, -1, 9] and back.decoded.tolist() == [[7], [-1]]
+    assert (back.counts, back.logprobs, back.faults, back.scores) == (
+        sampled.counts,
+        sampled.logprobs,
+        sampled.faults,
+        sampled.scores,
+    )
+    assert not len(unpack_sampled(pack_sampled(Sampled(np.empty(0, np.int64), [0]))).tokens)
 
 
 @pytest.mark.parametrize("cut", [0, 5, 29, -1])

@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from gradus.cli.memory import as_dict, render
 from gradus.config.options import EngineConfig
 from gradus.config.settings import Settings, stated
 from gradus.engine.request import ModelLimits
@@ -86,8 +87,8 @@ def test_what_is_left_over_is_said_in_one_line():
         "cuda:7 has 11.5 GB of 12 GB free: token_budget 2048 instead of 8192, max_sequences 128 instead of 256, to "
         "leave room for the cache"
     ]
-    assert shown.notes[0] in shown.render()
-    assert json.loads(json.dumps(shown.as_dict()))["concessions"] == [
+    assert shown.notes[0] in render(shown)
+    assert json.loads(json.dumps(as_dict(shown)))["concessions"] == [
         {"setting": "token_budget", "default": 8192, "became": 2048},
         {"setting": "max_sequences", "default": 256, "became": 128},
     ]

@@ -11,6 +11,7 @@ from gradus.assembly.final import EngineConfig, build
 from gradus.attention.storage import PagedStorage
 from gradus.cache.groups import layer_groups
 from gradus.cache.paged import PagedCache
+from gradus.cli.memory import as_dict, render
 from gradus.config.options import EngineOptions
 from gradus.device.capability import Capability
 from gradus.engine.request import ModelLimits
@@ -153,7 +154,7 @@ def test_pages_that_do_not_fit_beside_the_weights_are_told():
     plan = of_phase("p04", found=DeviceMemory(1 << 30), cache_tokens=1600)
     assert plan.fits and plan.cache_bytes == plan.pages.bytes
     plan = of_phase("p04", found=DeviceMemory(plan.weight_bytes + plan.cache_bytes), cache_tokens=1600)
-    assert not plan.fits and "does NOT fit" in plan.render()  # nothing left for activations
+    assert not plan.fits and "does NOT fit" in render(plan)  # nothing left for activations
 
 
 def test_this_machine_has_memory():
@@ -192,7 +193,7 @@ def test_in_fp8_nearly_twice_the_tokens_of_bfloat16_fit():
     assert [each.cache_bytes_per_token for each in both] == [2 * 30 * 3 * 128, 2 * 30 * 3 * 68]
     assert [each.cache_dtype for each in both] == ["bfloat16", "fp8"] and both[1].fits
     assert both[1].pages.positions / both[0].pages.positions == pytest.approx(128 / 68, rel=0.01)
-    assert "fp8, 12.24 kB per token" in both[1].render()
+    assert "fp8, 12.24 kB per token" in render(both[1])
 
 
 @pytest.mark.parametrize(
@@ -354,7 +355,7 @@ def test_the_longest_request_is_the_longest_that_the_cache_manager_takes(shape, 
 
 def test_where_nothing_is_left_it_is_one_line_that_says_where_it_went():
     shown = plan(DeviceMemory(free=MB))
-    assert not shown.fits and not shown.notes and "does NOT fit" in shown.render()
+    assert not shown.fits and not shown.notes and "does NOT fit" in render(shown)
     with pytest.raises(ConfigError, match=r"no memory is left for a cache on cpu: weights take .* memory_fraction 0.5"):
         shown.applied(options())
 
@@ -440,17 +441,17 @@ def test_once_it_stands_its_largest_step_has_room_and_keeps_it(monkeypatch, capl
 
 def test_both_renderings_hold_every_figure():
     shown = plan(DeviceMemory(8 * MB, 10 * MB))
-    content = json.loads(json.dumps(shown.as_dict()))
+    content = json.loads(json.dumps(as_dict(shown)))
     assert content["fits"] and content["cache_bytes"] == content["pages"]["bytes"] == shown.cache_bytes
-    text = shown.render()
+    text = render(shown)
     assert "8 MB of 10 MB, of which 3 MB may be taken (memory_fraction 0.5)" in text
     assert f"{shown.pages.positions} tokens in all layers" in text and "which fits" in text
 
 
 def test_both_renderings_of_a_phase_hold_every_figure():
-    assert "sequences that fit  7 of full length (context 100 tokens)" in PAPER.render()
-    assert "largest step" not in PAPER.render()  # what was not estimated is not shown
-    assert json.loads(json.dumps(PAPER.as_dict()))["sequences"] == 3
+    assert "sequences that fit  7 of full length (context 100 tokens)" in render(PAPER)
+    assert "largest step" not in render(PAPER)  # what was not estimated is not shown
+    assert json.loads(json.dumps(as_dict(PAPER)))["sequences"] == 3
 
 
 @pytest.mark.parametrize(("size", "text"), [(0, "0 B"), (999, "999 B"), (538_060_032, "538.1 MB"), (5e12, "5 TB")])

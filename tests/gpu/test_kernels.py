@@ -34,6 +34,7 @@ def assert_close(out: Tensor, reference: Tensor) -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("rows", "width"), [(1, 768), (3, 2048), (257, 4096), (5, 640), (2, 80), (4, 1)])
 def test_norms_with_a_residual(rows, width, dtype):
+    from gradus.bench.references.rows import add_layer_norm_reference, add_rms_norm_reference
     from gradus.kernels.rows import norm
 
     x, delta, weight, bias = (
@@ -45,15 +46,15 @@ def test_norms_with_a_residual(rows, width, dtype):
     for options in ({}, {"delta_weight": bias}):
         mine, theirs = x.clone(), x.clone()
         y = norm.add_rms_norm(mine, delta, weight.to(dtype), 1e-5, **options)
-        assert_close(y, norm.add_rms_norm_reference(theirs, delta, weight.to(dtype), 1e-5, **options))
+        assert_close(y, add_rms_norm_reference(theirs, delta, weight.to(dtype), 1e-5, **options))
         assert_close(mine, theirs)
     if width > 1:
         mine, theirs = x.clone(), x.clone()
         y = norm.add_layer_norm(mine, delta, weight, bias, 1e-5)
-        assert_close(y, norm.add_layer_norm_reference(theirs, delta, weight, bias, 1e-5))
+        assert_close(y, add_layer_norm_reference(theirs, delta, weight, bias, 1e-5))
         assert_close(mine, theirs)
     assert_close(
-        norm.add_rms_norm(x.clone(), None, weight, 1e-5), norm.add_rms_norm_reference(x.clone(), None, weight, 1e-5)
+        norm.add_rms_norm(x.clone(), None, weight, 1e-5), add_rms_norm_reference(x.clone(), None, weight, 1e-5)
     )
 
 
@@ -64,7 +65,8 @@ def test_norms_with_a_residual(rows, width, dtype):
 )
 @pytest.mark.parametrize("tokens", [1, 37, 300])
 def test_rope_and_storing(heads, tokens, dtype):
-    from gradus.kernels.rows.rope_store import rope_store, rope_store_reference
+    from gradus.bench.references.rows import rope_store_reference
+    from gradus.kernels.rows.rope_store import rope_store
 
     q_heads, kv_heads, head_dim = heads
     qkv = noise(tokens, (q_heads + 2 * kv_heads) * head_dim, dtype=dtype)
@@ -90,19 +92,22 @@ def test_rope_and_storing(heads, tokens, dtype):
 @pytest.mark.parametrize("name", ["silu", "gelu", "gelu_tanh"])
 @pytest.mark.parametrize(("rows", "width"), [(1, 3072), (33, 8192), (7, 1000), (2, 3)])
 def test_activations(rows, width, name, dtype):
+    from gradus.bench.references.rows import activation_reference, gated_activation_reference
     from gradus.kernels.rows import activation
 
     x = 4 * noise(rows, 2 * width, dtype=dtype)
-    assert_close(activation.gated_activation(x, name), activation.gated_activation_reference(x, name))
-    assert_close(activation.activation(x, name), activation.activation_reference(x, name))
+    assert_close(activation.gated_activation(x, name), gated_activation_reference(x, name))
+    assert_close(activation.activation(x, name), activation_reference(x, name))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("n", "k"), [(768, 3072), (3072, 2048), (1001, 1000), (5, 24)])
 @pytest.mark.parametrize(("rows", "tile"), [(1, (1, 512, 4)), (1, (4, 1024, 4)), (3, (2, 512, 2)), (4, (1, 512, 4))])
 def test_gemv_with_everything_around_it(n, k, rows, tile, dtype):
-    from gradus.kernels.linear.epilogue import Norm, product_reference
-    from gradus.kernels.linear.gemv import GemvLaunch, gemv
+    from gradus.bench.references.products import product_reference
+    from gradus.kernels.linear.epilogue import Norm
+    from gradus.kernels.linear.gemv import gemv
+    from gradus.kernels.linear.launches import GemvLaunch
 
     x, stream = noise(rows, k, dtype=dtype), noise(rows, n, dtype=dtype)
     around = [
@@ -125,9 +130,10 @@ def test_gemv_with_everything_around_it(n, k, rows, tile, dtype):
     [(768, 3072, (16, 8, 14, 1)), (1001, 1000, (16, 4, 5, 2)), (5, 24, (16, 4, 1, 1)), (37, 1111, (32, 16, 2, 2))],
 )
 def test_few_rows_with_everything_around_them_are_each_as_if_alone(n, k, rows, launch, dtype):
-    from gradus.kernels.linear.epilogue import Norm, product_reference
+    from gradus.bench.references.products import product_reference
+    from gradus.kernels.linear.epilogue import Norm
     from gradus.kernels.linear.few_rows import few_rows
-    from gradus.kernels.linear.few_rows_launch import FewRowsLaunch
+    from gradus.kernels.linear.launches import FewRowsLaunch
 
     x, launch = noise(rows, k, dtype=dtype), FewRowsLaunch(*launch)
     gain = noise(k).to(dtype)
@@ -155,11 +161,12 @@ def test_few_rows_with_everything_around_them_are_each_as_if_alone(n, k, rows, l
 @pytest.mark.parametrize("launch", [(4, 1024, 1, 8, 100, 1), (8, 256, 2, 2, 24, 2), (16, 128, 4, 1, 40, 1)])
 @pytest.mark.parametrize(("n", "k"), [(4864, 896), (896, 4864), (3072, 2048), (1001, 1000), (5, 24), (1, 8)])
 def test_a_streamed_row_with_everything_around_it(n, k, launch, early, dtype):
+    from gradus.bench.references.products import product_reference
     from gradus.device.capability import capability
     from gradus.kernels.core.overlap import early_launches
-    from gradus.kernels.linear.epilogue import Norm, product_reference
+    from gradus.kernels.linear.epilogue import Norm
+    from gradus.kernels.linear.launches import StreamedLaunch
     from gradus.kernels.linear.streamed_gemv import streamed_gemv
-    from gradus.kernels.linear.streamed_launch import StreamedLaunch
 
     if early and not capability(torch.device("cuda", 0)).starts_early:
         pytest.skip("launches of this GPU do not start early")
@@ -188,10 +195,11 @@ def test_a_streamed_row_with_everything_around_it(n, k, launch, early, dtype):
 @pytest.mark.parametrize("rows", [2, 4, 7, 16])
 @pytest.mark.parametrize(("n", "k"), [(4864, 896), (896, 2048), (3072, 1536), (1001, 1000), (5, 24)])
 def test_streamed_rows_with_everything_around_them(n, k, rows, launch, early, dtype):
+    from gradus.bench.references.products import product_reference
     from gradus.device.capability import capability
     from gradus.kernels.core.overlap import early_launches
-    from gradus.kernels.linear.epilogue import Norm, product_reference
-    from gradus.kernels.linear.streamed_launch import StreamedLaunch
+    from gradus.kernels.linear.epilogue import Norm
+    from gradus.kernels.linear.launches import StreamedLaunch
     from gradus.kernels.linear.streamed_rows import streamed_rows
 
     if early and not capability(torch.device("cuda", 0)).starts_early:
@@ -228,11 +236,11 @@ def test_streamed_rows_with_everything_around_them(n, k, rows, launch, early, dt
 )
 def test_streamed_rows_that_start_early_wait_for_each_other(rows, launch):
     """In a CUDA graph, where each launch reads what the one before it wrote, and the weights of all are under way."""
+    from gradus.bench.references.products import product_reference
     from gradus.device.capability import capability
     from gradus.kernels.core.overlap import early_launches
     from gradus.kernels.linear.dispatch import fused_linear
-    from gradus.kernels.linear.epilogue import product_reference
-    from gradus.kernels.linear.streamed_launch import StreamedLaunch
+    from gradus.kernels.linear.launches import StreamedLaunch
 
     if not capability(torch.device("cuda", 0)).starts_early:
         pytest.skip("launches of this GPU do not start early")
@@ -267,8 +275,9 @@ def test_streamed_rows_that_start_early_wait_for_each_other(rows, launch):
 )
 @pytest.mark.parametrize("tile", [(32, 64, 1, 3, 4), (64, 64, 5, 3, 4), (16, 128, 16, 2, 4)])
 def test_splitk_products(m, n, k, tile, dtype):
-    from gradus.kernels.linear.epilogue import product_reference
-    from gradus.kernels.linear.splitk import SplitKLaunch, splitk
+    from gradus.bench.references.products import product_reference
+    from gradus.kernels.linear.launches import SplitKLaunch
+    from gradus.kernels.linear.splitk import splitk
     from gradus.kernels.linear.splits import counters_of
 
     x, weight = noise(m, k, dtype=dtype), noise(n, k, dtype=dtype) / k**0.5
@@ -285,8 +294,8 @@ def test_splitk_products(m, n, k, tile, dtype):
 
 @pytest.mark.parametrize("rows", [1, 2, 16, 33, 64, 65])
 def test_linear_is_the_product_whatever_it_chooses(rows):
+    from gradus.bench.references.products import product_reference
     from gradus.kernels.linear.dispatch import linear
-    from gradus.kernels.linear.epilogue import product_reference
 
     for n, k in [(2048, 2048), (1536, 640), (768, 3072), (777, 1024)]:
         x, weight = noise(rows, k, dtype=torch.bfloat16), noise(n, k, dtype=torch.bfloat16) / k**0.5
@@ -300,7 +309,8 @@ def test_linear_is_the_product_whatever_it_chooses(rows):
 @pytest.mark.parametrize("vocab_size", [50257, 151936, 700, 3])
 @pytest.mark.parametrize("rows", [1, 9])
 def test_samples_are_those_of_the_torch_sampler(rows, vocab_size, dtype):
-    from gradus.kernels.sampling.plain import sample, sample_reference
+    from gradus.bench.references.step import sample_reference
+    from gradus.kernels.sampling.plain import sample
 
     logits = 4 * noise(rows, vocab_size + 13, dtype=dtype)[:, :vocab_size]  # rows of a padded matrix
     logits = logits if rows > 1 else logits.contiguous()
@@ -314,8 +324,9 @@ def test_samples_are_those_of_the_torch_sampler(rows, vocab_size, dtype):
 
 @pytest.mark.parametrize("rows", [1, 256])
 def test_a_step_of_decodes_starts_and_ends_in_the_tables_of_its_slots(rows):
-    from gradus.kernels.sampling.plain import sample, sample_reference
-    from gradus.kernels.step.places import places, places_reference
+    from gradus.bench.references.step import places_reference, sample_reference
+    from gradus.kernels.sampling.plain import sample
+    from gradus.kernels.step.places import places
 
     slots = torch.randperm(300, device="cuda")[:rows].to(torch.int32)
     lengths = torch.randint(0, 160, (rows,), dtype=torch.int32, device="cuda")
@@ -332,6 +343,7 @@ def test_a_step_of_decodes_starts_and_ends_in_the_tables_of_its_slots(rows):
 
 @pytest.mark.parametrize("count", [1, 256])
 def test_passes_of_a_draft_model_begin_as_they_do_in_torch(count):
+    from gradus.bench.references.step import first_rows_reference, next_rows_reference
     from gradus.device.capability import capability
     from gradus.kernels.core.overlap import early_launches
     from gradus.kernels.step import draft_passes
@@ -343,14 +355,14 @@ def test_passes_of_a_draft_model_begin_as_they_do_in_torch(count):
     there = draft_passes.Drafting(slots.cuda(), limits.cuda(), known.cuda(), 140, 500)
     inputs = torch.zeros(2, 2 * count, dtype=torch.int64, device="cuda")
     found = draft_passes.first_rows(there, inputs, history.cuda(), tables.cuda(), 16)
-    expected = draft_passes.first_rows_reference(spans, history, tables, 16)
+    expected = first_rows_reference(spans, history, tables, 16)
     assert all(torch.equal(mine.cpu(), theirs) for mine, theirs in zip(found, expected, strict=True))
     drafts, kept = torch.empty(count, 4, dtype=torch.int64), torch.empty(count, 4, dtype=torch.int64, device="cuda")
     with early_launches(capability(inputs.device).starts_early):
         for number in range(4):
             drawn = torch.randint(-1, 502, (count,))
             rows = draft_passes.next_rows(there, inputs, drawn.cuda(), kept, number)
-            expected = draft_passes.next_rows_reference(spans, drawn, drafts, number)
+            expected = next_rows_reference(spans, drawn, drafts, number)
             assert all(torch.equal(mine.cpu(), theirs) for mine, theirs in zip(rows, expected, strict=True))
         draft_passes.keep_draft(there, drawn.cuda(), kept, 3)
     assert torch.equal(kept.cpu(), drafts)
@@ -380,8 +392,9 @@ def test_a_row_that_is_not_finite_shows_and_leaves_its_neighbors_alone():
 
 
 def test_products_and_samples_replay_from_a_cuda_graph():
-    from gradus.kernels.linear.epilogue import product_reference
-    from gradus.kernels.linear.splitk import SplitKLaunch, splitk
+    from gradus.bench.references.products import product_reference
+    from gradus.kernels.linear.launches import SplitKLaunch
+    from gradus.kernels.linear.splitk import splitk
     from gradus.kernels.sampling.plain import sample
 
     x, weight = noise(8, 512, dtype=torch.bfloat16), noise(3000, 512, dtype=torch.bfloat16)
@@ -406,8 +419,9 @@ def test_dependent_launches_give_bit_for_bit_what_waiting_ones_give():
     """A layer with every kernel in it, and each writes memory that the one before it has just read or written."""
     from gradus.kernels.core.overlap import early_launches
     from gradus.kernels.linear.epilogue import Norm
-    from gradus.kernels.linear.gemv import GemvLaunch, gemv
-    from gradus.kernels.linear.splitk import SplitKLaunch, splitk
+    from gradus.kernels.linear.gemv import gemv
+    from gradus.kernels.linear.launches import GemvLaunch, SplitKLaunch
+    from gradus.kernels.linear.splitk import splitk
     from gradus.kernels.rows.activation import gated_activation
     from gradus.kernels.rows.norm import add_rms_norm
     from gradus.kernels.rows.rope_store import rope_store

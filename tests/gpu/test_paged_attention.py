@@ -8,6 +8,8 @@ pytest.importorskip("triton", reason="Triton is for Linux alone")
 from gradus import phases
 from gradus.attention.storage import PagedStorage
 from gradus.attention.triton_paged import TritonPagedAttention
+from gradus.bench.references.attention import paged_attention_reference
+from gradus.bench.references.rows import rope_store_reference
 from gradus.cache.paged import PagedCache
 from gradus.cache.radix import PrefixIndex
 from gradus.config.options import EngineOptions
@@ -16,9 +18,8 @@ from gradus.engine.engine import Engine
 from gradus.execution.runner import ModelRunner
 from gradus.kernels.attention.launch import launches
 from gradus.kernels.attention.paged import paged_attention
-from gradus.kernels.attention.reference import paged_attention_reference
 from gradus.kernels.attention.splits import Partials
-from gradus.kernels.rows.rope_store import rope_store, rope_store_reference
+from gradus.kernels.rows.rope_store import rope_store
 from gradus.quantization.fp8 import E4M3
 from gradus.sampling.sampler import Sampler
 from gradus.scheduling.scheduler import Scheduler

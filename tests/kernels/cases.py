@@ -5,14 +5,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from gradus.bench.references.attention import paged_attention_reference
+from gradus.bench.references.rows import rope_store_reference
+from gradus.bench.references.step import places_reference
 from gradus.kernels.attention.launch import Launch
 from gradus.kernels.attention.new_token import FusedRope
 from gradus.kernels.attention.paged import paged_attention
-from gradus.kernels.attention.reference import paged_attention_reference
 from gradus.kernels.attention.splits import Partials
 from gradus.kernels.attention.work import Work
-from gradus.kernels.rows.rope_store import rope_store_reference
-from gradus.kernels.step.places import places_reference
 from gradus.quantization.kv import to_e4m3
 
 

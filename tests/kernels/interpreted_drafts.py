@@ -3,27 +3,23 @@
 import pytest
 import torch
 
-from gradus.kernels.step import draft_inputs
-from gradus.kernels.step.decode_rows import decode_rows, decode_rows_reference
-from gradus.kernels.step.draft_inputs import (
-    first_inputs,
+from gradus.bench.references.step import (
+    accept_drafts_reference,
+    decode_rows_reference,
     first_inputs_reference,
-    next_inputs,
-    next_inputs_reference,
-)
-from gradus.kernels.step.draft_passes import (
-    Drafting,
-    NextRows,
-    first_rows,
     first_rows_reference,
-    keep_draft,
-    next_rows,
+    next_inputs_reference,
     next_rows_reference,
+    pack_rows_reference,
 )
+from gradus.kernels.step import draft_inputs
+from gradus.kernels.step.decode_rows import decode_rows
+from gradus.kernels.step.draft_inputs import first_inputs, next_inputs
+from gradus.kernels.step.draft_passes import Drafting, NextRows, first_rows, keep_draft, next_rows
 from gradus.kernels.step.ngram import look_up_slots
 from gradus.kernels.step.ngram_reference import look_up
 from gradus.kernels.step.prompt_history import keep_prompts
-from gradus.kernels.step.verify import accept_drafts, accept_drafts_reference, pack_rows, pack_rows_reference
+from gradus.kernels.step.verify import accept_drafts, pack_rows
 from gradus.models import SHAPES, create_model, randomize
 from gradus.speculative.history import History
 from gradus.speculative.states import HiddenStates

@@ -12,20 +12,28 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from benchmarks import fused_kernels
+from gradus.bench.references.products import product_reference
+from gradus.bench.references.rows import (
+    activation_reference,
+    add_layer_norm_reference,
+    add_rms_norm_reference,
+    gated_activation_reference,
+    rope_store_reference,
+)
+from gradus.bench.references.step import places_reference, sample_reference
 from gradus.kernels.linear import few_rows, streamed_gemv, streamed_rows
-from gradus.kernels.linear.epilogue import Norm, product_reference
-from gradus.kernels.linear.few_rows_launch import MOST_ROWS, FewRowsLaunch
-from gradus.kernels.linear.gemv import GemvLaunch, gemv
-from gradus.kernels.linear.splitk import SplitKLaunch, splitk
+from gradus.kernels.linear.epilogue import Norm
+from gradus.kernels.linear.gemv import gemv
+from gradus.kernels.linear.launches import MOST_ROWS, FewRowsLaunch, GemvLaunch, SplitKLaunch, StreamedLaunch
+from gradus.kernels.linear.splitk import splitk
 from gradus.kernels.linear.splits import counters_of
-from gradus.kernels.linear.streamed_launch import StreamedLaunch
 from gradus.kernels.rows import activation, norm
 from gradus.kernels.rows import rope_store as rope_store_module
 from gradus.kernels.rows.e4m3 import largest_of, scales_of, to_e4m3
-from gradus.kernels.rows.rope_store import heads_together, rope_store, rope_store_reference
+from gradus.kernels.rows.rope_store import heads_together, rope_store
 from gradus.kernels.sampling.noise import exponential
-from gradus.kernels.sampling.plain import sample, sample_reference
-from gradus.kernels.step.places import places, places_reference
+from gradus.kernels.sampling.plain import sample
+from gradus.kernels.step.places import places
 from gradus.quantization import kv
 from gradus.quantization.fp8 import E4M3
 from tests.kernels.interpreted_gluon import interpret
@@ -51,10 +59,10 @@ def test_a_norm_adds_the_residual_in_place_and_normalizes_the_sum(dtype):
     x, delta = torch.randn(2, 3, 80).to(dtype)
     weight, bias = torch.randn(2, 80)
     for mine, theirs, arguments in [
-        (norm.add_rms_norm, norm.add_rms_norm_reference, (delta, weight, 1e-5)),
-        (norm.add_rms_norm, norm.add_rms_norm_reference, (delta, weight, 1e-5, bias)),
-        (norm.add_rms_norm, norm.add_rms_norm_reference, (None, weight, 1e-5)),
-        (norm.add_layer_norm, norm.add_layer_norm_reference, (delta, weight, bias, 1e-5)),
+        (norm.add_rms_norm, add_rms_norm_reference, (delta, weight, 1e-5)),
+        (norm.add_rms_norm, add_rms_norm_reference, (delta, weight, 1e-5, bias)),
+        (norm.add_rms_norm, add_rms_norm_reference, (None, weight, 1e-5)),
+        (norm.add_layer_norm, add_layer_norm_reference, (delta, weight, bias, 1e-5)),
     ]:
         a, b = x.clone(), x.clone()
         assert_close(mine(a, *arguments), theirs(b, *arguments))
@@ -138,8 +146,8 @@ def test_a_vector_in_8_bits_is_the_same_bit_for_bit():
 @pytest.mark.parametrize("name", ["silu", "gelu", "gelu_tanh"])
 def test_activations(name):
     x = 4 * torch.randn(3, 2 * 40)
-    assert_close(activation.gated_activation(x, name), activation.gated_activation_reference(x, name))
-    assert_close(activation.activation(x, name), activation.activation_reference(x, name))
+    assert_close(activation.gated_activation(x, name), gated_activation_reference(x, name))
+    assert_close(activation.activation(x, name), activation_reference(x, name))
 
 
 @pytest.mark.parametrize(("rows", "name"), each_once([1, 3, 4], [None, "gelu_tanh", "silu"]))

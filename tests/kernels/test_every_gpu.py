@@ -26,12 +26,11 @@ from gradus.kernels.attention.launch import bytes_needed, fitted, launches
 from gradus.kernels.attention.new_token import MOST_NEW
 from gradus.kernels.fuse.quantized import FUSED_ROWS
 from gradus.kernels.linear.few_rows import few_rows_kernel
-from gradus.kernels.linear.few_rows_launch import MOST_ROWS
 from gradus.kernels.linear.gemv import gemv_kernel
 from gradus.kernels.linear.launch_tables import Measured, matching
-from gradus.kernels.linear.splitk import SplitKLaunch, splitk_kernel
+from gradus.kernels.linear.launches import MOST_ROWS, SplitKLaunch, StreamedLaunch
+from gradus.kernels.linear.splitk import splitk_kernel
 from gradus.kernels.linear.streamed_gemv import streamed_gemv_kernel
-from gradus.kernels.linear.streamed_launch import StreamedLaunch
 from gradus.kernels.linear.streamed_rows import streamed_rows_kernel
 from gradus.kernels.quantized import hopper_launch, hopper_product
 from gradus.kernels.quantized.eight_bits import eight_bit_kernel
@@ -42,6 +41,7 @@ from gradus.kernels.quantized.tile_tables import SCHEMES, Scheme, unmeasured_til
 from gradus.kernels.rows.activation import BLOCK, activation_kernel
 from gradus.kernels.rows.norm import norm_kernel, warps_of
 from gradus.kernels.rows.rope_store import heads_together, rope_store_kernel
+from gradus.kernels.rows.summed_norm import summed_norm_kernel
 from gradus.kernels.sampling import full as asked_sampling
 from gradus.kernels.sampling import narrowing
 from gradus.kernels.sampling.narrowing import Statistics
@@ -114,6 +114,11 @@ def cases(able: Capability) -> Iterator[tuple[str, Case]]:
 def beside_products(able: Capability) -> Iterator[tuple[str, Case]]:
     norm = {"D": 4096, "CENTER": False, "BLOCK": 4096, "delta_weight_ptr": None, "bias_ptr": None}
     yield "norm", Case(norm_kernel, {"eps": "fp32"}, norm, {"num_warps": warps_of(4096)})
+    words = dict.fromkeys(["x_ptr", "stream_ptr", "weight_ptr", "y_ptr", "epochs_ptr", "stop_ptr"], "*i32")
+    words |= dict.fromkeys(["first_id", "last_id"], "i32") | dict.fromkeys(["inbox_ptr", "addresses_ptr"], "*i64")
+    ranks = {"RANK": 0, "RANKS": 2, "ROWS": 256, "CAPACITY": 2048, "W": 2048, "BLOCK": 2048, "ids_ptr": None}
+    ranks |= {"KIND": tl.bfloat16, "HALVES": True}
+    yield "summed norm", Case(summed_norm_kernel, words | {"eps": "fp32"}, ranks, {"num_warps": 8})
     gated = {"ACTIVATION": "silu", "GATED": True, "BLOCK": BLOCK}
     yield "activation", Case(activation_kernel, {"width": "i32:16"}, gated, {"num_warps": 4})
     heads = {"Q_HEADS": 16, "KV_HEADS": 8, "HALF": 64, "HEADS": heads_together(4096, 16, 8), "BLOCK": 64, "PAGE": 16}
@@ -386,6 +391,7 @@ def checked(able: Capability, name: str, case: Case) -> Resources:
 
 SAMPLE = [
     "norm",
+    "summed norm",
     "gemv 4096 4096",
     "few rows 8 gated",
     "streamed gemv 896 4864 1 8",

@@ -14,8 +14,8 @@ from gradus.kernels.core.view import Twin, twin_of
 from gradus.kernels.fuse import model as fuse
 from gradus.kernels.fuse import quantized as fuse_quantized
 from gradus.kernels.fuse.model import FusedHead, FusedLinear, FusedRMSNorm, fused, widened
+from gradus.kernels.linear.launches import StreamedLaunch
 from gradus.kernels.linear.splits import COUNTERS, Counters
-from gradus.kernels.linear.streamed_launch import StreamedLaunch
 from gradus.kernels.quantized.tile import TileLaunch
 from gradus.models import Linear, MatrixId, Model, create_model, randomize
 from gradus.models.families import llama

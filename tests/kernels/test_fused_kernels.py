@@ -10,9 +10,9 @@ pytest.importorskip("triton", reason="Triton is for Linux alone")
 from gradus.kernels.linear.few_rows import few_rows_kernel
 from gradus.kernels.linear.gemv import gemv_kernel
 from gradus.kernels.linear.launch_tables import matching
-from gradus.kernels.linear.splitk import SplitKLaunch, splitk_kernel
+from gradus.kernels.linear.launches import WARP_COLUMNS, SplitKLaunch, StreamedLaunch
+from gradus.kernels.linear.splitk import splitk_kernel
 from gradus.kernels.linear.streamed_gemv import streamed_gemv_kernel
-from gradus.kernels.linear.streamed_launch import WARP_COLUMNS, StreamedLaunch
 from gradus.kernels.linear.streamed_rows import streamed_rows_kernel
 from gradus.kernels.rows.activation import activation_kernel
 from gradus.kernels.rows.norm import norm_kernel, warps_of

@@ -1,13 +1,12 @@
 """Which products in int8 take the kernel that was written for Hopper, and what it is then given."""
 
-import builtins
-
 import pytest
 import torch
 
 pytest.importorskip("triton", reason="Triton is for Linux alone")
 
 from gradus.device.capability import Capability
+from gradus.kernels.core import gluon
 from gradus.kernels.fuse import quantized as fuse_quantized
 from gradus.kernels.fuse.quantized import FusedInt8, hopper_products
 from gradus.kernels.quantized.hopper_launch import ALONE, ONTO, is_aligned, launch_for
@@ -58,15 +57,11 @@ def test_no_other_gpu_takes_it(monkeypatch):
 
 
 def test_another_gluon_is_no_failure(monkeypatch):
-    whole = builtins.__import__
-
-    def without(name: str, *args: object, **kwargs: object) -> object:
-        if name == "gradus.kernels.quantized.hopper_product":
-            raise ImportError("no gluon")
-        return whole(name, *args, **kwargs)
+    def without(name: str) -> object:
+        raise ImportError(f"no gluon for {name}")
 
     monkeypatch.setattr(fuse_quantized, "capability", lambda device: H200)
-    monkeypatch.setattr(builtins, "__import__", without)
+    monkeypatch.setattr(gluon, "import_module", without)
     hopper_products.cache_clear()
     assert hopper_products(torch.device("cuda", 0)) is None
     hopper_products.cache_clear()

@@ -15,9 +15,6 @@ import torch
 from benchmarks import fused_kernels
 from gradus.device.capability import Capability
 from gradus.kernels.linear import dispatch as linear
-from gradus.kernels.linear.few_rows_launch import MOST_ROWS as FEW_ROWS
-from gradus.kernels.linear.few_rows_launch import FewRowsLaunch
-from gradus.kernels.linear.gemv import GemvLaunch
 from gradus.kernels.linear.launch_tables import (
     KINDS,
     Unmeasured,
@@ -27,8 +24,9 @@ from gradus.kernels.linear.launch_tables import (
     stored_tables,
     table_of,
 )
-from gradus.kernels.linear.splitk import MOST_ROWS, SplitKLaunch
-from gradus.kernels.linear.streamed_launch import MOST_OUTPUTS, StreamedLaunch
+from gradus.kernels.linear.launches import MOST_OUTPUTS, FewRowsLaunch, GemvLaunch, SplitKLaunch, StreamedLaunch
+from gradus.kernels.linear.launches import MOST_ROWS as FEW_ROWS
+from gradus.kernels.linear.splitk import MOST_ROWS
 
 ROOT = Path(__file__).parents[2]
 HOPPER = Capability(9, 0)

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from gradus.models import create_model, read_config
 from gradus.models.weights import plan
+from tests.loading.gguf_blocks import encode
 
 VOCABULARY = 320  # rows of the embedding; the tokenizer has fewer tokens, as is common
 CONTROLS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]  # ids 0, 1, 2
@@ -112,10 +113,14 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def write_gguf(
-    path: Path, family: str = "llama", *, quantize: dict[str, gguf.GGMLQuantizationType] | None = None
+    path: Path,
+    family: str = "llama",
+    *,
+    quantize: dict[str, gguf.GGMLQuantizationType] | None = None,
+    config: dict[str, Any] | None = None,
 ) -> Path:
-    """quantize: Hugging Face name → type; the others stay float32."""
-    config = CONFIGS[family]
+    """quantize: Hugging Face name → type; the others stay float32. config: the family's in CONFIGS, if None."""
+    config = config or CONFIGS[family]
     writer = gguf.GGUFWriter(path, family)
     _write_metadata(writer, family, config)
     write_bpe_tokenizer(writer)
@@ -125,7 +130,7 @@ def write_gguf(
         if kind is None:
             writer.add_tensor(stored, values)
         else:
-            writer.add_tensor(stored, gguf.quants.quantize(values, kind), raw_dtype=kind)
+            writer.add_tensor(stored, encode(values, kind), raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -157,18 +162,18 @@ def as_llama_cpp(family: str, config: dict[str, Any], name: str, value: Tensor) 
 def _write_metadata(writer: gguf.GGUFWriter, family: str, config: dict[str, Any]) -> None:
     writer.add_block_count(2)
     writer.add_context_length(128)
-    writer.add_embedding_length(64)
+    writer.add_embedding_length(config.get("hidden_size", 64))
     writer.add_head_count(4)
     writer.add_license("apache-2.0")
     if family == "gpt2":
         writer.add_feed_forward_length(256)
         writer.add_layer_norm_eps(1e-5)
         return
-    writer.add_feed_forward_length(96)
+    writer.add_feed_forward_length(config["intermediate_size"])
     writer.add_head_count_kv(2)
     writer.add_layer_norm_rms_eps(1e-5)
-    writer.add_key_length(16)
-    writer.add_value_length(16)
+    writer.add_key_length(config["head_dim"])
+    writer.add_value_length(config["head_dim"])
     writer.add_rope_freq_base(config.get("rope_theta", 1e6))
     if family == "gemma3":
         writer.add_sliding_window(32)

@@ -20,6 +20,7 @@ from tests.pairwise import pairwise
 FAMILIES = ("tiny-gpt2", "tiny-llama", "tiny-qwen2", "tiny-qwen3", "tiny-gemma3")
 PLACES = ((2, 1), (4, 1), (1, 2), (2, 2))
 CPU = torch.device("cpu")
+PLACE = Place(0)
 
 
 def on_all_ranks(compute, count):
@@ -44,17 +45,24 @@ def on_all_ranks(compute, count):
     return results
 
 
-def logits_of(model, run):
+def logits_of(model, run, place=PLACE):
+    """The logits; in a pipeline only the last stage has any."""
     ids = torch.arange(12) * 37 % model.config.vocab_size
-    return model.logits(run(ids, torch.arange(12), NaiveAttention(model.config)))
+    hidden = run(ids, torch.arange(12), NaiveAttention(model.config))
+    return model.logits(hidden) if place.last else None
 
 
 def logits_of_parts(name, places, path):
-    def compute(rank):
-        model, run = load_part(open_checkpoint(name), Place(rank, *places), path, torch.float32, CPU)
-        return logits_of(model, run)
+    """The logits of the last stage's ranks."""
+    running = []  # a stage that is dropped while its rows are on their way would break the exchange
 
-    return on_all_ranks(compute, places[0] * places[1])
+    def compute(rank):
+        place = Place(rank, *places)
+        part = load_part(open_checkpoint(name), place, path, torch.float32, CPU)
+        running.append(part)
+        return logits_of(part.model, part.run, place)
+
+    return on_all_ranks(compute, places[0] * places[1])[-places[0] :]
 
 
 @pytest.mark.parametrize(("shape", "places"), pairwise(FAMILIES, [[place] for place in PLACES]))
@@ -81,7 +89,7 @@ def test_a_part_is_cut_from_the_files_as_it_is_from_the_whole(family, tmp_path):
 def test_each_rank_keeps_its_share_of_the_weights(tmp_path):
     def compute(rank):
         checkpoint = open_checkpoint("random:tiny-llama")
-        model, _ = load_part(checkpoint, Place(rank, 2, 1), str(tmp_path / "r"), torch.float32, CPU)
+        model = load_part(checkpoint, Place(rank, 2, 1), str(tmp_path / "r"), torch.float32, CPU).model
         return sum(value.numel() for value in model.parameters())
 
     whole = load_model(open_checkpoint("random:tiny-llama"), dtype=torch.float32, device="cpu")
@@ -89,6 +97,19 @@ def test_each_rank_keeps_its_share_of_the_weights(tmp_path):
     vectors = sum(value.numel() for value in whole.parameters() if value.dim() == 1)
     for part in on_all_ranks(compute, 2):
         assert part == (total - vectors) // 2 + vectors
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_only_the_outer_stages_keep_the_ends_of_the_model(tied, tmp_path):
+    """Each as one matrix, whether embedding and head are tied or not."""
+    checkpoint = open_checkpoint("random:tiny-llama")
+    checkpoint = replace(checkpoint, config=replace(checkpoint.config, tie_embeddings=tied))
+
+    def compute(rank):
+        model = load_part(checkpoint, Place(rank, 1, 3), str(tmp_path / "r"), torch.float32, CPU).model
+        return len({id(end.weight) for end in (model.embedding, model.head) if hasattr(end, "weight")})
+
+    assert on_all_ranks(compute, 3) == [1, 0, 1]
 
 
 def test_stages_divide_all_layers_in_order():

@@ -171,18 +171,21 @@ def test_a_rank_that_cannot_load_says_why(monkeypatch):
         LLM("random:tiny-llama", tensor_parallel=2, **SETTINGS)
 
 
-def test_a_rank_that_dies_before_the_ranks_have_met_is_named(monkeypatch):
+@pytest.mark.parametrize("kind", ["tensor_parallel", "pipeline_parallel"])
+def test_a_rank_that_dies_before_the_ranks_have_met_is_named_within_seconds(kind, monkeypatch):
     monkeypatch.setattr("gradus.assembly.parallel.OTHER_RANK", "tests.parallel.gone")
-    monkeypatch.setattr("gradus.parallel.group.RENDEZVOUS_SECONDS", 2)
+    begun = time.monotonic()
     with pytest.raises(RankLost, match=r"^rank 1 of 2 has died: load the model again$"):
-        LLM("random:tiny-llama", tensor_parallel=2, **SETTINGS)
+        LLM("random:tiny-llama", **{kind: 2}, **SETTINGS)
+    assert time.monotonic() - begun < 10  # its program takes most of it, to start and to import torch
 
 
 @pytest.mark.weights
 @pytest.mark.stress
-def test_grammars_hold_on_all_ranks():
+@pytest.mark.parametrize(("tensor", "pipeline"), [(3, 1), (1, 2)])
+def test_grammars_hold_on_all_ranks(tensor, pipeline):
     schema = {"type": "object", "properties": {"age": {"type": "integer"}}, "required": ["age"]}
-    with LLM("smollm2-135m", tensor_parallel=3, **SETTINGS) as llm:
+    with LLM("smollm2-135m", tensor_parallel=tensor, pipeline_parallel=pipeline, **SETTINGS) as llm:
         params = SamplingParams(max_tokens=40, structured={"json_schema": schema}, temperature=0.7, seed=1)
         (answer,) = llm.generate("A person as JSON: ", params)
     import json

@@ -11,13 +11,12 @@ from gradus.models.layers import MatrixId
 from gradus.quantization import int8
 from gradus.quantization.fp8 import BLOCK, E4M3, Fp8BlockLinear
 from gradus.quantization.int4 import Int4Linear, group_for, packed, unpacked
-from gradus.quantization.int8_groups import Int8GroupLinear
 from gradus.quantization.schemes import SCHEMES, STORED
 
 MATRIX = MatrixId("qkv", 0)
 WIDTHS = (40, 24)  # two fused matrices; 64 rows
-EVERY = (*SCHEMES, "int8-g32")
-LARGEST_ERROR = {"int8": 0.5 / 127, "int8-g32": 0.5 / 127, "fp8": 0.0625, "fp8-block": 0.0625, "int4": 0.6 / 15}
+EVERY = tuple(SCHEMES)
+LARGEST_ERROR = {"int8": 0.5 / 127, "fp8": 0.0625, "fp8-block": 0.0625, "int4": 0.6 / 15}
 """A weight's error, relative to the largest of its row, group or block: half a step. For int4, relative to twice
 that."""
 
@@ -48,8 +47,6 @@ def test_weights_are_rounded_to_nearest(scheme, width):
         span = (groups.amax(-1) - groups.amin(-1)).repeat_interleave(linear.group, 1)
     elif scheme == "int8":
         span = weight.abs().amax(1, keepdim=True)
-    elif scheme == "int8-g32":
-        span = weight.abs().unflatten(1, (-1, 32)).amax(-1).repeat_interleave(32, 1)
     elif scheme == "fp8":
         span = weight.abs().clamp(min=weight.abs().amax(1, keepdim=True) * 2**-6)  # a float's own size, if not tiny
     assert ((found - weight).abs() <= LARGEST_ERROR[scheme] * span * 1.01).all()
@@ -68,7 +65,7 @@ def test_a_product_is_that_of_what_is_stored_and_of_rounded_activations(scheme, 
 
 def rounded(x, scheme):
     """Round by the definition: each token's values to steps of its largest magnitude."""
-    if scheme.startswith("int4") or scheme == "int8-g32":
+    if scheme.startswith("int4"):
         return x
     if scheme == "int8":
         steps = x.abs().amax(1, keepdim=True) / 127
@@ -117,8 +114,7 @@ def test_rows_that_come_in_pieces_are_the_same(scheme):
 def test_zeros_stay_zeros_and_equal_weights_equal(scheme):
     linear = STORED[scheme](MATRIX, 128, (3,), False, torch.float32, "cpu")
     linear.assign("weight", 0, torch.tensor([0.0, 0.5, -0.25]).unsqueeze(1).expand(3, 128))
-    half_a_unit = 2**-11 if scheme == "int8-g32" else 1e-6  # of a scale in float16
-    torch.testing.assert_close(linear.dequantized()[:, 0], torch.tensor([0.0, 0.5, -0.25]), rtol=half_a_unit, atol=0)
+    torch.testing.assert_close(linear.dequantized()[:, 0], torch.tensor([0.0, 0.5, -0.25]), rtol=1e-6, atol=0)
     assert torch.equal(linear(torch.zeros(2, 128)), torch.zeros(2, 3))
 
 
@@ -139,7 +135,7 @@ def test_on_a_device_without_memory_it_has_its_size(scheme):
     """What the memory plan asks for."""
     linear = STORED[scheme](MATRIX, 4096, (4096, 1024), False, torch.bfloat16, "meta")
     bits = 8 * sum(tensor.nbytes for tensor in linear.parameters()) / (4096 * 5120)
-    assert bits < {"int4": 5.01, "int8-g32": 8.51}.get("int4" if scheme.startswith("int4") else scheme, 8.01)
+    assert bits < (5.01 if scheme.startswith("int4") else 8.01)
 
 
 # -- blocks of 128 x 128 -----------------------------------------------------------------------------------------------
@@ -184,8 +180,6 @@ def test_a_group_is_the_largest_that_divides_a_row(width, group):
 
 
 def test_groups_that_do_not_divide_a_row_are_refused():
-    with pytest.raises(ConfigError, match="int8-g32: groups of 32 do not divide rows of 100 weights"):
-        Int8GroupLinear(MATRIX, 100, (8,), False)
     with pytest.raises(ConfigError, match="groups of 128 do not divide rows of 576 weights; 64 would"):
         Int4Linear(MATRIX, 576, (8,), False, group=128)
     with pytest.raises(ConfigError, match="rows of 100 weights have no groups of 128, 64, 32"):

@@ -28,10 +28,13 @@ class SchedulerMachine(RuleBasedStateMachine):
         policy=st.sampled_from(["fcfs", "priority", "deadline"]),
         shared=st.booleans(),
         windows=st.sampled_from([(None,), (None, 6), (None, 3, 3)]),
-        lag=st.integers(0, 2),
+        lag=st.integers(0, 3),
+        micro_batches=st.integers(1, 3),
     )
-    def begin(self, pages, page_size, slots, budget, policy, shared, windows, lag) -> None:
-        self.world = World(pages, page_size, slots, budget, policy, shared, windows, lag=lag)
+    def begin(self, pages, page_size, slots, budget, policy, shared, windows, lag, micro_batches) -> None:
+        self.world = World(
+            pages, page_size, slots, budget, policy, shared, windows, lag=lag, micro_batches=micro_batches
+        )
         self.count = 0
 
     @rule(seed=st.integers(0, 2**32))
@@ -73,6 +76,12 @@ TestSchedulerMachine.settings = settings(stateful_step_count=100)
 def test_random_lives_keep_every_promise(seed):
     for lag in range(3):
         random_world(seed, lag=lag)
+
+
+@pytest.mark.parametrize("seed", first(range(60), 20))
+def test_micro_batches_keep_every_promise_too(seed):
+    for micro_batches in (2, 3):
+        random_world(seed, lag=micro_batches - 1 + seed % 2, micro_batches=micro_batches)
 
 
 @pytest.mark.stress
@@ -162,9 +171,10 @@ class ResumesTooSoon(Scheduler):
 
 class KeepsOldTables(Scheduler):
     def publish(self, sequence, end):
-        moved = list(self._moved)
+        moved = [list(each.moved) for each in self.micro_batches]
         super().publish(sequence, end)
-        self._moved = moved
+        for each, before in zip(self.micro_batches, moved, strict=True):
+            each.moved = before
 
 
 class CommitsWhatHasEnded(Scheduler):

@@ -36,11 +36,12 @@ class World:
         lag: int = 0,
         drafting: DraftControl | None = None,
         guess: Callable[[int, list[int], int], list[int]] = nothing,
+        micro_batches: int = 1,
     ) -> None:
         self.clock = VirtualClock()
         self.cache = PagedCache(pages, page_size, windows, PrefixIndex() if shared else None)
         times = TimeLimits(self.clock, 1 if drafting is None else 1 + drafting.most)
-        self.scheduler = scheduler(self.cache, slots, budget, policy, times, drafting)
+        self.scheduler = scheduler(self.cache, slots, budget, policy, times, drafting, micro_batches)
         self.runner = Replica(page_size, self.clock, windows=windows, guess=guess)
         self.engine = Engine(self.scheduler, self, LIMITS, lag, times)
         self.budget, self.slots = budget, slots
@@ -165,6 +166,7 @@ def random_world(
     guess: Callable[[int, list[int], int], list[int]] = nothing,
     windows: tuple[int | None, ...] = (None,),
     control: Callable[..., DraftControl] = DraftControl,
+    micro_batches: int = 1,
 ) -> None:
     """A whole life: arrivals, cancellations and steps in random order, then the end. drafts: 0 is no speculation."""
     draw = random.Random(seed)
@@ -180,6 +182,7 @@ def random_world(
         windows=windows,
         drafting=control(DraftShapes(drafts, 5), 5, lag=lag, adaptive=False) if drafts else None,
         guess=guess,
+        micro_batches=micro_batches,
     )
     for number in range(12):
         world.add(random_request(f"r{number}", draw))

@@ -21,9 +21,9 @@ from gradus.loading import as_asked, open_checkpoint
 from gradus.models.layers import Linear
 from gradus.models.precision import resolve_precision
 from gradus.models.shapes import SHAPES
+from gradus.quantization.gguf import GGUFLinear
 from gradus.quantization.int4 import Int4Linear
 from gradus.quantization.int8 import Int8Linear
-from gradus.quantization.int8_groups import Int8GroupLinear
 from gradus.quantization.precision import resolve
 from tests.loading.builders import CONFIGS, TOKENS, tensors_of, write_folder, write_gguf, write_json
 from tests.loading.quantized_builders import quantize_folder
@@ -134,7 +134,7 @@ def test_a_gguf_draft_may_stay_packed(tmp_path):
     draft = write_gguf(tmp_path / "draft.gguf", quantize=dict.fromkeys(names, GGMLQuantizationType.Q8_0))
     settings = {"device": "cpu", "dtype": "float32", "max_sequences": 2, "cache_tokens": 256}
     speculating = LLM(model, speculate=f"draft:{draft}", draft_quantize="stored", drafts=3, **settings)
-    assert isinstance(speculating.engine.runner.drafter.runner.model.layers[0].output, Int8GroupLinear)
+    assert isinstance(speculating.engine.runner.drafter.runner.model.layers[0].output, GGUFLinear)
     prompts, params = [[5, 6, 7], [9] * 20], SamplingParams(max_tokens=20, ignore_eos=True)
     plain = LLM(model, **settings).generate(prompts, params)
     assert [one.token_ids for one in speculating.generate(prompts, params)] == [one.token_ids for one in plain]

@@ -17,9 +17,10 @@ from gradus.assembly.parallel import assemble_ranks
 from gradus.config.options import EngineConfig, EngineOptions
 from gradus.engine.engine import Engine
 from gradus.execution.memory.plan import memory_plan
+from gradus.kernels import cpu
 from gradus.loading import Checkpoint, Progress, as_asked, load_model, open_checkpoint
 from gradus.models import Model
-from gradus.models.precision import Precision, resolve_precision
+from gradus.models.precision import AS_ASKED, Precision, resolve_precision
 from gradus.quantization.precision import quantized
 from gradus.structured import grammars_of
 
@@ -73,6 +74,18 @@ def assemble(
     return engine, config
 
 
+def keeps_bits(dtype: str, options: EngineOptions, device: torch.device) -> bool:
+    """Whether a GGUF file's matrices stay in the bits that they are stored in, unless `quantize` says otherwise.
+
+    They do where that is faster than widening them: in the final engine, by a CPU's kernels. A type that was asked for
+    is one that matrices are to have. Phases of the course, ranks and torch alone would unpack them in every step, and a
+    GPU's kernels read them more slowly than 16 bits.
+    """
+    if dtype != "auto" or not isinstance(options, EngineConfig) or not options.kernels or options.ranks > 1:
+        return False
+    return device.type == "cpu" and cpu.missing() is None
+
+
 def _build_of(phase: str, impl: str, progress: Progress | None) -> Callable[[Model, EngineOptions], Engine]:
     """Return the phase's `build` with a student's functions. Notes whose functions run."""
     yours = phases.solution(phase, Path(impl))
@@ -91,7 +104,8 @@ def open_draft(
     """
     if options.draft_model is None:
         return None
-    draft = as_asked(open_checkpoint(options.draft_model), options.draft_quantize, DRAFT_QUANTIZE)
+    keeps = keeps_bits("auto" if precision.reason != AS_ASKED else precision.name, options, device)
+    draft = as_asked(open_checkpoint(options.draft_model), options.draft_quantize, DRAFT_QUANTIZE, keeps_bits=keeps)
     draft = fitted(draft, checkpoint)
     check_draft(checkpoint.config, draft.config)
     if draft.config.context_length < options.limits.context_length:

@@ -92,8 +92,7 @@ class _Resized:
             )
         count = len(value.parts) - int(value.scheme.endswith(ORDERED))  # an order has columns, not rows
         parts = *(self._rows(part) for part in value.parts[:count]), *value.parts[count:]
-        wide = value.wide
-        return Packed(value.scheme, parts, None if wide is None else lambda: self._rows(wide()))
+        return Packed(value.scheme, parts)
 
     def _rows(self, value: Tensor) -> Tensor:
         missing = self.rows - len(value)

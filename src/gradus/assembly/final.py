@@ -34,7 +34,8 @@ from gradus.execution.runner import ModelRunner
 from gradus.kernels import check_kv_dtype, cpu, missing
 from gradus.models import Model
 from gradus.models.config import ModelConfig
-from gradus.parallel.ranks import ParallelRunner, RankZero
+from gradus.parallel.pipeline import in_step
+from gradus.parallel.ranks import ParallelRunner, PipelineRunner, RankZero
 from gradus.sampling.constraints import Constraints
 from gradus.scheduling.draft_shapes import DraftShapes
 from gradus.scheduling.drafting import DraftControl
@@ -84,21 +85,26 @@ def build(
         from gradus.assembly.on_gpu import gpu_runner  # here: Triton is not everywhere
 
         with current(device):
-            runner: Runner = gpu_runner(model, storage, config, report, draft, trained, shapes, times, constraints)
+            exchange = None if ranks is None else ranks.exchange
+            on_gpu = gpu_runner(model, storage, config, report, draft, trained, shapes, times, constraints, exchange)
+            runner: Runner = on_gpu if ranks is None else ParallelRunner(on_gpu, ranks, on_gpu.drop_graphs)
             control = drafting(config, shapes, StepTimes())
             rehearse(runner, config, PagedCache(pages, page_size, windows), device.type, control)
     else:
         runner, rows = torch_runner(model, storage, config, draft, trained, constraints)
         if ranks is not None:
             assert isinstance(runner, ModelRunner), "ranks verify no drafts"
-            runner = ParallelRunner(runner, ranks)
+            kind = PipelineRunner if config.pipeline_parallel > 1 else ParallelRunner
+            runner = kind(in_step(runner, ranks.run_model), ranks)
         shapes = None if shapes is None else shapes.unpadded(rows)
     cache = PagedCache(pages, page_size, windows, PrefixIndex() if config.prefix_cache else None)
     sure = None
     if constraints is not None and shapes is not None and not on_kernels:
         sure = partial(constraints.sure, most=shapes.most)  # known when a step is planned, as no step is under way
     limits, control = TimeLimits(fastest=1 + most_drafts(config, trained)), drafting(config, shapes, times, sure)
-    scheduler = Scheduler(cache, count, config.budget(device.type), config.policy, limits, control)
+    scheduler = Scheduler(
+        cache, count, config.budget(device.type), config.policy, limits, control, config.pipeline_parallel
+    )
     stats = None if control is None else control.stats
     return Engine(scheduler, runner, config.limits, lag(config), limits, stats)
 
@@ -111,7 +117,8 @@ def storage_of(model: Model, config: EngineConfig) -> PagedStorage:
 
 
 def lag(config: EngineConfig) -> int:
-    return 1 if config.overlap else 0
+    """Return how many steps stay under way between calls: one per stage after the first, and one more with overlap."""
+    return config.pipeline_parallel - 1 + (1 if config.overlap else 0)
 
 
 def draft_shapes(config: EngineConfig, trained: HeadsConfig | None, model: bool) -> DraftShapes | None:

@@ -6,12 +6,14 @@ from gradus.attention.graph_paged import GraphPagedAttention
 from gradus.attention.storage import PagedStorage
 from gradus.config.options import EngineConfig
 from gradus.execution.drafting.draft_passes import DraftPasses
-from gradus.execution.gpu.capturing import Report
+from gradus.execution.gpu.capturing import Agree, Report
 from gradus.execution.gpu.decode_step import DecodeStep
 from gradus.execution.gpu.runner import GpuRunner
 from gradus.execution.gpu.step_graphs import StepGraphs
 from gradus.kernels.fuse.model import fused
 from gradus.models import Model
+from gradus.parallel.exchange import Exchange
+from gradus.parallel.fused import fused_part
 from gradus.sampling.constraints import Constraints
 from gradus.sampling.kernel_sampler import KernelSampler
 from gradus.scheduling.draft_shapes import DraftShapes
@@ -32,13 +34,15 @@ def gpu_runner(
     shapes: DraftShapes | None,
     times: StepTimes,
     constraints: Constraints | None,
+    exchange: Exchange | None = None,
 ) -> GpuRunner:
     """Build the model's runner: compile its kernels, capture its steps, warm it up. shapes: of steps that verify
-    drafts. times: learns the cost of drafts. constraints: None in an engine that refuses structured requests."""
+    drafts. times: learns the cost of drafts. constraints: None in an engine that refuses structured requests.
+    exchange: with the other ranks, which call this at the same time, if `model` is a rank's part."""
     count, context = config.max_sequences, config.limits.context_length
     attention = GraphPagedAttention(model.config, storage, slots=count + 1)  # the last slot is padding's
     sampler = KernelSampler(model.config.vocab_size, model.device, count, constraints)
-    view, readings = fused(model), list[Reading]()
+    view, readings = fused(model) if exchange is None else fused_part(model, exchange), list[Reading]()
     drafter: Drafter | None = None
     states = None if trained is None else hidden_states(config, model)
     if draft is not None:
@@ -51,7 +55,10 @@ def gpu_runner(
         drafter = NgramDrafter(kernel=True)
     history = History(count, context, model.device, whole=drafter is not None)
     step = DecodeStep(view, attention, sampler, history, drafter, states)
-    graphs = StepGraphs(step, count, shapes, masked=constraints is not None) if config.graphs else None
+    agree: Agree = list if exchange is None else exchange.group.agree
+    graphs = None
+    if config.graphs:
+        graphs = StepGraphs(step, count, shapes, masked=constraints is not None, agree=agree)
     runner = GpuRunner(step, graphs, slots=count)
     readings.append(Reading(runner, view, attention, context))
     start_up(readings, graphs, sampler, config, report, times, history)

@@ -1,29 +1,35 @@
 """Build an engine whose model is divided among several devices: rank 0's engine, and every other rank's runner."""
 
+import json
 import logging
-from collections.abc import Mapping
-from dataclasses import asdict, replace
-from typing import Any
+from collections.abc import Iterable
+from dataclasses import asdict, astuple, replace
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from gradus.assembly.final import build
+from gradus.assembly.final import build, runnable
 from gradus.assembly.memory import enough_memory
 from gradus.cache.groups import layer_groups
 from gradus.config.options import EngineConfig
 from gradus.device import threads
+from gradus.device.transfer import current
 from gradus.engine.engine import Engine
 from gradus.engine.request import ModelLimits
 from gradus.errors import ConfigError
+from gradus.execution.memory.device_memory import DeviceMemory
 from gradus.execution.memory.plan import memory_plan
 from gradus.loading import Checkpoint, Progress
 from gradus.models.config import ModelConfig
 from gradus.models.layers import Linear
 from gradus.models.precision import Precision
-from gradus.parallel.model import load_part
+from gradus.parallel.model import Part, load_part
 from gradus.parallel.place import Place
 from gradus.parallel.ranks import Ranks, RankZero
 from gradus.structured import grammars_of
+
+if TYPE_CHECKING:
+    from gradus.parallel.exchange import Exchange
 
 log = logging.getLogger(__name__)
 
@@ -47,17 +53,24 @@ def assemble_ranks(
     precision = precision_of_ranks(precision)
     shard = place.shard(checkpoint.config)
     _check_stages(checkpoint.config, place)
-    each = for_each_rank(options, device)
-    config = memory_plan(shard.config, each, device, precision).applied(each)
+    each = runnable(for_each_rank(options, device), device)
     grammars = None if checkpoint.tokenizer is None else grammars_of(checkpoint.tokenizer, options.limits)
-    config = replace(config, limits=replace(config.limits, structured=grammars is not None, prompt_logprobs=True))
-    ranks = Ranks(place.count, OTHER_RANK, _job(checkpoint, config, precision, device))
+    ranks = Ranks(place.count, OTHER_RANK, _job(checkpoint, place, precision, device))
     try:
-        with enough_memory(config, device):
+        with enough_memory(each, device):
             ranks.wait_until_opened()
-            model, run = load_part(checkpoint, place, ranks.path, precision.activations, device, progress)
-            ranks.wait_until_ready()
-            engine = build(model, config, grammars=grammars, ranks=RankZero(ranks, run))
+            memory = least_memory(each, [DeviceMemory.of(device), *memories(ranks.reports)])
+            plan = memory_plan(shard.config, each, device, precision, memory=memory)
+            config = plan.applied(each)
+            config = replace(
+                config, limits=replace(config.limits, structured=grammars is not None, prompt_logprobs=True)
+            )
+            ranks.tell(_as_json(config))
+            part = load_part(checkpoint, place, ranks.path, precision.activations, device, progress, ranks.check)
+            zero = RankZero(ranks, part.run, exchange_of(part, config))
+            ranks.on_loss = part.abort if zero.exchange is None else zero.exchange.abort
+            engine = build(part.model, config, grammars=grammars, ranks=zero)
+            ranks.check()
     except BaseException as error:
         ranks.close()
         if isinstance(error, RuntimeError):  # an exchange that broke: a rank that has gone is the reason
@@ -69,14 +82,32 @@ def assemble_ranks(
 def for_each_rank(options: EngineConfig, device: torch.device) -> EngineConfig:
     """Reduce the options to one rank's share: on a CPU, the ranks divide its memory and its cores."""
     count = options.ranks
-    if options.kernels:
-        log.info("%d ranks run on torch: Gradus's own kernels and CUDA graphs do not exchange yet", count)
-    chosen = replace(options, kernels=False, graphs=False)
     if device.type == "cuda":
-        return chosen
+        if options.pipeline_parallel > 1 and options.kernels:
+            log.info("%d ranks run on torch: stages of a pipeline have neither kernels nor CUDA graphs yet", count)
+            return replace(options, kernels=False, graphs=False)
+        return options
+    if options.kernels:
+        log.info("%d ranks run on torch: a CPU's kernels do not exchange yet", count)
     fraction = None if options.memory_fraction is None else options.memory_fraction / count
     own = max(1, (options.threads or threads.use(None)) // count)
-    return replace(chosen, memory_fraction=fraction, threads=threads.use(own))
+    return replace(options, kernels=False, graphs=False, memory_fraction=fraction, threads=threads.use(own))
+
+
+def least_memory(options: EngineConfig, each: list[DeviceMemory]) -> DeviceMemory:
+    """Return the memory of the rank that may take least of its own: all caches have the same pages."""
+    return min(each, key=lambda memory: memory.usable(options.memory_fraction or 1.0))
+
+
+def exchange_of(part: Part, config: EngineConfig) -> "Exchange | None":
+    """Make the rank's exchange on a GPU's kernels; None if it runs on torch. All ranks call this together."""
+    if not config.kernels:
+        return None
+    from gradus.parallel.exchange import Exchange  # here: Triton is not everywhere
+    from gradus.parallel.symmetric import inboxes_of
+
+    with current(part.model.device):
+        return Exchange(part.stage, inboxes_of(part.stage, part.model.config.hidden_size, part.model.dtype))
 
 
 def precision_of_ranks(precision: Precision) -> Precision:
@@ -112,20 +143,34 @@ def _check_stages(config: ModelConfig, place: Place) -> None:
 # -- the other ranks ---------------------------------------------------------------------------------------------------
 
 
-def _job(checkpoint: Checkpoint, config: EngineConfig, precision: Precision, device: torch.device) -> dict[str, Any]:
-    """Describe the model and options for another rank, as JSON."""
-    options = asdict(replace(config, vocabulary=None)) | {"yielding": []}
-    dtype = str(precision.activations).removeprefix("torch.")
+def _job(checkpoint: Checkpoint, place: Place, precision: Precision, device: torch.device) -> dict[str, Any]:
+    """Describe the model for another rank, as JSON."""
     return {
         "model": str(checkpoint.source or checkpoint.name),
-        "options": options,
-        "dtype": dtype,
+        "tensor": place.tensor,
+        "pipeline": place.pipeline,
+        "dtype": str(precision.activations).removeprefix("torch."),
         "device": device.type,
     }
 
 
-def options_of(options: Mapping[str, Any]) -> EngineConfig:
-    """Read the options of a job."""
+def _as_json(config: EngineConfig) -> bytes:
+    return json.dumps(asdict(replace(config, vocabulary=None)) | {"yielding": []}).encode()
+
+
+def options_of(message: bytes) -> EngineConfig:
+    """Read the options that rank 0 sends once the cache's size is known."""
+    options = json.loads(message)
     limits = options["limits"]
     limits = ModelLimits(**limits | {"eos_token_ids": tuple(limits["eos_token_ids"])})
     return EngineConfig(**{**options, "limits": limits, "yielding": frozenset()})
+
+
+def memory_report(device: torch.device) -> bytes:
+    """Report a rank's own memory, on a GPU; on a CPU all ranks have the same."""
+    return json.dumps(astuple(DeviceMemory.of(device))).encode() if device.type == "cuda" else b""
+
+
+def memories(reports: Iterable[bytes]) -> list[DeviceMemory]:
+    """Read the reports that say something."""
+    return [DeviceMemory(*json.loads(report)) for report in reports if report]

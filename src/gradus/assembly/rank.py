@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 import traceback
+from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -17,19 +18,25 @@ import torch
 
 from gradus.assembly.final import storage_of
 from gradus.assembly.on_torch import torch_runner
-from gradus.assembly.parallel import device_of, options_of, place_of
+from gradus.assembly.parallel import device_of, exchange_of, memory_report, options_of
+from gradus.config.options import EngineConfig
 from gradus.device import threads
 from gradus.device.transfer import current
-from gradus.engine.wire import unpack
+from gradus.engine.engine import Runner
+from gradus.engine.plan import Result, Sampled
+from gradus.engine.wire import pack_sampled, unpack
 from gradus.errors import GradusError
 from gradus.execution.runner import ModelRunner
 from gradus.loading import open_checkpoint
 from gradus.models.precision import DTYPES
 from gradus.parallel.messages import Channel
-from gradus.parallel.model import load_part
-from gradus.parallel.ranks import ALIVE, FAILED, OPENED, READY, SIGN_OF_LIFE_S
+from gradus.parallel.model import Part, load_part
+from gradus.parallel.pipeline import in_step
+from gradus.parallel.place import Place
+from gradus.parallel.ranks import ALIVE, FAILED, OPENED, READY, SAMPLED, SIGN_OF_LIFE_S
 from gradus.sampling.constraints import Constraints
-from gradus.structured import grammars_of
+from gradus.scheduling.step_times import StepTimes
+from gradus.structured import Grammars, grammars_of
 
 
 def main(descriptor: int) -> int:
@@ -60,24 +67,58 @@ def main(descriptor: int) -> int:
 
 def run(channel: Channel, job: Mapping[str, Any], say: Callable[[bytes], None]) -> None:
     """Load this rank's part as `job` describes it, and run plans until the stream closes."""
-    config = options_of(job["options"])
-    place = place_of(config, job["rank"])
+    place = Place(job["rank"], job["tensor"], job["pipeline"])
     device = device_of(torch.device(job["device"]), place)
+    checkpoint = open_checkpoint(job["model"])
+    with current(device):
+        say(OPENED + memory_report(device))
+    threading.Thread(target=live, args=(say, Path(job["path"]).parent), daemon=True).start()
+    options = channel.receive()
+    if options is None:
+        return
+    config = options_of(options)
     if config.threads is not None:
         threads.use(config.threads)
-    checkpoint = open_checkpoint(job["model"])
-    say(OPENED)
     with current(device):
-        model, run_model = load_part(checkpoint, place, job["path"], DTYPES[job["dtype"]], device)
+        part = load_part(checkpoint, place, job["path"], DTYPES[job["dtype"]], device)
         tokenizer = checkpoint.tokenizer  # grammars use it, but do not keep it
-        constraints = None if tokenizer is None else Constraints(grammars_of(tokenizer, config.limits))
-        runner, _ = torch_runner(model, storage_of(model, config), config, None, None, constraints)
-        assert isinstance(runner, ModelRunner), "ranks verify no drafts"
-        runner.run_model = run_model
+        runner = runner_of(part, config, None if tokenizer is None else grammars_of(tokenizer, config.limits))
     say(READY)
-    threading.Thread(target=live, args=(say, Path(job["path"]).parent), daemon=True).start()
-    while (packed := channel.receive()) is not None:
-        runner.run(unpack(packed)).get()
+    # a CPU's step has ended when `run` returns; on a GPU as many are under way as in an engine with overlap
+    most = 0 if device.type == "cpu" else place.pipeline + 1
+    reports = place.pipeline > 1 and place.last and place.part == 0
+    follow(channel, runner, most, (lambda sampled: say(SAMPLED + pack_sampled(sampled))) if reports else None)
+
+
+def runner_of(part: Part, config: EngineConfig, grammars: Grammars | None) -> Runner:
+    """Build the rank's runner, in step with those of the other ranks. grammars: of the model's tokenizer."""
+    constraints, storage = None if grammars is None else Constraints(grammars), storage_of(part.model, config)
+    exchange = exchange_of(part, config)
+    if exchange is not None:
+        from gradus.assembly.on_gpu import gpu_runner  # here: Triton is not everywhere
+
+        quiet = lambda done, total: None  # noqa: E731
+        return gpu_runner(part.model, storage, config, quiet, None, None, None, StepTimes(), constraints, exchange)
+    runner, _ = torch_runner(part.model, storage, config, None, None, constraints)
+    assert isinstance(runner, ModelRunner), "ranks verify no drafts"
+    return in_step(runner, part.run)
+
+
+def follow(channel: Channel, runner: Runner, most: int, report: Callable[[Sampled], None] | None = None) -> None:
+    """Run plans as they come, until the stream closes. report: gets what each step has sampled.
+
+    A step's result is asked for only where no further plan waits, or more than `most` steps are under way: grammars
+    follow answers by it, and the draw that such a step has held back is made then, which rank 0 may be waiting for.
+    """
+    under_way: deque[Result] = deque()
+    while True:
+        while under_way and (len(under_way) > most or not channel.waiting()):
+            sampled = under_way.popleft().get()
+            if report is not None:
+                report(sampled)
+        if (packed := channel.receive()) is None:
+            return
+        under_way.append(runner.run(unpack(packed)))
 
 
 def live(say: Callable[[bytes], None], folder: Path) -> None:

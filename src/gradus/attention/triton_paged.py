@@ -170,11 +170,5 @@ def suits_hopper(config: ModelConfig, storage: PagedStorage, able: Capability) -
 
 def hopper_prompts(pages: Sequence[tuple[Tensor, Tensor]], processors: int) -> "HopperPrompts | None":
     """Make the kernel for these layers' pages; None if Triton lacks the Gluon that it is written in."""
-
-    def load() -> "type[HopperPrompts]":
-        from gradus.kernels.attention.hopper import HopperPrompts
-
-        return HopperPrompts
-
-    kernel = in_gluon(load)
+    kernel = in_gluon("attention.hopper", "HopperPrompts")
     return None if kernel is None else kernel(pages, processors)

@@ -9,5 +9,4 @@ Read in this order:
     drafting/     draft models, and steps that verify drafts on a CPU
     gpu/          steps on a GPU's kernels, replayed from CUDA graphs
     memory/       the device's memory, planned before it is taken
-    watch/        a timeline of steps, and recorded plans played back
 """

@@ -1,6 +1,7 @@
-"""Kernels in Triton: one file per operation, each with its idea, its shapes, the bytes it moves, and a torch reference.
+"""Kernels in Triton: one file per operation, each with its idea, its shapes, and the bytes it moves.
 
-Only the parts that launch them import them: without a GPU, Triton need not be installed. Read the rooms in this order:
+`gradus.bench.references` says in torch what each must compute. Only what launches kernels imports them: without a
+GPU, Triton need not be installed. Read the rooms in this order:
 
     rows/       one pass over rows: norms, activations, rotation
     core/       launches that overlap, compilation, modules with other forward passes

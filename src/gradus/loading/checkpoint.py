@@ -95,22 +95,26 @@ def open_tokenizer(name: str, *, progress: Progress | None = None) -> Tokenizer 
         return folder.read_tokenizer(path) if path.is_dir() else _tokenizer_of_file(name, path)
 
 
-def as_asked(checkpoint: Checkpoint, quantize: str | None, setting: str = "quantize") -> Checkpoint:
+def as_asked(
+    checkpoint: Checkpoint, quantize: str | None, setting: str = "quantize", *, keeps_bits: bool = False
+) -> Checkpoint:
     """Choose how to read a GGUF file's matrices, by the setting `quantize` or the draft's: packed, or as floats.
 
-    Floats are the default, because a torch product with packed weights widens them each time and is slower; if kernels
-    make packed weights faster, change this function. Raises ConfigError if AS_STORED is asked for and no matrix can
-    stay packed.
+    keeps_bits: whether they stay packed if `quantize` is None. Raises ConfigError if AS_STORED is asked for and no
+    matrix can stay packed.
     """
     from gradus.quantization.schemes import AS_STORED
 
-    if quantize != AS_STORED or checkpoint.quantized is not None:
+    asked = quantize == AS_STORED
+    if checkpoint.quantized is not None or not (asked or (keeps_bits and quantize is None)):
         return checkpoint
     from gradus.loading.gguf.model import GGUFTensors
     from gradus.loading.gguf.packed import KEPT, PackedGGUF
 
     packed = PackedGGUF(checkpoint.tensors, checkpoint.config) if isinstance(checkpoint.tensors, GGUFTensors) else None
     if packed is None or not packed.mix.rules:
+        if not asked:
+            return checkpoint
         kinds = ", ".join(kind.name for kind in KEPT)
         raise ConfigError(
             f"{setting} {AS_STORED}: {checkpoint.name} has no matrix that is stored as {kinds}: leave {setting} out, "
@@ -131,12 +135,14 @@ def load_model(
 
     dtype: of activations, norms and embeddings. linear: the factory of matrices; None stores them in `dtype`.
     """
+    from gradus.device.allocator import give_back_host_memory
     from gradus.models import Linear, create_model, load_weights, randomize
 
     progress = progress or Silent()
     tensors = checkpoint.tensors
     if tensors is not None:
         _check_size(checkpoint.config, tensors)
+    give_back_host_memory()  # freed by the tokenizer's construction
     progress.begin(f"loading {checkpoint.name}", None if tensors is None else checkpoint.size_bytes)
     model = create_model(checkpoint.config, dtype=dtype, device=device, linear=linear or Linear)
     if tensors is None:
@@ -284,13 +290,14 @@ def _open_file(name: str, path: Path) -> Checkpoint:
         config = read_config(hugging_face_config(file))
     except ConfigError as error:
         raise ConfigError(f"{path.name}: {error}") from error
-    found = file.metadata.get("general.license")
+    found, tokenizer = file.metadata.get("general.license"), read_tokenizer(file)
+    file.drop_vocabulary()
     return Checkpoint(
         name=name,
         source=path,
         config=config,
         tensors=GGUFTensors(file),
-        tokenizer=read_tokenizer(file),
+        tokenizer=tokenizer,
         license=found if isinstance(found, str) else None,
         size_bytes=path.stat().st_size,
     )

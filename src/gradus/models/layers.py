@@ -5,7 +5,7 @@ allocated but not initialized; `gradus.models.weights` fills them from a checkpo
 """
 
 from collections.abc import Callable, Mapping
-from typing import ClassVar, Literal, NamedTuple, Protocol
+from typing import ClassVar, Literal, NamedTuple, Protocol, cast
 
 import torch
 from torch import Tensor, nn
@@ -135,23 +135,48 @@ class Embedding(nn.Module):
     """One row per token: [N] ids → [N, D] in `dtype`.
 
     shared: the output head, if embeddings are tied. Its matrix [V, D] is the table to look up here, so where the head
-    keeps it in floating point, both hold the same tensor and it costs memory once. A head that keeps something else
-    (integers, packed blocks) cannot be read by row; the table is then a separate copy.
+    keeps it in floating point, both hold the same tensor and it costs memory once. The same holds for a head with a
+    `lookup`, which widens the rows of some tokens. Any other head (integers with a scale per row) cannot be read by
+    row; the table is then a separate copy.
+    table: a matrix with a `lookup` that is this table and no head: see `packed_table`.
     """
 
     def __init__(
-        self, rows: int, width: int, dtype: torch.dtype, device: torch.device | str, shared: Linear | None = None
+        self,
+        rows: int,
+        width: int,
+        dtype: torch.dtype,
+        device: torch.device | str,
+        shared: Linear | None = None,
+        table: Linear | None = None,
     ) -> None:
         super().__init__()
-        self.dtype = dtype
-        table = getattr(shared, "weight", None)
-        if isinstance(table, nn.Parameter) and table.shape == (rows, width) and table.is_floating_point():
-            self.weight = table
-        else:
+        self.dtype = self.table_dtype = dtype
+        self.table = table
+        self.lookup: Callable[[Tensor], Tensor] | None = getattr(shared if table is None else table, "lookup", None)
+        weight = getattr(shared, "weight", None)
+        if isinstance(weight, nn.Parameter) and weight.shape == (rows, width) and weight.is_floating_point():
+            self.weight, self.table_dtype = weight, weight.dtype
+        elif self.lookup is None:
             self.weight = parameter((rows, width), dtype, device)
 
     def forward(self, ids: Tensor) -> Tensor:
-        return F.embedding(ids, self.weight).to(self.dtype)
+        return (F.embedding(ids, self.weight) if self.lookup is None else self.lookup(ids)).to(self.dtype)
+
+    def floats(self) -> Tensor:
+        """The whole table, [V, D]: a copy in `dtype` where rows are widened as they are looked up."""
+        if self.lookup is None:
+            return self.weight
+        found = self.lookup.__self__  # type: ignore[attr-defined]
+        return cast(Tensor, found.dequantized().to(self.dtype))
+
+
+def packed_table(
+    linear: LinearFactory, rows: int, width: int, dtype: torch.dtype, device: torch.device | str
+) -> Linear | None:
+    """The factory's matrix for an embedding that is no head, if it keeps one in fewer bits; None: floats."""
+    make = getattr(linear, "table", None)
+    return None if make is None else cast("Linear | None", make(rows, width, dtype, device))
 
 
 class RMSNorm(nn.Module):
@@ -223,7 +248,7 @@ class Model(nn.Module):
 
     def embedding_tables(self) -> EmbeddingTables:
         """The tables of `embed`, for kernels that embed tokens themselves."""
-        return EmbeddingTables(self.embedding.weight)
+        return EmbeddingTables(self.embedding.floats())
 
     def run_layers(self, x: Tensor, positions: Tensor, attention: Attention) -> Tensor:
         """[N, D] → [N, D] through `self.layers`: one stage of a pipeline."""

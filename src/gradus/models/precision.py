@@ -31,6 +31,7 @@ from gradus.models.layers import Linear, LinearFactory, MatrixId
 
 log = logging.getLogger(__name__)
 
+AS_ASKED = "as asked"  # the reason, if the caller chose the type
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -160,7 +161,7 @@ def resolve_precision(name: str, device: torch.device, config: ModelConfig) -> P
     if name in DTYPES and device.type == "cpu" and name != "float32":
         return _asked_on_cpu(name, config)
     if name in DTYPES:
-        return Precision(DTYPES[name], DTYPES[name], Linear, "as asked")
+        return Precision(DTYPES[name], DTYPES[name], Linear, AS_ASKED)
     if name != "auto":
         raise ConfigError(f"dtype must be auto, {', '.join(DTYPES)}, got {name!r}")
     if device.type == "cuda":
@@ -179,7 +180,7 @@ def _asked_on_cpu(name: str, config: ModelConfig) -> Precision:
     if ratio >= SLOW:
         _warn(f"dtype {name}: on this processor a prompt takes {ratio:.1f} x as long as in float32 (measured)")
     narrow = kind == torch.bfloat16 and widen_from < NEVER
-    return Precision(kind, kind, partial(NarrowLinear, widen_from=widen_from) if narrow else Linear, "as asked")
+    return Precision(kind, kind, partial(NarrowLinear, widen_from=widen_from) if narrow else Linear, AS_ASKED)
 
 
 @cache

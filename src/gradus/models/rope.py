@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from gradus.models.config import LinearScaling, Llama3Scaling, ModelConfig, Rope
 
+POSITIONS_AT_ONCE = 1024  # of a table
 Rotation = tuple[Tensor, Tensor]  # cos and signed sin of each token's angles, [N, 1, Dh] each
 
 
@@ -27,7 +28,11 @@ def rotate(x: Tensor, rotation: Rotation) -> Tensor:
 
 
 class RotaryTable(nn.Module):
-    """cos and sin of every position's angles, computed once; a step looks up its positions once for all layers."""
+    """cos and sin of every position's angles, computed once; a step looks up its positions once for all layers.
+
+    On a CPU, the table is computed as far as kernels have reached, and a step in torch computes its own positions. The
+    system gives a process only the pages that it writes, and a context of 131,072 tokens has a table of 67 MB.
+    """
 
     table: Tensor  # [context_length, Dh]: cosines, then sines
 
@@ -36,16 +41,37 @@ class RotaryTable(nn.Module):
     ) -> None:
         super().__init__()
         table = torch.empty(context_length, head_dim, dtype=dtype, device=device)
-        if not table.is_meta:  # torch would load its compiler to compute with shapes alone
-            positions = torch.arange(context_length, dtype=torch.float32, device=device)
-            angles = torch.outer(positions, frequencies(rope, head_dim).to(device))  # [L, Dh/2]
-            table.copy_(torch.cat((angles.cos(), angles.sin()), dim=-1))
         self.register_buffer("table", table, persistent=False)
+        self.speeds = frequencies(rope, head_dim)
+        self.numbers = torch.empty(context_length, device=device)  # positions, looked up: so none is beyond the last
+        self.filled = context_length if table.is_meta else 0  # positions that are computed
+        if table.is_meta:  # torch would load its compiler to compute with shapes alone
+            return
+        torch.arange(context_length, out=self.numbers)
+        if not table.is_cpu:
+            self.reach(context_length)
+
+    def reach(self, positions: int) -> None:
+        """Compute at least this many positions of the table."""
+        if positions <= self.filled:
+            return
+        with torch.inference_mode(self.table.is_inference()), torch.no_grad():
+            for first in range(self.filled, positions, POSITIONS_AT_ONCE):
+                rows = self.table[first : first + POSITIONS_AT_ONCE]
+                rows.copy_(self._angles(self.numbers[first : first + len(rows)]))
+                self.filled = first + len(rows)
 
     def forward(self, positions: Tensor) -> Rotation:
         """[N] → each token's rotation, in the layout that `rotate` takes."""
-        cos, sin = self.table[positions].unsqueeze(1).chunk(2, dim=-1)  # [N, 1, Dh/2] each
+        whole = self.filled == len(self.table)
+        found = self.table[positions] if whole else self._angles(self.numbers[positions]).to(self.table.dtype)
+        cos, sin = found.unsqueeze(1).chunk(2, dim=-1)  # [N, 1, Dh/2] each
         return torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)
+
+    def _angles(self, positions: Tensor) -> Tensor:
+        """float32 [N] → cosines and sines of the angles, float32 [N, Dh]."""
+        angles = torch.outer(positions, self.speeds.to(positions.device))  # [N, Dh/2]
+        return torch.cat((angles.cos(), angles.sin()), dim=-1)
 
 
 def frequencies(rope: Rope, head_dim: int) -> Tensor:

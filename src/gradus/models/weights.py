@@ -174,6 +174,7 @@ def plan(model: Model) -> list[Piece]:
     for path, module, name, shape in parameters(model):
         if path == "head.weight" and model.config.tie_embeddings:  # tied, but stored twice: the same tensor again
             path = "embedding.weight"
+        path = path.replace("embedding.table.", "embedding.")  # a matrix of its own, for a table in fewer bits
         layer = re.search(r"\.(\d+)\.", path)
         number = layer[1] if layer else ""
         entry = model.weights[path.replace(f".{number}.", ".{}.") if layer else path]

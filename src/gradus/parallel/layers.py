@@ -35,7 +35,7 @@ class JoinedLinear(Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         parts = self.group.gather(F.linear(x, self.weight, self.bias))
-        return parts.movedim(0, 1).reshape(x.shape[0], -1)[:, : self.columns].contiguous()
+        return parts.movedim(0, 1).flatten(1)[:, : self.columns].contiguous()
 
 
 class SummedEmbedding(Embedding):
@@ -53,13 +53,10 @@ class SummedEmbedding(Embedding):
 
 
 class ParallelLinears:
-    """Makes a rank's matrices: see `gradus.models.LinearFactory`.
+    """Makes a rank's matrices: see `gradus.models.LinearFactory`. stage: the ranks that share them."""
 
-    stage: the ranks that share the layers. world: all ranks, which share the head.
-    """
-
-    def __init__(self, stage: Group, world: Group, vocab_size: int) -> None:
-        self._stage, self._world, self._vocab_size = stage, world, vocab_size
+    def __init__(self, stage: Group, vocab_size: int) -> None:
+        self._stage, self._vocab_size = stage, vocab_size
 
     def __call__(
         self,
@@ -77,6 +74,6 @@ class ParallelLinears:
             return summed
         if matrix_id.role == "head":
             joined = JoinedLinear(*shape)
-            joined.group, joined.columns = self._world, self._vocab_size
+            joined.group, joined.columns = self._stage, self._vocab_size
             return joined
         return Linear(*shape)

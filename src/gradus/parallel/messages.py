@@ -1,5 +1,6 @@
 """Bytes between rank 0 and another rank: messages of bounded length, each preceded by that length."""
 
+import select
 import socket
 import struct
 from contextlib import suppress
@@ -28,6 +29,10 @@ class Channel:
             return None
         (length,) = LENGTH.unpack(head)
         return self._read(length) if length <= MOST_BYTES else None
+
+    def waiting(self) -> bool:
+        """Whether `receive` has something to read, or the end of the stream to report."""
+        return bool(select.select([self._end], [], [], 0)[0])
 
     def close(self) -> None:
         """Close the stream; a waiting `receive` on either side returns None."""

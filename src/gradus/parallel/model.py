@@ -1,6 +1,7 @@
 """A rank's model: the sizes of its part, its exchanging layers, and its slice of the weights."""
 
 from dataclasses import replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,11 +13,29 @@ from gradus.models.config import Shard
 from gradus.models.create import create_model, noise, shorten_lookups
 from gradus.models.layers import Model
 from gradus.models.weights import assign, checked, load_weights, parameters
-from gradus.parallel.group import Group
+from gradus.parallel.group import Check, Group, nothing_known
 from gradus.parallel.layers import ParallelLinears, SummedEmbedding
-from gradus.parallel.pipeline import Stage
+from gradus.parallel.pipeline import Ends, Stage
 from gradus.parallel.place import Place
-from gradus.parallel.slices import Slices, cut_of, modules_of
+from gradus.parallel.slices import Slices, cut_of, left_out, modules_of
+
+
+class Part(NamedTuple):
+    """A rank's part of a model.
+
+    run: runs it in step with the other ranks. stage: those that share its matrices, all ranks if there is no pipeline.
+    ends: the ways between the stages of a pipeline.
+    """
+
+    model: Model
+    run: RunModel
+    stage: Group
+    ends: Ends | None = None
+
+    def abort(self) -> None:
+        """End all waiting for a lost rank: see `Group.abort`."""
+        for group in (self.stage, *(self.ends or ())):
+            group.abort()
 
 
 def load_part(
@@ -26,25 +45,30 @@ def load_part(
     dtype: torch.dtype,
     device: torch.device,
     progress: Progress | None = None,
-) -> tuple[Model, RunModel]:
+    check: Check = nothing_known,
+) -> Part:
     """Load this rank's part of the model, keeping only its own rows and columns. Waits for the other ranks.
 
-    path: the rendezvous file. The model's `config` has the whole vocabulary, as its logits do, but only this rank's
-    layers, heads and features. Also returns the function that runs the part in step with the other ranks.
+    path: the rendezvous file. check: as in `Group`. The model's `config` has the whole vocabulary, as its logits do,
+    but only this rank's layers, heads and features.
     """
     config, shard = checkpoint.config, place.shard(checkpoint.config)
-    world, stage = groups(place, path, device)
+    stage = Group(f"{path}-{place.stage}", place.part, place.tensor, device, check)
+    ends = None if place.pipeline == 1 else Ends.meet(place, path, device, check)
     whole = create_model(config, dtype=dtype, device="meta")
-    linear = ParallelLinears(stage, world, config.vocab_size)
+    linear = ParallelLinears(stage, config.vocab_size)
     model = create_model(shard.config, dtype=dtype, device=device, linear=linear)
-    layers = place.layers(config.num_layers)
+    for end in left_out(config, place):
+        setattr(model, end, torch.nn.Module())
+    kept = modules_of(whole, place)
     if checkpoint.tensors is None:
-        _randomize_part(model, whole, layers, shard)
+        _randomize_part(model, whole, kept, shard)
     else:
         if progress is not None:
             progress.begin(f"loading part {place.rank + 1} of {place.count} of {checkpoint.name}", None)
-        load_weights(model, Slices(whole, model, layers, checked(whole, checkpoint.tensors), shard))
-    model.embedding = SummedEmbedding(model.embedding, shard.tokens.start, world)
+        load_weights(model, Slices(whole, model, kept, checked(whole, checkpoint.tensors), shard))
+    if place.first:
+        model.embedding = SummedEmbedding(model.embedding, shard.tokens.start, stage)
     model.config = replace(
         shard.config,
         vocab_size=config.vocab_size,
@@ -52,21 +76,12 @@ def load_part(
         eos_token_ids=config.eos_token_ids,
     )
     shorten_lookups(model)
-    return model, model if place.pipeline == 1 else Stage(model, place, world)
-
-
-def groups(place: Place, path: str, device: torch.device) -> tuple[Group, Group]:
-    """Join two groups: all ranks, and the ranks of this stage."""
-    world = Group(path, place.rank, place.count, device)
-    if place.pipeline == 1:
-        return world, world
-    return world, Group(f"{path}-{place.stage}", place.rank % place.tensor, place.tensor, device)
+    return Part(model, model, stage) if ends is None else Part(model, Stage(model, place, ends), stage, ends)
 
 
 @torch.no_grad()
-def _randomize_part(model: Model, whole: Model, layers: range, shard: Shard) -> None:
+def _randomize_part(model: Model, whole: Model, kept: set[int], shard: Shard) -> None:
     """Fill a rank's part with its slice of the whole model's random weights: together the ranks are that model."""
-    kept = modules_of(whole, layers)
     there = [(module, name, shape[0]) for _, module, name, shape in parameters(whole) if id(module) in kept]
     here = [module for _, module, _, _ in parameters(model)]
     mine = {(id(module), name): (part, rows) for part, (module, name, rows) in zip(here, there, strict=True)}

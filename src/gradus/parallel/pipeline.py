@@ -1,35 +1,130 @@
 """A stage of a pipeline: takes rows from the stage before it, runs its own layers, and passes them on.
 
-(GPipe, Huang et al. 2019.) One step is in the pipeline at a time, which divides a model's memory among devices, but not
-its time. The last stage's result goes to all ranks: each has a part of the head, and all sample the same tokens.
+(GPipe, Huang et al. 2019.) Each micro-batch's step is in one stage, so as many steps are under way as there are stages,
+and every stage runs another one. All ranks get the plans in the same order and run them in it, so what a step reads
+from a stage's cache has been stored there by an earlier one.
+
+The first stage embeds tokens, and the last one samples. Sampled tokens travel twice: to the first stage's devices,
+which run them next, and as bytes to rank 0, which commits the step.
 """
 
+from collections import deque
+from typing import NamedTuple
+
+import torch
 from torch import Tensor
 
+from gradus.engine.plan import Plan, Result, Sampled
+from gradus.execution.result import Ready, StepResult
+from gradus.execution.runner import ModelRunner, RunModel, sampled_rows
 from gradus.models.attention import Attention
 from gradus.models.layers import Model
-from gradus.parallel.group import Group
+from gradus.parallel.group import Check, Group, Sending
 from gradus.parallel.place import Place
+from gradus.sampling.sampler import Rows
+
+
+class Ends(NamedTuple):
+    """The two ways between stages, each a group of all ranks.
+
+    onward: hidden states, each rank with the same part of the next stage. back: tokens, from the last stage to the
+    first. On a GPU a group's exchanges run one after another, so tokens in the same group would wait behind rows that
+    wait for them.
+    """
+
+    onward: Group
+    back: Group
+
+    @classmethod
+    def meet(cls, place: Place, path: str, device: torch.device, check: Check) -> "Ends":
+        onward, back = (Group(f"{path}-{name}", place.rank, place.count, device, check) for name in ("onward", "back"))
+        return cls(onward, back)
 
 
 class Stage:
-    """Runs a model on a rank that has some of its layers, in place of the model's `forward`.
+    """Runs a model on a rank that has some of its layers, in place of the model's `forward`."""
 
-    world: all ranks.
-    """
-
-    def __init__(self, model: Model, place: Place, world: Group) -> None:
-        self._model, self._place, self._world = model, place, world
+    def __init__(self, model: Model, place: Place, ends: Ends) -> None:
+        self.place = place
+        self._model, self._ends = model, ends
+        self._sent: deque[Sending] = deque()
 
     def __call__(self, token_ids: Tensor, positions: Tensor, attention: Attention) -> Tensor:
-        """Return the normalized hidden states on every rank. [N], [N] → [N, D]."""
-        place, world = self._place, self._world
-        x = self._model.embed(token_ids, positions)  # every rank has a part of the table
-        if place.stage > 0:
-            x = world.receive(x, place.rank - place.tensor)
-        x = self._model.run_layers(x, positions, attention)
-        if place.last:
-            x = self._model.norm(x)
+        """Return the hidden states behind this stage's layers, normalized in the last stage. [N], [N] → [N, D]."""
+        place, model = self.place, self._model
+        if place.first:
+            x = model.embed(token_ids, positions)
         else:
-            world.send(x, place.rank + place.tensor)
-        return world.share(x, place.count - 1)
+            like = torch.empty(len(token_ids), model.config.hidden_size, dtype=model.dtype, device=model.device)
+            x = self._ends.onward.receive(like, place.rank - place.tensor)
+        x = model.run_layers(x, positions, attention)
+        if place.last:
+            return model.norm(x)
+        self._keep(self._ends.onward.send(x, place.rank + place.tensor))
+        return x
+
+    def send_back(self, tokens: Tensor) -> None:
+        """Send the tokens that the last stage has sampled to the first stage."""
+        self._keep(self._ends.back.send(tokens, self.place.part))
+
+    def fetch(self, count: int) -> Tensor:
+        """Receive the tokens of the oldest step that this rank of the first stage has not received yet: int64 [R]."""
+        like = torch.empty(count, dtype=torch.int64, device=self._model.device)
+        return self._ends.back.receive(like, self.place.rank + self.place.count - self.place.tensor)
+
+    def _keep(self, sending: Sending) -> None:
+        """Keep what is being sent until it has been received. The receiver is never more steps behind than stages."""
+        self._sent.append(sending)
+        while len(self._sent) > self.place.pipeline + 1:
+            self._sent.popleft().wait()
+
+
+class StageRunner(ModelRunner):
+    """A stage's runner, with the model, cache and sampler of another one.
+
+    A step's tokens are fetched to the first stage only when a later step needs them, so that it can run other
+    micro-batches meanwhile.
+    """
+
+    def __init__(self, runner: ModelRunner, stage: Stage) -> None:
+        super().__init__(runner.model, runner.attention, runner.sampler, runner.history)
+        self.run_model = self.stage = stage
+        self._unfetched: deque[Rows] = deque()  # the sampled rows of steps that this stage has run, oldest first
+
+    def _run(self, plan: Plan) -> Result:  # type: ignore[override]
+        batch, place = self.prepare(plan), self.stage.place
+        rows = sampled_rows(batch)
+        if place.last:
+            drawn = self.sampled(batch, rows, plan.admissions)
+            if len(rows):
+                self.stage.send_back(drawn.tokens)
+            return StepResult.of(plan, len(batch.token_ids), drawn, self.model.device, self.scores)
+        if place.first:
+            assert self.history is not None
+            self._fetch_for(plan)
+            self.history.admit(plan.admissions)
+            self.history.fill_in(batch)
+        self.attention.prepare(batch)
+        self.run_model(batch.token_ids, batch.positions, self.attention)
+        if place.first and len(rows):
+            self._unfetched.append(rows)
+        return Ready(len(batch.token_ids), Sampled.of(Plan(), ()))
+
+    def _fetch_for(self, plan: Plan) -> None:
+        """Fetch the tokens of all steps up to the last one with a slot of this plan, and of all that are old enough."""
+        mine = {*plan.decodes.slots.tolist(), *(span.slot for span in plan.spans)}
+        mine |= {admission.slot for admission in plan.admissions}
+        needed = [number for number, rows in enumerate(self._unfetched, 1) if not mine.isdisjoint(rows.slots.tolist())]
+        old = len(self._unfetched) - (self.stage.place.pipeline - 1)
+        for _ in range(max(old, 0, *needed)):
+            rows = self._unfetched.popleft()
+            assert self.history is not None
+            self.history.append(rows.slots, rows.positions, self.stage.fetch(len(rows)))
+
+
+def in_step(runner: ModelRunner, run_model: RunModel) -> ModelRunner:
+    """Return the runner of a rank that runs its part of the model by `run_model`, in step with the other ranks."""
+    if isinstance(run_model, Stage):
+        return StageRunner(runner, run_model)
+    runner.run_model = run_model
+    return runner

@@ -24,8 +24,18 @@ class Place:
         return self.rank // self.tensor
 
     @property
+    def part(self) -> int:
+        """The rank's number in its stage."""
+        return self.rank % self.tensor
+
+    @property
+    def first(self) -> bool:
+        """Whether this is the first stage, which embeds tokens."""
+        return self.stage == 0
+
+    @property
     def last(self) -> bool:
-        """Whether this is the last stage."""
+        """Whether this is the last stage, which has the head and samples."""
         return self.stage == self.pipeline - 1
 
     def layers(self, count: int) -> range:
@@ -37,17 +47,16 @@ class Place:
     def shard(self, config: ModelConfig) -> Shard:
         """The rank's part of the model: its stage's layers, its heads and features, and its tokens of the vocabulary.
 
-        The vocabulary is divided among all ranks, whatever their stage. Raises ConfigError if the model does not
-        divide evenly.
+        The ranks of a stage divide the vocabulary. Raises ConfigError if the model does not divide evenly.
         """
         if config.num_layers < self.pipeline:
             raise ConfigError(f"pipeline_parallel {self.pipeline}: the model has only {config.num_layers} layers")
         try:
-            shard = config.shard(self.rank % self.tensor, self.tensor)
+            shard = config.shard(self.part, self.tensor)
         except ValueError as error:
             raise ConfigError(f"tensor_parallel {self.tensor}: {error}") from error
-        rows = -(-config.vocab_size // self.count)
+        rows = -(-config.vocab_size // self.tensor)
         layers = self.layers(config.num_layers)
         windows = config.windows[layers.start : layers.stop]
         part = replace(shard.config, vocab_size=rows, num_layers=len(layers), windows=windows)
-        return shard._replace(config=part, tokens=range(self.rank * rows, (self.rank + 1) * rows))
+        return shard._replace(config=part, tokens=range(self.part * rows, (self.part + 1) * rows))

@@ -5,6 +5,7 @@ their connections break, which ends every exchange that waits for them.
 """
 
 import json
+import queue
 import shutil
 import signal
 import socket
@@ -13,32 +14,42 @@ import tempfile
 import threading
 import time
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gradus.device import program
-from gradus.engine.plan import Plan, Result
-from gradus.engine.wire import pack
-from gradus.execution.runner import ModelRunner, RunModel
+from gradus.engine.engine import Runner
+from gradus.engine.plan import Plan, Result, Sampled
+from gradus.engine.wire import pack, unpack_sampled
+from gradus.execution.runner import RunModel
 from gradus.parallel.group import RankLost
 from gradus.parallel.messages import Channel
+
+if TYPE_CHECKING:  # Triton is not everywhere
+    from gradus.parallel.exchange import Exchange
 
 SIGN_OF_LIFE_S = 0.5
 SILENCE_S = 4.0
 """Kill a rank that has sent no heartbeat for this long."""
 GOODBYE_S = 5.0
 
-OPENED, READY, ALIVE, FAILED = b"O", b"R", b"A", b"F"
-"""First bytes of a rank's messages: found the model; loaded its part; heartbeat; failed, followed by the reason."""
+OPENED, READY, ALIVE, FAILED, SAMPLED = b"O", b"R", b"A", b"F", b"S"
+"""First bytes of a rank's messages: found the model, followed by a report; loaded its part; heartbeat; failed, followed
+by the reason; in the last stage of a pipeline, what a step sampled."""
 
 
 class Ranks:
     """The other ranks, as processes on this machine. They end with this object, or with this process.
 
-    module: the program of a rank, started with a stream's descriptor. job: the model and options to load, as JSON; each
-    rank's copy adds its own `rank`, and the group's `size` and `path`.
+    module: the program of a rank, started with a stream's descriptor. job: the model to load, as JSON; each rank's copy
+    adds its own `rank`, and the group's `size` and `path`.
+
+    reports: what each rank added to OPENED. on_loss: called once, by another thread, when a rank is lost.
     """
+
+    on_loss: Callable[[], None] = staticmethod(lambda: None)
 
     def __init__(self, size: int, module: str, job: Mapping[str, Any]) -> None:
         self.size = size
@@ -48,9 +59,11 @@ class Ranks:
         self._processes: list[subprocess.Popen[bytes]] = []
         self._channels: list[Channel] = []
         self._closed = threading.Event()
+        self._sampled: queue.SimpleQueue[bytes] = queue.SimpleQueue()
         for rank in range(1, size):
             self._start(module, {**job, "rank": rank, "size": size, "path": self.path})
         self._heard = [time.monotonic()] * len(self._channels)
+        self.reports = [b""] * len(self._channels)
         self._opened = [threading.Event() for _ in self._channels]
         self._ready = [threading.Event() for _ in self._channels]
         threads = [threading.Thread(target=self._listen, args=(index,), daemon=True) for index in range(size - 1)]
@@ -86,13 +99,24 @@ class Ranks:
 
     def send(self, plan: Plan) -> None:
         """Send a step's plan to all ranks. Raises RankLost."""
+        self.tell(pack(plan))
+
+    def tell(self, message: bytes) -> None:
+        """Send a message to all ranks. Raises RankLost."""
         self.check()
-        packed = pack(plan)
         for index, channel in enumerate(self._channels):
             try:
-                channel.send(packed)
+                channel.send(message)
             except OSError:
-                self._lose(index, "has gone")
+                self._lose(index, "has died")
+                self.check()
+
+    def sampled(self) -> Sampled:
+        """Wait for the next step's result from the last stage of a pipeline. Raises RankLost."""
+        while True:
+            try:
+                return unpack_sampled(self._sampled.get(timeout=0.1))
+            except queue.Empty:
                 self.check()
 
     def check(self) -> None:
@@ -122,9 +146,12 @@ class Ranks:
         while (message := self._channels[index].receive()) is not None:
             self._heard[index] = time.monotonic()
             if message[:1] == OPENED:
+                self.reports[index] = message[1:]
                 self._opened[index].set()
             elif message[:1] == READY:
                 self._ready[index].set()
+            elif message[:1] == SAMPLED:
+                self._sampled.put(message[1:])
             elif message[:1] == FAILED:
                 self._lose(index, f"failed: {message[1:].decode('utf-8', 'replace')}")
         self._lose(index, "has died")
@@ -147,29 +174,96 @@ class Ranks:
         self._lost = f"rank {index + 1} of {self.size} {what}: load the model again"
         for process in self._processes:
             process.kill()
+        self.on_loss()
 
 
 class RankZero(NamedTuple):
-    """The other ranks, and the function that runs this one's part in step with them."""
+    """What rank 0's runner needs to work in step with the others.
+
+    run_model: runs its part on torch. exchange: what its part exchanges by on a GPU's kernels.
+    """
 
     ranks: Ranks
     run_model: RunModel
+    exchange: "Exchange | None" = None
+
+    @property
+    def stopped(self) -> bool:
+        """Whether kernels have given up waiting for a rank."""
+        return self.exchange is not None and self.exchange.aborted
 
 
 class ParallelRunner:
-    """Runs every plan on all ranks. Rank 0's result is every rank's result."""
+    """Runs every plan on all ranks. Rank 0's result is every rank's result.
 
-    def __init__(self, runner: ModelRunner, zero: RankZero) -> None:
-        self.runner, self.ranks = runner, zero.ranks
-        runner.run_model = zero.run_model
-        weakref.finalize(self, self.ranks.close)
+    Waits until the other ranks have their runners. drop_graphs: called at the end, before the exchange is ended.
+    """
+
+    def __init__(self, runner: Runner, zero: RankZero, drop_graphs: Callable[[], None] = lambda: None) -> None:
+        self.runner, self.ranks, self.zero = runner, zero.ranks, zero
+        self.ranks.wait_until_ready()
+        weakref.finalize(self, _end, zero, drop_graphs)
 
     def run(self, plan: Plan) -> Result:
         """Run the plan. Raises RankLost, naming the rank and the reason, if one is gone."""
         self.ranks.send(plan)
         try:
-            return self.runner.run(plan)
+            return SharedResult(self.runner.run(plan), self)
         except RankLost:
-            time.sleep(SIGN_OF_LIFE_S)  # the exchange often fails before the loss is recorded
-            self.ranks.check()
+            self.blame()
             raise
+
+    def blame(self) -> None:
+        """Raise RankLost if a rank is gone, as it is after a failed exchange."""
+        time.sleep(SIGN_OF_LIFE_S)  # the exchange often fails before the loss is recorded
+        self.ranks.check()
+
+
+class PipelineRunner(ParallelRunner):
+    """Runs every plan on all stages. Rank 0 is in the first; the last one samples."""
+
+    def run(self, plan: Plan) -> Result:
+        """Begin the plan in this stage. Raises RankLost, naming the rank and the reason, if one is gone."""
+        return FarResult(super().run(plan).rows, self.ranks)
+
+
+@dataclass(slots=True)
+class FarResult:
+    """A step on its way through the stages. Results are asked for in the order of their plans."""
+
+    rows: int
+    ranks: Ranks
+
+    def get(self) -> Sampled:
+        """Wait until the last stage has sampled. Raises RankLost."""
+        return self.ranks.sampled()
+
+
+def _end(zero: RankZero, drop_graphs: Callable[[], None]) -> None:
+    """End the other ranks, then the exchange with them: NCCL waits until no graph has a collective of its own."""
+    zero.ranks.close()
+    drop_graphs()
+    if zero.exchange is not None:
+        zero.exchange.abort()
+
+
+class SharedResult:
+    """The result of a step on all ranks: worthless if one of them was lost meanwhile, which `get` says."""
+
+    def __init__(self, result: Result, runner: ParallelRunner) -> None:
+        self.rows = result.rows
+        self._result, self._runner = result, runner
+
+    def get(self) -> Sampled:
+        """Wait for the tokens. Raises RankLost."""
+        runner = self._runner
+        try:
+            sampled = self._result.get()
+        except RuntimeError:  # a GPU's kernel that was ended
+            runner.blame()
+            raise
+        runner.ranks.check()
+        if runner.zero.stopped:
+            runner.blame()
+            raise RankLost(f"the {runner.ranks.size} ranks have lost step: load the model again")
+        return sampled

@@ -10,10 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from gradus.errors import ConfigError
-from gradus.models.config import Shard
+from gradus.models.config import ModelConfig, Shard
 from gradus.models.layers import Linear, Model
 from gradus.models.source import Shape
 from gradus.models.weights import CheckedSource, Piece, Prepared, plan
+from gradus.parallel.place import Place
 
 Cut = Callable[[Tensor], Tensor]
 """Takes a tensor in the model's layout, [rows, columns] or [rows], and returns this rank's part."""
@@ -23,17 +24,16 @@ class Slices:
     """The tensors of a checkpoint, cut for one rank.
 
     whole: the whole model, its parameters without memory (device "meta"). part: the rank's model, with the whole one's
-    `layers`. source: the whole model's tensors, checked against it.
+    modules `kept`, by id. source: the whole model's tensors, checked against it.
     """
 
-    def __init__(self, whole: Model, part: Model, layers: range, source: CheckedSource, shard: Shard) -> None:
+    def __init__(self, whole: Model, part: Model, kept: set[int], source: CheckedSource, shard: Shard) -> None:
         self._source = source
         self._names: dict[str, str] = {}  # in the part → in the whole
         self._cuts: dict[str, Cut] = {}
         self._shapes: dict[str, Shape] = {}
-        mine = modules_of(whole, layers)
-        kept = [(piece, number) for piece, number in _numbered(plan(whole)) if id(piece.module) in mine]
-        for here, (piece, number) in zip(plan(part), kept, strict=True):
+        mine = [(piece, number) for piece, number in _numbered(plan(whole)) if id(piece.module) in kept]
+        for here, (piece, number) in zip(plan(part), mine, strict=True):
             name, there = here.stored.name, piece.stored.name
             cut = cut_of(whole, piece.module, piece.parameter, piece.shape[0], number, shard)
             self._names[name], self._cuts[name] = there, _in_the_file(piece, cut)
@@ -56,10 +56,23 @@ class Slices:
         return self._source.where(self._names[name])
 
 
-def modules_of(whole: Model, layers: range) -> set[int]:
-    """Collect the ids of all modules except those of other ranks' layers."""
+def modules_of(whole: Model, place: Place) -> set[int]:
+    """Collect the ids of the modules that a rank has a part of: all except those of other stages."""
+    layers = place.layers(whole.config.num_layers)
     others = [layer for index, layer in enumerate(whole.layers) if index not in layers]
+    others += [getattr(whole, name) for name in left_out(whole.config, place)]
     return {id(module) for module in whole.modules()} - {id(module) for layer in others for module in layer.modules()}
+
+
+def left_out(config: ModelConfig, place: Place) -> list[str]:
+    """Name the model's ends that a stage does without: only the first embeds tokens, and only the last has the head.
+
+    Tied ends are one tensor, so a stage that needs one of them keeps both.
+    """
+    embedding, head = place.first, place.last
+    if config.tie_embeddings:
+        embedding = head = embedding or head
+    return [*([] if embedding else ["embedding"]), *([] if head else ["head"])]
 
 
 def cut_of(whole: Model, module: nn.Module, parameter: str, rows: int, number: int, shard: Shard) -> Cut:

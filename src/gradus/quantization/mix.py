@@ -26,6 +26,7 @@ from gradus.models.config import ModelConfig
 from gradus.models.create import model_class
 from gradus.models.layers import Linear, LinearFactory, MatrixId, Role
 from gradus.models.source import tensors_of
+from gradus.quantization.gguf import FORMATS
 from gradus.quantization.int4 import GROUPS, group_for
 from gradus.quantization.parts import SideBySide
 from gradus.quantization.schemes import AS_STORED, ORDERED, SCHEMES, STORED
@@ -34,6 +35,7 @@ log = logging.getLogger(__name__)
 
 NONE = "none"
 HEAD = "lm_head"
+TABLE = MatrixId("head", None)  # of an embedding in fewer bits: it is as wide as the head
 PATHS: dict[Role, tuple[str, ...]] = {
     "qkv": ("layers.{}.qkv.weight",),
     "attn_out": ("layers.{}.output.weight",),
@@ -80,13 +82,17 @@ class Mix:
 
     def check(self, config: ModelConfig) -> None:
         """Raises ConfigError for a pattern that no matrix of the model has."""
-        names = [name for matrix_id in matrix_ids(config) for name in names_of(matrix_id, config)]
+        names = [*_every_name(config), table_name(config)]
         for pattern, _ in self.rules:
             if not any(fnmatchcase(name, pattern) for name in names):
                 raise ConfigError(
                     f"{self.setting} {self.label}: pattern {pattern!r} matches no matrix of this {config.family} "
                     f"model, whose names are like {names[0]!r}"
                 )
+
+    def covers(self, config: ModelConfig) -> bool:
+        """Whether every matrix of the model has a scheme."""
+        return all(self.scheme(name) != NONE for name in _every_name(config))
 
 
 def _rules(path: Path, setting: str) -> Iterator[tuple[str, str]]:
@@ -125,10 +131,31 @@ def names_of(matrix_id: MatrixId, config: ModelConfig) -> list[str]:
     return [stored.name.replace("{}", str(matrix_id.layer)).removesuffix(".weight") for stored in tensors_of(entry)]
 
 
+def table_name(config: ModelConfig) -> str:
+    """The checkpoint's name of the embedding."""
+    (stored,) = tensors_of(model_class(config.family).weights["embedding.weight"])
+    return stored.name.removesuffix(".weight")
+
+
+def _every_name(config: ModelConfig) -> list[str]:
+    return [name for matrix_id in matrix_ids(config) for name in names_of(matrix_id, config)]
+
+
 def factory(mix: Mix, config: ModelConfig, otherwise: LinearFactory) -> LinearFactory:
     """Return a factory that makes every matrix by the mix. otherwise: makes the unquantized ones."""
+    return _Factory(mix, config, otherwise)
 
-    def make(
+
+@dataclass(frozen=True)
+class _Factory:
+    """Makes every matrix of a model by a mix, and its embedding."""
+
+    mix: Mix
+    config: ModelConfig
+    otherwise: LinearFactory
+
+    def __call__(
+        self,
         matrix_id: MatrixId,
         in_features: int,
         out_features: tuple[int, ...],
@@ -136,17 +163,26 @@ def factory(mix: Mix, config: ModelConfig, otherwise: LinearFactory) -> LinearFa
         dtype: torch.dtype,
         device: torch.device | str,
     ) -> Linear:
-        names = names_of(matrix_id, config)
-        schemes = [mix.scheme(name) for name in names]
+        names = names_of(matrix_id, self.config)
+        schemes = [self.mix.scheme(name) for name in names]
         try:
-            makers = [_maker(scheme, in_features, otherwise) for scheme in schemes]
-            if len(set(schemes)) == 1 and not schemes[0].endswith(ORDERED):  # each may have an order of its own
+            makers = [_maker(scheme, in_features, self.otherwise) for scheme in schemes]
+            if len(set(schemes)) == 1 and not (_apart(schemes[0], device) and len(schemes) > 1):
                 return makers[0](matrix_id, in_features, out_features, bias, dtype, device)
             return SideBySide(matrix_id, in_features, out_features, bias, dtype, device, makers=makers)
         except ConfigError as error:
             raise ConfigError(f"{names[0]}: {error}") from error
 
-    return make
+    def table(self, rows: int, width: int, dtype: torch.dtype, device: torch.device | str) -> Linear | None:
+        """Make the embedding's table, if a file has it in blocks: see `gradus.models.layers.packed_table`."""
+        scheme = self.mix.scheme(table_name(self.config))
+        return STORED[scheme](TABLE, width, (rows,), False, dtype, device) if scheme in FORMATS else None
+
+
+def _apart(scheme: str, device: torch.device | str) -> bool:
+    """Whether matrices with this scheme are never one: each may have an order of columns of its own, and on a CPU
+    GGUF's blocks stay where they are in the file."""
+    return scheme.endswith(ORDERED) or (scheme in FORMATS and torch.device(device).type != "cuda")
 
 
 def _maker(scheme: str, width: int, otherwise: LinearFactory) -> LinearFactory:

@@ -6,6 +6,7 @@ import torch
 
 from gradus.errors import ConfigError
 from gradus.models.config import ModelConfig
+from gradus.models.layers import Linear
 from gradus.models.precision import Precision, resolve_precision
 from gradus.quantization.mix import Mix, factory
 from gradus.quantization.schemes import AS_STORED, check_device
@@ -21,7 +22,10 @@ def resolve(
     that the device does not support, a pattern that matches nothing, or a quantized checkpoint that would be quantized
     again.
     """
-    precision = resolve_precision(dtype, device, config)
+    if dtype == "auto" and device.type == "cpu" and stored is not None and stored.covers(config):
+        precision = Precision(torch.float32, torch.float32, Linear, "no matrix is made of floats")
+    else:
+        precision = resolve_precision(dtype, device, config)
     return quantized(precision, quantize, device, config, stored)
 
 

@@ -8,9 +8,9 @@ from gradus.device.capability import capability
 from gradus.errors import ConfigError
 from gradus.models.layers import LinearFactory
 from gradus.quantization.fp8 import Fp8BlockLinear, Fp8Linear
+from gradus.quantization.gguf import FORMATS, GGUFLinear
 from gradus.quantization.int4 import GROUPS, Int4Linear
 from gradus.quantization.int8 import Int8Linear
-from gradus.quantization.int8_groups import Int8GroupLinear
 
 ORDERED = "-ordered"
 
@@ -23,7 +23,7 @@ SCHEMES: dict[str, LinearFactory] = {
 }
 
 STORED: dict[str, LinearFactory] = SCHEMES | {
-    "int8-g32": Int8GroupLinear,
+    **{name: partial(GGUFLinear, format=name) for name in FORMATS},
     **{f"int4-g{group}{ORDERED}": partial(Int4Linear, group=group, ordered=True) for group in GROUPS},
 }
 """These schemes, and those that only a checkpoint may be stored in."""

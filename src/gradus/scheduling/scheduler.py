@@ -13,12 +13,18 @@ Steady decodes are columns (`gradus.scheduling.columns`). They pass through here
 the end of a page, at their end, and when they have to give way. The teaching twin is phases/p06_chunked_prefill
 (and p10 for plans made ahead); this one adds columns, order by priority and deadline, samples that share their prompt,
 layer groups with windows, and sequences that end with numbers that are not finite. No torch here.
+
+A pipeline of stages needs several steps at once, and no sequence can be in two of them. So running sequences are
+divided among micro-batches (GPipe, Huang et al. 2019), which take turns: each plan advances one. Slots, pages and the
+queue belong to all of them, and a sequence of one may have to give way to a sequence of another.
 """
 
 import heapq
 import itertools
 import sys
+from collections import deque
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -54,6 +60,27 @@ class Refusal(NamedTuple):
         return published.tokens[page] == self.sequence.tokens[page]
 
 
+@dataclass(slots=True)
+class MicroBatch:
+    """Running sequences that advance in the same steps.
+
+    columns: those that decode. prefilling: those with prompts not planned to their end. moved: decoding sequences whose
+    block-table changes go into the next plan.
+    """
+
+    columns: Columns
+    prefilling: list[Sequence] = field(default_factory=list)
+    moved: list[Sequence] = field(default_factory=list)
+
+    @property
+    def count(self) -> int:
+        return self.columns.count + len(self.prefilling)
+
+    @property
+    def running(self) -> list[Sequence]:
+        return [*self.columns.members(), *self.prefilling]
+
+
 class Scheduler:
     """Up to `max_sequences` run, within `token_budget` tokens per step and the pages of `cache`.
 
@@ -62,6 +89,7 @@ class Scheduler:
     with a larger number; otherwise it never does, and no sequence overtakes the head of the queue.
     times: the engine's. It judges whether a deadline can still be met; if not, the engine ends the sequence.
     drafting: chooses how many drafts each sequence verifies, in an engine that speculates.
+    micro_batches: how many steps without a sequence in common may be under way, one per stage of a pipeline.
     """
 
     def __init__(
@@ -72,6 +100,7 @@ class Scheduler:
         policy: Policy = "fcfs",
         times: TimeLimits | None = None,
         drafting: DraftControl | None = None,
+        micro_batches: int = 1,
     ) -> None:
         self.cache = cache
         self.max_sequences = max_sequences
@@ -80,10 +109,13 @@ class Scheduler:
         self.times = TimeLimits() if times is None else times
         self.waiting = WaitingQueue()
         self.siblings = Siblings()
-        self.prefilling: list[Sequence] = []  # running, with prompts not planned to their end
         self.drafting = drafting
         most = 0 if drafting is None else drafting.most
-        self.columns = Columns(max_sequences, cache.page_size, most)  # running, and decoding
+        columns = (Columns(max_sequences, cache.page_size, most) for _ in range(micro_batches))
+        self.micro_batches = deque(MicroBatch(each) for each in columns)  # in the order of their turns
+        self.current = self.micro_batches[0]  # of the plan being made
+        self.homes = [self.current] * max_sequences  # by slot: the micro-batch of the sequence that runs there
+        self.under_way: deque[MicroBatch] = deque()  # of the plans issued but not committed
         self.free_slots = list(range(max_sequences))  # a heap: attention may read up to the highest slot in use
         self.requests: dict[str, dict[int, Sequence]] = {}  # request id → its samples that have not ended
         self.plan = Plan()  # the plan being made
@@ -91,7 +123,6 @@ class Scheduler:
         self.issued = self.committed = 0  # counts of plans; those in between are under way
         self.preemptions = self.cached_tokens = 0
         self._entered: list[tuple[Sequence, TableChange]] = []  # decoding sequences that this plan gives a page
-        self._moved: list[Sequence] = []  # others whose block-table changes go into the next plan
         self._numbers = itertools.count()
         self._growth = len(cache.windows)  # pages that a sequence takes when it needs some: one per layer group
         self._refusal: Refusal | None = None  # of the head of the queue
@@ -146,16 +177,24 @@ class Scheduler:
     # -- a step is planned ---------------------------------------------------------------------------------------------
 
     def schedule(self) -> Plan | None:
-        """Plan the next step, or return None when there is no work."""
+        """Plan the next step, or return None when there is no work. A micro-batch without work misses its turn."""
+        for _ in range(len(self.micro_batches)):
+            self.current = self.micro_batches[0]
+            self.micro_batches.rotate(-1)
+            if (plan := self._next_of_current()) is not None:
+                return plan
+        return None
+
+    def _next_of_current(self) -> Plan | None:
         self.plan, preempted = Plan(), self.preemptions
         self.enter_pages(self.columns.at_page_end())
         self.left = (self.token_budget or sys.maxsize) - len(self.columns.going().slots)
-        for sequence in sorted(self.prefilling, key=BY_ORDER):
+        for sequence in sorted(self.current.prefilling, key=BY_ORDER):
             self.continue_prompt(sequence)
         if self.preemptions == preempted:  # a sequence just sent back for want of pages must not take them again
             self.admit()
         self.plan.decodes = self._advance()
-        if self._entered or self._moved:
+        if self._entered or self.current.moved:
             self.plan.decodes.pages = self._changes()
         if not self.plan.size:
             return None
@@ -164,7 +203,13 @@ class Scheduler:
         self.plan.wiped = self.cache.take_wiped()
         self.cache.make_ready(self.active_count * self._growth)
         self.issued += 1
+        self.under_way.append(self.current)
         return self.plan
+
+    @property
+    def columns(self) -> Columns:
+        """The columns of the micro-batch that a plan is being made for."""
+        return self.current.columns
 
     def enter_pages(self, sequences: list[Sequence]) -> None:
         """Get each sequence pages for its next tokens: all at once, or one by one at the cost of worse sequences."""
@@ -176,7 +221,7 @@ class Scheduler:
                 self._entered = list(zip(sequences, changes, strict=True))
                 self.columns.entered_next(sequences)
                 return
-        self._moved += [sequence for sequence in sequences if self.enter_page(sequence)]
+        self.current.moved += [sequence for sequence in sequences if self.enter_page(sequence)]
 
     def _need_one_each(self, sequences: list[Sequence]) -> bool:
         """Whether one more page per sequence covers the next step and describes the whole change.
@@ -214,7 +259,7 @@ class Scheduler:
         for sequence, (end, start) in wanted:
             if sequence.slot not in entered and self._spare > 0 and self.cache.reserve(sequence.id, end, start):
                 self.columns.entered(sequence, end)
-                self._moved.append(sequence)
+                self.current.moved.append(sequence)
 
     def continue_prompt(self, sequence: Sequence) -> None:
         """Plan the next chunk of a prompt under way, as far as the budget goes."""
@@ -246,19 +291,20 @@ class Scheduler:
             room = -(-stored // size) * size
             fits = self.cache.reserve(sequence.id, room)
             assert fits, "the rest of its last page is its own"
-            self.prefilling.remove(sequence)
+            self.current.prefilling.remove(sequence)
             self.columns.join(sequence)
             if self.drafting is not None:
                 self.drafting.begin(sequence.slot)
 
     def _changes(self) -> list[tuple[int, TableChange]]:
         """Collect the changes of decodes' block tables for the plan. Sequences that have left meanwhile have none."""
-        told = [(each.slot, change) for each, change in self._entered if each.unread is self.columns]
-        for each in self._moved:
+        here = self.columns.holds
+        told = [(each.slot, change) for each, change in self._entered if here(each)]
+        for each in filter(here, self.current.moved):
             change = self.cache.table_change(each.id)
             if change is not None:
                 told.append((each.slot, change))
-        self._entered, self._moved = [], []
+        self._entered, self.current.moved = [], []
         return told
 
     # -- room ----------------------------------------------------------------------------------------------------------
@@ -290,12 +336,13 @@ class Scheduler:
 
     def release(self, sequence: Sequence, poisoned: bool = False) -> None:
         """Take a sequence out of the running set: its slot and its pages become free."""
-        if not self.columns.holds(sequence):
-            self.prefilling.remove(sequence)
+        home = self.homes[sequence.slot]
+        if not home.columns.holds(sequence):
+            home.prefilling.remove(sequence)
         else:
             if not poisoned:
-                self.publish(sequence, self.columns.stored(sequence))
-            self.columns.leave(sequence)
+                self.publish(sequence, home.columns.stored(sequence))
+            home.columns.leave(sequence)
         self.cache.release(sequence.id, poisoned)
         heapq.heappush(self.free_slots, sequence.slot)
         sequence.slot = -1
@@ -308,8 +355,18 @@ class Scheduler:
         A sequence that is too late stops the round as well: the engine ends it before the next step.
         """
         while self.left > 0 and (sequence := self.waiting.head()) is not None:
-            if self.times.too_late(sequence) or not self.start_next(sequence):
+            if self._has_its_share or self.times.too_late(sequence) or not self.start_next(sequence):
                 return
+
+    @property
+    def _has_its_share(self) -> bool:
+        """Whether the micro-batch runs its part of all sequences: those that wait are left to the others.
+
+        Parts are equal, except for the remainder, which goes to the micro-batches that take it first.
+        """
+        each, remainder = divmod(self.active_count + len(self.waiting), len(self.micro_batches))
+        larger = sum([other.count > each for other in self.micro_batches if other is not self.current])
+        return self.current.count >= each + (larger < remainder)
 
     def start_next(self, sequence: Sequence) -> bool:
         """Start the head of the queue, under "priority" if need be in place of worse ones. False: it must wait."""
@@ -338,8 +395,9 @@ class Scheduler:
         self._refusal = None
         self.waiting.popleft()
         self.plan.admissions.append(admit(sequence, heapq.heappop(self.free_slots)))
+        self.homes[sequence.slot] = self.current
         self.place(sequence)
-        self.prefilling.append(sequence)
+        self.current.prefilling.append(sequence)
         if not sequence.generated:
             sequence.cached_tokens = hit
             self.cached_tokens += hit
@@ -359,8 +417,9 @@ class Scheduler:
 
     def publish(self, sequence: Sequence, end: int) -> None:
         """Share the full pages of a running sequence. Committed steps have stored its positions [0, end)."""
-        if self.cache.publish(sequence.id, sequence.tokens, end) and self.columns.holds(sequence):
-            self._moved.append(sequence)
+        home = self.homes[sequence.slot]
+        if self.cache.publish(sequence.id, sequence.tokens, end) and home.columns.holds(sequence):
+            home.moved.append(sequence)
         if self._refusal is not None and self._refusal.outdated_by(sequence, self.cache.page_size):
             self._refusal = None
 
@@ -378,20 +437,21 @@ class Scheduler:
             )
         while True:
             hit = self.cache.admit(sequence.id, sequence.tokens, sequence.request.scheduling.cache_salt)
-            others = self.columns.unpublished(hit // self.cache.page_size)
+            page = hit // self.cache.page_size
+            others = [(each.columns, other) for each in self.micro_batches for other in each.columns.unpublished(page)]
             if self.cache.index is None or not others:
                 return hit
             self.cache.release(sequence.id)
-            for other in others:
-                self.publish(other, self.columns.stored(other))
-                self.columns.publish(other)
+            for columns, other in others:
+                self.publish(other, columns.stored(other))
+                columns.publish(other)
 
     # -- a step is done ------------------------------------------------------------------------------------------------
 
     def commit(self, plan: Plan, result: Result) -> Outputs:
         """Wait for the step, append its tokens, and free the sequences that ended."""
         sampled = result.get()
-        outputs = self._commit_decodes(plan, sampled)
+        outputs = self._commit_decodes(self.under_way.popleft().columns, plan, sampled)
         scores = iter(sampled.scores)
         for span, one in zip(plan.spans, sampled, strict=True):
             if span.scores is not None and span.sequence is not None:
@@ -400,19 +460,19 @@ class Scheduler:
         self.committed += 1
         return outputs
 
-    def _commit_decodes(self, plan: Plan, sampled: Sampled) -> Outputs:
+    def _commit_decodes(self, columns: Columns, plan: Plan, sampled: Sampled) -> Outputs:
         """Decide exceptions one by one; record the plain tokens of all others in the columns."""
         decodes, tokens = plan.decodes, sampled.decoded
         if not len(decodes):
             return Outputs()
         assert decodes.owners is not None
-        exceptional = self.columns.exceptions(decodes, tokens)
+        exceptional = columns.exceptions(decodes, tokens)
         if self.drafting is not None:
             self._learn(plan, sampled, tokens, exceptional)
         outputs = Outputs(decodes.owners, tokens, exceptional, sampled.logprobs)
         for row in exceptional:
             outputs.others += self.commit_exception(decodes.owners[row], sampled.decode(row))
-        self.columns.record(decodes, tokens)
+        columns.record(decodes, tokens)
         return outputs
 
     def _learn(self, plan: Plan, sampled: Sampled, tokens: Column, ended: list[int]) -> None:
@@ -443,7 +503,7 @@ class Scheduler:
         elif sampled.error is None:
             self.publish(sequence, end)
             if span.logits:
-                self.columns.publish(sequence)
+                self.homes[sequence.slot].columns.publish(sequence)
         if sampled.error is None and span.logits:
             self.waiting.extend(self.siblings.take(sequence.request_id, sys.maxsize))
         if sequence.finish_reason is not None:
@@ -488,11 +548,11 @@ class Scheduler:
 
     @property
     def running(self) -> list[Sequence]:
-        return [*self.columns.members(), *self.prefilling]
+        return [sequence for each in self.micro_batches for sequence in each.running]
 
     @property
     def active_count(self) -> int:
-        return self.columns.count + len(self.prefilling)
+        return sum([each.count for each in self.micro_batches])
 
     @property
     def waiting_count(self) -> int:
@@ -504,7 +564,7 @@ class Scheduler:
 
     def measure_usage(self) -> CacheUsage:
         """Measure how full the cache is now. The time grows with the number of pages."""
-        return self.cache.usage(self.columns.reserved_ahead())
+        return self.cache.usage(sum(each.columns.reserved_ahead() for each in self.micro_batches))
 
     def check(self) -> None:
         """Assert the invariants of queue, slots, pages and columns. Every live sample is in exactly one place."""
@@ -519,11 +579,13 @@ class Scheduler:
         assert set(places) == set(live), "a sample is nowhere, or lives on after its end"
         assert all(sequence.slot == -1 and sequence.unread is None for sequence in (*self.waiting, *self.siblings))
         assert set(self.cache.residents) == {sequence.id for sequence in running}, "pages of a sequence not running"
-        assert self.issued >= self.committed
-        self.columns.check(self.issued - self.committed)
+        assert self.issued - self.committed == len(self.under_way) >= 0
+        for each in self.micro_batches:
+            each.columns.check(len([one for one in self.under_way if one is each]))
+            assert all(self.homes[sequence.slot] is each for sequence in each.running), "it runs in two micro-batches"
         for sequence in running:
-            stored = self.cache.stored(sequence.id)
-            if self.columns.holds(sequence):
-                assert stored == self.columns.room(sequence), "cache and columns disagree on the room"
+            stored, columns = self.cache.stored(sequence.id), self.homes[sequence.slot].columns
+            if columns.holds(sequence):
+                assert stored == columns.room(sequence), "cache and columns disagree on the room"
             else:
                 assert 1 <= stored < len(sequence.tokens), "its prompt is not stored to the end, and it does not run"

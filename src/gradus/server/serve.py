@@ -161,9 +161,10 @@ def ready_line(info: ModelInfo, config: ServerConfig, host: str, port: int) -> s
     url = f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
     key = ' -H "Authorization: Bearer $GRADUS_API_KEY"' if Keys.of(config) else ""
     engine = f"phase {info.phase}" if info.engine == info.phase else f"{info.engine} engine"
+    weights = f", {info.weight_bytes / 1e9:.3g} GB of weights" if info.weight_bytes else ""
     body = json.dumps({"prompt": "Once upon a time", "max_tokens": 32})
     return (
-        f"gradus: serving {info.model} ({engine}, {info.device}, {info.dtype}) at {url} · try: "
+        f"gradus: serving {info.model} ({engine}, {info.device}, {info.dtype}{weights}) at {url} · try: "
         f"curl -s {url}/generate{key} -H 'Content-Type: application/json' -d '{body}'"
     )
 

@@ -7,15 +7,15 @@ Each draft is drawn with the noise of its position, at the request's temperature
 to the model's draw the same token, at any temperature.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import cast
 
 import torch
 from torch import Tensor, nn
 
-from gradus.engine.plan import Decodes
 from gradus.models import Linear, Model
 from gradus.models.precision import NarrowLinear
+from gradus.speculative.drafter import Drafter
 from gradus.speculative.heads import EagleHeads, MedusaHeads
 from gradus.speculative.history import History
 from gradus.speculative.states import HiddenStates
@@ -25,10 +25,8 @@ Guess = Callable[[Tensor, Tensor, Tensor], Tensor]
 is finite, -1 or any token."""
 
 
-class HeadsDrafter:
+class HeadsDrafter(Drafter):
     """Drafts by heads, in torch. head: from `draft_head`; maps features to the logits of the first tokens."""
-
-    steady = True
 
     def __init__(
         self, heads: MedusaHeads | EagleHeads, head: nn.Module, model: Model, states: HiddenStates, guess: Guess
@@ -54,15 +52,6 @@ class HeadsDrafter:
 
         self.heads.draft(join(self.states.values[slots], 0), count, draw, join)
         return said[:, 1:]
-
-    def catch_up(self, history: History, decodes: Decodes) -> None:
-        """Do nothing: the states are always those of the newest step."""
-
-    def keep(self, slot: int, positions: int) -> None:
-        """Do nothing: a slot's new owner leaves a state before the first drafts for it."""
-
-    def wipe(self, pages: Sequence[int]) -> None:
-        """Do nothing: it has no pages."""
 
 
 def draft_head(model: Model, vocabulary: int) -> nn.Module:

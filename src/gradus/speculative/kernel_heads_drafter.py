@@ -9,23 +9,21 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from gradus.engine.plan import Decodes
 from gradus.kernels.step.draft_inputs import first_inputs, next_inputs
 from gradus.models.layers import EmbeddingTables
 from gradus.sampling.kernel_sampler import KernelSampler
+from gradus.speculative.drafter import Drafter
 from gradus.speculative.heads import DraftHeads
 from gradus.speculative.history import History
 from gradus.speculative.states import HiddenStates
 
 
-class KernelHeadsDrafter:
+class KernelHeadsDrafter(Drafter):
     """Drafts by heads, on GPU kernels.
 
     heads: for one draft, for two, and so on, from `first_heads`: the first few of all heads' features need a copy.
     head: as in `HeadsDrafter`. embedding: the model's.
     """
-
-    steady = True
 
     def __init__(
         self,
@@ -57,12 +55,3 @@ class KernelHeadsDrafter:
 
         heads.draft(begun.joined, count, draw, join)
         return drafts
-
-    def catch_up(self, history: History, decodes: Decodes) -> None:
-        """Do nothing: the states are always those of the newest step."""
-
-    def keep(self, slot: int, positions: int) -> None:
-        """Do nothing: a slot's new owner leaves a state before the first drafts for it."""
-
-    def wipe(self, pages: Sequence[int]) -> None:
-        """Do nothing: it has no pages."""

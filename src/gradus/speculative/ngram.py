@@ -5,24 +5,22 @@ in prompt or output, the tokens after them are likely to come again (prompt look
 Yang et al. 2023, found before; vLLM's "ngram"). It costs a search through one row of token ids.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from torch import Tensor
 
-from gradus.engine.plan import Decodes
 from gradus.kernels.step.ngram_reference import look_up
+from gradus.speculative.drafter import Drafter
 from gradus.speculative.history import History
 
 LookUp = Callable[[Tensor, Tensor, Tensor, int], Tensor]
 
 
-class NgramDrafter:
+class NgramDrafter(Drafter):
     """Proposes the tokens after the longest and then the newest earlier match of a sequence's end.
 
     kernel: whether a Triton kernel does the search.
     """
-
-    steady = True
 
     def __init__(self, kernel: bool = False) -> None:
         self._look_up: LookUp | None = None
@@ -38,12 +36,3 @@ class NgramDrafter:
         # only the columns in use, if the host knows them without waiting for a GPU
         longest = int(lengths.max()) if history.device.type == "cpu" else history.tokens.shape[1]
         return look_up(history.tokens[slots, :longest], lengths, count)
-
-    def catch_up(self, history: History, decodes: Decodes) -> None:
-        """Do nothing: it reads the history itself."""
-
-    def keep(self, slot: int, positions: int) -> None:
-        """Do nothing: it stores nothing of its own."""
-
-    def wipe(self, pages: Sequence[int]) -> None:
-        """Do nothing: it has no pages."""

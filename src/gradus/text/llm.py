@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any, Self, TypeVar
 
 from gradus import garbage
-from gradus.assembly.checkpoint import assemble
+from gradus.assembly.checkpoint import assemble, keeps_bits
 from gradus.assembly.guard import GuardedCore
 from gradus.config.description import described, keywords
 from gradus.config.options import FINAL, resolve_context
@@ -21,7 +21,9 @@ from gradus.engine.engine import Engine
 from gradus.engine.metrics import Metrics
 from gradus.engine.request import ModelLimits, Request, SamplingParams, SchedulingParams
 from gradus.errors import RequestError
+from gradus.execution.memory.plan import weight_bytes
 from gradus.loading import Checkpoint, Progress, as_asked, open_checkpoint
+from gradus.models.create import create_model
 from gradus.models.precision import Precision, resolve_device
 from gradus.quantization.precision import resolve
 from gradus.text.completion import Completion, Delta
@@ -70,19 +72,20 @@ class LLM:
     ) -> None:
         given = Settings.of({"model": model if isinstance(model, str) else None, **settings})
         found = open_checkpoint(given.model, progress=progress) if isinstance(model, str) else model
-        self.checkpoint = as_asked(found, given.quantize)
-        self.config = self.checkpoint.config
-        self.tokenizer = self.checkpoint.tokenizer
+        self.config = found.config
+        self.tokenizer = found.tokenizer
         self.phase = phase = given.phase
         self.engine_name = ("your " if given.impl else "") + (phase or FINAL)
         self.device = resolve_device(given.device)
         limits = ModelLimits(
             vocab_size=self.config.vocab_size,
             context_length=resolve_context(given.context_length, self.config.context_length),
-            eos_token_ids=_eos(self.checkpoint),
+            eos_token_ids=_eos(found),
         )
         options = given.options(limits, self.device.type)
         options = replace(options, threads=threads.use(options.threads))
+        keeps = keeps_bits(given.dtype, options, self.device)
+        self.checkpoint = as_asked(found, given.quantize, keeps_bits=keeps)
         self.precision: Precision = resolve(
             given.dtype, given.quantize, self.device, self.config, self.checkpoint.quantized
         )
@@ -100,6 +103,12 @@ class LLM:
         give_back_host_memory()  # freed by loading
         if gc_freeze:
             garbage.spare_what_stays(self.core)
+
+    @property
+    def weight_bytes(self) -> int:
+        """The bytes of the weights in memory, on all devices together, without a draft model's."""
+        model = create_model(self.config, dtype=self.precision.activations, device="meta", linear=self.precision.linear)
+        return weight_bytes(model)
 
     @property
     def engine(self) -> Engine:

@@ -11,8 +11,10 @@ from gradus.cli import options, terminal
 def models(json: options.Json = False) -> int:
     """List the models to pull, and the shapes to fill with random weights.
 
-    Random weights serve to measure speed; their text is meaningless. A folder of
-    safetensors, a .gguf file and a hub id work everywhere as well.
+    A model's weights take its size in memory: the final engine keeps the bits of a GGUF
+    file, unless --dtype names a type to widen them to. Random weights serve to measure
+    speed; their text is meaningless. A folder of safetensors, a .gguf file and a hub id
+    work everywhere as well.
 
     Examples:
 
@@ -25,7 +27,7 @@ def models(json: options.Json = False) -> int:
         terminal.print_json({"catalogue": known, "random": shapes})
         return 0
     terminal.print_table(
-        ["model", "size", "license", "pulled", "what it is"],
+        ["model", "size, in memory too", "license", "pulled", "what it is"],
         [
             [
                 row["name"],

@@ -52,6 +52,7 @@ def serve(
 
 def _plan(settings: ServerConfig, json: bool) -> None:
     """Show the memory that serving would take, without reading any weights. Raises the same errors as serving."""
+    from gradus.cli.memory import as_dict, render
     from gradus.config.options import FINAL
     from gradus.exercises import solution
     from gradus.loading import open_checkpoint
@@ -68,7 +69,7 @@ def _plan(settings: ServerConfig, json: bool) -> None:
     if json:
         model = {"name": checkpoint.name, "family": checkpoint.config.family, "license": checkpoint.license}
         names = {"engine": settings.phase or FINAL, "phase": settings.phase}
-        told = {"settings": asdict(settings), "model": model, "draft": draft, **names, "memory": memory.as_dict()}
+        told = {"settings": asdict(settings), "model": model, "draft": draft, **names, "memory": as_dict(memory)}
         terminal.print_json(told)
         return
     engine = f"phase {settings.phase}" if settings.phase else FINAL
@@ -76,6 +77,6 @@ def _plan(settings: ServerConfig, json: bool) -> None:
         f"{'model':<20}{checkpoint.name} ({checkpoint.config.family}), license {checkpoint.license}\n"
         + (f"{'draft':<20}{draft['name']}, {draft['dtype']}\n" if draft else "")
         + f"{'engine':<20}{engine}\n"
-        f"{memory.render()}\n"
+        f"{render(memory)}\n"
         f"{'would listen at':<20}http://{settings.host}:{settings.port}\n"
     )

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from gradus.bench.measure.timeline import Timeline
 from gradus.cache.inspection import TreeNode
 from gradus.course.probe import EngineProbe, Holding, Id, SpanView, Step
 from gradus.course.xray.events import Teller
@@ -20,7 +21,6 @@ from gradus.course.xray.reasons import Bounds
 from gradus.engine.engine import Engine
 from gradus.engine.request import ModelLimits, Request, SamplingParams
 from gradus.engine.structured import Structured
-from gradus.execution.watch.timeline import Timeline
 from gradus.exercises.solution import blamed
 
 MOST_STEPS = 200

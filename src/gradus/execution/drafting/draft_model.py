@@ -15,9 +15,10 @@ import torch
 from torch import Tensor
 
 from gradus.attention.paged import PagedAttention
-from gradus.engine.plan import Decodes, Plan, Span
+from gradus.engine.plan import Plan, Span
 from gradus.execution.runner import ModelRunner
 from gradus.kernels.step.ngram_reference import NO_DRAFT
+from gradus.speculative.drafter import Drafter
 from gradus.speculative.history import History
 
 CHUNK = 256
@@ -27,7 +28,7 @@ USUAL = 2
 last of them, which the draft model drew but never ran."""
 
 
-class DraftModel:
+class DraftModel(Drafter):
     """Proposes drafts for slots whose block tables are up to date.
 
     runner: runs the draft model, with the model's sampler. pages: the draft model's attention, which reads the model's
@@ -37,11 +38,7 @@ class DraftModel:
     def __init__(self, runner: ModelRunner, pages: PagedAttention) -> None:
         self.runner, self.pages = runner, pages
         self.longest = runner.model.config.context_length
-        self.steady = True
         self._stored: dict[int, int] = {}  # slot → positions with stored keys and values
-
-    def catch_up(self, history: History, decodes: Decodes) -> None:
-        """Do nothing: `propose` catches up first."""
 
     def keep(self, slot: int, positions: int) -> None:
         self._stored[slot] = min(self._stored.get(slot, 0), positions)

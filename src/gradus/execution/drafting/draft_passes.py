@@ -23,6 +23,7 @@ from gradus.execution.runner import RunModel, kernel_logits
 from gradus.kernels.step.draft_passes import Drafting, first_rows, keep_draft, next_rows
 from gradus.models import Model
 from gradus.sampling.kernel_sampler import KernelSampler
+from gradus.speculative.drafter import Drafter
 from gradus.speculative.history import History
 
 CHUNK = 2048
@@ -32,7 +33,7 @@ CHUNK = 2048
 Missing = tuple[int, range]  # a slot, and positions that the draft model has not stored
 
 
-class DraftPasses:
+class DraftPasses(Drafter):
     """Proposes drafts within the step's graph, and catches up before it.
 
     model, attention: the draft's, except that the block tables are the model's. sampler: the model's. budget: most
@@ -49,7 +50,6 @@ class DraftPasses:
         # Tokens and positions of a pass, kept in one tensor: passes that only compile kernels write no tokens, but the
         # model looks tokens up even then, so they must be valid ones.
         self._inputs = torch.zeros(2, 2 * (self.padding + 1), dtype=torch.int64, device=model.device)
-        self.steady = True
         self._stored: dict[int, int] = {}  # slot → positions that certainly have stored keys and values
         self._current: set[int] = set()  # slots whose last step had passes too, so that no token is missing
 

@@ -19,6 +19,9 @@ from gradus.engine.plan import Column
 
 log = logging.getLogger(__name__)
 
+Agree = Callable[[Sequence[float]], Sequence[float]]
+"""Turns measurements into those to decide by: rank 0's on ranks that share a model, since all must launch the same."""
+
 Report = Callable[[int, int], None]
 """Called with (done, total) as CUDA graphs are captured, first with 0."""
 Numbers = Column | Sequence[int]
@@ -64,10 +67,10 @@ class Captured(Generic[Result]):
 
 class Recorder:
     """Records steps as CUDA graphs. A step is a function of (early, full): whether launches start early, and whether
-    rows may ask for more than a temperature. Its inputs must be in place."""
+    rows may ask for more than a temperature. Its inputs must be in place. agree: of the ranks that share the model."""
 
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
+    def __init__(self, device: torch.device, agree: Agree = list) -> None:
+        self.device, self.agree = device, agree
         self.pool = torch.cuda.graph_pool_handle()  # one graph runs at a time, so all share their memory
         # Torch's default capture stream serves the whole process, and belongs to the GPU that captured first.
         self.stream = _stream(self, device)
@@ -92,7 +95,7 @@ class Recorder:
 
     def fastest(self, rows: int, step: Callable[[bool, bool], Result]) -> Captured[Result]:
         """Record a graph for temperatures alone, with launches that start early if that is faster."""
-        return fastest([self._record(rows, step, early, full=False) for early in ways(rows, self.device)])
+        return fastest([self._record(rows, step, early, full=False) for early in ways(rows, self.device)], self.agree)
 
     def _record(self, rows: int, step: Callable[[bool, bool], Result], early: bool, full: bool) -> Captured[Result]:
         step(early, full)  # compiles kernels and sets them up, which cannot happen during capture
@@ -124,7 +127,7 @@ def ways(rows: int, device: torch.device) -> tuple[bool, ...]:
     return (False, True) if rows <= EARLY and capability(device).starts_early else (False,)
 
 
-def fastest(candidates: Sequence[Captured[Result]]) -> Captured[Result]:
+def fastest(candidates: Sequence[Captured[Result]], agree: Agree = list) -> Captured[Result]:
     """Pick the graph that replays in the least time: starting launches early pays for most sizes of most models.
 
     The choice is measured, not derived, since it depends on how the programs of neighboring launches fit on the GPU
@@ -133,7 +136,7 @@ def fastest(candidates: Sequence[Captured[Result]]) -> Captured[Result]:
     if len(candidates) == 1:
         return candidates[0]
     times = [[replay_ms(captured.graph) for captured in candidates] for _ in range(ROUNDS)]
-    best = [min(column) for column in zip(*times, strict=True)]
+    best = agree([min(column) for column in zip(*times, strict=True)])
     log.debug("%d rows: %.3f ms, with early launches %.3f", candidates[0].rows, *best)
     return candidates[best.index(min(best))]
 

@@ -18,6 +18,7 @@ from gradus.device.transfer import Arrival, Landing, current, to_host, upload_pa
 from gradus.engine.plan import NO_DRAFTS, Decodes, Plan
 from gradus.execution.gpu.decode_step import Accepted, DecodeStep
 from gradus.execution.gpu.masked_draws import MaskedDraws, MaskedStep
+from gradus.execution.gpu.prompt_graphs import PromptGraphs
 from gradus.execution.gpu.step_graphs import StepGraphs
 from gradus.execution.prompt_scores import prompt_scores
 from gradus.execution.result import StepClock, StepResult
@@ -70,6 +71,15 @@ class GpuRunner:
             if plan.wiped:
                 self.step.attention.wipe(plan.wiped)
             return self._run_prompts(plan) if plan.spans else self._run_decodes(plan)
+
+    def drop_graphs(self) -> None:
+        """Delete all graphs, once the steps under way are done. No step may follow."""
+        torch.cuda.synchronize(self.device)
+        if self.graphs is not None:
+            self.graphs.captured.clear()
+            self.graphs.halves.clear()
+        if isinstance(self.run_model, PromptGraphs):
+            self.run_model.captured.clear()
 
     # -- decodes alone -------------------------------------------------------------------------------------------------
 

@@ -18,7 +18,18 @@ import torch
 from torch import Tensor
 
 from gradus.engine.plan import NO_DRAFTS, Decodes
-from gradus.execution.gpu.capturing import REPLAYS, ROUNDS, Captured, Inputs, Numbers, Recorder, Report, replay_ms, ways
+from gradus.execution.gpu.capturing import (
+    REPLAYS,
+    ROUNDS,
+    Agree,
+    Captured,
+    Inputs,
+    Numbers,
+    Recorder,
+    Report,
+    replay_ms,
+    ways,
+)
 from gradus.execution.gpu.decode_step import Accepted, DecodeStep
 from gradus.kernels.step.decode_rows import StepRows
 from gradus.scheduling.draft_shapes import NO_SHAPE, DraftShape, DraftShapes, batch_sizes
@@ -30,10 +41,16 @@ Key = tuple[int, DraftShape, bool]  # batch size, shape of drafts, whether rows 
 
 class StepGraphs:
     """Captures and replays steps of up to `slots` sequences. drafts: the shapes that a speculating engine uses. masked:
-    whether rows may have masks."""
+    whether rows may have masks. agree: see `Recorder`."""
 
     def __init__(
-        self, step: DecodeStep, slots: int, drafts: DraftShapes | None = None, *, masked: bool = False
+        self,
+        step: DecodeStep,
+        slots: int,
+        drafts: DraftShapes | None = None,
+        *,
+        masked: bool = False,
+        agree: Agree = list,
     ) -> None:
         self.step, self.padding, self.drafts, self.masked = step, slots, drafts, masked
         self.device = step.model.device
@@ -44,7 +61,7 @@ class StepGraphs:
         )  # fmt: skip
         self.captured: dict[Key, Captured[Accepted]] = {}
         self.halves: dict[int, tuple[Captured[Begun], Captured[Accepted]]] = {}  # by batch size
-        self.recorder = Recorder(self.device)
+        self.recorder = Recorder(self.device, agree)
         self.inputs = Inputs(3, slots, self.device)  # slots, limits, drafts
 
     @property

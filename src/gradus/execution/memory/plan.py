@@ -17,7 +17,7 @@ Defaults that would leave no cache worth having are lowered (concessions.py).
 """
 
 import logging
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -239,50 +239,6 @@ class MemoryPlan:
         if unplanned > (self.free_bytes - self.usable_bytes) / 2:
             log.warning("%s: a lower %s leaves more", told, lower)
         keep(self.step_bytes, device)
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the plan as a dictionary, for --json."""
-        derived = ("cache_bytes_per_sequence", "sequences_that_fit", "sequences", "left_bytes", "fits")
-        return asdict(self) | {name: getattr(self, name) for name in derived}
-
-    def render(self) -> str:
-        """Render the plan for people: one fact per line, the conclusion last."""
-        total, per_token = readable(self.beside_cache + self.cache_bytes), readable(self.cache_bytes_per_token)
-        verdict = f"which fits; {readable(self.left_bytes)} more could be used" if self.fits else "which does NOT fit"
-        lines = [
-            ("device", f"{self.device}, {self.dtype}"),
-            ("free now", self._free()),
-            ("weights", readable(self.weight_bytes)),
-            *(self._step_lines() if self.step_tokens else ()),
-            ("cache", f"{readable(self.cache_bytes)}, {self.cache_dtype}, {per_token} per token"),
-            *self._page_lines(),
-            ("sequences that fit", f"{self.sequences_that_fit} of full length (context {self.context_length} tokens)"),
-            ("runs", f"up to {self.max_sequences} sequences at a time"),
-            *(("note", note) for note in self.notes),
-            ("in all", f"{total}, {verdict}"),
-        ]
-        return "\n".join(f"{name:<20}{value}" for name, value in lines)
-
-    def _free(self) -> str:
-        part = f"{readable(self.usable_bytes)} may be taken (memory_fraction {self.memory_fraction:g})"
-        whole = "" if self.total_bytes is None else f" of {readable(self.total_bytes)}"
-        return f"{readable(self.free_bytes)}{whole}, of which {part}"
-
-    def _step_lines(self) -> list[tuple[str, str]]:
-        return [
-            ("largest step", f"{readable(self.step_bytes)}, estimated for {self.step_tokens} tokens"),
-            ("CUDA graphs", f"{readable(self.graph_bytes)}, estimated" if self.graph_bytes else "none"),
-            ("sampling", f"{readable(self.table_bytes)}, most of it for the tokens that each sequence has seen"),
-        ]
-
-    def _page_lines(self) -> list[tuple[str, str]]:
-        if self.pages is None:
-            return []
-        pages = self.pages
-        return [
-            ("pages", f"{pages.count} of {pages.page_size} tokens; {pages.positions} tokens in all layers"),
-            ("holds at once", f"{pages.full_sequences} sequences of full length, or more that are shorter"),
-        ]
 
 
 def memory_plan(

@@ -24,6 +24,8 @@ from triton.compiler import ASTSource, make_backend
 from triton.runtime.cache import get_cache_key, get_cache_manager
 from triton.runtime.jit import JITFunction
 
+from gradus.device import program
+
 Options = Mapping[str, Any]
 
 
@@ -82,12 +84,8 @@ class Compilers:
     def _start(self) -> None:
         pipes = [Pipe() for _ in range(self.count)]
         theirs = [their.fileno() for _, their in pipes]
-        command = [sys.executable, "-m", __name__, ",".join(map(str, theirs)), *self.modules]
-        path = os.pathsep.join(each for each in sys.path if each)
-        self._process = subprocess.Popen(
-            command, pass_fds=theirs, env=os.environ | {"PYTHONPATH": path},
-            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-        )  # fmt: skip
+        ends = ",".join(map(str, theirs))
+        self._process = program.start(__name__, ends, *self.modules, descriptors=theirs, quiet=True)
         for our, their in pipes:
             their.close()
             self._free.put(our)

@@ -8,6 +8,7 @@
     vectors.py, machine.py  features that numba lacks: loops in LLVM code, bfloat16, words that threads share
     byte_products.py   int8 by int8, by the instruction of each processor
     rows.py            the number of rows up to which all this is faster than torch, as measured
+    gguf/              products of matrices in the blocks of a GGUF file
     panel.py           int4 weights widened, for the prompts that torch multiplies
     kept.py            compiled code on disk
 

@@ -180,7 +180,6 @@ def _multiply(step: Step, stage: Any, before: int, low: int, high: int, rows: Ro
         if start >= end:
             continue
         if stage.parts > 1:  # each part needs its activations prepared in its own way
-            _fill(step, stage, rows)
             prepare(matrix, count, rows)
         multiply(matrix, matrix.first - before, start, end, count, rows, y)
 

@@ -64,4 +64,4 @@ def place_of(kernel: Any) -> str | None:
 def sources() -> int:
     """Compute a checksum of this package's sources."""
     folder = Path(__file__).parent
-    return zlib.crc32(b"".join(path.read_bytes() for path in sorted(folder.glob("*.py"))))
+    return zlib.crc32(b"".join(path.read_bytes() for path in sorted(folder.rglob("*.py"))))

@@ -10,14 +10,19 @@ from numpy.typing import NDArray
 
 from gradus.models.layers import Linear
 from gradus.models.precision import NarrowLinear
+from gradus.quantization.gguf import FORMATS, GGUFLinear
 from gradus.quantization.int4 import Int4Linear
 from gradus.quantization.int8 import Int8Linear
 from gradus.quantization.parts import SideBySide
 
-FLOAT32, BFLOAT16, INT8, INT4, INT4_HALF = range(5)
-"""How a matrix is stored. INT4 has scales and offsets in bfloat16, INT4_HALF in float16."""
+FLOAT32, BFLOAT16, INT8, INT4, INT4_HALF, BLOCKS = range(6)
+"""How a matrix is stored. INT4 has scales and offsets in bfloat16, INT4_HALF in float16. From
+BLOCKS on: GGUF's formats, in the order of NAMES."""
 
-KINDS = {FLOAT32: "float32", BFLOAT16: "bfloat16", INT8: "int8", INT4: "int4", INT4_HALF: "int4"}
+NAMES = tuple(FORMATS)
+KINDS = {FLOAT32: "float32", BFLOAT16: "bfloat16", INT8: "int8", INT4: "int4", INT4_HALF: "int4"} | {
+    BLOCKS + number: name for number, name in enumerate(NAMES)
+}
 
 MATRIX = np.dtype(
     [
@@ -29,6 +34,8 @@ MATRIX = np.dtype(
         ("scales", np.int64),  # int8: float32 [rows]; int4: pairs
         ("group", np.int64),  # int4: weights that share a pair
         ("pairs", np.int64),  # int4: pairs per row
+        ("stride", np.int64),  # blocks: bytes per row
+        ("blocks", np.int64),  # blocks: per row
         ("order", np.int64),  # int4: int64 [width], the original column of each stored column
         ("bias", np.int64),  # float32 [rows]
     ]
@@ -68,7 +75,7 @@ class Matrices:
     def _add(self, linear: Linear, first: int) -> None:
         rows, width = sum(linear.out_features), linear.in_features
         bias = 0 if linear.bias is None else self.address(linear.bias.float())
-        scales = group = pairs = order = 0
+        scales = group = pairs = stride = blocks = order = 0
         if type(linear) in (Linear, NarrowLinear) and linear.weight.dtype in FLOATS:
             kind, values = FLOATS[linear.weight.dtype], linear.weight
         elif type(linear) is Int8Linear:
@@ -78,9 +85,13 @@ class Matrices:
             linear.use_lanes()
             values, scales, group, pairs = linear.words, self.address(linear.pairs), linear.group, linear.pairs.shape[1]
             order = 0 if linear.order is None else self.address(linear.order)
+        elif type(linear) is GGUFLinear:
+            kind, values = BLOCKS + NAMES.index(linear.format.name), linear.blocks
+            stride, blocks = linear.blocks.shape[1], width // linear.format.values
         else:
             raise Unsupported(f"{type(linear).__name__} with {next(linear.parameters()).dtype} weights")
-        self.rows.append((kind, first, rows, width, self.address(values), scales, group, pairs, order, bias))
+        record = kind, first, rows, width, self.address(values), scales, group, pairs, stride, blocks, order, bias
+        self.rows.append(record)
 
     def address(self, tensor: torch.Tensor) -> int:
         """The address of a tensor's values, contiguous; the tensor is kept alive."""

@@ -26,6 +26,7 @@ from gradus.kernels.cpu.decode_step import (
     run,
 )  # fmt: skip
 from gradus.kernels.cpu.elementary import ACTIVATIONS
+from gradus.kernels.cpu.gguf.product import Widened
 from gradus.kernels.cpu.matrix import KINDS, Matrices, Unsupported
 from gradus.kernels.cpu.panel import Panels
 from gradus.kernels.cpu.product import MOST_ROWS, make_rows
@@ -36,6 +37,7 @@ from gradus.models.layers import Activation, Gated, Linear, RMSNorm
 from gradus.models.parts import LayerParts, Undescribed, parts_of
 from gradus.models.precision import widens_prompts
 from gradus.models.rope import RotaryTable
+from gradus.quantization.gguf import GGUFLinear
 from gradus.quantization.int4 import Int4Linear
 from gradus.quantization.linear import PIECE
 
@@ -160,6 +162,7 @@ class DecodeModel:
         self.kind = KINDS[stages.matrices.rows[0][0]]  # of the first matrix; in a mix others may differ
         self.step = _make_step(model, stages, cache, page_size, _most_spans(model, threads), len(windows))
         self.count = stages.count
+        self.tables_of_angles = _tables(stages.layers)
         self.attending = np.flatnonzero(self.step.stages["kind"] == ATTEND)
         self.groups = self.step.layers["group"][self.step.stages["layer"][self.attending]]
         self.work = Work(self.step, [_make_worker(model, self.step) for _ in range(threads)])
@@ -192,7 +195,10 @@ class DecodeModel:
         shape = self.step.shape
         shape["rows"], shape["wanted"], shape["greedy"] = rows, len(wanted), greedy
         self.step.wanted[: len(wanted)] = wanted
-        self._divide(slots, positions.tolist(), before or [0] * rows)
+        places = positions.tolist()
+        for table in self.tables_of_angles:
+            table.reach(max(places) + 1)
+        self._divide(slots, places, before or [0] * rows)
         self._run(0, self.count)
         return self.tokens[: len(wanted)].clone() if greedy else self.logits[: len(wanted)]
 
@@ -235,8 +241,8 @@ class DecodeModel:
 
 
 def _add_panels(model: Model) -> None:
-    """Let a kernel widen int4 matrices for torch's products, and compile it."""
-    if not any(isinstance(part, Int4Linear) for part in model.modules()):
+    """Let kernels widen int4 and GGUF matrices for torch's products, and compile them."""
+    if not any(isinstance(part, Int4Linear | GGUFLinear) for part in model.modules()):
         return
     narrow = model.dtype == torch.bfloat16 and not widens_prompts(model.config)
     room = torch.empty(PIECE, dtype=torch.bfloat16 if narrow else torch.float32)
@@ -244,6 +250,9 @@ def _add_panels(model: Model) -> None:
         if isinstance(part, Int4Linear):
             part.panels = Panels(part, room)
             next(iter(part.panels))
+        elif isinstance(part, GGUFLinear):
+            part.widen = Widened(part, room)
+            part.widen(0, 1)
 
 
 def _most_spans(model: Model, threads: int) -> int:
@@ -320,11 +329,17 @@ def _heads(model: Model, layers: Sequence[LayerParts], keys: Tensor, page_size: 
     )  # fmt: skip
 
 
+def _tables(layers: Sequence[LayerParts]) -> set[RotaryTable]:
+    return {layer.rope for layer in layers if layer.rope is not None}
+
+
 def _layers(
     layers: Sequence[LayerParts], cache: Sequence[tuple[Tensor, Tensor, int]], matrices: Matrices
 ) -> NDArray[np.void]:
-    # once per table: if activations are bfloat16, this is a copy as long as the context
-    ropes = {layer.rope for layer in layers if layer.rope is not None}
+    ropes = _tables(layers)
+    for rope in ropes:
+        if rope.table.dtype != torch.float32:  # the kernels then have a copy, as long as the context
+            rope.reach(len(rope.table))
     rotations = {rope: matrices.address(rope.table.float()) for rope in ropes}
     rows = []
     for layer, (keys, values, group) in zip(layers, cache, strict=True):

@@ -16,14 +16,14 @@ from numba import njit
 from numpy.typing import NDArray
 
 from gradus.kernels.cpu.byte_products import HAS_PRODUCT, int8_tile
+from gradus.kernels.cpu.gguf.product import MOST_WIDE, multiply_blocks
 from gradus.kernels.cpu.machine import FLAGS, INLINED, address, bytes_at, floats, halves, longs, narrow, widen, zeros
-from gradus.kernels.cpu.matrix import BFLOAT16, FLOAT32, INT4, INT8
+from gradus.kernels.cpu.matrix import BFLOAT16, BLOCKS, FLOAT32, INT4, INT8
 from gradus.kernels.cpu.vectors import (
     AHEAD,
     BESIDE_AHEAD,
     BY_PAIRS,
     FLOAT_STEP,
-    HAS_AVX512,
     HAS_BF16,
     INT8_STEP,
     KEEP,
@@ -32,15 +32,13 @@ from gradus.kernels.cpu.vectors import (
     PLANES,
     READ_ONCE,
     TILE,
+    TOGETHER,
     float_tile,
     int4_tile,
 )
 
 MOST_ROWS = 32
 """Rows of activations that a product takes."""
-
-TOGETHER = 8 if HAS_AVX512 else 4
-"""Rows of activations that a weight is multiplied with while it is in registers: AVX-512 has 32 of them, AVX2 16."""
 
 AT_A_TIME = 32
 """Weight rows that stay in the cache while more than TOGETHER rows of activations take turns."""
@@ -65,6 +63,7 @@ class Rows(NamedTuple):
     float32, x in the order of int4's columns; narrow: the same in bfloat16 or int16; sums: float32 [32, K' / 32], one
     per plane; plane_scales: float32 [32, K' / 32], of int16.
     edge: float32 [8, LANES], the products of a block of weight rows if only some of them are wanted.
+    wide: float32 [MOST_WIDE, K'], weight rows that are widened before they are multiplied.
     """
 
     x: NDArray[np.float32]
@@ -76,6 +75,7 @@ class Rows(NamedTuple):
     sums: NDArray[np.float32]
     plane_scales: NDArray[np.float32]
     edge: NDArray[np.float32]
+    wide: NDArray[np.float32]
 
 
 def make_rows(width: int) -> Rows:
@@ -84,8 +84,7 @@ def make_rows(width: int) -> Rows:
     return Rows(
         zeros(shape, f32), zeros(shape, np.int8), np.zeros(MOST_ROWS, f32), np.zeros(MOST_ROWS, np.int32),
         zeros(shape, f32), zeros(shape, np.uint16), zeros((MOST_ROWS, shape[1] // PLANE), f32),
-        zeros((MOST_ROWS, shape[1] // PLANE), f32),
-        zeros((TOGETHER, LANES), f32),
+        zeros((MOST_ROWS, shape[1] // PLANE), f32), zeros((TOGETHER, LANES), f32), zeros((MOST_WIDE, shape[1]), f32),
     )  # fmt: skip
 
 
@@ -105,7 +104,7 @@ def prepare(matrix: Any, count: int, rows: Any) -> None:
     if matrix.kind == INT8:
         for r in range(count):
             _round(rows, r, matrix.width)
-    elif matrix.kind >= INT4:
+    elif INT4 <= matrix.kind < BLOCKS:
         for r in range(count):
             _order(rows, r, matrix)
 
@@ -186,16 +185,19 @@ def multiply(matrix: Any, first: int, low: int, high: int, count: int, rows: Any
 
     count: from `padded`. rows: from `prepare`. y: float32 [32, N].
     """
-    turn = FLOATS_AT_A_TIME if matrix.kind <= BFLOAT16 else AT_A_TIME
-    block = high - low if count <= TOGETHER else turn
-    for start in range(low, high, block):
-        for r in range(0, count, TOGETHER):
-            together = Rows(
-                rows.x[r:], rows.rounded[r:], rows.scales[r:], rows.corrections[r:],
-                rows.ordered[r:], rows.narrow[r:], rows.sums[r:], rows.plane_scales[r:], rows.edge,
-            )  # fmt: skip
-            end = min(start + block, high)
-            _multiply_together(matrix, first, start, end, min(TOGETHER, count - r), together, y[r:])
+    if matrix.kind >= BLOCKS:
+        multiply_blocks(matrix.kind - BLOCKS, matrix, first, low, high, count, rows, y)
+    else:
+        turn = FLOATS_AT_A_TIME if matrix.kind <= BFLOAT16 else AT_A_TIME
+        block = high - low if count <= TOGETHER else turn
+        for start in range(low, high, block):
+            for r in range(0, count, TOGETHER):
+                together = Rows(
+                    rows.x[r:], rows.rounded[r:], rows.scales[r:], rows.corrections[r:],
+                    rows.ordered[r:], rows.narrow[r:], rows.sums[r:], rows.plane_scales[r:], rows.edge, rows.wide,
+                )  # fmt: skip
+                end = min(start + block, high)
+                _multiply_together(matrix, first, start, end, min(TOGETHER, count - r), together, y[r:])
 
 
 @njit(**FLAGS, **INLINED)

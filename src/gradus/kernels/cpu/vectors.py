@@ -42,6 +42,9 @@ WIDENS_HALVES = not IS_X86 or "f16c" in features()  # otherwise LLVM calls a fun
 WIDE = 16 if HAS_AVX512 else 8
 """Floats of a vector in a product of floats. Registers are few without AVX-512: sums of 16 would not stay in them."""
 
+TOGETHER = 8 if HAS_AVX512 else 4
+"""Rows of activations that a weight is multiplied with while it is in registers: AVX-512 has 32 of them, AVX2 16."""
+
 INT8_STEP = 64
 """Values per step of a product of bytes. Rows whose length is not a multiple are multiplied by plain loops."""
 

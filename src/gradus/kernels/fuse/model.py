@@ -26,7 +26,7 @@ from gradus.kernels.core.view import Twin, is_known, twin_of, view
 from gradus.kernels.fuse import quantized  # names the twins of quantized matrices, too
 from gradus.kernels.linear.dispatch import choose_fused, fused_linear, linear
 from gradus.kernels.linear.epilogue import Norm
-from gradus.kernels.linear.gemv import GemvLaunch
+from gradus.kernels.linear.launches import GemvLaunch
 from gradus.kernels.rows.activation import activation, gated_activation
 from gradus.kernels.rows.norm import add_layer_norm, add_normalized, add_rms_norm
 from gradus.kernels.rows.rope_store import rope_store
@@ -97,7 +97,8 @@ class FusedLinear(Twin, Linear):
         if launch is None:
             return super().after(norm, x, then)
         inside, centered = None, isinstance(norm, nn.LayerNorm)
-        if self.in_features <= NORM_WITHIN and (isinstance(launch, GemvLaunch) or not centered):
+        may_go_within = self.in_features <= NORM_WITHIN and getattr(norm, "summands", None) is None
+        if may_go_within and (isinstance(launch, GemvLaunch) or not centered):
             inside = Norm(norm.weight, norm.bias if isinstance(norm, nn.LayerNorm) else None, norm.eps)
         elif then is None and not centered:
             return self(norm(x))
@@ -142,11 +143,25 @@ def widened(matrix: nn.Parameter) -> Tensor:
     return matrix.detach().as_strided((wide, width), (width, 1))
 
 
+class Summands(Protocol):
+    """Rows that the devices sharing the model have yet to add to the residual stream."""
+
+    def add_rms_norm(self, stream: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """Add it, in place, and return the normalized stream."""
+
+
 @twin_of(RMSNorm)
 class FusedRMSNorm(Twin, RMSNorm):
-    """Statistics in float32 whatever the weight's type, so Gemma's norm is this one as well."""
+    """Statistics in float32 whatever the weight's type, so Gemma's norm is this one as well.
+
+    summands: to be added to the stream first, where several devices share the model (`gradus.parallel.fused`).
+    """
+
+    summands: Summands | None = None
 
     def forward(self, x: Tensor) -> Tensor:
+        if self.summands is not None:
+            return self.summands.add_rms_norm(x, self.weight, self.eps)
         return add_rms_norm(x, None, self.weight, self.eps)
 
     def onto(self, stream: Tensor, x: Tensor) -> Tensor:
@@ -175,6 +190,10 @@ class FusedGated(Twin, Gated):
 @twin_of(RotaryTable)
 class FusedRotaryTable(Twin, RotaryTable):
     """Looks nothing up: the kernel that rotates reads the table where it lies."""
+
+    def __init__(self, part: RotaryTable) -> None:
+        part.reach(len(part.table))
+        super().__init__(part)
 
     def forward(self, positions: Tensor) -> Rotation:
         """The table and the positions, for `FusedHeads`."""

@@ -21,6 +21,7 @@ from gradus.kernels.core.gluon import in_gluon
 from gradus.kernels.core.overlap import early_launches, starts_early
 from gradus.kernels.core.view import Twin, is_known, twin_of, view
 from gradus.kernels.linear.epilogue import Norm
+from gradus.kernels.quantized import gguf
 from gradus.kernels.quantized.eight_bits import EightBitWeights, eight_bit_product, library_product
 from gradus.kernels.quantized.hopper_launch import is_aligned, launch_for
 from gradus.kernels.quantized.int4 import Int4Weights, int4_product, piece_rows, widened_product
@@ -29,9 +30,10 @@ from gradus.kernels.quantized.tile import TileLaunch, result
 from gradus.kernels.quantized.tile_tables import Scheme, choose_tile
 from gradus.kernels.rows.activation import activation as activate_rows
 from gradus.kernels.rows.activation import gated_activation
-from gradus.models.layers import Activation, Gated, Model, RMSNorm
+from gradus.models.layers import Activation, Embedding, Gated, Model, RMSNorm
 from gradus.models.parts import Undescribed, parts_of
 from gradus.quantization.fp8 import BLOCK, E4M3, Fp8BlockLinear, Fp8Linear
+from gradus.quantization.gguf import GGUFLinear
 from gradus.quantization.int4 import Int4Linear
 from gradus.quantization.int8 import Int8Linear
 from gradus.quantization.linear import QuantizedLinear
@@ -74,7 +76,7 @@ class FusedQuantized(Twin, QuantizedLinear):
         n = sum(self.out_features)
         if not m:
             return result(x, m, n // 2 if gated else n, x.dtype, padded=head)
-        launch = choose_tile(self.scheme, m, n, self.in_features, x.dtype, x.device, gated=gated)
+        launch = self.launch(m, x.dtype, x.device, gated)
         return self.product(x, norm, launch, padded=head, bias=self.bias, **around)
 
     def product(
@@ -83,10 +85,13 @@ class FusedQuantized(Twin, QuantizedLinear):
         """around: bias, and activation, gated or residual. A launch that is None is the library's."""
         raise NotImplementedError
 
+    def launch(self, m: int, dtype: torch.dtype, device: torch.device, gated: bool = False) -> TileLaunch | None:
+        return choose_tile(self.scheme, m, sum(self.out_features), self.in_features, dtype, device, gated=gated)
+
     def scratch_bytes(self, m: int, dtype: torch.dtype, device: torch.device) -> int:
         """Return the bytes that a product of m rows needs in addition to its result."""
-        n, k = sum(self.out_features), self.in_features
-        launch = choose_tile(self.scheme, m, n, k, dtype, device)
+        n = sum(self.out_features)
+        launch = self.launch(m, dtype, device)
         shared = launch.splits * m * n * 4 if launch and launch.splits > 1 else 0
         return shared + self.operand_bytes(m, launch, dtype)
 
@@ -115,6 +120,49 @@ class FusedInt4(FusedQuantized, Int4Linear):
     def operand_bytes(self, m: int, launch: TileLaunch | None, dtype: torch.dtype) -> int:
         n, k = sum(self.out_features), self.in_features
         return piece_rows(n, k, dtype.itemsize) * k * dtype.itemsize if launch is None else 0
+
+
+@twin_of(GGUFLinear)
+class FusedGGUF(FusedQuantized, GGUFLinear):
+    def __init__(self, part: GGUFLinear) -> None:
+        super().__init__(part)
+        self.weights = gguf.Blocks(part.blocks, part.format)
+
+    def launch(self, m: int, dtype: torch.dtype, device: torch.device, gated: bool = False) -> TileLaunch | None:
+        if m > (gguf.MOST_ROWS if dtype.itemsize == 2 else 16):
+            return None
+        outputs = sum(self.out_features) // (2 if gated else 1)
+        return gguf.launch_for(m, outputs, self.in_features, multiprocessors(device))
+
+    def product(
+        self, x: Tensor, norm: RMSNorm | nn.LayerNorm | None, launch: TileLaunch | None, *, padded: bool, **around: Any
+    ) -> Tensor:
+        x = x if norm is None else norm.forward(x)
+        if launch is None:
+            return activated(gguf.widened_blocks_product, x, self.weights, padded=padded, **around)
+        return gguf.gguf_product(x, self.weights, launch, padded=padded, counters=self.counters, **around)
+
+    def operand_bytes(self, m: int, launch: TileLaunch | None, dtype: torch.dtype) -> int:
+        n, k = sum(self.out_features), self.in_features
+        return piece_rows(n, k, dtype.itemsize) * k * dtype.itemsize if launch is None else 0
+
+
+@twin_of(Embedding)
+def twin_of_embedding(part: Embedding) -> "FusedLookup | None":
+    return FusedLookup(part) if isinstance(getattr(part.lookup, "__self__", None), GGUFLinear) else None
+
+
+class FusedLookup(Twin, Embedding):
+    """Rows in GGUF's blocks, widened as they are looked up."""
+
+    def __init__(self, part: Embedding) -> None:
+        super().__init__(part)
+        rows = getattr(part.lookup, "__self__", None)
+        assert isinstance(rows, GGUFLinear)
+        self.rows, self.width = gguf.Blocks(rows.blocks, rows.format), rows.in_features
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return gguf.lookup(self.rows, ids, self.width, self.dtype)
 
 
 class FusedEightBits(FusedQuantized):
@@ -186,13 +234,7 @@ def hopper_products(device: torch.device) -> "HopperProducts | None":
     """
     if device.type != "cuda" or capability(device) != (9, 0):
         return None
-
-    def load() -> "type[HopperProducts]":
-        from gradus.kernels.quantized.hopper_product import HopperProducts
-
-        return HopperProducts
-
-    kernel = in_gluon(load)
+    kernel = in_gluon("quantized.hopper_product", "HopperProducts")
     return None if kernel is None else kernel(multiprocessors(device))
 
 

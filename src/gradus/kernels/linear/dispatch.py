@@ -1,6 +1,5 @@
 """Which kernel takes a product: this project's for few rows, cuBLAS for many, as the device's `launch_tables` say."""
 
-from collections.abc import Callable
 from functools import cache
 from typing import Unpack
 
@@ -10,35 +9,15 @@ from torch.nn import functional as F
 
 from gradus.kernels.core.gluon import in_gluon
 from gradus.kernels.linear.epilogue import Fusions
-from gradus.kernels.linear.few_rows_launch import FewRowsLaunch
-from gradus.kernels.linear.gemv import GemvLaunch, gemv
+from gradus.kernels.linear.gemv import gemv
 from gradus.kernels.linear.launch_tables import FusedLaunch, Launch, Unmeasured, table_of
-from gradus.kernels.linear.splitk import SplitKLaunch, splitk
+from gradus.kernels.linear.launches import VECTOR, FewRowsLaunch, GemvLaunch, SplitKLaunch, StreamedLaunch
+from gradus.kernels.linear.splitk import splitk
 from gradus.kernels.linear.splits import Counters
-from gradus.kernels.linear.streamed_launch import VECTOR, StreamedLaunch
 
-
-def _few_rows() -> Callable[..., Tensor]:
-    from gradus.kernels.linear.few_rows import few_rows
-
-    return few_rows
-
-
-def _streamed_gemv() -> Callable[..., Tensor]:
-    from gradus.kernels.linear.streamed_gemv import streamed_gemv
-
-    return streamed_gemv
-
-
-def _streamed_rows() -> Callable[..., Tensor]:
-    from gradus.kernels.linear.streamed_rows import streamed_rows
-
-    return streamed_rows
-
-
-few_rows = in_gluon(_few_rows)
-streamed_gemv = in_gluon(_streamed_gemv)
-streamed_rows = in_gluon(_streamed_rows)
+few_rows = in_gluon("linear.few_rows", "few_rows")
+streamed_gemv = in_gluon("linear.streamed_gemv", "streamed_gemv")
+streamed_rows = in_gluon("linear.streamed_rows", "streamed_rows")
 
 
 @cache

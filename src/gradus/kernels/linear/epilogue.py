@@ -4,15 +4,15 @@ A kernel loads the bias and the residual where that hides their latency: `gemv.p
 weights have arrived, kernels of tiles when their sums are complete (`finish_tile`). All end in `finish`.
 """
 
-from typing import NamedTuple, TypedDict, Unpack
+from typing import NamedTuple, TypedDict
 
+import torch
 import triton
 import triton.language as tl
-from torch import Tensor, dtype
+from torch import Tensor
 from triton.language import constexpr, tensor
 
-from gradus.kernels.rows.activation import activate, activation_reference, gated_activation_reference
-from gradus.kernels.rows.norm import add_layer_norm_reference, add_rms_norm_reference
+from gradus.kernels.rows.activation import activate
 
 
 class Norm(NamedTuple):
@@ -75,34 +75,33 @@ def finish_tile(
     finish(sums, ups, bias, up_bias, residual, out_ptr + here, inside, ACTIVATION, GATED)
 
 
-# -- the same in torch -------------------------------------------------------------------------------------------------
+class Operands(NamedTuple):
+    """What a product of few rows is launched with, checked: residual + activation(norm(x) weightᵀ + bias).
 
-
-def product_reference(x: Tensor, weight: Tensor, *, norm: Norm | None = None, **epilogue: Unpack[Epilogue]) -> Tensor:
-    """residual + activation(norm(x) weightᵀ + bias), of any number of rows."""
-    wide = x.float()
-    if norm is not None and norm.bias is not None:
-        wide = add_layer_norm_reference(wide, None, norm.weight, norm.bias, norm.eps)
-    elif norm is not None:
-        wide = add_rms_norm_reference(wide, None, norm.weight, norm.eps)
-    return finish_reference(wide @ weight.float().T, x.dtype, **epilogue)
-
-
-def finish_reference(
-    sums: Tensor,
-    dtype: dtype,
-    *,
-    bias: Tensor | None = None,
-    activation: str | None = None,
-    gated: bool = False,
-    residual: Tensor | None = None,
-) -> Tensor:
-    """sums: float32 [M, N], or [M, 2 N] if gated; the bias is as wide. residual: [M, N], takes the sum in place.
-
-    Returns [M, N] in dtype, or the residual.
+    With a gate, the matrix has the gate's rows and then up's, and the sum is activation(gate) * up. tensors: x, weight,
+    bias, residual, and the norm's gain. shift: a LayerNorm's. out: [rows, outputs] in x's dtype, or the residual, which
+    takes the sum in place, as a residual stream does, so it must not be x.
     """
-    if bias is not None:
-        sums = sums + bias.float()
-    if activation is not None:
-        sums = gated_activation_reference(sums, activation) if gated else activation_reference(sums, activation)
-    return sums.to(dtype) if residual is None else residual.copy_(residual.float() + sums)
+
+    tensors: tuple[Tensor | None, ...]
+    shift: Tensor | None
+    out: Tensor
+    rows: int
+    outputs: int
+    eps: float
+    inner: int
+    activation: str | None
+    gated: bool
+
+    @classmethod
+    def of(
+        cls, x: Tensor, weight: Tensor, most_rows: int, *, bias: Tensor | None = None, norm: Norm | None = None,
+        activation: str | None = None, gated: bool = False, residual: Tensor | None = None,
+    ) -> "Operands":  # fmt: skip
+        """x: [M, K], M up to most_rows; weight: [N, K], or [2 N, K] if gated; both contiguous; residual: [M, N]."""
+        (rows, inner), height = x.shape, weight.shape[0]
+        assert 0 < rows <= most_rows and weight.shape[1] == inner and weight.is_contiguous() and x.is_contiguous()
+        outputs = height // 2 if gated else height
+        gain, shift, eps = norm or (None, None, 0.0)
+        out = torch.empty(rows, outputs, dtype=x.dtype, device=x.device) if residual is None else residual
+        return cls((x, weight, bias, residual, gain), shift, out, rows, outputs, eps, inner, activation, gated)

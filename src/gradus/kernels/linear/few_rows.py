@@ -22,7 +22,8 @@ Bytes: N K of weights, once; x (M K) comes from the cache. Layout: weight [N, K]
 gate, rows 0 … N - 1 are the gate's and rows N … 2 N - 1 are up's; a program owns both rows of an output.
 """
 
-import torch
+from typing import Unpack
+
 import triton
 from torch import Tensor
 from triton.experimental import gluon
@@ -31,18 +32,13 @@ from triton.experimental.gluon.language.nvidia.ampere import mma_v2
 from triton.language import constexpr, tensor
 
 from gradus.kernels.core.overlap import let_next_start, starts_early, wait_for_previous
-from gradus.kernels.linear.epilogue import Norm, finish, vector
-from gradus.kernels.linear.few_rows_launch import DEPTH, MOST_ROWS, FewRowsLaunch
+from gradus.kernels.linear.epilogue import Fusions, Operands, finish, vector
+from gradus.kernels.linear.launches import DEPTH, MOST_ROWS, FewRowsLaunch
+from gradus.kernels.linear.layouts import by_output, indices, products, scale_of, shared
 
 COLUMNS = constexpr(DEPTH)
 
 # -- layouts of tensors [warps, …, …], one slice of K per warp -----------------------------------------------
-
-
-@gluon.constexpr_function
-def products(warps: int) -> gl.NVMMADistributedLayout:
-    """Lay out sums, [warps, outputs, ROWS]."""
-    return gl.NVMMADistributedLayout(version=[2, 0], warps_per_cta=[warps, 1, 1], instr_shape=[1, 16, 8])
 
 
 @gluon.constexpr_function
@@ -55,28 +51,6 @@ def weight_side(warps: int) -> gl.DotOperandLayout:
 def x_side(warps: int) -> gl.DotOperandLayout:
     """Lay out x, [warps, COLUMNS, ROWS]: a thread has four columns of a row."""
     return gl.DotOperandLayout(1, products(warps), 4)
-
-
-@gluon.constexpr_function
-def by_output(warps: int) -> gl.BlockedLayout:
-    """[warps, outputs, ROWS]: all warps' sums of an output and a row in one thread."""
-    return gl.BlockedLayout([warps, 1, 1], [1, 4, 8], [1, warps, 1], [2, 1, 0])
-
-
-@gluon.constexpr_function
-def one_by_one(rank: int) -> gl.SwizzledSharedLayout:
-    return gl.SwizzledSharedLayout(1, 1, 1, [*reversed(range(rank))])
-
-
-@gluon.jit
-def _along(COUNT: constexpr, DIM: constexpr, LAYOUT: constexpr) -> tensor:
-    """0 … COUNT - 1 along one of three dimensions."""
-    if DIM == 0:
-        return gl.arange(0, COUNT, gl.SliceLayout(1, gl.SliceLayout(2, LAYOUT)))[:, None][:, :, None]
-    elif DIM == 1:
-        return gl.arange(0, COUNT, gl.SliceLayout(0, gl.SliceLayout(2, LAYOUT)))[None, :][:, :, None]
-    else:
-        return gl.arange(0, COUNT, gl.SliceLayout(0, gl.SliceLayout(1, LAYOUT)))[None, :][:, None, :]
 
 
 # -- the kernel --------------------------------------------------------------------------------------------------------
@@ -169,8 +143,8 @@ def _tile(
 ) -> tensor:  # fmt: skip
     """COLUMNS columns from `start` on for every warp: of the matrix, of up's rows, and of the norm's gain."""
     SIDE: constexpr = weight_side(WARPS)
-    output = _along(BLOCK_N, 1, SIDE)
-    column = start + _along(WARPS, 0, SIDE) * COLUMNS + _along(COLUMNS, 2, SIDE)
+    output = indices(BLOCK_N, 1, SIDE)
+    column = start + indices(WARPS, 0, SIDE) * COLUMNS + indices(COLUMNS, 2, SIDE)
     inside = (output < outputs) & (column < K)
     weight = gl.load(weights + (output * K + column), mask=inside, other=0.0, eviction_policy="evict_first")
     up = weight
@@ -192,7 +166,7 @@ def _added(sums: tensor, AT: constexpr, weight: tensor, x: tensor) -> tensor:
 @gluon.jit
 def _rows(x_ptr: tensor, M: int, start: int, K: constexpr, ROWS: constexpr, WARPS: constexpr) -> tensor:
     """The same columns of all rows, and zeros where there are fewer than ROWS."""
-    row = _along(ROWS, 2, x_side(WARPS))
+    row = indices(ROWS, 2, x_side(WARPS))
     column = start + _columns_of_x(WARPS)
     return gl.load(x_ptr + (row * K + column), mask=(row < M) & (column < K), other=0.0)
 
@@ -200,57 +174,21 @@ def _rows(x_ptr: tensor, M: int, start: int, K: constexpr, ROWS: constexpr, WARP
 @gluon.jit
 def _columns_of_x(WARPS: constexpr) -> tensor:
     SIDE: constexpr = x_side(WARPS)
-    return _along(WARPS, 0, SIDE) * COLUMNS + _along(COLUMNS, 1, SIDE)
+    return indices(WARPS, 0, SIDE) * COLUMNS + indices(COLUMNS, 1, SIDE)
 
 
-@gluon.jit
-def shared(values: tensor) -> gl.shared_memory_descriptor:
-    """The sum of a tuple of tensors, in shared memory."""
-    total = values[0]
-    for i in gl.static_range(len(values) - 1):
-        total += values[i + 1]
-    memory = gl.allocate_shared_memory(gl.float32, total.shape, one_by_one(len(total.shape)))
-    memory.store(total)
-    return memory
+def few_rows(x: Tensor, weight: Tensor, launch: FewRowsLaunch, **fusions: Unpack[Fusions]) -> Tensor:
+    """Multiply up to MOST_ROWS rows of 16-bit values, with an RMSNorm: see `Operands`. Returns [M, N].
 
-
-@gluon.jit
-def scale_of(squares: tensor, eps: float, K: constexpr, LAST: constexpr) -> tensor:
-    """An RMSNorm's factor for each row, [1, ROWS]."""
-    parts = shared((gl.sum(squares, 1),))
-    square = gl.convert_layout(
-        gl.sum(parts.load(gl.SliceLayout(1, LAST)), 0), gl.SliceLayout(0, gl.SliceLayout(0, LAST))
-    )
-    return gl.rsqrt(square / K + eps)[None, :]
-
-
-def few_rows(
-    x: Tensor,
-    weight: Tensor,
-    launch: FewRowsLaunch,
-    *,
-    bias: Tensor | None = None,
-    norm: Norm | None = None,
-    activation: str | None = None,
-    gated: bool = False,
-    residual: Tensor | None = None,
-) -> Tensor:
-    """As `gemv`, for M ≤ MOST_ROWS rows of 16-bit values: residual + activation(norm(x) weightᵀ + bias).
-
-    norm: an RMSNorm. A row's result does not depend on the other rows.
+    A row's result does not depend on the other rows.
     """
-    (rows, inner), height = x.shape, weight.shape[0]
-    outputs = height // 2 if gated else height
-    gain, shift, eps = norm or (None, None, 0.0)
-    assert 0 < rows <= MOST_ROWS and weight.shape[1] == inner and weight.is_contiguous() and x.is_contiguous()
-    assert shift is None, "a LayerNorm needs the mean of all columns first"
-    early = starts_early()
-    ahead = min(launch.ahead, triton.cdiv(inner, DEPTH * launch.warps))
-    out = torch.empty(rows, outputs, dtype=x.dtype, device=x.device) if residual is None else residual
-    few_rows_kernel[(triton.cdiv(outputs, launch.outputs),)](
-        x, weight, bias, residual, gain, out, rows, outputs, eps,
-        inner, activation, gated, max(8, triton.next_power_of_2(rows)), launch.outputs, launch.warps,
-        ahead, launch.sums, early,
+    given, early = Operands.of(x, weight, MOST_ROWS, **fusions), starts_early()
+    assert given.shift is None, "a LayerNorm needs the mean of all columns first"
+    ahead = min(launch.ahead, triton.cdiv(given.inner, DEPTH * launch.warps))
+    few_rows_kernel[(triton.cdiv(given.outputs, launch.outputs),)](
+        *given.tensors, given.out, given.rows, given.outputs, given.eps,
+        given.inner, given.activation, given.gated, max(8, triton.next_power_of_2(given.rows)), launch.outputs,
+        launch.warps, ahead, launch.sums, early,
         num_warps=launch.warps, launch_pdl=early,
     )  # fmt: skip
-    return out
+    return given.out

@@ -16,27 +16,18 @@ Bytes: N K of weights, once; x (M K) and the vectors are read from the cache. La
 With a gate, rows 0 … N - 1 are the gate's and rows N … 2 N - 1 are up's; a program owns both rows of an output.
 """
 
-from typing import NamedTuple
+from typing import Unpack
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 from triton.language import constexpr, tensor
 
 from gradus.kernels.core.overlap import let_next_start, starts_early, wait_for_previous
-from gradus.kernels.linear.epilogue import Norm, finish, vector
+from gradus.kernels.linear.epilogue import Fusions, Operands, finish, vector
+from gradus.kernels.linear.launches import FEW_ROWS, GemvLaunch
 
-FEW_ROWS = 4
 UNROLLED = constexpr(4)  # up to this many tiles along K are requested together
-
-
-class GemvLaunch(NamedTuple):
-    """rows, columns: the tile of weights that a program has in flight at a time."""
-
-    rows: int
-    columns: int
-    warps: int
 
 
 @triton.jit
@@ -164,33 +155,13 @@ def _normed(
     return x, squares
 
 
-def gemv(
-    x: Tensor,
-    weight: Tensor,
-    launch: GemvLaunch,
-    *,
-    bias: Tensor | None = None,
-    norm: Norm | None = None,
-    activation: str | None = None,
-    gated: bool = False,
-    residual: Tensor | None = None,
-) -> Tensor:
-    """residual + activation(norm(x) weightᵀ + bias); gated: activation(gate) * up of the product's two halves.
-
-    x: [M, K] with M ≤ FEW_ROWS; weight: [N, K], or [2 N, K] if gated, contiguous; residual: [M, N], and it takes the
-    sum in place, as a residual stream does, so it must not be x.
-    Returns [M, N] in x's dtype: `residual` itself if given.
-    """
-    (rows, inner), height = x.shape, weight.shape[0]
-    outputs = height // 2 if gated else height
-    assert 0 < rows <= FEW_ROWS and weight.shape[1] == inner and weight.is_contiguous() and x.is_contiguous()
-    early = starts_early()
-    gain, shift, eps = norm or (None, None, 0.0)
-    columns = triton.next_power_of_2(inner) if shift is not None else launch.columns
-    out = torch.empty(rows, outputs, dtype=x.dtype, device=x.device) if residual is None else residual
-    gemv_kernel[(triton.cdiv(outputs, launch.rows),)](
-        x, weight, bias, residual, gain, shift, out, rows, outputs, eps,
-        inner, activation, gated, triton.next_power_of_2(rows), launch.rows, columns,
+def gemv(x: Tensor, weight: Tensor, launch: GemvLaunch, **fusions: Unpack[Fusions]) -> Tensor:
+    """Multiply up to FEW_ROWS rows, of any dtype, with any norm: see `Operands`. Returns [M, N]."""
+    given, early = Operands.of(x, weight, FEW_ROWS, **fusions), starts_early()
+    columns = launch.columns if given.shift is None else triton.next_power_of_2(given.inner)
+    gemv_kernel[(triton.cdiv(given.outputs, launch.rows),)](
+        *given.tensors, given.shift, given.out, given.rows, given.outputs, given.eps,
+        given.inner, given.activation, given.gated, triton.next_power_of_2(given.rows), launch.rows, columns,
         early, num_warps=launch.warps, launch_pdl=early,
     )  # fmt: skip
-    return out
+    return given.out

@@ -20,10 +20,7 @@ import torch
 from gradus.device.capability import Capability
 from gradus.kernels.core import tuning
 from gradus.kernels.core.tuning import Launches, nearest
-from gradus.kernels.linear.few_rows_launch import FewRowsLaunch
-from gradus.kernels.linear.gemv import GemvLaunch
-from gradus.kernels.linear.splitk import SplitKLaunch
-from gradus.kernels.linear.streamed_launch import StreamedLaunch
+from gradus.kernels.linear.launches import FewRowsLaunch, GemvLaunch, SplitKLaunch, StreamedLaunch
 
 FusedLaunch = GemvLaunch | FewRowsLaunch | StreamedLaunch  # of kernels with a norm, an activation and a sum in them
 Launch = FusedLaunch | SplitKLaunch

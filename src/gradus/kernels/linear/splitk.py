@@ -9,8 +9,6 @@ Bytes: N K of weights once, M (K + N) of activations; with S splits 2 S M N of f
 Layout: x [M, K], weight [N, K], out [M, N], all row-major.
 """
 
-from typing import NamedTuple
-
 import torch
 import triton
 import triton.language as tl
@@ -18,20 +16,11 @@ from torch import Tensor
 from triton.language import constexpr, tensor
 
 from gradus.kernels.core.overlap import let_next_start, starts_early, wait_for_previous
-from gradus.kernels.linear.epilogue import finish_tile
+from gradus.kernels.linear.epilogue import Operands, finish_tile
+from gradus.kernels.linear.launches import SplitKLaunch
 from gradus.kernels.linear.splits import Counters, arrives_last, counters_of, leave, total
 
 MOST_ROWS = 64
-
-
-class SplitKLaunch(NamedTuple):
-    """rows, columns: a tile of weights. splits: programs that share a row's sum. stages: tiles in flight."""
-
-    rows: int
-    columns: int
-    splits: int
-    stages: int
-    warps: int
 
 
 @triton.jit
@@ -85,23 +74,20 @@ def splitk(
 ) -> Tensor:
     """x weightᵀ + bias, or with `residual` [M, N] that plus the residual, in place.
 
-    x: [M, K] with M ≤ 64; weight: [N, K]; both contiguous. Returns [M, N] in x's dtype: `residual` itself if given.
+    x: [M, K] with M ≤ 64; weight: [N, K]. See `Operands`.
     Launches that split sums and share counters must follow each other (one stream). counters: None takes the device's.
     """
-    rows, inner = x.shape
-    outputs = weight.shape[0]
-    assert 0 < rows <= MOST_ROWS and weight.shape[1] == inner and x.is_contiguous() and weight.is_contiguous()
-    out = torch.empty(rows, outputs, dtype=x.dtype, device=x.device) if residual is None else residual
+    given, early = Operands.of(x, weight, MOST_ROWS, bias=bias, residual=residual), starts_early()
+    rows, outputs, inner = given.rows, given.outputs, given.inner
     tiles = triton.cdiv(outputs, launch.rows)
     chunk = triton.cdiv(triton.cdiv(inner, launch.splits), launch.columns) * launch.columns  # whole tiles per program
     partial = arrived = None
-    early = starts_early()
     if launch.splits > 1:
         partial = torch.empty(launch.splits, rows, outputs, dtype=torch.float32, device=x.device)
         arrived = counters_of(x.device, tiles, counters)
     splitk_kernel[(tiles, launch.splits)](
-        x, weight, bias, residual, out, partial, arrived, rows, outputs, inner, chunk,
+        x, weight, bias, residual, given.out, partial, arrived, rows, outputs, inner, chunk,
         inner % launch.columns == 0, max(16, triton.next_power_of_2(rows)), launch.rows, launch.columns, early,
         num_warps=launch.warps, num_stages=launch.stages, launch_pdl=early,
     )  # fmt: skip
-    return out
+    return given.out

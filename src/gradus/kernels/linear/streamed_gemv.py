@@ -21,6 +21,7 @@ rows 0 … N - 1 are the gate's and rows N … 2 N - 1 are up's; a program owns 
 """
 
 from functools import cache
+from typing import Unpack
 
 import torch
 import triton
@@ -32,11 +33,11 @@ from triton.language import constexpr, tensor
 
 from gradus.device.capability import capability, multiprocessors
 from gradus.kernels.core.overlap import let_next_start, starts_early, wait_for_previous
-from gradus.kernels.linear.epilogue import Norm, finish, vector
-from gradus.kernels.linear.few_rows import one_by_one
-from gradus.kernels.linear.streamed_launch import LANES as LANES_SIDE_BY_SIDE
-from gradus.kernels.linear.streamed_launch import VECTOR as VALUES_AT_ONCE
-from gradus.kernels.linear.streamed_launch import Slices, StreamedLaunch
+from gradus.kernels.linear.epilogue import Fusions, Operands, finish, vector
+from gradus.kernels.linear.launches import LANES as LANES_SIDE_BY_SIDE
+from gradus.kernels.linear.launches import VECTOR as VALUES_AT_ONCE
+from gradus.kernels.linear.launches import Slices, StreamedLaunch
+from gradus.kernels.linear.layouts import indices, one_by_one
 
 LANES = constexpr(LANES_SIDE_BY_SIDE)
 VECTOR = constexpr(VALUES_AT_ONCE)
@@ -53,28 +54,9 @@ def places(row_warps: int, column_warps: int) -> gl.BlockedLayout:
 
 
 @gluon.constexpr_function
-def along(layout: gl.BlockedLayout, dim: int) -> gl.SliceLayout:
-    """Return the layout of a vector along one of a tile's dimensions."""
-    for other in (3, 2, 1, 0):
-        if other != dim:
-            layout = gl.SliceLayout(other, layout)
-    return layout
-
-
-@gluon.constexpr_function
 def by_output(warps: int, column_warps: int) -> gl.BlockedLayout:
     """[outputs, column warps]: all sums of an output in one thread."""
     return gl.BlockedLayout([1, column_warps], [32, 1], [warps, 1], [1, 0])
-
-
-@gluon.jit
-def _along(COUNT: constexpr, DIM: constexpr, LAYOUT: constexpr) -> tensor:
-    """0 … COUNT - 1 along one of a tile's dimensions."""
-    numbers = gl.arange(0, COUNT, along(LAYOUT, DIM))
-    for other in gl.static_range(4):
-        if other != DIM:
-            numbers = gl.expand_dims(numbers, other)
-    return numbers
 
 
 # -- the kernel --------------------------------------------------------------------------------------------------------
@@ -150,12 +132,12 @@ def _copy(
     wait before a second write.
     """
     HERE: constexpr = places(ROW_WARPS, COLUMN_WARPS)
-    row = step // STEPS * ROWS + _along(ROWS, 0, HERE)
+    row = step // STEPS * ROWS + indices(ROWS, 0, HERE, 4)
     for part in gl.static_range(PARTS):
-        warp = (step % STEPS * PARTS + part) * COLUMN_WARPS + _along(COLUMN_WARPS, 1, HERE)
-        column = (warp * LANES + _along(LANES, 2, HERE)) * VECTOR
+        warp = (step % STEPS * PARTS + part) * COLUMN_WARPS + indices(COLUMN_WARPS, 1, HERE, 4)
+        column = (warp * LANES + indices(LANES, 2, HERE, 4)) * VECTOR
         inside = (row < outputs) & (column < K)
-        at = row * K + (column + _along(VECTOR, 3, HERE))
+        at = row * K + (column + indices(VECTOR, 3, HERE, 4))
         for matrix in gl.static_range(MATRICES):
             async_copy.async_copy_global_to_shared(
                 tiles[part * MATRICES + matrix].index(step % STAGES),
@@ -201,9 +183,9 @@ def _row(pointer: tensor, K: constexpr, ROW_WARPS: constexpr, COLUMN_WARPS: cons
     HERE: constexpr = places(ROW_WARPS, COLUMN_WARPS)
     parts: tensor = ()
     for part in gl.static_range(COUNT):
-        warp = part * COLUMN_WARPS + _along(COLUMN_WARPS, 1, HERE)
-        column = (warp * LANES + _along(LANES, 2, HERE)) * VECTOR
-        parts += (gl.load(pointer + (column + _along(VECTOR, 3, HERE)), mask=column < K, other=0.0),)
+        warp = part * COLUMN_WARPS + indices(COLUMN_WARPS, 1, HERE, 4)
+        column = (warp * LANES + indices(LANES, 2, HERE, 4)) * VECTOR
+        parts += (gl.load(pointer + (column + indices(VECTOR, 3, HERE, 4)), mask=column < K, other=0.0),)
     return parts
 
 
@@ -219,37 +201,22 @@ def _normed(x: tensor, gain: tensor) -> tensor:
     return parts, squares
 
 
-def streamed_gemv(
-    x: Tensor,
-    weight: Tensor,
-    launch: StreamedLaunch,
-    *,
-    bias: Tensor | None = None,
-    norm: Norm | None = None,
-    activation: str | None = None,
-    gated: bool = False,
-    residual: Tensor | None = None,
-) -> Tensor:
-    """As `gemv`, for one row of 16-bit values, K a multiple of 8: residual + activation(norm(x) weightᵀ + bias).
+def streamed_gemv(x: Tensor, weight: Tensor, launch: StreamedLaunch, **fusions: Unpack[Fusions]) -> Tensor:
+    """Multiply one row of 16-bit values, K a multiple of 8, with an RMSNorm: see `Operands`. Returns [1, N].
 
-    norm: an RMSNorm. The matrix begins at a multiple of 16 bytes.
+    The matrix begins at a multiple of 16 bytes.
     """
-    (rows, inner), height = x.shape, weight.shape[0]
-    outputs = height // 2 if gated else height
-    gain, shift, eps = norm or (None, None, 0.0)
-    assert rows == 1 and weight.shape[1] == inner and weight.is_contiguous() and x.is_contiguous()
-    assert inner % VECTOR.value == 0 and weight.element_size() == 2 and weight.data_ptr() % 16 == 0
-    assert shift is None, "a LayerNorm needs the mean of all columns first"
-    slices = slices_on(x.device, launch, outputs, inner, gated)
-    early = starts_early()
-    out = torch.empty(1, outputs, dtype=x.dtype, device=x.device) if residual is None else residual
+    given, early = Operands.of(x, weight, 1, **fusions), starts_early()
+    assert given.inner % VECTOR.value == 0 and weight.element_size() == 2 and weight.data_ptr() % 16 == 0
+    assert given.shift is None, "a LayerNorm needs the mean of all columns first"
+    slices = slices_on(x.device, launch, given.outputs, given.inner, given.gated)
     streamed_gemv_kernel[(slices.programs,)](
-        x, weight, bias, residual, gain, out, outputs, eps,
-        inner, activation, 2 if gated else 1, launch.outputs, launch.columns, launch.row_warps, launch.column_warps,
-        slices.groups, triton.next_power_of_2(slices.groups), slices.stages, early,
+        *given.tensors, given.out, given.outputs, given.eps,
+        given.inner, given.activation, 2 if given.gated else 1, launch.outputs, launch.columns, launch.row_warps,
+        launch.column_warps, slices.groups, triton.next_power_of_2(slices.groups), slices.stages, early,
         num_warps=launch.warps, launch_pdl=early,
     )  # fmt: skip
-    return out
+    return given.out
 
 
 @cache

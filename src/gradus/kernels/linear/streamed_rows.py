@@ -19,7 +19,8 @@ Bytes: N K of weights, once; x (M K) comes from the cache, once per program, or 
 as in `streamed_gemv.py`, x [M, K].
 """
 
-import torch
+from typing import Unpack
+
 import triton
 from torch import Tensor
 from triton.experimental import gluon
@@ -28,12 +29,11 @@ from triton.experimental.gluon.language.nvidia.ampere import async_copy, mma_v2
 from triton.language import constexpr, tensor
 
 from gradus.kernels.core.overlap import let_next_start, starts_early, wait_for_previous
-from gradus.kernels.linear.epilogue import Norm, finish, vector
-from gradus.kernels.linear.few_rows import by_output, products, scale_of, shared
-from gradus.kernels.linear.few_rows_launch import MOST_ROWS
+from gradus.kernels.linear.epilogue import Fusions, Operands, finish, vector
+from gradus.kernels.linear.launches import MOST_ROWS, WARP_COLUMNS, StreamedLaunch
+from gradus.kernels.linear.launches import VECTOR as VALUES_AT_ONCE
+from gradus.kernels.linear.layouts import by_output, indices, products, scale_of, shared
 from gradus.kernels.linear.streamed_gemv import slices_on
-from gradus.kernels.linear.streamed_launch import VECTOR as VALUES_AT_ONCE
-from gradus.kernels.linear.streamed_launch import WARP_COLUMNS, StreamedLaunch
 
 VECTOR = constexpr(VALUES_AT_ONCE)
 COLUMNS_OF_WARP = constexpr(WARP_COLUMNS)
@@ -63,25 +63,6 @@ def weight_side(warps: int) -> gl.DotOperandLayout:
 def x_side(warps: int) -> gl.DotOperandLayout:
     """[warps, COLUMNS_OF_WARP, rows]: eight columns of a row in a lane."""
     return gl.DotOperandLayout(1, products(warps), VECTOR.value)
-
-
-@gluon.constexpr_function
-def along(layout: gl.BlockedLayout | gl.DotOperandLayout, dim: int) -> gl.SliceLayout:
-    """Return the layout of a vector along one of three dimensions."""
-    for other in (2, 1, 0):
-        if other != dim:
-            layout = gl.SliceLayout(other, layout)
-    return layout
-
-
-@gluon.jit
-def _along(COUNT: constexpr, DIM: constexpr, LAYOUT: constexpr) -> tensor:
-    """0 … COUNT - 1 along one of three dimensions."""
-    numbers = gl.arange(0, COUNT, along(LAYOUT, DIM))
-    for other in gl.static_range(3):
-        if other != DIM:
-            numbers = gl.expand_dims(numbers, other)
-    return numbers
 
 
 # -- the kernel --------------------------------------------------------------------------------------------------------
@@ -156,10 +137,10 @@ def _copy(
     wait before a second write.
     """
     HERE: constexpr = copies(WARPS)
-    output = step // STEPS * OUTPUTS + _along(OUTPUTS, 1, HERE)
+    output = step // STEPS * OUTPUTS + indices(OUTPUTS, 1, HERE)
     for part in gl.static_range(PARTS):
-        warp = (step % STEPS * PARTS + part) * WARPS + _along(WARPS, 0, HERE)
-        column = warp * COLUMNS_OF_WARP + _along(COLUMNS_OF_WARP, 2, HERE)
+        warp = (step % STEPS * PARTS + part) * WARPS + indices(WARPS, 0, HERE)
+        column = warp * COLUMNS_OF_WARP + indices(COLUMNS_OF_WARP, 2, HERE)
         inside = (output < outputs) & (column < K)
         at = output * K + column
         for matrix in gl.static_range(MATRICES):
@@ -193,10 +174,10 @@ def _copy_rows(
 ) -> None:  # fmt: skip
     """Request the columns of x that multiply that step's tile; zeros beyond M and beyond K."""
     HERE: constexpr = copies(WARPS)
-    row = _along(ROWS, 1, HERE)
+    row = indices(ROWS, 1, HERE)
     for part in gl.static_range(PARTS):
-        warp = (step % STEPS * PARTS + part) * WARPS + _along(WARPS, 0, HERE)
-        column = warp * COLUMNS_OF_WARP + _along(COLUMNS_OF_WARP, 2, HERE)
+        warp = (step % STEPS * PARTS + part) * WARPS + indices(WARPS, 0, HERE)
+        column = warp * COLUMNS_OF_WARP + indices(COLUMNS_OF_WARP, 2, HERE)
         inside = (row < M) & (column < K)
         async_copy.async_copy_global_to_shared(tiles[part].index(step % STAGES), x_ptr + (row * K + column), inside)
 
@@ -262,10 +243,10 @@ def _added(
 def _row(pointer: tensor, M: int, K: constexpr, ROWS: constexpr, WARPS: constexpr, COUNT: constexpr) -> tensor:
     """Rows' columns where each thread needs them: COUNT parts, [WARPS, COLUMNS_OF_WARP, ROWS] each."""
     SIDE: constexpr = x_side(WARPS)
-    row = _along(ROWS, 2, SIDE)
+    row = indices(ROWS, 2, SIDE)
     parts: tensor = ()
     for part in gl.static_range(COUNT):
-        column = (part * WARPS + _along(WARPS, 0, SIDE)) * COLUMNS_OF_WARP + _along(COLUMNS_OF_WARP, 1, SIDE)
+        column = (part * WARPS + indices(WARPS, 0, SIDE)) * COLUMNS_OF_WARP + indices(COLUMNS_OF_WARP, 1, SIDE)
         parts += (gl.load(pointer + (row * K + column), mask=(row < M) & (column < K), other=0.0),)
     return parts
 
@@ -282,36 +263,19 @@ def _normed(x: tensor, gain: tensor) -> tensor:
     return parts, squares
 
 
-def streamed_rows(
-    x: Tensor,
-    weight: Tensor,
-    launch: StreamedLaunch,
-    *,
-    bias: Tensor | None = None,
-    norm: Norm | None = None,
-    activation: str | None = None,
-    gated: bool = False,
-    residual: Tensor | None = None,
-) -> Tensor:
-    """As `few_rows`, for K a multiple of 8: residual + activation(norm(x) weightᵀ + bias), for 2 to MOST_ROWS rows.
-
-    norm: an RMSNorm. A row's result does not depend on the other rows.
-    """
-    (rows, inner), height = x.shape, weight.shape[0]
-    outputs = height // 2 if gated else height
-    gain, shift, eps = norm or (None, None, 0.0)
-    assert 0 < rows <= MOST_ROWS and weight.shape[1] == inner and weight.is_contiguous() and x.is_contiguous()
-    assert inner % VECTOR.value == 0 and weight.element_size() == 2
+def streamed_rows(x: Tensor, weight: Tensor, launch: StreamedLaunch, **fusions: Unpack[Fusions]) -> Tensor:
+    """As `few_rows`, for K a multiple of 8, and for rows and a matrix that begin at multiples of 16 bytes."""
+    given, early = Operands.of(x, weight, MOST_ROWS, **fusions), starts_early()
+    assert given.inner % VECTOR.value == 0 and weight.element_size() == 2
     assert weight.data_ptr() % 16 == 0 and x.data_ptr() % 16 == 0
-    assert shift is None, "a LayerNorm needs the mean of all columns first"
-    together = max(8, triton.next_power_of_2(rows))
-    slices = slices_on(x.device, launch, outputs, inner, gated, together, norm is not None)
-    early = starts_early()
-    out = torch.empty(rows, outputs, dtype=x.dtype, device=x.device) if residual is None else residual
+    assert given.shift is None, "a LayerNorm needs the mean of all columns first"
+    together = max(8, triton.next_power_of_2(given.rows))
+    normed = fusions.get("norm") is not None
+    slices = slices_on(x.device, launch, given.outputs, given.inner, given.gated, together, normed)
     streamed_rows_kernel[(slices.programs,)](
-        x, weight, bias, residual, gain, out, rows, outputs, eps,
-        inner, activation, 2 if gated else 1, together, launch.outputs, launch.columns, launch.warps,
+        *given.tensors, given.out, given.rows, given.outputs, given.eps,
+        given.inner, given.activation, 2 if given.gated else 1, together, launch.outputs, launch.columns, launch.warps,
         slices.groups, slices.stages, early,
         num_warps=launch.warps, launch_pdl=early,
     )  # fmt: skip
-    return out
+    return given.out

@@ -15,7 +15,7 @@ blocks of 128 x 128 share one, scales[block_of_row[n], k / 128].
 With a gate, rows 0 … N - 1 are the gate's and rows N … 2 N - 1 are up's; a program owns both rows of an output.
 """
 
-from typing import NamedTuple, Unpack
+from typing import NamedTuple
 
 import torch
 import triton
@@ -24,7 +24,7 @@ from torch import Tensor
 from triton.language import constexpr, tensor
 
 from gradus.kernels.core.overlap import let_next_start, prefetch, starts_early, wait_for_previous
-from gradus.kernels.linear.epilogue import Epilogue, finish_reference, finish_tile
+from gradus.kernels.linear.epilogue import finish_tile
 from gradus.kernels.linear.splits import Counters
 from gradus.kernels.quantized.quantize import Rounded
 from gradus.kernels.quantized.tile import TOGETHER, TileLaunch, result, share, shared
@@ -199,20 +199,3 @@ def library_product(x: Rounded, weights: EightBitWeights, dtype: torch.dtype, bi
         x.values, weights.values.t(), x.scales.t(), weights.scales.unsqueeze(0), bias=bias, out_dtype=dtype,
         use_fast_accum=False,
     )  # fmt: skip
-
-
-# -- the same in torch -----------------------------------------------------------------------------------------------
-
-
-def eight_bit_reference(
-    x: Rounded, weights: EightBitWeights, dtype: torch.dtype, **epilogue: Unpack[Epilogue]
-) -> Tensor:
-    k = x.values.shape[1]
-    wide, scales = x.values.double(), weights.scales.unsqueeze(1)
-    if weights.block_of_row is not None:
-        wide *= x.scales.t().repeat_interleave(BLOCK, 1)[:, :k]
-        scales = weights.scales[weights.block_of_row].repeat_interleave(BLOCK, 1)[:, :k]
-    else:
-        wide *= x.scales.t()
-    out = (wide @ (weights.values.double() * scales).t()).float()
-    return finish_reference(out, dtype, **epilogue)

@@ -23,7 +23,7 @@ multiplies: N K (1/2 + 2) bytes more, which a thousand rows hide. The weights ar
 With a gate, rows 0 … N - 1 are the gate's and rows N … 2 N - 1 are up's; a program owns both rows of an output.
 """
 
-from typing import NamedTuple, Unpack
+from typing import NamedTuple
 
 import torch
 import triton
@@ -32,10 +32,9 @@ from torch import Tensor
 from triton.language import constexpr, tensor
 
 from gradus.kernels.core.overlap import let_next_start, prefetch, starts_early, wait_for_previous
-from gradus.kernels.linear.epilogue import Epilogue, finish_reference, finish_tile
+from gradus.kernels.linear.epilogue import finish_tile
 from gradus.kernels.linear.splits import Counters
 from gradus.kernels.quantized.tile import TOGETHER, TileLaunch, result, share, shared
-from gradus.quantization.int4 import unpacked
 
 TILE = 128  # columns of a word's four planes
 SCRATCH = 128 << 20  # bytes of a matrix that are wide at a time
@@ -377,19 +376,3 @@ def widened_product(
 def piece_rows(n: int, k: int, itemsize: int) -> int:
     """Rows of a matrix [n, k] that are wide at a time: whole tiles of a library's product."""
     return min(n, max(256, SCRATCH // (k * itemsize) // 256 * 256))
-
-
-# -- the same in torch -----------------------------------------------------------------------------------------------
-
-
-def int4_reference(x: Tensor, weights: Int4Weights, **epilogue: Unpack[Epilogue]) -> Tensor:
-    out = x.float() @ widened_reference(weights, x.shape[1], x.dtype).float().t()
-    return finish_reference(out, x.dtype, **epilogue)
-
-
-def widened_reference(weights: Int4Weights, k: int, dtype: torch.dtype) -> Tensor:
-    """The matrix [N, K] in dtype."""
-    group = TILE // weights.groups
-    pairs = weights.pairs.t().flatten().view(weights.kind).view(weights.rows, -1, 2).float()
-    values = unpacked(weights.words).unflatten(1, (-1, group))
-    return torch.addcmul(pairs[..., 1:], values.float(), pairs[..., :1]).flatten(1)[:, :k].to(dtype)

@@ -23,13 +23,12 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from torch.nn import functional as F
 from triton.language import constexpr, tensor
 
 from gradus.kernels.core.overlap import let_next_start, starts_early, wait_for_previous
 from gradus.kernels.linear.epilogue import Norm
-from gradus.kernels.rows.activation import activate, gated_activation_reference
-from gradus.kernels.rows.norm import add_layer_norm_reference, add_rms_norm_reference, moments, warps_of
+from gradus.kernels.rows.activation import activate
+from gradus.kernels.rows.norm import moments, warps_of
 from gradus.quantization import fp8, int8
 
 LARGEST = {torch.int8: int8.LARGEST, fp8.E4M3: fp8.LARGEST}
@@ -156,25 +155,3 @@ def _in_pieces(x: Tensor, dtype: torch.dtype) -> Rounded:
 def _floor(dtype: torch.dtype) -> float:
     """The least magnitude whose scale is a normal number."""
     return torch.finfo(torch.float32).tiny * LARGEST[dtype]
-
-
-# -- the same in torch -----------------------------------------------------------------------------------------------
-
-
-def quantize_reference(x: Tensor, dtype: torch.dtype, group: int | None = None, norm: Norm | None = None) -> Rounded:
-    if norm is not None and norm.bias is not None:
-        x = add_layer_norm_reference(x, None, norm.weight, norm.bias, norm.eps)
-    elif norm is not None:
-        x = add_rms_norm_reference(x, None, norm.weight, norm.eps)
-    if dtype == torch.int8:
-        values, scales = int8.to_int8(x)
-        return Rounded(values, scales.t())
-    if group is None:
-        values, scales = fp8.to_fp8(x)
-        return Rounded(values, scales.t())
-    values, scales = fp8.to_fp8(F.pad(x, (0, -x.shape[1] % group)).unflatten(1, (-1, group)))
-    return Rounded(values.flatten(1)[:, : x.shape[1]].contiguous(), scales.squeeze(2).t().contiguous())
-
-
-def quantize_gated_reference(gate_up: Tensor, dtype: torch.dtype, activation: str) -> Rounded:
-    return quantize_reference(gated_activation_reference(gate_up, activation), dtype)

@@ -12,7 +12,6 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from torch.nn import functional as F
 from triton.language import constexpr, tensor
 
 from gradus.kernels.core.overlap import let_next_start, starts_early, wait_for_previous
@@ -78,23 +77,3 @@ def _launch(x: Tensor, width: int, activation: str, *, gated: bool) -> Tensor:
         grid, early = (x.shape[0], triton.cdiv(width, BLOCK)), starts_early()
         activation_kernel[grid](x, out, width, activation, gated, BLOCK, early, num_warps=4, launch_pdl=early)
     return out
-
-
-# -- the same in torch -------------------------------------------------------------------------------------------------
-
-
-def gated_activation_reference(gate_up: Tensor, activation: str) -> Tensor:
-    gate, up = gate_up.float().chunk(2, dim=-1)
-    return (activation_reference(gate, activation) * up).to(gate_up.dtype)
-
-
-def activation_reference(x: Tensor, activation: str) -> Tensor:
-    wide = x.float()
-    match activation:
-        case "silu":
-            wide = F.silu(wide)
-        case "gelu":
-            wide = F.gelu(wide)
-        case _:
-            wide = F.gelu(wide, approximate="tanh")
-    return wide.to(x.dtype)

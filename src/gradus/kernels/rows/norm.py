@@ -16,7 +16,6 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from torch.nn import functional as F
 from triton.language import constexpr, tensor
 
 from gradus.kernels.core.overlap import let_next_start, starts_early, wait_for_previous
@@ -109,27 +108,3 @@ def _launch(
 def warps_of(block: int) -> int:
     """16 values per thread, two 16-byte loads in bf16: fewer leave a row's latency exposed, more only synchronize."""
     return min(max(block // 512, 1), 16)
-
-
-# -- the same in torch -------------------------------------------------------------------------------------------------
-
-
-def add_rms_norm_reference(
-    x: Tensor, delta: Tensor | None, weight: Tensor, eps: float, delta_weight: Tensor | None = None
-) -> Tensor:
-    if delta is not None:
-        added = delta.float()
-        if delta_weight is not None:
-            added = F.rms_norm(added, added.shape[-1:], delta_weight.float(), eps)
-        x.copy_(x.float() + added)
-    return F.rms_norm(x.float(), x.shape[-1:], weight.float(), eps).to(x.dtype)
-
-
-def add_normalized_reference(x: Tensor, delta: Tensor, delta_weight: Tensor, eps: float) -> None:
-    x.copy_(x.float() + F.rms_norm(delta.float(), delta.shape[-1:], delta_weight.float(), eps))
-
-
-def add_layer_norm_reference(x: Tensor, delta: Tensor | None, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
-    if delta is not None:
-        x.copy_(x.float() + delta.float())
-    return F.layer_norm(x.float(), x.shape[-1:], weight.float(), bias.float(), eps).to(x.dtype)

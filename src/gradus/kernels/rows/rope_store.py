@@ -15,12 +15,10 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from torch.nn import functional as F
 from triton.language import constexpr, tensor
 
 from gradus.kernels.core.overlap import let_next_start, starts_early, wait_for_previous
 from gradus.kernels.rows.e4m3 import largest_of, scales_of, to_e4m3
-from gradus.quantization import kv
 from gradus.quantization.fp8 import E4M3
 
 
@@ -147,42 +145,3 @@ def heads_together(tokens: int, q_heads: int, kv_heads: int) -> int:
     """Heads per program: all of one kind, so a power of two that divides both counts; one where programs are few."""
     common = math.gcd(q_heads, kv_heads)
     return min(common & -common, 8 if tokens >= 256 else 1)
-
-
-# -- the same in torch -------------------------------------------------------------------------------------------------
-
-
-def rope_store_reference(
-    qkv: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    slots: Tensor,
-    *,
-    table: Tensor | None = None,
-    positions: Tensor | None = None,
-    norms: tuple[Tensor, Tensor] | None = None,
-    eps: float = 0.0,
-    scales: tuple[Tensor, Tensor] | None = None,
-) -> Tensor:
-    page, kv_heads, head_dim = keys.shape[-3:]
-    heads = qkv.float().view(qkv.shape[0], -1, head_dim)
-    q, k, v = heads.split_with_sizes((heads.shape[1] - 2 * kv_heads, kv_heads, kv_heads), dim=1)
-    if norms is not None:
-        q, k = (F.rms_norm(x, (head_dim,), weight.float(), eps) for x, weight in zip((q, k), norms, strict=True))
-    if table is not None:
-        cos, sin = table[positions].float().unsqueeze(1).chunk(2, dim=-1)  # [N, 1, Dh / 2] each
-        q, k = (_rotated(x, cos, sin) for x in (q, k))
-    stored = slots >= 0
-    rows = slots[stored]
-    for number, (storage, new) in enumerate(((keys, k), (values, v))):
-        new = new[stored].to(qkv.dtype)
-        if scales is not None:
-            new, found = kv.to_e4m3(new)
-            scales[number][rows // page, :, rows % page] = found
-        storage.view(-1, kv_heads, head_dim)[rows] = new
-    return q.to(qkv.dtype).contiguous()
-
-
-def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    low, high = x.chunk(2, dim=-1)
-    return torch.cat((low * cos - high * sin, high * cos + low * sin), dim=-1)

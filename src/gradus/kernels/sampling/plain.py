@@ -21,7 +21,6 @@ from triton.language import constexpr, tensor
 from gradus.kernels.core.constants import INFINITY, LOG2_E
 from gradus.kernels.core.overlap import let_next_start, starts_early, wait_for_previous
 from gradus.kernels.sampling.exponential_noise import exponential_noise
-from gradus.kernels.sampling.noise import exponential
 from gradus.kernels.sampling.slot_settings import widened
 
 
@@ -149,14 +148,3 @@ def sample(
 def tokens_a_program(rows: int, vocab_size: int) -> int:
     """Short blocks spread few rows over all multiprocessors; long ones leave fewer winners to compare (measured)."""
     return 1024 if rows * vocab_size < 2_500_000 else 2048
-
-
-# -- the same in torch -------------------------------------------------------------------------------------------------
-
-
-def sample_reference(logits: Tensor, seeds: Tensor, positions: Tensor, temperatures: Tensor) -> Tensor:
-    best, likeliest = logits.float().max(dim=-1)
-    divisor = torch.where(temperatures > 0, temperatures, 1.0).unsqueeze(1)
-    shares = ((logits.float() - best.unsqueeze(1)) / divisor).softmax(-1)
-    drawn = (shares / exponential(seeds, positions, logits.shape[1])).argmax(-1)
-    return torch.where(best.isfinite(), torch.where(temperatures > 0, drawn, likeliest), -1)

@@ -73,17 +73,3 @@ def decode_rows(
         tables.stride(1), len(known) - 1, page_size, groups, BLOCK, num_warps=4,
     )  # fmt: skip
     return DecodeRows(tokens, positions, owners, ends, places)
-
-
-def decode_rows_reference(
-    slots: Tensor, limits: Tensor, newest: Tensor, known: Tensor, tables: Tensor, page_size: int
-) -> DecodeRows:
-    owners = slots.long()
-    live = known[owners] <= limits
-    positions = torch.where(live, known[owners] - 1, 0)
-    tokens = torch.where(live, newest[owners].long(), 0)
-    known[owners[live]] += 1
-    owners = torch.where(live, owners, len(known) - 1)
-    places = tables[:, owners, positions // page_size] * page_size + positions % page_size
-    ends = torch.where(live, positions + 1, 0).int()
-    return DecodeRows(tokens, positions, owners.int(), ends, places)

@@ -132,33 +132,3 @@ def next_inputs(states: Tensor, drafts: Tensor, positions: Tensor, tables: Embed
         num_warps=4, launch_pdl=early,
     )  # fmt: skip
     return joined
-
-
-# -- the same in torch -------------------------------------------------------------------------------------------------
-
-
-def first_inputs_reference(
-    slots: Tensor,
-    history: Tensor,
-    known: Tensor,
-    states: Tensor,
-    tables: EmbeddingTables,
-    *,
-    count: int,
-    together: int,
-) -> DraftInputs:
-    slots = slots.long()
-    lengths, drafts = known[slots], torch.arange(count, device=slots.device)
-    newest = history[slots, lengths - 1].long()
-    owners, positions = (
-        numbers.view(-1, count // together, together).transpose(0, 1).flatten(1).int()
-        for numbers in (slots.unsqueeze(1).expand(-1, count).contiguous(), lengths.unsqueeze(1) + drafts)
-    )
-    return DraftInputs(next_inputs_reference(states[slots], newest, lengths - 1, tables), owners, positions)
-
-
-def next_inputs_reference(states: Tensor, drafts: Tensor, positions: Tensor, tables: EmbeddingTables) -> Tensor:
-    embedded = tables.tokens[drafts.clamp(0, len(tables.tokens) - 1)].to(states.dtype) * tables.scale
-    if tables.positions is not None:
-        embedded += tables.positions[positions.long().clamp(max=len(tables.positions) - 1)].to(states.dtype)
-    return torch.cat([states, embedded], dim=-1)

@@ -158,33 +158,3 @@ def keep_draft(spans: Drafting, drawn: Tensor, drafts: Tensor, number: int, rows
         spans.slots, spans.limits, spans.known, drawn, drafts, *(rows or [None] * 4), count, drafts.shape[1], number,
         spans.longest, spans.vocabulary, len(spans.known) - 1, BLOCK, early, num_warps=4, launch_pdl=early,
     )  # fmt: skip
-
-
-# -- the same in torch -------------------------------------------------------------------------------------------------
-
-
-def first_rows_reference(spans: Drafting, history: Tensor, tables: Tensor, page_size: int) -> VerifyRows:
-    slots, padding = spans.slots.long(), len(spans.known) - 1
-    known = spans.known[slots]
-    live = (known > 1) & (known <= spans.limits.clamp(max=spans.longest))
-    positions = torch.where(live.unsqueeze(1), known.unsqueeze(1) - torch.tensor([2, 1]), 0)
-    tokens = torch.where(live.unsqueeze(1), history[slots.unsqueeze(1), positions], 0).long().flatten()
-    ends = torch.where(live.unsqueeze(1), positions + 1, 0).flatten()
-    positions, owners = positions.flatten(), torch.where(live, slots, padding).repeat_interleave(2)
-    places = tables[:, owners, positions // page_size] * page_size + positions % page_size
-    query_start = torch.arange(0, 2 * len(slots) + 1, 2)
-    lengths = torch.where(live, known, 0)
-    return VerifyRows(tokens, positions, owners.int(), ends.int(), places, query_start.int(), lengths.int())
-
-
-def next_rows_reference(spans: Drafting, drawn: Tensor, drafts: Tensor, number: int) -> NextRows:
-    slots, padding = spans.slots.long(), len(spans.known) - 1
-    known = spans.known[slots]
-    room = torch.where(known > 1, spans.limits.clamp(max=spans.longest) - known + 1, 0)  # for the newest and its drafts
-    token = drawn.clamp(0, spans.vocabulary - 1)
-    drafts[:, number] = torch.where(room > number, token, ngram_reference.NO_DRAFT)
-    live = room > number + 1
-    lengths = torch.where(live, known + number + 1, 0)
-    return NextRows(
-        torch.where(live, token, 0), (lengths - 1).clamp(min=0), torch.where(live, slots, padding).int(), lengths.int()
-    )

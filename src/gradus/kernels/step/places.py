@@ -49,11 +49,3 @@ def places(slots: Tensor, lengths: Tensor, tables: Tensor, page_size: int) -> Te
         slots, lengths, tables, found, rows, tables.stride(0), tables.stride(1), page_size, BLOCK, num_warps=4
     )
     return found
-
-
-# -- the same in torch -------------------------------------------------------------------------------------------------
-
-
-def places_reference(slots: Tensor, lengths: Tensor, tables: Tensor, page_size: int) -> Tensor:
-    positions = (lengths.long() - 1).clamp(min=0)
-    return tables[:, slots.long(), positions // page_size].long() * page_size + positions % page_size

@@ -11,7 +11,6 @@ Bytes: a few numbers per row, and a hidden state per span. A program of `pack_ro
 `accept_drafts` takes a span, and COLUMNS of its state.
 """
 
-from itertools import pairwise
 from typing import NamedTuple
 
 import torch
@@ -206,68 +205,4 @@ def accept_drafts(
         history.shape[1], size, 0 if hidden is None else hidden.stride(0), width, triton.next_power_of_2(width),
         COLUMNS, early, num_warps=4, launch_pdl=early,
     )  # fmt: skip
-    return kept, origins
-
-
-# -- the same in torch -------------------------------------------------------------------------------------------------
-
-
-def pack_rows_reference(
-    slots: Tensor,
-    limits: Tensor,
-    most: Tensor,
-    barred: Tensor,
-    history: Tensor,
-    known: Tensor,
-    drafts: Tensor,
-    tables: Tensor,
-    page_size: int,
-    rows: int,
-) -> VerifyRows:
-    (spans, depth), padding = drafts.shape, len(known) - 1
-    lengths = known[slots.long()]
-    counts = 1 + (drafts >= 0).long().cumprod(1).sum(1) * (barred[slots.long()] == 0)
-    counts = counts.minimum(1 + most).minimum(limits - (lengths - 1)).clamp(min=0)
-    ends = counts.cumsum(0)
-    row = torch.arange(rows, device=slots.device)
-    span = torch.searchsorted(ends, row, right=True)
-    live = span < spans
-    span = span.clamp(max=spans - 1)
-    before = row - (ends - counts)[span]
-    owners = torch.where(live, slots.long()[span], padding)
-    positions = torch.where(live, lengths[span] - 1 + before, 0)
-    newest = history[slots.long(), lengths - 1]
-    choices = torch.cat([newest.long().unsqueeze(1), drafts], dim=1)
-    tokens = torch.where(live, choices[span, before.clamp(max=depth)], 0)
-    places = tables[:, owners, positions // page_size] * page_size + positions % page_size
-    query_start = torch.cat([ends.new_zeros(1), ends]).int()
-    stored = torch.where(counts > 0, lengths - 1 + counts, 0)
-    row_ends = torch.where(live, positions + 1, 0)
-    return VerifyRows(tokens, positions, owners.int(), row_ends.int(), places, query_start, stored.int())
-
-
-def accept_drafts_reference(
-    slots: Tensor,
-    rows: VerifyRows,
-    drawn: Tensor,
-    history: Tensor,
-    known: Tensor,
-    depth: int,
-    hidden: Tensor | None = None,
-    states: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
-    spans, width = len(slots), 1 + depth
-    kept, origins = torch.full((spans, width), plan.UNDRAFTED), torch.zeros(spans, width, dtype=torch.int64)
-    starts = rows.query_start.tolist()
-    for span, (start, end) in enumerate(pairwise(starts)):
-        slot, stands = int(slots[span]), True
-        for number, row in enumerate(range(start, end)):
-            token = int(drawn[row])
-            stands = stands and (number == 0 or (int(drawn[row - 1]) == int(rows.tokens[row]) and token >= 0))
-            kept[span, number], origins[span, number] = token if stands else plan.REJECTED, row
-            if stands:
-                history[slot, known[slot]] = max(token, 0)
-                known[slot] += 1
-                if hidden is not None and states is not None:
-                    states[slot] = hidden[row]
     return kept, origins

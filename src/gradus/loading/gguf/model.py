@@ -92,14 +92,21 @@ class GGUFTensors:
         return None if entry.type in PLAIN or len(entry.shape) != 2 or not as_it_is else entry.type
 
     def blocks(self, name: str) -> Tensor:
-        """Read a quantized matrix as stored (see `GGUFFile.blocks`), with its rows in Hugging Face's order."""
+        """A quantized matrix as stored (see `GGUFFile.blocks`). Its rows are in Hugging Face's order: if the file has
+        another, they are a copy."""
         stored = self._stored[name]
-        return self._in_order(stored, self._file.blocks(stored))
+        found = self._file.blocks(stored)
+        if not self._is_interleaved(stored):
+            return found
+        found = self._in_order(stored, found)
+        self._file.forget(stored)
+        return found
 
     def _in_order(self, stored: str, value: Tensor) -> Tensor:
-        if self._architecture.interleaved and re.search(r"\.attn_[qk]\.", stored):
-            return uninterleave(value, self._heads(stored))
-        return value
+        return uninterleave(value, self._heads(stored)) if self._is_interleaved(stored) else value
+
+    def _is_interleaved(self, stored: str) -> bool:
+        return self._architecture.interleaved and re.search(r"\.attn_[qk]\.", stored) is not None
 
     def where(self, name: str) -> str:
         return self._file.path.name

@@ -1,33 +1,25 @@
-"""A GGUF file whose matrices stay packed as stored, if the engine has a scheme for their type.
+"""A GGUF file whose matrices stay in the bits that they are stored in, if the engine has a scheme for their type.
 
-    Q4_0, Q4_1   int4, in groups of 32: a scale and an offset each
-    Q8_0         int8-g32: a scale per group, activations unrounded
-
-Everything else becomes floats, as usual: other types, norms, and an embedding, which is read by row. An embedding
-that is also the output head is then stored twice, packed as the head and as floats for lookups.
+A matrix is then the file's own bytes, mapped: on a CPU nothing is copied, except the rows of queries and keys that
+llama.cpp interleaves. An embedding is looked up in its bits, and one that is also the output head is kept once.
+Everything else becomes floats, as usual: other types, norms, and matrices that are stored transposed.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 from torch import Tensor
 
 from gradus.errors import CheckpointError
 from gradus.loading.gguf.file import Type
 from gradus.loading.gguf.model import GGUFTensors
-from gradus.loading.quantized import formats
-from gradus.loading.quantized.formats import NotReadable
 from gradus.loading.quoting import quoted
 from gradus.models.config import ModelConfig
-from gradus.models.create import model_class
-from gradus.quantization.mix import HEAD, Mix, matrix_ids, names_of
+from gradus.quantization.gguf import FORMATS
+from gradus.quantization.mix import HEAD, Mix, matrix_ids, names_of, table_name
 from gradus.quantization.packed import Packed
 
-KEPT: dict[Type, tuple[str, Callable[[Tensor], Packed]]] = {
-    Type.Q8_0: ("int8-g32", formats.q8_0),
-    Type.Q4_0: ("int4-g32", formats.q4_0),
-    Type.Q4_1: ("int4-g32", formats.q4_1),
-}
-"""A type's scheme, and the function that makes a matrix of its blocks."""
+KEPT: dict[Type, str] = {kind: kind.name.lower() for kind in Type if kind.name.lower() in FORMATS}
+"""A type's scheme."""
 
 
 class PackedGGUF:
@@ -35,16 +27,16 @@ class PackedGGUF:
 
     def __init__(self, tensors: GGUFTensors, config: ModelConfig) -> None:
         self._tensors = tensors
-        matrices = {name for matrix_id in matrix_ids(config) for name in names_of(matrix_id, config)}
-        embedding = model_class(config.family).weights["embedding.weight"]
+        table = table_name(config)
+        matrices = {name for matrix_id in matrix_ids(config) for name in names_of(matrix_id, config)} | {table}
         self._kept: dict[str, Type] = {}
         rules = []
         for name in tensors.names():
-            matrix = HEAD if config.tie_embeddings and name == embedding else name.removesuffix(".weight")
+            matrix = name.removesuffix(".weight")
             kind = tensors.packing(name)
             if matrix in matrices and kind in KEPT:
                 self._kept[name] = kind
-                rules.append((matrix, KEPT[kind][0]))
+                rules.append((HEAD if config.tie_embeddings and matrix == table else matrix, KEPT[kind]))
         self.mix = Mix(" ".join(["gguf", *sorted({kind.name for kind in self._kept.values()})]), tuple(rules))
 
     def names(self) -> Iterable[str]:
@@ -60,9 +52,10 @@ class PackedGGUF:
         """Read a tensor, packed if its type is kept. Raises CheckpointError for scales that are not finite."""
         if name not in self._kept:
             return self._tensors.read(name)
-        _, make = KEPT[self._kept[name]]
-        try:
-            packed = make(self._tensors.blocks(name))
-        except NotReadable as error:
-            raise CheckpointError(f"{self.where(name)}: {quoted(name)} {error}") from error
-        return Packed(packed.scheme, packed.parts, wide=lambda: self._tensors.read(name))
+        scheme, blocks = KEPT[self._kept[name]], self._tensors.blocks(name)
+        form = FORMATS[scheme]
+        for at in form.scales:
+            bits = blocks.view(-1, form.size)[:, at + 1] & 0x7C  # the exponent, all ones if not finite
+            if (bits == 0x7C).any():
+                raise CheckpointError(f"{self.where(name)}: {quoted(name)} has scales that are not finite")
+        return Packed(scheme, (blocks,))

@@ -5,7 +5,6 @@
     compressed-tensors  weight_packed i32 [N, K / 8], weight_scale [N, G], weight_zero_point i32 [N / 8, G]
                         weight int8 or e4m3 [N, K], weight_scale [1], [N, 1] or [blocks, blocks]
     block FP8           weight e4m3 [N, K], weight_scale_inv [⌈N / 128⌉, ⌈K / 128⌉], to multiply by despite its name
-    GGUF                blocks of 32 weights [N, K / 32, bytes]: scale f16, in Q4_1 minimum f16, integers
 
 K inputs, N outputs, g weights per group, G groups per row. A 32-bit word holds eight 4-bit integers, lowest first.
 All 4-bit integers become q in 0 … 15 with w = scale q + offset.
@@ -67,23 +66,6 @@ def packed_int4(
 
 def int8(weight: Tensor, scale: Tensor) -> Packed:
     return Packed("int8", (weight, _per_row(scale, len(weight))))
-
-
-def q8_0(blocks: Tensor) -> Packed:
-    """Convert GGUF's Q8_0. blocks: uint8 [N, K / 32, 34]."""
-    scales = _finite(_half(blocks, 0))
-    return Packed("int8-g32", (blocks[..., 2:].contiguous().view(torch.int8).flatten(1), scales))
-
-
-def q4_0(blocks: Tensor) -> Packed:
-    """Convert GGUF's Q4_0, which stores integers plus 8. blocks: uint8 [N, K / 32, 18]."""
-    scales = _half(blocks, 0)
-    return _floating(_halves_of_bytes(blocks[..., 2:]), scales, -MIDDLE * scales)
-
-
-def q4_1(blocks: Tensor) -> Packed:
-    """Convert GGUF's Q4_1. blocks: uint8 [N, K / 32, 20]."""
-    return _floating(_halves_of_bytes(blocks[..., 4:]), _half(blocks, 0), _half(blocks, 2))
 
 
 def fp8(weight: Tensor, scale: Tensor, blocked: bool = False) -> Packed:
@@ -180,16 +162,6 @@ def nibbles(words: Tensor) -> Tensor:
     """Unpack int32 [..., n] → int32 [..., n, 8], each in 0 … 15."""
     shifts = 4 * torch.arange(NIBBLES, dtype=torch.int32)
     return (words.unsqueeze(-1) >> shifts) & MOST
-
-
-def _halves_of_bytes(blocks: Tensor) -> Tensor:
-    """Unpack uint8 [N, B, 16] → 0 … 15, uint8 [N, 32 B]: the lower halves are a block's first 16 weights."""
-    return torch.cat([blocks & MOST, blocks >> 4], -1).flatten(1)
-
-
-def _half(blocks: Tensor, at: int) -> Tensor:
-    """Read the float16 at byte `at` of each block, as float32 [N, B]."""
-    return blocks[..., at : at + 2].contiguous().view(torch.float16).squeeze(-1).float()
 
 
 def _inverse(order: tuple[int, ...]) -> list[int]:

@@ -16,7 +16,16 @@ from torch import Tensor, nn
 from gradus.models.attention import Attention
 from gradus.models.config import ModelConfig
 from gradus.models.heads import Heads
-from gradus.models.layers import Embedding, EmbeddingTables, Gated, LinearFactory, MatrixId, Model, RMSNorm
+from gradus.models.layers import (
+    Embedding,
+    EmbeddingTables,
+    Gated,
+    LinearFactory,
+    MatrixId,
+    Model,
+    RMSNorm,
+    packed_table,
+)
 from gradus.models.parts import LayerParts
 from gradus.models.rope import RotaryTable, Rotation
 from gradus.models.source import Ignored, OnePlus, Source
@@ -108,10 +117,11 @@ class Gemma3(Model):
         super().__init__()
         self.config = config
         head = linear(MatrixId("head", None), config.hidden_size, (config.vocab_size,), False, dtype, device)
-        tied = head if config.tie_embeddings else None
-        self.embedding = Embedding(config.vocab_size, config.hidden_size, dtype, device, shared=tied)
+        table = config.vocab_size, config.hidden_size, dtype, device
+        tied, packed = (head, None) if config.tie_embeddings else (None, packed_table(linear, *table))
+        self.embedding = Embedding(*table, shared=tied, table=packed)
         # Gemma was trained with this factor in the weights' type: for D = 1152, 34 in bfloat16 and not 33.94.
-        self.embedding_scale = torch.tensor(config.hidden_size**0.5, dtype=self.embedding.weight.dtype).item()
+        self.embedding_scale = torch.tensor(config.hidden_size**0.5, dtype=self.embedding.table_dtype).item()
         assert config.rope is not None and config.local_rope is not None
         self.rope = RotaryTable(config.rope, config.head_dim, config.context_length, dtype, device)
         self.local_rope = RotaryTable(config.local_rope, config.head_dim, config.context_length, dtype, device)
@@ -123,7 +133,7 @@ class Gemma3(Model):
         return self.embedding(token_ids) * self.embedding_scale
 
     def embedding_tables(self) -> EmbeddingTables:
-        return EmbeddingTables(self.embedding.weight, scale=self.embedding_scale)
+        return EmbeddingTables(self.embedding.floats(), scale=self.embedding_scale)
 
     def run_layers(self, x: Tensor, positions: Tensor, attention: Attention) -> Tensor:
         everywhere, nearby = self.rope(positions), self.local_rope(positions)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from gradus.models.attention import Attention
 from gradus.models.config import ModelConfig
 from gradus.models.heads import Heads
-from gradus.models.layers import Activation, Embedding, EmbeddingTables, LinearFactory, MatrixId, Model
+from gradus.models.layers import Activation, Embedding, EmbeddingTables, LinearFactory, MatrixId, Model, packed_table
 from gradus.models.parts import LayerParts
 from gradus.models.source import Ignored, Source, Transposed
 
@@ -101,8 +101,9 @@ class GPT2(Model):
         super().__init__()
         self.config = config
         head = linear(MatrixId("head", None), config.hidden_size, (config.vocab_size,), False, dtype, device)
-        tied = head if config.tie_embeddings else None
-        self.embedding = Embedding(config.vocab_size, config.hidden_size, dtype, device, shared=tied)
+        table = config.vocab_size, config.hidden_size, dtype, device
+        tied, packed = (head, None) if config.tie_embeddings else (None, packed_table(linear, *table))
+        self.embedding = Embedding(*table, shared=tied, table=packed)
         self.position_embedding = Embedding(config.context_length, config.hidden_size, dtype, device)
         self.layers = nn.ModuleList(Block(config, index, linear, dtype, device) for index in range(config.num_layers))
         self.norm = nn.LayerNorm(config.hidden_size, config.norm_eps, dtype=dtype, device=device)
@@ -112,7 +113,7 @@ class GPT2(Model):
         return self.embedding(token_ids) + self.position_embedding(positions)
 
     def embedding_tables(self) -> EmbeddingTables:
-        return EmbeddingTables(self.embedding.weight, positions=self.position_embedding.weight)
+        return EmbeddingTables(self.embedding.floats(), positions=self.position_embedding.weight)
 
     def run_layers(self, x: Tensor, positions: Tensor, attention: Attention) -> Tensor:
         for layer in self.layers:  # positions were added at the start: the layers no longer need them

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from gradus.models.attention import Attention
 from gradus.models.config import ModelConfig
 from gradus.models.heads import Heads
-from gradus.models.layers import Embedding, Gated, LinearFactory, MatrixId, Model, RMSNorm
+from gradus.models.layers import Embedding, Gated, LinearFactory, MatrixId, Model, RMSNorm, packed_table
 from gradus.models.parts import LayerParts
 from gradus.models.rope import RotaryTable, Rotation
 from gradus.models.source import Source
@@ -89,8 +89,9 @@ class Llama(Model):
         super().__init__()
         self.config = config
         head = linear(MatrixId("head", None), config.hidden_size, (config.vocab_size,), False, dtype, device)
-        tied = head if config.tie_embeddings else None
-        self.embedding = Embedding(config.vocab_size, config.hidden_size, dtype, device, shared=tied)
+        table = config.vocab_size, config.hidden_size, dtype, device
+        tied, packed = (head, None) if config.tie_embeddings else (None, packed_table(linear, *table))
+        self.embedding = Embedding(*table, shared=tied, table=packed)
         assert config.rope is not None
         self.rope = RotaryTable(config.rope, config.head_dim, config.context_length, dtype, device)
         self.layers = nn.ModuleList(

@@ -34,7 +34,7 @@ def open_tokenizer(config: ServerConfig, progress: Progress | None = None) -> "T
 
 def planned(settings: ServerConfig, checkpoint: "Checkpoint") -> "tuple[MemoryPlan, dict[str, str] | None]":
     """Plan the memory without reading any weights, and describe the draft model, if there is one."""
-    from gradus.assembly.checkpoint import open_draft
+    from gradus.assembly.checkpoint import keeps_bits, open_draft
     from gradus.assembly.parallel import for_each_rank, place_of, precision_of_ranks
     from gradus.config.options import EngineConfig, resolve_context
     from gradus.engine.request import ModelLimits
@@ -43,10 +43,11 @@ def planned(settings: ServerConfig, checkpoint: "Checkpoint") -> "tuple[MemoryPl
     from gradus.models.precision import resolve_device
     from gradus.quantization.precision import resolve
 
-    checkpoint = as_asked(checkpoint, settings.quantize)
     config, device = checkpoint.config, resolve_device(settings.device)
     limits = ModelLimits(config.vocab_size, resolve_context(settings.context_length, config.context_length))
     options = settings.options(limits, device.type)
+    keeps = keeps_bits(settings.dtype, options, device)
+    checkpoint = as_asked(checkpoint, settings.quantize, keeps_bits=keeps)
     precision = resolve(settings.dtype, settings.quantize, device, config, checkpoint.quantized)
     if isinstance(options, EngineConfig) and options.ranks > 1:  # the plan is per rank
         config, options = place_of(options, 0).shard(config).config, for_each_rank(options, device)
@@ -79,4 +80,5 @@ def described(llm: "LLM", recommended: bool = True) -> ModelInfo:
         limits=llm.limits,
         settings=llm.settings,
         default_sampling=dict(llm.checkpoint.default_sampling) if recommended else {},
+        weight_bytes=llm.weight_bytes,
     )

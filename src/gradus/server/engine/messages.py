@@ -103,6 +103,7 @@ class ModelInfo:
     engine: the phase's name, or "final"; phase: None for the final engine.
     settings: max_sequences, and the settings of cache and scheduler that the engine uses.
     default_sampling: the values that the model's files recommend for sampling fields that a request leaves out.
+    weight_bytes: what the model's weights take in memory; 0 if unknown.
     """
 
     model: str
@@ -113,6 +114,7 @@ class ModelInfo:
     limits: ModelLimits
     settings: dict[str, Any]
     default_sampling: dict[str, int | float] = field(default_factory=dict)
+    weight_bytes: int = 0
 
     def stats(self) -> dict[str, Any]:
         """Return the fields for /stats, with the limits merged into the others."""

@@ -1,15 +1,47 @@
-"""What `streamed_gemv` and `streamed_rows` are launched with: without Gluon, which not every Triton has."""
+"""What the products of few rows are launched with: without Gluon, which not every Triton has."""
 
 import math
 from typing import NamedTuple
 
 from gradus.device.capability import KIB
 
+FEW_ROWS = 4  # of `gemv`
+MOST_ROWS = 16  # of the kernels on matrix units
+DEPTH = 32  # columns of a tile that a warp has: two products of 16 each
 VECTOR = 8  # 16-bit values in 16 bytes
 LANES = 8  # of a warp, side by side on a row: 128 bytes. The other lanes are on the next rows
 LANE_ROWS = 32 // LANES
 WARP_COLUMNS = LANES * VECTOR
 MOST_OUTPUTS = 256  # of a program: their sums meet in shared memory
+
+
+class GemvLaunch(NamedTuple):
+    """rows, columns: the tile of weights that a program has in flight at a time."""
+
+    rows: int
+    columns: int
+    warps: int
+
+
+class SplitKLaunch(NamedTuple):
+    """rows, columns: a tile of weights. splits: programs that share a row's sum. stages: tiles in flight."""
+
+    rows: int
+    columns: int
+    splits: int
+    stages: int
+    warps: int
+
+
+class FewRowsLaunch(NamedTuple):
+    """outputs: of a program, a multiple of 16. warps: they share K. ahead: tiles of weights in flight, of `outputs` by
+    DEPTH columns for every warp. sums: that a warp adds to in turn.
+    """
+
+    outputs: int
+    warps: int
+    ahead: int
+    sums: int
 
 
 class Slices(NamedTuple):

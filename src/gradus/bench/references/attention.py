@@ -1,4 +1,4 @@
-"""Paged attention in plain torch, one span after the other: the reference for the kernels."""
+"""Paged attention, one span after the other, in torch."""
 
 from collections.abc import Sequence
 

@@ -6,8 +6,8 @@ from itertools import pairwise
 import pytest
 import torch
 
+from gradus.bench.measure.timeline import Timeline
 from gradus.engine.plan import Plan
-from gradus.execution.watch.timeline import Timeline
 from tests.scheduling.replica import ask
 from tests.scheduling.world import World
 

@@ -1,0 +1,419 @@
+"""Our server and vLLM's on one GPU: tokens and requests per second over HTTP, an event a token; ours, vLLM's, ours.
+
+    PYTHONPATH=src:. python3 benchmarks/server_beside_vllm.py --vllm DIR --shape smollm2-135m --tokenizer smollm2-135m \
+        --out "$OUT"/server.json
+    PYTHONPATH=src:. python3 benchmarks/server_beside_vllm.py --kept --shape qwen3-0.6b --tokenizer qwen2.5-coder-0.5b \
+        --out "$OUT"/kept.json
+
+Both are started as their users start them, `gradus serve` and `python -m vllm.entrypoints.openai.api_server`, each a
+front end and an engine in processes of their own. They read the same folder: a shape's random weights and a real
+tokenizer (see random_folder.py), so both turn the same number of tokens into text. Prompts are token ids, and no two
+begin alike; temperature and length are equal, end-of-sequence is ignored, access logs are off. Everything else is as
+each has it by default, its prefix cache and vLLM's CUDA graphs and torch.compile included; vLLM's front end is the
+default one, in Python. Each row is run once to warm up, then timed. DIR is vLLM as for beside_vllm.py; without it, ours
+is measured alone.
+
+With --kept, the same requests run in turns through HTTP and through `LLM.generate` in this process: what a server keeps
+of the engine's rate. Results are written after each block. `--quick` is a rehearsal.
+"""
+
+import argparse
+import http.client
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import psutil
+
+from benchmarks.event_client import COMPLETIONS, GENERATE, clients, serve_load
+from benchmarks.http_cost import Load
+from gradus.bench.record.metrics import METRICS, Spread, shown, spread
+from gradus.bench.run.script import ran
+
+OURS, THEIRS, PYTHON = "gradus", "vllm", "LLM.generate"
+BLOCKS = {"A1": OURS, "B": THEIRS, "A2": OURS}
+PATHS = {OURS: (COMPLETIONS, GENERATE), THEIRS: (COMPLETIONS,)}
+
+TOKENS, REQUESTS = "output_tok_s", "requests_s"
+
+
+@dataclass(frozen=True)
+class Row:
+    """A load, and what is asked of our server: `must` times vLLM's value of `metric`."""
+
+    load: Load
+    metric: str
+    must: float
+
+
+ROWS = {
+    "256 streams": Row(Load(256, 4, 64, 128), TOKENS, 2.0),
+    "64 streams": Row(Load(64, 8, 64, 128), TOKENS, 2.0),
+    "1 stream": Row(Load(1, 16, 64, 128), TOKENS, 3.5),
+    "256 streams, short": Row(Load(256, 8, 64, 8), REQUESTS, 2.0),
+}
+KEPT_LOAD, KEPT_MUST = Load(256, 4, 64, 128), 0.93
+QUICK = {"streams": 3, "rounds": 2, "prompt": 8, "output": 4}
+
+TEMPERATURE = 0.6
+CONTEXT, SEQUENCES = 512, 256
+FIRST_IDS = 49_000  # prompts are drawn from these: all tokenizers here have them
+VLLM_MEMORY = 0.85
+KEPT_TOKENS = 2 * SEQUENCES * 192  # so that two engines have room on one GPU
+READY_S, STOP_S = 400, 30
+COLUMNS = (TOKENS, REQUESTS, "ttft_ms", "ttft_ms_p99")
+
+
+# -- servers -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Command:
+    """How a server is started. ready: the path that answers with 200 once requests are taken."""
+
+    arguments: Sequence[str]
+    ready: str
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+def our_command(folder: Path, port: int, options: argparse.Namespace, *more: str) -> Command:
+    arguments = [
+        sys.executable, "-m", "gradus", "serve", "--model", str(folder), "--port", str(port),
+        "--device", options.device, "--dtype", options.dtype, "--context-length", str(CONTEXT),
+        "--max-sequences", str(options.sequences), "--max-waiting", "4096", "--log-level", "warning", *more,
+    ]  # fmt: skip
+    return Command(arguments, "/health/ready")
+
+
+def vllm_command(folder: Path, port: int, options: argparse.Namespace) -> Command:
+    """-P: vLLM must not find this repository's folders among its own modules."""
+    parts = [str(options.vllm.resolve() / part) for part in ("site", "deps", "stubs")]
+    arguments = [
+        sys.executable, "-P", "-m", "vllm.entrypoints.openai.api_server", "--model", str(folder), "--served-model-name",
+        folder.name, "--host", "127.0.0.1", "--port", str(port), "--dtype", options.dtype, "--max-model-len",
+        str(CONTEXT), "--max-num-seqs", str(options.sequences), "--gpu-memory-utilization", str(VLLM_MEMORY),
+        "--disable-uvicorn-access-log", "--uvicorn-log-level", "warning",
+    ]  # fmt: skip
+    environment = {
+        "PYTHONPATH": os.pathsep.join(parts),
+        "VLLM_USE_FLASHINFER_SAMPLER": "0",  # it is no part of vLLM's folder
+        "VLLM_NO_USAGE_STATS": "1",
+        "HF_HUB_OFFLINE": "1",
+    }
+    return Command(arguments, "/health", environment)
+
+
+@dataclass(frozen=True)
+class Server:
+    process: psutil.Process
+    port: int
+    model: str
+    ready_s: float
+
+    def get(self, path: str) -> bytes:
+        """Raises OSError or http.client.HTTPException where there is no answer, or not 200."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=5)
+        try:
+            connection.request("GET", path)
+            answer = connection.getresponse()
+            if answer.status != 200:
+                raise http.client.HTTPException(f"{path}: status {answer.status}")
+            return answer.read()
+        finally:
+            connection.close()
+
+
+@contextmanager
+def serving(command: Command, folder: Path, port: int, log: Path) -> Iterator[Server]:
+    """Run a server within the block. Raises RuntimeError with its last words if it does not start."""
+    began = time.monotonic()
+    with log.open("w") as said:
+        process = subprocess.Popen(
+            command.arguments, stdout=said, stderr=subprocess.STDOUT, env=os.environ | command.environment,
+            start_new_session=True,
+        )  # fmt: skip
+    try:
+        found = Server(psutil.Process(process.pid), port, folder.name, 0.0)
+        while not _is_ready(found, command.ready):
+            if process.poll() is not None or time.monotonic() - began > READY_S:
+                raise RuntimeError(f"no server after {time.monotonic() - began:.0f} s: {last_words(log)}")
+            time.sleep(0.1)
+        yield replace(found, ready_s=round(time.monotonic() - began, 1))
+    finally:
+        _stop(process)
+
+
+def _is_ready(server: Server, path: str) -> bool:
+    try:
+        server.get(path)
+    except (OSError, http.client.HTTPException):
+        return False
+    return True
+
+
+def _stop(process: "subprocess.Popen[bytes]") -> None:
+    """End the server and all that it has started, also where it has failed: the next one needs the GPU's memory."""
+    family = []
+    with suppress(psutil.NoSuchProcess):
+        family = psutil.Process(process.pid).children(recursive=True)
+    process.terminate()
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(STOP_S)
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait(STOP_S)
+    psutil.wait_procs(family, timeout=STOP_S)
+
+
+def last_words(log: Path) -> str:
+    lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    return " | ".join((lines or ["it said nothing"])[-3:])[-600:]
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+# -- rows --------------------------------------------------------------------------------------------------------------
+
+
+def measure_rows(
+    pool: ProcessPoolExecutor, server: Server, engine: str, rows: Mapping[str, Row], options: argparse.Namespace
+) -> dict[str, dict[str, list[dict[str, Any]]]]:
+    """Measure every row on a running server, once unmeasured. Returns samples by row and path."""
+    found: dict[str, dict[str, list[dict[str, Any]]]] = {}
+    for number, (name, row) in enumerate(rows.items()):
+        for path in PATHS[engine]:
+            samples = []
+            for repeat in range(options.repeats + 1):
+                seed = 100 * (1000 * number + options.seeds[path]) + repeat
+                prompts = row.load.prompts(options.ids, seed)
+                samples.append(_sample(pool, server, path, row.load, prompts))
+            found.setdefault(name, {})[path] = samples[1:]
+            rates = ", ".join(f"{METRICS[row.metric].read(sample):,.0f}" for sample in samples)
+            print(f"  {name}, {path}: {rates} {METRICS[row.metric].heading}, the first unmeasured", flush=True)
+    return found
+
+
+def _sample(
+    pool: ProcessPoolExecutor, server: Server, path: str, load: Load, prompts: list[list[list[int]]]
+) -> dict[str, Any]:
+    return serve_load(pool, server.process, server.port, path, server.model, load, prompts, TEMPERATURE)
+
+
+def compare(folder: Path, rows: Mapping[str, Row], options: argparse.Namespace, made: dict[str, Any]) -> list[str]:
+    """Measure the blocks one after the other, and write what there is after each. Returns the table's lines."""
+    made["blocks"] = {}
+    logs = options.out.parent / "logs"
+    logs.mkdir(parents=True, exist_ok=True)
+    with clients() as pool:
+        for block, engine in BLOCKS.items():
+            if block not in options.blocks or (engine == THEIRS and options.vllm is None):
+                continue
+            port, log = free_port(), logs / f"server-{options.shape}-{block}.txt"
+            command = (our_command if engine == OURS else vllm_command)(folder, port, options)
+            kept: dict[str, Any] = {"engine": engine}
+            made["blocks"][block] = kept
+            try:
+                with serving(command, folder, port, log) as server:
+                    kept["ready_s"] = server.ready_s
+                    print(f"{options.shape} {block}: {engine} is ready after {server.ready_s} s", flush=True)
+                    if engine == THEIRS:
+                        made["vllm"] = json.loads(server.get("/version"))["version"]
+                    kept["rows"] = measure_rows(pool, server, engine, rows, options)
+            except RuntimeError as error:  # the other blocks may still run
+                kept["failed"] = str(error)
+                print(f"{options.shape} {block}: {error}", flush=True)
+            write(options.out, made)
+    return table(made["blocks"], rows)
+
+
+def table(blocks: Mapping[str, Any], rows: Mapping[str, Row]) -> list[str]:
+    """Format medians over all repeats, and how many times vLLM's rate each of ours is."""
+    headings = [METRICS[name].heading for name in COLUMNS]
+    lines = [["row", "engine", "path", *headings, "tokens an event", "busiest client", "server", "idle cores",
+              "by block", "to vLLM", "must", "reached"]]  # fmt: skip
+    for name, row in rows.items():
+        theirs = _samples(blocks, THEIRS, name, COMPLETIONS)
+        base = spread(theirs, row.metric)
+        for engine in (THEIRS, OURS):
+            for path in PATHS[engine]:
+                if samples := _samples(blocks, engine, name, path):
+                    judged = _judged(blocks, engine, name, path, row, base)
+                    lines.append([name, engine, path, *_cells(samples), *judged])
+    return aligned(lines)
+
+
+def _samples(blocks: Mapping[str, Any], engine: str, row: str, path: str) -> list[dict[str, Any]]:
+    of_it = [block.get("rows", {}).get(row, {}).get(path, []) for block in blocks.values() if block["engine"] == engine]
+    return [sample for samples in of_it for sample in samples]
+
+
+def _cells(samples: list[dict[str, Any]]) -> list[str]:
+    values = [shown(found.median, name) if (found := spread(samples, name)) else "" for name in COLUMNS]
+    more = [median(sample[name] for sample in samples) for name in ("tokens_an_event", "client_percent",
+            "server_percent", "idle_cores")]  # fmt: skip
+    return [*values, f"{more[0]:.3g}", f"{more[1]:.0f} %", f"{more[2]:.0f} %", f"{more[3]:.1f}"]
+
+
+def _judged(blocks: Mapping[str, Any], engine: str, name: str, path: str, row: Row, theirs: Spread | None) -> list[str]:
+    """Each block's median, and for us the ratio to vLLM's median, what was asked for, and whether it is reached."""
+    by_block = [spread(_samples({block: found}, engine, name, path), row.metric) for block, found in blocks.items()]
+    cells = [" · ".join(shown(found.median) for found in by_block if found)]
+    ours = spread(_samples(blocks, engine, name, path), row.metric)
+    if engine == THEIRS or theirs is None or ours is None:
+        return [*cells, "", "", ""]
+    ratio = ours.median / theirs.median
+    return [*cells, f"{ratio:.2f} ×", f"{row.must:g} ×", "yes" if ratio >= row.must else "no"]
+
+
+def aligned(lines: Sequence[Sequence[str]]) -> list[str]:
+    widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
+    return ["  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)) for line in lines]
+
+
+# -- what HTTP keeps ---------------------------------------------------------------------------------------------------
+
+
+def measure_kept(folder: Path, load: Load, options: argparse.Namespace, made: dict[str, Any]) -> list[str]:
+    """Run the same requests through `LLM.generate` and through both protocols, in turns, with one engine each."""
+    from gradus import LLM, SamplingParams
+
+    room = min(KEPT_TOKENS, 2 * options.sequences * CONTEXT)
+    params = SamplingParams(max_tokens=load.output, temperature=TEMPERATURE, ignore_eos=True)
+    sides = (PYTHON, GENERATE, COMPLETIONS)
+    samples: dict[str, list[dict[str, Any]]] = {side: [] for side in sides}
+    port, log = free_port(), options.out.parent / "logs" / f"kept-{options.shape}.txt"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    command = our_command(folder, port, options, "--cache-tokens", str(room))
+    with clients() as pool, serving(command, folder, port, log) as server, LLM(
+        str(folder), device=options.device, dtype=options.dtype, context_length=CONTEXT,
+        max_sequences=options.sequences, cache_tokens=room,
+    ) as llm:  # fmt: skip
+        for repeat in range(options.repeats + 1):
+            for side in sides if repeat % 2 else sides[::-1]:
+                seed = 10 * repeat + sides.index(side)  # other prompts, or the server's prefix cache would have them
+                prompts = load.prompts(options.ids, seed)
+                if side == PYTHON:
+                    sample = _through_python(llm, params, prompts)
+                else:
+                    sample = _sample(pool, server, side, load, prompts)
+                if repeat:
+                    samples[side].append(sample)
+    made["kept"] = samples
+    write(options.out, made)
+    return kept_table(samples)
+
+
+def _through_python(llm: Any, params: Any, prompts: list[list[list[int]]]) -> dict[str, Any]:
+    """All requests at once: as many run as there are streams, and the next begins where one ends, as over HTTP."""
+    flat = [prompt for rounds in zip(*prompts, strict=True) for prompt in rounds]
+    began = time.perf_counter()
+    done = llm.generate(flat, params)
+    seconds = time.perf_counter() - began
+    tokens = sum(len(each.token_ids) for each in done)
+    if tokens != len(flat) * params.max_tokens:
+        raise RuntimeError(f"{tokens} tokens came instead of {len(flat) * params.max_tokens}")
+    return {"seconds": seconds, "completed": len(done), "output_tokens": tokens}
+
+
+def kept_table(samples: Mapping[str, list[dict[str, Any]]]) -> list[str]:
+    rates = {side: found.median for side, of_it in samples.items() if (found := spread(of_it, TOKENS))}
+    lines = [["side", METRICS[TOKENS].heading, "kept", "must", "reached", "samples"]]
+    for side, rate in rates.items():
+        share = rate / rates[PYTHON]
+        judged = ["", "", ""] if side == PYTHON else [f"{100 * share:.1f} %", f"{100 * KEPT_MUST:.0f} %",
+                                                      "yes" if share >= KEPT_MUST else "no"]  # fmt: skip
+        each = " ".join(shown(METRICS[TOKENS].read(sample) or 0.0) for sample in samples[side])
+        lines.append([side, shown(rate), *judged, each])
+    return aligned(lines)
+
+
+# -- all of it ---------------------------------------------------------------------------------------------------------
+
+
+def write(file: Path, made: Mapping[str, Any]) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps(made, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def run(options: argparse.Namespace, folder: Path) -> list[str]:
+    from benchmarks.random_folder import write_folder
+    from gradus.bench.measure.fingerprint import commit, fingerprint
+    from gradus.models.precision import resolve_device
+    from gradus.models.shapes import SHAPES
+
+    write_folder(folder, options.shape, options.tokenizer, options.device)
+    options.ids = min(SHAPES[options.shape].vocab_size, FIRST_IDS)
+    options.seeds = {path: 10 * number for number, path in enumerate(PATHS[OURS])}
+    options.sequences = QUICK["streams"] if options.quick else SEQUENCES
+    rows = {name: row for name, row in ROWS.items() if name in options.rows}
+    if options.quick:
+        rows = {name: replace(row, load=Load(**QUICK)) for name, row in rows.items()}
+    made: dict[str, Any] = {
+        "commit": options.commit or commit(),
+        **fingerprint(resolve_device(options.device), quick=True),
+        "shape": options.shape,
+        "tokenizer": Path(options.tokenizer).name,
+        "dtype": options.dtype,
+        "temperature": TEMPERATURE,
+        "context": CONTEXT,
+        "quick": options.quick,
+        "repeats": options.repeats,
+    }
+    _release()
+    if options.kept:
+        made["load"] = vars(Load(**QUICK) if options.quick else KEPT_LOAD)
+        made["table"] = measure_kept(folder, Load(**QUICK) if options.quick else KEPT_LOAD, options, made)
+    else:
+        made["loads"] = {name: vars(row.load) for name, row in rows.items()}
+        made["table"] = compare(folder, rows, options, made)
+    write(options.out, made)
+    return list(made["table"])
+
+
+def _release() -> None:
+    """Give the GPU's memory back that the weights and the fingerprint have taken in this process."""
+    import torch
+
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--vllm", type=Path, help="the folder that vLLM was unpacked in")
+    parser.add_argument("--shape", default="smollm2-135m", help="as in smollm2-135m or qwen3-0.6b")
+    parser.add_argument("--tokenizer", default="smollm2-135m", help="the model, or folder, whose tokenizer both read")
+    parser.add_argument("--folder", type=Path, help="where to keep the checkpoint that both read")
+    parser.add_argument("--kept", action="store_true", help="measure what HTTP keeps of Python's rate instead")
+    parser.add_argument("--rows", type=lambda text: text.split(";"), default=[*ROWS], help="; between them")
+    parser.add_argument("--blocks", type=lambda text: text.split(","), default=[*BLOCKS], help="as in A1,B,A2")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--quick", action="store_true", help="a rehearsal: three streams of a few tokens")
+    parser.add_argument("--commit", help="the measured commit; by default the one checked out")
+    parser.add_argument("--out", type=Path, required=True)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as scratch:
+        print("\n".join(run(options, options.folder or Path(scratch) / options.shape)))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(ran(main))

@@ -1,0 +1,9 @@
+"""What the kernels compute, in plain torch: tests and benchmarks compare with it.
+
+Read in this order:
+
+    rows.py        norms, activations, rotation, and keys and values in their pages
+    products.py    products, and activations in 8 bits
+    attention.py   paged attention
+    step.py        a step's rows, the tokens drawn, and what was accepted
+"""

@@ -1,0 +1,98 @@
+"""Norms, activations, and what lies between the qkv product and attention, in torch."""
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from gradus.quantization import kv
+
+
+def add_rms_norm_reference(
+    x: Tensor, delta: Tensor | None, weight: Tensor, eps: float, delta_weight: Tensor | None = None
+) -> Tensor:
+    if delta is not None:
+        added = delta.float()
+        if delta_weight is not None:
+            added = F.rms_norm(added, added.shape[-1:], delta_weight.float(), eps)
+        x.copy_(x.float() + added)
+    return F.rms_norm(x.float(), x.shape[-1:], weight.float(), eps).to(x.dtype)
+
+
+def add_normalized_reference(x: Tensor, delta: Tensor, delta_weight: Tensor, eps: float) -> None:
+    x.copy_(x.float() + F.rms_norm(delta.float(), delta.shape[-1:], delta_weight.float(), eps))
+
+
+def add_layer_norm_reference(x: Tensor, delta: Tensor | None, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+    if delta is not None:
+        x.copy_(x.float() + delta.float())
+    return F.layer_norm(x.float(), x.shape[-1:], weight.float(), bias.float(), eps).to(x.dtype)
+
+
+def gated_activation_reference(gate_up: Tensor, activation: str) -> Tensor:
+    gate, up = gate_up.float().chunk(2, dim=-1)
+    return (activation_reference(gate, activation) * up).to(gate_up.dtype)
+
+
+def activation_reference(x: Tensor, activation: str) -> Tensor:
+    wide = x.float()
+    match activation:
+        case "silu":
+            wide = F.silu(wide)
+        case "gelu":
+            wide = F.gelu(wide)
+        case _:
+            wide = F.gelu(wide, approximate="tanh")
+    return wide.to(x.dtype)
+
+
+def rope_store_reference(
+    qkv: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    slots: Tensor,
+    *,
+    table: Tensor | None = None,
+    positions: Tensor | None = None,
+    norms: tuple[Tensor, Tensor] | None = None,
+    eps: float = 0.0,
+    scales: tuple[Tensor, Tensor] | None = None,
+) -> Tensor:
+    page, kv_heads, head_dim = keys.shape[-3:]
+    heads = qkv.float().view(qkv.shape[0], -1, head_dim)
+    q, k, v = heads.split_with_sizes((heads.shape[1] - 2 * kv_heads, kv_heads, kv_heads), dim=1)
+    if norms is not None:
+        q, k = (F.rms_norm(x, (head_dim,), weight.float(), eps) for x, weight in zip((q, k), norms, strict=True))
+    if table is not None:
+        cos, sin = table[positions].float().unsqueeze(1).chunk(2, dim=-1)  # [N, 1, Dh / 2] each
+        q, k = (_rotated(x, cos, sin) for x in (q, k))
+    stored = slots >= 0
+    rows = slots[stored]
+    for number, (storage, new) in enumerate(((keys, k), (values, v))):
+        new = new[stored].to(qkv.dtype)
+        if scales is not None:
+            new, found = kv.to_e4m3(new)
+            scales[number][rows // page, :, rows % page] = found
+        storage.view(-1, kv_heads, head_dim)[rows] = new
+    return q.to(qkv.dtype).contiguous()
+
+
+def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    low, high = x.chunk(2, dim=-1)
+    return torch.cat((low * cos - high * sin, high * cos + low * sin), dim=-1)
+
+
+def summed_rms_norm_reference(parts: Tensor, stream: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """parts: every rank's x, [ranks, N, D], in rank order."""
+    stream.copy_(_added(parts) + stream.float())
+    return add_rms_norm_reference(stream, None, weight, eps)
+
+
+def summed_reference(parts: Tensor) -> Tensor:
+    return _added(parts).to(parts.dtype)
+
+
+def _added(parts: Tensor) -> Tensor:
+    total = torch.zeros_like(parts[0], dtype=torch.float32)
+    for part in parts:
+        total = total + part.float()
+    return total

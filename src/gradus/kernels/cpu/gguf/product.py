@@ -1,0 +1,168 @@
+"""Products of rows of GGUF blocks: few rows of activations in a decode step, and widened rows for torch's prompts.
+
+One row of activations meets each weight in registers. Several would unpack it several times, so a few rows of weights
+are widened to float32 first, in the first cache, and multiplied by the kernels for floats. The torch reference is
+`GGUFLinear.forward`.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from numba import njit
+
+from gradus.kernels.cpu.gguf.blocks import block_dot, block_widen
+from gradus.kernels.cpu.kept import kept, sources
+from gradus.kernels.cpu.machine import FLAGS, address, floats
+from gradus.kernels.cpu.matrix import NAMES
+from gradus.kernels.cpu.vectors import AHEAD, KEEP, TOGETHER, float_tile
+from gradus.quantization.gguf import GGUFLinear
+
+Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K = range(len(NAMES))  # literals, for the loops in LLVM code
+MOST_WIDE = 4  # weight rows that are widened at a time
+
+
+@njit(**FLAGS)
+def dot(number: int, row: int, blocks: int, x: int) -> Any:
+    """Multiply a row of blocks in format `number` with one row of activations."""
+    if number == Q4_K:
+        return block_dot(Q4_K, row, blocks, x)
+    if number == Q6_K:
+        return block_dot(Q6_K, row, blocks, x)
+    if number == Q8_0:
+        return block_dot(Q8_0, row, blocks, x)
+    if number == Q5_0:
+        return block_dot(Q5_0, row, blocks, x)
+    if number == Q4_0:
+        return block_dot(Q4_0, row, blocks, x)
+    if number == Q4_1:
+        return block_dot(Q4_1, row, blocks, x)
+    if number == Q5_1:
+        return block_dot(Q5_1, row, blocks, x)
+    return block_dot(Q5_K, row, blocks, x)
+
+
+@njit(**FLAGS)
+def widen_row(number: int, row: int, blocks: int, out: int) -> None:
+    """Write a row of blocks as float32."""
+    if number == Q4_K:
+        block_widen(Q4_K, 0, row, blocks, out)
+    elif number == Q6_K:
+        block_widen(Q6_K, 0, row, blocks, out)
+    elif number == Q8_0:
+        block_widen(Q8_0, 0, row, blocks, out)
+    elif number == Q5_0:
+        block_widen(Q5_0, 0, row, blocks, out)
+    elif number == Q4_0:
+        block_widen(Q4_0, 0, row, blocks, out)
+    elif number == Q4_1:
+        block_widen(Q4_1, 0, row, blocks, out)
+    elif number == Q5_1:
+        block_widen(Q5_1, 0, row, blocks, out)
+    else:
+        block_widen(Q5_K, 0, row, blocks, out)
+
+
+# -- in a decode step --------------------------------------------------------------------------------------------------
+
+
+@njit(**FLAGS)
+def multiply_blocks(number: int, matrix: Any, first: int, low: int, high: int, count: int, rows: Any, y: Any) -> None:
+    """Multiply rows low to high of the matrix with `count` rows of activations: see `multiply`."""
+    stride, blocks, xs, x_stride = matrix.stride, matrix.blocks, address(rows.x), 4 * rows.x.shape[1]
+    if count == 1:
+        for i in range(low, high):
+            y[0, first + i] = dot(number, matrix.values + i * stride, blocks, xs)
+    else:
+        wide, wide_stride, out_stride = address(rows.wide), 4 * rows.wide.shape[1], 4 * y.shape[1]
+        several = 3 if count >= TOGETHER else MOST_WIDE
+        for i in range(low, high, several):
+            some = min(several, high - i)
+            for w in range(some):
+                widen_row(number, matrix.values + (i + w) * stride, blocks, wide + w * wide_stride)
+            out = address(y) + 4 * (first + i)
+            for r in range(0, count, TOGETHER):
+                _multiply_wide(
+                    some, min(TOGETHER, count - r), wide, wide_stride, matrix.width,
+                    xs + r * x_stride, x_stride, out + r * out_stride, out_stride,
+                )  # fmt: skip
+    if matrix.bias:
+        bias = floats(matrix.bias, (matrix.rows,))
+        for r in range(count):
+            for i in range(low, high):
+                y[r, first + i] += bias[i]
+
+
+@njit(**FLAGS)
+def _multiply_wide(
+    some: int, count: int, wide: int, stride: int, width: int, x: int, x_stride: int, out: int, out_stride: int
+) -> None:
+    """Multiply `some` rows of float32 with 1, 2, 4 or 8 rows of activations."""
+    if some == 4 and count == 2:
+        float_tile(0, 4, 2, 1, KEEP, wide, stride, width, AHEAD, x, x_stride, out, out_stride)
+    elif some == 4 and count == 4:
+        float_tile(0, 4, 4, 1, KEEP, wide, stride, width, AHEAD, x, x_stride, out, out_stride)
+    elif some == 3 and count == 8:
+        float_tile(0, 3, 8, 1, KEEP, wide, stride, width, AHEAD, x, x_stride, out, out_stride)
+    elif some == 3 and count == 4:
+        float_tile(0, 3, 4, 1, KEEP, wide, stride, width, AHEAD, x, x_stride, out, out_stride)
+    else:
+        for w in range(some):
+            for r in range(count):
+                to = out + 4 * w + r * out_stride
+                float_tile(0, 1, 1, 1, KEEP, wide + w * stride, stride, width, AHEAD, x + r * x_stride, 0, to, 0)
+
+
+# -- for torch ---------------------------------------------------------------------------------------------------------
+
+
+def _compiled(made_of: int) -> Callable[[int, bool, int, int, int, int, int, int], None]:
+    @kept
+    def widen_rows(
+        number: int, narrow: bool, blocks: int, stride: int, count: int, rows: int, out: int, out_stride: int
+    ) -> None:
+        """Widen `rows` rows of `count` blocks each, `stride` bytes apart, to float32, or bfloat16 if `narrow`."""
+        for i in range(rows + (made_of & 0)):  # puts the sources' number into the closure, for `kept`
+            row, to = blocks + i * stride, out + i * out_stride
+            if not narrow:
+                widen_row(number, row, count, to)
+            elif number == Q4_K:
+                block_widen(Q4_K, 1, row, count, to)
+            elif number == Q6_K:
+                block_widen(Q6_K, 1, row, count, to)
+            elif number == Q8_0:
+                block_widen(Q8_0, 1, row, count, to)
+            elif number == Q5_0:
+                block_widen(Q5_0, 1, row, count, to)
+            elif number == Q4_0:
+                block_widen(Q4_0, 1, row, count, to)
+            elif number == Q4_1:
+                block_widen(Q4_1, 1, row, count, to)
+            elif number == Q5_1:
+                block_widen(Q5_1, 1, row, count, to)
+            else:
+                block_widen(Q5_K, 1, row, count, to)
+
+    return widen_rows
+
+
+widen_rows = _compiled(sources())
+
+
+class Widened:
+    """Widens rows of a matrix into memory that all matrices use in turn: PIECE values, or one row if that is longer."""
+
+    def __init__(self, linear: GGUFLinear, room: torch.Tensor) -> None:
+        self.blocks, self.width, self.room = linear.blocks.detach(), linear.in_features, room
+        self.count = linear.in_features // linear.format.values
+        self.number, self.narrow = NAMES.index(linear.format.name), room.dtype == torch.bfloat16
+
+    def __call__(self, first: int, end: int) -> torch.Tensor:
+        """Rows first to end, [end - first, K], valid until the next call."""
+        size, stride = (end - first) * self.width, self.blocks.shape[1]
+        out = self.room[:size] if size <= len(self.room) else self.room.new_empty(size)
+        widen_rows(
+            self.number, self.narrow, self.blocks.data_ptr() + first * stride, stride, self.count, end - first,
+            out.data_ptr(), self.width * out.itemsize,
+        )  # fmt: skip
+        return out.view(end - first, self.width)

@@ -1,0 +1,46 @@
+"""Products of GGUF's blocks in compiled kernels, against the matrix that the `gguf` package makes of the same bits."""
+
+import gguf
+import pytest
+import torch
+
+from gradus.kernels.cpu.gguf.product import Widened
+from gradus.loading.gguf.packed import KEPT
+from gradus.models.layers import MatrixId
+from gradus.quantization.gguf import GGUFLinear
+from tests.kernels.cpu.steps import Pages, generator, made
+from tests.loading.gguf_blocks import random_blocks
+
+ROWS = 77
+COUNTS = (1, 2, 3, 8, 9, 12, 32, 1)
+
+
+def matrix(kind, width, bias=False):
+    blocks = random_blocks(kind, ROWS, width)
+    linear = GGUFLinear(MatrixId("down", 0), width, (ROWS,), bias, format=KEPT[kind])
+    linear.store(0, torch.from_numpy(blocks))
+    if bias:
+        linear.assign("bias", 0, torch.linspace(-1, 1, ROWS))
+    return linear, torch.from_numpy(gguf.quants.dequantize(blocks, kind))
+
+
+@pytest.mark.parametrize("kind", KEPT)
+def test_rows_are_widened_to_the_bit(kind):
+    linear, expected = matrix(kind, 512)
+    for dtype in (torch.float32, torch.bfloat16):
+        found = Widened(linear, torch.empty(4 * 512, dtype=dtype))(3, ROWS)  # more than the room holds
+        assert torch.equal(found, expected[3:].to(dtype))
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@torch.inference_mode()
+def test_products_of_few_rows_are_those_of_the_wide_matrix(threads):
+    made_of = [matrix(kind, 1024 if "K" in kind.name else 96, bias=kind.name.endswith("0")) for kind in KEPT]
+    model = made("tiny-llama")
+    decode = Pages(model).decode_model(model, threads, [linear for linear, _ in made_of])
+    for count in COUNTS:
+        for number, (linear, wide) in enumerate(made_of):
+            x = torch.randn(count, linear.in_features, generator=generator(count + number))
+            expected = x.double() @ wide.double().t() + (0 if linear.bias is None else linear.bias)
+            found = decode.multiply(number, x).double()
+            torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5 * expected.abs().max().item())
