@@ -45,7 +45,7 @@ class Int8Linear(QuantizedLinear):
 
     def forward(self, x: Tensor) -> Tensor:
         values, scales = to_int8(x)
-        out = (integer_product(values, self.values) * scales * self.scales).to(x.dtype)
+        out = integer_product(values, self.values).float().mul_(scales).mul_(self.scales).to(x.dtype)
         return out if self.bias is None else out + self.bias
 
 
@@ -56,7 +56,7 @@ def to_int8(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def integer_product(x: Tensor, weight: Tensor) -> Tensor:
-    """Compute x Wᵀ of int8 [M, K] and [N, K], summed exactly in int32 [M, N]."""
+    """Compute x Wᵀ of int8 [M, K] and [N, K], summed exactly: [M, N], int32 or float32, which holds such integers."""
     if not x.is_cuda:
         if not _prefers_floats(torch.get_num_threads()):
             return torch._int_mm(x, weight.t())
@@ -72,7 +72,8 @@ EXACT = (1 << 24) // (127 * 128)
 
 
 def product_in_floats(x: Tensor, weight: Tensor) -> Tensor:
-    """Compute the integer product of int8 [M, K] and [N, K] by products of float32, which are exact.
+    """Compute the integer product of int8 [M, K] and [N, K] by products of float32, which are exact: see
+    `integer_product`.
 
     The absolute values of an activation and a weight are at most 127 and 128. So no sum of EXACT columns exceeds
     2²⁴, up to which float32 has all integers. Wider rows are cut.
@@ -82,10 +83,15 @@ def product_in_floats(x: Tensor, weight: Tensor) -> Tensor:
     step = -(-width // parts)
     wide = x.float()
     sums = [
-        widened_product(wide[:, first : first + step], weight[:, first : first + step]).int()
+        widened_product(wide[:, first : first + step], weight[:, first : first + step])
         for first in range(0, width, step)
     ]
-    return sums[0] if parts == 1 else torch.stack(sums).sum(0, dtype=torch.int32)
+    if parts == 1:
+        return sums[0]
+    total = sums[0].int()
+    for part in sums[1:]:
+        total += part.int()
+    return total
 
 
 @cache
@@ -96,7 +102,7 @@ def _prefers_floats(threads: int) -> bool:
     AVX2's instruction, which saturates: its sums of large values are wrong. threads: torch's.
     """
     x, weight = (torch.full((rows, 512), 127, dtype=torch.int8) for rows in (64, 1024))
-    if not torch.equal(torch._int_mm(x, weight.t()), product_in_floats(x, weight)):
+    if not torch.equal(torch._int_mm(x, weight.t()), product_in_floats(x, weight).int()):
         return True
     integers, floats = race(partial(torch._int_mm, x, weight.t()), partial(product_in_floats, x, weight), rounds=2)
     return floats < integers

@@ -8,6 +8,7 @@ import torch
 
 from gradus.kernels.cpu.attend import LONGEST
 from gradus.kernels.cpu.product import MOST_ROWS
+from gradus.kernels.cpu.vectors import TOGETHER
 from tests.kernels.cpu.steps import MANY, Pages, Step, close, generator, made, poison, same
 from tests.phases.conftest import FAMILIES
 
@@ -31,9 +32,14 @@ def test_as_many_rows_as_a_step_takes(shape, rows):
     close(found, step.in_torch(model, Pages(model, slots=MANY)))
 
 
-@pytest.mark.parametrize(("rows", "multiplied"), [(3, 4), (5, 8), (9, 9), (10, 10), (11, 12), (13, 16), (17, 17)])
-def test_a_few_rows_more_than_eight_are_not_filled_up_to_sixteen(rows, multiplied):
-    """Eight sequences of which one verifies a draft are nine rows."""
+@pytest.mark.parametrize(
+    ("rows", "eights", "fours"),
+    [(3, 4, 4), (5, 8, 5), (9, 9, 9), (10, 10, 10), (11, 12, 12), (13, 16, 13), (17, 17, 17)],
+)
+def test_a_few_rows_more_than_eight_are_not_filled_up_to_sixteen(rows, eights, fours):
+    """Eight sequences of which one verifies a draft are nine rows. eights, fours: the rows that are multiplied, by the
+    rows that a processor takes at once."""
+    multiplied = eights if TOGETHER == 8 else fours
     model = made("tiny-llama", context_length=256)
     decode = Pages(model, slots=MANY).decode_model(model)
     poison(decode)

@@ -40,6 +40,13 @@ from gradus.kernels.cpu.vectors import (
 MOST_ROWS = 32
 """Rows of activations that a product takes."""
 
+FLOATS_TOGETHER = 8
+"""As TOGETHER, for float weights. With AVX2 too: a second turn of 4 rows takes longer than the first, in which the
+weights come from memory."""
+
+BESIDE = 3 if TOGETHER == FLOATS_TOGETHER else 1
+"""Float weight rows that are multiplied with FLOATS_TOGETHER rows at once: AVX2's registers hold the sums of one."""
+
 AT_A_TIME = 32
 """Weight rows that stay in the cache while more than TOGETHER rows of activations take turns."""
 
@@ -188,16 +195,28 @@ def multiply(matrix: Any, first: int, low: int, high: int, count: int, rows: Any
     if matrix.kind >= BLOCKS:
         multiply_blocks(matrix.kind - BLOCKS, matrix, first, low, high, count, rows, y)
     else:
-        turn = FLOATS_AT_A_TIME if matrix.kind <= BFLOAT16 else AT_A_TIME
-        block = high - low if count <= TOGETHER else turn
+        is_float = matrix.kind <= BFLOAT16
+        turn, most = (FLOATS_AT_A_TIME, FLOATS_TOGETHER) if is_float else (AT_A_TIME, TOGETHER)
+        block = high - low if _together(count, most) == count else turn
         for start in range(low, high, block):
-            for r in range(0, count, TOGETHER):
+            r = 0
+            while r < count:
+                some = _together(count - r, most)
                 together = Rows(
                     rows.x[r:], rows.rounded[r:], rows.scales[r:], rows.corrections[r:],
                     rows.ordered[r:], rows.narrow[r:], rows.sums[r:], rows.plane_scales[r:], rows.edge, rows.wide,
                 )  # fmt: skip
                 end = min(start + block, high)
-                _multiply_together(matrix, first, start, end, min(TOGETHER, count - r), together, y[r:])
+                _multiply_together(matrix, first, start, end, some, together, y[r:])
+                r += some
+
+
+@njit(**FLAGS)
+def _together(count: int, most: int) -> int:
+    """How many of `count` rows of activations take the next turn: 8, 4, 2 or 1."""
+    if count >= most:
+        return most
+    return min(count, 4)
 
 
 @njit(**FLAGS, **INLINED)
@@ -228,7 +247,7 @@ def _multiply_floats(
     stride = width * weights.itemsize
     ahead = min(stride, BESIDE_AHEAD)  # at most into the next group of rows, not past it
     stream = width % (4 * FLOAT_STEP) == 0 and (count == 1 or (count <= 4 and 4 * count * width <= STREAM_BYTES))
-    i, several = low, 1 if stream or count == 1 else 3 if count == TOGETHER else 4
+    i, several = low, 1 if stream or count == 1 else _beside(count)
     if width % FLOAT_STEP:
         _multiply_plainly(weights, first, low, high, count, x, y)
         i = high
@@ -247,13 +266,21 @@ def _multiply_floats(
                 float_tile(halves, 1, 1, 1, KEEP, at, stride, width, AHEAD, row, 0, to, 0)
         elif count == 2:
             float_tile(halves, 4, 2, 1, READ_ONCE, at, stride, width, ahead, xs, x_stride, out, out_stride)
-        elif TOGETHER == 4:
+        elif TOGETHER == 4 and count == 4:
             float_tile(halves, 3, 4, 1, READ_ONCE, at, stride, width, ahead, xs, x_stride, out, out_stride)
         elif count == 4:
             float_tile(halves, 4, 4, 1, READ_ONCE, at, stride, width, ahead, xs, x_stride, out, out_stride)
         else:
-            float_tile(halves, 3, 8, 1, KEEP, at, stride, width, ahead, xs, x_stride, out, out_stride)
+            float_tile(halves, BESIDE, 8, 1, KEEP, at, stride, width, ahead, xs, x_stride, out, out_stride)
         i += several if whole else 1
+
+
+@njit(**FLAGS)
+def _beside(count: int) -> int:
+    """How many weight rows are multiplied at once with several rows of activations."""
+    if count == FLOATS_TOGETHER:
+        return BESIDE
+    return 3 if count == TOGETHER else 4
 
 
 @njit(**FLAGS)

@@ -37,8 +37,8 @@ HAS_BF16 = HAS_AVX512 and "avx512bf16" in features()
 BY_PAIRS = HAS_AVX2 and not HAS_AVX512
 """Whether int4 is multiplied with int16 activations, two columns at once. AVX-512 looks up floats as fast.
 
-Each 32 activations have a scale of their own. A product differs from that of floats by 2e-5 of its length, or by 6e-5 if
-one activation in a hundred is 1,000 times as large as the others; bfloat16 activations make it 2e-3."""
+Each 32 activations have a scale of their own. A product differs from that of floats by 2e-5 of its length, or by 6e-5
+if one activation in a hundred is 1,000 times as large as the others; with bfloat16 activations it is 2e-3."""
 
 WIDENS_HALVES = not IS_X86 or "f16c" in features()  # otherwise LLVM calls a function that no library here provides
 
