@@ -37,7 +37,7 @@ FLOATS = {
 }
 """Kinds whose product is that of a float matrix: activations stay as they are."""
 
-FOR_INT4 = 1e-5 if BY_PAIRS else 2e-6  # a value may round to the other neighbor
+FOR_INT4 = 3e-5 if BY_PAIRS else 2e-6  # a value may round to the other neighbor, 1 / 32767 of the largest away
 
 WIDTHS = (32, 96, 128, 160, 192, 384, 640)
 
