@@ -325,6 +325,20 @@ def test_the_end_waits_for_answers_under_way_and_for_nothing_else():
     run(story, script)
 
 
+def test_a_request_that_has_begun_to_come_is_answered_at_the_end_too():
+    async def story(scene):
+        reader, writer = await scene.client()
+        writer.write(QUESTION[:30])
+        await asyncio.sleep(0.05)
+        closing = asyncio.create_task(scene.front.close(10.0))
+        await asyncio.sleep(0.05)
+        writer.write(QUESTION[30:])
+        assert await reader.read() == HEAD + EVENTS + LAST
+        await asyncio.wait_for(closing, 1.0)
+
+    run(story, says(WHOLE))
+
+
 def test_chunks_are_followed_byte_by_byte():
     body, chunks = EVENTS + LAST, Chunks()
     edges = [0, 14, len(EVENTS)]

@@ -80,7 +80,7 @@ class Front:
         return prompt_hashes(body, self._secret, "\n".join(presented if self._keys else ()))
 
     def farewell(self, admissions: AsyncGenerator[Admitted, None], ended: bool) -> None:
-        """Let an admission end: with its request, or at once if that was given up. Nobody waits for it."""
+        """Let an admission end in the background: with its request, or at once if that was given up."""
 
         async def end() -> None:
             try:
@@ -290,7 +290,7 @@ class Connection(asyncio.Protocol):
             self._timer = asyncio.get_running_loop().call_later(seconds, self.transport.abort)
 
     def close_if_idle(self) -> None:
-        if self._answering is None and self._request is None:
+        if self._answering is None and not self._receiving:
             self.transport.close()
 
 
