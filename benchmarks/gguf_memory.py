@@ -2,11 +2,13 @@
 
     PYTHONPATH=src:. python3 benchmarks/gguf_memory.py --model gemma3-270m --out benchmarks/gguf_memory.json
     PYTHONPATH=src:. python3 benchmarks/gguf_memory.py --shape llama-3.1-8b --folder /tmp --kept-only
+    PYTHONPATH=src:. python3 benchmarks/gguf_memory.py --shape llama-3.2-1b --device cuda --out benchmarks/gguf_gpu.json
 
 With --shape, it writes a file first, with the types that llama.cpp's Q4_K_M has and random bits in all of them, and
 deletes it in the end. Each row is a process of its own, which loads the model, answers, and says how much memory it
-had at most. In the kept row the file's pages count as memory, though they are the system's cache of the file. Rounds
-take turns, and the best of each is kept. With --out, other models in the file stay there.
+had at most. In the kept row the file's pages count as memory, though they are the system's cache of the file. With
+--device cuda, answers of several streams are timed too. Rounds take turns, and the best of each is kept. With --out,
+other models in the file stay there.
 """
 
 import argparse
@@ -32,6 +34,7 @@ from gradus.models.config import ModelConfig
 from gradus.models.shapes import SHAPES
 
 ROUNDS, PROMPT, ANSWER = 2, 512, 48
+STREAMS = {"cpu": (1,), "cuda": (1, 8, 64)}
 KEPT, WIDE = "kept", "bfloat16"
 TABLE, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
@@ -43,21 +46,23 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()), help="where that file goes")
     parser.add_argument("--kept-only", action="store_true", help="do not widen the model too")
     parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.add_argument("--device", choices=tuple(STREAMS), default="cpu")
+    parser.add_argument("--commit", help="the measured commit; by default the one checked out")
     parser.add_argument("--prompt", type=int, default=PROMPT, help="tokens of the prompt that is timed")
     parser.add_argument("--out", type=Path, help="where results go; stdout by default")
     parser.add_argument("--child", nargs=2, metavar=("MODEL", "HOW"), help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.child:
-        print(json.dumps(measure(*asked.child, asked.prompt)))
+        print(json.dumps(measure(*asked.child, asked.prompt, asked.device)))
         return
     with tempfile.TemporaryDirectory(dir=asked.folder) as folder:
         model = asked.model or str(written(SHAPES[asked.shape], Path(folder) / f"{asked.shape}.gguf"))
-        rows = in_turns(model, [KEPT] if asked.kept_only else [KEPT, WIDE], asked.rounds, asked.prompt)
+        rows = in_turns(model, [KEPT] if asked.kept_only else [KEPT, WIDE], asked.rounds, asked.prompt, asked.device)
     from gradus.bench.measure.fingerprint import commit, fingerprint  # here: children import what they measure
     from gradus.models.precision import resolve_device
 
-    machine = fingerprint(resolve_device("cpu"), quick=True)
-    here = {"commit": commit(), "prompt": asked.prompt, "rows": rows}
+    machine = fingerprint(resolve_device(asked.device), quick=True)
+    here = {"commit": asked.commit or commit(), "prompt": asked.prompt, "rows": rows}
     before = json.loads(asked.out.read_text())["models"] if asked.out and asked.out.exists() else {}
     text = json.dumps({**machine, "models": before | {asked.model or asked.shape: here}}, indent=1)
     if asked.out:
@@ -65,12 +70,12 @@ def main() -> None:
     print(text)
 
 
-def in_turns(model: str, ways: list[str], rounds: int, prompt: int) -> list[dict[str, Any]]:
+def in_turns(model: str, ways: list[str], rounds: int, prompt: int, device: str) -> list[dict[str, Any]]:
     """Run a process per way and round. Returns the best of each figure, by way."""
     best: dict[str, dict[str, Any]] = {}
     for _ in range(rounds):
         for how in ways:
-            command = [sys.executable, __file__, "--child", model, how, "--prompt", str(prompt)]
+            command = [sys.executable, __file__, "--child", model, how, "--prompt", str(prompt), "--device", device]
             done = subprocess.run(command, capture_output=True, text=True, check=False)
             if done.returncode:
                 raise SystemExit(done.stderr)
@@ -84,34 +89,42 @@ def in_turns(model: str, ways: list[str], rounds: int, prompt: int) -> list[dict
     return list(best.values())
 
 
-def measure(model: str, how: str, prompt: int = PROMPT) -> dict[str, Any]:
+def measure(model: str, how: str, prompt: int = PROMPT, device: str = "cpu") -> dict[str, Any]:
     """Load the model in this process, and answer. MB are millions of bytes: before anything is loaded, once the model
     is, and at most."""
     from gradus import LLM, SamplingParams
-    from gradus.kernels.cpu import model as kernels  # so that its code counts before
     from gradus.text import llm as front_end
 
-    assert kernels and front_end
+    assert front_end  # its code counts before
+    if device == "cpu":
+        import gradus.kernels.cpu.model  # noqa: F401
     before, start = peak_mb(), time.perf_counter()
-    llm = LLM(model, device="cpu", dtype="auto" if how == KEPT else how, context_length=2048)
+    streams, dtype = STREAMS[device], "auto" if how == KEPT else how
+    llm = LLM(model, device=device, dtype=dtype, context_length=2048, max_sequences=max(streams))
     loaded, loaded_mb = time.perf_counter(), peak_mb()
     draw = random.Random(0)
 
-    def seconds(length: int, answer: int) -> float:
-        tokens = [draw.randrange(llm.config.vocab_size) for _ in range(length)]
+    def seconds(length: int, answer: int, at_once: int = 1) -> float:
+        prompts = [[draw.randrange(llm.config.vocab_size) for _ in range(length)] for _ in range(at_once)]
         begin = time.perf_counter()
-        llm.generate([tokens], SamplingParams(max_tokens=answer, ignore_eos=True))
+        llm.generate(prompts, SamplingParams(max_tokens=answer, ignore_eos=True))
         return time.perf_counter() - begin
+
+    def decode_rate(at_once: int) -> float:
+        one, more = seconds(8, 1, at_once), seconds(8, 1 + ANSWER, at_once)
+        return round(at_once * ANSWER / (more - one), 2)
 
     seconds(8, 1)
     first = time.perf_counter()
-    one, more = seconds(8, 1), seconds(8, 1 + ANSWER)
+    rates = {each: decode_rate(each) for each in streams}
+    seconds(prompt, 1)
     return {
         "how": how,
         "weights": llm.precision.title,
         "load_s": round(loaded - start, 2),
         "first_token_s": round(first - start, 2),
-        "decode_tokens_per_s": round(ANSWER / (more - one), 2),
+        "decode_tokens_per_s": rates.pop(1),
+        **{f"decode_{each}_streams_tokens_per_s": rate for each, rate in rates.items()},
         "prompt_tokens_per_s": round(prompt / seconds(prompt, 1), 1),
         "before_mb": before,
         "loaded_mb": loaded_mb,

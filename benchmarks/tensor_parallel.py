@@ -13,6 +13,8 @@ fails or hangs costs no other. Logs, with the stacks of what hung, are in `--log
     eager     the same tokens from two ranks as from one GPU, launched kernel by kernel
     graphs    the same with CUDA graphs
     two, one  tokens per second on two GPUs, and on one: decodes alone, many decodes, long prompts
+    vllm      the same on two GPUs through vLLM, which reads the model's shape and makes random weights; only with
+              `--vllm`, the folder that it was unpacked in (see beside_vllm.py)
 """
 
 import argparse
@@ -32,7 +34,12 @@ from typing import Any
 
 import numpy as np
 
-LIMITS_S = {"plan": 60, "exchange": 90, "eager": 90, "graphs": 120, "two": 200, "one": 150}
+LIMITS_S = {"plan": 60, "exchange": 90, "eager": 90, "graphs": 120, "two": 200, "one": 150, "vllm": 400}
+OURS = tuple(part for part in LIMITS_S if part != "vllm")
+WORKLOADS = (("batch 1", 1, 128, 256), ("batch 64", 64, 512, 256), ("prefill", 8, 8192, 1))
+"""name, prompts, tokens of each, tokens of each answer"""
+QUICK_WORKLOADS = (("batch 1", 1, 128, 64), ("batch 64", 64, 512, 64), ("prefill", 8, 1024, 1))
+VLLM_BLOCK = Path(__file__).with_name("vllm_block.py")
 MODEL, QUICK_MODEL, SMALL = "random:llama-3.1-8b", "random:qwen3-0.6b", "random:tiny-llama"
 ROWS, WIDTH, CALLS, EPS = (1, 8, 64, 256), 4096, 64, 1e-5
 Found = dict[str, Any]
@@ -42,7 +49,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--logs", type=Path, help="a folder; a new one in the temporary folder by default")
-    parser.add_argument("--parts", default=",".join(LIMITS_S), help="%(default)s by default")
+    parser.add_argument("--parts", default=",".join(OURS), help="%(default)s by default")
+    parser.add_argument("--vllm", type=Path, help="the folder that vLLM was unpacked in, for the part of that name")
     parser.add_argument("--model", default=MODEL)
     parser.add_argument("--quick", action="store_true", help=f"{QUICK_MODEL}, with short answers")
     parser.add_argument("--commit", help="of this code; asked of git by default")
@@ -80,6 +88,7 @@ def in_processes(part: str, asked: argparse.Namespace, logs: Path) -> Found:
     out = folder / "found.json"
     command = [sys.executable, __file__, "--part", part, "--out", str(out), "--path", str(folder / "meet")]
     command += ["--model", asked.model, *(["--quick"] if asked.quick else [])]
+    command += ["--vllm", str(asked.vllm)] if asked.vllm else []
     environment = os.environ | {"PYTHONFAULTHANDLER": "1", "NCCL_DEBUG": os.environ.get("NCCL_DEBUG", "WARN")}
     files = [logs / f"{part}-{rank}.log" for rank in ranks]
     running = [
@@ -334,23 +343,22 @@ def small_part(asked: argparse.Namespace, keep: Callable[..., None]) -> None:
 def speed_part(asked: argparse.Namespace, keep: Callable[..., None]) -> None:
     from gradus import LLM
 
-    count, long = 2 if asked.part == "two" else 1, 1024 if asked.quick else 8192
+    count, workloads = 2 if asked.part == "two" else 1, QUICK_WORKLOADS if asked.quick else WORKLOADS
     start = time.perf_counter()
     llm = LLM(
         asked.model, device="cuda", dtype="bfloat16", tensor_parallel=count, max_sequences=64,
-        context_length=long + 256, switch_off=("prefix_cache",),
+        context_length=context_of(workloads), switch_off=("prefix_cache",),
     )  # fmt: skip
     keep(gpus=count, start_up_s=round(time.perf_counter() - start, 1))
-    answer = 64 if asked.quick else 256
-    for name, prompts, length, tokens in (("batch 1", 1, 128, answer), ("batch 64", 64, 512, answer)):
-        timed(llm, prompts, length, 8)
-        first = min(timed(llm, prompts, length, 1) for _ in range(2))
+    for name, prompts, length, tokens in workloads:
+        timed(llm, prompts, length, min(tokens, 8))
         whole = min(timed(llm, prompts, length, tokens) for _ in range(2))
+        if tokens == 1:
+            keep(**{name: {"prompts": prompts, "length": length, "tok_s": round(prompts * length / whole)}})
+            continue
+        first = min(timed(llm, prompts, length, 1) for _ in range(2))
         decode = round(prompts * (tokens - 1) / (whole - first), 1)
         keep(**{name: {"tok_s": round(prompts * tokens / whole, 1), "decode_tok_s": decode}})
-    timed(llm, 8, long, 1)
-    took = min(timed(llm, 8, long, 1) for _ in range(2))
-    keep(prefill={"prompts": 8, "length": long, "tok_s": round(8 * long / took)})
     start = time.perf_counter()
     llm.close()
     keep(close_s=round(time.perf_counter() - start, 1))
@@ -360,11 +368,55 @@ def timed(llm: Any, prompts: int, length: int, tokens: int) -> float:
     """Measure the seconds of a batch of prompts of one length with answers of one length."""
     from gradus import SamplingParams
 
-    size = llm.limits.vocab_size - 10
-    batch = [[(7 * number + 13 * place) % size + 5 for place in range(length)] for number in range(prompts)]
+    batch = prompts_of(prompts, length, llm.limits.vocab_size)
     start = time.perf_counter()
     llm.generate(batch, SamplingParams(max_tokens=tokens, ignore_eos=True))
     return time.perf_counter() - start
+
+
+def prompts_of(count: int, length: int, vocabulary: int) -> list[list[int]]:
+    size = vocabulary - 10
+    return [[(7 * number + 13 * place) % size + 5 for place in range(length)] for number in range(count)]
+
+
+def context_of(workloads: tuple[tuple[str, int, int, int], ...]) -> int:
+    return max(length for _, _, length, _ in workloads) + 256
+
+
+def vllm_part(asked: argparse.Namespace, keep: Callable[..., None]) -> None:
+    """Measure vLLM with its own choices, two GPUs and the same prompts."""
+    from gradus.bench.run.block_process import run_vllm
+    from gradus.bench.studies.beside import vllm_config
+    from gradus.loading import open_checkpoint
+
+    assert asked.vllm is not None, "give --vllm"
+    config, workloads = open_checkpoint(asked.model).config, QUICK_WORKLOADS if asked.quick else WORKLOADS
+    folder = Path(tempfile.mkdtemp(prefix="vllm-"))
+    (folder / "config.json").write_text(json.dumps(vllm_config(config)))
+    case = {"sampling": {"temperature": 0.0}, "decode_alone": False, "unmeasured": 1}
+    cases = [
+        case | {
+            "label": name, "prompts": prompts_of(prompts, length, config.vocab_size),
+            "max_tokens": [tokens] * prompts, "at_once": prompts,
+        }
+        for name, prompts, length, tokens in workloads
+    ]  # fmt: skip
+    question = {
+        "config": str(folder), "load_format": "dummy", "dtype": "bfloat16", "memory_share": 0.85,
+        "context": context_of(workloads), "max_sequences": 64, "vllm_options": {"tensor_parallel_size": 2},
+        "repeats": 2, "cases": cases,
+    }  # fmt: skip
+    limit = LIMITS_S["vllm"] - 20
+    found, why = run_vllm("vllm", asked.vllm, VLLM_BLOCK, question, folder, asked.out.parent / "vllm.log", limit)
+    keep(gpus=2, version=found.get("version"), start_up_s=found.get("init_s"))
+    for name, prompts, length, tokens in workloads:
+        samples = found.get("cases", {}).get(name, {}).get("samples", [])
+        if samples:
+            rate = prompts * (length if tokens == 1 else tokens) / min(sample["seconds"] for sample in samples)
+            keep(**{name: {"tok_s": round(rate, 1)}})
+    if why:
+        said = asked.out.parent / "vllm.log"
+        raise SystemExit(f"{why}\n{said.read_text(errors='replace')[-3000:]}")
 
 
 PARTS = {
@@ -374,6 +426,7 @@ PARTS = {
     "graphs": small_part,
     "two": speed_part,
     "one": speed_part,
+    "vllm": vllm_part,
 }
 
 if __name__ == "__main__":

@@ -100,12 +100,16 @@ def test_an_engine_s_tokens_are_those_of_the_widened_file(tmp_path, family):
     assert found[0] == found[1]
 
 
-def test_bits_are_kept_by_default_and_speculation_runs_on_them(tmp_path):
+def test_bits_are_kept_if_asked_for_and_speculation_runs_on_them(tmp_path):
     names = [name for name in tensors_of(CONFIGS["llama"]) if name.endswith("_proj.weight")]
     kinds = dict.fromkeys(names, gguf.GGMLQuantizationType.Q4_K)
     path = str(write_gguf(tmp_path / "m.gguf", quantize=kinds, config=CONFIGS["llama"] | WIDE))
     params = SamplingParams(max_tokens=30, ignore_eos=True)
     settings = {"device": "cuda", "max_sequences": 2, "cache_tokens": 1024}
+    widened = LLM(path, **settings)
+    assert widened.checkpoint.quantized is None
+    widened.close()
+    settings["quantize"] = "stored"
     plain = LLM(path, **settings)
     assert plain.checkpoint.quantized is not None
     layer = plain.engine.runner.model.layers[0]

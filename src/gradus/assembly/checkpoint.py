@@ -17,7 +17,7 @@ from gradus.assembly.parallel import assemble_ranks
 from gradus.config.options import EngineConfig, EngineOptions
 from gradus.engine.engine import Engine
 from gradus.execution.memory.plan import memory_plan
-from gradus.kernels import cpu, missing
+from gradus.kernels import cpu
 from gradus.loading import Checkpoint, Progress, as_asked, load_model, open_checkpoint
 from gradus.models import Model
 from gradus.models.precision import AS_ASKED, Precision, resolve_precision
@@ -77,12 +77,13 @@ def assemble(
 def keeps_bits(dtype: str, options: EngineOptions, device: torch.device) -> bool:
     """Whether a GGUF file's matrices stay in the bits that they are stored in, unless `quantize` says otherwise.
 
-    They do where kernels multiply them so: in the final engine, on one device. A type that was asked for is one that
-    matrices are to have. Phases of the course, ranks and torch alone would unpack them in every step.
+    They do where that is faster than widening them: in the final engine, by a CPU's kernels. A type that was asked for
+    is one that matrices are to have. Phases of the course, ranks and torch alone would unpack them in every step, and a
+    GPU's kernels read them more slowly than 16 bits.
     """
     if dtype != "auto" or not isinstance(options, EngineConfig) or not options.kernels or options.ranks > 1:
         return False
-    return (missing(str(device)) if device.type == "cuda" else cpu.missing()) is None
+    return device.type == "cpu" and cpu.missing() is None
 
 
 def _build_of(phase: str, impl: str, progress: Progress | None) -> Callable[[Model, EngineOptions], Engine]:

@@ -47,7 +47,7 @@ class Settings:
         None,
         "Keep matrices in fewer bits: int8, fp8, fp8-block, int4 (in groups of 128, or int4-g64, int4-g32), a YAML "
         "file of patterns and schemes, or stored (in the bits of a .gguf file, whatever dtype says).",
-        unset="none: in dtype, or if that is auto, in the bits of a .gguf file",
+        unset="none: in dtype, or on a CPU, if that is auto, in the bits of a .gguf file",
     )
     context_length: int | None = setting(
         None,

@@ -40,9 +40,10 @@ def pack(plan: Plan) -> bytes:
     named = json.dumps([_admission(each) for each in plan.admissions]).encode() if plan.admissions else b"[]"
     columns = [decodes.slots, decodes.starts, decodes.limits, *([decodes.drafts] if len(decodes.drafts) else [])]
     counts = len(decodes), len(columns), len(plan.spans), len(spans), len(changes), len(plan.wiped)
-    numbers = np.concatenate([*columns, spans, changes, plan.wiped])
+    rest = [*spans, *changes, *plan.wiped]
     head = MAGIC + COUNTS.pack(*counts, len(tokens) // 4, len(named))
-    return head + numbers.astype("<i8").tobytes() + tokens + named
+    packed = [column.astype("<i8", copy=False).tobytes() for column in columns]
+    return b"".join([head, *packed, struct.pack(f"<{len(rest)}q", *rest), tokens, named])
 
 
 def unpack(packed: bytes) -> Plan:

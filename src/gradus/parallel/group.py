@@ -5,6 +5,7 @@ adds them in rank order. NCCL adds each number up on one rank, which sends it to
 on every rank, and so are the tokens that each rank samples for itself.
 """
 
+import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -172,8 +173,27 @@ def _process_group(path: str, rank: int, size: int, device: torch.device, check:
     if device.type == "cuda":
         options = backends.ProcessGroupNCCL.Options()
         options._timeout = timedelta(seconds=COMPILING_SECONDS)
-        return backends.ProcessGroupNCCL(store, rank, size, options)
+        with _unwatched():
+            return backends.ProcessGroupNCCL(store, rank, size, options)
     options = backends.ProcessGroupGloo._Options()
     options._devices = [backends.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
     options._timeout = timeout
     return backends.ProcessGroupGloo(store, rank, size, options)
+
+
+@contextmanager
+def _unwatched() -> Iterator[None]:
+    """Keep the monitor of a new group of NCCL from its store.
+
+    It would look there every second whether another rank asks for a dump. The store is a file that the ranks remove at
+    the end, and torch waits for a missing file for minutes: closing an engine would wait for the monitor.
+    """
+    name = "TORCH_NCCL_DUMP_ON_TIMEOUT"  # read once, by the constructor
+    before = os.environ.get(name)
+    os.environ[name] = "0"
+    try:
+        yield
+    finally:
+        os.environ.pop(name)
+        if before is not None:
+            os.environ[name] = before

@@ -66,7 +66,8 @@ def _shared(group: Group, shape: tuple[int, ...]) -> tuple[Tensor, list[int], ob
     c10d._SymmetricMemory.set_group_info(name, group.rank, group.size, store)
     words = symmetric.empty(shape, dtype=torch.int64, device=group.device)
     handle = c10d._SymmetricMemory.rendezvous(words, name)
-    return words, [handle.get_buffer(rank, shape, torch.int64).data_ptr() for rank in range(group.size)], handle
+    addresses = [handle.get_buffer(rank, shape, torch.int64).data_ptr() for rank in range(group.size)]
+    return words, addresses, (handle, known)
 
 
 def _reachable(group: Group) -> bool:
