@@ -227,3 +227,22 @@ def test_starts_are_later_each_time_and_forgotten_after_ten_minutes():
 
 def test_only_the_final_engine_has_a_process():
     assert link_for(ServerConfig()) is EngineProcess and link_for(ServerConfig(phase="p01")) is EngineThread
+
+
+def test_reports_that_are_at_hand_together_are_delivered_together_and_before_a_fault():
+    async def play(client, link, load):
+        stream, written = client.submit(ask()), []
+        stream.sink = lambda deltas: written.append([delta.token_ids for delta in deltas]) or True
+        client.receive(Report(accepted=stream.handles))
+        for turn in (1, 2):
+            client.receive(Report(turn=turn, handles=packed(HANDLES, stream.handles), tokens=packed(TOKENS, [turn])))
+        assert not written
+        await until(lambda: written)
+        assert written == [[(1,), (2,)]]
+        client.receive(Report(turn=3, handles=packed(HANDLES, stream.handles), tokens=packed(TOKENS, [3])))
+        client.receive(FAULT)
+        assert written[1:] == [[(3,)]]
+        with pytest.raises(Unavailable, match="it broke"):
+            await stream.receive()
+
+    playing(play)

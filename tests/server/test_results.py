@@ -73,6 +73,22 @@ def test_a_sink_is_offered_everything_in_order_except_the_end():
     asyncio.run(read())
 
 
+def test_what_several_reports_brought_is_offered_as_it_came_and_the_end_alone_waits():
+    async def read():
+        taken, one = [], stream(samples=2)
+        one.sink = lambda deltas: taken.append([each.text for each in deltas]) or True
+        for each in (delta("a", 1), delta("x", 7, index=1), delta("b", 2, completion="the end")):
+            one.push(each)
+        one.deliver()
+        for each in (delta("y", 8, index=1), delta("z", 9, index=1), delta("", index=1, completion="the end")):
+            one.push(each)
+        one.deliver()
+        assert taken == [["a", "x", "b"], ["y", "z"]] and one.buffered == 0
+        assert [each.text for each in await one.receive()] == [""] and one.done
+
+    asyncio.run(read())
+
+
 def test_who_wants_whole_answers_is_woken_by_endings_alone():
     async def read():
         one = stream(samples=2)

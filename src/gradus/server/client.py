@@ -120,6 +120,7 @@ class EngineClient:
         self._streams: dict[int, Stream] = {}  # by the handle of each request's first sample
         self._samples: dict[int, Sample] = {}  # by handle, from the request's submission to the sample's last output
         self._handles: dict[str, int] = {}  # request id → handle of its first sample
+        self._fresh: dict[Stream, None] = {}  # with deltas that are to be delivered, in order of arrival
         self._next_handle = 1
         self._beginnings: set[asyncio.Task[None]] = set()  # one for each request whose long prompt is being encoded
         self._numbers = itertools.count(1)
@@ -403,6 +404,8 @@ class EngineClient:
     # -- the engine's messages, delivered on the event loop -----------------------------------------------------------
 
     def receive(self, message: EngineMessage) -> None:
+        if not isinstance(message, Report):
+            self._deliver_news()  # what came before it
         match message:
             case Report():
                 self._on_report(message)
@@ -461,8 +464,9 @@ class EngineClient:
                 if told.finish_reason is not None:
                     self._samples.pop(told.handle, None)
         self.meter.report(news.deltas, report.step_s, report.metrics)
-        for stream in news.streams:
-            self._deliver(stream)
+        if not self._fresh:
+            self._loop.call_soon(self._deliver_news)
+        self._fresh |= news.streams
 
     def _read_tokens(self, report: Report, news: News) -> None:
         """Read one plain token per sample, with as little work as possible: this path dominates on a busy server."""
@@ -501,6 +505,17 @@ class EngineClient:
         news.streams[stream] = None
         if reason == "error" and stream.unfinished and not stream.apart:
             self._cancel(stream, "cancelled")  # the answer is this error, whatever the other samples say
+
+    def _deliver_news(self) -> None:
+        """Deliver what all reports at hand have brought.
+
+        A front end that lags behind the engine finds several: a stream's tokens are then written together, still as an
+        event each, and writing costs less the further it lags. The system call is nearly half of a token's time here.
+        """
+        fresh, self._fresh = self._fresh, {}
+        for stream in fresh:
+            if stream.handles[0] in self._streams:
+                self._deliver(stream)
 
     def _deliver(self, stream: Stream) -> None:
         try:

@@ -153,12 +153,15 @@ class Stream:
         self.buffered += len(delta.token_ids)
 
     def deliver(self) -> None:
-        """Hand the deltas to the sink, or else to `receive`, which always gets the last ones."""
-        if not self._deltas:
-            return
-        if self.unfinished and self.sink is not None and self.sink(self._deltas):
-            self._deltas, self.buffered = [], 0
-        else:
+        """Hand the deltas to the sink, or else to `receive`. Once nothing is unfinished, `receive` gets those that end a
+        sample."""
+        now, last = self._deltas, list[Delta]()
+        if not self.unfinished:
+            now = [delta for delta in self._deltas if delta.completion is None]
+            last = [delta for delta in self._deltas if delta.completion is not None]
+        if now and self.sink is not None and self.sink(now):
+            self._deltas, self.buffered = last, sum([len(delta.token_ids) for delta in last])
+        if self._deltas:
             self._news.set()
 
     def fail(self, error: Exception) -> None:
