@@ -16,25 +16,17 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-import numpy as np
-
 from gradus.bench.measure.fingerprint import commit, versions
 from gradus.deploy.choice import Choice
 from gradus.deploy.prefixes import MOST_BLOCKS, MOST_HASHES
 from gradus.deploy.run import PUBLISHED_EVERY_S
-from gradus.engine.plan import Decodes, Plan
-from gradus.engine.wire import pack
-from gradus.parallel.messages import Channel
 
 ROOT = Path(__file__).resolve().parents[1]
-WIDTH = 4096 * 2  # bytes of a row in the table below
-ALL_REDUCE_US = {
-    "nccl": {1: 14.1, 8: 14.9, 64: 17.9, 256: 36.7, 2048: 83.9},
-    "one_shot": {1: 6.3, 8: 6.7, 64: 9.6, 256: 18.8, 2048: 96.7},
-    "two_shot": {1: 6.3, 8: 7.2, 64: 7.7, 256: 12.8, 2048: 57.8},
-}
-"""An all-reduce of [rows, 4096] in bfloat16 inside a CUDA graph, by rows: torch 2.11 on two H200 with NVLink, without
-multicast. one_shot and two_shot are those of torch's symmetric memory."""
+WIDTH = 4096 * 2  # bytes of a row in the tables of sums
+TWO_SHOT_US = {1: 6.3, 8: 7.2, 64: 7.7, 256: 12.8, 2048: 57.8}
+MANY_ROWS, MANY_US = 2048, {"nccl": 83.9, "pushed": 96.7}
+"""All-reduces of torch 2.11 in CUDA graphs on two H200 with NVLink, without multicast, by rows. `pushed` is torch's
+one-shot, which works as ours does: tensor_parallel.json goes up to 256 rows."""
 GPUS = {"H200": "http_cost", "H100": "steady_state"}
 REPLICAS, SEQUENCES = (1, 10, 100), (1, 64, 256)
 HOST, FP8 = (
@@ -52,7 +44,7 @@ def main() -> None:
     machine = doctor.hardware()
     found = {"commit": commit(), "processor": machine["processor"], "cores": machine["cores"], "versions": versions()}
     found |= {"gpus": {name: gpu(script) for name, script in GPUS.items()}}
-    found |= {"exchanges": {"row_bytes": WIDTH, "us": ALL_REDUCE_US}, "around": around(), "door": door()}
+    found |= {"exchanges": exchanges(), "around": around(), "two": two_gpus(), "door": door()}
     asked.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     print(json.dumps(found["around"]), json.dumps(found["door"]))
 
@@ -71,12 +63,28 @@ def gpu(script: str) -> dict[str, float]:
     return {"read_gb_s": rates["read_gb_s"], "bfloat16_tflop_s": rates["bfloat16_tflop_s"], "gib": memory}
 
 
+def exchanges() -> dict[str, Any]:
+    """A sum's time by rows: ours with residual and norm, NCCL's with our norm after it, and a two-shot alone."""
+    measured = results("tensor_parallel")["parts"]["exchange"]["us_per_call"]
+    us = {"pushed": measured["ours, early launches"], "nccl": measured["nccl"]}
+    us = {name: took | {str(MANY_ROWS): MANY_US[name]} for name, took in us.items()}
+    return {"row_bytes": WIDTH, "us": us | {"two_shot": TWO_SHOT_US}}
+
+
+def two_gpus() -> dict[str, Any]:
+    """Decoded tokens per second on two H100, by requests."""
+    measured = results("tensor_parallel")["parts"]["two"]
+    return {batch: measured[f"batch {batch}"]["decode_tok_s"] for batch in (1, 64)}
+
+
 def around() -> dict[str, Any]:
     """The host's time for a step and the front end's rate, on the machine of the H200."""
     host = {count: round(median(one["host_us"] for one in samples(HOST, count)), 1) for count in SEQUENCES}
     streams = next(row for row in results("http_cost")["rows"] if row["load"]["streams"] == 256)
     front_end, replica = rate(streams["samples"]["http"]), rate(samples(FP8, 64))
-    return {"host_us": host, "front_end_tok_s": front_end, "replica_tok_s": replica} | messages()
+    plans = {count: results("tensor_parallel")["parts"]["plan"][f"decodes {count}"] for count in SEQUENCES}
+    messages = {name: {count: plan[name] for count, plan in plans.items()} for name in ("pack_us", "send_us")}
+    return {"host_us": host, "front_end_tok_s": front_end, "replica_tok_s": replica} | messages
 
 
 def rate(found: list[dict[str, Any]]) -> int:
@@ -98,20 +106,6 @@ def samples(table: str, batch: int) -> list[dict[str, Any]]:
 
 
 # -- measured here -----------------------------------------------------------------------------------------------------
-
-
-def messages() -> dict[str, Any]:
-    """Packing a step's plan, by sequences, and sending it to one rank."""
-    import socket
-    import threading
-
-    ours, theirs = (Channel(end) for end in socket.socketpair())
-    threading.Thread(target=lambda: list(iter(theirs.receive, None)), daemon=True).start()
-    columns = {rows: [np.arange(rows) + more for more in (0, 100, 200)] for rows in SEQUENCES}
-    plans = {rows: Plan(decodes=Decodes(*each)) for rows, each in columns.items()}
-    packed = {rows: best_us(lambda plan=plan: pack(plan), 500) for rows, plan in plans.items()}
-    message = pack(plans[SEQUENCES[-1]])
-    return {"pack_us": packed, "send_us": best_us(lambda: ours.send(message), 500)}
 
 
 def door() -> dict[str, Any]:

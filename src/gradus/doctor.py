@@ -255,10 +255,10 @@ def _cpu_kernels() -> str:
         raise RuntimeError(reason)
     from numba.core.registry import cpu_target
 
+    from gradus.kernels.cpu import byte_products
     from gradus.kernels.cpu.decode_step import run
     from gradus.kernels.cpu.elementary import exp_of
     from gradus.kernels.cpu.kept import place_of
-    from gradus.kernels.cpu.vectors import HAS_VNNI
 
     if abs(exp_of(1.0) - math.e) > 1e-6:
         raise RuntimeError("numba compiles wrongly on this processor")
@@ -266,7 +266,7 @@ def _cpu_kernels() -> str:
     place = place_of(run)
     return (
         f"decode steps run in them, on {use(None)} threads; compiled for {processor}, "
-        f"int8 {'with' if HAS_VNNI else 'without'} VNNI; "
+        f"int8 by {byte_products.NAME or 'plain loops'}; "
         + (
             f"code is kept in {place}"
             if place

@@ -17,8 +17,10 @@ LLAMA = SHAPES["llama-3.1-8b"]
 GB = 1e9
 GPU = Gpu(Machine(bandwidth=4000 * GB, rate=800e12), memory=100 * GB)
 LINE = [(0.0, 10e-6), (1e6, 20e-6)]  # 10 µs, and 10 more for each MB
-EXCHANGES = Exchanges(one_shot=LINE, two_shot=LINE, nccl=[(0.0, 30e-6), (1e6, 35e-6)])
-AROUND = Around(host=[(1, 100e-6), (257, 356e-6)], plan=[(1, 5e-6), (2, 5e-6)], send=10e-6, front_end=40_000.0)
+EXCHANGES = Exchanges(pushed=LINE, two_shot=LINE, nccl=[(0.0, 30e-6), (1e6, 35e-6)])
+AROUND = Around(
+    host=[(1, 100e-6), (257, 356e-6)], pack=[(1, 5e-6), (2, 5e-6)], send=[(1, 10e-6), (2, 10e-6)], front_end=40_000.0
+)
 
 
 def test_between_measured_points_lies_a_line_and_beyond_them_the_last_one():
@@ -26,7 +28,7 @@ def test_between_measured_points_lies_a_line_and_beyond_them_the_last_one():
 
 
 def test_a_push_receives_from_all_others_and_a_ring_sends_less_than_twice():
-    """0.8 MB: one-shot 10 + 10 x 0.8 x (n - 1) µs, NCCL 30 + 5 x 0.8 x 2 (n - 1) / n."""
+    """0.8 MB: pushing takes 10 + 10 x 0.8 x (n - 1) µs, NCCL 30 + 5 x 0.8 x 2 (n - 1) / n."""
     assert EXCHANGES.sum(0.8e6, 2) == pytest.approx(18e-6)
     assert EXCHANGES.sum(0.8e6, 8) == pytest.approx(37e-6)
     assert EXCHANGES.two_shot_sum(0.8e6, 8) == pytest.approx(24e-6)

@@ -86,13 +86,13 @@ def test_it_says_where_the_number_of_free_memory_comes_from(monkeypatch):
 
 def test_the_kernels_of_a_cpu_are_described(monkeypatch):
     pytest.importorskip("numba")
-    from gradus.kernels.cpu import kept, vectors
+    from gradus.kernels.cpu import byte_products, kept
 
-    for vnni, place, seen in [
-        (True, "/place", ("with VNNI", "code is kept in /place")),
-        (False, None, ("without VNNI", "not kept, so every start compiles")),
+    for name, place, seen in [
+        ("avx2", "/place", ("int8 by avx2", "code is kept in /place")),
+        (None, None, ("int8 by plain loops", "not kept, so every start compiles")),
     ]:
-        monkeypatch.setattr(vectors, "HAS_VNNI", vnni)
+        monkeypatch.setattr(byte_products, "NAME", name)
         monkeypatch.setattr(kept, "place_of", lambda kernel, place=place: place)
         found = finding("CPU kernels")
         assert found.status == OK and all(each in found.detail for each in seen)

@@ -95,8 +95,41 @@ def test_what_is_measured_is_one_of_the_two_and_says_why():
 
 @pytest.mark.parametrize("name", ["float32", "bfloat16", "float16"])
 def test_a_named_dtype_is_taken_at_its_word(name):
-    precision = resolve_precision(name, torch.device("cpu"), CONFIG)
-    assert precision.weights == precision.activations == getattr(torch, name) and precision.linear is Linear
+    found = resolve_precision(name, torch.device("cpu"), CONFIG)
+    assert found.weights == found.activations == getattr(torch, name)
+    wide = found.linear is Linear
+    assert wide if name != "bfloat16" else wide or found.linear.func is NarrowLinear  # prompts may be widened
+
+
+def test_a_named_type_whose_prompts_are_slow_is_taken_with_one_line_that_says_so(monkeypatch, caplog):
+    monkeypatch.setattr(precision, "_prompts_in", lambda kind, shape, threads: (4, 6.12))
+    precision._warn.cache_clear()
+    for _ in range(2):
+        found = resolve_precision("bfloat16", torch.device("cpu"), CONFIG)
+        resolve_precision("float32", torch.device("cpu"), CONFIG)
+    assert found.linear.keywords == {"widen_from": 4}
+    line = "dtype bfloat16: on this processor a prompt takes 6.1 x as long as in float32 (measured)"
+    assert caplog.messages == [line]
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_a_widened_product_of_bfloat16_is_rounded_once(bias):
+    part = NarrowLinear(MatrixId("down", 0), 24, (12,), bias, torch.bfloat16, widen_from=4)
+    generator = torch.Generator().manual_seed(0)
+    for each in part.parameters():
+        each.copy_(torch.randn(each.shape, generator=generator))
+    x = torch.randn(5, 24, generator=generator).bfloat16()
+    shift = part.bias.float() if bias else None
+    assert torch.equal(part(x), torch.nn.functional.linear(x.float(), part.weight.float(), shift).bfloat16())
+    torch.testing.assert_close(part(x[:1]), part(x)[:1])
+
+
+def test_the_choice_counts_prompts_too(monkeypatch):
+    """Weights in bfloat16 are a little faster for a row and far slower for a prompt: float32 wins."""
+    races = iter([[1.0, 0.9], *[[1.0, 2.0]] * 5, [1e4, 5e4]])
+    monkeypatch.setattr(precision, "race", lambda *contenders, rounds=5: next(races))
+    found = precision._measured.__wrapped__((64, 32), 2, 1)
+    assert found.weights == torch.float32 and found.reason.endswith("x as long, prompt and decode")
 
 
 @pytest.mark.parametrize("name", ["float64", "fp16", "", "AUTO"])
@@ -130,5 +163,5 @@ def test_a_gpu_may_be_named_by_its_number_and_without_one_is_the_current_one_for
 def test_an_engine_that_is_built_again_keeps_its_precision(monkeypatch) -> None:
     """Two races can have two winners, where the machine is busy, and a text would change with its precision."""
     first = measure_cpu(CONFIG)
-    monkeypatch.setattr("gradus.models.precision._race", lambda *contenders: pytest.fail("raced again"))
+    monkeypatch.setattr("gradus.models.precision.race", lambda *contenders: pytest.fail("raced again"))
     assert measure_cpu(CONFIG) is first

@@ -8,6 +8,7 @@ from torch.nn import functional as F
 
 from gradus.errors import ConfigError
 from gradus.models.layers import MatrixId
+from gradus.quantization import int8
 from gradus.quantization.fp8 import BLOCK, E4M3, Fp8BlockLinear
 from gradus.quantization.int4 import Int4Linear, group_for, packed, unpacked
 from gradus.quantization.schemes import SCHEMES, STORED
@@ -209,3 +210,28 @@ def test_int4_in_lanes_is_the_same_matrix(width, rows):
     assert torch.equal(linear.dequantized(), before) and torch.equal(linear.forward(x), product)
     assert torch.equal(linear.wide_rows(3, 6), before[3:6])
     assert sum(each.nbytes for each in linear.parameters()) == size * (-(-rows // 16) * 16) // rows
+
+
+@pytest.mark.parametrize("width", [24, 1032, 1033, 1536, 4000])
+def test_integer_products_by_floats_are_exact(width):
+    """The largest products of all, and noise: a sum of EXACT of them is the largest that float32 holds."""
+    generator = torch.Generator().manual_seed(width)
+    x = torch.randint(-127, 128, (5, width), dtype=torch.int8, generator=generator)
+    weight = torch.randint(-128, 128, (7, width), dtype=torch.int8, generator=generator)
+    x[0], weight[0] = -127, -128
+    found = int8.product_in_floats(x, weight)
+    assert found.dtype == torch.int32 and torch.equal(found.long(), x.long() @ weight.long().t())
+
+
+@pytest.mark.parametrize("floats", [False, True])
+def test_either_way_to_multiply_int8_gives_the_same_integers(floats, monkeypatch):
+    monkeypatch.setattr(int8, "_prefers_floats", lambda threads: floats)
+    x, weight = (torch.arange(rows * 48).remainder(251).sub(124).to(torch.int8).view(rows, 48) for rows in (33, 20))
+    assert torch.equal(int8.integer_product(x, weight).long(), x.long() @ weight.long().t())
+
+
+def test_a_product_of_integers_that_saturates_is_not_used(monkeypatch):
+    """As oneDNN's on processors with AVX2 alone: right for small values, wrong for large ones."""
+    saturating = lambda x, weight: (x.int() @ weight.int()).clamp(max=32767)  # noqa: E731
+    monkeypatch.setattr(torch, "_int_mm", saturating)
+    assert int8._prefers_floats.__wrapped__(1)

@@ -4,10 +4,15 @@ Decoding one sequence reads every weight once per token, so on a CPU it runs at 
 bytes of a weight could double it. Whether it does depends on the processor. Some have bfloat16 dot products; others
 must widen each weight on the way. For one row, widening hides behind the memory's latency; for many rows it costs more
 than a float32 product, and it is then faster to widen the matrix first and to multiply in float32. So two choices are
-measured at start, in well under a second, on matrices of the model's own shape: the type of stored weights, and the
-number of rows from which widening them first pays. Activations stay float32, which is also more accurate.
+measured at start, in well under a second, on matrices of the model's own shape: the number of rows from which widening
+pays, and the type of stored weights, by the time for a request of REQUEST tokens in and as many out. Activations stay
+float32, which is also more accurate.
+
+A type that the caller names is taken. bfloat16's prompts are then widened too where that pays, and if a prompt is
+nevertheless much slower than in float32, one line says so.
 """
 
+import logging
 import math
 import threading
 import time
@@ -23,6 +28,8 @@ from gradus.device.transfer import numbered
 from gradus.errors import ConfigError
 from gradus.models.config import ModelConfig, parameter_count
 from gradus.models.layers import Linear, LinearFactory, MatrixId
+
+log = logging.getLogger(__name__)
 
 AS_ASKED = "as asked"  # the reason, if the caller chose the type
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -55,11 +62,12 @@ class Precision:
 
 
 class NarrowLinear(Linear):
-    """Weights kept in bfloat16 for activations in float32.
+    """Weights kept in bfloat16 for activations in float32 or bfloat16.
 
-    Few rows are multiplied as bfloat16, and the result stays bfloat16: the float32 residual stream widens it when it is
+    Few rows are multiplied as bfloat16, and the result stays bfloat16: a float32 residual stream widens it when it is
     added, which saves an operation per product.
-    widen_from: from this number of rows on, the matrix is widened first and multiplied in float32.
+    widen_from: from this number of rows on, the matrix is widened first and multiplied in float32. bfloat16 activations
+    are widened as well and the result is rounded, as a product of bfloat16 does: sums are float32 either way.
     """
 
     def __init__(
@@ -81,7 +89,11 @@ class NarrowLinear(Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         if x.shape[0] >= self.widen_from:
-            return widened_product(x, self.weight, self.bias)
+            bias = None if self.bias is None else self.bias.float()
+            out = widened_product(x.float(), self.weight, bias)
+            return out if x.dtype == torch.float32 else out.to(x.dtype)
+        if x.dtype == torch.bfloat16:
+            return super().forward(x)
         out = torch.mm(x.bfloat16(), self.transposed)
         return out if self.bias is None else out + self.bias
 
@@ -90,7 +102,7 @@ WIDENED = 1 << 20  # values that are widened at a time: 4 MB, which a processor'
 
 
 def widened_product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Compute x Wᵀ + b in float32 for a narrower W, piece by piece through the same small memory.
+    """Compute x Wᵀ + b in float32 for a narrower W, floats or integers, piece by piece through the same small memory.
 
     Widening a whole matrix at once takes memory that is new to the cache, and often to the process, which is slower
     than the product itself.
@@ -146,6 +158,8 @@ def resolve_device(name: str) -> torch.device:
 
 def resolve_precision(name: str, device: torch.device, config: ModelConfig) -> Precision:
     """Accept auto, float32, bfloat16 or float16. Raises ConfigError for any other name."""
+    if name in DTYPES and device.type == "cpu" and name != "float32":
+        return _asked_on_cpu(name, config)
     if name in DTYPES:
         return Precision(DTYPES[name], DTYPES[name], Linear, AS_ASKED)
     if name != "auto":
@@ -155,12 +169,54 @@ def resolve_precision(name: str, device: torch.device, config: ModelConfig) -> P
     return measure_cpu(config)
 
 
+SLOW = 1.5
+"""Times float32's time for a prompt from which a type that was asked for is called slow."""
+
+
+def _asked_on_cpu(name: str, config: ModelConfig) -> Precision:
+    """Take a 16-bit type at the caller's word. Warns, once per process, where its prompts are slow."""
+    kind = DTYPES[name]
+    widen_from, ratio = _prompts_in(kind, _shape(config), torch.get_num_threads())
+    if ratio >= SLOW:
+        _warn(f"dtype {name}: on this processor a prompt takes {ratio:.1f} x as long as in float32 (measured)")
+    narrow = kind == torch.bfloat16 and widen_from < NEVER
+    return Precision(kind, kind, partial(NarrowLinear, widen_from=widen_from) if narrow else Linear, AS_ASKED)
+
+
+@cache
+def _warn(text: str) -> None:
+    log.warning(text)
+
+
+@cache
+def _prompts_in(kind: torch.dtype, shape: tuple[int, int], threads: int) -> tuple[int, float]:
+    """The number of rows from which bfloat16 weights of this shape are better widened, and the time of a prompt's
+    product in this type as a multiple of float32's. threads: torch's, on which both depend."""
+    wide = torch.full(shape, 0.01)
+    narrow = wide.to(kind)
+    with torch.inference_mode():
+        widen_from = _crossover([narrow]) if kind == torch.bfloat16 else NEVER
+        x = torch.full((PROMPT, shape[1]), 0.01)
+        mine = partial(_widened, x, [narrow]) if widen_from < NEVER else partial(_plain, x.to(kind), [narrow])
+        wide_s, narrow_s = race(partial(_plain, x, [wide]), mine, rounds=2)
+    return widen_from, narrow_s / wide_s
+
+
+def widens_prompts(config: ModelConfig) -> bool:
+    """Whether bfloat16 prompts are faster on this processor when they are multiplied in float32 (measured)."""
+    return _prompts_in(torch.bfloat16, _shape(config), torch.get_num_threads())[0] <= PROMPT
+
+
+def _shape(config: ModelConfig) -> tuple[int, int]:
+    return sum(config.up_widths), config.hidden_size
+
+
 def measure_cpu(config: ModelConfig) -> Precision:
-    """Time one row through float32 and through bfloat16 weights, as many bytes as the model has (up to 256 MB).
+    """Time rows through float32 and through bfloat16 weights, as many bytes as the model has (up to 256 MB).
 
     This happens once per process, so an engine that is built again keeps its precision, and with it its tokens.
     """
-    shape = sum(config.up_widths), config.hidden_size
+    shape = _shape(config)
     count = max(2, min(4 * parameter_count(config), 256 << 20) // (4 * shape[0] * shape[1]))
     return _measured(shape, count, torch.get_num_threads())
 
@@ -173,13 +229,33 @@ def _measured(shape: tuple[int, int], count: int, threads: int) -> Precision:
     narrow = [weight.bfloat16() for weight in wide]
     row = torch.full((1, shape[1]), 0.01)
     with torch.inference_mode():
-        wide_s, narrow_s = _race(partial(_plain, row, wide), partial(_straight, row, narrow))
+        wide_s, narrow_s = race(partial(_plain, row, wide), partial(_straight, row, narrow))
         if narrow_s >= wide_s:
             reason = f"measured: bfloat16 weights would take {narrow_s / wide_s:.2f} x as long"
             return Precision(torch.float32, torch.float32, Linear, reason)
-        widen_from = _crossover(narrow[: max(1, (8 << 20) // narrow[0].nbytes)])
+        few = max(1, (8 << 20) // narrow[0].nbytes)
+        widen_from = _crossover(narrow[:few])
+        prompt = torch.full((PROMPT, shape[1]), 0.01)
+        way = _widened if widen_from <= PROMPT else _straight
+        prompts = race(partial(_plain, prompt, wide[:few]), partial(way, prompt, narrow[:few]), rounds=2)
+    all_of_them = len(wide) / len(wide[:few])
+    wide_s, narrow_s = (
+        REQUEST * row_s + all_of_them * REQUEST / PROMPT * prompt_s
+        for row_s, prompt_s in zip((wide_s, narrow_s), prompts, strict=True)
+    )
+    if narrow_s >= wide_s:
+        reason = f"measured: bfloat16 weights would take {narrow_s / wide_s:.2f} x as long, prompt and decode"
+        return Precision(torch.float32, torch.float32, Linear, reason)
     reason = f"measured: float32 weights would take {wide_s / narrow_s:.2f} x as long"
     return Precision(torch.bfloat16, torch.float32, partial(NarrowLinear, widen_from=widen_from), reason)
+
+
+NEVER = 1 << 30
+PROMPT = 128
+"""Rows of a prompt's product that is measured."""
+
+REQUEST = 256
+"""Tokens of the prompt, and of the answer, of the request by whose time a type is chosen."""
 
 
 def _crossover(weights: list[Tensor], most: int = 64) -> int:
@@ -187,11 +263,11 @@ def _crossover(weights: list[Tensor], most: int = 64) -> int:
     rows = 2
     while rows < most:
         x = torch.full((rows, weights[0].shape[1]), 0.01)
-        straight, widened = _race(partial(_straight, x, weights), partial(_widened, x, weights))
+        straight, widened = race(partial(_straight, x, weights), partial(_widened, x, weights))
         if widened < straight:
             return rows
         rows *= 2
-    return 1 << 30
+    return NEVER
 
 
 def _plain(x: Tensor, weights: list[Tensor]) -> None:
@@ -209,7 +285,7 @@ def _widened(x: Tensor, weights: list[Tensor]) -> None:
         widened_product(x, weight)
 
 
-def _race(*contenders: Callable[[], None], rounds: int = 5) -> list[float]:
+def race(*contenders: Callable[[], object], rounds: int = 5) -> list[float]:
     """Seconds of each contender's fastest run, which is the least disturbed one.
 
     They take turns, after a round to warm up, so that another process that is busy for a moment disturbs all alike.

@@ -48,8 +48,8 @@ class Format(NamedTuple):
 class GGUFLinear(QuantizedLinear):
     """blocks: uint8 [N, bytes per row]. Raises ConfigError if rows are not whole blocks.
 
-    widen: a kernel that returns rows first to end as floats in the type of activations, valid until its next call;
-    None without such a kernel.
+    widen: a kernel that returns rows first to end as floats in the type of activations, or in float32 where this
+    processor multiplies that faster, valid until its next call; None without such a kernel.
     """
 
     def __init__(
@@ -95,15 +95,21 @@ class GGUFLinear(QuantizedLinear):
         return self.format.unpack(rows.reshape(-1, self.format.size)).view(len(rows), self.in_features)
 
     def forward(self, x: Tensor) -> Tensor:
-        rows, widen = sum(self.out_features), self.widen or self.wide_rows
+        rows, widen = sum(self.out_features), self.widen or self._rows_as(x.dtype)
         step = max(1, PIECE // self.in_features)
+        weight = widen(0, min(rows, step))
+        wide, bias = x.to(weight.dtype), None if self.bias is None else self.bias.to(weight.dtype)
         if rows <= step:
-            return F.linear(x, widen(0, rows).to(x.dtype), self.bias)
-        out = x.new_empty(len(x), rows)
+            return F.linear(wide, weight, bias).to(x.dtype)
+        out = wide.new_empty(len(x), rows)
         for first in range(0, rows, step):
             end = min(first + step, rows)
-            torch.mm(x, widen(first, end).to(x.dtype).t(), out=out[:, first:end])
-        return out if self.bias is None else out.add_(self.bias)
+            weight = weight if first == 0 else widen(first, end)
+            torch.mm(wide, weight.t(), out=out[:, first:end])
+        return (out if bias is None else out.add_(bias)).to(x.dtype)
+
+    def _rows_as(self, dtype: torch.dtype) -> Callable[[int, int], Tensor]:
+        return lambda first, end: self.wide_rows(first, end).to(dtype)
 
 
 # -- blocks as floats --------------------------------------------------------------------------------------------------

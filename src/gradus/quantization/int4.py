@@ -43,8 +43,8 @@ class Int4Linear(QuantizedLinear):
     group: weights with one scale; None: the largest of 128, 64 and 32 that divides K. Raises ConfigError if it
     does not divide K, or none does. ordered: whether there is `order`, int64 [K], the original column of each stored
     one.
-    panels: a kernel's iterator over the widened matrix, [K, rows] in the type of activations, piece by piece, including
-    rows that pad its lanes; None without such a kernel.
+    panels: a kernel's iterator over the widened matrix, [K, rows] in the type of activations, or in float32 where this
+    processor multiplies that faster, piece by piece, including rows that pad its lanes; None without such a kernel.
     """
 
     def __init__(
@@ -121,7 +121,7 @@ class Int4Linear(QuantizedLinear):
         if self.panels is None:
             out = product_in_pieces(x, self.wide_rows, rows)
         else:
-            out = torch.cat([x @ panel for panel in self.panels], 1)[:, :rows]
+            out = torch.cat([x.to(panel.dtype) @ panel for panel in self.panels], 1)[:, :rows].to(x.dtype)
         return out if self.bias is None else out + self.bias
 
 

@@ -153,8 +153,7 @@ class Stream:
         self.buffered += len(delta.token_ids)
 
     def deliver(self) -> None:
-        """Hand the deltas to the sink, or else to `receive`. Once nothing is unfinished, `receive` gets those that end a
-        sample."""
+        """Hand the deltas to the sink, or else to `receive`, which gets those that end the last samples in any case."""
         now, last = self._deltas, list[Delta]()
         if not self.unfinished:
             now = [delta for delta in self._deltas if delta.completion is None]

@@ -40,20 +40,24 @@ def on(curve: Curve, x: float) -> float:
 class Exchanges:
     """Seconds of an exchange between two GPUs, by the bytes of the tensor: there each GPU sends as many."""
 
-    one_shot: Curve
+    pushed: Curve
     two_shot: Curve
     nccl: Curve
 
     def sum(self, size: float, gpus: int) -> float:
         """The engine's way: every GPU receives all others' rows, or NCCL's ring where that is faster."""
-        return min(on(self.one_shot, (gpus - 1) * size), on(self.nccl, _ring(size, gpus)))
+        return min(self._push(size, gpus), self._reduce(size, gpus))
+
+    def _push(self, size: float, gpus: int) -> float:
+        return on(self.pushed, (gpus - 1) * size)
+
+    def _reduce(self, size: float, gpus: int) -> float:
+        return on(self.nccl, _ring(size, gpus))
 
     def most_pushed_rows(self, row: int, gpus: int) -> int:
-        """Return up to how many rows, of `row` bytes, one-shot is faster than NCCL: a power of two."""
+        """Return up to how many rows, of `row` bytes, pushing is faster than NCCL: a power of two."""
         rows = 1
-        while rows < MOST and on(self.one_shot, (gpus - 1) * 2 * rows * row) <= on(
-            self.nccl, _ring(2 * rows * row, gpus)
-        ):
+        while rows < MOST and self._push(2 * rows * row, gpus) <= self._reduce(2 * rows * row, gpus):
             rows *= 2
         return rows
 
@@ -82,18 +86,18 @@ class Gpu:
 class Around:
     """The host and the front end of a server.
 
-    host: seconds per step by sequences, to schedule and to commit. plan: seconds to pack a step's plan, by sequences.
-    send: seconds to send it to one rank. front_end: tokens per second over HTTP.
+    In seconds, by sequences: host, to schedule and to commit a step; pack, for its plan; send, for that to one rank.
+    front_end: tokens per second over HTTP.
     """
 
     host: Curve
-    plan: Curve
-    send: float
+    pack: Curve
+    send: Curve
     front_end: float
 
     def host_seconds(self, sequences: int, gpus: int) -> float:
         """The host's time for a step: with overlap it is hidden as long as the GPUs take longer."""
-        messages = on(self.plan, sequences) + self.send * (gpus - 1) if gpus > 1 else 0.0
+        messages = on(self.pack, sequences) + on(self.send, sequences) * (gpus - 1) if gpus > 1 else 0.0
         return on(self.host, sequences) + messages
 
 
@@ -138,16 +142,28 @@ class Server(NamedTuple):
         return slowest if self.sequences == WANTED else f"memory, then {slowest}"
 
 
-def server(config: ModelConfig, bits: int, gpu: Gpu, gpus: int, exchanges: Exchanges, around: Around) -> Server:
-    """One decode step of WANTED sequences of LENGTH tokens, or as many as fit. bits: of weights, keys and values."""
+def server(
+    config: ModelConfig,
+    bits: int,
+    gpu: Gpu,
+    gpus: int,
+    exchanges: Exchanges,
+    around: Around,
+    wanted: int = WANTED,
+    length: int = LENGTH,
+) -> Server:
+    """Compute a decode step of `wanted` sequences of `length` tokens, or as many as fit.
+
+    bits: of weights, keys and values.
+    """
     width = bits // 8
     head = config.vocab_size * config.hidden_size
     narrow = config.num_layers * layer_matrix_parameters(config)
     weights = (width * narrow + HALF * (parameter_count(config) - narrow)) / gpus
     token = kv_bytes_per_token(config, width) / min(gpus, config.num_kv_heads)
     room = max(0, int((FOR_CACHE * gpu.memory - weights) / token))
-    sequences = min(WANTED, room // LENGTH)
-    cost = step_cost(config, [SpanShape(LENGTH, 1)] * sequences, Widths(width, width))
+    sequences = min(wanted, room // length)
+    cost = step_cost(config, [SpanShape(length, 1)] * sequences, Widths(width, width))
     read = cost.weight_bytes + (HALF - width) * head
     rate = gpu.machine.rate * HALF / width
     rows, count = sequences * config.hidden_size * HALF, 2 * config.num_layers + 1

@@ -17,6 +17,10 @@ Found = Mapping[str, Any]
 
 MODELS = tuple(product(("llama-3.1-8b", "llama-3.1-70b"), (16, 8)))
 GPUS = (1, 2, 4, 8)
+LENGTHS = {
+    "1": 128 + 128,
+    "64": 512 + 128,
+}  # prompt and half of the answer, by requests in benchmarks/tensor_parallel.py
 REPLICAS = (1, 2, 4, 8, 16, 32, 64, 100)
 
 
@@ -48,12 +52,20 @@ def _gpu_table(found: Found, gpu: str) -> "Part":
 
 def servers(found: Found, gpu: str, model: str, bits: int) -> Iterator[Server]:
     """A model on each number of GPUs."""
-    rates = found["gpus"][gpu]
-    machine = Machine(1e9 * rates["read_gb_s"], 1e12 * rates["bfloat16_tflop_s"])
     for count in GPUS:
-        yield beyond.server(
-            SHAPES[model], bits, Gpu(machine, rates["gib"] * 2**30), count, _exchanges(found), _around(found)
-        )
+        yield beyond.server(SHAPES[model], bits, _gpu(found, gpu), count, _exchanges(found), _around(found))
+
+
+def check_table(found: Found, samples: str) -> list["Part"]:
+    """Compare the formulas with what two H100 do."""
+    header = ["requests", "tokens each, at the middle", "computed, tokens/s", "measured, tokens/s", "reached"]
+    rows = []
+    for count, measured in found["two"].items():
+        requests, length = int(count), LENGTHS[count]
+        given = SHAPES["llama-3.1-8b"], 16, _gpu(found, "H100"), 2, _exchanges(found), _around(found)
+        rate = requests / beyond.server(*given, requests, length).seconds
+        rows.append([count, str(length), f"{rate:,.0f}", f"{measured:,.0f}", f"{100 * measured / rate:.0f} %"])
+    return [f"Llama 3.1 8B's shape in bfloat16 on two H100. {samples}", (header, rows)]
 
 
 def _step(one: Server) -> list[str]:
@@ -97,15 +109,20 @@ def _curve(points: Mapping[str, float], x: float = 1.0, y: float = 1e-6) -> Curv
     return [(x * float(at), y * value) for at, value in points.items()]
 
 
+def _gpu(found: Found, name: str) -> Gpu:
+    rates = found["gpus"][name]
+    return Gpu(Machine(1e9 * rates["read_gb_s"], 1e12 * rates["bfloat16_tflop_s"]), rates["gib"] * 2**30)
+
+
 def _exchanges(found: Found) -> Exchanges:
     row, took = found["exchanges"]["row_bytes"], found["exchanges"]["us"]
-    return Exchanges(*(_curve(took[name], row) for name in ("one_shot", "two_shot", "nccl")))
+    return Exchanges(*(_curve(took[name], row) for name in ("pushed", "two_shot", "nccl")))
 
 
 def _around(found: Found) -> Around:
     around = found["around"]
-    host, plan = _curve(around["host_us"]), _curve(around["pack_us"])
-    return Around(host, plan, 1e-6 * around["send_us"], around["front_end_tok_s"])
+    host, pack, send = (_curve(around[name]) for name in ("host_us", "pack_us", "send_us"))
+    return Around(host, pack, send, around["front_end_tok_s"])
 
 
 def _door(found: Found, way: str) -> Door:

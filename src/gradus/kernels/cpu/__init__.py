@@ -1,11 +1,12 @@
 """A decode step on a processor, in numba: five stages per layer, each shared by all threads. Read in this order:
 
     decode_step.py     the stages, in their order, and the loop that every thread runs
-    normalize.py, product.py, attend.py, elementary.py     the parts of a stage; each names its torch reference
+    product.py, attend.py, elementary.py     the parts of a stage; each names its torch reference
     greedy.py          the greedy choice of tokens while logits are computed
     team.py            how threads share a stage, and why none waits for a thread that does not run
     matrix.py, model.py     a model's weights as the kernels see them; a model as stages, and products outside its step
     vectors.py, machine.py  features that numba lacks: loops in LLVM code, bfloat16, words that threads share
+    byte_products.py   int8 by int8, by the instruction of each processor
     rows.py            the number of rows up to which all this is faster than torch, as measured
     gguf/              products of matrices in the blocks of a GGUF file
     panel.py           int4 weights widened, for the prompts that torch multiplies

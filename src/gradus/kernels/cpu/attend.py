@@ -15,9 +15,8 @@ from numba import njit, types
 from numba.extending import overload
 from numpy.typing import NDArray
 
-from gradus.kernels.cpu.elementary import exp, tanh
+from gradus.kernels.cpu.elementary import exp, normalize, tanh
 from gradus.kernels.cpu.machine import FLAGS, INLINED, address, floats, halves, longs, narrow, widen, zeros
-from gradus.kernels.cpu.normalize import normalize
 from gradus.kernels.cpu.vectors import FLOAT_STEP, KEEP, SUM_STEP, float_tile, sum_tile
 
 f32 = np.float32

@@ -1,5 +1,5 @@
-"""Exponentials and activations that become vector instructions. The C library would be called for one value at a
-time."""
+"""Exponentials and activations that become vector instructions, where the C library would be called for one value at a
+time; and norms of a row, and of a head, in float32 (torch references: `RMSNorm`, `LayerNorm`)."""
 
 import math
 from typing import Any
@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from gradus.kernels.cpu.machine import ENTERED, FLAGS, power_of_two
+from gradus.kernels.cpu.machine import ENTERED, FLAGS, floats, power_of_two
 
 f32 = np.float32
 LOG2_E, LN_2 = f32(1.4426950408889634), f32(0.6931471805599453)
@@ -71,3 +71,28 @@ def activate(kind: int, x: Any) -> None:
     else:
         for j in range(x.shape[0]):
             x[j] = f32(0.5) * x[j] * f32(1 + math.erf(x[j] * math.sqrt(0.5)))
+
+
+@njit(**FLAGS)
+def normalize(x: Any, width: int, weight: int, bias: int, eps: Any, out: Any) -> None:
+    """Apply RMSNorm, or LayerNorm if there is a bias. weight, bias: addresses of float32 [width], 0 for none.
+
+    The output may be the input.
+    """
+    scales = floats(weight, (width,))
+    mean = f32(0)
+    if bias:
+        for j in range(width):
+            mean += x[j]
+        mean /= f32(width)
+    squares = f32(0)
+    for j in range(width):
+        centered = x[j] - mean
+        squares += centered * centered
+    factor = f32(1) / np.sqrt(squares / f32(width) + eps)
+    for j in range(width):
+        out[j] = (x[j] - mean) * factor * scales[j]
+    if bias:
+        shifts = floats(bias, (width,))
+        for j in range(width):
+            out[j] += shifts[j]

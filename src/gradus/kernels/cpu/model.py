@@ -35,6 +35,7 @@ from gradus.models import Model
 from gradus.models.heads import Heads
 from gradus.models.layers import Activation, Gated, Linear, RMSNorm
 from gradus.models.parts import LayerParts, Undescribed, parts_of
+from gradus.models.precision import widens_prompts
 from gradus.models.rope import RotaryTable
 from gradus.quantization.gguf import GGUFLinear
 from gradus.quantization.int4 import Int4Linear
@@ -241,7 +242,10 @@ class DecodeModel:
 
 def _add_panels(model: Model) -> None:
     """Let kernels widen int4 and GGUF matrices for torch's products, and compile them."""
-    room = torch.empty(PIECE, dtype=torch.bfloat16 if model.dtype == torch.bfloat16 else torch.float32)
+    if not any(isinstance(part, Int4Linear | GGUFLinear) for part in model.modules()):
+        return
+    narrow = model.dtype == torch.bfloat16 and not widens_prompts(model.config)
+    room = torch.empty(PIECE, dtype=torch.bfloat16 if narrow else torch.float32)
     for part in model.modules():
         if isinstance(part, Int4Linear):
             part.panels = Panels(part, room)

@@ -18,7 +18,7 @@ from gradus.quantization.linear import PIECE
 class Panels:
     """The panels of a matrix whose rows are lanes. Each covers some of the product's columns.
 
-    room: PIECE values of the activations' type, which all matrices use in turn. The kernel is compiled at first use.
+    room: PIECE values, float32 or bfloat16, which all matrices use in turn. The kernel is compiled at first use.
     """
 
     def __init__(self, linear: Int4Linear, room: Tensor) -> None:

@@ -15,15 +15,16 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
+from gradus.kernels.cpu.byte_products import HAS_PRODUCT, int8_tile
 from gradus.kernels.cpu.gguf.product import MOST_WIDE, multiply_blocks
 from gradus.kernels.cpu.machine import FLAGS, INLINED, address, bytes_at, floats, halves, longs, narrow, widen, zeros
 from gradus.kernels.cpu.matrix import BFLOAT16, BLOCKS, FLOAT32, INT4, INT8
 from gradus.kernels.cpu.vectors import (
     AHEAD,
     BESIDE_AHEAD,
+    BY_PAIRS,
     FLOAT_STEP,
     HAS_BF16,
-    HAS_VNNI,
     INT8_STEP,
     KEEP,
     LANES,
@@ -31,16 +32,13 @@ from gradus.kernels.cpu.vectors import (
     PLANES,
     READ_ONCE,
     TILE,
+    TOGETHER,
     float_tile,
     int4_tile,
-    int8_tile,
 )
 
 MOST_ROWS = 32
 """Rows of activations that a product takes."""
-
-TOGETHER = 8
-"""Rows of activations that a weight is multiplied with while it is in registers."""
 
 AT_A_TIME = 32
 """Weight rows that stay in the cache while more than TOGETHER rows of activations take turns."""
@@ -54,6 +52,7 @@ a time, because a single stream of weights is read fastest."""
 
 f32 = np.float32
 LARGEST = f32(127)
+LARGEST_SHORT = f32(32767)
 TINY = f32(np.finfo(np.float32).tiny * 127)  # as in gradus.quantization.linear.row_scales
 
 
@@ -61,7 +60,8 @@ class Rows(NamedTuple):
     """A thread's copy of the activations, [32, K'] each, K' being the widest K rounded up to a multiple of 128.
 
     x: float32. rounded: int8. scales: float32 [32]. corrections: int32 [32], 128 times the sums of `rounded`. ordered:
-    float32, x in the order of int4's columns; narrow: the same in bfloat16; sums: float32 [32, K' / 32], one per plane.
+    float32, x in the order of int4's columns; narrow: the same in bfloat16 or int16; sums: float32 [32, K' / 32], one
+    per plane; plane_scales: float32 [32, K' / 32], of int16.
     edge: float32 [8, LANES], the products of a block of weight rows if only some of them are wanted.
     wide: float32 [MOST_WIDE, K'], weight rows that are widened before they are multiplied.
     """
@@ -73,6 +73,7 @@ class Rows(NamedTuple):
     ordered: NDArray[np.float32]
     narrow: NDArray[np.uint16]
     sums: NDArray[np.float32]
+    plane_scales: NDArray[np.float32]
     edge: NDArray[np.float32]
     wide: NDArray[np.float32]
 
@@ -83,7 +84,7 @@ def make_rows(width: int) -> Rows:
     return Rows(
         zeros(shape, f32), zeros(shape, np.int8), np.zeros(MOST_ROWS, f32), np.zeros(MOST_ROWS, np.int32),
         zeros(shape, f32), zeros(shape, np.uint16), zeros((MOST_ROWS, shape[1] // PLANE), f32),
-        zeros((TOGETHER, LANES), f32), zeros((MOST_WIDE, shape[1]), f32),
+        zeros((MOST_ROWS, shape[1] // PLANE), f32), zeros((TOGETHER, LANES), f32), zeros((MOST_WIDE, shape[1]), f32),
     )  # fmt: skip
 
 
@@ -143,11 +144,35 @@ def _order(rows: Any, r: int, matrix: Any) -> None:
         for j in range(width):
             narrowed[j] = narrow(ordered[j])
             ordered[j] = widen(narrowed[j])
+    if BY_PAIRS:
+        for step in range(width // PLANE):
+            rows.plane_scales[r, step] = _to_shorts(ordered, narrowed, step * PLANE)
     for step in range(width // PLANE):
         total = f32(0)
         for j in range(PLANE):
             total += ordered[step * PLANE + j]
         sums[step] = total
+
+
+@njit(**FLAGS)
+def _to_shorts(ordered: Any, shorts: Any, first: int) -> Any:
+    """Round a plane to int16, and `ordered` to the same values. Returns their scale; NaN if one is not finite."""
+    largest = f32(0)
+    finite = True
+    for j in range(first, first + PLANE):
+        largest = max(largest, abs(ordered[j]))
+        finite &= abs(ordered[j]) < f32(np.inf)
+    if not finite:
+        for j in range(first, first + PLANE):
+            shorts[j] = np.uint16(0)
+        return f32(np.nan)
+    scale = max(largest, TINY) / LARGEST_SHORT
+    inverse = f32(1) / scale
+    for j in range(first, first + PLANE):
+        value = np.rint(ordered[j] * inverse)
+        shorts[j] = np.uint16(np.int16(np.int32(value)))
+        ordered[j] = value * scale
+    return scale
 
 
 # -- products ----------------------------------------------------------------------------------------------------------
@@ -169,7 +194,7 @@ def multiply(matrix: Any, first: int, low: int, high: int, count: int, rows: Any
             for r in range(0, count, TOGETHER):
                 together = Rows(
                     rows.x[r:], rows.rounded[r:], rows.scales[r:], rows.corrections[r:],
-                    rows.ordered[r:], rows.narrow[r:], rows.sums[r:], rows.edge, rows.wide,
+                    rows.ordered[r:], rows.narrow[r:], rows.sums[r:], rows.plane_scales[r:], rows.edge, rows.wide,
                 )  # fmt: skip
                 end = min(start + block, high)
                 _multiply_together(matrix, first, start, end, min(TOGETHER, count - r), together, y[r:])
@@ -203,7 +228,7 @@ def _multiply_floats(
     stride = width * weights.itemsize
     ahead = min(stride, BESIDE_AHEAD)  # at most into the next group of rows, not past it
     stream = width % (4 * FLOAT_STEP) == 0 and (count == 1 or (count <= 4 and 4 * count * width <= STREAM_BYTES))
-    i, several = low, 1 if stream or count == 1 else 3 if count == 8 else 4
+    i, several = low, 1 if stream or count == 1 else 3 if count == TOGETHER else 4
     if width % FLOAT_STEP:
         _multiply_plainly(weights, first, low, high, count, x, y)
         i = high
@@ -222,6 +247,8 @@ def _multiply_floats(
                 float_tile(halves, 1, 1, 1, KEEP, at, stride, width, AHEAD, row, 0, to, 0)
         elif count == 2:
             float_tile(halves, 4, 2, 1, READ_ONCE, at, stride, width, ahead, xs, x_stride, out, out_stride)
+        elif TOGETHER == 4:
+            float_tile(halves, 3, 4, 1, READ_ONCE, at, stride, width, ahead, xs, x_stride, out, out_stride)
         elif count == 4:
             float_tile(halves, 4, 4, 1, READ_ONCE, at, stride, width, ahead, xs, x_stride, out, out_stride)
         else:
@@ -244,8 +271,8 @@ def _multiply_plainly(weights: Any, first: int, low: int, high: int, count: int,
 
 @njit(**FLAGS)
 def _multiply_int8(matrix: Any, first: int, low: int, high: int, count: int, rows: Any, y: Any) -> None:
-    if HAS_VNNI and matrix.width % INT8_STEP == 0:
-        _multiply_with_vnni(matrix, first, low, high, count, rows, y)
+    if HAS_PRODUCT and matrix.width % INT8_STEP == 0:
+        _multiply_bytes(matrix, first, low, high, count, rows, y)
         return
     weights, scales = bytes_at(matrix.values, (matrix.rows, matrix.width)), floats(matrix.scales, (matrix.rows,))
     for i in range(low, high):
@@ -262,7 +289,7 @@ def _dot_integers(weights: Any, i: int, rounded: Any, r: int) -> Any:
 
 
 @njit(**FLAGS)
-def _multiply_with_vnni(matrix: Any, first: int, low: int, high: int, count: int, rows: Any, y: Any) -> None:
+def _multiply_bytes(matrix: Any, first: int, low: int, high: int, count: int, rows: Any, y: Any) -> None:
     """Process two weight rows at a time (one for a single row of activations, to keep one read stream), then the
     rest."""
     width, x, x_stride, offsets = matrix.width, address(rows.rounded), rows.x.shape[1], address(rows.corrections)
@@ -280,7 +307,7 @@ def _multiply_with_vnni(matrix: Any, first: int, low: int, high: int, count: int
                 )
         elif count == 2:
             int8_tile(2, 2, at, by, width, x, x_stride, x_scales, offsets, to, out_stride)
-        elif count == 4:
+        elif count == 4 or TOGETHER == 4:
             int8_tile(2, 4, at, by, width, x, x_stride, x_scales, offsets, to, out_stride)
         else:
             int8_tile(2, 8, at, by, width, x, x_stride, x_scales, offsets, to, out_stride)
@@ -312,29 +339,35 @@ def _multiply_block(matrix: Any, block: int, count: int, rows: Any, out: int, ou
     words = matrix.values + block * -(-steps // PLANES) * 64 * LANES
     pairs = matrix.scales + block * matrix.pairs * 4 * LANES
     sums, sums_stride = address(rows.sums), 4 * rows.sums.shape[1]
-    if HAS_BF16 and not halves:
+    scales, narrow_stride = address(rows.plane_scales), 2 * rows.narrow.shape[1]
+    if BY_PAIRS:
         _multiply_lanes(
-            1, count, halves, words, pairs, planes, steps, address(rows.narrow), 2 * rows.narrow.shape[1], sums,
+            2, count, halves, words, pairs, planes, steps, address(rows.narrow), narrow_stride, sums, scales,
+            sums_stride, out, out_stride,
+        )  # fmt: skip
+    elif HAS_BF16 and not halves:
+        _multiply_lanes(
+            1, count, halves, words, pairs, planes, steps, address(rows.narrow), narrow_stride, sums, scales,
             sums_stride, out, out_stride,
         )  # fmt: skip
     else:
         _multiply_lanes(
             0, count, halves, words, pairs, planes, steps, address(rows.ordered), 4 * rows.ordered.shape[1], sums,
-            sums_stride, out, out_stride,
+            scales, sums_stride, out, out_stride,
         )  # fmt: skip
 
 
 @njit(**FLAGS)
 def _multiply_lanes(
-    bfloats: Any, count: int, halves: Any, words: int, pairs: int, planes: int, steps: int, x: int,
-    x_stride: int, sums: int, sums_stride: int, out: int, out_stride: int,
+    kind: Any, count: int, halves: Any, words: int, pairs: int, planes: int, steps: int, x: int,
+    x_stride: int, sums: int, scales: int, sums_stride: int, out: int, out_stride: int,
 ) -> None:  # fmt: skip
-    """Call the tile for `count` rows of activations. bfloats: literal, 1 where activations are bfloat16."""
+    """Call the tile for `count` rows of activations. kind: literal, the type of activations, as for the tile."""
     if count == 1:
-        int4_tile(bfloats, 1, halves, words, pairs, planes, steps, x, x_stride, sums, sums_stride, out, out_stride)
+        int4_tile(kind, 1, halves, words, pairs, planes, steps, x, x_stride, sums, scales, sums_stride, out, out_stride)
     elif count == 2:
-        int4_tile(bfloats, 2, halves, words, pairs, planes, steps, x, x_stride, sums, sums_stride, out, out_stride)
-    elif count == 4:
-        int4_tile(bfloats, 4, halves, words, pairs, planes, steps, x, x_stride, sums, sums_stride, out, out_stride)
+        int4_tile(kind, 2, halves, words, pairs, planes, steps, x, x_stride, sums, scales, sums_stride, out, out_stride)
+    elif count == 4 or TOGETHER == 4:
+        int4_tile(kind, 4, halves, words, pairs, planes, steps, x, x_stride, sums, scales, sums_stride, out, out_stride)
     else:
-        int4_tile(bfloats, 8, halves, words, pairs, planes, steps, x, x_stride, sums, sums_stride, out, out_stride)
+        int4_tile(kind, 8, halves, words, pairs, planes, steps, x, x_stride, sums, scales, sums_stride, out, out_stride)

@@ -1,11 +1,13 @@
 """Loops that must consist of vector instructions to be fast, generated as LLVM code: weight rows times activations.
 
 A product's loop has `rows` weight rows and `count` rows of activations, both known at compile time, so that all sums
-stay in registers. LLVM maps vectors of 16 to the processor's registers. Three instructions are called by name: VNNI's,
-which multiplies and adds 64 bytes at once, the product of pairs of bfloat16, and the permutation that looks up int4.
+stay in registers. LLVM maps vectors to the processor's registers. Some instructions are called by name: products of
+bytes (`byte_products.py` has one for each processor), of pairs of bfloat16 or of int16, and the permutation that looks
+up int4.
 """
 
 from collections.abc import Callable
+from functools import reduce
 from typing import Any
 
 from llvmlite import ir
@@ -23,19 +25,28 @@ FUSED = ("reassoc", "contract", "nsz")
 Generate = Callable[[Any, ir.IRBuilder, Any, Any], ir.Value]
 
 
-def _features() -> set[str]:
+def features() -> set[str]:
     """The features of numba's target: this processor, unless NUMBA_CPU_NAME or NUMBA_CPU_FEATURES names another."""
     _, _, features = cpu_target.target_context.codegen().magic_tuple()
     return {feature.removeprefix("+") for feature in features.split(",") if feature.startswith("+")}
 
 
-HAS_AVX512 = "avx512f" in _features()
-HAS_VNNI = HAS_AVX512 and "avx512vnni" in _features()
-HAS_BF16 = HAS_AVX512 and "avx512bf16" in _features()
-WIDENS_HALVES = not IS_X86 or "f16c" in _features()  # otherwise LLVM calls a function that no library here provides
+HAS_AVX512 = "avx512f" in features()
+HAS_AVX2 = "avx2" in features()
+HAS_BF16 = HAS_AVX512 and "avx512bf16" in features()
+BY_PAIRS = HAS_AVX2 and not HAS_AVX512
+"""Whether int4 is multiplied with int16 activations, two columns at once. AVX-512 looks up floats as fast."""
+
+WIDENS_HALVES = not IS_X86 or "f16c" in features()  # otherwise LLVM calls a function that no library here provides
+
+WIDE = 16 if HAS_AVX512 else 8
+"""Floats of a vector in a product of floats. Registers are few without AVX-512: sums of 16 would not stay in them."""
+
+TOGETHER = 8 if HAS_AVX512 else 4
+"""Rows of activations that a weight is multiplied with while it is in registers: AVX-512 has 32 of them, AVX2 16."""
 
 INT8_STEP = 64
-"""Values per VNNI instruction. Rows whose length is not a multiple are multiplied by plain loops."""
+"""Values per step of a product of bytes. Rows whose length is not a multiple are multiplied by plain loops."""
 
 KEEP, READ_ONCE = 3, 0
 """Where a prefetched line goes: into every cache, or only into the first one, so that others keep their lines."""
@@ -55,14 +66,25 @@ class Code:
         place = self.builder.inttoptr(self.builder.add(address, offset), kind.as_pointer())
         return self.builder.load(place, align=1)
 
-    def read_wide(self, address: ir.Value, offset: ir.Value, halves: int) -> ir.Value:
-        """Load LANES numbers as float32, from bfloat16 if `halves` is 1."""
+    def read_wide(self, address: ir.Value, offset: ir.Value, halves: int, count: int = LANES) -> ir.Value:
+        """Load `count` numbers as float32, from bfloat16 if `halves` is 1."""
         if not halves:
-            return self.read(address, offset, ir.VectorType(FLOAT, LANES))
-        bits = self.builder.zext(self.read(address, offset, ir.VectorType(HALF, LANES)), SUMS)
+            return self.read(address, offset, ir.VectorType(FLOAT, count))
+        whole = ir.VectorType(SINGLE, count)
+        bits = self.builder.zext(self.read(address, offset, ir.VectorType(HALF, count)), whole)
         return self.builder.bitcast(
-            self.builder.shl(bits, ir.Constant(SUMS, [16] * LANES)), ir.VectorType(FLOAT, LANES)
+            self.builder.shl(bits, ir.Constant(whole, [16] * count)), ir.VectorType(FLOAT, count)
         )
+
+    def named(self, name: str, result: ir.Type, *arguments: ir.Type) -> ir.Function:
+        """An instruction by LLVM's name for it."""
+        known = self.builder.module.globals.get(name)
+        return known or ir.Function(self.builder.module, ir.FunctionType(result, arguments), name)
+
+    def part(self, vector: ir.Value, first: int, count: int) -> ir.Value:
+        """`count` lanes of a vector, from `first` on."""
+        lanes = ir.Constant(ir.VectorType(SINGLE, count), list(range(first, first + count)))
+        return self.builder.shuffle_vector(vector, vector, lanes)
 
     def write(self, address: ir.Value, offset: ir.Value, value: ir.Value) -> None:
         place = self.builder.inttoptr(self.builder.add(address, offset), value.type.as_pointer())
@@ -166,7 +188,7 @@ def float_tile(
 
 
 def _float_code(halves: int, rows: int, count: int, unroll: int, locality: int) -> Generate:
-    wide = ir.VectorType(FLOAT, LANES)
+    wide = ir.VectorType(FLOAT, WIDE)
     size = 2 if halves else 4
 
     def generate(context: Any, builder: ir.IRBuilder, signature: Any, args: Any) -> ir.Value:
@@ -176,18 +198,18 @@ def _float_code(halves: int, rows: int, count: int, unroll: int, locality: int) 
         to_next = builder.sub(builder.mul(stride, code.whole(rows)), row_end)
 
         def body(step: ir.Value, sums: list[ir.Value]) -> list[ir.Value]:
-            column = builder.add(builder.mul(step, code.whole(unroll * size * LANES)), ahead)
+            column = builder.add(builder.mul(step, code.whole(unroll * size * WIDE)), ahead)
             beyond = builder.icmp_signed(">=", column, row_end)
             column = builder.add(column, builder.select(beyond, to_next, code.whole(0)))
             for w in range(rows):
-                for line in range(0, unroll * size * LANES, LINE):
+                for line in range(0, unroll * size * WIDE, LINE):
                     code.fetch_line(values, builder.add(column, builder.mul(stride, code.whole(w))), line, locality)
             result: list[ir.Value] = []
             for u in range(unroll):
                 number = builder.add(builder.mul(step, code.whole(unroll)), code.whole(u))
-                at, xs = builder.mul(number, code.whole(size * LANES)), builder.mul(number, code.whole(4 * LANES))
+                at, xs = builder.mul(number, code.whole(size * WIDE)), builder.mul(number, code.whole(4 * WIDE))
                 places = [builder.add(at, builder.mul(stride, code.whole(w))) for w in range(rows)]
-                weights = [code.read_wide(values, place, halves) for place in places]
+                weights = [code.read_wide(values, place, halves, WIDE) for place in places]
                 for r in range(count):
                     activations = code.read(x, builder.add(xs, builder.mul(x_stride, code.whole(r))), wide)
                     for w in range(rows):
@@ -195,8 +217,8 @@ def _float_code(halves: int, rows: int, count: int, unroll: int, locality: int) 
                         result.append(builder.fadd(sums[len(result)], product, flags=FUSED))
             return result
 
-        zero = ir.Constant(wide, [0.0] * LANES)
-        steps = builder.sdiv(width, code.whole(unroll * LANES))
+        zero = ir.Constant(wide, [0.0] * WIDE)
+        steps = builder.sdiv(width, code.whole(unroll * WIDE))
         sums = code.loop(steps, [zero] * (unroll * rows * count), body)
         for r in range(count):
             for w in range(rows):
@@ -267,69 +289,11 @@ def _sum_code(halves: int, count: int) -> Generate:
     return generate
 
 
-@intrinsic
-def int8_tile(
-    typing: Any, rows: Any, count: Any, values: Any, scales: Any, width: Any, x: Any, x_stride: Any, x_scales: Any,
-    corrections: Any, out: Any, out_stride: Any,
-) -> Any:  # fmt: skip
-    """Multiply `rows` rows of int8 weights by `count` rows of activations, both literal. Others: addresses, strides in
-    bytes.
-
-    values: rows of `width` each, a multiple of INT8_STEP; x: int8 rows; scales, x_scales: float32, one per row;
-    corrections: int32 [count], 128 Σ x of each row. Writes float32 out[r * out_stride + 4 w]. VNNI multiplies unsigned
-    by signed bytes, so 128 is added to each weight, and the correction is subtracted from the sum at the end.
-    """
-    if not all(isinstance(each, types.IntegerLiteral) for each in (rows, count)):
-        return None
-    signature = types.void(rows, count, *[types.int64] * 9)
-    return signature, _int8_code(rows.literal_value, count.literal_value)
-
-
-def _int8_code(rows: int, count: int) -> Generate:
-    def generate(context: Any, builder: ir.IRBuilder, signature: Any, args: Any) -> ir.Value:
-        code = Code(builder)
-        values, scales, width, x, x_stride, x_scales, corrections, out, out_stride = args[2:]
-        add_products = _vnni(builder)
-        signs = ir.Constant(ir.VectorType(BYTE, INT8_STEP), [0x80 - 0x100] * INT8_STEP)
-
-        def body(step: ir.Value, sums: list[ir.Value]) -> list[ir.Value]:
-            at = builder.mul(step, code.whole(INT8_STEP))
-            code.fetch_ahead(values, step, rows * INT8_STEP, AHEAD)
-            bytes_kind = ir.VectorType(BYTE, INT8_STEP)
-            xs = [
-                builder.bitcast(code.read(x, builder.add(at, builder.mul(x_stride, code.whole(r))), bytes_kind), SUMS)
-                for r in range(count)
-            ]
-            result = []
-            for w in range(rows):
-                place = builder.add(at, builder.mul(width, code.whole(w)))
-                weights = builder.xor(code.read(values, place, bytes_kind), signs)
-                weights = builder.bitcast(weights, SUMS)
-                result += [builder.call(add_products, [sums[w * count + r], weights, xs[r]]) for r in range(count)]
-            return result
-
-        zero = ir.Constant(SUMS, [0] * LANES)
-        sums = code.loop(builder.sdiv(width, code.whole(INT8_STEP)), [zero] * (rows * count), body)
-        for r in range(count):
-            correction = code.read(corrections, code.whole(4 * r), SINGLE)
-            x_scale = code.read(x_scales, code.whole(4 * r), FLOAT)
-            for w in range(rows):
-                total = builder.sitofp(builder.sub(code.sum_of(sums[w * count + r]), correction), FLOAT)
-                scaled = builder.fmul(builder.fmul(total, x_scale), code.read(scales, code.whole(4 * w), FLOAT))
-                code.write(out, builder.add(builder.mul(out_stride, code.whole(r)), code.whole(4 * w)), scaled)
-        return context.get_dummy_value()
-
-    return generate
-
-
-def _vnni(builder: ir.IRBuilder) -> ir.Function:
-    name = "llvm.x86.avx512.vpdpbusd.512"
-    known = builder.module.globals.get(name)
-    return known or ir.Function(builder.module, ir.FunctionType(SUMS, [SUMS, SUMS, SUMS]), name)
-
-
 TILE, PLANE, PLANES = 128, 32, 4  # as in gradus.quantization.int4
 PAIRS_OF_COLUMNS = PLANE // 2
+FLOATS, BFLOATS, SHORTS = range(3)
+"""Types of the activations that int4 is multiplied with."""
+
 BIAS = 128.0
 """The value by which a bfloat16 with a nibble in its lower bits exceeds the nibble."""
 
@@ -337,20 +301,21 @@ BIAS = 128.0
 @intrinsic
 def int4_tile(
     typing: Any, narrow: Any, count: Any, halves: Any, words: Any, pairs: Any, planes: Any, steps: Any, x: Any,
-    x_stride: Any, sums: Any, sums_stride: Any, out: Any, out_stride: Any,
+    x_stride: Any, sums: Any, x_scales: Any, sums_stride: Any, out: Any, out_stride: Any,
 ) -> Any:  # fmt: skip
     """Multiply LANES rows of int4 weights, one per lane, by `count` (literal) rows of activations. Others: addresses,
     strides in bytes.
 
     words: from `gradus.quantization.int4.to_lanes`, 1 KB per tile of 128 columns; a step is one plane of a
     tile, 32 columns side by side. pairs: LANES times 4 bytes for each group of 2^planes steps: float16 if `halves`
-    is 1, else bfloat16. x: rows of 32 values per step, float32, or bfloat16 if `narrow` (literal) is 1: then a
-    processor with HAS_BF16 multiplies two at once, and `halves` is 0. sums: float32 rows, the sum of each 32 values.
+    is 1, else bfloat16. x: rows of 32 values per step, in the type `narrow` (literal). 0: float32. 1: bfloat16,
+    which a processor with HAS_BF16 multiplies in pairs; `halves` is then 0. 2: int16, which one with BY_PAIRS
+    multiplies in pairs. sums: float32 rows, the sum of each 32 values; x_scales: the scales of int16, stored alike.
     Writes float32 out[r * out_stride : … + 4 LANES].
     """
     if not all(isinstance(each, types.IntegerLiteral) for each in (narrow, count)):
         return None
-    signature = types.void(narrow, count, *[types.int64] * 11)
+    signature = types.void(narrow, count, *[types.int64] * 12)
     return signature, _int4_code(narrow.literal_value, count.literal_value)
 
 
@@ -361,10 +326,10 @@ def _int4_code(narrow: int, count: int) -> Generate:
 
     def generate(context: Any, builder: ir.IRBuilder, signature: Any, args: Any) -> ir.Value:
         code = Code(builder)
-        halves, words, pairs, planes, steps, x, x_stride, plane_sums, sums_stride, out, out_stride = args[2:]
+        halves, words, pairs, planes, steps, x, x_stride, plane_sums, x_scales, sums_stride, out, out_stride = args[2:]
         are_halves = builder.icmp_signed("!=", halves, code.whole(0))
-        multiply_add = _pairs_of_bfloats(builder) if narrow else _by_table(code)
-        zero = ir.Constant(wide, [0.0] * LANES)
+        multiply_add = (_by_table, _pairs_of_bfloats, _pairs_of_shorts)[narrow](code)
+        zero, nothing = ir.Constant(wide, [0.0] * LANES), ir.Constant(SUMS, [0] * LANES)
 
         def plane(step: ir.Value) -> list[ir.Value]:
             """Compute the sums of one plane, `chains` for each row of activations."""
@@ -384,14 +349,15 @@ def _int4_code(narrow: int, count: int) -> Generate:
                     parts[mine] = multiply_add(parts[mine], word, begin, places)
                 return parts
 
-            return code.loop(code.whole(PAIRS_OF_COLUMNS // unroll), [zero] * (count * chains), columns)
+            start = nothing if narrow == SHORTS else zero
+            return code.loop(code.whole(PAIRS_OF_COLUMNS // unroll), [start] * (count * chains), columns)
 
         def body(step: ir.Value, sums: list[ir.Value]) -> list[ir.Value]:
             code.fetch_ahead(words, step, 64 * LANES // PLANES, WORDS_AHEAD)
             parts = plane(step)
             pair = builder.mul(builder.ashr(step, planes), code.whole(4 * LANES))
-            scales, offsets = _decoded(code, pairs, pair, LANES, None if narrow else are_halves)
-            if narrow:
+            scales, offsets = _decoded(code, pairs, pair, LANES, None if narrow == BFLOATS else are_halves)
+            if narrow == BFLOATS:
                 bias = builder.fmul(scales, ir.Constant(wide, [BIAS] * LANES), flags=FUSED)
                 offsets = builder.fsub(offsets, bias, flags=FUSED)
             result = []
@@ -399,7 +365,11 @@ def _int4_code(narrow: int, count: int) -> Generate:
                 at = builder.add(builder.mul(sums_stride, code.whole(r)), builder.mul(step, code.whole(4)))
                 plane_sum = code.all_lanes(code.read(plane_sums, at, FLOAT), LANES)
                 total = builder.fadd(total, builder.fmul(offsets, plane_sum, flags=FUSED), flags=FUSED)
-                for each in parts[r * chains : (r + 1) * chains]:
+                mine = parts[r * chains : (r + 1) * chains]
+                if narrow == SHORTS:
+                    whole = builder.sitofp(reduce(builder.add, mine), wide)
+                    mine = [builder.fmul(whole, code.all_lanes(code.read(x_scales, at, FLOAT), LANES), flags=FUSED)]
+                for each in mine:
                     total = builder.fadd(total, builder.fmul(scales, each, flags=FUSED), flags=FUSED)
                 result.append(total)
             return result
@@ -416,13 +386,12 @@ MultiplyAdd = Callable[[list[ir.Value], ir.Value, ir.Value, list[ir.Value]], lis
 16 bits higher are the columns' weights; places: where the columns' activations lie in x, for each sum."""
 
 
-def _pairs_of_bfloats(builder: ir.IRBuilder) -> MultiplyAdd:
+def _pairs_of_bfloats(code: Code) -> MultiplyAdd:
     """Multiply two columns at once. 0x4300 is 128 in bfloat16, and its lowest bit is worth one, so a nibble placed
     there makes 128 + q."""
-    wide, name = ir.VectorType(FLOAT, LANES), "llvm.x86.avx512bf16.dpbf16ps.512"
-    known = builder.module.globals.get(name)
-    function = known or ir.Function(builder.module, ir.FunctionType(wide, [wide, SUMS, SUMS]), name)
-    code, nibbles, biased = Code(builder), *(ir.Constant(SUMS, [bits] * LANES) for bits in (0x000F000F, 0x43004300))
+    builder, wide = code.builder, ir.VectorType(FLOAT, LANES)
+    function = code.named("llvm.x86.avx512bf16.dpbf16ps.512", wide, wide, SUMS, SUMS)
+    nibbles, biased = (ir.Constant(SUMS, [bits] * LANES) for bits in (0x000F000F, 0x43004300))
 
     def multiply_add(sums: list[ir.Value], word: ir.Value, x: ir.Value, places: list[ir.Value]) -> list[ir.Value]:
         weights = builder.or_(builder.and_(word, nibbles), biased)
@@ -430,6 +399,26 @@ def _pairs_of_bfloats(builder: ir.IRBuilder) -> MultiplyAdd:
             builder.call(function, [total, weights, code.all_lanes(code.read(x, place, SINGLE), LANES)])
             for total, place in zip(sums, places, strict=True)
         ]
+
+    return multiply_add
+
+
+def _pairs_of_shorts(code: Code) -> MultiplyAdd:
+    """Multiply two columns at once, exactly: the sum of a plane's 32 products is at most 32 × 15 × 32767."""
+    builder, eight, shorts = code.builder, ir.VectorType(SINGLE, LANES // 2), ir.VectorType(HALF, LANES)
+    function = code.named("llvm.x86.avx2.pmadd.wd", eight, shorts, shorts)
+    nibbles = ir.Constant(SUMS, [0x000F000F] * LANES)
+    whole = ir.Constant(SUMS, list(range(LANES)))
+
+    def multiply_add(sums: list[ir.Value], word: ir.Value, x: ir.Value, places: list[ir.Value]) -> list[ir.Value]:
+        masked = builder.and_(word, nibbles)
+        weights = [builder.bitcast(code.part(masked, first, LANES // 2), shorts) for first in (0, LANES // 2)]
+        result = []
+        for total, place in zip(sums, places, strict=True):
+            both = builder.bitcast(code.all_lanes(code.read(x, place, SINGLE), LANES // 2), shorts)
+            low, high = (builder.call(function, [each, both]) for each in weights)
+            result.append(builder.add(total, builder.shuffle_vector(low, high, whole)))
+        return result
 
     return multiply_add
 
@@ -442,9 +431,8 @@ def _by_table(code: Code) -> MultiplyAdd:
     def numbers(word: ir.Value) -> ir.Value:
         if not HAS_AVX512:
             return builder.sitofp(builder.and_(word, nibble), wide)
-        name = "llvm.x86.avx512.permvar.sf.512"  # uses only the lowest four bits of a lane
-        known = builder.module.globals.get(name)
-        permute = known or ir.Function(builder.module, ir.FunctionType(wide, [wide, SUMS]), name)
+        # uses only the lowest four bits of a lane
+        permute = code.named("llvm.x86.avx512.permvar.sf.512", wide, wide, SUMS)
         return builder.call(permute, [ir.Constant(wide, [float(value) for value in range(LANES)]), word])
 
     def multiply_add(sums: list[ir.Value], word: ir.Value, x: ir.Value, places: list[ir.Value]) -> list[ir.Value]:

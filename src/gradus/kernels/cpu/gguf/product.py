@@ -15,11 +15,10 @@ from gradus.kernels.cpu.gguf.blocks import block_dot, block_widen
 from gradus.kernels.cpu.kept import kept, sources
 from gradus.kernels.cpu.machine import FLAGS, address, floats
 from gradus.kernels.cpu.matrix import NAMES
-from gradus.kernels.cpu.vectors import AHEAD, KEEP, float_tile
+from gradus.kernels.cpu.vectors import AHEAD, KEEP, TOGETHER, float_tile
 from gradus.quantization.gguf import GGUFLinear
 
 Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K = range(len(NAMES))  # literals, for the loops in LLVM code
-TOGETHER = 8  # rows of activations, as in gradus.kernels.cpu.product
 MOST_WIDE = 4  # weight rows that are widened at a time
 
 

@@ -1,0 +1,168 @@
+"""Products of int8 by int8, summed exactly in int32, by each processor's own instruction.
+
+A processor's instruction takes a vector of weights and one of activations, and adds four products to each lane of 32
+bits. They differ in the signs that they take:
+
+    VNNI, AVX-VNNI    unsigned by signed bytes: weights have 128 added, and 128 Σ x is subtracted at the end
+    AVX2              unsigned by signed bytes, added in twos to int16, which saturates: the weight's absolute value
+                      times the activation with the weight's sign. 2 × 128 × 127 is less than 2¹⁵, so nothing does
+    ARM's sdot        signed by signed bytes
+
+All give the same integers. A weight may be -128 to 127; an activation -127 to 127, because -128 has no opposite.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
+
+from gradus.kernels.cpu.machine import IS_X86
+from gradus.kernels.cpu.vectors import (
+    AHEAD,
+    BYTE,
+    FLOAT,
+    HALF,
+    INT8_STEP,
+    SINGLE,
+    Code,
+    Generate,
+    features,
+)
+
+
+class ByteProduct(NamedTuple):
+    """lanes: sums of a vector; it takes 4 times as many bytes. biased: whether 128 is added to each weight.
+
+    prepare(code, weights): once per vector of weights, i8 [4 lanes]. add(code, sums, prepared, x): adds the products
+    to i32 [lanes].
+    """
+
+    lanes: int
+    biased: bool
+    prepare: Callable[[Code, ir.Value], ir.Value]
+    add: Callable[[Code, ir.Value, Any, ir.Value], ir.Value]
+
+
+def _vectors(lanes: int) -> tuple[ir.VectorType, ir.VectorType]:
+    return ir.VectorType(SINGLE, lanes), ir.VectorType(BYTE, 4 * lanes)
+
+
+def _vnni(lanes: int) -> ByteProduct:
+    """AVX-512 VNNI with 16 lanes; AVX-VNNI with 8."""
+    sums_kind, bytes_kind = _vectors(lanes)
+
+    def prepare(code: Code, weights: ir.Value) -> ir.Value:
+        biased = code.builder.xor(weights, ir.Constant(bytes_kind, [0x80 - 0x100] * bytes_kind.count))
+        return code.builder.bitcast(biased, sums_kind)
+
+    def add(code: Code, sums: ir.Value, prepared: Any, x: ir.Value) -> ir.Value:
+        function = code.named(f"llvm.x86.avx512.vpdpbusd.{32 * lanes}", sums_kind, sums_kind, sums_kind, sums_kind)
+        return code.builder.call(function, [sums, prepared, code.builder.bitcast(x, sums_kind)])
+
+    return ByteProduct(lanes, True, prepare, add)
+
+
+def _avx2() -> ByteProduct:
+    sums_kind, bytes_kind = _vectors(8)
+    shorts = ir.VectorType(HALF, 16)
+
+    def signed(code: Code, x: ir.Value, weights: ir.Value) -> ir.Value:
+        return code.builder.call(code.named("llvm.x86.avx2.psign.b", bytes_kind, bytes_kind, bytes_kind), [x, weights])
+
+    def prepare(code: Code, weights: ir.Value) -> Any:
+        return weights, signed(code, weights, weights)
+
+    def add(code: Code, sums: ir.Value, prepared: Any, x: ir.Value) -> ir.Value:
+        weights, magnitudes = prepared
+        in_twos = code.named("llvm.x86.avx2.pmadd.ub.sw", shorts, bytes_kind, bytes_kind)
+        in_fours = code.named("llvm.x86.avx2.pmadd.wd", sums_kind, shorts, shorts)
+        twos = code.builder.call(in_twos, [magnitudes, signed(code, x, weights)])
+        fours = code.builder.call(in_fours, [twos, ir.Constant(shorts, [1] * 16)])
+        return code.builder.add(sums, fours)
+
+    return ByteProduct(8, False, prepare, add)
+
+
+def _sdot() -> ByteProduct:
+    sums_kind, bytes_kind = _vectors(4)
+
+    def add(code: Code, sums: ir.Value, prepared: Any, x: ir.Value) -> ir.Value:
+        function = code.named("llvm.aarch64.neon.sdot.v4i32.v16i8", sums_kind, sums_kind, bytes_kind, bytes_kind)
+        return code.builder.call(function, [sums, prepared, x])
+
+    return ByteProduct(4, False, lambda _, weights: weights, add)
+
+
+def chosen(found: set[str], is_x86: bool) -> str | None:
+    """Name the best product that a target with these features has; None: only plain loops."""
+    if not is_x86:
+        return "sdot" if "dotprod" in found else None
+    if {"avx512f", "avx512vnni"} <= found:
+        return "avx512vnni"
+    if {"avx2", "avxvnni"} <= found:
+        return "avxvnni"
+    return "avx2" if "avx2" in found else None
+
+
+PRODUCTS = {"avx512vnni": _vnni(16), "avxvnni": _vnni(8), "avx2": _avx2(), "sdot": _sdot()}
+NAME = chosen(features(), IS_X86)
+HAS_PRODUCT = NAME is not None
+IS_BIASED = NAME is not None and PRODUCTS[NAME].biased
+
+
+@intrinsic
+def int8_tile(
+    typing: Any, rows: Any, count: Any, values: Any, scales: Any, width: Any, x: Any, x_stride: Any, x_scales: Any,
+    corrections: Any, out: Any, out_stride: Any,
+) -> Any:  # fmt: skip
+    """Multiply `rows` rows of int8 weights by `count` rows of activations, both literal. Others: addresses, strides in
+    bytes.
+
+    values: rows of `width` each, a multiple of INT8_STEP; x: int8 rows; scales, x_scales: float32, one per row;
+    corrections: int32 [count], 128 Σ x of each row, for a product that adds 128 to weights. Writes float32
+    out[r * out_stride + 4 w].
+    """
+    if NAME is None or not all(isinstance(each, types.IntegerLiteral) for each in (rows, count)):
+        return None
+    signature = types.void(rows, count, *[types.int64] * 9)
+    return signature, _int8_code(PRODUCTS[NAME], rows.literal_value, count.literal_value)
+
+
+def _int8_code(product: ByteProduct, rows: int, count: int) -> Generate:
+    sums_kind, bytes_kind = _vectors(product.lanes)
+    size = bytes_kind.count
+
+    def generate(context: Any, builder: ir.IRBuilder, signature: Any, args: Any) -> ir.Value:
+        code = Code(builder)
+        values, scales, width, x, x_stride, x_scales, corrections, out, out_stride = args[2:]
+
+        def body(step: ir.Value, sums: list[ir.Value]) -> list[ir.Value]:
+            code.fetch_ahead(values, step, rows * INT8_STEP, AHEAD)
+            for first in range(0, INT8_STEP, size):
+                at = builder.add(builder.mul(step, code.whole(INT8_STEP)), code.whole(first))
+                places = [builder.add(at, builder.mul(x_stride, code.whole(r))) for r in range(count)]
+                xs = [code.read(x, place, bytes_kind) for place in places]
+                result = []
+                for w in range(rows):
+                    place = builder.add(at, builder.mul(width, code.whole(w)))
+                    weights = product.prepare(code, code.read(values, place, bytes_kind))
+                    result += [product.add(code, sums[w * count + r], weights, xs[r]) for r in range(count)]
+                sums = result
+            return sums
+
+        zero = ir.Constant(sums_kind, [0] * product.lanes)
+        sums = code.loop(builder.sdiv(width, code.whole(INT8_STEP)), [zero] * (rows * count), body)
+        for r in range(count):
+            x_scale = code.read(x_scales, code.whole(4 * r), FLOAT)
+            for w in range(rows):
+                total = code.sum_of(sums[w * count + r])
+                if product.biased:
+                    total = builder.sub(total, code.read(corrections, code.whole(4 * r), SINGLE))
+                total = builder.sitofp(total, FLOAT)
+                scaled = builder.fmul(builder.fmul(total, x_scale), code.read(scales, code.whole(4 * w), FLOAT))
+                code.write(out, builder.add(builder.mul(out_stride, code.whole(r)), code.whole(4 * w)), scaled)
+        return context.get_dummy_value()
+
+    return generate
