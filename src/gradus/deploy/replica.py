@@ -32,7 +32,7 @@ CLAIM_S = 10.0  # for a front to send a request that was admitted
 
 class Replica:
     """host: the address to listen on, which fronts can reach. keyed: the deployment was started with API keys, so a
-    replica without any would be open to everybody."""
+    replica without any must not start."""
 
     def __init__(self, config: ServerConfig, loader: str, keyed: bool, host: str = "127.0.0.1") -> None:
         if keyed and not Keys.of(config):
