@@ -122,7 +122,7 @@ def _masks(found: dict[str, Any], samples: str) -> list[Part]:
 
 
 def _masked_steps(found: dict[str, Any], samples: str) -> list[Part]:
-    """What masks add to steps on a GPU, filled while the model runs and before it."""
+    """Steps on a GPU without masks, and with masks that are filled while the model runs or before."""
     header = ["sequences", "free, ms a step", "masks filled meanwhile", "masks filled before the launch"]
     rows = [
         [str(row["sequences"]), *(shown(row[way]) for way in ("free", "masked", "mask first"))] for row in found["rows"]
