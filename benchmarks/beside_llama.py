@@ -79,7 +79,7 @@ def main() -> None:
 
 
 def report(rows: list[dict[str, Any]], asked: argparse.Namespace) -> None:
-    """Write the rows into the file, in place of those that were measured before."""
+    """Write the rows into the file. They replace earlier measurements of the same rows."""
     import torch
 
     from gradus.bench.measure.fingerprint import commit, fingerprint

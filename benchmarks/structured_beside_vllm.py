@@ -1,4 +1,4 @@
-"""Masks beside vLLM's: 64 answers that keep to JSON schemas and 64 free ones; ours, vLLM with xgrammar, ours again.
+"""Compare masks with vLLM's: 64 answers that keep to JSON schemas, and 64 free ones, from ours, vLLM and ours.
 
     PYTHONPATH=src:. python3 benchmarks/structured_beside_vllm.py --vllm DIR --tokenizer qwen2.5-coder-0.5b \
         --out "$OUT"/structured_beside_vllm.json

@@ -1,10 +1,10 @@
-"""Measure a model on two GPUs beside one, and what the ranks' exchange costs.
+"""Measure a model on two GPUs and on one, and the cost of the ranks' exchange.
 
     NCCL_NVLS_ENABLE=0 TORCH_SYMM_MEM_DISABLE_MULTICAST=1 PYTHONPATH=src:. \\
         python3 benchmarks/tensor_parallel.py --out benchmarks/tensor_parallel.json
 
 Each part runs in processes of its own within a time limit, and is written as soon as it is measured, so a part that
-fails or hangs costs no other. Logs, with the stacks of what hung, are in `--logs`.
+fails or hangs costs no other. Logs are in `--logs`; that of a part that hung ends with its stacks.
 
     plan      µs for packing a step's plan and sending it to another rank, on the host
     exchange  µs for a call of all-reduce, residual addition and RMSNorm, in a CUDA graph of 64: our kernel, torch's

@@ -20,7 +20,7 @@ def redeploy(plan):
         from ray import serve  # which the main thread has imported by then
 
         changed = replace(plan, settings=replace(plan.settings, max_waiting=300 + number))
-        serve.run(run.build(changed), name=run.NAME, route_prefix="/")
+        serve.run(run.build(changed), name=run.NAME, route_prefix=None)
         print("deployed again", flush=True)
 
 

@@ -173,6 +173,30 @@ def test_a_replica_that_is_killed_takes_only_its_own_streams_with_it():
         assert found.end() == 0
 
 
+def test_a_front_that_is_killed_comes_back_at_the_same_address_and_no_request_stays_counted():
+    with deployed() as found:
+        (front,) = (each for each in psutil.Process(found.process.pid).children(True) if is_front(each))
+        stream = found.events("hello", 4000)
+        next(stream)
+        front.kill()
+        with pytest.raises(httpx.HTTPError):
+            list(stream)
+        ends = time.monotonic() + 30
+        while True:
+            try:
+                assert not any(found.http.get("/stats").json()["active"] for _ in range(8))
+                break
+            except (AssertionError, httpx.HTTPError):
+                assert time.monotonic() < ends
+                time.sleep(0.2)
+        assert found.end() == 0
+
+
+def is_front(process):
+    with contextlib.suppress(psutil.Error):
+        return "ServeReplica:front" in " ".join(process.cmdline())
+
+
 def test_an_update_and_the_end_lose_no_request():
     with deployed() as found:
         stop, answers, failures = threading.Event(), [], []

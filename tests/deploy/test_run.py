@@ -39,7 +39,7 @@ def test_an_engine_on_a_gpu_runs_more_at_once():
         ({"gpus": -1}, "0 or more, got -1"),
         ({"replica": 2}, "args takes settings, .* got 'replica'"),
         ({"settings": {"prot": 1}}, "prot"),
-        ({"settings": {"tls_cert": "a", "tls_key": "b"}}, "Ray's proxy speaks HTTP alone"),
+        ({"settings": {"tls_cert": "a", "tls_key": "b"}}, "the front speaks HTTP alone"),
     ],
 )
 def test_an_impossible_deployment_is_refused_in_one_line(args, message):

@@ -30,8 +30,8 @@ def logits(model: Model, count: int) -> Tensor:
 )
 @torch.inference_mode()
 def test_it_is_the_model_with_few_rows_and_with_many(shape, left, tmp_path):
-    """left: how many of a layer's products leave their summands to the next norm. LayerNorms, and norms of what a layer
-    adds, take none."""
+    """left: how many of a layer's products leave their summands to the next norm. LayerNorms take none, nor do norms
+    of a layer's own result."""
     checkpoint = open_checkpoint(f"random:{shape}")
     model = load_model(checkpoint, dtype=DTYPE, device=CPU)
     part = load_part(checkpoint, Place(0), str(tmp_path / "meet"), DTYPE, CPU)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from gradus.bench.references.products import finish_reference, gguf_reference, widened_blocks_reference
-from gradus.kernels.quantized import gguf
+from gradus.kernels.quantized import gguf, pieces
 from gradus.kernels.quantized.tile import TileLaunch
 from gradus.quantization.gguf import FORMATS
 from tests.loading.gguf_blocks import Type, random_blocks
@@ -59,7 +59,7 @@ def test_what_is_around_a_product_is_part_of_it(name):
 
 
 def test_many_rows_are_multiplied_by_a_library_piece_by_piece(monkeypatch):
-    monkeypatch.setattr(gguf, "piece_rows", lambda *_: 32)
+    monkeypatch.setattr(pieces, "piece_rows", lambda *_: 32)
     weights = blocks("q6_k", 512)
     x, bias, stream = torch.randn(5, 512), torch.randn(ROWS), torch.randn(5, ROWS)
     close(gguf.widened_blocks_product(x, weights, bias=bias), gguf_reference(x, weights, bias=bias))

@@ -16,7 +16,7 @@ from gradus.bench.references.products import (
 )
 from gradus.kernels.linear.epilogue import Norm
 from gradus.kernels.linear.splits import counters_of
-from gradus.kernels.quantized import int4
+from gradus.kernels.quantized import pieces
 from gradus.kernels.quantized.eight_bits import EightBitWeights, eight_bit_product
 from gradus.kernels.quantized.int4 import Int4Weights, int4_product, widen, widened_product
 from gradus.kernels.quantized.quantize import quantize, quantize_gated
@@ -102,7 +102,7 @@ def test_a_matrix_made_wide_is_the_scheme_s_to_the_bit(k, group, dtype, monkeypa
     out = torch.full((70, k), float("nan"), dtype=dtype)
     widen(weights, 200, out)
     assert torch.equal(out, expected[200:270])
-    monkeypatch.setattr(int4, "SCRATCH", 1)  # so that there are pieces: 256 rows, and 44
+    monkeypatch.setattr(pieces, "SCRATCH", 1)  # so that there are pieces: 256 rows, and 44
     x, bias = torch.randn(5, k).to(dtype), torch.randn(300).to(dtype)
     assert_close(widened_product(x, weights, bias=bias), int4_reference(x, weights, bias=bias))
     stream = torch.randn(5, 300).to(dtype)

@@ -71,7 +71,7 @@ def inboxes(group: Group, width: int) -> Inboxes:
 
 
 def tokens(model: Model, view: Model) -> list[tuple[int, ...]]:
-    """Answers to a prompt of more rows than an inbox has, and to two short ones, one of which is sampled."""
+    """Answers to a prompt of more rows than an inbox has, and to two short ones, one greedy and one sampled."""
     config, limits = model.config, ModelLimits(model.config.vocab_size, 64)
     storage = PagedStorage(config, 32, 16, model.dtype, model.device)
     attention = GraphPagedAttention(config, storage, slots=SLOTS + 1)

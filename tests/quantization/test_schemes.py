@@ -231,7 +231,7 @@ def test_either_way_to_multiply_int8_gives_the_same_integers(floats, monkeypatch
 
 
 def test_a_product_of_integers_that_saturates_is_not_used(monkeypatch):
-    """As oneDNN's on processors with AVX2 alone: right for small values, wrong for large ones."""
+    """On processors with AVX2 alone, oneDNN's is right for small values and wrong for large ones."""
     saturating = lambda x, weight: (x.int() @ weight.int()).clamp(max=32767)  # noqa: E731
     monkeypatch.setattr(torch, "_int_mm", saturating)
     assert int8._prefers_floats.__wrapped__(1)

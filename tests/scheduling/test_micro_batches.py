@@ -38,7 +38,7 @@ class Stages:
     count: int
     now: int = 0
     steps: int = 0
-    free: list[int] = field(default_factory=list)  # by stage: the tick from which it is idle
+    free: list[int] = field(default_factory=list)  # by stage: the first tick at which it is idle
     known: dict[int, int] = field(default_factory=dict)  # by slot: the tick at which its newest token is back
     slots: list[set[int]] = field(default_factory=list)  # of each step
     replica: Replica = field(default_factory=lambda: Replica(PAGE))

@@ -1,7 +1,7 @@
 """A prompt's beginning as hashes of its blocks, and which of them a replica served recently.
 
 Hash i covers blocks 0 to i, so one equal hash means an equal beginning. The blocks are characters of the request's
-JSON, not tokens, since the ingress has no tokenizer. The fields of a prompt are hashed in the order in which a chat
+JSON, not tokens, since the front has no tokenizer. The fields of a prompt are hashed in the order in which a chat
 template uses them. A replica publishes the prompts that it served, not the pages that its engine still holds: if the
 engine's cache is small, some published prefixes are gone.
 

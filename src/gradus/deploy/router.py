@@ -42,5 +42,5 @@ class PrefixRouter(RequestRouter):
 
 
 def hashes_of(request: PendingRequest | None) -> tuple[int, ...]:
-    """Return the third argument of `Replica.answer`; a request without a prompt has no hashes."""
-    return request.args[2] if request is not None and len(request.args) > 2 else ()
+    """Return the argument of `Replica.admit`; a request without a prompt has no hashes."""
+    return request.args[0] if request is not None and request.args else ()

@@ -1,8 +1,10 @@
-"""The application's two deployments, and the life of `gradus deploy ray`.
+"""Two applications of Ray Serve, the replicas and the front, and the life of `gradus deploy ray`.
 
-`application` is also what a cluster's YAML file names (docs/deploy.md).
+`application` and `front` are also what a cluster's YAML file names (docs/deploy.md). They are two because an update of
+the replicas must not replace the front: Ray stops the old one of a deployment before it starts the new one.
 """
 
+import asyncio
 import os
 import secrets
 import signal
@@ -13,12 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 from gradus.config.options import SETTINGS
 from gradus.deploy.choice import MAX_IMBALANCE
-from gradus.deploy.ingress import Ingress
-from gradus.deploy.relay import Message
+from gradus.deploy.front import Admitted, Front
 from gradus.deploy.replica import Replica
 from gradus.errors import ConfigError
 from gradus.loading import open_checkpoint
 from gradus.server.config import ServerConfig
+from gradus.server.http.access import is_loopback
 from gradus.server.http.keys import Keys
 from gradus.server.results import Unavailable
 from gradus.server.serve import bind
@@ -27,13 +29,12 @@ if TYPE_CHECKING:
     from ray.serve import Application
     from ray.serve.handle import DeploymentHandle
 
-NAME = "gradus"
+NAME, REPLICA, FRONT = "gradus", "replica", "front"
 LOADER = "gradus.server.engine.loading"
-MOST_AT_INGRESS = 10_000  # requests; replicas refuse long before
 PUBLISHED_EVERY_S = 2.0
 HEALTH_EVERY_S = 2.0
 GOODBYE_S = 15.0  # for a replica to end its engine, after its requests
-OBJECT_STORE_BYTES = 100 << 20  # Ray's least is 75 MB; requests and answers pass by value
+OBJECT_STORE_BYTES = 100 << 20  # Ray's least is 75 MB; only hashes and addresses pass through Ray
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,8 @@ class Plan:
     """What is deployed: a server's settings, times `replicas`.
 
     max_replicas: with more requests per replica than it runs at once, up to so many replicas; None: no autoscaling.
-    gpus: that Ray sets aside for each replica, which sees no others. max_imbalance: `choice.MAX_IMBALANCE`.
+    gpus: that Ray sets aside for each replica, which sees no others. max_imbalance: `choice.MAX_IMBALANCE`. fronts:
+    processes that clients connect to, all at the same address.
     loader: the module that loads tokenizer and engine.
     """
 
@@ -50,17 +52,18 @@ class Plan:
     max_replicas: int | None = None
     gpus: float = 0.0
     max_imbalance: int = MAX_IMBALANCE
+    fronts: int = 1
     loader: str = LOADER
 
     def __post_init__(self) -> None:
-        if self.replicas < 1:
-            raise ConfigError(f"replicas must be 1 or more, got {self.replicas}")
+        if self.replicas < 1 or self.fronts < 1:
+            raise ConfigError(f"replicas must be 1 or more, got {self.replicas}; and fronts, got {self.fronts}")
         if self.max_replicas is not None and self.max_replicas < self.replicas:
             raise ConfigError(f"max_replicas must be at least replicas ({self.replicas}), got {self.max_replicas}")
         if self.gpus < 0 or self.max_imbalance < 0:
             raise ConfigError(f"gpus and max_imbalance must be 0 or more, got {self.gpus:g} and {self.max_imbalance}")
         if self.settings.tls_cert is not None:
-            raise ConfigError("tls_cert: Ray's proxy speaks HTTP alone; put a proxy with TLS before it")
+            raise ConfigError("tls_cert: the front speaks HTTP alone; put a proxy with TLS before it")
 
     @classmethod
     def of(cls, args: Mapping[str, Any]) -> "Plan":
@@ -84,23 +87,35 @@ class Plan:
             bounds = {"min_replicas": self.replicas, "max_replicas": self.max_replicas}
             scale = {"autoscaling_config": bounds | {"target_ongoing_requests": self.running}}
         return scale | {
-            "name": "replica",
+            "name": REPLICA,
             "max_ongoing_requests": self.running + settings.max_waiting,
             "max_queued_requests": settings.max_waiting,
-            "graceful_shutdown_timeout_s": settings.drain_timeout + GOODBYE_S,
-            "graceful_shutdown_wait_loop_s": 0.1,
-            "health_check_period_s": HEALTH_EVERY_S,
-            "ray_actor_options": {"num_cpus": 0, "num_gpus": self.gpus},
+            **lasting(settings, self.gpus),
         }
 
 
+def lasting(settings: ServerConfig, gpus: float = 0.0) -> dict[str, Any]:
+    """Return a deployment's options: its health checks, its end, and what Ray sets aside for it."""
+    return {
+        "graceful_shutdown_timeout_s": settings.drain_timeout + GOODBYE_S,
+        "graceful_shutdown_wait_loop_s": 0.1,
+        "health_check_period_s": HEALTH_EVERY_S,
+        "ray_actor_options": {"num_cpus": 0, "num_gpus": gpus},
+    }
+
+
 def application(args: Mapping[str, Any]) -> "Application":
-    """Build Ray's application from the `args` of a YAML file, see `Plan`. Raises ConfigError."""
+    """Build the replicas' application from the `args` of a YAML file, see `Plan`. Raises ConfigError."""
     return build(Plan.of(args))
 
 
+def front(args: Mapping[str, Any]) -> "Application":
+    """Build the front's application from the `args` of a YAML file: those of the replicas. Raises ConfigError."""
+    return build_front(Plan.of(args))
+
+
 def build(plan: Plan) -> "Application":
-    """Bind both deployments. Raises ConfigError if Ray is not installed."""
+    """Bind the replicas' deployment. Raises ConfigError if Ray is not installed."""
     check_ray()
     from ray import serve
     from ray.serve.config import RequestRouterConfig
@@ -111,50 +126,67 @@ def build(plan: Plan) -> "Application":
         request_routing_stats_period_s=PUBLISHED_EVERY_S,
     )
     replica = serve.deployment(RayReplica, request_router_config=router, **plan.options())
-    ingress = serve.deployment(
-        RayIngress,
-        name="ingress",
-        max_ongoing_requests=MOST_AT_INGRESS,
-        graceful_shutdown_timeout_s=plan.settings.drain_timeout + GOODBYE_S,
-        graceful_shutdown_wait_loop_s=0.1,
-        ray_actor_options={"num_cpus": 0},
-    )
-    keyed = bool(Keys.of(plan.settings))
-    return ingress.bind(plan.settings, secrets.token_bytes(32), replica.bind(plan.settings, plan.loader, keyed))
+    return replica.bind(plan.settings, plan.loader, bool(Keys.of(plan.settings)))
+
+
+def build_front(plan: Plan) -> "Application":
+    """Bind the front's deployment. Raises ConfigError if Ray is not installed."""
+    check_ray()
+    from ray import serve
+
+    deployment = serve.deployment(RayFront, name=FRONT, num_replicas=plan.fronts, **lasting(plan.settings))
+    return deployment.bind(plan.settings, secrets.token_bytes(32))
 
 
 class RayReplica(Replica):
     """`Replica` with a constructor and a destructor that Ray awaits: a replica that is up has its model."""
 
     async def __init__(self, config: ServerConfig, loader: str, keyed: bool) -> None:  # type: ignore[misc]
-        Replica.__init__(self, config, loader, keyed)
+        from ray.util import get_node_ip_address
+
+        here = config.host == "localhost" or is_loopback(config.host)
+        Replica.__init__(self, config, loader, keyed, "127.0.0.1" if here else get_node_ip_address())
         await self.start()
 
     async def __del__(self) -> None:
         await self.close()
 
 
-class RayIngress(Ingress):
-    """`Ingress` over a handle of the replicas."""
+class RayFront(Front):
+    """`Front` over a handle of the replicas. Several on one machine listen on the same port."""
 
-    def __init__(self, config: ServerConfig, secret: bytes, handle: "DeploymentHandle") -> None:
-        self._handle = handle.options(stream=True)
-        super().__init__(config, secret, self._from_replica)
+    async def __init__(self, config: ServerConfig, secret: bytes) -> None:  # type: ignore[misc]
+        self._handle = (await handle_of_replicas()).options(stream=True)
+        Front.__init__(self, config, secret, self._from_replica)
+        await self.start(bind(config, shared=True))
 
-    async def _from_replica(
-        self, scope: dict[str, Any], body: bytes, hashes: tuple[int, ...]
-    ) -> AsyncGenerator[list[Message], None]:
-        """Yield a replica's messages. The replica is told if the client leaves."""
+    async def __del__(self) -> None:
+        await self.close(self.config.drain_timeout)
+
+    async def _from_replica(self, hashes: tuple[int, ...]) -> AsyncGenerator[Admitted, None]:
+        """Yield a replica's admission. If the client leaves first, the admission is cancelled."""
         from ray.serve.exceptions import BackPressureError
 
-        response = self._handle.answer.remote(scope, body, hashes)
+        response = self._handle.admit.remote(hashes)
         try:
-            async for messages in response:
-                yield messages
+            async for admitted in response:
+                yield admitted
         except BackPressureError as error:
             raise Unavailable("all replicas are full; try again in 1 s", "overloaded", 1) from error
         finally:
             response.cancel()
+
+
+async def handle_of_replicas() -> "DeploymentHandle":
+    """Wait for the replicas' application: Ray starts the applications of a file in any order."""
+    from ray import serve
+    from ray.serve.exceptions import RayServeException
+
+    while True:
+        try:
+            return serve.get_deployment_handle(REPLICA, NAME)
+        except RayServeException:
+            await asyncio.sleep(0.2)
 
 
 def check_ray() -> None:
@@ -206,9 +238,9 @@ def start(plan: Plan) -> Plan:
         logging_level="warning",
     )
     try:
-        http = {"host": plan.settings.host, "port": plan.settings.port}
-        serve.start(proxy_location="HeadOnly", http_options=http)
-        serve.run(build(plan), name=NAME, route_prefix="/")
+        serve.start(proxy_location="Disabled")
+        serve.run(build(plan), name=NAME, route_prefix=None)
+        serve.run(build_front(plan), name=FRONT, route_prefix=None)
     except RuntimeError as error:
         end()
         raise ConfigError(f"the replicas could not be started: {last_line(error)}") from error
@@ -220,6 +252,7 @@ def end() -> None:
     import ray
     from ray import serve
 
+    serve.delete(FRONT)  # first: its requests need the replicas
     serve.delete(NAME)
     serve.shutdown()
     ray.shutdown()

@@ -142,6 +142,7 @@ SHAPES: dict[str, ModelConfig] = {
         "llama-3.2-1b": _llama3(2048, 8192, 16, 32, factor=32.0, tied=True),
         "llama-3.2-3b": _llama3(3072, 8192, 28, 24, factor=32.0, tied=True),
         "llama-3.1-8b": _llama3(4096, 14336, 32, 32, factor=8.0, tied=False),
+        "llama-3.1-70b": _llama3(8192, 28672, 80, 64, factor=8.0, tied=False),
         "qwen2.5-0.5b": _qwen2(896, 4864, 24, 14),
         "qwen2.5-1.5b": _qwen2(1536, 8960, 28, 12),
         "qwen3-0.6b": _qwen3(1024, 3072, 28, 16, tied=True),

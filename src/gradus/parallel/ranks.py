@@ -178,7 +178,7 @@ class Ranks:
 
 
 class RankZero(NamedTuple):
-    """What rank 0's runner needs to work in step with the others.
+    """The means by which rank 0's runner works in step with the others.
 
     run_model: runs its part on torch. exchange: what its part exchanges by on a GPU's kernels.
     """

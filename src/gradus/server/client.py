@@ -405,7 +405,7 @@ class EngineClient:
 
     def receive(self, message: EngineMessage) -> None:
         if not isinstance(message, Report):
-            self._deliver_news()  # what came before it
+            self._deliver_news()  # of the reports before it
         match message:
             case Report():
                 self._on_report(message)

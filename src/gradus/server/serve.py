@@ -14,6 +14,7 @@ from types import FrameType
 
 import h11
 import uvicorn
+from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 try:
@@ -63,8 +64,8 @@ def serve(config: ServerConfig, loader: str = "gradus.server.engine.loading") ->
     return code
 
 
-def bind(config: ServerConfig) -> socket.socket:
-    """Bind a socket.
+def bind(config: ServerConfig, *, shared: bool = False) -> socket.socket:
+    """Bind a socket. shared: other processes of this user may bind the same port, and share its connections.
 
     Raises ConfigError if the address is taken or not this machine's, or if strangers could reach it without a key.
     """
@@ -76,6 +77,8 @@ def bind(config: ServerConfig) -> socket.socket:
             log.warning("%s", warning)
         bound = socket.socket(family, kind, protocol)
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if shared:
+            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         bound.bind(address)
     except OSError as error:
         reason = error.strerror or str(error)
@@ -86,12 +89,15 @@ def bind(config: ServerConfig) -> socket.socket:
 
 
 class Server(uvicorn.Server):
-    """uvicorn with its own signal handling: the first signal drains, the second ends running requests at once."""
+    """uvicorn with its own signal handling: the first signal drains, the second ends running requests at once.
 
-    def __init__(self, config: ServerConfig, client: EngineClient) -> None:
+    app: one around that of `create_app`, if anything is.
+    """
+
+    def __init__(self, config: ServerConfig, client: EngineClient, app: ASGIApp | None = None) -> None:
         super().__init__(
             uvicorn.Config(
-                create_app(client, config),
+                app or create_app(client, config),
                 http=protocol_with_deadline(config.receive_timeout),
                 loop=LOOP,
                 ws="none",

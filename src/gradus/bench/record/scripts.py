@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from gradus.bench.record.beyond_tables import check_table, gpu_tables, replica_table
 from gradus.bench.record.metrics import METRICS, shown, spread
 from gradus.bench.statistics import median
 
@@ -36,7 +37,7 @@ def command(name: str) -> str:
 
 
 def _stem(name: str) -> str:
-    return name.replace("-", "_")
+    return name.partition("/")[0].replace("-", "_")
 
 
 def _http_cost(found: dict[str, Any], samples: str) -> list[Part]:
@@ -120,6 +121,18 @@ def _masks(found: dict[str, Any], samples: str) -> list[Part]:
     ]
 
 
+def _masked_steps(found: dict[str, Any], samples: str) -> list[Part]:
+    """Steps on a GPU without masks, and with masks that are filled while the model runs or before."""
+    header = ["sequences", "free, ms a step", "masks filled meanwhile", "masks filled before the launch"]
+    rows = [
+        [str(row["sequences"]), *(shown(row[way]) for way in ("free", "masked", "mask first"))] for row in found["rows"]
+    ]
+    return [
+        f"**{found['hardware']['gpu']}**, {found['steps of']}, masks kept from earlier steps. {samples}",
+        (header, rows),
+    ]
+
+
 def _serving_lesson(found: dict[str, Any], samples: str) -> list[Part]:
     """p13's server compared with its engine alone, for each number of streams. Medians of the runs."""
     header = ["streams", "tokens/s", "without a server", "TTFT p50 (p99), ms", "ITL p50 (p99), ms"]
@@ -158,6 +171,39 @@ def _parallel_lesson(found: dict[str, Any], samples: str) -> list[Part]:
     ]
 
 
+def _replicas(found: dict[str, Any], samples: str) -> list[Part]:
+    """Two replicas behind one door compared with two servers side by side, and what a token costs on either way."""
+    header = ["a step, ms", "side by side, tokens/s", "one door, tokens/s", "kept", "processor time per token, µs"]
+    header += ["kept on Ray's way", "and per token, µs"]
+    earlier = {row["step_ms"]: row["ways"] for row in found["earlier"]["rows"]}
+    rows = []
+    for row in found["rows"]:
+        ways, before = row["ways"], earlier.get(row["step_ms"])
+        aside, door = (_tokens_per_second(ways[name]) for name in ("side by side", "one door"))
+        cells = [str(row["step_ms"]), f"{aside:,.0f}", f"{door:,.0f}", _percent(door / aside), _per_token(ways)]
+        if before is not None:
+            kept = _tokens_per_second(before["one door"]) / _tokens_per_second(before["side by side"])
+            cells += [_percent(kept), _per_token(before)]
+        rows.append([*cells, *[""] * (len(header) - len(cells))])
+    return [
+        f"**{found['processor']}**, {found['cores']} cores, {found['streams']} streams, {found['replicas']} replicas. "
+        f"{samples}",
+        (header, rows),
+    ]
+
+
+def _tokens_per_second(measured: list[dict[str, Any]]) -> float:
+    return median([one["tokens_s"] for one in measured])
+
+
+def _per_token(ways: dict[str, list[dict[str, Any]]]) -> str:
+    """The processor time of each kind of process behind the door, the dearest first; engines are left out."""
+    measured = ways["one door"]
+    parts = {part: median([one["cpu_us"].get(part, 0.0) for one in measured]) for part in measured[0]["cpu_us"]}
+    dear = sorted((part for part in parts if part not in ("engine", "Ray")), key=lambda part: -parts[part])
+    return ", ".join(f"{part} {shown(parts[part])}" for part in dear)
+
+
 def _took(note: dict[str, Any]) -> float:
     return float(note["until"] - note["at"])
 
@@ -166,6 +212,11 @@ SCRIPTS: dict[str, Callable[[dict[str, Any], str], list[Part]]] = {
     "http-cost": _http_cost,
     "real-weights": _real_weights,
     "masks": _masks,
+    "masks-steps": _masked_steps,
     "serving-lesson": _serving_lesson,
     "parallel-lesson": _parallel_lesson,
+    "replicas": _replicas,
+    "beyond/gpus": gpu_tables,
+    "beyond/check": check_table,
+    "beyond/replicas": replica_table,
 }

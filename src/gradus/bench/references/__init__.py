@@ -1,4 +1,4 @@
-"""What the kernels compute, in plain torch: tests and benchmarks compare with it.
+"""Reference implementations of the kernels in plain torch, for tests and benchmarks.
 
 Read in this order:
 

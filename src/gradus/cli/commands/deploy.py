@@ -38,6 +38,9 @@ def ray(
             rich_help_panel=_REPLICAS,
         ),
     ] = 16,
+    fronts: Annotated[
+        int, Option(help="Processes that clients connect to, all at one address.", rich_help_panel=_REPLICAS)
+    ] = 1,
     config: Annotated[
         Path | None, Option("--config", "-c", help="A YAML file of settings; options on the command line override it.")
     ] = None,
@@ -54,6 +57,6 @@ def ray(
     from gradus.deploy.run import deploy as run
 
     settings = (ServerConfig.from_yaml(config) if config else ServerConfig()).merge(given)
-    plan = Plan(settings, replicas, max_replicas, gpus, max_imbalance)
+    plan = Plan(settings, replicas, max_replicas, gpus, max_imbalance, fronts)
     terminal.print_note(f"starting {replicas} replicas of {settings.model}")
     return run(plan)

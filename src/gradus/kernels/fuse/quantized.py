@@ -24,7 +24,8 @@ from gradus.kernels.linear.epilogue import Norm
 from gradus.kernels.quantized import gguf
 from gradus.kernels.quantized.eight_bits import EightBitWeights, eight_bit_product, library_product
 from gradus.kernels.quantized.hopper_launch import is_aligned, launch_for
-from gradus.kernels.quantized.int4 import Int4Weights, int4_product, piece_rows, widened_product
+from gradus.kernels.quantized.int4 import Int4Weights, int4_product, widened_product
+from gradus.kernels.quantized.pieces import piece_rows
 from gradus.kernels.quantized.quantize import Rounded, quantize, quantize_gated
 from gradus.kernels.quantized.tile import TileLaunch, result
 from gradus.kernels.quantized.tile_tables import Scheme, choose_tile

@@ -76,9 +76,9 @@ def finish_tile(
 
 
 class Operands(NamedTuple):
-    """What a product of few rows is launched with, checked: residual + activation(norm(x) weightᵀ + bias).
+    """The checked arguments of a product of few rows: residual + activation(norm(x) weightᵀ + bias).
 
-    With a gate, the matrix has the gate's rows and then up's, and the sum is activation(gate) * up. tensors: x, weight,
+    If gated, the matrix has the gate's rows and then up's, and the sum is activation(gate) * up. tensors: x, weight,
     bias, residual, and the norm's gain. shift: a LayerNorm's. out: [rows, outputs] in x's dtype, or the residual, which
     takes the sum in place, as a residual stream does, so it must not be x.
     """

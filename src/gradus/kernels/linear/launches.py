@@ -1,4 +1,4 @@
-"""What the products of few rows are launched with: without Gluon, which not every Triton has."""
+"""Launch shapes of the products of few rows. They need no Gluon, which some versions of Triton lack."""
 
 import math
 from typing import NamedTuple

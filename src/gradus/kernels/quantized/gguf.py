@@ -11,7 +11,8 @@ writes a piece of the matrix, wide, to memory that each piece uses again, and cu
 the rows of an embedding.
 """
 
-from typing import NamedTuple
+from functools import partial
+from typing import NamedTuple, Unpack
 
 import torch
 import triton
@@ -22,7 +23,7 @@ from triton.language import constexpr, tensor
 from gradus.kernels.core.overlap import let_next_start, starts_early, wait_for_previous
 from gradus.kernels.linear.epilogue import finish_tile
 from gradus.kernels.linear.splits import Counters
-from gradus.kernels.quantized.int4 import piece_rows
+from gradus.kernels.quantized.pieces import Around, product_in_pieces
 from gradus.kernels.quantized.tile import TOGETHER, TileLaunch, result, share, shared
 from gradus.quantization.gguf import FORMATS, Format
 
@@ -256,26 +257,9 @@ def widen(weights: Blocks, first: int, out: Tensor, ids: Tensor | None = None) -
     )  # fmt: skip
 
 
-def widened_blocks_product(
-    x: Tensor,
-    weights: Blocks,
-    *,
-    bias: Tensor | None = None,
-    residual: Tensor | None = None,
-    padded: bool = False,
-) -> Tensor:
-    """residual + x weightᵀ + bias by cuBLAS, a piece of the matrix at a time. Arguments as in `gguf_product`."""
-    out = result(x, x.shape[0], weights.rows, x.dtype, padded) if residual is None else residual
-    scratch = x.new_empty(piece_rows(weights.rows, x.shape[1], x.element_size()), x.shape[1])
-    for first in range(0, weights.rows, len(scratch)):
-        piece = scratch[: weights.rows - first]
-        widen(weights, first, piece)
-        columns = out[:, first : first + len(piece)]
-        if residual is None:
-            torch.mm(x, piece.t(), out=columns)
-        else:
-            columns.addmm_(x, piece.t())
-    return out if bias is None else out.add_(bias)
+def widened_blocks_product(x: Tensor, weights: Blocks, **around: Unpack[Around]) -> Tensor:
+    """residual + x weightᵀ + bias, the matrix wide piece by piece: see `product_in_pieces`."""
+    return product_in_pieces(x, weights.rows, partial(widen, weights), **around)
 
 
 def lookup(weights: Blocks, ids: Tensor, k: int, dtype: torch.dtype) -> Tensor:

@@ -23,7 +23,8 @@ multiplies: N K (1/2 + 2) bytes more, which a thousand rows hide. The weights ar
 With a gate, rows 0 … N - 1 are the gate's and rows N … 2 N - 1 are up's; a program owns both rows of an output.
 """
 
-from typing import NamedTuple
+from functools import partial
+from typing import NamedTuple, Unpack
 
 import torch
 import triton
@@ -34,10 +35,10 @@ from triton.language import constexpr, tensor
 from gradus.kernels.core.overlap import let_next_start, prefetch, starts_early, wait_for_previous
 from gradus.kernels.linear.epilogue import finish_tile
 from gradus.kernels.linear.splits import Counters
+from gradus.kernels.quantized.pieces import Around, product_in_pieces
 from gradus.kernels.quantized.tile import TOGETHER, TileLaunch, result, share, shared
 
 TILE = 128  # columns of a word's four planes
-SCRATCH = 128 << 20  # bytes of a matrix that are wide at a time
 
 # Ways to unpack. PLAIN is arithmetic in float32, for any type. MAGIC is what the head of this file describes. SUBNORMAL
 # saves one instruction per pair: a bfloat16 with a nibble in bits 4 … 7, and nothing else, is the number q 2^-129.
@@ -351,28 +352,6 @@ def widen(weights: Int4Weights, first: int, out: Tensor) -> None:
     )  # fmt: skip
 
 
-def widened_product(
-    x: Tensor,
-    weights: Int4Weights,
-    *,
-    bias: Tensor | None = None,
-    residual: Tensor | None = None,
-    padded: bool = False,
-) -> Tensor:
-    """residual + x weightᵀ + bias by cuBLAS, a piece of the matrix at a time. Arguments as in `int4_product`."""
-    out = result(x, x.shape[0], weights.rows, x.dtype, padded) if residual is None else residual
-    scratch = x.new_empty(piece_rows(weights.rows, x.shape[1], x.element_size()), x.shape[1])
-    for first in range(0, weights.rows, len(scratch)):
-        piece = scratch[: weights.rows - first]
-        widen(weights, first, piece)
-        columns = out[:, first : first + len(piece)]
-        if residual is None:
-            torch.mm(x, piece.t(), out=columns)
-        else:
-            columns.addmm_(x, piece.t())
-    return out if bias is None else out.add_(bias)
-
-
-def piece_rows(n: int, k: int, itemsize: int) -> int:
-    """Rows of a matrix [n, k] that are wide at a time: whole tiles of a library's product."""
-    return min(n, max(256, SCRATCH // (k * itemsize) // 256 * 256))
+def widened_product(x: Tensor, weights: Int4Weights, **around: Unpack[Around]) -> Tensor:
+    """residual + x weightᵀ + bias, the matrix wide piece by piece: see `product_in_pieces`."""
+    return product_in_pieces(x, weights.rows, partial(widen, weights), **around)

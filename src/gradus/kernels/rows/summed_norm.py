@@ -4,7 +4,7 @@ Idea: a product that is cut by columns leaves a summand on every rank. A collect
 three launches, and at few rows the collective's own start and end take most of its time. Here each program has one
 row: it writes its row straight into the other ranks' memory, waits for theirs in its own, and finishes the row.
 
-    push     every word of the row goes to every other rank's inbox, beside the number of the call (the epoch)
+    push     every word of the row goes to every other rank's inbox, with the number of the call (the epoch)
     wait     until all words in the inbox bear this epoch: data and flag are one 64-bit store, so no fence is needed
     finish   add the summands in rank order in float32, then the residual; round; normalize what was rounded
 
