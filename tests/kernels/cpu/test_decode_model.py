@@ -37,7 +37,7 @@ def test_as_many_rows_as_a_step_takes(shape, rows):
     [(3, 4, 4), (5, 8, 5), (9, 9, 9), (10, 10, 10), (11, 12, 12), (13, 16, 13), (17, 17, 17)],
 )
 def test_a_few_rows_more_than_eight_are_not_filled_up_to_sixteen(rows, eights, fours):
-    """Eight sequences are nine rows if one verifies a draft. eights, fours: the rows that are multiplied, on a processor
+    """Eight sequences are nine rows if one verifies a draft. eights, fours: rows that are multiplied, on a processor
     that takes 8 rows at once, and on one that takes 4."""
     multiplied = eights if TOGETHER == 8 else fours
     model = made("tiny-llama", context_length=256)
