@@ -10,6 +10,7 @@ import argparse
 import json
 import pickle
 import random
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,6 +18,7 @@ from statistics import median
 from typing import Any
 
 from gradus.bench.measure.fingerprint import commit, versions
+from gradus.bench.run.script import ran
 from gradus.deploy.choice import Choice
 from gradus.deploy.prefixes import MOST_BLOCKS, MOST_HASHES
 from gradus.deploy.run import PUBLISHED_EVERY_S
@@ -173,4 +175,4 @@ def best_us(call: Callable[[], Any], calls: int, rounds: int = 25) -> float:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(ran(main))

@@ -29,6 +29,8 @@ from typing import Any
 
 import psutil
 
+from gradus.bench.run.script import ran
+
 REPLICAS, STREAMS, WARM_UP_S = 2, 32, 1.5
 STEPS_MS = (20, 5, 2)
 ENGINE = "ScriptedCore(slots=64, step_s={step}, piece='@ ', context_length=65536)"
@@ -177,4 +179,4 @@ async def read(port: int, number: int, count: Counter[str]) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(ran(main))

@@ -34,6 +34,8 @@ from typing import Any
 
 import numpy as np
 
+from gradus.bench.run.script import ran
+
 LIMITS_S = {"plan": 60, "exchange": 90, "eager": 90, "graphs": 120, "two": 200, "one": 150, "vllm": 400}
 OURS = tuple(part for part in LIMITS_S if part != "vllm")
 WORKLOADS = (("batch 1", 1, 128, 256), ("batch 64", 64, 512, 256), ("prefill", 8, 8192, 1))
@@ -430,4 +432,4 @@ PARTS = {
 }
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(ran(main))
