@@ -90,6 +90,7 @@ class EventStream(Response):
         if opening := self.encoder.begin():
             await self._write(send, opening)
         self.stream.sink = self._sink if self._pieces is not None else None
+        self.stream.deliver()  # what has come by now; `receive` would join it
         while not self.stream.done:
             try:
                 deltas = await self.stream.receive(timeout=self.config.ping_interval)
