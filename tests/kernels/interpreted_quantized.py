@@ -102,7 +102,7 @@ def test_a_matrix_made_wide_is_the_scheme_s_to_the_bit(k, group, dtype, monkeypa
     out = torch.full((70, k), float("nan"), dtype=dtype)
     widen(weights, 200, out)
     assert torch.equal(out, expected[200:270])
-    monkeypatch.setattr(pieces, "SCRATCH", 1)  # so that there are pieces: 256 rows, and 44
+    monkeypatch.setattr(pieces, "SCRATCH", 1)  # two pieces: 256 rows, and 44
     x, bias = torch.randn(5, k).to(dtype), torch.randn(300).to(dtype)
     assert_close(widened_product(x, weights, bias=bias), int4_reference(x, weights, bias=bias))
     stream = torch.randn(5, 300).to(dtype)

@@ -13,7 +13,7 @@ from numba import njit
 
 from gradus.kernels.cpu.gguf.blocks import block_dot, block_widen
 from gradus.kernels.cpu.kept import kept, sources
-from gradus.kernels.cpu.machine import FLAGS, address, floats
+from gradus.kernels.cpu.machine import FLAGS, INLINED, address, floats
 from gradus.kernels.cpu.matrix import NAMES
 from gradus.kernels.cpu.vectors import AHEAD, KEEP, TOGETHER, float_tile
 from gradus.quantization.gguf import GGUFLinear
@@ -42,25 +42,31 @@ def dot(number: int, row: int, blocks: int, x: int) -> Any:
     return block_dot(Q5_K, row, blocks, x)
 
 
+@njit(**FLAGS, **INLINED)
+def _widen(number: int, narrow: Any, row: int, blocks: int, out: int) -> None:
+    """Write a row of blocks as float32, or as bfloat16 if `narrow` (literal) is 1."""
+    if number == Q4_K:
+        block_widen(Q4_K, narrow, row, blocks, out)
+    elif number == Q6_K:
+        block_widen(Q6_K, narrow, row, blocks, out)
+    elif number == Q8_0:
+        block_widen(Q8_0, narrow, row, blocks, out)
+    elif number == Q5_0:
+        block_widen(Q5_0, narrow, row, blocks, out)
+    elif number == Q4_0:
+        block_widen(Q4_0, narrow, row, blocks, out)
+    elif number == Q4_1:
+        block_widen(Q4_1, narrow, row, blocks, out)
+    elif number == Q5_1:
+        block_widen(Q5_1, narrow, row, blocks, out)
+    else:
+        block_widen(Q5_K, narrow, row, blocks, out)
+
+
 @njit(**FLAGS)
 def widen_row(number: int, row: int, blocks: int, out: int) -> None:
-    """Write a row of blocks as float32."""
-    if number == Q4_K:
-        block_widen(Q4_K, 0, row, blocks, out)
-    elif number == Q6_K:
-        block_widen(Q6_K, 0, row, blocks, out)
-    elif number == Q8_0:
-        block_widen(Q8_0, 0, row, blocks, out)
-    elif number == Q5_0:
-        block_widen(Q5_0, 0, row, blocks, out)
-    elif number == Q4_0:
-        block_widen(Q4_0, 0, row, blocks, out)
-    elif number == Q4_1:
-        block_widen(Q4_1, 0, row, blocks, out)
-    elif number == Q5_1:
-        block_widen(Q5_1, 0, row, blocks, out)
-    else:
-        block_widen(Q5_K, 0, row, blocks, out)
+    """Write a row of blocks as float32. Compiled once for all its callers."""
+    _widen(number, 0, row, blocks, out)
 
 
 # -- in a decode step --------------------------------------------------------------------------------------------------
@@ -124,24 +130,10 @@ def _compiled(made_of: int) -> Callable[[int, bool, int, int, int, int, int, int
         """Widen `rows` rows of `count` blocks each, `stride` bytes apart, to float32, or bfloat16 if `narrow`."""
         for i in range(rows + (made_of & 0)):  # puts the sources' number into the closure, for `kept`
             row, to = blocks + i * stride, out + i * out_stride
-            if not narrow:
-                widen_row(number, row, count, to)
-            elif number == Q4_K:
-                block_widen(Q4_K, 1, row, count, to)
-            elif number == Q6_K:
-                block_widen(Q6_K, 1, row, count, to)
-            elif number == Q8_0:
-                block_widen(Q8_0, 1, row, count, to)
-            elif number == Q5_0:
-                block_widen(Q5_0, 1, row, count, to)
-            elif number == Q4_0:
-                block_widen(Q4_0, 1, row, count, to)
-            elif number == Q4_1:
-                block_widen(Q4_1, 1, row, count, to)
-            elif number == Q5_1:
-                block_widen(Q5_1, 1, row, count, to)
+            if narrow:
+                _widen(number, 1, row, count, to)
             else:
-                block_widen(Q5_K, 1, row, count, to)
+                widen_row(number, row, count, to)
 
     return widen_rows
 
