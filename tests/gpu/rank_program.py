@@ -5,6 +5,7 @@ python -m tests.gpu.rank_program RANK MEETING_FILE RESULTS.npz
 
 import os
 import sys
+import time
 
 import numpy as np
 import torch
@@ -71,6 +72,7 @@ def exchanged(group: Group) -> dict[str, torch.Tensor]:
                 wanted = summed_rms_norm_reference(parts, expected, weight, EPS)
             saved[f"wanted replayed {rows} {early}"] = wanted
             saved[f"found replayed {rows} {early}"] = result.clone()
+    torch.cuda.synchronize()  # see `Group`
     return saved
 
 
@@ -85,8 +87,11 @@ def activations(rank: int, path: str, device: torch.device) -> dict[str, torch.T
         batch = padding_batch([rows], attention.padding, device)
         ids = torch.arange(rows, device=device) * 37 % model.config.vocab_size
         attention.prepare(batch)
+        if rank == 1 and rows > MOST_ROWS:
+            time.sleep(1)  # the other rank has launched everything by then
         hidden = view(ids, batch.positions, attention)
         saved[f"hidden {rows}"], saved[f"logits {rows}"] = hidden.clone(), view.logits(hidden)
+    torch.cuda.synchronize()  # see `Group`
     return saved
 
 

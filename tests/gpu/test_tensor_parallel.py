@@ -88,21 +88,38 @@ def test_two_ranks_have_the_tokens_of_the_reference(shape, settings):
         llm.check()
 
 
-def test_with_graphs_they_have_one_gpus_tokens_until_a_rank_is_killed():
-    with LLM("random:tiny-llama", **SETTINGS) as alone:
-        wanted = answers(alone)
+@pytest.fixture(scope="module")
+def alone():
+    """One GPU's tokens."""
+    with LLM("random:tiny-llama", **SETTINGS) as llm:
+        return answers(llm)
+
+
+def killed(llm: LLM) -> float:
+    """Kill the other rank while requests run, and return the seconds until the engine ended."""
+    (other,) = [each for each in psutil.Process().children() if "gradus.assembly.rank" in " ".join(each.cmdline())]
+    sent: list[float] = []
+
+    def kill() -> None:
+        sent.append(time.monotonic())
+        os.kill(other.pid, 9)
+
+    threading.Timer(0.3, kill).start()
+    with pytest.raises(RankLost, match=r"^rank 1 of 2 has died: load the model again$"):
+        while True:
+            llm.generate([[1, 2, 3]] * 3, SamplingParams(max_tokens=400))
+    return time.monotonic() - sent[0]
+
+
+def test_with_graphs_they_have_one_gpus_tokens_until_a_rank_is_killed(alone):
     with LLM("random:tiny-llama", tensor_parallel=2, **SETTINGS) as llm:
-        assert answers(llm) == wanted
-        assert answers(llm) == wanted, "the second time prefixes are found"
-        (other,) = [each for each in psutil.Process().children() if "gradus.assembly.rank" in " ".join(each.cmdline())]
-        sent: list[float] = []
+        assert answers(llm) == alone
+        assert answers(llm) == alone, "the second time prefixes are found"
+        assert killed(llm) < 5
 
-        def kill() -> None:
-            sent.append(time.monotonic())
-            os.kill(other.pid, 9)
 
-        threading.Timer(0.3, kill).start()
-        with pytest.raises(RankLost, match=r"^rank 1 of 2 has died: load the model again$"):
-            while True:
-                llm.generate([[1, 2, 3]] * 3, SamplingParams(max_tokens=400))
-        assert time.monotonic() - sent[0] < 5
+def test_two_stages_have_one_gpus_tokens_until_one_is_killed(alone):
+    with LLM("random:tiny-llama", pipeline_parallel=2, **SETTINGS) as llm:
+        assert answers(llm) == alone
+        assert answers(llm) == alone, "the second time prefixes are found"
+        assert killed(llm) < 5

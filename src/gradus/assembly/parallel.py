@@ -67,8 +67,9 @@ def assemble_ranks(
             )
             ranks.tell(_as_json(config))
             part = load_part(checkpoint, place, ranks.path, precision.activations, device, progress, ranks.check)
-            zero = RankZero(ranks, part.run, exchange_of(part, config))
-            ranks.on_loss = part.abort if zero.exchange is None else zero.exchange.abort
+            exchange = exchange_of(part, config)
+            ranks.on_loss = part.abort if exchange is None else exchange.abort
+            zero = RankZero(ranks, part.run, ranks.on_loss, exchange)
             engine = build(part.model, config, grammars=grammars, ranks=zero)
             ranks.check()
     except BaseException as error:

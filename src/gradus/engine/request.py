@@ -7,8 +7,9 @@ request that exists is one that the engine can serve: nothing behind this file c
 
 import math
 import secrets
+import struct
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 from gradus.engine.meaning import documented, param
@@ -216,7 +217,10 @@ class ModelLimits:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A request that can be served: token ids in, and every default resolved. Immutable."""
+    """A request that can be served: token ids in, and every default resolved. Immutable.
+
+    packed: the prompt as other processes receive it (`packed_ids`); empty in a rank's copy, which sends it nowhere.
+    """
 
     id: str
     prompt: tuple[int, ...]
@@ -225,6 +229,7 @@ class Request:
     seed: int
     stop_ids: frozenset[int]
     scheduling: SchedulingParams = SchedulingParams()
+    packed: bytes = field(default=b"", repr=False, compare=False)
 
     @classmethod
     def create(
@@ -261,6 +266,7 @@ class Request:
             seed=secrets.randbelow(MAX_SEED) if params.seed is None else params.seed,
             stop_ids=frozenset(eos) | frozenset(params.stop_token_ids),
             scheduling=scheduling or SchedulingParams(),
+            packed=packed_ids(tokens),
         )
 
     @property
@@ -271,6 +277,16 @@ class Request:
     def seed_of(self, index: int) -> int:
         """The seed of sample `index`: the request's own for the first, then 64-bit golden-ratio steps away from it."""
         return (self.seed + index * 0x9E3779B97F4A7C15) % 2**64
+
+
+def packed_ids(tokens: Sequence[int]) -> bytes:
+    """Pack token ids: 4 bytes each, little-endian."""
+    return struct.pack(f"<{len(tokens)}i", *tokens)
+
+
+def unpacked_ids(packed: bytes) -> tuple[int, ...]:
+    """Return the ids that `packed_ids` has packed. Raises struct.error for bytes that are no whole number of ids."""
+    return struct.unpack(f"<{len(packed) // 4}i", packed)
 
 
 def _prompt(prompt: Iterable[int], limits: ModelLimits) -> tuple[int, ...]:

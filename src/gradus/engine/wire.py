@@ -18,7 +18,7 @@ import numpy as np
 
 from gradus.cache import TableChange
 from gradus.engine.plan import NO_DRAFTS, Admission, Decodes, Plan, Sampled, Scores, Span
-from gradus.engine.request import Request, SamplingParams, SchedulingParams
+from gradus.engine.request import Request, SamplingParams, SchedulingParams, packed_ids, unpacked_ids
 
 MAGIC = b"gplan5"
 COUNTS = struct.Struct("<8I")
@@ -57,7 +57,7 @@ def unpack(packed: bytes) -> Plan:
     if len(packed) != end + 4 * ids + named:
         raise PackError(f"a packed plan of {end + 4 * ids + named} bytes has {len(packed)}")
     columns = np.frombuffer(packed, "<i8", numbers, head).astype(np.int64)
-    tokens = _Tokens(struct.unpack_from(f"<{ids}i", packed, end))
+    tokens = _Tokens(unpacked_ids(packed[end : end + 4 * ids]))
     reader = iter(columns[width * decodes :].tolist())
     slots, starts, limits, *drafts = columns[: width * decodes].reshape(width, decodes)
     plan = Plan()
@@ -74,16 +74,17 @@ def unpack(packed: bytes) -> Plan:
 
 def _tokens(plan: Plan, admitted: dict[int, tuple[int, ...]]) -> Iterator[bytes]:
     for admission in plan.admissions:
-        yield _ids(admission.tokens)
-        if not _begins(admission):
-            yield _ids(admission.request.prompt)
+        tokens, request = admission.tokens, admission.request
+        prompt = request.packed or packed_ids(request.prompt)
+        if _begins(admission):
+            yield prompt
+            yield packed_ids(tokens[len(request.prompt) :])
+        else:
+            yield packed_ids(tokens)
+            yield prompt
     for span in plan.spans:
         if not _refers(span, admitted):
-            yield _ids(span.tokens)
-
-
-def _ids(tokens: Sequence[int]) -> bytes:
-    return struct.pack(f"<{len(tokens)}i", *tokens)
+            yield packed_ids(span.tokens)
 
 
 class _Tokens:

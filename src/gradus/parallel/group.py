@@ -46,6 +46,9 @@ class Group:
     are waited for.
 
     It uses none of `torch.distributed`'s global state, so the program may have process groups of its own.
+
+    Keep it until a GPU has finished all exchanges: with the last reference, NCCL stops waiting for the other ranks, and
+    what was under way has results without their part.
     """
 
     def __init__(self, path: str, rank: int, size: int, device: torch.device, check: Check = nothing_known) -> None:

@@ -66,9 +66,9 @@ class Ranks:
         self.reports = [b""] * len(self._channels)
         self._opened = [threading.Event() for _ in self._channels]
         self._ready = [threading.Event() for _ in self._channels]
-        threads = [threading.Thread(target=self._listen, args=(index,), daemon=True) for index in range(size - 1)]
-        threads.append(threading.Thread(target=self._watch, daemon=True))
-        for thread in threads:
+        self._threads = [threading.Thread(target=self._listen, args=(index,), daemon=True) for index in range(size - 1)]
+        self._threads.append(threading.Thread(target=self._watch, daemon=True))
+        for thread in self._threads:
             thread.start()
 
     def _start(self, module: str, job: Mapping[str, Any]) -> None:
@@ -140,6 +140,13 @@ class Ranks:
                 process.wait()
         shutil.rmtree(self._folder, ignore_errors=True)
 
+    def join(self) -> None:
+        """Wait for this object's threads, after `close`: one that still ends exchanges when the interpreter does would
+        end the process with an error."""
+        for thread in self._threads:
+            if thread is not threading.current_thread():
+                thread.join(GOODBYE_S)
+
     # -- threads -------------------------------------------------------------------------------------------------------
 
     def _listen(self, index: int) -> None:
@@ -180,11 +187,13 @@ class Ranks:
 class RankZero(NamedTuple):
     """The means by which rank 0's runner works in step with the others.
 
-    run_model: runs its part on torch. exchange: what its part exchanges by on a GPU's kernels.
+    run_model: runs its part on torch. abort: ends all its exchanges. exchange: what its part exchanges by on a GPU's
+    kernels.
     """
 
     ranks: Ranks
     run_model: RunModel
+    abort: Callable[[], None]
     exchange: "Exchange | None" = None
 
     @property
@@ -243,8 +252,8 @@ def _end(zero: RankZero, drop_graphs: Callable[[], None]) -> None:
     """End the other ranks, then the exchange with them: NCCL waits until no graph has a collective of its own."""
     zero.ranks.close()
     drop_graphs()
-    if zero.exchange is not None:
-        zero.exchange.abort()
+    zero.abort()
+    zero.ranks.join()
 
 
 class SharedResult:

@@ -20,7 +20,7 @@ import msgspec
 from gradus import errors
 from gradus.engine.logprobs import Logprobs
 from gradus.engine.metrics import Metrics
-from gradus.engine.request import ModelLimits, Request, SamplingParams, SchedulingParams
+from gradus.engine.request import ModelLimits, Request, SamplingParams, SchedulingParams, unpacked_ids
 from gradus.engine.sequence import Output, Timings
 from gradus.errors import GradusError, RequestError
 
@@ -55,7 +55,7 @@ class Submit(Message):
         return cls(
             handle=handle,
             id=request.id,
-            prompt=packed(TOKENS, request.prompt),
+            prompt=request.packed,
             params=request.params,
             max_tokens=request.max_tokens,
             seed=request.seed,
@@ -67,7 +67,8 @@ class Submit(Message):
     def request(self) -> Request:
         return Request(
             id=self.id,
-            prompt=tuple(unpacked(TOKENS, self.prompt)),
+            prompt=unpacked_ids(self.prompt),
+            packed=self.prompt,
             params=self.params,
             max_tokens=self.max_tokens,
             seed=self.seed,
