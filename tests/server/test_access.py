@@ -66,7 +66,7 @@ def test_every_route_that_is_not_public_refuses_without_a_key(server):
             assert answer.headers["www-authenticate"] == "Bearer"
 
 
-@pytest.mark.parametrize("method", ["GET", "HEAD", "OPTIONS", "POST", "PUT", "DELETE", "PATCH", "TRACE", "BREW"])
+@pytest.mark.parametrize("method", ["GET", "HEAD", "OPTIONS", "POST", "PUT", "DELETE", "PATCH", "TRACE", "PROPFIND"])
 @pytest.mark.parametrize(
     "path",
     ["/generate", "/stats", "/", "/nowhere", "//health", "/health/", "/health//live", "/health/../stats", "/HEALTH",

@@ -108,7 +108,7 @@ def test_a_compressed_body_is_refused_without_being_unpacked(server, coding):
     refusal(post(server, bomb, content_encoding=coding), 415)
 
 
-@pytest.mark.parametrize("length", [str((1 << 20) + 1), "1000000000", "9" * 20])
+@pytest.mark.parametrize("length", [str((1 << 20) + 1), "1000000000", "9" * 18])
 def test_an_announced_size_is_refused_before_anything_is_read(server, length):
     connection = server.send(b'{"prompt":', headers=[f"Content-Length: {length}"])
     status, headers, body = read_answer(connection)

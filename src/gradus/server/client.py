@@ -372,7 +372,7 @@ class EngineClient:
         """Have the engine end a request whose client has left. Do nothing if it has ended already."""
         if stream.handles[0] not in self._streams:
             return
-        self.counts.abandoned += isinstance(error, ClientGone)
+        self.counts.abandoned += isinstance(error, ClientGone) and stream.unfinished > 0
         self._cancel(stream, "cancelled")
         self._close(stream, error)
 

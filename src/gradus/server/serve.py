@@ -12,10 +12,8 @@ import socket
 import sys
 from types import FrameType
 
-import h11
 import uvicorn
 from starlette.types import ASGIApp
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
 try:
     import uvloop
@@ -27,11 +25,12 @@ else:
 from gradus.errors import ConfigError
 from gradus.server import logs
 from gradus.server.client import EngineClient
-from gradus.server.config import MAX_HEADER_BYTES, ServerConfig
+from gradus.server.config import ServerConfig
 from gradus.server.engine.messages import ModelInfo
 from gradus.server.http.access import check_exposure, is_loopback
 from gradus.server.http.app import create_app
 from gradus.server.http.keys import Keys
+from gradus.server.http.protocol import protocol_with_deadline
 from gradus.server.http.tls import tls_options
 
 log = logging.getLogger(__name__)
@@ -106,7 +105,6 @@ class Server(uvicorn.Server):
                 access_log=False,
                 server_header=False,
                 proxy_headers=False,  # a client's claim about its address is not trusted
-                h11_max_incomplete_event_size=MAX_HEADER_BYTES,
                 timeout_graceful_shutdown=LAST_BYTES_S,
                 **tls_options(config),
             )
@@ -173,48 +171,3 @@ def ready_line(info: ModelInfo, config: ServerConfig, host: str, port: int) -> s
         f"gradus: serving {info.model} ({engine}, {info.device}, {info.dtype}{weights}) at {url} · try: "
         f"curl -s {url}/generate{key} -H 'Content-Type: application/json' -d '{body}'"
     )
-
-
-def protocol_with_deadline(seconds: float) -> type[H11Protocol]:
-    """uvicorn's HTTP/1.1 with a deadline for headers: on its own it waits forever for headers that never end.
-
-    It also gives the application two shortcuts: `scope["state"]["abort_connection"]` cuts the connection, and
-    `scope["state"]["pieces"]` (`http.streaming.Pieces`) writes pieces of a stream.
-    """
-
-    class DeadlineProtocol(H11Protocol):
-        _deadline: asyncio.TimerHandle | None = None
-
-        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-            super().connection_made(transport)
-            self.app_state = {**self.app_state, "abort_connection": transport.abort, "pieces": self}
-            self._deadline = self.loop.call_later(seconds, transport.abort)
-
-        def data_received(self, data: bytes) -> None:
-            super().data_received(data)
-            # While the application waits for a body, it limits the time itself. Otherwise the client is sending bytes
-            # not read yet (headers), or no longer needed (a body whose answer has been sent).
-            unread = self.cycle is None or self.cycle.response_complete
-            if unread and self.conn.their_state in (h11.IDLE, h11.SEND_BODY):
-                self._deadline = self._deadline or self.loop.call_later(seconds, self.transport.abort)
-            else:
-                self._relax()
-
-        @property
-        def has_room(self) -> bool:
-            return not self.flow.write_paused and not self.transport.is_closing()
-
-        def write_piece(self, data: bytes) -> None:
-            # a piece does not change h11's state, so h11 need not see it; this is how it writes one
-            self.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
-
-        def connection_lost(self, exc: Exception | None) -> None:
-            self._relax()
-            super().connection_lost(exc)
-
-        def _relax(self) -> None:
-            if self._deadline is not None:
-                self._deadline.cancel()
-                self._deadline = None
-
-    return DeadlineProtocol

@@ -109,6 +109,8 @@ def _cut(params: SamplingParams, room: int) -> SamplingParams:
     if room < 1:
         return params
     wanted = room if params.max_tokens is None else min(params.max_tokens, room)
+    if wanted == params.max_tokens:
+        return params
     return replace(params, max_tokens=wanted, min_tokens=min(params.min_tokens, wanted))
 
 

@@ -1,15 +1,17 @@
 """JSON and server-sent events as bytes."""
 
-import json
 import secrets
 from json.encoder import encode_basestring
 from typing import Any
+
+import msgspec
 
 LINE_ENDS = ("\u0085", "\u2028", "\u2029")
 """Characters that JSON does not escape. They end no line of a stream, but a client that splits lines as Python does
 splits at them."""
 
-_ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))  # `dumps` makes one per call
+_ENDS = [(end.encode(), b"\\u%04x" % ord(end)) for end in LINE_ENDS]
+_json = msgspec.json.Encoder().encode
 
 HOLE = f"hole-{secrets.token_hex(16)}"
 """The placeholder for the changing text in the content of `event_around`."""
@@ -20,11 +22,11 @@ PING = b": ping\n\n"
 
 def encode(content: Any) -> bytes:
     """Encode JSON on one line: escape every character that some client takes for a line end."""
-    text = _ENCODER.encode(content)
+    text = _json(content)
     if not text.isascii():
-        for end in LINE_ENDS:  # only strings can hold one
-            text = text.replace(end, f"\\u{ord(end):04x}")
-    return text.encode()
+        for end, escaped in _ENDS:  # only strings can hold one
+            text = text.replace(end, escaped)
+    return text
 
 
 def encode_text(text: str) -> str:

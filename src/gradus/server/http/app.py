@@ -66,11 +66,17 @@ def create_app(client: EngineClient, config: ServerConfig) -> FastAPI:
     _add_error_handlers(app)
 
     def route(path: str, read: Reader, summary: str) -> None:
-        async def handler(request: Request) -> Response:
-            return await respond(request, read, client, config)
+        async def described() -> Response:
+            raise AssertionError("the route's own application answers")
 
-        described = openapi_of_generate(config) if path == "/generate" else openapi_of(path, config)
-        app.post(path, summary=summary, openapi_extra=described)(handler)
+        async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+            response = await respond(Request(scope, receive), read, client, config)
+            await response(scope, receive, send)
+
+        extra = openapi_of_generate(config) if path == "/generate" else openapi_of(path, config)
+        app.post(path, summary=summary, openapi_extra=extra)(described)
+        # FastAPI's own would look for dependencies and parameters, which takes longer than a token
+        next(route for route in app.routes if isinstance(route, APIRoute) and route.path == path).app = answer
 
     route("/generate", read_generate, "Continue a prompt")
     route("/v1/chat/completions", ChatCompletion.parse, "Answer a conversation, in OpenAI's protocol of chats")

@@ -12,7 +12,7 @@ several times as much as writing a token. Otherwise, the task writes them.
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from typing import Protocol
 
 from starlette.responses import Response
@@ -115,7 +115,8 @@ class EventStream(Response):
     async def _write(self, send: Send, data: bytes, more: bool = True) -> None:
         """Send data. Raises TimeoutError if the client does not read in time."""
         self._busy = True
-        async with asyncio.timeout(self.config.write_timeout):
+        room = self._pieces is not None and self._pieces.has_room  # then nothing waits
+        async with nullcontext() if room else asyncio.timeout(self.config.write_timeout):
             await send({"type": "http.response.body", "body": data, "more_body": more})
         self._busy = False
 
