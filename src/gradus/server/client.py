@@ -30,6 +30,7 @@ from gradus.engine.metrics import Metrics
 from gradus.engine.request import Request, SchedulingParams
 from gradus.engine.sequence import Output
 from gradus.errors import GradusError, RequestError
+from gradus.garbage import spare_what_stays
 from gradus.server.api.ask import Ask
 from gradus.server.config import ServerConfig
 from gradus.server.engine.link import MakeLink, link_for
@@ -426,6 +427,7 @@ class EngineClient:
         self._front_end = FrontEnd(self._tokenizer, info.limits, info.model, self._end_sample, tool_format=tool_format)
         if self.state in ("loading", "restarting"):
             self.state, self.reason = "ready", "ready"
+        spare_what_stays(self)
         if not self._loaded.done():
             self._loaded.set_result(info)
 

@@ -1,8 +1,9 @@
 """One sample's text so far: the engine's outputs go in, deltas and a completion come out. No torch here."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Literal
+
+from msgspec import structs
 
 from gradus.engine.logprobs import NO_LOGPROBS, Logprobs, TokenLogprob
 from gradus.engine.request import Request
@@ -76,7 +77,7 @@ class Transcript:
 
     def close(self, delta: Delta, last: Output) -> Delta:
         """Make `delta` the sample's last one. last: the output with which the engine ended the sample."""
-        return replace(delta, completion=self._complete(last))
+        return structs.replace(delta, completion=self._complete(last))
 
     def _delta(self, output: Output, tokens: tuple[int, ...], logprobs: Logprobs, text: str) -> Delta:
         prompt = output.prompt_logprobs

@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from msgspec import structs
+
 from gradus.engine.logprobs import NO_LOGPROBS, TokenLogprob
 from gradus.engine.request import MAX_LOGPROBS, SamplingParams
 from gradus.errors import RequestError
@@ -250,7 +252,7 @@ class CompletionsEncoder:
             return before + encode_text(delta.text).encode() + after
         frame = event(self._chunk(choice.write(delta)))
         if done is None and self._shape.plain:
-            choice.around = event_around(self._chunk(choice.write(replace(delta, text=HOLE))))
+            choice.around = event_around(self._chunk(choice.write(structs.replace(delta, text=HOLE))))
         return frame
 
     def _chunk(self, choice: dict[str, Any]) -> dict[str, Any]:
@@ -334,7 +336,7 @@ def _silenced(delta: Delta) -> Delta:
     """Leave out the generated token, and how it ended the sample."""
     assert delta.completion is not None
     ended = replace(delta.completion, finish_reason="length", stop_reason=None)
-    return replace(delta, text="", token_ids=(), logprobs=NO_LOGPROBS, completion=ended)
+    return structs.replace(delta, text="", token_ids=(), logprobs=NO_LOGPROBS, completion=ended)
 
 
 class _Choice:
