@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from gradus.kernels.cpu.byte_products import BY_ROW_PAIRS, HAS_PRODUCT, int8_tile, row_pairs_tile
 from gradus.kernels.cpu.gguf.product import MOST_WIDE, multiply_blocks
-from gradus.kernels.cpu.machine import FLAGS, INLINED, address, bytes_at, floats, halves, longs, narrow, widen, zeros
+from gradus.kernels.cpu.machine import FLAGS, address, bytes_at, floats, halves, longs, narrow, widen, zeros
 from gradus.kernels.cpu.matrix import BFLOAT16, BLOCKS, FLOAT32, INT4, INT8
 from gradus.kernels.cpu.vectors import (
     AHEAD,
@@ -205,7 +205,7 @@ def _to_shorts(ordered: Any, shorts: Any, first: int) -> Any:
 # -- products ----------------------------------------------------------------------------------------------------------
 
 
-@njit(**FLAGS, **INLINED)
+@njit(**FLAGS)
 def multiply(matrix: Any, first: int, low: int, high: int, count: int, rows: Any, y: Any) -> None:
     """Multiply rows low to high of the matrix with the activations, into y[:count, first + low : first + high], with
     bias.
@@ -239,7 +239,7 @@ def _together(count: int, most: int) -> int:
     return min(count, 4)
 
 
-@njit(**FLAGS, **INLINED)
+@njit(**FLAGS)
 def _multiply_together(matrix: Any, first: int, low: int, high: int, count: int, rows: Any, y: Any) -> None:
     if matrix.kind == FLOAT32:
         weights = floats(matrix.values, (matrix.rows, matrix.width))
