@@ -71,6 +71,7 @@ lint: $(TEST_READY)
 	$(IN) ruff format --check .
 	$(IN) mypy
 
+# Code for ARM processors is run by qemu where there is one: apt-get install qemu-user binutils-aarch64-linux-gnu.
 stress: $(TEST_READY)
 	HYPOTHESIS_PROFILE=stress $(IN) pytest -m "stress or hypothesis" $(PARALLEL) --timeout 3600 --durations=15 $(ARGS)
 

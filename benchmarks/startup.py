@@ -2,9 +2,11 @@
 
     PYTHONPATH=src:. python3 benchmarks/startup.py --serve random:smollm2-135m --out benchmarks/startup.json
 
+    PYTHONPATH=src:. python3 benchmarks/startup.py --device cpu --model random:smollm2-135m --requests 4
+
 Each model has two processes, one after the other: the first finds none of our kernels compiled, the
-second finds those of the first in Triton's cache. Both build an `LLM`, ask for one token, and then serve the same kind
-of crowd several times. Importing torch is not counted, because it always takes the same time.
+second finds those of the first in the caches of Triton and numba. Both build an `LLM`, ask for one token, and then
+serve the same kind of crowd several times. Importing torch is not counted, because it always takes the same time.
 
 With --serve, it also measures streams over HTTP: a server that has just become ready, and one crowd after another, each
 stream with one request.
@@ -62,7 +64,7 @@ def both(model: str, device: str, requests: int) -> list[dict[str, Any]]:
     with tempfile.TemporaryDirectory() as cache:
         command = [sys.executable, __file__, "--child", "--model", model, "--device", device]
         command += ["--requests", str(requests)]
-        environment = os.environ | {"TRITON_CACHE_DIR": cache}
+        environment = os.environ | {"TRITON_CACHE_DIR": cache, "NUMBA_CACHE_DIR": cache}
         rows = []
         for kernels in ("not cached", "cached"):
             done = subprocess.run(command, env=environment, capture_output=True, text=True)

@@ -15,7 +15,7 @@ from llvmlite import binding, ir
 
 from gradus import LLM, SamplingParams
 from gradus.kernels import cpu
-from gradus.kernels.cpu import machine, vectors
+from gradus.kernels.cpu import vectors
 
 ROOT = Path(__file__).parents[3]
 SOURCES = sorted((ROOT / "src" / "gradus" / "kernels" / "cpu").glob("*.py"))
@@ -192,64 +192,6 @@ def test_float16_is_widened_by_integers_where_no_instruction_does_it():
     for row, out in zip(halves.astype(np.uint32) | 0xABCD0000, found, strict=True):  # the upper half is another's
         widen(row.ctypes.data, out.ctypes.data)
     assert np.array_equal(found.view(np.uint32), halves.view(np.float16).astype(np.float32).view(np.uint32))
-
-
-# -- an ARM ------------------------------------------------------------------------------------------------------------
-
-ARM = "aarch64-unknown-linux-gnu"
-
-
-def code_of(generate, words: int) -> str:
-    """The LLVM code that a generator makes, of `words` integers of 64 bits that are known only when it runs."""
-    module = ir.Module()
-    function = ir.Function(module, ir.FunctionType(ir.VoidType(), [ir.IntType(64)] * words), "kernel")
-    builder = ir.IRBuilder(function.append_basic_block())
-
-    class Context:
-        def get_dummy_value(self) -> None: ...
-
-    generate(Context(), builder, None, list(function.args))
-    builder.ret_void()
-    return str(module)
-
-
-def for_arm(code: str) -> str:
-    """Its assembly. Raises RuntimeError for code that is of another processor."""
-    binding.initialize_all_targets()
-    binding.initialize_all_asmprinters()
-    lines = [line for line in code.splitlines() if not line.startswith(("target triple", "target datalayout"))]
-    module = binding.parse_assembly("\n".join(lines))
-    machine = binding.Target.from_triple(ARM).create_target_machine(opt=2)
-    return machine.emit_assembly(module)
-
-
-@pytest.fixture
-def arm(monkeypatch):
-    """Make the modules find an Arm processor."""
-    monkeypatch.setattr(machine, "IS_X86", False)
-    for extension in ("HAS_BF16", "HAS_AVX512", "BY_PAIRS"):
-        monkeypatch.setattr(vectors, extension, False)
-
-
-@pytest.mark.usefixtures("arm")
-@pytest.mark.parametrize("count", [1, 8])
-@pytest.mark.parametrize(
-    ("loop", "literal", "words"),
-    [(vectors._int4_code, (0,), 14), (vectors._float_code, (1, 3, 1, vectors.KEEP), 13), (vectors._sum_code, (1,), 9)],
-    ids=["int4", "float", "sum"],
-)
-def test_the_loops_are_vector_code_of_any_processor(loop, literal, words, count):
-    code = code_of(loop(*literal[:2], count, *literal[2:]), words)
-    assert "llvm.x86" not in code
-    assert ".4s" in for_arm(code)  # its vectors of four floats
-
-
-@pytest.mark.usefixtures("arm")
-def test_a_pause_is_left_out_where_there_is_none(monkeypatch):
-    _, generate = machine.pause._defn(None)
-    assert "llvm.x86" not in for_arm(code_of(generate, 0))
-    monkeypatch.setattr(machine, "IS_X86", True)
-    assert "llvm.x86.sse2.pause" in code_of(generate, 0)
 
 
 @pytest.mark.stress

@@ -1,15 +1,20 @@
 """Compiled code that is kept is used again, and never trusted: not of other sources, not damaged, not required."""
 
+import os
 import shutil
+import subprocess
+import sys
+from importlib import import_module
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
 import numba
 import pytest
 from numba.core.caching import IndexDataCacheFile
+from numba.core.dispatcher import Dispatcher
 from numba.core.registry import cpu_target
 
-from gradus.kernels.cpu import decode_step, kept
+from gradus.kernels.cpu import decode_step, elementary, kept, machine, panel
 
 HERE = Path(kept.__file__).parent
 SOURCE = """
@@ -114,3 +119,30 @@ def test_a_place_that_cannot_be_written_is_passed_over(folder, monkeypatch):
     monkeypatch.setattr(numba.config, "CACHE_DIR", str(folder / "small.py" / "kept"))  # below a file
     kernel, result = compiled(folder)
     assert result == 42 and kept.place_of(kernel) != numba.config.CACHE_DIR
+
+
+# -- how long it takes -------------------------------------------------------------------------------------------------
+
+
+def test_functions_that_are_not_entered_become_no_machine_code_of_their_own():
+    names = {path.stem for path in HERE.glob("*.py")} - {"__init__"}
+    modules = [import_module(f"{kept.__package__}.{name}") for name in names]
+    found = {each for module in modules for each in vars(module).values() if isinstance(each, Dispatcher)}
+    own = {each for each in found if each._compiler.pipeline_class is not machine._Inner}
+    assert len(found) > 40 and own == {decode_step.run, panel.widen_panel, elementary.exp_of}
+
+
+FIRST_START = """
+import time
+from gradus import LLM
+start = time.process_time()
+LLM("random:tiny-llama", device="cpu", dtype="float32")
+print(time.process_time() - start)
+"""
+
+
+@pytest.mark.stress
+def test_a_first_start_compiles_in_less_than_20_seconds(tmp_path):
+    environment = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", FIRST_START], env=environment, stdout=subprocess.PIPE, check=True)
+    assert 1 < float(done.stdout) < 20

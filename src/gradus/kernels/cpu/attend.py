@@ -16,7 +16,7 @@ from numba.extending import overload
 from numpy.typing import NDArray
 
 from gradus.kernels.cpu.elementary import exp, normalize, tanh
-from gradus.kernels.cpu.machine import FLAGS, INLINED, address, floats, halves, longs, narrow, widen, zeros
+from gradus.kernels.cpu.machine import FLAGS, address, floats, halves, longs, narrow, widen, zeros
 from gradus.kernels.cpu.vectors import FLOAT_STEP, KEEP, SUM_STEP, float_tile, sum_tile
 
 f32 = np.float32
@@ -65,7 +65,7 @@ def make_scratch(heads: int, head_dim: int) -> Scratch:
     return Scratch(zeros((heads, head_dim), f32), zeros(head_dim, f32), zeros((heads, LONGEST), f32))
 
 
-@njit(**FLAGS, **INLINED)
+@njit(**FLAGS)
 def attend(shape: Any, layer: Any, span: Any, qkv: Any, scratch: Any, partial: Any) -> None:
     """Attend over one span. qkv: float32 [R, (Hq + 2 Hkv) Dh], all rows. partial: float32 [Hq, Dh + 2]: values,
     largest, sum."""

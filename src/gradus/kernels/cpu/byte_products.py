@@ -7,6 +7,7 @@ bits. They differ in the signs that they take:
     AVX2              unsigned by signed bytes, added in twos to int16, which saturates: the weight's absolute value
                       times the activation with the weight's sign. 2 × 128 × 127 is less than 2¹⁵, so nothing does
     ARM's sdot        signed by signed bytes
+    ARM's i8mm        the same for two rows of weights and two of activations at once (`smmla`), 8 bytes of each
 
 All give the same integers. A weight may be -128 to 127; an activation -127 to 127, because -128 has no opposite.
 """
@@ -26,6 +27,7 @@ from gradus.kernels.cpu.vectors import (
     HALF,
     INT8_STEP,
     SINGLE,
+    WORD,
     Code,
     Generate,
     features,
@@ -98,7 +100,7 @@ def _sdot() -> ByteProduct:
 def chosen(found: set[str], is_x86: bool) -> str | None:
     """Name the best product that a target with these features has; None: only plain loops."""
     if not is_x86:
-        return "sdot" if "dotprod" in found else None
+        return None if "dotprod" not in found else "i8mm" if "i8mm" in found else "sdot"
     if {"avx512f", "avx512vnni"} <= found:
         return "avx512vnni"
     if {"avx2", "avxvnni"} <= found:
@@ -106,10 +108,12 @@ def chosen(found: set[str], is_x86: bool) -> str | None:
     return "avx2" if "avx2" in found else None
 
 
-PRODUCTS = {"avx512vnni": _vnni(16), "avxvnni": _vnni(8), "avx2": _avx2(), "sdot": _sdot()}
+PRODUCTS = {"avx512vnni": _vnni(16), "avxvnni": _vnni(8), "avx2": _avx2(), "sdot": _sdot(), "i8mm": _sdot()}
 NAME = chosen(features(), IS_X86)
 HAS_PRODUCT = NAME is not None
-IS_BIASED = NAME is not None and PRODUCTS[NAME].biased
+BY_ROW_PAIRS = NAME == "i8mm"
+"""Whether several rows of activations are multiplied two at a time, in the layout of `row_pairs_tile`. A lone row is
+multiplied by sdot."""
 
 
 @intrinsic
@@ -128,6 +132,67 @@ def int8_tile(
         return None
     signature = types.void(rows, count, *[types.int64] * 9)
     return signature, _int8_code(PRODUCTS[NAME], rows.literal_value, count.literal_value)
+
+
+@intrinsic
+def row_pairs_tile(
+    typing: Any, rows: Any, count: Any, values: Any, scales: Any, width: Any, x: Any, x_stride: Any, x_scales: Any,
+    out: Any, out_stride: Any,
+) -> Any:  # fmt: skip
+    """Multiply as `int8_tile` does, an even number of rows of weights by an even number of rows of activations.
+
+    x: rows r and r + 1, r even, as one row of twice the width from x + r * x_stride on: 8 bytes of each in turn.
+    """
+    if not all(isinstance(each, types.IntegerLiteral) for each in (rows, count)):
+        return None
+    return types.void(rows, count, *[types.int64] * 8), _row_pairs_code(rows.literal_value, count.literal_value)
+
+
+def _row_pairs_code(rows: int, count: int) -> Generate:
+    sums_kind, bytes_kind = _vectors(4)
+    eights = ir.VectorType(WORD, 2)
+
+    def halves(code: Code, first: ir.Value, second: ir.Value) -> list[ir.Value]:
+        """The first 8 bytes of two vectors, and the last 8 of them."""
+        both = [code.builder.bitcast(each, eights) for each in (first, second)]
+        places = [ir.Constant(ir.VectorType(SINGLE, 2), [half, 2 + half]) for half in range(2)]
+        return [code.builder.bitcast(code.builder.shuffle_vector(*both, place), bytes_kind) for place in places]
+
+    def generate(context: Any, builder: ir.IRBuilder, signature: Any, args: Any) -> ir.Value:
+        code = Code(builder)
+        values, scales, width, x, x_stride, x_scales, out, out_stride = args[2:]
+        multiply = code.named("llvm.aarch64.neon.smmla.v4i32.v16i8", sums_kind, sums_kind, bytes_kind, bytes_kind)
+
+        def body(step: ir.Value, sums: list[ir.Value]) -> list[ir.Value]:
+            code.fetch_ahead(values, step, rows * INT8_STEP, AHEAD)
+            sums = list(sums)
+            for first in range(0, INT8_STEP, bytes_kind.count):
+                at = builder.add(builder.mul(step, code.whole(INT8_STEP)), code.whole(first))
+                places = [builder.add(at, builder.mul(width, code.whole(w))) for w in range(rows)]
+                weights = [code.read(values, place, bytes_kind) for place in places]
+                pairs = [halves(code, *weights[w : w + 2]) for w in range(0, rows, 2)]
+                for half in range(2):
+                    begin = builder.add(builder.mul(at, code.whole(2)), code.whole(half * bytes_kind.count))
+                    for r in range(0, count, 2):
+                        place = builder.add(begin, builder.mul(x_stride, code.whole(r)))
+                        both = code.read(x, place, bytes_kind)
+                        for i, pair in enumerate(pairs, r // 2 * len(pairs)):
+                            sums[i] = builder.call(multiply, [sums[i], both, pair[half]])
+            return sums
+
+        zero = ir.Constant(sums_kind, [0] * 4)
+        sums = code.loop(builder.sdiv(width, code.whole(INT8_STEP)), [zero] * (rows * count // 4), body)
+        for r in range(count):
+            x_scale = code.read(x_scales, code.whole(4 * r), FLOAT)
+            for w in range(rows):  # a vector has the sums of two rows of activations, and in each of two of weights
+                lane = ir.Constant(SINGLE, r % 2 * 2 + w % 2)
+                total = builder.extract_element(sums[r // 2 * (rows // 2) + w // 2], lane)
+                scaled = builder.fmul(builder.sitofp(total, FLOAT), x_scale)
+                scaled = builder.fmul(scaled, code.read(scales, code.whole(4 * w), FLOAT))
+                code.write(out, builder.add(builder.mul(out_stride, code.whole(r)), code.whole(4 * w)), scaled)
+        return context.get_dummy_value()
+
+    return generate
 
 
 def _int8_code(product: ByteProduct, rows: int, count: int) -> Generate:

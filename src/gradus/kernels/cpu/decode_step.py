@@ -25,7 +25,7 @@ from gradus.kernels.cpu.attend import Scratch, attend, gather
 from gradus.kernels.cpu.elementary import activate, add_to, copy, normalize, tanh
 from gradus.kernels.cpu.greedy import NOTHING, token, winner
 from gradus.kernels.cpu.kept import kept, sources
-from gradus.kernels.cpu.machine import FLAGS, INLINED, load
+from gradus.kernels.cpu.machine import FLAGS, load
 from gradus.kernels.cpu.product import Rows, multiply, padded, prepare
 from gradus.kernels.cpu.team import BETWEEN_STEPS, FIRST, OVER, PATIENCE, WITHIN_STEP, finish, open_step, take, wait
 
@@ -105,7 +105,7 @@ class Worker(NamedTuple):
     products: NDArray[np.float32]  # [32, columns], a chunk's product before it is added
 
 
-@njit(**FLAGS, **INLINED)
+@njit(**FLAGS)
 def run_chunk(step: Step, worker: Worker, number: int, index: int, chunk: int) -> None:
     """Run one chunk of stage `index`. `number` counts stages over all steps, so it distinguishes this step's stage."""
     stage = step.stages[index]
@@ -170,7 +170,7 @@ def _count(step: Step, stage: Any) -> int:
     return step.shape[0].wanted if stage.kind == HEAD else step.shape[0].rows
 
 
-@njit(**FLAGS, **INLINED)
+@njit(**FLAGS)
 def _multiply(step: Step, stage: Any, before: int, low: int, high: int, rows: Rows, y: Any) -> None:
     """Compute columns low to high of the stage's product. Its matrix may consist of several, side by side."""
     count = padded(_count(step, stage))
@@ -187,7 +187,7 @@ def _multiply(step: Step, stage: Any, before: int, low: int, high: int, rows: Ro
 # -- after a product ---------------------------------------------------------------------------------------------------
 
 
-@njit(**FLAGS, **INLINED)
+@njit(**FLAGS)
 def _result(step: Step, stage: Any, worker: Worker, chooses: bool) -> Any:
     """The product's destination: a buffer of the step, or the thread's own if it processes the product further."""
     if stage.kind == QKV:

@@ -6,11 +6,16 @@ model, and its code can be kept on disk.
 """
 
 import platform
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 from llvmlite import ir
 from numba import carray, njit, types
+from numba.core.codegen import JITCodeLibrary
+from numba.core.compiler import CompilerBase, DefaultPassBuilder
+from numba.core.compiler_machinery import PassManager, register_pass
+from numba.core.typed_passes import NativeLowering
 from numba.extending import intrinsic
 from numba.np.arrayobj import make_array
 from numpy.typing import NDArray
@@ -24,12 +29,51 @@ ENTERED: dict[str, Any] = {
 }
 """Flags of a function that Python calls."""
 
-FLAGS: dict[str, Any] = ENTERED | {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
-"""Flags of all other functions. The code by which Python would call them would be an eighth of all code to compile."""
 
-INLINED: dict[str, Any] = {"inline": "always"}
-"""Flags of functions on the way from a step to its products. LLVM optimizes code again in each function that it is
-linked into, which takes a second each time for the products; inlined functions add no such level."""
+class _Linked(JITCodeLibrary):
+    """The code of a function that only compiled functions call: linked into theirs, without machine code of its own."""
+
+    @property
+    def codegen(self) -> Any:
+        """Only asked where to store what the function raises, which is in its callers' code."""
+        return SimpleNamespace(set_env=lambda name, environment: None)
+
+    def get_pointer_to_function(self, name: str) -> int:
+        return 0
+
+    def _optimize_final_module(self) -> None:
+        """Leave it to the function that is entered, where everything is optimized together."""
+
+    def _finalize_final_module(self) -> None:
+        self._finalize_dynamic_globals()
+        self._finalized = True
+
+
+@register_pass(mutates_CFG=True, analysis_only=False)
+class _Lowering(NativeLowering):
+    _name = "lowering_for_linking"
+
+    def run_pass(self, state: Any) -> bool:
+        state.library = _Linked(state.targetctx.codegen(), state.func_id.func_qualname)
+        return super().run_pass(state)
+
+
+class _Inner(CompilerBase):
+    """numba's compiler, for functions that only compiled functions call."""
+
+    def define_pipelines(self) -> list[PassManager]:
+        manager = DefaultPassBuilder.define_nopython_pipeline(self.state)
+        manager.passes = [(_Lowering, why) if each is NativeLowering else (each, why) for each, why in manager.passes]
+        manager.finalize()
+        return [manager]
+
+
+FLAGS: dict[str, Any] = ENTERED | {
+    "no_cpython_wrapper": True,
+    "no_cfunc_wrapper": True,
+    "pipeline_class": _Inner,
+}
+"""Flags of all other functions. The code by which Python would call them would be an eighth of all code to compile."""
 
 IS_X86 = platform.machine().lower() in ("x86_64", "amd64")
 

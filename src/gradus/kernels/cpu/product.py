@@ -15,9 +15,9 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from gradus.kernels.cpu.byte_products import HAS_PRODUCT, int8_tile
+from gradus.kernels.cpu.byte_products import BY_ROW_PAIRS, HAS_PRODUCT, int8_tile, row_pairs_tile
 from gradus.kernels.cpu.gguf.product import MOST_WIDE, multiply_blocks
-from gradus.kernels.cpu.machine import FLAGS, INLINED, address, bytes_at, floats, halves, longs, narrow, widen, zeros
+from gradus.kernels.cpu.machine import FLAGS, address, bytes_at, floats, halves, longs, narrow, widen, zeros
 from gradus.kernels.cpu.matrix import BFLOAT16, BLOCKS, FLOAT32, INT4, INT8
 from gradus.kernels.cpu.vectors import (
     AHEAD,
@@ -39,6 +39,12 @@ from gradus.kernels.cpu.vectors import (
 
 MOST_ROWS = 32
 """Rows of activations that a product takes."""
+
+BYTES_TOGETHER = 8 if BY_ROW_PAIRS else TOGETHER
+"""As TOGETHER, for int8: sums of two rows in one register leave room for 8 rows of activations in an ARM's 32."""
+
+BYTES_BESIDE = 4 if BY_ROW_PAIRS else 2
+"""int8 weight rows that are multiplied with several rows of activations at once."""
 
 FLOATS_TOGETHER = 8
 """As TOGETHER, for float weights. With AVX2 too: a second turn of 4 rows takes longer than the first, in which the
@@ -67,8 +73,8 @@ class Rows(NamedTuple):
     """A thread's copy of the activations, [32, K'] each, K' being the widest K rounded up to a multiple of 128.
 
     x: float32. rounded: int8. scales: float32 [32]. corrections: int32 [32], 128 times the sums of `rounded`. ordered:
-    float32, x in the order of int4's columns; narrow: the same in bfloat16 or int16; sums: float32 [32, K' / 32], one
-    per plane; plane_scales: float32 [32, K' / 32], of int16.
+    float32, x in the order of int4's columns; narrow: the same in bfloat16 or int16, or int8's rows in pairs; sums:
+    float32 [32, K' / 32], one per plane; plane_scales: float32 [32, K' / 32], of int16.
     edge: float32 [8, LANES], the products of a block of weight rows if only some of them are wanted.
     wide: float32 [MOST_WIDE, K'], weight rows that are widened before they are multiplied.
     """
@@ -111,6 +117,9 @@ def prepare(matrix: Any, count: int, rows: Any) -> None:
     if matrix.kind == INT8:
         for r in range(count):
             _round(rows, r, matrix.width)
+        if BY_ROW_PAIRS:
+            for r in range(0, count - 1, 2):
+                _pair(rows, r)
     elif INT4 <= matrix.kind < BLOCKS:
         for r in range(count):
             _order(rows, r, matrix)
@@ -133,6 +142,17 @@ def _round(rows: Any, r: int, width: int) -> None:
             total += value
     rows.scales[r] = scale if finite else f32(np.nan)  # a row that is not finite stays so, and ends alone
     rows.corrections[r] = total * np.int32(128)
+
+
+@njit(**FLAGS)
+def _pair(rows: Any, r: int) -> None:
+    """Copy rounded rows r and r + 1 into narrow[r], 8 bytes of each in turn."""
+    size = rows.rounded.shape[1]
+    shape = (size // 8,)
+    first, second = longs(address(rows.rounded[r]), shape), longs(address(rows.rounded[r + 1]), shape)
+    pairs = longs(address(rows.narrow[r]), (size // 4,))
+    for j in range(size // 8):
+        pairs[2 * j], pairs[2 * j + 1] = first[j], second[j]
 
 
 @njit(**FLAGS)
@@ -185,7 +205,7 @@ def _to_shorts(ordered: Any, shorts: Any, first: int) -> Any:
 # -- products ----------------------------------------------------------------------------------------------------------
 
 
-@njit(**FLAGS, **INLINED)
+@njit(**FLAGS)
 def multiply(matrix: Any, first: int, low: int, high: int, count: int, rows: Any, y: Any) -> None:
     """Multiply rows low to high of the matrix with the activations, into y[:count, first + low : first + high], with
     bias.
@@ -195,8 +215,8 @@ def multiply(matrix: Any, first: int, low: int, high: int, count: int, rows: Any
     if matrix.kind >= BLOCKS:
         multiply_blocks(matrix.kind - BLOCKS, matrix, first, low, high, count, rows, y)
     else:
-        is_float = matrix.kind <= BFLOAT16
-        turn, most = (FLOATS_AT_A_TIME, FLOATS_TOGETHER) if is_float else (AT_A_TIME, TOGETHER)
+        turn = FLOATS_AT_A_TIME if matrix.kind <= BFLOAT16 else AT_A_TIME
+        most = FLOATS_TOGETHER if matrix.kind <= BFLOAT16 else BYTES_TOGETHER if matrix.kind == INT8 else TOGETHER
         block = high - low if _together(count, most) == count else turn
         for start in range(low, high, block):
             r = 0
@@ -219,7 +239,7 @@ def _together(count: int, most: int) -> int:
     return min(count, 4)
 
 
-@njit(**FLAGS, **INLINED)
+@njit(**FLAGS)
 def _multiply_together(matrix: Any, first: int, low: int, high: int, count: int, rows: Any, y: Any) -> None:
     if matrix.kind == FLOAT32:
         weights = floats(matrix.values, (matrix.rows, matrix.width))
@@ -317,11 +337,11 @@ def _dot_integers(weights: Any, i: int, rounded: Any, r: int) -> Any:
 
 @njit(**FLAGS)
 def _multiply_bytes(matrix: Any, first: int, low: int, high: int, count: int, rows: Any, y: Any) -> None:
-    """Process two weight rows at a time (one for a single row of activations, to keep one read stream), then the
-    rest."""
+    """Process BYTES_BESIDE weight rows at a time (one for a single row of activations, to keep one read stream), then
+    the rest."""
     width, x, x_stride, offsets = matrix.width, address(rows.rounded), rows.x.shape[1], address(rows.corrections)
     x_scales, out_stride = address(rows.scales), 4 * y.shape[1]
-    i, several = low, 1 if count == 1 else 2
+    i, several = low, 1 if count == 1 else BYTES_BESIDE
     while i < high:
         at, by, to = matrix.values + i * width, matrix.scales + 4 * i, address(y) + 4 * (first + i)
         whole = i + several <= high
@@ -332,13 +352,27 @@ def _multiply_bytes(matrix: Any, first: int, low: int, high: int, count: int, ro
                 int8_tile(
                     1, 1, at, by, width, x + r * x_stride, 0, x_scales + 4 * r, offsets + 4 * r, to + r * out_stride, 0
                 )
+        elif BY_ROW_PAIRS:
+            _multiply_row_pairs(count, at, by, width, address(rows.narrow), 2 * x_stride, x_scales, to, out_stride)
         elif count == 2:
-            int8_tile(2, 2, at, by, width, x, x_stride, x_scales, offsets, to, out_stride)
-        elif count == 4 or TOGETHER == 4:
-            int8_tile(2, 4, at, by, width, x, x_stride, x_scales, offsets, to, out_stride)
+            int8_tile(BYTES_BESIDE, 2, at, by, width, x, x_stride, x_scales, offsets, to, out_stride)
+        elif count == 4 or BYTES_TOGETHER == 4:
+            int8_tile(BYTES_BESIDE, 4, at, by, width, x, x_stride, x_scales, offsets, to, out_stride)
         else:
-            int8_tile(2, 8, at, by, width, x, x_stride, x_scales, offsets, to, out_stride)
+            int8_tile(BYTES_BESIDE, 8, at, by, width, x, x_stride, x_scales, offsets, to, out_stride)
         i += several if whole else 1
+
+
+@njit(**FLAGS)
+def _multiply_row_pairs(
+    count: int, values: int, scales: int, width: int, x: int, x_stride: int, x_scales: int, out: int, out_stride: int
+) -> None:
+    if count == 2:
+        row_pairs_tile(BYTES_BESIDE, 2, values, scales, width, x, x_stride, x_scales, out, out_stride)
+    elif count == 4:
+        row_pairs_tile(BYTES_BESIDE, 4, values, scales, width, x, x_stride, x_scales, out, out_stride)
+    else:
+        row_pairs_tile(BYTES_BESIDE, 8, values, scales, width, x, x_stride, x_scales, out, out_stride)
 
 
 # -- int4 --------------------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from numba import njit
 
 from gradus.kernels.cpu.gguf.blocks import block_dot, block_widen
 from gradus.kernels.cpu.kept import kept, sources
-from gradus.kernels.cpu.machine import FLAGS, INLINED, address, floats
+from gradus.kernels.cpu.machine import FLAGS, address, floats
 from gradus.kernels.cpu.matrix import NAMES
 from gradus.kernels.cpu.vectors import AHEAD, KEEP, TOGETHER, float_tile
 from gradus.quantization.gguf import GGUFLinear
@@ -42,7 +42,7 @@ def dot(number: int, row: int, blocks: int, x: int) -> Any:
     return block_dot(Q5_K, row, blocks, x)
 
 
-@njit(**FLAGS, **INLINED)
+@njit(**FLAGS)
 def _widen(number: int, narrow: Any, row: int, blocks: int, out: int) -> None:
     """Write a row of blocks as float32, or as bfloat16 if `narrow` (literal) is 1."""
     if number == Q4_K:
