@@ -22,7 +22,7 @@ from gradus.exercises.solution import look
 ROOT = Path(__file__).parents[2]
 PHASES = [phase.name for phase in phases.available()]
 CLAIM = 22  # characters that tell one test's explanations from another's
-JUDGED = 2
+JUDGED = 1
 STRESS = pytest.mark.stress
 
 
@@ -41,7 +41,7 @@ def mistakes(wrong: Mapping[str, tuple]) -> list:
 
     wrong: by mistake, the phase or file that it is made in, and last the words that explain it. `make test` judges
     JUDGED mistakes of each place, found by different tests; `make stress` judges the others. Explanations that begin
-    alike are one and the same test's.
+    alike are one and the same test's. (test_mutants.py judges another mistake of each phase.)
     """
     params: list = []
     told: dict[str, set[str]] = defaultdict(set)
@@ -90,6 +90,7 @@ def checked(tmp_path, monkeypatch) -> Callable[..., Verdict]:
 # On macOS, Apple's libraries, which torch loads, may crash in a forked process.
 SERVER = multiprocessing.get_context("forkserver" if sys.platform == "linux" else "spawn")
 PRELOADED = ["pytest", "hypothesis", "gradus.assembly.final", "gradus.course.probe"]
+PRELOADED += ["gradus.server.serve", "gradus.text.llm", "gradus.assembly.parallel", "httpx", "jinja2"]
 SERVER.set_forkserver_preload(PRELOADED)
 
 
