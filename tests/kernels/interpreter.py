@@ -6,7 +6,6 @@ Triton decides at its import whether it interprets, so the files called `interpr
 
 import math
 import os
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,6 +17,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from tests.forked import run_forked
+
 HERE = Path(__file__).parent
 
 
@@ -28,8 +29,8 @@ def run_interpreted(*names: str, stress: bool = False) -> None:
     """
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *(str(HERE / name) for name in names)]
     command += ["-m", "stress"] if stress else []
-    done = subprocess.run(command, env=os.environ | {"TRITON_INTERPRET": "1"}, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
+    done = run_forked(command, cwd=Path.cwd(), env=os.environ | {"TRITON_INTERPRET": "1"})
+    assert done.returncode == 0, done.stdout[-6000:]
 
 
 @contextmanager
