@@ -3,11 +3,12 @@
 Everything here happens before torch is first imported.
 """
 
+import gc
 import ipaddress
 import os
 import socket
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import psutil
@@ -57,6 +58,20 @@ def pytest_configure(config: pytest.Config) -> None:
     for name, meaning in MARKERS.items():
         config.addinivalue_line("markers", f"{name}: {meaning}" if "(" not in meaning else meaning)
     _guard_network()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection(session: pytest.Session) -> Iterator[None]:
+    """Look for no garbage among what is imported and collected: all of it stays, and each look costs more.
+
+    That holds for the tests too: a collection in one of them looks through what the tests made, not through torch.
+    """
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

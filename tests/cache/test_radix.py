@@ -242,3 +242,10 @@ def test_many_pages_of_a_path_are_trimmed_at_once(index):
     enter(index, [1, 2, 3, 4, 5, 6, 7, 8], [10, 11, 12, 13])
     assert sorted(index.trim([13, 12, 11])) == [11, 12, 13]
     assert hit(index, [1, 2, 3, 4]) == [10]
+
+
+def test_the_oldest_page_goes_first_though_a_younger_one_takes_others_along(index):
+    enter(index, [1, 2, 3, 4], [10, 11])
+    enter(index, [9, 9, 8, 8], [20, 21])
+    assert sorted(index.trim([11, 20])) == [11, 20, 21], "20 alone would have made room enough, with 21"
+    assert hit(index, [1, 2, 3, 4]) == [10]

@@ -200,7 +200,6 @@ BROKEN = [
     (IndexMachine, Cursor, "find", cursor_left_below),
     (CacheMachine, PagePool, "drop", twice_freed),
     (CacheMachine, PagePool, "drop", first_in_first_out),
-    (CacheMachine, PrefixIndex, "trim", gone_from_the_end),
     (CacheMachine, PagedCache, "release", last_page_lost),
     (CacheMachine, PagedCache, "release", released_from_the_front),
     (CacheMachine, PagedCache, "_hit", hit_without_a_reference),
@@ -215,9 +214,13 @@ BROKEN = [
 ]
 
 
+# Found after a thousand examples, in half a minute; test_radix.py has the case by hand.
+RARE = (CacheMachine, PrefixIndex, "trim", gone_from_the_end)
+
+
 @pytest.mark.parametrize(
     "machine, owner, name, broken",
-    first([*BROKEN[::3], *BROKEN[1::3], *BROKEN[2::3]], len(BROKEN[::3])),
+    first([*BROKEN, RARE], len(BROKEN)),
     ids=lambda value: getattr(value, "__name__", value),
 )
 def test_a_broken_one_is_noticed(monkeypatch, machine, owner, name, broken):

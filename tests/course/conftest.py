@@ -1,11 +1,6 @@
 """Exercises checked as a student has them checked: a file of their own, and the tests in a process of their own."""
 
-import gc
-import multiprocessing
-import os
 import subprocess
-import sys
-import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from importlib.util import find_spec
@@ -18,11 +13,12 @@ from gradus.course.student import check as course_check
 from gradus.course.student.check import Verdict
 from gradus.exercises.declaration import Exercise, exercises_of, reference_of
 from gradus.exercises.solution import look
+from tests.forked import run_forked
 
 ROOT = Path(__file__).parents[2]
 PHASES = [phase.name for phase in phases.available()]
 CLAIM = 22  # characters that tell one test's explanations from another's
-JUDGED = 2
+JUDGED = 1
 STRESS = pytest.mark.stress
 
 
@@ -41,7 +37,7 @@ def mistakes(wrong: Mapping[str, tuple]) -> list:
 
     wrong: by mistake, the phase or file that it is made in, and last the words that explain it. `make test` judges
     JUDGED mistakes of each place, found by different tests; `make stress` judges the others. Explanations that begin
-    alike are one and the same test's.
+    alike are one and the same test's. (test_mutants.py judges another mistake of each phase.)
     """
     params: list = []
     told: dict[str, set[str]] = defaultdict(set)
@@ -83,38 +79,3 @@ def checked(tmp_path, monkeypatch) -> Callable[..., Verdict]:
         return course_check.check(info, look(exercise, file, source), **options)
 
     return run
-
-
-# -- processes that need not import torch ------------------------------------------------------------------------------
-
-# On macOS, Apple's libraries, which torch loads, may crash in a forked process.
-SERVER = multiprocessing.get_context("forkserver" if sys.platform == "linux" else "spawn")
-PRELOADED = ["pytest", "hypothesis", "gradus.assembly.final", "gradus.course.probe"]
-SERVER.set_forkserver_preload(PRELOADED)
-
-
-def run_forked(command: list[str], *, cwd: Path, env: dict, timeout: float, **_) -> subprocess.CompletedProcess:
-    """`subprocess.run` for `python -m pytest …`, forked from a process that has imported what takes seconds."""
-    with tempfile.NamedTemporaryFile("w+") as output:
-        child = SERVER.Process(target=run_pytest, args=(command[3:], cwd, env, output.name))
-        child.start()
-        child.join(timeout)
-        if child.is_alive():
-            child.kill()
-            child.join()
-            raise subprocess.TimeoutExpired(command, timeout)
-        return subprocess.CompletedProcess(command, child.exitcode, output.read(), "")
-
-
-def run_pytest(arguments: list[str], cwd: Path, env: dict, output: str) -> None:
-    with open(output, "w") as file:
-        os.dup2(file.fileno(), 1)
-        os.dup2(file.fileno(), 2)
-    os.chdir(cwd)
-    os.environ.clear()  # what the server was started with must not decide here
-    os.environ.update(env)
-    assert "triton" not in sys.modules, "Triton decides at its import whether it interprets, so it is not preloaded"
-    sys.dont_write_bytecode = False  # the next process runs the same tests
-    sys.path.insert(0, str(cwd))
-    gc.freeze()  # what was preloaded is no garbage: pytest collects several times before it ends
-    sys.exit(pytest.main(arguments))

@@ -222,9 +222,16 @@ def test_test_lints_and_tests_and_sets_up_once(folder):
     assert asked[1] == f"{PIP} --editable .[dev]"
     checks = ["python -m ruff check .", "python -m ruff format --check .", "python -m mypy"]
     tests = "python -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder --durations=15"
-    assert asked[2:] == [*checks, f"{tests} -x"]
-    assert make(folder, "test")[1] == [*checks, tests]
+    assert asked[2:4] == checks[:2] and sorted(asked[4:]) == sorted([checks[2], f"{tests} -x"])  # side by side
+    again = make(folder, "test")[1]
+    assert again[:2] == checks[:2] and sorted(again[2:]) == sorted([checks[2], tests])
     assert "pip install" not in " ".join(make(folder, "serve")[1]), "what tests need includes what serving needs"
+
+
+@pytest.mark.parametrize("failing", ["ruff", "mypy", "pytest", None])
+def test_test_fails_where_one_of_its_checks_does(folder, failing):
+    command(folder, "python3.14", WORKING.replace('"-c "*)', f'"-m {failing}") status=3 ;;\n  "-c "*)'))
+    assert (make(folder, "test")[0].returncode == 0) == (failing is None)
 
 
 @pytest.mark.parametrize("changed", ["pyproject.toml", "constraints.txt", "setup.py"])

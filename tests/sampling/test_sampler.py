@@ -16,6 +16,7 @@ from gradus.engine.sequence import SpanResult
 from gradus.execution.result import StepResult
 from gradus.kernels.sampling.noise import exponential, philox
 from gradus.sampling.sampler import Rows, Sampler, ascending, lowest_kept, race
+from tests.pairwise import first
 from tests.sampling.conftest import MakeSampler, reference
 
 VOCAB = 37
@@ -118,6 +119,7 @@ def test_ties_with_the_last_of_the_top_k_count_for_top_p():
     assert lowest_kept(scaled, torch.tensor([2]), torch.tensor([0.3])) == 0
 
 
+@pytest.mark.parametrize("draws", first([12_000, 40_000]))
 @pytest.mark.parametrize(
     "params",
     [
@@ -128,8 +130,7 @@ def test_ties_with_the_last_of_the_top_k_count_for_top_p():
         SamplingParams(temperature=1.5, top_k=6, top_p=0.8, min_p=0.05),
     ],
 )
-def test_draws_follow_the_distribution(make_sampler, params):
-    draws = 40_000
+def test_draws_follow_the_distribution(make_sampler, params, draws):
     logits = torch.tensor([2.0, 1.5, 1.0, 0.5, 0.0, -0.5, -1.0, -3.0])
     scaled = (logits / params.temperature).double()
     if params.top_k:
