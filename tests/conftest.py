@@ -64,7 +64,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection(session: pytest.Session) -> Iterator[None]:
     """Look for no garbage among what is imported and collected: all of it stays, and each look costs more.
 
-    That holds for the tests too: a collection in one of them looks through what the tests made, not through torch.
+    Collections during the tests then look through the tests' own objects, not through torch.
     """
     gc.disable()
     try:

@@ -22,7 +22,7 @@ needs_emulator = pytest.mark.skipif(
 
 
 class Context:
-    """What generators use of numba's context."""
+    """The part of numba's context that generators use."""
 
     def get_dummy_value(self) -> None: ...
 
