@@ -1,5 +1,6 @@
 """HTTP: untrusted requests, access, and answers. Read in this order:
 
+protocol.py        HTTP/1.1 on a connection: the parser, and limits of time and size
 hosts.py           checks of a request's origin: Host, Origin and Sec-Fetch-Site
 keys.py            API keys: a file of hashes, and the environment's key
 quotas.py          limits per API key
