@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-# On macOS, Apple's libraries, which torch loads, may crash in a forked process.
+# Apple's libraries, which torch loads on macOS, may crash in a forked process.
 SERVER = multiprocessing.get_context("forkserver" if sys.platform == "linux" else "spawn")
 PRELOADED = ["pytest", "hypothesis", "gradus.assembly.final", "gradus.course.probe"]
 PRELOADED += ["gradus.server.serve", "gradus.text.llm", "gradus.assembly.parallel", "httpx", "jinja2"]

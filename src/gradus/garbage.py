@@ -1,4 +1,5 @@
-"""Python's garbage collector, kept from pausing an engine. `LLM` does this unless it is built with gc_freeze=False.
+"""Python's garbage collector, kept from pausing an engine. `LLM` does this unless it is built with gc_freeze=False; a
+server's front end always does.
 
 From time to time the collector looks through everything that is alive. With torch loaded that takes longer than a dozen
 decodes: the GPU runs dry and every request waits. What is alive when an engine has been built stays alive as long as

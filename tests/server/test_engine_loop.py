@@ -8,11 +8,11 @@ import pytest
 from gradus.bench.predict.simulation import Simulation, short_requests
 from gradus.engine.logprobs import PAIR, Logprobs
 from gradus.engine.outputs import Outputs
-from gradus.engine.request import Request, SamplingParams
+from gradus.engine.request import Request, SamplingParams, unpacked_ids
 from gradus.engine.sequence import Output
 from gradus.server.engine import loop as engine_loop
 from gradus.server.engine.loop import EngineLoop
-from gradus.server.engine.messages import HANDLES, TOKENS, Cancel, Report, SelfChecked, Submit, unpacked
+from gradus.server.engine.messages import Cancel, Report, SelfChecked, Submit, unpacked
 from tests.server.scripted import ScriptedCore
 
 
@@ -73,8 +73,8 @@ def test_a_step_of_many_decodes_is_reported_in_columns(monkeypatch):
     monkeypatch.setattr(Outputs, "__iter__", None)
     loop._turn()
     report = reports[-1]
-    assert sorted(unpacked(HANDLES, report.handles)) == list(range(100, 164)) and not report.others
-    tokens = unpacked(TOKENS, report.tokens)
+    assert sorted(unpacked(report.handles)) == list(range(100, 164)) and not report.others
+    tokens = list(unpacked_ids(report.tokens))
     assert report.width == 1 and len(tokens) == 64 and min(tokens) >= 0
 
 
@@ -92,8 +92,8 @@ def test_rows_with_several_tokens_and_log_probabilities_keep_them_together():
     rows = np.array([[0, -1], [2, 3], [4, 5], [6, 7]])
     report = Report()
     loop._add(Outputs(owners, rows, [1], pairs), report)
-    assert unpacked(HANDLES, report.handles) == [10, 20, 21]
-    assert unpacked(TOKENS, report.tokens) == [0, -1, 4, 5, 6, 7] and report.width == 2
+    assert unpacked(report.handles) == [10, 20, 21]
+    assert list(unpacked_ids(report.tokens)) == [0, -1, 4, 5, 6, 7] and report.width == 2
     assert report.logprobs == [pairs[0], b"", *pairs[4:]]
 
 
@@ -106,9 +106,7 @@ def test_an_engine_without_columns_has_its_plain_tokens_put_into_them(plain):
     logprobs = {} if plain else {"logprobs": Logprobs((PAIR.pack(3, -1.0),))}
     report = Report()
     loop._add([Output("a", 1, (3,), **logprobs)], report)
-    assert (unpacked(HANDLES, report.handles), [told.handle for told in report.others]) == (
-        ([8], []) if plain else ([], [8])
-    )
+    assert (unpacked(report.handles), [told.handle for told in report.others]) == (([8], []) if plain else ([], [8]))
 
 
 def test_a_request_is_forgotten_with_its_last_sample_and_its_handle_means_nothing_then():

@@ -13,7 +13,7 @@ from gradus.cache.usage import CacheUsage
 from gradus.device.peer import peer_of
 from gradus.engine.logprobs import PAIR, Logprobs
 from gradus.engine.metrics import Metrics
-from gradus.engine.request import ModelLimits, Request, SamplingParams, SchedulingParams
+from gradus.engine.request import ModelLimits, Request, SamplingParams, SchedulingParams, packed_ids
 from gradus.engine.sequence import Output, Timings
 from gradus.errors import CapacityError, CheckpointError, ConfigError, GradusError, RequestError
 from gradus.server.engine.loop import is_plain, shortened
@@ -62,8 +62,8 @@ REPORT = Report(
     step_s=0.5,
     accepted=[1],
     refused=[(3, Failure.of(RequestError("no", param="n", limit="1", got=2)))],
-    handles=packed("q", [1, 2**40]),
-    tokens=packed("i", [5, -1]),
+    handles=packed([1, 2**40]),
+    tokens=packed_ids([5, -1]),
     logprobs=[b"", PAIR.pack(3, -0.5)],
     others=[SampleOutput.of(2, OUTPUT)],
 )

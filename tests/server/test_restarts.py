@@ -9,15 +9,13 @@ import pytest
 
 from gradus.engine.logprobs import PAIR
 from gradus.engine.metrics import Metrics
-from gradus.engine.request import SamplingParams
+from gradus.engine.request import SamplingParams, packed_ids
 from gradus.server.api.ask import Ask
 from gradus.server.client import EngineClient
 from gradus.server.config import ServerConfig
 from gradus.server.engine.child import EngineProcess
 from gradus.server.engine.link import link_for
 from gradus.server.engine.messages import (
-    HANDLES,
-    TOKENS,
     EngineFailed,
     Failure,
     Loaded,
@@ -184,7 +182,7 @@ def test_rows_of_several_tokens_arrive_without_what_was_not_sampled():
         first, second = stream.handles
         pairs = [PAIR.pack(5, -1.0), b"", b"", PAIR.pack(7, -2.0), PAIR.pack(8, -3.0), b""]
         report = Report(accepted=[first, second], width=3, logprobs=pairs)
-        report.handles, report.tokens = packed(HANDLES, [first, second]), packed(TOKENS, [5, -1, -2, 7, 8, -1])
+        report.handles, report.tokens = packed([first, second]), packed_ids([5, -1, -2, 7, 8, -1])
         client.receive(report)
         told = {delta.prompt_index: delta for delta in await stream.receive()}
         assert (told[0].token_ids, told[1].token_ids) == ((5,), (7, 8))
@@ -235,11 +233,11 @@ def test_reports_that_are_at_hand_together_are_delivered_together_and_before_a_f
         stream.sink = lambda deltas: written.append([delta.token_ids for delta in deltas]) or True
         client.receive(Report(accepted=stream.handles))
         for turn in (1, 2):
-            client.receive(Report(turn=turn, handles=packed(HANDLES, stream.handles), tokens=packed(TOKENS, [turn])))
+            client.receive(Report(turn=turn, handles=packed(stream.handles), tokens=packed_ids([turn])))
         assert not written
         await until(lambda: written)
         assert written == [[(1,), (2,)]]
-        client.receive(Report(turn=3, handles=packed(HANDLES, stream.handles), tokens=packed(TOKENS, [3])))
+        client.receive(Report(turn=3, handles=packed(stream.handles), tokens=packed_ids([3])))
         client.receive(FAULT)
         assert written[1:] == [[(3,)]]
         with pytest.raises(Unavailable, match="it broke"):

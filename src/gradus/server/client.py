@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from gradus.engine.logprobs import NO_LOGPROBS, Logprobs
 from gradus.engine.metrics import Metrics
-from gradus.engine.request import Request, SchedulingParams
+from gradus.engine.request import Request, SchedulingParams, unpacked_ids
 from gradus.engine.sequence import Output
 from gradus.errors import GradusError, RequestError
 from gradus.garbage import spare_what_stays
@@ -36,8 +36,6 @@ from gradus.server.config import ServerConfig
 from gradus.server.engine.link import MakeLink, link_for
 from gradus.server.engine.loop import loader
 from gradus.server.engine.messages import (
-    HANDLES,
-    TOKENS,
     Cancel,
     Command,
     EngineFailed,
@@ -473,7 +471,7 @@ class EngineClient:
     def _read_tokens(self, report: Report, news: News) -> None:
         """Read one plain token per sample, with as little work as possible: this path dominates on a busy server."""
         samples = self._samples
-        for handle, token in zip(unpacked(HANDLES, report.handles), unpacked(TOKENS, report.tokens), strict=True):
+        for handle, token in zip(unpacked(report.handles), unpacked_ids(report.tokens), strict=True):
             sample = samples.get(handle)
             if sample is None:  # cancelled meanwhile
                 continue
@@ -489,8 +487,8 @@ class EngineClient:
 
     def _read_rows(self, report: Report, news: News) -> None:
         """Read rows of accepted drafts, or of tokens with log-probabilities."""
-        tokens, width = unpacked(TOKENS, report.tokens), report.width
-        for row, handle in enumerate(unpacked(HANDLES, report.handles)):
+        tokens, width = unpacked_ids(report.tokens), report.width
+        for row, handle in enumerate(unpacked(report.handles)):
             if (sample := self._samples.get(handle)) is None:
                 continue
             kept = tuple([token for token in tokens[row * width : (row + 1) * width] if token >= 0])

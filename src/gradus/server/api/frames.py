@@ -21,7 +21,10 @@ PING = b": ping\n\n"
 
 
 def encode(content: Any) -> bytes:
-    """Encode JSON on one line: escape every character that some client takes for a line end."""
+    """Encode JSON on one line: escape every character that some client takes for a line end.
+
+    A number that is not finite, which JSON cannot say, becomes null.
+    """
     text = _json(content)
     if not text.isascii():
         for end, escaped in _ENDS:  # only strings can hold one

@@ -20,13 +20,11 @@ import numpy as np
 from gradus.engine.core import Core
 from gradus.engine.logprobs import NO_LOGPROBS
 from gradus.engine.outputs import Outputs
-from gradus.engine.request import Request
+from gradus.engine.request import Request, packed_ids
 from gradus.engine.sequence import Output
 from gradus.errors import GradusError
 from gradus.server.config import ServerConfig
 from gradus.server.engine.messages import (
-    HANDLES,
-    TOKENS,
     Cancel,
     Command,
     EngineFailed,
@@ -167,8 +165,8 @@ class EngineLoop:
             return
         plain = [output for output in outputs if is_plain(output)]
         if plain:
-            report.handles = packed(HANDLES, [self._handle(output) for output in plain])
-            report.tokens = packed(TOKENS, [output.tokens[0] for output in plain])
+            report.handles = packed([self._handle(output) for output in plain])
+            report.tokens = packed_ids([output.tokens[0] for output in plain])
         self._add_others([output for output in outputs if not is_plain(output)], report)
 
     def _add_columns(self, outputs: Outputs, report: Report) -> None:
@@ -177,8 +175,8 @@ class EngineLoop:
             owners, tokens = np.delete(owners, outputs.exceptional), np.delete(tokens, outputs.exceptional, axis=0)
         if not len(owners):
             return
-        report.handles = packed(HANDLES, [self._handle(owner) for owner in owners.tolist()])
-        report.tokens = tokens.astype(np.int32).tobytes()
+        report.handles = packed([self._handle(owner) for owner in owners.tolist()])
+        report.tokens = tokens.astype("<i4").tobytes()
         report.width = width = tokens.shape[1]
         if outputs.logprobs:
             rows = np.delete(np.arange(len(outputs.owners)), outputs.exceptional).tolist()

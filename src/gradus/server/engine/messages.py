@@ -13,7 +13,7 @@ import time
 from array import array
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
@@ -23,10 +23,6 @@ from gradus.engine.metrics import Metrics
 from gradus.engine.request import ModelLimits, Request, SamplingParams, SchedulingParams, unpacked_ids
 from gradus.engine.sequence import Output, Timings
 from gradus.errors import GradusError, RequestError
-
-Kind = Literal["q", "i"]
-HANDLES: Kind = "q"  # columns of 8 bytes per number, in this machine's byte order
-TOKENS: Kind = "i"  # of 4 bytes
 
 
 class Message(msgspec.Struct, array_like=True, tag=True, gc=False):
@@ -261,13 +257,14 @@ class EngineFailed(Message):
 EngineMessage = Loaded | LoadFailed | Report | SelfChecked | EngineFailed
 
 
-# -- columns of numbers ------------------------------------------------------------------------------------------------
+# -- columns of handles; those of tokens are made by `packed_ids` ------------------------------------------------------
 
 
-def packed(kind: Kind, numbers: Iterable[int]) -> bytes:
-    return array(kind, numbers).tobytes()
+def packed(handles: Iterable[int]) -> bytes:
+    """Pack handles: 8 bytes each, in this machine's byte order."""
+    return array("q", handles).tobytes()
 
 
-def unpacked(kind: Kind, column: bytes) -> list[int]:
+def unpacked(column: bytes) -> list[int]:
     """Read a column. Raises TypeError for bytes that `packed` did not make."""
-    return memoryview(column).cast(kind).tolist()
+    return memoryview(column).cast("q").tolist()
