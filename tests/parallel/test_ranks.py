@@ -120,6 +120,29 @@ def test_a_program_that_was_stopped_itself_blames_no_rank(monkeypatch):
         ranks.close()
 
 
+def test_a_step_that_notices_a_loss_itself_does_not_wait_for_the_exchange_to_end(monkeypatch):
+    """NCCL ends once the CUDA graphs are gone, which the thread that runs steps holds."""
+    ranks = Ranks(2, "tests.parallel.ready", {})
+    graphs_gone, ended = threading.Event(), threading.Event()
+    ranks.on_loss = lambda: graphs_gone.wait(30) and ended.set()
+    try:
+        ranks.wait_until_ready()
+
+        def broken(message):
+            raise BrokenPipeError
+
+        monkeypatch.setattr(ranks._channels[0], "send", broken)
+        begun = time.monotonic()
+        with pytest.raises(RankLost, match="^rank 1 of 2 has died"):
+            ranks.tell(b"a plan")
+        assert time.monotonic() - begun < 5
+        graphs_gone.set()
+    finally:
+        ranks.close()
+    ranks.join()
+    assert ended.is_set()
+
+
 def test_no_rank_outlives_its_engine(shared):
     other, folder = other_process(shared), os.path.dirname(shared.engine.runner.ranks.path)
     assert os.stat(folder).st_mode & 0o777 == 0o700

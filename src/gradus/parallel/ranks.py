@@ -46,7 +46,8 @@ class Ranks:
     module: the program of a rank, started with a stream's descriptor. job: the model to load, as JSON; each rank's copy
     adds its own `rank`, and the group's `size` and `path`.
 
-    reports: what each rank added to OPENED. on_loss: called once, by another thread, when a rank is lost.
+    reports: what each rank added to OPENED. on_loss: called once, in a thread of its own, when a rank is lost. It may
+    wait for what the thread that runs steps holds, such as CUDA graphs.
     """
 
     on_loss: Callable[[], None] = staticmethod(lambda: None)
@@ -181,7 +182,9 @@ class Ranks:
         self._lost = f"rank {index + 1} of {self.size} {what}: load the model again"
         for process in self._processes:
             process.kill()
-        self.on_loss()
+        ending = threading.Thread(target=self.on_loss, daemon=True)
+        self._threads.append(ending)
+        ending.start()
 
 
 class RankZero(NamedTuple):
