@@ -22,7 +22,7 @@ def test_an_arrival_is_a_point_in_its_own_devices_stream(monkeypatch):
             recorded.append(stream)
 
     monkeypatch.setattr(transfer.torch.cuda, "Event", Event)
-    monkeypatch.setattr(transfer.torch.cuda, "current_stream", lambda device: f"stream of {device}")
+    monkeypatch.setattr(transfer, "current_stream", lambda index: f"stream of {index}")
     monkeypatch.setattr(transfer.torch.cuda, "current_device", lambda: 3)
     Arrival(SECOND).renew()
     point = Arrival(torch.device("cuda"))  # the current one,
@@ -54,7 +54,7 @@ def test_the_time_between_two_points_is_by_the_devices_clock(monkeypatch):
             return later.at - self.at  # in milliseconds, as torch has it
 
     monkeypatch.setattr(transfer.torch.cuda, "Event", Event)
-    monkeypatch.setattr(transfer.torch.cuda, "current_stream", lambda device: device)
+    monkeypatch.setattr(transfer, "current_stream", lambda index: index)
     first, second = (Arrival(SECOND, timed=True) for _ in range(2))
     assert second.since(first) == 0.25
 

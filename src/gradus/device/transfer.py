@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
+import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
@@ -57,6 +58,18 @@ def current(device: torch.device) -> AbstractContextManager[object]:
     return torch.cuda.device(numbered(device).index) if device.type == "cuda" else nullcontext()
 
 
+_streams: dict[tuple[int, int], torch.cuda.Stream] = {}  # by GPU and address
+
+
+def current_stream(index: int) -> torch.cuda.Stream:
+    """Return a GPU's current stream. Torch makes an object for it every time, which takes longer than its use."""
+    key = index, torch._C._cuda_getCurrentRawStream(index)
+    stream = _streams.get(key)
+    if stream is None:
+        stream = _streams[key] = torch.cuda.current_stream(index)
+    return stream
+
+
 def numbered(device: torch.device) -> torch.device:
     """Fix the device's number: a GPU without a number becomes the one that is current now.
 
@@ -81,7 +94,7 @@ class Arrival:
     def renew(self) -> None:
         """Move the point to the end of the work submitted so far."""
         if self._event is not None:
-            self._event.record(torch.cuda.current_stream(self._index))
+            self._event.record(current_stream(self._index))
         self._renewed = time.perf_counter()
 
     def wait(self) -> None:
@@ -98,8 +111,9 @@ class Arrival:
 class Landing:
     """Pinned buffers that results of steps arrive in, in turn, and the points at which they have.
 
-    They are made once: pinning memory and making events took a step on a GPU some ten microseconds of the host.
-    numbers: int64, of the largest result. A buffer is used again RESULTS steps later. timed: as in `Arrival`.
+    They are made once, and so are views of them in each shape that has come: pinning memory and making events and
+    views takes the host longer than a copy. numbers: int64, of the largest result. A buffer is used again RESULTS steps
+    later. timed: as in `Arrival`.
     """
 
     RESULTS = 6  # more than are under way or still being compared with the one before
@@ -108,15 +122,20 @@ class Landing:
         self.numbers = numbers
         self._buffers = [torch.zeros(numbers, dtype=torch.int64, pin_memory=True) for _ in range(self.RESULTS)]
         self._arrivals = [Arrival(device, timed=timed) for _ in range(self.RESULTS)]
+        self._views: dict[torch.Size, list[tuple[Tensor, NDArray[np.int64]]]] = {}
         self._turn = 0
 
-    def send(self, tensor: Tensor) -> tuple[Tensor, "Arrival"]:
-        """A copy of int64 [N] on the host, which is there when the arrival says so."""
+    def send(self, tensor: Tensor) -> tuple[NDArray[np.int64], "Arrival"]:
+        """Copy int64 of any shape to the host: [numbers], which are there when the arrival says so."""
+        shape = tensor.shape
+        if shape not in self._views:
+            flat = [buffer[: shape.numel()] for buffer in self._buffers]
+            self._views[shape] = [(each.view(shape), each.numpy()) for each in flat]
         self._turn = (self._turn + 1) % self.RESULTS
-        target, arrival = self._buffers[self._turn][: len(tensor)], self._arrivals[self._turn]
+        (target, numbers), arrival = self._views[shape][self._turn], self._arrivals[self._turn]
         target.copy_(tensor, non_blocking=True)
         arrival.renew()
-        return target, arrival
+        return numbers, arrival
 
 
 class Staging:

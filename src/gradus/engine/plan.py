@@ -105,12 +105,12 @@ class Decodes:
     @property
     def rows(self) -> int:
         """The number of tokens that they run, drafts included."""
-        return len(self.slots) + int(self.drafts.sum())
+        return len(self.slots) + (int(self.drafts.sum()) if len(self.drafts) else 0)
 
     @property
     def width(self) -> int:
         """The most rows of any decode."""
-        return 1 + int(self.drafts.max(initial=0))
+        return 1 + (int(self.drafts.max()) if len(self.drafts) else 0)
 
     def expanded(self) -> Iterator[Span]:
         """Convert to spans of one token, for readers that want spans. Drafts are unknown here, and left out."""

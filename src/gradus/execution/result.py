@@ -7,7 +7,7 @@ import torch
 
 from gradus.device.transfer import Arrival, to_host
 from gradus.engine.logprobs import PAIR
-from gradus.engine.plan import Plan, Sampled
+from gradus.engine.plan import Column, Plan, Sampled
 from gradus.sampling.sampler import Drawn, DrawnLogprobs
 
 
@@ -31,7 +31,7 @@ class StepClock:
 class StepResult:
     """The tokens that a step drew; they may still be on their way to the host until `get` returns.
 
-    rows: how many the model computed, padding included. tokens: valid on the host once `arrival` has come. width, usual
+    rows: how many the model computed, padding included. tokens: int64 [R], valid once `arrival` has come. width, usual
     and faults: as in `Sampled`. scores: of the spans that ask for some. clock: given by a runner that times its steps.
     """
 
@@ -39,7 +39,7 @@ class StepResult:
         self,
         plan: Plan,
         rows: int,
-        tokens: torch.Tensor,
+        tokens: Column,
         arrival: Arrival,
         logprobs: DrawnLogprobs | None = None,
         *,
@@ -61,14 +61,15 @@ class StepResult:
     ) -> "StepResult":
         """Start copying what was drawn to the host, and return the result."""
         logprobs = None if drawn.logprobs is None else drawn.logprobs.to_host()
-        return cls(plan, rows, to_host(drawn.tokens), Arrival(device), logprobs, faults=drawn.faults, scores=scores)
+        tokens = to_host(drawn.tokens).numpy()
+        return cls(plan, rows, tokens, Arrival(device), logprobs, faults=drawn.faults, scores=scores)
 
     def get(self) -> Sampled:
         """Wait until the result has arrived, without waiting for later work."""
         self._arrival.wait()
         seconds = 0.0 if self._clock is None else self._clock.seconds(self._arrival, prompts=bool(self._counts))
         logprobs = () if self._logprobs is None else packed(self._logprobs)
-        tokens = self._tokens.numpy().copy()  # a later step's result takes its place
+        tokens = self._tokens.copy()  # a later step's result takes its place
         scores = [tuple(packed(each)) for each in self._scores]
         return Sampled(tokens, self._counts, logprobs, self._width, seconds, self._usual, self._faults, scores)
 

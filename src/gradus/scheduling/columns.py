@@ -37,12 +37,13 @@ NEVER = sys.maxsize
 class Cohort(NamedTuple):
     """Sequences that decode together: the same ones, step after step, until one comes or goes.
 
-    Their slots, ascending; the rest by row, as in `Columns`.
+    Their slots, ascending; the rest by row, as in `Columns`. limits: as in `Decodes`, while no drafts are under way.
     """
 
     slots: Column
     owners: NDArray[np.object_]
     offsets: Column
+    limits: Column
 
 
 class Columns:
@@ -140,7 +141,7 @@ class Columns:
         """Find the sequences with a token to run. None is planned past the length at which it ends."""
         if self._cohort is None:
             slots = (self._last > self.planned).nonzero()[0]
-            self._cohort = Cohort(slots, self.owners[slots], self._offset[slots])
+            self._cohort = Cohort(slots, self.owners[slots], self._offset[slots], self._end[slots] - 1)
             self._first_end = int(self._last[self._last > NO_STEP].min(initial=NEVER))
         return self._cohort
 
@@ -224,14 +225,16 @@ class Columns:
 
     def advance(self, drafts: Column = NO_DRAFTS) -> Decodes:
         """Plan one token plus `drafts` for every sequence of `going`. The tokens themselves are on the device."""
-        slots, owners, offsets = self.going()
+        slots, owners, offsets, limits = self.going()
         if not len(slots):
             return Decodes()
         self.planned += 1
         if self.planned >= self._first_end:
             self._cohort = None
         starts = offsets + self.planned
-        step = Decodes(slots, starts, starts + 1, owners=owners, departures=self.departures)
+        # without drafts, each has a page for its next token: so the limits are the same arrays in every step, which
+        # need not be sent again
+        step = Decodes(slots, starts, limits, owners=owners, departures=self.departures)
         self._under_way.append(step)
         if not (len(drafts) or self._drafting):
             return step
@@ -261,9 +264,8 @@ class Columns:
         """
         slots, one = decodes.slots, tokens.shape[1] == 1
         self._gained = self._ones[: len(slots)] if one else np.count_nonzero(tokens >= 0, axis=1)
-        found = tokens[:, 0] == UNKNOWN  # no finite logit
-        if one:
-            found |= tokens[:, 0] < 0
+        first = tokens[:, 0]
+        found = first < 0 if one else first == UNKNOWN  # no finite logit
         if self._first_end <= self.recorded + tokens.shape[1]:
             found |= self._last[slots] <= self.recorded + self._gained
         for stops in self._stops:

@@ -5,6 +5,7 @@ written to the same place each time (`Inputs`), and a step is given as a functio
 """
 
 import logging
+import operator
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -34,15 +35,23 @@ REPLAYS, ROUNDS = 10, 4  # of each graph, to find the faster one
 class Inputs:
     """The buffer from which graphs read a step's inputs: a few kinds of numbers per sequence, sent by the host.
 
+    What was sent last is not sent again: the same sequences decode for many steps, in the same arrays (see
+    `Columns.advance`), and a copy costs the host more than the launch of a graph. Arrays must not change once sent.
+
     values: int32 [kinds, sequences], on the device.
     """
 
     def __init__(self, kinds: int, sequences: int, device: torch.device) -> None:
         self.values = torch.zeros(kinds, sequences, dtype=torch.int32, device=device)
         self._staging = Staging(self.values.shape, torch.int32, device)
+        self._size, self._sent = 0, list[Numbers]()
 
     def send(self, size: int, *kinds: tuple[Numbers, int]) -> None:
         """Send each kind's (numbers, padding): the numbers of a step's sequences, then padding up to `size`."""
+        given = [values for values, _ in kinds]
+        if size == self._size and all(map(operator.is_, given, self._sent)):
+            return
+        self._size, self._sent = size, given
         numbers = self._staging.fill()
         for row, (values, padding) in zip(numbers, kinds, strict=True):
             row[: len(values)] = values

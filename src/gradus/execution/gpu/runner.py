@@ -14,8 +14,8 @@ from torch import Tensor
 
 from gradus.attention.backend import AttentionBackend
 from gradus.attention.batch import Batch
-from gradus.device.transfer import Arrival, Landing, current, to_host, upload_parts
-from gradus.engine.plan import NO_DRAFTS, Decodes, Plan
+from gradus.device.transfer import Arrival, Landing, current, upload_parts
+from gradus.engine.plan import NO_DRAFTS, Column, Decodes, Plan
 from gradus.execution.gpu.decode_step import Accepted, DecodeStep
 from gradus.execution.gpu.masked_draws import MaskedDraws, MaskedStep
 from gradus.execution.gpu.prompt_graphs import PromptGraphs
@@ -118,7 +118,7 @@ class GpuRunner:
             reports = step.sampler.table.reporting[decodes.slots]
             if (reports >= 0).any():
                 logprobs = DrawnLogprobs(accepted.pairs[: count * width], np.repeat(reports, width))
-        return self._result(plan, rows, accepted.tokens.flatten()[: count * width], logprobs, width)
+        return self._result(plan, rows, accepted.tokens, logprobs, count * width, width)
 
     def _update_pages(self, decodes: Decodes) -> None:
         if not decodes.pages:
@@ -181,7 +181,7 @@ class GpuRunner:
                 accepted = step.accept(mine, rows, SlotDraw(tokens[:count], None), hidden[:count], NO_SHAPE)
                 tokens = torch.cat([accepted.tokens.flatten(), tokens[count:]]) if step.history.whole else tokens
             logprobs = step.sampler.drawn(draw, owners).logprobs
-            result = self._result(plan, len(computed), tokens, logprobs, scores=scores)
+            result = self._result(plan, len(computed), tokens, logprobs, len(tokens), scores=scores)
             self._keep_prompts(plan, prompts, Read(slots, ends, draw), hidden)
             return result
 
@@ -223,22 +223,24 @@ class GpuRunner:
         rows: int,
         tokens: Tensor,
         logprobs: DrawnLogprobs | None,
+        count: int,
         width: int = 1,
         scores: Sequence[DrawnLogprobs] = (),
     ) -> StepResult:
-        """Send the tokens, int64 [N], and their log-probabilities to the host. rows: how many the model ran."""
+        """Send the tokens, int64, and their log-probabilities to the host. rows: how many the model ran. count: how
+        many tokens count; those after them are padding's."""
         usual = self.step.drafter is None or self.step.drafter.steady
         reported = None if logprobs is None else logprobs.to_host()
         sent, arrival = self._send(tokens)
         return StepResult(
-            plan, rows, sent, arrival, reported, width=width, clock=self.clock, usual=usual, scores=scores
+            plan, rows, sent[:count], arrival, reported, width=width, clock=self.clock, usual=usual, scores=scores
         )
 
-    def _send(self, tokens: Tensor) -> tuple[Tensor, Arrival]:
+    def _send(self, tokens: Tensor) -> tuple[Column, Arrival]:
         if not tokens.is_cuda:  # Triton's interpreter
-            return to_host(tokens), Arrival(self.device)
-        if self._landing is None or len(tokens) > self._landing.numbers:
-            most, timed = max(len(tokens), self._most_tokens()), self.clock is not None
+            return tokens.numpy().reshape(-1), Arrival(self.device)
+        if self._landing is None or tokens.numel() > self._landing.numbers:
+            most, timed = max(tokens.numel(), self._most_tokens()), self.clock is not None
             self._landing = Landing(most, self.device, timed=timed)
         return self._landing.send(tokens)
 
