@@ -4,7 +4,7 @@
     python3 benchmarks/each_request.py --model smollm2-135m --out "$OUT"/each_request.json
 
 Eight requests at once, greedy and at temperature 0.8: texts that are copied, chat, open questions, and two that copy
-among six that do not; all submitted together, and arriving one by one. Engines without drafts and with n-grams take
+among six that do not; as a chat's requests, all submitted together, and arriving one by one. Engines without drafts and with n-grams take
 turns, in an order that turns round with each round. Per request: the seconds from its submission to its last token, as
 the median over the rounds of the ratio of both engines in a round. At temperature 0.8 both engines draw the same
 tokens, so both do the same work. `--heads DIR` adds an engine that drafts with trained heads.
@@ -70,7 +70,8 @@ def compared(
     engines: dict[str, LLM], name: str, kinds: Sequence[str], temperature: float, gap: float, rounds: int, output: int
 ) -> list[dict[str, Any]]:
     """A row for each engine that drafts: of each request, how many times as fast it was as without drafts."""
-    prompts = [texts(kind)[number] for number, kind in enumerate(kinds)]
+    asked = [{"role": "user", "content": texts(kind)[number]} for number, kind in enumerate(kinds)]
+    prompts = [engines["none"].chat_prompt([message]) for message in asked]
     ratios: dict[str, list[list[float]]] = {each: [] for each in engines if each != "none"}
     for number in range(rounds + 1):  # the first one warms up
         order = [*engines] if number % 2 else [*reversed(engines)]
@@ -91,7 +92,7 @@ def compared(
     return rows
 
 
-def served(llm: LLM, prompts: Sequence[str], temperature: float, gap: float, output: int) -> list[float]:
+def served(llm: LLM, prompts: Sequence[Sequence[int]], temperature: float, gap: float, output: int) -> list[float]:
     """Seconds of each request, from its submission to its last token."""
     begun: dict[str, float] = {}
     ended: dict[str, float] = {}

@@ -157,11 +157,11 @@ def test_a_mixture_gives_each_row_the_token_that_it_has_alone():
 def drawn(sampler: KernelSampler, batch: list[Ask], slots: list[int], *, full: bool, logits: torch.Tensor):
     """The tokens of `draw_slots`, and what it leaves for each slot, 99 where nothing."""
     sampler.admit([Admission(slot, each.request, 0, each.prompt) for slot, each in zip(slots, batch, strict=True)])
-    latest = torch.full((sampler.table.rows,), 99)
+    latest = torch.full((sampler.table.rows, 1), 99)
     slots = [*slots, *[sampler.table.rows - 1] * (len(logits) - len(slots))]
     positions = torch.tensor([each.position for each in batch] + [0] * (len(logits) - len(batch)), dtype=torch.int32)
     draw = sampler.draw_slots(logits, torch.tensor(slots, dtype=torch.int32), positions, latest, full=full)
-    return draw.tokens.tolist(), latest.tolist()
+    return draw.tokens.tolist(), latest[:, 0].tolist()
 
 
 def test_rows_that_ask_for_nothing_get_exactly_the_token_of_the_plain_draw():

@@ -95,8 +95,8 @@ def test_rows_are_packed_to_the_front_and_the_rest_is_padding(seed, drafts):
     )
 
 
-@pytest.mark.parametrize("rows", [1, 5, 130])
-def test_a_step_without_drafts_starts_from_the_newest_tokens_and_counts_the_next(rows):
+@pytest.mark.parametrize(("rows", "whole"), [(1, False), (5, True), (130, False), (130, True)])
+def test_a_step_without_drafts_starts_from_the_newest_tokens_and_counts_the_next(rows, whole):
     generator = torch.Generator().manual_seed(rows)
     slots = torch.randperm(200, generator=generator)[:rows].to(torch.int32)
     newest = torch.randint(0, 500, (201, 1), generator=generator, dtype=torch.int32)
@@ -106,7 +106,10 @@ def test_a_step_without_drafts_starts_from_the_newest_tokens_and_counts_the_next
     tables = torch.randint(1, 50, (2, 201, CONTEXT // PAGE), generator=generator)
     tables[:, 200] = 0
     counted = known.clone(), known.clone()
-    mine = decode_rows(slots, limits, newest, counted[0], tables, PAGE)
+    history = newest
+    if whole:
+        history = torch.full((201, CONTEXT), -9, dtype=torch.int32).scatter_(1, known[:, None] - 1, newest)
+    mine = decode_rows(slots, limits, history, counted[0], tables, PAGE)
     theirs = decode_rows_reference(slots, limits, newest.squeeze(1), counted[1], tables, PAGE)
     assert torch.equal(*counted) and counted[0].sum() == known.sum() + int((mine.ends > 0).sum())
     for name, one, other in zip(mine._fields, mine, theirs, strict=True):

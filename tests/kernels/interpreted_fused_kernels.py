@@ -21,6 +21,7 @@ from gradus.bench.references.rows import (
     rope_store_reference,
 )
 from gradus.bench.references.step import places_reference, sample_reference
+from gradus.engine.plan import UNDRAFTED
 from gradus.kernels.linear import few_rows, streamed_gemv, streamed_rows
 from gradus.kernels.linear.epilogue import Norm
 from gradus.kernels.linear.gemv import gemv
@@ -277,17 +278,21 @@ def test_tokens_are_those_of_the_torch_sampler_at_any_temperature_and_stride():
         assert torch.equal(out, expected) and (drafts[:, ::2] == -7).all()
 
 
-def test_with_slots_seeds_are_looked_up_and_tokens_written_back():
+@pytest.mark.parametrize("width", [1, 16])
+def test_with_slots_seeds_are_looked_up_and_tokens_written_back(width):
+    """At their positions, or in place of the newest; padding, at position 0, has no place among all tokens."""
     logits, positions = 3 * torch.randn(3, 1100), torch.tensor([4, 0, 9], dtype=torch.int32)
     logits[1, 7] = float("nan")
     seeds, temperatures = torch.tensor([11, 22, 33, 44, 55]), torch.tensor([0.0, 1.0, 0.5, 0.0, 2.0])
-    slots, latest = torch.tensor([4, 0, 2], dtype=torch.int32), torch.full((5,), 99)
-    tokens = sample(logits, seeds, positions, temperatures, slots=slots, latest=latest)
+    slots, history = torch.tensor([4, 0, 2], dtype=torch.int32), torch.full((5, width), 99)
+    tokens = sample(logits, seeds, positions, temperatures, slots=slots, history=history)
     where = slots.long()
     expected = sample_reference(logits, seeds[where], positions.long(), temperatures[where])
-    assert tokens[[0, 2]].tolist() == expected[[0, 2]].tolist() == latest[[4, 2]].tolist()
-    assert tokens[1] == expected[1] == -1 and 0 <= latest[0] < 1100  # what is kept can be looked up
-    assert latest[[1, 3]].tolist() == [99, 99]
+    places = positions.long().clamp(max=width - 1)
+    assert tokens[[0, 2]].tolist() == expected[[0, 2]].tolist() == history[where, places][[0, 2]].tolist()
+    assert tokens[1] == (-1 if width == 1 else UNDRAFTED) and expected[1] == -1
+    assert 0 <= history[0, 0] < 1100 if width == 1 else history[0, 0] == 99  # what is kept can be looked up
+    assert int((history != 99).sum()) == (3 if width == 1 else 2)
 
 
 @pytest.mark.parametrize("rows", [1, 130])

@@ -131,9 +131,9 @@ def beside_products(able: Capability) -> Iterator[tuple[str, Case]]:
     tables = {"slots_ptr": "*i32", "lengths_ptr": "*i32"}
     strides = dict.fromkeys(("rows", "group_stride", "slot_stride"), "i32")
     found = {"tables_ptr": "*i64", "places_ptr": "*i64"}
-    pointers = {f"{each}_ptr": "*i32" for each in ("slots", "limits", "newest", "owners", "ends")}
+    pointers = {f"{each}_ptr": "*i32" for each in ("slots", "limits", "history", "owners", "ends")}
     pointers |= {f"{each}_ptr": "*i64" for each in ("known", "tables", "tokens", "positions", "places")}
-    sizes = strides | {"padding": "i32"}
+    sizes = strides | {"padding": "i32", "width": "i32"}
     yield "decode rows", Case(decode_rows_kernel, pointers | sizes, {"PAGE": 16, "GROUPS": 2, "BLOCK": 128}, {})
     yield "places", Case(places_kernel, tables | found | strides, {"PAGE": 16, "BLOCK": 128}, {})
     yield from drafts()
@@ -280,7 +280,14 @@ def beside_quantized(able: Capability) -> Iterator[tuple[str, Case]]:
 
 def samplers() -> Iterator[tuple[str, Case]]:
     floats = dict.fromkeys(("temperatures_ptr", "maxima_ptr", "times_ptr"), "*fp32")
-    slots = {"slots_ptr": "*i32", "latest_ptr": "*i64", "out_ptr": "*i64", "tokens_ptr": "*i32", "blocks": "i32"}
+    slots = {
+        "slots_ptr": "*i32",
+        "history_ptr": "*i32",
+        "out_ptr": "*i64",
+        "tokens_ptr": "*i32",
+        "blocks": "i32",
+        "width": "i32",
+    }
     slots |= {"out_stride": "i32", "seeds_ptr": "*i64", "positions_ptr": "*i64", "V": "i32", "row_stride": "i32:16"}
     for name, kernel, constants, warps in (
         ("block best", block_best_kernel, {"BLOCK": 2048}, 4),
@@ -295,7 +302,7 @@ def asked_samplers() -> Iterator[tuple[str, Case]]:
     numbers = {"V": "i32:16", "row_stride": "i32:16", "blocks": "i32"}
     rows = dict.fromkeys(("slots_ptr", "positions_ptr", "drawn_ptr", "tokens_ptr", "pairs_ptr"), "*i32")
     rows |= dict.fromkeys(("thresholds_ptr", "totals_ptr", "maxima_ptr", "times_ptr"), "*fp32")
-    rows |= {"latest_ptr": "*i64", "out_ptr": "*i64"}
+    rows |= {"history_ptr": "*i32", "out_ptr": "*i64", "width": "i32"}
     noted = Statistics(*["*fp32"] * 5, room="*i32", groups="i32", blocks="i32")
     tables = SlotSettings(
         seeds="*i64", numbers="*fp32", choices="*i32", bias_values="*fp32", banned_until="*i32", seen="*i32",

@@ -233,8 +233,8 @@ def test_sampling_keeps_the_logarithm_exact():
     assert_within(used, 96)
     assert "lg2.approx" not in used.assembly and wide_loads(used) >= 2
     pointers = floats | {"tokens_ptr": "*i32", "out_ptr": "*i64"}
-    pointers |= {"slots_ptr": "*i32", "latest_ptr": "*i64"}
-    numbers = {"blocks": "i32", "out_stride": "i32"}
+    pointers |= {"slots_ptr": "*i32", "positions_ptr": "*i32", "history_ptr": "*i32"}
+    numbers = {"blocks": "i32", "out_stride": "i32", "width": "i32"}
     assert_within(compiled(row_best_kernel, {"BLOCKS": 128}, numbers, pointers, num_warps=1), 64)
 
 

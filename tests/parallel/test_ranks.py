@@ -133,7 +133,7 @@ def test_a_step_that_notices_a_loss_itself_does_not_wait_for_the_exchange_to_end
 
         monkeypatch.setattr(ranks._channels[0], "send", broken)
         begun = time.monotonic()
-        with pytest.raises(RankLost, match="^rank 1 of 2 has died"):
+        with pytest.raises(RankLost, match=r"^rank 1 of 2 has died"):
             ranks.tell(b"a plan")
         assert time.monotonic() - begun < 5
         graphs_gone.set()

@@ -61,7 +61,7 @@ def gpu_runner(
         graphs = StepGraphs(step, count, shapes, masked=constraints is not None, agree=agree)
     runner = GpuRunner(step, graphs, slots=count)
     readings.append(Reading(runner, view, attention, context))
-    start_up(readings, graphs, sampler, config, report, times, history)
+    start_up(readings, graphs, sampler, config, report, times, step.written)
     return runner
 
 

@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from torch import Tensor
+
 from gradus.attention.graph_paged import GraphPagedAttention
 from gradus.config.options import EngineConfig
 from gradus.execution.gpu.capturing import Recorder, Report
@@ -15,7 +17,6 @@ from gradus.kernels.core.compiling import compiled_together
 from gradus.models import Model
 from gradus.sampling.kernel_sampler import KernelSampler
 from gradus.scheduling.step_times import StepTimes
-from gradus.speculative.history import History
 
 USUAL_LENGTH = 512  # tokens of the sequences in the graphs' trial runs
 
@@ -43,21 +44,21 @@ def start_up(
     config: EngineConfig,
     report: Report,
     times: StepTimes,
-    history: History,
+    written: Tensor | None,
 ) -> None:
     """Compile all kernels in parallel, then capture steps, and run the launches that are not captured.
 
     graphs: None for an engine without any; then short prompts have none either. times: learns the cost of drafts.
-    history: the runner's.
+    written: where draws without drafts write their tokens.
     """
-    budget, newest = config.budget(sampler.device.type), None if history.whole else history.tokens
+    budget = config.budget(sampler.device.type)
 
     def warm() -> None:
         for each in readings:
             most = min(budget or each.longest, each.longest)
             model, run_model = each.model, each.reader.run_model
             crowd = config.max_sequences
-            warm_up(model, run_model, each.attention, sampler, most=most, crowd=crowd, newest=newest)
+            warm_up(model, run_model, each.attention, sampler, most=most, crowd=crowd, written=written)
 
     prompts = [] if graphs is None else [prompt_graphs(each, graphs.recorder, budget) for each in readings]
     with compiled_together():

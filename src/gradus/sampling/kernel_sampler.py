@@ -44,16 +44,17 @@ class KernelSampler(Sampler):
         return not self.table.plain[slots].all()
 
     def draw_slots(
-        self, logits: Tensor, slots: Tensor, positions: Tensor, newest: Tensor | None = None, *, full: bool
+        self, logits: Tensor, slots: Tensor, positions: Tensor, history: Tensor | None = None, *, full: bool
     ) -> SlotDraw:
         """Draw a token for each row: logits [R, V] of any floating type; slots, positions: integers [R].
 
-        newest: integers [slots + 1, 1]; if given, each slot's token is written there too. full: `needs_full(slots)`.
+        history: integers [slots + 1, C]; if given, each slot's token is written there too, as in
+        `gradus.kernels.sampling.plain.sample`. full: `needs_full(slots)`.
         """
         if full:
-            return SlotDraw(*sample_asked(logits, self.settings, slots, positions, newest))
+            return SlotDraw(*sample_asked(logits, self.settings, slots, positions, history))
         table = self.table
-        return SlotDraw(sample(logits, table.seeds, positions, table.temperatures, slots=slots, latest=newest), None)
+        return SlotDraw(sample(logits, table.seeds, positions, table.temperatures, slots=slots, history=history), None)
 
     def guess_slots(self, logits: Tensor, slots: Tensor, positions: Tensor, out: Tensor | None = None) -> Tensor:
         """Draw by temperature and seed alone. Returns int64 [R], new or `out`, with -1 as in SlotDraw."""

@@ -13,8 +13,9 @@ from a CUDA graph (`step_graphs.py`).
 A step with masked rows is launched in two parts, because a grammar's mask depends on the tokens of the step before:
 rows and `compute` at once, the rest when the masks are there (`masked_draws.py`).
 
-A step without drafts is the same with one row per sequence, and every token is accepted. If the history keeps only the
-newest tokens, `accept` has nothing to do: `rows` has counted the token, and the draw has written it.
+A step without drafts is the same with one row per sequence, and every token is accepted. Then `accept` has nothing to
+do: `rows` has counted the token, and the draw has written it. Only where the drafter reads hidden states are they kept
+at every step's end.
 """
 
 from typing import NamedTuple
@@ -96,10 +97,15 @@ class DecodeStep:
             if isinstance(rows, VerifyRows):
                 self._accept(slots, rows, draw.tokens, hidden, shape, early)
 
+    @property
+    def written(self) -> Tensor | None:
+        """The history's tokens, where a draw without drafts writes to them; None where `accept` does."""
+        return self.history.tokens if self.states is None else None
+
     def rows(self, slots: Tensor, limits: Tensor, most: Tensor, shape: DraftShape, early: bool = False) -> StepRows:
         """Propose drafts, and pack each slot's newest token and its drafts into rows."""
         history, attention = self.history, self.attention
-        if not history.whole:
+        if not shape.drafts and self.written is not None:
             tables, page_size = attention.tables, attention.storage.page_size
             return decode_rows(slots, limits, history.tokens, history.lengths, tables, page_size)
         proposed = torch.empty(len(slots), shape.drafts, dtype=torch.int64, device=slots.device)
@@ -125,9 +131,9 @@ class DecodeStep:
     def draw(self, rows: StepRows, hidden: Tensor, early: bool, full: bool) -> SlotDraw:
         """Draw a token for each row from the logits of its hidden state."""
         logits = kernel_logits(self.model, hidden)
-        newest = None if self.history.whole else self.history.tokens
+        written = self.written if isinstance(rows, DecodeRows) else None
         with early_launches(early):
-            return self.sampler.draw_slots(logits, rows.slots, rows.ends, newest, full=full)
+            return self.sampler.draw_slots(logits, rows.slots, rows.ends, written, full=full)
 
     def accept(
         self, slots: Tensor, rows: StepRows, draw: SlotDraw, hidden: Tensor, shape: DraftShape, early: bool = False

@@ -172,14 +172,13 @@ class GpuRunner:
         slots, ends = upload_parts([wanted.slots, wanted.positions], torch.int64, self.device)
         if count:
             slots, ends = torch.cat([rows.slots, slots]), torch.cat([rows.ends, ends])
-        newest = None if step.history.whole else step.history.tokens
 
         def finish() -> StepResult:
-            draw = step.sampler.draw_slots(logits, slots, ends, newest, full=full)
+            draw = step.sampler.draw_slots(logits, slots, ends, step.written, full=full)
             tokens = draw.tokens
-            if count:  # a decode that may store no more has drawn nothing, whatever is in its row of padding
+            if count and step.written is None:  # a decode that may store no more has drawn nothing
                 accepted = step.accept(mine, rows, SlotDraw(tokens[:count], None), hidden[:count], NO_SHAPE)
-                tokens = torch.cat([accepted.tokens.flatten(), tokens[count:]]) if step.history.whole else tokens
+                tokens = torch.cat([accepted.tokens.flatten(), tokens[count:]])
             logprobs = step.sampler.drawn(draw, owners).logprobs
             result = self._result(plan, len(computed), tokens, logprobs, len(tokens), scores=scores)
             self._keep_prompts(plan, prompts, Read(slots, ends, draw), hidden)

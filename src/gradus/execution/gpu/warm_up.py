@@ -27,11 +27,11 @@ def warm_up(
     *,
     most: int,
     crowd: int,
-    newest: Tensor | None = None,
+    written: Tensor | None = None,
 ) -> None:
     """Run a prompt of each kind of length up to `most` tokens, and batches of up to `crowd` short ones.
 
-    All are in padding's slot. run_model: runs the model, faster for sizes that it has captured. newest: where draws
+    All are in padding's slot. run_model: runs the model, faster for sizes that it has captured. written: where draws
     also write each slot's token, as in `KernelSampler.draw_slots`.
     """
     padding = attention.padding
@@ -42,7 +42,7 @@ def warm_up(
         slots = torch.full((len(counts),), padding, device=model.device)
         logits = model.logits(hidden[batch.logits_rows])
         for full in (False, True):
-            sampler.draw_slots(logits, slots, slots, newest, full=full)
+            sampler.draw_slots(logits, slots, slots, written, full=full)
     torch.cuda.synchronize(model.device)
 
 

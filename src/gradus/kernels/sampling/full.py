@@ -35,7 +35,7 @@ from gradus.kernels.sampling.narrowing import (
     statistics,
     total_mass,
 )
-from gradus.kernels.sampling.plain import first_of_block, first_of_row, tokens_a_program
+from gradus.kernels.sampling.plain import first_of_block, first_of_row, kept, tokens_a_program
 from gradus.kernels.sampling.slot_settings import (
     ADJUSTS,
     COUNT,
@@ -155,12 +155,12 @@ def asked_block_kernel(
 
 @triton.jit
 def asked_row_kernel(
-    logits_ptr: tensor, row_stride: int, slots_ptr: tensor, settings: SlotSettings, drawn_ptr: tensor,
-    maxima_ptr: tensor, times_ptr: tensor, tokens_ptr: tensor, totals_ptr: tensor,
-    latest_ptr: tensor, out_ptr: tensor, pairs_ptr: tensor, blocks: int,
+    logits_ptr: tensor, row_stride: int, slots_ptr: tensor, positions_ptr: tensor, settings: SlotSettings,
+    drawn_ptr: tensor, maxima_ptr: tensor, times_ptr: tensor, tokens_ptr: tensor, totals_ptr: tensor,
+    history_ptr: tensor, out_ptr: tensor, pairs_ptr: tensor, blocks: int, width: int,
     BLOCKS: constexpr, PAIRS: constexpr, PDL: constexpr,
 ) -> None:  # fmt: skip
-    """Stage 2: the token, which is counted, and its log-probability. latest may be None."""
+    """Stage 2: the token, which is counted, and its log-probability. history may be None."""
     let_next_start(PDL)
     wait_for_previous(PDL)
     row = tl.program_id(0)
@@ -171,9 +171,10 @@ def asked_row_kernel(
         temperature = number_of(settings, TEMPERATURE, slot)
         best, winner = first_of_row(maxima_ptr, times_ptr, tokens_ptr, row, blocks, temperature, BLOCKS)
         finite = tl.abs(best) < INFINITY
-    if latest_ptr is not None:
-        tl.store(latest_ptr + slot, winner.to(tl.int64))  # one that can be looked up, whatever becomes of its sequence
-    tl.store(out_ptr + row, tl.where(finite, winner, -1).to(tl.int64))
+    token = tl.where(finite, winner, -1).to(tl.int64)
+    if history_ptr is not None:
+        token = kept(history_ptr, width, slot, tl.load(positions_ptr + row), winner, token)
+    tl.store(out_ptr + row, token)
     if finite & ((choice_of(settings, ADJUSTS, slot) & PENALIZED) != 0):
         word_ptr = settings.seen + slot.to(tl.int64) * settings.seen_stride + winner
         word = tl.load(word_ptr)
@@ -184,12 +185,12 @@ def asked_row_kernel(
 
 
 def sample_asked(
-    logits: Tensor, settings: SlotSettings, slots: Tensor, positions: Tensor, latest: Tensor | None = None
+    logits: Tensor, settings: SlotSettings, slots: Tensor, positions: Tensor, history: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """One token per row, as its slot asks: int64 [R], -1 where there was no finite logit to choose from.
 
-    logits: [R, V] of any floating type, rows any distance apart; slots, positions: integers [R]. latest: int64 by slot,
-    gets the tokens as well. Counts the tokens in `settings.seen`.
+    logits: [R, V] of any floating type, rows any distance apart; slots, positions: integers [R]. history: as in
+    `plain.sample`. Counts the tokens in `settings.seen`.
 
     Also returns log-probabilities by the model's own distribution, int32 [R, 1 + MAX_LOGPROBS, 2], meaningful as far as
     a row's slot asks for them: pairs of a token and the bits of a float32, the token drawn, then the likeliest.
@@ -220,7 +221,8 @@ def sample_asked(
         *of_row, thresholds, drawn, maxima, times, winners, vocab_size, block, early, num_warps=4, launch_pdl=early
     )  # fmt: skip
     asked_row_kernel[(rows,)](
-        logits, logits.stride(0), slots, settings, drawn, maxima, times, winners, totals, latest, tokens, pairs,
-        blocks, triton.next_power_of_2(blocks), pairs.shape[1], early, num_warps=1, launch_pdl=early,
+        logits, logits.stride(0), slots, positions, settings, drawn, maxima, times, winners, totals, history, tokens,
+        pairs, blocks, 0 if history is None else history.shape[1], triton.next_power_of_2(blocks), pairs.shape[1],
+        early, num_warps=1, launch_pdl=early,
     )  # fmt: skip
     return tokens, pairs

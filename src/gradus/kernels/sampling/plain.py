@@ -18,10 +18,13 @@ import triton.language as tl
 from torch import Tensor
 from triton.language import constexpr, tensor
 
+from gradus.engine import plan
 from gradus.kernels.core.constants import INFINITY, LOG2_E
 from gradus.kernels.core.overlap import let_next_start, starts_early, wait_for_previous
 from gradus.kernels.sampling.exponential_noise import exponential_noise
 from gradus.kernels.sampling.slot_settings import widened
+
+UNDRAWN = constexpr(plan.UNDRAFTED)
 
 
 @triton.jit
@@ -90,20 +93,34 @@ def block_best_kernel(
 
 @triton.jit
 def row_best_kernel(
-    maxima_ptr: tensor, times_ptr: tensor, tokens_ptr: tensor, slots_ptr: tensor, temperatures_ptr: tensor,
-    latest_ptr: tensor, out_ptr: tensor, blocks: int, out_stride: int, BLOCKS: constexpr, PDL: constexpr,
+    maxima_ptr: tensor, times_ptr: tensor, tokens_ptr: tensor, slots_ptr: tensor, positions_ptr: tensor,
+    temperatures_ptr: tensor, history_ptr: tensor, out_ptr: tensor, blocks: int, out_stride: int, width: int,
+    BLOCKS: constexpr, PDL: constexpr,
 ) -> None:  # fmt: skip
-    """Stage 2. Row program_id(0): its token, -1 if the best is not finite. latest may be None."""
+    """Stage 2. Row program_id(0): its token, -1 if the best is not finite. history may be None."""
     let_next_start(PDL)
     wait_for_previous(PDL)
     row = tl.program_id(0)
     slot = row if slots_ptr is None else tl.load(slots_ptr + row)
     temperature = tl.load(temperatures_ptr + slot)
     best, winner = first_of_row(maxima_ptr, times_ptr, tokens_ptr, row, blocks, temperature, BLOCKS)
-    token = winner.to(tl.int64)
-    if latest_ptr is not None:
-        tl.store(latest_ptr + slot, token)  # one that can be looked up, whatever becomes of its sequence
-    tl.store(out_ptr + row * out_stride, tl.where(tl.abs(best) < INFINITY, token, -1))
+    token = tl.where(tl.abs(best) < INFINITY, winner, -1).to(tl.int64)
+    if history_ptr is not None:
+        token = kept(history_ptr, width, slot, tl.load(positions_ptr + row), winner, token)
+    tl.store(out_ptr + row * out_stride, token)
+
+
+@triton.jit
+def kept(history_ptr: tensor, width: int, slot: tensor, position: tensor, winner: tensor, token: tensor) -> tensor:
+    """Write the row's winner to its slot: a token that can be looked up, whatever becomes of the sequence.
+
+    width: 1 where a slot keeps its newest token alone; else tokens are kept by position, and a row of padding, at
+    position 0, writes nothing. Returns the token, or UNDRAWN for such a row.
+    """
+    there = (width == 1) | (position > 0)
+    place = slot.to(tl.int64) * width + tl.minimum(position, width - 1)
+    tl.store(history_ptr + place, winner.to(tl.int64), mask=there)
+    return tl.where(there, token, UNDRAWN)
 
 
 def sample(
@@ -113,17 +130,19 @@ def sample(
     temperatures: Tensor,
     *,
     slots: Tensor | None = None,
-    latest: Tensor | None = None,
+    history: Tensor | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
     """One token per row: the likeliest at temperature 0, otherwise drawn from softmax(logits / temperature).
 
     logits: [R, V], rows any distance apart (V is often odd: rows of a padded matrix are aligned, and read faster);
     seeds: int64 [R]; temperatures: float32 [R]; positions: integers [R]. With slots, integers [R], seeds and
-    temperatures are tables by slot, and so is latest, int64, which the tokens are written to as well.
+    temperatures are tables by slot, and so is history, integers [S, C], which the tokens are written to as well: at
+    their positions, or, if C is 1, in place of the newest.
 
     Returns int64 [R], new or `out`, whose elements may lie any distance apart. It is -1 where a row has a NaN or an
-    infinity to win, or nothing to choose from; `latest` gets one of the columns there, too.
+    infinity to win, or nothing to choose from; `history` gets one of the columns there, too. A row at position 0 is
+    padding: it has no place in a history of all tokens, and gets `gradus.engine.plan.UNDRAFTED`.
     """
     rows, vocab_size = logits.shape
     assert logits.stride(1) == 1
@@ -139,8 +158,9 @@ def sample(
             block, early, num_warps=4, launch_pdl=early,
         )  # fmt: skip
         row_best_kernel[(rows,)](
-            maxima, times, winners, slots, temperatures, latest, tokens, blocks, tokens.stride(0),
-            triton.next_power_of_2(blocks), early, num_warps=1, launch_pdl=early,
+            maxima, times, winners, slots, positions, temperatures, history, tokens, blocks, tokens.stride(0),
+            0 if history is None else history.shape[1], triton.next_power_of_2(blocks), early, num_warps=1,
+            launch_pdl=early,
         )  # fmt: skip
     return tokens
 
