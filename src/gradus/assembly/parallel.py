@@ -69,6 +69,7 @@ def assemble_ranks(
             part = load_part(checkpoint, place, ranks.path, precision.activations, device, progress, ranks.check)
             exchange = exchange_of(part, config)
             ranks.on_loss = part.abort if exchange is None else exchange.abort
+            choose_exchange(exchange, part)
             zero = RankZero(ranks, part.run, ranks.on_loss, exchange)
             engine = build(part.model, config, grammars=grammars, ranks=zero)
             ranks.check()
@@ -109,6 +110,16 @@ def exchange_of(part: Part, config: EngineConfig) -> "Exchange | None":
 
     with current(part.model.device):
         return Exchange(part.stage, inboxes_of(part.stage, part.model.config.hidden_size, part.model.dtype))
+
+
+def choose_exchange(exchange: "Exchange | None", part: Part) -> None:
+    """Let the exchange measure which sums go which way. All ranks call this together."""
+    if exchange is None:
+        return
+    from gradus.parallel.choice import choose  # here: Triton is not everywhere
+
+    with torch.inference_mode(), current(part.model.device):
+        choose(exchange, part.model.config.hidden_size, part.model.dtype)
 
 
 def precision_of_ranks(precision: Precision) -> Precision:

@@ -18,7 +18,7 @@ import torch
 
 from gradus.assembly.final import storage_of
 from gradus.assembly.on_torch import torch_runner
-from gradus.assembly.parallel import device_of, exchange_of, memory_report, options_of
+from gradus.assembly.parallel import choose_exchange, device_of, exchange_of, memory_report, options_of
 from gradus.config.options import EngineConfig
 from gradus.device import threads
 from gradus.device.transfer import current
@@ -94,6 +94,7 @@ def runner_of(part: Part, config: EngineConfig, grammars: Grammars | None) -> Ru
     """Build the rank's runner, in step with those of the other ranks. grammars: of the model's tokenizer."""
     constraints, storage = None if grammars is None else Constraints(grammars), storage_of(part.model, config)
     exchange = exchange_of(part, config)
+    choose_exchange(exchange, part)
     if exchange is not None:
         from gradus.assembly.on_gpu import gpu_runner  # here: Triton is not everywhere
 

@@ -15,6 +15,7 @@ Read in this order:
     pipeline.py    a stage of layers among others
     symmetric.py   memory that GPUs write into each other's
     exchange.py    a rank's exchange on GPUs: few rows through that memory, many through NCCL
+    choice.py      how many rows are few: measured
     fused.py       a rank's model on this project's kernels
     messages.py    bytes between the ranks, bounded
     ranks.py       rank 0's side: starts the other processes, sends them plans, notices their deaths

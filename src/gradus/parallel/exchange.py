@@ -14,33 +14,43 @@ from gradus.parallel.group import Group
 
 
 class Exchange:
-    """group: the ranks. inboxes: None where all goes through NCCL."""
+    """group: the ranks. inboxes: None where all goes through NCCL.
+
+    few: up to how many rows go through inboxes: as many as they hold, until `choice.py` has measured.
+    """
 
     def __init__(self, group: Group, inboxes: Inboxes | None) -> None:
         self.group, self.inboxes = group, inboxes
+        self.few = 0 if inboxes is None else inboxes.rows
 
     def sum(self, x: Tensor) -> Tensor:
         """Add every rank's x, [N, D], which may be overwritten."""
-        if self.inboxes is not None and self.inboxes.fit(x):
-            return summed(x.contiguous(), self.inboxes)
+        if (inboxes := self._inboxes_for(x)) is not None:
+            return summed(x.contiguous(), inboxes)
         return self.group.sum(x)
 
     def add_rms_norm(self, stream: Tensor, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """stream += the sum of every rank's x, [N, D]. Returns stream / rms(stream) * weight. x may be overwritten."""
-        if self.inboxes is not None and self.inboxes.fit(x) and weight.dtype == x.dtype == stream.dtype:
-            return summed_rms_norm(x.contiguous(), self.inboxes, stream, weight, eps)
+        if weight.dtype == x.dtype == stream.dtype and (inboxes := self._inboxes_for(x)) is not None:
+            return summed_rms_norm(x.contiguous(), inboxes, stream, weight, eps)
         return add_rms_norm(stream, self.group.sum(x.contiguous()), weight, eps)
 
     def look_up(self, ids: Tensor, table: Tensor, first: int) -> Tensor:
         """Look tokens up in a table whose rows the ranks share, this one's from token `first` on: [N] → [N, D]."""
-        if self.inboxes is not None and len(ids) <= self.inboxes.rows and self.inboxes.fit(table[:0]):
+        if (inboxes := self._inboxes_for(table[:0], len(ids))) is not None:
             # a step's first launches write what later kernels read before their wait (kernels/core/overlap.py)
             with early_launches(False):
-                return summed_rows(ids.contiguous(), table, first, self.inboxes)
+                return summed_rows(ids.contiguous(), table, first, inboxes)
         rows = ids - first
         mine = (rows >= 0) & (rows < len(table))
         found = F.embedding(rows.where(mine, 0), table)
         return self.group.sum(found.where(mine[:, None], 0.0))
+
+    def _inboxes_for(self, x: Tensor, rows: int | None = None) -> Inboxes | None:
+        """Return the inboxes if `rows` rows like those of x, by default its own, go through them."""
+        if self.inboxes is None or (len(x) if rows is None else rows) > self.few or not self.inboxes.fit(x):
+            return None
+        return self.inboxes
 
     def join(self, x: Tensor) -> Tensor:
         """Collect every rank's columns: [R, C] → [ranks, R, C]."""

@@ -16,8 +16,8 @@ from gradus.parallel.group import Group
 log = logging.getLogger(__name__)
 
 MOST_ROWS = 256
-"""Most rows that go through inboxes. On two H200, 256 rows of 4,096 take half as long as through NCCL; each rank
-receives everything from every other rank, so at some larger number NCCL's ring wins."""
+"""Rows that inboxes hold. On two H200, a sum of 256 rows of 4,096 takes half as long as through NCCL; up to how many go
+through them is measured (`choice.py`)."""
 
 
 def inboxes_of(group: Group, width: int, dtype: torch.dtype) -> Inboxes | None:
