@@ -3,11 +3,11 @@
     export PYTHONPATH=src:.
     python3 benchmarks/each_request.py --model smollm2-135m --out "$OUT"/each_request.json
 
-Eight requests at once, greedy and at temperature 0.8: texts that are copied, chat, open questions, and two that copy
-among six that do not; as a chat's requests, all submitted together, and arriving one by one. Engines without drafts and with n-grams take
-turns, in an order that turns round with each round. Per request: the seconds from its submission to its last token, as
-the median over the rounds of the ratio of both engines in a round. At temperature 0.8 both engines draw the same
-tokens, so both do the same work. `--heads DIR` adds an engine that drafts with trained heads.
+Eight requests at once, as of a chat, greedy and at temperature 0.8: texts that are copied, chat, open questions, and
+two that copy among six that do not; all submitted together, and arriving one by one. Engines without drafts and with
+n-grams take turns, in an order that turns round with each round. Per request: the seconds from its submission to its
+last token, as the median over the rounds of the ratio of both engines in a round. At temperature 0.8 both engines draw
+the same tokens, so both do the same work. `--heads DIR` adds an engine that drafts with trained heads.
 """
 
 import argparse
