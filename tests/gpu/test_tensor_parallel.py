@@ -81,6 +81,7 @@ def test_the_fused_sum_is_torchs_launched_and_replayed(ranks):
     ],
 )
 def test_two_ranks_have_one_gpus_tokens(shape, settings):
+    """Each loads ranks again, in the same process."""
     with LLM(f"random:{shape}", **SETTINGS, **settings) as alone:
         wanted = answers(alone)
     with LLM(f"random:{shape}", tensor_parallel=2, **SETTINGS, **settings) as llm:

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._C._distributed_c10d import Store
 
 from gradus.kernels.rows.summed_norm import Inboxes
 from gradus.parallel.group import Group
@@ -57,7 +58,7 @@ def _shared(group: Group, shape: tuple[int, ...]) -> tuple[Tensor, list[int], ob
 
     c10d: Any = _distributed_c10d  # its types differ between versions
     name = group.path
-    file = c10d.FileStore(f"{group.path}-symmetric", group.size)
+    file = Counted(c10d.FileStore(f"{group.path}-symmetric", group.size))
     store = c10d.PrefixStore("symmetric", file)
     # torch finds the group by its name, in the one way or the other, depending on its version
     known = c10d.ProcessGroup(store, group.rank, group.size)
@@ -67,7 +68,34 @@ def _shared(group: Group, shape: tuple[int, ...]) -> tuple[Tensor, list[int], ob
     words = symmetric.empty(shape, dtype=torch.int64, device=group.device)
     handle = c10d._SymmetricMemory.rendezvous(words, name)
     addresses = [handle.get_buffer(rank, shape, torch.int64).data_ptr() for rank in range(group.size)]
-    return words, addresses, (handle, known)
+    return words, addresses, (handle, known, file)
+
+
+class Counted(Store):
+    """A store in which torch's exchanges of addresses are numbered from 0.
+
+    Torch numbers them by process, and every rank waits for the others' keys with its own numbers. Rank 0 may have
+    loaded models before; the other ranks' processes are new, and would wait for each other for ever.
+    """
+
+    def __init__(self, store: Store) -> None:
+        super().__init__()
+        self._store = store
+        self._turns: dict[str, int] = {}
+
+    def _key(self, key: str) -> str:
+        """Replace the number in "prefix/number/rank", which are the keys of an exchange."""
+        head, number, rank = key.rsplit("/", 2)
+        return f"{head}/{self._turns.setdefault(number, len(self._turns))}/{rank}"
+
+    def set(self, key: str, value: Any) -> None:
+        self._store.set(self._key(key), value)
+
+    def get(self, key: str) -> bytes:
+        return self._store.get(self._key(key))
+
+    def wait(self, keys: list[str], timeout: Any = None) -> None:
+        self._store.wait([self._key(key) for key in keys])
 
 
 def _reachable(group: Group) -> bool:
