@@ -15,7 +15,7 @@ from gradus.errors import RequestError
 from gradus.server.api.ask import Ask, Encoder, Written
 from gradus.server.api.errors import failure_of, openai, problem_of
 from gradus.server.api.fields import Fields, refuse
-from gradus.server.api.frames import DONE, HOLE, encode_text, event, event_around
+from gradus.server.api.frames import DONE, HOLE, encode, event, event_around
 from gradus.server.api.openai import (
     Stock,
     StreamOptions,
@@ -249,7 +249,7 @@ class CompletionsEncoder:
         choice = self._choice(delta)
         if done is None and choice.around is not None:
             before, after = choice.around
-            return before + encode_text(delta.text).encode() + after
+            return before + encode(delta.text) + after
         frame = event(self._chunk(choice.write(delta)))
         if done is None and self._shape.plain:
             choice.around = event_around(self._chunk(choice.write(structs.replace(delta, text=HOLE))))

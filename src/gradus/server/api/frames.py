@@ -1,7 +1,6 @@
 """JSON and server-sent events as bytes."""
 
 import secrets
-from json.encoder import encode_basestring
 from typing import Any
 
 import msgspec
@@ -30,15 +29,6 @@ def encode(content: Any) -> bytes:
         for end, escaped in _ENDS:  # only strings can hold one
             text = text.replace(end, escaped)
     return text
-
-
-def encode_text(text: str) -> str:
-    """Write a text as JSON, as `encode` does: for frames that are put together from prepared parts."""
-    written = encode_basestring(text)
-    if not text.isascii():
-        for end in LINE_ENDS:
-            written = written.replace(end, f"\\u{ord(end):04x}")
-    return written
 
 
 def event(content: Any, name: str | None = None) -> bytes:

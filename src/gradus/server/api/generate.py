@@ -16,7 +16,7 @@ from gradus.errors import RequestError
 from gradus.server.api.ask import Ask, Encoder
 from gradus.server.api.errors import failure_of, own, problem_of
 from gradus.server.api.fields import refuse
-from gradus.server.api.frames import DONE, encode_text, event
+from gradus.server.api.frames import DONE, encode, event
 from gradus.server.config import ServerConfig
 from gradus.server.metrics.tally import Tally
 from gradus.text.completion import Completion, Delta
@@ -199,10 +199,8 @@ def plain_event(delta: Delta) -> bytes:
     deltas are of this kind."""
     ids = delta.token_ids
     tokens = str(ids[0]) if len(ids) == 1 else ",".join(map(str, ids))
-    return (
-        f'data: {{"id":"{delta.request_id}","index":{delta.index},"text":{encode_text(delta.text)},'
-        f'"token_ids":[{tokens}]}}\n\n'
-    ).encode()
+    before = f'data: {{"id":"{delta.request_id}","index":{delta.index},"text":'
+    return before.encode() + encode(delta.text) + f',"token_ids":[{tokens}]}}\n\n'.encode()
 
 
 def _timings(timings: Timings) -> dict[str, float | None]:

@@ -14,7 +14,7 @@ from gradus.engine.request import Request
 from gradus.server.api.anthropic.partial_json import whole_members
 from gradus.server.api.ask import Ask, event_reader
 from gradus.server.api.errors import anthropic, failure_of, problem_of
-from gradus.server.api.frames import encode_text, event
+from gradus.server.api.frames import encode, event
 from gradus.server.api.turns import Sample, in_one_piece
 from gradus.text.completion import Completion, Delta
 from gradus.text.front_end import FrontEnd
@@ -107,10 +107,11 @@ def _delta_frame(index: int, delta: Frame) -> bytes:
     """Write a delta's event several times as fast as `event` does: a stream has one per token."""
     kind = delta["type"]
     name = TEXT_OF[kind]
-    return (
+    before = (
         'event: content_block_delta\ndata: {"type":"content_block_delta",'
-        f'"index":{index},"delta":{{"type":"{kind}","{name}":{encode_text(delta[name])}}}}}\n\n'
-    ).encode()
+        f'"index":{index},"delta":{{"type":"{kind}","{name}":'
+    )
+    return before.encode() + encode(delta[name]) + b"}}\n\n"
 
 
 def usage(prompt_tokens: int, cached_tokens: int = 0) -> Frame:
