@@ -18,7 +18,7 @@ more rarely while they fail, as far as all ledgers allow. These trials too may c
 whatever drafts gained before. docs/design/speculation.md has the arithmetic and the measurements.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -154,29 +154,40 @@ class DraftControl:
 
     def _best(self, slots: Column, size: int, shapes: Sequence[DraftShape], stands: NDArray[Any]) -> Choice:
         """Choose the drafts with the most tokens per second that put no sequence too far behind."""
-        count = len(slots)
-        least = min((self.times.ratio(size, shape) for shape in shapes), default=1.0) if self.shapes.padded else 1.0
-        most = (1 + stands.sum() / count) / least
-        if most < MARGIN:  # as in most steps where drafts do not pay: a fast GPU would wait for the rest
-            return Choice(NO_DRAFTS, f"drafts would make at most {most:.2f} times the tokens per second")
-        found: list[tuple[float, DraftShape, Column, float]] = []
-        for shape in shapes:
-            mine = stands[:, : shape.drafts]
-            ranked = np.sort(mine, axis=None)[::-1][: shape.rows]
-            drafts = _fitted((mine >= ranked[-1]).sum(axis=1), mine[:, 0], shape.rows)
-            ratio = self._ratio(size, shape, slots, drafts)
-            found.append((float((count + ranked.sum()) / (count * ratio)), shape, drafts, ratio))
-        found.sort(key=lambda each: each[0], reverse=True)
-        for rate, shape, drafts, ratio in found:
+        if not shapes:
+            return Choice(NO_DRAFTS, "a step has no room for drafts")
+        ranked = {most: np.sort(stands[:, :most], axis=None)[::-1] for most in {shape.drafts for shape in shapes}}
+        rates = sorted(self._rates(slots, size, shapes, stands, ranked), key=lambda each: each[0], reverse=True)
+        for rate, shape in rates:
             if rate < MARGIN:
                 break
-            if self._affordable(slots, _gains(stands, drafts), ratio):
+            drafts = _filled(stands, shape, ranked[shape.drafts])
+            if self._affordable(slots, _gains(stands, drafts), self._ratio(size, shape, slots, drafts)):
                 return Choice(drafts, f"{rate:.2f} times the tokens per second of no drafts", shape)
-        if not found:
-            return Choice(NO_DRAFTS, "a step has no room for drafts")
-        if found[0][0] >= MARGIN:
+        best, _ = rates[0]
+        if best >= MARGIN:
             return Choice(NO_DRAFTS, "drafts of some would slow the others down")
-        return Choice(NO_DRAFTS, f"drafts would make {found[0][0]:.2f} times the tokens per second")
+        return Choice(NO_DRAFTS, f"drafts would make {best:.2f} times the tokens per second")
+
+    def _rates(
+        self,
+        slots: Column,
+        size: int,
+        shapes: Sequence[DraftShape],
+        stands: NDArray[Any],
+        ranked: Mapping[int, NDArray[Any]],
+    ) -> Iterator[tuple[float, DraftShape]]:
+        """Estimate the tokens per second of each shape with the likeliest drafts, as a multiple of those without.
+
+        ranked: by the most drafts of a shape, all chances in falling order. Where steps are padded, nothing else has to
+        be known: a fast GPU would wait for more.
+        """
+        sums = {most: chances.cumsum().tolist() for most, chances in ranked.items()}
+        for shape in shapes:
+            gained = sums[shape.drafts]
+            drafts = NO_DRAFTS if self.shapes.padded else _filled(stands, shape, ranked[shape.drafts])
+            ratio = self._ratio(size, shape, slots, drafts)
+            yield (len(slots) + gained[min(shape.rows, len(gained)) - 1]) / (len(slots) * ratio), shape
 
     def _with_trials(
         self, slots: Column, size: int, shapes: Sequence[DraftShape], stands: NDArray[Any], best: Choice
@@ -309,6 +320,13 @@ def _gains(stands: NDArray[Any], drafts: Column) -> NDArray[Any]:
     """Estimate the tokens that each sequence gains from its `drafts`. stands: from `DraftControl.stands`."""
     gains: NDArray[Any] = (stands * (np.arange(1, stands.shape[1] + 1) <= drafts[:, None])).sum(axis=1)
     return gains
+
+
+def _filled(stands: NDArray[Any], shape: DraftShape, ranked: NDArray[Any]) -> Column:
+    """Fill a shape with the likeliest drafts: int64 [B], the number of each sequence. ranked: all chances, falling."""
+    mine = stands[:, : shape.drafts]
+    least = ranked[min(shape.rows, len(ranked)) - 1]
+    return _fitted((mine >= least).sum(axis=1), mine[:, 0], shape.rows)
 
 
 def _fitted(drafts: Column, chances: NDArray[Any], rows: int) -> Column:
