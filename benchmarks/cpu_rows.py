@@ -3,9 +3,11 @@
     PYTHONPATH=src:. python3 benchmarks/cpu_rows.py --out benchmarks/cpu_rows.json
     PYTHONPATH=src:. python3 benchmarks/cpu_rows.py --table benchmarks/cpu_rows.json
 
-It runs steps of one chunk of tokens, each of which gets logits, through both in turns; the models' weights are random.
+It runs steps of one chunk of tokens through both in turns; the models' weights are random, except for a GGUF file's.
+In a step that the kernels take at once, each token gets logits, as decodes do; in a longer one, the last alone.
 `--table` measures nothing: it writes the processor's file in src/gradus/kernels/cpu/measured_rows/, by which the engine
-chooses (`gradus.kernels.cpu.rows`). Run it where nothing else runs.
+chooses (`gradus.kernels.cpu.rows`). Run it where nothing else runs, once as it is, and once for processors with AVX2
+alone, with the variables of `beside_llama.FEATURES`.
 """
 
 import argparse
@@ -25,18 +27,21 @@ from gradus.bench.statistics import median, significant
 from gradus.execution.compiled import CompiledRunner, alone
 from gradus.execution.runner import ModelRunner
 from gradus.kernels.cpu.product import MOST_ROWS
+from gradus.kernels.cpu.rows import processor
 from gradus.text.llm import LLM
 
 MODELS = ("random:smollm2-135m", "random:qwen2.5-1.5b")
 KINDS = ("bfloat16", "int8", "int4")
-ROWS = (4, 8, 16, 24, MOST_ROWS)
+STORED = "gemma3-270m"  # a GGUF file, run as it is stored
+ROWS = (4, 8, 16, 24, MOST_ROWS, 2 * MOST_ROWS, 4 * MOST_ROWS, 8 * MOST_ROWS, 16 * MOST_ROWS)
+CONTEXT = ROWS[-1]
 ALWAYS = 8  # rows: decodes of this many sequences are what the kernels are for
 MEASURED = Path(__file__).parents[1] / "src/gradus/kernels/cpu/measured_rows"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", action="append", help=f"may be repeated; {', '.join(MODELS)} by default")
+    parser.add_argument("--model", action="append", help=f"may be repeated; {', '.join((*MODELS, STORED))} by default")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--commit", help="of this code; asked of git by default")
     parser.add_argument("--out", type=Path, help="where results go; stdout by default")
@@ -46,20 +51,25 @@ def main() -> None:
         print(write_table(json.loads(asked.table.read_text())))
         return
     found = {"commit": asked.commit or commit(), **fingerprint(torch.device("cpu"), quick=True), "rows": []}
-    for model in asked.model or MODELS:
-        for kind in KINDS:
+    found["hardware"]["instruction sets"] = processor()[1]
+    for model in asked.model or (*MODELS, STORED):
+        for kind in KINDS if model != STORED else (None,):
             found["rows"] += measure(model, kind, asked.rounds)
             print(json.dumps(found["rows"][-1]), flush=True)
     if asked.out:
         asked.out.write_text(json.dumps(found, indent=1) + "\n")
 
 
-def measure(model: str, kind: str, rounds: int) -> list[dict[str, Any]]:
-    """Measure the milliseconds of a step in the kernels and in torch, for each number of rows."""
-    quantize = None if kind == "bfloat16" else kind
-    llm = LLM(model, device="cpu", dtype="bfloat16", quantize=quantize, context_length=256)
+def measure(model: str, kind: str | None, rounds: int) -> list[dict[str, Any]]:
+    """Measure the milliseconds of a step in the kernels and in torch, for each number of rows until torch is faster.
+
+    kind: None for a file's own.
+    """
+    settings = {} if kind is None else {"dtype": "bfloat16", "quantize": None if kind == "bfloat16" else kind}
+    llm = LLM(model, device="cpu", context_length=CONTEXT, **settings)
     runner = llm.engine.runner
     assert isinstance(runner, CompiledRunner), "this processor's engine runs in torch"
+    kind = kind or runner.decode.kind
     found = []
     for rows in ROWS:
         batch = chunk(rows)
@@ -71,6 +81,8 @@ def measure(model: str, kind: str, rounds: int) -> list[dict[str, Any]]:
                 kept += [1e3 * (time.perf_counter() - began)] if turn else []
         row: dict[str, Any] = {"model": model, "hidden_size": llm.config.hidden_size, "kind": kind, "tokens": rows}
         found.append(row | {"kernels_ms": _middle(kernels), "torch_ms": _middle(in_torch)})
+        if rows > ALWAYS and found[-1]["kernels_ms"] > found[-1]["torch_ms"]:
+            break
     return found
 
 
@@ -80,7 +92,7 @@ def _middle(values: list[float]) -> float:
 
 @torch.inference_mode()
 def compiled(runner: CompiledRunner, batch: Batch) -> None:
-    runner.max_kernel_rows = MOST_ROWS
+    runner.most_tokens = ROWS[-1]
     with alone():
         runner.logits(batch)
 
@@ -93,10 +105,11 @@ def plain(runner: CompiledRunner, batch: Batch) -> None:
 def chunk(tokens: int) -> Batch:
     """Make a chunk of a sequence in slot 0, whose block table is empty: its keys go to page 0, which is for padding."""
     positions = torch.arange(tokens)
+    wanted = positions if tokens <= MOST_ROWS else positions[-1:]
     return Batch(
         token_ids=positions.clone(), positions=positions, owners=torch.zeros_like(positions), slots=[0],
-        query_start=[0], counts=[tokens], starts=[0], lengths=[tokens], tables=[None], logits_rows=positions,
-        row_spans=[0] * tokens,
+        query_start=[0], counts=[tokens], starts=[0], lengths=[tokens], tables=[None], logits_rows=wanted,
+        row_spans=[0] * len(wanted),
     )  # fmt: skip
 
 

@@ -7,6 +7,7 @@ import pytest
 pytest.importorskip("numba")
 
 from benchmarks import cpu_rows
+from gradus.engine.request import SamplingParams
 from gradus.kernels.cpu import rows
 from gradus.kernels.cpu.product import MOST_ROWS
 from gradus.text.llm import LLM
@@ -42,6 +43,8 @@ def test_a_model_takes_the_nearest_width_and_a_processor_without_a_file_all_rows
     monkeypatch.setattr(rows, "processor", lambda: ("mine", "avx2"))
     assert [rows.most_rows("int8", width) for width in (64, 1024, 1536)] == [16, 16, 24]
     assert rows.most_rows("int4", 576) == MOST_ROWS
+    monkeypatch.setattr(rows, "processor", lambda: ("another", "avx2"))
+    assert rows.most_rows("int8", 576) == 16, "as one with the same instruction sets"
     monkeypatch.setattr(rows, "processor", lambda: ("mine", "avx2 avx512f"))
     assert rows.most_rows("int8", 576) == MOST_ROWS
 
@@ -49,11 +52,11 @@ def test_a_model_takes_the_nearest_width_and_a_processor_without_a_file_all_rows
 def test_what_is_stored_is_within_what_the_kernels_can():
     for kinds in rows.stored().values():
         for widths in kinds.values():
-            assert all(cpu_rows.ALWAYS <= most <= MOST_ROWS for most in widths.values())
+            assert all(cpu_rows.ALWAYS <= most <= cpu_rows.ROWS[-1] for most in widths.values())
 
 
-@pytest.mark.parametrize("most", [8, MOST_ROWS])
-def test_longer_steps_go_through_torch(monkeypatch, most):
+@pytest.mark.parametrize(("most", "taken_rows"), [(8, [8]), (MOST_ROWS, [8, 9, 24]), (80, [8, 9, 24, 32, 32, 6])])
+def test_longer_steps_go_through_torch_or_the_kernels_in_passes(monkeypatch, most, taken_rows):
     monkeypatch.setattr("gradus.execution.compiled.most_rows", lambda kind, width: most)
     llm = LLM("random:tiny-llama", device="cpu", dtype="float32")
     runner, taken = llm.engine.runner, []
@@ -64,12 +67,26 @@ def test_longer_steps_go_through_torch(monkeypatch, most):
         return run(*given, **more)
 
     monkeypatch.setattr(runner.decode, "run", noted)
-    for tokens in (8, 9, 24):
+    for tokens in (8, 9, 24, 70, 90):
         runner.logits(cpu_rows.chunk(tokens))
-    assert taken == [tokens for tokens in (8, 9, 24) if tokens <= most]
+    assert taken == taken_rows
+
+
+@pytest.mark.parametrize("shape", ["tiny-llama", "tiny-gemma3"])
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_a_prompt_has_the_same_tokens_in_passes_as_in_torch(monkeypatch, shape, temperature):
+    prompts = [[(7 * place + number) % 250 for place in range(length)] for number, length in enumerate((70, 33, 5))]
+    answers = []
+    for most in (1, 300):
+        monkeypatch.setattr("gradus.execution.compiled.most_rows", lambda kind, width, most=most: most)
+        with LLM(f"random:{shape}", device="cpu", dtype="float32", context_length=128, max_sequences=4) as llm:
+            params = SamplingParams(max_tokens=8, temperature=temperature, seed=5)
+            answers.append([each.token_ids for each in llm.generate(prompts, params)])
+    assert answers[0] == answers[1]
 
 
 def test_both_ways_are_measured():
     found = cpu_rows.measure("random:tiny-llama", "bfloat16", rounds=1)
-    assert [row["tokens"] for row in found] == list(cpu_rows.ROWS)
+    assert [row["tokens"] for row in found] == list(cpu_rows.ROWS[: len(found)])
+    assert len(found) == len(cpu_rows.ROWS) or found[-1]["kernels_ms"] > found[-1]["torch_ms"]
     assert all(row["kernels_ms"] > 0 and row["torch_ms"] > 0 and row["kind"] == "bfloat16" for row in found)

@@ -2,8 +2,9 @@
 
 A step of a few tokens is a few hundred operations of some ten microseconds each, and torch starts and ends its threads
 for every one of them. `gradus.kernels.cpu` runs the whole step in one call: decodes, verified drafts, short prompts and
-chunks. Longer steps give torch's products enough work (`kernels/cpu/rows.py`). The kernels also compute the products of
-draft heads.
+chunks. A prompt of more tokens than the kernels take at once goes through them in several passes, as far as that is
+faster than torch, whose products need many rows (`kernels/cpu/rows.py`). The kernels also compute the products of draft
+heads.
 """
 
 import logging
@@ -33,7 +34,7 @@ _caller = threading.local()  # threads: torch's thread count for this thread out
 
 
 class CompiledRunner(ModelRunner):
-    """Runs steps of up to `max_kernel_rows` tokens in the kernels, and longer ones in torch.
+    """Runs steps of up to `most_tokens` tokens in the kernels, and longer ones in torch.
 
     threads: how many share a decode step. beside: a module that prepares a step's inputs, such as draft heads; its
     matrices are replaced by ones that multiply few rows in the kernels. Raises Unsupported for a model without kernels.
@@ -66,7 +67,8 @@ class CompiledRunner(ModelRunner):
         )
         for number, (name, linear) in enumerate(matrices.items()):
             beside.set_submodule(name, KernelLinear(linear, self.decode, number))
-        self.max_kernel_rows = most_rows(self.decode.kind, model.config.hidden_size)
+        self.most_tokens = most_rows(self.decode.kind, model.config.hidden_size)
+        self.max_kernel_rows = min(self.most_tokens, MOST_ROWS)
         with announced():
             self._warm_up()
 
@@ -106,19 +108,32 @@ class CompiledRunner(ModelRunner):
         return self._in_kernels(batch) if self._takes(sum(batch.counts), batch.scores) else super().logits(batch)
 
     def _in_kernels(self, batch: Batch, *, greedy: bool = False) -> Tensor:
-        """Run the step in the kernels. Returns logits, or if `greedy`, the token of each row's largest logit."""
+        """Run the step in the kernels, MOST_ROWS rows at a time: later rows find the keys of earlier ones in the cache.
+
+        Returns logits, or if `greedy`, the token of each row's largest logit.
+        """
         self.attention.update_pages(batch)
         slots = [slot for slot, count in zip(batch.slots, batch.counts, strict=True) for _ in range(count)]
-        before = [number for count in batch.counts for number in range(count)]
+        places = [number for count in batch.counts for number in range(count)]  # of each row in its span
         wanted = batch.logits_rows.tolist()
-        made = self.decode.run(batch.token_ids, batch.positions, slots, before, wanted or [0], greedy=greedy)
+        made, hidden = list[Tensor](), list[Tensor]()
+        for first in range(0, len(slots), MOST_ROWS):
+            rows = slice(first, first + MOST_ROWS)
+            before = [min(place, number) for number, place in enumerate(places[rows])]
+            mine = [row - first for row in wanted if first <= row < first + MOST_ROWS]
+            found = self.decode.run(
+                batch.token_ids[rows], batch.positions[rows], slots[rows], before, mine, greedy=greedy
+            )
+            made.append(found if len(slots) <= MOST_ROWS else found.clone())
+            if self.keeps_hidden:
+                hidden.append(self.decode.hidden(mine))
         if self.keeps_hidden:
-            self.hidden = self.decode.hidden(wanted)
-        return made[: len(wanted)]
+            self.hidden = torch.cat(hidden)
+        return made[0] if len(made) == 1 else torch.cat(made)
 
     def _takes(self, tokens: int, scores: Sequence[object]) -> bool:
         """True if the kernels take a step of `tokens` tokens. They keep no hidden states to compute `scores` from."""
-        return 0 < tokens <= self.max_kernel_rows and not scores
+        return 0 < tokens <= self.most_tokens and not scores
 
     def quiet(self, plan: Plan) -> AbstractContextManager[None]:
         """Keep torch to one thread if the kernels take the plan; otherwise let it use all its threads."""

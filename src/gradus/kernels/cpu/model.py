@@ -186,7 +186,7 @@ class DecodeModel:
 
         A slot may have several rows, at successive positions in successive rows; `before` counts the rows of the same
         slot right before each (None: none). Keys and values go to the pages in the tables.
-        wanted: the rows that get logits, at least one; None: all. Returns their logits, float32 [wanted, V], valid
+        wanted: the rows that get logits; None: all. Returns their logits, float32 [wanted, V], valid
         until the next call. If `greedy`, writes no logits and returns each row's most likely token, int64 [wanted]: the
         first among equals, -1 if its logit is not finite.
         """
@@ -199,7 +199,7 @@ class DecodeModel:
         for table in self.tables_of_angles:
             table.reach(max(places) + 1)
         self._divide(slots, places, before or [0] * rows)
-        self._run(0, self.count)
+        self._run(0, self.count if len(wanted) else self.count - 1)  # the head comes last
         return self.tokens[: len(wanted)].clone() if greedy else self.logits[: len(wanted)]
 
     def hidden(self, rows: Sequence[int]) -> Tensor:

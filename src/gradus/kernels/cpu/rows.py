@@ -1,9 +1,10 @@
 """The number of rows up to which a step's products are faster in these kernels than in torch: measured, by processor.
 
-`benchmarks/cpu_rows.py --table` writes a processor's file in `measured_rows/`: the most rows, up to MOST_ROWS, for each
-kind of matrix and each model width that it measured. A model of another width takes the nearest width's number. A
-processor without a file takes MOST_ROWS everywhere. A processor is identified by its name and its instruction sets,
-because many processors of rented machines share one name.
+`benchmarks/cpu_rows.py --table` writes a processor's file in `measured_rows/`: the most rows for each kind of matrix
+and each model width that it measured. Beyond MOST_ROWS, the kernels run in several passes. A model of another width
+takes the nearest width's number. A processor is identified by its name and the instruction sets that the kernels use,
+because many processors of rented machines share one name. One without a file takes another's with the same instruction
+sets, and else MOST_ROWS everywhere.
 """
 
 import json
@@ -12,6 +13,9 @@ from importlib.resources import files
 
 from gradus.device.processor import instruction_sets, processor_name
 from gradus.kernels.cpu.product import MOST_ROWS
+from gradus.kernels.cpu.vectors import features
+
+X86 = ("avx", "fma", "amx")
 
 Widths = dict[int, int]
 """Hidden size → most rows."""
@@ -22,7 +26,9 @@ Processor = tuple[str, str]
 
 def most_rows(kind: str, hidden_size: int) -> int:
     """Look up this processor's most rows. kind: of the matrices, a value of KINDS in `matrix.py`."""
-    widths = stored().get(processor(), {}).get(kind, {})
+    known, (name, sets) = stored(), processor()
+    alike = (kinds for (_, each), kinds in known.items() if each == sets)
+    widths = known.get((name, sets), next(alike, {})).get(kind, {})
     if not widths:
         return MOST_ROWS
     return widths[min(widths, key=lambda width: abs(width - hidden_size))]
@@ -44,4 +50,12 @@ def stored() -> dict[Processor, dict[str, Widths]]:
 
 @cache
 def processor() -> Processor:
-    return processor_name(), instruction_sets()
+    """This processor, with the instruction sets that the kernels use: `NUMBA_CPU_FEATURES` may leave some out."""
+    used = {_plain(name) for name in features()}
+    sets = [name for name in instruction_sets().split() if not _plain(name).startswith(X86) or _plain(name) in used]
+    return processor_name(), " ".join(sets)
+
+
+def _plain(name: str) -> str:
+    """Spell an instruction set as Linux and LLVM both do."""
+    return name.replace("_", "").replace("-", "")
