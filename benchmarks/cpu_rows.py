@@ -27,12 +27,12 @@ from gradus.bench.statistics import median, significant
 from gradus.execution.compiled import CompiledRunner, alone
 from gradus.execution.runner import ModelRunner
 from gradus.kernels.cpu.product import MOST_ROWS
-from gradus.kernels.cpu.rows import processor
+from gradus.kernels.cpu.rows import GGUF, processor
 from gradus.text.llm import LLM
 
 MODELS = ("random:smollm2-135m", "random:qwen2.5-1.5b")
 KINDS = ("bfloat16", "int8", "int4")
-STORED = "gemma3-270m"  # a GGUF file, run as it is stored
+STORED = ("smollm2-135m", "gemma3-270m")  # GGUF files, run as they are stored
 ROWS = (4, 8, 16, 24, MOST_ROWS, 2 * MOST_ROWS, 4 * MOST_ROWS, 8 * MOST_ROWS, 16 * MOST_ROWS)
 CONTEXT = ROWS[-1]
 ALWAYS = 8  # rows: decodes of this many sequences are what the kernels are for
@@ -41,7 +41,7 @@ MEASURED = Path(__file__).parents[1] / "src/gradus/kernels/cpu/measured_rows"
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", action="append", help=f"may be repeated; {', '.join((*MODELS, STORED))} by default")
+    parser.add_argument("--model", action="append", help=f"may be repeated; {', '.join((*MODELS, *STORED))} by default")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--commit", help="of this code; asked of git by default")
     parser.add_argument("--out", type=Path, help="where results go; stdout by default")
@@ -52,8 +52,8 @@ def main() -> None:
         return
     found = {"commit": asked.commit or commit(), **fingerprint(torch.device("cpu"), quick=True), "rows": []}
     found["hardware"]["instruction sets"] = processor()[1]
-    for model in asked.model or (*MODELS, STORED):
-        for kind in KINDS if model != STORED else (None,):
+    for model in asked.model or (*MODELS, *STORED):
+        for kind in KINDS if model not in STORED else (None,):
             found["rows"] += measure(model, kind, asked.rounds)
             print(json.dumps(found["rows"][-1]), flush=True)
     if asked.out:
@@ -69,7 +69,8 @@ def measure(model: str, kind: str | None, rounds: int) -> list[dict[str, Any]]:
     llm = LLM(model, device="cpu", context_length=CONTEXT, **settings)
     runner = llm.engine.runner
     assert isinstance(runner, CompiledRunner), "this processor's engine runs in torch"
-    kind = kind or runner.decode.kind
+    kind = kind or GGUF
+    runner.attention.tables[:, 0, :CONTEXT] = torch.arange(CONTEXT)  # each position has a place of its own
     found = []
     for rows in ROWS:
         batch = chunk(rows)
@@ -103,7 +104,7 @@ def plain(runner: CompiledRunner, batch: Batch) -> None:
 
 
 def chunk(tokens: int) -> Batch:
-    """Make a chunk of a sequence in slot 0, whose block table is empty: its keys go to page 0, which is for padding."""
+    """Make a chunk of a sequence in slot 0."""
     positions = torch.arange(tokens)
     wanted = positions if tokens <= MOST_ROWS else positions[-1:]
     return Batch(

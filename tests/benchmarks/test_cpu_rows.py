@@ -42,7 +42,7 @@ def test_a_model_takes_the_nearest_width_and_a_processor_without_a_file_all_rows
     monkeypatch.setattr(rows, "stored", lambda: {("mine", "avx2"): {"int8": {576: 16, 2048: 24}}})
     monkeypatch.setattr(rows, "processor", lambda: ("mine", "avx2"))
     assert [rows.most_rows("int8", width) for width in (64, 1024, 1536)] == [16, 16, 24]
-    assert rows.most_rows("int4", 576) == MOST_ROWS
+    assert rows.most_rows("int4", 576) == rows.most_rows("q4_1", 576) == MOST_ROWS
     monkeypatch.setattr(rows, "processor", lambda: ("another", "avx2"))
     assert rows.most_rows("int8", 576) == 16, "as one with the same instruction sets"
     monkeypatch.setattr(rows, "processor", lambda: ("mine", "avx2 avx512f"))

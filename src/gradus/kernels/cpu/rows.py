@@ -14,8 +14,10 @@ from importlib.resources import files
 from gradus.device.processor import instruction_sets, processor_name
 from gradus.kernels.cpu.product import MOST_ROWS
 from gradus.kernels.cpu.vectors import features
+from gradus.quantization.gguf import FORMATS
 
 X86 = ("avx", "fma", "amx")
+GGUF = "gguf"
 
 Widths = dict[int, int]
 """Hidden size → most rows."""
@@ -25,7 +27,9 @@ Processor = tuple[str, str]
 
 
 def most_rows(kind: str, hidden_size: int) -> int:
-    """Look up this processor's most rows. kind: of the matrices, a value of KINDS in `matrix.py`."""
+    """Look up this processor's most rows. kind: of the matrices, a value of KINDS in `matrix.py`; the table has one
+    entry for all of GGUF's."""
+    kind = GGUF if kind in FORMATS else kind
     known, (name, sets) = stored(), processor()
     alike = (kinds for (_, each), kinds in known.items() if each == sets)
     widths = known.get((name, sets), next(alike, {})).get(kind, {})
