@@ -70,7 +70,8 @@ def measure(model: str, kind: str | None, rounds: int) -> list[dict[str, Any]]:
     runner = llm.engine.runner
     assert isinstance(runner, CompiledRunner), "this processor's engine runs in torch"
     kind = kind or GGUF
-    runner.attention.tables[:, 0, :CONTEXT] = torch.arange(CONTEXT)  # each position has a place of its own
+    tables = runner.attention.tables
+    tables[:, 0] = torch.arange(tables.shape[2])  # each position has a place of its own
     found = []
     for rows in ROWS:
         batch = chunk(rows)

@@ -17,6 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gradus.device.allocator import give_back_host_memory
 from gradus.errors import CheckpointError, ConfigError
 from gradus.loading.fetch.catalogue import CATALOGUE, Entry
 from gradus.loading.progress import Progress, Silent
@@ -78,6 +79,7 @@ def open_checkpoint(name: str, *, progress: Progress | None = None) -> Checkpoin
     with _readable(name):
         path = _find(name, progress)
         checkpoint = _open_folder(name, path) if path.is_dir() else _open_file(name, path)
+    give_back_host_memory()  # parsing a vocabulary takes several times the memory that it keeps
     if name in CATALOGUE:
         checkpoint.license = CATALOGUE[name].license.name
     return checkpoint
@@ -92,7 +94,9 @@ def open_tokenizer(name: str, *, progress: Progress | None = None) -> Tokenizer 
         return Tokenizer.of_bytes()
     with _readable(name):
         path = _find(name, progress)
-        return folder.read_tokenizer(path) if path.is_dir() else _tokenizer_of_file(name, path)
+        tokenizer = folder.read_tokenizer(path) if path.is_dir() else _tokenizer_of_file(name, path)
+    give_back_host_memory()
+    return tokenizer
 
 
 def as_asked(
@@ -135,7 +139,6 @@ def load_model(
 
     dtype: of activations, norms and embeddings. linear: the factory of matrices; None stores them in `dtype`.
     """
-    from gradus.device.allocator import give_back_host_memory
     from gradus.models import Linear, create_model, load_weights, randomize
 
     progress = progress or Silent()
