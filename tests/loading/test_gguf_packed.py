@@ -11,6 +11,7 @@ from gradus.errors import CheckpointError, ConfigError
 from gradus.loading import as_asked, open_checkpoint
 from gradus.loading.gguf.packed import KEPT
 from gradus.models.layers import Linear
+from gradus.models.precision import NarrowLinear, Precision
 from gradus.quantization.gguf import GGUFLinear
 from gradus.quantization.parts import SideBySide
 from tests.loading.builders import CONFIGS, as_llama_cpp, tensors_of, write_folder, write_gguf
@@ -90,6 +91,13 @@ def test_matrices_side_by_side_may_be_stored_in_different_ways(tmp_path):
     assert isinstance(first.qkv, SideBySide)
     assert [part.format.name for part in first.qkv.parts] == ["q4_1", "q4_k", "q6_k"]
     assert llm.precision.name == "gguf Q4_1 Q4_K Q6_K weights, float32"
+
+
+def test_where_16_bits_are_faster_nothing_of_a_file_is_rounded_to_them(tmp_path, monkeypatch):
+    narrow = Precision(torch.bfloat16, torch.float32, NarrowLinear, "as if measured")
+    monkeypatch.setattr("gradus.models.precision.measure_cpu", lambda config: narrow)
+    path = str(write(tmp_path / "m.gguf", [Type.F32, Type.Q4_K]))
+    assert LLM(path, **CPU).precision.weights == torch.float32
 
 
 def test_what_is_not_kept_becomes_floats_beside_what_is(tmp_path):

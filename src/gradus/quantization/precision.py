@@ -8,6 +8,7 @@ from gradus.errors import ConfigError
 from gradus.models.config import ModelConfig
 from gradus.models.layers import Linear
 from gradus.models.precision import Precision, resolve_precision
+from gradus.quantization.gguf import FORMATS
 from gradus.quantization.mix import Mix, factory
 from gradus.quantization.schemes import AS_STORED, check_device
 
@@ -22,8 +23,11 @@ def resolve(
     that the device does not support, a pattern that matches nothing, or a quantized checkpoint that would be quantized
     again.
     """
-    if dtype == "auto" and device.type == "cpu" and stored is not None and stored.covers(config):
+    on_cpu = dtype == "auto" and device.type == "cpu"
+    if on_cpu and stored is not None and stored.covers(config):
         precision = Precision(torch.float32, torch.float32, Linear, "no matrix is made of floats")
+    elif on_cpu and stored is not None and not FORMATS.keys().isdisjoint(stored.schemes):
+        precision = Precision(torch.float32, torch.float32, Linear, "all numbers of a GGUF file keep their bits")
     else:
         precision = resolve_precision(dtype, device, config)
     return quantized(precision, quantize, device, config, stored)
