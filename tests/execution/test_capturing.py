@@ -3,6 +3,7 @@
 from contextlib import contextmanager
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
@@ -23,6 +24,18 @@ def test_inputs_arrive_at_one_address_with_padding_behind_them():
         assert inputs.values[:, :2].tolist() == [[number, 4], [number + 1, 0]]
     inputs.send(4, ([], 4), ([], 0))
     assert inputs.values.tolist() == [[4] * 4, [0] * 4] and inputs.values.data_ptr() == address
+
+
+def test_what_was_sent_last_is_not_sent_again():
+    inputs, slots, limits = Inputs(2, 4, CPU), np.array([2, 5]), np.array([9, 9])
+    inputs.send(2, (slots, 4), (limits, 0))
+    inputs.values.zero_()
+    inputs.send(2, (slots, 4), (limits, 0))
+    assert not inputs.values.any()
+    for size, more in ((4, limits), (2, limits), (2, np.array([9, 10]))):  # each differs from the one before
+        inputs.send(size, (slots, 4), (more, 0))
+        assert inputs.values[:, :2].tolist() == [[2, 5], more.tolist()]
+        inputs.values.zero_()
 
 
 class FakeGraphs:

@@ -52,6 +52,25 @@ def test_nobody_is_planned_past_its_last_token(lag):
     assert (metrics.batch_total, metrics.generated_tokens, metrics.steps) == (9, 9, 5)
 
 
+def test_a_decode_has_the_same_arrays_in_every_step_until_a_sequence_comes_or_goes():
+    """A GPU's runner sends them only when they have changed. A limit is what the whole answer stores."""
+    world = ahead()
+    world.add(ask("a", 3, 12))
+    for _ in range(3):
+        world.step()
+    seen = []
+    for _ in range(2):
+        world.step()
+        seen.append(world.runner.plan.decodes)
+    assert seen[0].slots is seen[1].slots and seen[0].limits is seen[1].limits
+    assert seen[0].limits.tolist() == [3 + 12 - 1] and seen[0].starts.tolist() != seen[1].starts.tolist()
+    world.add(ask("b", 3, 4))
+    for _ in range(3):
+        world.step()
+    assert world.runner.plan.decodes.limits.tolist() == [3 + 12 - 1, 3 + 4 - 1]
+    world.drain()
+
+
 @pytest.mark.parametrize("lag", [0, 1])
 def test_tokens_that_nothing_reads_for_many_steps_are_all_there(lag):
     """Columns keep the tokens of the last steps; then the sequences' lists take them over. `check` would read them."""

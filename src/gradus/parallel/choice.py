@@ -22,7 +22,7 @@ FEWEST_ROWS = 16
 CALLS = 8  # sums in a graph: steps are replayed from graphs, so the host's time for a launch must not count
 
 Race = Callable[[int], Sequence[float]]
-"""Given a number of rows, times a sum through inboxes, and through NCCL."""
+"""Times a sum of a number of rows: through inboxes, and through NCCL."""
 
 
 def choose(exchange: Exchange, width: int, dtype: torch.dtype) -> None:

@@ -35,8 +35,8 @@ REPLAYS, ROUNDS = 10, 4  # of each graph, to find the faster one
 class Inputs:
     """The buffer from which graphs read a step's inputs: a few kinds of numbers per sequence, sent by the host.
 
-    What was sent last is not sent again: the same sequences decode for many steps, in the same arrays (see
-    `Columns.advance`), and a copy costs the host more than the launch of a graph. Arrays must not change once sent.
+    Arrays that were sent last are not sent again, and must not change: the same sequences decode for many steps, in the
+    same arrays (see `Columns.advance`), and a copy costs the host more than the launch of a graph.
 
     values: int32 [kinds, sequences], on the device.
     """
