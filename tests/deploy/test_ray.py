@@ -29,12 +29,13 @@ STEP_S = 0.01
 class Deployed:
     """The program, and a client of it."""
 
-    def __init__(self, replicas=2, step_s=STEP_S):
+    def __init__(self, replicas=2, step_s=STEP_S, most=0, running=64):
         if (reason := obstacle("ray")) is not None:
             pytest.skip(reason)
         path = os.pathsep.join([str(ROOT / "src"), str(ROOT), sysconfig.get_path("purelib")])
         self.process = subprocess.Popen(
-            [str(folder("ray") / "venv" / "bin" / "python"), "-m", "tests.deploy.program", str(replicas), str(step_s)],
+            [str(folder("ray") / "venv" / "bin" / "python"), "-m", "tests.deploy.program"]
+            + [str(each) for each in (replicas, step_s, most, running)],
             env=os.environ | {"PYTHONPATH": path, "GRADUS_API_KEY": KEY, "PYTHONUNBUFFERED": "1"},
             cwd=ROOT,
             stdin=subprocess.PIPE,
@@ -226,4 +227,22 @@ def test_an_update_and_the_end_lose_no_request():
         found.process.send_signal(signal.SIGTERM)
         events = [first, *stream]
         assert events[-1][1] == "[DONE]" and text_of(events).count("@") == 300
+        assert found.end() == 0
+
+
+def test_more_requests_than_a_replica_runs_start_more_replicas():
+    """Ray looks at the number of requests under way, which a front holds open until their last token."""
+    with deployed(replicas=1, most=3, running=2) as found, ThreadPoolExecutor(8) as pool:
+        ends = time.monotonic() + 150
+        seen = set()
+
+        def load():
+            while time.monotonic() < ends and len(seen) < 3:
+                seen.add(replica_in(found.generate("hello", tokens=100)))
+
+        began = time.monotonic()
+        for each in [pool.submit(load) for _ in range(8)]:
+            each.result()
+        print(f"{len(seen)} replicas answered after {time.monotonic() - began:.0f} s")
+        assert len(seen) == 3
         assert found.end() == 0
