@@ -4,7 +4,7 @@
     PYTHONPATH=src:. python3 benchmarks/cpu_rows.py --table benchmarks/cpu_rows.json
 
 It runs steps of one chunk of tokens through both in turns; the models' weights are random, except for a GGUF file's.
-In a step that the kernels take at once, each token gets logits, as decodes do; in a longer one, the last alone.
+Each token of a step that the kernels take at once gets logits, as decodes do; of a longer step, the last token alone.
 `--table` measures nothing: it writes the processor's file in src/gradus/kernels/cpu/measured_rows/, by which the engine
 chooses (`gradus.kernels.cpu.rows`). Run it where nothing else runs, once as it is, and once for processors with AVX2
 alone, with the variables of `beside_llama.FEATURES`.

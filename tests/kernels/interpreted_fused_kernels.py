@@ -280,7 +280,7 @@ def test_tokens_are_those_of_the_torch_sampler_at_any_temperature_and_stride():
 
 @pytest.mark.parametrize("width", [1, 16])
 def test_with_slots_seeds_are_looked_up_and_tokens_written_back(width):
-    """At their positions, or in place of the newest; padding, at position 0, has no place among all tokens."""
+    """Tokens go to their positions, or in place of the newest. Padding, at position 0, has none among all tokens."""
     logits, positions = 3 * torch.randn(3, 1100), torch.tensor([4, 0, 9], dtype=torch.int32)
     logits[1, 7] = float("nan")
     seeds, temperatures = torch.tensor([11, 22, 33, 44, 55]), torch.tensor([0.0, 1.0, 0.5, 0.0, 2.0])

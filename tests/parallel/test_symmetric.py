@@ -15,7 +15,7 @@ def test_ranks_that_have_exchanged_before_meet_new_ones(tmp_path):
     got: dict[int, list[bytes]] = {}
 
     def rank(own: int, numbers: list[int]) -> None:
-        """As torch's symmetric memory does it, in C++ through a prefix."""
+        """Exchange as torch's symmetric memory does, through a prefix in C++."""
         counted = Counted(dist.FileStore(str(tmp_path / "store"), 2))
         store = dist.PrefixStore("symmetric", counted)
         for turn, number in enumerate(numbers):

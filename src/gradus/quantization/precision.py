@@ -23,14 +23,21 @@ def resolve(
     that the device does not support, a pattern that matches nothing, or a quantized checkpoint that would be quantized
     again.
     """
-    on_cpu = dtype == "auto" and device.type == "cpu"
-    if on_cpu and stored is not None and stored.covers(config):
-        precision = Precision(torch.float32, torch.float32, Linear, "no matrix is made of floats")
-    elif on_cpu and stored is not None and not FORMATS.keys().isdisjoint(stored.schemes):
-        precision = Precision(torch.float32, torch.float32, Linear, "all numbers of a GGUF file keep their bits")
+    precision = None
+    if dtype == "auto" and device.type == "cpu" and stored is not None:
+        precision = _without_race(stored, config)
+    return quantized(precision or resolve_precision(dtype, device, config), quantize, device, config, stored)
+
+
+def _without_race(stored: Mix, config: ModelConfig) -> Precision | None:
+    """Return the precision of a CPU's unquantized parts, or None where it has to be measured."""
+    if stored.covers(config):
+        reason = "no matrix is made of floats"
+    elif not FORMATS.keys().isdisjoint(stored.schemes):
+        reason = "all numbers of a GGUF file keep their bits"
     else:
-        precision = resolve_precision(dtype, device, config)
-    return quantized(precision, quantize, device, config, stored)
+        return None
+    return Precision(torch.float32, torch.float32, Linear, reason)
 
 
 def quantized(

@@ -177,7 +177,7 @@ class DraftControl:
         stands: NDArray[Any],
         ranked: Mapping[int, NDArray[Any]],
     ) -> Iterator[tuple[float, DraftShape]]:
-        """Estimate the tokens per second of each shape with the likeliest drafts, as a multiple of those without.
+        """Estimate how many times as many tokens per second each shape yields with the likeliest drafts.
 
         ranked: by the most drafts of a shape, all chances in falling order. Where steps are padded, nothing else has to
         be known: a fast GPU would wait for more.
