@@ -26,7 +26,7 @@ from gradus.bench.run.script import ran
 from gradus.bench.statistics import median, significant
 from gradus.execution.compiled import CompiledRunner, alone
 from gradus.execution.runner import ModelRunner
-from gradus.kernels.cpu.product import MOST_ROWS
+from gradus.kernels.cpu.activations import MOST_ROWS
 from gradus.kernels.cpu.rows import GGUF, processor
 from gradus.text.llm import LLM
 

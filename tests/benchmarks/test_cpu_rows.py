@@ -9,7 +9,7 @@ pytest.importorskip("numba")
 from benchmarks import cpu_rows
 from gradus.engine.request import SamplingParams
 from gradus.kernels.cpu import rows
-from gradus.kernels.cpu.product import MOST_ROWS
+from gradus.kernels.cpu.activations import MOST_ROWS
 from gradus.text.llm import LLM
 
 

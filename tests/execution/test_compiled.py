@@ -15,9 +15,9 @@ pytest.importorskip("numba")
 from gradus.execution import compiled
 from gradus.execution.compiled import CompiledRunner, alone, announced, together
 from gradus.execution.runner import ModelRunner
+from gradus.kernels.cpu.activations import MOST_ROWS
 from gradus.kernels.cpu.matrix import Unsupported
 from gradus.kernels.cpu.model import Stages
-from gradus.kernels.cpu.product import MOST_ROWS
 from gradus.models import create_model
 from gradus.models.families import llama
 from gradus.models.heads import Heads

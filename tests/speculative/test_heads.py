@@ -15,8 +15,8 @@ from gradus.errors import GradusError
 from gradus.execution.compiled import KernelLinear
 from gradus.execution.memory.device_memory import DeviceMemory
 from gradus.execution.memory.plan import memory_plan
+from gradus.kernels.cpu.activations import MOST_ROWS
 from gradus.kernels.cpu.model import DecodeModel
-from gradus.kernels.cpu.product import MOST_ROWS
 from gradus.models import create_model, randomize
 from gradus.models.precision import resolve_precision
 from gradus.models.shapes import SHAPES

@@ -20,8 +20,8 @@ from gradus.attention.paged import PagedAttention
 from gradus.device.threads import end_spinning, own_threads
 from gradus.engine.plan import Admission, Plan
 from gradus.execution.runner import ModelRunner
+from gradus.kernels.cpu.activations import MOST_ROWS
 from gradus.kernels.cpu.model import DecodeModel
-from gradus.kernels.cpu.product import MOST_ROWS
 from gradus.kernels.cpu.rows import most_rows
 from gradus.models import Linear, Model
 from gradus.sampling.sampler import Drawn, Rows, Sampler

@@ -74,7 +74,7 @@ class Int4Linear(QuantizedLinear):
     def use_lanes(self) -> None:
         """Put 16 rows side by side: words int32 [B, T, 16, 16], B = ⌈N / 16⌉, pairs int32 [B, groups, 16].
 
-        Two words of a row become one; rows that pad the last 16 are zeros. Afterwards nothing can be stored any more.
+        Rows that pad the last 16 are zeros. Afterwards nothing can be stored any more.
         """
         if not self.in_lanes:
             self.in_lanes = True
@@ -113,7 +113,7 @@ class Int4Linear(QuantizedLinear):
         if not self.in_lanes:
             return self.words[:, first:end], self.pairs[:, first:end]
         blocks, rows = slice(first // LANES, -(-end // LANES)), slice(first % LANES, first % LANES + end - first)
-        words = self.words[blocks].permute(1, 0, 3, 2).flatten(1, 2).contiguous().view(torch.int16)
+        words = from_lanes(self.words[blocks])
         return words[:, rows], self.pairs[blocks].permute(1, 0, 2).flatten(1)[:, rows]
 
     def forward(self, x: Tensor) -> Tensor:
@@ -167,10 +167,20 @@ def unpacked(words: Tensor) -> Tensor:
 
 
 def to_lanes(words: Tensor) -> Tensor:
-    """Rearrange int16 [T, N, 32] → int32 [⌈N / 16⌉, T, 16, 16]: entry [b, t, i, l] holds the words 2 i and 2 i + 1 of
-    tile t and row 16 b + l."""
-    pairs = F.pad(words, (0, 0, 0, -words.shape[1] % LANES)).view(torch.int32)
-    return pairs.unflatten(1, (-1, LANES)).permute(1, 0, 3, 2).contiguous()
+    """Rearrange int16 [T, N, 32] → int32 [⌈N / 16⌉, T, 16, 16].
+
+    Byte p of a word has planes 2 p and 2 p + 1 of a column. Entry [b, t, 8 p + i, l] holds these bytes of columns 4 i,
+    4 i + 2, 4 i + 1 and 4 i + 3 of tile t and row 16 b + l: two neighbors lie 16 bits apart, and four in four bytes.
+    """
+    padded = F.pad(words, (0, 0, 0, -words.shape[1] % LANES)).unflatten(1, (-1, LANES))
+    halves = padded.view(torch.uint8).unflatten(3, (PLANE // 4, 2, 2, 2))  # [T, B, 16, fours, pair, of a pair, p]
+    return halves.permute(1, 0, 6, 3, 2, 5, 4).contiguous().flatten(5).view(torch.int32).flatten(2, 3).squeeze(4)
+
+
+def from_lanes(lanes: Tensor) -> Tensor:
+    """Undo `to_lanes`: → int16 [T, N, 32], with N a multiple of 16."""
+    fours = lanes.unsqueeze(-1).view(torch.uint8).unflatten(4, (2, 2)).unflatten(2, (2, PLANE // 4))
+    return fours.permute(1, 0, 4, 3, 6, 5, 2).contiguous().view(torch.int16).flatten(3).flatten(1, 2)
 
 
 def pairs_to_lanes(pairs: Tensor) -> Tensor:

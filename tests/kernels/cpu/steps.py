@@ -101,7 +101,9 @@ class Pages:
         order = torch.randperm(count, generator=generator(3)) + 1
         self.attention.tables.copy_(order.view(groups, slots, longest))
 
-    def decode_model(self, model: Model, threads: int = 2, beside: Sequence[Linear] = ()) -> DecodeModel:
+    def decode_model(
+        self, model: Model, threads: int = 2, beside: Sequence[Linear] = (), *, rounds: bool = False
+    ) -> DecodeModel:
         storage = self.storage
         return DecodeModel(
             model,
@@ -111,6 +113,7 @@ class Pages:
             windows=[group.window for group in storage.groups],
             threads=threads,
             extra_linears=beside,
+            rounds=rounds,
         )
 
 

@@ -10,6 +10,7 @@ import torch
 from gradus.kernels.cpu import machine, vectors
 from gradus.kernels.cpu.byte_products import PRODUCTS, _int8_code, _row_pairs_code
 from gradus.kernels.cpu.gguf import blocks as gguf_blocks
+from gradus.kernels.cpu.int4 import tile
 from gradus.loading.gguf.packed import KEPT
 from gradus.models.layers import MatrixId
 from gradus.quantization.gguf import FORMATS
@@ -26,9 +27,11 @@ def arm(monkeypatch):
     monkeypatch.setattr(machine, "IS_X86", False)
     for extension in ("HAS_BF16", "HAS_AVX512", "BY_PAIRS"):
         monkeypatch.setattr(vectors, extension, False)
+    monkeypatch.setattr(tile, "HAS_AVX512", False)
     monkeypatch.setattr(vectors, "WIDE", 8)
     monkeypatch.setattr(vectors, "WIDENS_HALVES", True)
     monkeypatch.setattr(gguf_blocks, "WIDENS_HALVES", True)
+    monkeypatch.setattr(tile, "WIDENS_HALVES", True)
 
 
 # -- assembled ---------------------------------------------------------------------------------------------------------
@@ -37,7 +40,7 @@ def arm(monkeypatch):
 @pytest.mark.parametrize("count", [1, 8])
 @pytest.mark.parametrize(
     ("loop", "literal", "words"),
-    [(vectors._int4_code, (0,), 14), (vectors._float_code, (1, 3, 1, vectors.KEEP), 13), (vectors._sum_code, (1,), 9)],
+    [(tile._int4_code, (0,), 14), (vectors._float_code, (1, 3, 1, vectors.KEEP), 13), (vectors._sum_code, (1,), 9)],
     ids=["int4", "float", "sum"],
 )
 def test_the_loops_are_vector_code_of_any_processor(loop, literal, words, count):
@@ -133,11 +136,11 @@ def test_int4_is_multiplied_as_its_floats(count, kind, tmp_path):
     linear.assign("weight", 0, torch.randn(vectors.LANES, width))
     expected, x = linear.dequantized().double(), torch.randn(count, width)
     linear.use_lanes()
-    sums, out = x.view(count, -1, vectors.PLANE).sum(2).numpy(), np.zeros((count, vectors.LANES), np.float32)
+    sums, out = x.view(count, -1, tile.PLANE).sum(2).numpy(), np.zeros((count, vectors.LANES), np.float32)
     words, pairs = (each.detach().contiguous().view(torch.uint8).numpy() for each in (linear.words, linear.pairs))
     run_on_arm(
-        vectors._int4_code(vectors.FLOATS, count),
-        [0, 0, int(linear.kind == torch.float16), words, pairs, group // (2 * vectors.PLANE), width // vectors.PLANE,
+        tile._int4_code(tile.FLOATS, count),
+        [0, 0, int(linear.kind == torch.float16), words, pairs, group // (2 * tile.PLANE), width // tile.PLANE,
          x.numpy(), 4 * width, sums, sums, 4 * sums.shape[1], out, 4 * vectors.LANES], tmp_path,
     )  # fmt: skip
     torch.testing.assert_close(torch.from_numpy(out).double(), x.double() @ expected.t(), rtol=1e-5, atol=1e-4)

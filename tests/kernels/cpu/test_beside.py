@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from gradus.kernels.cpu.product import MOST_ROWS
+from gradus.kernels.cpu.activations import MOST_ROWS
 from gradus.models import Linear, MatrixId
 from gradus.quantization.int8 import Int8Linear
 from gradus.quantization.mix import Mix, factory

@@ -18,7 +18,7 @@ from gradus.kernels import cpu
 from gradus.kernels.cpu import vectors
 
 ROOT = Path(__file__).parents[3]
-SOURCES = sorted((ROOT / "src" / "gradus" / "kernels" / "cpu").glob("*.py"))
+SOURCES = sorted((ROOT / "src" / "gradus" / "kernels" / "cpu").rglob("*.py"))
 
 # -- sources -----------------------------------------------------------------------------------------------------------
 
@@ -178,7 +178,7 @@ def test_float16_is_widened_by_integers_where_no_instruction_does_it():
     builder = ir.IRBuilder(function.append_basic_block())
     code, lanes = vectors.Code(builder), 16
     bits = code.read(function.args[0], code.whole(0), ir.VectorType(vectors.SINGLE, lanes))
-    wide = vectors._widened_half(builder, bits, ir.VectorType(vectors.FLOAT, lanes))
+    wide = vectors.widened_half(builder, bits, ir.VectorType(vectors.FLOAT, lanes))
     code.write(function.args[1], code.whole(0), wide)
     builder.ret_void()
     engine = binding.create_mcjit_compiler(

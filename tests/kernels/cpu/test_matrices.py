@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from gradus.kernels.cpu import model as kernel_model
-from gradus.kernels.cpu import panel
+from gradus.kernels.cpu.activations import make_rows
+from gradus.kernels.cpu.int4 import panel
 from gradus.kernels.cpu.machine import LINE
 from gradus.kernels.cpu.matrix import Unsupported
-from gradus.kernels.cpu.product import make_rows
 from gradus.kernels.cpu.vectors import BY_PAIRS, HAS_BF16
 from gradus.models import Linear
 from gradus.models.precision import NarrowLinear

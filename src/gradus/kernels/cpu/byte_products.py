@@ -70,31 +70,34 @@ def _avx2() -> ByteProduct:
     sums_kind, bytes_kind = _vectors(8)
     shorts = ir.VectorType(HALF, 16)
 
-    def signed(code: Code, x: ir.Value, weights: ir.Value) -> ir.Value:
-        return code.builder.call(code.named("llvm.x86.avx2.psign.b", bytes_kind, bytes_kind, bytes_kind), [x, weights])
-
     def prepare(code: Code, weights: ir.Value) -> Any:
-        return weights, signed(code, weights, weights)
+        return weights, _with_signs_of(code, weights, weights)
 
     def add(code: Code, sums: ir.Value, prepared: Any, x: ir.Value) -> ir.Value:
         weights, magnitudes = prepared
         in_twos = code.named("llvm.x86.avx2.pmadd.ub.sw", shorts, bytes_kind, bytes_kind)
         in_fours = code.named("llvm.x86.avx2.pmadd.wd", sums_kind, shorts, shorts)
-        twos = code.builder.call(in_twos, [magnitudes, signed(code, x, weights)])
+        twos = code.builder.call(in_twos, [magnitudes, _with_signs_of(code, x, weights)])
         fours = code.builder.call(in_fours, [twos, ir.Constant(shorts, [1] * 16)])
         return code.builder.add(sums, fours)
 
     return ByteProduct(8, False, prepare, add)
 
 
+def _with_signs_of(code: Code, x: ir.Value, weights: ir.Value) -> ir.Value:
+    """x, negative where weights are, and 0 where they are 0. With x = weights: their absolute values."""
+    kind = x.type
+    return code.builder.call(code.named("llvm.x86.avx2.psign.b", kind, kind, kind), [x, weights])
+
+
 def _sdot() -> ByteProduct:
+    return ByteProduct(4, False, lambda _, weights: weights, _add_by_sdot)
+
+
+def _add_by_sdot(code: Code, sums: ir.Value, weights: ir.Value, x: ir.Value) -> ir.Value:
     sums_kind, bytes_kind = _vectors(4)
-
-    def add(code: Code, sums: ir.Value, prepared: Any, x: ir.Value) -> ir.Value:
-        function = code.named("llvm.aarch64.neon.sdot.v4i32.v16i8", sums_kind, sums_kind, bytes_kind, bytes_kind)
-        return code.builder.call(function, [sums, prepared, x])
-
-    return ByteProduct(4, False, lambda _, weights: weights, add)
+    function = code.named("llvm.aarch64.neon.sdot.v4i32.v16i8", sums_kind, sums_kind, bytes_kind, bytes_kind)
+    return code.builder.call(function, [sums, weights, x])
 
 
 def chosen(found: set[str], is_x86: bool) -> str | None:
@@ -108,7 +111,71 @@ def chosen(found: set[str], is_x86: bool) -> str | None:
     return "avx2" if "avx2" in found else None
 
 
+class SmallProduct(NamedTuple):
+    """Products of weights of 0 to 63 by int8, which need no help with signs.
+
+    lanes: as above. start: the sums of nothing. add(code, sums, weights, x): adds the products of a vector. total(code,
+    sums): as i32 [lanes], exact for 8 vectors of weights up to 15, or for one up to 63.
+    """
+
+    lanes: int
+    start: ir.Constant
+    add: Callable[[Code, ir.Value, ir.Value, ir.Value], ir.Value]
+    total: Callable[[Code, ir.Value], ir.Value]
+
+
+def _small_vnni(lanes: int) -> SmallProduct:
+    sums_kind, _ = _vectors(lanes)
+
+    def add(code: Code, sums: ir.Value, weights: ir.Value, x: ir.Value) -> ir.Value:
+        function = code.named(f"llvm.x86.avx512.vpdpbusd.{32 * lanes}", sums_kind, sums_kind, sums_kind, sums_kind)
+        return code.builder.call(function, [sums, *(code.builder.bitcast(each, sums_kind) for each in (weights, x))])
+
+    return SmallProduct(lanes, ir.Constant(sums_kind, [0] * lanes), add, lambda _, sums: sums)
+
+
+def _small_avx2() -> SmallProduct:
+    """Sums stay int16: 8 times 2 × 15 × 127 is less than 2¹⁵, and so is 2 × 63 × 127."""
+    sums_kind, bytes_kind = _vectors(8)
+    shorts = ir.VectorType(HALF, 16)
+
+    def add(code: Code, sums: ir.Value, weights: ir.Value, x: ir.Value) -> ir.Value:
+        in_twos = code.named("llvm.x86.avx2.pmadd.ub.sw", shorts, bytes_kind, bytes_kind)
+        return code.builder.add(sums, code.builder.call(in_twos, [weights, x]))
+
+    def total(code: Code, sums: ir.Value) -> ir.Value:
+        in_fours = code.named("llvm.x86.avx2.pmadd.wd", sums_kind, shorts, shorts)
+        return code.builder.call(in_fours, [sums, ir.Constant(shorts, [1] * 16)])
+
+    return SmallProduct(8, ir.Constant(shorts, [0] * 16), add, total)
+
+
+def _small_sdot() -> SmallProduct:
+    return SmallProduct(4, ir.Constant(_vectors(4)[0], [0] * 4), _add_by_sdot, lambda _, sums: sums)
+
+
+def sums_of_fours(code: Code, weights: ir.Value, x: ir.Value, signed: bool, product: str) -> ir.Value:
+    """The products of 32 weights by 32 activations, i8, added in fours: i32 [8].
+
+    signed: whether weights are of -128 to 127, not of 0 to 31.
+    """
+    if product in ("sdot", "i8mm"):
+        start = ir.Constant(_vectors(4)[0], [0] * 4)
+        return code.joined([_add_by_sdot(code, start, code.part(weights, i, 16), code.part(x, i, 16)) for i in (0, 16)])
+    found = _small_avx2() if product == "avx2" else _small_vnni(8)
+    if signed:
+        x, weights = _with_signs_of(code, x, weights), _with_signs_of(code, weights, weights)
+    return found.total(code, found.add(code, found.start, weights, x))
+
+
 PRODUCTS = {"avx512vnni": _vnni(16), "avxvnni": _vnni(8), "avx2": _avx2(), "sdot": _sdot(), "i8mm": _sdot()}
+SMALL_PRODUCTS = {
+    "avx512vnni": _small_vnni(16),
+    "avxvnni": _small_vnni(8),
+    "avx2": _small_avx2(),
+    "sdot": _small_sdot(),
+    "i8mm": _small_sdot(),
+}
 NAME = chosen(features(), IS_X86)
 HAS_PRODUCT = NAME is not None
 BY_ROW_PAIRS = NAME == "i8mm"

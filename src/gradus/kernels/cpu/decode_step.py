@@ -21,12 +21,13 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
+from gradus.kernels.cpu.activations import Rows, padded, prepare
 from gradus.kernels.cpu.attend import Scratch, attend, gather
 from gradus.kernels.cpu.elementary import activate, add_to, copy, normalize, tanh
 from gradus.kernels.cpu.greedy import NOTHING, token, winner
 from gradus.kernels.cpu.kept import kept, sources
 from gradus.kernels.cpu.machine import FLAGS, load
-from gradus.kernels.cpu.product import Rows, multiply, padded, prepare
+from gradus.kernels.cpu.product import multiply
 from gradus.kernels.cpu.team import BETWEEN_STEPS, FIRST, OVER, PATIENCE, WITHIN_STEP, finish, open_step, take, wait
 
 f32 = np.float32

@@ -124,6 +124,12 @@ def bytes_at(address: int, shape: Any) -> Any:
 
 
 @njit(**FLAGS)
+def singles(address: int, shape: Any) -> Any:
+    """View uint32 at an address."""
+    return carray(_pointer(address), shape, np.uint32)
+
+
+@njit(**FLAGS)
 def longs(address: int, shape: Any) -> Any:
     """View int64 at an address."""
     return carray(_pointer(address), shape, np.int64)

@@ -36,6 +36,7 @@ MATRIX = np.dtype(
         ("pairs", np.int64),  # int4: pairs per row
         ("stride", np.int64),  # blocks: bytes per row
         ("blocks", np.int64),  # blocks: per row
+        ("rounds", np.int64),  # int4, blocks: whether each 32 activations are rounded to int8
         ("order", np.int64),  # int4: int64 [width], the original column of each stored column
         ("bias", np.int64),  # float32 [rows]
     ]
@@ -52,9 +53,11 @@ class Matrices:
     """The records of a model's matrices, and the tensors that must stay in memory for them.
 
     records: MATRIX [count]. A fused matrix whose parts are stored in different ways takes several.
+    rounds: whether int4 and GGUF's formats round activations to int8.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, rounds: bool = False) -> None:
+        self.rounds = rounds
         self.rows: list[tuple[int, ...]] = []
         self.kept: list[torch.Tensor] = []
 
@@ -75,7 +78,7 @@ class Matrices:
     def _add(self, linear: Linear, first: int) -> None:
         rows, width = sum(linear.out_features), linear.in_features
         bias = 0 if linear.bias is None else self.address(linear.bias.float())
-        scales = group = pairs = stride = blocks = order = 0
+        scales = group = pairs = stride = blocks = order = rounds = 0
         if type(linear) in (Linear, NarrowLinear) and linear.weight.dtype in FLOATS:
             kind, values = FLOATS[linear.weight.dtype], linear.weight
         elif type(linear) is Int8Linear:
@@ -83,14 +86,29 @@ class Matrices:
         elif type(linear) is Int4Linear:
             kind = INT4 if linear.kind == torch.bfloat16 else INT4_HALF
             linear.use_lanes()
+            rounds = int(self.rounds)
             values, scales, group, pairs = linear.words, self.address(linear.pairs), linear.group, linear.pairs.shape[1]
             order = 0 if linear.order is None else self.address(linear.order)
         elif type(linear) is GGUFLinear:
             kind, values = BLOCKS + NAMES.index(linear.format.name), linear.blocks
-            stride, blocks = linear.blocks.shape[1], width // linear.format.values
+            stride, blocks, rounds = linear.blocks.shape[1], width // linear.format.values, int(self.rounds)
         else:
             raise Unsupported(f"{type(linear).__name__} with {next(linear.parameters()).dtype} weights")
-        record = kind, first, rows, width, self.address(values), scales, group, pairs, stride, blocks, order, bias
+        record = (
+            kind,
+            first,
+            rows,
+            width,
+            self.address(values),
+            scales,
+            group,
+            pairs,
+            stride,
+            blocks,
+            rounds,
+            order,
+            bias,
+        )
         self.rows.append(record)
 
     def address(self, tensor: torch.Tensor) -> int:

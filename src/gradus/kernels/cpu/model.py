@@ -9,6 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from gradus.kernels.cpu.activations import MOST_ROWS, make_rows
 from gradus.kernels.cpu.attend import HEADS, LAYER, LONGEST, SPAN, make_scratch
 from gradus.kernels.cpu.decode_step import (
     ADD_NORMALIZED,
@@ -27,9 +28,8 @@ from gradus.kernels.cpu.decode_step import (
 )  # fmt: skip
 from gradus.kernels.cpu.elementary import ACTIVATIONS
 from gradus.kernels.cpu.gguf.product import Widened
+from gradus.kernels.cpu.int4.panel import Panels
 from gradus.kernels.cpu.matrix import KINDS, Matrices, Unsupported
-from gradus.kernels.cpu.panel import Panels
-from gradus.kernels.cpu.product import MOST_ROWS, make_rows
 from gradus.kernels.cpu.team import WORDS, Team
 from gradus.models import Model
 from gradus.models.heads import Heads
@@ -70,10 +70,10 @@ class Stages:
     count: the number of stages in the step itself. Raises Unsupported for a part without a kernel.
     """
 
-    def __init__(self, model: Model, extra_linears: Sequence[Linear], threads: int) -> None:
+    def __init__(self, model: Model, extra_linears: Sequence[Linear], threads: int, rounds: bool) -> None:
         self.layers = known_layers(model)
         self.extra_linears, self.threads = extra_linears, threads
-        self.matrices = Matrices()
+        self.matrices = Matrices(rounds)
         self.rows: list[tuple[Any, ...]] = []
         for index, layer in enumerate(self.layers):
             self._add_layer(index, layer)
@@ -143,7 +143,7 @@ class DecodeModel:
 
     keys and values: of each layer, [rows, Hkv, Dh] float32 or bfloat16, and its group. tables: int64 [groups, slots,
     longest]. threads: that share a step, the caller included. extra_linears: what `multiply` takes, which the same
-    threads share. Raises Unsupported.
+    threads share. rounds: whether matrices of int4 and of GGUF's formats round activations to int8. Raises Unsupported.
     """
 
     def __init__(
@@ -155,9 +155,10 @@ class DecodeModel:
         windows: Sequence[int | None],
         threads: int,
         extra_linears: Sequence[Linear] = (),
+        rounds: bool = False,
     ) -> None:
         self.model, self.tables, self.windows, self.threads = model, tables, windows, threads
-        stages = Stages(model, extra_linears, threads)
+        stages = Stages(model, extra_linears, threads, rounds)
         self.kept = stages.matrices, cache
         self.kind = KINDS[stages.matrices.rows[0][0]]  # of the first matrix; in a mix others may differ
         self.step = _make_step(model, stages, cache, page_size, _most_spans(model, threads), len(windows))

@@ -12,7 +12,7 @@ from functools import cache
 from importlib.resources import files
 
 from gradus.device.processor import instruction_sets, processor_name
-from gradus.kernels.cpu.product import MOST_ROWS
+from gradus.kernels.cpu.activations import MOST_ROWS
 from gradus.kernels.cpu.vectors import features
 from gradus.quantization.gguf import FORMATS
 

@@ -1,13 +1,11 @@
 """Loops that must consist of vector instructions to be fast, generated as LLVM code: weight rows times activations.
 
 A product's loop has `rows` weight rows and `count` rows of activations, both known at compile time, so that all sums
-stay in registers. LLVM maps vectors to the processor's registers. Some instructions are called by name: products of
-bytes (`byte_products.py` has one for each processor), of pairs of bfloat16 or of int16, and the permutation that looks
-up int4.
+stay in registers. LLVM maps vectors to the processor's registers. The loops over bytes, int4 and GGUF's blocks are in
+`byte_products.py`, `int4/` and `gguf/`.
 """
 
-from collections.abc import Callable
-from functools import reduce
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from llvmlite import ir
@@ -92,6 +90,37 @@ class Code:
         lanes = ir.Constant(ir.VectorType(SINGLE, count), list(range(first, first + count)))
         return self.builder.shuffle_vector(vector, vector, lanes)
 
+    def in_all(self, vector: ir.Value, lane: int, count: int) -> ir.Value:
+        """A vector with one lane of another in all of its `count` lanes."""
+        lanes = ir.Constant(ir.VectorType(SINGLE, count), [lane] * count)
+        return self.builder.shuffle_vector(vector, vector, lanes)
+
+    def shifted(self, vector: ir.Value, bits: int) -> ir.Value:
+        """Shift each lane right."""
+        return self.builder.lshr(vector, ir.Constant(vector.type, [bits] * vector.type.count)) if bits else vector
+
+    def either(
+        self, condition: ir.Value, made: Callable[[], Sequence[ir.Value]], others: Sequence[ir.Value]
+    ) -> tuple[ir.Value, ...]:
+        """What `made` computes if the condition holds, else the others, without computing anything."""
+        before = self.builder.block
+        with self.builder.if_then(condition):
+            found, inside = made(), self.builder.block
+        phis = []
+        for value, other in zip(found, others, strict=True):
+            phis.append(self.builder.phi(value.type))
+            phis[-1].add_incoming(value, inside)
+            phis[-1].add_incoming(other, before)
+        return tuple(phis)
+
+    def joined(self, parts: Sequence[ir.Value]) -> ir.Value:
+        """One vector of the lanes of 1, 2, 4, … equal ones, in their order."""
+        while len(parts) > 1:
+            lanes = ir.Constant(ir.VectorType(SINGLE, 2 * parts[0].type.count), list(range(2 * parts[0].type.count)))
+            pairs = zip(parts[::2], parts[1::2], strict=True)
+            parts = [self.builder.shuffle_vector(low, high, lanes) for low, high in pairs]
+        return parts[0]
+
     def write(self, address: ir.Value, offset: ir.Value, value: ir.Value) -> None:
         place = self.builder.inttoptr(self.builder.add(address, offset), value.type.as_pointer())
         self.builder.store(value, place, align=1)
@@ -136,6 +165,10 @@ class Code:
             )
             vector = self.builder.fadd(low, high, flags=FUSED) if is_float else self.builder.add(low, high)
         return self.builder.extract_element(vector, ir.Constant(SINGLE, 0))
+
+    def unknown(self, value: int) -> ir.Value:
+        """A number that LLVM does not know: it cannot unroll a loop of so many steps."""
+        return self.builder.asm(ir.FunctionType(WORD, [WORD]), "", "=r,0", [self.whole(value)], side_effect=False)
 
     def loop(
         self, steps: ir.Value, sums: list[ir.Value], body: Callable[[ir.Value, list[ir.Value]], list[ir.Value]]
@@ -295,206 +328,7 @@ def _sum_code(halves: int, count: int) -> Generate:
     return generate
 
 
-TILE, PLANE, PLANES = 128, 32, 4  # as in gradus.quantization.int4
-PAIRS_OF_COLUMNS = PLANE // 2
-FLOATS, BFLOATS, SHORTS = range(3)
-"""Types of the activations that int4 is multiplied with."""
-
-BIAS = 128.0
-"""The value by which a bfloat16 with a nibble in its lower bits exceeds the nibble."""
-
-
-@intrinsic
-def int4_tile(
-    typing: Any, narrow: Any, count: Any, halves: Any, words: Any, pairs: Any, planes: Any, steps: Any, x: Any,
-    x_stride: Any, sums: Any, x_scales: Any, sums_stride: Any, out: Any, out_stride: Any,
-) -> Any:  # fmt: skip
-    """Multiply LANES rows of int4 weights, one per lane, by `count` (literal) rows of activations. Others: addresses,
-    strides in bytes.
-
-    words: from `gradus.quantization.int4.to_lanes`, 1 KB per tile of 128 columns; a step is one plane of a
-    tile, 32 columns side by side. pairs: LANES times 4 bytes for each group of 2^planes steps: float16 if `halves`
-    is 1, else bfloat16. x: rows of 32 values per step, in the type `narrow` (literal). 0: float32. 1: bfloat16,
-    which a processor with HAS_BF16 multiplies in pairs; `halves` is then 0. 2: int16, which one with BY_PAIRS
-    multiplies in pairs. sums: float32 rows, the sum of each 32 values; x_scales: the scales of int16, stored alike.
-    Writes float32 out[r * out_stride : … + 4 LANES].
-    """
-    if not all(isinstance(each, types.IntegerLiteral) for each in (narrow, count)):
-        return None
-    signature = types.void(narrow, count, *[types.int64] * 12)
-    return signature, _int4_code(narrow.literal_value, count.literal_value)
-
-
-def _int4_code(narrow: int, count: int) -> Generate:
-    wide, size = ir.VectorType(FLOAT, LANES), 2 if narrow else 4
-    unroll = 4 if count <= 2 else 2  # not more: LLVM loads all activations of an iteration first, and would spill them
-    chains = 2 if count <= 2 else 1  # independent sums
-
-    def generate(context: Any, builder: ir.IRBuilder, signature: Any, args: Any) -> ir.Value:
-        code = Code(builder)
-        halves, words, pairs, planes, steps, x, x_stride, plane_sums, x_scales, sums_stride, out, out_stride = args[2:]
-        are_halves = builder.icmp_signed("!=", halves, code.whole(0))
-        multiply_add = (_by_table, _pairs_of_bfloats, _pairs_of_shorts)[narrow](code)
-        zero, nothing = ir.Constant(wide, [0.0] * LANES), ir.Constant(SUMS, [0] * LANES)
-
-        def plane(step: ir.Value) -> list[ir.Value]:
-            """Compute the sums of one plane, `chains` for each row of activations."""
-            tile, number = builder.ashr(step, code.whole(2)), builder.and_(step, code.whole(PLANES - 1))
-            first = builder.add(words, builder.mul(tile, code.whole(64 * LANES)))
-            shifts = code.all_lanes(builder.trunc(builder.mul(number, code.whole(4)), SINGLE), LANES)
-            begin = builder.add(x, builder.mul(step, code.whole(size * PLANE)))
-
-            def columns(few: ir.Value, parts: list[ir.Value]) -> list[ir.Value]:
-                parts, start = list(parts), builder.mul(few, code.whole(64 * unroll))
-                xs = builder.mul(few, code.whole(2 * size * unroll))
-                for i in range(unroll):
-                    word = builder.lshr(code.read(first, builder.add(start, code.whole(64 * i)), SUMS), shifts)
-                    at = builder.add(xs, code.whole(2 * size * i))
-                    places = [builder.add(at, builder.mul(x_stride, code.whole(r))) for r in range(count)]
-                    mine = slice(i % chains, None, chains)
-                    parts[mine] = multiply_add(parts[mine], word, begin, places)
-                return parts
-
-            start = nothing if narrow == SHORTS else zero
-            return code.loop(code.whole(PAIRS_OF_COLUMNS // unroll), [start] * (count * chains), columns)
-
-        def body(step: ir.Value, sums: list[ir.Value]) -> list[ir.Value]:
-            code.fetch_ahead(words, step, 64 * LANES // PLANES, WORDS_AHEAD)
-            parts = plane(step)
-            pair = builder.mul(builder.ashr(step, planes), code.whole(4 * LANES))
-            scales, offsets = _decoded(code, pairs, pair, LANES, None if narrow == BFLOATS else are_halves)
-            if narrow == BFLOATS:
-                bias = builder.fmul(scales, ir.Constant(wide, [BIAS] * LANES), flags=FUSED)
-                offsets = builder.fsub(offsets, bias, flags=FUSED)
-            result = []
-            for r, total in enumerate(sums):
-                at = builder.add(builder.mul(sums_stride, code.whole(r)), builder.mul(step, code.whole(4)))
-                plane_sum = code.all_lanes(code.read(plane_sums, at, FLOAT), LANES)
-                total = builder.fadd(total, builder.fmul(offsets, plane_sum, flags=FUSED), flags=FUSED)
-                mine = parts[r * chains : (r + 1) * chains]
-                if narrow == SHORTS:
-                    whole = builder.sitofp(reduce(builder.add, mine), wide)
-                    mine = [builder.fmul(whole, code.all_lanes(code.read(x_scales, at, FLOAT), LANES), flags=FUSED)]
-                for each in mine:
-                    total = builder.fadd(total, builder.fmul(scales, each, flags=FUSED), flags=FUSED)
-                result.append(total)
-            return result
-
-        for r, total in enumerate(code.loop(steps, [zero] * count, body)):
-            code.write(out, builder.mul(out_stride, code.whole(r)), total)
-        return context.get_dummy_value()
-
-    return generate
-
-
-MultiplyAdd = Callable[[list[ir.Value], ir.Value, ir.Value, list[ir.Value]], list[ir.Value]]
-"""(sums, word, x, places) → the sums, each with the products of two columns added. The word's lowest nibble and the one
-16 bits higher are the columns' weights; places: where the columns' activations lie in x, for each sum."""
-
-
-def _pairs_of_bfloats(code: Code) -> MultiplyAdd:
-    """Multiply two columns at once. 0x4300 is 128 in bfloat16, and its lowest bit is worth one, so a nibble placed
-    there makes 128 + q."""
-    builder, wide = code.builder, ir.VectorType(FLOAT, LANES)
-    function = code.named("llvm.x86.avx512bf16.dpbf16ps.512", wide, wide, SUMS, SUMS)
-    nibbles, biased = (ir.Constant(SUMS, [bits] * LANES) for bits in (0x000F000F, 0x43004300))
-
-    def multiply_add(sums: list[ir.Value], word: ir.Value, x: ir.Value, places: list[ir.Value]) -> list[ir.Value]:
-        weights = builder.or_(builder.and_(word, nibbles), biased)
-        return [
-            builder.call(function, [total, weights, code.all_lanes(code.read(x, place, SINGLE), LANES)])
-            for total, place in zip(sums, places, strict=True)
-        ]
-
-    return multiply_add
-
-
-def _pairs_of_shorts(code: Code) -> MultiplyAdd:
-    """Multiply two columns at once, exactly: the sum of a plane's 32 products is at most 32 × 15 × 32767."""
-    builder, eight, shorts = code.builder, ir.VectorType(SINGLE, LANES // 2), ir.VectorType(HALF, LANES)
-    function = code.named("llvm.x86.avx2.pmadd.wd", eight, shorts, shorts)
-    nibbles = ir.Constant(SUMS, [0x000F000F] * LANES)
-    whole = ir.Constant(SUMS, list(range(LANES)))
-
-    def multiply_add(sums: list[ir.Value], word: ir.Value, x: ir.Value, places: list[ir.Value]) -> list[ir.Value]:
-        masked = builder.and_(word, nibbles)
-        weights = [builder.bitcast(code.part(masked, first, LANES // 2), shorts) for first in (0, LANES // 2)]
-        result = []
-        for total, place in zip(sums, places, strict=True):
-            both = builder.bitcast(code.all_lanes(code.read(x, place, SINGLE), LANES // 2), shorts)
-            low, high = (builder.call(function, [each, both]) for each in weights)
-            result.append(builder.add(total, builder.shuffle_vector(low, high, whole)))
-        return result
-
-    return multiply_add
-
-
-def _by_table(code: Code) -> MultiplyAdd:
-    """Multiply one column after the other: a nibble's float comes from a table in a register, or is converted."""
-    builder, wide = code.builder, ir.VectorType(FLOAT, LANES)
-    nibble, upper = (ir.Constant(SUMS, [value] * LANES) for value in (15, 16))
-
-    def numbers(word: ir.Value) -> ir.Value:
-        if not HAS_AVX512:
-            return builder.sitofp(builder.and_(word, nibble), wide)
-        # uses only the lowest four bits of a lane
-        permute = code.named("llvm.x86.avx512.permvar.sf.512", wide, wide, SUMS)
-        return builder.call(permute, [ir.Constant(wide, [float(value) for value in range(LANES)]), word])
-
-    def multiply_add(sums: list[ir.Value], word: ir.Value, x: ir.Value, places: list[ir.Value]) -> list[ir.Value]:
-        for column, weights in enumerate((numbers(word), numbers(builder.lshr(word, upper)))):
-            activations = [
-                code.all_lanes(code.read(x, builder.add(place, code.whole(4 * column)), FLOAT), LANES)
-                for place in places
-            ]
-            products = [builder.fmul(weights, each, flags=FUSED) for each in activations]
-            sums = [builder.fadd(*both, flags=FUSED) for both in zip(sums, products, strict=True)]
-        return sums
-
-    return multiply_add
-
-
-@intrinsic
-def int4_widen(
-    typing: Any, narrow: Any, halves: Any, words: Any, pairs: Any, plane: Any, out: Any, out_stride: Any
-) -> Any:
-    """Widen the weights of one plane of a tile, LANES rows of 32 columns.
-
-    words, pairs: addresses of the tile's words and the group's pairs; `halves` as in `int4_tile`. Writes LANES values
-    per
-    column, out_stride bytes apart: float32, or bfloat16 if `narrow` (literal) is 1.
-    """
-    if not isinstance(narrow, types.IntegerLiteral):
-        return None
-    return types.void(narrow, *[types.int64] * 6), _widen_code(narrow.literal_value)
-
-
-def _widen_code(narrow: int) -> Generate:
-    def generate(context: Any, builder: ir.IRBuilder, signature: Any, args: Any) -> ir.Value:
-        code, wide = Code(builder), ir.VectorType(FLOAT, LANES)
-        halves, words, pairs, plane, out, out_stride = args[1:]
-        are_halves = builder.icmp_signed("!=", halves, code.whole(0))
-        scales, offsets = _decoded(code, pairs, code.whole(0), LANES, are_halves)
-        shifts = code.all_lanes(builder.trunc(builder.mul(plane, code.whole(4)), SINGLE), LANES)
-
-        def column(step: ir.Value, sums: list[ir.Value]) -> list[ir.Value]:
-            word = builder.lshr(code.read(words, builder.mul(step, code.whole(64)), SUMS), shifts)
-            for upper in range(2):
-                nibbles = builder.lshr(word, ir.Constant(SUMS, [16 * upper] * LANES))
-                values = builder.sitofp(builder.and_(nibbles, ir.Constant(SUMS, [15] * LANES)), wide)
-                weights = builder.fadd(builder.fmul(values, scales, flags=FUSED), offsets, flags=FUSED)
-                number = builder.add(builder.mul(step, code.whole(2)), code.whole(upper))
-                place = builder.mul(number, out_stride)
-                code.write(out, place, _rounded(builder, weights) if narrow else weights)
-            return sums
-
-        code.loop(code.whole(PAIRS_OF_COLUMNS), [], column)
-        return context.get_dummy_value()
-
-    return generate
-
-
-def _rounded(builder: ir.IRBuilder, values: ir.Value) -> ir.Value:
+def rounded(builder: ir.IRBuilder, values: ir.Value) -> ir.Value:
     """Round finite float32 to the bits of the nearest bfloat16, ties to even."""
     bits = builder.bitcast(values, SUMS)
     sixteen, one, half = (ir.Constant(SUMS, [value] * LANES) for value in (16, 1, 0x7FFF))
@@ -503,31 +337,7 @@ def _rounded(builder: ir.IRBuilder, values: ir.Value) -> ir.Value:
     return builder.trunc(upper, ir.VectorType(HALF, LANES))
 
 
-def _decoded(
-    code: Code, pairs: ir.Value, offset: ir.Value, rows: int, are_halves: ir.Value | None
-) -> tuple[ir.Value, ir.Value]:
-    """Load scales and offsets of some rows as float32 vectors. are_halves: whether they are float16; None: bfloat16."""
-    builder, kind = code.builder, ir.VectorType(SINGLE, rows)
-    wide, narrow, half = (ir.VectorType(each, rows) for each in (FLOAT, HALF, ir.HalfType()))
-    both = code.read(pairs, offset, kind)
-    sixteen = ir.Constant(kind, [16] * rows)
-    upper = builder.lshr(both, sixteen)
-    decoded = []
-    for part in (both, upper):
-        from_bfloat = builder.bitcast(builder.shl(part, sixteen), wide)
-        if are_halves is None:
-            decoded.append(from_bfloat)
-            continue
-        from_half = (
-            builder.fpext(builder.bitcast(builder.trunc(part, narrow), half), wide)
-            if WIDENS_HALVES
-            else _widened_half(builder, part, wide)
-        )
-        decoded.append(builder.select(are_halves, from_half, from_bfloat))
-    return decoded[0], decoded[1]
-
-
-def _widened_half(builder: ir.IRBuilder, bits: ir.Value, wide: ir.VectorType) -> ir.Value:
+def widened_half(builder: ir.IRBuilder, bits: ir.Value, wide: ir.VectorType) -> ir.Value:
     """Widen float16 in the lower half of each lane to float32 with integers: exponents move from bias 15 to 127.
 
     Scales and offsets are finite, so only finite values are handled. The factor 2¹¹² also scales subnormals correctly.

@@ -1,18 +1,20 @@
-"""A block of each GGUF format as vectors of floats: the loads, shifts and masks that unpack it in registers.
+"""A block of each GGUF format as vectors: the loads, shifts and masks that unpack it in registers.
 
 Every format is a scale times an integer, plus an offset in some of them, with these shared by 16 or 32 neighbors. A
-format's function here reads one block and returns all of its weights in the order of columns, LANES to a vector. The
-layouts are those of `gradus.quantization.gguf`, which is the reference: the weights are equal to the bit, where the
-caller allows no fused operations.
+format's function here reads one block and returns its integers in the order of columns, COLUMNS to a vector, as bytes.
+A product with rounded activations multiplies the bytes; for floats they are widened. The layouts are those of
+`gradus.quantization.gguf`, which is the reference: widened weights are equal to the bit, where the caller allows no
+fused operations.
 """
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
+from gradus.kernels.cpu.byte_products import NAME, sums_of_fours
 from gradus.kernels.cpu.machine import LINE
 from gradus.kernels.cpu.matrix import NAMES
 from gradus.kernels.cpu.vectors import (
@@ -27,13 +29,30 @@ from gradus.kernels.cpu.vectors import (
     WIDENS_HALVES,
     Code,
     Generate,
-    _rounded,
-    _widened_half,
+    rounded,
+    widened_half,
 )
 from gradus.quantization.gguf import FORMATS
 
 WIDE = ir.VectorType(FLOAT, LANES)
+COLUMNS = 32
+INTEGERS = ir.VectorType(BYTE, COLUMNS)
 CHAINS = 4  # independent sums
+
+
+class Unpacked(NamedTuple):
+    """A block's integers, i8 [COLUMNS] each; scales and offsets: float32 vectors, one for each `group` columns, or
+    all lanes alike.
+
+    A weight is scale (integer - less) + offset. signed: whether integers are; else they are less than 32.
+    """
+
+    integers: list[ir.Value]
+    scales: ir.Value
+    offsets: ir.Value | None = None
+    group: int = COLUMNS
+    less: int = 0
+    signed: bool = False
 
 
 class Block(Code):
@@ -43,46 +62,50 @@ class Block(Code):
         super().__init__(builder)
         self.at, self.flags = at, flags
 
-    def half(self, offset: int) -> ir.Value:
-        """The float16 at a byte of the block, in all lanes."""
-        bits = self.all_lanes(self.read(self.at, self.whole(offset), HALF), LANES)
-        if WIDENS_HALVES:
-            return self.builder.fpext(self.builder.bitcast(bits, ir.VectorType(ir.HalfType(), LANES)), WIDE)
-        return _widened_half(self.builder, self.builder.zext(bits, SUMS), WIDE)
+    def half(self, offset: int, count: int = 8) -> ir.Value:
+        """The float16 at a byte of the block, in `count` lanes.
 
-    def bytes(self, offset: int, signed: bool = False) -> ir.Value:
-        """LANES bytes as integers of 32 bits."""
-        found = self.read(self.at, self.whole(offset), ir.VectorType(BYTE, LANES))
-        return self.builder.sext(found, SUMS) if signed else self.builder.zext(found, SUMS)
+        Not in one: LLVM would convert it in the register of a sum, which each block would then wait for.
+        """
+        bits = self.all_lanes(self.read(self.at, self.whole(offset), HALF), count)
+        wide = ir.VectorType(FLOAT, count)
+        if WIDENS_HALVES:
+            return self.builder.fpext(self.builder.bitcast(bits, ir.VectorType(ir.HalfType(), count)), wide)
+        return widened_half(self.builder, self.builder.zext(bits, ir.VectorType(SINGLE, count)), wide)
+
+    def bytes(self, offset: int, count: int = COLUMNS) -> ir.Value:
+        return self.read(self.at, self.whole(offset), ir.VectorType(BYTE, count))
 
     def bits(self, vector: ir.Value, first: int, mask: int, to: int = 0) -> ir.Value:
-        """The bits of each lane from `first` on, as many as `mask` has, moved to bit `to`."""
-        shifted = self.builder.lshr(vector, _all(first)) if first else vector
-        found = self.builder.and_(shifted, _all(mask))
-        return self.builder.shl(found, _all(to)) if to else found
+        """The bits of each byte from `first` on, as many as `mask` has, moved to bit `to`."""
+        builder, kind = self.builder, vector.type
 
-    def nibbles(self, offset: int) -> list[ir.Value]:
-        """The lower halves of LANES bytes, and the upper halves."""
-        found = self.bytes(offset)
-        return [self.bits(found, 0, 15), self.builder.lshr(found, _all(4))]
+        def all_of(value: int) -> ir.Constant:
+            return ir.Constant(kind, [value] * kind.count)
 
-    def fifth(self, offset: int) -> list[ir.Value]:
-        """The bits of the 32-bit word at a byte, LANES and LANES, each as the fifth bit of an integer."""
-        word = self.all_lanes(self.read(self.at, self.whole(offset), SINGLE), LANES)
-        parts = []
-        for first in (0, LANES):
-            places = ir.Constant(SUMS, list(range(first, first + LANES)))
-            parts.append(self.builder.shl(self.builder.and_(self.builder.lshr(word, places), _all(1)), _all(4)))
-        return parts
+        found = builder.and_(self.shifted(vector, first), all_of(mask))
+        return builder.shl(found, all_of(to)) if to else found
 
-    def weights(self, values: ir.Value, scale: ir.Value, *, less: int = 0, offset: ir.Value | None = None) -> ir.Value:
-        """scale (values - less) + offset."""
-        values = self.builder.sub(values, _all(less)) if less else values
-        found = self.builder.fmul(self.builder.sitofp(values, WIDE), scale, flags=self.flags)
-        return found if offset is None else self.builder.fadd(found, offset, flags=self.flags)
+    def nibbles(self, vector: ir.Value) -> list[ir.Value]:
+        """The lower halves of bytes, and the upper halves."""
+        return [self.bits(vector, 0, 15), self.shifted(vector, 4)]
 
-    def sixes(self) -> tuple[list[ir.Value], list[ir.Value]]:
-        """The scales and the offsets of a K-block's 8 groups, each in all lanes.
+    def simple(self, offset: int) -> ir.Value:
+        """The COLUMNS nibbles of 16 bytes, the lower ones first."""
+        return self.joined(self.nibbles(self.bytes(offset, COLUMNS // 2)))
+
+    def fifth(self, offset: int) -> ir.Value:
+        """The bits of the 32-bit word at a byte, each as the fifth bit of an integer."""
+        builder, four = self.builder, ir.VectorType(BYTE, 4)
+        word = builder.bitcast(self.read(self.at, self.whole(offset), SINGLE), four)
+        lanes = ir.Constant(ir.VectorType(SINGLE, COLUMNS), [column // 8 for column in range(COLUMNS)])
+        spread = builder.shuffle_vector(word, word, lanes)
+        masks = ir.Constant(INTEGERS, [1 << column % 8 for column in range(COLUMNS)])
+        found = builder.icmp_signed("!=", builder.and_(spread, masks), ir.Constant(INTEGERS, [0] * COLUMNS))
+        return builder.select(found, ir.Constant(INTEGERS, [16] * COLUMNS), ir.Constant(INTEGERS, [0] * COLUMNS))
+
+    def sixes(self) -> tuple[ir.Value, ir.Value]:
+        """The scales and the offsets of a K-block's 8 groups.
 
         12 bytes from byte 4 on hold 16 integers of 6 bits, under one float16 for the scales and one for the minima.
         """
@@ -102,95 +125,83 @@ class Block(Code):
         )
         return self._spread(scales, self.half(0)), self._spread(minima, builder.fneg(self.half(2)))
 
-    def _spread(self, words: tuple[ir.Value, ir.Value], factor: ir.Value) -> list[ir.Value]:
+    def _spread(self, words: tuple[ir.Value, ir.Value], factor: ir.Value) -> ir.Value:
+        """The 8 bytes of two words times `factor`."""
         builder, pair = self.builder, ir.VectorType(SINGLE, 2)
         both = ir.Constant(pair, ir.Undefined)
         for i, word in enumerate(words):
             both = builder.insert_element(both, word, ir.Constant(SINGLE, i))
-        return self.spread(
-            builder.zext(builder.bitcast(both, ir.VectorType(BYTE, 8)), ir.VectorType(SINGLE, 8)), factor
-        )
+        integers = builder.zext(builder.bitcast(both, ir.VectorType(BYTE, 8)), ir.VectorType(SINGLE, 8))
+        return builder.fmul(builder.sitofp(integers, ir.VectorType(FLOAT, 8)), factor)
 
-    def spread(self, integers: ir.Value, factor: ir.Value) -> list[ir.Value]:
-        """Each of some integers times `factor`, in all lanes."""
-        builder, count = self.builder, integers.type.count
-        some = builder.shuffle_vector(factor, factor, ir.Constant(ir.VectorType(SINGLE, count), list(range(count))))
-        floats = builder.fmul(builder.sitofp(integers, ir.VectorType(FLOAT, count)), some)
-        return [builder.shuffle_vector(floats, floats, ir.Constant(SUMS, [i] * LANES)) for i in range(count)]
-
-
-def _all(value: int) -> ir.Constant:
-    return ir.Constant(SUMS, [value] * LANES)
+    def floats(self, found: Unpacked) -> Iterator[ir.Value]:
+        """The weights of a block, LANES at a time."""
+        builder = self.builder
+        for first in range(0, COLUMNS * len(found.integers), LANES):
+            few = self.part(found.integers[first // COLUMNS], first % COLUMNS, LANES)
+            values = builder.sext(few, SUMS) if found.signed else builder.zext(few, SUMS)
+            if found.less:
+                values = builder.sub(values, ir.Constant(SUMS, [found.less] * LANES))
+            scale = self.in_all(found.scales, first // found.group, LANES)
+            weights = builder.fmul(builder.sitofp(values, WIDE), scale, flags=self.flags)
+            if found.offsets is not None:
+                offset = self.in_all(found.offsets, first // found.group, LANES)
+                weights = builder.fadd(weights, offset, flags=self.flags)
+            yield weights
 
 
 # -- the formats -------------------------------------------------------------------------------------------------------
 
 
-def _q4_0(block: Block) -> Iterator[ir.Value]:
-    scale = block.half(0)
-    for values in block.nibbles(2):
-        yield block.weights(values, scale, less=8)
+def _q4_0(block: Block) -> Unpacked:
+    return Unpacked([block.simple(2)], block.half(0), less=8)
 
 
-def _q4_1(block: Block) -> Iterator[ir.Value]:
-    scale, offset = block.half(0), block.half(2)
-    for values in block.nibbles(4):
-        yield block.weights(values, scale, offset=offset)
+def _q4_1(block: Block) -> Unpacked:
+    return Unpacked([block.simple(4)], block.half(0), block.half(2))
 
 
-def _q5_0(block: Block) -> Iterator[ir.Value]:
-    scale = block.half(0)
-    for values, high in zip(block.nibbles(6), block.fifth(2), strict=True):
-        yield block.weights(block.builder.or_(values, high), scale, less=16)
+def _q5_0(block: Block) -> Unpacked:
+    return Unpacked([block.builder.or_(block.simple(6), block.fifth(2))], block.half(0), less=16)
 
 
-def _q5_1(block: Block) -> Iterator[ir.Value]:
-    scale, offset = block.half(0), block.half(2)
-    for values, high in zip(block.nibbles(8), block.fifth(4), strict=True):
-        yield block.weights(block.builder.or_(values, high), scale, offset=offset)
+def _q5_1(block: Block) -> Unpacked:
+    return Unpacked([block.builder.or_(block.simple(8), block.fifth(4))], block.half(0), block.half(2))
 
 
-def _q8_0(block: Block) -> Iterator[ir.Value]:
-    scale = block.half(0)
-    for first in (2, 2 + LANES):
-        yield block.weights(block.bytes(first, signed=True), scale)
+def _q8_0(block: Block) -> Unpacked:
+    return Unpacked([block.bytes(2)], block.half(0), signed=True)
 
 
-def _q4_k(block: Block) -> Iterator[ir.Value]:
+def _q4_k(block: Block) -> Unpacked:
     scales, offsets = block.sixes()
-    for pair in range(4):  # 32 bytes hold two groups
-        low, high = block.nibbles(16 + 32 * pair), block.nibbles(32 + 32 * pair)
-        for half in range(2):
-            group = 2 * pair + half
-            for values in (low[half], high[half]):
-                yield block.weights(values, scales[group], offset=offsets[group])
+    integers = [half for pair in range(4) for half in block.nibbles(block.bytes(16 + COLUMNS * pair))]
+    return Unpacked(integers, scales, offsets)
 
 
-def _q5_k(block: Block) -> Iterator[ir.Value]:
+def _q5_k(block: Block) -> Unpacked:
     scales, offsets = block.sixes()
-    fifths = [block.bytes(16), block.bytes(16 + LANES)]
-    for pair in range(4):
-        low, high = block.nibbles(48 + 32 * pair), block.nibbles(64 + 32 * pair)
-        for half in range(2):
-            group = 2 * pair + half
-            for values, bits in ((low[half], fifths[0]), (high[half], fifths[1])):
-                whole = block.builder.or_(values, block.bits(bits, group, 1, to=4))
-                yield block.weights(whole, scales[group], offset=offsets[group])
+    fifths = block.bytes(16)
+    lower = [half for pair in range(4) for half in block.nibbles(block.bytes(48 + COLUMNS * pair))]
+    integers = [block.builder.or_(each, block.bits(fifths, group, 1, to=4)) for group, each in enumerate(lower)]
+    return Unpacked(integers, scales, offsets)
 
 
-def _q6_k(block: Block) -> Iterator[ir.Value]:
-    scales = block.spread(block.bytes(192, signed=True), block.half(208))
+def _q6_k(block: Block) -> Unpacked:
+    builder, sixteen = block.builder, ir.VectorType(FLOAT, 16)
+    scales = builder.sitofp(builder.sext(block.bytes(192, 16), ir.VectorType(SINGLE, 16)), sixteen)
+    integers = []
     for half in range(2):
-        lower = [block.nibbles(64 * half + LANES * i) for i in range(4)]
-        upper = [block.bytes(128 + 32 * half + LANES * i) for i in range(2)]
+        lower = [block.nibbles(block.bytes(64 * half + COLUMNS * i)) for i in range(2)]
+        upper = block.bytes(128 + COLUMNS * half)
         for quarter in range(4):
-            for i in range(2):
-                values = lower[2 * (quarter % 2) + i][quarter // 2]
-                whole = block.builder.or_(values, block.bits(upper[i], 2 * quarter, 3, to=4))
-                yield block.weights(whole, scales[8 * half + 2 * quarter + i], less=32)
+            own = block.bits(upper, 2 * quarter, 3, to=4)
+            whole = builder.or_(lower[quarter % 2][quarter // 2], own)
+            integers.append(builder.sub(whole, ir.Constant(INTEGERS, [32] * COLUMNS)))
+    return Unpacked(integers, builder.fmul(scales, block.half(208, 16)), group=16, signed=True)
 
 
-UNPACK: dict[str, Callable[[Block], Iterator[ir.Value]]] = {
+UNPACK: dict[str, Callable[[Block], Unpacked]] = {
     "q4_0": _q4_0,
     "q4_1": _q4_1,
     "q5_0": _q5_0,
@@ -227,7 +238,7 @@ def _dot_code(name: str) -> Generate:
                 code.fetch_line(row, builder.add(offset, code.whole(line)), AHEAD)
             xs = builder.mul(step, code.whole(4 * form.values))
             block = Block(builder, builder.add(row, offset), FUSED)
-            for i, weights in enumerate(unpack(block)):
+            for i, weights in enumerate(block.floats(unpack(block))):
                 activations = code.read(x, builder.add(xs, code.whole(4 * LANES * i)), WIDE)
                 product = builder.fmul(weights, activations, flags=FUSED)
                 sums[i % CHAINS] = builder.fadd(sums[i % CHAINS], product, flags=FUSED)
@@ -262,12 +273,75 @@ def _widen_code(name: str, narrow: int) -> Generate:
             for line in range(0, form.size, LINE):
                 code.fetch_line(row, builder.add(offset, code.whole(line)), AHEAD)
             to = builder.mul(step, code.whole(size * form.values))
-            for i, weights in enumerate(unpack(Block(builder, builder.add(row, offset), ()))):
+            block = Block(builder, builder.add(row, offset), ())
+            for i, weights in enumerate(block.floats(unpack(block))):
                 place = builder.add(to, code.whole(size * LANES * i))
-                code.write(out, place, _rounded(builder, weights) if narrow else weights)
+                code.write(out, place, rounded(builder, weights) if narrow else weights)
             return sums
 
         code.loop(blocks, [], body)
         return context.get_dummy_value()
 
     return generate
+
+
+@intrinsic
+def block_dot_bytes(typing: Any, number: Any, row: Any, blocks: Any, x: Any, scales: Any, sums: Any) -> Any:
+    """The dot product of a row of blocks with activations rounded to int8, COLUMNS of them with one scale.
+
+    number, row, blocks: as in `block_dot`. x: the address of int8; scales, sums: of float32, the scale of each COLUMNS
+    activations and their sum.
+    """
+    if NAME is None or not isinstance(number, types.IntegerLiteral):
+        return None
+    return types.float32(number, *[types.int64] * 5), _bytes_code(NAMES[number.literal_value], NAME)
+
+
+def _bytes_code(name: str, product: str) -> Generate:
+    form, unpack = FORMATS[name], UNPACK[name]
+    planes, eight = form.values // COLUMNS, ir.VectorType(FLOAT, 8)
+    some = ir.VectorType(FLOAT, planes)
+
+    def generate(context: Any, builder: ir.IRBuilder, signature: Any, args: Any) -> ir.Value:
+        code = Code(builder)
+        row, blocks, x, scales, sums = args[1:]
+
+        def body(step: ir.Value, totals: list[ir.Value]) -> list[ir.Value]:
+            *totals, constant = totals
+            offset = builder.mul(step, code.whole(form.size))
+            for line in range(0, form.size, LINE):
+                code.fetch_line(row, builder.add(offset, code.whole(line)), AHEAD)
+            first = builder.mul(step, code.whole(4 * planes))
+            found = unpack(Block(builder, builder.add(row, offset), FUSED))
+            x_scales, x_sums = (code.read(each, first, some) for each in (scales, sums))
+            for plane, weights in enumerate(found.integers):
+                at = builder.add(builder.mul(step, code.whole(form.values)), code.whole(COLUMNS * plane))
+                whole = sums_of_fours(code, weights, code.read(x, at, INTEGERS), found.signed, product)
+                scale = builder.fmul(_scales(code, found, plane), code.in_all(x_scales, plane, 8), flags=FUSED)
+                mine, product_of_it = (
+                    plane % len(totals),
+                    builder.fmul(builder.sitofp(whole, eight), scale, flags=FUSED),
+                )
+                totals[mine] = builder.fadd(totals[mine], product_of_it, flags=FUSED)
+            offsets = found.offsets
+            if found.less:
+                less = ir.Constant(found.scales.type, [-float(found.less)] * found.scales.type.count)
+                offsets = builder.fmul(found.scales, less, flags=FUSED)
+            if offsets is not None:
+                product_of_it = builder.fmul(code.part(offsets, 0, planes), x_sums, flags=FUSED)
+                constant = builder.fadd(constant, product_of_it, flags=FUSED)
+            return [*totals, constant]
+
+        zeros = [ir.Constant(eight, [0.0] * 8)] * min(CHAINS, planes) + [ir.Constant(some, [0.0] * planes)]
+        first, *others = [code.sum_of(each) for each in code.loop(blocks, zeros, body)]
+        for other in others:
+            first = builder.fadd(first, other, flags=FUSED)
+        return first
+
+    return generate
+
+
+def _scales(code: Code, found: Unpacked, plane: int) -> ir.Value:
+    """The scales of a plane's sums of four columns, float32 [8]."""
+    lanes = [(COLUMNS * plane + 4 * lane) // found.group for lane in range(8)]
+    return code.builder.shuffle_vector(found.scales, found.scales, ir.Constant(ir.VectorType(SINGLE, 8), lanes))

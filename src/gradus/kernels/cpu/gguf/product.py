@@ -11,7 +11,9 @@ from typing import Any
 import torch
 from numba import njit
 
-from gradus.kernels.cpu.gguf.blocks import block_dot, block_widen
+from gradus.kernels.cpu.activations import MOST_WIDE
+from gradus.kernels.cpu.byte_products import HAS_PRODUCT
+from gradus.kernels.cpu.gguf.blocks import block_dot, block_dot_bytes, block_widen
 from gradus.kernels.cpu.kept import kept, sources
 from gradus.kernels.cpu.machine import FLAGS, address, floats
 from gradus.kernels.cpu.matrix import NAMES
@@ -19,7 +21,6 @@ from gradus.kernels.cpu.vectors import AHEAD, KEEP, TOGETHER, float_tile
 from gradus.quantization.gguf import GGUFLinear
 
 Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K = range(len(NAMES))  # literals, for the loops in LLVM code
-MOST_WIDE = 4  # weight rows that are widened at a time
 
 
 @njit(**FLAGS)
@@ -40,6 +41,26 @@ def dot(number: int, row: int, blocks: int, x: int) -> Any:
     if number == Q5_1:
         return block_dot(Q5_1, row, blocks, x)
     return block_dot(Q5_K, row, blocks, x)
+
+
+@njit(**FLAGS)
+def dot_bytes(number: int, row: int, blocks: int, x: int, scales: int, sums: int) -> Any:
+    """Multiply a row of blocks in format `number` with one row of activations that are rounded to int8."""
+    if number == Q4_K:
+        return block_dot_bytes(Q4_K, row, blocks, x, scales, sums)
+    if number == Q6_K:
+        return block_dot_bytes(Q6_K, row, blocks, x, scales, sums)
+    if number == Q8_0:
+        return block_dot_bytes(Q8_0, row, blocks, x, scales, sums)
+    if number == Q5_0:
+        return block_dot_bytes(Q5_0, row, blocks, x, scales, sums)
+    if number == Q4_0:
+        return block_dot_bytes(Q4_0, row, blocks, x, scales, sums)
+    if number == Q4_1:
+        return block_dot_bytes(Q4_1, row, blocks, x, scales, sums)
+    if number == Q5_1:
+        return block_dot_bytes(Q5_1, row, blocks, x, scales, sums)
+    return block_dot_bytes(Q5_K, row, blocks, x, scales, sums)
 
 
 @njit(**FLAGS)
@@ -75,8 +96,13 @@ def widen_row(number: int, row: int, blocks: int, out: int) -> None:
 @njit(**FLAGS)
 def multiply_blocks(number: int, matrix: Any, first: int, low: int, high: int, count: int, rows: Any, y: Any) -> None:
     """Multiply rows low to high of the matrix with `count` rows of activations: see `multiply`."""
-    stride, blocks, xs, x_stride = matrix.stride, matrix.blocks, address(rows.x), 4 * rows.x.shape[1]
-    if count == 1:
+    stride, blocks, x_stride = matrix.stride, matrix.blocks, 4 * rows.x.shape[1]
+    xs = address(rows.ordered) if matrix.rounds else address(rows.x)
+    if HAS_PRODUCT and matrix.rounds and count == 1:
+        x, scales, sums = address(rows.rounded), address(rows.plane_scales), address(rows.sums)
+        for i in range(low, high):
+            y[0, first + i] = dot_bytes(number, matrix.values + i * stride, blocks, x, scales, sums)
+    elif count == 1:
         for i in range(low, high):
             y[0, first + i] = dot(number, matrix.values + i * stride, blocks, xs)
     else:

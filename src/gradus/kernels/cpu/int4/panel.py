@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
+from gradus.kernels.cpu.int4.tile import int4_widen
 from gradus.kernels.cpu.kept import kept, sources
-from gradus.kernels.cpu.vectors import int4_widen
 from gradus.quantization.int4 import LANES, PLANE, PLANES, Int4Linear
 from gradus.quantization.linear import PIECE
 

@@ -1,0 +1,142 @@
+"""Is a batch that asks for nothing new as fast as before? Two checkouts in turns, on the same token ids.
+
+    git worktree add /tmp/old COMMIT
+    PYTHONPATH=src:. python3 benchmarks/old_and_new.py --old /tmp/old --out "$OUT"/old_and_new.json
+
+Each block is a process of its own: this checkout, the old one, and this one again, so that drift shows as a difference
+between the first and the last. A block builds one engine for all of a model's workloads and sends them through
+`LLM.generate`, greedily, end-of-sequence ignored, with the prefix cache off; each runs whole before it is timed. A row
+has the seconds of every run, and how many times as fast the new checkout is by the medians; `--must` is the least.
+Results are written after each block.
+"""
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from gradus.bench.declare.suites import cache_for
+from gradus.bench.measure.fingerprint import commit, fingerprint
+from gradus.bench.run.block_process import run_block
+from gradus.bench.run.script import ran
+from gradus.bench.studies.beside import MAX_SEQUENCES, OURS, context_of
+from gradus.bench.workloads import Workload, burst, single_stream
+from gradus.models.precision import resolve_device
+from gradus.models.shapes import SHAPES
+
+OLD, NEW = "old", "new"
+WORKLOADS: dict[str, dict[str, Workload]] = {
+    "qwen3-0.6b": {
+        "batch 64": burst(64, 512, 256),
+        "batch 1": single_stream(32, 512),
+        "batch 256": burst(256, 1024, 128),
+    },
+    "llama-3.2-1b": {"batch 64": burst(64, 512, 256)},
+    "gpt2-124m": {"batch 64": burst(64, 32, 500)},
+}
+REPEATS, BLOCK_SECONDS, MUST = 5, 200, 0.995
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--old", type=Path, required=True, help="the older checkout")
+    parser.add_argument("--new", type=Path, default=Path(__file__).parents[1], help="by default, this one")
+    parser.add_argument("--models", nargs="+", choices=[*WORKLOADS], default=[*WORKLOADS])
+    parser.add_argument("--blocks", nargs="+", choices=(OLD, NEW), default=[NEW, OLD, NEW])
+    parser.add_argument("--repeats", type=int, default=REPEATS, help="timed runs of each workload in each block")
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--must", type=float, default=MUST)
+    parser.add_argument("--commit")
+    parser.add_argument("--old-commit", default="unknown")
+    parser.add_argument("--out", type=Path, required=True)
+    asked = parser.parse_args(arguments)
+    made: dict[str, Any] = {"commit": asked.commit or commit(), "old": asked.old_commit, "rows": []}
+    done: list[dict[str, Any]] = []
+    for model in asked.models:
+        done += rows(made, model, asked, done)
+    made |= fingerprint(resolve_device(asked.device), quick=True)  # last: blocks need the GPU's memory
+    made["rows"] = made.pop("rows")  # last, as in the other files
+    asked.out.write_text(json.dumps(made, indent=1), encoding="utf-8")
+    return 0 if all(row.get("new_over_old", 0) >= asked.must for row in made["rows"]) else 1
+
+
+def rows(
+    made: dict[str, Any], model: str, asked: argparse.Namespace, before: Sequence[Mapping[str, Any]]
+) -> list[dict[str, Any]]:
+    """Run a model's blocks. Returns a row for each of its workloads."""
+    question, found = described(model, asked.device, asked.repeats), list[dict[str, Any]]()
+    taken: dict[str, list[tuple[str, list[float]]]] = {name: [] for name in WORKLOADS[model]}
+    for number, which in enumerate(asked.blocks):
+        log = asked.out.parent / "logs" / f"{model}-{number}-{which}.txt"
+        source = (asked.old if which == OLD else asked.new).resolve() / "src"
+        path = os.pathsep.join([str(source), os.environ.get("PYTHONPATH", "")])
+        with tempfile.TemporaryDirectory() as work:
+            answer, why = run_block(
+                which, [sys.executable, "-m", "gradus.bench.run.block"], question, Path(work), log,
+                {"PYTHONPATH": path}, BLOCK_SECONDS,
+            )  # fmt: skip
+        print(f"{model} {number} {which}: {why or 'done'}", flush=True)
+        for name, case in answer.get("cases", {}).items():
+            taken[name].append((which, [sample["seconds"] for sample in case["samples"]]))
+            print(f"  {name}: {case.get('failed') or taken[name][-1][1]}", flush=True)
+        found = [row(model, name, blocks) for name, blocks in taken.items()]
+        made["rows"] = [*before, *found]
+        asked.out.write_text(json.dumps(made, indent=1), encoding="utf-8")
+    for each in found:
+        print(json.dumps({key: value for key, value in each.items() if key != "blocks"}), flush=True)
+    return found
+
+
+def described(model: str, device: str, repeats: int) -> dict[str, Any]:
+    """Describe a model's workloads, the same for both checkouts (see `gradus.bench.run.block`)."""
+    config, works = SHAPES[model], WORKLOADS[model]
+    context = min(context_of(model), config.context_length)
+    cases = []
+    for name, work in works.items():
+        arrivals = work.arrivals(config.vocab_size, context)
+        cases.append({
+            "label": name,
+            "prompts": [arrival.prompt for arrival in arrivals],
+            "max_tokens": [arrival.max_tokens for arrival in arrivals],
+            "sampling": {"temperature": 0.0},
+            "new_prompts": False,
+            "unmeasured": 1,
+        })  # fmt: skip
+    return {
+        "model": f"random:{model}",
+        "device": device,
+        "dtype": "bfloat16",
+        "contender": OURS,
+        "interface": "LLM",
+        "quantize": None,
+        "kv_dtype": "auto",
+        "context": context,
+        "max_sequences": MAX_SEQUENCES,
+        "cache_tokens": cache_for(works.values()),
+        "repeats": repeats,
+        "thorough": False,
+        "quick": False,
+        "cases": cases,
+    }
+
+
+def row(model: str, name: str, blocks: Sequence[tuple[str, list[float]]]) -> dict[str, Any]:
+    """Compare a workload's blocks, each with the seconds of its runs."""
+    tokens = sum(job.output for job in WORKLOADS[model][name].jobs)
+    all_of = {which: [each for mine, seconds in blocks if mine == which for each in seconds] for which in (OLD, NEW)}
+    made: dict[str, Any] = {"model": model, "workload": name}
+    made |= {f"{which}_tok_s": round(tokens / median(all_of[which]), 1) for which in all_of if all_of[which]}
+    if all(all_of.values()):
+        made["new_over_old"] = round(median(all_of[OLD]) / median(all_of[NEW]), 4)
+        made["fastest_over_fastest"] = round(min(all_of[OLD]) / min(all_of[NEW]), 4)
+    made["blocks"] = [{"of": which, "seconds": seconds} for which, seconds in blocks]
+    return made
+
+
+if __name__ == "__main__":
+    sys.exit(ran(main))

@@ -1,0 +1,204 @@
+"""Rows of activations, and how they are prepared for the kind of matrix that multiplies them.
+
+Each thread has a copy, and prepares it once per stage: int8 rounds a row, int4 permutes it to the order of its columns,
+and both int4 and GGUF's blocks may round each PLANE of a row.
+"""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+from gradus.kernels.cpu.byte_products import BY_ROW_PAIRS
+from gradus.kernels.cpu.int4.tile import PLANE
+from gradus.kernels.cpu.machine import FLAGS, address, longs, narrow, singles, widen, zeros
+from gradus.kernels.cpu.matrix import BLOCKS, INT4, INT8
+from gradus.kernels.cpu.vectors import BY_PAIRS, HAS_BF16, LANES, TOGETHER
+
+MOST_ROWS = 32
+"""Rows of activations that a product takes."""
+
+MOST_WIDE = 4
+"""Weight rows of a GGUF file that are widened at a time."""
+
+TILE = 128  # as in gradus.quantization.int4
+
+f32 = np.float32
+LARGEST = f32(127)
+LARGEST_SHORT = f32(32767)
+TINY = f32(np.finfo(np.float32).tiny * 127)  # as in gradus.quantization.linear.row_scales
+
+
+class Rows(NamedTuple):
+    """A thread's copy of the activations, [32, K'] each, K' being the widest K rounded up to a multiple of 128.
+
+    x: float32. rounded: int8. scales: float32 [32]. corrections: int32 [32], 128 times the sums of `rounded`. ordered:
+    float32, x in the order of int4's columns, and with the values that it is rounded to; narrow: the same in bfloat16
+    or int16, or int8's rows in pairs; sums: float32 [32, K' / 32], one per plane; plane_scales: float32 [32, K' / 32],
+    of planes rounded to int16 or int8.
+    edge: float32 [8, LANES], the products of a block of weight rows if only some of them are wanted.
+    wide: float32 [MOST_WIDE, K'], weight rows that are widened before they are multiplied.
+    """
+
+    x: NDArray[np.float32]
+    rounded: NDArray[np.int8]
+    scales: NDArray[np.float32]
+    corrections: NDArray[np.int32]
+    ordered: NDArray[np.float32]
+    narrow: NDArray[np.uint16]
+    sums: NDArray[np.float32]
+    plane_scales: NDArray[np.float32]
+    edge: NDArray[np.float32]
+    wide: NDArray[np.float32]
+
+
+def make_rows(width: int) -> Rows:
+    """Allocate a thread's rows, for matrices up to this width."""
+    shape = MOST_ROWS, -(-width // TILE) * TILE
+    return Rows(
+        zeros(shape, f32), zeros(shape, np.int8), np.zeros(MOST_ROWS, f32), np.zeros(MOST_ROWS, np.int32),
+        zeros(shape, f32), zeros(shape, np.uint16), zeros((MOST_ROWS, shape[1] // PLANE), f32),
+        zeros((MOST_ROWS, shape[1] // PLANE), f32), zeros((TOGETHER, LANES), f32), zeros((MOST_WIDE, shape[1]), f32),
+    )  # fmt: skip
+
+
+@njit(**FLAGS)
+def padded(count: int) -> int:
+    """Round `count` rows up to a number that a product can work on: a multiple of 8, plus 0, 1, 2 or 4."""
+    rest = count % TOGETHER
+    return count - rest + (rest if rest <= 2 else 4 if rest <= 4 else TOGETHER)
+
+
+@njit(**FLAGS)
+def prepare(matrix: Any, count: int, rows: Any) -> None:
+    """Prepare the activations in rows.x for the matrix."""
+    if matrix.kind == INT8:
+        for r in range(count):
+            _round(rows, r, matrix.width)
+        if BY_ROW_PAIRS:
+            for r in range(0, count - 1, 2):
+                _pair(rows, r)
+    elif INT4 <= matrix.kind < BLOCKS:
+        for r in range(count):
+            _order(rows, r, matrix)
+    elif matrix.rounds:
+        for r in range(count):
+            _copy(rows.x[r], rows.ordered[r], matrix.width)
+            _to_bytes(rows, r, matrix.width)
+            _sum_planes(rows, r, matrix.width)
+
+
+@njit(**FLAGS)
+def _round(rows: Any, r: int, width: int) -> None:
+    x, rounded = rows.x[r], rows.rounded[r]
+    largest = f32(0)
+    finite = True
+    for j in range(width):
+        largest = max(largest, abs(x[j]))
+        finite &= abs(x[j]) < f32(np.inf)
+    scale = max(largest, TINY) / LARGEST
+    total = np.int32(0)
+    if finite:
+        for j in range(width):
+            value = np.int32(np.rint(x[j] / scale))
+            rounded[j] = np.int8(value)
+            total += value
+    rows.scales[r] = scale if finite else f32(np.nan)  # a row that is not finite stays so, and ends alone
+    rows.corrections[r] = total * np.int32(128)
+
+
+@njit(**FLAGS)
+def _pair(rows: Any, r: int) -> None:
+    """Copy rounded rows r and r + 1 into narrow[r], 8 bytes of each in turn."""
+    size = rows.rounded.shape[1]
+    shape = (size // 8,)
+    first, second = longs(address(rows.rounded[r]), shape), longs(address(rows.rounded[r + 1]), shape)
+    pairs = longs(address(rows.narrow[r]), (size // 4,))
+    for j in range(size // 8):
+        pairs[2 * j], pairs[2 * j + 1] = first[j], second[j]
+
+
+# -- planes ------------------------------------------------------------------------------------------------------------
+
+
+@njit(**FLAGS)
+def _order(rows: Any, r: int, matrix: Any) -> None:
+    """Copy x in the order of the matrix's columns, rounded as it is multiplied, with zeros up to a whole step."""
+    x, ordered, width = rows.x[r], rows.ordered[r], matrix.width
+    if matrix.order:
+        order = longs(matrix.order, (width,))
+        for j in range(width):
+            ordered[j] = x[order[j]]
+    else:
+        _copy(x, ordered, width)
+    while width % (2 * PLANE):
+        ordered[width] = f32(0)
+        width += 1
+    if matrix.rounds:
+        _to_bytes(rows, r, width)
+        _exchange(rows.rounded[r], width)
+    elif HAS_BF16 and matrix.kind == INT4:
+        narrowed = rows.narrow[r]
+        for j in range(width):
+            narrowed[j] = narrow(ordered[j])
+            ordered[j] = widen(narrowed[j])
+    elif BY_PAIRS:
+        for step in range(width // PLANE):
+            rows.plane_scales[r, step] = _round_plane(ordered, rows.narrow[r], step * PLANE, LARGEST_SHORT)
+    _sum_planes(rows, r, width)
+
+
+@njit(**FLAGS)
+def _copy(x: Any, to: Any, width: int) -> None:
+    for j in range(width):
+        to[j] = x[j]
+
+
+@njit(**FLAGS)
+def _to_bytes(rows: Any, r: int, width: int) -> None:
+    """Round each plane of `ordered` to int8."""
+    for step in range(width // PLANE):
+        rows.plane_scales[r, step] = _round_plane(rows.ordered[r], rows.rounded[r], step * PLANE, LARGEST)
+
+
+@njit(**FLAGS)
+def _round_plane(ordered: Any, integers: Any, first: int, most: Any) -> Any:
+    """Round a plane to integers up to `most`, and `ordered` to the same values. Returns their scale; NaN if one is not
+    finite."""
+    largest = f32(0)
+    finite = True
+    for j in range(first, first + PLANE):
+        largest = max(largest, abs(ordered[j]))
+        finite &= abs(ordered[j]) < f32(np.inf)
+    if not finite:
+        for j in range(first, first + PLANE):
+            integers[j] = 0
+        return f32(np.nan)
+    scale = max(largest, TINY) / most
+    inverse = f32(1) / scale
+    for j in range(first, first + PLANE):
+        value = np.rint(ordered[j] * inverse)
+        integers[j] = np.int16(np.int32(value))
+        ordered[j] = value * scale
+    return scale
+
+
+@njit(**FLAGS)
+def _exchange(rounded: Any, width: int) -> None:
+    """Exchange the second and third of four bytes, as a word of int4 has its columns."""
+    fours = singles(address(rounded), (width // 4,))
+    for j in range(width // 4):
+        four = fours[j]
+        outer = four & np.uint32(0xFF0000FF)
+        fours[j] = outer | ((four >> np.uint32(8)) & np.uint32(0xFF00)) | ((four & np.uint32(0xFF00)) << np.uint32(8))
+
+
+@njit(**FLAGS)
+def _sum_planes(rows: Any, r: int, width: int) -> None:
+    ordered = rows.ordered[r]
+    for step in range(width // PLANE):
+        total = f32(0)
+        for j in range(PLANE):
+            total += ordered[step * PLANE + j]
+        rows.sums[r, step] = total
