@@ -6,8 +6,9 @@ Each engine is a process of its own, and they take turns, row by row and round b
 machine does disturbs both; the best of each is kept. With --threads 1, time is the processor's time that the process
 took, which other programs hardly change; with more, it is the clock's, and a busy machine spoils it: an engine waits
 for the one of its threads that was stopped. SmolLM2's shape has random weights, in our scheme and in the GGUF
-format with as many bits. gemma3-270m is one Q4_K_M file, which both keep as it is stored. llama.cpp is driven by
-`gradus.bench.contenders.llama_cpp`.
+format with as many bits. gemma3-270m is one Q4_K_M file, which both keep as it is stored. llama.cpp rounds activations
+to 8 bits in all formats but F16; so do we in int8, in a file as stored, and where the kind says so. llama.cpp is
+driven by `gradus.bench.contenders.llama_cpp`.
 
 --features avx2: our kernels and torch's libraries use no more than AVX2. llama.cpp must have been built for the same.
 --llama: a folder that holds `llama_cpp`, if it is not installed with this Python.
@@ -34,7 +35,15 @@ from gradus.device.threads import spin_briefly
 
 SMOL, GEMMA = "random:smollm2-135m", "gemma3-270m"
 STORED = "as stored"
-KINDS = {SMOL: ("bfloat16", "int8", "int4"), GEMMA: (STORED,)}
+ROUNDED = "int4, int8 activations"
+SETTINGS: dict[str, dict[str, str]] = {
+    "bfloat16": {"dtype": "bfloat16"},
+    "int8": {"dtype": "bfloat16", "quantize": "int8"},
+    "int4": {"dtype": "bfloat16", "quantize": "int4"},
+    ROUNDED: {"dtype": "bfloat16", "quantize": "int4", "activations": "int8"},
+    STORED: {},
+}
+KINDS = {SMOL: ("bfloat16", "int8", "int4", ROUNDED), GEMMA: (STORED,)}
 STREAMS, PROMPTS = (1, 8), (64, 512, 2000)
 SHORT, ANSWER = 16, 32  # tokens before and in a decode that is timed
 CONTEXT, MOST = 2304, 8
@@ -185,7 +194,7 @@ def file_of(model: str, kind: str, folder: Path) -> Path | None:
         return source if source.is_file() else next(source.glob("*.gguf"))
     bench = Workbench.open(model, "cpu", "float32")
     files = GGUFFiles(bench.checkpoint, bench.model)  # its folder goes with it
-    return files.path(None if kind == "bfloat16" else kind).rename(folder / f"{kind}.gguf")
+    return files.path(SETTINGS[kind].get("quantize")).rename(folder / f"{kind}.gguf")
 
 
 # -- an engine's process -----------------------------------------------------------------------------------------------
@@ -235,11 +244,7 @@ class Ours:
         from gradus.kernels.cpu.byte_products import NAME
         from gradus.kernels.cpu.vectors import features
 
-        dtype = "auto" if kind == STORED else "bfloat16"
-        quantize = kind if kind in ("int8", "int4") else None
-        self.llm = LLM(
-            model, device="cpu", dtype=dtype, quantize=quantize, context_length=CONTEXT, max_sequences=MOST
-        )  # fmt: skip
+        self.llm = LLM(model, device="cpu", context_length=CONTEXT, max_sequences=MOST, **SETTINGS[kind])
         self.drive, self.forget, self.device = drive, forget_prefixes, torch.device("cpu")
         wanted = ("avx2", "fma", "f16c", "avxvnni", "avx512f", "avx512vnni", "avx512bf16", "amx-bf16", "dotprod")
         self.uses = (

@@ -282,6 +282,7 @@ def test_it_serves_until_it_is_told_to_stop(process):
         "cache_tokens": 4096,
         "policy": "priority",
         "kv_dtype": "auto",
+        "activations": "auto",
         "speculate": "ngram",
         "draft_quantize": None,
         "drafts": 3,

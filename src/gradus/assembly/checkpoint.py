@@ -16,6 +16,7 @@ from gradus.assembly.memory import enough_memory
 from gradus.assembly.parallel import assemble_ranks
 from gradus.config.options import EngineConfig, EngineOptions
 from gradus.engine.engine import Engine
+from gradus.errors import ConfigError
 from gradus.execution.memory.plan import memory_plan
 from gradus.kernels import cpu
 from gradus.loading import Checkpoint, Progress, as_asked, load_model, open_checkpoint
@@ -57,6 +58,7 @@ def assemble(
             engine = build(load(checkpoint, precision), options)
         return engine, replace(options, limits=engine.limits)
     assert isinstance(options, EngineConfig)
+    check_activations(checkpoint, options, device)
     if options.ranks > 1:
         return assemble_ranks(checkpoint, options, device, precision, progress)
     trained_heads(options, checkpoint.config)  # heads that do not match the model are refused before anything is loaded
@@ -84,6 +86,21 @@ def keeps_bits(dtype: str, options: EngineOptions, device: torch.device) -> bool
     if dtype != "auto" or not isinstance(options, EngineConfig) or not options.kernels or options.ranks > 1:
         return False
     return device.type == "cpu" and cpu.missing() is None
+
+
+def check_activations(checkpoint: Checkpoint, options: EngineConfig, device: torch.device) -> None:
+    """Raise ConfigError for activations that this device, or this checkpoint, does not round."""
+    if options.activations == "auto":
+        return
+    if device.type != "cpu":
+        raise ConfigError(f"activations {options.activations} is for a CPU: leave it out on {device}")
+    stored = checkpoint.quantized
+    alone = stored is not None and any(scheme.startswith("int4") for scheme in stored.schemes)
+    if options.activations == "int8" and alone:
+        raise ConfigError(
+            "activations int8: this checkpoint quantizes its weights alone, for activations that are not rounded: "
+            "leave activations out"
+        )
 
 
 def _build_of(phase: str, impl: str, progress: Progress | None) -> Callable[[Model, EngineOptions], Engine]:

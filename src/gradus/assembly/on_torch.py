@@ -10,10 +10,13 @@ from gradus.attention.storage import PagedStorage
 from gradus.config.options import EngineConfig
 from gradus.device.threads import use
 from gradus.engine.engine import Runner
+from gradus.errors import ConfigError
 from gradus.execution.drafting.draft_model import DraftModel
 from gradus.execution.drafting.verifying import VerifyingRunner
 from gradus.execution.runner import ModelRunner
 from gradus.models import Model
+from gradus.quantization.gguf import GGUFLinear
+from gradus.quantization.int4 import Int4Linear
 from gradus.sampling.constraints import Constraints
 from gradus.sampling.sampler import Sampler
 from gradus.speculative.drafter import Drafter
@@ -34,6 +37,8 @@ def torch_runner(
 ) -> tuple[Runner, int]:
     """Build the model's runner, whose attention gathers pages. Also returns the most rows of a fast step of decodes."""
     count, device = config.max_sequences, model.device
+    if not round_activations(model, config) and config.activations == "int8":
+        raise ConfigError("activations int8 does nothing: no matrix of this model is in int4 or a .gguf file's blocks")
     attention = PagedAttention(model.config, storage, slots=count)
     sampler = Sampler(model.config.vocab_size, device, count, constraints)
     whole = bool(config.speculate)
@@ -52,8 +57,22 @@ def torch_runner(
     return VerifyingRunner(eager, attention, drafter, history, states), eager.max_kernel_rows
 
 
+def round_activations(model: Model, config: EngineConfig) -> bool:
+    """Let the model's matrices round activations, as configured. Returns whether any does.
+
+    A .gguf file's do so by themselves only where the kernels gain by it.
+    """
+    own = (GGUFLinear,) if config.kernels else ()
+    kinds = {"auto": own, "float": (), "int8": (GGUFLinear, Int4Linear)}[config.activations]
+    found = [part for part in model.modules() if isinstance(part, kinds)]
+    for part in found:
+        part.rounds = True
+    return bool(found)
+
+
 def draft_drafter(draft: Model, attention: PagedAttention, sampler: Sampler, config: EngineConfig) -> DraftModel:
     """Build the draft model's drafter. attention, sampler: the model's."""
+    round_activations(draft, config)
     storage = attention.storage
     kind, pages = type(storage), storage.keys.shape[1] - 1
     own = PagedAttention(draft.config, kind(draft.config, pages, storage.page_size, draft.dtype, draft.device), slots=1)

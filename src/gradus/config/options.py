@@ -12,6 +12,7 @@ FINAL = "final"  # the final engine's name where a phase could be named
 
 Policy = Literal["fcfs", "priority", "deadline"]
 KvDtype = Literal["auto", "fp8"]
+Activations = Literal["auto", "float", "int8"]
 NGRAM, DRAFT, HEADS = "ngram", "draft:", "heads:"
 
 DEFAULT_PAGE_SIZE = 16
@@ -115,6 +116,12 @@ class EngineConfig(EngineOptions):
         "The type of keys and values in the cache: auto (dtype's) or fp8 (8 bits and a scale per token and head).",
         heeded="final",
         panel=_CACHE,
+    )
+    activations: Activations = setting(
+        "auto",
+        "The activations that matrices in int4, or in the blocks of a .gguf file, are multiplied with on a CPU: float, "
+        "or int8 (32 with one scale), which is faster. auto: int8 for a .gguf file, as in llama.cpp, else float.",
+        heeded="final",
     )
     # On a CPU other processes need memory too, and only the memory that is free now is known.
     memory_fraction: float | None = setting(

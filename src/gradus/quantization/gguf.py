@@ -1,4 +1,5 @@
-"""GGUF's formats: matrices as blocks of bytes, kept as a file of llama.cpp has them. Activations are not rounded.
+"""GGUF's formats: matrices as blocks of bytes, kept as a file of llama.cpp has them. Activations are rounded to int8
+or not at all.
 
     w = scale q + offset
 
@@ -29,7 +30,7 @@ from torch.nn import functional as F
 
 from gradus.errors import ConfigError
 from gradus.models.layers import MatrixId, parameter
-from gradus.quantization.linear import PIECE, QuantizedLinear
+from gradus.quantization.linear import PIECE, QuantizedLinear, rounded_planes
 
 NIBBLE = 15
 
@@ -48,9 +49,12 @@ class Format(NamedTuple):
 class GGUFLinear(QuantizedLinear):
     """blocks: uint8 [N, bytes per row]. Raises ConfigError if rows are not whole blocks.
 
+    rounds: whether activations are rounded to int8, 32 columns with one scale.
     widen: a kernel that returns rows first to end as floats in the type of activations, or in float32 where this
     processor multiplies that faster, valid until its next call; None without such a kernel.
     """
+
+    rounds = False
 
     def __init__(
         self,
@@ -95,6 +99,7 @@ class GGUFLinear(QuantizedLinear):
         return self.format.unpack(rows.reshape(-1, self.format.size)).view(len(rows), self.in_features)
 
     def forward(self, x: Tensor) -> Tensor:
+        x = rounded_planes(x) if self.rounds else x
         rows, widen = sum(self.out_features), self.widen or self._rows_as(x.dtype)
         step = max(1, PIECE // self.in_features)
         weight = widen(0, min(rows, step))

@@ -1,4 +1,5 @@
-"""int4: weights of 4 bits in groups along a row, each with a scale and an offset. Activations are not rounded.
+"""int4: weights of 4 bits in groups along a row, each with a scale and an offset. Activations are rounded only if asked
+for.
 
     w ≈ scale q + offset,  q in 0 … 15
 
@@ -29,9 +30,9 @@ from torch.nn import functional as F
 
 from gradus.errors import ConfigError
 from gradus.models.layers import MatrixId, parameter
-from gradus.quantization.linear import QuantizedLinear, product_in_pieces, quotient
+from gradus.quantization.linear import PLANE, QuantizedLinear, product_in_pieces, quotient, rounded_planes
 
-TILE, PLANE, PLANES = 128, 32, 4
+TILE, PLANES = 128, 4
 LANES = 16
 GROUPS = (128, 64, 32)
 MOST = 15
@@ -42,10 +43,12 @@ class Int4Linear(QuantizedLinear):
 
     group: weights with one scale; None: the largest of 128, 64 and 32 that divides K. Raises ConfigError if it
     does not divide K, or none does. ordered: whether there is `order`, int64 [K], the original column of each stored
-    one.
+    one. rounds: whether activations are rounded to int8, 32 stored columns with one scale.
     panels: a kernel's iterator over the widened matrix, [K, rows] in the type of activations, or in float32 where this
     processor multiplies that faster, piece by piece, including rows that pad its lanes; None without such a kernel.
     """
+
+    rounds = False
 
     def __init__(
         self,
@@ -118,6 +121,7 @@ class Int4Linear(QuantizedLinear):
 
     def forward(self, x: Tensor) -> Tensor:
         x, rows = x if self.order is None else x[:, self.order], sum(self.out_features)
+        x = rounded_planes(x) if self.rounds else x
         if self.panels is None:
             out = product_in_pieces(x, self.wide_rows, rows)
         else:

@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from gradus.models.layers import Linear
 from gradus.models.precision import widened_product
 
+PLANE = 32  # activations that are rounded with one scale
 PIECE = 1 << 20  # values to widen at a time: 4 MB, which a processor's cache holds
 
 
@@ -85,6 +86,16 @@ def row_scales(x: Tensor, largest: float) -> Tensor:
     """
     magnitudes = x.abs().amax(-1, keepdim=True).float().clamp(min=torch.finfo(torch.float32).tiny * largest)
     return quotient(magnitudes, largest)
+
+
+def rounded_planes(x: Tensor) -> Tensor:
+    """Round activations to int8, each PLANE of a row with a scale of its own, and return them in x's type: [..., K].
+
+    As llama.cpp's Q8_0 does. K must be a multiple of PLANE.
+    """
+    planes = x.float().unflatten(-1, (-1, PLANE))
+    scales = row_scales(planes, 127)
+    return ((planes * (1 / scales)).round() * scales).flatten(-2).to(x.dtype)
 
 
 def quotient(x: Tensor, divisor: float) -> Tensor:

@@ -101,9 +101,7 @@ class Pages:
         order = torch.randperm(count, generator=generator(3)) + 1
         self.attention.tables.copy_(order.view(groups, slots, longest))
 
-    def decode_model(
-        self, model: Model, threads: int = 2, beside: Sequence[Linear] = (), *, rounds: bool = False
-    ) -> DecodeModel:
+    def decode_model(self, model: Model, threads: int = 2, beside: Sequence[Linear] = ()) -> DecodeModel:
         storage = self.storage
         return DecodeModel(
             model,
@@ -113,7 +111,6 @@ class Pages:
             windows=[group.window for group in storage.groups],
             threads=threads,
             extra_linears=beside,
-            rounds=rounds,
         )
 
 

@@ -53,11 +53,9 @@ class Matrices:
     """The records of a model's matrices, and the tensors that must stay in memory for them.
 
     records: MATRIX [count]. A fused matrix whose parts are stored in different ways takes several.
-    rounds: whether int4 and GGUF's formats round activations to int8.
     """
 
-    def __init__(self, rounds: bool = False) -> None:
-        self.rounds = rounds
+    def __init__(self) -> None:
         self.rows: list[tuple[int, ...]] = []
         self.kept: list[torch.Tensor] = []
 
@@ -86,12 +84,12 @@ class Matrices:
         elif type(linear) is Int4Linear:
             kind = INT4 if linear.kind == torch.bfloat16 else INT4_HALF
             linear.use_lanes()
-            rounds = int(self.rounds)
+            rounds = int(linear.rounds)
             values, scales, group, pairs = linear.words, self.address(linear.pairs), linear.group, linear.pairs.shape[1]
             order = 0 if linear.order is None else self.address(linear.order)
         elif type(linear) is GGUFLinear:
             kind, values = BLOCKS + NAMES.index(linear.format.name), linear.blocks
-            stride, blocks, rounds = linear.blocks.shape[1], width // linear.format.values, int(self.rounds)
+            stride, blocks, rounds = linear.blocks.shape[1], width // linear.format.values, int(linear.rounds)
         else:
             raise Unsupported(f"{type(linear).__name__} with {next(linear.parameters()).dtype} weights")
         record = (

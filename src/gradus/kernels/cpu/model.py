@@ -70,10 +70,10 @@ class Stages:
     count: the number of stages in the step itself. Raises Unsupported for a part without a kernel.
     """
 
-    def __init__(self, model: Model, extra_linears: Sequence[Linear], threads: int, rounds: bool) -> None:
+    def __init__(self, model: Model, extra_linears: Sequence[Linear], threads: int) -> None:
         self.layers = known_layers(model)
         self.extra_linears, self.threads = extra_linears, threads
-        self.matrices = Matrices(rounds)
+        self.matrices = Matrices()
         self.rows: list[tuple[Any, ...]] = []
         for index, layer in enumerate(self.layers):
             self._add_layer(index, layer)
@@ -143,7 +143,7 @@ class DecodeModel:
 
     keys and values: of each layer, [rows, Hkv, Dh] float32 or bfloat16, and its group. tables: int64 [groups, slots,
     longest]. threads: that share a step, the caller included. extra_linears: what `multiply` takes, which the same
-    threads share. rounds: whether matrices of int4 and of GGUF's formats round activations to int8. Raises Unsupported.
+    threads share. Raises Unsupported.
     """
 
     def __init__(
@@ -155,10 +155,9 @@ class DecodeModel:
         windows: Sequence[int | None],
         threads: int,
         extra_linears: Sequence[Linear] = (),
-        rounds: bool = False,
     ) -> None:
         self.model, self.tables, self.windows, self.threads = model, tables, windows, threads
-        stages = Stages(model, extra_linears, threads, rounds)
+        stages = Stages(model, extra_linears, threads)
         self.kept = stages.matrices, cache
         self.kind = KINDS[stages.matrices.rows[0][0]]  # of the first matrix; in a mix others may differ
         self.step = _make_step(model, stages, cache, page_size, _most_spans(model, threads), len(windows))

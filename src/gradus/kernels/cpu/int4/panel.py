@@ -11,8 +11,8 @@ from torch import Tensor
 
 from gradus.kernels.cpu.int4.tile import int4_widen
 from gradus.kernels.cpu.kept import kept, sources
-from gradus.quantization.int4 import LANES, PLANE, PLANES, Int4Linear
-from gradus.quantization.linear import PIECE
+from gradus.quantization.int4 import LANES, PLANES, Int4Linear
+from gradus.quantization.linear import PIECE, PLANE
 
 
 class Panels:
