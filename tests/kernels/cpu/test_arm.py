@@ -16,6 +16,7 @@ from gradus.models.layers import MatrixId
 from gradus.quantization.gguf import FORMATS
 from gradus.quantization.int4 import Int4Linear
 from tests.kernels.cpu.emitted import assembly_for_arm, code_of, needs_emulator, run_on_arm
+from tests.kernels.cpu.products import int4_product
 from tests.loading.gguf_blocks import random_blocks
 
 COUNTS = (1, 2, 4, 8)
@@ -140,10 +141,41 @@ def test_int4_is_multiplied_as_its_floats(count, kind, tmp_path):
     words, pairs = (each.detach().contiguous().view(torch.uint8).numpy() for each in (linear.words, linear.pairs))
     run_on_arm(
         tile._int4_code(tile.FLOATS, count),
-        [0, 0, int(linear.kind == torch.float16), words, pairs, group // (2 * tile.PLANE), width // tile.PLANE,
+        [0, 0, int(linear.kind == torch.float16), words, pairs, group // (2 * tile.PLANE), width // (2 * tile.PLANE),
          x.numpy(), 4 * width, sums, sums, 4 * sums.shape[1], out, 4 * vectors.LANES], tmp_path,
     )  # fmt: skip
     torch.testing.assert_close(torch.from_numpy(out).double(), x.double() @ expected.t(), rtol=1e-5, atol=1e-4)
+
+
+@needs_emulator
+@pytest.mark.stress
+@pytest.mark.parametrize("group", [32, 128])
+@pytest.mark.parametrize("count", COUNTS)
+def test_int4_is_multiplied_by_rounded_activations(count, group, tmp_path):
+    arguments, expected, out = int4_product(group, count)
+    run_on_arm(tile._int4_code(tile.BYTES, count, "sdot"), arguments, tmp_path, "+dotprod", "neoverse-n1")
+    np.testing.assert_allclose(out, expected, rtol=1e-5, atol=1e-5 * np.abs(expected).max())
+
+
+@needs_emulator
+@pytest.mark.stress
+@pytest.mark.parametrize("kind", KEPT)
+def test_blocks_of_a_file_are_multiplied_by_rounded_activations(kind, tmp_path):
+    name, random = KEPT[kind], np.random.default_rng(3)
+    stored = random_blocks(kind, 1, 512)
+    x, scales = random.integers(-127, 128, 512, dtype=np.int8), random.random(16, np.float32)
+    rounded = x.reshape(-1, 32) * scales[:, None]
+    sums, out = rounded.sum(1, dtype=np.float32), np.zeros(1, np.float32)
+    dot = gguf_blocks._bytes_code(name, "sdot")
+
+    def generate(context, builder, signature, args):
+        code, *others, written = vectors.Code(builder), *args
+        code.write(written, code.whole(0), dot(context, builder, signature, others))
+
+    arguments = [0, stored, 512 // FORMATS[name].values, x, scales, sums, out]
+    run_on_arm(generate, arguments, tmp_path, "+dotprod", "neoverse-n1")
+    expected = rounded.astype(np.float64).ravel() @ gguf.quants.dequantize(stored, kind)[0]
+    assert out[0] == pytest.approx(expected, rel=1e-4, abs=1e-4 * float(np.abs(rounded).sum()))
 
 
 @needs_emulator

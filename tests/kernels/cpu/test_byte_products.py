@@ -7,12 +7,14 @@ import pytest
 from llvmlite import binding
 
 from gradus.kernels.cpu.byte_products import PRODUCTS, _int8_code, chosen
+from gradus.kernels.cpu.int4 import tile
 from tests.kernels.cpu.emitted import code_of
+from tests.kernels.cpu.products import int4_product
 
 FEATURES = {
     "avx512vnni": {"avx512f", "avx512bw", "avx512vnni"},
-    "avxvnni": {"avx2", "avxvnni"},
-    "avx2": {"avx2", "fma"},
+    "avxvnni": {"avx2", "avxvnni", "f16c"},
+    "avx2": {"avx2", "fma", "f16c"},
 }
 """What LLVM compiles for: each product alone, as on a processor with nothing newer."""
 
@@ -46,6 +48,25 @@ def test_every_instruction_gives_the_sums_of_integers(name, rows, count):
         0, 0, at["weights"], at["scales"], width, at["x"], width, at["x_scales"], at["corrections"], at["out"], 4 * rows
     )
     assert np.array_equal(out.astype(np.int64), x.astype(np.int64) @ weights.astype(np.int64).T)
+
+
+@pytest.mark.parametrize("count", [1, 2, 4, 8])
+@pytest.mark.parametrize("group", [32, 64, 128])
+@pytest.mark.parametrize("name", FEATURES)
+def test_every_instruction_multiplies_int4_by_int8(name, group, count):
+    """Among noise, the largest nibbles times the largest activations, whose sums would not fit into int16."""
+    here = binding.get_host_cpu_features()
+    if not all(here.get(feature, False) for feature in FEATURES[name]):
+        pytest.skip(f"this processor has no {name}")
+    if name == "avx512vnni" and not tile.HAS_AVX512:
+        pytest.skip("numba's target has too few registers for it")
+    arguments, expected, out = int4_product(group, count)
+    module = binding.parse_assembly(code_of(tile._int4_code(tile.BYTES, count, name), 14))
+    engine = binding.create_mcjit_compiler(module, target(FEATURES[name]))
+    engine.finalize_object()
+    kernel = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 14)(engine.get_function_address("kernel"))
+    kernel(*(each.ctypes.data if isinstance(each, np.ndarray) else each for each in arguments))
+    np.testing.assert_allclose(out, expected, rtol=1e-5, atol=1e-5 * np.abs(expected).max())
 
 
 @pytest.mark.parametrize(

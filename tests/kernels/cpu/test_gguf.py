@@ -8,6 +8,7 @@ from gradus.kernels.cpu.gguf.product import Widened
 from gradus.loading.gguf.packed import KEPT
 from gradus.models.layers import MatrixId
 from gradus.quantization.gguf import GGUFLinear
+from gradus.quantization.linear import rounded_planes
 from tests.kernels.cpu.steps import Pages, generator, made
 from tests.loading.gguf_blocks import random_blocks
 
@@ -32,15 +33,38 @@ def test_rows_are_widened_to_the_bit(kind):
         assert torch.equal(found, expected[3:].to(dtype))
 
 
+@pytest.mark.parametrize("rounds", [False, True])
 @pytest.mark.parametrize("threads", [1, 2])
 @torch.inference_mode()
-def test_products_of_few_rows_are_those_of_the_wide_matrix(threads):
+def test_products_of_few_rows_are_those_of_the_wide_matrix(threads, rounds):
     made_of = [matrix(kind, 1024 if "K" in kind.name else 96, bias=kind.name.endswith("0")) for kind in KEPT]
+    for linear, _ in made_of:
+        linear.rounds = rounds
     model = made("tiny-llama")
     decode = Pages(model).decode_model(model, threads, [linear for linear, _ in made_of])
     for count in COUNTS:
         for number, (linear, wide) in enumerate(made_of):
             x = torch.randn(count, linear.in_features, generator=generator(count + number))
-            expected = x.double() @ wide.double().t() + (0 if linear.bias is None else linear.bias)
+            rounded = rounded_planes(x) if rounds else x
+            expected = rounded.double() @ wide.double().t() + (0 if linear.bias is None else linear.bias)
             found = decode.multiply(number, x).double()
             torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5 * expected.abs().max().item())
+
+
+@torch.inference_mode()
+def test_the_largest_integers_neither_saturate_nor_lose_their_signs():
+    """Blocks of all bits set, and of alternating ones, times activations of one size and either sign."""
+    for kind in KEPT:
+        linear, _ = matrix(kind, 512)
+        size = linear.format.size
+        blocks = linear.blocks.view(ROWS, -1, size)
+        scales = {at + byte for at in linear.format.scales for byte in range(2)}
+        others = [byte for byte in range(size) if byte not in scales]
+        blocks[0::3, :, others], blocks[1::3, :, others], blocks[2::3, :, others] = 0xFF, 0x80, 0x7F
+        linear.rounds = True
+        decode = Pages(made("tiny-llama")).decode_model(made("tiny-llama"), 1, [linear])
+        x = torch.ones(1, 512)
+        x[0, ::3] = -1
+        expected = x.double() @ linear.dequantized().double().t()
+        scale = x.double().abs() @ linear.dequantized().double().abs().t()
+        assert ((decode.multiply(0, x) - expected).abs() <= 1e-6 * scale).all(), kind

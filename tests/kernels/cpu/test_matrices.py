@@ -20,6 +20,7 @@ from gradus.models.precision import NarrowLinear
 from gradus.quantization.fp8 import Fp8Linear
 from gradus.quantization.int4 import Int4Linear
 from gradus.quantization.int8 import Int8Linear, integer_product, to_int8
+from gradus.quantization.linear import rounded_planes
 from gradus.quantization.parts import SideBySide
 from tests.kernels.cpu.steps import MANY, Pages, Step, close, dense, generator, made, only, poison, widened
 from tests.pairwise import pairwise
@@ -215,6 +216,46 @@ def in_shorts(x, order):
     planes = x[:, order].unflatten(1, (-1, 32))
     scales = planes.abs().amax(-1, keepdim=True).clamp(min=1e-30) / 32767
     return torch.empty_like(x).index_copy_(1, order, ((planes / scales).round() * scales).flatten(1))
+
+
+def rounding(*arguments, **settings):
+    """Make a matrix that rounds activations to int8."""
+    linear = Int4Linear(*arguments, **settings)
+    linear.rounds = True
+    return linear
+
+
+ROUNDING = {
+    "int4": rounding,
+    "int4-g32": partial(rounding, group=32),
+    "int4-g64": partial(rounding, group=64),
+    "int4-ordered": partial(rounding, ordered=True),
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "width", "rows", "dtype"),
+    pairwise(
+        list(ROUNDING),
+        WIDTHS,
+        [1, 2, 3, 5, 8, 9, 10, 20],
+        [torch.float32, torch.bfloat16],
+        valid=lambda kind, width, rows, dtype: kind != "int4-g64" or width % 64 == 0,
+    ),
+)
+def test_int4_multiplies_int8_where_activations_are_rounded(kind, width, rows, dtype, monkeypatch):
+    """Integers are exact: a product differs by the rounding of its scales. Torch rounds alike."""
+    monkeypatch.setattr(kernel_model, "CHUNK_BYTES", 1)
+    down, features, added = product(ROUNDING[kind], width, rows, hidden=52, dtype=dtype)
+    order = torch.arange(width) if down.order is None else down.order
+    rounded = torch.empty_like(features).index_copy_(1, order, rounded_planes(features[:, order]))
+    expected = rounded.double() @ dense(down).double().t()
+    scale = rounded.double().abs() @ dense(down).double().abs().t()
+    assert ((added - expected).abs() <= 2e-6 * scale).all(), ((added - expected).abs() / scale).max()
+    assert not torch.equal(rounded, features)
+    down.panels = None
+    in_torch = down.forward(features)
+    assert ((in_torch - expected).abs() <= 2e-6 * scale).all()
 
 
 @pytest.mark.parametrize("largest", [1, 1000])

@@ -46,7 +46,7 @@ from gradus.loading.progress import Silent
 from gradus.models import Linear, LinearFactory, Model, ModelConfig, parameter_count
 from gradus.models.precision import resolve_device
 from gradus.models.rope import RotaryTable
-from gradus.quantization.linear import QuantizedLinear
+from gradus.quantization.linear import QuantizedLinear, rounded_planes
 from gradus.quantization.mix import HEAD, NONE, Mix, factory
 
 QUICK_WINDOWS, QUICK_SAMPLES = 4, 8
@@ -77,6 +77,13 @@ class Contender:
         return factory(Mix(self.name, ((HEAD, self.head), ("*", self.scheme))), config, self.linear)
 
 
+class RoundedActivations(Linear):
+    """A float matrix that rounds each 32 activations to int8, as those of a .gguf file do on a CPU."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(rounded_planes(x))
+
+
 REFERENCE = Contender("float32")
 YARDSTICK = Contender("bfloat16", torch.bfloat16)
 CONTENDERS = (
@@ -84,6 +91,7 @@ CONTENDERS = (
     Contender("fp8-head", scheme="fp8", head="fp8"),
     Contender("int4-head", scheme="int4", head="int8"),
     Contender("fp8-kv", fp8_kv=True),
+    Contender("int8-activations", linear=RoundedActivations),
     *(Contender(f"int4-g{GROUP}-{method}", method=method) for method in METHODS),
 )
 """The rows after YARDSTICK, compared with REFERENCE."""

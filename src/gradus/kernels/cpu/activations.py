@@ -27,7 +27,7 @@ TILE = 128  # as in gradus.quantization.int4
 f32 = np.float32
 LARGEST = f32(127)
 LARGEST_SHORT = f32(32767)
-TINY = f32(np.finfo(np.float32).tiny * 127)  # as in gradus.quantization.linear.row_scales
+TINY = f32(np.finfo(np.float32).tiny)  # the least scale, as in gradus.quantization.linear.row_scales
 
 
 class Rows(NamedTuple):
@@ -97,7 +97,7 @@ def _round(rows: Any, r: int, width: int) -> None:
     for j in range(width):
         largest = max(largest, abs(x[j]))
         finite &= abs(x[j]) < f32(np.inf)
-    scale = max(largest, TINY) / LARGEST
+    scale = max(largest, TINY * LARGEST) / LARGEST
     total = np.int32(0)
     if finite:
         for j in range(width):
@@ -175,7 +175,7 @@ def _round_plane(ordered: Any, integers: Any, first: int, most: Any) -> Any:
         for j in range(first, first + PLANE):
             integers[j] = 0
         return f32(np.nan)
-    scale = max(largest, TINY) / most
+    scale = max(largest, TINY * most) / most
     inverse = f32(1) / scale
     for j in range(first, first + PLANE):
         value = np.rint(ordered[j] * inverse)
