@@ -7,8 +7,8 @@ machine does disturbs both; the best of each is kept. With --threads 1, time is 
 took, which other programs hardly change; with more, it is the clock's, and a busy machine spoils it: an engine waits
 for the one of its threads that was stopped. SmolLM2's shape has random weights, in our scheme and in the GGUF
 format with as many bits. gemma3-270m is one Q4_K_M file, which both keep as it is stored. llama.cpp rounds activations
-to 8 bits in all formats but F16; so do we in int8, in a file as stored, and where the kind says so. llama.cpp is
-driven by `gradus.bench.contenders.llama_cpp`.
+to 8 bits in all formats but F16; so do we in int8, and where the kind says so. llama.cpp is driven by
+`gradus.bench.contenders.llama_cpp`.
 
 --features avx2: our kernels and torch's libraries use no more than AVX2. llama.cpp must have been built for the same.
 --llama: a folder that holds `llama_cpp`, if it is not installed with this Python.
@@ -34,7 +34,7 @@ from gradus.bench.statistics import significant
 from gradus.device.threads import spin_briefly
 
 SMOL, GEMMA = "random:smollm2-135m", "gemma3-270m"
-STORED = "as stored"
+STORED, STORED_ROUNDED = "as stored", "as stored, int8 activations"
 ROUNDED = "int4, int8 activations"
 SETTINGS: dict[str, dict[str, str]] = {
     "bfloat16": {"dtype": "bfloat16"},
@@ -42,8 +42,9 @@ SETTINGS: dict[str, dict[str, str]] = {
     "int4": {"dtype": "bfloat16", "quantize": "int4"},
     ROUNDED: {"dtype": "bfloat16", "quantize": "int4", "activations": "int8"},
     STORED: {},
+    STORED_ROUNDED: {"activations": "int8"},
 }
-KINDS = {SMOL: ("bfloat16", "int8", "int4", ROUNDED), GEMMA: (STORED,)}
+KINDS = {SMOL: ("bfloat16", "int8", "int4", ROUNDED), GEMMA: (STORED, STORED_ROUNDED)}
 STREAMS, PROMPTS = (1, 8), (64, 512, 2000)
 SHORT, ANSWER = 16, 32  # tokens before and in a decode that is timed
 CONTEXT, MOST = 2304, 8
@@ -188,7 +189,7 @@ def file_of(model: str, kind: str, folder: Path) -> Path | None:
     from gradus.bench.contenders.workbench import Workbench
     from gradus.loading import open_checkpoint
 
-    if kind == STORED:
+    if kind in (STORED, STORED_ROUNDED):
         source = open_checkpoint(model).source
         assert source is not None
         return source if source.is_file() else next(source.glob("*.gguf"))

@@ -1,4 +1,4 @@
-"""Activations that are rounded to int8: where, by default and when asked for, and what is refused."""
+"""Activations that are rounded to int8 where that is asked for, and what is refused."""
 
 import gguf
 import pytest
@@ -24,26 +24,18 @@ def rounding(llm) -> set[bool]:
     return {part.rounds for part in parts if isinstance(part, GGUFLinear | Int4Linear)}
 
 
-@pytest.mark.parametrize(("activations", "expected"), [("auto", True), ("int8", True), ("float", False)])
-def test_a_files_blocks_round_unless_floats_are_asked_for(file, activations, expected):
-    llm = LLM(file, activations=activations, **CPU)
-    assert rounding(llm) == {expected} and llm.settings["activations"] == activations
-
-
-@pytest.mark.parametrize(("activations", "expected"), [("auto", False), ("int8", True), ("float", False)])
-def test_int4_rounds_where_it_is_asked_to(activations, expected):
-    llm = LLM("random:tiny-qwen3", quantize="int4-g32", activations=activations, **CPU)
-    assert rounding(llm) == {expected}
-
-
-def test_without_kernels_a_file_that_stays_packed_does_not_round_by_itself(file):
-    settings = {"quantize": "stored", "switch_off": ["kernels"]}
-    assert rounding(LLM(file, **settings, **CPU)) == {False}
-    assert rounding(LLM(file, activations="int8", **settings, **CPU)) == {True}
+@pytest.mark.parametrize("kernels", [True, False])
+@pytest.mark.parametrize(("settings", "expected"), [({}, False), ({"activations": "int8"}, True)])
+def test_activations_are_rounded_if_that_is_asked_for(file, settings, expected, kernels):
+    off = {"switch_off": [] if kernels else ["kernels"]}
+    for model, quantize in ((file, "stored"), ("random:tiny-qwen3", "int4-g32")):
+        llm = LLM(model, quantize=quantize, **settings, **off, **CPU)
+        assert rounding(llm) == {expected}
+        assert llm.settings["activations"] == settings.get("activations", "float")
 
 
 def test_a_draft_rounds_as_its_model_does(file):
-    llm = LLM(file, speculate=f"draft:{file}", **CPU)
+    llm = LLM(file, speculate=f"draft:{file}", activations="int8", **CPU)
     parts = llm.engine.runner.drafter.runner.model.modules()
     assert {part.rounds for part in parts if isinstance(part, GGUFLinear)} == {True}
 
@@ -76,5 +68,5 @@ def test_weights_that_a_checkpoint_quantizes_alone_are_refused(tmp_path):
 
 
 def test_an_unknown_kind_is_refused():
-    with pytest.raises(ConfigError, match="activations must be one of auto, float, int8, got 'int4'"):
+    with pytest.raises(ConfigError, match="activations must be one of float, int8, got 'int4'"):
         LLM("random:tiny-llama", activations="int4", **CPU)

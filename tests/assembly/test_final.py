@@ -44,7 +44,7 @@ def test_it_runs_where_no_phase_is_named(llm):
         "cache_tokens": 8 * 512,
         "policy": "fcfs",
         "kv_dtype": "auto",
-        "activations": "auto",
+        "activations": "float",
         "tensor_parallel": 1,
         "pipeline_parallel": 1,
         "speculate": None,

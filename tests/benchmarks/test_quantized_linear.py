@@ -162,6 +162,7 @@ def test_with_a_like_devices_results_only_the_fastest_tiles_of_a_cell_race():
     assert len(more) > len(racing)
 
 
-def test_the_h200s_file_is_what_the_benchmark_writes_of_its_results():
-    found = json.loads((ROOT / "benchmarks/quantized_linear.json").read_text())
+@pytest.mark.parametrize("file", ["quantized_linear.json", "quantized_linear_h100.json"])
+def test_a_devices_file_is_what_the_benchmark_writes_of_its_results(file):
+    found = json.loads((ROOT / "benchmarks" / file).read_text())
     assert quantized_linear.file_of(found["device"]).read_text() == table(found)

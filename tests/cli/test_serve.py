@@ -282,7 +282,7 @@ def test_it_serves_until_it_is_told_to_stop(process):
         "cache_tokens": 4096,
         "policy": "priority",
         "kv_dtype": "auto",
-        "activations": "auto",
+        "activations": "float",
         "speculate": "ngram",
         "draft_quantize": None,
         "drafts": 3,

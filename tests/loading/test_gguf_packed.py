@@ -19,7 +19,6 @@ from tests.loading.gguf_blocks import encode
 from tests.loading.quantized_builders import matrices
 
 CPU = {"device": "cpu"}
-FLOAT = CPU | {"activations": "float"}
 GREEDY = SamplingParams(max_tokens=8, ignore_eos=True)
 LAYER = "model.layers.0.self_attn"
 WIDE = {  # K-formats have blocks of 256
@@ -139,12 +138,7 @@ def test_tokens_are_those_of_the_widened_file_in_every_engine(tmp_path, family):
     table = {"model.embed_tokens.weight": Type.Q5_K}
     path = str(write(tmp_path / "m.gguf", list(KEPT), family, **table))
     prompts = [[5, 6, 7], [9] * 40]
-    settings = (
-        {"dtype": "float32"},
-        {"activations": "float"},
-        {"phase": "p00", "quantize": "stored"},
-        {"quantize": "stored", "activations": "float"},
-    )
+    settings = ({"dtype": "float32"}, {}, {"phase": "p00", "quantize": "stored"}, {"quantize": "stored"})
     found = [[done.token_ids for done in LLM(path, **CPU, **each).generate(prompts, GREEDY)] for each in settings]
     assert all(tokens == found[0] for tokens in found)
 
@@ -152,7 +146,7 @@ def test_tokens_are_those_of_the_widened_file_in_every_engine(tmp_path, family):
 def test_logits_are_those_of_the_widened_file(tmp_path):
     path = str(write(tmp_path / "m.gguf", list(KEPT)))
     params = SamplingParams(max_tokens=3, ignore_eos=True, logprobs=5)
-    kept, wide = (LLM(path, **FLOAT, **each).generate([[7] * 50], params)[0] for each in ({}, {"dtype": "float32"}))
+    kept, wide = (LLM(path, **CPU, **each).generate([[7] * 50], params)[0] for each in ({}, {"dtype": "float32"}))
     assert kept.token_ids == wide.token_ids
     for one, other in zip(kept.logprobs, wide.logprobs, strict=True):
         assert [token for token, _ in one.top] == [token for token, _ in other.top]
@@ -215,7 +209,7 @@ def test_what_else_an_engine_does_works_on_them(tmp_path, settings):
     prompts, params = [[5, 6, 7, 5, 6, 7, 5, 6], [9] * 40, [9] * 44], SamplingParams(max_tokens=20, ignore_eos=True)
     found = []
     for each in ({}, {"dtype": "float32"}):
-        llm = LLM(path, **FLOAT, **settings, **each)
+        llm = LLM(path, **CPU, **settings, **each)
         found += [[done.token_ids for done in llm.generate(prompts, params)] for _ in range(2)]
     assert all(tokens == found[0] for tokens in found)
 
@@ -223,7 +217,7 @@ def test_what_else_an_engine_does_works_on_them(tmp_path, settings):
 def test_a_gguf_draft_keeps_its_bits_beside_its_model(tmp_path):
     path = str(write(tmp_path / "m.gguf", [Type.Q8_0]))
     draft = str(write(tmp_path / "d.gguf", [Type.Q4_K]))
-    llm = LLM(path, speculate=f"draft:{draft}", drafts=3, max_sequences=2, cache_tokens=512, **FLOAT)
+    llm = LLM(path, speculate=f"draft:{draft}", drafts=3, max_sequences=2, cache_tokens=512, **CPU)
     assert isinstance(llm.engine.runner.drafter.runner.model.layers[0].output, GGUFLinear)
     params = SamplingParams(max_tokens=20, ignore_eos=True)
     found = [done.token_ids for done in llm.generate([[5, 6, 7]], params)]

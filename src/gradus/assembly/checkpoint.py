@@ -90,13 +90,12 @@ def keeps_bits(dtype: str, options: EngineOptions, device: torch.device) -> bool
 
 def check_activations(checkpoint: Checkpoint, options: EngineConfig, device: torch.device) -> None:
     """Raise ConfigError for activations that this device, or this checkpoint, does not round."""
-    if options.activations == "auto":
+    if options.activations == "float":
         return
     if device.type != "cpu":
         raise ConfigError(f"activations {options.activations} is for a CPU: leave it out on {device}")
     stored = checkpoint.quantized
-    alone = stored is not None and any(scheme.startswith("int4") for scheme in stored.schemes)
-    if options.activations == "int8" and alone:
+    if stored is not None and any(scheme.startswith("int4") for scheme in stored.schemes):
         raise ConfigError(
             "activations int8: this checkpoint quantizes its weights alone, for activations that are not rounded: "
             "leave activations out"

@@ -37,7 +37,7 @@ def torch_runner(
 ) -> tuple[Runner, int]:
     """Build the model's runner, whose attention gathers pages. Also returns the most rows of a fast step of decodes."""
     count, device = config.max_sequences, model.device
-    if not round_activations(model, config) and config.activations == "int8":
+    if config.activations == "int8" and not round_activations(model):
         raise ConfigError("activations int8 does nothing: no matrix of this model is in int4 or a .gguf file's blocks")
     attention = PagedAttention(model.config, storage, slots=count)
     sampler = Sampler(model.config.vocab_size, device, count, constraints)
@@ -57,14 +57,9 @@ def torch_runner(
     return VerifyingRunner(eager, attention, drafter, history, states), eager.max_kernel_rows
 
 
-def round_activations(model: Model, config: EngineConfig) -> bool:
-    """Let the model's matrices round activations, as configured. Returns whether any does.
-
-    A .gguf file's do so by themselves only where the kernels gain by it.
-    """
-    own = (GGUFLinear,) if config.kernels else ()
-    kinds = {"auto": own, "float": (), "int8": (GGUFLinear, Int4Linear)}[config.activations]
-    found = [part for part in model.modules() if isinstance(part, kinds)]
+def round_activations(model: Model) -> bool:
+    """Let the model's matrices round activations to int8, where their scheme can. Returns whether any does."""
+    found = [part for part in model.modules() if isinstance(part, GGUFLinear | Int4Linear)]
     for part in found:
         part.rounds = True
     return bool(found)
@@ -72,7 +67,8 @@ def round_activations(model: Model, config: EngineConfig) -> bool:
 
 def draft_drafter(draft: Model, attention: PagedAttention, sampler: Sampler, config: EngineConfig) -> DraftModel:
     """Build the draft model's drafter. attention, sampler: the model's."""
-    round_activations(draft, config)
+    if config.activations == "int8":
+        round_activations(draft)
     storage = attention.storage
     kind, pages = type(storage), storage.keys.shape[1] - 1
     own = PagedAttention(draft.config, kind(draft.config, pages, storage.page_size, draft.dtype, draft.device), slots=1)

@@ -12,7 +12,7 @@ FINAL = "final"  # the final engine's name where a phase could be named
 
 Policy = Literal["fcfs", "priority", "deadline"]
 KvDtype = Literal["auto", "fp8"]
-Activations = Literal["auto", "float", "int8"]
+Activations = Literal["float", "int8"]
 NGRAM, DRAFT, HEADS = "ngram", "draft:", "heads:"
 
 DEFAULT_PAGE_SIZE = 16
@@ -118,9 +118,9 @@ class EngineConfig(EngineOptions):
         panel=_CACHE,
     )
     activations: Activations = setting(
-        "auto",
+        "float",
         "The activations that matrices in int4, or in the blocks of a .gguf file, are multiplied with on a CPU: float, "
-        "or int8 (32 with one scale), which is faster. auto: int8 for a .gguf file, as in llama.cpp, else float.",
+        "or int8 (rounded, 32 with one scale, as in llama.cpp), which is faster.",
         heeded="final",
     )
     # On a CPU other processes need memory too, and only the memory that is free now is known.

@@ -2,14 +2,15 @@
 
     decode_step.py     the stages, in their order, and the loop that every thread runs
     product.py, attend.py, elementary.py     the parts of a stage; each names its torch reference
+    activations.py     rows of activations, and how a kind of matrix wants them
     greedy.py          the greedy choice of tokens while logits are computed
     team.py            how threads share a stage, and why none waits for a thread that does not run
     matrix.py, model.py     a model's weights as the kernels see them; a model as stages, and products outside its step
     vectors.py, machine.py  features that numba lacks: loops in LLVM code, bfloat16, words that threads share
     byte_products.py   int8 by int8, by the instruction of each processor
     rows.py            the number of rows up to which all this is faster than torch, as measured
+    int4/              products of matrices in 4 bits
     gguf/              products of matrices in the blocks of a GGUF file
-    panel.py           int4 weights widened, for the prompts that torch multiplies
     kept.py            compiled code on disk
 
 There is no `prange` in here, nor any other region that numba parallelizes: numba would fuse two consecutive ones, and

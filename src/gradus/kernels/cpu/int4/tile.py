@@ -83,82 +83,104 @@ class Multiply(NamedTuple):
 
 
 def _int4_code(kind: int, count: int, product: str | None = NAME) -> Generate:
-    lanes = LANES if HAS_AVX512 or count <= 2 else LANES // 2  # without AVX-512, more sums would not stay in registers
-    wide, size = ir.VectorType(FLOAT, lanes), SIZES[kind]
-    unroll = 2 if count <= 2 else 1  # not more: LLVM loads all activations of an iteration first, and spills them
-    at_once = [(0, 1)] if count <= 2 else [(0,), (1,)]  # planes whose sums are in registers
-
     def generate(context: Any, builder: ir.IRBuilder, signature: Any, args: Any) -> ir.Value:
-        code = Code(builder)
-        halves, words, pairs, planes, steps, x, x_stride, plane_sums, x_scales, sums_stride, out, out_stride = args[2:]
-        are_halves = builder.icmp_signed("!=", halves, code.whole(0))
-        own = builder.icmp_signed("==", planes, code.whole(0))  # whether each plane has scales of its own
-        multiply = _multiply(code, kind, lanes, count, product)
-        vectors = len(multiply.start)
-
-        def sums_of(some: tuple[int, ...], step: ir.Value, lane: int) -> list[list[ir.Value]]:
-            """Add up the products of some of a step's planes, in `vectors` vectors for each row of activations."""
-            first = builder.add(words, builder.mul(step, code.whole(4 * LANES * WORDS)))
-            begin = builder.add(x, builder.mul(step, code.whole(2 * PLANE * size)))
-
-            def columns(few: ir.Value, parts: list[ir.Value]) -> list[ir.Value]:
-                start = builder.mul(few, code.whole(4 * LANES * unroll))
-                xs = builder.mul(few, code.whole(4 * size * unroll))
-                parts = list(parts)
-                for i in range(unroll):
-                    place = builder.add(start, code.whole(4 * (LANES * i + lane)))
-                    word = code.read(first, place, ir.VectorType(SINGLE, lanes))
-                    for number, plane in enumerate(some):
-                        at = builder.add(xs, code.whole(4 * size * i + size * PLANE * plane))
-                        places = [builder.add(at, builder.mul(x_stride, code.whole(r))) for r in range(count)]
-                        mine = slice(number * count * vectors, (number + 1) * count * vectors)
-                        parts[mine] = multiply.add(parts[mine], code.shifted(word, 4 * plane), begin, places)
-                return parts
-
-            turns = code.whole(WORDS // unroll) if count <= 2 else code.unknown(WORDS // unroll)
-            found = code.loop(turns, multiply.start * count * len(some), columns)
-            return [found[i * count * vectors : (i + 1) * count * vectors] for i in range(len(some))]
-
-        def decoded(plane: ir.Value, lane: int) -> tuple[ir.Value, ...]:
-            pair = builder.add(builder.mul(builder.ashr(plane, planes), code.whole(4 * LANES)), code.whole(4 * lane))
-            scales, offsets = _decoded(code, pairs, pair, lanes, None if kind == BFLOATS else are_halves)
-            if kind == BFLOATS:
-                bias = builder.fmul(scales, ir.Constant(wide, [BIAS] * lanes), flags=FUSED)
-                offsets = builder.fsub(offsets, bias, flags=FUSED)
-            return scales, offsets
-
-        def added(total: ir.Value, r: int, plane: ir.Value, pair: tuple[ir.Value, ...], parts: list[ir.Value]) -> Any:
-            """Add a plane's products with row r of activations."""
-            scales, offsets = pair
-            at = builder.add(builder.mul(sums_stride, code.whole(r)), builder.mul(plane, code.whole(4)))
-            plane_sum = code.all_lanes(code.read(plane_sums, at, FLOAT), lanes)
-            total = builder.fadd(total, builder.fmul(offsets, plane_sum, flags=FUSED), flags=FUSED)
-            for each in multiply.total(parts[r * vectors : (r + 1) * vectors]):
-                if kind in (SHORTS, BYTES):
-                    each = builder.fmul(each, code.all_lanes(code.read(x_scales, at, FLOAT), lanes), flags=FUSED)
-                total = builder.fadd(total, builder.fmul(scales, each, flags=FUSED), flags=FUSED)
-            return total
-
-        for lane in range(0, LANES, lanes):
-
-            def body(step: ir.Value, sums: list[ir.Value], lane: int = lane) -> list[ir.Value]:
-                if lane == 0:
-                    code.fetch_ahead(words, step, 4 * LANES * WORDS, WORDS_AHEAD)
-                first = builder.mul(step, code.whole(2))
-                pair = decoded(first, lane)
-                for some in at_once:
-                    for upper, parts in zip(some, sums_of(some, step, lane), strict=True):
-                        plane = builder.add(first, code.whole(upper))
-                        if upper:
-                            pair = code.either(own, partial(decoded, plane, lane), pair)
-                        sums = [added(total, r, plane, pair, parts) for r, total in enumerate(sums)]
-                return sums
-
-            for r, total in enumerate(code.loop(steps, [ir.Constant(wide, [0.0] * lanes)] * count, body)):
-                code.write(out, builder.add(builder.mul(out_stride, code.whole(r)), code.whole(4 * lane)), total)
+        Loop(Code(builder), kind, count, product, args[2:]).generate()
         return context.get_dummy_value()
 
     return generate
+
+
+class Loop:
+    """Generates the code of `int4_tile`, for a type and a number of rows of activations. args: its parameters from
+    `halves` on."""
+
+    def __init__(self, code: Code, kind: int, count: int, product: str | None, args: list[ir.Value]) -> None:
+        self.code, self.builder, self.kind, self.count, self.size = code, code.builder, kind, count, SIZES[kind]
+        # without AVX-512, more sums would not stay in registers
+        self.lanes = LANES if HAS_AVX512 or count <= 2 else LANES // 2
+        halves, self.words, self.pairs, self.planes, self.steps, self.x, self.x_stride, *others = args
+        self.plane_sums, self.x_scales, self.sums_stride, self.out, self.out_stride = others
+        self.are_halves = None if kind == BFLOATS else self.builder.icmp_signed("!=", halves, code.whole(0))
+        self.own_pairs = self.builder.icmp_signed("==", self.planes, code.whole(0))  # whether each plane has its own
+        self.multiply = _multiply(code, kind, self.lanes, count, product)
+        self.vectors = len(self.multiply.start)
+        # planes whose sums are in registers at once, and words to an iteration: LLVM loads all activations of an
+        # iteration first, and would spill more
+        self.at_once: list[tuple[int, ...]] = [(0, 1)] if count <= 2 else [(0,), (1,)]
+        self.unroll = 2 if count <= 2 else 1
+
+    def generate(self) -> None:
+        zero = ir.Constant(ir.VectorType(FLOAT, self.lanes), [0.0] * self.lanes)
+        for lane in range(0, LANES, self.lanes):
+            totals = self.code.loop(self.steps, [zero] * self.count, partial(self._step, lane))
+            for r, total in enumerate(totals):
+                place = self.builder.mul(self.out_stride, self.code.whole(r))
+                self.code.write(self.out, self.builder.add(place, self.code.whole(4 * lane)), total)
+
+    def _step(self, lane: int, step: ir.Value, totals: list[ir.Value]) -> list[ir.Value]:
+        """Add the products of a step's two planes, with the weight rows from `lane` on."""
+        if lane == 0:
+            self.code.fetch_ahead(self.words, step, 4 * LANES * WORDS, WORDS_AHEAD)
+        first = self.builder.mul(step, self.code.whole(2))
+        pair = self._decoded(first, lane)
+        for some in self.at_once:
+            for upper, parts in zip(some, self._sums(some, step, lane), strict=True):
+                plane = self.builder.add(first, self.code.whole(upper))
+                if upper:
+                    pair = self.code.either(self.own_pairs, partial(self._decoded, plane, lane), pair)
+                totals = [self._added(total, r, plane, pair, parts) for r, total in enumerate(totals)]
+        return totals
+
+    def _sums(self, some: tuple[int, ...], step: ir.Value, lane: int) -> list[list[ir.Value]]:
+        """Add up the products of some of a step's planes, in `vectors` vectors for each row of activations."""
+        builder, code, mine = self.builder, self.code, self.count * self.vectors
+        first = builder.add(self.words, builder.mul(step, code.whole(4 * LANES * WORDS)))
+        begin = builder.add(self.x, builder.mul(step, code.whole(2 * PLANE * self.size)))
+
+        def columns(few: ir.Value, parts: list[ir.Value]) -> list[ir.Value]:
+            start = builder.mul(few, code.whole(4 * LANES * self.unroll))
+            xs = builder.mul(few, code.whole(4 * self.size * self.unroll))
+            parts = list(parts)
+            for i in range(self.unroll):
+                place = builder.add(start, code.whole(4 * (LANES * i + lane)))
+                word = code.read(first, place, ir.VectorType(SINGLE, self.lanes))
+                for number, plane in enumerate(some):
+                    at = builder.add(xs, code.whole(self.size * (4 * i + PLANE * plane)))
+                    places = [builder.add(at, builder.mul(self.x_stride, code.whole(r))) for r in range(self.count)]
+                    own = slice(number * mine, (number + 1) * mine)
+                    parts[own] = self.multiply.add(parts[own], code.shifted(word, 4 * plane), begin, places)
+            return parts
+
+        turns = WORDS // self.unroll
+        turn_count = code.whole(turns) if self.count <= 2 else code.unknown(turns)
+        found = code.loop(turn_count, self.multiply.start * self.count * len(some), columns)
+        return [found[i * mine : (i + 1) * mine] for i in range(len(some))]
+
+    def _decoded(self, plane: ir.Value, lane: int) -> tuple[ir.Value, ...]:
+        """The scales and offsets of a plane's weights."""
+        builder, wide = self.builder, ir.VectorType(FLOAT, self.lanes)
+        pair = builder.mul(builder.ashr(plane, self.planes), self.code.whole(4 * LANES))
+        pair = builder.add(pair, self.code.whole(4 * lane))
+        scales, offsets = _decoded(self.code, self.pairs, pair, self.lanes, self.are_halves)
+        if self.kind == BFLOATS:
+            bias = builder.fmul(scales, ir.Constant(wide, [BIAS] * self.lanes), flags=FUSED)
+            offsets = builder.fsub(offsets, bias, flags=FUSED)
+        return scales, offsets
+
+    def _added(
+        self, total: ir.Value, r: int, plane: ir.Value, pair: tuple[ir.Value, ...], parts: list[ir.Value]
+    ) -> ir.Value:
+        """Add a plane's products with row r of activations."""
+        builder, code, (scales, offsets) = self.builder, self.code, pair
+        at = builder.add(builder.mul(self.sums_stride, code.whole(r)), builder.mul(plane, code.whole(4)))
+        plane_sum = code.all_lanes(code.read(self.plane_sums, at, FLOAT), self.lanes)
+        total = builder.fadd(total, builder.fmul(offsets, plane_sum, flags=FUSED), flags=FUSED)
+        for each in self.multiply.total(parts[r * self.vectors : (r + 1) * self.vectors]):
+            if self.kind in (SHORTS, BYTES):
+                x_scale = code.all_lanes(code.read(self.x_scales, at, FLOAT), self.lanes)
+                each = builder.fmul(each, x_scale, flags=FUSED)
+            total = builder.fadd(total, builder.fmul(scales, each, flags=FUSED), flags=FUSED)
+        return total
 
 
 def _multiply(code: Code, kind: int, lanes: int, count: int, product: str | None) -> Multiply:
