@@ -106,6 +106,16 @@ def collector_left_alone() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(autouse=True, scope="module")
+def imported_late() -> Iterator[None]:
+    """Hide from the collector what a file's tests have imported, if it is as much as numba or matplotlib."""
+    before = len(sys.modules)
+    yield
+    if len(sys.modules) > before + 100:
+        gc.collect()
+        gc.freeze()
+
+
 @pytest.fixture
 def collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The collector as engines find it in a program: their calls do what they say. Put back afterwards."""
