@@ -121,9 +121,11 @@ def collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The collector as engines find it in a program: their calls do what they say. Put back afterwards."""
     before = gc.get_threshold()
     monkeypatch.setattr("gradus.garbage.gc", gc)
-    monkeypatch.setattr(gc, "unfreeze", UNFREEZE)
+    lasts = [True]
+    monkeypatch.setattr(gc, "unfreeze", lambda: UNFREEZE() if lasts else None)  # what outlives its test may call it
     gc.unfreeze()
     yield
+    lasts.clear()
     gc.collect()
     gc.freeze()
     gc.set_threshold(*before)
