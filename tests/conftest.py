@@ -9,6 +9,7 @@ import os
 import socket
 import sys
 from collections.abc import Iterable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -33,6 +34,7 @@ MARKERS = {
     "clients": "runs a client's own program, which `make clients` installs and tests",
 }
 ASKED_FOR = ("stress", "clients")  # markers of tests that are left out unless they are asked for
+UNFREEZE = gc.unfreeze  # of Python's collector, as a program has it
 
 # Files that processes side by side begin with, one each: the longest. The first has numba compile, for half a minute;
 # meanwhile the others do without, and then find the code on disk. The last files by name are short: all end together.
@@ -88,10 +90,45 @@ def _is(item: pytest.Item, ending: str) -> bool:
     return item.path.as_posix().endswith(f"/{ending}")
 
 
-@pytest.fixture(autouse=True)
-def collector_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A full collection for each of a thousand engines would take longer than their tests."""
-    monkeypatch.setattr("gradus.garbage.spare_what_stays", lambda owner: None)
+@pytest.fixture(autouse=True, scope="session")
+def collector_left_alone() -> Iterator[None]:
+    """Engines and servers neither run the collector nor hide anything from it: `gradus.garbage` has an idle one. And
+    nobody puts back into its sight what `pytest_collection` hid, as a benchmark does behind its engines.
+
+    A full collection for each of a thousand engines would take longer than their tests. Where a GPU is in use, an
+    engine still looks for the memory of those before it.
+    """
+    idle = SimpleNamespace(**dict.fromkeys(("set_threshold", "freeze", "unfreeze"), lambda *_: None))
+    idle.collect = lambda: gc.collect() if _uses_gpu() else 0
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("gradus.garbage.gc", idle)
+        patch.setattr(gc, "unfreeze", lambda: None)
+        yield
+
+
+@pytest.fixture(autouse=True, scope="module")
+def imported_late() -> Iterator[None]:
+    """Hide from the collector what a file's tests have imported, if it is as much as numba or matplotlib."""
+    before = len(sys.modules)
+    yield
+    if len(sys.modules) > before + 100:
+        gc.collect()
+        gc.freeze()
+
+
+@pytest.fixture
+def collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The collector as engines find it in a program: their calls do what they say. Put back afterwards."""
+    before = gc.get_threshold()
+    monkeypatch.setattr("gradus.garbage.gc", gc)
+    lasts = [True]
+    monkeypatch.setattr(gc, "unfreeze", lambda: UNFREEZE() if lasts else None)  # what outlives its test may call it
+    gc.unfreeze()
+    yield
+    lasts.clear()
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(*before)
 
 
 @pytest.fixture
@@ -128,6 +165,11 @@ def _has_gpu() -> bool:
     import torch
 
     return torch.cuda.is_available()
+
+
+def _uses_gpu() -> bool:
+    torch = sys.modules.get("torch")
+    return torch is not None and torch.cuda.is_initialized()
 
 
 def _is_pulled(name: str) -> bool:

@@ -7,6 +7,9 @@ import pytest
 
 from gradus import LLM, SamplingParams
 from gradus.garbage import spare_what_stays
+from tests.server.conftest import running
+
+pytestmark = pytest.mark.usefixtures("collector")
 
 
 class Node:
@@ -40,23 +43,12 @@ def test_a_step_of_256_decodes_is_committed_before_the_young_are_looked_through(
         gc.unfreeze()
 
 
-@pytest.fixture
-def collector(monkeypatch):
-    """The collector as `LLM` finds it in a program, put back afterwards."""
-    before = gc.get_threshold()
-    monkeypatch.setattr("gradus.garbage.spare_what_stays", spare_what_stays)
-    gc.unfreeze()
-    yield
-    gc.unfreeze()
-    gc.set_threshold(*before)
-
-
 def tiny(phase=None, **settings) -> LLM:
     return LLM("random:tiny-llama", phase=phase, device="cpu", dtype="float32", max_sequences=2, **settings)
 
 
 @pytest.mark.parametrize("phase", ["p01", None])
-def test_an_llm_spares_what_is_alive_until_it_is_gone(collector, phase):
+def test_an_llm_spares_what_is_alive_until_it_is_gone(phase):
     llm = tiny(phase)
     llm.generate("a", SamplingParams(max_tokens=2))
     frozen = gc.get_freeze_count()
@@ -68,7 +60,7 @@ def test_an_llm_spares_what_is_alive_until_it_is_gone(collector, phase):
     assert engine() is None, "what it held in cycles can be freed"
 
 
-def test_a_server_keeps_the_core_alone_and_stays_spared(collector):
+def test_a_server_keeps_the_core_alone_and_stays_spared():
     core = tiny().core
     gc.collect()
     assert gc.get_freeze_count() > 0
@@ -76,8 +68,14 @@ def test_a_server_keeps_the_core_alone_and_stays_spared(collector):
     assert gc.get_freeze_count() == 0
 
 
+def test_a_servers_front_end_spares_what_is_alive():
+    gc.unfreeze()
+    with running():
+        assert gc.get_freeze_count() > 0
+
+
 @pytest.mark.parametrize("phase", ["p01", None])
-def test_without_gc_freeze_building_an_llm_leaves_the_programs_collector_alone(collector, phase):
+def test_without_gc_freeze_building_an_llm_leaves_the_programs_collector_alone(phase):
     before = gc.get_threshold(), gc.isenabled(), gc.get_freeze_count()
     llm = tiny(phase, gc_freeze=False)
     llm.generate("a", SamplingParams(max_tokens=2))
