@@ -91,7 +91,7 @@ def row_scales(x: Tensor, largest: float) -> Tensor:
 def rounded_planes(x: Tensor) -> Tensor:
     """Round activations to int8, each PLANE of a row with a scale of its own, and return them in x's type: [..., K].
 
-    As llama.cpp's Q8_0 does. K must be a multiple of PLANE.
+    K must be a multiple of PLANE. Source: llama.cpp's Q8_0.
     """
     planes = x.float().unflatten(-1, (-1, PLANE))
     scales = row_scales(planes, 127)

@@ -48,7 +48,7 @@ of 3, because three of them are multiplied with 8 rows at once."""
 
 INTEGERS_AT_A_TIME = 32
 TURN_BYTES = 96 << 10
-"""The same for int8 and int4: a multiple of so many rows, with at most so many bytes, in the second cache. Each turn
+"""The same for int8 and int4: multiples of 32 rows, up to 96 KB of them, in the second cache. Each turn
 takes a moment to begin and to end: with AVX2, four rows of activations make 90 GMAC/s with 32 weight rows of 576
 columns in int4 at a time, and 108 with 128."""
 

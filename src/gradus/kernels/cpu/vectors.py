@@ -167,7 +167,7 @@ class Code:
         return self.builder.extract_element(vector, ir.Constant(SINGLE, 0))
 
     def unknown(self, value: int) -> ir.Value:
-        """A number that LLVM does not know: it cannot unroll a loop of so many steps."""
+        """Hide a number from LLVM, which would unroll a loop whose steps it can count."""
         return self.builder.asm(ir.FunctionType(WORD, [WORD]), "", "=r,0", [self.whole(value)], side_effect=False)
 
     def loop(

@@ -343,7 +343,7 @@ def _widen_code(narrow: int) -> Generate:
 
 
 def _start_of(code: Code, tile: ir.Value, plane: ir.Value) -> tuple[ir.Value, ir.Value]:
-    """The address of a plane's first words in a tile, and the bits by which they are shifted, in all lanes."""
+    """Find a plane in a tile: the address of its first words, and their shift in bits, in all lanes."""
     half = code.builder.lshr(plane, code.whole(1))
     shift = code.builder.mul(code.builder.and_(plane, code.whole(1)), code.whole(4))
     first = code.builder.add(tile, code.builder.mul(half, code.whole(4 * LANES * WORDS)))
