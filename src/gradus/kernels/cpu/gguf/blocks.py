@@ -318,18 +318,15 @@ def _bytes_code(name: str, product: str) -> Generate:
                 at = builder.add(builder.mul(step, code.whole(form.values)), code.whole(COLUMNS * plane))
                 whole = sums_of_fours(code, weights, code.read(x, at, INTEGERS), found.signed, product)
                 scale = builder.fmul(_scales(code, found, plane), code.in_all(x_scales, plane, 8), flags=FUSED)
-                mine, product_of_it = (
-                    plane % len(totals),
-                    builder.fmul(builder.sitofp(whole, eight), scale, flags=FUSED),
-                )
-                totals[mine] = builder.fadd(totals[mine], product_of_it, flags=FUSED)
+                scaled, chain = builder.fmul(builder.sitofp(whole, eight), scale, flags=FUSED), plane % len(totals)
+                totals[chain] = builder.fadd(totals[chain], scaled, flags=FUSED)
             offsets = found.offsets
             if found.less:
                 less = ir.Constant(found.scales.type, [-float(found.less)] * found.scales.type.count)
                 offsets = builder.fmul(found.scales, less, flags=FUSED)
             if offsets is not None:
-                product_of_it = builder.fmul(code.part(offsets, 0, planes), x_sums, flags=FUSED)
-                constant = builder.fadd(constant, product_of_it, flags=FUSED)
+                shared = builder.fmul(code.part(offsets, 0, planes), x_sums, flags=FUSED)
+                constant = builder.fadd(constant, shared, flags=FUSED)
             return [*totals, constant]
 
         zeros = [ir.Constant(eight, [0.0] * 8)] * min(CHAINS, planes) + [ir.Constant(some, [0.0] * planes)]
