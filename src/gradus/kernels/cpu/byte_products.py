@@ -114,8 +114,8 @@ def chosen(found: set[str], is_x86: bool) -> str | None:
 class SmallProduct(NamedTuple):
     """Products of weights of 0 to 63 by int8, which need no help with signs.
 
-    lanes: as in ByteProduct. start: the sums of nothing. add(code, sums, weights, x): adds the products of a vector. total(code,
-    sums): as i32 [lanes], exact for 8 vectors of weights up to 15, or for one up to 63.
+    lanes: as in ByteProduct. start: the sums of nothing. add(code, sums, weights, x): adds the products of a vector.
+    total(code, sums): as i32 [lanes], exact for 8 vectors of weights up to 15, or for one up to 63.
     """
 
     lanes: int
