@@ -206,10 +206,21 @@ def test_a_model_that_is_quantized_is_no_reference(tmp_path):
 def test_every_scheme_is_measured_and_more_bits_are_nearer(tmp_path, quick):
     (cell,) = measured(tmp_path, *quality.CONTENDERS).cells
     found = {entry.contender: entry.samples[0] for entry in cell.entries if entry.samples}
-    assert list(found) == ["bfloat16", "int8", "fp8", "fp8-block", "int4", "fp8-head", "int4-head", "fp8-kv"]
+    assert list(found) == [
+        "bfloat16",
+        "int8",
+        "fp8",
+        "fp8-block",
+        "int4",
+        "fp8-head",
+        "int4-head",
+        "fp8-kv",
+        "int8-activations",
+    ]
     for name in ("fp8", "int4"):
         assert found[f"{name}-head"]["bits_per_weight"] < found[name]["bits_per_weight"]
     assert 0 < found["int8"]["kl"] < found["fp8"]["kl"] < found["int4"]["kl"]
+    assert 0 < found["int8-activations"]["kl"] < found["int8"]["kl"]
     assert found["fp8-kv"]["kl"] > 0 and found["fp8-kv"]["bits_per_weight"] == found["bfloat16"]["bits_per_weight"]
 
 
