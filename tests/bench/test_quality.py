@@ -314,7 +314,8 @@ def test_both_front_ends_measure_a_text_and_write_the_report(gradus, tmp_path, b
         (["--text", "{short}"], "short.txt: no document has more than 64 tokens"),
         (
             ["--text", "{book}", "--contender", "int3"],
-            "contender must be one of bfloat16, int8, fp8, fp8-block, int4, fp8-head, int4-head, fp8-kv, int4-g64-rtn, "
+            "contender must be one of bfloat16, int8, fp8, fp8-block, int4, fp8-head, int4-head, fp8-kv, "
+            "int8-activations, int4-g64-rtn, "
             "int4-g64-awq, int4-g64-gptq, got 'int3'",
         ),
         (["--text", "{book}", "--dtype", "float32"], "runs each model once, in number types of its own"),
