@@ -68,10 +68,12 @@ def test_a_server_keeps_the_core_alone_and_stays_spared():
     assert gc.get_freeze_count() == 0
 
 
-def test_a_servers_front_end_spares_what_is_alive():
-    gc.unfreeze()
+def test_a_servers_front_end_spares_what_is_alive(monkeypatch):
+    """Its call is counted: engines of earlier tests that end meanwhile undo what it did."""
+    calls = []
+    monkeypatch.setattr(gc, "freeze", lambda: calls.append("freeze"))
     with running():
-        assert gc.get_freeze_count() > 0
+        assert calls
 
 
 @pytest.mark.parametrize("phase", ["p01", None])
