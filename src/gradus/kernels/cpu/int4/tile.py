@@ -30,7 +30,7 @@ from gradus.kernels.cpu.vectors import (
     widened_half,
 )
 
-PLANE, PLANES = 32, 4  # as in gradus.quantization.int4
+PLANE = 32  # as in gradus.quantization.linear
 WORDS = PLANE // 4  # of a lane, for two planes
 COLUMNS = 0, 2, 1, 3
 """Which of four columns each byte of a word has: two that are neighbors lie 16 bits apart."""
