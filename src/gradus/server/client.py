@@ -423,9 +423,9 @@ class EngineClient:
         self.info, self.metrics = info, metrics
         tool_format = self.config.tool_format
         self._front_end = FrontEnd(self._tokenizer, info.limits, info.model, self._end_sample, tool_format=tool_format)
+        spare_what_stays(self)  # a pause that no request should meet
         if self.state in ("loading", "restarting"):
             self.state, self.reason = "ready", "ready"
-        spare_what_stays(self)
         if not self._loaded.done():
             self._loaded.set_result(info)
 

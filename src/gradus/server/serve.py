@@ -123,16 +123,18 @@ class Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         self.loop = asyncio.get_running_loop()
-        self._announcing = self.loop.create_task(self._announce())
+        if self.started:
+            self._announcing = self.loop.create_task(self._announce(*self.address))
 
-    async def _announce(self) -> None:
+    async def _announce(self, host: str, port: int) -> None:
+        """Print how to reach the server once the model is loaded; a server that is closing may listen no longer."""
         try:
             info = await self.client.loaded()
         except Exception as error:
             self.load_error = error
             self.should_exit = True
         else:
-            print(ready_line(info, self.client.config, *self.address), flush=True)
+            print(ready_line(info, self.client.config, host, port), flush=True)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Handle a signal. uvicorn's own handler would stop listening at once, and end the process by the same
