@@ -96,7 +96,7 @@ class ReplicaServer(Server):
     def capture_signals(self) -> Iterator[None]:
         yield
 
-    async def _announce(self) -> None:
+    async def _announce(self, host: str, port: int) -> None:
         pass
 
 
