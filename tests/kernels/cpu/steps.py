@@ -155,7 +155,7 @@ def poison(decode: DecodeModel) -> None:
         if name not in description:
             array.fill(np.nan if array.dtype.kind == "f" else np.iinfo(array.dtype).max)
     for worker in decode.work.workers:
-        for array in (*worker.rows, *worker.scratch, worker.products):
+        for array in (*worker.rows, *worker.scratch, *worker.block, worker.products):
             array.fill(np.nan if array.dtype.kind == "f" else 77)
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from gradus.kernels.cpu.activations import MOST_ROWS
-from gradus.kernels.cpu.attend import LONGEST
+from gradus.kernels.cpu.attention.row import LONGEST
 from gradus.kernels.cpu.vectors import TOGETHER
 from tests.kernels.cpu.steps import MANY, Pages, Step, close, generator, made, poison, same
 from tests.phases.conftest import FAMILIES

@@ -1,7 +1,7 @@
 """Rows of activations, and how they are prepared for the kind of matrix that multiplies them.
 
 Each thread has a copy, and prepares it once per stage: int8 rounds a row, int4 permutes it to the order of its columns,
-and both int4 and GGUF's blocks may round each PLANE of a row.
+and both int4 and GGUF's blocks may round each PLANE of a row. Many rows for float weights are packed into panels.
 """
 
 from typing import Any, NamedTuple
@@ -14,7 +14,8 @@ from gradus.kernels.cpu.byte_products import BY_ROW_PAIRS
 from gradus.kernels.cpu.int4.tile import PLANE
 from gradus.kernels.cpu.machine import FLAGS, address, longs, narrow, singles, widen, zeros
 from gradus.kernels.cpu.matrix import BLOCKS, INT4, INT8
-from gradus.kernels.cpu.vectors import BY_PAIRS, HAS_BF16, LANES, TOGETHER
+from gradus.kernels.cpu.outer import PANEL, pack
+from gradus.kernels.cpu.vectors import BY_PAIRS, FLOAT_STEP, HAS_BF16, LANES, TOGETHER
 
 MOST_ROWS = 32
 """Rows of activations that a product takes."""
@@ -37,8 +38,10 @@ class Rows(NamedTuple):
     float32, x in the order of int4's columns, and with the values that it is rounded to; narrow: the same in bfloat16
     or int16, or int8's rows in pairs; sums: float32 [32, K' / 32], one per plane; plane_scales: float32 [32, K' / 32],
     of planes rounded to int16 or int8.
-    edge: float32 [8, LANES], the products of a block of weight rows if only some of them are wanted.
+    edge: float32 [32, LANES], the products of a block of weight rows if only some of them are wanted.
     wide: float32 [MOST_WIDE, K'], weight rows that are widened before they are multiplied.
+    panels: float32 [32 / PANEL, K', PANEL], whole panels of rows, side by side; panel: float32 [K', LANES], weight rows
+    of int4 side by side.
     """
 
     x: NDArray[np.float32]
@@ -51,6 +54,8 @@ class Rows(NamedTuple):
     plane_scales: NDArray[np.float32]
     edge: NDArray[np.float32]
     wide: NDArray[np.float32]
+    panels: NDArray[np.float32]
+    panel: NDArray[np.float32]
 
 
 def make_rows(width: int) -> Rows:
@@ -59,7 +64,8 @@ def make_rows(width: int) -> Rows:
     return Rows(
         zeros(shape, f32), zeros(shape, np.int8), np.zeros(MOST_ROWS, f32), np.zeros(MOST_ROWS, np.int32),
         zeros(shape, f32), zeros(shape, np.uint16), zeros((MOST_ROWS, shape[1] // PLANE), f32),
-        zeros((MOST_ROWS, shape[1] // PLANE), f32), zeros((TOGETHER, LANES), f32), zeros((MOST_WIDE, shape[1]), f32),
+        zeros((MOST_ROWS, shape[1] // PLANE), f32), zeros((MOST_ROWS, LANES), f32), zeros((MOST_WIDE, shape[1]), f32),
+        zeros((MOST_ROWS // PANEL, shape[1], PANEL), f32), zeros((shape[1], LANES), f32),
     )  # fmt: skip
 
 
@@ -87,6 +93,25 @@ def prepare(matrix: Any, count: int, rows: Any) -> None:
             _copy(rows.x[r], rows.ordered[r], matrix.width)
             _to_bytes(rows, r, matrix.width)
             _sum_planes(rows, r, matrix.width)
+        _pack(rows.ordered, rows, in_panels(matrix, count), matrix.width)
+    else:
+        _pack(rows.x, rows, in_panels(matrix, count), matrix.width)
+
+
+@njit(**FLAGS)
+def in_panels(matrix: Any, count: int) -> int:
+    """How many of `count` rows, from the first on, are multiplied in whole panels."""
+    if matrix.kind == INT8 or INT4 <= matrix.kind < BLOCKS or matrix.width % FLOAT_STEP:
+        return 0
+    return count // PANEL * PANEL
+
+
+@njit(**FLAGS)
+def _pack(x: Any, rows: Any, count: int, width: int) -> None:
+    """Pack rows of x, `count` of them, into panels."""
+    stride, panel_bytes = 4 * x.shape[1], 4 * PANEL * rows.panels.shape[1]
+    for r in range(0, count, PANEL):
+        pack(address(x) + r * stride, stride, width, address(rows.panels) + r // PANEL * panel_bytes)
 
 
 @njit(**FLAGS)

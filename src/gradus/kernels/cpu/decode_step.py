@@ -22,7 +22,8 @@ from numba import njit
 from numpy.typing import NDArray
 
 from gradus.kernels.cpu.activations import Rows, padded, prepare
-from gradus.kernels.cpu.attend import Scratch, attend, gather
+from gradus.kernels.cpu.attention.block import Block, attend_block
+from gradus.kernels.cpu.attention.row import Scratch, attend, gather
 from gradus.kernels.cpu.elementary import activate, add_to, copy, normalize, tanh
 from gradus.kernels.cpu.greedy import NOTHING, token, winner
 from gradus.kernels.cpu.kept import kept, sources
@@ -46,6 +47,7 @@ STAGE = np.dtype(
         ("norm", np.int64),  # addresses of float32; 0: none
         ("norm_bias", np.int64),
         ("eps", np.float32),
+        ("alike", np.int64),  # whether activations are prepared once for all of them
         ("onto", np.int64),  # whether the result is added to the stream; else it goes to `added`
     ]
 )
@@ -70,7 +72,7 @@ class Step(NamedTuple):
     shape: SHAPE [1]; heads: HEADS [1]; stages: STAGE [S]; matrices: MATRIX; layers: LAYER.
     chunks: int64 [S], the number of chunks of each stage in this step.
     wanted: int64 [32], the rows that get logits.
-    spans: SPAN [groups of layers, most]; span_starts: int64 [groups, 33], the first span of each row, and the end.
+    spans: SPAN [groups of layers, most]; span_starts: int64 [groups, 33], the first partial of each row, and the end.
     partials: float32 [most, Hq, Dh + 2].
     winners: int64 [chunks of the head, 32], see `greedy.py`; tokens: int64 [32], the choice.
     given, made: inputs and results of products outside the step, as wide as the widest of each.
@@ -102,6 +104,7 @@ class Worker(NamedTuple):
 
     rows: Rows
     scratch: Scratch
+    block: Block
     ready: NDArray[np.int64]
     products: NDArray[np.float32]  # [32, columns], a chunk's product before it is added
 
@@ -113,7 +116,10 @@ def run_chunk(step: Step, worker: Worker, number: int, index: int, chunk: int) -
     if stage.kind == ATTEND:
         layer = step.layers[stage.layer]
         span = step.spans[layer.group, chunk]
-        attend(step.heads[0], layer, span, step.qkv, worker.scratch, step.partials[chunk])
+        if span.rows == 1:
+            attend(step.heads[0], layer, span, step.qkv, worker.scratch, step.partials[span.partial])
+        else:
+            attend_block(step.heads[0], layer, span, step.qkv, worker.block, step.partials)
         return
     if stage.kind == ADD_NORMALIZED:
         _add_normalized(step, stage, worker)
@@ -180,7 +186,7 @@ def _multiply(step: Step, stage: Any, before: int, low: int, high: int, rows: Ro
         start, end = max(low - matrix.first, 0), min(high - matrix.first, matrix.rows)
         if start >= end:
             continue
-        if stage.parts > 1:  # each part needs its activations prepared in its own way
+        if not stage.alike:  # each part needs its activations prepared in its own way
             prepare(matrix, count, rows)
         multiply(matrix, matrix.first - before, start, end, count, rows, y)
 

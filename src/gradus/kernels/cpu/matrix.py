@@ -73,6 +73,12 @@ class Matrices:
             first += sum(part.out_features)
         return start, len(self.rows) - start
 
+    def alike(self, first: int, count: int) -> bool:
+        """Whether `count` records, from `first` on, take activations that are prepared in the same way."""
+        records = np.array(self.rows[first : first + count], MATRIX)
+        blocks = (records["kind"] >= BLOCKS).all() and len(set(records["rounds"])) == 1
+        return count == 1 or bool(blocks)
+
     def _add(self, linear: Linear, first: int) -> None:
         rows, width = sum(linear.out_features), linear.in_features
         bias = 0 if linear.bias is None else self.address(linear.bias.float())

@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from gradus.kernels.cpu.activations import MOST_ROWS, make_rows
-from gradus.kernels.cpu.attend import HEADS, LAYER, LONGEST, SPAN, make_scratch
+from gradus.kernels.cpu.attention.block import TILE, make_block
+from gradus.kernels.cpu.attention.row import HEADS, LAYER, LONGEST, SPAN, make_scratch
 from gradus.kernels.cpu.decode_step import (
     ADD_NORMALIZED,
     ATTEND,
@@ -30,6 +31,7 @@ from gradus.kernels.cpu.elementary import ACTIVATIONS
 from gradus.kernels.cpu.gguf.product import Widened
 from gradus.kernels.cpu.int4.panel import Panels
 from gradus.kernels.cpu.matrix import KINDS, Matrices, Unsupported
+from gradus.kernels.cpu.outer import SQUARE
 from gradus.kernels.cpu.team import WORDS, Team
 from gradus.models import Model
 from gradus.models.heads import Heads
@@ -120,7 +122,8 @@ class Stages:
         if isinstance(norm, RMSNorm | nn.LayerNorm):
             weight, eps = self.matrices.address(norm.weight.float()), norm.eps
             bias = self.matrices.address(norm.bias.float()) if isinstance(norm, nn.LayerNorm) else 0
-        self.rows.append((kind, layer, *product, weight, bias, eps, onto))
+        alike = self.matrices.alike(*product[:2])
+        self.rows.append((kind, layer, *product, weight, bias, eps, alike, onto))
 
 
 class Work:
@@ -164,6 +167,9 @@ class DecodeModel:
         self.count = stages.count
         self.tables_of_angles = _tables(stages.layers)
         self.attending = np.flatnonzero(self.step.stages["kind"] == ATTEND)
+        self.counts = np.zeros(len(windows), np.int64)  # of each group's spans in this step
+        whole = model.config.head_dim % SQUARE == 0
+        self.fewest_rows = SQUARE if whole else MOST_ROWS + 1  # of a sequence, from which they attend as one block
         self.groups = self.step.layers["group"][self.step.stages["layer"][self.attending]]
         self.work = Work(self.step, [_make_worker(model, self.step) for _ in range(threads)])
         _add_panels(model)
@@ -222,22 +228,49 @@ class DecodeModel:
         self.team.run()
 
     def _divide(self, slots: Sequence[int], positions: Sequence[int], before: Sequence[int]) -> None:
-        """Divide each row's context into spans, for every group of layers."""
+        """Divide each row's context into spans, for every group of layers. Rows of one sequence that fill a block
+        share theirs."""
         _, count, longest = self.tables.shape
         start = self.tables.data_ptr()
+        blocks = _blocks(before, self.fewest_rows)
         for group, window in enumerate(self.windows):
             oldest = [0 if window is None else max(0, position - window + 1) for position in positions]
             total = sum(position + 1 - first for position, first in zip(positions, oldest, strict=True))
             length = min(LONGEST, max(FEWEST_KEYS, -(-total // (2 * self.threads))))
             spans, starts = [], [0]
-            for row, (slot, position, first, new) in enumerate(zip(slots, positions, oldest, before, strict=True)):
-                table = start + 8 * (group * count + slot) * longest
-                lows = range(first, position + 1, length)
-                spans += [(row, position, new, low, min(low + length, position + 1), table) for low in lows]
-                starts.append(len(spans))
+            for row, rows in blocks:
+                first, end = oldest[row], positions[row] + rows
+                each = length if rows == 1 else self._shared_length(end - first, len(blocks))
+                lows, partial = range(first, end, each), starts[-1]
+                table = start + 8 * (group * count + slots[row]) * longest
+                spans += [
+                    (
+                        row, rows, positions[row], before[row], low, min(low + each, end), window or 0, table,
+                        partial + number, len(lows),
+                    )
+                    for number, low in enumerate(lows)
+                ]  # fmt: skip
+                starts += [partial + len(lows) * more for more in range(1, rows + 1)]
             self.step.spans[group, : len(spans)] = spans
             self.step.span_starts[group, : len(starts)] = starts
-        self.step.chunks[self.attending] = self.step.span_starts[self.groups, len(slots)]
+            self.counts[group] = len(spans)
+        self.step.chunks[self.attending] = self.counts[self.groups]
+
+    def _shared_length(self, keys: int, blocks: int) -> int:
+        """Positions of a span that several rows share: two for each thread, if there is nothing else to attend to."""
+        return min(LONGEST, max(TILE, -(-keys * blocks // (2 * self.threads))))
+
+
+def _blocks(before: Sequence[int], fewest: int) -> list[tuple[int, int]]:
+    """Divide a step's rows: the first row of each part, and how many. Rows of one sequence are one part if they are at
+    least `fewest`, else each is one of its own."""
+    firsts = [row for row, number in enumerate(before) if number == 0]
+    runs = [(row, end - row) for row, end in zip(firsts, [*firsts[1:], len(before)], strict=True)]
+    return [
+        part
+        for row, rows in runs
+        for part in ([(row, rows)] if rows >= fewest else [(row + more, 1) for more in range(rows)])
+    ]
 
 
 def _add_panels(model: Model) -> None:
@@ -359,6 +392,7 @@ def _make_worker(model: Model, step: Step) -> Worker:
     return Worker(
         make_rows(widest),
         make_scratch(config.num_heads, config.head_dim),
+        make_block(MOST_ROWS, config.num_heads // config.num_kv_heads, config.head_dim),
         np.full(1, -1, np.int64),
         np.zeros((MOST_ROWS, columns), f32),
     )

@@ -13,11 +13,13 @@ from typing import Any
 import numpy as np
 from numba import njit
 
+from gradus.kernels.cpu.activations import in_panels
 from gradus.kernels.cpu.byte_products import BY_ROW_PAIRS, HAS_PRODUCT, int8_tile, row_pairs_tile
 from gradus.kernels.cpu.gguf.product import multiply_blocks
-from gradus.kernels.cpu.int4.product import multiply_int4
+from gradus.kernels.cpu.int4.product import in_panel, multiply_int4
 from gradus.kernels.cpu.machine import FLAGS, address, bytes_at, floats, halves, widen
 from gradus.kernels.cpu.matrix import BFLOAT16, BLOCKS, FLOAT32, INT8
+from gradus.kernels.cpu.outer import PANEL, multiply_panels
 from gradus.kernels.cpu.vectors import (
     AHEAD,
     BESIDE_AHEAD,
@@ -71,9 +73,10 @@ def multiply(matrix: Any, first: int, low: int, high: int, count: int, rows: Any
     else:
         turn = _at_a_time(matrix)
         most = FLOATS_TOGETHER if matrix.kind <= BFLOAT16 else BYTES_TOGETHER if matrix.kind == INT8 else TOGETHER
+        packed = _multiply_many(matrix, first, low, high, count, rows, y)
         block = high - low if _together(count, most) == count else turn
-        for start in range(low, high, block):
-            top = 0
+        for start in range(low, high if packed < count else low, block):
+            top = packed
             while top < count:
                 some = _together(count - top, most)
                 _multiply_together(matrix, first, start, min(start + block, high), top, some, rows, y)
@@ -110,6 +113,41 @@ def _multiply_together(matrix: Any, first: int, low: int, high: int, top: int, c
         _multiply_int8(matrix, first, low, high, top, count, rows, y)
     else:
         multiply_int4(matrix, first, low, high, top, count, rows, y)
+    _add_bias(matrix, first, low, high, top, count, y)
+
+
+@njit(**FLAGS)
+def _multiply_many(matrix: Any, first: int, low: int, high: int, count: int, rows: Any, y: Any) -> int:
+    """Multiply with as many of the `count` rows as outer products take at once. Returns how many."""
+    if matrix.kind <= BFLOAT16:
+        taken = in_panels(matrix, count)
+        if taken:
+            _multiply_panels(matrix, first, low, high, taken, rows, y)
+    elif matrix.kind == INT8:
+        taken = 0
+    else:
+        taken = in_panel(matrix, count)
+        if taken:
+            multiply_int4(matrix, first, low, high, 0, taken, rows, y)
+    _add_bias(matrix, first, low, high, 0, taken, y)
+    return taken
+
+
+@njit(**FLAGS)
+def _multiply_panels(matrix: Any, first: int, low: int, high: int, count: int, rows: Any, y: Any) -> None:
+    """Multiply float weights with the first `count` rows of activations, which are packed."""
+    width, number, out_stride = matrix.width, count // PANEL, 4 * y.shape[1]
+    out = address(y) + 4 * (first + low)
+    if matrix.kind == FLOAT32:
+        at, stride = matrix.values + 4 * low * width, 4 * width
+        multiply_panels(0, at, stride, width, high - low, rows.panels, number, out, out_stride)
+    else:
+        at, stride = matrix.values + 2 * low * width, 2 * width
+        multiply_panels(1, at, stride, width, high - low, rows.panels, number, out, out_stride)
+
+
+@njit(**FLAGS)
+def _add_bias(matrix: Any, first: int, low: int, high: int, top: int, count: int, y: Any) -> None:
     if matrix.bias:
         bias = floats(matrix.bias, (matrix.rows,))
         for r in range(top, top + count):

@@ -11,12 +11,13 @@ from typing import Any
 import torch
 from numba import njit
 
-from gradus.kernels.cpu.activations import MOST_WIDE
+from gradus.kernels.cpu.activations import MOST_WIDE, in_panels
 from gradus.kernels.cpu.byte_products import HAS_PRODUCT
 from gradus.kernels.cpu.gguf.blocks import block_dot, block_dot_bytes, block_widen
 from gradus.kernels.cpu.kept import kept, sources
 from gradus.kernels.cpu.machine import FLAGS, address, floats
 from gradus.kernels.cpu.matrix import NAMES
+from gradus.kernels.cpu.outer import PANEL, multiply_panels
 from gradus.kernels.cpu.vectors import AHEAD, KEEP, TOGETHER, float_tile
 from gradus.quantization.gguf import GGUFLinear
 
@@ -107,13 +108,17 @@ def multiply_blocks(number: int, matrix: Any, first: int, low: int, high: int, c
             y[0, first + i] = dot(number, matrix.values + i * stride, blocks, xs)
     else:
         wide, wide_stride, out_stride = address(rows.wide), 4 * rows.wide.shape[1], 4 * y.shape[1]
-        several = 3 if count >= TOGETHER else MOST_WIDE
+        packed = in_panels(matrix, count)
+        several = 3 if packed == 0 and count >= TOGETHER else MOST_WIDE
         for i in range(low, high, several):
             some = min(several, high - i)
             for w in range(some):
                 widen_row(number, matrix.values + (i + w) * stride, blocks, wide + w * wide_stride)
             out = address(y) + 4 * (first + i)
-            for r in range(0, count, TOGETHER):
+            if packed:
+                number = packed // PANEL
+                multiply_panels(0, wide, wide_stride, matrix.width, some, rows.panels, number, out, out_stride)
+            for r in range(packed, count, TOGETHER):
                 _multiply_wide(
                     some, min(TOGETHER, count - r), wide, wide_stride, matrix.width,
                     xs + r * x_stride, x_stride, out + r * out_stride, out_stride,

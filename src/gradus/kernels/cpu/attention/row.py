@@ -1,4 +1,4 @@
-"""Attention of decodes over pages: each key and value is read in place, for all query heads that share it.
+"""Attention of a row over pages, as in a decode: each key and value is read in place, for all query heads that share it.
 
 A row's context is divided into spans, and each span is a separate piece of work: all heads over some positions. So
 two threads share a lone sequence evenly, however many heads it has. A span leaves its sums unfinished (Milakov and
@@ -23,9 +23,21 @@ f32 = np.float32
 LONGEST = 512
 """Most positions of a span."""
 
-SPAN = np.dtype([(name, np.int64) for name in ("row", "position", "before", "low", "high", "table")])
-"""Positions low to high - 1 of a row's sequence. position: the row's own. before: the number of rows of the same
-sequence right before it in the step. table: the address of the sequence's block table, int64."""
+SPAN = np.dtype(
+    [
+        ("row", np.int64),  # the first
+        ("rows", np.int64),  # of the same sequence, at successive positions
+        ("position", np.int64),  # of the first row
+        ("before", np.int64),  # rows of the same sequence right before the first one in the step
+        ("low", np.int64),
+        ("high", np.int64),
+        ("window", np.int64),  # positions that a row looks back on, itself included; 0: all
+        ("table", np.int64),  # the address of the sequence's block table, int64
+        ("partial", np.int64),  # the number of the first row's unfinished sums
+        ("partials", np.int64),  # how many each row has
+    ]
+)
+"""Positions low to high - 1 of a sequence, for one of its rows or several."""
 
 LAYER = np.dtype(
     [
@@ -74,11 +86,12 @@ def attend(shape: Any, layer: Any, span: Any, qkv: Any, scratch: Any, partial: A
     # Every span stores the new keys and values that it reads, since no span waits for another: rows that verify drafts
     # read the keys of the rows before them. Two spans that store the same key store the same bits.
     for new in range(max(span.low, position - span.before), span.high):
-        _store(shape, layer, table, new, qkv[span.row - (position - new)], scratch.key)
+        for head in range(shape.kv_heads):
+            store(shape, layer, table, new, qkv[span.row - (position - new)], head, scratch.key)
     for head in range(shape.heads):
         query = scratch.queries[head]
         own = qkv[span.row, head * width : (head + 1) * width]
-        _turn(shape, layer.q_norm, layer.rotation, position, own, query)
+        turn(shape, layer.q_norm, layer.rotation, position, own, query)
         for j in range(width):
             query[j] *= shape.scale
     _walk(0, shape, table, span, scratch, partial, layer.keys)
@@ -88,7 +101,7 @@ def attend(shape: Any, layer: Any, span: Any, qkv: Any, scratch: Any, partial: A
 
 
 @njit(**FLAGS)
-def _turn(shape: Any, norm: int, rotation: int, position: int, x: Any, out: Any) -> None:
+def turn(shape: Any, norm: int, rotation: int, position: int, x: Any, out: Any) -> None:
     """Normalize a head if the model does, and rotate it to its position."""
     width = shape.head_dim
     if norm:
@@ -106,17 +119,21 @@ def _turn(shape: Any, norm: int, rotation: int, position: int, x: Any, out: Any)
 
 
 @njit(**FLAGS)
-def _store(shape: Any, layer: Any, table: Any, position: int, qkv: Any, key: Any) -> None:
-    """Store this row's keys and values in its page."""
-    width, size = shape.head_dim, shape.page_size
-    row = table[position // size] * size + position % size
-    for head in range(shape.kv_heads):
-        at = (row * shape.kv_heads + head) * width * _bytes(shape)
-        first = (shape.heads + head) * width
-        _turn(shape, layer.k_norm, layer.rotation, position, qkv[first : first + width], key)
-        _put(shape, key, layer.keys + at)
-        first += shape.kv_heads * width
-        _put(shape, qkv[first : first + width], layer.values + at)
+def store(shape: Any, layer: Any, table: Any, position: int, qkv: Any, head: int, key: Any) -> None:
+    """Store a row's key and value of one head in its page. qkv: the row's. key: float32 [Dh], scratch."""
+    width, at = shape.head_dim, place(shape, table, position, head)
+    first = (shape.heads + head) * width
+    turn(shape, layer.k_norm, layer.rotation, position, qkv[first : first + width], key)
+    _put(shape, key, layer.keys + at)
+    first += shape.kv_heads * width
+    _put(shape, qkv[first : first + width], layer.values + at)
+
+
+@njit(**FLAGS)
+def place(shape: Any, table: Any, position: int, head: int) -> int:
+    """Where a head's key, or value, of a position begins: bytes from the layer's first."""
+    row = table[position // shape.page_size] * shape.page_size + position % shape.page_size
+    return (row * shape.kv_heads + head) * shape.head_dim * _bytes(shape)
 
 
 @njit(**FLAGS)

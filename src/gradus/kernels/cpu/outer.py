@@ -1,0 +1,155 @@
+"""Products of many rows as sums of outer products (Goto and van de Geijn 2008, "Anatomy of High-Performance Matrix
+Multiplication").
+
+The kernels for few rows multiply along the columns that both sides share, and add up a register's lanes at the end of
+each weight row. With many rows, that end and reading the activations cost more than the products. Here a register's
+lanes are PANEL rows of activations, packed side by side, and each weight is multiplied with all of them at once; or the
+lanes are weights that were unpacked into such a panel, and activations are the single numbers.
+"""
+
+from typing import Any
+
+from llvmlite import ir
+from numba import njit, types
+from numba.extending import intrinsic
+
+from gradus.kernels.cpu.machine import FLAGS, address
+from gradus.kernels.cpu.vectors import FLOAT, FUSED, SINGLE, WIDE, Code, Generate
+
+PANEL = 2 * WIDE
+"""Rows side by side in a panel: the lanes of two vectors."""
+
+BESIDE = 4
+"""Rows of single numbers that are multiplied at once. The sums of each fill two registers, so eight are independent: as
+many as two fused multiplications per cycle, of four cycles each, need."""
+
+SQUARE = 8
+"""Rows and columns that `transpose` exchanges at once."""
+
+ADDS, WRITES, SCATTERS = range(3)
+"""What `outer_tile` does with its sums: adds to those in memory, row by row; writes them; or writes them transposed."""
+
+
+@intrinsic
+def outer_tile(
+    typing: Any, halves: Any, rows: Any, ends: Any, values: Any, stride: Any, step: Any, depth: Any, panel: Any,
+    panel_stride: Any, out: Any, out_stride: Any,
+) -> Any:  # fmt: skip
+    """Multiply `rows` (literal) rows of single numbers with PANEL rows side by side. Others: addresses, strides in
+    bytes.
+
+    values: number k of a row at k * step, a row every `stride`; bfloat16 if `halves` (literal) is 1, and then `step` is
+    2 and `depth` even, else float32. panel: float32 [depth, PANEL], every panel_stride.
+    ends: literal. ADDS, WRITES: float32 out[row * out_stride + 4 lane]; SCATTERS: out[lane * out_stride + 4 row].
+    """
+    literal = halves, rows, ends
+    if not all(isinstance(each, types.IntegerLiteral) for each in literal):
+        return None
+    return types.void(*literal, *[types.int64] * 8), _outer_code(*(each.literal_value for each in literal))
+
+
+def _outer_code(halves: int, rows: int, ends: int) -> Generate:
+    wide, words = ir.VectorType(FLOAT, WIDE), ir.VectorType(SINGLE, WIDE)
+
+    def generate(context: Any, builder: ir.IRBuilder, signature: Any, args: Any) -> ir.Value:
+        code = Code(builder)
+        values, stride, between, depth, panel, panel_stride, out, out_stride = args[3:]
+        starts = [builder.mul(stride, code.whole(row)) for row in range(rows)]
+        vectors = [4 * WIDE * vector for vector in range(2)]
+
+        def add(sums: list[ir.Value], k: ir.Value, singles: list[ir.Value]) -> list[ir.Value]:
+            row = builder.mul(k, panel_stride)
+            lanes = [code.read(panel, builder.add(row, code.whole(at)), wide) for at in vectors]
+            products = [builder.fmul(single, each, flags=FUSED) for single in singles for each in lanes]
+            return [builder.fadd(total, one, flags=FUSED) for total, one in zip(sums, products, strict=True)]
+
+        def one(k: ir.Value, sums: list[ir.Value]) -> list[ir.Value]:
+            column = builder.mul(k, between)
+            read = [code.read(values, builder.add(start, column), FLOAT) for start in starts]
+            return add(sums, k, [code.all_lanes(each, WIDE) for each in read])
+
+        def two(pair: ir.Value, sums: list[ir.Value]) -> list[ir.Value]:
+            """Read two bfloat16 at once; shifted or masked, each is a float."""
+            column, k = builder.mul(pair, code.whole(4)), builder.mul(pair, code.whole(2))
+            read = [code.all_lanes(code.read(values, builder.add(start, column), SINGLE), WIDE) for start in starts]
+            low = [builder.shl(each, ir.Constant(words, [16] * WIDE)) for each in read]
+            high = [builder.and_(each, ir.Constant(words, [0xFFFF0000] * WIDE)) for each in read]
+            sums = add(sums, k, [builder.bitcast(each, wide) for each in low])
+            return add(sums, builder.add(k, code.whole(1)), [builder.bitcast(each, wide) for each in high])
+
+        places = [builder.mul(out_stride, code.whole(row)) for row in range(rows)]
+        places = [builder.add(place, code.whole(at)) for place in places for at in vectors]
+        zero = ir.Constant(wide, [0.0] * WIDE)
+        sums = [code.read(out, place, wide) if ends == ADDS else zero for place in places]
+        steps = builder.sdiv(depth, code.whole(2)) if halves else depth
+        sums = code.loop(steps, sums, two if halves else one)
+        if ends != SCATTERS:
+            for place, total in zip(places, sums, strict=True):
+                code.write(out, place, total)
+            return context.get_dummy_value()
+        for lane in range(PANEL):
+            row = builder.mul(out_stride, code.whole(lane))
+            for number in range(rows):
+                total = sums[2 * number + lane // WIDE]
+                value = builder.extract_element(total, ir.Constant(SINGLE, lane % WIDE))
+                code.write(out, builder.add(row, code.whole(4 * number)), value)
+        return context.get_dummy_value()
+
+    return generate
+
+
+@intrinsic
+def transpose(typing: Any, x: Any, x_stride: Any, out: Any, out_stride: Any) -> Any:
+    """Write SQUARE rows of SQUARE float32 as columns. All: addresses, and strides in bytes."""
+
+    def generate(context: Any, builder: ir.IRBuilder, signature: Any, args: Any) -> ir.Value:
+        code = Code(builder)
+        x, x_stride, out, out_stride = args
+        square = ir.VectorType(FLOAT, SQUARE)
+        rows = [code.read(x, builder.mul(x_stride, code.whole(row)), square) for row in range(SQUARE)]
+        lower, upper = (
+            ir.Constant(ir.VectorType(SINGLE, SQUARE), [first + half for half in range(4) for first in (at, at + 8)])
+            for at in (0, 4)
+        )
+        for _ in range(3):  # each round moves one bit of a value's row into its column, and one back
+            pairs = list(zip(rows[:4], rows[4:], strict=True))
+            rows = [builder.shuffle_vector(*pair, lanes) for pair in pairs for lanes in (lower, upper)]
+        for column, row in enumerate(rows):
+            code.write(out, builder.mul(out_stride, code.whole(column)), row)
+        return context.get_dummy_value()
+
+    return types.void(*[types.int64] * 4), generate
+
+
+@njit(**FLAGS)
+def pack(x: int, x_stride: int, width: int, panel: int) -> None:
+    """Write PANEL rows of `width` float32, a multiple of SQUARE, side by side: [width, PANEL]."""
+    for first in range(0, PANEL, SQUARE):
+        for column in range(0, width, SQUARE):
+            transpose(
+                x + first * x_stride + 4 * column, x_stride, panel + 4 * (column * PANEL + first), 4 * PANEL
+            )  # fmt: skip
+
+
+@njit(**FLAGS)
+def multiply_panels(
+    halves: Any, weights: int, stride: int, width: int, count: int, panels: Any, number: int, out: int, out_stride: int
+) -> None:
+    """Multiply `count` weight rows with `number` panels of activations.
+
+    halves: literal, 1 for weights in bfloat16, else float32. weights, out: addresses of the first row and of its
+    result; strides in bytes. panels: float32 [at least `number`, at least `width`, PANEL].
+    """
+    size, first, panel_bytes = 2 if halves else 4, address(panels), 4 * PANEL * panels.shape[1]
+    i = 0
+    while i < count:
+        several = i + BESIDE <= count
+        for panel in range(number):
+            at, packed, to = weights + i * stride, first + panel * panel_bytes, out + 4 * i + panel * PANEL * out_stride
+            if several:
+                outer_tile(
+                    halves, BESIDE, SCATTERS, at, stride, size, width, packed, 4 * PANEL, to, out_stride
+                )  # fmt: skip
+            else:
+                outer_tile(halves, 1, SCATTERS, at, stride, size, width, packed, 4 * PANEL, to, out_stride)
+        i += BESIDE if several else 1
