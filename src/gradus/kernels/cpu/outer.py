@@ -32,7 +32,7 @@ ADDS, WRITES, SCATTERS = range(3)
 
 @intrinsic
 def outer_tile(
-    typing: Any, halves: Any, rows: Any, ends: Any, values: Any, stride: Any, step: Any, depth: Any, panel: Any,
+    typing: Any, halves: Any, rows: Any, ends: Any, fetches: Any, values: Any, stride: Any, step: Any, depth: Any, panel: Any,
     panel_stride: Any, out: Any, out_stride: Any,
 ) -> Any:  # fmt: skip
     """Multiply `rows` (literal) rows of single numbers with PANEL rows side by side. Others: addresses, strides in
@@ -40,20 +40,21 @@ def outer_tile(
 
     values: number k of a row at k * step, a row every `stride`; bfloat16 if `halves` (literal) is 1, and then `step` is
     2 and `depth` even, else float32. panel: float32 [depth, PANEL], every panel_stride.
+    fetches: literal, 1 if values come from memory, where another group of `rows` rows follows: it is prefetched.
     ends: literal. ADDS, WRITES: float32 out[row * out_stride + 4 lane]; SCATTERS: out[lane * out_stride + 4 row].
     """
-    literal = halves, rows, ends
+    literal = halves, rows, ends, fetches
     if not all(isinstance(each, types.IntegerLiteral) for each in literal):
         return None
     return types.void(*literal, *[types.int64] * 8), _outer_code(*(each.literal_value for each in literal))
 
 
-def _outer_code(halves: int, rows: int, ends: int) -> Generate:
+def _outer_code(halves: int, rows: int, ends: int, fetches: int) -> Generate:
     wide, words = ir.VectorType(FLOAT, WIDE), ir.VectorType(SINGLE, WIDE)
 
     def generate(context: Any, builder: ir.IRBuilder, signature: Any, args: Any) -> ir.Value:
         code = Code(builder)
-        values, stride, between, depth, panel, panel_stride, out, out_stride = args[3:]
+        values, stride, between, depth, panel, panel_stride, out, out_stride = args[4:]
         starts = [builder.mul(stride, code.whole(row)) for row in range(rows)]
         vectors = [4 * WIDE * vector for vector in range(2)]
 
@@ -63,13 +64,21 @@ def _outer_code(halves: int, rows: int, ends: int) -> Generate:
             products = [builder.fmul(single, each, flags=FUSED) for single in singles for each in lanes]
             return [builder.fadd(total, one, flags=FUSED) for total, one in zip(sums, products, strict=True)]
 
+        def fetch(step: ir.Value) -> None:
+            """Prefetch as many bytes as a step reads, in the order of memory."""
+            if fetches:
+                following = builder.add(builder.mul(step, code.whole(4 * rows)), builder.mul(stride, code.whole(rows)))
+                code.fetch_line(values, following, 0)
+
         def one(k: ir.Value, sums: list[ir.Value]) -> list[ir.Value]:
+            fetch(k)
             column = builder.mul(k, between)
             read = [code.read(values, builder.add(start, column), FLOAT) for start in starts]
             return add(sums, k, [code.all_lanes(each, WIDE) for each in read])
 
         def two(pair: ir.Value, sums: list[ir.Value]) -> list[ir.Value]:
             """Read two bfloat16 at once; shifted or masked, each is a float."""
+            fetch(pair)
             column, k = builder.mul(pair, code.whole(4)), builder.mul(pair, code.whole(2))
             read = [code.all_lanes(code.read(values, builder.add(start, column), SINGLE), WIDE) for start in starts]
             low = [builder.shl(each, ir.Constant(words, [16] * WIDE)) for each in read]
@@ -93,6 +102,54 @@ def _outer_code(halves: int, rows: int, ends: int) -> Generate:
                 total = sums[2 * number + lane // WIDE]
                 value = builder.extract_element(total, ir.Constant(SINGLE, lane % WIDE))
                 code.write(out, builder.add(row, code.whole(4 * number)), value)
+        return context.get_dummy_value()
+
+    return generate
+
+
+LARGEST, SUM, LESS, TIMES = range(4)
+"""What `fold` does, row by row of a panel: keeps each lane's largest value, or adds up; or subtracts the lanes from
+each row, or multiplies each row with them."""
+
+
+@intrinsic
+def fold(typing: Any, what: Any, panel: Any, rows: Any, lanes: Any) -> Any:
+    """Combine float32 [rows, PANEL] with float32 [PANEL], both addresses, and store the result in the one that changes.
+
+    what: literal. rows: at least one. In numba's loops the lanes would go through memory, in single numbers.
+    """
+    if not isinstance(what, types.IntegerLiteral):
+        return None
+    return types.void(what, *[types.int64] * 3), _fold_code(what.literal_value)
+
+
+def _fold_code(what: int) -> Generate:
+    wide = ir.VectorType(FLOAT, WIDE)
+
+    def generate(context: Any, builder: ir.IRBuilder, signature: Any, args: Any) -> ir.Value:
+        code = Code(builder)
+        panel, rows, lanes = args[1:]
+        places = [code.whole(4 * WIDE * vector) for vector in range(2)]
+        kept = [code.read(lanes, place, wide) for place in places]
+
+        def body(row: ir.Value, kept: list[ir.Value]) -> list[ir.Value]:
+            result = []
+            for place, lane in zip(places, kept, strict=True):
+                at = builder.add(builder.mul(row, code.whole(4 * PANEL)), place)
+                value = code.read(panel, at, wide)
+                if what == LARGEST:
+                    result.append(builder.select(builder.fcmp_ordered(">", value, lane), value, lane))
+                elif what == SUM:
+                    result.append(builder.fadd(lane, value, flags=FUSED))
+                else:
+                    combine = builder.fsub if what == LESS else builder.fmul
+                    code.write(panel, at, combine(value, lane, flags=FUSED))
+                    result.append(lane)
+            return result
+
+        for place, result in zip(places, code.loop(rows, kept, body), strict=True):
+            if what in (LARGEST, SUM):
+                code.write(lanes, place, result)
         return context.get_dummy_value()
 
     return generate
@@ -148,8 +205,8 @@ def multiply_panels(
             at, packed, to = weights + i * stride, first + panel * panel_bytes, out + 4 * i + panel * PANEL * out_stride
             if several:
                 outer_tile(
-                    halves, BESIDE, SCATTERS, at, stride, size, width, packed, 4 * PANEL, to, out_stride
+                    halves, BESIDE, SCATTERS, 1, at, stride, size, width, packed, 4 * PANEL, to, out_stride
                 )  # fmt: skip
             else:
-                outer_tile(halves, 1, SCATTERS, at, stride, size, width, packed, 4 * PANEL, to, out_stride)
+                outer_tile(halves, 1, SCATTERS, 0, at, stride, size, width, packed, 4 * PANEL, to, out_stride)
         i += BESIDE if several else 1

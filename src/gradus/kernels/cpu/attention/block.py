@@ -16,7 +16,20 @@ from numpy.typing import NDArray
 from gradus.kernels.cpu.attention.row import place, store, turn
 from gradus.kernels.cpu.elementary import exp, tanh
 from gradus.kernels.cpu.machine import FLAGS, address, floats, halves, longs, widen, zeros
-from gradus.kernels.cpu.outer import ADDS, BESIDE, PANEL, SQUARE, WRITES, outer_tile, transpose
+from gradus.kernels.cpu.outer import (
+    ADDS,
+    BESIDE,
+    LARGEST,
+    LESS,
+    PANEL,
+    SQUARE,
+    SUM,
+    TIMES,
+    WRITES,
+    fold,
+    outer_tile,
+    transpose,
+)
 
 f32 = np.float32
 TILE = 64
@@ -141,10 +154,10 @@ def _score(shape: Any, span: Any, low: int, count: int, panel: int, block: Any) 
     while p < count:
         keys, out = address(block.keys) + p * row, address(scores) + 4 * p * PANEL
         if p + BESIDE <= count:
-            outer_tile(0, BESIDE, WRITES, keys, row, 4, width, queries, 4 * PANEL, out, 4 * PANEL)
+            outer_tile(0, BESIDE, WRITES, 0, keys, row, 4, width, queries, 4 * PANEL, out, 4 * PANEL)
             p += BESIDE
         else:
-            outer_tile(0, 1, WRITES, keys, row, 4, width, queries, 4 * PANEL, out, 4 * PANEL)
+            outer_tile(0, 1, WRITES, 0, keys, row, 4, width, queries, 4 * PANEL, out, 4 * PANEL)
             p += 1
     if shape.softcap:
         for p in range(count):
@@ -173,31 +186,29 @@ def _hide(span: Any, low: int, count: int, positions: Any, scores: Any) -> None:
 @njit(**FLAGS)
 def _exponentials(count: int, largest: Any, totals: Any, factors: Any, scores: Any) -> None:
     """Turn scores into exponentials against the largest so far. factors: what earlier sums are multiplied with."""
+    at = address(scores)
     for lane in range(PANEL):
         factors[lane] = largest[lane]
-    for p in range(count):
-        for lane in range(PANEL):
-            largest[lane] = max(largest[lane], scores[p, lane])
+    fold(LARGEST, at, count, address(largest))
     for lane in range(PANEL):
         factors[lane] = exp(factors[lane] - largest[lane])
-        totals[lane] *= factors[lane]
-    for p in range(count):
-        for lane in range(PANEL):
-            scores[p, lane] = exp(scores[p, lane] - largest[lane])
-            totals[lane] += scores[p, lane]
+    fold(LESS, at, count, address(largest))
+    flat = floats(at, (count * PANEL,))
+    for i in range(count * PANEL):
+        flat[i] = exp(flat[i])
+    fold(TIMES, address(totals), 1, address(factors))
+    fold(SUM, at, count, address(totals))
 
 
 @njit(**FLAGS)
 def _add(shape: Any, count: int, panel: int, block: Any) -> None:
     """Scale a panel's sums of values, and add those of a tile."""
     width, sums, factors = shape.head_dim, block.sums[panel], block.factors
-    for j in range(width):
-        for lane in range(PANEL):
-            sums[j, lane] *= factors[lane]
+    fold(TIMES, address(sums), width, address(factors))
     for j in range(0, width, BESIDE):
         values, out = address(block.values) + 4 * j, address(sums) + 4 * j * PANEL
         outer_tile(
-            0, BESIDE, ADDS, values, 4, 4 * width, count, address(block.scores), 4 * PANEL, out, 4 * PANEL
+            0, BESIDE, ADDS, 0, values, 4, 4 * width, count, address(block.scores), 4 * PANEL, out, 4 * PANEL
         )  # fmt: skip
 
 

@@ -116,8 +116,8 @@ def multiply_blocks(number: int, matrix: Any, first: int, low: int, high: int, c
                 widen_row(number, matrix.values + (i + w) * stride, blocks, wide + w * wide_stride)
             out = address(y) + 4 * (first + i)
             if packed:
-                number = packed // PANEL
-                multiply_panels(0, wide, wide_stride, matrix.width, some, rows.panels, number, out, out_stride)
+                panels = packed // PANEL
+                multiply_panels(0, wide, wide_stride, matrix.width, some, rows.panels, panels, out, out_stride)
             for r in range(packed, count, TOGETHER):
                 _multiply_wide(
                     some, min(TOGETHER, count - r), wide, wide_stride, matrix.width,

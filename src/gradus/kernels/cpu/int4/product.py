@@ -66,7 +66,7 @@ def _multiply_unpacked(matrix: Any, block: int, top: int, count: int, rows: Any,
         int4_widen(0, matrix.kind != INT4, at, pair, plane % PLANES, panel + plane * PLANE * 4 * LANES, 4 * LANES)
     for r in range(0, count, BESIDE):
         x, to = address(rows.ordered) + (top + r) * stride, out + r * out_stride
-        outer_tile(0, BESIDE, WRITES, x, stride, 4, matrix.width, panel, 4 * LANES, to, out_stride)
+        outer_tile(0, BESIDE, WRITES, 0, x, stride, 4, matrix.width, panel, 4 * LANES, to, out_stride)
 
 
 @njit(**FLAGS)
