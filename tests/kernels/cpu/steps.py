@@ -19,7 +19,7 @@ from gradus.models import SHAPES, Linear, LinearFactory, MatrixId, Model, create
 from gradus.quantization.linear import QuantizedLinear
 from gradus.quantization.parts import SideBySide
 
-FEW, MANY = 9, 33
+FEW, MANY = 9, 65
 """Slots that pages are made for: of up to 8 rows, and of all that a step takes."""
 
 
@@ -115,37 +115,45 @@ class Pages:
 
 
 class Step:
-    """A new token of some slots. contexts: how many positions each has stored before."""
+    """New tokens of some slots. contexts: how many positions each has stored before; counts: how many tokens are new,
+    one each by default."""
 
-    def __init__(self, model: Model, contexts: Sequence[int]) -> None:
-        count = len(contexts)
-        self.slots = [(3 + 2 * i) % (FEW if count < FEW else MANY) for i in range(count)]
-        self.positions = torch.tensor(contexts)
-        self.tokens = torch.randint(model.config.vocab_size, (count,), generator=generator(count))
+    def __init__(self, model: Model, contexts: Sequence[int], counts: Sequence[int] | None = None) -> None:
+        self.contexts, self.counts = contexts, [1] * len(contexts) if counts is None else counts
+        several = len(contexts)
+        self.slots = [(3 + 2 * i) % (FEW if several < FEW else MANY) for i in range(several)]
+        spans = list(zip(contexts, self.counts, strict=True))
+        self.positions = torch.tensor([start + more for start, count in spans for more in range(count)])
+        self.before = [number for count in self.counts for number in range(count)]
+        self.tokens = torch.randint(model.config.vocab_size, (sum(self.counts),), generator=generator(several))
+
+    def each_row(self, values: Sequence[int]) -> list[int]:
+        """Repeat each slot's value for its rows."""
+        return [value for value, count in zip(values, self.counts, strict=True) for _ in range(count)]
 
     @torch.inference_mode()
     def in_torch(self, model: Model, pages: Pages) -> Tensor:
         """The model's own forward: logits [R, V]."""
-        rows, starts = len(self.slots), self.positions.tolist()
+        rows, spans = len(self.tokens), range(len(self.slots))
         batch = Batch(
             token_ids=self.tokens,
             positions=self.positions,
-            owners=torch.tensor(self.slots),
+            owners=torch.tensor(self.each_row(self.slots)),
             slots=self.slots,
-            query_start=list(range(rows)),
-            counts=[1] * rows,
-            starts=starts,
-            lengths=[start + 1 for start in starts],
-            tables=[None] * rows,
+            query_start=[sum(self.counts[:span]) for span in spans],
+            counts=list(self.counts),
+            starts=list(self.contexts),
+            lengths=[start + count for start, count in zip(self.contexts, self.counts, strict=True)],
+            tables=[None] * len(self.slots),
             logits_rows=torch.arange(rows),
-            row_spans=list(range(rows)),
+            row_spans=self.each_row(spans),
         )
         pages.attention.prepare(batch)
         return model.logits(model(self.tokens, self.positions, pages.attention))
 
     @torch.inference_mode()
     def compiled(self, decode: DecodeModel) -> Tensor:
-        return decode.run(self.tokens, self.positions, self.slots).clone()
+        return decode.run(self.tokens, self.positions, self.each_row(self.slots), self.before).clone()
 
 
 def poison(decode: DecodeModel) -> None:

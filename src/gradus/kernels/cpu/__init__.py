@@ -1,7 +1,9 @@
 """A decode step on a processor, in numba: five stages per layer, each shared by all threads. Read in this order:
 
     decode_step.py     the stages, in their order, and the loop that every thread runs
-    product.py, attend.py, elementary.py     the parts of a stage; each names its torch reference
+    product.py, elementary.py     the parts of a stage; each names its torch reference
+    attention/         the stage that reads pages, for a decode's rows and for a prompt's
+    outer.py           products of many rows, and what else has rows side by side
     activations.py     rows of activations, and how a kind of matrix wants them
     greedy.py          the greedy choice of tokens while logits are computed
     team.py            how threads share a stage, and why none waits for a thread that does not run

@@ -17,7 +17,7 @@ from gradus.kernels.cpu.matrix import BLOCKS, INT4, INT8
 from gradus.kernels.cpu.outer import PANEL, pack
 from gradus.kernels.cpu.vectors import BY_PAIRS, FLOAT_STEP, HAS_BF16, LANES, TOGETHER
 
-MOST_ROWS = 32
+MOST_ROWS = 64
 """Rows of activations that a product takes."""
 
 MOST_WIDE = 4
@@ -32,15 +32,15 @@ TINY = f32(np.finfo(np.float32).tiny)  # the least scale, as in gradus.quantizat
 
 
 class Rows(NamedTuple):
-    """A thread's copy of the activations, [32, K'] each, K' being the widest K rounded up to a multiple of 128.
+    """A thread's copy of the activations, [64, K'] each, K' being the widest K rounded up to a multiple of 128.
 
-    x: float32. rounded: int8. scales: float32 [32]. corrections: int32 [32], 128 times the sums of `rounded`. ordered:
+    x: float32. rounded: int8. scales: float32 [64]. corrections: int32 [64], 128 times the sums of `rounded`. ordered:
     float32, x in the order of int4's columns, and with the values that it is rounded to; narrow: the same in bfloat16
-    or int16, or int8's rows in pairs; sums: float32 [32, K' / 32], one per plane; plane_scales: float32 [32, K' / 32],
+    or int16, or int8's rows in pairs; sums: float32 [64, K' / 32], one per plane; plane_scales: float32 [64, K' / 32],
     of planes rounded to int16 or int8.
-    edge: float32 [32, LANES], the products of a block of weight rows if only some of them are wanted.
+    edge: float32 [64, LANES], the products of a block of weight rows if only some of them are wanted.
     wide: float32 [MOST_WIDE, K'], weight rows that are widened before they are multiplied.
-    panels: float32 [32 / PANEL, K', PANEL], whole panels of rows, side by side; panel: float32 [K', LANES], weight rows
+    panels: float32 [64 / PANEL, K', PANEL], whole panels of rows, side by side; panel: float32 [K', LANES], weight rows
     of int4 side by side.
     """
 

@@ -142,7 +142,7 @@ class Work:
 
 
 class DecodeModel:
-    """Runs decode steps of up to 32 rows on a model's weights and an engine's pages.
+    """Runs decode steps of up to 64 rows on a model's weights and an engine's pages.
 
     keys and values: of each layer, [rows, Hkv, Dh] float32 or bfloat16, and its group. tables: int64 [groups, slots,
     longest]. threads: that share a step, the caller included. extra_linears: what `multiply` takes, which the same
@@ -215,7 +215,7 @@ class DecodeModel:
         return cast(Tensor, self.model.norm(states.to(self.model.dtype)))
 
     def multiply(self, number: int, x: Tensor) -> Tensor:
-        """x times the matrix `number` of the extra linears, [R, K] → float32 [R, N], of up to 32 rows."""
+        """x times the matrix `number` of the extra linears, [R, K] → float32 [R, N], of up to 64 rows."""
         index, (rows, width) = self.count + number, x.shape
         self.given[:rows, :width] = x
         shape = self.step.shape
@@ -289,7 +289,7 @@ def _add_panels(model: Model) -> None:
 
 
 def _most_spans(model: Model, threads: int) -> int:
-    """The most spans of a step: 32 rows of the longest context, cut by LONGEST or evenly, plus a remainder per row."""
+    """The most spans of a step: all rows have the longest context, cut by LONGEST or evenly, plus a remainder each."""
     return MOST_ROWS * (-(-model.config.context_length // LONGEST) + 2 * threads + 1)
 
 

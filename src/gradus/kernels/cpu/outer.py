@@ -32,8 +32,8 @@ ADDS, WRITES, SCATTERS = range(3)
 
 @intrinsic
 def outer_tile(
-    typing: Any, halves: Any, rows: Any, ends: Any, fetches: Any, values: Any, stride: Any, step: Any, depth: Any, panel: Any,
-    panel_stride: Any, out: Any, out_stride: Any,
+    typing: Any, halves: Any, rows: Any, ends: Any, fetches: Any, values: Any, stride: Any, step: Any, depth: Any,
+    panel: Any, panel_stride: Any, out: Any, out_stride: Any,
 ) -> Any:  # fmt: skip
     """Multiply `rows` (literal) rows of single numbers with PANEL rows side by side. Others: addresses, strides in
     bytes.

@@ -4,7 +4,7 @@ All query heads that share a key head lie side by side, in panels: head by head,
 values are widened a TILE of positions at a time. A tile's scores become exponentials against the largest score so far,
 and the sums of earlier tiles are scaled down whenever that grows (Dao et al. 2022, "FlashAttention", section 3.1).
 
-The sums are left unfinished, as `row.py` leaves them. The torch reference is `gradus.attention.reference.attend_causal`.
+The sums are left unfinished, as in `row.py`. The torch reference is `gradus.attention.reference.attend_causal`.
 """
 
 from typing import Any, NamedTuple

@@ -1,4 +1,4 @@
-"""Attention of a row over pages, as in a decode: each key and value is read in place, for all query heads that share it.
+"""Attention of one row over pages, as in a decode. Each key and value is read in place, for all heads that share it.
 
 A row's context is divided into spans, and each span is a separate piece of work: all heads over some positions. So
 two threads share a lone sequence evenly, however many heads it has. A span leaves its sums unfinished (Milakov and
