@@ -55,7 +55,7 @@ def test_what_is_stored_is_within_what_the_kernels_can():
             assert all(cpu_rows.ALWAYS <= most <= cpu_rows.ROWS[-1] for most in widths.values())
 
 
-@pytest.mark.parametrize(("most", "taken_rows"), [(8, [8]), (MOST_ROWS, [8, 9, 24]), (80, [8, 9, 24, 32, 32, 6])])
+@pytest.mark.parametrize(("most", "taken_rows"), [(8, [8]), (MOST_ROWS, [8, 9, 24]), (80, [8, 9, 24, 64, 6])])
 def test_longer_steps_go_through_torch_or_the_kernels_in_passes(monkeypatch, most, taken_rows):
     monkeypatch.setattr("gradus.execution.compiled.most_rows", lambda kind, width: most)
     llm = LLM("random:tiny-llama", device="cpu", dtype="float32")
