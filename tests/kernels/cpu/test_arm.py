@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from gradus.kernels.cpu import machine, vectors
+from gradus.kernels.cpu import machine, outer, vectors
 from gradus.kernels.cpu.byte_products import PRODUCTS, _int8_code, _row_pairs_code
 from gradus.kernels.cpu.gguf import blocks as gguf_blocks
 from gradus.kernels.cpu.int4 import tile
@@ -30,6 +30,8 @@ def arm(monkeypatch):
         monkeypatch.setattr(vectors, extension, False)
     monkeypatch.setattr(tile, "HAS_AVX512", False)
     monkeypatch.setattr(vectors, "WIDE", 8)
+    monkeypatch.setattr(outer, "WIDE", 8)
+    monkeypatch.setattr(outer, "PANEL", 16)
     monkeypatch.setattr(vectors, "WIDENS_HALVES", True)
     monkeypatch.setattr(gguf_blocks, "WIDENS_HALVES", True)
     monkeypatch.setattr(tile, "WIDENS_HALVES", True)
@@ -48,6 +50,14 @@ def test_the_loops_are_vector_code_of_any_processor(loop, literal, words, count)
     code = code_of(loop(*literal[:2], count, *literal[2:]), words)
     assert "llvm.x86" not in code
     assert ".4s" in assembly_for_arm(code)  # its vectors of four floats
+
+
+@pytest.mark.parametrize("halves", [0, 1])
+@pytest.mark.parametrize("ends", [outer.ADDS, outer.WRITES, outer.SCATTERS])
+def test_outer_products_keep_their_sums_in_an_arms_registers(halves, ends):
+    code = assembly_for_arm(code_of(outer._outer_code(halves, outer.BESIDE, ends, 0), 12))
+    assert "fmla" in code
+    assert not re.search(r"str\s+q\d+, \[sp", code)  # no vector is spilled
 
 
 def test_a_pause_is_left_out_where_there_is_none(monkeypatch):
@@ -124,6 +134,26 @@ def test_floats_are_multiplied_as_they_are(halves, rows, count, tmp_path):
         [0] * 5 + [stored, stride, 256, 4096, x.numpy(), 4 * 256, out, 4 * rows], tmp_path,
     )  # fmt: skip
     torch.testing.assert_close(torch.from_numpy(out).double(), x.double() @ wide.t(), rtol=1e-5, atol=1e-4)
+
+
+@needs_emulator
+@pytest.mark.stress
+@pytest.mark.parametrize("ends", [outer.ADDS, outer.WRITES, outer.SCATTERS])
+@pytest.mark.parametrize(("halves", "rows"), [(0, 1), (0, 4), (1, 1), (1, 4)])
+def test_outer_products_are_those_of_floats(halves, rows, ends, tmp_path):
+    torch.manual_seed(rows)
+    singles, panel = torch.randn(rows, 96), torch.randn(96, outer.PANEL)
+    stored = singles.bfloat16().view(torch.int16).numpy() if halves else singles.numpy()
+    expected = (singles.bfloat16().double() if halves else singles.double()) @ panel.double()
+    out = np.full((outer.PANEL, rows) if ends == outer.SCATTERS else (rows, outer.PANEL), 3, np.float32)
+    run_on_arm(
+        outer._outer_code(halves, rows, ends, 1),
+        [0] * 4 + [stored, stored.strides[0], stored.itemsize, 96, panel.numpy(), 4 * outer.PANEL, out, out.strides[0]],
+        tmp_path,
+    )  # fmt: skip
+    found = torch.from_numpy(out).double()
+    found = found.t() if ends == outer.SCATTERS else found - (3 if ends == outer.ADDS else 0)
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-4)
 
 
 @needs_emulator

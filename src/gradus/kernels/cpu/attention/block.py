@@ -78,7 +78,7 @@ def attend_block(shape: Any, layer: Any, span: Any, qkv: Any, block: Any, partia
     table = longs(span.table, ((span.position + span.rows - 1) // shape.page_size + 1,))
     lanes = shape.heads // shape.kv_heads * _padded(span.rows)
     for head in range(shape.kv_heads):
-        # Only this span stores the new keys and values that lie in it, and only spans of other rows read others.
+        # A block's spans divide its positions, so the span that reads a new key is the one that stores it.
         for new in range(max(span.low, span.position), span.high):
             store(shape, layer, table, new, qkv[span.row + new - span.position], head, block.key)
         _begin(shape, layer, span, qkv, head, block)
