@@ -38,10 +38,9 @@ class Rows(NamedTuple):
     float32, x in the order of int4's columns, and with the values that it is rounded to; narrow: the same in bfloat16
     or int16, or int8's rows in pairs; sums: float32 [64, K' / 32], one per plane; plane_scales: float32 [64, K' / 32],
     of planes rounded to int16 or int8.
-    edge: float32 [64, LANES], the products of a block of weight rows if only some of them are wanted.
+    edge: float32 [8, LANES], the products of a block of weight rows if only some of them are wanted.
     wide: float32 [MOST_WIDE, K'], weight rows that are widened before they are multiplied.
-    panels: float32 [64 / PANEL, K', PANEL], whole panels of rows, side by side; panel: float32 [K', LANES], weight rows
-    of int4 side by side.
+    panels: float32 [64 / PANEL, K', PANEL], whole panels of rows, side by side.
     """
 
     x: NDArray[np.float32]
@@ -55,7 +54,6 @@ class Rows(NamedTuple):
     edge: NDArray[np.float32]
     wide: NDArray[np.float32]
     panels: NDArray[np.float32]
-    panel: NDArray[np.float32]
 
 
 def make_rows(width: int) -> Rows:
@@ -64,8 +62,8 @@ def make_rows(width: int) -> Rows:
     return Rows(
         zeros(shape, f32), zeros(shape, np.int8), np.zeros(MOST_ROWS, f32), np.zeros(MOST_ROWS, np.int32),
         zeros(shape, f32), zeros(shape, np.uint16), zeros((MOST_ROWS, shape[1] // PLANE), f32),
-        zeros((MOST_ROWS, shape[1] // PLANE), f32), zeros((MOST_ROWS, LANES), f32), zeros((MOST_WIDE, shape[1]), f32),
-        zeros((MOST_ROWS // PANEL, shape[1], PANEL), f32), zeros((shape[1], LANES), f32),
+        zeros((MOST_ROWS, shape[1] // PLANE), f32), zeros((TOGETHER, LANES), f32), zeros((MOST_WIDE, shape[1]), f32),
+        zeros((MOST_ROWS // PANEL, shape[1], PANEL), f32),
     )  # fmt: skip
 
 

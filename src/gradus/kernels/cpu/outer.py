@@ -3,8 +3,7 @@ Multiplication").
 
 The kernels for few rows multiply along the columns that both sides share, and add up a register's lanes at the end of
 each weight row. With many rows, that end and reading the activations cost more than the products. Here a register's
-lanes are PANEL rows of activations, packed side by side, and each weight is multiplied with all of them at once; or the
-lanes are weights that were unpacked into such a panel, and activations are the single numbers.
+lanes are PANEL rows of activations, packed side by side, and each weight is multiplied with all of them at once.
 """
 
 from typing import Any

@@ -16,7 +16,7 @@ from numba import njit
 from gradus.kernels.cpu.activations import in_panels
 from gradus.kernels.cpu.byte_products import BY_ROW_PAIRS, HAS_PRODUCT, int8_tile, row_pairs_tile
 from gradus.kernels.cpu.gguf.product import multiply_blocks
-from gradus.kernels.cpu.int4.product import in_panel, multiply_int4
+from gradus.kernels.cpu.int4.product import multiply_int4
 from gradus.kernels.cpu.machine import FLAGS, address, bytes_at, floats, halves, widen
 from gradus.kernels.cpu.matrix import BFLOAT16, BLOCKS, FLOAT32, INT8
 from gradus.kernels.cpu.outer import PANEL, multiply_panels
@@ -118,18 +118,11 @@ def _multiply_together(matrix: Any, first: int, low: int, high: int, top: int, c
 
 @njit(**FLAGS)
 def _multiply_many(matrix: Any, first: int, low: int, high: int, count: int, rows: Any, y: Any) -> int:
-    """Multiply with as many of the `count` rows as outer products take at once. Returns how many."""
-    if matrix.kind <= BFLOAT16:
-        taken = in_panels(matrix, count)
-        if taken:
-            _multiply_panels(matrix, first, low, high, taken, rows, y)
-    elif matrix.kind == INT8:
-        taken = 0
-    else:
-        taken = in_panel(matrix, count)
-        if taken:
-            multiply_int4(matrix, first, low, high, 0, taken, rows, y)
-    _add_bias(matrix, first, low, high, 0, taken, y)
+    """Multiply with as many of the `count` rows as whole panels hold. Returns how many."""
+    taken = in_panels(matrix, count)
+    if taken:
+        _multiply_panels(matrix, first, low, high, taken, rows, y)
+        _add_bias(matrix, first, low, high, 0, taken, y)
     return taken
 
 

@@ -8,15 +8,10 @@ from typing import Any
 from numba import njit
 
 from gradus.kernels.cpu.byte_products import HAS_PRODUCT
-from gradus.kernels.cpu.int4.tile import BFLOATS, BYTES, FLOATS, PLANE, SHORTS, int4_tile, int4_widen
+from gradus.kernels.cpu.int4.tile import BFLOATS, BYTES, FLOATS, PLANE, SHORTS, int4_tile
 from gradus.kernels.cpu.machine import FLAGS, address
 from gradus.kernels.cpu.matrix import INT4
-from gradus.kernels.cpu.outer import BESIDE, PANEL, WRITES, outer_tile
 from gradus.kernels.cpu.vectors import BY_PAIRS, HAS_BF16, LANES, TOGETHER
-from gradus.quantization.int4 import PLANES
-
-FEWEST_UNPACKED = 16
-"""Rows of activations from which unpacking a block first is faster."""
 
 
 @njit(**FLAGS)
@@ -30,43 +25,12 @@ def multiply_int4(matrix: Any, first: int, low: int, high: int, top: int, count:
     for block in range(low // LANES, -(-high // LANES)):
         start = block * LANES
         if low <= start and start + LANES <= high:
-            _multiply_any(matrix, block, top, count, rows, out + 4 * start, out_stride)
+            _multiply_block(matrix, block, top, count, rows, out + 4 * start, out_stride)
             continue
-        _multiply_any(matrix, block, top, count, rows, edge, 4 * LANES)
+        _multiply_block(matrix, block, top, count, rows, edge, 4 * LANES)
         for r in range(count):
             for i in range(max(low, start), min(high, start + LANES)):
                 y[top + r, first + i] = rows.edge[r, i - start]
-
-
-@njit(**FLAGS)
-def in_panel(matrix: Any, count: int) -> int:
-    """How many of `count` rows, from the first on, are multiplied with weights that are unpacked to floats first."""
-    if PANEL != LANES or matrix.rounds or count < FEWEST_UNPACKED:
-        return 0
-    return count // BESIDE * BESIDE
-
-
-@njit(**FLAGS)
-def _multiply_any(matrix: Any, block: int, top: int, count: int, rows: Any, out: int, out_stride: int) -> None:
-    """Multiply a block with a few rows as it is packed, or with many in floats."""
-    if count > TOGETHER:
-        _multiply_unpacked(matrix, block, top, count, rows, out, out_stride)
-    else:
-        _multiply_block(matrix, block, top, count, rows, out, out_stride)
-
-
-@njit(**FLAGS)
-def _multiply_unpacked(matrix: Any, block: int, top: int, count: int, rows: Any, out: int, out_stride: int) -> None:
-    """Unpack a block to floats, one panel, and multiply it with BESIDE rows of activations at a time."""
-    planes, panel, stride = matrix.width // PLANE, address(rows.panel), 4 * rows.ordered.shape[1]
-    words = matrix.values + block * -(-planes // PLANES) * 64 * LANES
-    pairs = matrix.scales + block * matrix.pairs * 4 * LANES
-    for plane in range(planes):
-        at, pair = words + plane // PLANES * 64 * LANES, pairs + 4 * LANES * (plane * PLANE // matrix.group)
-        int4_widen(0, matrix.kind != INT4, at, pair, plane % PLANES, panel + plane * PLANE * 4 * LANES, 4 * LANES)
-    for r in range(0, count, BESIDE):
-        x, to = address(rows.ordered) + (top + r) * stride, out + r * out_stride
-        outer_tile(0, BESIDE, WRITES, 0, x, stride, 4, matrix.width, panel, 4 * LANES, to, out_stride)
 
 
 @njit(**FLAGS)
