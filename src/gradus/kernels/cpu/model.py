@@ -319,7 +319,7 @@ def _make_step(
         span_starts=np.zeros((groups, MOST_ROWS + 1), np.int64),
         x=buffer(config.hidden_size),
         qkv=buffer(sum(config.qkv_widths)),
-        partials=np.empty((most_spans, config.num_heads, config.head_dim + 2), f32),  # few of which are ever written
+        partials=np.empty((most_spans, config.num_heads, config.head_dim + 2), f32),  # most are never written
         added=buffer(config.hidden_size),
         features=buffer(config.intermediate_size),
         logits=buffer(config.vocab_size),
