@@ -167,7 +167,6 @@ class DecodeModel:
         self.count = stages.count
         self.tables_of_angles = _tables(stages.layers)
         self.attending = np.flatnonzero(self.step.stages["kind"] == ATTEND)
-        self.counts = np.zeros(len(windows), np.int64)  # of each group's spans in this step
         whole = model.config.head_dim % SQUARE == 0
         self.fewest_rows = SQUARE if whole else MOST_ROWS + 1  # of a sequence, from which they attend as one block
         self.groups = self.step.layers["group"][self.step.stages["layer"][self.attending]]
@@ -232,7 +231,7 @@ class DecodeModel:
         share theirs."""
         _, count, longest = self.tables.shape
         start = self.tables.data_ptr()
-        blocks = _blocks(before, self.fewest_rows)
+        blocks, counts = _blocks(before, self.fewest_rows), np.zeros(len(self.windows), np.int64)
         for group, window in enumerate(self.windows):
             oldest = [0 if window is None else max(0, position - window + 1) for position in positions]
             total = sum(position + 1 - first for position, first in zip(positions, oldest, strict=True))
@@ -253,8 +252,8 @@ class DecodeModel:
                 starts += [partial + len(lows) * more for more in range(1, rows + 1)]
             self.step.spans[group, : len(spans)] = spans
             self.step.span_starts[group, : len(starts)] = starts
-            self.counts[group] = len(spans)
-        self.step.chunks[self.attending] = self.counts[self.groups]
+            counts[group] = len(spans)
+        self.step.chunks[self.attending] = counts[self.groups]
 
     def _shared_length(self, keys: int, blocks: int) -> int:
         """Positions of a span that several rows share: two for each thread, if there is nothing else to attend to."""

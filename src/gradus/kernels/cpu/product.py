@@ -81,6 +81,11 @@ def multiply(matrix: Any, first: int, low: int, high: int, count: int, rows: Any
                 some = _together(count - top, most)
                 _multiply_together(matrix, first, start, min(start + block, high), top, some, rows, y)
                 top += some
+    if matrix.bias:
+        bias = floats(matrix.bias, (matrix.rows,))
+        for r in range(count):
+            for i in range(low, high):
+                y[r, first + i] += bias[i]
 
 
 @njit(**FLAGS)
@@ -113,7 +118,6 @@ def _multiply_together(matrix: Any, first: int, low: int, high: int, top: int, c
         _multiply_int8(matrix, first, low, high, top, count, rows, y)
     else:
         multiply_int4(matrix, first, low, high, top, count, rows, y)
-    _add_bias(matrix, first, low, high, top, count, y)
 
 
 @njit(**FLAGS)
@@ -122,7 +126,6 @@ def _multiply_many(matrix: Any, first: int, low: int, high: int, count: int, row
     taken = in_panels(matrix, count)
     if taken:
         _multiply_panels(matrix, first, low, high, taken, rows, y)
-        _add_bias(matrix, first, low, high, 0, taken, y)
     return taken
 
 
@@ -137,15 +140,6 @@ def _multiply_panels(matrix: Any, first: int, low: int, high: int, count: int, r
     else:
         at, stride = matrix.values + 2 * low * width, 2 * width
         multiply_panels(1, at, stride, width, high - low, rows.panels, number, out, out_stride)
-
-
-@njit(**FLAGS)
-def _add_bias(matrix: Any, first: int, low: int, high: int, top: int, count: int, y: Any) -> None:
-    if matrix.bias:
-        bias = floats(matrix.bias, (matrix.rows,))
-        for r in range(top, top + count):
-            for i in range(low, high):
-                y[r, first + i] += bias[i]
 
 
 @njit(**FLAGS)

@@ -15,7 +15,7 @@ from gradus.kernels.cpu.activations import MOST_WIDE, in_panels
 from gradus.kernels.cpu.byte_products import HAS_PRODUCT
 from gradus.kernels.cpu.gguf.blocks import block_dot, block_dot_bytes, block_widen
 from gradus.kernels.cpu.kept import kept, sources
-from gradus.kernels.cpu.machine import FLAGS, address, floats
+from gradus.kernels.cpu.machine import FLAGS, address
 from gradus.kernels.cpu.matrix import NAMES
 from gradus.kernels.cpu.outer import PANEL, multiply_panels
 from gradus.kernels.cpu.vectors import AHEAD, KEEP, TOGETHER, float_tile
@@ -96,7 +96,7 @@ def widen_row(number: int, row: int, blocks: int, out: int) -> None:
 
 @njit(**FLAGS)
 def multiply_blocks(number: int, matrix: Any, first: int, low: int, high: int, count: int, rows: Any, y: Any) -> None:
-    """Multiply rows low to high of the matrix with `count` rows of activations: see `multiply`."""
+    """Multiply rows low to high of the matrix with `count` rows of activations, without bias: see `multiply`."""
     stride, blocks, x_stride = matrix.stride, matrix.blocks, 4 * rows.x.shape[1]
     xs = address(rows.ordered) if matrix.rounds else address(rows.x)
     if HAS_PRODUCT and matrix.rounds and count == 1:
@@ -123,11 +123,6 @@ def multiply_blocks(number: int, matrix: Any, first: int, low: int, high: int, c
                     some, min(TOGETHER, count - r), wide, wide_stride, matrix.width,
                     xs + r * x_stride, x_stride, out + r * out_stride, out_stride,
                 )  # fmt: skip
-    if matrix.bias:
-        bias = floats(matrix.bias, (matrix.rows,))
-        for r in range(count):
-            for i in range(low, high):
-                y[r, first + i] += bias[i]
 
 
 @njit(**FLAGS)
