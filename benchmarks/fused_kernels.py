@@ -323,7 +323,7 @@ SHARES = ((1, 8, 1), (2, 4, 1), (1, 4, 2), (1, 4, 1), (2, 2, 1), (2, 2, 2), (1, 
 SHARES += ((1, 1, 0), (1, 2, 0), (1, 4, 0), (1, 8, 0), (1, 16, 0))
 ROOM = (100, 200)  # KiB of weights per multiprocessor: so that two launches find room there, and one
 TILE = 20 << 10  # bytes, at most
-X_OF_A_LANE = 80  # registers of x, for 8 rows and 8 warps, that leave room for those of the next launch
+X_OF_A_LANE = 80, 128  # registers of x with 8 warps, for up to 16 rows and for more: the next launch needs some, too
 X_PARTS = 160  # of x in a lane of each of 8 warps, or more: eight values each, and with more of them some are spilled
 PROCESSORS = 132  # of an H100 or H200: those for which slices that are the same are left out
 
@@ -337,11 +337,11 @@ def streamed_launches(use: Use, m: int) -> Iterator[StreamedLaunch]:
     if use.norm == "layer":
         use = use._replace(norm=None)
     outputs, seen = use.n // 2 if use.gated else use.n, set()
-    together = 1 if m == 1 else max(8, m)
+    together = padded(m)
     for (row_warps, column_warps, programs), each, room in product(SHARES, (1, 2), ROOM):
         parts, rows = math.ceil(use.k / (WARP_COLUMNS * column_warps)), LANE_ROWS * row_warps * each
         if m > 1:
-            if row_warps > 1 or (use.norm and parts * together > 8 * X_OF_A_LANE // column_warps):
+            if row_warps > 1 or (use.norm and parts * together > 8 * X_OF_A_LANE[m > 16] // column_warps):
                 continue  # all warps share columns, and with a norm x is in registers
             rows = 16 * each
         elif not programs:
@@ -386,7 +386,7 @@ def chain_tasks(found_uses: list[Use], counts: list[int], known: Known) -> set[t
 
 def padded(m: int) -> int:
     """As many rows as a kernel on the matrix units is compiled for."""
-    return m if m in (1, 16) else 8
+    return m if m == 1 else max(8, 1 << (m - 1).bit_length())
 
 
 def compile_use(task: tuple[Use, int, str]) -> None:
@@ -878,6 +878,10 @@ def table(found: dict[str, Any]) -> str:
             launches.setdefault(shape, {})[entry["m"]] = best
         else:
             fused.setdefault(shape, {})[entry["m"]] = best
+    for use, m in ((use, chain["m"]) for chain in found["chains"] for use in uses(chain["model"]) if not use.head):
+        best = swept.get((use.n, use.k, use.norm, m))
+        if m not in FEW and (best or use.norm):  # chains alone measure so many rows with something fused in
+            (launches if use.norm is None else fused).setdefault((use.n, use.k), {})[m] = best
     lines = [
         json.dumps({"n": n, "k": k, "launches": first(launches.get((n, k), {})), "fused": first(fused.get((n, k), {}))})
         for n, k in sorted({*launches, *fused})

@@ -99,7 +99,7 @@ def launches(
     elif wide > 128:
         shapes = [(16, 64, 2, 2), (64, 32 if eight_bits else 64, 4, 3)]
     else:
-        shapes = [(16, 64, 1, 2) if group == 1 else (16, 128, 4, 2), (64, 64, 4, 3)]
+        shapes = [(16, 64, 1, 2), (64, 64, 4, 3)] if group == 1 else [(16, 128, 4, 2), (32, 128, 4, 2), (64, 64, 4, 3)]
     if wide <= 256 and dtype.itemsize == 2 and not eight_bits:
         shapes.append((256, 64, 16, 3) if wide > 128 else (128, 64, 4, 3))
     cut = [fitted(shape, group, wide, dtype.itemsize, able.shared_memory) for shape in shapes if shape[0] >= group]

@@ -9,6 +9,6 @@ splitk.py          a few rows on tensor cores, K split among programs
 layouts.py         where the values of kernels in Gluon lie
 few_rows.py        2 to 16 rows, in Gluon
 streamed_gemv.py   one row, with weights prefetched into shared memory, in Gluon
-streamed_rows.py   2 to 16 rows on the same stream, in Gluon
+streamed_rows.py   2 to 32 rows on the same stream, in Gluon
 dispatch.py        choose a kernel for a product
 """

@@ -6,7 +6,8 @@ from typing import NamedTuple
 from gradus.device.capability import KIB
 
 FEW_ROWS = 4  # of `gemv`
-MOST_ROWS = 16  # of the kernels on matrix units
+MOST_ROWS = 16  # of `few_rows`
+MOST_STREAMED_ROWS = 32  # of `streamed_rows`: with 64, cuBLAS is faster
 DEPTH = 32  # columns of a tile that a warp has: two products of 16 each
 VECTOR = 8  # 16-bit values in 16 bytes
 LANES = 8  # of a warp, side by side on a row: 128 bytes. The other lanes are on the next rows

@@ -1,4 +1,4 @@
-"""Two to sixteen rows through a matrix, with weights prefetched into shared memory before the rows are ready.
+"""Two to 32 rows through a matrix, with weights prefetched into shared memory before the rows are ready.
 
 Idea: `few_rows.py` multiplies on the matrix units, but has no more weights under way than registers hold.
 `streamed_gemv.py` streams a slice of the outputs through shared memory, but multiplies outside of the matrix units.
@@ -30,7 +30,7 @@ from triton.language import constexpr, tensor
 
 from gradus.kernels.core.overlap import let_next_start, starts_early, wait_for_previous
 from gradus.kernels.linear.epilogue import Fusions, Operands, finish, vector
-from gradus.kernels.linear.launches import MOST_ROWS, WARP_COLUMNS, StreamedLaunch
+from gradus.kernels.linear.launches import MOST_STREAMED_ROWS, WARP_COLUMNS, StreamedLaunch
 from gradus.kernels.linear.launches import VECTOR as VALUES_AT_ONCE
 from gradus.kernels.linear.layouts import by_output, indices, products, scale_of, shared
 from gradus.kernels.linear.streamed_gemv import slices_on
@@ -265,7 +265,7 @@ def _normed(x: tensor, gain: tensor) -> tensor:
 
 def streamed_rows(x: Tensor, weight: Tensor, launch: StreamedLaunch, **fusions: Unpack[Fusions]) -> Tensor:
     """As `few_rows`, for K a multiple of 8, and for rows and a matrix that begin at multiples of 16 bytes."""
-    given, early = Operands.of(x, weight, MOST_ROWS, **fusions), starts_early()
+    given, early = Operands.of(x, weight, MOST_STREAMED_ROWS, **fusions), starts_early()
     assert given.inner % VECTOR.value == 0 and weight.element_size() == 2
     assert weight.data_ptr() % 16 == 0 and x.data_ptr() % 16 == 0
     assert given.shift is None, "a LayerNorm needs the mean of all columns first"
