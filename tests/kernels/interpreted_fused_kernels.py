@@ -25,7 +25,14 @@ from gradus.engine.plan import UNDRAFTED
 from gradus.kernels.linear import few_rows, streamed_gemv, streamed_rows
 from gradus.kernels.linear.epilogue import Norm
 from gradus.kernels.linear.gemv import gemv
-from gradus.kernels.linear.launches import MOST_ROWS, FewRowsLaunch, GemvLaunch, SplitKLaunch, StreamedLaunch
+from gradus.kernels.linear.launches import (
+    MOST_ROWS,
+    MOST_STREAMED_ROWS,
+    FewRowsLaunch,
+    GemvLaunch,
+    SplitKLaunch,
+    StreamedLaunch,
+)
 from gradus.kernels.linear.splitk import splitk
 from gradus.kernels.linear.splits import counters_of
 from gradus.kernels.rows import activation, norm
@@ -231,7 +238,7 @@ STREAMED_ROWS = [
 
 
 @pytest.mark.parametrize(
-    ("n", "k", "launch", "rows", "name"), each_once(STREAMED_ROWS, [2, 7, MOST_ROWS], [None, "silu"])
+    ("n", "k", "launch", "rows", "name"), each_once(STREAMED_ROWS, [2, 7, 16, MOST_STREAMED_ROWS], [None, "silu"])
 )
 def test_streamed_rows_do_not_depend_on_each_other(n, k, launch, rows, name, monkeypatch):
     interpret(streamed_rows, monkeypatch)

@@ -158,14 +158,15 @@ NARROW, WIDE = (launches(head_dim, torch.bfloat16, group=4) for head_dim in (64,
     "launch, lengths, splits",
     [
         (NARROW[0], [384, 385], [1, 4]),
-        (NARROW[1], [64, 65], [1, 2]),
+        (NARROW[1], [128, 129], [1, 2]),
+        (NARROW[2], [64, 65], [1, 2]),
         (launches(64, torch.bfloat16, group=1)[0], [64, 65], [1, 2]),
         (WIDE[0], [64, 65, 384], [1, 2, 6]),
         (launches(64, torch.bfloat16, group=4, eight_bits=True)[0], [128, 129], [1, 2]),
     ],
     ids=[
-        "narrow heads", "narrow heads, a prompt's tile", "narrow heads without a group", "wide heads",
-        "narrow heads in 8 bits",
+        "narrow heads", "narrow heads, a tile of drafts", "narrow heads, a prompt's tile",
+        "narrow heads without a group", "wide heads", "narrow heads in 8 bits",
     ],
 )  # fmt: skip
 def test_a_tile_of_decodes_with_narrow_heads_stays_whole_where_others_are_split(launch, lengths, splits):

@@ -180,6 +180,7 @@ def test_a_streamed_rows_weights_are_under_way_before_it_waits(n, k, around, lau
             (4864, 896, GATED, 16, (16, 512, 1, 8, 100, 1), 128),
             (2048, 1536, NORMED, 8, (16, 512, 1, 8, 100, 1), 96),
             (8960, 1536, GATED, 8, (16, 256, 1, 4, 100, 1), 168),
+            (3072, 1024, GATED, 32, (16, 256, 1, 4, 100, 1), 255),
         ],
         count=2,
     ),

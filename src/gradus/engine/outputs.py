@@ -44,6 +44,12 @@ class Outputs(Ordered[Output]):
         tokens = self.tokens >= 0
         return int(np.count_nonzero(tokens)) - int(np.count_nonzero(tokens[self.exceptional]))
 
+    def columns(self) -> tuple[NDArray[np.object_], Column]:
+        """Return the owners [P] and the tokens [P, width] of the sequences that sampled plain tokens."""
+        if not self.exceptional:
+            return self.owners, self.tokens
+        return np.delete(self.owners, self.exceptional), np.delete(self.tokens, self.exceptional, axis=0)
+
     def __iter__(self) -> Iterator[Output]:
         rows = self._plain_rows()
         tokens = self._tokens_of(rows)

@@ -2,10 +2,12 @@
 
 A step has B sequences with up to K drafts each, and rows for E drafts in all: a batch of eight sequences, two of them
 copying, needs 14 rows more, not 56. E is B · K, half of that, a quarter, and so on, so a step has at most twice the
-rows that it needs. Where each draft is one more pass of the drafter, K is one of a few numbers; otherwise K is always
-the maximum, since a draft costs no more than its row.
+rows that it needs. Where each draft is one more pass of the drafter, K is one of a few numbers; otherwise it is the
+maximum, or SHORT where a step has hardly more rows than sequences: attention takes longer for every sequence that may
+have more new tokens than its smallest tile holds.
 """
 
+from collections.abc import Iterator
 from functools import cached_property
 from typing import NamedTuple
 
@@ -14,6 +16,7 @@ MOST_ROWS = 256
 """The most rows of a step that verifies drafts: beyond that, its time grows with its rows on any device."""
 MOST_SEQUENCES = 64
 """The most sequences of a step that verifies drafts: with more, a row takes as long as in a step of its own."""
+SHORT = 3  # with the token before them 4 rows: of up to four query heads each, they fit attention's tile of 16 rows
 HALVINGS = 2  # how often B · K is halved where K is one of a few: more shapes would take long to capture
 
 
@@ -35,6 +38,13 @@ def batch_sizes(most: int) -> list[int]:
     """
     sizes = [1, 2, 4, 8, 12, 16, *range(24, 65, 8), *range(80, 257, 16), *range(288, 513, 32), *range(576, most, 64)]
     return [size for size in sizes if size < most] + [most]
+
+
+def halved(rows: int, least: int) -> Iterator[int]:
+    """Yield `rows`, half of that, and so on, down to `least`."""
+    while rows >= least:
+        yield rows
+        rows //= 2
 
 
 class DraftShapes:
@@ -62,10 +72,11 @@ class DraftShapes:
         """List the shapes of a batch of this size, fewest rows first."""
         found = set()
         for drafts in self.choices:
-            rows, least = size * drafts, max(1, (size * drafts) >> HALVINGS, drafts) if self.passes else 1
-            while rows >= least:
-                found.add(DraftShape(drafts, rows))
-                rows = rows // 2 if rows > 1 else 0
+            least = max(drafts, (size * drafts) >> HALVINGS) if self.passes else drafts
+            found |= {DraftShape(drafts, rows) for rows in halved(size * drafts, least)}
+        if not self.passes:
+            short = min(SHORT, self.most)
+            found |= {DraftShape(short, rows) for rows in halved(size * short, 1) if rows <= max(size, short)}
         fitting = [each for each in found if size + each.rows <= self.rows]
         return tuple(sorted(fitting, key=lambda each: (each.rows, each.drafts)))
 

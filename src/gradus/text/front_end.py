@@ -12,6 +12,7 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from gradus.engine.outputs import Outputs
 from gradus.engine.request import ModelLimits, Request, SamplingParams, SchedulingParams
 from gradus.engine.sequence import Output
 from gradus.errors import RequestError
@@ -168,12 +169,27 @@ class FrontEnd:
 
     def read(self, outputs: Iterable[Output]) -> list[Delta]:
         """Add outputs to the transcripts. Returns the deltas, each sample's in order."""
-        deltas = []
+        deltas: list[Delta] = []
+        if isinstance(outputs, Outputs) and outputs.tokens.shape[1] == 1 and not outputs.logprobs:
+            self._read_tokens(outputs, deltas)
+            outputs = outputs.others
         for output in outputs:
             transcript = self._transcripts.get(output.request_id, NO_SAMPLES).get(output.index)
             if transcript is not None:
                 deltas.append(self.read_sample(transcript, output))
         return deltas
+
+    def _read_tokens(self, outputs: Outputs, deltas: list[Delta]) -> None:
+        """Read one plain token of each sample from the columns, without an `Output` for each."""
+        owners, tokens = outputs.columns()
+        transcripts = self._transcripts
+        for owner, token in zip(owners.tolist(), tokens[:, 0].tolist(), strict=True):
+            transcript = transcripts.get(owner.request_id, NO_SAMPLES).get(owner.index)
+            if transcript is not None:
+                delta = transcript.plain(token)
+                if delta is None:
+                    delta = self.read_sample(transcript, Output(owner.request_id, owner.index, (token,)))
+                deltas.append(delta)
 
     def read_sample(self, transcript: Transcript, output: Output) -> Delta:
         """Add an output to an open transcript. A stop string, or a fault in decoding, ends the sample."""

@@ -91,14 +91,14 @@ class StepGraphs:
         took: dict[tuple[int, DraftShape], float] = {}  # milliseconds
         with self.recorder.counting():
             for number, (size, shape) in enumerate(self.shapes, start=1):
-                self._try_out(size, shape, length)
+                self.try_out(size, shape, length)
                 plain, full = self.recorder.both(size + shape.rows, partial(self.run, size, shape))
                 self.captured[size, shape, False], self.captured[size, shape, True] = plain, full
                 if self.masked and shape == NO_SHAPE:
-                    self._try_out(size, shape, length)
+                    self.try_out(size, shape, length)
                     self.halves[size] = self._capture_halves(size, plain.early)
                 if self.drafts is not None and self.drafts.of(size):
-                    self._try_out(size, shape, length)
+                    self.try_out(size, shape, length)
                     took[size, shape] = replay_ms(plain.graph)
                 report(number, len(self.shapes))
             self.step.history.lengths[self.padding] = 1  # as it was
@@ -121,7 +121,7 @@ class StepGraphs:
         )
         return begin, end
 
-    def _try_out(self, size: int, shape: DraftShape, length: int) -> None:
+    def try_out(self, size: int, shape: DraftShape, length: int) -> None:
         """Send the inputs of a trial step: `size` sequences of about `length` tokens, all in padding's slot.
 
         Each run makes the sequence longer, so it starts with enough room for all runs of both ways to launch.

@@ -170,9 +170,7 @@ class EngineLoop:
         self._add_others([output for output in outputs if not is_plain(output)], report)
 
     def _add_columns(self, outputs: Outputs, report: Report) -> None:
-        owners, tokens = outputs.owners, outputs.tokens
-        if outputs.exceptional:
-            owners, tokens = np.delete(owners, outputs.exceptional), np.delete(tokens, outputs.exceptional, axis=0)
+        owners, tokens = outputs.columns()
         if not len(owners):
             return
         report.handles = packed([self._handle(owner) for owner in owners.tolist()])
