@@ -3,9 +3,9 @@
     PYTHONPATH=src:. python3 benchmarks/draft_steps.py --out "$OUT"/draft_steps.json
 
 A drafting engine chooses among these shapes by what they take, next to a step without drafts
-(docs/design/speculation.md).
-A row has a model's microseconds per step for one shape, by the length of all its sequences: the least of a few rounds
-of replays in a row. The weights are random: a step takes the same time whatever it computes.
+(docs/design/speculation.md). A row has a model's microseconds per step for one shape, by the length of all its
+sequences: the least of a few rounds of replays in a row. The weights are random: a step takes the same time whatever it
+computes.
 """
 
 import argparse
