@@ -52,7 +52,8 @@ class Work:
     """The work list of one launch shape and one window: filled by `lay_out`, read by every layer's launch.
 
     items: int32 [tiles + most items that may be aimed at, 9]. tiles: the most that a step can have.
-    longest: most tokens that a tile of this step has. kernels: what was launched for it since it was laid out.
+    longest: tokens that a tile of this step has room for: one, or as many as fit. kernels: what was launched for it
+    since it was laid out.
     """
 
     def __init__(
@@ -83,7 +84,7 @@ class Work:
         slots, lengths: int32 [S]; query_start: int32 [S + 1]. lengths counts the new tokens. A padded span has no
         rows, or a length of 0: then its rows become zeros.
         """
-        spans, self.longest = lengths.shape[0], min(most, self.tile_tokens)
+        spans, self.longest = lengths.shape[0], 1 if most == 1 else self.tile_tokens
         self._count_fitting()
         _lay_out[(triton.cdiv(len(self.items), ENTRIES.value),)](
             self.items, slots, query_start, lengths, spans, fewest, most, len(self.items), self.aim, self.few,
