@@ -18,7 +18,7 @@ more rarely while they fail, as far as all ledgers allow. These trials too may c
 whatever drafts gained before. docs/design/speculation.md has the arithmetic and the measurements.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,6 +39,10 @@ MARGIN = 1.02  # the least gain in tokens per second, as a multiple: a smaller o
 HOLD = 8  # steps that a choice lasts while the same sequences decode
 TRIAL = 2  # drafts in a trial, for a sequence whose drafts did not pay
 PATIENCE, MOST_PATIENCE = 8, 512  # steps until a trial: at first, and after many failures
+
+
+Ratios = Mapping[DraftShape, float]
+"""The time of a step of each shape, with all its rows, as a multiple of a step without drafts."""
 
 
 @dataclass(slots=True)
@@ -86,7 +90,7 @@ class DraftControl:
         self._held: tuple[Column, int, int] | None = None  # the newest choice's slots, its room, and its last step
         self._choice = Choice(NO_DRAFTS, "nothing has run yet")
         self._steps = self._tokens = 0
-        self._drafted, self._accepted = np.zeros((2, self.most), np.int64)
+        self._drafted, self._accepted = np.zeros((2, 1 + self.most), np.int64)  # decodes with so many drafts
 
     @property
     def ahead(self) -> int:
@@ -134,8 +138,9 @@ class DraftControl:
             return self._step
         if choice.shape is None:
             return self._step + HOLD - 1
-        cost = self._ratio(self.shapes.size(len(slots)), choice.shape, slots, choice.drafts) - 1
-        spare = float((self._ahead[slots] + LOSS * self._steps_of(slots)).min())
+        padded = self.times.ratio(self.shapes.size(len(slots)), choice.shape)
+        cost = self._ratio(padded, choice.shape, slots, choice.drafts) - 1
+        spare = float(self._spare(slots).min())
         return self._step + min(HOLD, max(1, int(spare / max(cost, LOSS)))) - 1
 
     def _chosen(self, slots: Column, size: int, room: int) -> Choice:
@@ -148,97 +153,87 @@ class DraftControl:
             return Choice(NO_DRAFTS, "the time of a step without drafts is not known yet")
         if self.times.stale(size):
             return Choice(NO_DRAFTS, "a look at a step without drafts")
-        shapes = [shape for shape in self.shapes.of(size) if shape.rows <= room]
-        stands = self.stands(slots)
-        return self._with_trials(slots, size, shapes, stands, self._best(slots, size, shapes, stands))
-
-    def _best(self, slots: Column, size: int, shapes: Sequence[DraftShape], stands: NDArray[Any]) -> Choice:
-        """Choose the drafts with the most tokens per second that put no sequence too far behind."""
-        if not shapes:
+        ratios = {shape: self.times.ratio(size, shape) for shape in self.shapes.of(size) if shape.rows <= room}
+        if not ratios:
             return Choice(NO_DRAFTS, "a step has no room for drafts")
-        ranked = {most: np.sort(stands[:, :most], axis=None)[::-1] for most in {shape.drafts for shape in shapes}}
-        rates = sorted(self._rates(slots, size, shapes, stands, ranked), key=lambda each: each[0], reverse=True)
-        for rate, shape in rates:
+        stands = self.stands(slots)
+        return self._with_trials(slots, ratios, stands, self._best(slots, ratios, stands))
+
+    def _best(self, slots: Column, ratios: Ratios, stands: NDArray[Any]) -> Choice:
+        """Choose the drafts with the most tokens per second that put no sequence too far behind."""
+        mosts = {shape.drafts for shape in ratios}
+        ranked = {most: np.sort(stands[:, :most], axis=None)[::-1] for most in mosts}
+        rates = sorted(self._rates(slots, ratios, stands, ranked), reverse=True)
+        spare, totals = self._spare(slots), stands.cumsum(axis=1)
+        bearable = {most: float((spare + totals[:, most - 1]).min()) for most in mosts}  # with all drafts of each
+        for rate, shape, ratio in rates:
             if rate < MARGIN:
                 break
+            if ratio - 1 > bearable[shape.drafts]:
+                continue
             drafts = _filled(stands, shape, ranked[shape.drafts])
-            if self._affordable(slots, _gains(stands, drafts), self._ratio(size, shape, slots, drafts)):
+            if _affordable(spare, _gains(totals, drafts), ratio):
                 return Choice(drafts, f"{rate:.2f} times the tokens per second of no drafts", shape)
-        best, _ = rates[0]
+        best, *_ = rates[0]
         if best >= MARGIN:
             return Choice(NO_DRAFTS, "drafts of some would slow the others down")
         return Choice(NO_DRAFTS, f"drafts would make {best:.2f} times the tokens per second")
 
     def _rates(
-        self,
-        slots: Column,
-        size: int,
-        shapes: Sequence[DraftShape],
-        stands: NDArray[Any],
-        ranked: Mapping[int, NDArray[Any]],
-    ) -> Iterator[tuple[float, DraftShape]]:
-        """Estimate how many times as many tokens per second each shape yields with the likeliest drafts.
+        self, slots: Column, ratios: Ratios, stands: NDArray[Any], ranked: Mapping[int, NDArray[Any]]
+    ) -> Iterator[tuple[float, DraftShape, float]]:
+        """Estimate how many times as many tokens per second each shape yields with the likeliest drafts, and how many
+        times as long its step takes.
 
         ranked: by the most drafts of a shape, all chances in falling order. Where steps are padded, nothing else has to
         be known: a fast GPU would wait for more.
         """
         sums = {most: chances.cumsum().tolist() for most, chances in ranked.items()}
-        for shape in shapes:
+        for shape, padded in ratios.items():
             gained = sums[shape.drafts]
             drafts = NO_DRAFTS if self.shapes.padded else _filled(stands, shape, ranked[shape.drafts])
-            ratio = self._ratio(size, shape, slots, drafts)
-            yield (len(slots) + gained[min(shape.rows, len(gained)) - 1]) / (len(slots) * ratio), shape
+            ratio = self._ratio(padded, shape, slots, drafts)
+            yield (len(slots) + gained[min(shape.rows, len(gained)) - 1]) / (len(slots) * ratio), shape, ratio
 
-    def _with_trials(
-        self, slots: Column, size: int, shapes: Sequence[DraftShape], stands: NDArray[Any], best: Choice
-    ) -> Choice:
+    def _with_trials(self, slots: Column, ratios: Ratios, stands: NDArray[Any], best: Choice) -> Choice:
         """Add a few drafts to `best` for sequences due for a trial, unless they put a sequence too far behind.
 
         They get rows of the step that `best` chose, or else of one that costs hardly more than the cheapest.
         """
         chosen = best.drafts if len(best.drafts) else np.zeros(len(slots), np.int64)
         due = np.flatnonzero((self._due[slots] <= self._step) & (chosen == 0))
-        shape = best.shape or self._cheap(size, shapes)
-        if shape is None or not len(due):
+        if not len(due):
             return best
+        shape = best.shape or _cheap(ratios)
         tried = due[np.argsort(self._patience[slots[due]], kind="stable")][: shape.rows]  # those tried least
         drafts = chosen.copy()
         drafts[tried] = min(TRIAL, shape.drafts, max(1, shape.rows // len(tried)))
         drafts = _shortened(drafts, shape.rows)
         mine, waits = slots[tried], self._patience[slots[tried]]
-        ratio, gains = self._ratio(size, shape, slots, drafts), _gains(stands, drafts)
+        ratio, gains = self._ratio(ratios[shape], shape, slots, drafts), _gains(stands.cumsum(axis=1), drafts)
         spent = self._spent[mine] + np.maximum(0, ratio - 1 - gains[tried])
         self._due[slots[due]] = self._step + self._patience[slots[due]]
-        if (spent > LOSS * self._steps_of(mine)).any() or not self._affordable(slots, gains, ratio):
+        if (spent > LOSS * self._steps_of(mine)).any() or not _affordable(self._spare(slots), gains, ratio):
             return best
         self._spent[mine] = spent
         self._patience[mine] = np.minimum(2 * waits, MOST_PATIENCE)
         return Choice(drafts, "a trial", shape, trial=True)
 
-    def _cheap(self, size: int, shapes: Sequence[DraftShape]) -> DraftShape | None:
-        """Return the largest shape whose step takes hardly longer than that of the fastest shape."""
-        ratios = [self.times.ratio(size, shape) for shape in shapes]
-        fast = [shape for shape, ratio in zip(shapes, ratios, strict=True) if ratio <= MARGIN * min(ratios)]
-        return max(fast, key=lambda shape: shape.rows, default=None)
-
-    def _affordable(self, slots: Column, gains: NDArray[Any], ratio: float) -> bool:
-        """Whether these gains, in a step that takes `ratio` times as long, put no sequence too far behind."""
-        after = self._ahead[slots] + 1 + gains - ratio
-        allowed = -LOSS * self._steps_of(slots)
-        hopeful = (gains >= ratio - 1) & (self._ahead[slots] >= allowed)  # the chances may be wrong
-        return bool((hopeful | (after >= allowed)).all())
+    def _spare(self, slots: Column) -> NDArray[Any]:
+        """Return how many steps each sequence may still lose."""
+        spare: NDArray[Any] = self._ahead[slots] + LOSS * self._steps_of(slots)
+        return spare
 
     def _steps_of(self, slots: Column) -> Column:
         """Count the steps of each sequence so far."""
         steps: Column = self._step - self._begun[slots]
         return steps
 
-    def _ratio(self, size: int, shape: DraftShape, slots: Column, drafts: Column) -> float:
-        """Estimate the time of a step of this shape, as a multiple of a step without drafts."""
-        ratio = self.times.ratio(size, shape)
+    def _ratio(self, padded: float, shape: DraftShape, slots: Column, drafts: Column) -> float:
+        """Estimate the time of a step of this shape, as a multiple of a step without drafts. padded: with all rows."""
         if self.shapes.padded:
-            return ratio
-        return 1 + (ratio - 1) * float((self._there[slots] * drafts).sum()) / shape.rows  # only drafts found
+            return padded
+        return 1 + (padded - 1) * float((self._there[slots] * drafts).sum()) / shape.rows  # only drafts found
 
     def stands(self, slots: Column) -> NDArray[Any]:
         """Estimate how likely each sequence's first, second, … draft is found and accepted: [B, most]."""
@@ -261,19 +256,20 @@ class DraftControl:
                 self.times.took_plain(self.shapes.size(count), seconds)
             return
         slots, allowed = decodes.slots, decodes.drafts
-        stood = np.count_nonzero(tokens >= 0, axis=1) - 1
-        drafted = np.count_nonzero(tokens[:, 1:] != UNDRAFTED, axis=1)
+        stood, drafted = (tokens >= 0).sum(axis=1) - 1, (tokens[:, 1:] != UNDRAFTED).sum(axis=1)
         ratio = self._took(decodes, int(drafted.sum()), seconds, usual) if seconds else 1.0
-        keep = np.ones(count, bool)
-        keep[ended] = False
-        self._drafted[: width - 1] += np.count_nonzero(tokens[keep, 1:] != UNDRAFTED, axis=0)
-        self._accepted[: width - 1] += np.count_nonzero(tokens[keep, 1:] >= 0, axis=0)
-        self._steps, self._tokens = self._steps + int(keep.sum()), self._tokens + int((stood[keep] + 1).sum())
+        if ended:
+            slots, allowed, stood, drafted = (np.delete(each, ended) for each in (slots, allowed, stood, drafted))
+        self._drafted += np.bincount(drafted, minlength=1 + self.most)
+        self._accepted += np.bincount(stood, minlength=1 + self.most)
+        self._steps, self._tokens = self._steps + len(slots), self._tokens + len(slots) + int(stood.sum())
         if seconds:
-            self._ahead[slots[keep]] += stood[keep] + 1 - ratio
-        tried = keep & (allowed > 0)
-        if tried.any():
-            self._observe(slots[tried], stood[tried], drafted[tried])
+            self._ahead[slots] += stood + (1 - ratio)
+        tried = allowed > 0
+        if not tried.all():
+            slots, stood, drafted = slots[tried], stood[tried], drafted[tried]
+        if len(slots):
+            self._observe(slots, stood, drafted)
 
     def _took(self, decodes: Decodes, drafted: int, seconds: float, usual: bool) -> float:
         """Record the step's time. Returns it as a multiple of a step without drafts."""
@@ -288,18 +284,22 @@ class DraftControl:
 
     def _observe(self, slots: Column, stood: Column, drafted: Column) -> None:
         """Record whether drafts were found, and how many accepted. Drafts after the first rejected one do not count."""
-        there, tried = drafted > 0, stood + (stood < drafted)
+        there, tried, count = drafted > 0, stood + (stood < drafted), len(slots)
+        found = int(there.sum())
         self._there[slots] += THERE * (there - self._there[slots])
-        self._there[-1] += CROWD_MEMORY * (there.mean() - self._there[-1])
-        if there.any():
-            mine = slots[there]
-            self._stood[mine] = self._stood[mine] * (1 - MEMORY) + stood[there]
-            self._tried[mine] = self._tried[mine] * (1 - MEMORY) + tried[there]
-            self._stood[-1] = self._stood[-1] * (1 - CROWD_MEMORY) + stood[there].mean()
-            self._tried[-1] = self._tried[-1] * (1 - CROWD_MEMORY) + tried[there].mean()
-        lucky = slots[stood > 0]
-        self._due[lucky] = self._step + 1
-        self._patience[np.concatenate([lucky, slots[~there]])] = PATIENCE  # where no draft was found, none has failed
+        self._there[-1] += CROWD_MEMORY * (found / count - self._there[-1])
+        if found:
+            if found < count:
+                nothing, slots, stood, tried = slots[~there], slots[there], stood[there], tried[there]
+                self._patience[nothing] = PATIENCE  # where no draft was found, none has failed
+            self._stood[slots] = self._stood[slots] * (1 - MEMORY) + stood
+            self._tried[slots] = self._tried[slots] * (1 - MEMORY) + tried
+            self._stood[-1] = self._stood[-1] * (1 - CROWD_MEMORY) + int(stood.sum()) / found
+            self._tried[-1] = self._tried[-1] * (1 - CROWD_MEMORY) + int(tried.sum()) / found
+            lucky = slots[stood > 0]
+            self._due[lucky], self._patience[lucky] = self._step + 1, PATIENCE
+        else:
+            self._patience[slots] = PATIENCE
 
     # -- statistics ----------------------------------------------------------------------------------------------------
 
@@ -311,15 +311,31 @@ class DraftControl:
             why=self._choice.why,
             steps=self._steps,
             tokens=self._tokens,
-            drafted=tuple(self._drafted.tolist()),
-            accepted=tuple(self._accepted.tolist()),
+            drafted=_by_position(self._drafted),
+            accepted=_by_position(self._accepted),
         )
 
 
-def _gains(stands: NDArray[Any], drafts: Column) -> NDArray[Any]:
-    """Estimate the tokens that each sequence gains from its `drafts`. stands: from `DraftControl.stands`."""
-    gains: NDArray[Any] = (stands * (np.arange(1, stands.shape[1] + 1) <= drafts[:, None])).sum(axis=1)
+def _cheap(ratios: Ratios) -> DraftShape:
+    """Return the largest shape whose step takes hardly longer than that of the fastest shape."""
+    most = MARGIN * min(ratios.values())
+    return max((shape for shape, ratio in ratios.items() if ratio <= most), key=lambda shape: shape.rows)
+
+
+def _by_position(counts: Column) -> tuple[int, ...]:
+    """Count the first, second, … drafts, given how many decodes had none, one, two, and so on."""
+    return tuple(counts[:0:-1].cumsum()[::-1].tolist())
+
+
+def _gains(totals: NDArray[Any], drafts: Column) -> NDArray[Any]:
+    """Estimate the tokens that each sequence gains from its `drafts`. totals: from one draft, two, and so on."""
+    gains: NDArray[Any] = totals[np.arange(len(drafts)), drafts - 1] * (drafts > 0)
     return gains
+
+
+def _affordable(spare: NDArray[Any], gains: NDArray[Any], ratio: float) -> bool:
+    """Whether these gains, in a step that takes `ratio` times as long, put no sequence too far behind."""
+    return float((spare + gains).min()) >= ratio - 1
 
 
 def _filled(stands: NDArray[Any], shape: DraftShape, ranked: NDArray[Any]) -> Column:
