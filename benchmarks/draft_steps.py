@@ -1,11 +1,11 @@
-"""What does a step cost, by its sequences, their drafts and their length? Captured steps, replayed.
+"""Replay captured steps to see what they cost, by their sequences, drafts and lengths.
 
     PYTHONPATH=src:. python3 benchmarks/draft_steps.py --out "$OUT"/draft_steps.json
 
 A drafting engine chooses among these shapes by what they take, next to a step without drafts
 (docs/design/speculation.md). A row has a model's microseconds per step for one shape, by the length of all its
 sequences: the least of a few rounds of replays in a row. The weights are random: a step takes the same time whatever it
-computes.
+computes. All sequences share one page, which the cache holds, so long ones take longer in service.
 """
 
 import argparse

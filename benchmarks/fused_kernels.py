@@ -880,7 +880,7 @@ def table(found: dict[str, Any]) -> str:
             fused.setdefault(shape, {})[entry["m"]] = best
     for use, m in ((use, chain["m"]) for chain in found["chains"] for use in uses(chain["model"]) if not use.head):
         best = swept.get((use.n, use.k, use.norm, m))
-        if m not in FEW and (best or use.norm):  # chains alone measure so many rows with something fused in
+        if m not in FEW and (best or use.norm):  # the part "few" measures fewer rows
             (launches if use.norm is None else fused).setdefault((use.n, use.k), {})[m] = best
     lines = [
         json.dumps({"n": n, "k": k, "launches": first(launches.get((n, k), {})), "fused": first(fused.get((n, k), {}))})

@@ -76,7 +76,7 @@ class DraftShapes:
             found |= {DraftShape(drafts, rows) for rows in halved(size * drafts, least)}
         if not self.passes:
             short = min(SHORT, self.most)
-            found |= {DraftShape(short, rows) for rows in halved(size * short, 1) if rows <= max(size, short)}
+            found |= {DraftShape(short, rows) for rows in halved(size * short, short) if rows <= max(size, short)}
         fitting = [each for each in found if size + each.rows <= self.rows]
         return tuple(sorted(fitting, key=lambda each: (each.rows, each.drafts)))
 
