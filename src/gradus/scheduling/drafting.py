@@ -90,7 +90,7 @@ class DraftControl:
         self._held: tuple[Column, int, int] | None = None  # the newest choice's slots, its room, and its last step
         self._choice = Choice(NO_DRAFTS, "nothing has run yet")
         self._steps = self._tokens = 0
-        self._drafted, self._accepted = np.zeros((2, 1 + self.most), np.int64)  # by number of drafts: decodes that had that many
+        self._drafted, self._accepted = np.zeros((2, 1 + self.most), np.int64)  # counts of decodes, by their drafts
 
     @property
     def ahead(self) -> int:
