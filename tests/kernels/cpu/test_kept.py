@@ -7,8 +7,10 @@ import sys
 from importlib import import_module
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
+from typing import NamedTuple
 
 import numba
+import numpy as np
 import pytest
 from numba.core.caching import IndexDataCacheFile
 from numba.core.dispatcher import Dispatcher
@@ -152,3 +154,32 @@ def test_a_first_start_compiles_in_less_than_20_seconds(tmp_path):
     environment = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path)}
     done = subprocess.run([sys.executable, "-c", FIRST_START], env=environment, stdout=subprocess.PIPE, check=True)
     assert 1 < float(done.stdout) < 20
+
+
+# -- what it leaves out ------------------------------------------------------------------------------------------------
+
+
+def test_references_to_arrays_are_not_counted():
+    """Threads that share a step would write to the counters of its arrays by turns, many times in a stage."""
+
+    class Pair(NamedTuple):
+        left: np.ndarray
+        right: np.ndarray
+
+    @numba.njit(**machine.FLAGS)
+    def add(pair, places):
+        for i in range(len(places)):
+            pair.left[places[i]] += pair.right[places[i]]
+
+    def both(pair, places):
+        for _ in range(1 + places[1]):
+            add(pair, places)
+            pair = Pair(pair.right, pair.left)
+
+    counted, uncounted = numba.njit(both), numba.njit(**machine.ENTERED)(both)
+    for kernel in (counted, uncounted):
+        pair = Pair(np.ones(4), np.ones(4))
+        kernel(pair, np.arange(3))
+        assert pair.left.tolist() == [2, 2, 2, 1] and pair.right.tolist() == [3, 3, 3, 1]
+    texts = [next(iter(kernel.inspect_llvm().values())) for kernel in (counted, uncounted)]
+    assert ["atomicrmw" in text for text in texts] == [True, False]

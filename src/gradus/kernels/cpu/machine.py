@@ -20,15 +20,6 @@ from numba.extending import intrinsic
 from numba.np.arrayobj import make_array
 from numpy.typing import NDArray
 
-# Sums may be reordered, so that loops become vector instructions. But NaN and infinity must survive: a row that
-# contains one ends its own sequence, so kernels must be able to see it.
-ENTERED: dict[str, Any] = {
-    "nogil": True,
-    "error_model": "numpy",
-    "fastmath": {"reassoc", "contract", "nsz", "arcp"},
-}
-"""Flags of a function that Python calls."""
-
 
 class _Linked(JITCodeLibrary):
     """The code of a function that only compiled functions call: linked into theirs, without machine code of its own."""
@@ -50,7 +41,22 @@ class _Linked(JITCodeLibrary):
 
 
 @register_pass(mutates_CFG=True, analysis_only=False)
-class _Lowering(NativeLowering):
+class _Uncounted(NativeLowering):
+    """Generate code that counts no references to arrays: kernels make none, and their callers keep those they pass.
+
+    numba counts in each function that takes an array, or a tuple with one. Threads that share a step would take turns
+    writing to the counters of its arrays, many times in a stage.
+    """
+
+    _name = "lowering_without_counting"
+
+    def run_pass(self, state: Any) -> bool:
+        state.targetctx = state.targetctx.subtarget(enable_nrt=False)
+        return super().run_pass(state)
+
+
+@register_pass(mutates_CFG=True, analysis_only=False)
+class _Lowering(_Uncounted):
     _name = "lowering_for_linking"
 
     def run_pass(self, state: Any) -> bool:
@@ -58,15 +64,33 @@ class _Lowering(NativeLowering):
         return super().run_pass(state)
 
 
-class _Inner(CompilerBase):
-    """numba's compiler, for functions that only compiled functions call."""
+class _Entered(CompilerBase):
+    """numba's compiler, for functions that Python calls."""
+
+    lowering: type[NativeLowering] = _Uncounted
 
     def define_pipelines(self) -> list[PassManager]:
         manager = DefaultPassBuilder.define_nopython_pipeline(self.state)
-        manager.passes = [(_Lowering, why) if each is NativeLowering else (each, why) for each, why in manager.passes]
+        manager.passes = [(self.lowering if each is NativeLowering else each, why) for each, why in manager.passes]
         manager.finalize()
         return [manager]
 
+
+class _Inner(_Entered):
+    """The same, for functions that only compiled functions call."""
+
+    lowering = _Lowering
+
+
+# Sums may be reordered, so that loops become vector instructions. But NaN and infinity must survive: a row that
+# contains one ends its own sequence, so kernels must be able to see it.
+ENTERED: dict[str, Any] = {
+    "nogil": True,
+    "error_model": "numpy",
+    "fastmath": {"reassoc", "contract", "nsz", "arcp"},
+    "pipeline_class": _Entered,
+}
+"""Flags of a function that Python calls."""
 
 FLAGS: dict[str, Any] = ENTERED | {
     "no_cpython_wrapper": True,
