@@ -50,10 +50,10 @@ TOGETHER = 8 if HAS_AVX512 else 4
 INT8_STEP = 64
 """Values per step of a product of bytes. Rows whose length is not a multiple are multiplied by plain loops."""
 
-KEEP = 3
+KEEP, SECOND = 3, 2
 READ_ONCE = KEEP if cpu_info("vendor_id") == "GenuineIntel" else 0
-"""Where a prefetched line goes: into every cache, or only into the first one, so that others keep their lines. On an
-Intel Xeon the latter is slower: a decode in bfloat16 took 34 ms instead of 24 on one core."""
+"""Where a prefetched line goes: into every cache, into all but the first, or only into the first one, so that others
+keep their lines. On an Intel Xeon the latter is slower: a decode in bfloat16 took 34 ms instead of 24 on one core."""
 
 
 class Code:
@@ -125,12 +125,12 @@ class Code:
         place = self.builder.inttoptr(self.builder.add(address, offset), value.type.as_pointer())
         self.builder.store(value, place, align=1)
 
-    def fetch_ahead(self, address: ir.Value, step: ir.Value, size: int, ahead: int) -> None:
+    def fetch_ahead(self, address: ir.Value, step: ir.Value, size: int, ahead: int, locality: int = KEEP) -> None:
         """Prefetch the lines `ahead` bytes after this step's, at `size` bytes per step: in the order of memory, even if
         rows are read side by side."""
         first = self.builder.mul(step, self.whole(size))
         for line in range(0, size, LINE):
-            self.fetch_line(address, self.builder.add(first, self.whole(line)), ahead)
+            self.fetch_line(address, self.builder.add(first, self.whole(line)), ahead, locality)
 
     def fetch_line(self, address: ir.Value, offset: ir.Value, ahead: int, locality: int = KEEP) -> None:
         """Prefetch the line `ahead` bytes after address + offset. It need not exist."""
@@ -199,9 +199,6 @@ AHEAD = 4096
 
 BESIDE_AHEAD = 2048
 """The same for each of several rows of floats that are read side by side."""
-
-WORDS_AHEAD = 8192
-"""The same for int4's words."""
 
 FLOAT_STEP = LANES
 """Floats per step. Rows whose length is not a multiple are multiplied by plain loops."""

@@ -21,6 +21,7 @@ from gradus.kernels.cpu.vectors import (
     HALF,
     HAS_AVX512,
     LANES,
+    SECOND,
     SINGLE,
     SUMS,
     WIDENS_HALVES,
@@ -36,7 +37,11 @@ COLUMNS = 0, 2, 1, 3
 """Which of four columns each byte of a word has: two that are neighbors lie 16 bits apart."""
 
 WORDS_AHEAD = 8192
-"""Bytes by which words are prefetched before they are read, to cover the latency of memory."""
+"""Bytes by which words are prefetched before they are read, to cover the latency of memory.
+
+Into the second cache: a step asks for eight lines at once, and the first cache has too few places for lines on their
+way from memory: arithmetic waited for them.
+"""
 
 FLOATS, BFLOATS, SHORTS, BYTES = range(4)
 """Types of the activations that int4 is multiplied with."""
@@ -120,7 +125,7 @@ class Loop:
     def _step(self, lane: int, step: ir.Value, totals: list[ir.Value]) -> list[ir.Value]:
         """Add the products of a step's two planes, with the weight rows from `lane` on."""
         if lane == 0:
-            self.code.fetch_ahead(self.words, step, 4 * LANES * WORDS, WORDS_AHEAD)
+            self.code.fetch_ahead(self.words, step, 4 * LANES * WORDS, WORDS_AHEAD, SECOND)
         first = self.builder.mul(step, self.code.whole(2))
         pair = self._decoded(first, lane)
         for some in self.at_once:
