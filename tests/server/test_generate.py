@@ -209,7 +209,7 @@ def test_a_client_that_leaves_frees_the_real_engine_too(real, stream):
         "max_tokens": real.stats()["context_length"] - 1,
         "ignore_eos": True,
         "stream": stream,
-        "n": 8,
+        "n": 64,  # seconds of work, even for a tiny model
     }
     for reset in (False, True):
         connection = real.send(json.dumps(body).encode())
