@@ -5,7 +5,7 @@
 A drafting engine chooses among these shapes by what they take, next to a step without drafts
 (docs/design/speculation.md). A row has a model's microseconds per step for one shape, by the length of all its
 sequences: the least of a few rounds of replays in a row. The weights are random: a step takes the same time whatever it
-computes. All sequences share one page, which the cache holds, so long ones take longer in service.
+computes. All sequences share one page, which the cache holds: in service, long ones take longer.
 """
 
 import argparse

@@ -211,7 +211,7 @@ def products(able: Capability) -> Iterator[tuple[str, Case]]:
         types = {"N": "i32:16", "eps": "fp32"}
         name = f"streamed gemv {n} {k} {launch.row_warps} {launch.column_warps}"
         yield name, Case(streamed_gemv_kernel, types, constants, {"num_warps": launch.warps})
-    for (n, k, gated), rows in product(((1152, 896, False), (896, 2048, False), (4864, 896, True)), (8, 16)):
+    for (n, k, gated), rows in product(((1152, 896, False), (896, 2048, False), (4864, 896, True)), (8, MOST_ROWS)):
         launch = STREAMED_ROWS
         slices = launch.slices(n, k, gated, 132, able.shared_memory, rows, normed=gated)
         assert slices.bytes <= able.shared_memory

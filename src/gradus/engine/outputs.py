@@ -51,14 +51,15 @@ class Outputs(Ordered[Output]):
         return np.delete(self.owners, self.exceptional), np.delete(self.tokens, self.exceptional, axis=0)
 
     def __iter__(self) -> Iterator[Output]:
-        rows = self._plain_rows()
+        rows = self.plain_rows()
         tokens = self._tokens_of(rows)
         logprobs = self._logprobs_of(rows, tokens) if self.logprobs else [NO_LOGPROBS] * len(rows)
         for owner, sampled, told in zip(self.owners[rows].tolist(), tokens, logprobs, strict=True):
             yield Output(owner.request_id, owner.index, sampled, told)
         yield from self.others
 
-    def _plain_rows(self) -> Column:
+    def plain_rows(self) -> Column:
+        """List the rows that sampled plain tokens."""
         rows = np.arange(len(self.owners))
         return np.delete(rows, self.exceptional) if self.exceptional else rows
 

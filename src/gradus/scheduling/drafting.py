@@ -157,14 +157,15 @@ class DraftControl:
         if not ratios:
             return Choice(NO_DRAFTS, "a step has no room for drafts")
         stands = self.stands(slots)
-        return self._with_trials(slots, ratios, stands, self._best(slots, ratios, stands))
+        totals: NDArray[Any] = stands.cumsum(axis=1)  # tokens gained from one draft, two, and so on
+        return self._with_trials(slots, ratios, totals, self._best(slots, ratios, stands, totals))
 
-    def _best(self, slots: Column, ratios: Ratios, stands: NDArray[Any]) -> Choice:
+    def _best(self, slots: Column, ratios: Ratios, stands: NDArray[Any], totals: NDArray[Any]) -> Choice:
         """Choose the drafts with the most tokens per second that put no sequence too far behind."""
         mosts = {shape.drafts for shape in ratios}
         ranked = {most: np.sort(stands[:, :most], axis=None)[::-1] for most in mosts}
         rates = sorted(self._rates(slots, ratios, stands, ranked), reverse=True)
-        spare, totals = self._spare(slots), stands.cumsum(axis=1)
+        spare = self._spare(slots)
         bearable = {most: float((spare + totals[:, most - 1]).min()) for most in mosts}  # with all drafts of each
         for rate, shape, ratio in rates:
             if rate < MARGIN:
@@ -195,7 +196,7 @@ class DraftControl:
             ratio = self._ratio(padded, shape, slots, drafts)
             yield (len(slots) + gained[min(shape.rows, len(gained)) - 1]) / (len(slots) * ratio), shape, ratio
 
-    def _with_trials(self, slots: Column, ratios: Ratios, stands: NDArray[Any], best: Choice) -> Choice:
+    def _with_trials(self, slots: Column, ratios: Ratios, totals: NDArray[Any], best: Choice) -> Choice:
         """Add a few drafts to `best` for sequences due for a trial, unless they put a sequence too far behind.
 
         They get rows of the step that `best` chose, or else of one that costs hardly more than the cheapest.
@@ -210,7 +211,7 @@ class DraftControl:
         drafts[tried] = min(TRIAL, shape.drafts, max(1, shape.rows // len(tried)))
         drafts = _shortened(drafts, shape.rows)
         mine, waits = slots[tried], self._patience[slots[tried]]
-        ratio, gains = self._ratio(ratios[shape], shape, slots, drafts), _gains(stands.cumsum(axis=1), drafts)
+        ratio, gains = self._ratio(ratios[shape], shape, slots, drafts), _gains(totals, drafts)
         spent = self._spent[mine] + np.maximum(0, ratio - 1 - gains[tried])
         self._due[slots[due]] = self._step + self._patience[slots[due]]
         if (spent > LOSS * self._steps_of(mine)).any() or not _affordable(self._spare(slots), gains, ratio):
@@ -261,7 +262,7 @@ class DraftControl:
         if ended:
             slots, allowed, stood, drafted = (np.delete(each, ended) for each in (slots, allowed, stood, drafted))
         self._drafted += np.bincount(drafted, minlength=1 + self.most)
-        self._accepted += np.bincount(stood, minlength=1 + self.most)
+        self._accepted += np.bincount(np.maximum(stood, 0), minlength=1 + self.most)  # -1: it drew nothing
         self._steps, self._tokens = self._steps + len(slots), self._tokens + len(slots) + int(stood.sum())
         if seconds:
             self._ahead[slots] += stood + (1 - ratio)

@@ -171,18 +171,17 @@ class FrontEnd:
         """Add outputs to the transcripts. Returns the deltas, each sample's in order."""
         deltas: list[Delta] = []
         if isinstance(outputs, Outputs) and outputs.tokens.shape[1] == 1 and not outputs.logprobs:
-            self._read_tokens(outputs, deltas)
-            outputs = outputs.others
+            deltas, outputs = self._read_tokens(outputs), outputs.others
         for output in outputs:
             transcript = self._transcripts.get(output.request_id, NO_SAMPLES).get(output.index)
             if transcript is not None:
                 deltas.append(self.read_sample(transcript, output))
         return deltas
 
-    def _read_tokens(self, outputs: Outputs, deltas: list[Delta]) -> None:
+    def _read_tokens(self, outputs: Outputs) -> list[Delta]:
         """Read one plain token of each sample from the columns, without an `Output` for each."""
         owners, tokens = outputs.columns()
-        transcripts = self._transcripts
+        transcripts, deltas = self._transcripts, list[Delta]()
         for owner, token in zip(owners.tolist(), tokens[:, 0].tolist(), strict=True):
             transcript = transcripts.get(owner.request_id, NO_SAMPLES).get(owner.index)
             if transcript is not None:
@@ -190,6 +189,7 @@ class FrontEnd:
                 if delta is None:
                     delta = self.read_sample(transcript, Output(owner.request_id, owner.index, (token,)))
                 deltas.append(delta)
+        return deltas
 
     def read_sample(self, transcript: Transcript, output: Output) -> Delta:
         """Add an output to an open transcript. A stop string, or a fault in decoding, ends the sample."""

@@ -15,8 +15,6 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-import numpy as np
-
 from gradus.engine.core import Core
 from gradus.engine.logprobs import NO_LOGPROBS
 from gradus.engine.outputs import Outputs
@@ -177,7 +175,7 @@ class EngineLoop:
         report.tokens = tokens.astype("<i4").tobytes()
         report.width = width = tokens.shape[1]
         if outputs.logprobs:
-            rows = np.delete(np.arange(len(outputs.owners)), outputs.exceptional).tolist()
+            rows = outputs.plain_rows().tolist()
             report.logprobs = [each for row in rows for each in outputs.logprobs[row * width : (row + 1) * width]]
 
     def _add_others(self, outputs: Iterable[Output], report: Report) -> None:
