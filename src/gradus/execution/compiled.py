@@ -200,3 +200,4 @@ def announced() -> Iterator[None]:
         yield
     finally:
         says.cancel()
+        says.join()  # else its thread may outlive an engine that is closed at once
