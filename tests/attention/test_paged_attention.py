@@ -217,10 +217,10 @@ def test_a_block_table_that_is_full_takes_no_page_into_the_next_ones_place():
     """Not even where Python leaves asserts out: it would be another sequence's table that is written."""
     attention = Pages(SHAPES["tiny-llama"]).attention
     _, _, longest = attention.tables.shape
-    attention.update_tables([1], [TableChange(longest - 1, ((7,),))])
+    attention.update_tables([(1, TableChange(longest - 1, ((7,),)))])
     before = attention.tables.clone()
     with pytest.raises(ValueError, match=rf"slot 1 has {longest + 1} pages, .* room for {longest}"):
-        attention.update_tables([1], [TableChange(longest - 1, ((7, 8),))])
+        attention.update_tables([(1, TableChange(longest - 1, ((7, 8),)))])
     assert torch.equal(attention.tables, before)
 
 

@@ -116,7 +116,7 @@ def engine(shape: str, drafter=None, drafts: int = 3) -> Engine:
     states = HiddenStates(SLOTS, model.config.hidden_size, model.dtype, model.device)
     if isinstance(drafter, Reference):
         drafter = on_kernels(drafter, states, sampler)
-    step = DecodeStep(fused(model), attention, sampler, history, drafter, states)
+    step = DecodeStep(fused(model), attention, sampler, history, drafter, states, drafts=drafts)
     control = DraftControl(DraftShapes(drafts, SLOTS), SLOTS, lag=1, adaptive=False)
     return Engine(Scheduler(cache, SLOTS, BUDGET, drafting=control), GpuRunner(step, slots=SLOTS), LIMITS, 1)
 

@@ -54,7 +54,8 @@ def gpu_runner(
     elif config.speculate:
         drafter = NgramDrafter(kernel=True)
     history = History(count, context, model.device, whole=drafter is not None)
-    step = DecodeStep(view, attention, sampler, history, drafter, states)
+    most = 0 if shapes is None else shapes.most
+    step = DecodeStep(view, attention, sampler, history, drafter, states, drafts=most)
     agree: Agree = list if exchange is None else exchange.group.agree
     graphs = None
     if config.graphs:

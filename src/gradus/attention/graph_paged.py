@@ -15,10 +15,11 @@ from torch import Tensor
 from gradus.attention.batch import Batch
 from gradus.attention.storage import PagedStorage
 from gradus.attention.triton_paged import TritonPagedAttention
-from gradus.device.transfer import upload_parts
+from gradus.device.transfer import Staging, upload, upload_parts
 from gradus.kernels.attention.new_token import MOST_NEW
 from gradus.kernels.step.decode_rows import StepRows
 from gradus.kernels.step.places import places
+from gradus.kernels.step.table_entries import set_entries
 from gradus.kernels.step.verify import VerifyRows
 from gradus.models.config import ModelConfig
 
@@ -39,9 +40,20 @@ class GraphPagedAttention(TritonPagedAttention):
     def __init__(self, config: ModelConfig, storage: PagedStorage, slots: int) -> None:
         super().__init__(config, storage, slots)
         self.padding = slots - 1
+        # of the entries that decodes change in a step: seldom more than one per slot and group
+        self._entries = Staging((2 * len(storage.groups) * slots,), torch.int64, self.device)
         self._counting = torch.arange(slots + 1, dtype=torch.int32, device=self.device)
         self._places = torch.zeros(len(storage.groups), MOST_PADDED, dtype=torch.int64, device=self.device)
         self._nowhere = torch.zeros(MOST_PADDED, dtype=torch.int64, device=self.device)  # places of padding, in page 0
+
+    def write_entries(self, numbers: list[int]) -> None:
+        count = len(numbers)
+        if count > self._entries.size:  # in a step with new prompts
+            set_entries(self.tables, upload(numbers, torch.int64, self.device), count // 2)
+            return
+        self._entries.fill()[:count] = numbers
+        with self._entries.lent() as there:
+            set_entries(self.tables, there, count // 2)
 
     def wipe(self, pages: Sequence[int]) -> None:
         """Fill pages with zeros."""

@@ -21,7 +21,7 @@ from gradus.attention.reference import attend_causal
 from gradus.attention.sparse import SparseDecodes
 from gradus.attention.storage import PagedStorage
 from gradus.cache import TableChange
-from gradus.device.transfer import Staging, upload
+from gradus.device.transfer import upload
 from gradus.models.config import ModelConfig
 
 
@@ -51,9 +51,6 @@ class PagedAttention:
         self.device = storage.keys.device
         longest = -(-config.context_length // storage.page_size)
         self.tables = torch.zeros(len(storage.groups), slots, longest, dtype=torch.int64, device=self.device)
-        # places and pages of the changes in a step of decodes: seldom more than one page per slot and group
-        self._changes = torch.zeros(2 * len(storage.groups) * slots, dtype=torch.int64, device=self.device)
-        self._staging = Staging(self._changes.shape, torch.int64, self.device)
         sparse = SparseDecodes.supports(storage)
         self.decodes: Decodes = SparseDecodes(config, storage) if sparse else GatheredDecodes(config, storage)
 
@@ -77,38 +74,35 @@ class PagedAttention:
     def update_pages(self, batch: Batch) -> None:
         """Begin any step, in torch or in kernels: wipe pages, and update the tables."""
         self.storage.wipe(batch.wiped)
-        self.update_tables(batch.slots, batch.tables)
+        changes = zip(batch.slots, batch.tables, strict=True)
+        self.update_tables([(slot, change) for slot, change in changes if change is not None])
 
-    def update_tables(self, slots: Sequence[int], changes: Sequence[TableChange | None]) -> None:
-        """Apply the changes of these slots' block tables.
+    def update_tables(self, changes: Sequence[tuple[int, TableChange]]) -> None:
+        """Apply the changes of slots' block tables.
 
         Entries past a table's new end remain, because no stored or read position uses them.
         """
-        _, rows, longest = self.tables.shape
-        pages: list[int] = []
-        places: list[int] = []
-        for slot, change in zip(slots, changes, strict=True):
-            if change is None:  # as with most decodes
+        groups, rows, longest = self.tables.shape
+        pages, places, table = list[int](), list[int](), rows * longest
+        for slot, (kept, tables) in changes:
+            new = len(tables[0])
+            if kept + new > longest:  # the rest would overwrite the next slot's table
+                raise ValueError(f"slot {slot} has {kept + new} pages, and its block table room for {longest}")
+            first = slot * longest + kept
+            if new == groups == 1:  # as nearly always: a decode has entered a page
+                places.append(first)
+                pages.append(tables[0][0])
                 continue
-            kept, tables = change
-            for group, new in enumerate(tables):
-                if kept + len(new) > longest:  # the rest would overwrite the next slot's table
-                    raise ValueError(f"slot {slot} has {kept + len(new)} pages, and its block table room for {longest}")
-                first = (group * rows + slot) * longest + kept
-                places += range(first, first + len(new))
-                pages += new
+            for group, entries in enumerate(tables):
+                places += range(first + group * table, first + group * table + new)
+                pages += entries
         if pages:
-            where, what = self._upload(places + pages).chunk(2)
-            self.tables.view(-1).scatter_(0, where, what)
+            self.write_entries(places + pages)
 
-    def _upload(self, numbers: list[int]) -> Tensor:
-        """Send numbers to the device: int64 [len(numbers)], valid until the next call."""
-        if len(numbers) > len(self._changes):  # in a step with new prompts
-            return upload(numbers, torch.int64, self.device)
-        changes = self._changes[: len(numbers)]
-        self._staging.fill()[: len(numbers)] = numbers
-        self._staging.send(changes)
-        return changes
+    def write_entries(self, numbers: list[int]) -> None:
+        """Write entries of the block tables: their places in the flat tables, then their pages."""
+        where, what = upload(numbers, torch.int64, self.device).chunk(2)
+        self.tables.view(-1).scatter_(0, where, what)
 
     def _place_new(self, batch: Batch) -> None:
         """Find the storage rows of this step's keys and values, one for each row of the batch."""

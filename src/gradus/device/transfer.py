@@ -6,8 +6,8 @@ an event reports when it is done. On a CPU there is nothing to move, and nothing
 """
 
 import time
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -108,40 +108,10 @@ class Arrival:
         return 1e-3 * earlier._event.elapsed_time(self._event)
 
 
-class Landing:
-    """Pinned buffers that results of steps arrive in, in turn, and the points at which they have.
-
-    They are made once, and so are views of them in each shape that has come: pinning memory and making events and
-    views takes the host longer than a copy. numbers: int64, of the largest result. A buffer is used again RESULTS steps
-    later. timed: as in `Arrival`.
-    """
-
-    RESULTS = 6  # more than are under way or still being compared with the one before
-
-    def __init__(self, numbers: int, device: torch.device, *, timed: bool) -> None:
-        self.numbers = numbers
-        self._buffers = [torch.zeros(numbers, dtype=torch.int64, pin_memory=True) for _ in range(self.RESULTS)]
-        self._arrivals = [Arrival(device, timed=timed) for _ in range(self.RESULTS)]
-        self._views: dict[torch.Size, list[tuple[Tensor, NDArray[np.int64]]]] = {}
-        self._turn = 0
-
-    def send(self, tensor: Tensor) -> tuple[NDArray[np.int64], "Arrival"]:
-        """Copy int64 of any shape to the host: [numbers], which are there when the arrival says so."""
-        shape = tensor.shape
-        if shape not in self._views:
-            flat = [buffer[: shape.numel()] for buffer in self._buffers]
-            self._views[shape] = [(each.view(shape), each.numpy()) for each in flat]
-        self._turn = (self._turn + 1) % self.RESULTS
-        (target, numbers), arrival = self._views[shape][self._turn], self._arrivals[self._turn]
-        target.copy_(tensor, non_blocking=True)
-        arrival.renew()
-        return numbers, arrival
-
-
 class Staging:
     """Pinned buffers used in turn: the host fills one while copies of others may still be in flight.
 
-    shape, dtype: of each buffer. Calls come in pairs: `fill`, then `send`.
+    shape, dtype: of each buffer. Calls come in pairs: `fill`, then `send` or `lent`.
     """
 
     def __init__(self, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> None:
@@ -163,4 +133,15 @@ class Staging:
         for target in targets:
             target.copy_(self._buffers[self._turn][row : row + len(target)], non_blocking=True)
             row += len(target)
+        self._read[self._turn].renew()
+
+    @property
+    def size(self) -> int:
+        """The numbers in a buffer."""
+        return self._buffers[0].numel()
+
+    @contextmanager
+    def lent(self) -> Iterator[Tensor]:
+        """Give the buffer to kernels launched within, which read it where it lies, in place of `send`."""
+        yield self._buffers[self._turn]
         self._read[self._turn].renew()

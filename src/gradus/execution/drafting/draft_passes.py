@@ -17,7 +17,7 @@ from torch import Tensor
 
 from gradus.attention.batch import Batch
 from gradus.attention.graph_paged import GraphPagedAttention
-from gradus.device.transfer import upload_parts
+from gradus.device.transfer import current, upload_parts
 from gradus.engine.plan import Decodes
 from gradus.execution.runner import RunModel, kernel_logits
 from gradus.kernels.step.draft_passes import Drafting, first_rows, keep_draft, next_rows
@@ -103,9 +103,11 @@ class DraftPasses(Drafter):
                 missing.append((slot, range(min(self._stored.get(slot, 0), start), min(start, longest))))
             self._stored[slot] = max(start, self._stored.get(slot, 0))
             self._current.add(slot)
-        for spans in pieces(missing, self.chunk):
-            self._run(history, spans)
+        with current(self.model.device):
+            for spans in pieces(missing, self.chunk):
+                self._run(history, spans)
 
+    @torch.inference_mode()
     def _run(self, history: History, spans: Sequence[Missing]) -> None:
         """Store the keys and values of the missing positions, in one pass. Their tokens come from the history."""
         slots, counts = [slot for slot, _ in spans], [len(span) for _, span in spans]

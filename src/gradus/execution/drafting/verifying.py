@@ -109,7 +109,7 @@ class VerifyingRunner:
     def update_pages(self, changes: Sequence[tuple[int, TableChange]]) -> None:
         """Update the decodes' block tables before anything runs: a drafter may read them."""
         if changes:
-            self.pages.update_tables(*zip(*changes, strict=True))
+            self.pages.update_tables(changes)
         for slot, change in changes:
             self.drafter.keep(slot, change.kept * self.pages.storage.page_size)
 

@@ -9,6 +9,7 @@ from a CUDA graph (`step_graphs.py`).
     compute  the model runs the rows
     draw     a token is drawn for each row
     accept   each draft is compared with the token drawn in the row before it; accepted tokens go to the history
+    send     the tokens go to the host (`results.py`)
 
 A step with masked rows is launched in two parts, because a grammar's mask depends on the tokens of the step before:
 rows and `compute` at once, the rest when the masks are there (`masked_draws.py`).
@@ -24,6 +25,7 @@ import torch
 from torch import Tensor
 
 from gradus.attention.graph_paged import GraphPagedAttention
+from gradus.execution.gpu.results import Results
 from gradus.execution.runner import kernel_logits
 from gradus.kernels.core.overlap import early_launches
 from gradus.kernels.step.decode_rows import DecodeRows, StepRows, decode_rows
@@ -48,7 +50,8 @@ class DecodeStep:
     """Composes the launches of a step of decodes.
 
     model: the kernels' view of it. attention, sampler and history have room for one more slot, for padding. drafter:
-    None for an engine that does not speculate. states: hidden states, kept only if the drafter reads them.
+    None for an engine that does not speculate. states: hidden states, kept only if the drafter reads them. drafts: the
+    most that a sequence verifies.
     """
 
     def __init__(
@@ -59,9 +62,12 @@ class DecodeStep:
         history: History,
         drafter: Drafter | None = None,
         states: HiddenStates | None = None,
+        drafts: int = 0,
     ) -> None:
         self.model, self.attention, self.sampler = model, attention, sampler
         self.history, self.drafter, self.states = history, drafter, states
+        most = len(history.lengths) * (1 + drafts)
+        self.results = Results(most, model.device, timed=drafter is not None)
 
     def run(self, inputs: Tensor, shape: DraftShape, *, early: bool = False, full: bool) -> Accepted:
         """Run the step.
@@ -81,8 +87,10 @@ class DecodeStep:
     def end(
         self, inputs: Tensor, rows: StepRows, hidden: Tensor, shape: DraftShape, *, early: bool = False, full: bool
     ) -> Accepted:
-        """Draw the rows' tokens, and accept those that count."""
-        return self.accept(inputs[0], rows, self.draw(rows, hidden, early, full), hidden, shape, early)
+        """Draw the rows' tokens, accept those that count, and send them to the host."""
+        accepted = self.accept(inputs[0], rows, self.draw(rows, hidden, early, full), hidden, shape, early)
+        self.results.send(accepted.tokens, early=early)
+        return accepted
 
     @torch.inference_mode()
     def rehearse(self, inputs: Tensor, shape: DraftShape, early: bool) -> None:
@@ -96,6 +104,7 @@ class DecodeStep:
             draw = self.draw(blank, hidden, early, full)
             if isinstance(rows, VerifyRows):
                 self._accept(slots, rows, draw.tokens, hidden, shape, early)
+            self.results.send(draw.tokens, early=early)
 
     @property
     def written(self) -> Tensor | None:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from gradus.attention.backend import AttentionBackend
 from gradus.attention.batch import Batch
-from gradus.device.transfer import Arrival, Landing, current, upload_parts
+from gradus.device.transfer import current, upload_parts
 from gradus.engine.plan import NO_DRAFTS, Column, Decodes, Plan
 from gradus.execution.gpu.decode_step import Accepted, DecodeStep
 from gradus.execution.gpu.masked_draws import MaskedDraws, MaskedStep
@@ -38,6 +38,14 @@ class Read(NamedTuple):
     draw: SlotDraw
 
 
+class Asked(NamedTuple):
+    """What the slots of a step's decodes ask of their draw. full: more than a temperature, some. masked: a mask."""
+
+    slots: Column
+    full: bool
+    masked: bool
+
+
 class GpuRunner:
     """Runs plans, with prompts or without.
 
@@ -50,27 +58,33 @@ class GpuRunner:
         self.run_model: RunModel = step.model
         self.device = step.model.device
         self.clock = StepClock() if step.drafter is not None else None
-        self.slots = slots
-        self._landing: Landing | None = None
         constraints, table = step.sampler.constraints, step.sampler.table
         self.masked_draws = None if constraints is None else MaskedDraws(constraints, table, slots)
+        self._asked: Asked | None = None
 
     @property
     def attention(self) -> AttentionBackend:
         return self.step.attention
 
-    @torch.inference_mode()
     def run(self, plan: Plan) -> StepResult | MaskedStep:
-        with current(self.device):
-            if self.masked_draws is not None:
-                self.masked_draws.finish()
-            if self.step.drafter is not None:
-                for admission in plan.admissions:
-                    self.step.drafter.keep(admission.slot, 0)
-                self.step.drafter.wipe(plan.wiped)
-            if plan.wiped:
-                self.step.attention.wipe(plan.wiped)
+        if self.masked_draws is not None:
+            self.masked_draws.finish()
+        changes = plan.spans or plan.decodes.pages or plan.admissions or plan.wiped
+        if self.graphs is not None and not changes:  # as in most steps: all that is launched is a graph
+            return self._run_decodes(plan)
+        with torch.inference_mode(), current(self.device):
+            self._make_way(plan)
             return self._run_prompts(plan) if plan.spans else self._run_decodes(plan)
+
+    def _make_way(self, plan: Plan) -> None:
+        """Forget what slots and pages held that the plan gives to others."""
+        drafter = self.step.drafter
+        if drafter is not None:
+            for admission in plan.admissions:
+                drafter.keep(admission.slot, 0)
+            drafter.wipe(plan.wiped)
+        if plan.wiped:
+            self.step.attention.wipe(plan.wiped)
 
     def drop_graphs(self) -> None:
         """Delete all graphs, once the steps under way are done. No step may follow."""
@@ -85,15 +99,24 @@ class GpuRunner:
 
     def _run_decodes(self, plan: Plan) -> StepResult | MaskedStep:
         step, decodes = self.step, plan.decodes
-        step.sampler.admit(plan.admissions)
-        self._update_pages(decodes)
+        if plan.admissions:
+            step.sampler.admit(plan.admissions)
+        if decodes.pages:
+            self._update_pages(decodes)
         if step.drafter is not None:
             step.drafter.catch_up(step.history, decodes)
-        full = step.sampler.needs_full(decodes.slots)
-        if self.masked_draws is not None and self.masked_draws.masked(decodes.slots):
+        _, full, masked = self.asked(decodes.slots)
+        if masked and self.masked_draws is not None:
             return self._run_masked(plan, self.masked_draws)
         accepted, rows = self.verify(decodes, full)
         return self._decoded(plan, accepted, rows, full)
+
+    def asked(self, slots: Column) -> Asked:
+        """Look up what these slots ask of their draw; the same array, as in step after step, is looked up once."""
+        if self._asked is None or self._asked.slots is not slots:
+            masked = self.masked_draws is not None and self.masked_draws.masked(slots)
+            self._asked = Asked(slots, self.step.sampler.needs_full(slots), masked)
+        return self._asked
 
     def _run_masked(self, plan: Plan, draws: MaskedDraws) -> MaskedStep:
         """Run a step with masked rows, without drafts: its draw is held back until the masks are there."""
@@ -110,21 +133,18 @@ class GpuRunner:
         return draws.hold(decodes.slots, decodes.rows, draw)
 
     def _decoded(self, plan: Plan, accepted: Accepted, rows: int, full: bool) -> StepResult:
-        """Send a step's tokens and log-probabilities to the host. rows: the number that the model computed."""
-        step, decodes = self.step, plan.decodes
-        width, count = accepted.tokens.shape[1], len(decodes)
-        logprobs = None
+        """Return a step's result, its log-probabilities on their way. rows: the number that the model computed."""
+        width, logprobs = accepted.tokens.shape[1], None
+        count = len(plan.decodes) * width
         if full and accepted.pairs is not None:
-            reports = step.sampler.table.reporting[decodes.slots]
+            reports = self.step.sampler.table.reporting[plan.decodes.slots]
             if (reports >= 0).any():
-                logprobs = DrawnLogprobs(accepted.pairs[: count * width], np.repeat(reports, width))
-        return self._result(plan, rows, accepted.tokens, logprobs, count * width, width)
+                logprobs = DrawnLogprobs(accepted.pairs[:count], np.repeat(reports, width))
+        return self._result(plan, rows, count, logprobs, width)
 
     def _update_pages(self, decodes: Decodes) -> None:
-        if not decodes.pages:
-            return
         attention, drafter = self.step.attention, self.step.drafter
-        attention.update_tables(*zip(*decodes.pages, strict=True))
+        attention.update_tables(decodes.pages)
         if drafter is not None:
             for slot, change in decodes.pages:
                 drafter.keep(slot, change.kept * attention.storage.page_size)
@@ -149,8 +169,8 @@ class GpuRunner:
         """Run a step with one row for each decode, followed by the prompts' rows.
 
         First tokens wait for the host, so it sends the draw's inputs only after it has launched the model. The host
-        waits for the copy of the tokens, so the prompts are written to the history after that copy. Only this method
-        admits new slot owners to the history: each begins with a span.
+        waits for the tokens, so the prompts are written to the history after these were sent. Only this method admits
+        new slot owners to the history: each begins with a span.
         """
         step, decodes, count = self.step, plan.decodes, len(plan.decodes)
         prompts = lay_out(Plan(plan.spans), self.device)
@@ -180,7 +200,8 @@ class GpuRunner:
                 accepted = step.accept(mine, rows, SlotDraw(tokens[:count], None), hidden[:count], NO_SHAPE)
                 tokens = torch.cat([accepted.tokens.flatten(), tokens[count:]])
             logprobs = step.sampler.drawn(draw, owners).logprobs
-            result = self._result(plan, len(computed), tokens, logprobs, len(tokens), scores=scores)
+            step.results.send(tokens)
+            result = self._result(plan, len(computed), len(tokens), logprobs, scores=scores)
             self._keep_prompts(plan, prompts, Read(slots, ends, draw), hidden)
             return result
 
@@ -193,7 +214,8 @@ class GpuRunner:
         step = self.step
         decodes = replace(decodes, drafts=NO_DRAFTS)
         step.attention.update_pages(prompts)
-        self._update_pages(decodes)
+        if decodes.pages:
+            self._update_pages(decodes)
         if step.drafter is not None:
             step.drafter.catch_up(step.history, decodes)
         slots, limits, most = self.numbers(decodes)
@@ -220,33 +242,17 @@ class GpuRunner:
         self,
         plan: Plan,
         rows: int,
-        tokens: Tensor,
-        logprobs: DrawnLogprobs | None,
         count: int,
+        logprobs: DrawnLogprobs | None,
         width: int = 1,
         scores: Sequence[DrawnLogprobs] = (),
     ) -> StepResult:
-        """Send the tokens, int64, and their log-probabilities to the host. rows: how many the model ran. count: how
-        many tokens count; those after them are padding's."""
+        """Return the result of the step just launched, whose log-probabilities are sent now. rows: how many the model
+        ran. count: how many tokens count; those after them are padding's."""
         usual = self.step.drafter is None or self.step.drafter.steady
         reported = None if logprobs is None else logprobs.to_host()
-        sent, arrival = self._send(tokens)
+        landing = self.step.results.next()
         return StepResult(
-            plan, rows, sent[:count], arrival, reported, width=width, clock=self.clock, usual=usual, scores=scores
-        )
-
-    def _send(self, tokens: Tensor) -> tuple[Column, Arrival]:
-        if not tokens.is_cuda:  # Triton's interpreter
-            return tokens.numpy().reshape(-1), Arrival(self.device)
-        if self._landing is None or tokens.numel() > self._landing.numbers:
-            most, timed = max(tokens.numel(), self._most_tokens()), self.clock is not None
-            self._landing = Landing(most, self.device, timed=timed)
-        return self._landing.send(tokens)
-
-    def _most_tokens(self) -> int:
-        """Count the tokens of the largest captured step, or of one with as many prompts as decodes.
-
-        A larger step gets larger buffers.
-        """
-        shapes = [] if self.graphs is None else self.graphs.shapes
-        return max([2 * self.slots, *(size * (1 + shape.drafts) for size, shape in shapes)])
+            plan, rows, landing.tokens(count), landing, reported, width=width, clock=self.clock, usual=usual,
+            scores=scores,
+        )  # fmt: skip

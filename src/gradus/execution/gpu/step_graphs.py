@@ -102,6 +102,8 @@ class StepGraphs:
                     took[size, shape] = replay_ms(plain.graph)
                 report(number, len(self.shapes))
             self.step.history.lengths[self.padding] = 1  # as it was
+            torch.cuda.synchronize(self.device)
+            self.step.results.restart()
         for (size, shape), milliseconds in took.items():
             if times is not None and shape != NO_SHAPE:
                 times.expect(size, shape, milliseconds / took[size, NO_SHAPE])

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from gradus.attention.batch import Batch
 from gradus.attention.graph_paged import GraphPagedAttention
+from gradus.cache import TableChange
 from gradus.execution.runner import RunModel
 from gradus.models import Model
 from gradus.sampling.kernel_sampler import KernelSampler
@@ -35,6 +36,7 @@ def warm_up(
     also write each slot's token, as in `KernelSampler.draw_slots`.
     """
     padding = attention.padding
+    attention.update_tables([(padding, TableChange(0, ((0,),) * len(attention.tables)))])
     for counts in steps(attention.launches[-1].rows, most, crowd):
         batch = padding_batch(counts, padding, model.device)
         attention.prepare(batch)
