@@ -57,7 +57,7 @@ class Columns:
     step. end: the number of tokens at which it ends. left: `departures` when its last owner left.
     published: how many of its pages are in the prefix index; NEVER until its whole prompt is stored.
     stops: [tokens, slots], the tokens that end it, padded with NO_TOKEN.
-    sampled: [lines, slots], a line for each token that a step may give a sequence; REJECTED where it did not. unread:
+    sampled: [slots, lines], a line for each token that a step may give a sequence; REJECTED where it did not. unread:
     the first line with tokens that the sequence's list does not have.
     pages: the positions that it has pages for. more: how many tokens beyond one per step it may have, once every
     planned step has run. Both are kept up to date only while drafts are under way.
@@ -74,7 +74,7 @@ class Columns:
         self._offset, self._left, self._end, self._pages, self._more = np.zeros((5, slots), np.int64)
         self._last, self._published = np.full(slots, NO_STEP), np.full(slots, NEVER)
         self._stops = np.full((0, slots), NO_TOKEN)
-        self._sampled = np.full((RECENT * (1 + drafts), slots), REJECTED)
+        self._sampled = np.full((slots, RECENT * (1 + drafts)), REJECTED)
         self._lines = 0  # lines of `_sampled` that are written
         self._unread = [0] * slots
         self._cohort: Cohort | None = None  # as `going` found it, if no sequence has come or gone since
@@ -132,7 +132,7 @@ class Columns:
         first, self._unread[slot] = self._unread[slot], self._lines
         if first == self._lines:
             return []
-        sampled = self._sampled[first : self._lines, slot]
+        sampled = self._sampled[slot, first : self._lines]
         return sampled[sampled >= 0].tolist()
 
     # -- a step is planned ---------------------------------------------------------------------------------------------
@@ -291,14 +291,14 @@ class Columns:
 
     def _keep(self, slots: Column, tokens: Column) -> None:
         """Write one line per column of `tokens`; a full buffer is first taken over by the sequences' lists."""
-        if self._lines + tokens.shape[1] > len(self._sampled):
+        end = self._lines + tokens.shape[1]
+        if end > self._sampled.shape[1]:
             for owner in self.members():
                 owner.take_over()
-            self._lines, self._unread = 0, [0] * len(self._unread)
-        lines = self._sampled[self._lines : self._lines + tokens.shape[1]]
-        lines.fill(REJECTED)
-        lines[:, slots] = tokens.T
-        self._lines += tokens.shape[1]
+            self._sampled.fill(REJECTED)
+            self._lines, self._unread, end = 0, [0] * len(self._unread), tokens.shape[1]
+        self._sampled[slots, self._lines : end] = tokens
+        self._lines = end
 
     def _move_on(self, slots: Column, accepted: Column) -> None:
         """Advance each sequence by its accepted drafts, and move its last step forward by as many."""
