@@ -42,6 +42,7 @@ from gradus.scheduling.drafting import DraftControl
 from gradus.scheduling.scheduler import Scheduler
 from gradus.scheduling.step_times import StepTimes
 from gradus.speculative.heads_folder import HeadsConfig
+from gradus.speculative.hindsight import Hindsight
 from gradus.structured import Grammars
 
 __all__ = ["EngineConfig", "build"]
@@ -101,7 +102,11 @@ def build(
     sure = None
     if constraints is not None and shapes is not None and not on_kernels:
         sure = partial(constraints.sure, most=shapes.most)  # known when a step is planned, as no step is under way
-    limits, control = TimeLimits(fastest=1 + most_drafts(config, trained)), drafting(config, shapes, times, sure)
+    hindsight = None
+    if draft is None and trained is None:  # drafts are looked up in the text
+        hindsight = Hindsight(on_gpu.verifies) if on_kernels else Hindsight()
+    control = drafting(config, shapes, times, sure, hindsight)
+    limits = TimeLimits(fastest=1 + most_drafts(config, trained))
     scheduler = Scheduler(
         cache, count, config.budget(device.type), config.policy, limits, control, config.pipeline_parallel
     )
@@ -134,12 +139,16 @@ def drafting(
     shapes: DraftShapes | None,
     times: StepTimes,
     sure: Callable[[Column], Column] | None = None,
+    hindsight: Hindsight | None = None,
 ) -> DraftControl | None:
-    """Create the control that chooses how many drafts are verified; None without speculation."""
+    """Create the control that chooses how many drafts are verified; None without speculation. hindsight: given where
+    drafts are looked up in the text."""
     if shapes is None:
         return None
-    adaptive = config.drafts is None
-    return DraftControl(shapes, config.max_sequences, lag=lag(config), adaptive=adaptive, times=times, sure=sure)
+    adaptive, slots = config.drafts is None, config.max_sequences
+    return DraftControl(
+        shapes, slots, lag=lag(config), adaptive=adaptive, times=times, sure=sure, hindsight=hindsight
+    )
 
 
 def check_draft(config: ModelConfig, draft: ModelConfig) -> None:

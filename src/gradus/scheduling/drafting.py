@@ -13,9 +13,10 @@ and every sequence of the step waits for the rows of all. So a choice has two pa
 2. *Nobody pays.* A ledger records how many steps each sequence is ahead of where it would be without drafts. Drafts
    that would put a sequence more than LOSS of its steps behind are not verified: the next best shape is tried.
 
-Where drafts do not pay, none run, and q and p are not observed. So each sequence gets a few drafts now and then, ever
-more rarely while they fail, as far as all ledgers allow. These trials too may cost a sequence LOSS of its steps,
-whatever drafts gained before. docs/design/speculation.md has the arithmetic and the measurements.
+Where drafts do not pay, none run. Drafts that are looked up in the text are judged all the same (`hindsight.py`): the
+host looks up, too. Others are then not observed. So each sequence gets a few of those now and then, ever more rarely
+while they fail, as far as all ledgers allow. These trials too may cost a sequence LOSS of its steps, whatever drafts
+gained before. docs/design/speculation.md has the arithmetic and the measurements.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -29,6 +30,7 @@ from gradus.engine.metrics import Speculation
 from gradus.engine.plan import NO_DRAFTS, UNDRAFTED, Column, Decodes
 from gradus.scheduling.draft_shapes import DraftShape, DraftShapes
 from gradus.scheduling.step_times import StepTimes
+from gradus.speculative.hindsight import Hindsight
 
 PRIOR, WEIGHT = 0.5, 3.0  # the acceptance assumed before any draft was seen, and the number of drafts it counts for
 MEMORY = 1 / 16  # the share of a request's record that each further step with drafts replaces
@@ -63,6 +65,7 @@ class DraftControl:
 
     lag: steps under way when the next one is planned. times: step times measured before the first step. sure: counts
     the drafts of each slot that are accepted for certain, int64 [B]: these are verified whatever else is chosen.
+    hindsight: judges drafts that were not verified, in place of trials.
     """
 
     def __init__(
@@ -74,9 +77,11 @@ class DraftControl:
         adaptive: bool,
         times: StepTimes | None = None,
         sure: Callable[[Column], Column] | None = None,
+        hindsight: Hindsight | None = None,
     ) -> None:
         self.shapes, self.most, self.lag, self.adaptive = shapes, shapes.most, lag, adaptive
         self.times, self._sure = StepTimes() if times is None else times, sure
+        self._hindsight = hindsight if adaptive else None
         # by slot, with all requests together in the last entry: accepted drafts and tried drafts, both fading
         self._stood, self._tried = np.full((2, slots + 1), 0.0)
         self._stood[-1], self._tried[-1] = PRIOR * WEIGHT, WEIGHT
@@ -93,6 +98,11 @@ class DraftControl:
         self._drafted, self._accepted = np.zeros((2, 1 + self.most), np.int64)  # counts of decodes, by their drafts
 
     @property
+    def mixes(self) -> bool:
+        """Whether steps with prompts verify drafts. Padded steps are captured, and those are of decodes alone."""
+        return not self.shapes.padded
+
+    @property
     def ahead(self) -> int:
         """Positions from the first that a step may run to the last that it must have room for."""
         return self.lag * self.most + 1
@@ -103,6 +113,8 @@ class DraftControl:
         self._there[slot] = self._there[-1]
         self._begun[slot], self._due[slot], self._patience[slot] = self._step, self._step + PATIENCE, PATIENCE
         self._held = None
+        if self._hindsight is not None:
+            self._hindsight.forget(slot)
 
     # -- a step is planned ---------------------------------------------------------------------------------------------
 
@@ -153,15 +165,23 @@ class DraftControl:
             return Choice(NO_DRAFTS, "the time of a step without drafts is not known yet")
         if self.times.stale(size):
             return Choice(NO_DRAFTS, "a look at a step without drafts")
-        ratios = {shape: self.times.ratio(size, shape) for shape in self.shapes.of(size) if shape.rows <= room}
+        ratios = self.times.ratios(size, self.shapes.of(size))
+        if room < self.shapes.of(size)[-1].rows:
+            ratios = {shape: ratio for shape, ratio in ratios.items() if shape.rows <= room}
         if not ratios:
             return Choice(NO_DRAFTS, "a step has no room for drafts")
+        if self._hindsight is not None:
+            self._take_in(slots, *self._hindsight.take(slots))
         stands = self.stands(slots)
         totals: NDArray[Any] = stands.cumsum(axis=1)  # tokens gained from one draft, two, and so on
-        return self._with_trials(slots, ratios, totals, self._best(slots, ratios, stands, totals))
+        best = self._best(slots, ratios, stands, totals)
+        return best if self._hindsight is not None else self._with_trials(slots, ratios, totals, best)
 
     def _best(self, slots: Column, ratios: Ratios, stands: NDArray[Any], totals: NDArray[Any]) -> Choice:
         """Choose the drafts with the most tokens per second that put no sequence too far behind."""
+        limit = (1 + float(totals[:, -1].mean())) / min(ratios.values())  # as if all drafts had rows in any shape
+        if self.shapes.padded and limit < MARGIN:
+            return Choice(NO_DRAFTS, f"drafts would make at most {limit:.2f} times the tokens per second")
         mosts = {shape.drafts for shape in ratios}
         ranked = {most: np.sort(stands[:, :most], axis=None)[::-1] for most in mosts}
         rates = sorted(self._rates(slots, ratios, stands, ranked), reverse=True)
@@ -251,6 +271,11 @@ class DraftControl:
         """Record a step's tokens and its time. tokens, seconds, usual: as in `Sampled`, the tokens [B, width]; seconds
         is 0 where unknown. ended: rows whose tokens do not count."""
         count, width = tokens.shape
+        if self._hindsight is not None:
+            if self.shapes.size(count):
+                self._hindsight.judge(decodes, tokens, ended)
+            else:
+                self._hindsight.rest()
         if width == 1:
             self._steps, self._tokens = self._steps + count - len(ended), self._tokens + count - len(ended)
             if seconds and usual:
@@ -301,6 +326,22 @@ class DraftControl:
             self._due[lucky], self._patience[lucky] = self._step + 1, PATIENCE
         else:
             self._patience[slots] = PATIENCE
+
+    def _take_in(self, slots: Column, steps: Column, found: Column, right: Column) -> None:
+        """Record what a draft in each of the last steps would have come to. steps, found, right: of each slot."""
+        total, count = int(steps.sum()), int(found.sum())
+        if not total:
+            return
+        kept = (1 - THERE) ** steps
+        self._there[slots] = kept * self._there[slots] + (1 - kept) * found / np.maximum(steps, 1)
+        faded = (1 - MEMORY) ** found
+        self._stood[slots] = faded * self._stood[slots] + right
+        self._tried[slots] = faded * self._tried[slots] + found
+        each = (1 - CROWD_MEMORY) ** (total / len(slots))
+        self._there[-1] = each * self._there[-1] + (1 - each) * count / total
+        each = (1 - CROWD_MEMORY) ** (count / len(slots))
+        self._stood[-1] = each * self._stood[-1] + int(right.sum()) / len(slots)
+        self._tried[-1] = each * self._tried[-1] + count / len(slots)
 
     # -- statistics ----------------------------------------------------------------------------------------------------
 

@@ -243,7 +243,7 @@ class Scheduler:
     def _advance(self) -> Decodes:
         """Plan a token for each decoding sequence, and drafts with what the prompts have left of the budget."""
         slots = self.columns.going().slots
-        if self.drafting is None or not len(slots):
+        if self.drafting is None or not len(slots) or (self.plan.spans and not self.drafting.mixes):
             return self.columns.advance()
         drafts = self.drafting.choose(slots, self.left)
         if len(drafts):

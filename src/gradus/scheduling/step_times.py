@@ -5,6 +5,7 @@ be measured before the first request, when graphs are captured (`expect`), and c
 """
 
 from collections import Counter
+from collections.abc import Iterable, Mapping
 
 from gradus.scheduling.draft_shapes import DraftShape
 
@@ -29,10 +30,12 @@ class StepTimes:
         self._expected: dict[tuple[int, DraftShape], float] = {}
         self._seen: dict[tuple[int, DraftShape], int] = {}  # the last step in which a shape was timed
         self._steps = 0
+        self._newest: dict[int, dict[DraftShape, float]] = {}  # by size: ratios, until one may have changed
 
     def expect(self, size: int, shape: DraftShape, ratio: float) -> None:
         """Set the expected time of a step of this shape, as a multiple of one without drafts, before any is served."""
         self._expected[size, shape] = max(1.0, ratio)
+        self._newest.clear()
 
     def known(self, size: int) -> bool:
         """Whether the time of a step without drafts is known."""
@@ -41,6 +44,12 @@ class StepTimes:
     def stale(self, size: int) -> bool:
         """Whether the time of a step without drafts is so old that the next step should have none."""
         return self._since[size] >= STALE
+
+    def ratios(self, size: int, shapes: Iterable[DraftShape]) -> Mapping[DraftShape, float]:
+        """Return the `ratio` of each of the shapes of this size."""
+        if size not in self._newest:
+            self._newest[size] = {shape: self.ratio(size, shape) for shape in shapes}
+        return self._newest[size]
 
     def ratio(self, size: int, shape: DraftShape) -> float:
         """Return the time of a step of this shape, as a multiple of a step without drafts: at least 1."""
@@ -73,6 +82,7 @@ class StepTimes:
         """
         self._steps += 1
         self._since[size] += 1
+        self._newest.clear()
         ratio = max(1.0, seconds / self._plain.get(size, seconds))
         known = self.ratio(size, shape)
         if usual:

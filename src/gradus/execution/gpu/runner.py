@@ -86,6 +86,11 @@ class GpuRunner:
         if plan.wiped:
             self.step.attention.wipe(plan.wiped)
 
+    def verifies(self, slot: int) -> bool:
+        """Whether the slot verifies drafts: not if penalties or a grammar change its logits (`DecodeStep.rows`)."""
+        table = self.step.sampler.table
+        return not (table.adjusting[slot] or table.masked[slot])
+
     def drop_graphs(self) -> None:
         """Delete all graphs, once the steps under way are done. No step may follow."""
         torch.cuda.synchronize(self.device)

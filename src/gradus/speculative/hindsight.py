@@ -1,0 +1,104 @@
+"""Finds out whether drafts looked up in the text would have been right, without verifying any. No torch here.
+
+A drafter that looks drafts up (`ngram.py`) proposes what followed the newest tokens when they last occurred. The host
+has the same tokens one step later. So it guesses the next token in the same way, and sees in the next step whether it
+came. A sequence that copies is known as soon as it copies, and no step is spent on trials.
+
+The drafter prefers the longest agreement with an earlier place. Here a guess that was right is followed by the next
+token after it, since the agreement has grown; otherwise the last place of the newest two tokens counts.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+
+import numpy as np
+
+from gradus.engine.plan import Column, Decodes
+
+
+PAIR = 1 << 32  # two tokens in one number
+
+
+class Text:
+    """A sequence's tokens, and guesses of the next one.
+
+    steps, found, right: since they were last taken, the steps without drafts, how many of their tokens were guessed at
+    all, and how many rightly.
+    """
+
+    __slots__ = ("_ends", "_place", "_tokens", "found", "right", "steps")
+
+    def __init__(self, tokens: Sequence[int]) -> None:
+        self._tokens = list(tokens)
+        said = np.array(tokens, np.int64)
+        pairs = (said[:-1] * PAIR + said[1:]).tolist()
+        self._ends = dict(zip(pairs[:-1], range(1, len(pairs)), strict=True))  # each pair's last place
+        # the place whose next token is the guess: the last one of what was found; -1 if nothing was
+        self._place = self._ends.get(pairs[-1], -1) if pairs else -1
+        self._ends.update({pair: len(pairs) for pair in pairs[-1:]})
+        self.steps = self.found = self.right = 0
+
+    def judge(self, token: int) -> None:
+        """Compare the guess with the token that came."""
+        self.steps += 1
+        if self._place >= 0:
+            self.found += 1
+            self.right += self._tokens[self._place + 1] == token
+
+    def extend(self, new: Iterable[int]) -> None:
+        """Append the tokens of a step, up to the first that is marked as missing, and guess the next one."""
+        tokens, ends = self._tokens, self._ends
+        for token in new:
+            if token < 0:
+                return
+            pair, place = tokens[-1] * PAIR + token, self._place
+            self._place = place + 1 if place >= 0 and tokens[place + 1] == token else ends.get(pair, -1)
+            ends[pair] = len(tokens)
+            tokens.append(token)
+
+    def take(self) -> tuple[int, int, int]:
+        """Return the steps, found and right since the last call."""
+        taken = self.steps, self.found, self.right
+        self.steps = self.found = self.right = 0
+        return taken
+
+
+class Hindsight:
+    """Guesses the next token of sequences, by slot. verifies: whether a slot's drafts would be verified at all; without
+    it, every slot's."""
+
+    def __init__(self, verifies: Callable[[int], bool] = lambda slot: True) -> None:
+        self._verifies = verifies
+        self._texts: dict[int, Text | None] = {}  # None for a slot that verifies no drafts
+
+    def forget(self, slot: int) -> None:
+        """Forget the slot's text: it has a new owner."""
+        self._texts.pop(slot, None)
+
+    def rest(self) -> None:
+        """Forget all texts, which go on without being judged."""
+        self._texts.clear()
+
+    def judge(self, decodes: Decodes, tokens: Column, ended: Sequence[int]) -> None:
+        """Compare a finished step's tokens with the guesses made before it, and guess the next ones.
+
+        decodes: of the step, with their owners, whose lists lack the step's tokens. tokens: [B, width], as in
+        `Sampled.decoded`. ended: the rows that do not count.
+        """
+        assert decodes.owners is not None
+        texts, slots = self._texts, decodes.slots.tolist()
+        drafts = decodes.drafts.tolist() if len(decodes.drafts) else [0] * len(slots)
+        for row, (slot, new, drafted) in enumerate(zip(slots, tokens.tolist(), drafts, strict=True)):
+            if row in ended:
+                continue
+            if slot not in texts:
+                texts[slot] = Text(decodes.owners[row].tokens) if self._verifies(slot) else None
+            text = texts[slot]
+            if text is not None:
+                if not drafted:
+                    text.judge(new[0])
+                text.extend(new)
+
+    def take(self, slots: Column) -> Column:
+        """Return what was found since the last call: int64 [3, B], the steps, found and right of each slot's `Text`."""
+        texts = [self._texts.get(slot) for slot in slots.tolist()]
+        return np.array([(0, 0, 0) if text is None else text.take() for text in texts], np.int64).reshape(-1, 3).T
