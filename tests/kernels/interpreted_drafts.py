@@ -12,6 +12,7 @@ from gradus.bench.references.step import (
     next_rows_reference,
     pack_rows_reference,
 )
+from gradus.execution.gpu.results import Results
 from gradus.kernels.step import draft_inputs
 from gradus.kernels.step.decode_rows import decode_rows
 from gradus.kernels.step.draft_inputs import first_inputs, next_inputs
@@ -19,6 +20,7 @@ from gradus.kernels.step.draft_passes import Drafting, NextRows, first_rows, kee
 from gradus.kernels.step.ngram import look_up_slots
 from gradus.kernels.step.ngram_reference import look_up
 from gradus.kernels.step.prompt_history import keep_prompts
+from gradus.kernels.step.table_entries import set_entries
 from gradus.kernels.step.verify import accept_drafts, pack_rows
 from gradus.models import SHAPES, create_model, randomize
 from gradus.speculative.history import History
@@ -277,3 +279,43 @@ def test_drafts_begin_with_the_newest_token_and_are_drawn_where_they_stand(slots
     newest = known[slots[0]] - 1
     assert torch.equal(found.joined[0, model.config.hidden_size :], model.embed(history[slots[0], newest], newest))
     assert found.positions[-1, -1] == known[slots[-1]] + count - 1 and found.slots[-1, -1] == slots[-1]
+
+
+# -- between the host and the device -----------------------------------------------------------------------------------
+
+
+def test_each_step_s_tokens_arrive_in_the_next_buffer_under_their_number():
+    results = Results(600, torch.device("cpu"), timed=False)
+    for number in range(1, 2 * Results.KEPT + 2):
+        shape = ((1, 1), (5, 3), (200, 3))[number % 3]  # the last takes more than one pass of the kernel
+        tokens = torch.arange(number, number + shape[0] * shape[1]).view(shape)
+        results.send(tokens)
+        landing = results.next()
+        landing.wait()
+        assert landing.number == number
+        assert landing.tokens(tokens.numel()).tolist() == tokens.flatten().tolist()
+
+
+def test_a_step_whose_tokens_were_not_sent_is_noticed_and_trial_steps_are_not_counted():
+    results = Results(4, torch.device("cpu"), timed=False)
+    for _ in range(3):
+        results.send(torch.zeros(4, dtype=torch.int64))
+    results.restart()
+    results.send(torch.tensor([7]))
+    results.next().wait()
+    with pytest.raises(RuntimeError, match="the tokens of step 2 are lost"):
+        results.next().wait()
+    with pytest.raises(AssertionError, match="more tokens than a buffer has room for"):
+        results.send(torch.zeros(5, dtype=torch.int64))
+
+
+@pytest.mark.parametrize("count", [1, 5, 300])
+def test_entries_are_written_to_their_places_and_no_others(count):
+    tables = torch.zeros(2, 4, 100, dtype=torch.int64)
+    places = torch.randperm(800)[:count]
+    pages = torch.arange(1, count + 1)
+    numbers = torch.cat([torch.tensor([count]), places, pages, torch.full((50,), 9)])  # the last ones are left over
+    set_entries(tables, numbers)
+    expected = torch.zeros(800, dtype=torch.int64)
+    expected[places] = pages
+    assert torch.equal(tables.flatten(), expected)

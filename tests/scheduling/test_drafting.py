@@ -7,11 +7,38 @@ import pytest
 
 from gradus.engine.plan import NO_DRAFTS, REJECTED, UNDRAFTED, Decodes
 from gradus.scheduling.draft_shapes import MOST_ROWS, MOST_SEQUENCES, DraftShape, DraftShapes, batch_sizes
-from gradus.scheduling.drafting import LOSS, MOST_PATIENCE, PATIENCE, TRIAL, DraftControl
+from gradus.scheduling.drafting import LOSS, MOST_PATIENCE, PATIENCE, QUIET, TRIAL, DraftControl
 from gradus.scheduling.step_times import FIRST, STALE, StepTimes
+from gradus.speculative.hindsight import IN_A_ROW, Hindsight
 from tests.pairwise import each_once, first, pairwise
 
 COPIES, OPEN = 0.92, 0.2  # how probable it is that a draft stands, if those before it do
+
+
+class Judge(Hindsight):
+    """Finds a guess in each step for a `found` share of the sequences' tokens, right with a `chance` each."""
+
+    def __init__(self, chance, found) -> None:
+        super().__init__()
+        self.chance, self.found = np.asarray(chance, float), np.asarray(found, float)
+        self.draw, self.counts = np.random.default_rng(3), np.zeros((3, len(self.chance)), np.int64)
+        self.runs = np.zeros(len(self.chance), np.int64)
+
+    def forget(self, slot: int) -> None:
+        self.counts[:, slot] = self.runs[slot] = 0
+
+    def judge(self, decodes: Decodes, tokens, ended) -> None:
+        without = decodes.drafts == 0
+        found = without & (self.draw.random(len(without)) < self.found)
+        right = found & (self.draw.random(len(without)) < self.chance)
+        self.counts += [without, found, right]
+        self.runs[without] = np.where(right, self.runs + 1, 0)[without]
+        self.stirred |= bool((without & (self.runs == IN_A_ROW)).any())
+
+    def take(self, slots):
+        self.stirred, taken = False, self.counts[:, slots]
+        self.counts = np.zeros_like(self.counts)
+        return taken
 
 
 class Device:
@@ -137,14 +164,15 @@ MEASURED = {0: 1.0, 7: 1.165, 14: 1.664, 28: 1.859, 56: 1.864}
 """Steps of eight sequences on an H100 (SmolLM2): rows of drafts, and the time as a multiple of a step without."""
 
 
-def of_requests(chances, before: float) -> np.ndarray:
+def of_requests(chances, before: float, hindsight: Judge | None = None) -> np.ndarray:
     """Eight requests of 160 tokens, after others whose drafts stood with the chance `before`: how fast each was served,
     as a multiple of its rate without drafts."""
 
     def cost(count: int, rows: int, drafts: int) -> float:
         return 417e-6 * MEASURED[min(each for each in MEASURED if each >= rows)]
 
-    device = Device(adaptive(8), cost, 8)
+    control = DraftControl(DraftShapes(7, 8), 8, lag=1, adaptive=True, hindsight=hindsight)
+    device = Device(control, cost, 8)
     for shape in device.control.shapes.of(8):
         device.control.times.expect(8, shape, cost(8, shape.rows, 7) / cost(8, 0, 0))
     for _ in range(10):
@@ -168,6 +196,28 @@ def test_short_requests_lose_little_however_wrong_the_expectation(share, before)
 @pytest.mark.parametrize("before", [OPEN, COPIES])
 def test_short_requests_that_copy_gain_however_wrong_the_expectation(before):
     assert of_requests(mixed(8, 1), before).min() > 1.5
+
+
+@pytest.mark.parametrize("before", [OPEN, COPIES])
+def test_with_hindsight_those_that_do_not_copy_pay_nothing_and_those_that_do_gain_at_once(before):
+    others = Judge([OPEN] * 8, [0.3] * 8)
+    assert of_requests([OPEN] * 8, before, others).min() == pytest.approx(1), "not one step has drafts"
+    chances = mixed(8, 1 / 4)
+    gains = of_requests(chances, before, Judge(chances, [1, 1, *[0.3] * 6]))
+    assert gains[:2].min() > 1.1 and gains[2:].min() > 1 - LOSS - 0.005
+    assert of_requests(mixed(8, 1), before, Judge(mixed(8, 1), [1] * 8)).min() > 1.5
+
+
+def test_with_hindsight_nothing_is_chosen_anew_until_a_sequence_begins_to_copy(monkeypatch):
+    judge = Judge([OPEN] * 4, [0.1] * 4)
+    device = Device(DraftControl(DraftShapes(7, 4), 4, lag=1, adaptive=True, hindsight=judge), by_rows(0.02), 4)
+    device.run(OPEN, 100)
+    chosen, chose = [], DraftControl._chosen
+    monkeypatch.setattr(DraftControl, "_chosen", lambda *given: chosen.append(1) or chose(*given))
+    assert not any(device.run(OPEN, 160))
+    assert len(chosen) <= 160 / QUIET + 6, "a few more where guesses were right by chance"
+    judge.chance[:], judge.found[:] = 1.0, 1.0
+    assert any(device.run(1.0, IN_A_ROW + 2)), "at once, not when the last choice ends"
 
 
 # -- and those that copy gain ------------------------------------------------------------------------------------------

@@ -17,10 +17,9 @@ from tests.scheduling.world import World, random_world
 DRAFTERS = [oracle, nonsense, half_right, nothing]
 
 
-def speculating(drafts: int = 3, guess=oracle, lag: int = 1, **settings) -> World:
-    control = DraftControl(
-        DraftShapes(drafts, settings.get("slots", 4)), settings.get("slots", 4), lag=lag, adaptive=False
-    )
+def speculating(drafts: int = 3, guess=oracle, lag: int = 1, padded: bool = False, **settings) -> World:
+    slots = settings.get("slots", 4)
+    control = DraftControl(DraftShapes(drafts, slots, padded=padded), slots, lag=lag, adaptive=False)
     return World(**{"pages": 64, "lag": lag, "drafting": control, "guess": guess, **settings})
 
 
@@ -108,6 +107,19 @@ def test_drafts_take_only_what_prompts_leave_of_the_budget():
     world.step()
     plan = world.runner.plan
     assert not len(plan.decodes.drafts) and len(plan.spans[0].tokens) == 11
+
+
+@pytest.mark.parametrize("padded", [True, False])
+def test_captured_steps_verify_no_drafts_beside_a_prompt(padded):
+    """A GPU verifies drafts in steps of decodes alone: choosing some would only cost the host time."""
+    world = speculating(padded=padded, slots=2)
+    world.add(ask("a", 3, 30))
+    for _ in range(3):
+        world.step()
+    world.add(ask("b", 30, 3))
+    world.step()
+    plan = world.runner.plan
+    assert len(plan.spans) == 1 and plan.decodes.drafts.tolist() == ([] if padded else [3])
     world.drain()
 
 

@@ -180,7 +180,7 @@ def random_world(
         scheduler=scheduler,
         lag=lag,
         windows=windows,
-        drafting=control(DraftShapes(drafts, 5), 5, lag=lag, adaptive=False) if drafts else None,
+        drafting=control(DraftShapes(drafts, 5, padded=seed % 2 > 0), 5, lag=lag, adaptive=False) if drafts else None,
         guess=guess,
         micro_batches=micro_batches,
     )

@@ -146,9 +146,7 @@ def drafting(
     if shapes is None:
         return None
     adaptive, slots = config.drafts is None, config.max_sequences
-    return DraftControl(
-        shapes, slots, lag=lag(config), adaptive=adaptive, times=times, sure=sure, hindsight=hindsight
-    )
+    return DraftControl(shapes, slots, lag=lag(config), adaptive=adaptive, times=times, sure=sure, hindsight=hindsight)
 
 
 def check_draft(config: ModelConfig, draft: ModelConfig) -> None:

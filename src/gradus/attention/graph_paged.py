@@ -6,7 +6,8 @@ numbers of rows, its launches depend on nothing else: the layers may then be cap
 inputs.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 import triton
@@ -15,7 +16,7 @@ from torch import Tensor
 from gradus.attention.batch import Batch
 from gradus.attention.storage import PagedStorage
 from gradus.attention.triton_paged import TritonPagedAttention
-from gradus.device.transfer import Staging, upload, upload_parts
+from gradus.device.transfer import Staging, current, upload, upload_parts
 from gradus.kernels.attention.new_token import MOST_NEW
 from gradus.kernels.step.decode_rows import StepRows
 from gradus.kernels.step.places import places
@@ -41,19 +42,30 @@ class GraphPagedAttention(TritonPagedAttention):
         super().__init__(config, storage, slots)
         self.padding = slots - 1
         # of the entries that decodes change in a step: seldom more than one per slot and group
-        self._entries = Staging((2 * len(storage.groups) * slots,), torch.int64, self.device)
+        self._entries = Staging((1 + 2 * len(storage.groups) * slots,), torch.int64, self.device)
+        self._replays: list[Callable[[], object]] = []  # by buffer: the launch that reads it
         self._counting = torch.arange(slots + 1, dtype=torch.int32, device=self.device)
         self._places = torch.zeros(len(storage.groups), MOST_PADDED, dtype=torch.int64, device=self.device)
         self._nowhere = torch.zeros(MOST_PADDED, dtype=torch.int64, device=self.device)  # places of padding, in page 0
 
     def write_entries(self, numbers: list[int]) -> None:
-        count = len(numbers)
-        if count > self._entries.size:  # in a step with new prompts
-            set_entries(self.tables, upload(numbers, torch.int64, self.device), count // 2)
+        numbers = [len(numbers) // 2, *numbers]
+        if len(numbers) > len(self._entries.buffers[0]):  # in a step with new prompts
+            with current(self.device):
+                set_entries(self.tables, upload(numbers, torch.int64, self.device))
             return
-        self._entries.fill()[:count] = numbers
-        with self._entries.lent() as there:
-            set_entries(self.tables, there, count // 2)
+        self._entries.fill()[: len(numbers)] = numbers
+        with self._entries.lent() as turn:
+            if self._replays:
+                self._replays[turn]()
+            else:
+                set_entries(self.tables, self._entries.buffers[turn])
+
+    def capture_entries(self, record: Callable[[Callable[[], None]], Callable[[], object]] | None) -> None:
+        """Record the launches that write entries, as a replay takes the host less time. record: returns a launch's
+        replay; None deletes the graphs."""
+        buffers = [] if record is None else self._entries.buffers
+        self._replays = [record(partial(set_entries, self.tables, each)) for each in buffers if record is not None]
 
     def wipe(self, pages: Sequence[int]) -> None:
         """Fill pages with zeros."""

@@ -10,7 +10,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
-import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
@@ -116,8 +115,8 @@ class Staging:
 
     def __init__(self, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> None:
         pinned = device.type == "cuda"
-        self._buffers = [torch.zeros(*shape, dtype=dtype, pin_memory=pinned) for _ in range(BUFFERS)]
-        self._numbers: list[NDArray[Any]] = [buffer.numpy() for buffer in self._buffers]
+        self.buffers = [torch.zeros(*shape, dtype=dtype, pin_memory=pinned) for _ in range(BUFFERS)]
+        self._numbers: list[NDArray[Any]] = [buffer.numpy() for buffer in self.buffers]
         self._read = [Arrival(device) for _ in range(BUFFERS)]  # after the last copy from each
         self._turn = 0
 
@@ -131,17 +130,12 @@ class Staging:
         """Copy the buffer's rows to the device, from the first on: as many to each target as it has."""
         row = 0
         for target in targets:
-            target.copy_(self._buffers[self._turn][row : row + len(target)], non_blocking=True)
+            target.copy_(self.buffers[self._turn][row : row + len(target)], non_blocking=True)
             row += len(target)
         self._read[self._turn].renew()
 
-    @property
-    def size(self) -> int:
-        """The numbers in a buffer."""
-        return self._buffers[0].numel()
-
     @contextmanager
-    def lent(self) -> Iterator[Tensor]:
-        """Give the buffer to kernels launched within, which read it where it lies, in place of `send`."""
-        yield self._buffers[self._turn]
+    def lent(self) -> Iterator[int]:
+        """Lend the buffer, by its number, to kernels launched within: they read it where it lies. Replaces `send`."""
+        yield self._turn
         self._read[self._turn].renew()

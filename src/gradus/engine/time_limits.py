@@ -75,11 +75,13 @@ class TimeLimits:
         self._expiries, self._deadlines = SequenceHeap(), SequenceHeap()
         self._given_up: deque[Sequence] = deque()
         self._numbers = 0
+        self._watching = False  # whether a sequence may have a limit
 
     @property
     def any(self) -> bool:
         """Whether a live sequence has a limit."""
-        return self._expiries.head() is not None
+        self._watching = self._watching and self._expiries.head() is not None
+        return self._watching
 
     @property
     def any_deadline(self) -> bool:
@@ -93,6 +95,7 @@ class TimeLimits:
         if ends < math.inf:
             self._numbers += 1
             self._expiries.push(ends, self._numbers, sequence)
+            self._watching = True
         if sequence.due < math.inf:
             self._deadlines.push(sequence.due, self._numbers, sequence)
 

@@ -234,7 +234,7 @@ class Columns:
         starts = offsets + self.planned
         # without drafts, each has a page for its next token: so the limits are the same arrays in every step, which
         # need not be sent again
-        step = Decodes(slots, starts, limits, owners=owners, departures=self.departures)
+        step = Decodes(slots, starts, limits, drafts=NO_DRAFTS, owners=owners, departures=self.departures)
         self._under_way.append(step)
         if not (len(drafts) or self._drafting):
             return step

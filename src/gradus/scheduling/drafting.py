@@ -38,7 +38,7 @@ THERE = 1 / 4  # the same for whether a draft was found: a text begins and ends 
 CROWD_MEMORY = 1 / 64  # the same for all requests together: the expectation for a new request
 LOSS = 0.015  # the share of its steps by which a sequence may fall behind its pace without drafts
 MARGIN = 1.02  # the least gain in tokens per second, as a multiple: a smaller one is lost in the noise
-HOLD = 8  # steps that a choice lasts while the same sequences decode
+HOLD, QUIET = 8, 32  # steps that a choice lasts while the same sequences decode; to draft nothing, with hindsight
 TRIAL = 2  # drafts in a trial, for a sequence whose drafts did not pay
 PATIENCE, MOST_PATIENCE = 8, 512  # steps until a trial: at first, and after many failures
 
@@ -51,13 +51,15 @@ Ratios = Mapping[DraftShape, float]
 class Choice:
     """Drafts of each sequence, int64 [B], or NO_DRAFTS. shape: of the step that verifies them, where one was chosen.
 
-    trial: whether some are verified only to learn if they are accepted.
+    trial: whether some are verified only to learn if they are accepted. wanted: whether some drafts pay, but a sequence
+    cannot afford them yet.
     """
 
     drafts: Column
     why: str
     shape: DraftShape | None = None
     trial: bool = False
+    wanted: bool = False
 
 
 class DraftControl:
@@ -110,7 +112,7 @@ class DraftControl:
     def begin(self, slot: int) -> None:
         """Reset the slot for a new owner, which is expected to be like the others."""
         self._stood[slot] = self._tried[slot] = self._ahead[slot] = self._spent[slot] = 0.0
-        self._there[slot] = self._there[-1]
+        self._there[slot] = self._there[-1] if self._hindsight is None else 0.0  # it is judged before it drafts
         self._begun[slot], self._due[slot], self._patience[slot] = self._step, self._step + PATIENCE, PATIENCE
         self._held = None
         if self._hindsight is not None:
@@ -132,7 +134,7 @@ class DraftControl:
 
     def _likely(self, slots: Column, size: int, room: int) -> Column:
         """Choose by what drafts have come to so far; a choice is kept for some steps."""
-        if self._held is not None:
+        if self._held is not None and not (self._hindsight is not None and self._hindsight.stirred):
             held, least, last = self._held
             if held is slots and self._step <= last and room >= least:
                 return self._choice.drafts
@@ -141,7 +143,8 @@ class DraftControl:
         return self._choice.drafts
 
     def _lasts(self, slots: Column) -> int:
-        """Return the last step of the newest choice: it lasts HOLD steps, and a trial lasts one.
+        """Return the last step of the newest choice: it lasts HOLD steps, and a trial lasts one. Where no drafts pay,
+        it lasts longer if hindsight reports that a sequence has begun to copy.
 
         Drafts last no longer than every sequence could afford them if none were accepted: their chances may be wrong.
         """
@@ -149,7 +152,7 @@ class DraftControl:
         if choice.trial or not self.adaptive:
             return self._step
         if choice.shape is None:
-            return self._step + HOLD - 1
+            return self._step + (HOLD if self._hindsight is None or choice.wanted else QUIET) - 1
         padded = self.times.ratio(self.shapes.size(len(slots)), choice.shape)
         cost = self._ratio(padded, choice.shape, slots, choice.drafts) - 1
         spare = float(self._spare(slots).min())
@@ -197,7 +200,7 @@ class DraftControl:
                 return Choice(drafts, f"{rate:.2f} times the tokens per second of no drafts", shape)
         best, *_ = rates[0]
         if best >= MARGIN:
-            return Choice(NO_DRAFTS, "drafts of some would slow the others down")
+            return Choice(NO_DRAFTS, "drafts of some would slow the others down", wanted=True)
         return Choice(NO_DRAFTS, f"drafts would make {best:.2f} times the tokens per second")
 
     def _rates(

@@ -452,13 +452,17 @@ class Scheduler:
         """Wait for the step, append its tokens, and free the sequences that ended."""
         sampled = result.get()
         outputs = self._commit_decodes(self.under_way.popleft().columns, plan, sampled)
+        if plan.spans:
+            self._commit_spans(plan.spans, sampled, outputs)
+        self.committed += 1
+        return outputs
+
+    def _commit_spans(self, spans: list[Span], sampled: Sampled, outputs: Outputs) -> None:
         scores = iter(sampled.scores)
-        for span, one in zip(plan.spans, sampled, strict=True):
+        for span, one in zip(spans, sampled, strict=True):
             if span.scores is not None and span.sequence is not None:
                 span.sequence.score(span.start, next(scores))
             outputs.others += self.commit_span(span, one)
-        self.committed += 1
-        return outputs
 
     def _commit_decodes(self, columns: Columns, plan: Plan, sampled: Sampled) -> Outputs:
         """Decide exceptions one by one; record the plain tokens of all others in the columns."""

@@ -14,8 +14,8 @@ import numpy as np
 
 from gradus.engine.plan import Column, Decodes
 
-
 PAIR = 1 << 32  # two tokens in one number
+IN_A_ROW = 3  # right guesses, which hardly come by chance: the sequence has begun to copy
 
 
 class Text:
@@ -25,7 +25,7 @@ class Text:
     all, and how many rightly.
     """
 
-    __slots__ = ("_ends", "_place", "_tokens", "found", "right", "steps")
+    __slots__ = ("_ends", "_place", "_run", "_tokens", "found", "right", "steps")
 
     def __init__(self, tokens: Sequence[int]) -> None:
         self._tokens = list(tokens)
@@ -35,14 +35,22 @@ class Text:
         # the place whose next token is the guess: the last one of what was found; -1 if nothing was
         self._place = self._ends.get(pairs[-1], -1) if pairs else -1
         self._ends.update({pair: len(pairs) for pair in pairs[-1:]})
-        self.steps = self.found = self.right = 0
+        self._run = self.steps = self.found = self.right = 0
 
-    def judge(self, token: int) -> None:
-        """Compare the guess with the token that came."""
+    @property
+    def guess(self) -> int:
+        """The next token; -1 if nothing was found."""
+        return self._tokens[self._place + 1] if self._place >= 0 else -1
+
+    def judge(self, token: int) -> bool:
+        """Compare the guess with the token that came. Returns whether with it, IN_A_ROW of them have been right."""
+        guess = self.guess
+        right = guess == token
         self.steps += 1
-        if self._place >= 0:
-            self.found += 1
-            self.right += self._tokens[self._place + 1] == token
+        self.found += guess >= 0
+        self.right += right
+        self._run = self._run + 1 if right else 0
+        return self._run == IN_A_ROW
 
     def extend(self, new: Iterable[int]) -> None:
         """Append the tokens of a step, up to the first that is marked as missing, and guess the next one."""
@@ -63,11 +71,14 @@ class Text:
 
 
 class Hindsight:
-    """Guesses the next token of sequences, by slot. verifies: whether a slot's drafts would be verified at all; without
-    it, every slot's."""
+    """Guesses the next token of sequences, by slot.
+
+    verifies: whether a slot's drafts would be verified at all; without it, every slot's. stirred: whether a sequence
+    without drafts has begun to copy since the last `take`.
+    """
 
     def __init__(self, verifies: Callable[[int], bool] = lambda slot: True) -> None:
-        self._verifies = verifies
+        self._verifies, self.stirred = verifies, False
         self._texts: dict[int, Text | None] = {}  # None for a slot that verifies no drafts
 
     def forget(self, slot: int) -> None:
@@ -83,22 +94,28 @@ class Hindsight:
 
         decodes: of the step, with their owners, whose lists lack the step's tokens. tokens: [B, width], as in
         `Sampled.decoded`. ended: the rows that do not count.
+
+        A step reads one new text at most: where many sequences begin together, the next steps have time for the others.
         """
         assert decodes.owners is not None
-        texts, slots = self._texts, decodes.slots.tolist()
+        texts, slots, reads = self._texts, decodes.slots.tolist(), True
         drafts = decodes.drafts.tolist() if len(decodes.drafts) else [0] * len(slots)
         for row, (slot, new, drafted) in enumerate(zip(slots, tokens.tolist(), drafts, strict=True)):
             if row in ended:
                 continue
             if slot not in texts:
+                if not reads:
+                    continue
                 texts[slot] = Text(decodes.owners[row].tokens) if self._verifies(slot) else None
+                reads = False
             text = texts[slot]
             if text is not None:
                 if not drafted:
-                    text.judge(new[0])
+                    self.stirred |= text.judge(new[0])
                 text.extend(new)
 
     def take(self, slots: Column) -> Column:
         """Return what was found since the last call: int64 [3, B], the steps, found and right of each slot's `Text`."""
+        self.stirred = False
         texts = [self._texts.get(slot) for slot in slots.tolist()]
         return np.array([(0, 0, 0) if text is None else text.take() for text in texts], np.int64).reshape(-1, 3).T

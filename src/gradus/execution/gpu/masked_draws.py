@@ -7,8 +7,8 @@ The step therefore launches the model's pass alone, and its draw follows when th
     GPU          draw k      │ model k+1 ─────────────────────────────────────────────────────│ draw k+1        │
 
 The masks are filled and copied while the model runs, so the GPU waits for them only if that takes longer than the
-model. The runner launches a pending draw before anything else of the next step (`finish`), and a step's result does so
-if it is asked for first.
+model. The runner launches a pending draw before anything else of the next step, and a step's result does so if it is
+asked for first.
 """
 
 from collections.abc import Callable, Sequence
@@ -57,11 +57,6 @@ class MaskedDraws:
         if before is None:
             self.fill(self._newest)
         return self._newest
-
-    def finish(self) -> None:
-        """Launch the draw that is held back, if there is one."""
-        if self._newest is not None:
-            self._newest.draw()
 
     # -- for the steps -------------------------------------------------------------------------------------------------
 

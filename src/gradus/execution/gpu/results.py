@@ -60,4 +60,5 @@ class Results:
     def restart(self) -> None:
         """Number the steps from 1 again, after trial steps that nobody waited for. No step is under way."""
         self._sent.zero_()
+        self._buffers.zero_()
         self._launched = 0

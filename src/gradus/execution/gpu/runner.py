@@ -4,7 +4,7 @@ The host launches a step with prompts kernel by kernel, except for the model's p
 (`prompt_graphs.py`). Such a step verifies no drafts: the prompts' tokens already keep the GPU's arithmetic busy.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gradus.attention.backend import AttentionBackend
 from gradus.attention.batch import Batch
+from gradus.attention.graph_paged import GraphPagedAttention
 from gradus.device.transfer import current, upload_parts
 from gradus.engine.plan import NO_DRAFTS, Column, Decodes, Plan
 from gradus.execution.gpu.decode_step import Accepted, DecodeStep
@@ -61,17 +61,18 @@ class GpuRunner:
         constraints, table = step.sampler.constraints, step.sampler.table
         self.masked_draws = None if constraints is None else MaskedDraws(constraints, table, slots)
         self._asked: Asked | None = None
+        self._held_back: MaskedStep | None = None  # the newest step, if its draw waits for masks
 
     @property
-    def attention(self) -> AttentionBackend:
+    def attention(self) -> GraphPagedAttention:
         return self.step.attention
 
     def run(self, plan: Plan) -> StepResult | MaskedStep:
-        if self.masked_draws is not None:
-            self.masked_draws.finish()
-        changes = plan.spans or plan.decodes.pages or plan.admissions or plan.wiped
-        if self.graphs is not None and not changes:  # as in most steps: all that is launched is a graph
-            return self._run_decodes(plan)
+        if self._held_back is not None:
+            self._held_back.draw()
+            self._held_back = None
+        if self.graphs is not None and not (plan.spans or plan.admissions or plan.wiped):
+            return self._run_decodes(plan)  # graphs are all that it launches
         with torch.inference_mode(), current(self.device):
             self._make_way(plan)
             return self._run_prompts(plan) if plan.spans else self._run_decodes(plan)
@@ -97,6 +98,7 @@ class GpuRunner:
         if self.graphs is not None:
             self.graphs.captured.clear()
             self.graphs.halves.clear()
+            self.attention.capture_entries(None)
         if isinstance(self.run_model, PromptGraphs):
             self.run_model.captured.clear()
 
@@ -128,14 +130,19 @@ class GpuRunner:
         step, decodes = self.step, replace(plan.decodes, drafts=NO_DRAFTS)
         if self.graphs is not None:
             rows, rest = self.graphs.begin(decodes)
-            return draws.hold(decodes.slots, rows, lambda: self._decoded(plan, rest.replay(), rows, True))
+            return self._hold(draws, decodes.slots, rows, lambda: self._decoded(plan, rest.replay(), rows, True))
         inputs = self.numbers(decodes)
         begun = step.begin(inputs, NO_SHAPE)
 
         def draw() -> StepResult:
             return self._decoded(plan, step.end(inputs, *begun, NO_SHAPE, full=True), decodes.rows, True)
 
-        return draws.hold(decodes.slots, decodes.rows, draw)
+        return self._hold(draws, decodes.slots, decodes.rows, draw)
+
+    def _hold(self, draws: MaskedDraws, slots: Column, rows: int, draw: Callable[[], StepResult]) -> MaskedStep:
+        """Hold back the draw of a step whose model has been launched, until its masks are there or the next step."""
+        self._held_back = draws.hold(slots, rows, draw)
+        return self._held_back
 
     def _decoded(self, plan: Plan, accepted: Accepted, rows: int, full: bool) -> StepResult:
         """Return a step's result, its log-probabilities on their way. rows: the number that the model computed."""
@@ -211,7 +218,7 @@ class GpuRunner:
             return result
 
         if self.masked_draws is not None and self.masked_draws.masked(owners):
-            return self.masked_draws.hold(owners, len(computed), finish)
+            return self._hold(self.masked_draws, owners, len(computed), finish)
         return finish()
 
     def _set_up_decodes(self, decodes: Decodes, prompts: Batch) -> tuple[Tensor, StepRows]:

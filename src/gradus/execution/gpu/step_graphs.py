@@ -101,6 +101,7 @@ class StepGraphs:
                     self.try_out(size, shape, length)
                     took[size, shape] = replay_ms(plain.graph)
                 report(number, len(self.shapes))
+            self.step.attention.capture_entries(lambda launch: self.recorder.record(0, launch).replay)
             self.step.history.lengths[self.padding] = 1  # as it was
             torch.cuda.synchronize(self.device)
             self.step.results.restart()

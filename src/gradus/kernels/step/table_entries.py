@@ -14,15 +14,18 @@ from triton.language import constexpr, tensor
 BLOCK = 256
 
 
-@triton.jit(do_not_specialize=["count"])
-def set_entries_kernel(tables_ptr: tensor, numbers_ptr: tensor, count: int, BLOCK: constexpr) -> None:
+@triton.jit
+def set_entries_kernel(tables_ptr: tensor, numbers_ptr: tensor, BLOCK: constexpr) -> None:
+    count = tl.load(numbers_ptr)
     number = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = number < count
-    place = tl.load(numbers_ptr + number, mask=inside, other=0)
-    tl.store(tables_ptr + place, tl.load(numbers_ptr + count + number, mask=inside, other=0), mask=inside)
+    place = tl.load(numbers_ptr + 1 + number, mask=inside, other=0)
+    page = tl.load(numbers_ptr + 1 + count + number, mask=inside, other=0)
+    tl.store(tables_ptr + place, page, mask=inside)
 
 
-def set_entries(tables: Tensor, numbers: Tensor, count: int) -> None:
-    """Write `count` entries of tables, int64, contiguous. numbers: int64 [at least 2 count], on the device or pinned:
-    the entries' places in the flat tables, then their pages."""
-    set_entries_kernel[(triton.cdiv(count, BLOCK),)](tables, numbers, count, BLOCK, num_warps=4)
+def set_entries(tables: Tensor, numbers: Tensor) -> None:
+    """Write entries of tables, int64, contiguous. numbers: int64, on the device or pinned: how many entries, their
+    places in the flat tables, their pages, and any numbers after those. May be captured."""
+    most = len(numbers) // 2
+    set_entries_kernel[(triton.cdiv(most, BLOCK),)](tables, numbers, BLOCK, num_warps=4)
