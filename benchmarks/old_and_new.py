@@ -37,6 +37,7 @@ WORKLOADS: dict[str, dict[str, Workload]] = {
         "batch 256": burst(256, 1024, 128),
     },
     "llama-3.2-1b": {"batch 64": burst(64, 512, 256)},
+    "smollm2-135m": {"batch 8": burst(8, 64, 256), "batch 1": single_stream(32, 512)},
     "gpt2-124m": {"batch 64": burst(64, 32, 500)},
 }
 REPEATS, BLOCK_SECONDS, MUST = 5, 200, 0.995
