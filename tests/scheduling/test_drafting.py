@@ -21,7 +21,7 @@ class Judge(Hindsight):
     def __init__(self, chance, found) -> None:
         super().__init__()
         self.chance, self.found = np.asarray(chance, float), np.asarray(found, float)
-        self.draw, self.counts = np.random.default_rng(3), np.zeros((3, len(self.chance)), np.int64)
+        self.draw, self.counts = np.random.default_rng(3), np.zeros((4, len(self.chance)), np.int64)
         self.runs = np.zeros(len(self.chance), np.int64)
 
     def forget(self, slot: int) -> None:
@@ -31,7 +31,7 @@ class Judge(Hindsight):
         without = decodes.drafts == 0
         found = without & (self.draw.random(len(without)) < self.found)
         right = found & (self.draw.random(len(without)) < self.chance)
-        self.counts += [without, found, right]
+        self.counts += [without, found, found, right]
         self.runs[without] = np.where(right, self.runs + 1, 0)[without]
         self.stirred |= bool((without & (self.runs == IN_A_ROW)).any())
 

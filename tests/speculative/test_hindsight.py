@@ -26,7 +26,9 @@ def column(*tokens: int) -> np.ndarray:
 
 def taken(hindsight: Hindsight, slots: int = 1) -> list[list[int]]:
     """Steps, found and right of each slot."""
-    return hindsight.take(np.arange(slots)).T.tolist()
+    steps, found, guesses, right = hindsight.take(np.arange(slots))
+    assert (found == guesses).all()
+    return np.array([steps, found, right]).T.tolist()
 
 
 def test_a_guess_is_the_token_after_the_last_time_that_the_newest_two_occurred():

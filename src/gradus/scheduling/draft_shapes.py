@@ -84,9 +84,14 @@ class DraftShapes:
         """Make the shapes of steps with at most `rows` rows that run only the drafts that were found."""
         return DraftShapes(self.most, self._sequences, passes=self.passes, rows=min(rows, self.rows), padded=False)
 
+    @cached_property
+    def _sizes(self) -> list[int]:
+        """The size of each number of sequences, up to the most that drafts are verified for."""
+        return [next(size for size in self._by_size if size >= count) for count in range(max(self._by_size) + 1)]
+
     def size(self, sequences: int) -> int:
         """Return the batch size that `sequences` are padded to; 0 where they are too many for drafts."""
-        return next((size for size in self._by_size if size >= sequences), 0)
+        return self._sizes[sequences] if sequences < len(self._sizes) else 0
 
     def of(self, size: int) -> tuple[DraftShape, ...]:
         """List the shapes of a batch of this size, fewest rows first."""

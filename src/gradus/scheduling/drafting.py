@@ -19,8 +19,11 @@ while they fail, as far as all ledgers allow. These trials too may cost a sequen
 gained before. docs/design/speculation.md has the arithmetic and the measurements.
 """
 
+import math
+import operator
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import accumulate, chain
 from typing import Any
 
 import numpy as np
@@ -40,8 +43,14 @@ LOSS = 0.015  # the share of its steps by which a sequence may fall behind its p
 MARGIN = 1.02  # the least gain in tokens per second, as a multiple: a smaller one is lost in the noise
 HOLD, QUIET = 8, 32  # steps that a choice lasts while the same sequences decode; to draft nothing, with hindsight
 TRIAL = 2  # drafts in a trial, for a sequence whose drafts did not pay
+MOST_UNCOUNTED = 256  # steps
 PATIENCE, MOST_PATIENCE = 8, 512  # steps until a trial: at first, and after many failures
 
+
+UNAFFORDABLE = "drafts of some would slow the others down"
+
+Chances = list[list[float]]
+"""By sequence: how likely its first, second, … draft is found and accepted."""
 
 Ratios = Mapping[DraftShape, float]
 """The time of a step of each shape, with all its rows, as a multiple of a step without drafts."""
@@ -51,15 +60,19 @@ Ratios = Mapping[DraftShape, float]
 class Choice:
     """Drafts of each sequence, int64 [B], or NO_DRAFTS. shape: of the step that verifies them, where one was chosen.
 
+    lasts: for how many steps all sequences can afford them, even if none were accepted: their chances may be wrong.
     trial: whether some are verified only to learn if they are accepted. wanted: whether some drafts pay, but a sequence
-    cannot afford them yet.
+    cannot afford them yet. pause: steps without drafts that follow, where a sequence that has none could not afford
+    a second such step, and hindsight goes on judging.
     """
 
     drafts: Column
     why: str
     shape: DraftShape | None = None
+    lasts: int = 1
     trial: bool = False
     wanted: bool = False
+    pause: int = 0
 
 
 class DraftControl:
@@ -88,6 +101,9 @@ class DraftControl:
         self._stood, self._tried = np.full((2, slots + 1), 0.0)
         self._stood[-1], self._tried[-1] = PRIOR * WEIGHT, WEIGHT
         self._there = np.ones(slots + 1)  # the share of steps with drafts in which one was found
+        # by slot, since the record above was last brought up to date: steps with drafts, those in which one was found,
+        # tried drafts and accepted drafts
+        self._news = np.zeros((4, slots), np.int64)
         self._ahead = np.zeros(slots)  # by slot: tokens ahead of where it would be without drafts
         self._spent = np.zeros(slots)  # by slot: the cost of trials, in steps without drafts
         self._begun = np.zeros(slots, np.int64)  # the step before its first
@@ -98,6 +114,7 @@ class DraftControl:
         self._choice = Choice(NO_DRAFTS, "nothing has run yet")
         self._steps = self._tokens = 0
         self._drafted, self._accepted = np.zeros((2, 1 + self.most), np.int64)  # counts of decodes, by their drafts
+        self._uncounted: list[tuple[Column, Column]] = []  # drafted and accepted, of each decode of the newest steps
 
     @property
     def mixes(self) -> bool:
@@ -112,6 +129,7 @@ class DraftControl:
     def begin(self, slot: int) -> None:
         """Reset the slot for a new owner, which is expected to be like the others."""
         self._stood[slot] = self._tried[slot] = self._ahead[slot] = self._spent[slot] = 0.0
+        self._news[:, slot] = 0
         self._there[slot] = self._there[-1] if self._hindsight is None else 0.0  # it is judged before it drafts
         self._begun[slot], self._due[slot], self._patience[slot] = self._step, self._step + PATIENCE, PATIENCE
         self._held = None
@@ -136,27 +154,23 @@ class DraftControl:
         """Choose by what drafts have come to so far; a choice is kept for some steps."""
         if self._held is not None and not (self._hindsight is not None and self._hindsight.stirred):
             held, least, last = self._held
+            if held is slots and self._step > last and self._choice.pause:
+                last = self._step + self._choice.pause - 1
+                self._choice, self._held = Choice(NO_DRAFTS, UNAFFORDABLE, wanted=True), (slots, 0, last)
             if held is slots and self._step <= last and room >= least:
                 return self._choice.drafts
         self._choice = self._chosen(slots, size, room)
-        self._held = slots, int(self._choice.drafts.sum()), self._lasts(slots)
+        self._held = slots, int(self._choice.drafts.sum()), self._step + self._lasts(self._choice) - 1
         return self._choice.drafts
 
-    def _lasts(self, slots: Column) -> int:
-        """Return the last step of the newest choice: it lasts HOLD steps, and a trial lasts one. Where no drafts pay,
-        it lasts longer if hindsight reports that a sequence has begun to copy.
-
-        Drafts last no longer than every sequence could afford them if none were accepted: their chances may be wrong.
-        """
-        choice = self._choice
+    def _lasts(self, choice: Choice) -> int:
+        """Return how many steps the choice lasts: HOLD at most. Where no drafts pay, it lasts longer if hindsight
+        reports that a sequence has begun to copy."""
         if choice.trial or not self.adaptive:
-            return self._step
-        if choice.shape is None:
-            return self._step + (HOLD if self._hindsight is None or choice.wanted else QUIET) - 1
-        padded = self.times.ratio(self.shapes.size(len(slots)), choice.shape)
-        cost = self._ratio(padded, choice.shape, slots, choice.drafts) - 1
-        spare = float(self._spare(slots).min())
-        return self._step + min(HOLD, max(1, int(spare / max(cost, LOSS)))) - 1
+            return 1
+        if choice.shape is not None:
+            return choice.lasts
+        return HOLD if self._hindsight is None or choice.wanted else QUIET
 
     def _chosen(self, slots: Column, size: int, room: int) -> Choice:
         most = min(self.most, room // len(slots))
@@ -173,8 +187,7 @@ class DraftControl:
             ratios = {shape: ratio for shape, ratio in ratios.items() if shape.rows <= room}
         if not ratios:
             return Choice(NO_DRAFTS, "a step has no room for drafts")
-        if self._hindsight is not None:
-            self._take_in(slots, *self._hindsight.take(slots))
+        self._bring_up_to_date(slots)
         stands = self.stands(slots)
         totals: NDArray[Any] = stands.cumsum(axis=1)  # tokens gained from one draft, two, and so on
         best = self._best(slots, ratios, stands, totals)
@@ -185,26 +198,31 @@ class DraftControl:
         limit = (1 + float(totals[:, -1].mean())) / min(ratios.values())  # as if all drafts had rows in any shape
         if self.shapes.padded and limit < MARGIN:
             return Choice(NO_DRAFTS, f"drafts would make at most {limit:.2f} times the tokens per second")
-        mosts = {shape.drafts for shape in ratios}
-        ranked = {most: np.sort(stands[:, :most], axis=None)[::-1] for most in mosts}
-        rates = sorted(self._rates(slots, ratios, stands, ranked), reverse=True)
         spare = self._spare(slots)
-        bearable = {most: float((spare + totals[:, most - 1]).min()) for most in mosts}  # with all drafts of each
-        for rate, shape, ratio in rates:
+        if self.shapes.padded and not _affordable(spare, totals[:, -1], min(ratios.values())):
+            return Choice(NO_DRAFTS, UNAFFORDABLE, wanted=True)  # whatever the shape
+        chances, sums, spares = stands.tolist(), totals.tolist(), spare.tolist()
+        ranked = {most: _ranked(chances, most) for most in {shape.drafts for shape in ratios}}
+        offers = sorted(self._offers(slots, ratios, chances, ranked), reverse=True)
+        for rate, shape, ratio in offers:
             if rate < MARGIN:
                 break
-            if ratio - 1 > bearable[shape.drafts]:
+            drafts = _filled(chances, shape, ranked[shape.drafts])
+            gains = [of[number - 1] if number else 0.0 for of, number in zip(sums, drafts, strict=True)]
+            if min(map(operator.add, spares, gains)) < ratio - 1:
                 continue
-            drafts = _filled(stands, shape, ranked[shape.drafts])
-            if _affordable(spare, _gains(totals, drafts), ratio):
-                return Choice(drafts, f"{rate:.2f} times the tokens per second of no drafts", shape)
-        best, *_ = rates[0]
+            lasts = min(HOLD, max(1, int(min(spares) / max(ratio - 1, LOSS))))
+            others = min([of for of, gain in zip(spares, gains, strict=True) if not gain], default=math.inf)
+            pause = HOLD if self._hindsight is not None and others < 2 * (ratio - 1) else 0
+            why = f"{rate:.2f} times the tokens per second of no drafts"
+            return Choice(np.array(drafts), why, shape, lasts, pause=pause)
+        best, *_ = offers[0]
         if best >= MARGIN:
-            return Choice(NO_DRAFTS, "drafts of some would slow the others down", wanted=True)
+            return Choice(NO_DRAFTS, UNAFFORDABLE, wanted=True)
         return Choice(NO_DRAFTS, f"drafts would make {best:.2f} times the tokens per second")
 
-    def _rates(
-        self, slots: Column, ratios: Ratios, stands: NDArray[Any], ranked: Mapping[int, NDArray[Any]]
+    def _offers(
+        self, slots: Column, ratios: Ratios, chances: Chances, ranked: Mapping[int, list[float]]
     ) -> Iterator[tuple[float, DraftShape, float]]:
         """Estimate how many times as many tokens per second each shape yields with the likeliest drafts, and how many
         times as long its step takes.
@@ -212,11 +230,12 @@ class DraftControl:
         ranked: by the most drafts of a shape, all chances in falling order. Where steps are padded, nothing else has to
         be known: a fast GPU would wait for more.
         """
-        sums = {most: chances.cumsum().tolist() for most, chances in ranked.items()}
-        for shape, padded in ratios.items():
+        sums = {most: [*accumulate(of)] for most, of in ranked.items()}
+        for shape, ratio in ratios.items():
             gained = sums[shape.drafts]
-            drafts = NO_DRAFTS if self.shapes.padded else _filled(stands, shape, ranked[shape.drafts])
-            ratio = self._ratio(padded, shape, slots, drafts)
+            if not self.shapes.padded:
+                drafts = np.array(_filled(chances, shape, ranked[shape.drafts]))
+                ratio = self._ratio(ratio, shape, slots, drafts)
             yield (len(slots) + gained[min(shape.rows, len(gained)) - 1]) / (len(slots) * ratio), shape, ratio
 
     def _with_trials(self, slots: Column, ratios: Ratios, totals: NDArray[Any], best: Choice) -> Choice:
@@ -289,16 +308,14 @@ class DraftControl:
         ratio = self._took(decodes, int(drafted.sum()), seconds, usual) if seconds else 1.0
         if ended:
             slots, allowed, stood, drafted = (np.delete(each, ended) for each in (slots, allowed, stood, drafted))
-        self._drafted += np.bincount(drafted, minlength=1 + self.most)
-        self._accepted += np.bincount(np.maximum(stood, 0), minlength=1 + self.most)  # -1: it drew nothing
+        self._uncounted.append((drafted, stood))
         self._steps, self._tokens = self._steps + len(slots), self._tokens + len(slots) + int(stood.sum())
         if seconds:
             self._ahead[slots] += stood + (1 - ratio)
-        tried = allowed > 0
-        if not tried.all():
-            slots, stood, drafted = slots[tried], stood[tried], drafted[tried]
-        if len(slots):
-            self._observe(slots, stood, drafted)
+        # drafts after the first rejected one do not count
+        self._news[:, slots] += np.array([allowed > 0, drafted > 0, stood + (stood < drafted), stood])
+        if len(self._uncounted) >= MOST_UNCOUNTED:
+            self._count()
 
     def _took(self, decodes: Decodes, drafted: int, seconds: float, usual: bool) -> float:
         """Record the step's time. Returns it as a multiple of a step without drafts."""
@@ -311,45 +328,38 @@ class DraftControl:
             return 1.0
         return self.times.took(size, shape, seconds, usual)
 
-    def _observe(self, slots: Column, stood: Column, drafted: Column) -> None:
-        """Record whether drafts were found, and how many accepted. Drafts after the first rejected one do not count."""
-        there, tried, count = drafted > 0, stood + (stood < drafted), len(slots)
-        found = int(there.sum())
-        self._there[slots] += THERE * (there - self._there[slots])
-        self._there[-1] += CROWD_MEMORY * (found / count - self._there[-1])
-        if found:
-            if found < count:
-                nothing, slots, stood, tried = slots[~there], slots[there], stood[there], tried[there]
-                self._patience[nothing] = PATIENCE  # where no draft was found, none has failed
-            self._stood[slots] = self._stood[slots] * (1 - MEMORY) + stood
-            self._tried[slots] = self._tried[slots] * (1 - MEMORY) + tried
-            self._stood[-1] = self._stood[-1] * (1 - CROWD_MEMORY) + int(stood.sum()) / found
-            self._tried[-1] = self._tried[-1] * (1 - CROWD_MEMORY) + int(tried.sum()) / found
-            lucky = slots[stood > 0]
-            self._due[lucky], self._patience[lucky] = self._step + 1, PATIENCE
+    def _bring_up_to_date(self, slots: Column) -> None:
+        """Add the news of these slots to their records: all at once, as most steps need no new choice."""
+        news = self._news[:, slots]
+        if self._hindsight is None:
+            self._reset_patience(slots, news)
         else:
-            self._patience[slots] = PATIENCE
-
-    def _take_in(self, slots: Column, steps: Column, found: Column, right: Column) -> None:
-        """Record what a draft in each of the last steps would have come to. steps, found, right: of each slot."""
-        total, count = int(steps.sum()), int(found.sum())
+            news += self._hindsight.take(slots)
+        self._news[:, slots] = 0
+        steps, found, *_ = news
+        total, count, tried, stood = news.sum(axis=1).tolist()
         if not total:
             return
-        kept = (1 - THERE) ** steps
-        self._there[slots] = kept * self._there[slots] + (1 - kept) * found / np.maximum(steps, 1)
-        faded = (1 - MEMORY) ** found
-        self._stood[slots] = faded * self._stood[slots] + right
-        self._tried[slots] = faded * self._tried[slots] + found
-        each = (1 - CROWD_MEMORY) ** (total / len(slots))
-        self._there[-1] = each * self._there[-1] + (1 - each) * count / total
-        each = (1 - CROWD_MEMORY) ** (count / len(slots))
-        self._stood[-1] = each * self._stood[-1] + int(right.sum()) / len(slots)
-        self._tried[-1] = each * self._tried[-1] + count / len(slots)
+        share, kept, faded = found / np.maximum(steps, 1), (1 - THERE) ** steps, (1 - MEMORY) ** found
+        self._there[slots] = share + kept * (self._there[slots] - share)
+        self._tried[slots] = faded * self._tried[slots] + news[2]
+        self._stood[slots] = faded * self._stood[slots] + news[3]
+        kept, faded = (1 - CROWD_MEMORY) ** (total / len(slots)), (1 - CROWD_MEMORY) ** (count / len(slots))
+        self._there[-1] = count / total + kept * (self._there[-1] - count / total)
+        self._tried[-1] = faded * self._tried[-1] + tried / len(slots)
+        self._stood[-1] = faded * self._stood[-1] + stood / len(slots)
+
+    def _reset_patience(self, slots: Column, news: Column) -> None:
+        """Try drafts again soon where some were accepted. Where none was found, none has failed."""
+        steps, found, _, stood = news
+        lucky, idle = slots[stood > 0], slots[(steps > 0) & (found == 0)]
+        self._due[lucky], self._patience[lucky], self._patience[idle] = self._step, PATIENCE, PATIENCE
 
     # -- statistics ----------------------------------------------------------------------------------------------------
 
     def stats(self) -> Speculation:
         """Report how drafts have done so far. Changes nothing, so it may be called at any time."""
+        self._count()
         drafts = self._choice.drafts
         return Speculation(
             drafts=int(drafts.max(initial=0)),
@@ -359,6 +369,12 @@ class DraftControl:
             drafted=_by_position(self._drafted),
             accepted=_by_position(self._accepted),
         )
+
+    def _count(self) -> None:
+        for drafted, stood in self._uncounted:
+            self._drafted += np.bincount(drafted, minlength=1 + self.most)
+            self._accepted += np.bincount(np.maximum(stood, 0), minlength=1 + self.most)  # -1: it drew nothing
+        self._uncounted.clear()
 
 
 def _cheap(ratios: Ratios) -> DraftShape:
@@ -383,20 +399,21 @@ def _affordable(spare: NDArray[Any], gains: NDArray[Any], ratio: float) -> bool:
     return float((spare + gains).min()) >= ratio - 1
 
 
-def _filled(stands: NDArray[Any], shape: DraftShape, ranked: NDArray[Any]) -> Column:
-    """Fill a shape with the likeliest drafts: int64 [B], the number of each sequence. ranked: all chances, falling."""
-    mine = stands[:, : shape.drafts]
+def _ranked(chances: Chances, most: int) -> list[float]:
+    """List the chances of up to `most` drafts of each sequence, in falling order."""
+    return sorted(chain.from_iterable([of[:most] for of in chances]), reverse=True)
+
+
+def _filled(chances: Chances, shape: DraftShape, ranked: list[float]) -> list[int]:
+    """Fill a shape with the likeliest drafts: the number of each sequence. ranked: the chances, in falling order.
+
+    Equal chances may fill more: the least likely sequences then have fewer.
+    """
     least = ranked[min(shape.rows, len(ranked)) - 1]
-    return _fitted((mine >= least).sum(axis=1), mine[:, 0], shape.rows)
-
-
-def _fitted(drafts: Column, chances: NDArray[Any], rows: int) -> Column:
-    """Cut the drafts to `rows` in all, the least likely sequences first: equal chances may have filled more."""
-    over = int(drafts.sum()) - rows
-    for place in np.argsort(chances, kind="stable"):
-        if over <= 0:
-            break
-        less = min(over, int(drafts[place]))
+    drafts = [sum([chance >= least > 0 for chance in of[: shape.drafts]]) for of in chances]
+    over = sum(drafts) - shape.rows
+    for place in sorted(range(len(drafts)), key=lambda place: chances[place][0]) if over > 0 else ():
+        less = min(over, drafts[place])
         drafts[place] -= less
         over -= less
     return drafts

@@ -63,9 +63,9 @@ class Text:
             ends[pair] = len(tokens)
             tokens.append(token)
 
-    def take(self) -> tuple[int, int, int]:
-        """Return the steps, found and right since the last call."""
-        taken = self.steps, self.found, self.right
+    def take(self) -> tuple[int, int, int, int]:
+        """Return the steps, found and right since the last call, found twice: see `Hindsight.take`."""
+        taken = self.steps, self.found, self.found, self.right
         self.steps = self.found = self.right = 0
         return taken
 
@@ -115,7 +115,8 @@ class Hindsight:
                 text.extend(new)
 
     def take(self, slots: Column) -> Column:
-        """Return what was found since the last call: int64 [3, B], the steps, found and right of each slot's `Text`."""
+        """Return what was found since the last call: int64 [4, B]. As if each guess had been a draft: the steps that
+        were judged, those with a guess, the guesses, and those that were right."""
         self.stirred = False
         texts = [self._texts.get(slot) for slot in slots.tolist()]
-        return np.array([(0, 0, 0) if text is None else text.take() for text in texts], np.int64).reshape(-1, 3).T
+        return np.array([(0, 0, 0, 0) if text is None else text.take() for text in texts], np.int64).reshape(-1, 4).T
