@@ -39,7 +39,7 @@ class WaitingQueue:
 
     def head(self) -> Sequence | None:
         """Return the next sequence to start; None when none waits."""
-        head = self._heap.head()
+        head = self._heap.head() if self._count else None
         return None if head is None else head[1]
 
     def popleft(self) -> Sequence:
