@@ -8,8 +8,8 @@ import pytest
 from gradus.engine.plan import NO_DRAFTS, REJECTED, UNDRAFTED, Decodes
 from gradus.scheduling.draft_shapes import MOST_ROWS, MOST_SEQUENCES, DraftShape, DraftShapes, batch_sizes
 from gradus.scheduling.drafting import LOSS, MOST_PATIENCE, PATIENCE, QUIET, TRIAL, DraftControl
+from gradus.scheduling.hindsight import IN_A_ROW, Hindsight
 from gradus.scheduling.step_times import FIRST, STALE, StepTimes
-from gradus.speculative.hindsight import IN_A_ROW, Hindsight
 from tests.pairwise import each_once, first, pairwise
 
 COPIES, OPEN = 0.92, 0.2  # how probable it is that a draft stands, if those before it do

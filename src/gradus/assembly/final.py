@@ -39,10 +39,10 @@ from gradus.parallel.ranks import ParallelRunner, PipelineRunner, RankZero
 from gradus.sampling.constraints import Constraints
 from gradus.scheduling.draft_shapes import DraftShapes
 from gradus.scheduling.drafting import DraftControl
+from gradus.scheduling.hindsight import Hindsight
 from gradus.scheduling.scheduler import Scheduler
 from gradus.scheduling.step_times import StepTimes
 from gradus.speculative.heads_folder import HeadsConfig
-from gradus.speculative.hindsight import Hindsight
 from gradus.structured import Grammars
 
 __all__ = ["EngineConfig", "build"]
@@ -102,11 +102,9 @@ def build(
     sure = None
     if constraints is not None and shapes is not None and not on_kernels:
         sure = partial(constraints.sure, most=shapes.most)  # known when a step is planned, as no step is under way
-    hindsight = None
-    if draft is None and trained is None:  # drafts are looked up in the text
-        hindsight = Hindsight(on_gpu.verifies) if on_kernels else Hindsight()
+    limits, looked_up = TimeLimits(fastest=1 + most_drafts(config, trained)), draft is None and trained is None
+    hindsight = Hindsight(on_gpu.verifies if on_kernels else None) if looked_up else None
     control = drafting(config, shapes, times, sure, hindsight)
-    limits = TimeLimits(fastest=1 + most_drafts(config, trained))
     scheduler = Scheduler(
         cache, count, config.budget(device.type), config.policy, limits, control, config.pipeline_parallel
     )

@@ -6,6 +6,7 @@ Read in this order:
     columns.py        decoding sequences, advanced a whole step at a time: it decides nothing
     draft_shapes.py   the shapes of steps that verify drafts
     step_times.py     how long steps take
+    hindsight.py      what drafts from the text would have come to
     drafting.py       how many drafts each sequence verifies
     queue.py          the waiting queue
 """

@@ -32,8 +32,8 @@ from numpy.typing import NDArray
 from gradus.engine.metrics import Speculation
 from gradus.engine.plan import NO_DRAFTS, UNDRAFTED, Column, Decodes
 from gradus.scheduling.draft_shapes import DraftShape, DraftShapes
+from gradus.scheduling.hindsight import Hindsight
 from gradus.scheduling.step_times import StepTimes
-from gradus.speculative.hindsight import Hindsight
 
 PRIOR, WEIGHT = 0.5, 3.0  # the acceptance assumed before any draft was seen, and the number of drafts it counts for
 MEMORY = 1 / 16  # the share of a request's record that each further step with drafts replaces

@@ -1,8 +1,8 @@
 """Finds out whether drafts looked up in the text would have been right, without verifying any. No torch here.
 
-A drafter that looks drafts up (`ngram.py`) proposes what followed the newest tokens when they last occurred. The host
-has the same tokens one step later. So it guesses the next token in the same way, and sees in the next step whether it
-came. A sequence that copies is known as soon as it copies, and no step is spent on trials.
+A drafter that looks drafts up (`gradus.speculative.ngram`) proposes what followed the newest tokens when they last
+occurred. The host has the same tokens one step later. So it guesses the next token in the same way, and sees in the
+next step whether it came. A sequence that copies is known as soon as it copies, and no step is spent on trials.
 
 The drafter prefers the longest agreement with an earlier place. Here a guess that was right is followed by the next
 token after it, since the agreement has grown; otherwise the last place of the newest two tokens counts.
@@ -73,11 +73,11 @@ class Text:
 class Hindsight:
     """Guesses the next token of sequences, by slot.
 
-    verifies: whether a slot's drafts would be verified at all; without it, every slot's. stirred: whether a sequence
+    verifies: whether a slot's drafts would be verified at all; None if every slot's are. stirred: whether a sequence
     without drafts has begun to copy since the last `take`.
     """
 
-    def __init__(self, verifies: Callable[[int], bool] = lambda slot: True) -> None:
+    def __init__(self, verifies: Callable[[int], bool] | None = None) -> None:
         self._verifies, self.stirred = verifies, False
         self._texts: dict[int, Text | None] = {}  # None for a slot that verifies no drafts
 
@@ -106,7 +106,8 @@ class Hindsight:
             if slot not in texts:
                 if not reads:
                     continue
-                texts[slot] = Text(decodes.owners[row].tokens) if self._verifies(slot) else None
+                verified = self._verifies is None or self._verifies(slot)
+                texts[slot] = Text(decodes.owners[row].tokens) if verified else None
                 reads = False
             text = texts[slot]
             if text is not None:

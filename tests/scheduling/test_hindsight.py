@@ -8,7 +8,7 @@ import torch
 
 from gradus.engine.plan import REJECTED, UNDRAFTED, Decodes
 from gradus.kernels.step.ngram_reference import look_up
-from gradus.speculative.hindsight import IN_A_ROW, Hindsight, Text
+from gradus.scheduling.hindsight import IN_A_ROW, Hindsight, Text
 
 SAID = [5, 6, 7, 8, 9, 1, 2, 5, 6]
 
