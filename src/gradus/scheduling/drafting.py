@@ -109,6 +109,7 @@ class DraftControl:
         self._begun = np.zeros(slots, np.int64)  # the step before its first
         self._due = np.zeros(slots, np.int64)  # the step that tries its drafts again
         self._patience = np.full(slots, PATIENCE)
+        self._newcomers: list[int] = []  # slots that have new owners since the last choice
         self._step = 0
         self._held: tuple[Column, int, int] | None = None  # the newest choice's slots, its room, and its last step
         self._choice = Choice(NO_DRAFTS, "nothing has run yet")
@@ -127,20 +128,27 @@ class DraftControl:
         return self.lag * self.most + 1
 
     def begin(self, slot: int) -> None:
-        """Reset the slot for a new owner, which is expected to be like the others."""
-        self._stood[slot] = self._tried[slot] = self._ahead[slot] = self._spent[slot] = 0.0
-        self._news[:, slot] = 0
-        self._there[slot] = self._there[-1] if self._hindsight is None else 0.0  # it is judged before it drafts
-        self._begun[slot], self._due[slot], self._patience[slot] = self._step, self._step + PATIENCE, PATIENCE
+        """Expect the slot's new owner to be like the others, from the next choice on."""
+        self._newcomers.append(slot)
         self._held = None
         if self._hindsight is not None:
             self._hindsight.forget(slot)
+
+    def _reset(self, slots: list[int]) -> None:
+        """Reset slots that have new owners: all at once, as many may begin together."""
+        self._stood[slots] = self._tried[slots] = self._ahead[slots] = self._spent[slots] = 0.0
+        self._news[:, slots] = 0
+        self._there[slots] = self._there[-1] if self._hindsight is None else 0.0  # it is judged before it drafts
+        self._begun[slots], self._due[slots], self._patience[slots] = self._step, self._step + PATIENCE, PATIENCE
 
     # -- a step is planned ---------------------------------------------------------------------------------------------
 
     def choose(self, slots: Column, left: int) -> Column:
         """Choose how many drafts each sequence verifies: int64 [B], or NO_DRAFTS. left: tokens that the step has room
         for, in addition to one per sequence."""
+        if self._newcomers:
+            self._reset(self._newcomers)
+            self._newcomers = []
         self._step += 1
         size = self.shapes.size(len(slots))
         room = min(left, self.shapes.rows - size) if size else 0
