@@ -61,11 +61,14 @@ class GraphPagedAttention(TritonPagedAttention):
             else:
                 set_entries(self.tables, self._entries.buffers[turn])
 
-    def capture_entries(self, record: Callable[[Callable[[], None]], Callable[[], object]] | None) -> None:
-        """Record the launches that write entries, as a replay takes the host less time. record: returns a launch's
-        replay; None deletes the graphs."""
-        buffers = [] if record is None else self._entries.buffers
-        self._replays = [record(partial(set_entries, self.tables, each)) for each in buffers if record is not None]
+    def capture_entries(self, record: Callable[[Callable[[], None]], Callable[[], object]]) -> None:
+        """Record the launches that write entries: a replay takes the host less time. record: returns a launch's
+        replay."""
+        self._replays = [record(partial(set_entries, self.tables, buffer)) for buffer in self._entries.buffers]
+
+    def drop_captured(self) -> None:
+        """Delete the graphs that write entries."""
+        self._replays = []
 
     def wipe(self, pages: Sequence[int]) -> None:
         """Fill pages with zeros."""

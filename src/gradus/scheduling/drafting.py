@@ -13,10 +13,10 @@ and every sequence of the step waits for the rows of all. So a choice has two pa
 2. *Nobody pays.* A ledger records how many steps each sequence is ahead of where it would be without drafts. Drafts
    that would put a sequence more than LOSS of its steps behind are not verified: the next best shape is tried.
 
-Where drafts do not pay, none run. Drafts that are looked up in the text are judged all the same (`hindsight.py`): the
-host looks up, too. Others are then not observed. So each sequence gets a few of those now and then, ever more rarely
-while they fail, as far as all ledgers allow. These trials too may cost a sequence LOSS of its steps, whatever drafts
-gained before. docs/design/speculation.md has the arithmetic and the measurements.
+Where drafts do not pay, none run. Drafts that are looked up in the text are judged all the same (`hindsight.py`), since
+the host can look up, too. Drafts of heads and models are then not observed: each sequence gets a few now and then, ever
+more rarely while they fail, as far as all ledgers allow. These trials too may cost a sequence LOSS of its steps,
+whatever drafts gained before. docs/design/speculation.md has the arithmetic and the measurements.
 """
 
 import math
@@ -43,7 +43,6 @@ LOSS = 0.015  # the share of its steps by which a sequence may fall behind its p
 MARGIN = 1.02  # the least gain in tokens per second, as a multiple: a smaller one is lost in the noise
 HOLD, QUIET = 8, 32  # steps that a choice lasts while the same sequences decode; to draft nothing, with hindsight
 TRIAL = 2  # drafts in a trial, for a sequence whose drafts did not pay
-MOST_UNCOUNTED = 256  # steps
 PATIENCE, MOST_PATIENCE = 8, 512  # steps until a trial: at first, and after many failures
 
 
@@ -60,18 +59,14 @@ Ratios = Mapping[DraftShape, float]
 class Choice:
     """Drafts of each sequence, int64 [B], or NO_DRAFTS. shape: of the step that verifies them, where one was chosen.
 
-    lasts: for how many steps all sequences can afford them, even if none were accepted: their chances may be wrong.
-    trial: whether some are verified only to learn if they are accepted. wanted: whether some drafts pay, but a sequence
-    cannot afford them yet. pause: steps without drafts that follow, where a sequence that has none could not afford
-    a second such step, and hindsight goes on judging.
+    lasts: for how many steps, while the same sequences decode. pause: steps without drafts that follow then, where a
+    sequence without drafts could not afford a second such step, and hindsight goes on judging.
     """
 
     drafts: Column
     why: str
     shape: DraftShape | None = None
-    lasts: int = 1
-    trial: bool = False
-    wanted: bool = False
+    lasts: int = HOLD
     pause: int = 0
 
 
@@ -115,7 +110,6 @@ class DraftControl:
         self._choice = Choice(NO_DRAFTS, "nothing has run yet")
         self._steps = self._tokens = 0
         self._drafted, self._accepted = np.zeros((2, 1 + self.most), np.int64)  # counts of decodes, by their drafts
-        self._uncounted: list[tuple[Column, Column]] = []  # drafted and accepted, of each decode of the newest steps
 
     @property
     def mixes(self) -> bool:
@@ -164,28 +158,20 @@ class DraftControl:
             held, least, last = self._held
             if held is slots and self._step > last and self._choice.pause:
                 last = self._step + self._choice.pause - 1
-                self._choice, self._held = Choice(NO_DRAFTS, UNAFFORDABLE, wanted=True), (slots, 0, last)
+                self._choice, self._held = Choice(NO_DRAFTS, UNAFFORDABLE), (slots, 0, last)
             if held is slots and self._step <= last and room >= least:
                 return self._choice.drafts
         self._choice = self._chosen(slots, size, room)
-        self._held = slots, int(self._choice.drafts.sum()), self._step + self._lasts(self._choice) - 1
+        self._held = slots, int(self._choice.drafts.sum()), self._step + self._choice.lasts - 1
         return self._choice.drafts
-
-    def _lasts(self, choice: Choice) -> int:
-        """Return how many steps the choice lasts: HOLD at most. Where no drafts pay, it lasts longer if hindsight
-        reports that a sequence has begun to copy."""
-        if choice.trial or not self.adaptive:
-            return 1
-        if choice.shape is not None:
-            return choice.lasts
-        return HOLD if self._hindsight is None or choice.wanted else QUIET
 
     def _chosen(self, slots: Column, size: int, room: int) -> Choice:
         most = min(self.most, room // len(slots))
         if room <= 0 or (not self.adaptive and not most):
             return Choice(NO_DRAFTS, "a step has no room for drafts")
         if not self.adaptive:
-            return Choice(np.full(len(slots), most), "as asked for" if most == self.most else "as a step has room for")
+            why = "as asked for" if most == self.most else "as a step has room for"
+            return Choice(np.full(len(slots), most), why, lasts=1)
         if not self.times.known(size):
             return Choice(NO_DRAFTS, "the time of a step without drafts is not known yet")
         if self.times.stale(size):
@@ -205,10 +191,10 @@ class DraftControl:
         """Choose the drafts with the most tokens per second that put no sequence too far behind."""
         limit = (1 + float(totals[:, -1].mean())) / min(ratios.values())  # as if all drafts had rows in any shape
         if self.shapes.padded and limit < MARGIN:
-            return Choice(NO_DRAFTS, f"drafts would make at most {limit:.2f} times the tokens per second")
+            return self._quiet(f"drafts would make at most {limit:.2f} times the tokens per second")
         spare = self._spare(slots)
         if self.shapes.padded and not _affordable(spare, totals[:, -1], min(ratios.values())):
-            return Choice(NO_DRAFTS, UNAFFORDABLE, wanted=True)  # whatever the shape
+            return Choice(NO_DRAFTS, UNAFFORDABLE)  # whatever the shape
         chances, sums, spares = stands.tolist(), totals.tolist(), spare.tolist()
         ranked = {most: _ranked(chances, most) for most in {shape.drafts for shape in ratios}}
         offers = sorted(self._offers(slots, ratios, chances, ranked), reverse=True)
@@ -219,15 +205,20 @@ class DraftControl:
             gains = [of[number - 1] if number else 0.0 for of, number in zip(sums, drafts, strict=True)]
             if min(map(operator.add, spares, gains)) < ratio - 1:
                 continue
+            # no longer than all can afford it if none were accepted: their chances may be wrong
             lasts = min(HOLD, max(1, int(min(spares) / max(ratio - 1, LOSS))))
             others = min([of for of, gain in zip(spares, gains, strict=True) if not gain], default=math.inf)
             pause = HOLD if self._hindsight is not None and others < 2 * (ratio - 1) else 0
             why = f"{rate:.2f} times the tokens per second of no drafts"
-            return Choice(np.array(drafts), why, shape, lasts, pause=pause)
+            return Choice(np.array(drafts), why, shape, lasts, pause)
         best, *_ = offers[0]
         if best >= MARGIN:
-            return Choice(NO_DRAFTS, UNAFFORDABLE, wanted=True)
-        return Choice(NO_DRAFTS, f"drafts would make {best:.2f} times the tokens per second")
+            return Choice(NO_DRAFTS, UNAFFORDABLE)
+        return self._quiet(f"drafts would make {best:.2f} times the tokens per second")
+
+    def _quiet(self, why: str) -> Choice:
+        """Draft nothing, since nothing pays: for longer if hindsight reports that a sequence has begun to copy."""
+        return Choice(NO_DRAFTS, why, lasts=HOLD if self._hindsight is None else QUIET)
 
     def _offers(
         self, slots: Column, ratios: Ratios, chances: Chances, ranked: Mapping[int, list[float]]
@@ -268,7 +259,7 @@ class DraftControl:
             return best
         self._spent[mine] = spent
         self._patience[mine] = np.minimum(2 * waits, MOST_PATIENCE)
-        return Choice(drafts, "a trial", shape, trial=True)
+        return Choice(drafts, "a trial", shape, lasts=1)
 
     def _spare(self, slots: Column) -> NDArray[Any]:
         """Return how many steps each sequence may still lose."""
@@ -316,14 +307,13 @@ class DraftControl:
         ratio = self._took(decodes, int(drafted.sum()), seconds, usual) if seconds else 1.0
         if ended:
             slots, allowed, stood, drafted = (np.delete(each, ended) for each in (slots, allowed, stood, drafted))
-        self._uncounted.append((drafted, stood))
+        self._drafted += np.bincount(drafted, minlength=1 + self.most)
+        self._accepted += np.bincount(np.maximum(stood, 0), minlength=1 + self.most)  # -1: it drew nothing
         self._steps, self._tokens = self._steps + len(slots), self._tokens + len(slots) + int(stood.sum())
         if seconds:
             self._ahead[slots] += stood + (1 - ratio)
         # drafts after the first rejected one do not count
         self._news[:, slots] += np.array([allowed > 0, drafted > 0, stood + (stood < drafted), stood])
-        if len(self._uncounted) >= MOST_UNCOUNTED:
-            self._count()
 
     def _took(self, decodes: Decodes, drafted: int, seconds: float, usual: bool) -> float:
         """Record the step's time. Returns it as a multiple of a step without drafts."""
@@ -367,7 +357,6 @@ class DraftControl:
 
     def stats(self) -> Speculation:
         """Report how drafts have done so far. Changes nothing, so it may be called at any time."""
-        self._count()
         drafts = self._choice.drafts
         return Speculation(
             drafts=int(drafts.max(initial=0)),
@@ -377,12 +366,6 @@ class DraftControl:
             drafted=_by_position(self._drafted),
             accepted=_by_position(self._accepted),
         )
-
-    def _count(self) -> None:
-        for drafted, stood in self._uncounted:
-            self._drafted += np.bincount(drafted, minlength=1 + self.most)
-            self._accepted += np.bincount(np.maximum(stood, 0), minlength=1 + self.most)  # -1: it drew nothing
-        self._uncounted.clear()
 
 
 def _cheap(ratios: Ratios) -> DraftShape:

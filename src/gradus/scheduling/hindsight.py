@@ -19,7 +19,7 @@ IN_A_ROW = 3  # right guesses, which hardly come by chance: the sequence has beg
 
 
 class Text:
-    """A sequence's tokens, and guesses of the next one.
+    """A sequence's tokens, and guesses of the next one. Takes some 200 bytes and 0.3 µs to read per token.
 
     steps, found, right: since they were last taken, the steps without drafts, how many of their tokens were guessed at
     all, and how many rightly.

@@ -12,7 +12,7 @@ from gradus.text.tools.answer import AnswerParser
 from gradus.text.tools.events import Answer, Reasoning, Text, ToolArguments, ToolEnd, ToolStart, call_ids, joined
 from gradus.text.tools.reader import Mark, Reader
 from gradus.text.tools.tool import read_tools
-from tests.text.tools.builders import FAMILIES, TOOLS, events_of, family, stream_of, tokens_of
+from tests.text.tools.builders import CONTROLS, FAMILIES, TOOLS, events_of, family, stream_of, tokens_of
 
 ARGUMENTS = [
     {},
@@ -116,8 +116,9 @@ def test_arguments_arrive_as_they_were_written(name, arguments, data):
     if dialect.format.layout.between is None:
         arguments = arguments[:1]
     text = dialect.format.layout.write(("f", each) for each in arguments)
-    # `events_of` would write a marker's spelling as the token, which is the marker itself, wherever it stands
-    assume(not any(marker in json.dumps(arguments, ensure_ascii=False) for marker in dialect.markers))
+    # `events_of` would write a marker's spelling, or a control token's, as the token, which is what it spells anywhere
+    spelled = json.dumps(arguments, ensure_ascii=False)
+    assume(not any(token in spelled for token in (*dialect.markers, *CONTROLS)))
     sizes = data.draw(st.lists(st.integers(1, 9), max_size=9))
     answer = Answer.of(events_of(dialect, text, sizes))
     assert [json.loads(call.arguments) for call in answer.calls] == arguments

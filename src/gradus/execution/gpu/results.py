@@ -58,7 +58,7 @@ class Results:
         return landing
 
     def restart(self) -> None:
-        """Number the steps from 1 again, after trial steps that nobody waited for. No step is under way."""
+        """Number the steps from 1 again, after trial steps. No step is under way."""
         self._sent.zero_()
         self._buffers.zero_()
         self._launched = 0

@@ -39,7 +39,8 @@ class Read(NamedTuple):
 
 
 class Asked(NamedTuple):
-    """What the slots of a step's decodes ask of their draw. full: more than a temperature, some. masked: a mask."""
+    """The draw that the slots of a step's decodes ask for. full: some ask for more than a temperature. masked: some
+    have a mask."""
 
     slots: Column
     full: bool
@@ -98,7 +99,7 @@ class GpuRunner:
         if self.graphs is not None:
             self.graphs.captured.clear()
             self.graphs.halves.clear()
-            self.attention.capture_entries(None)
+            self.attention.drop_captured()
         if isinstance(self.run_model, PromptGraphs):
             self.run_model.captured.clear()
 
