@@ -8,7 +8,7 @@ import torch
 
 from gradus.engine.plan import REJECTED, UNDRAFTED, Decodes
 from gradus.kernels.step.ngram_reference import look_up
-from gradus.scheduling.hindsight import IN_A_ROW, Hindsight, Text
+from gradus.scheduling.hindsight import IN_A_ROW, MOST_READ, Hindsight, Text
 
 SAID = [5, 6, 7, 8, 9, 1, 2, 5, 6]
 
@@ -77,16 +77,16 @@ def test_a_row_that_ended_is_left_out_and_a_new_owner_begins_anew():
 
 def test_a_slot_whose_drafts_are_not_verified_is_not_judged():
     hindsight = Hindsight(lambda slot: slot != 0)
-    for _ in range(2):  # one new text is read in a step
-        hindsight.judge(decodes(SAID, SAID), column(7, 7), [])
-    assert taken(hindsight, 2)[0] == [0, 0, 0] and taken(hindsight, 2)[1] == [0, 0, 0]
-    hindsight.judge(decodes(SAID, SAID), column(8, 8), [])
+    hindsight.judge(decodes(SAID, SAID), column(7, 7), [])
     assert [steps for steps, _, _ in taken(hindsight, 2)] == [0, 1]
 
 
-def test_of_many_new_sequences_a_step_reads_one():
+def test_of_many_new_sequences_a_step_reads_a_few():
+    """As many tokens as there is time for, and one text however long it is."""
     hindsight = Hindsight()
-    texts = [SAID[:] for _ in range(3)]
+    hindsight.judge(decodes(SAID, SAID, SAID), column(7, 7, 7), [])
+    assert [steps for steps, _, _ in taken(hindsight, 3)] == [1, 1, 1]
+    hindsight, texts = Hindsight(), [list(range(MOST_READ)) for _ in range(3)]
     for number in range(3):
         hindsight.judge(decodes(*texts), column(7, 7, 7), [])
         assert [steps > 0 for steps, _, _ in taken(hindsight, 3)] == [row <= number for row in range(3)]
