@@ -13,22 +13,12 @@ def test_a_row_has_the_times_of_steps_and_counts_what_one_passes(tmp_path, monke
     monkeypatch.setattr(host_steps, "STEPS", 4)
     monkeypatch.setattr(host_steps, "ROUNDS", 2)
     out, wait = tmp_path / "host_steps.json", Arrival.wait
-    arguments = [
-        "--model",
-        "random:tiny-llama",
-        "--device",
-        "cpu",
-        "--rows",
-        "1",
-        "3",
-        "--commit",
-        "0",
-        "--out",
-        str(out),
-    ]
-    assert host_steps.main(arguments) == 0
+    asked = "--model random:tiny-llama --device cpu --speculate ngram --rows 1 3 --commit 0 --out"
+    assert host_steps.main([*asked.split(), str(out)]) == 0
     assert Arrival.wait is wait, "it is timed no longer"
-    alone, three = json.loads(out.read_text())["rows"]
+    made = json.loads(out.read_text())
+    assert made["speculate"] == "ngram"
+    alone, three = made["rows"]
     assert (alone["rows"], three["rows"]) == (1, 3)
     for row in (alone, three):
         assert len(row["engine_us"]) == len(row["llm_us"]) == 2 and min(row["engine_us"] + row["llm_us"]) > 0

@@ -1,4 +1,4 @@
-"""What a draft looked up in the text would have come to, known without verifying it."""
+"""Drafts looked up in the text, judged by the tokens that came and without verifying any."""
 
 from types import SimpleNamespace
 
@@ -82,7 +82,7 @@ def test_a_slot_whose_drafts_are_not_verified_is_not_judged():
 
 
 def test_of_many_new_sequences_a_step_reads_a_few():
-    """As many tokens as there is time for, and one text however long it is."""
+    """It reads as many tokens as there is time for, and one text however long it is."""
     hindsight = Hindsight()
     hindsight.judge(decodes(SAID, SAID, SAID), column(7, 7, 7), [])
     assert [steps for steps, _, _ in taken(hindsight, 3)] == [1, 1, 1]

@@ -327,7 +327,7 @@ class DraftControl:
         return self.times.took(size, shape, seconds, usual)
 
     def _bring_up_to_date(self, slots: Column) -> None:
-        """Add the news of these slots to their records: all at once, as most steps need no new choice."""
+        """Add the news of several steps to the records of these slots. Most steps need no new choice."""
         news = self._news[:, slots]
         if self._hindsight is None:
             self._reset_patience(slots, news)

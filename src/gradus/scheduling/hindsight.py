@@ -33,7 +33,7 @@ class Text:
         said = np.array(tokens, np.int64)
         pairs = (said[:-1] * PAIR + said[1:]).tolist()
         self._ends = dict(zip(pairs[:-1], range(1, len(pairs)), strict=True))  # each pair's last place
-        # the place whose next token is the guess: the last one of what was found; -1 if nothing was
+        # the last place of the run that was found, whose next token is the guess; -1 if none was found
         self._place = self._ends.get(pairs[-1], -1) if pairs else -1
         self._ends.update({pair: len(pairs) for pair in pairs[-1:]})
         self._run = self.steps = self.found = self.right = 0
