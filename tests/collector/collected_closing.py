@@ -29,7 +29,6 @@ def parts(llm) -> list[weakref.ref]:
     return [weakref.ref(each) for each in (llm.engine, outer, runner.model, runner.attention)]
 
 
-@pytest.mark.usefixtures("collector")
 @pytest.mark.parametrize("phase", ["p01", "p06", None])
 def test_a_closed_engine_is_gone_though_the_object_is_not(phase):
     llm = tiny(phase)
@@ -101,7 +100,6 @@ def test_what_runs_is_dropped():
         list(stream)
 
 
-@pytest.mark.usefixtures("collector")
 def test_freed_memory_goes_back_to_the_system_after_the_engine(monkeypatch):
     """However it ends."""
     gone = []
@@ -122,7 +120,6 @@ class Cyclic:
         self.itself = self
 
 
-@pytest.mark.usefixtures("collector")
 @pytest.mark.parametrize("end", [GuardedCore.close, lambda core: None], ids=["closed", "dropped"])
 def test_a_core_in_a_cycle_goes_too_though_the_heap_was_frozen(end):
     core = Cyclic()
@@ -162,7 +159,6 @@ def test_twenty_engines_in_a_row_leave_memory_threads_and_descriptors_flat(proce
     assert threads[-1] == threads[1] and descriptors[-1] == descriptors[1]
 
 
-@pytest.mark.usefixtures("collector")
 def test_a_second_engine_takes_the_place_of_the_first_in_one_variable():
     llm = tiny()
     first = weakref.ref(llm.engine)

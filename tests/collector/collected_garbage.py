@@ -9,8 +9,6 @@ from gradus import LLM, SamplingParams
 from gradus.garbage import spare_what_stays
 from tests.server.conftest import running
 
-pytestmark = pytest.mark.usefixtures("collector")
-
 
 class Node:
     def __init__(self) -> None:
