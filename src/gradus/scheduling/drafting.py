@@ -20,10 +20,8 @@ whatever drafts gained before. docs/design/speculation.md has the arithmetic and
 """
 
 import math
-import operator
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import accumulate, chain
 from typing import Any
 
 import numpy as np
@@ -31,6 +29,7 @@ from numpy.typing import NDArray
 
 from gradus.engine.metrics import Speculation
 from gradus.engine.plan import NO_DRAFTS, UNDRAFTED, Column, Decodes
+from gradus.scheduling.draft_offers import LOSS, MARGIN, Ratios, affordable, best_offer, gained, unpadded
 from gradus.scheduling.draft_shapes import DraftShape, DraftShapes
 from gradus.scheduling.hindsight import Hindsight
 from gradus.scheduling.step_times import StepTimes
@@ -39,20 +38,13 @@ PRIOR, WEIGHT = 0.5, 3.0  # the acceptance assumed before any draft was seen, an
 MEMORY = 1 / 16  # the share of a request's record that each further step with drafts replaces
 THERE = 1 / 4  # the same for whether a draft was found: a text begins and ends copying within a few tokens
 CROWD_MEMORY = 1 / 64  # the same for all requests together: the expectation for a new request
-LOSS = 0.015  # the share of its steps by which a sequence may fall behind its pace without drafts
-MARGIN = 1.02  # the least gain in tokens per second, as a multiple: a smaller one is lost in the noise
 HOLD, QUIET = 8, 32  # steps that a choice lasts while the same sequences decode; to draft nothing, with hindsight
+CATCH_UP = 4  # steps with drafts in which a sequence must be expected to make up for what it has lost
 TRIAL = 2  # drafts in a trial, for a sequence whose drafts did not pay
 PATIENCE, MOST_PATIENCE = 8, 512  # steps until a trial: at first, and after many failures
 
 
 UNAFFORDABLE = "drafts of some would slow the others down"
-
-Chances = list[list[float]]
-"""By sequence: how likely its first, second, … draft is found and accepted."""
-
-Ratios = Mapping[DraftShape, float]
-"""The time of a step of each shape, with all its rows, as a multiple of a step without drafts."""
 
 
 @dataclass(slots=True)
@@ -188,54 +180,29 @@ class DraftControl:
         return best if self._hindsight is not None else self._with_trials(slots, ratios, totals, best)
 
     def _best(self, slots: Column, ratios: Ratios, stands: NDArray[Any], totals: NDArray[Any]) -> Choice:
-        """Choose the drafts with the most tokens per second that put no sequence too far behind."""
+        """Choose the drafts with the most tokens per second in the long run, if they put no sequence too far behind."""
         limit = (1 + float(totals[:, -1].mean())) / min(ratios.values())  # as if all drafts had rows in any shape
         if self.shapes.padded and limit < MARGIN:
             return self._quiet(f"drafts would make at most {limit:.2f} times the tokens per second")
-        spare = self._spare(slots)
-        if self.shapes.padded and not _affordable(spare, totals[:, -1], min(ratios.values())):
+        spares = self._spare(slots)
+        if self.shapes.padded and not affordable(spares, totals[:, -1].tolist(), min(ratios.values())):
             return Choice(NO_DRAFTS, UNAFFORDABLE)  # whatever the shape
-        chances, sums, spares = stands.tolist(), totals.tolist(), spare.tolist()
-        ranked = {most: _ranked(chances, most) for most in {shape.drafts for shape in ratios}}
-        offers = sorted(self._offers(slots, ratios, chances, ranked), reverse=True)
-        for rate, shape, ratio in offers:
-            if rate < MARGIN:
-                break
-            drafts = _filled(chances, shape, ranked[shape.drafts])
-            gains = [of[number - 1] if number else 0.0 for of, number in zip(sums, drafts, strict=True)]
-            if min(map(operator.add, spares, gains)) < ratio - 1:
-                continue
-            # no longer than all can afford it if none were accepted: their chances may be wrong
-            lasts = min(HOLD, max(1, int(min(spares) / max(ratio - 1, LOSS))))
-            others = min([of for of, gain in zip(spares, gains, strict=True) if not gain], default=math.inf)
-            pause = HOLD if self._hindsight is not None and others < 2 * (ratio - 1) else 0
-            why = f"{rate:.2f} times the tokens per second of no drafts"
-            return Choice(np.array(drafts), why, shape, lasts, pause)
-        best, *_ = offers[0]
-        if best >= MARGIN:
+        best = best_offer(ratios, stands.tolist(), spares, self._found(slots))
+        if best is None:
+            return self._quiet(f"drafts would make less than {MARGIN} times the tokens per second")
+        if not affordable(spares, best.gains, best.ratio):
             return Choice(NO_DRAFTS, UNAFFORDABLE)
-        return self._quiet(f"drafts would make {best:.2f} times the tokens per second")
+        cost = best.ratio - 1
+        # no longer than all can afford it if none were accepted: their chances may be wrong
+        lasts = min(HOLD, max(1, int(min(spares) / max(cost, LOSS))))
+        others = min([spare for spare, gain in zip(spares, best.gains, strict=True) if not gain], default=math.inf)
+        pause = HOLD if self._hindsight is not None and others < 2 * cost else 0
+        why = f"{best.rate:.2f} times the tokens per second of no drafts"
+        return Choice(np.array(best.drafts), why, best.shape, lasts, pause)
 
     def _quiet(self, why: str) -> Choice:
         """Draft nothing, since nothing pays: for longer if hindsight reports that a sequence has begun to copy."""
         return Choice(NO_DRAFTS, why, lasts=HOLD if self._hindsight is None else QUIET)
-
-    def _offers(
-        self, slots: Column, ratios: Ratios, chances: Chances, ranked: Mapping[int, list[float]]
-    ) -> Iterator[tuple[float, DraftShape, float]]:
-        """Estimate how many times as many tokens per second each shape yields with the likeliest drafts, and how many
-        times as long its step takes.
-
-        ranked: by the most drafts of a shape, all chances in falling order. Where steps are padded, nothing else has to
-        be known: a fast GPU would wait for more.
-        """
-        sums = {most: [*accumulate(of)] for most, of in ranked.items()}
-        for shape, ratio in ratios.items():
-            gained = sums[shape.drafts]
-            if not self.shapes.padded:
-                drafts = np.array(_filled(chances, shape, ranked[shape.drafts]))
-                ratio = self._ratio(ratio, shape, slots, drafts)
-            yield (len(slots) + gained[min(shape.rows, len(gained)) - 1]) / (len(slots) * ratio), shape, ratio
 
     def _with_trials(self, slots: Column, ratios: Ratios, totals: NDArray[Any], best: Choice) -> Choice:
         """Add a few drafts to `best` for sequences due for a trial, unless they put a sequence too far behind.
@@ -252,30 +219,35 @@ class DraftControl:
         drafts[tried] = min(TRIAL, shape.drafts, max(1, shape.rows // len(tried)))
         drafts = _shortened(drafts, shape.rows)
         mine, waits = slots[tried], self._patience[slots[tried]]
-        ratio, gains = self._ratio(ratios[shape], shape, slots, drafts), _gains(totals, drafts)
+        ratio, found = ratios[shape], self._found(slots)
+        if found is not None:
+            ratio = unpadded(ratio, shape, found, drafts.tolist())
+        gains = np.array(gained(totals.tolist(), drafts.tolist()))
         spent = self._spent[mine] + np.maximum(0, ratio - 1 - gains[tried])
         self._due[slots[due]] = self._step + self._patience[slots[due]]
-        if (spent > LOSS * self._steps_of(mine)).any() or not _affordable(self._spare(slots), gains, ratio):
+        spare = self._spare(slots)
+        if (spent > LOSS * self._steps_of(mine)).any() or not affordable(spare, gains.tolist(), ratio):
             return best
         self._spent[mine] = spent
         self._patience[mine] = np.minimum(2 * waits, MOST_PATIENCE)
         return Choice(drafts, "a trial", shape, lasts=1)
 
-    def _spare(self, slots: Column) -> NDArray[Any]:
-        """Return how many steps each sequence may still lose."""
-        spare: NDArray[Any] = self._ahead[slots] + LOSS * self._steps_of(slots)
-        return spare
+    def _found(self, slots: Column) -> list[float] | None:
+        """Return how likely each sequence has drafts at all, where a step runs only the rows of those found."""
+        return None if self.shapes.padded else self._there[slots].tolist()
+
+    def _spare(self, slots: Column) -> list[float]:
+        """Return how many steps each sequence may lose in the next one, or must gain if it has already lost more.
+
+        Not all at once: it would hold up all others, and be held up itself, as long as it takes without drafts.
+        """
+        spare = self._ahead[slots] + LOSS * self._steps_of(slots)
+        return np.where(spare < 0, spare / CATCH_UP, spare).tolist()
 
     def _steps_of(self, slots: Column) -> Column:
         """Count the steps of each sequence so far."""
         steps: Column = self._step - self._begun[slots]
         return steps
-
-    def _ratio(self, padded: float, shape: DraftShape, slots: Column, drafts: Column) -> float:
-        """Estimate the time of a step of this shape, as a multiple of a step without drafts. padded: with all rows."""
-        if self.shapes.padded:
-            return padded
-        return 1 + (padded - 1) * float((self._there[slots] * drafts).sum()) / shape.rows  # only drafts found
 
     def stands(self, slots: Column) -> NDArray[Any]:
         """Estimate how likely each sequence's first, second, … draft is found and accepted: [B, most]."""
@@ -377,37 +349,6 @@ def _cheap(ratios: Ratios) -> DraftShape:
 def _by_position(counts: Column) -> tuple[int, ...]:
     """Count the first, second, … drafts, given how many decodes had none, one, two, and so on."""
     return tuple(counts[:0:-1].cumsum()[::-1].tolist())
-
-
-def _gains(totals: NDArray[Any], drafts: Column) -> NDArray[Any]:
-    """Estimate the tokens that each sequence gains from its `drafts`. totals: from one draft, two, and so on."""
-    gains: NDArray[Any] = totals[np.arange(len(drafts)), drafts - 1] * (drafts > 0)
-    return gains
-
-
-def _affordable(spare: NDArray[Any], gains: NDArray[Any], ratio: float) -> bool:
-    """Whether these gains, in a step that takes `ratio` times as long, put no sequence too far behind."""
-    return float((spare + gains).min()) >= ratio - 1
-
-
-def _ranked(chances: Chances, most: int) -> list[float]:
-    """List the chances of up to `most` drafts of each sequence, in falling order."""
-    return sorted(chain.from_iterable([of[:most] for of in chances]), reverse=True)
-
-
-def _filled(chances: Chances, shape: DraftShape, ranked: list[float]) -> list[int]:
-    """Fill a shape with the likeliest drafts: the number of each sequence. ranked: the chances, in falling order.
-
-    Equal chances may fill more: the least likely sequences then have fewer.
-    """
-    least = ranked[min(shape.rows, len(ranked)) - 1]
-    drafts = [sum([chance >= least > 0 for chance in of[: shape.drafts]]) for of in chances]
-    over = sum(drafts) - shape.rows
-    for place in sorted(range(len(drafts)), key=lambda place: chances[place][0]) if over > 0 else ():
-        less = min(over, drafts[place])
-        drafts[place] -= less
-        over -= less
-    return drafts
 
 
 def _shortened(drafts: Column, rows: int) -> Column:
