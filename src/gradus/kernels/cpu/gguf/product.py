@@ -109,7 +109,9 @@ def multiply_blocks(number: int, matrix: Any, first: int, low: int, high: int, c
     else:
         wide, wide_stride, out_stride = address(rows.wide), 4 * rows.wide.shape[1], 4 * y.shape[1]
         packed = in_panels(matrix, count)
+        # sums of four rows with 8 would not fit the registers: three at a time, or four at a time behind panels
         several = 3 if packed == 0 and count >= TOGETHER else MOST_WIDE
+        turn = 4 if packed else TOGETHER
         for i in range(low, high, several):
             some = min(several, high - i)
             for w in range(some):
@@ -118,9 +120,9 @@ def multiply_blocks(number: int, matrix: Any, first: int, low: int, high: int, c
             if packed:
                 panels = packed // PANEL
                 multiply_panels(0, wide, wide_stride, matrix.width, some, rows.panels, panels, out, out_stride)
-            for r in range(packed, count, TOGETHER):
+            for r in range(packed, count, turn):
                 _multiply_wide(
-                    some, min(TOGETHER, count - r), wide, wide_stride, matrix.width,
+                    some, min(turn, count - r), wide, wide_stride, matrix.width,
                     xs + r * x_stride, x_stride, out + r * out_stride, out_stride,
                 )  # fmt: skip
 
