@@ -233,6 +233,22 @@ def test_eight_that_copy_gain_what_their_rows_allow(row, least):
     assert settled(mixed(8, 1), by_rows(row)).gains().min() > least
 
 
+def test_of_many_that_copy_each_gains_though_not_all_drafts_have_rows():
+    """64 sequences and 112 rows: the likeliest drafts would be those of some, and no one else could afford them."""
+    gains = settled(mixed(64, 1), by_rows(0.008)).gains()
+    assert gains.mean() > 1.5 and gains.min() > 1.3
+
+
+def test_one_that_is_far_behind_holds_up_no_others():
+    """Eight that copy, on a device whose steps with all their drafts take four times as long. One has had bad luck."""
+    device = Device(adaptive(8), by_rows(0.1), 8)
+    device.run(COPIES, 300)
+    device.control._ahead[:] = [-8, *[0] * 7]
+    device.forget()
+    device.run(COPIES, 60)
+    assert device.gains().min() > 1.2
+
+
 def best(chance: float, count: int, cost, shapes: DraftShapes) -> float:
     """The most that uniform sequences can gain, by arithmetic."""
     plain = cost(count, 0, 0)
@@ -375,6 +391,18 @@ def test_what_a_shape_takes_is_a_multiple_known_before_the_first_request():
     assert times.ratio(8, DraftShape(7, 28)) > times.ratio(8, shape), "a larger one takes longer, as far as is known"
 
 
+def test_a_shape_that_was_not_timed_is_judged_by_the_nearest_that_was():
+    times = StepTimes()
+    for _ in range(FIRST):
+        times.took_plain(8, 1e-3)
+    assert times.ratio(8, DraftShape(7, 28)) < 1.1, "nothing is known"
+    for _ in range(2):
+        times.took(8, DraftShape(7, 28), 3e-3)
+    assert times.ratio(8, DraftShape(7, 28)) == 3.0
+    assert times.ratio(8, DraftShape(7, 14)) == 2.0, "half the rows, half of what they add"
+    assert times.ratio(8, DraftShape(7, 56)) == 4.0, "twice the rows, half as much again"
+
+
 # -- shapes ------------------------------------------------------------------------------------------------------------
 
 
@@ -389,6 +417,13 @@ def test_there_is_a_shape_for_all_that_may_be_chosen_and_hardly_one_has_more_tha
             assert passes or fitting.rows <= 2 * max(rows, 2) + 1
     assert not shapes.of(80) and shapes.fitting(65, 1, 1) is None
     assert all(size + each.rows <= MOST_ROWS for size in batch_sizes(64) for each in shapes.of(size))
+
+
+def test_steps_that_run_only_drafts_found_may_have_all_the_rows_there_are():
+    """16 sequences and 64 rows: three drafts of each."""
+    shapes = DraftShapes(7, 16).unpadded(64)
+    assert max(each.rows for each in shapes.of(16)) == 48
+    assert max(each.rows for each in shapes.of(4)) == 28
 
 
 def test_with_too_many_sequences_or_no_room_there_are_no_drafts():
@@ -423,7 +458,7 @@ def test_it_says_why_there_are_so_many():
     for _ in range(3000):
         device.step(0.0)
         whys.add((control.stats().drafts, control.stats().why))
-    assert (TRIAL, "a trial") in whys
+    assert "a trial" in {why for _, why in whys}
     assert control.stats().drafts == 0 and control.stats().why.startswith("drafts would make ")
 
     some = Device(adaptive(8), by_rows(0.05), 8)

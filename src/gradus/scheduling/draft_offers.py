@@ -50,22 +50,24 @@ def best_offer(ratios: Ratios, chances: Chances, spares: list[float], found: lis
     """
     best: Offer | None = None
     sums = [[*accumulate(of)] for of in chances]  # by sequence: tokens gained from one draft, two, and so on
-    least, owed = min([of[-1] for of in sums]), [min(spare, 0.0) for spare in spares]
+    owed = [min(spare, 0.0) for spare in spares]
+    least = min([of[-1] + debt for of, debt in zip(sums, owed, strict=True)])
     for bound, shape, ratio in sorted(_bounds(ratios, chances, least, found), reverse=True):
         if best is not None and bound <= best.value:
             break
-        offer = _offer(sums, shape, ratio, filled(chances, [0] * len(chances), shape))
+        offer = _offer(sums, owed, shape, ratio, filled(chances, [0] * len(chances), shape))
         best = _better(best, offer)
         if least >= ratio - 1 and not affordable(owed, offer.gains, ratio):
             needed = [bisect_left(of, ratio - 1 - debt) + 1 for of, debt in zip(sums, owed, strict=True)]
-            best = _better(best, _offer(sums, shape, ratio, filled(chances, needed, shape)))
+            best = _better(best, _offer(sums, owed, shape, ratio, filled(chances, needed, shape)))
     return best
 
 
-def _offer(sums: Chances, shape: DraftShape, ratio: float, drafts: list[int]) -> Offer:
+def _offer(sums: Chances, owed: list[float], shape: DraftShape, ratio: float, drafts: list[int]) -> Offer:
     gains = gained(sums, drafts)
     rate = (len(sums) + sum(gains)) / (len(sums) * ratio)
-    return Offer(in_the_long_run(rate, ratio, min(gains)), rate, shape, ratio, drafts, gains)
+    value = in_the_long_run(rate, ratio, min(map(operator.add, gains, owed)))
+    return Offer(value, rate, shape, ratio, drafts, gains)
 
 
 def _better(best: Offer | None, other: Offer) -> Offer | None:
@@ -77,8 +79,8 @@ def _bounds(
 ) -> Iterator[tuple[float, DraftShape, float]]:
     """Yield the most that each shape may be worth in the long run, and its ratio; no shape that stays below MARGIN.
 
-    least: the tokens that the sequence with the fewest gains from all its drafts. Where steps run all rows, nothing is
-    filled for this: a fast GPU would wait.
+    least: the fewest tokens that a sequence gains from all its drafts, less those it owes. Where steps run all rows,
+    nothing is filled for this: a fast GPU would wait.
     """
     count = len(chances)
     sums = {most: [*accumulate(_ranked(of[:most] for of in chances))] for most in {shape.drafts for shape in ratios}}
@@ -94,7 +96,7 @@ def _bounds(
 def in_the_long_run(rate: float, ratio: float, least: float) -> float:
     """Return the rate of steps that run as seldom as everyone can afford, and of those without drafts between them.
 
-    least: the fewest tokens that a sequence gains from such a step.
+    least: the fewest tokens that a sequence gains from such a step, less those it owes.
     """
     lost = ratio - 1 - least
     return rate if lost <= LOSS else 1 + (rate - 1) * LOSS / lost
@@ -132,7 +134,7 @@ def filled(chances: Chances, needed: list[int], shape: DraftShape) -> list[int]:
     others = [of[number : shape.drafts] for of, number in zip(chances, needed, strict=True)]
     ranked = _ranked(others)[:left]
     least = ranked[-1] if ranked else math.inf
-    drafts = [number + sum([chance >= least > 0 for chance in of]) for of, number in zip(others, needed, strict=True)]
+    drafts = [number + sum([0 < chance >= least for chance in of]) for of, number in zip(others, needed, strict=True)]
     over = sum(drafts) - shape.rows
     for place in sorted(range(len(drafts)), key=lambda place: chances[place][0]) if over > 0 else ():
         less = min(over, drafts[place] - needed[place])

@@ -72,8 +72,9 @@ class DraftShapes:
         """List the shapes of a batch of this size, fewest rows first."""
         found = set()
         for drafts in self.choices:
-            least = max(drafts, (size * drafts) >> HALVINGS) if self.passes else drafts
-            found |= {DraftShape(drafts, rows) for rows in halved(size * drafts, least)}
+            most = size * drafts if self.padded else min(size * drafts, self.rows - size)
+            least = max(drafts, most >> HALVINGS) if self.passes else drafts
+            found |= {DraftShape(drafts, rows) for rows in halved(most, least)}
         if not self.passes:
             short = min(SHORT, self.most)
             found |= {DraftShape(short, rows) for rows in halved(size * short, short) if rows <= max(size, short)}

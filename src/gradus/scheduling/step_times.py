@@ -59,13 +59,15 @@ class StepTimes:
         return self._expected.get((size, shape)) or self._guess(size, shape)
 
     def _guess(self, size: int, shape: DraftShape) -> float:
-        """Extrapolate from the nearest smaller shape, at half its time per row: each further row costs less."""
-        less = [each for (other, each) in self._ratios if other == size and each.rows < shape.rows]
-        if not less:
+        """Estimate from the nearest shape that was timed: each further row costs half as much as its rows, and each row
+        less as much."""
+        timed = {each: ratio for (other, each), ratio in self._ratios.items() if other == size}
+        if not timed:
             return 1 + GUESS * shape.rows / size
-        nearest = max(less)
-        known = self._ratios[size, nearest]
-        return known + 0.5 * (known - 1) / nearest.rows * (shape.rows - nearest.rows)
+        less = [each for each in timed if each.rows < shape.rows]
+        nearest = max(less, key=_rows) if less else min(timed, key=_rows)
+        share = 0.5 if less else 1.0
+        return timed[nearest] + share * (timed[nearest] - 1) / nearest.rows * (shape.rows - nearest.rows)
 
     def took_plain(self, size: int, seconds: float) -> None:
         """Record the time of a step without drafts."""
@@ -91,6 +93,10 @@ class StepTimes:
             self._ratios[size, shape] = _moved(average, ratio, self._timed[size, shape])
             self._seen[size, shape] = self._steps
         return min(ratio, LARGEST_RISE * known) if usual else ratio
+
+
+def _rows(shape: DraftShape) -> int:
+    return shape.rows
 
 
 def _moved(average: float | None, new: float, times: int) -> float:
