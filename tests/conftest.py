@@ -61,6 +61,12 @@ def pytest_configure(config: pytest.Config) -> None:
     _guard_network()
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """One process more than there are processors: hundreds of tests wait for a process of their own to start or end."""
+    return 1 + (len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_collection(session: pytest.Session) -> Iterator[None]:
     """Look for no garbage among what is imported and collected: all of it stays, and each look costs more.
@@ -95,7 +101,7 @@ def collector_left_alone() -> Iterator[None]:
     nobody puts back into its sight what `pytest_collection` hid, as a benchmark does behind its engines.
 
     A full collection for each of a thousand engines would take longer than their tests. Where a GPU is in use, an
-    engine still looks for the memory of those before it. The tests in tests/collector have the collector as it is.
+    engine still looks for the memory of those before it. The tests in tests/collector see it as it is.
     """
     if os.environ.get("GRADUS_TEST_COLLECTOR") == "1":
         yield

@@ -7,5 +7,5 @@ from gradus.models import precision
 
 @pytest.fixture(autouse=True)
 def prompts_are_not_raced(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Say of any 16-bit type that its prompts are as fast as float32's: with an 8B model's width a race takes seconds."""
+    """Take 16-bit prompts to be as fast as float32's: with an 8B model's width, the race takes seconds."""
     monkeypatch.setattr(precision, "_prompts_in", lambda kind, shape, threads: (precision.NEVER, 1.0))

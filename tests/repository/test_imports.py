@@ -306,13 +306,22 @@ def children_seconds() -> float:
     return used.ru_utime + used.ru_stime
 
 
-def test_importing_gradus_takes_less_than_three_tenths_of_a_second():
+@pytest.fixture(scope="module")
+def yardstick() -> float:
+    """Seconds to import a part of Python's own library: some tenth of a second on a usual machine.
+
+    Machines differ by two, and so does one from minute to minute.
+    """
+    return best_seconds([sys.executable, "-c", "import asyncio, http.server, logging.config, pydoc, unittest.mock"])
+
+
+def test_importing_gradus_takes_less_than_three_tenths_of_a_second(yardstick):
     empty = best_seconds([sys.executable, "-c", ""])
-    assert best_seconds([sys.executable, "-c", "import gradus"]) - empty < 0.3
+    assert best_seconds([sys.executable, "-c", "import gradus"]) - empty < 3 * yardstick
 
 
-def test_help_appears_within_half_a_second():
-    assert best_seconds([sys.executable, "-m", "gradus", "--help"]) < 0.5
+def test_help_appears_within_half_a_second(yardstick):
+    assert best_seconds([sys.executable, "-m", "gradus", "--help"]) < 5 * yardstick
 
 
 def test_help_is_shown_without_what_it_never_uses_and_others_find_that_in_its_place():

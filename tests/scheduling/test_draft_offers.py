@@ -1,4 +1,4 @@
-"""What drafts are worth: which fill a shape, and that no better choice among them is overlooked."""
+"""The value of drafts: those that fill a shape, and the best choice, beside all others."""
 
 import numpy as np
 import pytest
@@ -21,7 +21,7 @@ EIGHT = DraftShape(7, 8)
 
 
 def chances(*of_first: float, most: int = 7) -> list[list[float]]:
-    """Of sequences whose drafts are accepted with these chances, if those before them are."""
+    """Chances of sequences whose drafts are accepted with these probabilities, if those before them are."""
     return [[chance**place for place in range(1, most + 1)] for chance in of_first]
 
 

@@ -92,7 +92,12 @@ def test_brackets_inside_strings_are_not_nesting():
     ],
 )
 def test_a_mebibyte_made_to_be_slow_costs_little(body):
+    """Measured: under 0.2 s, on a machine with other work up to 3 s once. Anything quadratic takes minutes."""
+    assert min(seconds_to_read(body) for _ in range(3)) < 1.5
+
+
+def seconds_to_read(body: bytes) -> float:
     start = time.thread_time()  # of this thread alone, however busy the machine is
     with contextlib.suppress(BodyError):
         strict_json(body)
-    assert time.thread_time() - start < 1.5  # measured: under 0.2 s; anything quadratic takes minutes
+    return time.thread_time() - start

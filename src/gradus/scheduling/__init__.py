@@ -7,7 +7,8 @@ Read in this order:
     draft_shapes.py   the shapes of steps that verify drafts
     step_times.py     how long steps take
     hindsight.py      what drafts from the text would have come to
-    draft_offers.py   what a step with drafts is worth, and to whom
+    acceptance.py     the record of each sequence's drafts
+    draft_offers.py   the value of a step with drafts
     drafting.py       how many drafts each sequence verifies
     queue.py          the waiting queue
 """

@@ -1,4 +1,4 @@
-"""What steps with drafts are worth: which drafts fill a shape, what they gain, and what each sequence can afford.
+"""The value of steps with drafts: the drafts that fill a shape, their gain, and the loss that each sequence can afford.
 
 Everything is a multiple of a step without drafts: a step's time is a `ratio` of its time, and a `rate` one of its
 tokens per second. No torch here.
@@ -17,7 +17,7 @@ LOSS = 0.015  # the share of its steps by which a sequence may fall behind its p
 MARGIN = 1.02  # the least rate: a smaller gain is lost in the noise
 
 Chances = list[list[float]]
-"""By sequence: how likely its first, second, … draft is found and accepted."""
+"""Probabilities, by sequence, that its first, second, … draft is found and accepted."""
 
 Ratios = Mapping[DraftShape, float]
 """The time of a step of each shape, with all its rows."""
@@ -94,7 +94,7 @@ def _bounds(
 
 
 def in_the_long_run(rate: float, ratio: float, least: float) -> float:
-    """Return the rate of steps that run as seldom as everyone can afford, and of those without drafts between them.
+    """Return the average rate if such steps run only as often as everyone can afford, with plain steps between.
 
     least: the fewest tokens that a sequence gains from such a step, less those it owes.
     """

@@ -1,22 +1,18 @@
 """The number of drafts that each sequence verifies in the next step. No torch here.
 
-A draft is one more row in a step. If a sequence's drafter finds a proposal in a share q of its steps, and each draft is
-accepted with probability p, the sequence gains
+A draft is one more row in a step: it may gain a token for one sequence, and every sequence of the step waits for the
+rows of all. So a choice, made anew every few steps, has three parts:
 
-    q (p + p² + … + p^k)      tokens from k of them,
+1. *How likely drafts are accepted* (`acceptance.py`). Drafts that are looked up in the text are judged though none are
+   verified (`hindsight.py`), since the host can look up, too. Those of heads and models are then not observed: each
+   sequence gets a few now and then, ever more rarely while they fail. These trials may cost a sequence LOSS of its
+   steps, whatever drafts gained before.
+2. *What they are worth* (`draft_offers.py`). Shapes of steps are filled with drafts. How long a step of each shape
+   takes, relative to a step without drafts, is measured (`step_times.py`). The most tokens per second win.
+3. *Nobody pays.* A ledger records how many steps each sequence is ahead of where it would be without drafts. Drafts
+   that are expected to put a sequence more than LOSS of its steps behind are not verified.
 
-and every sequence of the step waits for the rows of all. So a choice has two parts, made anew every few steps:
-
-1. *Which drafts.* Each shape is filled with the likeliest drafts of all sequences, as far as its rows go: a sequence
-   that copies its prompt gets many, one that answers an open question none. The shape with the most tokens per second
-   wins; the time of a step of each shape, relative to a step without drafts, is measured.
-2. *Nobody pays.* A ledger records how many steps each sequence is ahead of where it would be without drafts. Drafts
-   that would put a sequence more than LOSS of its steps behind are not verified: the next best shape is tried.
-
-Where drafts do not pay, none run. Drafts that are looked up in the text are judged all the same (`hindsight.py`), since
-the host can look up, too. Drafts of heads and models are then not observed: each sequence gets a few now and then, ever
-more rarely while they fail, as far as all ledgers allow. These trials too may cost a sequence LOSS of its steps,
-whatever drafts gained before. docs/design/speculation.md has the arithmetic and the measurements.
+docs/design/speculation.md has the arithmetic and the measurements.
 """
 
 import math
@@ -29,17 +25,14 @@ from numpy.typing import NDArray
 
 from gradus.engine.metrics import Speculation
 from gradus.engine.plan import NO_DRAFTS, UNDRAFTED, Column, Decodes
+from gradus.scheduling.acceptance import Acceptance
 from gradus.scheduling.draft_offers import LOSS, MARGIN, Ratios, affordable, best_offer, gained, unpadded
 from gradus.scheduling.draft_shapes import DraftShape, DraftShapes
 from gradus.scheduling.hindsight import Hindsight
 from gradus.scheduling.step_times import StepTimes
 
-PRIOR, WEIGHT = 0.5, 3.0  # the acceptance assumed before any draft was seen, and the number of drafts it counts for
-MEMORY = 1 / 16  # the share of a request's record that each further step with drafts replaces
-THERE = 1 / 4  # the same for whether a draft was found: a text begins and ends copying within a few tokens
-CROWD_MEMORY = 1 / 64  # the same for all requests together: the expectation for a new request
 HOLD, QUIET = 8, 32  # steps that a choice lasts while the same sequences decode; to draft nothing, with hindsight
-CATCH_UP = 4  # steps with drafts in which a sequence must be expected to make up for what it has lost
+CATCH_UP = 4  # steps with drafts within which a sequence must be expected to repay its debt
 TRIAL = 2  # drafts in a trial, for a sequence whose drafts did not pay
 PATIENCE, MOST_PATIENCE = 8, 512  # steps until a trial: at first, and after many failures
 
@@ -84,13 +77,7 @@ class DraftControl:
         self.shapes, self.most, self.lag, self.adaptive = shapes, shapes.most, lag, adaptive
         self.times, self._sure = StepTimes() if times is None else times, sure
         self._hindsight = hindsight if adaptive else None
-        # by slot, with all requests together in the last entry: accepted drafts and tried drafts, both fading
-        self._stood, self._tried = np.full((2, slots + 1), 0.0)
-        self._stood[-1], self._tried[-1] = PRIOR * WEIGHT, WEIGHT
-        self._there = np.ones(slots + 1)  # the share of steps with drafts in which one was found
-        # by slot, since the record above was last brought up to date: steps with drafts, those in which one was found,
-        # tried drafts and accepted drafts
-        self._news = np.zeros((4, slots), np.int64)
+        self._acceptance = Acceptance(slots)
         self._ahead = np.zeros(slots)  # by slot: tokens ahead of where it would be without drafts
         self._spent = np.zeros(slots)  # by slot: the cost of trials, in steps without drafts
         self._begun = np.zeros(slots, np.int64)  # the step before its first
@@ -122,9 +109,8 @@ class DraftControl:
 
     def _reset(self, slots: list[int]) -> None:
         """Reset slots that have new owners: all at once, as many may begin together."""
-        self._stood[slots] = self._tried[slots] = self._ahead[slots] = self._spent[slots] = 0.0
-        self._news[:, slots] = 0
-        self._there[slots] = self._there[-1] if self._hindsight is None else 0.0  # it is judged before it drafts
+        self._acceptance.reset(slots, None if self._hindsight is None else 0.0)  # judged before it drafts
+        self._ahead[slots] = self._spent[slots] = 0.0
         self._begun[slots], self._due[slots], self._patience[slots] = self._step, self._step + PATIENCE, PATIENCE
 
     # -- a step is planned ---------------------------------------------------------------------------------------------
@@ -173,13 +159,17 @@ class DraftControl:
             ratios = {shape: ratio for shape, ratio in ratios.items() if shape.rows <= room}
         if not ratios:
             return Choice(NO_DRAFTS, "a step has no room for drafts")
-        self._bring_up_to_date(slots)
-        stands = self.stands(slots)
-        totals: NDArray[Any] = stands.cumsum(axis=1)  # tokens gained from one draft, two, and so on
-        best = self._best(slots, ratios, stands, totals)
+        if self._hindsight is not None:
+            self._acceptance.news[:, slots] += self._hindsight.take(slots)
+        else:
+            self._reset_patience(slots)
+        self._acceptance.bring_up_to_date(slots)
+        chances = self._acceptance.chances(slots, self.most)
+        totals: NDArray[Any] = chances.cumsum(axis=1)  # tokens gained from one draft, two, and so on
+        best = self._best(slots, ratios, chances, totals)
         return best if self._hindsight is not None else self._with_trials(slots, ratios, totals, best)
 
-    def _best(self, slots: Column, ratios: Ratios, stands: NDArray[Any], totals: NDArray[Any]) -> Choice:
+    def _best(self, slots: Column, ratios: Ratios, chances: NDArray[Any], totals: NDArray[Any]) -> Choice:
         """Choose the drafts with the most tokens per second in the long run, if they put no sequence too far behind."""
         limit = (1 + float(totals[:, -1].mean())) / min(ratios.values())  # as if all drafts had rows in any shape
         if self.shapes.padded and limit < MARGIN:
@@ -187,7 +177,7 @@ class DraftControl:
         spares = self._spare(slots)
         if self.shapes.padded and not affordable(spares, totals[:, -1].tolist(), min(ratios.values())):
             return Choice(NO_DRAFTS, UNAFFORDABLE)  # whatever the shape
-        best = best_offer(ratios, stands.tolist(), spares, self._found(slots))
+        best = best_offer(ratios, chances.tolist(), spares, self._found(slots))
         if best is None:
             return self._quiet(f"drafts would make less than {MARGIN} times the tokens per second")
         if not affordable(spares, best.gains, best.ratio):
@@ -233,13 +223,14 @@ class DraftControl:
         return Choice(drafts, "a trial", shape, lasts=1)
 
     def _found(self, slots: Column) -> list[float] | None:
-        """Return how likely each sequence has drafts at all, where a step runs only the rows of those found."""
-        return None if self.shapes.padded else self._there[slots].tolist()
+        """Return the probability that each sequence has drafts, where steps run only the rows of drafts found."""
+        return None if self.shapes.padded else self._acceptance.found(slots).tolist()
 
     def _spare(self, slots: Column) -> list[float]:
-        """Return how many steps each sequence may lose in the next one, or must gain if it has already lost more.
+        """Return the steps that each sequence may lose in the next one; less than 0 is what it must gain.
 
-        Not all at once: it would hold up all others, and be held up itself, as long as it takes without drafts.
+        A sequence that has lost too much repays a part of its debt with each step. If it had to repay all at once, no
+        step would do, and it would hold up itself and all others for as long as plain steps take.
         """
         spare = self._ahead[slots] + LOSS * self._steps_of(slots)
         return np.where(spare < 0, spare / CATCH_UP, spare).tolist()
@@ -248,13 +239,6 @@ class DraftControl:
         """Count the steps of each sequence so far."""
         steps: Column = self._step - self._begun[slots]
         return steps
-
-    def stands(self, slots: Column) -> NDArray[Any]:
-        """Estimate how likely each sequence's first, second, … draft is found and accepted: [B, most]."""
-        shared = self._stood[-1] / self._tried[-1]
-        chance = (self._stood[slots] + WEIGHT * shared) / (self._tried[slots] + WEIGHT)
-        stands: NDArray[Any] = self._there[slots, None] * chance[:, None] ** np.arange(1, self.most + 1)
-        return stands
 
     # -- a step is done ------------------------------------------------------------------------------------------------
 
@@ -284,8 +268,7 @@ class DraftControl:
         self._steps, self._tokens = self._steps + len(slots), self._tokens + len(slots) + int(stood.sum())
         if seconds:
             self._ahead[slots] += stood + (1 - ratio)
-        # drafts after the first rejected one do not count
-        self._news[:, slots] += np.array([allowed > 0, drafted > 0, stood + (stood < drafted), stood])
+        self._acceptance.observe(slots, allowed, drafted, stood)
 
     def _took(self, decodes: Decodes, drafted: int, seconds: float, usual: bool) -> float:
         """Record the step's time. Returns it as a multiple of a step without drafts."""
@@ -298,30 +281,9 @@ class DraftControl:
             return 1.0
         return self.times.took(size, shape, seconds, usual)
 
-    def _bring_up_to_date(self, slots: Column) -> None:
-        """Add the news of several steps to the records of these slots. Most steps need no new choice."""
-        news = self._news[:, slots]
-        if self._hindsight is None:
-            self._reset_patience(slots, news)
-        else:
-            news += self._hindsight.take(slots)
-        self._news[:, slots] = 0
-        steps, found, *_ = news
-        total, count, tried, stood = news.sum(axis=1).tolist()
-        if not total:
-            return
-        share, kept, faded = found / np.maximum(steps, 1), (1 - THERE) ** steps, (1 - MEMORY) ** found
-        self._there[slots] = share + kept * (self._there[slots] - share)
-        self._tried[slots] = faded * self._tried[slots] + news[2]
-        self._stood[slots] = faded * self._stood[slots] + news[3]
-        kept, faded = (1 - CROWD_MEMORY) ** (total / len(slots)), (1 - CROWD_MEMORY) ** (count / len(slots))
-        self._there[-1] = count / total + kept * (self._there[-1] - count / total)
-        self._tried[-1] = faded * self._tried[-1] + tried / len(slots)
-        self._stood[-1] = faded * self._stood[-1] + stood / len(slots)
-
-    def _reset_patience(self, slots: Column, news: Column) -> None:
+    def _reset_patience(self, slots: Column) -> None:
         """Try drafts again soon where some were accepted. Where none was found, none has failed."""
-        steps, found, _, stood = news
+        steps, found, _, stood = self._acceptance.news[:, slots]
         lucky, idle = slots[stood > 0], slots[(steps > 0) & (found == 0)]
         self._due[lucky], self._patience[lucky], self._patience[idle] = self._step, PATIENCE, PATIENCE
 

@@ -59,8 +59,8 @@ class StepTimes:
         return self._expected.get((size, shape)) or self._guess(size, shape)
 
     def _guess(self, size: int, shape: DraftShape) -> float:
-        """Estimate from the nearest shape that was timed: each further row costs half as much as its rows, and each row
-        less as much."""
+        """Extrapolate from the nearest shape that was timed: a further row costs half as much as one of its rows, and a
+        row less saves as much."""
         timed = {each: ratio for (other, each), ratio in self._ratios.items() if other == size}
         if not timed:
             return 1 + GUESS * shape.rows / size
