@@ -36,7 +36,8 @@ ROOT = Path(__file__).parents[2]
 REHEARSED = """
 from benchmarks.quantized_linear import main
 from tests.kernels.interpreted_e4m3 import rounded_to_nearest
-with rounded_to_nearest():
+from tests.kernels.interpreter import without_overhead
+with rounded_to_nearest(), without_overhead():
     raise SystemExit(main())
 """
 
