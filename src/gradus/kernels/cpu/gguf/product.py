@@ -109,7 +109,7 @@ def multiply_blocks(number: int, matrix: Any, first: int, low: int, high: int, c
     else:
         wide, wide_stride, out_stride = address(rows.wide), 4 * rows.wide.shape[1], 4 * y.shape[1]
         packed = in_panels(matrix, count)
-        # sums of four rows with 8 would not fit the registers: three at a time, or four at a time behind panels
+        # the registers hold the sums of three weight rows with 8 rows of activations, or, behind panels, four with 4
         several = 3 if packed == 0 and count >= TOGETHER else MOST_WIDE
         turn = 4 if packed else TOGETHER
         for i in range(low, high, several):
