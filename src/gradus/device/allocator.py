@@ -17,7 +17,7 @@ import ctypes
 import gc
 import sys
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -69,8 +69,9 @@ class GivesBack:
         self._device = device
         self._engine = weakref.ref(engine)
 
-    def __del__(self) -> None:
-        if sys.is_finalizing():
+    def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        """Return freed memory. At Python's end, this may come after the module's own names are gone."""
+        if is_finalizing():
             return
         if self._engine() is not None:
             gc.collect()
