@@ -51,7 +51,7 @@ def test_another_system_or_library_is_left_alone(monkeypatch):
 
 
 def test_an_engine_that_outlives_the_modules_ends_without_a_word():
-    """What another module refers to is deleted last, when the names of modules are gone."""
+    """Python deletes an object that another module refers to last, when the names of modules are gone."""
     program = """
 import argparse
 from gradus import LLM

@@ -1,4 +1,4 @@
-"""The value of drafts: those that fill a shape, and the best choice, beside all others."""
+"""The value of drafts: those that fill a shape, and the best choice, compared with all others."""
 
 import numpy as np
 import pytest

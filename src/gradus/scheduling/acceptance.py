@@ -30,7 +30,7 @@ class Acceptance:
         self.news = np.zeros((4, slots), np.int64)
 
     def reset(self, slots: list[int], found: float | None = None) -> None:
-        """Forget the owners of these slots. found: the new ones' q; that of all requests together if None."""
+        """Forget the owners of these slots. found: the new owners' q; all requests' together if None."""
         self._accepted[slots] = self._tried[slots] = 0.0
         self._found[slots] = self._found[-1] if found is None else found
         self.news[:, slots] = 0
@@ -41,7 +41,7 @@ class Acceptance:
         self.news[:, slots] += np.array([allowed > 0, drafted > 0, accepted + (accepted < drafted), accepted])
 
     def bring_up_to_date(self, slots: Column) -> None:
-        """Add the news of several steps to the records of these slots. Most steps need no new choice."""
+        """Add the news of several steps to these slots' records: only a new choice needs them."""
         news = self.news[:, slots]
         self.news[:, slots] = 0
         steps, found, tried, accepted = news
