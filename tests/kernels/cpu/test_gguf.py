@@ -13,7 +13,7 @@ from tests.kernels.cpu.steps import Pages, generator, made
 from tests.loading.gguf_blocks import random_blocks
 
 ROWS = 77
-COUNTS = (1, 2, 3, 8, 9, 12, 32, 1)
+COUNTS = (1, 2, 3, 8, 9, 12, 32, 44, 1)
 
 
 def matrix(kind, width, bias=False):
