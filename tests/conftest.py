@@ -101,7 +101,7 @@ def collector_left_alone() -> Iterator[None]:
     nobody puts back into its sight what `pytest_collection` hid, as a benchmark does behind its engines.
 
     A full collection for each of a thousand engines would take longer than their tests. Where a GPU is in use, an
-    engine still looks for the memory of those before it. The tests in tests/collector see it as it is.
+    engine still looks for the memory of those before it. tests/collector leaves the collector as it is.
     """
     if os.environ.get("GRADUS_TEST_COLLECTOR") == "1":
         yield

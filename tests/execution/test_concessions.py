@@ -29,6 +29,8 @@ CPU, GPU = torch.device("cpu"), torch.device("cuda:7")
 GB = 10**9
 ROOMY = DeviceMemory(79 * GB, 80 * GB)
 
+pytestmark = pytest.mark.usefixtures("prompts_are_not_raced")
+
 
 @pytest.fixture(autouse=True)
 def a_gpu_that_runs_kernels(monkeypatch):

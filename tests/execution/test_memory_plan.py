@@ -243,6 +243,7 @@ def test_a_step_on_paper():
     assert step_bytes(TINY, 100, 7, itemsize=4) == 100 * row + 7 * 320 * 48
 
 
+@pytest.mark.usefixtures("prompts_are_not_raced")
 def test_what_quantized_products_hold_beside_their_results_is_part_of_a_step(monkeypatch):
     """4 bits are made wide, and 8 bits of activations, with a scale per token; of few rows sums are shared."""
     pytest.importorskip("triton", reason="Triton is for Linux alone")

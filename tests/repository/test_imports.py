@@ -315,13 +315,13 @@ def yardstick() -> float:
     return best_seconds([sys.executable, "-c", "import asyncio, http.server, logging.config, pydoc, unittest.mock"])
 
 
-def test_importing_gradus_takes_less_than_three_tenths_of_a_second(yardstick):
+def test_importing_gradus_takes_less_than_a_part_of_pythons_own_library(yardstick):
     empty = best_seconds([sys.executable, "-c", ""])
-    assert best_seconds([sys.executable, "-c", "import gradus"]) - empty < 3 * yardstick
+    assert best_seconds([sys.executable, "-c", "import gradus"]) - empty < yardstick
 
 
 def test_help_appears_within_half_a_second(yardstick):
-    assert best_seconds([sys.executable, "-m", "gradus", "--help"]) < 5 * yardstick
+    assert best_seconds([sys.executable, "-m", "gradus", "--help"]) < 4.5 * yardstick
 
 
 def test_help_is_shown_without_what_it_never_uses_and_others_find_that_in_its_place():

@@ -5,11 +5,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gradus.scheduling import draft_offers
 from gradus.scheduling.draft_offers import (
     LOSS,
     MARGIN,
+    Offer,
     affordable,
-    best_offer,
     filled,
     gained,
     in_the_long_run,
@@ -23,6 +24,10 @@ EIGHT = DraftShape(7, 8)
 def chances(*of_first: float, most: int = 7) -> list[list[float]]:
     """Chances of sequences whose drafts are accepted with these probabilities, if those before them are."""
     return [[chance**place for place in range(1, most + 1)] for chance in of_first]
+
+
+def best_offer(ratios, some: list[list[float]], spares: list[float], found: list[float] | None = None) -> Offer | None:
+    return draft_offers.best_offer(ratios, some, [np.cumsum(of).tolist() for of in some], spares, found)
 
 
 def test_the_likeliest_drafts_fill_a_shape_and_those_needed_come_first():

@@ -458,7 +458,7 @@ def test_it_says_why_there_are_so_many():
     for _ in range(3000):
         device.step(0.0)
         whys.add((control.stats().drafts, control.stats().why))
-    assert "a trial" in {why for _, why in whys}
+    assert (1, "a trial") in whys
     assert control.stats().drafts == 0 and control.stats().why.startswith("drafts would make ")
 
     some = Device(adaptive(8), by_rows(0.05), 8)

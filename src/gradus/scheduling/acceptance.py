@@ -30,7 +30,7 @@ class Acceptance:
         self.news = np.zeros((4, slots), np.int64)
 
     def reset(self, slots: list[int], found: float | None = None) -> None:
-        """Forget the owners of these slots. found: the new owners' q; all requests' together if None."""
+        """Reset the records of slots with new owners. found: their q; by default, the average of all requests."""
         self._accepted[slots] = self._tried[slots] = 0.0
         self._found[slots] = self._found[-1] if found is None else found
         self.news[:, slots] = 0

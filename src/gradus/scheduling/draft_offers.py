@@ -38,18 +38,20 @@ class Offer(NamedTuple):
     gains: list[float]
 
 
-def best_offer(ratios: Ratios, chances: Chances, spares: list[float], found: list[float] | None) -> Offer | None:
+def best_offer(
+    ratios: Ratios, chances: Chances, sums: Chances, spares: list[float], found: list[float] | None
+) -> Offer | None:
     """Return the steps with the most tokens per second in the long run. None where no drafts reach MARGIN.
 
     A shape is filled with the likeliest drafts. Where those come at the expense of some, though drafts of their own can
     make up for the longer step, it is also filled with what each sequence needs, and then with the likeliest of the
     others: of eight that copy, each gets a few drafts, instead of two of them all.
 
-    spares: how many steps each sequence may still lose. found: how likely each has drafts at all, where a step runs
+    sums: of the chances: the tokens that a sequence gains from one draft, two, and so on. spares: how many steps each
+    sequence may still lose. found: how likely each has drafts at all, where a step runs
     only the rows of drafts that were found; None where it runs all rows of its shape.
     """
     best: Offer | None = None
-    sums = [[*accumulate(of)] for of in chances]  # by sequence: tokens gained from one draft, two, and so on
     owed = [min(spare, 0.0) for spare in spares]
     least = min([of[-1] + debt for of, debt in zip(sums, owed, strict=True)])
     for bound, shape, ratio in sorted(_bounds(ratios, chances, least, found), reverse=True):

@@ -1,10 +1,11 @@
 """The shapes of steps that verify drafts: a GPU captures them, and drafts are chosen among them. No torch here.
 
 A step has B sequences with up to K drafts each, and rows for E drafts in all: a batch of eight sequences, two of them
-copying, needs 14 rows more, not 56. E is B · K, half of that, a quarter, and so on, so a step has at most twice the
-rows that it needs, or a few. Where each draft is one more pass of the drafter, K is one of a few numbers; otherwise it
-is the maximum, or SHORT where a step has hardly more rows than sequences: attention takes longer for every sequence
-that may have more new tokens than its smallest tile holds.
+copying, needs 14 rows more, not 56. E is B · K (or all the rows there are, where a step runs only the drafts found),
+half of that, a quarter, and so on, so a step has at most twice the rows that it needs, or a few. Where each draft is
+one more pass of the drafter, K is one of a few numbers; otherwise it is the maximum, or SHORT where a step has hardly
+more rows than sequences: attention takes longer for every sequence that may have more new tokens than its smallest tile
+holds.
 """
 
 from collections.abc import Iterator

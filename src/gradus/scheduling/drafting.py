@@ -174,10 +174,10 @@ class DraftControl:
         limit = (1 + float(totals[:, -1].mean())) / min(ratios.values())  # as if all drafts had rows in any shape
         if self.shapes.padded and limit < MARGIN:
             return self._quiet(f"drafts would make at most {limit:.2f} times the tokens per second")
-        spares = self._spare(slots)
-        if self.shapes.padded and not affordable(spares, totals[:, -1].tolist(), min(ratios.values())):
+        spares, sums = self._spare(slots), totals.tolist()
+        if self.shapes.padded and not affordable(spares, [of[-1] for of in sums], min(ratios.values())):
             return Choice(NO_DRAFTS, UNAFFORDABLE)  # whatever the shape
-        best = best_offer(ratios, chances.tolist(), spares, self._found(slots))
+        best = best_offer(ratios, chances.tolist(), sums, spares, self._found(slots))
         if best is None:
             return self._quiet(f"drafts would make less than {MARGIN} times the tokens per second")
         if not affordable(spares, best.gains, best.ratio):
