@@ -13,8 +13,8 @@ from tests.capabilities.table import CHANGING, SWITCHES, Asked, asked, settings_
 Answer = dict[str, Any]
 Scores = tuple[TokenLogprob, ...] | None
 
-NEAR = 1e-4
-"""Log-probabilities may differ by this: sums differ in their order."""
+NEAR = 3e-3
+"""Log-probabilities may differ by this: sums differ in their order, and then fp8 rounds a key up instead of down."""
 
 
 def answers(llm: LLM, requests: list[Asked]) -> list[list[Answer]]:

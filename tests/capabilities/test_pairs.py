@@ -43,7 +43,7 @@ TOGETHER = [
     ("speculate", *COMMON, "token_budget", *OFF),
 ]
 RANKS = {"tensor_parallel", "pipeline_parallel"}
-SOME = slice(None, None, 7)
+SOME = slice(6, None, 7)
 
 
 def test_every_setting_and_every_field_has_a_case():
