@@ -77,6 +77,7 @@ def test_a_matrix_of_a_model_takes_it_for_a_prompt(monkeypatch):
     linear.assign("weight", 0, torch.randn(4096, 4096, device="cuda") / 64)
     x, stream = torch.randn(2, 5000, 4096, device="cuda").bfloat16()
     twin = view(linear)
+    assert isinstance(twin, fuse_quantized.FusedInt8)
     found = twin(x), twin.onto(stream.clone(), x)
     rounded = quantize(x, torch.int8, None)
     wanted = [

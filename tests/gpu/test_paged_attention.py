@@ -145,8 +145,8 @@ def test_what_is_stored_in_8_bits_is_what_torch_stores(tokens, dtype):
     storage = torch.zeros(2, tokens // 16 + 3, 16, kv_heads, head_dim, device="cuda").to(E4M3)
     scales = torch.zeros(2, tokens // 16 + 3, kv_heads, 16, device="cuda")
     expected, expected_scales = storage.clone(), scales.clone()
-    q = rope_store(qkv, *storage, slots, scales=tuple(scales))  # not rotated: so there is nothing to sum
-    right = rope_store_reference(qkv, *expected, slots, scales=tuple(expected_scales))
+    q = rope_store(qkv, storage[0], storage[1], slots, scales=(scales[0], scales[1]))  # unrotated: nothing to sum
+    right = rope_store_reference(qkv, expected[0], expected[1], slots, scales=(expected_scales[0], expected_scales[1]))
     torch.testing.assert_close(q, right, rtol=0, atol=0)
     torch.testing.assert_close(scales, expected_scales, rtol=0, atol=0, equal_nan=True)
     torch.testing.assert_close(storage.float(), expected.float(), rtol=0, atol=0, equal_nan=True)
