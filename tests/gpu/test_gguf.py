@@ -47,6 +47,7 @@ def matrix(kind, rows: int, width: int):
     return Blocks(torch.from_numpy(blocks).cuda(), form), torch.from_numpy(gguf.quants.dequantize(blocks, kind)).cuda()
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("dtype", ROUNDING)
 @pytest.mark.parametrize("kind", KEPT)
 def test_rows_are_widened_and_looked_up_to_the_bit(kind, dtype):
@@ -87,6 +88,7 @@ def test_a_product_is_that_of_the_wide_matrix(kind, rows, dtype):
             assert_close(found, (torch.nn.functional.silu(gate) * up).to(dtype))
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "gemma3"])
 def test_an_engine_s_tokens_are_those_of_the_widened_file(tmp_path, family):
     """float32, so that no two logits are close enough to change places; graphs, long prompts, and a mix of formats."""

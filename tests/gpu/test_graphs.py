@@ -209,6 +209,7 @@ def test_a_mixture_of_parameters_gives_the_cpus_tokens_and_log_probabilities(
     assert_same(answers(engine, mixture("tiny-llama")), sampled_on_the_cpu)
 
 
+@pytest.mark.quick
 def test_a_step_draws_plainly_unless_one_of_its_rows_asks_for_more(sampled_on_the_cpu, monkeypatch):
     """Two graphs per size, and slots whose owners are of one kind, then of the other."""
     config = EngineConfig(limits_of("tiny-llama"), max_sequences=2)

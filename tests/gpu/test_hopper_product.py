@@ -51,6 +51,7 @@ def multiplied(x: Rounded, weights: EightBitWeights, launch: HopperLaunch, strea
     return out
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("launch", [ALONE, ONTO], ids=["alone", "onto"])
 @pytest.mark.parametrize("n, steps", [(512, 1), (1024, 3), (4096, 16), (6144, 7)])
 @pytest.mark.parametrize("m", [1, 64, 100, 300, 2048, 4097])

@@ -33,6 +33,7 @@ def assert_close(out: Tensor, reference: Tensor) -> None:
     assert error < ROUNDING[out.dtype], f"off by {error:.1e}"  # NaN is not below anything
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("rows", "width"), [(1, 768), (3, 2048), (257, 4096), (5, 640), (2, 80), (4, 1)])
 def test_norms_with_a_residual(rows, width, dtype):
@@ -326,6 +327,7 @@ def test_samples_are_those_of_the_torch_sampler(rows, vocab_size, dtype):
         assert torch.equal(tokens, sample_reference(logits, seeds, positions, temperatures))
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("rows", [1, 256])
 def test_a_step_of_decodes_starts_and_ends_in_the_tables_of_its_slots(rows):
     from gradus.bench.references.step import places_reference, sample_reference

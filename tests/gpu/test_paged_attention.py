@@ -63,6 +63,7 @@ def test_pages_windows_and_soft_caps(page, window, softcap):
     )
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("heads, group", [(8, 1), (3, 3), (1, 7), (2, 16), (1, 20)])
 def test_groups(heads, group):
     assert_close(Step(SPANS, heads=heads, group=group, head_dim=64, dtype=torch.bfloat16, device="cuda"))
@@ -134,6 +135,7 @@ def test_decodes_turn_their_heads_and_store_8_bits(group, head_dim, norms, spans
         torch.testing.assert_close(found, right, rtol=0, atol=0, equal_nan=True)
 
 
+@pytest.mark.quick
 @needs_fp8
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
 @pytest.mark.parametrize("tokens", [3, 700])

@@ -30,6 +30,7 @@ def expected():
     return forward
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize(
     "settings",
     [

@@ -159,6 +159,7 @@ def test_weights_unpacked_in_registers_are_the_scheme_s_to_the_bit(group, dtype)
             assert torch.equal(out.t(), expected), (unpack, tile)
 
 
+@pytest.mark.quick
 @torch.inference_mode()
 def test_a_product_of_integers_is_exact_in_every_tile():
     from gradus.kernels.quantized.eight_bits import EightBitWeights, eight_bit_product, library_product

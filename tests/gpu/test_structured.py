@@ -71,6 +71,7 @@ def test_answers_do_not_depend_on_how_they_are_computed(settings, plain):
     assert answers(**settings) == plain
 
 
+@pytest.mark.quick
 def test_masks_are_wide_enough_for_logits_beyond_the_tokenizer():
     with LLM("random:qwen3-0.6b", device="cuda", max_sequences=8, context_length=512) as llm:
         done = llm.generate(

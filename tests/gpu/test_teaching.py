@@ -45,6 +45,7 @@ def test_paged_attention_does_what_the_formula_says(shape, spans, options, dtype
     assert (found.double() - expected).norm() <= (1e-5 if dtype == torch.float32 else 1e-2) * expected.norm()
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize(("rows", "width"), [(1, 1024), (64, 896), (8192, 2048), (3, 1)])
 def test_the_norm_adds_and_normalizes(rows, width, dtype):

@@ -63,6 +63,7 @@ def ranks(tmp_path_factory):
     return [dict(np.load(out)) for out in outs]
 
 
+@pytest.mark.quick
 def test_all_activations_have_the_same_bits_on_both_ranks(ranks):
     first, second = ranks
     assert first.keys() == second.keys()
