@@ -1,4 +1,4 @@
-"""What runs on the GPU in an engine: its runner, its model's view, its graphs, by their types.
+"""Typed access to the parts of an engine on a GPU: its runner, its model's view, its graphs.
 
 An engine promises no more than `Runner.run`. Tests that look further do it here, so that mypy sees what they read.
 """

@@ -1,7 +1,7 @@
-"""What pages say about what exists is true: routes, settings, commands, files, names; and what they say is missing.
+"""Pages are right about what exists: routes, settings, commands, files, names. They deny nothing that exists.
 
-Words for what does not exist yet are the first to become wrong: whoever adds the thing does not look for them. So each
-sentence that has such words is listed here, with the refusal in the source that makes it true.
+A sentence about a missing feature becomes wrong when the feature is added elsewhere. So each such sentence is listed
+here, with the refusal in the source that makes it true.
 """
 
 import importlib
@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src" / "gradus"
 CONFIGS = sorted((ROOT / "configs").glob("*.yaml"))
 PAGES = [
-    *(page for page in sorted(ROOT.glob("*.md")) if page.name != "CHANGELOG.md"),  # it tells what was
+    *(page for page in sorted(ROOT.glob("*.md")) if page.name != "CHANGELOG.md"),  # a history
     *(page for folder in ("docs", "phases", "benchmarks", "configs") for page in sorted((ROOT / folder).rglob("*.md"))),
     ROOT / "reports" / "README.md",
     *CONFIGS,
@@ -67,7 +67,7 @@ PROVEN = {
     ),
 }
 
-# What no machine has run: a measurement would end the sentence, not a change of the code.
+# Runs that no machine has made: a measurement would make these sentences wrong, not a change of the code.
 UNSEEN = {
     ("docs/design/cpu.md", "No ARM processor has run them yet"),
     ("docs/design/parallel.md", "which no two ranks on kernels have been asked for yet"),
@@ -229,7 +229,7 @@ def test_the_check_for_commands_catches(line):
 
 
 FILE = re.compile(r"[\w*-][\w.*-]*(?:/[\w.*-]+)*(?:/|\.(?:py|md|json|yaml|toml|css|js|html))")
-# Of checkpoints, of a student, of other programs, or patterns of names.
+# Files of checkpoints, students and other programs, and patterns of names.
 NOT_OURS = {
     "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "application/json",
     "phases/pNN_name/", "my-reports/", "exercises/p07", "results.json", "report.md",
