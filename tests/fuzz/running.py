@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from tests.fuzz.mutations import mutated
 
 CANARIES: list[dict[str, Any]] = [
@@ -39,6 +41,7 @@ class Served:
     """A server under attack. faults: answers that no request may get."""
 
     port: int
+    process: psutil.Process
     faults: list[str] = field(default_factory=list)
     statuses: Counter[int] = field(default_factory=Counter)
 
@@ -113,7 +116,7 @@ def served(port: int, log: Path, *arguments: str) -> Iterator[Served]:
     with log.open("w") as written:
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=written)
     try:
-        server = Served(port)
+        server = Served(port, psutil.Process(process.pid))
         ends = time.monotonic() + 120
         while True:
             assert process.poll() is None and time.monotonic() < ends, log.read_text()
