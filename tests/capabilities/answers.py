@@ -39,10 +39,11 @@ def written(done: Completion) -> Answer:
 
 
 @cache
-def reference(*changing: str) -> list[list[Answer]]:
+def reference(*changing: str, device: str = "cpu") -> list[list[Answer]]:
     """Return the answers with every optimization switched off, to one request after the other."""
     assert set(changing) <= set(CHANGING)
-    settings = settings_of(*changing) | {"switch_off": SWITCHES, "max_sequences": 1}
+    off = SWITCHES if device == "cpu" else (*SWITCHES, "graphs")
+    settings = settings_of(*changing, device=device) | {"switch_off": off, "max_sequences": 1}
     with LLM(**settings) as llm:
         return [answers(llm, [request])[0] for request in asked()]
 

@@ -69,7 +69,7 @@ ALTERNATIVES: set[Pair] = {frozenset({"speculate", "speculate, a draft model"})}
 """Values of one setting."""
 
 
-def settings_of(*names: str) -> dict[str, Any]:
+def settings_of(*names: str, device: str = "cpu") -> dict[str, Any]:
     """Merge the settings of these capabilities."""
     merged: dict[str, Any] = {"model": "random:tiny-llama"}
     for name in names:
@@ -77,7 +77,7 @@ def settings_of(*names: str) -> dict[str, Any]:
             merged["switch_off"] = (*merged.get("switch_off", ()), name)
         else:
             merged |= CHANGING.get(name) or SAME[name]
-    return PLAIN | merged
+    return PLAIN | merged | {"device": device}
 
 
 def pairs_of_settings() -> list[tuple[str, str]]:
