@@ -15,6 +15,7 @@ from gradus.errors import ConfigError, RequestError
 from gradus.text import conversation
 from gradus.text.completion import Completion
 from gradus.text.conversation import Takes
+from gradus.text.stops import NO_CONTROLS, Controls
 from gradus.text.stream import Piece, TextStream, piece
 from gradus.text.tools import history
 from gradus.text.tools.answer import AnswerParser, AnswerStream, Thoughts
@@ -61,6 +62,11 @@ class Dialect:
         """The markers that are tokens, by id."""
         decode = self.tokenizer.token_bytes
         return {token: Mark(text, decode(token).decode("utf-8", "replace")) for text, token in self.markers.items()}
+
+    @cached_property
+    def controls(self) -> Controls:
+        """The control tokens that stop strings may name."""
+        return Controls.of(self.tokenizer)
 
     def turn(
         self, tools: Any = None, choice: Any = None, *, parallel: bool | None = None, envelope: bool = False
@@ -234,7 +240,9 @@ class Turn:
             self.dialect.markers,
             MAX_CALLS if self.choice.parallel else 1,
         )
-        return AnswerStream(Marks(TextStream(decode, params.stop, params.min_tokens), self.dialect.marks), parser)
+        controls = self.dialect.controls if params.stop else NO_CONTROLS
+        text = TextStream(decode, params.stop, params.min_tokens, controls)
+        return AnswerStream(Marks(text, self.dialect.marks), parser)
 
     def answer(
         self,
