@@ -15,6 +15,7 @@ from gradus.server.api.frames import event as written
 from gradus.text.tools.events import Reasoning, Text, ToolArguments
 from tests.server.conftest import eventually, running
 from tests.server.saying import CALL, THOUGHT, SayingCore
+from tests.text.templates import LLAMA
 from tests.text.tools.builders import tokenizer
 
 TOOL = {
@@ -356,6 +357,19 @@ def test_the_model_can_be_asked_to_think_between_calls_only(server):
     result = {"type": "tool_result", "tool_use_id": "toolu_01", "content": "sunny"}
     turn = [USER, {"role": "assistant", "content": [CALLED]}, {"role": "user", "content": [result]}]
     assert prompt(server, messages=turn, thinking={"type": "between_tools"}).endswith("<|im_start|>assistant\n")
+
+
+def test_two_calls_at_once_reach_a_template_that_takes_one(serving):
+    server = serving(partial(SayingCore, template=LLAMA))
+    second = {**CALLED, "id": "toolu_02", "input": {"place": "Bonn"}}
+    results = [
+        {"type": "tool_result", "tool_use_id": each["id"], "content": f"in {each['id']}"} for each in (second, CALLED)
+    ]
+    turn = [USER, {"role": "assistant", "content": [CALLED, second]}, {"role": "user", "content": results}]
+    for tools in ([], [TOOL]):
+        text = prompt(server, messages=turn, tools=tools)
+        places = [text.index(part) for part in (USER["content"], "in toolu_01", "Bonn", "in toolu_02")]
+        assert places == sorted(places)
 
 
 def test_the_template_learns_of_the_effort_and_an_unknown_one_is_no_error(serving):
