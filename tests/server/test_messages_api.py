@@ -643,6 +643,11 @@ def test_numbers_strings_and_brackets_that_are_cut(text, members):
     json.dumps(members).encode()
 
 
+@pytest.mark.parametrize("text", ['{"a":' + "[" * 5000, '{"a":' + "[" * 5000 + "]" * 5000 + "}", '{"a":' * 5000 + "1"])
+def test_arguments_nested_deeper_than_python_parses_have_no_members(text):
+    assert whole_members(text) == {}
+
+
 @given(st.recursive(st.text() | st.none() | st.integers(), lambda inner: st.lists(inner) | st.dictionaries(
     st.sampled_from(["type", "text", "role", "content", "tool_use_id", "input", "id", "name", "source", "data"]),
     inner | st.sampled_from(["text", "tool_use", "tool_result", "thinking", "user", "system", "assistant", "image"]),

@@ -26,6 +26,7 @@ TEMPLATES = {
             user_after_results=False,
             late_results=False,
             stray_results=False,
+            unanswered_calls=False,
             no_user_first=False,
         ),
     ),
@@ -129,10 +130,10 @@ def test_every_word_of_every_conversation_reaches_every_template_once(name, mess
 ROLES = st.sampled_from(["user", "assistant", "system", "call", "calls", "stray"])
 
 
-@given(st.lists(st.tuples(ROLES, st.integers(0, 3)), min_size=1, max_size=7), st.booleans())
+@given(st.lists(st.tuples(ROLES, st.sampled_from((0, 1, 2, 9))), min_size=1, max_size=7), st.booleans())
 @pytest.mark.parametrize("name", TEMPLATES)
-def test_every_conversation_with_all_its_results_reaches_every_template(name, turns, tools):
-    """Turns in any order; a number says how many turns later the results of a turn's calls arrive."""
+def test_any_order_of_turns_calls_and_results_reaches_every_template(name, turns, tools):
+    """A number says how many turns later the results of a turn's calls arrive: with 9, never."""
     messages, due = [], []
     for place, (role, later) in enumerate(turns):
         if role in ("call", "calls"):
@@ -146,7 +147,7 @@ def test_every_conversation_with_all_its_results_reaches_every_template(name, tu
             messages.append(said(role, f"Turn-{place}."))
         messages += [message for at, message in due if at == place]
         due = [(at, message) for at, message in due if at != place]
-    messages += [message for _, message in due] + [said("user", "Last.")]
+    messages += [message for at, message in due if at < 9] + [said("user", "Last.")]
     text = FRONT_ENDS[name].tokenizer.decode(
         FRONT_ENDS[name].chat_prompt(messages, tools=TOOLS if tools else []), skip_special=False
     )
@@ -205,6 +206,19 @@ def test_a_result_of_no_call_is_said_by_the_user_where_a_template_insists():
     assert arranged(messages, Takes(stray_results=False)) == [*messages[:3], said("user", "Result of f:\nb")]
 
 
+def test_a_call_without_a_result_gets_an_empty_one_where_a_template_insists():
+    messages = [
+        said("assistant", "", tool_calls=TWO),
+        RESULTS[0],
+        said("user", "x"),
+        said("assistant", "", tool_calls=TWO),
+    ]
+    messages[-1] = said("assistant", "", tool_calls=[call("f", id="c")])
+    assert arranged(messages, Takes()) == messages
+    made = {"role": "tool", "content": "", "tool_call_id": "a"}
+    assert arranged(messages, Takes(unanswered_calls=False)) == [messages[0], made, *messages[1:]], "not at the end"
+
+
 def test_an_empty_turn_of_the_user_comes_first_where_a_template_insists():
     for system in ([], [said("system", "s")]):
         for rest in ([said("assistant", "a")], [], [said("user", "u")]):
@@ -243,6 +257,16 @@ def test_reading_a_conversation_twice_changes_nothing():
          r'messages\[0\].content\[0\].type must be "text": this model reads nothing else, got \'image_url\''),
         ([said("user", [{"type": "text", "text": 5}])], r"messages\[0\].content\[0\].text must be a text"),
         ([said("user", ["x"])], r"messages\[0\].content\[0\] must be"),
+        ([said("assistant", "x", tool_calls=True)], r"messages\[0\].tool_calls must be a list of calls, got True"),
+        ([said("assistant", "x", tool_calls={})], r"messages\[0\].tool_calls must be a list of calls"),
+        ([said("assistant", "x", tool_calls=[call(), None])], r"messages\[0\].tool_calls\[1\] must be"),
+        ([said("assistant", "x", tool_calls=[call(id=True)])], r"messages\[0\].tool_calls\[0\].id must be a text"),
+        ([said("assistant", "x", tool_calls=[call(id=[])])], r"messages\[0\].tool_calls\[0\].id must be a text"),
+        ([said("assistant", "x", tool_calls=[call(name={})])], r"tool_calls\[0\].function.name must be a text"),
+        ([said("assistant", "x", tool_calls=[call(function="f")])], r"tool_calls\[0\].function must be an object"),
+        ([said("assistant", "x", function_call="f")], r"messages\[0\].function_call must be an object"),
+        ([said("tool", "x", tool_call_id=[1])], r"messages\[0\].tool_call_id must be a text"),
+        ([said("user", "x", name={})], r"messages\[0\].name must be a text"),
     ],
 )  # fmt: skip
 def test_what_no_model_can_read_is_refused_in_one_line(messages, words):

@@ -19,7 +19,8 @@ class Takes:
     system: a system message at the beginning. late_system: another one later, in its place. neighbors: consecutive
     messages of one role. user_after_results: a user's turn right after the results of calls. parallel_calls: several
     calls in one message. late_results: a turn between calls and their results. stray_results: results of no call.
-    no_user_first: a conversation that begins with another turn than the user's, or has none.
+    unanswered_calls: calls without results. no_user_first: a conversation that begins with another turn than the
+    user's, or has none.
     """
 
     system: bool = True
@@ -29,6 +30,7 @@ class Takes:
     parallel_calls: bool = True
     late_results: bool = True
     stray_results: bool = True
+    unanswered_calls: bool = True
     no_user_first: bool = True
 
 
@@ -61,6 +63,7 @@ def takes(render: Callable[[list[Message]], str]) -> Takes:
         late_results=not called
         or (shown("user", "call", "user", "tool", "assistant") and shown("user", "call", "assistant", "tool", "user")),
         stray_results=not called or (shown("user", "assistant", "tool", "user") and shown("user", "tool", "user")),
+        unanswered_calls=not called or shown("user", "call", "user"),
         no_user_first=all(shown(*turns) for turns in first) or not shown("nothing", "assistant", "user"),
     )
 
@@ -97,14 +100,17 @@ def _example(turns: Sequence[str]) -> tuple[list[Message], list[str]]:
 def arranged(messages: Sequence[Message], takes: Takes) -> list[Message]:
     """Arrange a conversation in a form that the template accepts.
 
-    System messages at the beginning become one. Later ones, and the first one if the template has no place for it,
-    join the next user's turn; after the last turn, they become a turn of their own. Results move behind their calls,
-    each call in a message of its own if need be; results of no call become words of the user. An empty user's turn is
-    inserted at the beginning, and an empty assistant's turn between results and the user, if the template needs them.
+    System messages at the beginning become one. Later ones, and the first one if the template has no place for it, join
+    the next user's turn; after the last turn, they become a turn of their own. Results move behind their calls, each
+    call in a message of its own if need be; results of no call become words of the user, and calls without results get
+    empty ones. An empty user's turn is inserted at the beginning, and an empty assistant's turn between results and the
+    user, if the template needs them.
     """
     found = _systems_placed(messages, takes)
     if not (takes.late_results and takes.parallel_calls):
         found = _results_placed(found, one_by_one=not takes.parallel_calls)
+    if not takes.unanswered_calls:
+        found = _calls_answered(found)
     if not takes.stray_results:
         found = _strays_said(found)
     if not takes.no_user_first:
@@ -165,6 +171,18 @@ def _one_by_one(message: Message) -> list[Message]:
         return [message]
     others: list[Message] = [{"role": "assistant", "content": "", "tool_calls": [call]} for call in calls[1:]]
     return [message | {"tool_calls": [calls[0]]}, *others]
+
+
+def _calls_answered(messages: Sequence[Message]) -> list[Message]:
+    """Insert empty results of calls that have none, unless they end the conversation."""
+    answered = {message.get("tool_call_id") for message in messages}
+    found: list[Message] = []
+    for message in messages:
+        found.append(message)
+        missing = [call["id"] for call in message.get("tool_calls", ()) if call["id"] not in answered]
+        if message is not messages[-1]:
+            found += [{"role": "tool", "content": "", "tool_call_id": each} for each in missing]
+    return found
 
 
 def _strays_said(messages: Sequence[Message]) -> list[Message]:

@@ -43,13 +43,42 @@ def _message(given: Any, where: str) -> Message:
         _refuse(f"{where}.role", f"one of {', '.join(ROLES)}", role)
     message["role"] = ROLE_NOW.get(role, role)
     if "function_call" in message and "tool_calls" not in message:
-        message["tool_calls"] = [{"type": "function", "function": message.pop("function_call")}]
+        called = message.pop("function_call")
+        if not isinstance(called, Mapping):
+            _refuse(f"{where}.function_call", "an object with a name and arguments", called)
+        message["tool_calls"] = [{"type": "function", "function": called}]
+    if "tool_calls" in message:
+        message["tool_calls"] = _calls(message["tool_calls"], f"{where}.tool_calls")
+    for name in ("tool_call_id", "name"):
+        check_text(message.get(name), f"{where}.{name}")
     for name in ("reasoning", "reasoning_content"):
         if not isinstance(message.get(name), str):
             message.pop(name, None)
     silent = "content" not in message and message["role"] in ("assistant", "tool")
     message["content"] = "" if silent else text_of(message.get("content"), f"{where}.content")
     return message
+
+
+def _calls(calls: Any, where: str) -> list[Mapping[str, Any]]:
+    """Check what is read of calls: ids, and functions' names. Arguments may be anything, for a model wrote them."""
+    if not isinstance(calls, list | tuple):
+        _refuse(where, "a list of calls", calls)
+    for index, call in enumerate(calls):
+        place = f"{where}[{index}]"
+        if not isinstance(call, Mapping):
+            _refuse(place, '{"id": …, "type": "function", "function": …}', call)
+        function = call.get("function")
+        if function is not None and not isinstance(function, Mapping):
+            _refuse(f"{place}.function", "an object with a name and arguments", function)
+        check_text(call.get("id"), f"{place}.id")
+        check_text((call if function is None else function).get("name"), f"{place}.function.name")
+    return list(calls)
+
+
+def check_text(value: Any, where: str) -> None:
+    """Raise RequestError for an id or a name that is given and no text. Clients that count calls may send numbers."""
+    if isinstance(value, bool) or not isinstance(value, str | int | None):
+        _refuse(where, "a text", value)
 
 
 def text_of(content: Any, where: str) -> str:
