@@ -69,7 +69,7 @@ def takes(render: Callable[[list[Message]], str]) -> Takes:
 
 
 def _example(turns: Sequence[str]) -> tuple[list[Message], list[str]]:
-    """Make a conversation of these turns. Returns its words, too: a rendered text has all of them, in their order."""
+    """Make a conversation of these turns, and list its words: a complete rendering shows them in this order."""
     messages: list[Message] = []
     words: list[str] = []
     unanswered = ["stray0000"]  # Mistral's templates insist on ids of nine characters

@@ -40,6 +40,7 @@ class Controls:
 
     def __init__(self, spellings: Mapping[int, str]) -> None:
         self.spellings = spellings
+        self._names = tuple(spellings.values())
         self.stops: Callable[[tuple[str, ...]], tuple[StopString, ...]] = functools.lru_cache(maxsize=64)(self._prepare)
 
     @classmethod
@@ -48,8 +49,7 @@ class Controls:
         return cls({token: name for token, name in spelled.items() if name})
 
     def _prepare(self, strings: tuple[str, ...]) -> tuple[StopString, ...]:
-        names = frozenset(self.spellings.values())
-        return tuple(StopString(text, failures(text), any(name in text for name in names)) for text in strings)
+        return tuple(StopString(text, failures(text), any(name in text for name in self._names)) for text in strings)
 
 
 NO_CONTROLS = Controls({})
@@ -96,7 +96,7 @@ class StopSearch:
         return held
 
     def _take(self, text: str, shown: bool) -> str:
-        found: tuple[int, int, int] | None = None  # where a string ends in `text`, where it begins, and which it is
+        found: tuple[int, int, int] | None = None  # end in `text`, beginning, and index of a string
         for index, stop in enumerate(self._stops):
             if (shown or stop.named) and (end := self._advance(index, text)):
                 begins = (end if shown else 0) - self._visible(stop, len(stop.text), bytes([shown]) * end)

@@ -95,7 +95,7 @@ class Dialect:
 
     @cached_property
     def takes_with_tools(self) -> Takes:
-        """Those that it takes with tools: some templates show these with the first user's turn, and insist on one."""
+        """The conversations that it takes with tools, which some templates show in the first user's turn."""
         return arrangement.takes(partial(self.tokenizer.render_chat, tools=[Tool("example").shown()]))
 
     def messages(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Tool] = ()) -> list[dict[str, Any]]:
