@@ -277,13 +277,18 @@ class EngineClient:
         self._nothing_runs.clear()
 
     def _begin(self, stream: Stream, requests: Sequence[Request], arrived: float) -> None:
-        for index, (handle, request) in enumerate(zip(stream.handles, requests, strict=True)):
-            stream.requests[request.id] = request
-            self._handles[request.id] = handle
-            for sample, transcript in enumerate(self.front_end.open(request, index)):
-                self._samples[handle + sample] = Sample(transcript, stream)
-            self._samples_sent += request.params.n
-            self._send(Submit.of(handle, request, arrived))
+        """Send the requests to the engine. If that fails, the stream fails, and nothing of it stays."""
+        try:
+            for index, (handle, request) in enumerate(zip(stream.handles, requests, strict=True)):
+                stream.requests[request.id] = request
+                self._handles[request.id] = handle
+                for sample, transcript in enumerate(self.front_end.open(request, index)):
+                    self._samples[handle + sample] = Sample(transcript, stream)
+                self._send(Submit.of(handle, request, arrived))
+                self._samples_sent += request.params.n
+        except Exception:
+            log.exception("request %s could not be sent to the engine", stream.ids[0])
+            self.forget(stream, RequestFailed())
 
     async def _begin_later(self, stream: Stream, makes: "Sequence[partial[Request]]") -> None:
         """Encode long prompts on the worker. Meanwhile the requests' timeouts run, and their client may leave."""
@@ -312,8 +317,9 @@ class EngineClient:
         return self._front_end
 
     def _send(self, command: Command) -> None:
-        self._watch.sent(time.monotonic())
+        """Send a command, then count it: one that cannot be encoded is not waited for."""
         self._link.send(command)
+        self._watch.sent(time.monotonic())
 
     @property
     def waiting(self) -> int:
