@@ -31,6 +31,7 @@ from gradus.server.engine.messages import (
     Loaded,
     LoadFailed,
     ModelInfo,
+    Ping,
     Report,
     SampleOutput,
     SelfChecked,
@@ -203,7 +204,7 @@ class EngineLoop:
         while not self._commands.empty():
             commands.append(self._commands.get())
         self._commands_taken += len(commands)
-        self._unchecked = True
+        self._unchecked |= any(not isinstance(command, Ping) for command in commands)
         return commands
 
     def _sleep(self) -> Command:
@@ -229,7 +230,9 @@ class EngineLoop:
         self._unchecked = False
         self._next_check = time.monotonic() + SELF_CHECK_INTERVAL_S
 
-    def _obey(self, command: Submit | Cancel, report: Report) -> None:
+    def _obey(self, command: Submit | Cancel | Ping, report: Report) -> None:
+        if isinstance(command, Ping):
+            return  # the turn's report is the answer
         if isinstance(command, Submit):
             self._submit(command, report)
         elif name := self._names.get(command.handle):
