@@ -1,6 +1,7 @@
 """Slow work on texts takes turns by key, ends with its client, and is bounded."""
 
 import asyncio
+import dataclasses
 import threading
 import time
 from functools import partial
@@ -184,6 +185,26 @@ def test_a_body_of_many_prompts_lets_another_key_in_between(monkeypatch):
     playing(play)
 
 
+@pytest.mark.parametrize("prompt", ["a" * 9, "a" * 10_000], ids=["short", "long"])
+def test_more_log_probabilities_of_prompts_than_the_server_allows_are_refused(monkeypatch, prompt):
+    monkeypatch.setattr("tests.server.scripted.ScriptedTokenizer.encode", lambda self, text, **_: [1] * 9)
+
+    async def play(client, link, load):
+        client.front_end.limits = dataclasses.replace(client.front_end.limits, prompt_logprobs=True)
+        for top, accepted in ((1, True), (2, False)):
+            try:
+                stream = client.submit(Ask(prompt, SamplingParams(max_tokens=1, prompt_logprobs=top)))
+                await until(lambda stream=stream: not client._beginnings)
+                if stream.ended:
+                    await stream.accepted()
+                assert accepted
+            except RequestError as refused:
+                assert refused.param == "prompt_logprobs" and not accepted
+        assert len(link.sent) == client.waiting == 1
+
+    playing(play, max_prompt_logprobs=18)
+
+
 # -- over HTTP ---------------------------------------------------------------------------------------------------------
 
 
@@ -220,9 +241,7 @@ def test_long_texts_of_clients_that_left_delay_nobody(serving, path, body):
     if path == "/tokenize":
         assert server.http.post(path, json={"prompt": "ab"}).json()["tokens"] == [97, 98]
     else:
-        assert (
-            server.generate(prompt="a" * 5000, max_tokens=1).json()["error"]["param"] == "prompt"
-        )  # too long
+        assert server.generate(prompt="a" * 5000, max_tokens=1).json()["error"]["param"] == "prompt"  # too long
     assert time.monotonic() - started < 3  # 100 of them would take 30 s
 
 

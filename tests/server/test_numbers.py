@@ -7,6 +7,7 @@ import pytest
 
 from gradus.engine.request import ModelLimits, Request, SamplingParams, SchedulingParams
 from gradus.errors import RequestError
+from gradus.server.client import check_prompt_logprobs
 from gradus.server.engine.messages import Submit
 from gradus.server.engine.wire import commands_and_load, frame
 
@@ -52,3 +53,14 @@ def test_a_k_beyond_the_vocabulary_is_off_and_one_beyond_64_bits_is_refused():
     assert SamplingParams(top_k=2**63 - 1).top_k == 2**63 - 1
     with pytest.raises(RequestError, match=r"top_k must be a whole number between -1 and 2\*\*63 - 1, got 92233"):
         SamplingParams(top_k=2**63)
+
+
+def test_log_probabilities_of_prompts_are_bounded_per_body_with_all_that_multiplies_them():
+    def asking(tokens, samples, top):
+        return Request.create("r", [1] * tokens, SamplingParams(n=samples, prompt_logprobs=top), LIMITS)
+
+    check_prompt_logprobs([asking(10, 2, 4), asking(63, 128, None)], 100)
+    check_prompt_logprobs([asking(10, 1, 4), asking(50, 1, 0)], 100)
+    for body in ([asking(51, 1, 1)], [asking(26, 2, 1)], [asking(10, 1, 4), asking(51, 1, 0)]):
+        with pytest.raises(RequestError, match=r"at most 100 log-probabilities .*max_prompt_logprobs\), got 10[1-4]"):
+            check_prompt_logprobs(body, 100)

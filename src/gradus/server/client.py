@@ -244,6 +244,7 @@ class EngineClient:
         timeout = max(limited.timeout or 0.0 for limited in limits)
         if all(ask.short for ask in asks) and len(asks) <= MOST_AT_ONCE:
             requests = [guarded(make) for make in makes]
+            check_prompt_logprobs(requests, self.config.max_prompt_logprobs)
             self._enter(stream, timeout)
             self._begin(stream, requests, time.monotonic())
         else:
@@ -284,11 +285,15 @@ class EngineClient:
         error = encoded.exception()
         if stream not in self._beginnings:  # it was closed
             return
-        if error is not None:
-            self._close(stream, error if isinstance(error, Exception) else RequestFailed())
-            return
-        del self._beginnings[stream]
-        self._begin(stream, encoded.result(), arrived)
+        try:
+            if error is not None:
+                raise error if isinstance(error, GradusError) else RequestFailed()
+            check_prompt_logprobs(encoded.result(), self.config.max_prompt_logprobs)
+        except GradusError as refusal:
+            self._close(stream, refusal)
+        else:
+            del self._beginnings[stream]
+            self._begin(stream, encoded.result(), arrived)
 
     def _begin(self, stream: Stream, requests: Sequence[Request], arrived: float) -> None:
         """Send the requests to the engine. If that fails, the stream fails, and nothing of it stays."""
@@ -540,6 +545,21 @@ class EngineClient:
             self._close(stream, None)
         elif stream.buffered > self.config.max_buffered:
             stream.stall()
+
+
+def check_prompt_logprobs(requests: Iterable[Request], most: int) -> None:
+    """Raises RequestError if one body asks for more log-probabilities of its prompts than the server can write
+    quickly."""
+    asking = [request for request in requests if request.params.prompt_logprobs is not None]
+    wanted = sum([one.params.n * len(one.prompt) * (1 + (one.params.prompt_logprobs or 0)) for one in asking])
+    if wanted > most:
+        limit = f"at most {most} log-probabilities (this server's max_prompt_logprobs)"
+        raise RequestError(
+            f"prompt_logprobs: {limit}, got {wanted}: the prompt's tokens times (1 + prompt_logprobs), per sample",
+            param="prompt_logprobs",
+            limit=limit,
+            got=wanted,
+        )
 
 
 def one_line(error: str | None) -> str:

@@ -38,9 +38,7 @@ class EncodingQueue:
         self._most = most
         self._counts = counts
         self._worker = ThreadPoolExecutor(1, name)
-        self._lines: dict[
-            str, dict[Job[Any], Callable[[], Any]]
-        ] = {}  # by key; the first one is next
+        self._lines: dict[str, dict[Job[Any], Callable[[], Any]]] = {}  # by key; the first one is next
         self._busy = False
         self._jobs = self._characters = 0  # waiting or running
         self._rate = ServiceRate()

@@ -157,8 +157,8 @@ class Supervisor:
                 self.send(Ping())
 
     def _judge(self, silent: float) -> None:
-        """Act on an engine that has been silent for so many seconds. One that hangs cannot report it: it is killed, if
-        that is possible."""
+        """Act on the engine's silence, in seconds. An engine that hangs cannot report it: it is killed, if that is
+        possible."""
         limit = self._step_timeout
         if silent > limit and self.state != "failed":
             log.error("an engine step has taken more than %g s: the server is no longer healthy", limit)
