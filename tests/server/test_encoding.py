@@ -12,7 +12,7 @@ from gradus.engine.request import SamplingParams
 from gradus.errors import RequestError
 from gradus.server import encoding
 from gradus.server.api.ask import Ask
-from gradus.server.encoding import EncodingQueue
+from gradus.server.encoding import EncodingQueue, weight
 from gradus.server.measures import Counts
 from gradus.server.results import ClientGone, RequestFailed, Unavailable
 from tests.server.conftest import eventually
@@ -75,7 +75,7 @@ def test_texts_that_wait_are_bounded_by_number_and_by_size_and_a_refusal_says_wh
         queue.check_room(10 * encoding.MOST_CHARACTERS)  # alone, any text may enter
         jobs = [queue.put("a", encoding.MOST_CHARACTERS - 1, work_of) for work_of in [partial(work, 1)]]
         queue.check_room(1)
-        with pytest.raises(Unavailable, match="at most 2, of 16 Mi characters together") as refused:
+        with pytest.raises(Unavailable, match="at most 2, of 64 Mi characters together") as refused:
             queue.check_room(2)
         assert (refused.value.kind, refused.value.retry_after) == ("overloaded", 1)
         jobs.append(queue.put("b", 0, partial(work, 2)))
@@ -256,3 +256,7 @@ def test_texts_beyond_the_bound_are_refused_with_the_time_to_return(serving):
     for connection in waiting:
         server.leave(connection, reset=False)
     assert eventually(lambda: not server.client.texts._jobs)
+
+
+def test_a_list_of_token_ids_weighs_more_than_a_text():
+    assert (weight("a" * 10), weight([1] * 10)) == (10, 80)

@@ -33,7 +33,7 @@ from gradus.errors import GradusError, RequestError
 from gradus.garbage import spare_what_stays
 from gradus.server.api.ask import Ask
 from gradus.server.config import ServerConfig
-from gradus.server.encoding import EncodingQueue, Job, guarded
+from gradus.server.encoding import EncodingQueue, Job, guarded, weight
 from gradus.server.engine.link import MakeLink, link_for
 from gradus.server.engine.loop import loader
 from gradus.server.engine.messages import (
@@ -248,7 +248,7 @@ class EngineClient:
             self._enter(stream, timeout)
             self._begin(stream, requests, time.monotonic())
         else:
-            sizes = [len(ask.prompt) for ask in asks]
+            sizes = [weight(ask.prompt) for ask in asks]
             self._prompts.check_room(sum(sizes))
             self._enter(stream, timeout)
             jobs = [self._prompts.put(key, size, make) for size, make in zip(sizes, makes, strict=True)]

@@ -9,7 +9,7 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sized
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, TypeVar
@@ -24,7 +24,8 @@ T = TypeVar("T")
 Job = asyncio.Future
 """Work that waits or runs. Cancel it when its client leaves."""
 
-MOST_CHARACTERS = 16 << 20  # that wait together: seconds of encoding
+MOST_CHARACTERS = 64 << 20  # that wait together: tens of seconds of encoding, and at least as many bytes
+ID_CHARACTERS = 8  # a token id counts as many
 LONGEST_RETRY_S = 60.0
 
 
@@ -64,6 +65,10 @@ class EncodingQueue:
 
     def close(self) -> None:
         """Drop what waits. The thread ends with its present work."""
+        for line in self._lines.values():
+            for job in line:
+                job.cancel()
+        self._lines.clear()
         self._worker.shutdown(wait=False, cancel_futures=True)
 
     def _leave(self, key: str, characters: int, job: "Job[Any]") -> None:
@@ -101,6 +106,11 @@ class EncodingQueue:
         elif not job.done():
             job.set_result(running.result())
         self._next()
+
+
+def weight(prompt: Sized) -> int:
+    """Estimate a prompt's memory, in characters: each token id of a list is an object."""
+    return len(prompt) * (ID_CHARACTERS if isinstance(prompt, list) else 1)
 
 
 def guarded(work: Callable[[], T]) -> T:
