@@ -238,8 +238,8 @@ class EngineClient:
         stream.apart = any(ask.apart for ask in asks)
         limits = [self._limited(ask.scheduling) for ask in asks]
         makes = [
-            partial(ask.request, self.front_end, name, limited)
-            for ask, name, limited in zip(asks, stream.ids, limits, strict=True)
+            partial(ask.request, self.front_end, request_id, limited)
+            for ask, request_id, limited in zip(asks, stream.ids, limits, strict=True)
         ]
         timeout = max(limited.timeout or 0.0 for limited in limits)
         if all(ask.short for ask in asks) and len(asks) <= MOST_AT_ONCE:
