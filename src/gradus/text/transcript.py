@@ -39,7 +39,7 @@ class Transcript:
         self._text = TextStream(token_bytes or _nothing, request.params.stop, request.params.min_tokens, controls)
         self._tokens: list[int] = []
         self._logprobs: list[TokenLogprob] = []
-        self._prompt_logprobs: tuple[TokenLogprob, ...] = ()
+        self._prompt_logprobs = NO_LOGPROBS
 
     def plain(self, token: int) -> Delta | None:
         """Take a token that ends nothing and has no log-probability: nearly every token that a server sees.
@@ -93,7 +93,7 @@ class Transcript:
     def _delta(self, output: Output, tokens: tuple[int, ...], logprobs: Logprobs, text: str) -> Delta:
         prompt = output.prompt_logprobs
         if prompt:
-            self._prompt_logprobs = tuple(prompt)
+            self._prompt_logprobs = prompt  # still bytes: objects for a long prompt would take a second to make
         completion = None if output.finish_reason is None else self._complete(output)
         return Delta(self.request.id, self.prompt_index, self.index, text, tokens, logprobs, completion, prompt)
 
