@@ -396,7 +396,7 @@ def test_a_first_step_without_drafts_may_come_after_many_with_some():
     for _ in range(RECENT + 1):
         times.took(8, shape, 2e-3)
     times.took_plain(8, 1e-3)
-    assert times.took(8, shape, 3e-3) == 3.0
+    assert times.took(8, shape, 1.5e-3) == 1.5
 
 
 def test_a_shape_that_was_not_timed_is_judged_by_the_nearest_that_was():
