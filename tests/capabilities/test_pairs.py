@@ -1,6 +1,7 @@
 """Any two capabilities together: the answers are those of either alone, or one line refuses them."""
 
 from dataclasses import fields
+from pathlib import Path
 
 import pytest
 
@@ -42,6 +43,7 @@ TOGETHER = [
     ("speculate, a draft model", *COMMON, "quantize", *SWITCHES),
     ("speculate", *COMMON, "token_budget", *OFF),
 ]
+ROOT = Path(__file__).parents[2]
 RANKS = {"tensor_parallel", "pipeline_parallel"}
 SOME = slice(6, None, 7)
 
@@ -101,6 +103,12 @@ def test_some_of_the_requests_have_every_field():
 def test_any_two_settings_are_exact(pair):
     if frozenset(pair) not in REFUSED_SETTINGS:
         agree(pair)
+
+
+def test_the_documentation_lists_the_pairs_that_are_refused():
+    section = (ROOT / "docs/serving.md").read_text().split("## What works together")[1].split("\n## ")[0]
+    listed = {row.split(" | ")[1].removesuffix(" |") for row in section.splitlines() if row.startswith("| `")}
+    assert listed == {*REFUSED_SETTINGS.values(), *REFUSED_FIELDS.values()}
 
 
 def test_the_comparison_notices_one_wrong_token():
