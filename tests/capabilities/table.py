@@ -101,7 +101,7 @@ FIELDS: dict[str, Any] = {name: values[-1] for name, values in every_field.SAMPL
     "logprobs": 2,
     "logit_bias": {9: -2.5, 97: 3.0},
 }
-SCHEDULING: dict[str, Any] = {"priority": -2, "deadline": 500.0, "timeout": 500.0, "cache_salt": "ß"}
+SCHEDULING: dict[str, Any] = {"priority": -2, "deadline": 500.0, "timeout": 300.0, "cache_salt": "ß"}
 
 REFUSED_FIELDS: dict[Pair, str] = {
     frozenset({"structured", "ignore_eos"}): "ignore_eos must be false with `structured`, whose answers end where "

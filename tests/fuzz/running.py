@@ -90,7 +90,7 @@ class Served:
 
 def samples(content: bytes) -> list[dict[str, Any]]:
     answer = json.loads(content)
-    return answer.get("completions", [answer])
+    return answer.get("choices", [answer])
 
 
 def fault_of(status: int, answer: bytes) -> str | None:
