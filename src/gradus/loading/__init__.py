@@ -4,7 +4,8 @@
 `open_tokenizer(name)` needs no torch. Read in this order:
 
     checkpoint.py      a name to a checkpoint, a checkpoint to a model
-    folder.py          Hugging Face's layout;  safetensors.py: its tensors;  small_files.py: everything else in it
+    folder.py          Hugging Face's layout;  added_tokens.py: tokens in its other files;  safetensors.py: its tensors;
+                       small_files.py: everything else in it
     quantized/         matrices that others have quantized
     gguf/              llama.cpp's file
     llama2c.py         llama2.c's file
