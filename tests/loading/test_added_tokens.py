@@ -87,14 +87,12 @@ def test_each_fact_has_the_meaning_that_transformers_gives_it(tmp_path, fact):
     assert ours.decode(ids) == theirs.decode(ids, skip_special_tokens=True)
 
 
-@pytest.mark.parametrize("fact", FACTS)
+# one control token of one character makes every content with it a refused one
+@pytest.mark.parametrize("fact", sorted(FACTS.keys() - {"a name of a vocabulary's entry"}))
 def test_no_content_becomes_a_token_that_another_file_makes_special(tmp_path, fact):
-    _, settings, files = FACTS[fact]
-    controls = FACTS[fact][0]
+    controls, settings, files = FACTS[fact]
     template = {"chat_template": "{% for m in messages %}{{ m.content }}{% endfor %}"}
     tokenizer = open_tokenizer(str(folder_with(tmp_path / "m", controls, settings | template, files)))
-    if tokenizer.eos_token_ids == (tokenizer.token_id("a"),):
-        pytest.skip("a control token of one character: such contents are refused")
     ids = tokenizer.chat([{"role": "user", "content": TEXT}])
     assert tokenizer.special_token_ids.isdisjoint(ids)
     assert tokenizer.decode(ids) == TEXT
@@ -123,7 +121,7 @@ def test_two_files_of_another_class_are_refused(tmp_path):
     """Qwen's are cut into other words than GPT-2's, and nothing in them says how."""
     folder = folder_with(tmp_path / "m", [], {"tokenizer_class": "Qwen2Tokenizer"}, {"merges.txt": ""})
     (folder / "tokenizer.json").rename(folder / "vocab.json")
-    with pytest.raises(CheckpointError, match="of a 'Qwen2Tokenizer' only; make a tokenizer.json"):
+    with pytest.raises(CheckpointError, match=r"of a 'Qwen2Tokenizer' only; make a tokenizer\.json"):
         open_tokenizer(str(folder))
 
 
