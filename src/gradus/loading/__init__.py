@@ -10,6 +10,7 @@
     gguf/              llama.cpp's file
     llama2c.py         llama2.c's file
     tokenizer.py       text to token ids and back;  chat.py: a conversation as a prompt;  templates.py: which one
+    sandbox/           a chat template as a program that is not trusted
     fetch/             models by name and by hub id, and how they get here
     json_file.py       JSON from strangers;  quoting.py: their values in our messages
     progress.py        how long work is reported

@@ -37,7 +37,7 @@ class Declared:
     listed: list[AddedToken]
 
     def add_to(self, backend: tokenizers.Tokenizer) -> None:
-        """Add the tokens that `backend` lacks. Raises CheckpointError if a token then has another id than in the file."""
+        """Add the tokens that `backend` lacks. Raises CheckpointError if one then has another id than in its file."""
         known = backend.get_added_tokens_decoder()
         wanted = [token for _, token in sorted(self.numbered.items())]
         names = {token.content for token in self.named.values()}
