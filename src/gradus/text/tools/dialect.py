@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 from gradus.engine.request import SamplingParams
 from gradus.engine.structured import MAX_GRAMMAR_BYTES, Structured
 from gradus.errors import ConfigError, RequestError
-from gradus.text import conversation
+from gradus.text import arrangement, conversation
+from gradus.text.arrangement import Takes
 from gradus.text.completion import Completion
-from gradus.text.conversation import Takes
+from gradus.text.stops import NO_CONTROLS, Controls
 from gradus.text.stream import Piece, TextStream, piece
 from gradus.text.tools import history
 from gradus.text.tools.answer import AnswerParser, AnswerStream, Thoughts
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
     from gradus.loading import Tokenizer
 
 THOUGHTS = (Thoughts("<think>", "</think>"), Thoughts("[THINK]", "[/THINK]"))
-_EXAMPLE = {"type": "function", "function": {"name": "f", "description": "", "parameters": {"type": "object"}}}
 MOST_TAIL = 4096  # tokens of a prompt's end that are searched for an opened thought
 
 
@@ -61,6 +61,11 @@ class Dialect:
         decode = self.tokenizer.token_bytes
         return {token: Mark(text, decode(token).decode("utf-8", "replace")) for text, token in self.markers.items()}
 
+    @cached_property
+    def controls(self) -> Controls:
+        """The control tokens that stop strings may name."""
+        return Controls.of(self.tokenizer)
+
     def turn(
         self, tools: Any = None, choice: Any = None, *, parallel: bool | None = None, envelope: bool = False
     ) -> "Turn":
@@ -83,15 +88,13 @@ class Dialect:
 
     @cached_property
     def takes(self) -> Takes:
-        """The conversations without tools that the chat template takes."""
-        return conversation.takes(self.tokenizer.render_chat)
+        """The conversations that the chat template takes without tools."""
+        return arrangement.takes(self.tokenizer.render_chat)
 
     @cached_property
     def takes_with_tools(self) -> Takes:
-        """The conversations with tools that the model's template for those takes."""
-        if self.tokenizer.chat_templates.tool_use is None:
-            return self.takes
-        return conversation.takes(partial(self.tokenizer.render_chat, tools=[_EXAMPLE]))
+        """The conversations that the model's template takes with tools, which some show in the first user's turn."""
+        return arrangement.takes(partial(self.tokenizer.render_chat, tools=[Tool("example").shown()]))
 
     def shows_tools(self, has_tools: bool = True) -> bool:
         """Whether the template of a conversation with or without tools knows of tools."""
@@ -104,7 +107,7 @@ class Dialect:
         found = history.normalized(conversation.read(messages))
         if not self.shows_tools(bool(tools)):
             found = history.as_plain_text(found, self.format, tools)
-        return conversation.arranged(found, self.takes_with_tools if tools else self.takes)
+        return arrangement.arranged(found, self.takes_with_tools if tools else self.takes)
 
     def thoughts_after(self, prompt: Sequence[int]) -> Thoughts | None:
         """Find out whether a prompt leaves reasoning open: the answer begins inside it then.
@@ -245,7 +248,9 @@ class Turn:
             self.dialect.markers,
             MAX_CALLS if self.choice.parallel else 1,
         )
-        return AnswerStream(Marks(TextStream(decode, params.stop, params.min_tokens), self.dialect.marks), parser)
+        controls = self.dialect.controls if params.stop else NO_CONTROLS
+        text = TextStream(decode, params.stop, params.min_tokens, controls)
+        return AnswerStream(Marks(text, self.dialect.marks), parser)
 
     def answer(
         self,
