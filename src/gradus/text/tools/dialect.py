@@ -42,18 +42,16 @@ class Dialect:
     """
 
     def __init__(self, tokenizer: "Tokenizer", name: str | None = None) -> None:
-        template = tokenizer.chat_template
-        source = None if template is None else template.source
+        showing = tokenizer.chat_templates.choose(has_tools=True)
         if name is not None and name not in NAMES:
             raise ConfigError(f"tool_format must be one of {', '.join(NAMES)}, got {name!r}")
         self.tokenizer = tokenizer
         self.format: Format = (
-            detect(source, lambda text: tokenizer.marker_id(text) is not None)
+            detect(None if showing is None else showing.source, lambda text: tokenizer.marker_id(text) is not None)
             if name is None
             else next(each for each in FORMATS if each.name == name)
         )
-        self.shows_tools = template is not None and "tools" in template.variables
-        self.thoughts = next((each for each in THOUGHTS if _thinks(each, tokenizer, source)), None)
+        self.thoughts = next((each for each in THOUGHTS if _thinks(each, tokenizer)), None)
         spelled = [*self.format.markers, *((self.thoughts.opening, self.thoughts.closing) if self.thoughts else ())]
         self.markers = {text: found for text in spelled if (found := tokenizer.marker_id(text)) is not None}
 
@@ -95,16 +93,21 @@ class Dialect:
 
     @cached_property
     def takes_with_tools(self) -> Takes:
-        """The conversations that it takes with tools, which some templates show in the first user's turn."""
+        """The conversations that the model's template takes with tools, which some show in the first user's turn."""
         return arrangement.takes(partial(self.tokenizer.render_chat, tools=[Tool("example").shown()]))
+
+    def shows_tools(self, has_tools: bool = True) -> bool:
+        """Whether the template of a conversation with or without tools knows of tools."""
+        template = self.tokenizer.chat_templates.choose(has_tools)
+        return template is not None and "tools" in template.variables
 
     def messages(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Tool] = ()) -> list[dict[str, Any]]:
         """Prepare a conversation for the chat template, as gradus.text.conversation describes. tools: what the model is
         shown. Raises RequestError naming the message and the field."""
         found = history.normalized(conversation.read(messages))
-        if not self.shows_tools:
+        if not self.shows_tools(bool(tools)):
             found = history.as_plain_text(found, self.format, tools)
-        return arrangement.arranged(found, self.takes_with_tools if tools and self.shows_tools else self.takes)
+        return arrangement.arranged(found, self.takes_with_tools if tools else self.takes)
 
     def thoughts_after(self, prompt: Sequence[int]) -> Thoughts | None:
         """Find out whether a prompt leaves reasoning open: the answer begins inside it then.
@@ -127,9 +130,9 @@ class Dialect:
         return replace(self.thoughts, inside=text.rfind(self.thoughts.opening) > text.rfind(self.thoughts.closing))
 
 
-def _thinks(thoughts: Thoughts, tokenizer: "Tokenizer", template: str | None) -> bool:
+def _thinks(thoughts: Thoughts, tokenizer: "Tokenizer") -> bool:
     by_token = tokenizer.marker_id(thoughts.opening) is not None and tokenizer.marker_id(thoughts.closing) is not None
-    return by_token or (template is not None and thoughts.closing in template)
+    return by_token or any(thoughts.closing in template.source for template in tokenizer.chat_templates.used)
 
 
 @dataclass(frozen=True, slots=True)
