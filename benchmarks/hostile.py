@@ -26,6 +26,7 @@ from statistics import median
 from typing import Any
 
 import psutil
+import torch
 
 from gradus.bench.measure.fingerprint import commit, fingerprint
 
@@ -92,7 +93,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         rows = [measured(port, KINDS[name], asked.seconds, asked.rounds) for name in asked.kinds]
         memory = {"mib": {each: round(value) for each, value in resident(process).items()}}
     made = {
-        "commit": asked.commit or commit(), "model": asked.model, **fingerprint("cpu", quick=True),
+        "commit": asked.commit or commit(), "model": asked.model, **fingerprint(torch.device("cpu"), quick=True),
         "seconds": asked.seconds, "rounds": asked.rounds, "connections": CONNECTIONS,
         "first_structured": summary(first), "kinds": rows, **memory,
     }  # fmt: skip

@@ -57,6 +57,14 @@ PROVEN = {
         "assembly/parallel.py",
         "quantize does not work with tensor_parallel or pipeline_parallel yet",
     ),
+    ("docs/serving.md", "speculate does not work with tensor_parallel or pipeline_parallel yet"): (
+        "config/options.py",
+        "speculate does not work with tensor_parallel or pipeline_parallel yet",
+    ),
+    ("docs/serving.md", "quantize does not work with tensor_parallel or pipeline_parallel yet"): (
+        "assembly/parallel.py",
+        "quantize does not work with tensor_parallel or pipeline_parallel yet",
+    ),
     ("docs/design/parallel.md", "blocks of a quantized matrix cannot be cut yet"): (
         "parallel/slices.py",
         "quantized weights cannot be cut for several ranks yet",
