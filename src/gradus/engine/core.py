@@ -11,10 +11,35 @@ from typing import Protocol
 from gradus.engine.metrics import Metrics
 from gradus.engine.request import ModelLimits, Request
 from gradus.engine.sequence import Output
+from gradus.engine.structured import Structured
+
+
+class Compiler(Protocol):
+    """Compiles what answers must be. Safe to call from several threads.
+
+    A step that admits a request makes its matcher from what was compiled. An owner that calls `hold` before `submit`,
+    and `release` after the request's end, keeps the compiling itself out of all steps.
+    """
+
+    def hold(self, structured: Structured) -> None:
+        """Compile a constraint, and keep what was compiled until `release`. The owner bounds how much that is.
+
+        Raises RequestError, and holds nothing, if it can't be kept.
+        """
+
+    def hold_compiled(self, structured: Structured) -> bool:
+        """Hold a constraint if that takes no time. Returns False, holding nothing, if it must be compiled."""
+
+    def release(self, structured: Structured) -> None:
+        """Undo one `hold`. Does nothing if none is left."""
 
 
 class Core(Protocol):
     """An engine, as its owner sees it. Not thread-safe: one thread makes every call."""
+
+    @property
+    def compiler(self) -> Compiler | None:
+        """Compiles requests' constraints; None for an engine that compiles nothing before it needs it."""
 
     @property
     def limits(self) -> ModelLimits:

@@ -3,7 +3,7 @@
 import random
 import threading
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
@@ -69,6 +69,7 @@ class Grammars:
         self._lock = threading.Lock()
         self._building: Future[Vocabulary] | None = None
         self._templates: OrderedDict[Key, Future[Any]] = OrderedDict()
+        self._held: Counter[Key] = Counter()  # requests in the engine, by their constraint
 
     def warm(self) -> None:
         """Begin to build the vocabulary's index, in a thread of its own: it takes seconds for a large vocabulary."""
@@ -109,6 +110,41 @@ class Grammars:
 
     # -- templates -----------------------------------------------------------------------------------------------------
 
+    def hold(self, structured: Structured) -> None:
+        """Compile a constraint, and keep what was compiled until `release` is called as often as this.
+
+        What is held does not count as least recently used, so its owner must bound it. Raises RequestError, and holds
+        nothing, as `check` does.
+        """
+        key = _key(structured)
+        with self._lock:
+            self._held[key] += 1
+        try:
+            self._template(structured)
+        except BaseException:
+            self.release(structured)
+            raise
+
+    def hold_compiled(self, structured: Structured) -> bool:
+        """Hold a constraint if that takes no time. Returns False, holding nothing, if it must be compiled."""
+        key = _key(structured)
+        with self._lock:
+            future = self._templates.get(key)
+            if future is None or not future.done() or future.exception() is not None:
+                return False
+            self._held[key] += 1
+            self._templates.move_to_end(key)
+        return True
+
+    def release(self, structured: Structured) -> None:
+        """Undo one `hold`. Does nothing if none is left."""
+        key = _key(structured)
+        with self._lock:
+            self._held[key] -= 1
+            if self._held[key] <= 0:
+                del self._held[key]
+                self._evict()
+
     def _template(self, structured: Structured) -> Any:
         """Return what was compiled from this content before, wait for the thread that compiles it now, or compile it.
 
@@ -116,7 +152,7 @@ class Grammars:
         that is still under way.
         """
         vocabulary = self.vocabulary()
-        key = (structured.kind, structured.text, structured.whitespace)
+        key = _key(structured)
         with self._lock:
             future = self._templates.get(key)
             mine = future is None
@@ -129,11 +165,23 @@ class Grammars:
         return future.result()
 
     def _evict(self) -> None:
-        """Drop the templates that were used least recently. Matchers made from them go on; the newest one stays."""
-        size = sum(len(text) for _, text, _ in self._templates)
-        while len(self._templates) > 1 and (len(self._templates) > MAX_TEMPLATES or size > MAX_TEMPLATE_BYTES):
-            (_, text, _), _ = self._templates.popitem(last=False)
-            size -= len(text)
+        """Drop the templates that were used least recently, except those held and the newest. Matchers made from them
+        go on."""
+        size, newest = sum(map(_size, self._templates)), next(reversed(self._templates), None)
+        for key in list(self._templates):
+            if len(self._templates) <= MAX_TEMPLATES and size <= MAX_TEMPLATE_BYTES:
+                break
+            if key != newest and key not in self._held:
+                del self._templates[key]
+                size -= _size(key)
+
+
+def _key(structured: Structured) -> Key:
+    return structured.kind, structured.text, structured.whitespace
+
+
+def _size(key: Key) -> int:
+    return len(key[1])
 
 
 def _settle(future: "Future[Any]", work: Any) -> None:

@@ -20,6 +20,7 @@ from typing import Protocol, runtime_checkable
 from gradus.device.peer import die_with
 from gradus.server import logs
 from gradus.server.config import ServerConfig
+from gradus.server.engine.compiling import Compiled
 from gradus.server.engine.loop import run_engine
 from gradus.server.engine.messages import Command, EngineMessage
 from gradus.server.engine.wire import VERSION, Hello, Load, WireError, commands_and_load, frame
@@ -57,7 +58,7 @@ class FrontEndSocket:
     """The front end, as the engine's process sees it: a source of commands, and the receiver of messages."""
 
     def __init__(self, connected: socket.socket) -> None:
-        self.commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
+        self.commands: queue.SimpleQueue[Command | Compiled] = queue.SimpleQueue()
         self._socket = connected
         self._frames = commands_and_load()
 
