@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterator, Mapping
 from decimal import Decimal, InvalidOperation
 from typing import Any
+from urllib.parse import unquote
 
 from gradus.structured.library import llguidance, refusal
 
@@ -170,9 +171,12 @@ def resolve(root: Any, reference: Any) -> Any:
     if not isinstance(reference, str) or not reference.startswith("#"):
         return None
     node = root
-    for part in reference.split("/")[1:]:
+    for part in unquote(reference).split("/")[1:]:
         key = part.replace("~1", "/").replace("~0", "~")
-        node = node.get(key) if isinstance(node, Mapping) else None
+        if isinstance(node, list):
+            node = node[int(key)] if key.isdecimal() and len(key) < 7 and int(key) < len(node) else None
+        else:
+            node = node.get(key) if isinstance(node, Mapping) else None
     return node
 
 

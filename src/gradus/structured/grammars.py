@@ -7,7 +7,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 from weakref import WeakKeyDictionary, ref
 
 import numpy as np
@@ -68,7 +68,7 @@ class Grammars:
         self._eos = tuple(eos)
         self._lock = threading.Lock()
         self._building: Future[Vocabulary] | None = None
-        self._templates: OrderedDict[Key, Future[Any]] = OrderedDict()
+        self._templates: OrderedDict[Key, Future[Template]] = OrderedDict()
         self._held: Counter[Key] = Counter()  # requests in the engine, by their constraint
 
     def warm(self) -> None:
@@ -86,7 +86,18 @@ class Grammars:
         RequestError as `check` does.
         """
         template = self._template(structured)
-        return Matcher(template.deep_copy(), self.vocabulary(), (*self._eos, *stop_ids))
+        return Matcher(template.matcher.deep_copy(), self.vocabulary(), (*self._eos, *stop_ids))
+
+    def unkept(self, structured: Structured) -> tuple[str, ...]:
+        """Name the keywords of a constraint's schemas that answers need not obey: `uniqueItems`, `format=path`.
+
+        Compiles nothing. Raises RequestError for some of what `check` refuses.
+        """
+        with self._lock:
+            future = self._templates.get(_key(structured))
+        if future is not None and future.done():
+            return future.result().unkept
+        return source_of(structured, self.vocabulary().controls, self._eos).unkept
 
     def broken(self, reason: str) -> Matcher:
         """Make a matcher that allows nothing, for an answer that can't begin, be it for want of a vocabulary."""
@@ -145,7 +156,7 @@ class Grammars:
                 del self._held[key]
                 self._evict()
 
-    def _template(self, structured: Structured) -> Any:
+    def _template(self, structured: Structured) -> "Template":
         """Return what was compiled from this content before, wait for the thread that compiles it now, or compile it.
 
         An error is kept like a template. Nothing polls, so no error that a compilation raises can be mistaken for one
@@ -201,14 +212,21 @@ def _settle(future: "Future[Any]", work: Any) -> None:
 # -- compiling ---------------------------------------------------------------------------------------------------------
 
 
-def _compile(structured: Structured, vocabulary: Vocabulary, eos: Sequence[int]) -> Any:
+class Template(NamedTuple):
+    """A compiled constraint. unkept: as in `Source`."""
+
+    matcher: Any
+    unkept: tuple[str, ...]
+
+
+def _compile(structured: Structured, vocabulary: Vocabulary, eos: Sequence[int]) -> Template:
     """Compile, and walk the first tokens: some grammars compile in no time and can't be followed."""
     source = source_of(structured, vocabulary.controls, eos)
-    template = llguidance().LLMatcher(vocabulary.tokenizer, source, log_level=0, limits=parser_limits())
-    if template.is_error():
-        raise refusal(_reason(template.get_error(), structured))
-    _probe(template.deep_copy(), vocabulary, structured)
-    return template
+    matcher = llguidance().LLMatcher(vocabulary.tokenizer, source.text, log_level=0, limits=parser_limits())
+    if matcher.is_error():
+        raise refusal(_reason(matcher.get_error(), structured))
+    _probe(matcher.deep_copy(), vocabulary, structured)
+    return Template(matcher, source.unkept)
 
 
 def _reason(error: str, structured: Structured) -> str:

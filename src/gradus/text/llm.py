@@ -5,6 +5,7 @@ runs the loop.
 """
 
 import gc
+import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Self, TypeVar
@@ -31,6 +32,8 @@ from gradus.text.front_end import FrontEnd, Prompt
 from gradus.text.interrupts import Interrupts
 
 Params = TypeVar("Params", SamplingParams, SchedulingParams)
+
+log = logging.getLogger(__name__)
 
 DEFAULT_MODEL: str = described(Settings)["model"].default
 
@@ -274,6 +277,9 @@ class LLM:
         return mine
 
     def _submit(self, request: Request, prompt_index: int = 0) -> str:
+        constraint = request.params.structured
+        if constraint is not None and (unkept := self.front_end.grammars.unkept(constraint)):
+            log.warning("structured: the answer need not obey the schema's %s", ", ".join(unkept))
         with self._interrupts:
             self.front_end.open(request, prompt_index)
             try:

@@ -19,7 +19,6 @@ from gradus.engine.core import Compiler
 from gradus.engine.structured import Structured
 from gradus.server.engine.messages import Cancel, Submit
 
-
 MAX_HELD = 256  # constraints: 0.1 to 1 MB each
 MAX_HELD_CHARACTERS = 8 * 2**20  # of their texts: what is compiled takes tens of times as much
 
