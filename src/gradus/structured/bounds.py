@@ -40,7 +40,7 @@ def parser_limits() -> Any:
     return llguidance().LLParserLimits(
         initial_lexer_fuel=100_000,
         step_lexer_fuel=80_000,
-        step_max_items=20_000,
+        step_max_items=40_000,  # a row behind a value of MAX_PROPERTIES optional ones takes up to 30,000
         max_items_in_row=4_000,
         max_lexer_states=25_000,
         max_grammar_size=100_000,
