@@ -80,10 +80,12 @@ def run(channel: Channel, job: Mapping[str, Any], say: Callable[[bytes], None]) 
     config = options_of(options)
     if config.threads is not None:
         threads.use(config.threads)
+    tokenizer = checkpoint.tokenizer  # grammars use it, but do not keep it
+    grammars = None if tokenizer is None else grammars_of(tokenizer, config.limits)
+    if grammars is not None:
+        grammars.warm()  # while the weights are read
     with current(device):
         part = load_part(checkpoint, place, job["path"], DTYPES[job["dtype"]], device)
-        tokenizer = checkpoint.tokenizer  # grammars use it, but do not keep it
-        grammars = None if tokenizer is None else grammars_of(tokenizer, config.limits)
         runner = runner_of(part, config, grammars)
     say(READY)
     # a CPU's step has ended when `run` returns; on a GPU as many are under way as in an engine with overlap

@@ -6,8 +6,8 @@ and `lark.py` (what is refused before it costs anything), `source.py` (a constra
 legal tokens for many answers at once). docs/design/p11.md has the reasons.
 """
 
-from gradus.structured.grammars import Grammars, grammars_of
+from gradus.structured.grammars import Grammars, begin_index, grammars_of
 from gradus.structured.matcher import Matcher
 from gradus.structured.threads import Job, MaskThreads
 
-__all__ = ["Grammars", "Job", "MaskThreads", "Matcher", "grammars_of"]
+__all__ = ["Grammars", "Job", "MaskThreads", "Matcher", "begin_index", "grammars_of"]

@@ -36,6 +36,22 @@ class Written(Protocol):
 
 
 _of_tokenizers: "WeakKeyDictionary[Written, Grammars]" = WeakKeyDictionary()
+_begun: "WeakKeyDictionary[Written, Future[Vocabulary]]" = WeakKeyDictionary()
+
+
+def begin_index(tokenizer: Written) -> None:
+    """Begin to build a tokenizer's index in a thread of its own, for a front end that does not know its limits yet.
+
+    That takes seconds for a large vocabulary, most of them with Python's lock. `grammars_of` uses the index, unless the
+    model's logits are much wider than the tokenizer.
+    """
+    future = _begun[tokenizer] = Future()
+
+    def build() -> None:
+        with suppress(BaseException):  # the first request that needs it builds its own, and gets the reason
+            _settle(future, lambda: Vocabulary.of(tokenizer.to_json()))
+
+    threading.Thread(target=build, name="gradus-grammars", daemon=True).start()
 
 
 def grammars_of(tokenizer: Written, limits: ModelLimits) -> "Grammars":
@@ -50,7 +66,8 @@ def grammars_of(tokenizer: Written, limits: ModelLimits) -> "Grammars":
             assert there is not None, "its users keep the tokenizer"
             return there.to_json()
 
-        found = _of_tokenizers.setdefault(tokenizer, Grammars(to_json, limits.vocab_size, limits.eos_token_ids))
+        made = Grammars(to_json, limits.vocab_size, limits.eos_token_ids, _begun.pop(tokenizer, None))
+        found = _of_tokenizers.setdefault(tokenizer, made)
     return found
 
 
@@ -59,14 +76,21 @@ class Grammars:
 
     tokenizer_json: writes a tokenizer in the format of tokenizer.json (`gradus.loading.tokenizer.Tokenizer.to_json`).
     vocab_size: the width of a row of logits, which may exceed the tokenizer's ids (padding) or fall short of them.
-    eos: the tokens that end any answer of this model.
+    eos: the tokens that end any answer of this model. begun: an index of this tokenizer, if it is wide enough.
     """
 
-    def __init__(self, tokenizer_json: Callable[[], str], vocab_size: int, eos: Sequence[int] = ()) -> None:
+    def __init__(
+        self,
+        tokenizer_json: Callable[[], str],
+        vocab_size: int,
+        eos: Sequence[int] = (),
+        begun: "Future[Vocabulary] | None" = None,
+    ) -> None:
         self._json = tokenizer_json
         self._vocab_size = vocab_size
         self._eos = tuple(eos)
         self._lock = threading.Lock()
+        self._begun = begun
         self._building: Future[Vocabulary] | None = None
         self._templates: OrderedDict[Key, Future[Template]] = OrderedDict()
         self._held: Counter[Key] = Counter()  # requests in the engine, by their constraint
@@ -116,8 +140,13 @@ class Grammars:
             if future is None:
                 future = self._building = Future()
         if mine:
-            _settle(future, lambda: Vocabulary.of(self._json(), self._vocab_size))
+            _settle(future, self._index)
         return future.result()
+
+    def _index(self) -> Vocabulary:
+        begun, self._begun = self._begun, None
+        fitting = begun.result().fitted(self._vocab_size) if begun is not None and begun.exception() is None else None
+        return fitting or Vocabulary.of(self._json(), self._vocab_size)
 
     # -- templates -----------------------------------------------------------------------------------------------------
 

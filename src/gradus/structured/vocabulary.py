@@ -17,7 +17,7 @@ import secrets
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from gradus.structured.library import llguidance
 
 Row = NDArray[np.int32]
+PADDING = 4096  # tokens that a model may have beyond its tokenizer's: most have a few hundred
 MAX_ENDS = 64  # sets of tokens that end answers, with two rows each: 40 kB for 152,000 tokens
 
 
@@ -47,19 +48,27 @@ class Vocabulary:
     controls: Mapping[str, int]
     words: int
     vocab_size: int
-    _rows: OrderedDict[frozenset[int], tuple[Row, Row]] = field(default_factory=OrderedDict)
-    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _rows: OrderedDict[frozenset[int], tuple[Row, Row]] = field(default_factory=OrderedDict, init=False)
+    _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
 
     @classmethod
-    def of(cls, tokenizer_json: str, vocab_size: int) -> "Vocabulary":
-        """Build the index. This takes about a second for every hundred thousand tokens."""
+    def of(cls, tokenizer_json: str, vocab_size: int | None = None) -> "Vocabulary":
+        """Build the index. This takes about a second for every hundred thousand tokens.
+
+        vocab_size: None, where it is not known yet, leaves room for PADDING tokens.
+        """
         content = json.loads(tokenizer_json)
         controls = _rename_controls(content)
         end = _add_end(content)
+        vocab_size = end + PADDING if vocab_size is None else vocab_size
         tokens = max(end, vocab_size) + 1
         text = json.dumps(content, ensure_ascii=False)
         tokenizer = llguidance().LLTokenizer(text, n_vocab=tokens, eos_token=[end])
         return cls(tokenizer, end, controls, -(-tokens // 32), vocab_size)
+
+    def fitted(self, vocab_size: int) -> "Vocabulary | None":
+        """Return the same index for logits of this width; None if they are wider than its rows."""
+        return replace(self, vocab_size=vocab_size) if vocab_size < self.words * 32 else None
 
     @classmethod
     def missing(cls, vocab_size: int) -> "Vocabulary":

@@ -83,7 +83,7 @@ class LLM:
         limits = ModelLimits(
             vocab_size=self.config.vocab_size,
             context_length=resolve_context(given.context_length, self.config.context_length),
-            eos_token_ids=_eos(found),
+            eos_token_ids=eos_of(found),
         )
         options = given.options(limits, self.device.type)
         options = replace(options, threads=threads.use(options.threads))
@@ -315,7 +315,7 @@ def _of_each(name: str, given: Params | Sequence[Params] | None, kind: type[Para
     return list(given)
 
 
-def _eos(checkpoint: Checkpoint) -> tuple[int, ...]:
+def eos_of(checkpoint: Checkpoint) -> tuple[int, ...]:
     """Collect the end-of-sequence tokens that the configuration or the tokenizer names."""
     named = set(checkpoint.config.eos_token_ids)
     if checkpoint.tokenizer is not None:
