@@ -29,7 +29,7 @@ def spelled(value) -> str:
 
 
 def matches(pattern: str, text: str) -> bool:
-    """As in JSON Schema: anywhere, `$` is the end alone, and classes such as \\w hold ASCII."""
+    """Search as JSON Schema does: `$` is the end alone, and classes such as \\w hold ASCII."""
     return re.search(pattern.replace("$", r"\Z"), text, re.ASCII) is not None
 
 

@@ -1,4 +1,4 @@
-"""What the library lacks: put in other words where that means the same, otherwise left out and named."""
+"""Keywords that the library lacks are put in other words that mean the same, or left out and named."""
 
 import json
 

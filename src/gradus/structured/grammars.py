@@ -42,7 +42,7 @@ _begun: "WeakKeyDictionary[Written, Future[Vocabulary]]" = WeakKeyDictionary()
 def begin_index(tokenizer: Written) -> None:
     """Begin to build a tokenizer's index in a thread of its own, for a front end that does not know its limits yet.
 
-    That takes seconds for a large vocabulary, most of them with Python's lock. `grammars_of` uses the index, unless the
+    A large vocabulary takes seconds, most of them with Python's lock. `grammars_of` uses the index, unless the
     model's logits are much wider than the tokenizer.
     """
     future = _begun[tokenizer] = Future()
@@ -115,7 +115,7 @@ class Grammars:
     def unkept(self, structured: Structured) -> tuple[str, ...]:
         """Name the keywords of a constraint's schemas that answers need not obey: `uniqueItems`, `format=path`.
 
-        Compiles nothing. Raises RequestError for some of what `check` refuses.
+        Compiles nothing. Call it after `check`, which raises what this may raise.
         """
         with self._lock:
             future = self._templates.get(_key(structured))
@@ -153,8 +153,8 @@ class Grammars:
     def hold(self, structured: Structured) -> None:
         """Compile a constraint, and keep what was compiled until `release` is called as often as this.
 
-        What is held does not count as least recently used, so its owner must bound it. Raises RequestError, and holds
-        nothing, as `check` does.
+        A held template is never dropped, so the owner must bound their number. Raises RequestError, and holds nothing,
+        as `check` does.
         """
         key = _key(structured)
         with self._lock:

@@ -1,4 +1,4 @@
-"""A JSON schema in the words that the library keeps exactly, and the names of what is not kept.
+"""A JSON schema in the words that the library keeps exactly, and the keywords that are left out.
 
 A schema that needs no other words stays as it was written. What changes:
 

@@ -82,7 +82,8 @@ class Vocabulary:
         int32 [row_words(vocab_size)] each.
         """
         with self._lock:
-            rows = self._rows[ends] = self._rows.pop(ends, None) or self._made(ends)
+            rows = self._rows.pop(ends) if ends in self._rows else self._made(ends)
+            self._rows[ends] = rows
             if len(self._rows) > MAX_ENDS:
                 self._rows.popitem(last=False)
         return rows

@@ -4,8 +4,8 @@ A new schema takes milliseconds to compile, and a hostile one a quarter of a sec
 wait for it. So the loop hands such a request to this thread, goes on, and gets it back through its own queue. Requests
 without a constraint, and those whose constraint is compiled, enter at once. llguidance compiles without Python's lock.
 
-What was compiled is held until the request has ended, so no step compiles it again. The memory for that is bounded:
-where MAX_HELD constraints are in the engine, requests with others wait here.
+The compiled form is held until the request has ended, so no step compiles it again. Its memory is bounded: while the
+engine has MAX_HELD constraints, requests with others wait here.
 """
 
 import queue
@@ -44,7 +44,7 @@ class Compiling:
         self._queue: queue.SimpleQueue[Submit] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._held: Counter[Structured] = Counter()  # requests, by their constraint
-        self._characters = 0  # of the texts of what is held
+        self._characters = 0  # in the texts of these constraints
         self._room = threading.Condition()  # guards both
 
     def takes(self, command: Submit | Cancel) -> bool:

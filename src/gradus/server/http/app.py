@@ -169,8 +169,9 @@ async def respond(request: Request, read: Reader, client: EngineClient, config: 
 def without_effect(exchange: Exchange, stream: Stream, client: EngineClient) -> dict[str, str]:
     """Make the header that names fields of the body, and keywords of its schemas, without effect on the answer."""
     names = dict.fromkeys(exchange.ignored)
-    for constraint in {request.params.structured for request in stream.requests.values()} - {None}:
-        names |= dict.fromkeys(client.front_end.grammars.unkept(constraint)[:MOST_NAMED])
+    for constraint in {request.params.structured for request in stream.requests.values()}:
+        if constraint is not None:
+            names |= dict.fromkeys(client.front_end.grammars.unkept(constraint)[:MOST_NAMED])
     return {IGNORED: ", ".join(names)} if names else {}
 
 
