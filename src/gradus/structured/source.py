@@ -1,5 +1,7 @@
-"""A constraint in llguidance's terms. The user's own text goes in as it is, together with options. Only schemas that the
-library would not keep exactly are rewritten (schema.py)."""
+"""A constraint in llguidance's terms. The user's own text goes in as it is, together with options.
+
+Only schemas that the library would not keep exactly are rewritten (schema.py).
+"""
 
 import json
 from collections.abc import Mapping, Sequence
