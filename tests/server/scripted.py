@@ -58,8 +58,6 @@ class ScriptedCore:
     prompt token whose samples end with finish_reason "error"; `unbalanced` makes every self-check fail.
     """
 
-    compiler = None
-
     def __init__(
         self,
         *,

@@ -6,7 +6,7 @@ in `LLM`, or elsewhere, as in the server. So only plain data crosses the interfa
 """
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from gradus.engine.metrics import Metrics
 from gradus.engine.request import ModelLimits, Request
@@ -15,14 +15,14 @@ from gradus.engine.structured import Structured
 
 
 class Compiler(Protocol):
-    """Compiles what answers must be. Safe to call from several threads.
+    """Compiles the constraints of requests. Safe to call from several threads.
 
-    A step that admits a request makes its matcher from what was compiled. An owner that calls `hold` before `submit`,
-    and `release` after the request's end, keeps the compiling itself out of all steps.
+    A step that admits a request needs its compiled constraint, and compiles it if it is not there. An owner that calls
+    `hold` before `submit`, and `release` after the request's end, keeps that out of all steps.
     """
 
     def hold(self, structured: Structured) -> None:
-        """Compile a constraint, and keep what was compiled until `release`. The owner bounds how much that is.
+        """Compile a constraint, and keep the result until `release`. The owner bounds their number.
 
         Raises RequestError, and holds nothing, if it can't be kept.
         """
@@ -34,12 +34,17 @@ class Compiler(Protocol):
         """Undo one `hold`. Does nothing if none is left."""
 
 
-class Core(Protocol):
-    """An engine, as its owner sees it. Not thread-safe: one thread makes every call."""
+@runtime_checkable
+class Compiles(Protocol):
+    """A core in its owner's process that also lets constraints be compiled early."""
 
     @property
     def compiler(self) -> Compiler | None:
         """Compiles requests' constraints; None for an engine that compiles nothing before it needs it."""
+
+
+class Core(Protocol):
+    """An engine, as its owner sees it. Not thread-safe: one thread makes every call."""
 
     @property
     def limits(self) -> ModelLimits:

@@ -78,7 +78,7 @@ class Engine:
     a scheduler that plans with tokens known only to the device, and a runner that fills them in.
     times: the home of timeouts and deadlines. The loop ends the sequences that it names, in every phase.
     speculation: reports how drafts have done, in engines that speculate.
-    compiler: compiles what answers must be, in engines that keep to a grammar.
+    compiler: compiles the constraints of requests, in engines that keep to a grammar.
     """
 
     def __init__(

@@ -12,10 +12,15 @@ from contextlib import suppress
 from gradus.engine.core import Compiler
 from gradus.engine.structured import Structured
 from gradus.errors import RequestError
-from gradus.parallel.ranks import Ranks
+from gradus.parallel.ranks import Ranks, RankZero
 
 HOLD, RELEASE = b"H", b"L"
 """First bytes of messages to another rank that are no plans, followed by a constraint."""
+
+
+def compiler_of(own: Compiler | None, zero: RankZero | None) -> Compiler | None:
+    """Return the compiler of an engine: its own, unless other ranks must compile, too."""
+    return own if own is None or zero is None else SharedCompiler(own, zero.ranks)
 
 
 class SharedCompiler:

@@ -72,14 +72,14 @@ def count_repeats(text: str) -> int:
 
 def check_schemas(schemas: list[Any]) -> None:
     """Refuse what would take too long to compile, or too deep a recursion. schemas: parsed JSON, of one grammar."""
+    if (values := sum(map(_values, schemas))) > MAX_VALUES:  # first: the rest takes longer
+        raise refusal(f"the schema has about {values} values; at most {MAX_VALUES} are allowed")
     for schema in schemas:
         if schema is False:
             raise refusal("nothing satisfies the schema `false`")
         for node in _objects(schema):
             _check_object(node)
         _Together(schema).check()
-    if (values := sum(map(_values, schemas))) > MAX_VALUES:
-        raise refusal(f"the schema has about {values} values; at most {MAX_VALUES} are allowed")
     targets = [target for schema in schemas for target in _targets(schema)]
     if len(targets) > MAX_TARGETS or sum(map(_levels, targets)) > MAX_TARGET_LEVELS:
         raise refusal(

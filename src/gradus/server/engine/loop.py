@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from gradus.engine.core import Core
+from gradus.engine.core import Compiles, Core
 from gradus.engine.logprobs import NO_LOGPROBS
 from gradus.engine.outputs import Outputs
 from gradus.engine.request import Request, packed_ids
@@ -118,7 +118,7 @@ class EngineLoop:
         self._core = core
         self._commands = commands
         self._post = post
-        self._compiling = Compiling(core.compiler, commands.put)
+        self._compiling = Compiling(core.compiler if isinstance(core, Compiles) else None, commands.put)
         self._running: dict[str, Running] = {}
         self._names: dict[int, str] = {}  # handle of the first sample → request id
         self._turns = 0
