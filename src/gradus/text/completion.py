@@ -1,5 +1,6 @@
 """Results for callers: deltas while a request runs, a completion for each sample when it ends. No torch here."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -34,7 +35,7 @@ class Completion:
     cached_tokens: int
     timings: Timings
     error: str | None = None
-    prompt_logprobs: tuple[TokenLogprob, ...] | None = None
+    prompt_logprobs: Sequence[TokenLogprob] | None = None
 
 
 class Delta(msgspec.Struct, frozen=True, gc=False):  # quick to make: a busy server makes hundreds per step

@@ -18,7 +18,7 @@ from gradus.server.config import MAX_HEADER_BYTES, MAX_HEADERS, MAX_JSON_DEPTH, 
 
 def limits(config: ServerConfig, max_body_bytes: int) -> dict[str, Any]:
     """List every limit that a request can exceed, for /stats. max_body_bytes: the limit for the served model."""
-    names = ("max_waiting", "max_buffered", "request_timeout", "step_timeout", "drain_timeout")
+    names = ("max_waiting", "max_prompt_logprobs", "max_buffered", "request_timeout", "step_timeout", "drain_timeout")
     keys = ("key_max_samples", "key_max_waiting", "key_tokens_per_minute")
     return {name: getattr(config, name) for name in (*names, "receive_timeout", "write_timeout", *keys)} | {
         "max_body_bytes": max_body_bytes,

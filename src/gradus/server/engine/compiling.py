@@ -28,7 +28,7 @@ class Compiled:
     """A request whose constraint is compiled and held, or (error) cannot be."""
 
     submit: Submit
-    error: Exception | None = None
+    error: BaseException | None = None
 
 
 class Compiling:
@@ -113,7 +113,7 @@ class Compiling:
                 self._count(structured)
             try:
                 compiler.hold(structured)
-            except Exception as error:
+            except BaseException as error:  # a panic of a library in Rust is no Exception
                 self._uncount(structured)
                 self._put(Compiled(submit, error))
             else:

@@ -117,7 +117,9 @@ def _add_reports(app: FastAPI, client: EngineClient, config: ServerConfig) -> No
     async def health() -> Response:
         engine = client.info.engine if client.info else None
         status = {"status": client.state, "reason": client.reason, "engine": engine}
-        return json_response(200 if client.state == "ready" else 503, status)
+        refusal = client.supervisor.refusal
+        again = {"retry-after": str(refusal.retry_after)} if refusal and refusal.retry_after else {}
+        return json_response(200 if client.state == "ready" else 503, status, again)
 
     @app.get("/health/live", summary="Whether a restart would not help: 503 once the engine has failed")
     async def live() -> Response:
@@ -155,7 +157,7 @@ async def respond(request: Request, read: Reader, client: EngineClient, config: 
     """Answer a body of `read`'s protocol, whole or as a stream of events."""
     body = await read_json(request, max_bytes=body_limit(config, client.info), timeout=config.receive_timeout)
     exchange, record = read(body, client), record_of(request.scope)
-    stream = client.submit(*admitted(record, exchange.asks))
+    stream = client.submit(*admitted(record, exchange.asks), key=record.key, name=record.id)
     record.follow(stream.tally)
     async with cancelled_with_client(request.receive, stream):
         await stream.accepted()

@@ -37,9 +37,13 @@ class Pieces(Protocol):
         """Write at once, or as soon as the event loop can."""
 
 
+class Cancellable(Protocol):
+    def cancel(self) -> object: ...
+
+
 @asynccontextmanager
-async def cancelled_with_client(receive: Receive, stream: Stream) -> AsyncIterator[None]:
-    """Within the block, cancel the stream if the client leaves, or if the block raises an exception."""
+async def cancelled_with_client(receive: Receive, stream: Cancellable) -> AsyncIterator[None]:
+    """Within the block, cancel the stream (or a job) if the client leaves, or if the block raises an exception."""
     watcher = asyncio.create_task(_cancel_on_disconnect(receive, stream))
     try:
         yield
@@ -50,7 +54,7 @@ async def cancelled_with_client(receive: Receive, stream: Stream) -> AsyncIterat
         watcher.cancel()
 
 
-async def _cancel_on_disconnect(receive: Receive, stream: Stream) -> None:
+async def _cancel_on_disconnect(receive: Receive, stream: Cancellable) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
     stream.cancel()
@@ -83,7 +87,7 @@ class EventStream(Response):
                 pass
             except TimeoutError:
                 _abort(scope)
-                self.stream.cancel()
+                self.stream.stall()
 
     async def _send_results(self, send: Send) -> bytes:
         """Send results as they arrive. Returns the last frames."""

@@ -6,15 +6,16 @@ the request needs: tools for the chat template, a grammar for the engine, and a 
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 from gradus.engine.request import SamplingParams
 from gradus.engine.structured import MAX_GRAMMAR_BYTES, Structured
 from gradus.errors import ConfigError, RequestError
-from gradus.text import conversation
+from gradus.text import arrangement, conversation
+from gradus.text.arrangement import Takes
 from gradus.text.completion import Completion
-from gradus.text.conversation import Takes
+from gradus.text.stops import NO_CONTROLS, Controls
 from gradus.text.stream import Piece, TextStream, piece
 from gradus.text.tools import history
 from gradus.text.tools.answer import AnswerParser, AnswerStream, Thoughts
@@ -62,6 +63,11 @@ class Dialect:
         decode = self.tokenizer.token_bytes
         return {token: Mark(text, decode(token).decode("utf-8", "replace")) for text, token in self.markers.items()}
 
+    @cached_property
+    def controls(self) -> Controls:
+        """The control tokens that stop strings may name."""
+        return Controls.of(self.tokenizer)
+
     def turn(
         self, tools: Any = None, choice: Any = None, *, parallel: bool | None = None, envelope: bool = False
     ) -> "Turn":
@@ -84,8 +90,13 @@ class Dialect:
 
     @cached_property
     def takes(self) -> Takes:
-        """The conversations that the chat template takes."""
-        return conversation.takes(self.tokenizer.render_chat)
+        """The conversations that the chat template takes without tools."""
+        return arrangement.takes(self.tokenizer.render_chat)
+
+    @cached_property
+    def takes_with_tools(self) -> Takes:
+        """The conversations that it takes with tools, which some templates show in the first user's turn."""
+        return arrangement.takes(partial(self.tokenizer.render_chat, tools=[Tool("example").shown()]))
 
     def messages(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Tool] = ()) -> list[dict[str, Any]]:
         """Prepare a conversation for the chat template, as gradus.text.conversation describes. tools: what the model is
@@ -93,7 +104,7 @@ class Dialect:
         found = history.normalized(conversation.read(messages))
         if not self.shows_tools:
             found = history.as_plain_text(found, self.format, tools)
-        return conversation.arranged(found, self.takes)
+        return arrangement.arranged(found, self.takes_with_tools if tools and self.shows_tools else self.takes)
 
     def thoughts_after(self, prompt: Sequence[int]) -> Thoughts | None:
         """Find out whether a prompt leaves reasoning open: the answer begins inside it then.
@@ -234,7 +245,9 @@ class Turn:
             self.dialect.markers,
             MAX_CALLS if self.choice.parallel else 1,
         )
-        return AnswerStream(Marks(TextStream(decode, params.stop, params.min_tokens), self.dialect.marks), parser)
+        controls = self.dialect.controls if params.stop else NO_CONTROLS
+        text = TextStream(decode, params.stop, params.min_tokens, controls)
+        return AnswerStream(Marks(text, self.dialect.marks), parser)
 
     def answer(
         self,

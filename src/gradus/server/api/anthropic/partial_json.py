@@ -21,7 +21,10 @@ def whole_members(text: str) -> dict[str, Any]:
 
 
 def _parsed(text: str) -> Any:
-    value = json.loads(text, parse_int=_int, parse_float=_float)
+    try:
+        value = json.loads(text, parse_int=_int, parse_float=_float)
+    except RecursionError:  # nested deeper than any call that a stream of tokens yields
+        return {}
     if "\\u" in text:  # half a surrogate pair can be parsed, but not encoded
         value = json.loads(json.dumps(value, ensure_ascii=False).encode("utf-8", "replace"))
     return value
