@@ -24,8 +24,8 @@ from gradus import LLM, SamplingParams, SchedulingParams
 from gradus.bench.run.script import ran
 from gradus.cache.paged import PagedCache
 from gradus.engine.request import Request
-from gradus.server.engine.loop import EngineLoop
 from gradus.server.engine.compiling import Compiled
+from gradus.server.engine.loop import EngineLoop
 from gradus.server.engine.messages import Command, EngineMessage, Report, Submit, unpacked
 
 MODELS = ("random:gemma3-1b", "random:llama-3.2-1b")
