@@ -24,6 +24,7 @@ from gradus import LLM, SamplingParams, SchedulingParams
 from gradus.bench.run.script import ran
 from gradus.cache.paged import PagedCache
 from gradus.engine.request import Request
+from gradus.server.engine.compiling import Compiled
 from gradus.server.engine.loop import EngineLoop
 from gradus.server.engine.messages import Command, EngineMessage, Report, Submit, unpacked
 
@@ -110,7 +111,7 @@ def through_llm(llm: LLM) -> Way:
 
 def through_the_servers_loop(llm: LLM) -> Way:
     """Return the way of requests that the front end sends: a step is a turn of the server's loop."""
-    reports, commands, numbers = list[EngineMessage](), queue.SimpleQueue[Command](), itertools.count(1)
+    reports, commands, numbers = list[EngineMessage](), queue.SimpleQueue[Command | Compiled](), itertools.count(1)
     loop = EngineLoop(llm.core, commands, reports.append)
 
     def submit(prompt: list[int]) -> None:

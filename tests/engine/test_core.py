@@ -78,5 +78,5 @@ def test_one_sample_of_a_request_can_be_ended(engine):
 
 
 def test_a_guarded_core_keeps_the_protocol():
-    own = {"core", "close"}
+    own = {"core", "close", "compiler"}
     assert {name for name in dir(GuardedCore) if not name.startswith("_")} == PROMISED | own

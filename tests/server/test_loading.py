@@ -2,9 +2,14 @@
 
 import pytest
 
+from gradus.engine.request import ModelLimits
+from gradus.engine.structured import Structured
 from gradus.loading import Tokenizer
 from gradus.server.config import ServerConfig
 from gradus.server.engine import loading
+from gradus.structured import Grammars, grammars_of
+from gradus.structured.vocabulary import PADDING, Vocabulary
+from tests.server.conftest import eventually
 
 CONFIG = ServerConfig(model="random:tiny-llama", phase="p01", device="cpu")
 
@@ -35,3 +40,29 @@ def test_a_second_server_looks_at_the_files_again(opened):
         loading.open_tokenizer(CONFIG)
         loading.load_engine(CONFIG)
     assert len(opened) == 2
+
+
+FINAL = ServerConfig(model="random:tiny-llama", device="cpu", dtype="float32")
+
+
+@pytest.mark.parametrize(("width", "times"), [(256, 1), (256 + PADDING, 1), (300 + PADDING, 2)])
+def test_a_front_end_builds_its_index_once_before_it_knows_the_models_width(monkeypatch, width, times):
+    """Later, every stream would wait for it. Only a model with much padding needs another."""
+    built, of = [], Vocabulary.of
+    monkeypatch.setattr(Vocabulary, "of", lambda *given: built.append(of(*given)) or built[-1])
+    tokenizer = loading.open_tokenizer(FINAL)
+    eventually(lambda: len(built) == 1)
+    grammars = grammars_of(tokenizer, ModelLimits(width, 64, (0,)))
+    assert grammars.vocabulary().vocab_size == width and len(built) == times
+    matcher = grammars.matcher(Structured(regex="ab"))
+    assert matcher.accept(list(b"ab")) and matcher.accepting
+
+
+def test_an_engine_builds_its_index_while_it_reads_the_weights(monkeypatch):
+    from gradus.text import llm
+
+    order, warm, assemble = [], Grammars.warm, llm.assemble
+    monkeypatch.setattr(Grammars, "warm", lambda grammars: (order.append(grammars), warm(grammars)))
+    monkeypatch.setattr(llm, "assemble", lambda *given: (order.append("weights"), assemble(*given))[1])
+    core, _ = loading.load_engine(FINAL)
+    assert order == [core.compiler, "weights"]

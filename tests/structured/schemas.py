@@ -27,6 +27,8 @@ PATTERNS: dict[str, Callable[[random.Random], str]] = {
     "^(yes|no|may be)$": lambda r: r.choice(["yes", "no", "may be"]),
     "cat": lambda r: r.choice(["cat", "a cat!", "cats"]),
     '^"?[^"]*$': lambda r: r.choice(['"', "a", ""]),
+    r'^[^"\\]{1,4}$': lambda r: r.choice(["a", "the", "\n/", "é"]),
+    r'^[^\\/:*?"<>|]+$': lambda r: r.choice(["a file.txt", "\t", "日"]),
 }
 FORMATS: dict[str, Callable[[random.Random], str]] = {
     "date": lambda r: f"{r.randint(1000, 2999)}-{r.randint(1, 12):02}-{r.randint(1, 28):02}",

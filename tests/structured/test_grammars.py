@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from itertools import combinations, islice
 
 import numpy as np
 import pytest
@@ -20,7 +21,7 @@ from gradus.errors import RequestError
 from gradus.loading.tokenizer import Tokenizer
 from gradus.sampling.constraints import Constraints
 from gradus.structured import Grammars, grammars
-from gradus.structured.vocabulary import row_words
+from gradus.structured.vocabulary import MAX_ENDS, row_words
 from tests.structured.vocabularies import EOS, GRAMMARS, TOKENIZER, WIDTH, encode, legal, matcher
 
 
@@ -245,6 +246,18 @@ def test_threads_share_one_compilation(monkeypatch):
         going.set()
         assert all(future.result(30).accept(encode("ab")) for future in futures)
     assert texts == ["ab"]
+
+
+def test_rows_are_kept_of_the_ends_used_most_recently_alone():
+    """Clients choose their stop tokens: 10,000 sets of them must not stay for ever."""
+    made, structured = fresh(), Structured(regex="a*")
+    rows = made.vocabulary()._rows
+    common = made.matcher(structured)._end_row
+    for first, second in islice(combinations(range(3, 250), 2), 10_000):
+        each = made.matcher(structured, (first, second))
+        assert len(rows) <= MAX_ENDS
+        assert made.matcher(structured)._end_row is common
+    assert each.accept(encode("a")) and {first, second} <= set(legal(each))
 
 
 class Panic(BaseException):

@@ -9,6 +9,7 @@ import pytest
 from gradus.engine.structured import Structured
 from gradus.errors import RequestError
 from gradus.structured import Grammars, Job, MaskThreads
+from gradus.structured.bounds import MAX_PROPERTIES
 from gradus.structured.vocabulary import row_words
 from tests.structured.hostile import HOSTILE
 from tests.structured.vocabularies import EOS, TOKENIZER, WIDTH, ids
@@ -77,6 +78,40 @@ def test_hostile_grammars_are_cheap_or_refused(name):
 def test_hostile_grammars_are_cheap_or_refused_with_a_large_vocabulary(name, large):
     large.check(Structured(regex="a"))
     cheap(large, HOSTILE[name]())
+
+
+NUMBER = {"type": "integer"}
+FULL = {f"{number}": NUMBER for number in range(MAX_PROPERTIES)}
+WIDE = {  # as many optional properties as are allowed: where a value ends, each token may begin each of them
+    "in an object": {"type": "object", "properties": FULL, "additionalProperties": False},
+    "in an open object": {"type": "object", "properties": FULL},
+    "in an array": {"type": "array", "items": {"type": "object", "properties": FULL, "additionalProperties": False}},
+    "inside each other": {
+        "$ref": "#/$defs/a",
+        "$defs": {
+            "a": {
+                "type": "object",
+                "properties": {name: {"anyOf": [NUMBER, {"$ref": "#/$defs/a"}]} for name in FULL},
+                "additionalProperties": False,
+            }
+        },
+    },
+}
+
+
+@pytest.mark.weights
+@pytest.mark.parametrize("place", WIDE)
+def test_an_answer_with_all_the_optional_properties_that_are_allowed_goes_on(place, large):
+    row = np.zeros(row_words(large._vocab_size), np.int32)
+    for seed in range(6):
+        made, chosen = large.matcher(Structured(json_schema=WIDE[place])), random.Random(seed)
+        for _ in range(40):
+            made.fill(row)
+            assert made.fault is None, seed
+            allowed = [token for token in ids(row) if token not in large._eos]
+            if not allowed:
+                break
+            made.accept([chosen.choice(allowed)])
 
 
 DEEP = ["249 references", "249 references of arrays", "390 rules", "390 terminals", "deep", "dots", "a huge integer",

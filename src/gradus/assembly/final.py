@@ -34,6 +34,7 @@ from gradus.execution.runner import ModelRunner
 from gradus.kernels import check_kv_dtype, cpu, missing
 from gradus.models import Model
 from gradus.models.config import ModelConfig
+from gradus.parallel.compiling import compiler_of
 from gradus.parallel.pipeline import in_step
 from gradus.parallel.ranks import ParallelRunner, PipelineRunner, RankZero
 from gradus.sampling.constraints import Constraints
@@ -108,8 +109,8 @@ def build(
     scheduler = Scheduler(
         cache, count, config.budget(device.type), config.policy, limits, control, config.pipeline_parallel
     )
-    stats = None if control is None else control.stats
-    return Engine(scheduler, runner, config.limits, lag(config), limits, stats)
+    stats, compiler = None if control is None else control.stats, compiler_of(grammars, ranks)
+    return Engine(scheduler, runner, config.limits, lag(config), limits, stats, compiler)
 
 
 def storage_of(model: Model, config: EngineConfig) -> PagedStorage:

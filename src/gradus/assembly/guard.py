@@ -8,7 +8,7 @@ import torch
 from gradus import garbage
 from gradus.config.options import EngineConfig, EngineOptions
 from gradus.device.allocator import GivesBack
-from gradus.engine.core import Core
+from gradus.engine.core import Compiler, Compiles, Core
 from gradus.engine.metrics import Metrics
 from gradus.engine.request import ModelLimits, Request
 from gradus.engine.sequence import Output
@@ -53,6 +53,10 @@ class GuardedCore(Generic[C]):
             self._core = None
             garbage.see_all()
             self._gives_back = None
+
+    @property
+    def compiler(self) -> Compiler | None:
+        return self.core.compiler if isinstance(self.core, Compiles) else None
 
     @property
     def limits(self) -> ModelLimits:

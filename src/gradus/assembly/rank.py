@@ -29,6 +29,7 @@ from gradus.errors import GradusError
 from gradus.execution.runner import ModelRunner
 from gradus.loading import open_checkpoint
 from gradus.models.precision import DTYPES
+from gradus.parallel.compiling import Follower
 from gradus.parallel.messages import Channel
 from gradus.parallel.model import Part, load_part
 from gradus.parallel.pipeline import in_step
@@ -79,15 +80,21 @@ def run(channel: Channel, job: Mapping[str, Any], say: Callable[[bytes], None]) 
     config = options_of(options)
     if config.threads is not None:
         threads.use(config.threads)
+    tokenizer = checkpoint.tokenizer  # grammars use it, but do not keep it
+    grammars = None if tokenizer is None else grammars_of(tokenizer, config.limits)
+    if grammars is not None:
+        grammars.warm()  # while the weights are read
     with current(device):
         part = load_part(checkpoint, place, job["path"], DTYPES[job["dtype"]], device)
-        tokenizer = checkpoint.tokenizer  # grammars use it, but do not keep it
-        runner = runner_of(part, config, None if tokenizer is None else grammars_of(tokenizer, config.limits))
+        runner = runner_of(part, config, grammars)
     say(READY)
     # a CPU's step has ended when `run` returns; on a GPU as many are under way as in an engine with overlap
     most = 0 if device.type == "cpu" else place.pipeline + 1
     reports = place.pipeline > 1 and place.last and place.part == 0
-    follow(channel, runner, most, (lambda sampled: say(SAMPLED + pack_sampled(sampled))) if reports else None)
+    compiling = None if grammars is None else Follower(grammars)
+    follow(
+        channel, runner, most, (lambda sampled: say(SAMPLED + pack_sampled(sampled))) if reports else None, compiling
+    )
 
 
 def runner_of(part: Part, config: EngineConfig, grammars: Grammars | None) -> Runner:
@@ -105,8 +112,15 @@ def runner_of(part: Part, config: EngineConfig, grammars: Grammars | None) -> Ru
     return in_step(runner, part.run)
 
 
-def follow(channel: Channel, runner: Runner, most: int, report: Callable[[Sampled], None] | None = None) -> None:
-    """Run plans as they come, until the stream closes. report: gets what each step has sampled.
+def follow(
+    channel: Channel,
+    runner: Runner,
+    most: int,
+    report: Callable[[Sampled], None] | None = None,
+    compiling: Follower | None = None,
+) -> None:
+    """Run plans as they come, until the stream closes. report: gets what each step has sampled. compiling: takes the
+    messages that are no plans.
 
     A step's result is asked for only where no further plan waits, or more than `most` steps are under way: grammars
     follow answers by it, and the draw that such a step has held back is made then, which rank 0 may be waiting for.
@@ -119,7 +133,8 @@ def follow(channel: Channel, runner: Runner, most: int, report: Callable[[Sample
                 report(sampled)
         if (packed := channel.receive()) is None:
             return
-        under_way.append(runner.run(unpack(packed)))
+        if compiling is None or not compiling.take(packed):
+            under_way.append(runner.run(unpack(packed)))
 
 
 def live(say: Callable[[bytes], None], folder: Path) -> None:

@@ -6,11 +6,41 @@ in `LLM`, or elsewhere, as in the server. So only plain data crosses the interfa
 """
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from gradus.engine.metrics import Metrics
 from gradus.engine.request import ModelLimits, Request
 from gradus.engine.sequence import Output
+from gradus.engine.structured import Structured
+
+
+class Compiler(Protocol):
+    """Compiles the constraints of requests. Safe to call from several threads.
+
+    A step that admits a request needs its compiled constraint, and compiles it if it is not there. An owner that calls
+    `hold` before `submit`, and `release` after the request's end, keeps that out of all steps.
+    """
+
+    def hold(self, structured: Structured) -> None:
+        """Compile a constraint, and keep the result until `release`. The owner bounds their number.
+
+        Raises RequestError, and holds nothing, if it can't be kept.
+        """
+
+    def hold_compiled(self, structured: Structured) -> bool:
+        """Hold a constraint if that takes no time. Returns False, holding nothing, if it must be compiled."""
+
+    def release(self, structured: Structured) -> None:
+        """Undo one `hold`. Does nothing if none is left."""
+
+
+@runtime_checkable
+class Compiles(Protocol):
+    """A core in its owner's process that also lets constraints be compiled early."""
+
+    @property
+    def compiler(self) -> Compiler | None:
+        """Compiles requests' constraints; None for an engine that compiles nothing before it needs it."""
 
 
 class Core(Protocol):

@@ -9,6 +9,7 @@ from typing import Protocol
 
 from gradus.cache import CacheManager
 from gradus.cache.usage import CacheUsage
+from gradus.engine.core import Compiler
 from gradus.engine.metrics import Metrics, Speculation
 from gradus.engine.outputs import endings
 from gradus.engine.plan import Plan, Result
@@ -77,6 +78,7 @@ class Engine:
     a scheduler that plans with tokens known only to the device, and a runner that fills them in.
     times: the home of timeouts and deadlines. The loop ends the sequences that it names, in every phase.
     speculation: reports how drafts have done, in engines that speculate.
+    compiler: compiles the constraints of requests, in engines that keep to a grammar.
     """
 
     def __init__(
@@ -87,6 +89,7 @@ class Engine:
         lag: int = 0,
         times: TimeLimits | None = None,
         speculation: Callable[[], Speculation] | None = None,
+        compiler: Compiler | None = None,
     ) -> None:
         self.scheduler = scheduler
         self.runner = runner
@@ -94,6 +97,7 @@ class Engine:
         self.lag = lag
         self.times = TimeLimits() if times is None else times
         self.speculation = speculation
+        self.compiler = compiler
         self.in_flight: deque[tuple[Plan, Result]] = deque()  # launched but not committed, oldest first
         self._totals = Metrics()
 

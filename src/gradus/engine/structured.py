@@ -1,7 +1,7 @@
 """What an answer must be: JSON of a schema, a regular expression's match, a grammar's sentence. No torch here.
 
 `Structured` checks what needs neither a tokenizer nor a grammar library: kinds, types, sizes, nesting.
-`gradus.structured` compiles it. The text is kept as it was given: no schema is ever rewritten.
+`gradus.structured` compiles it. The text is kept here as it was given.
 """
 
 import json

@@ -19,6 +19,7 @@ Read in this order:
     fused.py       a rank's model on this project's kernels
     messages.py    bytes between the ranks, bounded
     ranks.py       rank 0's side: starts the other processes, sends them plans, notices their deaths
+    compiling.py   constraints, compiled by all ranks before the plans that need them
 
 The other side is `gradus.assembly.rank`, a process that loads its part and runs the plans that it receives.
 """

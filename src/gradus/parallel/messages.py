@@ -11,7 +11,7 @@ MOST_BYTES = 64 << 20
 
 
 class Channel:
-    """One end of a stream between two processes. Only one thread may call `receive`, and one `send`."""
+    """One end of a stream between two processes. Only one thread may call `receive`, and one at a time `send`."""
 
     def __init__(self, end: socket.socket) -> None:
         self._end = end

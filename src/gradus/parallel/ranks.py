@@ -59,6 +59,7 @@ class Ranks:
         self._lost: str | None = None
         self._processes: list[subprocess.Popen[bytes]] = []
         self._channels: list[Channel] = []
+        self._sending = threading.Lock()  # plans, and constraints from a thread that compiles them
         self._closed = threading.Event()
         self._sampled: queue.SimpleQueue[bytes] = queue.SimpleQueue()
         for rank in range(1, size):
@@ -107,7 +108,8 @@ class Ranks:
         self.check()
         for index, channel in enumerate(self._channels):
             try:
-                channel.send(message)
+                with self._sending:
+                    channel.send(message)
             except OSError:
                 self._lose(index, "has died")
                 self.check()

@@ -37,9 +37,8 @@ class Constraints:
     def admit(self, admissions: Iterable[Admission]) -> None:
         """Give slots to new owners, whose matchers take in the tokens that they have drawn before.
 
-        A template that was dropped since the request was validated is compiled again here, in the step. It takes as
-        long as then, within the bounds of `gradus.structured.bounds`, and needs more than MAX_TEMPLATES constraints in
-        between. Keeping the templates of all requests that wait would put no bound on their memory.
+        A template that was dropped since the request was validated is compiled again here, in the step. An owner with
+        other requests to serve holds it from `Grammars.hold` on, so that no step compiles.
 
         A constraint that cannot be compiled any more ends its own request: its matcher has a fault.
         """

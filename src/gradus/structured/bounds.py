@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterator, Mapping
 from decimal import Decimal, InvalidOperation
 from typing import Any
+from urllib.parse import unquote
 
 from gradus.structured.library import llguidance, refusal
 
@@ -39,7 +40,7 @@ def parser_limits() -> Any:
     return llguidance().LLParserLimits(
         initial_lexer_fuel=100_000,
         step_lexer_fuel=80_000,
-        step_max_items=20_000,
+        step_max_items=40_000,  # a row behind a value of MAX_PROPERTIES optional ones takes up to 30,000
         max_items_in_row=4_000,
         max_lexer_states=25_000,
         max_grammar_size=100_000,
@@ -71,14 +72,14 @@ def count_repeats(text: str) -> int:
 
 def check_schemas(schemas: list[Any]) -> None:
     """Refuse what would take too long to compile, or too deep a recursion. schemas: parsed JSON, of one grammar."""
+    if (values := sum(map(_values, schemas))) > MAX_VALUES:  # first: the rest takes longer
+        raise refusal(f"the schema has about {values} values; at most {MAX_VALUES} are allowed")
     for schema in schemas:
         if schema is False:
             raise refusal("nothing satisfies the schema `false`")
         for node in _objects(schema):
             _check_object(node)
         _Together(schema).check()
-    if (values := sum(map(_values, schemas))) > MAX_VALUES:
-        raise refusal(f"the schema has about {values} values; at most {MAX_VALUES} are allowed")
     targets = [target for schema in schemas for target in _targets(schema)]
     if len(targets) > MAX_TARGETS or sum(map(_levels, targets)) > MAX_TARGET_LEVELS:
         raise refusal(
@@ -170,9 +171,12 @@ def resolve(root: Any, reference: Any) -> Any:
     if not isinstance(reference, str) or not reference.startswith("#"):
         return None
     node = root
-    for part in reference.split("/")[1:]:
+    for part in unquote(reference).split("/")[1:]:
         key = part.replace("~1", "/").replace("~0", "~")
-        node = node.get(key) if isinstance(node, Mapping) else None
+        if isinstance(node, list):
+            node = node[int(key)] if key.isdecimal() and len(key) < 7 and int(key) < len(node) else None
+        else:
+            node = node.get(key) if isinstance(node, Mapping) else None
     return node
 
 

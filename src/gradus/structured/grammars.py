@@ -3,11 +3,11 @@
 import random
 import threading
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 from weakref import WeakKeyDictionary, ref
 
 import numpy as np
@@ -36,6 +36,22 @@ class Written(Protocol):
 
 
 _of_tokenizers: "WeakKeyDictionary[Written, Grammars]" = WeakKeyDictionary()
+_begun: "WeakKeyDictionary[Written, Future[Vocabulary]]" = WeakKeyDictionary()
+
+
+def begin_index(tokenizer: Written) -> None:
+    """Begin to build a tokenizer's index in a thread of its own, for a front end that does not know its limits yet.
+
+    A large vocabulary takes seconds, most of them with Python's lock. `grammars_of` uses the index, unless the
+    model's logits are much wider than the tokenizer.
+    """
+    future = _begun[tokenizer] = Future()
+
+    def build() -> None:
+        with suppress(BaseException):  # the first request that needs it builds its own, and gets the reason
+            _settle(future, lambda: Vocabulary.of(tokenizer.to_json()))
+
+    threading.Thread(target=build, name="gradus-grammars", daemon=True).start()
 
 
 def grammars_of(tokenizer: Written, limits: ModelLimits) -> "Grammars":
@@ -50,7 +66,8 @@ def grammars_of(tokenizer: Written, limits: ModelLimits) -> "Grammars":
             assert there is not None, "its users keep the tokenizer"
             return there.to_json()
 
-        found = _of_tokenizers.setdefault(tokenizer, Grammars(to_json, limits.vocab_size, limits.eos_token_ids))
+        made = Grammars(to_json, limits.vocab_size, limits.eos_token_ids, _begun.pop(tokenizer, None))
+        found = _of_tokenizers.setdefault(tokenizer, made)
     return found
 
 
@@ -59,16 +76,24 @@ class Grammars:
 
     tokenizer_json: writes a tokenizer in the format of tokenizer.json (`gradus.loading.tokenizer.Tokenizer.to_json`).
     vocab_size: the width of a row of logits, which may exceed the tokenizer's ids (padding) or fall short of them.
-    eos: the tokens that end any answer of this model.
+    eos: the tokens that end any answer of this model. begun: an index of this tokenizer, if it is wide enough.
     """
 
-    def __init__(self, tokenizer_json: Callable[[], str], vocab_size: int, eos: Sequence[int] = ()) -> None:
+    def __init__(
+        self,
+        tokenizer_json: Callable[[], str],
+        vocab_size: int,
+        eos: Sequence[int] = (),
+        begun: "Future[Vocabulary] | None" = None,
+    ) -> None:
         self._json = tokenizer_json
         self._vocab_size = vocab_size
         self._eos = tuple(eos)
         self._lock = threading.Lock()
+        self._begun = begun
         self._building: Future[Vocabulary] | None = None
-        self._templates: OrderedDict[Key, Future[Any]] = OrderedDict()
+        self._templates: OrderedDict[Key, Future[Template]] = OrderedDict()
+        self._held: Counter[Key] = Counter()  # requests in the engine, by their constraint
 
     def warm(self) -> None:
         """Begin to build the vocabulary's index, in a thread of its own: it takes seconds for a large vocabulary."""
@@ -85,7 +110,18 @@ class Grammars:
         RequestError as `check` does.
         """
         template = self._template(structured)
-        return Matcher(template.deep_copy(), self.vocabulary(), (*self._eos, *stop_ids))
+        return Matcher(template.matcher.deep_copy(), self.vocabulary(), (*self._eos, *stop_ids))
+
+    def unkept(self, structured: Structured) -> tuple[str, ...]:
+        """Name the keywords of a constraint's schemas that answers need not obey: `uniqueItems`, `format=path`.
+
+        Compiles nothing. Call it after `check`, which raises what this may raise.
+        """
+        with self._lock:
+            future = self._templates.get(_key(structured))
+        if future is not None and future.done():
+            return future.result().unkept
+        return source_of(structured, self.vocabulary().controls, self._eos).unkept
 
     def broken(self, reason: str) -> Matcher:
         """Make a matcher that allows nothing, for an answer that can't begin, be it for want of a vocabulary."""
@@ -104,19 +140,59 @@ class Grammars:
             if future is None:
                 future = self._building = Future()
         if mine:
-            _settle(future, lambda: Vocabulary.of(self._json(), self._vocab_size))
+            _settle(future, self._index)
         return future.result()
+
+    def _index(self) -> Vocabulary:
+        begun, self._begun = self._begun, None
+        fitting = begun.result().fitted(self._vocab_size) if begun is not None and begun.exception() is None else None
+        return fitting or Vocabulary.of(self._json(), self._vocab_size)
 
     # -- templates -----------------------------------------------------------------------------------------------------
 
-    def _template(self, structured: Structured) -> Any:
+    def hold(self, structured: Structured) -> None:
+        """Compile a constraint, and keep what was compiled until `release` is called as often as this.
+
+        A held template is never dropped, so the owner must bound their number. Raises RequestError, and holds nothing,
+        as `check` does.
+        """
+        key = _key(structured)
+        with self._lock:
+            self._held[key] += 1
+        try:
+            self._template(structured)
+        except BaseException:
+            self.release(structured)
+            raise
+
+    def hold_compiled(self, structured: Structured) -> bool:
+        """Hold a constraint if that takes no time. Returns False, holding nothing, if it must be compiled."""
+        key = _key(structured)
+        with self._lock:
+            future = self._templates.get(key)
+            if future is None or not future.done() or future.exception() is not None:
+                return False
+            self._held[key] += 1
+            self._templates.move_to_end(key)
+        return True
+
+    def release(self, structured: Structured) -> None:
+        """Undo one `hold`. Does nothing if none is left."""
+        key = _key(structured)
+        with self._lock:
+            self._held[key] -= 1
+            if self._held[key] <= 0:
+                del self._held[key]
+                self._evict()
+
+    def _template(self, structured: Structured) -> "Template":
         """Return what was compiled from this content before, wait for the thread that compiles it now, or compile it.
 
         An error is kept like a template. Nothing polls, so no error that a compilation raises can be mistaken for one
         that is still under way.
         """
         vocabulary = self.vocabulary()
-        key = (structured.kind, structured.text, structured.whitespace)
+        key = _key(structured)
         with self._lock:
             future = self._templates.get(key)
             mine = future is None
@@ -129,11 +205,23 @@ class Grammars:
         return future.result()
 
     def _evict(self) -> None:
-        """Drop the templates that were used least recently. Matchers made from them go on; the newest one stays."""
-        size = sum(len(text) for _, text, _ in self._templates)
-        while len(self._templates) > 1 and (len(self._templates) > MAX_TEMPLATES or size > MAX_TEMPLATE_BYTES):
-            (_, text, _), _ = self._templates.popitem(last=False)
-            size -= len(text)
+        """Drop the templates that were used least recently, except those held and the newest. Matchers made from them
+        go on."""
+        size, newest = sum(map(_size, self._templates)), next(reversed(self._templates), None)
+        for key in list(self._templates):
+            if len(self._templates) <= MAX_TEMPLATES and size <= MAX_TEMPLATE_BYTES:
+                break
+            if key != newest and key not in self._held:
+                del self._templates[key]
+                size -= _size(key)
+
+
+def _key(structured: Structured) -> Key:
+    return structured.kind, structured.text, structured.whitespace
+
+
+def _size(key: Key) -> int:
+    return len(key[1])
 
 
 def _settle(future: "Future[Any]", work: Any) -> None:
@@ -153,14 +241,21 @@ def _settle(future: "Future[Any]", work: Any) -> None:
 # -- compiling ---------------------------------------------------------------------------------------------------------
 
 
-def _compile(structured: Structured, vocabulary: Vocabulary, eos: Sequence[int]) -> Any:
+class Template(NamedTuple):
+    """A compiled constraint. unkept: as in `Source`."""
+
+    matcher: Any
+    unkept: tuple[str, ...]
+
+
+def _compile(structured: Structured, vocabulary: Vocabulary, eos: Sequence[int]) -> Template:
     """Compile, and walk the first tokens: some grammars compile in no time and can't be followed."""
     source = source_of(structured, vocabulary.controls, eos)
-    template = llguidance().LLMatcher(vocabulary.tokenizer, source, log_level=0, limits=parser_limits())
-    if template.is_error():
-        raise refusal(_reason(template.get_error(), structured))
-    _probe(template.deep_copy(), vocabulary, structured)
-    return template
+    matcher = llguidance().LLMatcher(vocabulary.tokenizer, source.text, log_level=0, limits=parser_limits())
+    if matcher.is_error():
+        raise refusal(_reason(matcher.get_error(), structured))
+    _probe(matcher.deep_copy(), vocabulary, structured)
+    return Template(matcher, source.unkept)
 
 
 def _reason(error: str, structured: Structured) -> str:

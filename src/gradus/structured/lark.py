@@ -14,6 +14,7 @@ from gradus.structured.bounds import (
     count_repeats,
 )
 from gradus.structured.library import refusal
+from gradus.structured.schema import Kept, kept
 
 MAX_DEFINITIONS = 400  # rules and terminals: the library recurses through them, and 1,300 overflow a stack of 8 MiB
 MAX_SUBSTRING = 16_384  # characters under %regex
@@ -35,7 +36,18 @@ class Place:
 
     start: int
     end: int
-    schema: dict[str, Any] | None = None
+    schema: Kept | None = None
+
+
+def lark_literal(text: str) -> str:
+    """Write a text as a string of Lark, which is JSON's, but has no DEL."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def lark_regex(pattern: str) -> str:
+    """Write a regular expression between Lark's slashes. Each stays as it is behind a backslash, if it has one."""
+    inside = {"/": r"\/", "\n": r"\n", "\x7f": r"\x7f"}
+    return "/" + re.sub(r"\\.|[/\n\x7f]", lambda found: inside.get(found[0], found[0]), pattern, flags=re.DOTALL) + "/"
 
 
 def check_lark(text: str) -> list[Place]:
@@ -54,9 +66,10 @@ def check_lark(text: str) -> list[Place]:
             repeats += count_repeats(found["regex"])
         elif found["block"]:
             value, position = _block(text, found["block"], found.end())
-            places += [Place(found.end(), position, value)] if found["block"] == "json" else []
+            if found["block"] == "json":
+                places.append(Place(found.end(), position, kept(value, text[found.end() : position])))
     _check_plain(" ".join([*rest, text[position:]]), repeats)
-    check_schemas([place.schema for place in places if place.schema is not None])
+    check_schemas([place.schema.schema for place in places if place.schema is not None])
     return places
 
 

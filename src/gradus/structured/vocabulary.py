@@ -14,8 +14,10 @@ tokens by their usual spelling; source.py puts the token's number in its place.
 import json
 import random
 import secrets
+import threading
+from collections import OrderedDict
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -24,6 +26,8 @@ from numpy.typing import NDArray
 from gradus.structured.library import llguidance
 
 Row = NDArray[np.int32]
+PADDING = 4096  # tokens that a model may have beyond its tokenizer's: most have a few hundred
+MAX_ENDS = 64  # sets of tokens that end answers, with two rows each: 40 kB for 152,000 tokens
 
 
 def row_words(vocab_size: int) -> int:
@@ -44,18 +48,27 @@ class Vocabulary:
     controls: Mapping[str, int]
     words: int
     vocab_size: int
-    _rows: dict[frozenset[int], tuple[Row, Row]] = field(default_factory=dict)
+    _rows: OrderedDict[frozenset[int], tuple[Row, Row]] = field(default_factory=OrderedDict, init=False)
+    _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
 
     @classmethod
-    def of(cls, tokenizer_json: str, vocab_size: int) -> "Vocabulary":
-        """Build the index. This takes about a second for every hundred thousand tokens."""
+    def of(cls, tokenizer_json: str, vocab_size: int | None = None) -> "Vocabulary":
+        """Build the index. This takes about a second for every hundred thousand tokens.
+
+        vocab_size: None, where it is not known yet, leaves room for PADDING tokens.
+        """
         content = json.loads(tokenizer_json)
         controls = _rename_controls(content)
         end = _add_end(content)
+        vocab_size = end + PADDING if vocab_size is None else vocab_size
         tokens = max(end, vocab_size) + 1
         text = json.dumps(content, ensure_ascii=False)
         tokenizer = llguidance().LLTokenizer(text, n_vocab=tokens, eos_token=[end])
         return cls(tokenizer, end, controls, -(-tokens // 32), vocab_size)
+
+    def fitted(self, vocab_size: int) -> "Vocabulary | None":
+        """Return the same index for logits of this width; None if they are wider than its rows."""
+        return replace(self, vocab_size=vocab_size) if vocab_size < self.words * 32 else None
 
     @classmethod
     def missing(cls, vocab_size: int) -> "Vocabulary":
@@ -65,16 +78,23 @@ class Vocabulary:
     def rows_of(self, ends: frozenset[int]) -> tuple[Row, Row]:
         """Return the row of these ends, and the row without them and without what is no token of the model.
 
-        Answers with the same ends share them: int32 [row_words(vocab_size)] each.
+        Answers with the same ends share them, if these are among the MAX_ENDS used most recently: requests name them.
+        int32 [row_words(vocab_size)] each.
         """
-        if ends not in self._rows:
-            bits = np.zeros(row_words(self.vocab_size) * 32, np.uint8)
-            bits[list(ends)] = 1
-            only = np.packbits(bits, bitorder="little").view(np.int32)
-            bits[self.vocab_size :] = 1
-            bits[self.end : self.end + 1] = 1
-            self._rows[ends] = only, ~np.packbits(bits, bitorder="little").view(np.int32)
-        return self._rows[ends]
+        with self._lock:
+            rows = self._rows.pop(ends) if ends in self._rows else self._made(ends)
+            self._rows[ends] = rows
+            if len(self._rows) > MAX_ENDS:
+                self._rows.popitem(last=False)
+        return rows
+
+    def _made(self, ends: frozenset[int]) -> tuple[Row, Row]:
+        bits = np.zeros(row_words(self.vocab_size) * 32, np.uint8)
+        bits[list(ends)] = 1
+        only = np.packbits(bits, bitorder="little").view(np.int32)
+        bits[self.vocab_size :] = 1
+        bits[self.end : self.end + 1] = 1
+        return only, ~np.packbits(bits, bitorder="little").view(np.int32)
 
     def any_of(self, row: Row, chosen: random.Random) -> int | None:
         """Choose any token of one of the library's rows, but not its own end."""

@@ -5,6 +5,7 @@ runs the loop.
 """
 
 import gc
+import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Self, TypeVar
@@ -31,6 +32,8 @@ from gradus.text.front_end import FrontEnd, Prompt
 from gradus.text.interrupts import Interrupts
 
 Params = TypeVar("Params", SamplingParams, SchedulingParams)
+
+log = logging.getLogger(__name__)
 
 DEFAULT_MODEL: str = described(Settings)["model"].default
 
@@ -80,7 +83,7 @@ class LLM:
         limits = ModelLimits(
             vocab_size=self.config.vocab_size,
             context_length=resolve_context(given.context_length, self.config.context_length),
-            eos_token_ids=_eos(found),
+            eos_token_ids=eos_of(found),
         )
         options = given.options(limits, self.device.type)
         options = replace(options, threads=threads.use(options.threads))
@@ -274,6 +277,9 @@ class LLM:
         return mine
 
     def _submit(self, request: Request, prompt_index: int = 0) -> str:
+        constraint = request.params.structured
+        if constraint is not None and (unkept := self.front_end.grammars.unkept(constraint)):
+            log.warning("structured: the answer need not obey the schema's %s", ", ".join(unkept))
         with self._interrupts:
             self.front_end.open(request, prompt_index)
             try:
@@ -309,7 +315,7 @@ def _of_each(name: str, given: Params | Sequence[Params] | None, kind: type[Para
     return list(given)
 
 
-def _eos(checkpoint: Checkpoint) -> tuple[int, ...]:
+def eos_of(checkpoint: Checkpoint) -> tuple[int, ...]:
     """Collect the end-of-sequence tokens that the configuration or the tokenizer names."""
     named = set(checkpoint.config.eos_token_ids)
     if checkpoint.tokenizer is not None:

@@ -135,6 +135,8 @@ CONSTRAINTS = [
     (Structured(json=True), "[1, 2]", "[1, 2"),
     (Structured(regex="a/b\\|c\nd"), "a/b|c\nd", "a/b"),
     (Structured(choice=["yes", 'a "no"']), 'a "no"', "no"),
+    (Structured(choice=["a\x7f\u2028😀", "\\x7f"]), "a\x7f\u2028😀", "a\\u007f"),
+    (Structured(regex="a\x7f[\x7fb]/\\\\"), "a\x7fb/\\", "a\x7f7/\\"),
 ]
 
 

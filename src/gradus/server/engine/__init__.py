@@ -1,6 +1,7 @@
 """The engine's side of the server. Read in this order:
 
 messages.py        messages between the two sides: commands, reports, failures
+compiling.py       new constraints, compiled before their requests enter the engine
 loop.py            the loop that owns the engine: take commands, step, report
 thread.py          that loop on a thread, for the phases of the course
 process.py         that loop in a process of its own, for the final engine

@@ -8,9 +8,11 @@ same two functions can replace it.
 from typing import TYPE_CHECKING
 
 from gradus.engine.core import Core
+from gradus.engine.request import ModelLimits
 from gradus.loading import Progress
 from gradus.server.config import ServerConfig
 from gradus.server.engine.messages import ModelInfo
+from gradus.structured import begin_index, grammars_of
 
 if TYPE_CHECKING:
     from gradus.execution.memory.plan import MemoryPlan
@@ -25,7 +27,10 @@ def open_tokenizer(config: ServerConfig, progress: Progress | None = None) -> "T
     if config.phase is None:
         from gradus.loading import open_tokenizer as open_alone
 
-        return open_alone(config.model, progress=progress)
+        tokenizer = open_alone(config.model, progress=progress)
+        if tokenizer is not None:
+            begin_index(tokenizer)  # while the engine loads: later, all streams would wait for Python's lock
+        return tokenizer
     from gradus.loading import open_checkpoint
 
     checkpoint = _opened[config.model] = open_checkpoint(config.model, progress=progress)
@@ -37,7 +42,6 @@ def planned(settings: ServerConfig, checkpoint: "Checkpoint") -> "tuple[MemoryPl
     from gradus.assembly.checkpoint import keeps_bits, open_draft
     from gradus.assembly.parallel import for_each_rank, place_of, precision_of_ranks
     from gradus.config.options import EngineConfig, resolve_context
-    from gradus.engine.request import ModelLimits
     from gradus.execution.memory.plan import memory_plan
     from gradus.loading import as_asked
     from gradus.models.precision import resolve_device
@@ -60,12 +64,16 @@ def planned(settings: ServerConfig, checkpoint: "Checkpoint") -> "tuple[MemoryPl
 
 def load_engine(config: ServerConfig, progress: Progress | None = None) -> tuple[Core, ModelInfo]:
     """Load the engine that the configuration describes."""
-    from gradus.text.llm import LLM  # imports torch
+    from gradus.loading import open_checkpoint
+    from gradus.text.llm import LLM, eos_of  # imports torch
 
     checkpoint = _opened.pop(config.model, None)  # removed: it would keep the weights' files open
-    llm = LLM(**config.keywords() | {"model": checkpoint or config.model}, progress=progress)
-    if llm.limits.structured:
-        llm.front_end.grammars.warm()  # otherwise the first structured request would wait for it
+    checkpoint = checkpoint or open_checkpoint(config.model, progress=progress)
+    if config.phase is None and checkpoint.tokenizer is not None:
+        width = checkpoint.config.vocab_size
+        limits = ModelLimits(width, checkpoint.config.context_length, eos_of(checkpoint))
+        grammars_of(checkpoint.tokenizer, limits).warm()  # while the weights are read
+    llm = LLM(**config.keywords() | {"model": checkpoint}, progress=progress)
     return llm.core, described(llm, recommended=config.generation_config != "none")
 
 

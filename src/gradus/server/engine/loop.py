@@ -17,13 +17,15 @@ from typing import Any, Protocol
 
 import msgspec
 
-from gradus.engine.core import Core
+from gradus.engine.core import Compiles, Core
 from gradus.engine.logprobs import NO_LOGPROBS
 from gradus.engine.outputs import Outputs
 from gradus.engine.request import Request, packed_ids
 from gradus.engine.sequence import Output
+from gradus.engine.structured import Structured
 from gradus.errors import GradusError
 from gradus.server.config import ServerConfig
+from gradus.server.engine.compiling import Compiled, Compiling
 from gradus.server.engine.messages import (
     Cancel,
     Command,
@@ -68,11 +70,13 @@ def loader(name: str) -> Loader:
 
 
 class Commands(Protocol):
-    """The queue on which commands arrive."""
+    """The queue on which commands arrive, and requests come back from compiling."""
 
     def empty(self) -> bool: ...
 
-    def get(self, block: bool = True, timeout: float | None = None) -> Command:
+    def put(self, item: Compiled) -> None: ...
+
+    def get(self, block: bool = True, timeout: float | None = None) -> Command | Compiled:
         """Take the next command. Raises queue.Empty after `timeout` seconds."""
 
 
@@ -104,10 +108,11 @@ def run_engine(loader_name: str, config: ServerConfig, commands: Commands, post:
 
 @dataclass(slots=True)
 class Running:
-    """A request in the engine. handle: its first sample's. left: samples that have not ended."""
+    """A request in the engine. handle: its first sample's. left: samples that have not ended. structured: held."""
 
     handle: int
     left: int
+    structured: Structured | None
 
 
 class EngineLoop:
@@ -117,6 +122,7 @@ class EngineLoop:
         self._core = core
         self._commands = commands
         self._post = post
+        self._compiling = Compiling(core.compiler if isinstance(core, Compiles) else None, commands.put)
         self._running: dict[str, Running] = {}
         self._names: dict[int, str] = {}  # handle of the first sample → request id
         self._turns = 0
@@ -192,6 +198,7 @@ class EngineLoop:
                 running.left -= 1
                 if not running.left:
                     del self._running[output.request_id], self._names[running.handle]
+                    self._compiling.release(running.structured)
 
     def _handle(self, sample: Any) -> int:
         """Return a sample's handle, from its request's id and its index."""
@@ -199,7 +206,7 @@ class EngineLoop:
 
     # -- commands -----------------------------------------------------------------------------------------------------
 
-    def _take(self) -> list[Command]:
+    def _take(self) -> list[Command | Compiled]:
         """Take all commands from the queue; wait for one if the engine has nothing to do.
 
         Their number is bounded by the number of waiting samples.
@@ -207,11 +214,11 @@ class EngineLoop:
         commands = [] if self._core.has_work else [self._sleep()]
         while not self._commands.empty():
             commands.append(self._commands.get())
-        self._commands_taken += len(commands)
+        self._commands_taken += sum(not isinstance(command, Compiled) for command in commands)
         self._unchecked |= any(not isinstance(command, Ping) for command in commands)
         return commands
 
-    def _sleep(self) -> Command:
+    def _sleep(self) -> Command | Compiled:
         """Check the invariants, at most once per second, then wait for the next command."""
         if self._unchecked:
             try:
@@ -234,29 +241,40 @@ class EngineLoop:
         self._unchecked = False
         self._next_check = time.monotonic() + SELF_CHECK_INTERVAL_S
 
-    def _obey(self, command: Submit | Cancel | Ping, report: Report) -> None:
+    def _obey(self, command: Submit | Cancel | Ping | Compiled, report: Report) -> None:
         if isinstance(command, Ping):
             return  # the turn's report is the answer
-        if isinstance(command, Submit):
+        if isinstance(command, Compiled):
+            self._submit(command.submit, report, command.error)
+            for cancel in self._compiling.end(command):
+                self._obey(cancel, report)
+        elif self._compiling.takes(command):
+            pass
+        elif isinstance(command, Submit):
             self._submit(command, report)
         elif name := self._names.get(command.handle):
             self._add_others(self._core.cancel(name, command.index, command.reason), report)
 
-    def _submit(self, command: Submit, report: Report) -> None:
-        samples = command.params.n
+    def _submit(self, command: Submit, report: Report, fault: BaseException | None = None) -> None:
+        """Submit a request, whose constraint is held, or refuse it. fault: why its constraint can't be held."""
+        samples, structured = command.params.n, command.params.structured
         self._samples_taken += samples
         try:
+            if fault is not None:
+                raise fault
             self._core.submit(shortened(command.request(), time.monotonic() - command.sent))
         except (KeyboardInterrupt, SystemExit):
             raise
         except BaseException as error:  # a panic of a library in Rust is no Exception
+            if fault is None:
+                self._compiling.release(structured)
             # A GradusError is the caller's mistake. Anything else is our bug, but still fails only this request.
             if not isinstance(error, GradusError):
                 log.exception("request %s could not be submitted", command.id)
                 self._core.cancel(command.id)  # it may have been queued in part
             report.refused.append((command.handle, Failure.of(error)))
         else:
-            self._running[command.id] = Running(command.handle, samples)
+            self._running[command.id] = Running(command.handle, samples, structured)
             self._names[command.handle] = command.id
             report.accepted.append(command.handle)
 

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable
 
 from gradus.server.config import ServerConfig
+from gradus.server.engine.compiling import Compiled
 from gradus.server.engine.loop import run_engine
 from gradus.server.engine.messages import Command, EngineMessage, Stop
 
@@ -26,7 +27,7 @@ class EngineThread:
     ) -> None:
         self._receive = receive
         self._loop = loop
-        self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
+        self._commands: queue.SimpleQueue[Command | Compiled] = queue.SimpleQueue()
         self._thread = threading.Thread(
             target=run_engine, args=(loader, config, self._commands, self._post), name="engine", daemon=True
         )

@@ -19,6 +19,7 @@ from gradus.server.api.ask import Exchange
 from gradus.server.api.chat import ChatCompletion
 from gradus.server.api.completions import Completions
 from gradus.server.api.errors import Problem, failure_of, problem_of
+from gradus.server.api.fields import MOST_NAMED
 from gradus.server.api.generate import Generate
 from gradus.server.api.openapi import limits, openapi_of_generate
 from gradus.server.api.responses.body import Responses
@@ -156,15 +157,24 @@ async def respond(request: Request, read: Reader, client: EngineClient, config: 
     """Answer a body of `read`'s protocol, whole or as a stream of events."""
     body = await read_json(request, max_bytes=body_limit(config, client.info), timeout=config.receive_timeout)
     exchange, record = read(body, client), record_of(request.scope)
-    warnings = {IGNORED: ", ".join(exchange.ignored)} if exchange.ignored else {}
     stream = client.submit(*admitted(record, exchange.asks), key=record.key, name=record.id)
     record.follow(stream.tally)
     async with cancelled_with_client(request.receive, stream):
         await stream.accepted()
+        warnings = without_effect(exchange, stream, client)
         encoder = exchange.encoder(stream)
         if not exchange.stream:
             return json_response(200, encoder.whole(await all_completions(stream)), warnings)
     return EventStream(stream, encoder, config, warnings)
+
+
+def without_effect(exchange: Exchange, stream: Stream, client: EngineClient) -> dict[str, str]:
+    """Make the header that names fields of the body, and keywords of its schemas, without effect on the answer."""
+    names = dict.fromkeys(exchange.ignored)
+    for constraint in {request.params.structured for request in stream.requests.values()}:
+        if constraint is not None:
+            names |= dict.fromkeys(client.front_end.grammars.unkept(constraint)[:MOST_NAMED])
+    return {IGNORED: ", ".join(names)} if names else {}
 
 
 async def all_completions(stream: Stream) -> list[Completion]:

@@ -12,6 +12,7 @@ from typing import Any
 
 from gradus.engine.structured import Structured
 from gradus.errors import RequestError
+from gradus.structured.lark import lark_literal, lark_regex
 from gradus.text.tools.answer import Thoughts
 from gradus.text.tools.layout import Layout
 from gradus.text.tools.tool import Tool
@@ -95,7 +96,7 @@ class _Lark:
     def text(self, text: str) -> str:
         """A text as literals and marker tokens."""
         parts = self._split.split(text) if self._split else [text]
-        return " ".join(_token(part) if part in self._markers else _literal(part) for part in parts if part)
+        return " ".join(_token(part) if part in self._markers else lark_literal(part) for part in parts if part)
 
     def json(self, schema: Any) -> str:
         given = dict(schema) if isinstance(schema, Mapping) else {} if schema is True else {"allOf": [schema]}
@@ -109,9 +110,8 @@ class _Lark:
             case "json":
                 return self.rule("answer", "%json {}")
             case "choice":
-                return self.rule("answer", " | ".join(_literal(each) for each in text.choice or ()))
-        delimited = re.sub(r"(\\.)|/", lambda found: found[1] or r"\/", text.text, flags=re.DOTALL)
-        return self.rule("answer", "/" + delimited.replace("\n", r"\n") + "/")
+                return self.rule("answer", " | ".join(lark_literal(each) for each in text.choice or ()))
+        return self.rule("answer", lark_regex(text.text))
 
     # -- one call ------------------------------------------------------------------------------------------------------
 
@@ -134,14 +134,14 @@ class _Lark:
         found = []
         for key, schema, required in _properties(tool, re.compile(r"[^<>\n]+")):
             value = self._xml_value(schema, tool.schema)
-            found.append(f"({_literal(f'<parameter={key}>' + chr(10))} {value})" + ("" if required else "?"))
+            found.append(f"({lark_literal(f'<parameter={key}>' + chr(10))} {value})" + ("" if required else "?"))
         return " ".join(found)
 
     def _xml_value(self, schema: Any, root: Mapping[str, Any]) -> str:
-        end = _literal("\n</parameter>\n")
+        end = lark_literal("\n</parameter>\n")
         words = schema.get("enum") if isinstance(schema, Mapping) else None
         if isinstance(words, list) and words and all(isinstance(word, str) for word in words):
-            return f"({' | '.join(_literal(word) for word in words)}) {end}"
+            return f"({' | '.join(lark_literal(word) for word in words)}) {end}"
         kinds = kinds_of(schema, root)
         return "raw" if is_text(kinds) or "string" in kinds else f"{self._inner(schema, root)} {end}"
 
@@ -155,7 +155,7 @@ class _Lark:
         for index in reversed(range(len(properties))):
             key, schema, required = properties[index]
             value = self.rule(
-                f"value_{number}_{index}", f"{_literal(key + '=')} {self._python_value(schema, tool.schema)}"
+                f"value_{number}_{index}", f"{lark_literal(key + '=')} {self._python_value(schema, tool.schema)}"
             )
             behind = self.rule(f"rest_{number}_{index + 1}", rest)
             rest = f'", " {value} {behind}' + ("" if required else f" | {behind}")
@@ -196,10 +196,6 @@ class _Lark:
 def _token(marker: str) -> str:
     """Name a token by its spelling, in angle brackets: gradus.structured puts its number in the name's place."""
     return marker if re.fullmatch(r"<[^<>\s]+>", marker) else f"<{marker}>"
-
-
-def _literal(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)
 
 
 def _properties(tool: Tool, allowed: re.Pattern[str]) -> list[tuple[str, Any, bool]]:
