@@ -89,6 +89,7 @@ def test_a_stream_that_nobody_reads_is_cut(serving):
     assert other.status_code == 200
     assert eventually(server.idle)
     assert eventually(lambda: connections(server) <= 1)
+    assert (server.stats()["stalled"], server.stats()["abandoned"]) == (1, 0)
     stalled.close()
 
 

@@ -1,4 +1,4 @@
-"""What a client can repeat on one connection has a limit, and a client that leaves is noticed, whatever it has sent."""
+"""Connections: every part that a client can repeat has a limit, and a client that leaves is noticed at any point."""
 
 import contextlib
 import functools

@@ -91,6 +91,14 @@ class ServerConfig(Settings):
         least=1,
         panel=_LIMITS,
     )
+    max_answer_logprobs: int | None = setting(
+        None,
+        "Most log-probabilities in the answer to one body: samples × max_tokens × (1 + logprobs), and those of its "
+        "prompts for each sample; a request for more gets status 400.",
+        unset="21 per token of the context, but at least 2,097,152",
+        least=1,
+        panel=_LIMITS,
+    )
     max_buffered: int = setting(
         4096,
         "Most tokens that may wait for one streaming client; a slower client is dropped.",

@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 import gradus
 from gradus.errors import GradusError
 from gradus.server.api.anthropic.request import Messages
-from gradus.server.api.ask import Exchange
+from gradus.server.api.ask import Exchange, check_logprobs, logprobs_limit
 from gradus.server.api.chat import ChatCompletion
 from gradus.server.api.completions import Completions
 from gradus.server.api.errors import Problem, failure_of, problem_of
@@ -32,6 +32,7 @@ from gradus.server.http.hosts import OwnHosts
 from gradus.server.http.keys import Keys
 from gradus.server.http.model_routes import add_model_routes
 from gradus.server.http.record import REQUEST_ID, Records, record_of
+from gradus.server.http.slices import JsonInSlices
 from gradus.server.http.streaming import EventStream, cancelled_with_client
 from gradus.server.metrics.exposition import CONTENT_TYPE, Exposition
 from gradus.server.results import ClientGone, Stream
@@ -129,7 +130,7 @@ def _add_reports(app: FastAPI, client: EngineClient, config: ServerConfig) -> No
 
     @app.get("/stats", summary="Totals, the queue, the cache, and every limit")
     async def stats() -> Response:
-        return json_response(200, client.stats() | {"limits": limits(config, body_limit(config, client.info))})
+        return json_response(200, client.stats() | {"limits": limits(config, client.info)})
 
     exposition = Exposition(client, alias=config.metrics_alias == "vllm")
 
@@ -154,6 +155,8 @@ async def respond(request: Request, read: Reader, client: EngineClient, config: 
     """Answer a body of `read`'s protocol, whole or as a stream of events."""
     body = await read_json(request, max_bytes=body_limit(config, client.info), timeout=config.receive_timeout)
     exchange, record = read(body, client), record_of(request.scope)
+    if client.info is not None:
+        check_logprobs(exchange.asks, client.info.limits.context_length, logprobs_limit(config, client.info))
     warnings = {IGNORED: ", ".join(exchange.ignored)} if exchange.ignored else {}
     stream = client.submit(*admitted(record, exchange.asks))
     record.follow(stream.tally)
@@ -161,7 +164,7 @@ async def respond(request: Request, read: Reader, client: EngineClient, config: 
         await stream.accepted()
         encoder = exchange.encoder(stream)
         if not exchange.stream:
-            return json_response(200, encoder.whole(await all_completions(stream)), warnings)
+            return JsonInSlices(encoder.whole(await all_completions(stream)), warnings, config.write_timeout)
     return EventStream(stream, encoder, config, warnings)
 
 
