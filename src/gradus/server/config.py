@@ -12,6 +12,8 @@ from gradus.server.http.keys import KeyLimits
 from gradus.text.tools.formats import NAMES
 
 MAX_JSON_DEPTH = 64
+MAX_JSON_CONTAINERS = 32_768  # arrays and objects
+MAX_JSON_STRINGS = 65_536  # keys among them
 MAX_HEADERS = 100
 MAX_HEADER_BYTES = 32 * 1024
 

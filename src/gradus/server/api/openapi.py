@@ -14,7 +14,14 @@ from gradus.engine.request import SamplingParams, SchedulingParams
 from gradus.engine.structured import Structured
 from gradus.server.api.ask import logprobs_limit
 from gradus.server.api.completions import MAX_PROMPTS
-from gradus.server.config import MAX_HEADER_BYTES, MAX_HEADERS, MAX_JSON_DEPTH, ServerConfig
+from gradus.server.config import (
+    MAX_HEADER_BYTES,
+    MAX_HEADERS,
+    MAX_JSON_CONTAINERS,
+    MAX_JSON_DEPTH,
+    MAX_JSON_STRINGS,
+    ServerConfig,
+)
 from gradus.server.engine.messages import ModelInfo
 from gradus.server.http.body import body_limit
 
@@ -36,6 +43,8 @@ def limits(config: ServerConfig, info: ModelInfo | None) -> dict[str, Any]:
         "max_priority": engine_limits.MAX_PRIORITY,
         "max_salt_characters": engine_limits.MAX_SALT_CHARACTERS,
         "max_json_depth": MAX_JSON_DEPTH,
+        "max_json_containers": MAX_JSON_CONTAINERS,
+        "max_json_strings": MAX_JSON_STRINGS,
         "max_header_bytes": MAX_HEADER_BYTES,
         "max_headers": MAX_HEADERS,
     }
