@@ -205,7 +205,7 @@ async def longest_pause(answer):
 
 @pytest.mark.parametrize(("protocol", "samples"), PROTOCOLS.items())
 def test_writing_a_large_answer_delays_no_other_request(protocol, samples):
-    """In one go, each takes 0.2 s or more."""
+    """Without slices, each takes 0.1 s or more."""
     completions = [completion(index, TOKENS * SAMPLES // samples) for index in range(samples)]
     best = float("inf")
     gc.collect()

@@ -609,6 +609,9 @@ def test_a_cut_object_keeps_its_whole_members(value, cuts, indent, ascii_only):
     assert whole_members(text) == value
 
 
+NESTED = json.loads("[" * 63 + "]" * 63)
+
+
 @pytest.mark.parametrize(
     ("text", "members"),
     [
@@ -622,6 +625,9 @@ def test_a_cut_object_keeps_its_whole_members(value, cuts, indent, ascii_only):
         ('{"a": [1, {"b": [', {"a": [1, {"b": []}]}),
         ('{"a": 1e999, "b": ' + "9" * 5000 + "}", {"a": "1e999", "b": "9" * 5000}),
         (r'{"a": "\ud800"}', {"a": "?"}),
+        ('{"a": 1, "b": ' + "[" * 5000, {"a": 1, "b": NESTED}),
+        ('{"a": 1, "b": ' + "[" * 5000 + "]" * 5000 + ', "c": 2}', {"a": 1, "b": NESTED}),
+        ('{"a": ' * 64 + "2" + "}" * 64, json.loads('{"a": ' * 64 + "2" + "}" * 64)),
     ],
 )
 def test_numbers_strings_and_brackets_that_are_cut(text, members):

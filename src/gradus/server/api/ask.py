@@ -72,6 +72,7 @@ class Ask:
 
     cut: reduce max_tokens to the room in the context; /generate refuses it instead.
     apart: a failed sample leaves the others of its body to their ends; otherwise its error is the whole answer.
+    index: the prompt's place among several in one body, which its refusal names; None if it is the only one.
     """
 
     prompt: Prompt | Chat | Written
@@ -79,6 +80,7 @@ class Ask:
     scheduling: SchedulingParams = field(default_factory=SchedulingParams)
     cut: bool = False
     apart: bool = False
+    index: int | None = None
 
     @property
     def short(self) -> bool:
@@ -88,6 +90,15 @@ class Ask:
 
     def request(self, front_end: FrontEnd, request_id: str, scheduling: SchedulingParams) -> Request:
         """Render, encode and check. Raises RequestError for a request that could never be served."""
+        try:
+            return self._request(front_end, request_id, scheduling)
+        except RequestError as error:
+            if self.index is None or error.param != "prompt":
+                raise
+            message = f"prompt[{self.index}]{str(error).removeprefix('prompt')}"
+            raise RequestError(message, param="prompt", limit=error.limit, got=error.got) from error
+
+    def _request(self, front_end: FrontEnd, request_id: str, scheduling: SchedulingParams) -> Request:
         tokens, params = self._tokens(front_end), self.params
         if isinstance(self.prompt, Chat) and self.prompt.turn is not None:
             if params.structured is not None and front_end.limits.structured:

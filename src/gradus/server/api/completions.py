@@ -143,8 +143,14 @@ class Completions:
         plain = suffix is None and special and keep is None
         order = scheduling(fields)
         asks = tuple(
-            Ask(prompt if plain else Prepared(prompt, suffix, special, keep), params, order, cut=True)
-            for prompt in prompts
+            Ask(
+                prompt if plain else Prepared(prompt, suffix, special, keep),
+                params,
+                order,
+                cut=True,
+                index=index if len(prompts) > 1 else None,
+            )
+            for index, prompt in enumerate(prompts)
         )
         stream = fields.flag("stream")
         return cls(asks, prompts, shape, stream, fields.ignored(), client.model, client.front_end)
@@ -161,9 +167,9 @@ def _prompts(fields: Fields) -> tuple[Prompt, ...]:
             return (given,)
         case [str() | list(), *_]:
             kind = type(given[0])
-            for prompt in given:
+            for index, prompt in enumerate(given):
                 if not isinstance(prompt, kind):
-                    refuse("prompt", limit + ", all of one kind", prompt)
+                    refuse(f"prompt[{index}]", f"a {'text' if kind is str else 'list'} like those before it", prompt)
             if len(given) > MAX_PROMPTS:
                 refuse("prompt", f"at most {MAX_PROMPTS} prompts", len(given))
             return tuple(given)

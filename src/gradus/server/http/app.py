@@ -104,6 +104,7 @@ def _add_middleware(app: FastAPI, client: EngineClient, config: ServerConfig) ->
     hosts = OwnHosts(config.host, config.allowed_hosts, config.cors_origins, secure=config.tls_cert is not None)
     app.add_middleware(OwnRequests, hosts=hosts)
     app.add_middleware(HeaderLimits)
+    app.add_middleware(Heads)
     app.add_middleware(Records, meter=client.meter, lines=config.log_requests)
 
 
@@ -134,9 +135,9 @@ def _add_reports(app: FastAPI, client: EngineClient, config: ServerConfig) -> No
 
     exposition = Exposition(client, alias=config.metrics_alias == "vllm")
 
-    @app.get("/metrics", summary="Measurements, as Prometheus's text")
+    @app.get("/metrics", summary="Measurements, as Prometheus's text", response_class=Metrics)
     async def metrics() -> Response:
-        return Response(exposition.text(), media_type=CONTENT_TYPE)
+        return Metrics(exposition.text())
 
     @app.get("/", summary="What is where")
     async def index() -> Response:
@@ -145,6 +146,10 @@ def _add_reports(app: FastAPI, client: EngineClient, config: ServerConfig) -> No
         }
         routes = methods | {"/openapi.json": "GET"}
         return json_response(200, {"name": "gradus", "version": gradus.__version__, "routes": routes})
+
+
+class Metrics(Response):
+    media_type = CONTENT_TYPE
 
 
 def read_generate(body: Any, client: EngineClient) -> Exchange:
@@ -198,9 +203,8 @@ def _add_error_handlers(app: FastAPI) -> None:
         phrase = http.HTTPStatus(error.status_code).phrase.lower()
         path = request.scope["path"]  # not url.path, which the Host header can change
         message = f"{request.method} {path[:100]}: {phrase}; GET / lists the routes"
-        return problem_response(
-            Problem(error.status_code, "invalid_request", message, headers=error.headers or {}), path
-        )
+        allowed = {"allow": methods_of(app, path)} if error.status_code == 405 else error.headers or {}
+        return problem_response(Problem(error.status_code, "invalid_request", message, headers=allowed), path)
 
     async def on_client_gone(request: Request, error: Exception) -> Response:
         return Response(status_code=CLIENT_CLOSED_REQUEST)
@@ -210,6 +214,23 @@ def _add_error_handlers(app: FastAPI) -> None:
     app.add_exception_handler(HTTPException, on_http_error)
     app.add_exception_handler(ClientGone, on_client_gone)
     app.add_exception_handler(ClientDisconnect, on_client_gone)
+
+
+def methods_of(app: FastAPI, path: str) -> str:
+    """List the methods of all routes with a path, for the header `Allow`."""
+    routes = [route for route in app.routes if isinstance(route, APIRoute) and route.path_regex.match(path)]
+    methods = {method for route in routes for method in route.methods}
+    return ", ".join(sorted(methods | ({"HEAD"} if "GET" in methods else set())))
+
+
+class Heads:
+    """Answers HEAD as GET: the connection, which sees the real method, leaves the body out."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self.app({**scope, "method": "GET"} if scope.get("method") == "HEAD" else scope, receive, send)
 
 
 class HeaderLimits:

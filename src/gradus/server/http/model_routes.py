@@ -17,6 +17,7 @@ from gradus.server.config import ServerConfig
 from gradus.server.http.answers import json_response, problem_response
 from gradus.server.http.body import body_limit, read_json
 
+UNKNOWN_MODEL: dict[int | str, dict[str, Any]] = {404: {"description": "no model has this name"}}
 Answer = Callable[[Any, EngineClient], dict[str, Any]]
 
 
@@ -41,7 +42,7 @@ def add_model_routes(app: FastAPI, client: EngineClient, config: ServerConfig) -
     async def models() -> Response:
         return json_response(200, {"object": "list", "data": [described(client, created)]})
 
-    @app.get("/v1/models/{name:path}", summary="The model, by its name")
+    @app.get("/v1/models/{name:path}", summary="The model, by its name", responses=UNKNOWN_MODEL)
     async def model(request: Request, name: str) -> Response:
         found = described(client, created)
         if name == found["id"]:
