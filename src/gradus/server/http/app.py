@@ -219,7 +219,7 @@ def _add_error_handlers(app: FastAPI) -> None:
 def methods_of(app: FastAPI, path: str) -> str:
     """List the methods of all routes with a path, for the header `Allow`."""
     routes = [route for route in app.routes if isinstance(route, APIRoute) and route.path_regex.match(path)]
-    methods = {method for route in routes for method in route.methods}
+    methods = {method for route in routes for method in route.methods or ()}
     return ", ".join(sorted(methods | ({"HEAD"} if "GET" in methods else set())))
 
 
