@@ -1,5 +1,6 @@
 """Results for callers: deltas while a request runs, a completion for each sample when it ends. No torch here."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -27,14 +28,14 @@ class Completion:
     index: int
     text: str
     token_ids: tuple[int, ...]
-    logprobs: tuple[TokenLogprob, ...] | None
+    logprobs: Sequence[TokenLogprob] | None
     finish_reason: str
     stop_reason: int | str | None
     prompt_tokens: int
     cached_tokens: int
     timings: Timings
     error: str | None = None
-    prompt_logprobs: tuple[TokenLogprob, ...] | None = None
+    prompt_logprobs: Sequence[TokenLogprob] | None = None
 
 
 class Delta(msgspec.Struct, frozen=True, gc=False):  # quick to make: a busy server makes hundreds per step
