@@ -230,7 +230,14 @@ class Heads:
         self.app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self.app({**scope, "method": "GET"} if scope.get("method") == "HEAD" else scope, receive, send)
+        if scope.get("method") != "HEAD":
+            await self.app(scope, receive, send)
+            return
+        asked = {**scope, "method": "GET"}
+        try:
+            await self.app(asked, receive, send)
+        finally:
+            scope["route"] = asked.get("route")  # for the log and the metrics
 
 
 class HeaderLimits:
