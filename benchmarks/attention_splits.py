@@ -16,6 +16,7 @@ from benchmarks.by_model import Rows, by_model
 from gradus import LLM
 from gradus.bench.run.script import need_triton, ran
 from gradus.execution.gpu.capturing import replay_ms
+from gradus.execution.gpu.runner import GpuRunner
 
 if __name__ == "__main__":
     need_triton()
@@ -36,7 +37,9 @@ def main() -> None:
 def measure(model: str) -> Rows:
     """Measure a row for each batch and number of keys. us: the time of a step, by length."""
     llm = LLM(model, device="cuda", max_sequences=max(BATCHES), context_length=CONTEXT)
-    graphs = llm.engine.runner.graphs
+    runner = llm.engine.runner
+    assert isinstance(runner, GpuRunner) and runner.graphs is not None
+    graphs = runner.graphs
     attention, rows = graphs.step.attention, []
     shapes = attention.launches
     for whole in WHOLE:

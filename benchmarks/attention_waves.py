@@ -38,6 +38,7 @@ from gradus.bench.measure.fingerprint import commit, fingerprint
 from gradus.bench.references.attention import paged_attention_reference
 from gradus.device.capability import capability, multiprocessors
 from gradus.execution.gpu.capturing import replay_ms
+from gradus.execution.gpu.runner import GpuRunner
 from gradus.kernels.attention.launch import Launch, launches
 from gradus.kernels.attention.splits import Partials
 from gradus.kernels.core.occupancy import live_programs
@@ -198,7 +199,9 @@ def steps(model: str) -> Iterator[dict[str, Any]]:
     llm = LLM(
         model, device="cuda", max_sequences=most, context_length=longest + 2 * PAGE, cache_tokens=most * (longest + 64)
     )
-    graphs = llm.engine.runner.graphs
+    runner = llm.engine.runner
+    assert isinstance(runner, GpuRunner) and runner.graphs is not None
+    graphs = runner.graphs
     attention = graphs.step.attention
     shipped = attention.launches
     pages = attention.storage.keys.shape[1] - 1

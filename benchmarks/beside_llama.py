@@ -36,7 +36,7 @@ from gradus.device.threads import spin_briefly
 SMOL, GEMMA = "random:smollm2-135m", "gemma3-270m"
 STORED, STORED_ROUNDED = "as stored", "as stored, int8 activations"
 ROUNDED = "int4, int8 activations"
-SETTINGS: dict[str, dict[str, str]] = {
+SETTINGS: dict[str, dict[str, Any]] = {
     "bfloat16": {"dtype": "bfloat16"},
     "int8": {"dtype": "bfloat16", "quantize": "int8"},
     "int4": {"dtype": "bfloat16", "quantize": "int4"},
@@ -79,7 +79,8 @@ def main() -> None:
     if asked.llama:
         sys.path.append(str(asked.llama))
     if asked.child:
-        serve(*asked.child, asked.file, asked.threads)
+        engine, model, kind = asked.child
+        serve(engine, model, kind, asked.file, asked.threads)
         return
     with tempfile.TemporaryDirectory() as folder:
         for model in asked.model or KINDS:

@@ -44,7 +44,12 @@ def main() -> None:
     from gradus import doctor
 
     machine = doctor.hardware()
-    found = {"commit": commit(), "processor": machine["processor"], "cores": machine["cores"], "versions": versions()}
+    found: dict[str, Any] = {
+        "commit": commit(),
+        "processor": machine["processor"],
+        "cores": machine["cores"],
+        "versions": versions(),
+    }
     found |= {"gpus": {name: gpu(script) for name, script in GPUS.items()}}
     found |= {"exchanges": exchanges(), "around": around(), "two": two_gpus(), "door": door()}
     asked.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
@@ -73,7 +78,7 @@ def exchanges() -> dict[str, Any]:
     return {"row_bytes": WIDTH, "us": us | {"two_shot": TWO_SHOT_US}}
 
 
-def two_gpus() -> dict[str, Any]:
+def two_gpus() -> dict[int, Any]:
     """Decoded tokens per second on two H100, by requests."""
     measured = results("tensor_parallel")["parts"]["two"]
     return {batch: measured[f"batch {batch}"]["decode_tok_s"] for batch in (1, 64)}

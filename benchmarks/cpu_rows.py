@@ -65,7 +65,9 @@ def measure(model: str, kind: str | None, rounds: int) -> list[dict[str, Any]]:
 
     kind: None for a file's own.
     """
-    settings = {} if kind is None else {"dtype": "bfloat16", "quantize": None if kind == "bfloat16" else kind}
+    settings: dict[str, Any] = (
+        {} if kind is None else {"dtype": "bfloat16", "quantize": None if kind == "bfloat16" else kind}
+    )
     llm = LLM(model, device="cpu", context_length=CONTEXT, **settings)
     runner = llm.engine.runner
     assert isinstance(runner, CompiledRunner), "this processor's engine runs in torch"

@@ -45,7 +45,7 @@ def main() -> None:
     found["hardware"]["instruction sets"] = processor()[1]
     found["torch_gmac_s"] = torchs_best()
     for kind in asked.kind or KINDS:
-        settings = {"dtype": "bfloat16", "quantize": None if kind == "bfloat16" else kind}
+        settings: dict[str, Any] = {"dtype": "bfloat16", "quantize": None if kind == "bfloat16" else kind}
         llm = LLM(asked.model, device="cpu", context_length=CONTEXT, **settings)
         runner = llm.engine.runner
         assert isinstance(runner, CompiledRunner), "this processor's engine runs in torch"

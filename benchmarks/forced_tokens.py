@@ -18,6 +18,7 @@ from typing import Any
 from gradus.bench.measure.fingerprint import commit, fingerprint
 from gradus.bench.run.script import ran
 from gradus.engine.request import SamplingParams
+from gradus.engine.structured import Structured
 from gradus.text.llm import LLM
 
 NAME = {"type": "string", "maxLength": 12}
@@ -65,7 +66,7 @@ def compared(engines: dict[str, LLM], answers: int) -> list[dict[str, Any]]:
                 max_tokens=120,
                 temperature=0.8,
                 seed=seed,
-                structured={"json_schema": SCHEMA, "whitespace": "compact"},
+                structured=Structured(json_schema=SCHEMA, whitespace="compact"),
             )
             prompt = llm.chat_prompt([{"role": "user", "content": ASKED}])
             began = time.perf_counter()

@@ -121,7 +121,7 @@ def race(contenders: dict[str, Callable[[Any], Any]], buffers: list[Any]) -> dic
     times = {}
     for name, contender in contenders.items():
         try:
-            times[name] = graph_microseconds([lambda b=b, c=contender: c(b) for b in buffers])  # type: ignore[misc]
+            times[name] = graph_microseconds([lambda b=b, c=contender: c(b) for b in buffers])
         except Exception as error:
             print(f"{name}: {type(error).__name__} {error}"[:200], flush=True)
     return times
@@ -224,8 +224,9 @@ def measure_products(
             x = noise(m, k)
             launches = known.candidates(m, n, k) if m <= ROWS[-1] else []
             # bound now, not when they run
-            ours = {name_of(launch): (lambda w, launch=launch, x=x: run(x, w, launch)) for launch in launches}
-            times = race({"cublas": lambda w, x=x: F.linear(x, w)} | ours, weights)
+            contenders: dict[str, Callable[[Any], Any]] = {"cublas": lambda w, x=x: F.linear(x, w)}
+            contenders |= {name_of(launch): partial(run, x, launch=launch) for launch in launches}
+            times = race(contenders, weights)
             cublas = times.pop("cublas")
             best = sorted(times, key=times.__getitem__)
             yield {
@@ -319,8 +320,10 @@ def launcheses(use: Use, m: int) -> Iterator[FewRowsLaunch]:
 
 
 # Row warps, column warps, and programs per multiprocessor (0: one per tile of outputs, for few rows).
-SHARES = ((1, 8, 1), (2, 4, 1), (1, 4, 2), (1, 4, 1), (2, 2, 1), (2, 2, 2), (1, 2, 4), (1, 16, 1), (2, 8, 1))
-SHARES += ((1, 1, 0), (1, 2, 0), (1, 4, 0), (1, 8, 0), (1, 16, 0))
+SHARES = (
+    (1, 8, 1), (2, 4, 1), (1, 4, 2), (1, 4, 1), (2, 2, 1), (2, 2, 2), (1, 2, 4), (1, 16, 1), (2, 8, 1),
+    (1, 1, 0), (1, 2, 0), (1, 4, 0), (1, 8, 0), (1, 16, 0),
+)  # fmt: skip
 ROOM = (100, 200)  # KiB of weights per multiprocessor: so that two launches find room there, and one
 TILE = 20 << 10  # bytes, at most
 X_OF_A_LANE = 80, 128  # registers of x with 8 warps, for up to 16 rows and for more: the next launch needs some, too
@@ -469,10 +472,10 @@ def is_right(name: str, given: Around, matrix: Tensor) -> bool:
         print(f"{name}: {type(error).__name__} {error}"[:200], flush=True)
         return False
     expected = product_reference(given.x, matrix, **theirs).float()
-    error = float((out - expected).norm() / expected.norm())
-    if not error < TOLERANCE:
-        print(f"{name}: {list(given.x.shape)} by {list(matrix.shape)} is wrong by {error:.1e}", flush=True)
-    return error < TOLERANCE
+    off = float((out - expected).norm() / expected.norm())
+    if not off < TOLERANCE:
+        print(f"{name}: {list(given.x.shape)} by {list(matrix.shape)} is wrong by {off:.1e}", flush=True)
+    return off < TOLERANCE
 
 
 @dataclass(frozen=True)
@@ -485,7 +488,7 @@ class Chain:
     def right(self, names: list[list[str]]) -> list[list[str]]:
         """Of each product's contenders those that give what the reference gives."""
         of_products = zip(names, self.given, self.weights[0], strict=True)
-        return [[name for name in each if is_right(name, *beside)] for each, *beside in of_products]
+        return [[name for name in each if is_right(name, given, matrix)] for each, given, matrix in of_products]
 
     def time(self, names: list[str]) -> float:
         """Microseconds per layer; infinite where a launch does not fit the GPU."""
@@ -691,8 +694,10 @@ def measure_sampling(rate: float) -> Iterator[dict]:
             warm = temperatures.cuda()
             entry = {"what": kind, "vocabulary": vocabulary, "rows": rows, "floor": floor}
             for block in (512, 1024, 2048, 4096):
-                sampling.tokens_a_program = lambda *_, block=block: block  # type: ignore[misc]
-                ours = {f"ours {block}": lambda x, i=which, t=warm: sampling.sample(x, i, i, t)}
+                sampling.tokens_a_program = lambda *_, block=block: block
+                ours: dict[str, Callable[[Any], Any]] = {
+                    f"ours {block}": lambda x, i=which, t=warm: sampling.sample(x, i, i, t)
+                }
                 entry |= race(ours, logits)
             sampling.tokens_a_program = chosen
             if kind == "greedy":
@@ -792,8 +797,8 @@ def main() -> None:
     parser.add_argument("--table", type=Path, help="measure nothing: write the device's file in measured/ from these")
     options = parser.parse_args()
     if options.table:
-        found = json.loads(options.table.read_text())
-        file_of(found["device"]).write_text(table(found))
+        stored = json.loads(options.table.read_text())
+        file_of(stored["device"]).write_text(table(stored))
         return
     resolve_device("cuda")
     rate = options.bandwidth
@@ -878,10 +883,10 @@ def table(found: dict[str, Any]) -> str:
             launches.setdefault(shape, {})[entry["m"]] = best
         else:
             fused.setdefault(shape, {})[entry["m"]] = best
-    for use, m in ((use, chain["m"]) for chain in found["chains"] for use in uses(chain["model"]) if not use.head):
-        best = swept.get((use.n, use.k, use.norm, m))
-        if m not in FEW and (best or use.norm):  # the part "few" measures fewer rows
-            (launches if use.norm is None else fused).setdefault((use.n, use.k), {})[m] = best
+    for of, m in ((use, chain["m"]) for chain in found["chains"] for use in uses(chain["model"]) if not use.head):
+        best = swept.get((of.n, of.k, of.norm, m))
+        if m not in FEW and (best or of.norm):  # the part "few" measures fewer rows
+            (launches if of.norm is None else fused).setdefault((of.n, of.k), {})[m] = best
     lines = [
         json.dumps({"n": n, "k": k, "launches": first(launches.get((n, k), {})), "fused": first(fused.get((n, k), {}))})
         for n, k in sorted({*launches, *fused})

@@ -53,7 +53,8 @@ def main() -> None:
     parser.add_argument("--child", nargs=2, metavar=("MODEL", "HOW"), help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.child:
-        print(json.dumps(measure(*asked.child, asked.prompt, asked.device)))
+        model, how = asked.child
+        print(json.dumps(measure(model, how, asked.prompt, asked.device)))
         return
     with tempfile.TemporaryDirectory(dir=asked.folder) as folder:
         model = asked.model or str(written(SHAPES[asked.shape], Path(folder) / f"{asked.shape}.gguf"))

@@ -22,8 +22,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from beside_vllm import Comparison, is_measured  # beside this file
 
+from benchmarks.beside_vllm import Comparison, is_measured
 from gradus.bench.command import watcher
 from gradus.bench.contenders.workbench import Workbench
 from gradus.bench.declare.suites import ABLATION, LADDER, MATRIX

@@ -94,7 +94,7 @@ class Waiting:
             wait(arrival)
             self.seconds += time.perf_counter() - start
 
-        Arrival.wait = timed  # type: ignore[method-assign]
+        Arrival.wait = timed  # type: ignore[method-assign, assignment]
         return self
 
     def __exit__(self, *_: object) -> None:

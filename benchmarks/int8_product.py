@@ -300,7 +300,7 @@ class Contender:
     def row(self, rows: int) -> dict[str, Any]:
         median = {matrix: statistics.median(times) for matrix, times in self.times.items() if times}
         operations = {matrix: 2 * rows * n * k for matrix, (n, k, _) in MATRICES.items()}
-        found = {"kernel": self.name, "launch": LAUNCHES.get(self.name), "checked": self.checked}
+        found: dict[str, Any] = {"kernel": self.name, "launch": LAUNCHES.get(self.name), "checked": self.checked}
         if self.failure:
             found["failure"] = self.failure
         found["us"] = {matrix: round(us, 1) for matrix, us in median.items()}

@@ -181,7 +181,7 @@ class Step:
     def attend(self, index: int, work: Work, partials: Partials) -> None:
         paged_attention(
             self.q, self.keys[index], self.values[index], self.tables, work, partials, self.out,
-            scale=self.shape.head_dim**-0.5, turning=self.turning,
+            scale=self.shape.head_dim**-0.5, rope=self.rope,
             scales=self.scales[index] if self.scales else None,
         )  # fmt: skip
 

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from torch.autograd import DeviceType
+from torch.autograd import DeviceType  # type: ignore[attr-defined]
 from torch.profiler import ProfilerActivity, profile
 
 from gradus import LLM, SamplingParams

@@ -93,9 +93,9 @@ def worst_error(attend: Callable[[Step, int], Layer], processors: int) -> float:
     step.out.fill_(float("nan"))
     attend(step, processors)(0)
     starts = torch.tensor([0, *step.counts]).cumsum(0).tolist()
-    exact = [part.double() for part in (step.q, step.keys[0], step.values[0])]
+    q, keys, values = (part.double() for part in (step.q, step.keys[0], step.values[0]))
     wanted = paged_attention_reference(
-        *exact, step.tables, range(len(step.counts)), starts, step.lengths, scale=SCALE
+        q, keys, values, step.tables, range(len(step.counts)), starts, step.lengths, scale=SCALE
     ).split(step.counts)
     errors = [
         (rows.double() - right).norm() / right.norm()

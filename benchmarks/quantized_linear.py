@@ -377,7 +377,9 @@ def race(
             if not found < TOLERANCE:
                 failed.append(f"{cell.key}: {contender.name}: error {found:.2g}")
                 return
-            launches = [lambda w=w: run(bench, scheme, given, w, contender, gated) for w in weights]
+            launches: list[Callable[[], Any]] = [
+                lambda w=w: run(bench, scheme, given, w, contender, gated) for w in weights
+            ]
             times[contender.name] = microseconds(bench, launches)
         except Exception as problem:
             if "CUDA error" in str(problem):  # of a launch: nothing that follows would be right
@@ -422,7 +424,7 @@ def check(bench: Bench) -> Iterator[dict[str, Any]]:
 
 def checked(bench: Bench, scheme: Scheme, x: Tensor, weights: Any) -> dict[str, Any]:
     """Return errors by what was checked."""
-    (m, k), found = x.shape, {}
+    (m, k), found = x.shape, dict[str, float]()
     given = rounded(scheme, x)
     if isinstance(given, Rounded):
         theirs = quantize_reference(x, given.values.dtype, 128 if scheme == "fp8-block" else None)
@@ -697,12 +699,12 @@ def main() -> int:
     parser = arguments()
     options = parser.parse_args()
     if read := options.table or options.show:
-        found = json.loads(read.read_text())
+        stored = json.loads(read.read_text())
         if options.table:
             FILES.mkdir(exist_ok=True)
-            file_of(found["device"]).write_text(table(found))
+            file_of(stored["device"]).write_text(table(stored))
         else:
-            print(shown(found))
+            print(shown(stored))
         return 0
     if options.out is None:
         parser.error("--out is needed")

@@ -20,7 +20,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -119,7 +119,7 @@ def port_of(process: "subprocess.Popen[str]") -> int:
     for line in process.stdout:
         if found := re.search(r"at http://[\d.]+:(\d+)", line):
             return int(found[1])
-    raise RuntimeError(f"{process.args} has ended without an address")
+    raise RuntimeError(f"{process.args!r} has ended without an address")
 
 
 # -- load --------------------------------------------------------------------------------------------------------------
@@ -133,15 +133,15 @@ def sample(roots: list[psutil.Process], ports: list[int], seconds: float) -> dic
     client.stdout.readline()  # warmed up
     before = cpu_seconds(roots)
     rate, took = json.loads(client.stdout.readline())
-    used = cpu_seconds(roots) - before
+    used = {part: spent - before.get(part, 0.0) for part, spent in cpu_seconds(roots).items()}
     client.wait()
     time.sleep(0.5)  # for the requests that were cut to end
     return {"tokens_s": round(rate, 1), "cpu_us": {part: round(1e6 * s / (rate * took), 1) for part, s in used.items()}}
 
 
-def cpu_seconds(roots: list[psutil.Process]) -> Counter[str]:
+def cpu_seconds(roots: list[psutil.Process]) -> dict[str, float]:
     """Processor time of the programs and their children, by kind."""
-    found: Counter[str] = Counter()
+    found: dict[str, float] = defaultdict(float)
     for root in roots:
         for process in [root, *root.children(recursive=True)]:
             try:

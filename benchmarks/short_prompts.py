@@ -32,7 +32,11 @@ def measure(model: str) -> Rows:
         model, device="cuda", max_sequences=SEQUENCES, context_length=CONTEXT, cache_tokens=SEQUENCES * CONTEXT,
         switch_off=("prefix_cache",),
     )  # fmt: skip
-    attention = llm.engine.runner.attention
+    from gradus.execution.gpu.runner import GpuRunner  # needs Triton
+
+    runner = llm.engine.runner
+    assert isinstance(runner, GpuRunner)
+    attention = runner.attention
     rows, sizes = [], attention.sizes
     for way, captured in (("replayed", sizes), ("launched", ())):
         attention.sizes = captured

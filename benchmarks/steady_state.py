@@ -17,12 +17,15 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 from benchmarks.by_model import Rows, by_model
 from gradus import LLM, SamplingParams, SchedulingParams
 from gradus.bench.run.script import ran
+from gradus.cache.paged import PagedCache
+from gradus.engine.request import Request
 from gradus.server.engine.loop import EngineLoop
-from gradus.server.engine.messages import Report
+from gradus.server.engine.messages import Command, EngineMessage, Report, Submit, unpacked
 
 MODELS = ("random:gemma3-1b", "random:llama-3.2-1b")
 REQUESTS, PROMPT, ANSWER = 256, 64, 128
@@ -30,6 +33,7 @@ EARLY, LATE = slice(1, 4), slice(14, 20)  # rounds 2 to 4, and 15 to 20
 ROUNDS, TIMED_ROUNDS = 20, 31  # the second: a million tokens
 CYCLES, EACH = 4, 4  # rounds with free pages and without, in a cycle
 CACHE_TOKENS = 262_144
+PARAMS, LIMIT = SamplingParams(max_tokens=ANSWER, ignore_eos=True), SchedulingParams(timeout=300.0)
 
 
 def main() -> None:
@@ -42,27 +46,30 @@ def measure(model: str) -> Rows:
     early, late = (statistics.median(rates[part]) for part in (EARLY, LATE))
     numbers = itertools.count(ROUNDS)
     fresh, full = cycles(llm, numbers)
-    row = {
+    usage = llm.metrics().cache
+    assert usage is not None
+    row: dict[str, Any] = {
         "model": model,
         "tok_s": [round(each) for each in rates],
         "late_over_early": round(late / early, 4),
         "fresh_tok_s": [round(each) for each in fresh],
         "full_tok_s": [round(each) for each in full],
         "full_over_fresh": round(statistics.median(full) / statistics.median(fresh), 4),
-        "evictions": llm.metrics().cache.evictions,
-        "pages": llm.metrics().cache.pages,
+        "evictions": usage.evictions,
+        "pages": usage.pages,
     }
-    for way, step in (("llm", through_llm(llm)), ("server", through_the_servers_loop(llm))):
-        collections, times = gc.get_stats()[2]["collections"], []
+    for name, way in (("llm", through_llm(llm)), ("server", through_the_servers_loop(llm))):
+        collections, times = gc.get_stats()[2]["collections"], list[float]()
         for number in itertools.islice(numbers, TIMED_ROUNDS):
-            times += decode_steps(llm, step, number)
-        row[way] = spread(times) | {"full_collections": gc.get_stats()[2]["collections"] - collections}
+            times += decode_steps(llm, way, number)
+        row[name] = spread(times) | {"full_collections": gc.get_stats()[2]["collections"] - collections}
     return [row]
 
 
 def cycles(llm: LLM, numbers: Iterator[int]) -> tuple[list[float], list[float]]:
     """Measure the rates of rounds that find free pages, and of rounds that find none."""
     cache = llm.engine.scheduler.cache
+    assert isinstance(cache, PagedCache)
     fresh, full = [], []
     for _ in range(CYCLES):
         cache.forget()
@@ -89,36 +96,46 @@ def rate(llm: LLM, number: int) -> float:
     return REQUESTS * ANSWER / (time.perf_counter() - start)
 
 
-def through_llm(llm: LLM) -> Callable[[], int]:
-    """Return a function that takes a step, makes its deltas, and returns the number of sequences that advanced."""
-    return lambda: len(llm.step())
+class Way(NamedTuple):
+    """A way to run requests. submit: queues a prompt. step: takes a step, makes what its readers get, and returns the
+    number of sequences that advanced."""
+
+    submit: Callable[[list[int]], object]
+    step: Callable[[], int]
 
 
-def through_the_servers_loop(llm: LLM) -> Callable[[], int]:
-    """Return a function that takes a turn of the server's loop and returns the number of sequences that advanced."""
-    reports: list[Report] = []
-    loop = EngineLoop(llm.core, queue.SimpleQueue(), reports.append)
+def through_llm(llm: LLM) -> Way:
+    return Way(lambda prompt: llm.submit(prompt, PARAMS, scheduling=LIMIT), lambda: len(llm.step()))
+
+
+def through_the_servers_loop(llm: LLM) -> Way:
+    """Return the way of requests that the front end sends: a step is a turn of the server's loop."""
+    reports, commands, numbers = list[EngineMessage](), queue.SimpleQueue[Command](), itertools.count(1)
+    loop = EngineLoop(llm.core, commands, reports.append)
+
+    def submit(prompt: list[int]) -> None:
+        number = next(numbers)
+        commands.put(Submit.of(number, Request.create(f"served {number}", prompt, PARAMS, llm.limits, LIMIT)))
 
     def turn() -> int:
         loop._turn()
-        return len(reports.pop().outputs)
+        report = reports.pop()
+        assert isinstance(report, Report)
+        return len(unpacked(report.handles)) + len(report.others)
 
-    return turn
+    return Way(submit, turn)
 
 
-def decode_steps(llm: LLM, step: Callable[[], int], number: int) -> list[float]:
+def decode_steps(llm: LLM, way: Way, number: int) -> list[float]:
     """Measure the seconds of each step in which all sequences decode, without the first and the last ones."""
-    params, limit = SamplingParams(max_tokens=ANSWER, ignore_eos=True), SchedulingParams(timeout=300.0)
     for prompt in prompts(llm, number):
-        llm.submit(prompt, params, scheduling=limit)
+        way.submit(prompt)
     steps = []
-    while llm.core.has_work:
+    while not steps or llm.core.has_work:
         start = time.perf_counter()
-        outputs = step()
-        steps.append((outputs, time.perf_counter() - start))
-    for request in llm.front_end.open_requests:  # their reports were only counted
-        llm.front_end.close(request)
-    return [seconds for outputs, seconds in steps if outputs == REQUESTS][2:-2]
+        advanced = way.step()
+        steps.append((advanced, time.perf_counter() - start))
+    return [seconds for advanced, seconds in steps if advanced == REQUESTS][2:-2]
 
 
 def spread(times: list[float]) -> dict[str, float]:

@@ -21,6 +21,7 @@ from typing import Any
 from gradus.bench.measure.fingerprint import commit, fingerprint
 from gradus.bench.run.script import ran
 from gradus.engine.request import SamplingParams
+from gradus.engine.structured import Structured
 from gradus.loading import open_checkpoint
 from gradus.text.llm import LLM
 
@@ -104,7 +105,7 @@ def served(llm: LLM, batch: int, masked: int, output: int) -> float:
     prompts = [[(7 * row + place) % 256 for place in range(PROMPT)] for row in range(batch)]
     free = SamplingParams(max_tokens=output, temperature=0.8, ignore_eos=True)
     params = [
-        SamplingParams(max_tokens=output, temperature=0.8, seed=row, structured={"json_schema": schema(row)})
+        SamplingParams(max_tokens=output, temperature=0.8, seed=row, structured=Structured(json_schema=schema(row)))
         if row < masked
         else replace(free, seed=row)
         for row in range(batch)
@@ -119,7 +120,7 @@ def served(llm: LLM, batch: int, masked: int, output: int) -> float:
 def first_tokens(llm: LLM) -> dict[str, Any]:
     """Time a lone request's first token, in milliseconds: without a schema, with one seen before, with a new one."""
 
-    def first(structured: dict[str, Any] | None) -> float:
+    def first(structured: Structured | None) -> float:
         params = SamplingParams(max_tokens=1, temperature=0.8, seed=1, structured=structured)
         began = time.perf_counter()
         llm.generate([[5] * PROMPT], params)
@@ -128,10 +129,10 @@ def first_tokens(llm: LLM) -> dict[str, Any]:
     none, seen, new = list[float](), list[float](), list[float]()
     for number in range(30):
         none.append(first(None))
-        seen.append(first({"json_schema": schema(number % 4)}))
+        seen.append(first(Structured(json_schema=schema(number % 4))))
         fresh = schema(number)
         fresh["items"]["properties"][f"field_{number}"] = {"type": "string", "maxLength": 3 + number}
-        new.append(first({"json_schema": fresh}))
+        new.append(first(Structured(json_schema=fresh)))
     found = {"none": none, "seen": seen, "new": new}
     return {name: {"median": round(median(times), 2), "most": round(max(times), 2)} for name, times in found.items()}
 

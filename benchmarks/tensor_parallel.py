@@ -237,7 +237,8 @@ def exchange_part(asked: argparse.Namespace, keep: Callable[..., None]) -> None:
         ways |= {"ours": ours, "ours, early launches": lambda rows: ours(rows, early=True)}
     if one_shot is not None:
         ways["one shot"] = one_shot
-    checked, took = {}, {}
+    checked: dict[str, Any] = {}
+    took: dict[str, Any] = {}
     for name, way in ways.items():
         try:
             checked[name] = worst_error(way, parts, stream, weight, drawn, group, summed_rms_norm_reference)

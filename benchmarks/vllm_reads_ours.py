@@ -224,7 +224,7 @@ def theirs(folder: Path, vllm: Path, dtype: str, work: Path, log: Path) -> tuple
         ],
     }
     found, why = run_vllm(folder.name, vllm, VLLM_BLOCK, asked, work, log, VLLM_SECONDS)
-    facts = {name: found[name] for name in ("version", "init_s") if name in found}
+    facts: dict[str, Any] = {name: found[name] for name in ("version", "init_s") if name in found}
     case = found.get("cases", {}).get("answers", {})
     if not case.get("samples"):
         return [], facts, case.get("failed") or why or "vLLM returned nothing"

@@ -31,6 +31,7 @@ MARKERS = {
     "weights": "weights(name): needs this pulled model (smollm2-135m when none is named); skipped where it is not",
     "stress": "more examples, or combinations, than every run should pay for; run by `make stress`",
     "slow": "takes more than five seconds",
+    "quick": "a file's cheapest representative; of a parametrized test, its first case alone",
     "clients": "runs a client's own program, which `make clients` installs and tests",
 }
 ASKED_FOR = ("stress", "clients")  # markers of tests that are left out unless they are asked for
@@ -83,12 +84,23 @@ def pytest_collection(session: pytest.Session) -> Iterator[None]:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out tests that must be asked for, and put first what others wait for."""
+    _leave_quick_to_first_cases(items)
     for marker in ASKED_FOR:
         left_out = [item for item in items if item.get_closest_marker(marker)]
         if left_out and marker not in config.option.markexpr:
             config.hook.pytest_deselected(items=left_out)
             items[:] = [item for item in items if item not in left_out]
     items.sort(key=lambda item: next((place for place, end in enumerate(FIRST) if _is(item, end)), len(FIRST)))
+
+
+def _leave_quick_to_first_cases(items: list[pytest.Item]) -> None:
+    """Let the marker `quick` of a parametrized test hold for its first case alone: the choice then takes minutes."""
+    begun: set[tuple[str, str]] = set()
+    for item in items:
+        test = item.path.as_posix(), getattr(item, "originalname", item.name)
+        if test in begun:
+            item.own_markers[:] = [marker for marker in item.own_markers if marker.name != "quick"]
+        begun.add(test)
 
 
 def _is(item: pytest.Item, ending: str) -> bool:

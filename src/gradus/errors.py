@@ -43,6 +43,14 @@ class RequestError(GradusError):
 
         got: the value, which is written as Python writes it. bare: a text is written without quotes.
         """
-        shown = " ".join((got if bare and isinstance(got, str) else repr(got)).split())  # an array's has lines
+        shown = " ".join((got if bare and isinstance(got, str) else _written(got)).split())  # an array's has lines
         shown = shown if len(shown) <= LONGEST_VALUE else shown[: LONGEST_VALUE - 3] + "…"
         return cls(f"{param} must be {limit}, got {shown}", param=param, limit=limit, got=shown)
+
+
+def _written(got: Any) -> str:
+    """Write a value as Python does, except numbers with more digits than Python converts to text."""
+    try:
+        return repr(got)
+    except ValueError:
+        return f"a {type(got).__name__} too long to write"

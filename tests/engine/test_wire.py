@@ -1,6 +1,7 @@
 """Plans as bytes: what comes back runs as what went in, and nothing else is taken for a plan."""
 
 import random
+from dataclasses import fields
 
 import numpy as np
 import pytest
@@ -8,7 +9,11 @@ import pytest
 from gradus.cache import TableChange
 from gradus.engine.plan import Admission, Decodes, Plan, Sampled, Scores, Span
 from gradus.engine.request import Request, SamplingParams, SchedulingParams
+from gradus.engine.structured import Structured
 from gradus.engine.wire import PackError, pack, pack_sampled, unpack, unpack_sampled
+from gradus.server.engine.messages import Submit
+from gradus.server.engine.wire import commands_and_load, frame
+from tests.engine.every_field import SAMPLING, SCHEDULING, STRUCTURED, requests
 from tests.scheduling.replica import LIMITS, Replica
 from tests.scheduling.world import World, random_request
 
@@ -34,7 +39,7 @@ def test_a_plan_comes_back_equal():
     assert back.expanded() == plan.expanded() and back.wiped == plan.wiped and back.admissions == plan.admissions
     assert back.spans == plan.spans and list(back.decodes.pages) == list(plan.decodes.pages)
     assert back.admissions[0].request.params == plan.admissions[0].request.params
-    assert pack(back) == pack(plan)
+    assert unpack(pack(back)).admissions == plan.admissions
 
 
 def test_what_a_plan_says_of_drafts_comes_back():
@@ -49,19 +54,53 @@ def test_an_empty_plan_comes_back_empty():
     assert unpack(pack(Plan())).expanded() == []
 
 
+@pytest.mark.parametrize(
+    ("kind", "cases"), [(SamplingParams, SAMPLING), (SchedulingParams, SCHEDULING), (Structured, STRUCTURED)]
+)
+def test_every_field_has_a_case(kind, cases):
+    assert [each.name for each in fields(kind)] == list(cases)
+
+
+def test_every_field_of_a_request_reaches_the_other_processes():
+    for field, request in requests():
+        admission = Admission(2, request, 1, (*request.prompt, 7))
+        assert unpack(pack(Plan(admissions=[admission]))).admissions == [admission], field
+        (submit,) = commands_and_load().feed(frame(Submit.of(5, request, sent=1.0)))
+        assert submit.request() == request and submit.request().packed == request.packed, field
+
+
 def test_what_a_step_sampled_comes_back():
     sampled = Sampled(
-        np.array([7, -1, 9]), [0, 1], [b"\0ab", b"", b"c"], faults={1: "no token ß"}, scores=[(b"12", b""), (), (b"3",)]
+        tokens=np.array([7, -1, 9]),
+        counts=(0, 1),
+        logprobs=(b"\0ab", b"", b"c"),
+        width=2,
+        seconds=0.5,
+        usual=False,
+        faults={1: "no token ß"},
+        scores=((b"12", b""), (), (b"3",)),
     )
     back = unpack_sampled(pack_sampled(sampled))
-    assert back.tokens.tolist() == [7, -1, 9] and back.decoded.tolist() == [[7], [-1]]
-    assert (back.counts, back.logprobs, back.faults, back.scores) == (
-        sampled.counts,
-        sampled.logprobs,
-        sampled.faults,
-        sampled.scores,
-    )
-    assert not len(unpack_sampled(pack_sampled(Sampled(np.empty(0, np.int64), [0]))).tokens)
+    default = Sampled(np.empty(0, np.int64), [0])
+    for each in fields(Sampled):
+        assert str(getattr(back, each.name)) == str(getattr(sampled, each.name)), each.name
+        assert str(getattr(sampled, each.name)) != str(getattr(default, each.name)), f"{each.name}: no case"
+    assert not len(unpack_sampled(pack_sampled(default)).tokens)
+
+
+def written(decodes: Decodes, field: str) -> str:
+    value = getattr(decodes, field)
+    return str(list(value) if np.iterable(value) else value)
+
+
+def test_what_only_commit_reads_stays_behind_and_everything_else_comes_back():
+    plan = busy_plan()
+    plan.decodes.drafts, plan.decodes.owners, plan.decodes.departures = np.array([3, 1]), np.full(2, "owner"), 7
+    back, default = unpack(pack(plan)).decodes, Decodes()
+    for each in fields(Decodes):
+        given, received, unset = (written(of, each.name) for of in (plan.decodes, back, default))
+        assert given != unset, f"{each.name}: no case"
+        assert received == (unset if each.name in ("owners", "departures") else given), each.name
 
 
 @pytest.mark.parametrize("cut", [0, 5, 29, -1])

@@ -101,10 +101,15 @@ def test_large_steps_are_recorded_one_way(monkeypatch):
     assert fake.log == ["step", "wait", "record 0", "step", "step asked", "wait", "record 1", "step asked"]
 
 
-def test_the_log_says_how_many_were_recorded_in_how_much_memory(monkeypatch, caplog):
-    fake, reserved = FakeGraphs(monkeypatch, {}), iter([1 << 20, 6 << 20])
-    monkeypatch.setattr(capturing.torch.cuda, "memory_reserved", lambda device: next(reserved))
+@pytest.mark.parametrize("cached", [0, 256], ids=["nothing cached", "more cached than graphs take"])
+def test_the_log_says_how_many_were_recorded_in_how_much_memory(monkeypatch, caplog, cached):
+    """Torch empties its cache as a capture begins, so all that it reserves may shrink while graphs are recorded."""
+    fake = FakeGraphs(monkeypatch, {})
+    mib = {"in use": 100, "cached": cached}
+    monkeypatch.setattr(capturing.torch.cuda, "memory_reserved", lambda device: sum(mib.values()) << 20)
+    monkeypatch.setattr(capturing.torch.cuda, "empty_cache", lambda: mib.update(cached=0))
     recorder = Recorder(CPU)
     with caplog.at_level("INFO"), recorder.counting():
         recorder.both(65, fake.step)
+        mib |= {"in use": 105, "cached": 3}  # of the last step that ran
     assert "captured 2 CUDA graphs in 5 MiB" in caplog.text

@@ -12,6 +12,8 @@ from gradus import LLM, SamplingParams
 
 pytest.importorskip("numba")
 
+from numba.core import event
+
 from gradus.execution import compiled
 from gradus.execution.compiled import CompiledRunner, alone, announced, together
 from gradus.execution.runner import ModelRunner
@@ -266,18 +268,37 @@ def test_quantized_models_decode_through_the_kernels(quantize, counted):
     assert all(len(one) == 40 for one in tokens(llm)) and len(counted) > 39
 
 
-def test_compiling_is_announced_where_it_takes_long(monkeypatch, caplog):
+@pytest.mark.parametrize(
+    ("place", "words"),
+    [
+        ("somewhere", "compiling the CPU kernels: once, for some seconds"),
+        (None, "compiling the CPU kernels for some seconds, as at every start: no folder can be written to"),
+    ],
+)
+def test_compiling_is_announced_where_it_takes_long(place, words, monkeypatch, caplog):
     monkeypatch.setattr(compiled, "NOTICEABLE_S", 0.05)
-    with announced():
+    monkeypatch.setattr(compiled, "place_of", lambda kernel: place)
+    with announced(), event.trigger_event("numba:compile"):
         while not caplog.records:
             time.sleep(0.01)
-    assert [record.getMessage() for record in caplog.records] == ["compiling the CPU kernels: once, for some seconds"]
+    assert [record.getMessage() for record in caplog.records] == [words]
     caplog.clear()
     monkeypatch.setattr(compiled, "NOTICEABLE_S", 60)
-    with announced():
+    with announced(), event.trigger_event("numba:compile"):
         (notice,) = [thread for thread in threading.enumerate() if isinstance(thread, threading.Timer)]
     notice.join(20)
     assert not notice.is_alive() and not caplog.records
+
+
+def test_a_slow_start_that_compiles_nothing_announces_nothing(monkeypatch, caplog):
+    """A busy machine takes seconds to read kept code and to warm up."""
+    monkeypatch.setattr(compiled, "NOTICEABLE_S", 0.0)
+    tiny()  # whatever it compiles is kept, in this process at least
+    caplog.clear()
+    tiny()
+    with announced():
+        time.sleep(0.05)
+    assert not caplog.records
 
 
 def test_the_warm_up_stores_into_padding_alone():

@@ -6,6 +6,7 @@ python -m tests.gpu.rank_program RANK MEETING_FILE RESULTS.npz
 import os
 import sys
 import time
+from typing import Any
 
 import numpy as np
 import torch
@@ -34,7 +35,8 @@ def main(rank: int, path: str, out: str) -> None:
     device = torch.device("cuda", rank)
     torch.cuda.set_device(device)
     saved = exchanged(Group(f"{path}-exchange", rank, 2, device)) | activations(rank, f"{path}-model", device)
-    np.savez(out, **{name: value.float().cpu().numpy() for name, value in saved.items()})
+    arrays: dict[str, Any] = {name: value.float().cpu().numpy() for name, value in saved.items()}
+    np.savez(out, **arrays)
     sys.stdout.flush()
     os._exit(0)
 
@@ -67,7 +69,7 @@ def exchanged(group: Group) -> dict[str, torch.Tensor]:
             for _ in range(2):
                 again.copy_(stream)
                 graph.replay()
-            wanted, expected = None, stream.clone()
+            wanted, expected = stream, stream.clone()
             for _ in range(3):
                 wanted = summed_rms_norm_reference(parts, expected, weight, EPS)
             saved[f"wanted replayed {rows} {early}"] = wanted

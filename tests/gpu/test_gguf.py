@@ -3,14 +3,19 @@
 Every output starts poisoned (torch fills new memory with NaN), so an element that no program wrote is seen.
 """
 
+from typing import Any
+
 import gguf
 import pytest
 import torch
 from torch import Tensor
 
+pytest.importorskip("triton", reason="Triton is for Linux alone")
+
 from gradus import LLM, SamplingParams
 from gradus.loading.gguf.packed import KEPT
 from gradus.quantization.gguf import FORMATS, GGUFLinear
+from tests.gpu.runners import model_of
 from tests.loading.builders import CONFIGS, tensors_of, write_gguf
 from tests.loading.gguf_blocks import random_blocks
 
@@ -42,6 +47,7 @@ def matrix(kind, rows: int, width: int):
     return Blocks(torch.from_numpy(blocks).cuda(), form), torch.from_numpy(gguf.quants.dequantize(blocks, kind)).cuda()
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("dtype", ROUNDING)
 @pytest.mark.parametrize("kind", KEPT)
 def test_rows_are_widened_and_looked_up_to_the_bit(kind, dtype):
@@ -82,6 +88,7 @@ def test_a_product_is_that_of_the_wide_matrix(kind, rows, dtype):
             assert_close(found, (torch.nn.functional.silu(gate) * up).to(dtype))
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "gemma3"])
 def test_an_engine_s_tokens_are_those_of_the_widened_file(tmp_path, family):
     """float32, so that no two logits are close enough to change places; graphs, long prompts, and a mix of formats."""
@@ -91,10 +98,9 @@ def test_an_engine_s_tokens_are_those_of_the_widened_file(tmp_path, family):
     path = str(write_gguf(tmp_path / "m.gguf", family, quantize=kinds, config=CONFIGS[family] | WIDE))
     prompts, params = [[5, 6, 7], [9] * 40, [3] * 90], SamplingParams(max_tokens=12, ignore_eos=True)
     found = []
-    for settings in ({"quantize": "stored"}, {}):
-        llm = LLM(path, device="cuda", dtype="float32", max_sequences=4, cache_tokens=1024, **settings)
-        kept = any(isinstance(part, GGUFLinear) for part in llm.engine.runner.model.modules())
-        assert kept == bool(settings)
+    for quantize in ("stored", None):
+        llm = LLM(path, device="cuda", dtype="float32", max_sequences=4, cache_tokens=1024, quantize=quantize)
+        assert any(isinstance(part, GGUFLinear) for part in model_of(llm).modules()) == (quantize == "stored")
         found.append([done.token_ids for done in llm.generate(prompts, params)])
         llm.close()
     assert found[0] == found[1]
@@ -105,15 +111,16 @@ def test_bits_are_kept_if_asked_for_and_speculation_runs_on_them(tmp_path):
     kinds = dict.fromkeys(names, gguf.GGMLQuantizationType.Q4_K)
     path = str(write_gguf(tmp_path / "m.gguf", quantize=kinds, config=CONFIGS["llama"] | WIDE))
     params = SamplingParams(max_tokens=30, ignore_eos=True)
-    settings = {"device": "cuda", "max_sequences": 2, "cache_tokens": 1024}
+    settings: dict[str, Any] = {"device": "cuda", "max_sequences": 2, "cache_tokens": 1024}
     widened = LLM(path, **settings)
     assert widened.checkpoint.quantized is None
     widened.close()
     settings["quantize"] = "stored"
     plain = LLM(path, **settings)
     assert plain.checkpoint.quantized is not None
-    layer = plain.engine.runner.model.layers[0]
-    assert layer.qkv.blocks.is_cuda and layer.qkv.out_features == (256, 128, 128), "one product, not three"
+    qkv = model_of(plain).layers[0].qkv
+    assert isinstance(qkv, GGUFLinear) and qkv.out_features == (256, 128, 128), "one product, not three"
+    assert qkv.blocks.is_cuda
     speculating = LLM(path, speculate="ngram", **settings)
     prompts = [[5, 6, 7, 5, 6, 7, 5, 6], [9] * 20]
     assert all(len(done.token_ids) == 30 for llm in (plain, speculating) for done in llm.generate(prompts, params))

@@ -1,6 +1,7 @@
 """The final engine on a CUDA GPU: through graphs, overlap and mixed steps, float32 gives the CPU's tokens."""
 
 import math
+from typing import Any
 
 import pytest
 
@@ -18,6 +19,7 @@ from gradus.models import Model
 from gradus.quantization.kv import rounded
 from gradus.scheduling.draft_shapes import NO_SHAPE
 from tests.assembly.mixture import answers, assert_same, mixture
+from tests.gpu.runners import graphs_of, prompt_graphs_of
 from tests.gpu.test_phases import model_on, requests
 from tests.phases.conftest import FAMILIES, NaiveAttention, limits_of
 from tests.phases.drive import Ending, run
@@ -25,7 +27,13 @@ from tests.speculative.heads import heads_of
 
 pytestmark = pytest.mark.gpu
 
-SWITCHES = [{}, {"overlap": False}, {"graphs": False}, {"prefix_cache": False}, {"token_budget": 4}]
+SWITCHES: list[dict[str, Any]] = [
+    {},
+    {"overlap": False},
+    {"graphs": False},
+    {"prefix_cache": False},
+    {"token_budget": 4},
+]
 
 
 def oracle(shape: str, wanted: list[Request]) -> dict[tuple[str, int], Ending]:
@@ -109,7 +117,7 @@ def test_short_prompts_are_replayed_alone_and_beside_decodes(shape, speculate, m
     for budget in (128, 20):
         config = EngineConfig(limits_of(shape), max_sequences=4, speculate=speculate, token_budget=budget, page_size=4)
         engine = build(model, config, draft=model if speculate == "draft:itself" else None)
-        graphs = engine.runner.run_model
+        graphs = prompt_graphs_of(engine)
         replayed: list[int] = []
         monkeypatch.setattr(graphs, "captured", Recorded(graphs.captured, replayed))
         for _ in range(2):
@@ -201,15 +209,17 @@ def test_a_mixture_of_parameters_gives_the_cpus_tokens_and_log_probabilities(
     assert_same(answers(engine, mixture("tiny-llama")), sampled_on_the_cpu)
 
 
+@pytest.mark.quick
 def test_a_step_draws_plainly_unless_one_of_its_rows_asks_for_more(sampled_on_the_cpu, monkeypatch):
     """Two graphs per size, and slots whose owners are of one kind, then of the other."""
     config = EngineConfig(limits_of("tiny-llama"), max_sequences=2)
     engine = build(model_on("cuda", "tiny-llama", torch.float32), config)
-    replayed, captured = [], engine.runner.graphs.captured
-    monkeypatch.setattr(engine.runner.graphs, "captured", Recorded(captured, replayed))
+    replayed, graphs = [], graphs_of(engine)
+    captured = graphs.captured
+    monkeypatch.setattr(graphs, "captured", Recorded(captured, replayed))
     assert set(captured) == {(size, NO_SHAPE, full) for size in (1, 2) for full in (False, True)}
     plain, special = mixture("tiny-llama")[1], mixture("tiny-llama")[7]
-    for wanted, graphs in (
+    for wanted, keys in (
         ([plain], {(1, NO_SHAPE, False)}),
         ([special], {(1, NO_SHAPE, True)}),
         ([plain, special], {(2, NO_SHAPE, True)}),
@@ -218,7 +228,7 @@ def test_a_step_draws_plainly_unless_one_of_its_rows_asks_for_more(sampled_on_th
         replayed.clear()
         expected = {(each.id, 0): sampled_on_the_cpu[each.id, 0] for each in wanted}
         assert_same(answers(engine, wanted), expected)
-        assert set(replayed) == graphs
+        assert set(replayed) == keys
 
 
 class Recorded(dict):

@@ -64,6 +64,7 @@ def assert_close(step: Step) -> None:
     assert (found - expected).norm() <= 1e-2 * expected.norm()
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("heads, group", [(8, 1), (8, 2), (8, 4), (2, 8), (1, 64)])
 def test_groups_and_uneven_spans(heads, group):
     assert_close(step_of(SPANS, heads, group))

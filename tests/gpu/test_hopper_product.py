@@ -51,6 +51,7 @@ def multiplied(x: Rounded, weights: EightBitWeights, launch: HopperLaunch, strea
     return out
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("launch", [ALONE, ONTO], ids=["alone", "onto"])
 @pytest.mark.parametrize("n, steps", [(512, 1), (1024, 3), (4096, 16), (6144, 7)])
 @pytest.mark.parametrize("m", [1, 64, 100, 300, 2048, 4097])
@@ -77,6 +78,7 @@ def test_a_matrix_of_a_model_takes_it_for_a_prompt(monkeypatch):
     linear.assign("weight", 0, torch.randn(4096, 4096, device="cuda") / 64)
     x, stream = torch.randn(2, 5000, 4096, device="cuda").bfloat16()
     twin = view(linear)
+    assert isinstance(twin, fuse_quantized.FusedInt8)
     found = twin(x), twin.onto(stream.clone(), x)
     rounded = quantize(x, torch.int8, None)
     wanted = [

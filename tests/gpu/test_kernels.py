@@ -3,6 +3,8 @@
 Every output starts poisoned (torch fills new memory with NaN), so an element that no program wrote is seen.
 """
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -31,6 +33,7 @@ def assert_close(out: Tensor, reference: Tensor) -> None:
     assert error < ROUNDING[out.dtype], f"off by {error:.1e}"  # NaN is not below anything
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("rows", "width"), [(1, 768), (3, 2048), (257, 4096), (5, 640), (2, 80), (4, 1)])
 def test_norms_with_a_residual(rows, width, dtype):
@@ -74,18 +77,18 @@ def test_rope_and_storing(heads, tokens, dtype):
     slots = torch.randperm(pages * 16, device="cuda")[:tokens]
     slots[::5] = -1
     angles = torch.rand(1000, head_dim // 2, device="cuda") * 6
-    rotation = {
+    rotation: dict[str, Any] = {
         "table": torch.cat((angles.cos(), angles.sin()), 1).to(dtype),
         "positions": torch.randint(0, 1000, (tokens,), device="cuda"),
     }
-    norms = {"norms": (noise(head_dim).to(dtype), noise(head_dim).to(dtype)), "eps": 1e-6}
+    norms: dict[str, Any] = {"norms": (noise(head_dim).to(dtype), noise(head_dim).to(dtype)), "eps": 1e-6}
     for options in (rotation | norms, rotation, {}):
-        storage = [noise(pages, 16, kv_heads, head_dim, dtype=dtype) for _ in range(2)]
-        expected = [part.clone() for part in storage]
-        q = rope_store(qkv, *storage, slots, **options)
-        assert_close(q, rope_store_reference(qkv, *expected, slots, **options))
-        for mine, theirs in zip(storage, expected, strict=True):
-            assert_close(mine, theirs)
+        keys, values = (noise(pages, 16, kv_heads, head_dim, dtype=dtype) for _ in range(2))
+        expected_keys, expected_values = keys.clone(), values.clone()
+        q = rope_store(qkv, keys, values, slots, **options)
+        assert_close(q, rope_store_reference(qkv, expected_keys, expected_values, slots, **options))
+        assert_close(keys, expected_keys)
+        assert_close(values, expected_values)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -110,7 +113,7 @@ def test_gemv_with_everything_around_it(n, k, rows, tile, dtype):
     from gradus.kernels.linear.launches import GemvLaunch
 
     x, stream = noise(rows, k, dtype=dtype), noise(rows, n, dtype=dtype)
-    around = [
+    around: list[dict[str, Any]] = [
         {},
         {"norm": Norm(noise(k).to(dtype), None, 1e-5), "activation": "silu", "gated": True},
         {"norm": Norm(noise(k), noise(k), 1e-5), "activation": "gelu_tanh"},
@@ -137,7 +140,7 @@ def test_few_rows_with_everything_around_them_are_each_as_if_alone(n, k, rows, l
 
     x, launch = noise(rows, k, dtype=dtype), FewRowsLaunch(*launch)
     gain = noise(k).to(dtype)
-    around = [
+    around: list[dict[str, Any]] = [
         {},
         {"norm": Norm(gain, None, 1e-5), "activation": "silu", "gated": True},
         {"norm": Norm(gain, None, 1e-5), "activation": "gelu_tanh"},
@@ -171,11 +174,12 @@ def test_a_streamed_row_with_everything_around_it(n, k, launch, early, dtype):
     if early and not capability(torch.device("cuda", 0)).starts_early:
         pytest.skip("launches of this GPU do not start early")
     x, launch, gain = noise(1, k, dtype=dtype), StreamedLaunch(*launch), noise(k).to(dtype)
-    for options in (
+    around: list[dict[str, Any]] = [
         {},
         {"norm": Norm(gain, None, 1e-5), "activation": "silu", "gated": True},
         {"norm": Norm(gain, None, 1e-5), "activation": "gelu_tanh"},
-    ):
+    ]
+    for options in around:
         weight = noise(2 * n if options.get("gated") else n, k, dtype=dtype) / k**0.5
         options["bias"] = noise(weight.shape[0]).to(dtype)
         with early_launches(early):
@@ -205,11 +209,12 @@ def test_streamed_rows_with_everything_around_them(n, k, rows, launch, early, dt
     if early and not capability(torch.device("cuda", 0)).starts_early:
         pytest.skip("launches of this GPU do not start early")
     x, launch, gain = noise(rows, k, dtype=dtype), StreamedLaunch(*launch), noise(k).to(dtype)
-    for options in (
+    around: list[dict[str, Any]] = [
         {},
         {"norm": Norm(gain, None, 1e-5), "activation": "silu", "gated": True},
         {"norm": Norm(gain, None, 1e-5), "activation": "gelu_tanh"},
-    ):
+    ]
+    for options in around:
         weight = noise(2 * n if options.get("gated") else n, k, dtype=dtype) / k**0.5
         options["bias"] = noise(weight.shape[0]).to(dtype)
         with early_launches(early):
@@ -322,6 +327,7 @@ def test_samples_are_those_of_the_torch_sampler(rows, vocab_size, dtype):
         assert torch.equal(tokens, sample_reference(logits, seeds, positions, temperatures))
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("rows", [1, 256])
 def test_a_step_of_decodes_starts_and_ends_in_the_tables_of_its_slots(rows):
     from gradus.bench.references.step import places_reference, sample_reference
@@ -330,15 +336,15 @@ def test_a_step_of_decodes_starts_and_ends_in_the_tables_of_its_slots(rows):
 
     slots = torch.randperm(300, device="cuda")[:rows].to(torch.int32)
     lengths = torch.randint(0, 160, (rows,), dtype=torch.int32, device="cuda")
-    latest = torch.randint(0, 500, (300,), device="cuda")
+    latest = torch.randint(0, 500, (300, 1), device="cuda")
     tables = torch.randint(1, 2**31, (2, 300, 10), device="cuda")
     assert torch.equal(places(slots, lengths, tables, 16), places_reference(slots, lengths, tables, 16))
 
     logits, where = noise(rows, 50257), slots.long()
     seeds, temperatures = torch.arange(300, device="cuda"), torch.rand(300, device="cuda").round()
-    tokens = sample(logits, seeds, lengths, temperatures, slots=slots, latest=latest)
+    tokens = sample(logits, seeds, lengths, temperatures, slots=slots, history=latest)
     assert torch.equal(tokens, sample_reference(logits, seeds[where], lengths.long(), temperatures[where]))
-    assert torch.equal(tokens, latest[where])
+    assert torch.equal(tokens, latest[where, 0])
 
 
 @pytest.mark.parametrize("count", [1, 256])
@@ -362,8 +368,8 @@ def test_passes_of_a_draft_model_begin_as_they_do_in_torch(count):
         for number in range(4):
             drawn = torch.randint(-1, 502, (count,))
             rows = draft_passes.next_rows(there, inputs, drawn.cuda(), kept, number)
-            expected = next_rows_reference(spans, drawn, drafts, number)
-            assert all(torch.equal(mine.cpu(), theirs) for mine, theirs in zip(rows, expected, strict=True))
+            right = next_rows_reference(spans, drawn, drafts, number)
+            assert all(torch.equal(mine.cpu(), theirs) for mine, theirs in zip(rows, right, strict=True))
         draft_passes.keep_draft(there, drawn.cuda(), kept, 3)
     assert torch.equal(kept.cpu(), drafts)
 

@@ -63,6 +63,7 @@ def test_pages_windows_and_soft_caps(page, window, softcap):
     )
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("heads, group", [(8, 1), (3, 3), (1, 7), (2, 16), (1, 20)])
 def test_groups(heads, group):
     assert_close(Step(SPANS, heads=heads, group=group, head_dim=64, dtype=torch.bfloat16, device="cuda"))
@@ -134,6 +135,7 @@ def test_decodes_turn_their_heads_and_store_8_bits(group, head_dim, norms, spans
         torch.testing.assert_close(found, right, rtol=0, atol=0, equal_nan=True)
 
 
+@pytest.mark.quick
 @needs_fp8
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
 @pytest.mark.parametrize("tokens", [3, 700])
@@ -145,8 +147,8 @@ def test_what_is_stored_in_8_bits_is_what_torch_stores(tokens, dtype):
     storage = torch.zeros(2, tokens // 16 + 3, 16, kv_heads, head_dim, device="cuda").to(E4M3)
     scales = torch.zeros(2, tokens // 16 + 3, kv_heads, 16, device="cuda")
     expected, expected_scales = storage.clone(), scales.clone()
-    q = rope_store(qkv, *storage, slots, scales=tuple(scales))  # not rotated: so there is nothing to sum
-    right = rope_store_reference(qkv, *expected, slots, scales=tuple(expected_scales))
+    q = rope_store(qkv, storage[0], storage[1], slots, scales=(scales[0], scales[1]))  # unrotated: nothing to sum
+    right = rope_store_reference(qkv, expected[0], expected[1], slots, scales=(expected_scales[0], expected_scales[1]))
     torch.testing.assert_close(q, right, rtol=0, atol=0)
     torch.testing.assert_close(scales, expected_scales, rtol=0, atol=0, equal_nan=True)
     torch.testing.assert_close(storage.float(), expected.float(), rtol=0, atol=0, equal_nan=True)

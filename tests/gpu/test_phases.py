@@ -38,6 +38,7 @@ def answers(phase: str, model: Model, wanted: list[Request], shape: str) -> dict
     return run(phases.load(phase).build(model, EngineOptions(limits_of(shape), max_sequences=3)), wanted)
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("phase", [info.name for info in phases.engines()])
 @pytest.mark.parametrize("shape", FAMILIES)
 def test_float32_gives_the_cpus_tokens(phase, shape):

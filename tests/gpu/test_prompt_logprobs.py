@@ -7,6 +7,7 @@ pytest.importorskip("triton", reason="Triton is for Linux alone")
 
 from gradus import LLM, SamplingParams
 from gradus.attention.whole import WholeSequence
+from gradus.engine.structured import Structured
 from gradus.loading import load_model, open_checkpoint
 from tests.assembly.test_prompt_logprobs import PROMPTS, check, params
 
@@ -29,6 +30,7 @@ def expected():
     return forward
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize(
     "settings",
     [
@@ -45,7 +47,7 @@ def expected():
 def test_they_are_those_of_a_plain_forward_pass(settings, expected):
     with LLM(MODEL, **SETTINGS | settings) as llm:
         free = [SamplingParams(max_tokens=20, ignore_eos=True)] * len(PROMPTS)
-        masked = SamplingParams(max_tokens=20, structured={"regex": "[ab]{30}"})
+        masked = SamplingParams(max_tokens=20, structured=Structured(regex="[ab]{30}"))
         found = llm.generate([*PROMPTS, [1], *PROMPTS], [*free, masked, *[params(logprobs=1)] * len(PROMPTS)])
         for prompt, done in zip(PROMPTS, found[-len(PROMPTS) :], strict=True):
             check(done, prompt, expected)

@@ -4,16 +4,18 @@ Every output starts poisoned (torch fills new memory with NaN), so an element th
 """
 
 from collections.abc import Iterator
+from typing import TypeVar, cast
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from gradus.assembly.final import EngineConfig, build
 from gradus.device.capability import capability
 from gradus.models import SHAPES, Model, create_model, randomize
 from gradus.models.layers import Linear, MatrixId, RMSNorm
 from gradus.quantization.int4 import Int4Linear
+from gradus.quantization.int8 import Int8Linear
 from gradus.quantization.mix import Mix, factory
 from gradus.quantization.schemes import SCHEMES
 from tests.gpu.test_phases import requests
@@ -21,6 +23,8 @@ from tests.phases.conftest import NaiveAttention, limits_of
 from tests.phases.drive import run
 
 pytestmark = pytest.mark.gpu
+
+Part = TypeVar("Part", bound=nn.Module)
 
 EIGHT_BITS = ["int8", "fp8", "fp8-block"]
 ROUNDING = {torch.float32: 2e-5, torch.float16: 1e-3, torch.bfloat16: 6e-3}  # of ‖out - reference‖ / ‖reference‖
@@ -56,6 +60,13 @@ def made(
     return linear
 
 
+def view(part: Part) -> Part:
+    """The kernels' twin of a part."""
+    from gradus.kernels.core.view import view
+
+    return cast(Part, view(part))
+
+
 def assert_close(out: Tensor, reference: Tensor, times: float = 1.0, scheme: str = "") -> None:
     assert out.dtype == reference.dtype and out.shape == reference.shape
     error = (out.double() - reference.double()).norm() / reference.double().norm()
@@ -68,8 +79,6 @@ def assert_close(out: Tensor, reference: Tensor, times: float = 1.0, scheme: str
 @torch.inference_mode()
 def test_a_view_s_product_is_the_scheme_s(rows, scheme, dtype):
     """The sizes of odd matrices, and of ragged last tiles. Groups of 128 do not divide 576."""
-    from gradus.kernels.core.view import view
-
     for n, k in [(257, 128), (1024, 1280), (1000, 4096), *([] if scheme == "int4-g128" else [(576, 576)])]:
         linear, x = made(scheme, (n, 33), k, dtype, bias=True), torch.randn(rows, k, device="cuda").to(dtype)
         twin, stream = view(linear), torch.randn(rows, n + 33, device="cuda").to(dtype)
@@ -80,7 +89,6 @@ def test_a_view_s_product_is_the_scheme_s(rows, scheme, dtype):
 @pytest.mark.parametrize("rows", [1, 16, 64, 100])
 @torch.inference_mode()
 def test_norms_and_gates_around_a_product(rows, scheme):
-    from gradus.kernels.core.view import view
     from gradus.models.layers import Activation, Gated
 
     linear, x = (
@@ -104,7 +112,7 @@ def test_activations_are_rounded_to_the_very_values_of_the_scheme(k, rows, dtype
 
     x = torch.randn(rows, k, device="cuda") * torch.logspace(-6, 4, rows, device="cuda").unsqueeze(1)
     x[5, 3], x[6] = float("nan"), 0
-    kinds = [(torch.int8, None)]
+    kinds: list[tuple[torch.dtype, int | None]] = [(torch.int8, None)]
     kinds += [(E4M3, None), (E4M3, 128)] if capability(x.device).multiplies_fp8 else []
     for kind, group in kinds:
         found, expected = quantize(x.to(dtype), kind, group), quantize_reference(x.to(dtype), kind, group)
@@ -138,6 +146,7 @@ def test_weights_unpacked_in_registers_are_the_scheme_s_to_the_bit(group, dtype)
     from gradus.kernels.quantized.tile import TileLaunch
 
     linear = made(f"int4-g{group}", (333,), 512, dtype)
+    assert isinstance(linear, Int4Linear)
     linear.pairs.copy_(torch.randn(*linear.pairs.shape, 2, device="cuda").to(dtype).view(torch.int32).squeeze(-1))
     weights, expected = Int4Weights(linear.words, linear.pairs, linear.kind), linear.dequantized().to(dtype)
     wide = torch.empty(333, 512, dtype=dtype, device="cuda")
@@ -150,6 +159,7 @@ def test_weights_unpacked_in_registers_are_the_scheme_s_to_the_bit(group, dtype)
             assert torch.equal(out.t(), expected), (unpack, tile)
 
 
+@pytest.mark.quick
 @torch.inference_mode()
 def test_a_product_of_integers_is_exact_in_every_tile():
     from gradus.kernels.quantized.eight_bits import EightBitWeights, eight_bit_product, library_product
@@ -158,6 +168,7 @@ def test_a_product_of_integers_is_exact_in_every_tile():
 
     linear, x = made("int8", (512,), 1024, torch.float32), torch.randn(40, 1024, device="cuda")
     expected, rounded = linear(x), quantize(x, torch.int8)
+    assert isinstance(linear, Int8Linear)
     weights = EightBitWeights(linear.values, linear.scales)
     for tile in ((64, 128, 8, 4, 4, 4), (128, 128, 64, 1, 3, 8), (32, 256, 16, 3, 3, 2)):
         for _ in range(5):  # whichever program is last
@@ -168,7 +179,6 @@ def test_a_product_of_integers_is_exact_in_every_tile():
 @torch.inference_mode()
 def test_products_replay_from_a_cuda_graph_and_start_early(scheme):
     from gradus.kernels.core.overlap import early_launches
-    from gradus.kernels.core.view import view
 
     first, second = made(scheme, (1024,), 2048, torch.bfloat16), made(scheme, (2048,), 1024, torch.bfloat16)
     norm, x = RMSNorm(2048, 1e-5, torch.bfloat16, "cuda"), torch.randn(3, 2048, device="cuda").bfloat16()

@@ -18,6 +18,7 @@ pytestmark = [
 ]
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("graphs", [False, True])
 @pytest.mark.parametrize("shape", ["tiny-gpt2", "tiny-qwen3"])
 def test_an_engine_on_the_second_gpu_gives_the_cpus_tokens_and_leaves_the_first_alone(shape, graphs):

@@ -2,6 +2,7 @@
 
 import json
 import re
+from typing import Any
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ import torch
 pytest.importorskip("triton", reason="Triton is for Linux alone")
 
 from gradus import LLM, SamplingParams
+from gradus.engine.structured import Structured
 from tests.structured.answers import SCHEMA
 
 pytestmark = pytest.mark.gpu
@@ -19,7 +21,7 @@ PROMPTS = [[number] * (3 + 5 * number) for number in range(24)]
 
 def params(number: int) -> SamplingParams:
     """Two in three keep to a grammar; some of these have penalties, or report log-probabilities."""
-    structured = None if number % 3 == 2 else {"json_schema": SCHEMA, "whitespace": "compact"}
+    structured = None if number % 3 == 2 else Structured(json_schema=SCHEMA, whitespace="compact")
     return SamplingParams(
         max_tokens=60 + number,
         temperature=[0.0, 0.8, 1.0][number % 4 % 3],
@@ -30,8 +32,13 @@ def params(number: int) -> SamplingParams:
     )
 
 
-def answers(**settings) -> list[list[int]]:
-    given = {"device": "cuda", "dtype": "float32", "max_sequences": 16, "context_length": 256} | settings
+def answers(**settings) -> list[tuple[int, ...]]:
+    given: dict[str, Any] = {
+        "device": "cuda",
+        "dtype": "float32",
+        "max_sequences": 16,
+        "context_length": 256,
+    } | settings
     with LLM(MODEL, **given) as llm:
         done = llm.generate(PROMPTS, [params(number) for number in range(len(PROMPTS))])
         llm.core.check()
@@ -44,7 +51,7 @@ def answers(**settings) -> list[list[int]]:
 
 
 @pytest.fixture(scope="module")
-def plain() -> list[list[int]]:
+def plain() -> list[tuple[int, ...]]:
     return answers(switch_off=("graphs", "overlap", "prefix_cache"), max_sequences=1)
 
 
@@ -64,12 +71,13 @@ def test_answers_do_not_depend_on_how_they_are_computed(settings, plain):
     assert answers(**settings) == plain
 
 
+@pytest.mark.quick
 def test_masks_are_wide_enough_for_logits_beyond_the_tokenizer():
     with LLM("random:qwen3-0.6b", device="cuda", max_sequences=8, context_length=512) as llm:
         done = llm.generate(
             [[1, 2, 3]] * 8,
             [
-                SamplingParams(max_tokens=20, temperature=1.0, seed=n, structured={"regex": "[a-f]{8}"})
+                SamplingParams(max_tokens=20, temperature=1.0, seed=n, structured=Structured(regex="[a-f]{8}"))
                 for n in range(8)
             ],
         )

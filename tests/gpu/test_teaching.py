@@ -1,5 +1,7 @@
 """p09's kernels, p10's graphs and p11's masks on a CUDA GPU: what the formula says, and the CPU's tokens."""
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -20,7 +22,7 @@ pytestmark = pytest.mark.gpu
 
 MIXED = [(1, 37), (3, 3), (200, 1045), (1, 1), (1, 0), (0, 0), (1, 3000)]
 DECODES = [(1, 37), (1, 0), (1, 1), (1, 4130), (1, 17)] * 20
-SHAPES = {
+SHAPES: dict[str, dict[str, Any]] = {
     "qwen3-0.6b": dict(heads=8, group=2, head_dim=128),
     "llama-3.2-1b": dict(heads=8, group=4, head_dim=64),
     "gemma3-270m": dict(heads=1, group=4, head_dim=256),
@@ -43,6 +45,7 @@ def test_paged_attention_does_what_the_formula_says(shape, spans, options, dtype
     assert (found.double() - expected).norm() <= (1e-5 if dtype == torch.float32 else 1e-2) * expected.norm()
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize(("rows", "width"), [(1, 1024), (64, 896), (8192, 2048), (3, 1)])
 def test_the_norm_adds_and_normalizes(rows, width, dtype):

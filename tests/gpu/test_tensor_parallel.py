@@ -5,6 +5,7 @@ import subprocess
 import sys
 import threading
 import time
+from typing import Any
 
 import numpy as np
 import psutil
@@ -21,7 +22,13 @@ pytestmark = [
     pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs"),
 ]
 
-SETTINGS = {"device": "cuda", "dtype": "float32", "cache_tokens": 4096, "max_sequences": 3, "context_length": 512}
+SETTINGS: dict[str, Any] = {
+    "device": "cuda",
+    "dtype": "float32",
+    "cache_tokens": 4096,
+    "max_sequences": 3,
+    "context_length": 512,
+}
 PROMPTS = [[5, 6, 7, 8], [9] * 40, [3, 4], list(range(1, 300))]
 GREEDY = SamplingParams(max_tokens=24)
 SAMPLED = SamplingParams(max_tokens=24, temperature=0.8, seed=3)
@@ -56,6 +63,7 @@ def ranks(tmp_path_factory):
     return [dict(np.load(out)) for out in outs]
 
 
+@pytest.mark.quick
 def test_all_activations_have_the_same_bits_on_both_ranks(ranks):
     first, second = ranks
     assert first.keys() == second.keys()

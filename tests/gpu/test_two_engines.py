@@ -23,6 +23,7 @@ pytestmark = pytest.mark.gpu
 WIDE = replace(SHAPES["tiny-llama"], hidden_size=512, intermediate_size=2048, num_heads=8, num_kv_heads=2, head_dim=64)
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("graphs", [False, True])
 @pytest.mark.parametrize("quantize", [None, "int4"])
 def test_two_engines_on_two_streams_share_a_model_and_nothing_else(quantize, graphs):

@@ -118,12 +118,16 @@ def write_gguf(
     *,
     quantize: dict[str, gguf.GGMLQuantizationType] | None = None,
     config: dict[str, Any] | None = None,
+    more: dict[str, Any] | None = None,
 ) -> Path:
-    """quantize: Hugging Face name → type; the others stay float32. config: the family's in CONFIGS, if None."""
+    """quantize: Hugging Face name → type; the others stay float32. config: the family's in CONFIGS, if None. more:
+    further metadata, each of the type that its Python type suggests."""
     config = config or CONFIGS[family]
     writer = gguf.GGUFWriter(path, family)
     _write_metadata(writer, family, config)
     write_bpe_tokenizer(writer)
+    for key, value in (more or {}).items():
+        add_metadata(writer, key, value)
     for name, value in tensors_of(config).items():
         stored, values = as_llama_cpp(family, config, name, value)
         kind = (quantize or {}).get(name)
@@ -136,6 +140,16 @@ def write_gguf(
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+def add_metadata(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
+    {
+        bool: writer.add_bool,
+        int: writer.add_uint32,
+        float: writer.add_float32,
+        str: writer.add_string,
+        list: writer.add_array,
+    }[type(value)](key, value)
 
 
 def as_llama_cpp(family: str, config: dict[str, Any], name: str, value: Tensor) -> tuple[str, np.ndarray]:

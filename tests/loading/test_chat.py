@@ -180,11 +180,11 @@ def test_contents_in_parts_are_joined():
         ("{{ ''.__class__.__mro__ }}", "refuses"),
         ("{{ messages.append(1) }}", "refuses"),
         ("{{ cycler.__init__.__globals__.os.system('true') }}", "refuses"),
-        ("{{ 'x' * 999999999 }}", "too large"),
+        ("{{ 'x' * 999999999 }}", "for one value"),
         ("{{ 9 ** 999999999 }}", "too large"),
-        ("{{ [0] * 99999999 }}", "too large"),
+        ("{{ [0] * 99999999 }}", "for one value"),
         ("{% for a in range(99999999) %}{% endfor %}", "refuses"),
-        ("{% for a in range(9999) %}{{ 'x' * 9999 }}{% endfor %}", "longer than 16777216"),
+        ("{% for a in range(9999) %}{{ 'x' * 9999 }}{% endfor %}", "more than 16777216 characters"),
     ],
 )
 def test_a_template_stays_in_its_sandbox(template, words):
@@ -200,8 +200,8 @@ def test_what_a_template_may_not_see_is_empty(source):
 
 @pytest.mark.parametrize("source", ["{% include 'x' %}", "{% import 'os' as os %}{{ os }}"])
 def test_a_template_has_no_files(source):
-    with pytest.raises(RequestError):
-        chatty(source).chat([{"role": "user", "content": "hi"}])
+    with pytest.raises(CheckpointError, match="statements are not supported"):
+        ChatTemplate(source)
 
 
 @pytest.mark.parametrize("source", ["{% for %}", "{{ x", "x" * 300_000, "{% if " + "(" * 5000])

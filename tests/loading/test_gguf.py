@@ -13,7 +13,7 @@ from gradus.loading import open_checkpoint
 from gradus.loading.gguf.file import GGUFFile
 from gradus.models import Llama3Scaling, Rope
 from gradus.models.rope import frequencies
-from tests.loading.builders import CONFIGS, FAMILIES, tensors_of, write_folder, write_gguf
+from tests.loading.builders import CONFIGS, FAMILIES, add_metadata, tensors_of, write_folder, write_gguf
 
 NORM = "model.norm.weight"
 
@@ -22,9 +22,7 @@ def write(path, metadata, tensors):
     """A file of just these: metadata values by key, arrays by name."""
     writer = gguf.GGUFWriter(path, metadata.pop("general.architecture", "llama"))
     for key, value in metadata.items():
-        {int: writer.add_uint32, float: writer.add_float32, str: writer.add_string, list: writer.add_array}[
-            type(value)
-        ](key, value)
+        add_metadata(writer, key, value)
     for name, value in tensors.items():
         writer.add_tensor(name, value)
     writer.write_header_to_file()
@@ -133,6 +131,26 @@ def test_llama3_scaling_is_recognized_by_its_factors(tmp_path):
         open_checkpoint(str(path))
 
 
+@pytest.mark.parametrize(
+    ("keys", "factor"),
+    [
+        ({"rope.scaling.type": "linear", "rope.scaling.factor": 4.0}, 4.0),
+        ({"rope.scaling.factor": 4.0}, 4.0),
+        ({"rope.scale_linear": 4.0}, 4.0),
+        ({"rope.scale_linear": 8.0, "rope.scaling.factor": 4.0}, 4.0),
+        ({"rope.scaling.type": "none", "rope.scaling.factor": 4.0}, None),
+        ({"rope.scaling.type": "none", "rope.scale_linear": 4.0}, None),
+        ({"rope.scaling.type": "linear"}, None),
+        ({"rope.scaling.factor": 0.0}, None),
+        ({"rope.scaling.factor": 1.0}, None),
+    ],
+)
+def test_positions_are_scaled_as_in_llama_cpp(tmp_path, keys, factor):
+    more = {f"llama.{key}": value for key, value in keys.items()}
+    rope = open_checkpoint(str(write(tmp_path / "m.gguf", LLAMA | more, EMBEDDING))).config.rope
+    assert (rope.scaling and rope.scaling.factor) == factor
+
+
 def test_linear_scaling_and_absent_keys_have_their_meaning(tmp_path):
     more = {"llama.rope.scaling.type": "linear", "llama.rope.scaling.factor": 8.0}
     config = open_checkpoint(str(write(tmp_path / "m.gguf", LLAMA | more, EMBEDDING))).config
@@ -150,6 +168,7 @@ def test_linear_scaling_and_absent_keys_have_their_meaning(tmp_path):
         ({"llama.attention.value_length": 8}, "values of 8"),
         ({"llama.feed_forward_length": [1, 2]}, "feed_forward_length must be an integer, got [1, 2]"),
         ({"llama.attention.layer_norm_rms_epsilon": "small"}, "must be a number, got 'small'"),
+        ({"llama.rope.scaling.factor": -2.0}, "factor"),
         ({"general.architecture": "phi3"}, "architecture 'phi3' is not supported; supported are llama, qwen2"),
     ],
 )
@@ -172,3 +191,105 @@ def test_gemmas_largest_size_scales_its_queries_by_width(tmp_path):
             str(write(tmp_path / f"{depth}.gguf", metadata, EMBEDDING))
         ).config.attention_scale
     assert scale == {61: 8**-0.5, 62: 16**-0.5}
+
+
+# -- keys that change the model ----------------------------------------------------------------------------------------
+
+HARMLESS = {  # they describe, or belong to parts that no file of ours has
+    "vocab_size", "tensor_data_layout", "pooling_type", "n_deepstack_layers", "decoder_start_token_id",
+    "classifier.output_labels", "decoder_block_count", "rope.scaling.finetuned", "rope.scaling.original_context_length",
+    "attention.layer_norm_epsilon",
+}  # fmt: skip
+READ = {  # with values that the reader must accept or refuse by their own rules
+    "context_length", "embedding_length", "block_count", "feed_forward_length", "expert_count", "attention.head_count",
+    "attention.head_count_kv", "attention.key_length", "attention.value_length", "attention.layer_norm_rms_epsilon",
+    "attention.sliding_window", "rope.dimension_count", "rope.freq_base", "rope.scaling.type", "rope.scaling.factor",
+    "rope.scale_linear",
+}  # fmt: skip
+
+
+def keys_of_llama_cpp():
+    """Every key of an architecture that the gguf package knows: with a new version, new ones fall to the test below."""
+    groups = [group for name, group in vars(gguf.constants.Keys).items() if not name.startswith("_")]
+    texts = [text for group in groups for text in vars(group).values() if isinstance(text, str)]
+    return sorted(text.replace("{dense}", "dense_2")[7:] for text in texts if text.startswith("{arch}."))
+
+
+@pytest.mark.parametrize("key", sorted({*keys_of_llama_cpp(), "rope.scale_linear", "attention.unheard_of"} - READ))
+def test_a_key_that_changes_the_model_is_refused_by_name(tmp_path, key):
+    def opened(value):
+        return open_checkpoint(str(write(tmp_path / "m.gguf", LLAMA | {f"llama.{key}": value}, EMBEDDING))).config
+
+    plain = open_checkpoint(str(write(tmp_path / "plain.gguf", dict(LLAMA), EMBEDDING))).config
+    assert opened(0 if key != "attention.causal" else True) == plain
+    if key in HARMLESS:
+        assert opened(7.5) == plain
+        return
+    with pytest.raises(CheckpointError) as error:
+        opened(7.5)
+    assert f"m.gguf: metadata llama.{key} = 7.5 changes what the model computes, and is not supported" == str(
+        error.value
+    )
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("attention.scale", 0.25),  # 16 ** -0.5
+        ("logit_scale", 1.0),
+        ("rope.scaling.attn_factor", 1.0),
+        ("embedding_length_out", 32),
+        ("attention.key_length_swa", 16),
+        ("rope.dimension_sections", [0, 0]),
+        ("attention.sliding_window", 64),
+        ("attention.causal", True),
+        ("rope.global.freq_base", 500000.0),
+    ],
+)
+def test_a_key_that_says_what_the_model_does_anyway_is_taken(tmp_path, key, value):
+    plain = open_checkpoint(str(write(tmp_path / "plain.gguf", dict(LLAMA), EMBEDDING))).config
+    assert open_checkpoint(str(write(tmp_path / "m.gguf", LLAMA | {f"llama.{key}": value}, EMBEDDING))).config == plain
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "words"),
+    [
+        ("attention.causal", False, "attention.causal = False changes"),
+        ("attention.sliding_window", 32, "attention.sliding_window = 32 is shorter than the context of 64"),
+        ("rope.dimension_sections", [8, 8], "rope.dimension_sections = [8, 8] changes"),
+        ("attention.scale", 0.5, "attention.scale = 0.5 changes"),
+        ("logit_scale", "twice", "logit_scale = 'twice' changes"),
+    ],
+)
+def test_a_value_that_matters_is_refused(tmp_path, key, value, words):
+    with pytest.raises(CheckpointError) as error:
+        open_checkpoint(str(write(tmp_path / "m.gguf", LLAMA | {f"llama.{key}": value}, EMBEDDING)))
+    assert words in str(error.value)
+
+
+def test_positions_are_not_scaled_twice(tmp_path):
+    factors = (
+        frequencies(Rope(500000.0), 16) / frequencies(Rope(500000.0, Llama3Scaling(32.0, 1.0, 4.0, 8192)), 16)
+    ).numpy()
+    path = write(
+        tmp_path / "m.gguf", LLAMA | {"llama.rope.scaling.factor": 4.0}, EMBEDDING | {"rope_freqs.weight": factors}
+    )
+    with pytest.raises(CheckpointError, match="scale positions twice"):
+        open_checkpoint(str(path))
+
+
+@pytest.mark.parametrize(("pattern", "full"), [(6, [5]), (3, [2, 5]), ([True, False] * 3, [1, 3, 5]), (None, [5])])
+def test_the_layers_with_windows_are_those_that_the_file_names(tmp_path, pattern, full):
+    layers = {key.replace("llama", "gemma3"): value for key, value in LLAMA.items()} | {
+        "general.architecture": "gemma3", "gemma3.block_count": 6, "gemma3.attention.sliding_window": 16,
+        "gemma3.final_logit_softcapping": 0.0,
+    }  # fmt: skip
+    more = {} if pattern is None else {"gemma3.attention.sliding_window_pattern": pattern}
+    config = open_checkpoint(str(write(tmp_path / "m.gguf", layers | more, EMBEDDING))).config
+    assert [layer for layer, window in enumerate(config.windows) if window is None] == full
+    assert config.final_softcap is None
+    for wrong in ([True] * 5, ["x"] * 6):
+        with pytest.raises(CheckpointError, match="sliding_window_pattern must say it of each layer"):
+            open_checkpoint(
+                str(write(tmp_path / "w.gguf", layers | {"gemma3.attention.sliding_window_pattern": wrong}, EMBEDDING))
+            )

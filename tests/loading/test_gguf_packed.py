@@ -73,7 +73,7 @@ def test_rows_of_queries_and_keys_are_permuted_in_their_bytes(tmp_path):
 
 def test_a_matrix_is_the_mapped_file_itself(tmp_path):
     checkpoint = open_checkpoint(str(write(tmp_path / "m.gguf", [Type.Q6_K, Type.Q8_0])))
-    file = np.frombuffer(checkpoint.tensors._file._bytes, np.uint8)
+    file = np.frombuffer(next(iter(checkpoint.tensors._file._bytes.values())), np.uint8)
     layer = LLM(checkpoint, **CPU).engine.runner.model.layers[0]
 
     def mapped(linear):

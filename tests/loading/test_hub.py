@@ -13,7 +13,7 @@ from typing import ClassVar
 import pytest
 
 from gradus.loading.fetch.hub import is_hub_id
-from tests.loading.builders import write_folder
+from tests.loading.builders import CHATML, write_folder
 
 COMMIT = "a" * 40
 LOAD = """
@@ -30,7 +30,7 @@ class Notes:
 try:
     checkpoint = open_checkpoint(sys.argv[1], progress=Notes())
     model = load_model(checkpoint, dtype=torch.float32, device="cpu")
-    files = sorted(path.name for path in checkpoint.source.iterdir())
+    files = sorted(str(path.relative_to(checkpoint.source)) for path in checkpoint.source.rglob("*") if path.is_file())
     norm = model.state_dict()["norm.weight"].tolist()
     print(json.dumps({"files": files, "norm": norm, "done": Notes.done, "tasks": Notes.tasks}))
 except GradusError as error:
@@ -101,6 +101,8 @@ def hub(tmp_path):
     (Hub.folder / "modeling.py").write_text("raise SystemExit")
     (Hub.folder / "onnx").mkdir()
     (Hub.folder / "onnx" / "config.json").write_text("{}")
+    (Hub.folder / "additional_chat_templates").mkdir()
+    (Hub.folder / "additional_chat_templates" / "tool_use.jinja").write_text(CHATML)
     server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
@@ -127,6 +129,7 @@ def load(name: str, home: Path, **environment: str) -> dict:
 def test_a_hub_id_downloads_what_is_needed_and_nothing_else(hub, tmp_path):
     online = load("org/tiny", tmp_path / "home", HF_ENDPOINT=hub)
     assert online["files"] == [
+        "additional_chat_templates/tool_use.jinja",
         "config.json",
         "generation_config.json",
         "model-00001-of-00002.safetensors",

@@ -203,19 +203,6 @@ def test_a_rank_that_dies_before_the_ranks_have_met_is_named_within_seconds(kind
     assert time.monotonic() - begun < 10  # its program takes most of it, to start and to import torch
 
 
-@pytest.mark.weights
-@pytest.mark.stress
-@pytest.mark.parametrize(("tensor", "pipeline"), [(3, 1), (1, 2)])
-def test_grammars_hold_on_all_ranks(tensor, pipeline):
-    schema = {"type": "object", "properties": {"age": {"type": "integer"}}, "required": ["age"]}
-    with LLM("smollm2-135m", tensor_parallel=tensor, pipeline_parallel=pipeline, **SETTINGS) as llm:
-        params = SamplingParams(max_tokens=40, structured={"json_schema": schema}, temperature=0.7, seed=1)
-        (answer,) = llm.generate("A person as JSON: ", params)
-    import json
-
-    assert isinstance(json.loads(answer.text)["age"], int)
-
-
 @pytest.mark.parametrize(("tensor", "pipeline"), [(2, 1), pytest.param(1, 2, marks=pytest.mark.stress)])
 def test_all_ranks_score_a_prompt_in_step(tensor, pipeline):
     """Each rank has a part of the head, so every product with it is an exchange, and all must make as many."""

@@ -9,7 +9,7 @@ from gradus.engine.plan import NO_DRAFTS, REJECTED, UNDRAFTED, Decodes
 from gradus.scheduling.draft_shapes import MOST_ROWS, MOST_SEQUENCES, DraftShape, DraftShapes, batch_sizes
 from gradus.scheduling.drafting import LOSS, MOST_PATIENCE, PATIENCE, QUIET, TRIAL, DraftControl
 from gradus.scheduling.hindsight import IN_A_ROW, Hindsight
-from gradus.scheduling.step_times import FIRST, STALE, StepTimes
+from gradus.scheduling.step_times import FIRST, RECENT, STALE, StepTimes
 from tests.pairwise import each_once, first, pairwise
 
 COPIES, OPEN = 0.92, 0.2  # how probable it is that a draft stands, if those before it do
@@ -389,6 +389,14 @@ def test_what_a_shape_takes_is_a_multiple_known_before_the_first_request():
     times.took(8, shape, 1.4e-3)
     assert 1.25 < times.ratio(8, shape) <= 1.5
     assert times.ratio(8, DraftShape(7, 28)) > times.ratio(8, shape), "a larger one takes longer, as far as is known"
+
+
+def test_a_first_step_without_drafts_may_come_after_many_with_some():
+    times, shape = StepTimes(), DraftShape(7, 14)
+    for _ in range(RECENT + 1):
+        times.took(8, shape, 2e-3)
+    times.took_plain(8, 1e-3)
+    assert times.took(8, shape, 1.5e-3) == 1.5
 
 
 def test_a_shape_that_was_not_timed_is_judged_by_the_nearest_that_was():

@@ -26,6 +26,7 @@ ANSWERS = {
     "malformed": 'Well.\n<tool_call>\n{"name": "look_up", "arguments": {"place": oops}}\n</tool_call>',
     "unknown": '<tool_call>\n{"name": "nope", "arguments": {}}\n</tool_call>',
     "json": '{"city": "Ulm", "people": 128928}',
+    "turns": "Ulm.\n<|im_start|>user\nMore?",
     "lines": "a\u2028b\u2029c\u0085d\r\ne",
     "several": ["Ulm.", f"{THOUGHT}On the Danube.", CALL],
     "breaks": f"{THOUGHT}Half an ans{BROKEN}wer",

@@ -32,6 +32,8 @@ class Sample:
 class ScriptedTokenizer:
     """A character is a token by its code; a token is its number and `piece`."""
 
+    special_token_ids = frozenset()
+
     def __init__(self, piece=" "):
         self.piece = piece
 

@@ -166,6 +166,45 @@ def test_a_stop_string_ends_the_answer_and_is_no_part_of_it(server):
         assert streamed["choices"][0]["message"]["content"] == "Ulm is a "
 
 
+ROUTES = {  # a body, where its answer's text is, and the name of its stop strings
+    "/v1/chat/completions": ({"messages": user(asked("turns"))}, ("choices", 0, "message", "content"), "stop"),
+    "/v1/completions": ({"prompt": asked("turns")}, ("choices", 0, "text"), "stop"),
+    "/v1/messages": ({"messages": user(asked("turns"))}, ("content", 0, "text"), "stop_sequences"),
+    "/v1/responses": ({"input": asked("turns")}, ("output", 0, "content", 0, "text"), "stop"),
+    "/generate": ({"prompt": asked("turns")}, ("text",), "stop"),
+}
+
+
+@pytest.mark.parametrize("route", ROUTES)
+def test_a_stop_string_may_name_a_control_token_whatever_the_protocol(server, route):
+    body, place, name = ROUTES[route]
+    for stop, kept in (
+        ([], "Ulm.\nuser\nMore?"),
+        (["<|im_start|>"], "Ulm.\n"),
+        (["x", "\n<|im_start|>user"], "Ulm."),
+        (["<|im_start|>assistant"], "Ulm.\nuser\nMore?"),
+        (["?<|im_end|>"], "Ulm.\nuser\nMore"),  # the token that ends the answer anyway
+    ):
+        found = server.http.post(route, json={"max_tokens": 40, **body, name: stop}).json()
+        for step in place:
+            found = found[step]
+        assert found == kept, stop
+    assert eventually(server.idle)
+
+
+def test_a_named_control_token_is_reported_and_kept_in_a_completion_if_asked_for(server):
+    body = {"prompt": asked("turns"), "max_tokens": 40, "stop": ["<|im_start|>"], "include_stop_str_in_output": True}
+    (choice,) = server.http.post("/v1/completions", json={**body, "return_token_ids": True}).json()["choices"]
+    assert choice["text"] == "Ulm.\n<|im_start|>" and choice["token_ids"] == [*b"Ulm.\n", 256]
+    assert (choice["finish_reason"], choice["stop_reason"]) == ("stop", "<|im_start|>")
+    whole = chat(server, "turns", stop=["<|im_start|>"]).json()["choices"][0]
+    streamed = joined_chat(chat_chunks(server, "turns", stop=["<|im_start|>"]))["choices"][0]
+    assert streamed["message"]["content"] == whole["message"]["content"] == "Ulm.\n"
+    assert streamed["stop_reason"] == whole["stop_reason"] == "<|im_start|>"
+    ended = server.http.post("/v1/completions", json={**body, "stop": ["<|im_end|>"]}).json()["choices"][0]
+    assert (ended["text"], ended["stop_reason"]) == ("Ulm.\nuser\nMore?<|im_end|>", "<|im_end|>")
+
+
 def test_line_ends_of_other_worlds_cut_no_frame(server):
     """httpx splits lines like Python: at these, too."""
     response = chat(server, "lines", stream=True)

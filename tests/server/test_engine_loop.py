@@ -12,7 +12,8 @@ from gradus.engine.request import Request, SamplingParams, unpacked_ids
 from gradus.engine.sequence import Output
 from gradus.server.engine import loop as engine_loop
 from gradus.server.engine.loop import EngineLoop
-from gradus.server.engine.messages import Cancel, Report, SelfChecked, Submit, unpacked
+from gradus.server.engine.messages import Cancel, Ping, Report, SampleOutput, SelfChecked, Submit, packed, unpacked
+from gradus.server.engine.wire import WireError, frame, hello_and_messages
 from tests.server.scripted import ScriptedCore
 
 
@@ -126,6 +127,56 @@ def test_a_request_is_forgotten_with_its_last_sample_and_its_handle_means_nothin
     commands.put(Cancel(999, "cancelled"))
     loop._turn()
     assert not reports[-1].others
+
+
+def test_a_bug_while_a_request_is_queued_refuses_this_request_alone_and_withdraws_it(caplog):
+    class Panic(BaseException):
+        """Stands for pyo3's PanicException."""
+
+    class Bad(ScriptedCore):
+        def submit(self, request):
+            super().submit(request)
+            if request.id == "bad":
+                raise Panic("secret detail")
+
+    core = Bad()
+    loop, commands, reports = loop_over(core)
+    commands.put(submit("a", core.limits, 1, max_tokens=3))
+    commands.put(submit("bad", core.limits, 2, n=2, max_tokens=3))
+    loop._turn()
+    assert reports[-1].accepted == [1]
+    assert [(handle, failure.kind, failure.message) for handle, failure in reports[-1].refused] == [(2, "Panic", None)]
+    assert reports[-1].samples_taken == 3 and "secret detail" in caplog.text
+    while reports[-1].busy:
+        loop._turn()
+    assert core.seen == ["a"] and not loop._running
+
+
+def test_a_report_that_no_frame_holds_is_split_and_says_everything_once(monkeypatch):
+    core = ScriptedCore()
+    loop, _, _ = loop_over(core)
+    posted = []
+    loop._post = lambda report: posted.extend(hello_and_messages().feed(frame(report)))
+    scores = tuple(PAIR.pack(7, -1.0) * 21 for _ in range(100_000))  # of a prompt; 5 of them are beyond a frame
+    outputs = [SampleOutput(handle, (handle,), prompt_logprobs=scores) for handle in range(5)]
+    with pytest.raises(WireError):
+        frame(Report(others=list(outputs)))
+    loop._report(Report(others=list(outputs), ended=2, step_s=0.5, accepted=[9], handles=packed([8]), tokens=b"abcd"))
+    assert [one for report in posted for one in report.others] == outputs
+    first, *more = posted
+    assert (first.ended, first.step_s, first.accepted, unpacked(first.handles)) == (2, 0.5, [9], [8])
+    assert more and all(report == Report(turn=1, others=report.others) for report in more)
+
+
+def test_a_sign_of_life_is_answered_and_checks_nothing():
+    core = ScriptedCore()
+    loop, commands, reports = loop_over(core)
+    loop._unchecked = False
+    for turn in (1, 2):
+        commands.put(Ping())
+        loop._turn()
+        assert (reports[-1].turn, reports[-1].commands_taken, reports[-1].busy) == (turn, turn, False)
+    assert not loop._unchecked and not core.checks
 
 
 def test_a_request_that_the_loop_has_kept_without_need_is_a_book_that_does_not_balance():

@@ -37,6 +37,8 @@ def test_one_requests_fault_is_its_own(serving, caplog, stream):
     assert answer.status_code == (200 if stream else 500)
     assert error["code"] == 500 and error["type"] == "internal_error"
     assert "secret detail" not in answer.text
+    told = f"request {answer.headers['x-request-id']} (gen-2): sample 0 failed: secret detail"
+    assert told in caplog.text  # where the error sends its reader
     assert neighbor().json()["token_ids"] == list(range(30))
     assert server.health() == 200
     assert server.stats()["failed"] == 1

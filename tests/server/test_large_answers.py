@@ -48,8 +48,6 @@ def asks(count=1, prompt="ab", **params):
         (asks(logprobs=1), 2 * CONTEXT),
         (asks(max_tokens=10**9, logprobs=1), 2 * CONTEXT),
         (asks(3, max_tokens=10, logprobs=4), 150),
-        (asks(max_tokens=1, prompt_logprobs=4), 10),
-        (asks(2, prompt=[1] * 7, max_tokens=1, prompt_logprobs=1, n=3), 84),
     ],
 )
 def test_the_product_of_samples_tokens_and_logprobs_is_bounded(asked, most):
@@ -76,7 +74,6 @@ MESSAGES = [{"role": "user", "content": "Hi"}]
 LARGE = [
     ("/generate", {"prompt": "a", "max_tokens": 30, "logprobs": 4, "n": 2}),
     ("/v1/completions", {"prompt": ["a", "b"], "max_tokens": 30, "logprobs": 4}),
-    ("/v1/completions", {"prompt": "a" * 150, "echo": True, "max_tokens": 1, "logprobs": 1}),
     ("/v1/chat/completions", {"messages": MESSAGES, "max_tokens": 30, "logprobs": True, "top_logprobs": 4, "n": 2}),
     (
         "/v1/responses",

@@ -15,7 +15,7 @@ import pytest
 
 from gradus.engine.metrics import Metrics
 from gradus.engine.request import ModelLimits, Request, SamplingParams
-from gradus.server import client
+from gradus.server import supervisor
 from gradus.server.engine import child
 from gradus.server.engine.messages import Report, Stop, Submit
 from gradus.server.engine.wire import VERSION, Hello, Load, PrivateSocket, frame, hello_and_messages
@@ -28,7 +28,8 @@ from tests.server.test_shutdown import SOON, get, stream_in_background
 def server():
     """One server for all: its engine is started again as often, and as soon, as the tests need it."""
     with running("DeadlyCore(slots=8, step_s=0.002)", step_timeout=1.6) as server:
-        server.client._restarts.MOST, server.client._restarts.FIRST_DELAY_S = 1000, 0.0
+        schedule = server.client.supervisor._schedule
+        schedule.MOST, schedule.FIRST_DELAY_S = 1000, 0.0
         yield server
 
 
@@ -102,8 +103,8 @@ def ended(connection):
 
 
 def test_while_no_engine_is_there_requests_are_told_when_to_return(server, monkeypatch):
-    monkeypatch.setattr(server.client._restarts, "FIRST_DELAY_S", 0.7)
-    monkeypatch.setattr(server.client._restarts, "_times", [])
+    monkeypatch.setattr(server.client.supervisor._schedule, "FIRST_DELAY_S", 0.7)
+    monkeypatch.setattr(server.client.supervisor._schedule, "_times", [])
     assert server.generate(prompt=[KILL], max_tokens=5).status_code == 503
     health = server.http.get("/health")
     assert health.status_code == 503 and health.json()["status"] == "restarting"
@@ -113,7 +114,7 @@ def test_while_no_engine_is_there_requests_are_told_when_to_return(server, monke
 
 
 def test_a_silent_engine_is_unready_until_it_goes_on(server, monkeypatch):
-    monkeypatch.setattr(client, "STALL_S", 0.3)
+    monkeypatch.setattr(supervisor, "STALL_S", 0.3)
     box = []
     paused = threading.Thread(target=lambda: box.append(server.generate(prompt=[PAUSE], max_tokens=3)))
     started = time.monotonic()

@@ -4,12 +4,14 @@ The engine is a link that a test plays.
 """
 
 import asyncio
+import time
 
 import pytest
 
 from gradus.engine.logprobs import PAIR
 from gradus.engine.metrics import Metrics
 from gradus.engine.request import SamplingParams, packed_ids
+from gradus.server import supervisor
 from gradus.server.api.ask import Ask
 from gradus.server.client import EngineClient
 from gradus.server.config import ServerConfig
@@ -20,6 +22,7 @@ from gradus.server.engine.messages import (
     Failure,
     Loaded,
     LoadFailed,
+    Ping,
     Report,
     SampleOutput,
     Submit,
@@ -63,7 +66,7 @@ def playing(play, link=PlayedLink, **settings):
 
     async def run():
         client = EngineClient(ServerConfig(model=register(ScriptedCore), **settings), "tests.server.scripted", link)
-        client._restarts.FIRST_DELAY_S = 0.0
+        client.supervisor._schedule.FIRST_DELAY_S = 0.0
         client.start()
         while not client._link.started:
             await asyncio.sleep(0.001)
@@ -87,7 +90,7 @@ def ask():
     return Ask("a", SamplingParams(max_tokens=9, seed=0))
 
 
-def test_another_engine_is_started_three_times_and_then_no_more():
+def test_another_engine_is_started_three_times_and_then_each_minute():
     async def play(client, link, load):
         for starts in (2, 3, 4):
             stream = client.submit(ask())
@@ -104,8 +107,41 @@ def test_another_engine_is_started_three_times_and_then_no_more():
         with pytest.raises(Unavailable) as told:
             await stream.receive()
         assert told.value.kind == "failed" and client.state == "failed"
+        assert 55 < told.value.retry_after <= 61 and "it broke; another engine is started in 60 s" in client.reason
+        with pytest.raises(Unavailable) as told:
+            client.submit(ask())
+        assert told.value.kind == "failed" and 55 < told.value.retry_after <= 61
         await asyncio.sleep(0.02)
-        assert link.started == 4 and client.counts.restarts == 3
+        assert link.started == 4 and client.supervisor.given_up.is_set()
+
+    playing(play)
+
+
+def test_a_failed_server_serves_again_as_soon_as_a_start_succeeds():
+    async def play(client, link, load):
+        client.supervisor._schedule.MOST, client.supervisor._schedule.AGAIN_S = 0, 0.01
+        for starts in (2, 3, 4):
+            client.receive(FAULT if starts == 2 else LoadFailed(Failure("ConfigError", "the disk is full")))
+            assert client.state == "failed" and client.supervisor.given_up.is_set()
+            await until(lambda starts=starts: link.started == starts)
+        assert "the disk is full" in client.reason
+        load()
+        assert client.state == "ready" and not client.supervisor.given_up.is_set()
+        client.submit(ask())
+        assert isinstance(link.sent[-1], Submit)
+
+    playing(play)
+
+
+@pytest.mark.parametrize("often", [False, True])
+def test_a_server_that_shuts_down_starts_no_other_engine(often):
+    async def play(client, link, load):
+        client.supervisor._schedule.MOST = 0 if often else 3
+        client.supervisor._schedule.AGAIN_S = client.supervisor._schedule.FIRST_DELAY_S = 0.01
+        client.receive(FAULT)
+        await client.drain(0.0)
+        await asyncio.sleep(0.05)
+        assert link.started == 1 and client.state == ("failed" if often else "draining")
 
     playing(play)
 
@@ -118,7 +154,7 @@ def test_a_start_that_fails_counts_too():
             client.receive(LoadFailed(Failure("ConfigError", "no memory")))
         await until(lambda: link.started == 4)
         client.receive(LoadFailed(Failure("ConfigError", "no memory")))
-        assert client.state == "failed" and "could not be loaded" in client.reason
+        assert client.state == "failed" and "the model could not be loaded: no memory" in client.reason
 
     playing(play)
 
@@ -146,7 +182,7 @@ def test_while_it_drains_an_engine_that_fails_is_not_started_again():
 def test_requests_are_refused_between_two_engines_with_the_time_to_return():
     async def play(client, link, load):
         client.receive(FAULT)
-        client._load_s, client._restart_ends = 7.0, client._loop.time() + 6.5
+        client.supervisor._returns = time.monotonic() + 6.5
         with pytest.raises(Unavailable) as told:
             client.submit(ask())
         assert (told.value.kind, told.value.retry_after) == ("restarting", 7)
@@ -158,9 +194,9 @@ def test_a_new_engine_begins_with_nothing_waiting_and_is_not_taken_for_silent():
     async def play(client, link, load):
         for _ in range(3):
             client.submit(ask())
-        assert client.waiting == 3 and client._watch.silent_since is not None
+        assert client.waiting == 3 and not client.supervisor.rests
         client.receive(FAULT)
-        assert client.waiting == 0 and client._watch.silent_since is None
+        assert client.waiting == 0 and client.supervisor.rests
         await until(lambda: link.started == 2)
         load()
         client.receive(Report())
@@ -218,9 +254,47 @@ def test_a_step_that_hangs_ends_the_engine_and_what_waits():
 
 def test_starts_are_later_each_time_and_forgotten_after_ten_minutes():
     restarts = Restarts()
-    assert [restarts.delay(now) for now in (0.0, 10.0, 20.0, 30.0)] == [0.5, 2.0, 8.0, None]
-    assert restarts.delay(599.0) is None
-    assert restarts.delay(601.0) == 8.0
+    failures = [restarts.next(now) for now in (0.0, 10.0, 20.0, 30.0, 90.0)]
+    assert failures == [(0.5, False), (2.0, False), (8.0, False), (60.0, True), (60.0, True)]
+    assert restarts.next(625.0) == (8.0, False)  # those of 30 and 90 s count still
+    assert restarts.next(1300.0) == (0.5, False)
+
+
+def test_the_reason_of_a_failed_start_is_the_systems_own_line_without_the_path():
+    told = Failure.of(FileNotFoundError(2, "No such file or directory", "/secret/place/model.safetensors"))
+    assert told.why == str(told.error()) == "No such file or directory: model.safetensors"
+    assert Failure.of(OSError(24, "Too many open files")).why == "Too many open files"
+    assert "ZeroDivisionError" in Failure.of(ZeroDivisionError("secret")).why
+    assert "secret" not in Failure.of(ZeroDivisionError("secret")).why
+
+
+def test_an_engine_that_fails_leaves_no_work_in_the_statistics():
+    async def play(client, link, load):
+        client.submit(ask())
+        client.receive(Report(metrics=Metrics(active=8, waiting=32, completed=5), waiting=32, requests=8))
+        assert client.stats()["active"] == 8
+        client.receive(FAULT)
+        stats = client.stats()
+        assert (stats["active"], stats["waiting"], stats["cache"], stats["completed"]) == (0, 0, None, 5)
+
+    playing(play)
+
+
+def test_an_idle_engine_that_hangs_is_found_before_a_request_is(monkeypatch):
+    monkeypatch.setattr(supervisor, "HEARTBEAT_S", 0.02)
+    monkeypatch.setattr(supervisor, "STALL_S", 0.1)
+
+    async def play(client, link, load):
+        for turn in range(1, 4):
+            await until(lambda turn=turn: len(link.sent) == turn)
+            assert isinstance(link.sent[-1], Ping)
+            client.receive(Report(turn=turn, commands_taken=turn))
+            assert client.state == "ready"
+        await until(lambda: client.state == "stalled")
+        assert len(link.sent) == 4  # one question is enough
+        await until(lambda: link.killed == 1)
+
+    playing(play, step_timeout=0.5)
 
 
 def test_only_the_final_engine_has_a_process():

@@ -1,5 +1,6 @@
 """Signals: what runs gets its time, then its last word; the exit code says how it went. The processes are real."""
 
+import os
 import signal
 import socket
 import threading
@@ -8,6 +9,8 @@ import time
 import httpx
 import pytest
 
+from gradus.server.config import ServerConfig
+from gradus.server.serve import leaves_on_failure
 from tests.pairwise import first
 from tests.server.conftest import Process, events, eventually
 
@@ -204,3 +207,26 @@ def test_a_defect_in_loading_keeps_its_traceback():
         code, errors = server.end()
         assert code == 1
         assert "Traceback" in errors and "ZeroDivisionError" in errors
+
+
+def test_a_server_whose_engine_has_failed_for_good_leaves_if_it_is_started_again_then():
+    with Process("ScriptedCore(faults={1: RuntimeError('x')})", port=0, phase="p01", on_failure="exit") as server:
+        answer = httpx.post(f"{server.ready()}/generate", json={"prompt": "a"}, trust_env=False)
+        assert answer.status_code == 503 and answer.json()["error"]["type"] == "failed"
+        code, errors = server.end(SOON)
+        assert code == 1 and "leaving with status 1" in errors
+
+
+def test_only_a_process_that_a_service_manager_started_leaves_by_itself(monkeypatch):
+    for name in ("INVOCATION_ID", "NOTIFY_SOCKET", "SYSTEMD_EXEC_PID"):
+        monkeypatch.delenv(name, raising=False)
+    auto = ServerConfig()
+    assert not leaves_on_failure(auto) and leaves_on_failure(ServerConfig(on_failure="exit"))
+    monkeypatch.setenv("INVOCATION_ID", "of the desktop's session")
+    monkeypatch.setenv("SYSTEMD_EXEC_PID", "3")  # the session's
+    assert not leaves_on_failure(auto)
+    monkeypatch.setenv("SYSTEMD_EXEC_PID", str(os.getpid()))
+    assert leaves_on_failure(auto) and not leaves_on_failure(ServerConfig(on_failure="retry"))
+    monkeypatch.delenv("SYSTEMD_EXEC_PID")
+    monkeypatch.setattr(os, "getpid", lambda: 1)  # in a container
+    assert leaves_on_failure(auto)

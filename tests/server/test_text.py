@@ -19,6 +19,7 @@ class Recorder:
 
     def __init__(self, tokenizer, seconds=0.0):
         self.tokenizer, self.seconds, self.threads, self.encoding = tokenizer, seconds, set(), threading.Event()
+        self.special_token_ids = tokenizer.special_token_ids
 
     def encode(self, text, *, special_tokens=True):
         self.threads.add(threading.current_thread().name)

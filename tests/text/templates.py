@@ -35,3 +35,38 @@ SILENT = (  # later system messages are left out without a word
     "{% for m in messages %}{% if loop.first or m.role != 'system' %}"
     "<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endif %}{% endfor %}"
 )
+LLAMA = (  # as Llama 3.1's to 3.3's
+    "{% if messages[0].role == 'system' %}{% set system = messages[0].content | trim %}"
+    "{% set messages = messages[1:] %}{% else %}{% set system = '' %}{% endif %}"
+    "<|im_start|>system\n{{ system }}<|im_end|>"
+    "{% if tools %}{% if messages | length != 0 %}{% set first = messages[0].content | trim %}"
+    "{% set messages = messages[1:] %}{% else %}{{ raise_exception('there is no first user message!') }}{% endif %}"
+    "<|im_start|>user\n{{ tools | tojson }}\n{{ first }}<|im_end|>{% endif %}"
+    "{% for m in messages %}{% if not (m.role == 'ipython' or m.role == 'tool' or 'tool_calls' in m) %}"
+    "<|im_start|>{{ m.role }}\n{{ m.content | trim }}<|im_end|>"
+    "{% elif 'tool_calls' in m %}"
+    "{% if not m.tool_calls | length == 1 %}{{ raise_exception('only single tool-calls at once') }}{% endif %}"
+    "<|im_start|>assistant\n{{ m.tool_calls[0].function | tojson }}<|im_end|>"
+    "{% else %}<|im_start|>ipython\n{{ m.content }}<|im_end|>{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+HARMONY = (  # as gpt-oss's: it shows the first call alone, and needs one before a result
+    "{{ tools | tojson if tools }}{% set last = namespace(name=none) %}{% for m in messages %}"
+    "{% if m.role == 'assistant' %}{% if 'tool_calls' in m %}{% set last.name = m.tool_calls[0].function.name %}"
+    "<|im_start|>assistant to=functions.{{ last.name }}\n{{ m.tool_calls[0].function.arguments | tojson }}<|im_end|>"
+    "{% else %}{% set last.name = none %}<|im_start|>assistant\n{{ m.content }}<|im_end|>{% endif %}"
+    "{% elif m.role == 'tool' %}{% if last.name is none %}{{ raise_exception('no previous tool call') }}{% endif %}"
+    "<|im_start|>functions.{{ last.name }}\n{{ m.content }}<|im_end|>"
+    "{% else %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+QUERY = (  # as Qwen3.5's: somewhere there must be a user's turn
+    "{{ tools | tojson if tools }}{% set found = namespace(query=false) %}"
+    "{% for m in messages %}{% if m.role == 'user' %}{% set found.query = true %}{% endif %}{% endfor %}"
+    "{% if not found.query %}{{ raise_exception('No user query found in messages.') }}{% endif %}"
+    "{% for m in messages %}{% if m.role == 'system' and not loop.first %}"
+    "{{ raise_exception('System message must be at the beginning.') }}{% endif %}"
+    "<|im_start|>{{ m.role }}\n{{ m.content }}"
+    "{% for call in m.tool_calls or [] %}{{ call.function.name }}{% endfor %}<|im_end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)

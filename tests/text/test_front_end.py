@@ -18,7 +18,13 @@ TIMINGS = Timings(queued_s=0.1, ttft_s=0.2, total_s=0.3, tokens=3)
 
 
 class Bytes:
-    """One token per byte; token 255 cannot be decoded."""
+    """One token per byte; token 255 cannot be decoded, and token 1 is the control token <a>."""
+
+    special_token_ids = frozenset((1,))
+
+    def decode(self, tokens, *, skip_special):
+        assert tokens == [1] and not skip_special
+        return "<a>"
 
     def encode(self, text, *, special_tokens=True):
         return list(text.encode())
@@ -26,7 +32,7 @@ class Bytes:
     def token_bytes(self, token):
         if token == 255:
             raise ValueError("injected")
-        return bytes([token])
+        return b"" if token == 1 else bytes([token])
 
 
 class Elsewhere:
@@ -88,6 +94,19 @@ def test_a_stop_string_in_the_last_output_needs_no_telling(elsewhere):
     assert (last.completion.finish_reason, last.completion.text, elsewhere.received) == ("stop", "a", [])
 
 
+def test_a_stop_token_that_completes_a_stop_string_is_reported_as_that_string(elsewhere):
+    begun(elsewhere, stop=["b<a>"], logprobs=None)
+    (last,) = elsewhere.read(Output("r", 0, (*b"ab", 1), finish_reason="stop", stop_reason=1, timings=TIMINGS))
+    done = last.completion
+    assert (done.text, done.token_ids, done.stop_reason) == ("a", (*b"ab", 1), "b<a>")
+    begun(elsewhere, stop=["a<a>"])
+    (last,) = elsewhere.read(Output("r", 0, (*b"ab", 1), finish_reason="stop", stop_reason=1, timings=TIMINGS))
+    assert (last.completion.text, last.completion.stop_reason) == ("ab", 1)
+    begun(elsewhere, stop=["b"])
+    (last,) = elsewhere.read(Output("r", 0, tuple(b"ab"), finish_reason="stop", stop_reason=98, timings=TIMINGS))
+    assert (last.completion.text, last.completion.stop_reason) == ("a", 98), "a token of text is no text then"
+
+
 def result(steps, params, ending):
     """Everything that a request with one sample is answered, its log-probabilities and its pieces put together."""
     elsewhere, at, deltas = Elsewhere(), 0, []
@@ -104,12 +123,12 @@ def result(steps, params, ending):
     return done
 
 
-TOKENS = tuple("abé aab c".encode())
+TOKENS = (*"abé a".encode(), 1, *b"ab c", 1)
 
 
 @given(
     st.lists(st.integers(0, len(TOKENS)), max_size=6),
-    st.lists(st.sampled_from(["a", "ab", "bé", " a", "c", "b c", "\ufffd"]), max_size=2),
+    st.lists(st.sampled_from(["a", "ab", "bé", " a", "c", "b c", "\ufffd", "<a>", "a<a>a", "c<a>"]), max_size=2),
     st.integers(0, 4),
     st.sampled_from([{"finish_reason": "length"}, {"finish_reason": "stop", "stop_reason": TOKENS[-1]}]),
 )

@@ -1,10 +1,13 @@
 """Streaming text: whole characters only, nothing of a stop string, and the same as the whole answer."""
 
+import sys
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gradus.text.stream import TextStream, longest_beginning, piece
+from gradus.text.stops import Controls, failures
+from gradus.text.stream import TextStream, piece
 
 
 def one_byte(token: int) -> bytes:
@@ -118,6 +121,144 @@ def test_tokens_after_the_stop_string_are_not_decoded():
     assert stream.finish() == "" and stream.text == "a"
 
 
-@pytest.mark.parametrize("text, stops, size", [("xab", ["abc"], 2), ("abc", ["abc"], 0), ("aa", ["aab", "ab"], 2)])
+@pytest.mark.parametrize(
+    "text, stops, size", [("xab", ["abc"], 2), ("aa", ["aab", "ab"], 2), ("aab", ["aac", "bd"], 1)]
+)
 def test_only_what_could_begin_a_stop_string_is_held_back(text, stops, size):
-    assert longest_beginning(text, stops) == size
+    stream = TextStream(one_byte, stops)
+    assert stream.push(text.encode()) == text[: len(text) - size] and stream.held == text[len(text) - size :]
+
+
+# -- stop strings that name control tokens -----------------------------------------------------------------------------
+
+NAMES = {256: "<a>", 257: "<b>", 258: "<a"}  # also one that another begins with
+
+
+def shown(token: int) -> bytes:
+    return b"" if token in NAMES else bytes([token])
+
+
+def tokens_of(*parts):
+    """Tokens of texts, and control tokens by their numbers."""
+    return [token for part in parts for token in ([part] if isinstance(part, int) else part.encode())]
+
+
+@pytest.mark.parametrize(
+    "tokens, stop, kept, reason",
+    [
+        (tokens_of("hi", 256, "x"), ["<a>"], "hi", "<a>"),
+        (tokens_of("hi<a>x"), ["<a>"], "hi", "<a>"),  # letters that spell it
+        (tokens_of("hi", 257, "x"), ["<a>"], "hix", None),
+        (tokens_of("hi", 256, "\nx"), ["<a>\n"], "hi", "<a>\n"),
+        (tokens_of("hi", 256, "x\n"), ["<a>\n"], "hix\n", None),
+        (tokens_of("hi foo", 256, "x"), ["foo<a>"], "hi ", "foo<a>"),
+        (tokens_of("hi foo", 257, 256, "x"), ["foo<a>"], "hi foox", None),
+        (tokens_of("hi foo", 257, 256, "x"), ["foo<b><a>"], "hi ", "foo<b><a>"),
+        (tokens_of("a", 256, "b"), ["ab", "<b>"], "", "ab"),  # the text holds this one, whatever lies between
+        (tokens_of("a", 256, "b"), ["<"], "ab", None),  # names no token: only the text counts
+        (tokens_of("xy", 256), ["y", "xy<a>"], "x", "y"),
+        (tokens_of("xy", 256), ["<a>", "xy<a>"], "", "xy<a>"),  # both at once: the longest
+        (tokens_of("hi", 258, ">x"), ["<a>"], "hi", "<a>"),
+        (tokens_of("hi", 258), ["<a>"], "hi", None),
+    ],
+)
+def test_a_stop_string_may_name_control_tokens(tokens, stop, kept, reason):
+    for chunk in (1, 2, 100):
+        stream, text = TextStream(shown, stop, controls=Controls(NAMES)), ""
+        for at in range(0, len(tokens), chunk):
+            text += stream.push(tokens[at : at + chunk])
+        assert text + stream.finish() == stream.text == kept
+        assert stream.stop_reason == reason
+
+
+def test_text_is_held_back_while_a_control_token_may_complete_a_stop_string():
+    stream = TextStream(shown, ["foo<a>\n"], controls=Controls(NAMES))
+    assert [stream.push([token]) for token in tokens_of("a foo", 256)] == ["a", " ", "", "", "", ""]
+    assert stream.held == "foo" and stream.push(tokens_of("f")) == "foo" and stream.held == "f"
+    assert stream.push([257]) == "f", "it can no longer become one"
+
+
+def test_named_control_tokens_are_looked_for_only_after_min_tokens():
+    stream = TextStream(shown, ["<a>"], min_tokens=2, controls=Controls(NAMES))
+    assert stream.push([256, 97, 98, 256, 99]) == "ab" and stream.taken == 4
+
+
+def naive(tokens, stop):
+    """Return text and stop string by looking at the whole text again after every character."""
+    text = spelled = ""
+    seen = []  # whether each spelled character is in the text
+    for token in tokens:
+        for char in NAMES.get(token, chr(token)):
+            spelled, visible = spelled + char, token not in NAMES
+            seen.append(visible)
+            text += char if visible else ""
+            ends = []
+            for index, each in enumerate(stop):
+                if any(name in each for name in NAMES.values()):
+                    if spelled.endswith(each):
+                        ends.append((len(text) - sum(seen[-len(each) :]), index))
+                elif visible and text.endswith(each):
+                    ends.append((len(text) - len(each), index))
+            if ends:
+                at, index = min(ends)
+                return text[:at], stop[index]
+    return text, None
+
+
+@given(
+    st.lists(st.sampled_from([*b"ab<>", *NAMES]), max_size=24),
+    st.lists(st.lists(st.sampled_from(["a", "b", "<", ">", "<a>", "<b>", "<a"]), min_size=1, max_size=4).map("".join),
+             min_size=1, max_size=4),
+    st.integers(1, 5),
+)  # fmt: skip
+def test_every_cut_of_the_tokens_stops_where_a_search_of_the_whole_text_does(tokens, stop, chunk):
+    stream, text = TextStream(shown, stop, controls=Controls(NAMES)), ""
+    for at in range(0, len(tokens), chunk):
+        text += stream.push(tokens[at : at + chunk])
+        assert naive(tokens, stop)[0].startswith(text)
+    assert (text + stream.finish(), stream.stop_reason) == naive(tokens, stop)
+    if stream.stop_reason is not None:
+        assert naive(tokens[: stream.taken], stop) == naive(tokens, stop)
+        assert naive(tokens[: stream.taken - 1], stop)[1] is None, "the token that completes it is the last"
+
+
+# -- hostile stop strings ----------------------------------------------------------------------------------------------
+
+
+@given(st.text("ab", min_size=1, max_size=40))
+def test_the_failure_function_is_the_longest_beginning_that_is_also_an_end(text):
+    for size, found in enumerate(failures(text)[1:], 1):
+        fitting = [length for length in range(size) if text[:size].endswith(text[:length])]
+        assert found == max(fitting)
+
+
+def lines(stop, data):
+    """Count the lines of Python that reading these bytes, one by one, executes."""
+    stream, count = TextStream(one_byte, stop), 0
+
+    def seen(frame, event, argument):
+        nonlocal count
+        count += event == "line"
+        return seen
+
+    before = sys.gettrace()
+    sys.settrace(seen)
+    try:
+        for byte in data:
+            stream.push((byte,))
+    finally:
+        sys.settrace(before)
+    assert stream.stop_reason is None
+    return count
+
+
+@pytest.mark.parametrize("answer", [b"a" * 600, b"a" * 300 + b"b" * 300, (b"a" * 250 + b"b") * 3], ids=len)
+def test_a_character_costs_as_much_with_long_hostile_stop_strings_as_with_short_ones(answer):
+    """Every character agrees with all of them, until the last one, or until many others have to be given up."""
+
+    def hostile(size):
+        return ["a" * size + chr(ord("c") + each) for each in range(16)]
+
+    long, short = lines(hostile(255), answer), lines(hostile(3), answer)
+    assert long < 1.25 * short
+    assert long < 24 * 16 * len(answer), "a bound for each string and character"

@@ -4,8 +4,7 @@ Put all keys of a layer into one matrix, one row per position and head, [rows * 
 sequences and heads into another, [B * Hq, Dh]. Only a few entries of their product are needed: those where a query
 meets a key that it sees. That is a sampled product (SDDMM), with the pattern of the block tables. The weighted sum of
 values is a product with a sparse matrix of the same pattern. Torch's CPU kernels for both read rows in place and
-compute
-only the needed entries: no copy of the cache, no padding to the longest, no mask.
+compute only the needed entries: no copy of the cache, no padding to the longest, no mask.
 
 At SmolLM2's shape (32 sequences of 64 to 320 positions) this takes about half the time of gathering and attending.
 """

@@ -493,7 +493,7 @@ def _series(contender: str, cells: list[Cell], table: Table) -> Series:
 
 
 def block(wanted: str, root: Path, page: Path) -> str:
-    """What stands between the markers: for each hardware the first model's tables, and the way to the whole report."""
+    """Render a block: each machine's tables for its first model, and a link to the full report."""
     chart = wanted.endswith("/chart")
     name, _, only = wanted.removesuffix("/chart").partition("/")
     if wanted in scripts.SCRIPTS:

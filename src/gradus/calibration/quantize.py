@@ -237,6 +237,7 @@ class Run:
             "config.json": json.dumps(config, indent=2),
         }
         for name, text in texts.items():
+            (self.folder / name).parent.mkdir(exist_ok=True)
             (self.folder / name).write_text(text, encoding="utf-8")
         for name in (HIDDEN, STATE):
             (self.folder / name).unlink(missing_ok=True)

@@ -23,7 +23,8 @@ MAX_STOP_CHARACTERS = 256
 MAX_STOP_TOKENS = 64
 MAX_EOS_TOKENS = 64
 MAX_LOGIT_BIAS = 1024
-MAX_SEED = 2**63 - 1
+MAX_WHOLE = 2**63 - 1  # what a signed 64-bit number holds: columns and messages have no larger ones
+MAX_SEED = MAX_WHOLE
 MAX_PRIORITY = 1000
 MAX_SECONDS = 7 * 24 * 3600
 MAX_SALT_CHARACTERS = 1024
@@ -55,7 +56,10 @@ class SamplingParams:
         "0 is greedy (the default: reproducible, and the course's oracle); 1 samples the model's distribution.",
         default=0.0,
     )
-    top_k: int = param("sample among the k likeliest tokens (ties kept); 0 or -1 is off.", default=0)
+    top_k: int = param(
+        "sample among the k likeliest tokens (ties kept); 0, -1, and any k from the vocabulary's size on are off.",
+        default=0,
+    )
     top_p: float = param(
         "sample among the likeliest tokens that together reach this probability (Holtzman et al. 2020); 1 is off, "
         "and 0 keeps the likeliest.",
@@ -107,9 +111,9 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         if self.max_tokens is not None:
-            _whole("max_tokens", self.max_tokens, 1, None)
+            _whole("max_tokens", self.max_tokens, 1, MAX_WHOLE)
         self._set("temperature", _real("temperature", self.temperature, 0, 100))
-        _whole("top_k", self.top_k, -1, None)
+        _whole("top_k", self.top_k, -1, MAX_WHOLE)
         self._set("top_p", _real("top_p", self.top_p, 0, 1))
         if self.top_p == 0:  # the likeliest token reaches it
             self._set("top_k", 1)
@@ -124,7 +128,7 @@ class SamplingParams:
         _whole("n", self.n, 1, MAX_N)
         self._set("stop", _stop_strings(self.stop))
         self._set("stop_token_ids", _stop_tokens(self.stop_token_ids))
-        _whole("min_tokens", self.min_tokens, 0, None)
+        _whole("min_tokens", self.min_tokens, 0, MAX_WHOLE)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise RequestError.of("min_tokens", f"at most max_tokens ({self.max_tokens})", self.min_tokens)
         if not isinstance(self.ignore_eos, bool):
@@ -343,10 +347,10 @@ def _resolve_max_tokens(prompt_length: int, params: SamplingParams, limits: Mode
     return params.max_tokens
 
 
-def _whole(param: str, value: Any, low: int, high: int | None, noun: str = "") -> int:
-    limit = f"a whole number, {low} or more" if high is None else f"a whole number between {low} and {high}"
+def _whole(param: str, value: Any, low: int, high: int, noun: str = "") -> int:
+    limit = f"a whole number between {low} and {'2**63 - 1' if high == MAX_WHOLE else high}"
     limit = f"{noun}, each {limit}" if noun else limit
-    if not isinstance(value, int) or isinstance(value, bool) or value < low or (high is not None and value > high):
+    if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
         raise RequestError.of(param, limit, value)
     return value
 
@@ -369,7 +373,7 @@ def _bias(value: Any) -> Mapping[int, float]:
     for key, amount in value.items():
         # JSON has no integer keys: there, and only there, a token id comes as its decimal digits
         token = int(key) if isinstance(key, str) and key.isascii() and key.isdigit() and len(key) < 12 else key
-        bias[_whole("logit_bias", token, 0, None, noun="token ids")] = _real("logit_bias", amount, -100, 100)
+        bias[_whole("logit_bias", token, 0, MAX_WHOLE, noun="token ids")] = _real("logit_bias", amount, -100, 100)
     return TokenBias(bias)
 
 
@@ -387,4 +391,4 @@ def _stop_strings(value: Any) -> tuple[str, ...]:
 def _stop_tokens(value: Any) -> tuple[int, ...]:
     if not isinstance(value, list | tuple) or len(value) > MAX_STOP_TOKENS:
         raise RequestError.of("stop_token_ids", f"a list of at most {MAX_STOP_TOKENS} token ids", value)
-    return tuple(_whole("stop_token_ids", token, 0, None, noun="token ids") for token in value)
+    return tuple(_whole("stop_token_ids", token, 0, MAX_WHOLE, noun="token ids") for token in value)

@@ -21,6 +21,8 @@ from gradus.device.threads import end_spinning, own_threads
 from gradus.engine.plan import Admission, Plan
 from gradus.execution.runner import ModelRunner
 from gradus.kernels.cpu.activations import MOST_ROWS
+from gradus.kernels.cpu.decode_step import run
+from gradus.kernels.cpu.kept import place_of, watched
 from gradus.kernels.cpu.model import DecodeModel
 from gradus.kernels.cpu.rows import most_rows
 from gradus.models import Linear, Model
@@ -193,11 +195,16 @@ def together() -> Iterator[None]:
 
 @contextmanager
 def announced() -> Iterator[None]:
-    """Log the reason if the block takes long: on a machine's first run, kernels are compiled."""
-    says = threading.Timer(NOTICEABLE_S, log.warning, ["compiling the CPU kernels: once, for some seconds"])
-    says.start()
-    try:
+    """Log that kernels are being compiled, where that takes long: a later start reads them from disk, and logs nothing.
+
+    Where no folder can be written, every start compiles.
+    """
+
+    def say() -> None:
+        if place_of(run):
+            log.warning("compiling the CPU kernels: once, for some seconds")
+        else:
+            log.warning("compiling the CPU kernels for some seconds, as at every start: no folder can be written to")
+
+    with watched(NOTICEABLE_S, say):
         yield
-    finally:
-        says.cancel()
-        says.join()  # else its thread may outlive an engine that is closed at once

@@ -4,11 +4,13 @@
 `open_tokenizer(name)` needs no torch. Read in this order:
 
     checkpoint.py      a name to a checkpoint, a checkpoint to a model
-    folder.py          Hugging Face's layout;  safetensors.py: its tensors;  small_files.py: everything else in it
+    folder.py          Hugging Face's layout;  added_tokens.py: tokens in its other files;  safetensors.py: its tensors;
+                       small_files.py: everything else in it
     quantized/         matrices that others have quantized
     gguf/              llama.cpp's file
     llama2c.py         llama2.c's file
-    tokenizer.py       text to token ids and back;  chat.py: a conversation as a prompt
+    tokenizer.py       text to token ids and back;  chat.py: a conversation as a prompt;  templates.py: which one
+    sandbox/           a chat template as a program that is not trusted
     fetch/             models by name and by hub id, and how they get here
     json_file.py       JSON from strangers;  quoting.py: their values in our messages
     progress.py        how long work is reported

@@ -1,8 +1,8 @@
 """Conversations rendered to text by a model's template. Neither the template nor the messages are trusted.
 
 The template is a program in Jinja. Like `transformers`, we run it in the library's sandbox (no attributes that begin
-with _, no changes of arguments), with the same few functions added. Here the template's size, its output and its
-multiplications are bounded as well.
+with _, no changes of arguments), with the same few functions added. Here its size, its output, its work and its memory
+are bounded as well (see sandbox/).
 
 Messages are untrusted text, and a chat template joins them with control tokens such as <|im_end|>. A message that
 spells such a token itself would end its own turn and speak as the system. So before rendering, every such spelling in a
@@ -11,23 +11,17 @@ mark's id is dropped. Everything else is unchanged, so the template may trim, sp
 Tools, calls and results are untrusted text too, down to the keys of a schema.
 """
 
-import json
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from datetime import datetime
 from itertools import pairwise
-from typing import Any, NoReturn
+from typing import Any
 
 import jinja2
-import jinja2.exceptions
-import jinja2.ext
-import jinja2.meta
-import jinja2.nodes
-import jinja2.parser
-import jinja2.sandbox
 
 from gradus.errors import CheckpointError, RequestError
+from gradus.loading.sandbox.budget import Exhausted
+from gradus.loading.sandbox.environment import Program
 
 Message = Mapping[str, Any]
 
@@ -46,21 +40,21 @@ SETTINGS: dict[str, tuple[object, ...]] = {  # what a request may set in a templ
 
 
 class ChatTemplate:
-    """One model's template. Raises CheckpointError if it is too long or does not parse.
+    """One model's template. Raises CheckpointError if it is too long, does not parse, or has statements that are not
+    supported.
 
     variables: the names that it takes from outside, such as "tools".
     """
 
     def __init__(self, source: str, where: str = "chat template") -> None:
-        self.source = source
+        self.source, self._where = source, where
         if len(source) > LARGEST_TEMPLATE:
             raise CheckpointError(f"{where}: {len(source)} characters, at most {LARGEST_TEMPLATE} are allowed")
         try:
-            environment = _environment()
-            self._template = environment.from_string(source)
-            self.variables = frozenset(jinja2.meta.find_undeclared_variables(environment.parse(source)))
-        except (jinja2.TemplateError, RecursionError, ValueError) as error:
+            self._program = Program(source, where)
+        except (jinja2.TemplateError, SyntaxError, RecursionError, ValueError, MemoryError) as error:
             raise CheckpointError(f"{where}: not a valid template: {_short(error)}") from error
+        self.variables = self._program.variables
 
     def render(
         self,
@@ -75,29 +69,29 @@ class ChatTemplate:
         """Render the conversation as one text. The template may write bos_token and eos_token, and uses of tools and
         settings what it knows.
 
-        Raises RequestError if the template refuses the conversation, or writes more than LARGEST_RENDERED characters.
+        Raises RequestError if the template refuses the conversation, writes more than LARGEST_RENDERED characters, or
+        takes more work or memory than the conversation justifies.
         """
-        pieces, length = [], 0
-        texts = self._template.generate(
-            messages=messages,
-            add_generation_prompt=add_generation_prompt,
-            bos_token=bos_token,
-            eos_token=eos_token,
-            tools=tools,
-            documents=None,
-            **(settings or {}),
-        )
+        variables = {
+            "messages": messages,
+            "add_generation_prompt": add_generation_prompt,
+            "bos_token": bos_token,
+            "eos_token": eos_token,
+            "tools": tools,
+            "documents": None,
+        }
         try:
-            for piece in texts:
-                pieces.append(piece)
-                length += len(piece)
-                if length > LARGEST_RENDERED:
-                    raise jinja2.TemplateRuntimeError(f"its text is longer than {LARGEST_RENDERED} characters")
+            return self._program.run(variables | dict(settings or {}), (messages, tools), LARGEST_RENDERED)
+        except Exhausted as error:
+            raise RequestError(
+                f"messages: the model's template ({self._where}) needs more than {error.limit} for this conversation",
+                param="messages",
+                limit=error.limit,
+            ) from None
         except Exception as error:  # any error of a template with these messages concerns this request alone
             raise RequestError(
                 f"messages: the model's chat template refuses this conversation: {_short(error)}", param="messages"
             ) from error
-        return "".join(pieces)
 
 
 class Cutter:
@@ -215,49 +209,5 @@ def _treat_all(value: Any, where: str, treat: Callable[[str], str], deepest: int
     raise RequestError.of(where, "JSON values", value)
 
 
-# -- the sandbox -------------------------------------------------------------------------------------------------------
-
-
-class _Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
-    """The library's sandbox, with bounded multiplications of numbers and texts."""
-
-    intercepted_binops = frozenset(("*", "**"))
-
-    def call_binop(self, context: jinja2.runtime.Context, operator: str, left: Any, right: Any) -> Any:
-        sizes = [len(side) if isinstance(side, (str, list, tuple)) else abs(side) for side in (left, right)]
-        size = sizes[0] * sizes[1] if operator == "*" else max(sizes[0], 1) ** min(sizes[1], 64)
-        if size > LARGEST_RENDERED:
-            raise jinja2.exceptions.SecurityError(f"a result of {operator} is too large")
-        return super().call_binop(context, operator, left, right)
-
-
-class _Generation(jinja2.ext.Extension):
-    """{% generation %} … {% endgeneration %} marks the assistant's words for training; here only its contents count."""
-
-    tags = {"generation"}  # noqa: RUF012 - the library's own spelling of a class attribute
-
-    def parse(self, parser: jinja2.parser.Parser) -> list[jinja2.nodes.Node]:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
-
-
-def _environment() -> jinja2.sandbox.ImmutableSandboxedEnvironment:
-    """The environment that `transformers` gives to chat templates, because they are written for it."""
-    environment = _Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols])
-    environment.filters["tojson"] = _tojson  # Jinja's own tojson escapes for HTML
-    environment.globals["raise_exception"] = _raise
-    environment.globals["strftime_now"] = lambda pattern: datetime.now().strftime(pattern)
-    return environment
-
-
-def _tojson(value: Any, ensure_ascii: bool = False, **layout: Any) -> str:
-    allowed = {key: layout[key] for key in ("indent", "separators", "sort_keys") if key in layout}
-    return json.dumps(value, ensure_ascii=ensure_ascii, **allowed)
-
-
-def _raise(message: str) -> NoReturn:
-    raise jinja2.TemplateError(message)
-
-
 def _short(error: Exception) -> str:
-    return " ".join(f"{error}".split())[:200] or type(error).__name__
+    return " ".join(f"{error}"[:1000].split())[:200] or type(error).__name__

@@ -302,7 +302,7 @@ def _open_file(name: str, path: Path) -> Checkpoint:
         tensors=GGUFTensors(file),
         tokenizer=tokenizer,
         license=found if isinstance(found, str) else None,
-        size_bytes=path.stat().st_size,
+        size_bytes=file.size_bytes,
     )
 
 

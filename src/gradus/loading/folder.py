@@ -3,7 +3,8 @@
     config.json              the architecture                        generation_config.json   more end-of-text tokens,
                                                                                               sampling parameters
     tokenizer.json           the whole tokenizer …                   vocab.json, merges.txt   … or GPT-2's two files
-    tokenizer_config.json    special tokens, chat template           chat_template.jinja      the template, if newer
+    tokenizer_config.json    special tokens, chat templates          chat_template.jinja      the template, if newer
+    special_tokens_map.json, added_tokens.json   tokens, if older    additional_chat_templates/   others by name
 
 Only data is read. Code that a configuration points to (`auto_map`) and pickled files are never looked at.
 """
@@ -17,9 +18,10 @@ from tokenizers import AddedToken, decoders, models, pre_tokenizers
 
 from gradus.engine.request import SamplingParams
 from gradus.errors import CheckpointError, ConfigError, RequestError
-from gradus.loading.chat import ChatTemplate
+from gradus.loading.added_tokens import read_declared
 from gradus.loading.json_file import read_object, read_object_if_there, read_text
 from gradus.loading.quoting import quoted
+from gradus.loading.templates import DEFAULT, USED, ChatTemplates, Source, read_templates
 from gradus.loading.tokenizer import Tokenizer, begin_texts_with, building, read_tokenizer_json
 from gradus.models.config import ModelConfig
 from gradus.models.families import records
@@ -28,6 +30,9 @@ log = logging.getLogger(__name__)
 
 RECOMMENDED = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 QUANTIZATION_FILES = ("quantize_config.json", "quant_config.json")  # older files of AutoGPTQ and AutoAWQ
+TWO_FILES = (None, "GPT2Tokenizer", "GPT2TokenizerFast")  # other classes cut the same two files' text into other words
+CONVERT = "make a tokenizer.json of it with transformers: AutoTokenizer.from_pretrained(folder).save_pretrained(folder)"
+MORE_TEMPLATES = "additional_chat_templates"  # transformers 5's folder of named ones
 
 
 def read_config(folder: Path) -> ModelConfig:
@@ -76,21 +81,27 @@ def read_tokenizer(folder: Path) -> Tokenizer | None:
     """Read the tokenizer; None if the folder has none: the model then works with token ids. Raises CheckpointError."""
     settings = read_object_if_there(folder / "tokenizer_config.json")
     with building("tokenizer.json"):
-        backend = _backend(folder)
+        backend = _backend(folder, settings.get("tokenizer_class"))
         return None if backend is None else _finish(backend, folder, settings)
 
 
 def _finish(backend: tokenizers.Tokenizer, folder: Path, settings: dict[str, Any]) -> Tokenizer:
-    """Add the settings of tokenizer_config.json, and the chat template."""
-    bos, eos = (_special_id(backend, settings.get(name), name) for name in ("bos_token", "eos_token"))
+    """Add what the folder's other files say: more tokens, which of them begin and end a text, and chat templates."""
+    if settings.get("split_special_tokens"):
+        raise CheckpointError("tokenizer_config.json: split_special_tokens is not supported")
+    declared = read_declared(folder, settings)
+    declared.add_to(backend)
+    bos, eos = (declared.id_of(name, backend) for name in ("bos_token", "eos_token"))
     wanted = settings.get("add_bos_token")
     if isinstance(wanted, bool) and bos is not None and wanted != (backend.encode("a").ids[:1] == [bos]):
         begin_texts_with(backend, bos if wanted else None, None)
+    templates = _chat_templates(folder, settings)
     return Tokenizer(
         backend,
         bos_token_id=bos,
         eos_token_ids=() if eos is None else (eos,),
-        chat_template=_chat_template(folder, settings),
+        chat_template=templates.default,
+        tool_template=templates.tool_use,
     )
 
 
@@ -100,18 +111,17 @@ def _as_list(value: Any) -> list[Any]:
     return value if isinstance(value, list) else [value]
 
 
-def _backend(folder: Path) -> tokenizers.Tokenizer | None:
+def _backend(folder: Path, kind: object) -> tokenizers.Tokenizer | None:
     whole = folder / "tokenizer.json"
     if whole.is_file():
         return read_tokenizer_json(read_text(whole), whole.name)
     vocabulary, merges = folder / "vocab.json", folder / "merges.txt"
     if vocabulary.is_file() and merges.is_file():
+        if kind not in TWO_FILES:
+            raise CheckpointError(f"{folder}: has vocab.json and merges.txt of a {quoted(kind)} only; {CONVERT}")
         return _gpt2_backend(vocabulary, merges)
     if (folder / "tokenizer.model").is_file():
-        raise CheckpointError(
-            f"{folder}: has tokenizer.model only; make a tokenizer.json of it with transformers: "
-            "AutoTokenizer.from_pretrained(folder).save_pretrained(folder)"
-        )
+        raise CheckpointError(f"{folder}: has tokenizer.model only; {CONVERT}")
     return None
 
 
@@ -137,28 +147,26 @@ def _gpt2_backend(vocabulary: Path, merges: Path) -> tokenizers.Tokenizer:
     return backend
 
 
-def _special_id(backend: tokenizers.Tokenizer, entry: object, name: str) -> int | None:
-    """Look a special token up. entry: its text, or an object that holds it."""
-    content = entry.get("content") if isinstance(entry, dict) else entry
-    if content is None:
-        return None
-    if not isinstance(content, str):
-        raise CheckpointError(f"tokenizer_config.json: {name} must be a text, got {quoted(content)}")
-    return backend.token_to_id(content)
+def _chat_templates(folder: Path, settings: dict[str, Any]) -> ChatTemplates:
+    """Read the templates from files of their own, or from tokenizer_config.json if there are none."""
+    own = {DEFAULT: folder / "chat_template.jinja"}
+    own |= {path.name.removesuffix(".jinja"): path for path in sorted((folder / MORE_TEMPLATES).glob("*.jinja"))}
+    found = {
+        name: Source(str(path.relative_to(folder)), read_text(path) if name in USED else None)
+        for name, path in own.items()
+        if path.is_file()
+    }
+    return read_templates(found or _listed_templates(settings.get("chat_template")), folder.name)
 
 
-def _chat_template(folder: Path, settings: dict[str, Any]) -> ChatTemplate | None:
-    """Read the template from its own file, or from tokenizer_config.json: a text, or a list of named ones with a
-    default."""
-    path = folder / "chat_template.jinja"
-    if path.is_file():
-        return ChatTemplate(read_text(path), path.name)
-    source = settings.get("chat_template")
-    if isinstance(source, list):
-        named = {item.get("name"): item.get("template") for item in source if isinstance(item, dict)}
-        source = named.get("default")
-    if source is None:
-        return None
-    if not isinstance(source, str):
-        raise CheckpointError("tokenizer_config.json: chat_template must be a text, or a list with a default one")
-    return ChatTemplate(source, "tokenizer_config.json: chat_template")
+def _listed_templates(entry: object) -> dict[str, Source]:
+    """Read tokenizer_config.json's entry: a text, or a list of named ones."""
+    where = "tokenizer_config.json: chat_template"
+    if not isinstance(entry, list):
+        return {} if entry is None else {DEFAULT: Source(where, entry)}
+    found = {}
+    for item in entry:
+        if not isinstance(item, dict) or not isinstance(item.get("name"), str):
+            raise CheckpointError(f"{where} must list objects with a name and a template, got {quoted(item)}")
+        found[item["name"]] = Source(f"{where} {quoted(item['name'])}", item.get("template"))
+    return found

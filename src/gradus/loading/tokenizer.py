@@ -24,6 +24,7 @@ from tokenizers import AddedToken, decoders, models, pre_tokenizers, processors
 from gradus.errors import CheckpointError, RequestError
 from gradus.loading.chat import ChatTemplate, Cutter, Message, check_messages, check_settings, check_tools
 from gradus.loading.quoting import quoted
+from gradus.loading.templates import ChatTemplates
 
 SPACE = "\u2581"  # ▁, how SentencePiece vocabularies write a space
 
@@ -34,7 +35,7 @@ PLAIN_TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfo
 
 
 class Tokenizer:
-    """A model's tokenizer and chat template.
+    """A model's tokenizer and chat templates.
 
     vocab_size: ids that the tokenizer knows; a model's embedding may have more rows (padding), which no text produces.
     eos_token_ids: tokens that end a text according to the tokenizer's files; a configuration may name more.
@@ -48,8 +49,11 @@ class Tokenizer:
         bos_token_id: int | None = None,
         eos_token_ids: Sequence[int] = (),
         chat_template: ChatTemplate | None = None,
+        tool_template: ChatTemplate | None = None,
     ) -> None:
-        """Take ownership of `backend`. Raises CheckpointError if its way of decoding is not supported."""
+        """Take ownership of `backend`. tool_template: for conversations with tools, if it is another one.
+
+        Raises CheckpointError if its way of decoding is not supported."""
         backend.no_truncation()
         backend.no_padding()
         self.vocab_size = backend.get_vocab_size()
@@ -59,7 +63,7 @@ class Tokenizer:
         self.special_token_ids = frozenset(token for token, entry in added.items() if entry.special)
         self._bytes_of, self._drops_first_space = _decoding(backend, [entry.content for entry in added.values()])
         self._markers = {entry.content: token for token, entry in added.items()}
-        self._template = chat_template
+        self.chat_templates = ChatTemplates(chat_template, tool_template)
         self._backend = backend
 
         controls = [added[token] for token in self.special_token_ids]
@@ -122,7 +126,8 @@ class Tokenizer:
 
     @property
     def chat_template(self) -> ChatTemplate | None:
-        return self._template
+        """The template of conversations without tools."""
+        return self.chat_templates.default
 
     def marker_id(self, text: str) -> int | None:
         """Return the id of the added token with this text, which is never cut; None if there is none."""
@@ -134,7 +139,7 @@ class Tokenizer:
 
     @property
     def has_chat_template(self) -> bool:
-        return self._template is not None
+        return self.chat_template is not None
 
     # -- tokens to text ------------------------------------------------------------------------------------------------
 
@@ -211,24 +216,31 @@ class Tokenizer:
         settings: Mapping[str, Any],
         continue_final: bool = False,
     ) -> str:
-        if self._template is None:
-            raise RequestError(
-                "messages: this model has no chat template; send its text as a prompt instead (gradus generate, "
-                "/v1/completions)",
-                param="messages",
-                limit="a model with a chat template",
-            )
+        shown = check_tools(tools, treat)
+        template = self._template(shown is not None)
         checked = check_messages(messages, treat)
         end = self._left_open(checked[-1]) if continue_final else ""
-        rendered = self._template.render(
+        rendered = template.render(
             checked,
             add_generation_prompt=add_generation_prompt,
             bos_token=self._name(self.bos_token_id),
             eos_token=self._name(next(iter(self.eos_token_ids), None)),
-            tools=check_tools(tools, treat),
+            tools=shown,
             settings=check_settings(settings),
         )
         return rendered if not end else _until(end, rendered)
+
+    def _template(self, has_tools: bool) -> ChatTemplate:
+        found = self.chat_templates.choose(has_tools)
+        if found is None:
+            which = "no chat template" + (" for conversations without tools" if self.chat_templates.tool_use else "")
+            raise RequestError(
+                f"messages: this model has {which}; send its text as a prompt instead (gradus generate, "
+                "/v1/completions)",
+                param="messages",
+                limit="a model with a chat template",
+            )
+        return found
 
     def _left_open(self, message: dict[str, Any]) -> str:
         """Mark the end of a message that is to be continued: what the template writes behind the mark is cut off."""

@@ -7,7 +7,7 @@ from contextlib import suppress
 
 LENGTH = struct.Struct("<I")
 MOST_BYTES = 64 << 20
-"""The longest message. A plan takes 8 bytes per prompt token, so no step comes near this limit."""
+"""The longest message. A plan takes 4 bytes per prompt token, so no step comes near this limit."""
 
 
 class Channel:

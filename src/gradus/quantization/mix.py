@@ -117,7 +117,7 @@ def _rule(path: Path, setting: str, pattern: Any, scheme: Any) -> tuple[str, str
 
 
 def matrix_ids(config: ModelConfig) -> Iterator[MatrixId]:
-    """Of all matrices of a model."""
+    """Yield the id of every matrix of a model."""
     for layer in range(config.num_layers):
         for role in ("qkv", "attn_out", "gate_up", "down"):
             yield MatrixId(role, layer)
@@ -125,7 +125,7 @@ def matrix_ids(config: ModelConfig) -> Iterator[MatrixId]:
 
 
 def names_of(matrix_id: MatrixId, config: ModelConfig) -> list[str]:
-    """The checkpoint's names of what is one matrix here, one above another."""
+    """List the checkpoint's tensors that are stacked into this matrix, top to bottom."""
     table = model_class(config.family).weights
     entry = next(table[path] for path in PATHS[matrix_id.role] if path in table)
     return [stored.name.replace("{}", str(matrix_id.layer)).removesuffix(".weight") for stored in tensors_of(entry)]

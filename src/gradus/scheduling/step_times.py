@@ -73,7 +73,7 @@ class StepTimes:
         """Record the time of a step without drafts."""
         self._plain_timed[size] += 1
         if self._since[size] > RECENT:
-            self._plain.pop(size)
+            self._plain.pop(size, None)  # absent if no step without drafts was served yet
         self._plain[size] = _moved(self._plain.get(size), seconds, self._plain_timed[size])
         self._since[size] = 0
 

@@ -11,7 +11,9 @@ the course runs on a thread, behind the same messages.) Read in this order:
     measures.py        the front end's measurements: rates, totals, the engine's silence, its restarts
     metrics/           counts and measurements of requests, and /metrics
     results.py         results as they arrive, or the error that ended them
-    client.py          the front end's side: queue, text, cancellation, drain, health, restarts of the engine
+    encoding.py        slow work on texts: turns by key, bounds
+    supervisor.py      the engine's life: progress, failures, another start
+    client.py          the front end's side: queue, text, cancellation, drain
     api/               the protocols: a body becomes requests, their results become an answer
     http/              untrusted bytes, origins, keys, streams and disconnects, and the routes
     serve.py           the process: socket, signals, exit codes

@@ -3,10 +3,10 @@
 `EngineClient.submit` returns a `Stream` at once, and its results arrive with the engine loop's reports. A `FrontEnd`
 encodes prompts and decodes answers here: the engine's side knows only token ids. Everything runs on the event
 loop, so there is no lock: counting a request's samples and admitting it is atomic because nothing else runs in between.
-Only slow work (opening the tokenizer, encoding a long prompt) goes to a worker thread.
+Only slow work (opening the tokenizer, encoding a long prompt) goes to a thread (`EncodingQueue`).
 
-A failing engine takes nothing else down: its requests get an error at once, and an engine with a process of its own is
-started again, a few times at most (`Restarts`). Requests that arrive before it is loaded are refused.
+Whatever goes wrong while a request is admitted ends this request alone, and leaves nothing of it. What happens when the
+engine itself fails is decided by a `Supervisor`.
 
 The engine loop alone keeps time limits: between two steps it ends requests whose time is up, and a request's last
 output says so. An engine inside a long step cannot do that. So LAST_WORD_S after a request's time is up, or after its
@@ -23,7 +23,7 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from gradus.engine.logprobs import NO_LOGPROBS, Logprobs
 from gradus.engine.metrics import Metrics
@@ -33,11 +33,11 @@ from gradus.errors import GradusError, RequestError
 from gradus.garbage import spare_what_stays
 from gradus.server.api.ask import Ask
 from gradus.server.config import ServerConfig
+from gradus.server.encoding import EncodingQueue, Job, guarded, weight
 from gradus.server.engine.link import MakeLink, link_for
 from gradus.server.engine.loop import loader
 from gradus.server.engine.messages import (
     Cancel,
-    Command,
     EngineFailed,
     EngineMessage,
     Failure,
@@ -49,9 +49,10 @@ from gradus.server.engine.messages import (
     Submit,
     unpacked,
 )
-from gradus.server.measures import Counts, Restarts, ServiceRate, Watch, cache_stats, speculation_stats
+from gradus.server.measures import Counts, ServiceRate, cache_stats, speculation_stats
 from gradus.server.metrics.meter import Meter
 from gradus.server.results import ClientGone, RequestFailed, RequestTimeout, Stream, Unavailable
+from gradus.server.supervisor import State, Supervisor
 from gradus.text.completion import Delta
 from gradus.text.front_end import FrontEnd
 from gradus.text.transcript import Transcript
@@ -61,17 +62,13 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-State = Literal["loading", "ready", "stalled", "restarting", "draining", "failed"]
-"""stalled: ready, but the engine has shown no progress for STALL_S although it has work."""
-
-STALL_S = 2.0
-LOOK_S = 0.25  # between two looks at the engine's progress
-
 # Seconds that a stream waits for the last output of a request that should end: most steps are far shorter.
 LAST_WORD_S = 1.0
 
 # Seconds for an idle engine to release its memory.
 GOODBYE_S = 10.0
+
+LONGEST_ERROR = 500  # characters of a sample's error in the log
 
 # Most prompts of one body to encode on the event loop.
 MOST_AT_ONCE = 16
@@ -104,12 +101,11 @@ class EngineClient:
         self, config: ServerConfig, loader: str = "gradus.server.engine.loading", link: MakeLink | None = None
     ) -> None:
         self.config = config
-        self.state: State = "loading"
-        self.reason = "the model is loading"
         self.info: ModelInfo | None = None  # once loaded
         self.metrics = Metrics()
         self.counts = Counts()
         self.meter = Meter(config.price_per_hour)
+        self.supervisor = Supervisor(config, self.counts, self._lose_all)
         self.started = time.monotonic()
         self.stopped = False
         self._loader = loader
@@ -121,19 +117,13 @@ class EngineClient:
         self._handles: dict[str, int] = {}  # request id → handle of its first sample
         self._fresh: dict[Stream, None] = {}  # with deltas that are to be delivered, in order of arrival
         self._next_handle = 1
-        self._beginnings: set[asyncio.Task[None]] = set()  # one for each request whose long prompt is being encoded
+        self._beginnings: dict[Stream, Sequence[Job[Request]]] = {}  # prompts that are being encoded
         self._numbers = itertools.count(1)
         self._rate = ServiceRate()
-        self._watch = Watch()
-        self._restarts = Restarts()
-        self._beginning = 0  # samples of requests that are being encoded
         self._samples_sent = self._samples_taken = 0
         self._queued = 0  # in the engine
         self._requests = 0  # that the engine knows
         self._turns = 0  # of the engine's loop
-        self._drain_ends = 0.0
-        self._load_began = self._load_s = 0.0
-        self._restart_ends = 0.0  # as far as that can be foreseen
 
     # -- life ---------------------------------------------------------------------------------------------------------
 
@@ -144,10 +134,12 @@ class EngineClient:
         self._nothing_runs = asyncio.Event()
         self._nothing_runs.set()
         self._hurry = asyncio.Event()
-        self._worker = ThreadPoolExecutor(1, "front-end")
+        self.texts = EncodingQueue("texts", self.config.max_waiting, self.counts)  # for routes that generate nothing
+        self._prompts = EncodingQueue("front-end", self.config.max_waiting, self.counts)
+        self._opener = ThreadPoolExecutor(1, "tokenizer")
         self._link = self._make_link(self._loader, self.config, self.receive, self._loop)
-        self._opening = self._worker.submit(lambda: loader(self._loader).open_tokenizer(self.config))
-        self._tasks = [self._loop.create_task(self._load()), self._loop.create_task(self._watch_engine())]
+        self._opening = self._opener.submit(lambda: loader(self._loader).open_tokenizer(self.config))
+        self._load_task = self._loop.create_task(self._load())
 
     async def _load(self) -> None:
         """Open the tokenizer first, which finds or downloads the model; then start the engine."""
@@ -160,11 +152,16 @@ class EngineClient:
                 log.exception("the tokenizer could not be opened")
             self.receive(LoadFailed(Failure.of(error)))
         else:
-            self._start_engine()
+            self.supervisor.start(self._link)
 
-    def _start_engine(self) -> None:
-        self._load_began = time.monotonic()
-        self._link.start()
+    @property
+    def state(self) -> State:
+        return self.supervisor.state
+
+    @property
+    def reason(self) -> str:
+        """Why the server takes no requests, in one line."""
+        return self.supervisor.reason
 
     async def loaded(self) -> ModelInfo:
         """Wait for the model, and describe it. Raises the GradusError that ended loading, or RuntimeError."""
@@ -175,9 +172,7 @@ class EngineClient:
 
         Every stream gets its last delta. `hurry` cuts the wait short.
         """
-        if self.state != "failed":
-            self.state, self.reason = "draining", "the server is shutting down"
-            self._drain_ends = time.monotonic() + timeout
+        self.supervisor.drain(timeout)
         waits = [asyncio.ensure_future(event.wait()) for event in (self._nothing_runs, self._hurry)]
         await asyncio.wait(waits, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
         for wait in waits:
@@ -197,12 +192,14 @@ class EngineClient:
     async def close(self, patience: float = 1.0) -> None:
         """Stop the engine, and wait at most `patience` seconds for a step or for loading. If a thread does not end,
         `stopped` stays False."""
-        for task in self._tasks:
-            task.cancel()
+        self._load_task.cancel()
+        self.supervisor.close()
         for stream in set(self._streams.values()):
             self.forget(stream, Unavailable("the server is shutting down", "draining"))
-        self._worker.shutdown(wait=False, cancel_futures=True)
-        rests = self.info is not None and self._watch.silent_since is None
+        self._opener.shutdown(wait=False, cancel_futures=True)
+        self._prompts.close()
+        self.texts.close()
+        rests = self.info is not None and self.supervisor.rests
         closed = await self._link.close(GOODBYE_S if rests else patience)
         self.stopped = self._opening.done() and closed
 
@@ -227,42 +224,44 @@ class EngineClient:
 
     # -- requests -----------------------------------------------------------------------------------------------------
 
-    def submit(self, *asks: Ask) -> Stream:
+    def submit(self, *asks: Ask, key: str = "", name: str = "") -> Stream:
         """Queue the requests of one body, all or none. A request without a timeout gets the configuration's.
 
-        Raises Unavailable, RequestFailed, or RequestError for a request that could never enter. The stream's `accepted`
-        raises faults that are found later, in a long prompt or in the engine.
+        key: the name of the sender's API key; prompts that wait for encoding take turns by key. name: the body's id in
+        the log. Raises Unavailable, RequestFailed, or RequestError for a request that could never enter. The stream's
+        `accepted` raises faults that are found later, in a long prompt or in the engine.
         """
-        self._check_state()
-        samples = sum(ask.params.n for ask in asks)
-        self._check_room(samples)
-        stream = self._stream([ask.params.n for ask in asks])
+        if (refusal := self.supervisor.refusal) is not None:
+            raise refusal
+        self._check_room(sum(ask.params.n for ask in asks))
+        stream = self._stream([ask.params.n for ask in asks], name)
         stream.apart = any(ask.apart for ask in asks)
         limits = [self._limited(ask.scheduling) for ask in asks]
         makes = [
-            partial(ask.request, self.front_end, name, limited)
-            for ask, name, limited in zip(asks, stream.ids, limits, strict=True)
+            partial(ask.request, self.front_end, request_id, limited)
+            for ask, request_id, limited in zip(asks, stream.ids, limits, strict=True)
         ]
         timeout = max(limited.timeout or 0.0 for limited in limits)
         if all(ask.short for ask in asks) and len(asks) <= MOST_AT_ONCE:
-            requests = [made(make) for make in makes]
+            requests = [guarded(make) for make in makes]
+            check_prompt_logprobs(requests, self.config.max_prompt_logprobs)
             self._enter(stream, timeout)
             self._begin(stream, requests, time.monotonic())
         else:
+            sizes = [weight(ask.prompt) for ask in asks]
+            self._prompts.check_room(sum(sizes))
             self._enter(stream, timeout)
-            self._beginning += samples
-            beginning = self._loop.create_task(self._begin_later(stream, makes))
-            self._beginnings.add(beginning)  # the loop keeps no reference, so it would be collected
-            beginning.add_done_callback(self._beginnings.discard)
+            jobs = [self._prompts.put(key, size, make) for size, make in zip(sizes, makes, strict=True)]
+            self._begin_later(stream, jobs)
         return stream
 
-    def _stream(self, samples: Sequence[int]) -> Stream:
+    def _stream(self, samples: Sequence[int], name: str) -> Stream:
         """Name the requests of one body, and assign handles to their samples."""
         number = next(self._numbers)
         names = [f"gen-{number}"] if len(samples) == 1 else [f"gen-{number}-{at}" for at in range(len(samples))]
         handles = list(itertools.accumulate(samples, initial=self._next_handle))
         self._next_handle = handles.pop()
-        return Stream(names, handles, sum(samples), self.forget, self.counts)
+        return Stream(names, handles, sum(samples), self.forget, self.counts, name)
 
     def _limited(self, scheduling: SchedulingParams) -> SchedulingParams:
         timeout = min(scheduling.timeout or math.inf, self.config.request_timeout)
@@ -276,28 +275,39 @@ class EngineClient:
         self.meter.enter(stream)
         self._nothing_runs.clear()
 
-    def _begin(self, stream: Stream, requests: Sequence[Request], arrived: float) -> None:
-        for index, (handle, request) in enumerate(zip(stream.handles, requests, strict=True)):
-            stream.requests[request.id] = request
-            self._handles[request.id] = handle
-            for sample, transcript in enumerate(self.front_end.open(request, index)):
-                self._samples[handle + sample] = Sample(transcript, stream)
-            self._samples_sent += request.params.n
-            self._send(Submit.of(handle, request, arrived))
+    def _begin_later(self, stream: Stream, jobs: "Sequence[Job[Request]]") -> None:
+        """Begin once all prompts are encoded. Meanwhile the timeout runs, and if the stream is closed, prompts whose
+        turn has not come are never encoded."""
+        self._beginnings[stream] = jobs
+        asyncio.gather(*jobs).add_done_callback(partial(self._encoded, stream, time.monotonic()))
 
-    async def _begin_later(self, stream: Stream, makes: "Sequence[partial[Request]]") -> None:
-        """Encode long prompts on the worker. Meanwhile the requests' timeouts run, and their client may leave."""
-        arrived = time.monotonic()
+    def _encoded(self, stream: Stream, arrived: float, encoded: "asyncio.Future[list[Request]]") -> None:
+        error = encoded.exception()
+        if stream not in self._beginnings:  # it was closed
+            return
         try:
-            requests = [await self._loop.run_in_executor(self._worker, made, make) for make in makes]
-        except GradusError as error:
-            if stream.handles[0] in self._streams:
-                self._close(stream, error)
+            if error is not None:
+                raise error if isinstance(error, GradusError) else RequestFailed()
+            check_prompt_logprobs(encoded.result(), self.config.max_prompt_logprobs)
+        except GradusError as refusal:
+            self._close(stream, refusal)
         else:
-            if stream.handles[0] in self._streams:
-                self._begin(stream, requests, arrived)
-        finally:
-            self._beginning -= stream.samples
+            del self._beginnings[stream]
+            self._begin(stream, encoded.result(), arrived)
+
+    def _begin(self, stream: Stream, requests: Sequence[Request], arrived: float) -> None:
+        """Send the requests to the engine. If that fails, the stream fails, and nothing of it stays."""
+        try:
+            for index, (handle, request) in enumerate(zip(stream.handles, requests, strict=True)):
+                stream.requests[request.id] = request
+                self._handles[request.id] = handle
+                for sample, transcript in enumerate(self.front_end.open(request, index)):
+                    self._samples[handle + sample] = Sample(transcript, stream)
+                self.supervisor.send(Submit.of(handle, request, arrived))
+                self._samples_sent += request.params.n
+        except Exception:
+            log.exception("%s could not be sent to the engine", stream)
+            self.forget(stream, RequestFailed())
 
     @property
     def model(self) -> str:
@@ -308,28 +318,15 @@ class EngineClient:
     def front_end(self) -> FrontEnd:
         """The model's tokenizer and templates. Raises Unavailable while the model loads."""
         if self._front_end is None:
-            raise Unavailable(self.reason, self.state, retry_after=1 if self.state == "loading" else None)
+            raise self.supervisor.refusal or Unavailable(self.reason, self.state)
         return self._front_end
-
-    def _send(self, command: Command) -> None:
-        self._watch.sent(time.monotonic())
-        self._link.send(command)
 
     @property
     def waiting(self) -> int:
         """Samples that the engine has not begun: those in its queue, those not yet taken from the inbox, and those
         whose prompt is being encoded."""
-        return self._queued + self._samples_sent - self._samples_taken + self._beginning
-
-    def _check_state(self) -> None:
-        if self.state == "loading":
-            raise Unavailable(self.reason, "loading", retry_after=1)
-        if self.state == "draining":  # by then this process is gone, and another may answer
-            raise Unavailable(self.reason, "draining", math.ceil(max(1.0, self._drain_ends - time.monotonic())))
-        if self.state == "restarting":
-            raise Unavailable(self.reason, "restarting", self._restarts_in())
-        if self.state == "failed":
-            raise Unavailable(self.reason, "failed")
+        encoding = sum([stream.samples for stream in self._beginnings])
+        return self._queued + self._samples_sent - self._samples_taken + encoding
 
     def _check_room(self, samples: int) -> None:
         most = self.config.max_waiting
@@ -376,12 +373,20 @@ class EngineClient:
         self._close(stream, error)
 
     def _cancel(self, stream: Stream, reason: str) -> None:
-        for handle in stream.handles:
-            self._send(Cancel(handle, reason))
+        """Have the engine end the requests that it was sent."""
+        for name in stream.ids:
+            if (handle := self._handles.get(name)) is None:
+                continue
+            try:
+                self.supervisor.send(Cancel(handle, reason))
+            except Exception:  # the stream has to end all the same
+                log.exception("%s could not be cancelled", stream)
 
     def _close(self, stream: Stream, error: Exception | None) -> None:
         """Forget a stream; with an error, fail it."""
         self.meter.leave(stream, error)
+        for job in self._beginnings.pop(stream, ()):
+            job.cancel()
         for name, handle in zip(stream.ids, stream.handles, strict=True):
             self._streams.pop(handle, None)
             self.front_end.close(name)
@@ -397,7 +402,7 @@ class EngineClient:
 
     def _end_sample(self, request_id: str, index: int, reason: str) -> Iterable[Output]:
         """End a sample in which the front end found a stop string. Its last output comes with a later report."""
-        self._send(Cancel(self._handles[request_id], reason, index))
+        self.supervisor.send(Cancel(self._handles[request_id], reason, index))
         return ()
 
     # -- the engine's messages, delivered on the event loop -----------------------------------------------------------
@@ -416,32 +421,36 @@ class EngineClient:
                 self.counts.self_checks += 1
                 self.counts.failed_self_checks += not message.passed
             case EngineFailed():
-                self._on_engine_failed(message.failure)
+                self.supervisor.lose(f"the engine stopped: {message.failure.why}")
 
     def _on_loaded(self, info: ModelInfo, metrics: Metrics) -> None:
-        self._load_s = time.monotonic() - self._load_began
         self.info, self.metrics = info, metrics
         tool_format = self.config.tool_format
         self._front_end = FrontEnd(self._tokenizer, info.limits, info.model, self._end_sample, tool_format=tool_format)
         spare_what_stays(self)  # a pause that no request should meet
-        if self.state in ("loading", "restarting"):
-            self.state, self.reason = "ready", "ready"
+        self.supervisor.loaded()
         if not self._loaded.done():
             self._loaded.set_result(info)
 
     def _on_load_failed(self, failure: Failure) -> None:
-        reason = f"the model could not be loaded ({failure.kind})"
-        if self.info is not None:  # an earlier load succeeded
-            self._lose_engine(reason)
+        """Give up if no load has succeeded yet: the operator has to mend the settings."""
+        reason = f"the model could not be loaded: {failure.why}"
+        if self.info is not None:
+            self.supervisor.lose(reason)
             return
-        self._fail(reason)
-        self._loaded.set_exception(failure.error() or RuntimeError(f"{reason}; the log has the details"))
+        self.supervisor.give_up(reason)
+        self._loaded.set_exception(failure.error() or RuntimeError(reason))
         self._loaded.exception()  # read here, in case it is not awaited
 
+    def _lose_all(self, error: Unavailable) -> None:
+        """Fail all requests: their engine is gone, and what it had to do with it."""
+        for stream in set(self._streams.values()):
+            self._close(stream, error)
+        self.metrics = dataclasses.replace(self.metrics, waiting=0, active=0, cache=None)
+        self._samples_sent = self._samples_taken = self._queued = self._requests = 0
+
     def _on_report(self, report: Report) -> None:
-        self._watch.reported(report, time.monotonic())
-        if self.state == "stalled":
-            self.state, self.reason = "ready", "ready"
+        self.supervisor.reported(report)
         self.metrics = report.metrics or self.metrics
         self._samples_taken, self._queued = report.samples_taken, report.waiting
         self._turns, self._requests = report.turn, report.requests
@@ -497,9 +506,17 @@ class EngineClient:
             self._read(sample, Output(sample.transcript.request.id, sample.transcript.index, kept, told), news)
 
     def _read(self, sample: Sample, output: Output, news: News) -> None:
-        delta = self.front_end.read_sample(sample.transcript, output)
-        stream, reason = sample.stream, delta.completion and delta.completion.finish_reason
+        stream = sample.stream
+        try:
+            delta = self.front_end.read_sample(sample.transcript, output)
+        except Exception:  # a bug that ends this one answer; the report has others
+            log.exception("%s: an output could not be read", stream)
+            self.forget(stream, RequestFailed())
+            return
+        reason = delta.completion and delta.completion.finish_reason
         self.counts.timed_out += reason == "timeout"
+        if delta.completion is not None and reason == "error":
+            log.error("%s: sample %d failed: %s", stream, output.index, one_line(delta.completion.error))
         stream.push(delta)
         news.deltas.append(delta)
         news.streams[stream] = None
@@ -521,77 +538,30 @@ class EngineClient:
         try:
             stream.deliver()
         except Exception:  # a bug in a protocol's encoder ends this one answer
-            log.exception("request %s: the answer could not be written", stream.ids[0])
+            log.exception("%s: the answer could not be written", stream)
             self.forget(stream, RequestFailed())
             return
         if stream.ended:
             self._close(stream, None)
         elif stream.buffered > self.config.max_buffered:
-            self.counts.stalled += 1
-            self.forget(stream, Unavailable("the client does not read its stream", "stalled"))
-
-    # -- an engine that fails -----------------------------------------------------------------------------------------
-
-    def _on_engine_failed(self, failure: Failure) -> None:
-        """Report a fault that the operator can fix (too little memory); a bug goes to the log."""
-        if failure.message is not None:
-            self._lose_engine(f"the engine stopped: {failure.message}")
-        else:
-            self._lose_engine(f"the engine stopped after an internal error ({failure.kind}); the log has the details")
-
-    async def _watch_engine(self) -> None:
-        """Check that the engine makes progress. An engine that hangs cannot report it: it is killed if that is
-        possible."""
-        limit = self.config.step_timeout
-        while self.state != "failed":
-            await asyncio.sleep(min(LOOK_S, limit / 4))
-            since = self._watch.silent_since
-            silent = 0.0 if since is None else time.monotonic() - since
-            if silent > limit:
-                log.error("an engine step has taken more than %g s: the server is no longer healthy", limit)
-                self._link.kill()
-                self._lose_engine(f"an engine step hangs (more than {limit:g} s)")
-            elif silent > STALL_S and self.state == "ready":
-                self.state, self.reason = "stalled", f"the engine has shown no progress for {STALL_S:g} s"
-
-    def _lose_engine(self, reason: str) -> None:
-        """Fail all requests. Start another engine if that is possible and has not been tried too often."""
-        can = self._link.restarts and self.state not in ("draining", "failed")
-        delay = self._restarts.delay(time.monotonic()) if can else None
-        if delay is None:
-            self._fail(reason)
-            return
-        self.state, self.reason = "restarting", f"{reason}; it is started again"
-        self._restart_ends = time.monotonic() + delay + self._load_s
-        self.counts.restarts += 1
-        log.error("%s; another engine is started in %g s", reason, delay)
-        for stream in set(self._streams.values()):
-            self._close(stream, Unavailable(reason, "restarting", self._restarts_in()))
-        self._watch = Watch()
-        self._samples_sent = self._samples_taken = self._queued = self._requests = 0
-        self._tasks.append(self._loop.create_task(self._restart(delay)))
-
-    async def _restart(self, delay: float) -> None:
-        await asyncio.sleep(delay)
-        if self.state == "restarting":
-            self._start_engine()
-
-    def _restarts_in(self) -> int:
-        """Estimate the whole seconds until a restarting engine takes requests, from the duration of the last load."""
-        return math.ceil(max(1.0, self._restart_ends - time.monotonic()))
-
-    def _fail(self, reason: str) -> None:
-        self.state, self.reason = "failed", reason
-        for stream in set(self._streams.values()):
-            self._close(stream, Unavailable(reason, "failed"))
+            stream.stall()
 
 
-def made(make: "partial[Request]") -> Request:
-    """Call `make`, and turn a bug into a RequestFailed, with details only in the log."""
-    try:
-        return make()
-    except GradusError:
-        raise
-    except Exception as error:
-        log.exception("a prompt could not be encoded")
-        raise RequestFailed() from error
+def check_prompt_logprobs(requests: Iterable[Request], most: int) -> None:
+    """Raises RequestError if one body asks for more log-probabilities of its prompts than the server can write
+    quickly."""
+    asking = [request for request in requests if request.params.prompt_logprobs is not None]
+    wanted = sum([one.params.n * len(one.prompt) * (1 + (one.params.prompt_logprobs or 0)) for one in asking])
+    if wanted > most:
+        limit = f"at most {most} log-probabilities (this server's max_prompt_logprobs)"
+        raise RequestError(
+            f"prompt_logprobs: {limit}, got {wanted}: the prompt's tokens times (1 + prompt_logprobs), per sample",
+            param="prompt_logprobs",
+            limit=limit,
+            got=wanted,
+        )
+
+
+def one_line(error: str | None) -> str:
+    """Shorten an error of the engine's for the log."""
+    return " ".join((error or "without a reason").split())[:LONGEST_ERROR]

@@ -93,10 +93,17 @@ class ServerConfig(Settings):
         least=1,
         panel=_LIMITS,
     )
+    max_prompt_logprobs: int = setting(
+        2**18,
+        "Most log-probabilities that a body may ask for of its prompts: its samples times their prompts' tokens times "
+        "(1 + prompt_logprobs).",
+        least=0,
+        most=2**22,
+        panel=_LIMITS,
+    )
     max_answer_logprobs: int | None = setting(
         None,
-        "Most log-probabilities in the answer to one body: samples × max_tokens × (1 + logprobs), and those of its "
-        "prompts for each sample; a request for more gets status 400.",
+        "Most log-probabilities of generated tokens in the answer to one body: samples × max_tokens × (1 + logprobs).",
         unset="21 per token of the context, but at least 2,097,152",
         least=1,
         panel=_LIMITS,
@@ -120,6 +127,13 @@ class ServerConfig(Settings):
         "Time for one engine step. A longer one counts as a hang: all requests fail, and another engine is started.",
         above=0,
         unit="seconds",
+        panel=_LIMITS,
+    )
+    on_failure: str = setting(
+        "auto",
+        "After the engine's fourth failure in ten minutes: exit (status 1); retry (start another engine each minute); "
+        "or auto: exit as a systemd service or a container's first process, otherwise retry.",
+        choices=("auto", "exit", "retry"),
         panel=_LIMITS,
     )
     drain_timeout: float = setting(

@@ -72,23 +72,25 @@ class Watch:
 
 
 class Restarts:
-    """Decides when to start a failed engine again: later each time, and at most MOST times in WINDOW_S seconds, since
-    another start does not repair an engine that keeps failing."""
+    """Decides when to start a failed engine again: later each time. After MOST failures in WINDOW_S seconds, another
+    start will hardly repair it, but its cause may end (a full disk, a device in use): then AGAIN_S seconds pass before
+    each start."""
 
     MOST = 3
     WINDOW_S = 600.0
     FIRST_DELAY_S = 0.5
+    AGAIN_S = 60.0
 
     def __init__(self) -> None:
         self._times: list[float] = []
 
-    def delay(self, now: float) -> float | None:
-        """Return the seconds until the next start, and count that start; None: do not start again."""
-        self._times = [time for time in self._times if now - time < self.WINDOW_S]
-        if len(self._times) == self.MOST:
-            return None
+    def next(self, now: float) -> tuple[float, bool]:
+        """Count a failure. Returns the seconds until the next start, and whether the engine has failed too often."""
+        self._times = [time for time in self._times if now - time < self.WINDOW_S][-self.MOST :]
         self._times.append(now)
-        return self.FIRST_DELAY_S * 4.0 ** (len(self._times) - 1)
+        if len(self._times) > self.MOST:
+            return self.AGAIN_S, True
+        return self.FIRST_DELAY_S * 4.0 ** (len(self._times) - 1), False
 
 
 def speculation_stats(speculation: Speculation | None) -> dict[str, Any] | None:

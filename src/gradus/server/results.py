@@ -55,6 +55,7 @@ class Stream:
     requests: the ones accepted by the engine; complete once `accepted` returns. tally: their use so far.
     buffered: tokens that wait to be received. sink: if set, it is offered results before they wait.
     whole: deliver only endings, and drop everything else. apart: a failed sample leaves the others to their ends.
+    name: the body's id in the log.
     """
 
     def __init__(
@@ -64,9 +65,11 @@ class Stream:
         samples: int,
         forget: "Callable[[Stream, Exception], None]",
         counts: Counts,
+        name: str = "",
     ) -> None:
         self.ids = tuple(ids)
         self.handles = tuple(handles)
+        self.name = name
         self.samples = samples
         self.tally = Tally(samples)
         self.requests: dict[str, Request] = {}
@@ -75,6 +78,7 @@ class Stream:
         self.buffered = 0
         self.whole = False
         self.apart = False
+        self._stalled = False
         self.sink: Sink | None = None
         self.timer: asyncio.TimerHandle | None = None
         self._forget = forget
@@ -83,6 +87,10 @@ class Stream:
         self._error: Exception | None = None
         self._unaccepted = set(handles)
         self._news = asyncio.Event()
+
+    def __str__(self) -> str:
+        """Name the request in the log: by the id of its answer, and the engine's."""
+        return f"request {self.name or self.ids[0]}" + (f" ({', '.join(self.ids[:1])})" if self.name else "")
 
     async def accepted(self) -> None:
         """Wait until the engine has checked all requests. Raises RequestError, or any error of `receive`."""
@@ -131,10 +139,10 @@ class Stream:
         """Cancel the requests. Call it at any time, any number of times."""
         self._forget(self, ClientGone("the request was cancelled"))
 
-    def drop(self) -> None:
-        """Cancel the requests of a client that does not read."""
-        if not self.ended:
-            self._counts.stalled += 1
+    def stall(self) -> None:
+        """Cancel the requests of a client that does not read, and count it once."""
+        self._counts.stalled += not self._stalled
+        self._stalled = True
         self._forget(self, Unavailable("the client does not read its stream", "stalled"))
 
     # -- called by the client -----------------------------------------------------------------------------------------

@@ -127,7 +127,8 @@ class Server(uvicorn.Server):
             self._announcing = self.loop.create_task(self._announce(*self.address))
 
     async def _announce(self, host: str, port: int) -> None:
-        """Print how to reach the server once the model is loaded; a server that is closing may listen no longer."""
+        """Print how to reach the server once the model is loaded; a server that is closing may listen no longer. Leave
+        when the engine has failed too often, if another process then starts the server again."""
         try:
             info = await self.client.loaded()
         except Exception as error:
@@ -135,6 +136,10 @@ class Server(uvicorn.Server):
             self.should_exit = True
         else:
             print(ready_line(info, self.client.config, host, port), flush=True)
+            if leaves_on_failure(self.client.config):
+                await self.client.supervisor.given_up.wait()
+                log.error("leaving with status 1, so that the service manager starts the server again")
+                self.should_exit = True
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Handle a signal. uvicorn's own handler would stop listening at once, and end the process by the same
@@ -158,6 +163,14 @@ class Server(uvicorn.Server):
         """Drain while still listening, so that new requests get a 503 that says so."""
         await self.client.drain(self.client.config.drain_timeout)
         self.should_exit = True
+
+
+def leaves_on_failure(config: ServerConfig) -> bool:
+    """Whether the server exits once its engine has failed too often. Only systemd's variable with the service's own
+    process number is asked: shells of a desktop have the others, too."""
+    if config.on_failure != "auto":
+        return config.on_failure == "exit"
+    return os.getpid() == 1 or os.environ.get("SYSTEMD_EXEC_PID") == str(os.getpid())
 
 
 def ready_line(info: ModelInfo, config: ServerConfig, host: str, port: int) -> str:

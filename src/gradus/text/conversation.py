@@ -6,13 +6,10 @@ three steps, whatever its protocol:
 
     read       one form for roles, contents and calls; unreadable parts are refused by name
     normalized, as_plain_text     calls and results (gradus.text.tools.history)
-    arranged   system messages and neighbors of one role, as this template takes them
-
-A few short conversations, rendered once per model, show which ones its template accepts.
+    arranged   the order of messages, as this template takes them (gradus.text.arrangement)
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 from gradus.errors import RequestError
@@ -24,11 +21,6 @@ Message = dict[str, Any]
 ROLE_NOW = {"developer": "system", "function": "tool"}  # other names of the same role
 TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}  # type → its field
 BETWEEN = "\n\n"  # separates joined contents
-
-_EXAMPLE_ID = "000000000"  # Mistral's templates insist on nine characters
-
-
-# -- one form ----------------------------------------------------------------------------------------------------------
 
 
 def read(messages: Any) -> list[Message]:
@@ -51,13 +43,42 @@ def _message(given: Any, where: str) -> Message:
         _refuse(f"{where}.role", f"one of {', '.join(ROLES)}", role)
     message["role"] = ROLE_NOW.get(role, role)
     if "function_call" in message and "tool_calls" not in message:
-        message["tool_calls"] = [{"type": "function", "function": message.pop("function_call")}]
+        called = message.pop("function_call")
+        if not isinstance(called, Mapping):
+            _refuse(f"{where}.function_call", "an object with a name and arguments", called)
+        message["tool_calls"] = [{"type": "function", "function": called}]
+    if "tool_calls" in message:
+        message["tool_calls"] = _calls(message["tool_calls"], f"{where}.tool_calls")
+    for name in ("tool_call_id", "name"):
+        check_text(message.get(name), f"{where}.{name}")
     for name in ("reasoning", "reasoning_content"):
         if not isinstance(message.get(name), str):
             message.pop(name, None)
     silent = "content" not in message and message["role"] in ("assistant", "tool")
     message["content"] = "" if silent else text_of(message.get("content"), f"{where}.content")
     return message
+
+
+def _calls(calls: Any, where: str) -> list[Mapping[str, Any]]:
+    """Check what is read of calls: ids, and functions' names. Arguments may be anything, for a model wrote them."""
+    if not isinstance(calls, list | tuple):
+        _refuse(where, "a list of calls", calls)
+    for index, call in enumerate(calls):
+        place = f"{where}[{index}]"
+        if not isinstance(call, Mapping):
+            _refuse(place, '{"id": …, "type": "function", "function": …}', call)
+        function = call.get("function")
+        if function is not None and not isinstance(function, Mapping):
+            _refuse(f"{place}.function", "an object with a name and arguments", function)
+        check_text(call.get("id"), f"{place}.id")
+        check_text((call if function is None else function).get("name"), f"{place}.function.name")
+    return list(calls)
+
+
+def check_text(value: Any, where: str) -> None:
+    """Raise RequestError for an id or a name that is given and no text. Clients that count calls may send numbers."""
+    if isinstance(value, bool) or not isinstance(value, str | int | None):
+        _refuse(where, "a text", value)
 
 
 def text_of(content: Any, where: str) -> str:
@@ -81,116 +102,3 @@ def _part(part: Any, where: str) -> str:
 def _refuse(param: str, limit: str, got: object) -> NoReturn:
     shown = quoted(got)
     raise RequestError(f"{param} must be {limit}, got {shown}", param=param, limit=limit, got=shown)
-
-
-# -- what a template accepts -------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Takes:
-    """The conversations that a template renders completely, without refusing them.
-
-    system: a system message at the beginning. late_system: another one later, in its place. neighbors: consecutive
-    messages of one role. user_after_results: a user's turn right after the results of calls.
-    """
-
-    system: bool = True
-    late_system: bool = True
-    neighbors: bool = True
-    user_after_results: bool = True
-
-
-def takes(render: Callable[[list[Message]], str]) -> Takes:
-    """Find out what a template accepts. render: renders a conversation, or raises RequestError."""
-
-    def shown(*roles: str) -> bool:
-        messages = [_example(role, f"{role}{place}") for place, role in enumerate(roles)]
-        try:
-            text = render(messages)
-        except RequestError:
-            return False
-        places = [text.find(message["content"]) for message in messages if message["content"]]
-        return -1 not in places and places == sorted(places)
-
-    return Takes(
-        system=shown("system", "user"),
-        late_system=shown("user", "assistant", "system", "user"),
-        neighbors=shown("user", "user", "assistant", "assistant", "user"),
-        user_after_results=shown("user", "call", "tool", "user")
-        or not shown("user", "call", "tool", "assistant", "user"),
-    )
-
-
-def _example(role: str, text: str) -> Message:
-    match role:
-        case "call":
-            function = {"name": "f", "arguments": {}}
-            calls = [{"id": _EXAMPLE_ID, "type": "function", "function": function}]
-            return {"role": "assistant", "content": "", "tool_calls": calls}
-        case "tool":
-            return {"role": role, "content": text, "tool_call_id": _EXAMPLE_ID, "name": "f"}
-    return {"role": role, "content": text}
-
-
-def arranged(messages: Sequence[Message], takes: Takes) -> list[Message]:
-    """Arrange a conversation in a form that the template accepts.
-
-    System messages at the beginning become one. Later ones, and the first one if the template has no place for it,
-    join the next user's turn; after the last turn, they become a turn of their own. If results must be answered before
-    the user goes on, an empty assistant's turn is inserted.
-    """
-    found = _systems_placed(messages, takes)
-    if not takes.user_after_results:
-        found = _results_answered(found)
-    return found if takes.neighbors else _without_neighbors(found)
-
-
-def _systems_placed(messages: Sequence[Message], takes: Takes) -> list[Message]:
-    count = next((at for at, message in enumerate(messages) if message["role"] != "system"), len(messages))
-    first = [message["content"] for message in messages[:count]]
-    found: list[Message] = []
-    waiting: list[str] = []
-    if first and takes.system:
-        found.append({"role": "system", "content": BETWEEN.join(first)})
-    else:
-        waiting = first
-    for message in messages[count:]:
-        if message["role"] == "system" and not takes.late_system:
-            waiting.append(message["content"])
-        elif message["role"] == "user" and waiting:
-            found.append(message | {"content": BETWEEN.join([*waiting, message["content"]])})
-            waiting = []
-        else:
-            found.append(message)
-    return found + ([{"role": "user", "content": BETWEEN.join(waiting)}] if waiting else [])
-
-
-def _results_answered(messages: Sequence[Message]) -> list[Message]:
-    found: list[Message] = []
-    for message in messages:
-        if message["role"] == "user" and found and found[-1]["role"] == "tool":
-            found.append({"role": "assistant", "content": ""})
-        found.append(message)
-    return found
-
-
-def _without_neighbors(messages: Sequence[Message]) -> list[Message]:
-    """Join consecutive messages of one role. Results of calls stay separate: each has its id."""
-    found: list[Message] = []
-    for message in messages:
-        if found and found[-1]["role"] == message["role"] in ("user", "assistant"):
-            found[-1] = _joined(found[-1], message)
-        else:
-            found.append(message)
-    return found
-
-
-def _joined(first: Message, second: Message) -> Message:
-    """Join two messages of one role: concatenate their texts and their calls."""
-    joined = first | second
-    for name in ("content", "reasoning_content"):
-        if texts := [message[name] for message in (first, second) if message.get(name)]:
-            joined[name] = BETWEEN.join(texts)
-    if calls := [call for message in (first, second) for call in message.get("tool_calls", ())]:
-        joined["tool_calls"] = calls
-    return joined

@@ -19,6 +19,7 @@ from gradus.errors import RequestError
 from gradus.structured import Grammars, grammars_of
 from gradus.text.completion import Delta
 from gradus.text.infill import Infill
+from gradus.text.stops import NO_CONTROLS, Controls
 from gradus.text.stream import Piece, piece
 from gradus.text.tools.dialect import Dialect
 from gradus.text.tools.tool import read_tools
@@ -109,6 +110,11 @@ class FrontEnd:
         return self._token_bytes
 
     @functools.cached_property
+    def controls(self) -> Controls:
+        """The control tokens that stop strings may name; none without a tokenizer."""
+        return NO_CONTROLS if self.tokenizer is None else Controls.of(self.tokenizer)
+
+    @functools.cached_property
     def dialect(self) -> Dialect:
         """How the model is shown tools and calls them. Raises RequestError without a tokenizer."""
         return Dialect(self._need_tokenizer("tools"), self._tool_format)
@@ -158,8 +164,10 @@ class FrontEnd:
         """
         if request.id in self._transcripts:
             raise RequestError(f"request id {request.id!r} is in use", param="request_id", got=request.id)
+        controls = self.controls if request.params.stop else NO_CONTROLS
         self._transcripts[request.id] = {
-            index: Transcript(request, prompt_index, index, self._token_bytes) for index in range(request.params.n)
+            index: Transcript(request, prompt_index, index, self._token_bytes, controls)
+            for index in range(request.params.n)
         }
         return list(self._transcripts[request.id].values())
 

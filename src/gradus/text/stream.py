@@ -7,6 +7,8 @@ and whole answers take this one path, so they cannot differ.
 import codecs
 from collections.abc import Callable, Iterable, Sequence
 
+from gradus.text.stops import NO_CONTROLS, Controls, StopSearch
+
 Piece = str | bytes
 """A token's contribution to a text: characters, or bytes that are not whole characters by themselves."""
 
@@ -25,20 +27,30 @@ class TextStream:
     token_bytes: a token's bytes (none for a control token), or, faster, their `piece`.
     A character may span tokens; bytes that can never become one turn into U+FFFD.
     stop: the first of these strings to be complete ends the text just before it. The search starts after the
-    first `min_tokens` tokens.
+    first `min_tokens` tokens. controls: the tokens that a stop string may name by their spelling.
     taken: the number of tokens read so far. The token that completes a stop string is the last.
     """
 
-    def __init__(self, token_bytes: Callable[[int], Piece], stop: Sequence[str] = (), min_tokens: int = 0) -> None:
-        self.stop_reason: str | None = None
+    def __init__(
+        self,
+        token_bytes: Callable[[int], Piece],
+        stop: Sequence[str] = (),
+        min_tokens: int = 0,
+        controls: Controls = NO_CONTROLS,
+    ) -> None:
         self.taken = 0
         self._token_bytes = token_bytes
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._undecoded = False  # whether the decoder holds bytes of an incomplete character
-        self._stop = tuple(stop)
+        self._search = StopSearch(controls.stops(tuple(stop))) if stop else None
+        self._spellings = controls.spellings
         self._unchecked = min_tokens
-        self._held = ""  # decoded text that may be the beginning of a stop string
         self._said: list[str] = []
+
+    @property
+    def stop_reason(self) -> str | None:
+        """The stop string that ended the text."""
+        return self._search.reason if self._search is not None else None
 
     @property
     def text(self) -> str:
@@ -48,7 +60,7 @@ class TextStream:
     @property
     def held(self) -> str:
         """Decoded text behind the certain one: it may be the beginning of a stop string."""
-        return self._held
+        return self._search.held if self._search is not None else ""
 
     def push(self, tokens: Iterable[int]) -> str:
         """Take new tokens; return the text that is now certain. It ends at a stop string (`stop_reason`, `taken`)."""
@@ -60,8 +72,8 @@ class TextStream:
             text = self._token_bytes(token)
             if self._undecoded or isinstance(text, bytes):  # seldom; other text needs no decoder
                 text = self._decode(text)
-            if self._stop:
-                text = self._take(text)
+            if self._search is not None:
+                text = self._searched(self._search, token, text)
             new += text
         self._said.append(new)
         return new
@@ -69,7 +81,7 @@ class TextStream:
     def plain(self, token: int) -> str | None:
         """Take a token whose text is certain at once, and return it. None, having taken nothing, for any other."""
         text = self._token_bytes(token)
-        if self._undecoded or self._stop or isinstance(text, bytes):
+        if self._undecoded or self._search is not None or isinstance(text, bytes):
             return None
         self.taken += 1
         self._said.append(text)
@@ -79,40 +91,23 @@ class TextStream:
         """End the sequence, and return the text held back. Bytes of an unfinished character become U+FFFD."""
         if self.stop_reason is not None:
             return ""
-        tail = self._until_stop(self._decoder.decode(b"", final=True))
-        held, self._held = self._held, ""
-        self._said.append(tail + held)
-        return tail + held
+        tail = self._decoder.decode(b"", final=True)
+        if self._search is not None:
+            tail = self._search.take(tail) + self._search.end()
+        self._said.append(tail)
+        return tail
 
     def _decode(self, text: Piece) -> str:
         decoded = self._decoder.decode(text.encode() if isinstance(text, str) else text)
         self._undecoded = self._decoder.getstate()[0] != b""
         return decoded
 
-    def _take(self, text: str) -> str:
-        """Take a token's text, and return the characters that are certain."""
+    def _searched(self, search: StopSearch, token: int, text: str) -> str:
+        """Search a token's text for stop strings. Returns the characters that are certain."""
         if self._unchecked > 0:
             self._unchecked -= 1
             return text
-        return self._until_stop(text)
-
-    def _until_stop(self, text: str) -> str:
-        if not self._stop:
-            return text
-        text = self._held + text
-        found = [(at + len(stop), at, stop) for stop in self._stop if (at := text.find(stop)) >= 0]
-        if found:
-            _, at, self.stop_reason = min(found)  # the one completed first, however tokens divide the text
-            self._held = ""
-            return text[:at]
-        keep = longest_beginning(text, self._stop)
-        self._held = text[len(text) - keep :]
-        return text[: len(text) - keep]
-
-
-def longest_beginning(text: str, stops: Iterable[str]) -> int:
-    """Count the last characters of `text` that could be the beginning of a stop string."""
-    return max(
-        (size for stop in stops for size in range(1, min(len(stop), len(text) + 1)) if text.endswith(stop[:size])),
-        default=0,
-    )
+        certain = search.take(text)
+        if search.reason is None and (spelling := self._spellings.get(token)):
+            certain += search.name(spelling)
+        return certain

@@ -9,26 +9,34 @@ from gradus.engine.logprobs import NO_LOGPROBS, Logprobs
 from gradus.engine.request import Request
 from gradus.engine.sequence import Output
 from gradus.text.completion import Completion, Delta
+from gradus.text.stops import NO_CONTROLS, Controls
 from gradus.text.stream import Piece, TextStream
 
 
 class Transcript:
-    """Sample `index` of `request`. token_bytes: as in TextStream; None without a tokenizer, and then there is no text.
+    """Sample `index` of `request`. token_bytes, controls: as in TextStream.
 
+    Without a tokenizer, token_bytes is None, and there is no text.
     ending: the reason if the text has ended before the engine ended the sample: "stop" (a stop string) or "error" (it
     could not be decoded). The engine's further tokens are dropped, even those of the same step: with drafts, a step
     yields several. The engine's last output still has the timings.
     """
 
     def __init__(
-        self, request: Request, prompt_index: int, index: int, token_bytes: Callable[[int], Piece] | None
+        self,
+        request: Request,
+        prompt_index: int,
+        index: int,
+        token_bytes: Callable[[int], Piece] | None,
+        controls: Controls = NO_CONTROLS,
     ) -> None:
         self.request = request
         self.prompt_index = prompt_index
         self.index = index
         self.ending: Literal["stop", "error"] | None = None
         self._error: str | None = None
-        self._text = TextStream(token_bytes or _nothing, request.params.stop, request.params.min_tokens)
+        self._controls = controls
+        self._text = TextStream(token_bytes or _nothing, request.params.stop, request.params.min_tokens, controls)
         self._tokens: list[int] = []
         self._logprobs: list[bytes] = []  # packed: a tenth of the size that objects have
         self._prompt_logprobs = NO_LOGPROBS
@@ -62,8 +70,11 @@ class Transcript:
         return self._delta(output, tokens, logprobs, text)
 
     def _last(self, output: Output) -> str:
-        """Return the last text of a sequence. A stop token is reported, but is not part of the text."""
-        stops = isinstance(output.stop_reason, int)
+        """Return the last text of a sequence. A stop token is reported, but is not part of the text.
+
+        One that is a control token adds no text anyway, and may complete a stop string.
+        """
+        stops = isinstance(output.stop_reason, int) and output.stop_reason not in self._controls.spellings
         return self._text.push(output.tokens[:-1] if stops else output.tokens) + self._text.finish()
 
     def fail(self, output: Output, error: str) -> Delta:

@@ -112,6 +112,24 @@ def test_a_full_disk_costs_the_next_start_its_time_and_no_more(folder, monkeypat
     assert (hits(after), result) == (0, 43)
 
 
+def test_what_is_compiled_is_said_once_and_what_is_read_is_not(folder):
+    said: list[str] = []
+    with kept.watched(0.0, lambda: said.append("compiling")):
+        compiled(folder, 1)
+        compiled(folder, 2)
+    assert said == ["compiling"]
+    with kept.watched(0.0, lambda: said.append("reading")):
+        again, _ = compiled(folder, 2)
+    assert hits(again) == 1 and said == ["compiling"]
+
+
+def test_what_compiles_quickly_is_not_said(folder):
+    said: list[str] = []
+    with kept.watched(60.0, lambda: said.append("compiling")):
+        compiled(folder)
+    assert not said
+
+
 def test_without_a_place_nothing_is_kept(folder, monkeypatch):
     """Simulate read-only folders by leaving numba no folder at all, since root may write everywhere."""
     monkeypatch.setattr(kept.KeptCode._impl_class, "_locator_classes", [])

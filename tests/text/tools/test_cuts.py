@@ -24,7 +24,9 @@ FRAGMENTS = [
     "Hello", " ", "\n", "\n\n", "naïve 👍", "<", "[", "{", "`", "<think>", "</think>", "hm\n", "<tool_call>",
     "</tool_call>", "<tool_call>\n{", '{"name": "f", "arguments": {"count": ', '{"name": "nope", "arguments": {}}', '"',
     "}", "]", "```", "<function=f>", "<function=f", "<parameter=text>\n", "</parameter>\n", "</function>", "</param",
-    "[TOOL_CALLS]", "[ARGS]", "[f(text='", "f(", "g()", "[g()]", "```tool_code\n", "\\", "\\u00", "<|python_tag|>",
+    "[TOOL_CALLS]", "[ARGS]", "[f(text='", "f(", "g()", "[g()]",
+    '{"name": "f", "arguments": "', '{\\"text\\": \\"\\d\\"}', "\\.", "\\ud83d", "f(text=x",
+    "```tool_code\n", "\\", "\\u00", "<|python_tag|>",
     "; ", ", ",
 ]  # fmt: skip
 
@@ -33,7 +35,15 @@ def answers(name):
     """Texts of calls, right and wrong, among fragments."""
     layout = family(name).format.layout
     calls = st.lists(st.tuples(st.just("f"), st.sampled_from(ARGUMENTS)), min_size=1, max_size=2).map(layout.write)
-    return st.lists(st.one_of(calls, st.sampled_from(FRAGMENTS)), max_size=8).map("".join)
+    in_strings = st.sampled_from(ARGUMENTS).map(lambda each: in_string(name, each))
+    return st.lists(st.one_of(calls, in_strings, st.sampled_from(FRAGMENTS)), max_size=8).map("".join)
+
+
+def in_string(name, arguments):
+    """Write a call with its arguments as a JSON string, if the format writes JSON at all."""
+    layout = family(name).format.layout
+    written = json.dumps(json.dumps(arguments, ensure_ascii=False))
+    return layout.write([("f", {"here": 0})]).replace('{"here": 0}', written)
 
 
 @pytest.mark.parametrize("by_text", [False, True], ids=["tokens", "text"])

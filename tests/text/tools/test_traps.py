@@ -1,4 +1,4 @@
-"""Eighteen ways in which servers have lost, doubled or invented calls: each as what must hold instead."""
+"""Twenty ways in which servers have lost, doubled or invented calls: each as what must hold instead."""
 
 import json
 from dataclasses import replace
@@ -195,6 +195,76 @@ def test_13_json_that_begins_the_answer_is_a_call_in_the_format_that_says_so(tex
     assert called(read("qwen2.5-coder", text)) == [("f", '{"count": 1}')] and not read("qwen2.5-coder", text).text
     assert read("qwen2.5-coder", f"Like so: {text[:-1]}").calls == () or text.startswith("<")
     assert len(read("hermes", text).calls) == text.startswith("<")
+
+
+JSON_FAMILIES = [name for name in FAMILIES if "$json" in family(name).format.layout.call]
+
+
+@pytest.mark.parametrize("name", JSON_FAMILIES)
+@pytest.mark.parametrize("ascii_only", [False, True])
+@pytest.mark.parametrize("arguments", [{}, {"text": 'é 👍 "q" \\ \n', "map": {"k": [1, None]}}], ids=["none", "some"])
+def test_19_arguments_in_a_json_string_are_those_of_the_object_inside(name, ascii_only, arguments):
+    text = with_string(name, json.dumps(json.dumps(arguments, ensure_ascii=ascii_only), ensure_ascii=ascii_only))
+    for events in (one_by_one(name, text), events_of(family(name), text)):
+        answer = Answer.of(events)
+        assert [json.loads(call.arguments) for call in answer.calls] == [arguments]
+        assert answer.text == "" and answer.calls[0].complete
+
+
+def with_string(name, written):
+    """A call whose arguments are written so."""
+    return family(name).format.layout.write([("f", {"here": 0})]).replace('{"here": 0}', written)
+
+
+@pytest.mark.parametrize("name", JSON_FAMILIES)
+@pytest.mark.parametrize(
+    "written", ['"Ulm"', '"[1]"', '"{oops}"', '"{} {}"', "[1]", "7", "true", "nul", '"{\\"a\\": 1']
+)
+def test_19_a_call_whose_arguments_do_not_begin_is_text(name, written):
+    text = with_string(name, written)
+    for events in (one_by_one(name, text), events_of(family(name), text)):
+        answer = Answer.of(events)
+        assert answer.calls == () and answer.text == text.replace("[TOOL_CALLS]", "").replace("[ARGS]", "")
+
+
+@pytest.mark.parametrize(("written", "arguments"), [('""', "{}"), ('" "', "{}"), ('"{ }"', "{}"), ("null", "{}")])
+def test_19_an_empty_string_means_no_arguments(written, arguments):
+    assert called(read("hermes", HERMES % written)) == [("f", arguments)]
+    before = f'<tool_call>{{"arguments": {written}, "name": "f"}}</tool_call>'
+    assert called(read("hermes", before)) == [("f", arguments)]
+
+
+def test_19_half_a_surrogate_pair_in_a_string_of_arguments_stays_an_escape():
+    (call,) = read("hermes", HERMES % json.dumps('{"text": "\ud83d"}')).calls
+    assert call.arguments == '{"text": "\\ud83d"}' and call.arguments.encode()
+
+
+@pytest.mark.parametrize("name", ["gemma3", "llama3-pythonic"])
+def test_19_a_python_call_whose_first_value_is_none_is_text(name):
+    text = "[f(text=place)]" if name == "llama3-pythonic" else "\n```tool_code\nf(text=place)\n```"
+    answer = read(name, text)
+    assert answer.calls == () and answer.text == text
+    later = read(name, text.replace("text=place", "count=1, text=place"))
+    assert [(call.arguments, call.complete) for call in later.calls] == [('{"count": 1', False)]
+
+
+@pytest.mark.parametrize(
+    ("written", "value"),
+    [
+        (r"\d+\.\w*", r"\d+\.\w*"),
+        (r"C:\users\Xy", r"C:\users\Xy"),
+        (r"\u00e9\u00", "é\\u00"),
+        (r"it\'s \\d \n", "it's \\d \n"),
+        ("a \\\n b", "a \\\n b"),  # a line that goes on in a shell
+        (r"\é", "\\é"),
+    ],
+)
+@pytest.mark.parametrize("name", JSON_FAMILIES)
+def test_20_a_backslash_that_begins_no_escape_is_a_backslash(name, written, value):
+    text = with_string(name, f'{{"text": "{written}"}}')
+    for events in (one_by_one(name, text), events_of(family(name), text)):
+        (call,) = Answer.of(events).calls
+        assert call.complete and json.loads(call.arguments) == {"text": value}
 
 
 @pytest.mark.parametrize("name", FAMILIES)

@@ -86,8 +86,8 @@ class Gpu:
 class Around:
     """The host and the front end of a server.
 
-    In seconds, by sequences: host, to schedule and to commit a step; pack, for its plan; send, for that to one rank.
-    front_end: tokens per second over HTTP.
+    Seconds as functions of the batch size. host: schedule and commit a step. pack: pack its plan. send: send the plan
+    to one rank. front_end: tokens per second over HTTP.
     """
 
     host: Curve

@@ -220,7 +220,7 @@ class Server:
 
 
 def _headers() -> dict[str, str]:
-    """With the API key of the environment, which a server started from the same one asks for."""
+    """Add the environment's API key: a server started in the same environment requires it."""
     from gradus.server.http.keys import VARIABLE
 
     key = os.environ.get(VARIABLE)

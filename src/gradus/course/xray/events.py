@@ -111,7 +111,7 @@ class Teller:
                 yield event("waiting", f"{name} waits", why)
 
     def _grammars(self, frame: Frame) -> Iterator[Event]:
-        """What grammars did to the drafts of their sequences."""
+        """Report how grammars changed their sequences' drafts."""
         for name, drafts in frame["drafts"].items():
             proposed, forced, verified = drafts["proposed"], drafts["forced"], drafts["verified"]
             if forced:

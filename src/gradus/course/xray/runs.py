@@ -163,7 +163,7 @@ def title_of(name: str) -> str:
 def options_of(
     name: str, limits: ModelLimits, settings: Mapping[str, int], *, structured: bool = False
 ) -> EngineOptions:
-    """Those of the settings that the engine heeds. One without pages gets as many slots as fit in the same memory.
+    """Keep the settings that this engine uses. One without pages gets as many slots as fit in the same memory.
 
     structured: some answers keep to a grammar. The final engine then also verifies drafts, among them the tokens that
     a grammar forces. Raises ConfigError if not a single slot fits.

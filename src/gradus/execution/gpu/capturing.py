@@ -88,10 +88,18 @@ class Recorder:
     @contextmanager
     def counting(self) -> Iterator[None]:
         """Log how many graphs were recorded, and how much memory they took. Nothing else may run meanwhile."""
-        before, recorded = torch.cuda.memory_reserved(self.device), self.recorded
+        before, recorded = self._bytes_in_use(), self.recorded
         yield
-        taken = torch.cuda.memory_reserved(self.device) - before
+        taken = self._bytes_in_use() - before
         log.info("captured %d CUDA graphs in %d MiB", self.recorded - recorded, taken >> 20)
+
+    def _bytes_in_use(self) -> int:
+        """Count the bytes that torch cannot give back: those of tensors, and of graphs.
+
+        Every capture begins with an empty cache, so what earlier steps left in it must not count before the first one.
+        """
+        torch.cuda.empty_cache()
+        return torch.cuda.memory_reserved(self.device)
 
     def both(self, rows: int, step: Callable[[bool, bool], Result]) -> tuple[Captured[Result], Captured[Result]]:
         """Record two graphs: for temperatures alone, and for full sampling. Launches start early if that is faster."""

@@ -22,11 +22,11 @@ from gradus.kernels.core.constants import LOG2_E
 from gradus.kernels.rows.e4m3 import largest_of, scales_of, to_e4m3
 
 MOST_NEW = 16
-"""Tokens of a span at most: a tile of the matrix units takes so many keys at least, so fewer are padded to it."""
+"""Most new tokens per span. The matrix units need 16 keys per tile; fewer are padded."""
 
 
 class FusedRope(NamedTuple):
-    """What queries and keys pass before they attend.
+    """Transformations of queries and keys before attention: head norms and rotation.
 
     table: RotaryTable's [L, Dh], cosines then sines, or None (GPT-2). norms: the weights [Dh] of q's and k's RMSNorm,
     or None.
@@ -44,10 +44,12 @@ def new_tokens(
     GROUP: constexpr, HEADS: constexpr, HEAD_DIM: constexpr, PAGE: constexpr, ROWS: constexpr, WIDTH: constexpr,
     NEW: constexpr,
 ) -> tensor:  # fmt: skip
-    """Of the `tokens` tokens from this qkv product on, whose rows are `stride` apart, NEW at most: their queries
-    [ROWS, WIDTH] for a key head, rotated; their keys, those keys' partners and their values, [NEW, WIDTH] each, as they
-    are; whether this split of the keys is the last, which takes them in; and their pages, [NEW]. All is asked for
-    before attention's loop.
+    """Load up to NEW new tokens of the qkv product, whose rows are `stride` apart.
+
+    Called before attention's loop, which hides the latency.
+
+    Returns, for one key head: rotated queries, [ROWS, WIDTH]; unrotated keys, their rotation partners, and values,
+    [NEW, WIDTH] each; whether this split of the keys is the last, which appends them; and their pages, [NEW].
     """
     row, d, new = tl.arange(0, ROWS), tl.arange(0, WIDTH)[None, :], tl.arange(0, NEW)
     mine = product + ((head * GROUP + row % GROUP) * HEAD_DIM)[:, None]
@@ -75,8 +77,8 @@ def store_and_take_in(
     GROUP: constexpr, HEADS: constexpr, HEAD_DIM: constexpr, PAGE: constexpr, WIDTH: constexpr, WINDOW: constexpr,
     SOFTCAP: constexpr, NEW: constexpr,
 ) -> tensor:  # fmt: skip
-    """In the program that has the `last` keys, behind its loop: rotate the new keys, store them and the values, and
-    take both into what the tile has seen.
+    """Rotate and store the new keys, store the new values, and attend to both: after the loop, in the program with the
+    `last` keys.
     """
     d, new = tl.arange(0, WIDTH)[None, :], tl.arange(0, NEW)
     inside = (new < tokens)[:, None] & (d < HEAD_DIM)
@@ -128,9 +130,9 @@ def _turned(
     value: tensor, partner: tensor, gain: tensor, rotary: tensor, position: int, d: tensor, eps: float,
     HEAD_DIM: constexpr,
 ) -> tensor:  # fmt: skip
-    """Those heads normalized, unless gain is None, and rotated by their position's angles, unless rotary is None.
+    """Normalize the heads (gain: None skips it) and rotate them by their positions (rotary: None skips it).
 
-    position: of all of them, or of each, [R, 1]. See `gradus.models.rope.rotate`. Rounded as if it were stored.
+    position: one for all heads, or [R, 1]. See `gradus.models.rope.rotate`. The result is rounded as if it were stored.
     """
     HALF: constexpr = HEAD_DIM // 2
     inside, x, partner = d < HEAD_DIM, value.to(tl.float32), partner.to(tl.float32)
@@ -152,7 +154,7 @@ def _taken_in(
     seen: tensor, total: tensor, peak: tensor, queries: tensor, key: tensor, value: tensor, position: int, tokens: int,
     counts: tensor, scale: float, softcap: float, GROUP: constexpr, WINDOW: constexpr, SOFTCAP: constexpr,
 ) -> tensor:  # fmt: skip
-    """What a tile has seen, with the new keys and values, [NEW, Dh], if they `count`: a step of `sweep`.
+    """Add the new keys and values, [NEW, Dh], to the tile's running softmax, if they `count`: one step of `sweep`.
 
     A lone key takes no matrix unit: every row sees it.
     """

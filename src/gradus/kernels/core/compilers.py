@@ -98,7 +98,7 @@ class Compilers:
 
 
 def kernels_of(modules: Sequence[str]) -> list[Any]:
-    """List the kernels of these imported modules, each once, wherever it is imported to."""
+    """List the kernels that these imported modules define or import, without duplicates."""
     values = [value for name in modules for value in vars(sys.modules[name]).values()]
     return list({id(value): value for value in values if isinstance(value, JITFunction)}.values())
 

@@ -1,4 +1,4 @@
-"""How many programs of a kernel live at once: a grid that is to fill a GPU, and no more than fill it, is sized by this.
+"""Counts the programs of a kernel that fit on a GPU at once, to size grids that fill it exactly.
 
 A program takes registers, shared memory and warps of a multiprocessor. Only the compiled kernel knows how many of each,
 and another compiler, or another GPU, makes another number of it.

@@ -10,13 +10,15 @@ read, because a disk was full or a file is damaged, is compiled again and replac
 """
 
 import logging
+import threading
 import zlib
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from numba import njit
+from numba.core import event
 from numba.core.caching import FunctionCache
 
 from gradus.kernels.cpu.machine import ENTERED
@@ -59,6 +61,43 @@ def kept(function: Callable[..., Any]) -> Any:
 def place_of(kernel: Any) -> str | None:
     """The folder that holds a kernel's code; None if it is not kept."""
     return kernel._cache.cache_path or None
+
+
+@contextmanager
+def watched(seconds: float, say: Callable[[], None]) -> Iterator[None]:
+    """Call `say` once, from another thread, when the block has been compiling a function for that many seconds.
+
+    Time that passes while kept code is read does not count, however long a busy machine takes for it.
+    """
+    with event.install_listener("numba:compile", _Watch(seconds, say)):
+        yield
+
+
+class _Watch(event.Listener):
+    """Starts a timer when a function begins to compile, and stops it when that ends. numba compiles one at a time; the
+    functions that it calls begin and end in between."""
+
+    def __init__(self, seconds: float, say: Callable[[], None]) -> None:
+        self._seconds, self._say = seconds, say
+        self._depth, self._said = 0, False
+        self._timer: threading.Timer | None = None
+
+    def on_start(self, _: Any) -> None:
+        self._depth += 1
+        if self._depth == 1 and not self._said:
+            self._timer = threading.Timer(self._seconds, self._noticeable)
+            self._timer.start()
+
+    def on_end(self, _: Any) -> None:
+        self._depth -= 1
+        if self._depth == 0 and self._timer is not None:
+            self._timer.cancel()
+            self._timer.join()  # else its thread may outlive an engine that is closed at once
+            self._timer = None
+
+    def _noticeable(self) -> None:
+        self._said = True
+        self._say()
 
 
 def sources() -> int:

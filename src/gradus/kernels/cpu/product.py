@@ -32,13 +32,13 @@ from gradus.kernels.cpu.vectors import (
 )
 
 BYTES_TOGETHER = 8 if BY_ROW_PAIRS else TOGETHER
-"""As TOGETHER, for int8: sums of two rows in one register leave room for 8 rows of activations in an ARM's 32."""
+"""TOGETHER for int8. On ARM a register holds the sums of two rows, so 8 rows of activations fit into its 32."""
 
 BYTES_BESIDE = 4 if BY_ROW_PAIRS else 2
 """int8 weight rows that are multiplied with several rows of activations at once."""
 
 FLOATS_TOGETHER = 8
-"""As TOGETHER, for float weights. With AVX2 too: a second turn of 4 rows takes longer than the first, in which the
+"""TOGETHER for float weights. With AVX2 too: a second turn of 4 rows takes longer than the first, in which the
 weights come from memory."""
 
 BESIDE = 3 if TOGETHER == FLOATS_TOGETHER else 1

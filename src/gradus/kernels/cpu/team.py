@@ -2,9 +2,8 @@
 
 A step is a sequence of stages, and a stage is a number of chunks. A free thread takes the next chunk of the current
 stage; the thread that finishes a stage's last chunk opens the next stage. The caller is one of the workers and can do
-all
-the work: if the others sleep, are late, share their core with another program or did not survive a fork, the step is
-only slower. A thread waits only while another is computing.
+all the work: if the others sleep, are late, share their core with another program or did not survive a fork, the step
+is only slower. A thread waits only while another is computing.
 
 One word describes the next piece of work: the number of the stage, counted over all steps, and the next chunk. Threads
 take it by compare and swap, so a thread that slept through a step cannot take work that is already done.

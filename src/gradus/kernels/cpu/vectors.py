@@ -102,7 +102,7 @@ class Code:
     def either(
         self, condition: ir.Value, made: Callable[[], Sequence[ir.Value]], others: Sequence[ir.Value]
     ) -> tuple[ir.Value, ...]:
-        """What `made` computes if the condition holds, else the others, without computing anything."""
+        """Return `made()` if the condition holds, otherwise `others` without calling it."""
         before = self.builder.block
         with self.builder.if_then(condition):
             found, inside = made(), self.builder.block

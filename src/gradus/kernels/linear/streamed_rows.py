@@ -264,7 +264,7 @@ def _normed(x: tensor, gain: tensor) -> tensor:
 
 
 def streamed_rows(x: Tensor, weight: Tensor, launch: StreamedLaunch, **fusions: Unpack[Fusions]) -> Tensor:
-    """As `few_rows`, for K a multiple of 8, and for rows and a matrix that begin at multiples of 16 bytes."""
+    """Compute what `few_rows` does. K must be a multiple of 8; x and the matrix must be 16-byte aligned."""
     given, early = Operands.of(x, weight, MOST_STREAMED_ROWS, **fusions), starts_early()
     assert given.inner % VECTOR.value == 0 and weight.element_size() == 2
     assert weight.data_ptr() % 16 == 0 and x.data_ptr() % 16 == 0

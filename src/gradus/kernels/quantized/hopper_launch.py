@@ -1,4 +1,4 @@
-"""What `hopper_product` is launched with, and for which products: without Gluon, which not every Triton has."""
+"""Launch shapes of `hopper_product`, and when to use it: importable without Gluon, which not every Triton has."""
 
 from typing import NamedTuple
 

@@ -218,7 +218,7 @@ def _halves(sums: tensor) -> tensor:
 
 @gluon.jit
 def _in_pieces(sums: tensor) -> tensor:
-    """Of 64 columns each."""
+    """Split the sums into pieces of 64 columns."""
     COLUMNS: constexpr = sums.shape[1]
     if COLUMNS == 64:
         found = (sums,)

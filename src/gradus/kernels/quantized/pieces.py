@@ -17,7 +17,7 @@ class Widen(Protocol):
 
 
 class Around(TypedDict, total=False):
-    """What is added to a product, and how its result lies in memory."""
+    """Optional bias and residual of a product. padded: its result's rows are aligned."""
 
     bias: Tensor | None
     residual: Tensor | None

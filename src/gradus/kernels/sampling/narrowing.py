@@ -1,4 +1,4 @@
-"""Which tokens top-k, top-p and min-p leave: a threshold per row, found by looking for a value, not by sorting.
+"""Finds the cutoff of top-k, top-p and min-p: one threshold per row, by searching for a value instead of sorting.
 
 Each choice keeps {x >= threshold}, so one number describes it, and the largest decides: the k-th largest logit;
 the largest t for which {x >= t} has p of the mass that top-k has left; the maximum plus T log min_p. Tokens as likely
@@ -50,7 +50,7 @@ LARGEST = constexpr(float(torch.finfo(torch.float32).max))
 
 
 class Statistics(NamedTuple):
-    """Of R rows: r of the logits that row r draws from, R + r of the model's own, which it reports on.
+    """Statistics of 2 R rows: r for the logits that row r draws from, R + r for the model's logits, which it reports.
 
     fine, coarse: float32 [2 R, groups], the groups' maxima. tops, masses, bottoms: float32 [2 R, blocks]: a block's
     maximum, its mass relative to that, its least finite logit. room: int32 [2 R, 2 KEPT], where chosen groups are set
@@ -330,9 +330,9 @@ def threshold_among(
 
 @triton.jit
 def threshold_of_row(row: Row, bound: tensor, least: tensor, total: tensor, top: tensor, scale: tensor) -> tensor:
-    """The same from the whole row, where it is not above the bound. least: the row's least finite logit."""
+    """Find the threshold in the whole row, where it is not above the bound. least: the row's least finite logit."""
     k, top_p = choice_of(row.settings, TOP_K, row.slot), number_of(row.settings, TOP_P, row.slot)
-    # tokens with less than a V-th of what top-p may drop cannot be among the last ones kept
+    # a token with less than 1 / V of the mass that top-p may drop is never at the threshold
     spare = tl.log2((1 - top_p) * total / row.vocab_size) - 1
     by_rank = k < row.vocab_size
     low = tl.where(by_rank, least, tl.maximum(least, tl.minimum(top + spare / scale, bound)))

@@ -18,8 +18,9 @@ from huggingface_hub.utils.tqdm import tqdm
 from gradus.errors import CheckpointError
 from gradus.loading.progress import Progress, Silent
 
-WANTED = ["*.json", "*.safetensors", "*.jinja", "merges.txt", "tokenizer.model"]
-UNWANTED = ["*/*", "consolidated*"]  # other variants of the same weights
+FILES = ["*.json", "*.safetensors", "merges.txt", "tokenizer.model"]
+WANTED = [*FILES, "*.jinja"]  # named templates are in a folder: additional_chat_templates
+UNWANTED = [*(f"*/{name}" for name in FILES), "consolidated*"]  # other variants of the same weights
 REACH_SECONDS = 5.0  # the hub's time to answer before another source is tried
 
 

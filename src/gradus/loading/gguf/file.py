@@ -25,6 +25,7 @@ from gguf.quants import dequantize
 from numpy.typing import NDArray
 
 from gradus.errors import CheckpointError
+from gradus.loading.gguf.parts import parts_after
 from gradus.loading.quoting import quoted
 
 if TYPE_CHECKING:  # metadata are read without torch
@@ -62,21 +63,26 @@ class TensorEntry:
 class GGUFFile:
     """An open GGUF file: `metadata` by key, `tensors` by name, and `read` for one tensor's values.
 
-    Raises CheckpointError for anything that is not a complete, consistent file.
+    A model may be split into several files: the first one, which has the metadata, opens all of them.
+
+    size_bytes: of all files. Raises CheckpointError for anything that is not a complete, consistent file.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        try:
-            with open(path, "rb") as file:
-                # private rather than read-only: torch takes only memory that may be written, though nothing writes it
-                self._bytes = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
-        except ValueError:  # raised by mmap
-            raise CheckpointError(f"{path.name}: the file is empty") from None
-        except OSError as error:
-            raise CheckpointError(f"{path.name}: cannot be read: {error.strerror or error}") from error
-        parser = _Parser(self._bytes, path.name)
-        self.metadata, self.tensors = parser.parse()
+        self.metadata, self.tensors, data = _open(path)
+        self.size_bytes = len(data)
+        self._bytes = dict.fromkeys(self.tensors, data)  # the file of each tensor
+        for part in parts_after(path, self.metadata):
+            _, tensors, data = _open(part)
+            if twice := self.tensors.keys() & tensors.keys():
+                raise CheckpointError(f"{part.name}: tensor {quoted(min(twice))} is in an earlier part too")
+            self.tensors |= tensors
+            self.size_bytes += len(data)
+            self._bytes |= dict.fromkeys(tensors, data)
+        whole = self.metadata.get("split.tensors.count", len(self.tensors))
+        if whole != len(self.tensors):
+            raise CheckpointError(f"{path.name}: its parts hold {len(self.tensors)} tensors, not {quoted(whole)}")
 
     def drop_vocabulary(self) -> None:
         """Free the lists that describe a vocabulary, once its tokenizer is made: for 262,144 tokens, 35 MB."""
@@ -99,7 +105,7 @@ class GGUFFile:
         if hasattr(mmap, "MADV_DONTNEED"):
             entry = self.tensors[name]
             first = entry.start // mmap.PAGESIZE * mmap.PAGESIZE
-            self._bytes.madvise(mmap.MADV_DONTNEED, first, entry.start + entry.size_bytes - first)
+            self._bytes[name].madvise(mmap.MADV_DONTNEED, first, entry.start + entry.size_bytes - first)
 
     def read(self, name: str) -> "Tensor":
         """Read one tensor's values, a copy: float32 if it is quantized, else in its own type."""
@@ -116,7 +122,20 @@ class GGUFFile:
         return found
 
     def _raw(self, entry: TensorEntry) -> NDArray[np.uint8]:
-        return np.frombuffer(self._bytes, dtype=np.uint8, count=entry.size_bytes, offset=entry.start)
+        return np.frombuffer(self._bytes[entry.name], dtype=np.uint8, count=entry.size_bytes, offset=entry.start)
+
+
+def _open(path: Path) -> tuple[dict[str, Any], dict[str, TensorEntry], mmap.mmap]:
+    """Map one file, and read its metadata and its table of tensors."""
+    try:
+        with open(path, "rb") as file:
+            # private rather than read-only: torch takes only memory that may be written, though nothing writes it
+            data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+    except ValueError:  # raised by mmap
+        raise CheckpointError(f"{path.name}: the file is empty") from None
+    except OSError as error:
+        raise CheckpointError(f"{path.name}: cannot be read: {error.strerror or error}") from error
+    return *_Parser(data, path.name).parse(), data
 
 
 class _Parser:

@@ -17,11 +17,10 @@ from torch import Tensor
 
 from gradus.errors import CheckpointError
 from gradus.loading.gguf.file import PLAIN, GGUFFile, Type
+from gradus.loading.gguf.metadata import Metadata
 from gradus.loading.quoting import quoted
 from gradus.models.create import model_class
 from gradus.models.source import Stored, tensors_of
-
-NUMBERS = (int, float)
 
 _LLAMA = {
     "token_embd.weight": "model.embed_tokens.weight",
@@ -126,7 +125,7 @@ class GGUFTensors:
         return self._changes.get(re.sub(r"\.\d+\.", ".{}.", name, count=1), Stored(name))
 
     def _heads(self, stored: str) -> int:
-        reader = _Metadata(self._file)
+        reader = Metadata(self._file, architecture(self._file))
         heads = reader.integer("attention.head_count")
         heads = heads if ".attn_q." in stored else reader.integer("attention.head_count_kv", heads)
         rows = self._file.tensors[stored].shape[0]
@@ -148,52 +147,34 @@ def architecture(file: GGUFFile) -> str:
 
 
 def hugging_face_config(file: GGUFFile) -> dict[str, Any]:
-    """The model's hyperparameters, with the keys of a config.json."""
-    read = _Metadata(file)
-    return ARCHITECTURES[architecture(file)].config(read) | read.special_tokens()
+    """The model's hyperparameters, with the keys of a config.json.
+
+    Raises CheckpointError for metadata that change the model in a way that is not supported.
+    """
+    read = Metadata(file, architecture(file))
+    config = ARCHITECTURES[read.prefix].config(read)
+    read.refuse_unread(_usual(config))
+    return config | read.special_tokens()
 
 
-class _Metadata:
-    """The pairs of one architecture, `<architecture>.<key>`, read strictly."""
-
-    def __init__(self, file: GGUFFile) -> None:
-        self.file = file
-        self.label = file.path.name
-        self.prefix = architecture(file)
-
-    def integer(self, key: str, default: int | None = None) -> int:
-        value = self.get(key, default)
-        if type(value) is not int:
-            raise CheckpointError(f"{self.label}: metadata {self.prefix}.{key} must be an integer, got {quoted(value)}")
-        return value
-
-    def number(self, key: str, default: float | None = None) -> float:
-        value = self.get(key, default)
-        if type(value) not in NUMBERS:
-            raise CheckpointError(f"{self.label}: metadata {self.prefix}.{key} must be a number, got {quoted(value)}")
-        return float(value)
-
-    def get(self, key: str, default: Any) -> Any:
-        value = self.file.metadata.get(f"{self.prefix}.{key}", default)
-        if value is None:
-            raise CheckpointError(f"{self.label}: metadata {self.prefix}.{key} is missing")
-        return value
-
-    def has(self, key: str) -> bool:
-        return f"{self.prefix}.{key}" in self.file.metadata
-
-    def rows(self, tensor: str) -> int:
-        entry = self.file.tensors.get(tensor)
-        if entry is None:
-            raise CheckpointError(f"{self.label}: tensor {tensor!r} is missing")
-        return entry.shape[0]
-
-    def special_tokens(self) -> dict[str, Any]:
-        ids = {name: self.file.metadata.get(f"tokenizer.ggml.{name}_token_id") for name in ("bos", "eos")}
-        return {f"{name}_token_id": token for name, token in ids.items()}
+def _usual(config: dict[str, Any]) -> dict[str, float]:
+    """The values of further keys that say what the model does anyway."""
+    width, theta = config.get("head_dim"), config.get("rope_theta")
+    values = {
+        "attention.scale": width and width**-0.5,
+        "attention.key_length_swa": width,
+        "attention.value_length_swa": width,
+        "rope.dimension_count_swa": width,
+        "attention.head_count_kv": config.get("n_head"),
+        "rope.freq_base_swa": theta,
+        "rope.global.freq_base": theta,  # Ollama's names
+        "rope.local.freq_base": config.get("rope_local_base_freq"),
+        "embedding_length_out": config.get("hidden_size", config.get("n_embd")),
+    }
+    return {key: value for key, value in values.items() if value is not None}
 
 
-def _gpt2(read: _Metadata) -> dict[str, Any]:
+def _gpt2(read: Metadata) -> dict[str, Any]:
     return {
         "model_type": "gpt2",
         "vocab_size": read.rows("token_embd.weight"),
@@ -207,9 +188,9 @@ def _gpt2(read: _Metadata) -> dict[str, Any]:
     }
 
 
-def _rotary(read: _Metadata) -> dict[str, Any]:
+def _rotary(read: Metadata) -> dict[str, Any]:
     """The keys that all families with rotary positions share."""
-    if read.has("expert_count") and read.integer("expert_count"):
+    if read.integer("expert_count", 0):
         raise CheckpointError(f"{read.label}: mixtures of experts are not supported")
     hidden, heads = read.integer("embedding_length"), read.integer("attention.head_count")
     head_dim = read.integer("attention.key_length", hidden // heads if heads > 0 else 0)
@@ -236,19 +217,27 @@ def _rotary(read: _Metadata) -> dict[str, Any]:
     }
 
 
-def _llama(read: _Metadata) -> dict[str, Any]:
-    return _rotary(read) | {"model_type": "llama", "mlp_bias": "blk.0.ffn_gate.bias" in read.file.tensors}
+def _without_windows(read: Metadata) -> dict[str, Any]:
+    """The keys of families in which llama.cpp computes no windows. One as long as the context changes nothing."""
+    key, context = "attention.sliding_window", read.integer("context_length")
+    if 0 < (window := read.integer(key, 0)) < context:
+        read.refuse(key, f"= {window} is shorter than the context of {context}, and is not supported")
+    return _rotary(read)
 
 
-def _qwen2(read: _Metadata) -> dict[str, Any]:
-    return _rotary(read) | {"model_type": "qwen2"}
+def _llama(read: Metadata) -> dict[str, Any]:
+    return _without_windows(read) | {"model_type": "llama", "mlp_bias": "blk.0.ffn_gate.bias" in read.file.tensors}
 
 
-def _qwen3(read: _Metadata) -> dict[str, Any]:
-    return _rotary(read) | {"model_type": "qwen3"}
+def _qwen2(read: Metadata) -> dict[str, Any]:
+    return _without_windows(read) | {"model_type": "qwen2"}
 
 
-def _gemma3(read: _Metadata) -> dict[str, Any]:
+def _qwen3(read: Metadata) -> dict[str, Any]:
+    return _without_windows(read) | {"model_type": "qwen3"}
+
+
+def _gemma3(read: Metadata) -> dict[str, Any]:
     config = _rotary(read)
     sizes = ("num_hidden_layers", "hidden_size", "num_attention_heads", "head_dim")
     width = ARCHITECTURES["gemma3"].score_width(*(config[name] for name in sizes))
@@ -258,11 +247,21 @@ def _gemma3(read: _Metadata) -> dict[str, Any]:
         "rope_local_base_freq": read.number("rope.freq_base_swa", 1e4),
         "sliding_window": read.integer("attention.sliding_window"),
         "query_pre_attn_scalar": width,
-        "attn_logit_softcapping": read.number("attn_logit_softcapping") if read.has("attn_logit_softcapping") else None,
-        "final_logit_softcapping": (
-            read.number("final_logit_softcapping") if read.has("final_logit_softcapping") else None
-        ),
+        "attn_logit_softcapping": read.number("attn_logit_softcapping", 0.0) or None,
+        "final_logit_softcapping": read.number("final_logit_softcapping", 0.0) or None,
+        **_window_layers(read),
     }
+
+
+def _window_layers(read: Metadata) -> dict[str, Any]:
+    """Which layers have the window: all but every n-th one, or as a list says."""
+    key = "attention.sliding_window_pattern"
+    pattern = read.get(key, 6)
+    if not isinstance(pattern, list):
+        return {"sliding_window_pattern": read.integer(key, 6)}
+    if len(pattern) != read.integer("block_count") or not all(isinstance(item, int) for item in pattern):
+        read.refuse(key, f"must say it of each layer, got {quoted(pattern)}")
+    return {"layer_types": ["sliding_attention" if item else "full_attention" for item in pattern]}
 
 
 @dataclass(frozen=True)
@@ -276,7 +275,7 @@ class Architecture:
     """
 
     names: Mapping[str, str]
-    config: Callable[[_Metadata], dict[str, Any]]
+    config: Callable[[Metadata], dict[str, Any]]
     interleaved: bool = False
     free_width: bool = True
     windows: bool = False
@@ -297,18 +296,23 @@ ARCHITECTURES = {
 """Architectures by llama.cpp's names, which are the same as our families' names."""
 
 
-def _rope_scaling(read: _Metadata, head_dim: int) -> dict[str, Any] | None:
-    if ROPE_FACTORS in read.file.tensors:
-        return _llama3_scaling(read, head_dim)
-    kind = read.get("rope.scaling.type", "none")
-    if kind == "none":
-        return None
-    if kind == "linear":
-        return {"rope_type": "linear", "factor": read.number("rope.scaling.factor")}
-    raise CheckpointError(f"{read.label}: rope scaling {quoted(kind)} is not supported; supported are none and linear")
+def _rope_scaling(read: Metadata, head_dim: int) -> dict[str, Any] | None:
+    """Read how positions are scaled. As in llama.cpp, a factor without a type is linear, and had another name once."""
+    kind = read.get("rope.scaling.type", "linear")
+    factor = read.number("rope.scaling.factor", read.number("rope.scale_linear", 0.0))
+    if kind not in ("none", "linear"):
+        raise CheckpointError(
+            f"{read.label}: rope scaling {quoted(kind)} is not supported; supported are none and linear"
+        )
+    linear = kind == "linear" and factor not in (0.0, 1.0)
+    if ROPE_FACTORS not in read.file.tensors:
+        return {"rope_type": "linear", "factor": factor} if linear else None
+    if linear:
+        read.refuse("rope.scaling", f"= {factor} and tensor {ROPE_FACTORS!r} scale positions twice: not supported")
+    return _llama3_scaling(read, head_dim)
 
 
-def _llama3_scaling(read: _Metadata, head_dim: int) -> dict[str, Any]:
+def _llama3_scaling(read: Metadata, head_dim: int) -> dict[str, Any]:
     """Recover Llama 3's parameters from the stored factors, assuming the constants that all Llama 3 models share.
 
     The factor of the slowest rotation is `factor` itself; the others must equal the file's.

@@ -12,9 +12,9 @@ import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
 
 from gradus.errors import CheckpointError
-from gradus.loading.chat import ChatTemplate
 from gradus.loading.gguf.file import GGUFFile
 from gradus.loading.quoting import quoted
+from gradus.loading.templates import DEFAULT, ChatTemplates, Source, read_templates
 from gradus.loading.tokenizer import SPACE, Tokenizer, begin_texts_with, building
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
@@ -53,13 +53,13 @@ def _build(parts: "_Parts") -> Tokenizer:
         parts.bos_token_id if parts.flag("add_bos_token", parts.kind == "llama" or parts.pre == "llama-bpe") else None,
         parts.eos_token_id if parts.flag("add_eos_token", False) else None,
     )
-    source = parts.text("tokenizer.chat_template")
-    template = ChatTemplate(source, f"{parts.label}: chat template") if source else None
+    templates = _chat_templates(parts)
     return Tokenizer(
         backend,
         bos_token_id=parts.bos_token_id,
-        eos_token_ids=_ends(parts, source or ""),
-        chat_template=template,
+        eos_token_ids=_ends(parts, "".join(each.source for each in templates.used)),
+        chat_template=templates.default,
+        tool_template=templates.tool_use,
     )
 
 
@@ -194,6 +194,19 @@ def _merges(parts: _Parts, scores: list[float]) -> list[tuple[str, str]]:
 def _unknown_by_id(parts: _Parts) -> str | None:
     token = parts.token_id("unknown")
     return None if token is None else parts.tokens[token]
+
+
+# -- chat templates ----------------------------------------------------------------------------------------------------
+
+
+def _chat_templates(parts: _Parts) -> ChatTemplates:
+    """Read the template, and those with names: `tokenizer.chat_template.NAME`."""
+    key = "tokenizer.chat_template"
+    names = {found: found.removeprefix(f"{key}.") for found in parts.metadata if found.startswith(f"{key}.")}
+    if parts.text(key):
+        names[key] = DEFAULT
+    sources = {name: Source(f"{parts.label}: {quoted(found)}", parts.text(found)) for found, name in names.items()}
+    return read_templates(sources, parts.label)
 
 
 # -- special tokens ----------------------------------------------------------------------------------------------------

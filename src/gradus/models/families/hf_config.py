@@ -82,7 +82,7 @@ def read_llama(fields: Fields) -> ModelConfig:
 
 
 def write_llama(config: ModelConfig) -> dict[str, Any]:
-    """As Llama, or as Mistral, which has one window in every layer."""
+    """Write Llama's configuration, or Mistral's, which adds one window for all layers."""
     window = config.windows[0] if config.windows else None
     kind = {"model_type": "llama"} if window is None else {"model_type": "mistral", "sliding_window": window}
     return _common_rotary(config) | kind | {"mlp_bias": config.mlp_bias}

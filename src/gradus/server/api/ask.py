@@ -162,13 +162,10 @@ def check_logprobs(asks: Sequence[Ask], context: int, most: int) -> None:
 
 
 def _logprobs(ask: Ask, context: int) -> int:
-    """Count the log-probabilities that a sample may have. A character counts as a token of the prompt."""
-    params, count = ask.params, 0
-    if params.logprobs is not None:
-        count += (1 + params.logprobs) * min(params.max_tokens or context, context)
-    if params.prompt_logprobs is not None:
-        count += (1 + params.prompt_logprobs) * min(len(ask.prompt), context)
-    return count
+    """Count the log-probabilities of generated tokens that a sample may have. Those of prompts have their own limit."""
+    if ask.params.logprobs is None:
+        return 0
+    return (1 + ask.params.logprobs) * min(ask.params.max_tokens or context, context)
 
 
 # -- protocols ---------------------------------------------------------------------------------------------------------

@@ -28,7 +28,7 @@ from gradus.server.http.body import body_limit
 
 def limits(config: ServerConfig, info: ModelInfo | None) -> dict[str, Any]:
     """List every limit that a request can exceed, for /stats. info: describes the served model; None while it loads."""
-    names = ("max_waiting", "max_buffered", "request_timeout", "step_timeout", "drain_timeout")
+    names = ("max_waiting", "max_prompt_logprobs", "max_buffered", "request_timeout", "step_timeout", "drain_timeout")
     keys = ("key_max_samples", "key_max_waiting", "key_tokens_per_minute")
     return {name: getattr(config, name) for name in (*names, "receive_timeout", "write_timeout", *keys)} | {
         "max_body_bytes": body_limit(config, info),

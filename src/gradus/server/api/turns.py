@@ -61,9 +61,8 @@ def template_settings(fields: Fields, front_end: FrontEnd, effort: Any) -> dict[
 
 
 def thinking_settings(front_end: FrontEnd, thinks: bool) -> dict[str, Any]:
-    """Return the setting that switches reasoning on or off, under the name that this template uses."""
-    template = front_end.tokenizer.chat_template if front_end.tokenizer else None
-    known = () if template is None else template.variables
+    """Return the setting that switches reasoning on or off, under the name that this model's templates use."""
+    known = front_end.tokenizer.chat_templates.variables if front_end.tokenizer else ()
     return dict.fromkeys((name for name in THINKING if name in known), thinks)
 
 

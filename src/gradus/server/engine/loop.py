@@ -11,9 +11,11 @@ import importlib
 import logging
 import queue
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
+
+import msgspec
 
 from gradus.engine.core import Core
 from gradus.engine.logprobs import NO_LOGPROBS
@@ -31,6 +33,7 @@ from gradus.server.engine.messages import (
     Loaded,
     LoadFailed,
     ModelInfo,
+    Ping,
     Report,
     SampleOutput,
     SelfChecked,
@@ -43,6 +46,7 @@ log = logging.getLogger(__name__)
 
 SELF_CHECK_INTERVAL_S = 1.0
 METRICS_INTERVAL_S = 0.1
+LARGEST_REPORT = 16 << 20  # bytes of log-probabilities: a frame holds several times as many
 
 
 class Loader(Protocol):
@@ -151,7 +155,8 @@ class EngineLoop:
         if now >= self._next_metrics or not report.busy:
             report.metrics, self._next_metrics = self._core.metrics(), now + METRICS_INTERVAL_S
         report.commands_taken, report.samples_taken = self._commands_taken, self._samples_taken
-        self._post(report)
+        for part in parts(report):
+            self._post(part)
 
     # -- outputs ------------------------------------------------------------------------------------------------------
 
@@ -203,7 +208,7 @@ class EngineLoop:
         while not self._commands.empty():
             commands.append(self._commands.get())
         self._commands_taken += len(commands)
-        self._unchecked = True
+        self._unchecked |= any(not isinstance(command, Ping) for command in commands)
         return commands
 
     def _sleep(self) -> Command:
@@ -229,7 +234,9 @@ class EngineLoop:
         self._unchecked = False
         self._next_check = time.monotonic() + SELF_CHECK_INTERVAL_S
 
-    def _obey(self, command: Submit | Cancel, report: Report) -> None:
+    def _obey(self, command: Submit | Cancel | Ping, report: Report) -> None:
+        if isinstance(command, Ping):
+            return  # the turn's report is the answer
         if isinstance(command, Submit):
             self._submit(command, report)
         elif name := self._names.get(command.handle):
@@ -240,15 +247,39 @@ class EngineLoop:
         self._samples_taken += samples
         try:
             self._core.submit(shortened(command.request(), time.monotonic() - command.sent))
-        except Exception as error:
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # a panic of a library in Rust is no Exception
             # A GradusError is the caller's mistake. Anything else is our bug, but still fails only this request.
             if not isinstance(error, GradusError):
                 log.exception("request %s could not be submitted", command.id)
+                self._core.cancel(command.id)  # it may have been queued in part
             report.refused.append((command.handle, Failure.of(error)))
         else:
             self._running[command.id] = Running(command.handle, samples)
             self._names[command.handle] = command.id
             report.accepted.append(command.handle)
+
+
+def parts(report: Report) -> Iterator[Report]:
+    """Split a report that would not fit into a frame: outputs with log-probabilities of long prompts go into further
+    ones, which repeat the engine's state."""
+    others, report.others, size, part = report.others, [], 0, report
+    for output in others:
+        more = sum(map(len, output.prompt_logprobs))
+        if part.others and size + more > LARGEST_REPORT:
+            yield part
+            part, size = msgspec.structs.replace(report, **ONLY_ONCE, others=[]), 0
+        part.others.append(output)
+        size += more
+    yield part
+
+
+ONLY_ONCE: dict[str, Any] = {
+    "metrics": None, "step_s": 0.0, "ended": 0, "accepted": [], "refused": [],
+    "handles": b"", "tokens": b"", "width": 1, "logprobs": [],
+}  # fmt: skip
+"""The fields of a report that its further parts leave out."""
 
 
 def is_plain(output: Output) -> bool:

@@ -1,6 +1,6 @@
 """The messages between the front end and the engine: commands one way, reports the other.
 
-    front end ── Submit, Cancel, Stop ──▶ engine
+    front end ── Submit, Cancel, Ping, Stop ──▶ engine
     front end ◀── Loaded, Report, … ───── engine
 
 All are plain data, so they can be sent to another process (wire.py) as well as handed to another thread. The front end
@@ -9,6 +9,7 @@ them. A step of hundreds of decodes reports its tokens in columns of numbers, wi
 does not import torch.
 """
 
+import os
 import time
 from array import array
 from collections.abc import Iterable
@@ -84,11 +85,15 @@ class Cancel(Message):
     index: int | None = None
 
 
+class Ping(Message):
+    """Report, even if there is nothing to do: a sign of life."""
+
+
 class Stop(Message):
     """Leave the loop after the commands before this one. Running requests are abandoned."""
 
 
-Command = Submit | Cancel | Stop
+Command = Submit | Cancel | Ping | Stop
 
 # -- from the engine ---------------------------------------------------------------------------------------------------
 
@@ -136,6 +141,9 @@ class Failure(msgspec.Struct, array_like=True, gc=False, frozen=True):
 
     @classmethod
     def of(cls, error: BaseException) -> "Failure":
+        if isinstance(error, OSError):  # the system's: a file is missing, a disk is full
+            where = f": {os.path.basename(error.filename)}" if isinstance(error.filename, str) else ""
+            return cls(GradusError.__name__, f"{error.strerror or error}{where}")
         if not isinstance(error, GradusError):
             return cls(type(error).__name__)
         kind = next(base.__name__ for base in type(error).__mro__ if base.__module__ == errors.__name__)
@@ -143,6 +151,11 @@ class Failure(msgspec.Struct, array_like=True, gc=False, frozen=True):
             got = error.got if isinstance(error.got, bool | int | float | str | None) else repr(error.got)
             return cls(kind, str(error), error.param, error.limit, got)
         return cls(kind, str(error))
+
+    @property
+    def why(self) -> str:
+        """Why it happened, as far as clients may know, in one line."""
+        return self.message or f"an internal error ({self.kind}); the log has the details"
 
     def error(self) -> GradusError | None:
         """Recreate the exception; None for a bug."""

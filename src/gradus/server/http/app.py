@@ -118,7 +118,9 @@ def _add_reports(app: FastAPI, client: EngineClient, config: ServerConfig) -> No
     async def health() -> Response:
         engine = client.info.engine if client.info else None
         status = {"status": client.state, "reason": client.reason, "engine": engine}
-        return json_response(200 if client.state == "ready" else 503, status)
+        refusal = client.supervisor.refusal
+        again = {"retry-after": str(refusal.retry_after)} if refusal and refusal.retry_after else {}
+        return json_response(200 if client.state == "ready" else 503, status, again)
 
     @app.get("/health/live", summary="Whether a restart would not help: 503 once the engine has failed")
     async def live() -> Response:
@@ -163,7 +165,7 @@ async def respond(request: Request, read: Reader, client: EngineClient, config: 
     if client.info is not None:
         check_logprobs(exchange.asks, client.info.limits.context_length, logprobs_limit(config, client.info))
     warnings = {IGNORED: ", ".join(exchange.ignored)} if exchange.ignored else {}
-    stream = client.submit(*admitted(record, exchange.asks))
+    stream = client.submit(*admitted(record, exchange.asks), key=record.key, name=record.id)
     record.follow(stream.tally)
     async with cancelled_with_client(request.receive, stream):
         await stream.accepted()

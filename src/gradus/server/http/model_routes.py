@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
@@ -16,6 +17,9 @@ from gradus.server.client import EngineClient
 from gradus.server.config import ServerConfig
 from gradus.server.http.answers import json_response, problem_response
 from gradus.server.http.body import body_limit, read_json
+from gradus.server.http.record import record_of
+from gradus.server.http.streaming import cancelled_with_client
+from gradus.server.results import ClientGone
 
 UNKNOWN_MODEL: dict[int | str, dict[str, Any]] = {404: {"description": "no model has this name"}}
 Answer = Callable[[Any, EngineClient], dict[str, Any]]
@@ -24,13 +28,12 @@ Answer = Callable[[Any, EngineClient], dict[str, Any]]
 def add_model_routes(app: FastAPI, client: EngineClient, config: ServerConfig) -> None:
     """Add the routes that need no engine; /tokenizer_info only if the configuration allows it."""
     created = int(time.time())
-    one_at_a_time = asyncio.Lock()  # a client that sends many long texts delays only these routes
 
     def route(path: str, answer: Answer, summary: str) -> None:
         async def handler(request: Request) -> Response:
-            body = await read_json(request, max_bytes=body_limit(config, client.info), timeout=config.receive_timeout)
-            async with one_at_a_time:
-                return json_response(200, await asyncio.to_thread(answer, body, client))
+            most = body_limit(config, client.info)
+            body = await read_json(request, max_bytes=most, timeout=config.receive_timeout)
+            return json_response(200, await computed(request, most, client, partial(answer, body, client)))
 
         app.post(path, summary=summary, openapi_extra=openapi_of(path, config))(handler)
 
@@ -55,3 +58,21 @@ def add_model_routes(app: FastAPI, client: EngineClient, config: ServerConfig) -
         @app.get("/tokenizer_info", summary="The tokenizer's control tokens and chat template")
         async def info() -> Response:
             return json_response(200, tokenizer_described(client))
+
+
+async def computed(
+    request: Request, most: int, client: EngineClient, work: Callable[[], dict[str, Any]]
+) -> dict[str, Any]:
+    """Compute an answer when its key's turn comes, unless its client leaves before.
+
+    most: bytes of the body, if it does not say how many. Raises Unavailable if too many wait.
+    """
+    announced = request.headers.get("content-length", "")
+    size = int(announced) if announced.isdecimal() else most
+    client.texts.check_room(size)
+    job = client.texts.put(record_of(request.scope).key, size, work)
+    async with cancelled_with_client(request.receive, job):
+        await asyncio.wait([job])
+    if job.cancelled():
+        raise ClientGone("the client has left")
+    return job.result()

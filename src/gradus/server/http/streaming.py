@@ -39,9 +39,13 @@ class Pieces(Protocol):
         """Write at once, or as soon as the event loop can."""
 
 
+class Cancellable(Protocol):
+    def cancel(self) -> object: ...
+
+
 @asynccontextmanager
-async def cancelled_with_client(receive: Receive, stream: Stream) -> AsyncIterator[None]:
-    """Within the block, cancel the stream if the client leaves, or if the block raises an exception."""
+async def cancelled_with_client(receive: Receive, stream: Cancellable) -> AsyncIterator[None]:
+    """Within the block, cancel the stream (or a job) if the client leaves, or if the block raises an exception."""
     watcher = asyncio.create_task(_cancel_on_disconnect(receive, stream))
     try:
         yield
@@ -52,7 +56,7 @@ async def cancelled_with_client(receive: Receive, stream: Stream) -> AsyncIterat
         watcher.cancel()
 
 
-async def _cancel_on_disconnect(receive: Receive, stream: Stream) -> None:
+async def _cancel_on_disconnect(receive: Receive, stream: Cancellable) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
     stream.cancel()
@@ -85,7 +89,7 @@ class EventStream(Response):
                 pass
             except TimeoutError:
                 cut(scope)
-                self.stream.drop()
+                self.stream.stall()
 
     async def _send_results(self, send: Send) -> bytes:
         """Send results as they arrive. Returns the last frames."""

@@ -1,8 +1,9 @@
 """The syntaxes of tool calls: each a parser that reads calls behind their opening marker and reports them.
 
-A call is reported when its name is a declared tool's and its arguments begin; they follow as they arrive. Until then
-the text is kept: if it turns out to be no call, it is shown. After that nothing can be taken back, so a call whose
-arguments stop being a JSON object ends incomplete, and the text behind is shown.
+A call is reported with the first piece of its arguments: by then its name is a declared tool's, and what has arrived of
+its arguments is the beginning of an object. Until then the text is kept: if it turns out to be no call, it is shown.
+After that nothing can be taken back, so a call whose arguments stop being a JSON object ends incomplete, and the text
+behind is shown.
 """
 
 import json
@@ -10,9 +11,9 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 
 from gradus.text.tools.events import Event, ToolArguments, ToolEnd, ToolStart
-from gradus.text.tools.json_text import copy_value
+from gradus.text.tools.json_text import copy_string, copy_value
 from gradus.text.tools.python_text import copy_literal
-from gradus.text.tools.reader import END, MOST_KEPT, Malformed, Mark, Parsing, Reader
+from gradus.text.tools.reader import END, MOST_KEPT, Malformed, Mark, Parsing, Reader, read_all
 from gradus.text.tools.tool import MAX_NAME, Tool
 from gradus.text.tools.typed import is_text, kinds_of, property_schema, typed
 
@@ -22,6 +23,7 @@ MAX_CALLS = 128
 _NAME = re.compile(r"[\w.-]+", re.ASCII)
 _TAG_NAME = re.compile(r"[^<>\n]+")
 _ARGUMENTS = ("arguments", "parameters")
+_HALF_PAIR = re.compile("[\ud800-\udfff]")  # of a surrogate pair: no text can be encoded with it
 _ASIDE = ("type", "id", "call_id")  # members that say nothing new
 
 
@@ -49,6 +51,7 @@ class Calls:
         self._most = most
         self._count = 0
         self._open = False
+        self._beginning: str | None = None  # the name of a call whose arguments have not begun
 
     def declared(self, name: str) -> Tool:
         """Return the tool of this name. Raises Malformed if there is none: then the text is no call."""
@@ -57,17 +60,20 @@ class Calls:
         return self._tools[name]
 
     def start(self, name: str) -> None:
-        self._started()
-        self._emit(ToolStart(self._count, next(self._ids), name))
-        self._open = True
-        self.reader.forget()
+        """Begin a call of a declared tool. It is reported once its arguments begin."""
+        self._beginning = name
 
     def write(self, arguments: str) -> None:
+        if self._beginning is not None:
+            self._started()
+            self._emit(ToolStart(self._count, next(self._ids), self._beginning))
+            self._open, self._beginning = True, None
         self._emit(ToolArguments(self._count, arguments))
         self.reader.forget()
 
     def end(self, complete: bool = True) -> bool:
-        """End the call that is open. Returns whether there was one."""
+        """End the call that is open. Returns whether one was reported."""
+        self._beginning = None
         if not self._open:
             return False
         self._emit(ToolEnd(self._count, complete))
@@ -130,13 +136,33 @@ def _release(calls: Calls, name: str, arguments: list[str]) -> bool:
 
 
 def _arguments(reader: Reader, first: str | Mark, write: Callable[[str], None]) -> Parsing[None]:
+    """Read the arguments that begin with this character, and write the JSON of an object. Writes nothing before it is
+    certain that they begin one."""
     if first == "n":
         yield from reader.expect("null")
         write("{}")
     elif first == "{":
         yield from copy_value(reader, write)
+    elif first == '"':
+        write((yield from _object_in_string(reader)))
     else:
         raise Malformed("arguments that are no object")
+
+
+def _object_in_string(reader: Reader) -> Parsing[str]:
+    """Read a JSON string that holds the JSON of an object, as OpenAI's protocol and some models write arguments.
+
+    Only its end shows whether it does, so it is read whole. An empty one means no arguments.
+    """
+    parts: list[str] = []
+    yield from copy_string(reader, parts.append)
+    text = _HALF_PAIR.sub(lambda found: f"\\u{ord(found[0]):04x}", json.loads("".join(parts)))
+    if not text.strip():
+        return "{}"
+    written = read_all(text, copy_value)
+    if written is None or written[0] != "{":
+        raise Malformed("a string that holds no object")
+    return written
 
 
 def _ignore(text: str) -> None:
@@ -227,10 +253,9 @@ def _name_and_arguments(calls: Calls) -> Parsing[None]:
     if (yield from reader.marker(("[CALL_ID]", "[ARGS]"))) == "[CALL_ID]":
         yield from reader.word(_NAME, MAX_NAME)  # the model's own invention
         yield from reader.marker(("[ARGS]",))
-    if (yield from reader.blanks()) != "{":
-        raise Malformed("arguments that are no object")
+    first = yield from reader.blanks()
     calls.start(name)
-    yield from copy_value(reader, calls.write)
+    yield from _arguments(reader, first, calls.write)
     calls.end()
 
 
@@ -404,9 +429,8 @@ def python_call(calls: Calls) -> Parsing[None]:
             raise Malformed("an argument that came before")
         if not seen:
             calls.start(name)
-        calls.write((", " if seen else "{") + json.dumps(key) + ": ")
+        yield from copy_literal(reader, _behind((", " if seen else "{") + json.dumps(key) + ": ", calls.write))
         seen.add(key)
-        yield from copy_literal(reader, calls.write)
         char = yield from reader.blanks()
         if char == ",":
             reader.take()
@@ -417,3 +441,14 @@ def python_call(calls: Calls) -> Parsing[None]:
         calls.start(name)
     calls.write("}" if seen else "{}")
     calls.end()
+
+
+def _behind(key: str, write: Callable[[str], None]) -> Callable[[str], None]:
+    """Write a key together with the first piece of its value: what follows it may be none."""
+    before = [key]
+
+    def write_value(text: str) -> None:
+        write("".join(before) + text)
+        before.clear()
+
+    return write_value

@@ -6,15 +6,16 @@ the request needs: tools for the chat template, a grammar for the engine, and a 
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 from gradus.engine.request import SamplingParams
 from gradus.engine.structured import MAX_GRAMMAR_BYTES, Structured
 from gradus.errors import ConfigError, RequestError
-from gradus.text import conversation
+from gradus.text import arrangement, conversation
+from gradus.text.arrangement import Takes
 from gradus.text.completion import Completion
-from gradus.text.conversation import Takes
+from gradus.text.stops import NO_CONTROLS, Controls
 from gradus.text.stream import Piece, TextStream, piece
 from gradus.text.tools import history
 from gradus.text.tools.answer import AnswerParser, AnswerStream, Thoughts
@@ -41,18 +42,16 @@ class Dialect:
     """
 
     def __init__(self, tokenizer: "Tokenizer", name: str | None = None) -> None:
-        template = tokenizer.chat_template
-        source = None if template is None else template.source
+        showing = tokenizer.chat_templates.choose(has_tools=True)
         if name is not None and name not in NAMES:
             raise ConfigError(f"tool_format must be one of {', '.join(NAMES)}, got {name!r}")
         self.tokenizer = tokenizer
         self.format: Format = (
-            detect(source, lambda text: tokenizer.marker_id(text) is not None)
+            detect(None if showing is None else showing.source, lambda text: tokenizer.marker_id(text) is not None)
             if name is None
             else next(each for each in FORMATS if each.name == name)
         )
-        self.shows_tools = template is not None and "tools" in template.variables
-        self.thoughts = next((each for each in THOUGHTS if _thinks(each, tokenizer, source)), None)
+        self.thoughts = next((each for each in THOUGHTS if _thinks(each, tokenizer)), None)
         spelled = [*self.format.markers, *((self.thoughts.opening, self.thoughts.closing) if self.thoughts else ())]
         self.markers = {text: found for text in spelled if (found := tokenizer.marker_id(text)) is not None}
 
@@ -61,6 +60,11 @@ class Dialect:
         """The markers that are tokens, by id."""
         decode = self.tokenizer.token_bytes
         return {token: Mark(text, decode(token).decode("utf-8", "replace")) for text, token in self.markers.items()}
+
+    @cached_property
+    def controls(self) -> Controls:
+        """The control tokens that stop strings may name."""
+        return Controls.of(self.tokenizer)
 
     def turn(
         self, tools: Any = None, choice: Any = None, *, parallel: bool | None = None, envelope: bool = False
@@ -84,16 +88,26 @@ class Dialect:
 
     @cached_property
     def takes(self) -> Takes:
-        """The conversations that the chat template takes."""
-        return conversation.takes(self.tokenizer.render_chat)
+        """The conversations that the chat template takes without tools."""
+        return arrangement.takes(self.tokenizer.render_chat)
+
+    @cached_property
+    def takes_with_tools(self) -> Takes:
+        """The conversations that the model's template takes with tools, which some show in the first user's turn."""
+        return arrangement.takes(partial(self.tokenizer.render_chat, tools=[Tool("example").shown()]))
+
+    def shows_tools(self, has_tools: bool = True) -> bool:
+        """Whether the template of a conversation with or without tools knows of tools."""
+        template = self.tokenizer.chat_templates.choose(has_tools)
+        return template is not None and "tools" in template.variables
 
     def messages(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Tool] = ()) -> list[dict[str, Any]]:
         """Prepare a conversation for the chat template, as gradus.text.conversation describes. tools: what the model is
         shown. Raises RequestError naming the message and the field."""
         found = history.normalized(conversation.read(messages))
-        if not self.shows_tools:
+        if not self.shows_tools(bool(tools)):
             found = history.as_plain_text(found, self.format, tools)
-        return conversation.arranged(found, self.takes)
+        return arrangement.arranged(found, self.takes_with_tools if tools else self.takes)
 
     def thoughts_after(self, prompt: Sequence[int]) -> Thoughts | None:
         """Find out whether a prompt leaves reasoning open: the answer begins inside it then.
@@ -116,9 +130,9 @@ class Dialect:
         return replace(self.thoughts, inside=text.rfind(self.thoughts.opening) > text.rfind(self.thoughts.closing))
 
 
-def _thinks(thoughts: Thoughts, tokenizer: "Tokenizer", template: str | None) -> bool:
+def _thinks(thoughts: Thoughts, tokenizer: "Tokenizer") -> bool:
     by_token = tokenizer.marker_id(thoughts.opening) is not None and tokenizer.marker_id(thoughts.closing) is not None
-    return by_token or (template is not None and thoughts.closing in template)
+    return by_token or any(thoughts.closing in template.source for template in tokenizer.chat_templates.used)
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,7 +248,9 @@ class Turn:
             self.dialect.markers,
             MAX_CALLS if self.choice.parallel else 1,
         )
-        return AnswerStream(Marks(TextStream(decode, params.stop, params.min_tokens), self.dialect.marks), parser)
+        controls = self.dialect.controls if params.stop else NO_CONTROLS
+        text = TextStream(decode, params.stop, params.min_tokens, controls)
+        return AnswerStream(Marks(text, self.dialect.marks), parser)
 
     def answer(
         self,

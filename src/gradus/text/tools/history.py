@@ -20,7 +20,7 @@ _GOOD_ID = re.compile(rf"[A-Za-z0-9]{{{ID_LENGTH}}}")
 
 
 def normalized(messages: Sequence[Mapping[str, Any]]) -> list[Message]:
-    """Bring calls and results into one form. Other malformed messages stay: the tokenizer refuses them by name.
+    """Bring calls and results of messages that gradus.text.conversation has read into one form.
 
     In a message with calls, content None becomes "" and arguments become objects. Ids get nine letters and digits, the
     same for a call and its result. `reasoning` is also `reasoning_content`. An empty list of calls is left out.
@@ -28,16 +28,14 @@ def normalized(messages: Sequence[Mapping[str, Any]]) -> list[Message]:
     found: list[Message] = []
     unanswered: list[str] = []  # ids of calls without a result so far
     for index, given in enumerate(messages):
-        if not isinstance(given, Mapping):
-            return list(messages)
         message = dict(given)
         calls = message.get("tool_calls")
         if not calls:
             message.pop("tool_calls", None)
-        elif isinstance(calls, list):
+        else:
             message["tool_calls"] = [_call(call, f"{index}:{place}") for place, call in enumerate(calls)]
             message["content"] = "" if message.get("content") is None else message["content"]
-            unanswered = [call["id"] for call in message["tool_calls"] if isinstance(call, dict)]
+            unanswered = [call["id"] for call in message["tool_calls"]]
         if message.get("role") == "tool":
             message["tool_call_id"] = _result_id(message.get("tool_call_id"), unanswered)
             message["content"] = "" if message.get("content") is None else message["content"]
@@ -47,9 +45,7 @@ def normalized(messages: Sequence[Mapping[str, Any]]) -> list[Message]:
     return found
 
 
-def _call(call: Any, place: str) -> Any:
-    if not isinstance(call, Mapping):
-        return call
+def _call(call: Mapping[str, Any], place: str) -> dict[str, Any]:
     function = call["function"] if isinstance(call.get("function"), Mapping) else call
     plain = {key: value for key, value in function.items() if key in ("name", "arguments")}
     plain["name"] = str(plain.get("name") or "")
@@ -120,7 +116,7 @@ def as_plain_text(messages: Sequence[Message], format: Format, tools: Sequence[T
 
 def _words(message: Message, format: Format, names: dict[str, str]) -> Message:
     """Return a message with its calls as text, and note their names."""
-    calls = [call for call in message.get("tool_calls") or () if isinstance(call, dict)]
+    calls = message.get("tool_calls")
     if not calls:
         return message
     names |= {call["id"]: call["function"]["name"] for call in calls}

@@ -1,7 +1,8 @@
 """JSON as it arrives: checked character by character and passed on, so that every piece of it can be sent at once.
 
-The output is strict JSON. Two faults are mended on the way, because models often make them and their meaning is plain:
-a raw line break or tab inside a string, and an escaped apostrophe.
+The output is strict JSON. Three faults are mended on the way, because models often make them and their meaning is
+plain: a raw line break or tab in a string, an escaped apostrophe, and a backslash that begins no escape of JSON. Models
+write the pattern \\d+ and the path C:\\users with one backslash where JSON needs two.
 """
 
 import json
@@ -99,15 +100,31 @@ def copy_string(reader: Reader, write: Write) -> Parsing[None]:
 
 
 def _escape(reader: Reader) -> Parsing[str]:
+    """Read a backslash and what belongs to it. Without an escape of JSON behind it, it is a backslash of the text."""
     reader.take()
     char = yield from reader.peek()
-    if char == "'":
-        reader.take()
-        return "'"
-    if not isinstance(char, str) or char not in '"\\/bfnrtu':
-        raise Malformed("not an escape of JSON")
+    if not isinstance(char, str):
+        raise Malformed("a string without an end")
+    if char not in "'\"\\/bfnrtu":
+        return "\\\\"  # the next character is read like any other
     reader.take()
-    return "\\" + (char if char != "u" else "u" + (yield from hexadecimal(reader, 4)))
+    if char == "u":
+        digits = yield from _up_to_four_digits(reader)
+        return ("\\u" if len(digits) == 4 else "\\\\u") + digits
+    return "'" if char == "'" else "\\" + char
+
+
+def _up_to_four_digits(reader: Reader) -> Parsing[str]:
+    found = ""
+    while len(found) < 4:
+        char = yield from reader.peek()
+        if not isinstance(char, str):
+            raise Malformed("a string without an end")
+        if not _HEX.match(char):
+            break
+        reader.take()
+        found += char
+    return found
 
 
 def hexadecimal(reader: Reader, digits: int) -> Parsing[str]:

@@ -1,7 +1,6 @@
 """Arguments of a call as an object, or its complete members if max_tokens cut the call off.
 
-A model wrote them: they are valid JSON, but may hold numbers and characters that cannot be written again, and nest
-deeper than parsers can follow. A member that does is left out, as if it were cut off.
+A model wrote them: they are valid JSON, but may hold numbers and characters that cannot be written again.
 """
 
 import json
@@ -9,23 +8,23 @@ import math
 import re
 from typing import Any
 
-from gradus.engine.nesting import deeper_than
-from gradus.server.config import MAX_JSON_DEPTH
-
 _TOKENS = re.compile(r'"(?:[^"\\]|\\.)*(?P<end>"?)|[^\s"\[\]{},:]+|[\[\]{},:]', re.DOTALL)
 
 
 def whole_members(text: str) -> dict[str, Any]:
     """Parse an object, or the beginning of one, without its unfinished member. Returns {} if there is no object."""
     try:
-        value = _parsed(_closed(text) if deeper_than(text.encode(errors="replace"), MAX_JSON_DEPTH) else text)
+        value = _parsed(text)
     except ValueError:
         value = _parsed(_closed(text))
     return value if isinstance(value, dict) else {}
 
 
 def _parsed(text: str) -> Any:
-    value = json.loads(text, parse_int=_int, parse_float=_float)
+    try:
+        value = json.loads(text, parse_int=_int, parse_float=_float)
+    except RecursionError:  # nested deeper than any call that a stream of tokens yields
+        return {}
     if "\\u" in text:  # half a surrogate pair can be parsed, but not encoded
         value = json.loads(json.dumps(value, ensure_ascii=False).encode("utf-8", "replace"))
     return value
@@ -51,8 +50,6 @@ def _closed(text: str) -> str:
     for token in _TOKENS.finditer(text):
         first, end = token[0][0], token.end()
         if first in "{[":
-            if len(open_brackets) == MAX_JSON_DEPTH:
-                break
             open_brackets.append("}" if first == "{" else "]")
             key = first == "{"
         elif first in "}]":

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from gradus.server.api.fields import refuse
-from gradus.text.conversation import BETWEEN, TEXT_PARTS, text_of
+from gradus.text.conversation import BETWEEN, TEXT_PARTS, check_text, text_of
 
 Message = dict[str, Any]
 Names = Mapping[str, tuple[str, str]]
@@ -90,8 +90,11 @@ class _History:
             case "reasoning":
                 self._thoughts += _thoughts(item)
             case "function_call":
+                for name in ("call_id", "id", "name"):
+                    check_text(item.get(name), f"{where}.{name}")
                 self._call(item)
             case "function_call_output":
+                check_text(item.get("call_id"), f"{where}.call_id")
                 self._say("tool", _output(item.get("output")), tool_call_id=item.get("call_id"))
             case kind:
                 self.skipped.append(str(kind))

@@ -1,0 +1,173 @@
+"""The engine's life, as the front end sees it: its start, its progress, and another start after a failure.
+
+    loading ─▶ ready ◀─▶ stalled          no progress for STALL_S, although there is work
+                 │ ▲
+                 ▼ │
+             restarting ─▶ failed         several failures in ten minutes: another start every minute, until one helps
+                                          (an engine on a thread cannot be started again)
+
+A failing engine takes nothing else down: its requests get an error at once, and an engine with a process of its own is
+started again. Requests that arrive before it is loaded are refused, with the time to return. An idle engine has to show
+every second that it is alive, so one that hangs is found before the next request is.
+"""
+
+import asyncio
+import logging
+import math
+import time
+from collections.abc import Callable, Coroutine
+from typing import Any, Literal
+
+from gradus.server.config import ServerConfig
+from gradus.server.engine.link import Link
+from gradus.server.engine.messages import Command, Ping, Report
+from gradus.server.measures import Counts, Restarts, Watch
+from gradus.server.results import Unavailable
+
+log = logging.getLogger(__name__)
+
+State = Literal["loading", "ready", "stalled", "restarting", "draining", "failed"]
+
+STALL_S = 1.7
+LOOK_S = 0.25  # between two looks at the engine's progress, so a stall is found within two seconds
+HEARTBEAT_S = 1.0  # between two questions to an idle engine
+
+
+class Supervisor:
+    """Keeps an engine running behind a link. For one event loop only.
+
+    fail: ends all requests with the error given, because their engine is gone.
+    state, reason: as /health reports them. given_up: set while the state is "failed".
+    """
+
+    def __init__(self, config: ServerConfig, counts: Counts, fail: Callable[[Unavailable], None]) -> None:
+        self.state: State = "loading"
+        self.reason = "the model is loading"
+        self.given_up = asyncio.Event()
+        self._counts = counts
+        self._fail = fail
+        self._step_timeout = config.step_timeout
+        self._schedule = Restarts()
+        self._watch = Watch()
+        self._last_sent = 0.0
+        self._load_began = self._load_s = 0.0
+        self._returns = 0.0  # when requests will be taken again, as far as that can be foreseen; 0: never
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def start(self, link: Link) -> None:
+        """Load the engine, and watch over it from now on."""
+        self._link = link
+        self._load()
+        self._keep(self._look())
+
+    def close(self) -> None:
+        """Start no other engine."""
+        for task in self._tasks:
+            task.cancel()
+
+    def drain(self, seconds: float) -> None:
+        """Refuse new requests for the rest of this server's life, and start no other engine."""
+        self._returns = time.monotonic() + seconds  # by then this process is gone, and another may answer
+        if self.state in ("restarting", "failed"):
+            self.close()
+        if self.state != "failed":
+            self.state, self.reason = "draining", "the server is shutting down"
+
+    @property
+    def rests(self) -> bool:
+        """Whether the engine owes no report."""
+        return self._watch.silent_since is None
+
+    @property
+    def refusal(self) -> Unavailable | None:
+        """The error of a request that arrives now; None if it may enter."""
+        match self.state:
+            case "ready" | "stalled":
+                return None
+            case "loading":
+                return Unavailable(self.reason, "loading", retry_after=1)
+        return Unavailable(self.reason, self.state, self._retry_after() if self._returns else None)
+
+    def _retry_after(self) -> int:
+        return math.ceil(max(1.0, self._returns - time.monotonic()))
+
+    # -- commands and messages ----------------------------------------------------------------------------------------
+
+    def send(self, command: Command) -> None:
+        """Send a command, then count it: one that cannot be encoded is not waited for."""
+        self._link.send(command)
+        self._last_sent = time.monotonic()
+        self._watch.sent(self._last_sent)
+
+    def reported(self, report: Report) -> None:
+        self._watch.reported(report, time.monotonic())
+        if self.state == "stalled":
+            self.state, self.reason = "ready", "ready"
+
+    def loaded(self) -> None:
+        """The engine takes commands."""
+        self._load_s = time.monotonic() - self._load_began
+        if self.state in ("loading", "restarting", "failed"):
+            self.state, self.reason = "ready", "ready"
+            self.given_up.clear()
+
+    # -- failures -----------------------------------------------------------------------------------------------------
+
+    def lose(self, reason: str) -> None:
+        """Fail all requests, because the engine is gone. Start another one after a pause, if that is possible."""
+        if not self._link.restarts or self.state == "draining":
+            log.error("%s", reason)
+            self.give_up(reason)
+            return
+        delay, often = self._schedule.next(time.monotonic())
+        self.state = "failed" if often else "restarting"
+        self.reason = f"{reason}; another engine is started in {delay:g} s"
+        self._returns = time.monotonic() + delay + self._load_s
+        log.error("%s", self.reason)
+        if often:
+            self.given_up.set()
+        self._watch = Watch()
+        self._counts.restarts += 1
+        self._fail(Unavailable(reason, self.state, self._retry_after()))
+        self._keep(self._load_later(delay))
+
+    def give_up(self, reason: str) -> None:
+        """Fail all requests for good."""
+        self.state, self.reason, self._returns = "failed", reason, 0.0
+        self._fail(Unavailable(reason, "failed"))
+        self.given_up.set()
+
+    def _load(self) -> None:
+        self._load_began = time.monotonic()
+        self._link.start()
+
+    async def _load_later(self, delay: float) -> None:
+        await asyncio.sleep(delay)
+        self._load()
+
+    # -- progress -----------------------------------------------------------------------------------------------------
+
+    async def _look(self) -> None:
+        """Look at the engine's progress, again and again."""
+        while True:
+            await asyncio.sleep(min(LOOK_S, self._step_timeout / 4))
+            if self._watch.silent_since is not None:
+                self._judge(time.monotonic() - self._watch.silent_since)
+            elif self.state == "ready" and time.monotonic() - self._last_sent > HEARTBEAT_S:
+                self.send(Ping())
+
+    def _judge(self, silent: float) -> None:
+        """Act on the engine's silence, in seconds. An engine that hangs cannot report it: it is killed, if that is
+        possible."""
+        limit = self._step_timeout
+        if silent > limit and self.state != "failed":
+            log.error("an engine step has taken more than %g s: the server is no longer healthy", limit)
+            self._link.kill()
+            self.lose(f"an engine step hangs (more than {limit:g} s)")
+        elif silent > STALL_S and self.state == "ready":
+            self.state, self.reason = "stalled", f"the engine has shown no progress for {STALL_S:g} s"
+
+    def _keep(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)

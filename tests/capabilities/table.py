@@ -1,0 +1,143 @@
+"""Every capability, how a test switches it on, and the pairs that are refused. All other pairs give exact answers.
+
+A capability is a setting of the engine or a field of a request. One that the code gains and these tables lack fails
+`test_every_setting_and_every_field_has_a_case`.
+"""
+
+from collections.abc import Iterator, Mapping
+from itertools import combinations
+from typing import Any
+
+from gradus.engine.request import SamplingParams, SchedulingParams
+from gradus.errors import RequestError
+from tests.engine import every_field
+
+Pair = frozenset[str]
+
+PLAIN: dict[str, Any] = {
+    "device": "cpu", "dtype": "float32", "max_sequences": 8, "context_length": 64, "memory_fraction": None,
+}  # fmt: skip
+"""The settings of all engines here."""
+
+# -- settings of an engine: one that changes the answer itself, and those that must not --------------------------------
+
+CHANGING: dict[str, dict[str, Any]] = {
+    "windows": {"model": "random:tiny-gemma3"},
+    "kv_dtype": {"kv_dtype": "fp8"},
+    "quantize": {"quantize": "int4-g32"},  # int8 rounds activations too, so sums in another order may change a token
+}
+"""Another model, or other numbers: the reference has them too."""
+
+SAME: dict[str, dict[str, Any]] = {
+    "tensor_parallel": {"tensor_parallel": 2},
+    "pipeline_parallel": {"pipeline_parallel": 2},
+    "speculate": {"speculate": "ngram", "drafts": 3},
+    "speculate, a draft model": {"speculate": "draft:random:tiny-llama", "drafts": 3},
+    "token_budget": {"token_budget": 8},
+    "cache_tokens": {"cache_tokens": 96},  # sequences are preempted
+    "page_size": {"page_size": 4},
+    "policy": {"policy": "priority"},
+    "threads": {"threads": 1},
+}
+"""The answers are those without."""
+
+SWITCHES = ("prefix_cache", "chunked", "kernels", "overlap")  # graphs are a GPU's
+NOT_ASKED = {
+    "model", "device", "dtype", "context_length", "max_sequences",  # every engine here has them
+    "phase", "impl",  # a pair with each capability: test_phases.py
+    "memory_fraction",  # decides the cache's size, as cache_tokens does
+    "drafts", "draft_quantize",  # of speculate
+    "activations",  # of int4 and .gguf files alone, in tests/kernels/cpu
+    "switch_off",  # SWITCHES
+}  # fmt: skip
+
+REFUSED_SETTINGS: dict[Pair, str] = {
+    frozenset({one, ranks}): line
+    for ranks in ("tensor_parallel", "pipeline_parallel")
+    for one, line in {
+        "speculate": "speculate does not work with tensor_parallel or pipeline_parallel yet: leave one of them out",
+        "speculate, a draft model": "speculate does not work with tensor_parallel or pipeline_parallel yet: leave one "
+        "of them out",
+        "quantize": "quantize does not work with tensor_parallel or pipeline_parallel yet: leave one of them out",
+    }.items()
+} | {
+    frozenset({"token_budget", "chunked"}): "token_budget does nothing with chunked switched off: leave one of them out"
+}
+"""Pairs of settings that raise a ConfigError, and its line."""
+
+ALTERNATIVES: set[Pair] = {frozenset({"speculate", "speculate, a draft model"})}
+"""Values of one setting."""
+
+
+def settings_of(*names: str, device: str = "cpu") -> dict[str, Any]:
+    """Merge the settings of these capabilities."""
+    merged: dict[str, Any] = {"model": "random:tiny-llama"}
+    for name in names:
+        if name in SWITCHES:
+            merged["switch_off"] = (*merged.get("switch_off", ()), name)
+        else:
+            merged |= CHANGING.get(name) or SAME[name]
+    return PLAIN | merged | {"device": device}
+
+
+def pairs_of_settings() -> list[tuple[str, str]]:
+    """List all pairs of settings and switches that can be given together."""
+    every = combinations([*CHANGING, *SAME, *SWITCHES], 2)
+    return [pair for pair in every if frozenset(pair) not in ALTERNATIVES]
+
+
+# -- fields of a request -----------------------------------------------------------------------------------------------
+
+FIELDS: dict[str, Any] = {name: values[-1] for name, values in every_field.SAMPLING.items()} | {
+    "structured": {"regex": "[a-f]{2,9}(, [0-9]{1,4})*"},
+    "stop": ["a", "e", "7"],
+    "max_tokens": 9,
+    "n": 2,
+    "repetition_penalty": 1.5,
+    "frequency_penalty": 0.7,
+    "min_tokens": 4,
+    "stop_token_ids": [60, 61, 62, 63],
+    "prompt_logprobs": 2,
+    "logprobs": 2,
+    "logit_bias": {9: -2.5, 97: 3.0},
+}
+SCHEDULING: dict[str, Any] = {"priority": -2, "deadline": 500.0, "timeout": 300.0, "cache_salt": "ß"}
+
+REFUSED_FIELDS: dict[Pair, str] = {
+    frozenset({"structured", "ignore_eos"}): "ignore_eos must be false with `structured`, whose answers end where "
+    "their grammar does, got True",
+    frozenset({"structured", "min_tokens"}): "min_tokens must be 0 with `structured`, whose answers end where their "
+    "grammar does, got 4",
+}
+"""Pairs of fields that raise a RequestError, and its line."""
+
+DRAWN = {"temperature", "top_k", "top_p", "min_p", "n", "seed"}
+"""Fields that say nothing of greedy answers."""
+
+Asked = tuple[list[int], SamplingParams, SchedulingParams]
+
+
+def pairs_of_fields() -> Iterator[tuple[tuple[str, str], Mapping[str, Any]]]:
+    """Yield all pairs of fields with their values. A field that needs sampling comes with it."""
+    for pair in combinations([*FIELDS, *SCHEDULING], 2):
+        yield pair, {name: {**FIELDS, **SCHEDULING}[name] for name in pair}
+
+
+def made(values: Mapping[str, Any]) -> tuple[SamplingParams, SchedulingParams]:
+    """Make the parameters. Raises RequestError for a pair that is refused."""
+    sampling = {name: value for name, value in values.items() if name in FIELDS}
+    drawn = {"temperature": 0.8, "seed": 5} if set(sampling) & DRAWN else {}
+    scheduling = {name: value for name, value in values.items() if name in SCHEDULING}
+    return SamplingParams(**{"max_tokens": 12, **drawn, **sampling}), SchedulingParams(**scheduling)
+
+
+def asked() -> list[Asked]:
+    """Return a request for every pair of fields that is not refused: prompts repeat, and share their beginnings."""
+    found: list[Asked] = []
+    for number, (_, values) in enumerate(pairs_of_fields()):
+        try:
+            sampling, scheduling = made(values)
+        except RequestError:
+            continue  # REFUSED_FIELDS, which a test of its own compares
+        found.append(([*range(65, 65 + number % 19), *[97, 98, 99] * 3, number % 320], sampling, scheduling))
+    return found

@@ -1,0 +1,118 @@
+"""Any two capabilities together: the answers are those of either alone, or one line refuses them."""
+
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from gradus import LLM
+from gradus.config.description import described
+from gradus.config.options import SWITCHES as ALL_SWITCHES
+from gradus.config.settings import Settings
+from gradus.engine.request import SamplingParams, SchedulingParams
+from gradus.errors import ConfigError, RequestError
+from tests.capabilities.answers import answers, differing, reference
+from tests.capabilities.table import (
+    CHANGING,
+    FIELDS,
+    NOT_ASKED,
+    REFUSED_FIELDS,
+    REFUSED_SETTINGS,
+    SAME,
+    SCHEDULING,
+    SWITCHES,
+    asked,
+    made,
+    pairs_of_fields,
+    pairs_of_settings,
+    settings_of,
+)
+
+COMMON = ("windows", "kv_dtype", "cache_tokens", "page_size", "policy", "threads")
+OFF = tuple(name for name in SWITCHES if name != "chunked")
+
+# Each engine has many capabilities at once, so that every pair that is not refused is in one of them: `make test` runs
+# these, and `make stress` each pair by itself, which says where to look.
+TOGETHER = [
+    ("tensor_parallel", *COMMON, "token_budget"),
+    ("pipeline_parallel", *COMMON, "token_budget"),
+    ("tensor_parallel", "pipeline_parallel", *COMMON, *SWITCHES),
+    ("speculate", *COMMON, "quantize", "token_budget"),
+    ("speculate, a draft model", *COMMON, "quantize", "token_budget"),
+    ("speculate", *COMMON, "quantize", *SWITCHES),
+    ("speculate, a draft model", *COMMON, "quantize", *SWITCHES),
+    ("speculate", *COMMON, "token_budget", *OFF),
+]
+ROOT = Path(__file__).parents[2]
+RANKS = {"tensor_parallel", "pipeline_parallel"}
+SOME = slice(6, None, 7)
+
+
+def test_every_setting_and_every_field_has_a_case():
+    assert {*CHANGING, *SAME, *NOT_ASKED} - {"windows", "speculate, a draft model"} == {
+        name for name in described(Settings) if name not in ALL_SWITCHES
+    }
+    assert {*SWITCHES, "graphs"} == set(ALL_SWITCHES)
+    assert set(FIELDS) == {each.name for each in fields(SamplingParams)}
+    assert set(SCHEDULING) == {each.name for each in fields(SchedulingParams)}
+
+
+@pytest.mark.parametrize("pair", sorted(map(sorted, REFUSED_SETTINGS)), ids=" × ".join)
+def test_two_settings_that_do_not_go_together_are_refused_in_one_line(pair):
+    with pytest.raises(ConfigError) as refused:
+        LLM(**settings_of(*pair))
+    assert str(refused.value) == REFUSED_SETTINGS[frozenset(pair)]
+
+
+def test_two_fields_go_together_or_are_refused_in_one_line():
+    lines = {}
+    for pair, values in pairs_of_fields():
+        try:
+            made(values)
+        except RequestError as refused:
+            lines[frozenset(pair)] = str(refused)
+    assert lines == REFUSED_FIELDS
+
+
+def test_every_pair_of_settings_is_in_one_of_the_engines():
+    missing = [pair for pair in pairs_of_settings() if not any(set(engine) >= set(pair) for engine in TOGETHER)]
+    assert {frozenset(pair) for pair in missing} == set(REFUSED_SETTINGS)
+
+
+def agree(settings: tuple[str, ...], requests: slice = slice(None)) -> None:
+    """Assert that an engine with these settings gives the answers of the reference."""
+    wanted = reference(*[name for name in CHANGING if name in settings])
+    with LLM(**settings_of(*settings)) as llm:
+        differences = differing(answers(llm, asked()[requests]), wanted[requests])
+    assert differences == [], f"{' + '.join(settings)}: {differences[0]}"
+
+
+@pytest.mark.parametrize("settings", TOGETHER, ids=" + ".join)
+def test_all_pairs_of_fields_are_exact_with_many_settings_together(settings):
+    # a step of several processes takes long where other tests run
+    agree(settings, SOME if RANKS & set(settings) else slice(None))
+
+
+def test_some_of_the_requests_have_every_field():
+    numbered = [pair for pair, _ in pairs_of_fields() if frozenset(pair) not in REFUSED_FIELDS]
+    assert {name for pair in numbered[SOME] for name in pair} == {*FIELDS, *SCHEDULING}
+
+
+@pytest.mark.stress
+@pytest.mark.parametrize("pair", pairs_of_settings(), ids=" × ".join)
+def test_any_two_settings_are_exact(pair):
+    if frozenset(pair) not in REFUSED_SETTINGS:
+        agree(pair)
+
+
+def test_the_documentation_lists_the_pairs_that_are_refused():
+    section = (ROOT / "docs/serving.md").read_text().split("## What works together")[1].split("\n## ")[0]
+    listed = {row.split(" | ")[1].removesuffix(" |") for row in section.splitlines() if row.startswith("| `")}
+    assert listed == {*REFUSED_SETTINGS.values(), *REFUSED_FIELDS.values()}
+
+
+def test_the_comparison_notices_one_wrong_token():
+    wanted = reference()
+    (answer,) = wanted[5]
+    wrong = [*wanted[:5], [answer | {"tokens": (*answer["tokens"][:-1], 0)}], *wanted[6:]]
+    assert len(differing(wrong, wanted)) == 1
