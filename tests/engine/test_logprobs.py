@@ -80,21 +80,20 @@ def made(monkeypatch) -> list[int]:
     return read
 
 
-def test_objects_are_made_by_the_front_end_alone_step_by_step_and_only_where_asked(made):
+def test_objects_are_made_by_the_reader_alone_and_only_where_asked(made):
     front_end = FrontEnd(None, LIMITS, "model", lambda *_: ())
     requests = [Request.create(f"r{i}", [1], SamplingParams(logprobs=i - 1 if i else None), LIMITS) for i in range(3)]
     for request in requests:
         front_end.open(request)
     owners = np.array([Sequence(requests[2], 0), Sequence(requests[0], 0), Sequence(requests[1], 0)], object)
-    for number in range(1, 5):
+    for _ in range(4):
         outputs = Outputs(owners, np.array([[7], [8], [9]]), [], step())
-        assert len(list(outputs)) == 3 and len(made) == 2 * (number - 1)
-        deltas = front_end.read(outputs)
-        assert [len(delta.logprobs) for delta in deltas] == [1, 0, 1]
-        assert len(made) == 2 * number
+        assert len(list(outputs)) == 3
+        assert [len(delta.logprobs) for delta in front_end.read(outputs)] == [1, 0, 1]
     times = Timings(0, 0, 0, 4)
     ended = front_end.read([Output(request.id, 0, finish_reason="length", timings=times) for request in requests])
     none, alone, two = (delta.completion.logprobs for delta in ended)
+    assert made == []
     assert none is None and [each.top for each in alone] == [()] * 4
     assert two == (TokenLogprob(7, -0.5, ((7, -0.5), (3, -2.0))),) * 4
     assert len(made) == 8

@@ -22,7 +22,7 @@ BAD_FIELDS = [
     ("max_tokens", [0, -1, 1.5, math.inf, True, "5", [3]]),
     ("temperature", [-0.1, math.nan, math.inf, -math.inf, 101, 10**400, True, "1", None]),
     ("top_k", [-2, 1.0, True, "1", None]),
-    ("top_p", [0, -0.5, 1.01, math.nan, True, None]),
+    ("top_p", [-0.5, 1.01, math.nan, True, None]),
     ("min_p", [-0.1, 1.1, math.nan, None]),
     ("repetition_penalty", [0, -1, math.inf, math.nan, "2"]),
     ("presence_penalty", [-2.1, 2.1, math.nan, None]),
@@ -55,6 +55,12 @@ def test_a_field_out_of_bounds_is_refused_with_its_name_limit_and_value(param, v
     assert refused.value.limit
     assert param in str(refused.value) and "got" in str(refused.value)
     assert "\n" not in str(refused.value) and len(str(refused.value)) < 250
+
+
+def test_a_top_p_of_zero_keeps_the_likeliest_token():
+    params = SamplingParams(top_p=0, top_k=50)
+    assert (params.top_k, params.top_p) == (1, 1.0)
+    assert SamplingParams(top_p=0.0) == dataclasses.replace(params) != SamplingParams()
 
 
 BAD_SCHEDULING = [

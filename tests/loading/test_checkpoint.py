@@ -96,7 +96,7 @@ def test_sampling_that_the_authors_recommend_is_read(tmp_path, caplog):
     assert open_checkpoint(str(folder)).default_sampling == recommended
     write_json(folder / "generation_config.json", {"temperature": 0.6, "top_p": 1.5, "top_k": "many"})
     assert open_checkpoint(str(folder)).default_sampling == {"temperature": 0.6}
-    assert "top_p must be a number above 0 and at most 1, got 1.5; the value is not used" in caplog.text
+    assert "top_p must be a number between 0 and 1, got 1.5; the value is not used" in caplog.text
 
 
 def test_stored_types_are_converted_to_the_one_asked_for(tmp_path):

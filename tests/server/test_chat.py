@@ -83,7 +83,8 @@ def test_a_stream_has_roles_first_then_texts_then_reasons_then_usage(server):
             "index": index, "delta": {"role": "assistant", "content": ""}, "logprobs": None, "finish_reason": None
         }  # fmt: skip
     assert last["choices"] == [] and last["usage"]["total_tokens"] > 0
-    assert all("usage" not in chunk and chunk["choices"] for chunk in chunks[:-1])
+    assert all(chunk["usage"] is None and chunk["choices"] for chunk in chunks[:-1])
+    assert not any("usage" in chunk for chunk in chat_chunks(server, "several", n=3, tools=TOOLS))
     assert not any("role" in chunk["choices"][0]["delta"] for chunk in chunks[3:-1])
     reasons = [chunk["choices"][0] for chunk in chunks[:-1] if chunk["choices"][0]["finish_reason"]]
     assert sorted((each["index"], each["finish_reason"]) for each in reasons) == [

@@ -99,6 +99,24 @@ def test_choices_count_samples_within_prompts(server):
     assert answer["usage"]["prompt_tokens"] == 4 and answer["usage"]["completion_tokens"] == 12
 
 
+@pytest.mark.parametrize(
+    ("prompts", "message", "param"),
+    [
+        ([[1], [2], [1] * 5000], "prompt[2] must have at most 4095 tokens", "prompt"),
+        (["a", "a" * 5000, "b"], "prompt[1] must have at most 4095 tokens", "prompt"),
+        ([[1], []], "prompt[1] must", "prompt"),
+        ([[1], [2, 10**6]], "prompt[1] must", "prompt"),
+        ([[1], "a"], "prompt[1] must be a list like those before it, got 'a'", "prompt[1]"),
+        ([[1] * 5000], "prompt must have at most 4095 tokens", "prompt"),
+        ([1] * 5000, "prompt must have at most 4095 tokens", "prompt"),
+    ],
+)
+def test_a_refused_prompt_among_several_is_named(server, prompts, message, param):
+    error = refused(server, prompt=prompts)
+    assert error["message"].startswith(message) and error["param"] == param
+    assert ("4095" in message) == (error["code"] == "context_length_exceeded")
+
+
 def test_128_prompts_and_128_samples_are_the_most(server):
     assert len(ask(server, prompt=["a"] * 128, max_tokens=1)["choices"]) == 128
     assert len(ask(server, n=128, max_tokens=1)["choices"]) == 128
@@ -108,7 +126,8 @@ def test_128_prompts_and_128_samples_are_the_most(server):
 
 @pytest.mark.parametrize("prompt", [[], [[]], [""], 5, {}, ["a", [1]], [[1], "a"], ["a", 1], [1, "a"], [True], [None]])
 def test_a_prompt_of_another_form_is_refused(server, prompt):
-    assert refused(server, prompt=prompt)["param"] == "prompt"
+    error = refused(server, prompt=prompt)
+    assert error["param"].removesuffix("[1]") == "prompt" and error["code"] is None
     assert server.http.post(ROUTE, json={}).json()["error"]["param"] == "prompt"
 
 

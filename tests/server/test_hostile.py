@@ -263,7 +263,7 @@ def test_any_values_in_any_fields(server, fields, with_prompt):
         ("n", 10**9, "1000000000"),
         ("n", 129, "129"),
         ("top_k", -2, "-2"),
-        ("top_p", 0, "0"),
+        ("top_p", -0.1, "-0.1"),
         ("top_p", 1.1, "1.1"),
         ("min_p", -0.1, "-0.1"),
         ("temperature", -1, "-1"),
@@ -386,9 +386,36 @@ def test_a_bad_request_is_refused_before_a_stream_begins(server):
 
 def test_unknown_routes_and_methods_are_json_too(server):
     refusal(server.http.get("/v2/anything"), 404)
-    answer = server.http.get("/generate")
-    assert answer.headers["allow"] == "POST"
+    for method in ("GET", "HEAD", "DELETE"):
+        answer = server.http.request(method, "/generate")
+        assert (answer.status_code, answer.headers["allow"]) == (405, "POST")
+    refusal(server.http.get("/generate"), 405)
+    answer = server.http.delete("/ping")
+    assert answer.headers["allow"] == "GET, HEAD, POST"
     refusal(answer, 405)
+
+
+@pytest.mark.parametrize(
+    "path", ["/health", "/health/live", "/ping", "/version", "/v1/models", "/metrics", "/stats", "/"]
+)
+def test_head_is_answered_as_get_without_the_body(server, path):
+    """The next answer on the connection would begin with a body."""
+    with server.connect() as connection:
+        connection.sendall(f"HEAD {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode() * 2)
+        connection.sendall(b"GET /version HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+        answers = b"".join(iter(lambda: connection.recv(65536), b"")).split(b"HTTP/1.1 200 OK\r\n")
+    assert len(answers) == 4 and answers[0] == b""
+    got = server.http.get(path)
+    for head in answers[1:3]:
+        assert head.endswith(b"\r\n\r\n") and b"content-length: " in head
+        assert b"content-type: " + got.headers["content-type"].encode() in head
+
+
+def test_the_schema_describes_answers_that_are_not_the_rule(server):
+    paths = server.http.get("/openapi.json").json()["paths"]
+    assert "404" in paths["/v1/models/{name}"]["get"]["responses"]
+    kind = server.http.get("/metrics").headers["content-type"]
+    assert list(paths["/metrics"]["get"]["responses"]["200"]["content"]) == [kind]
 
 
 def test_every_documented_status_is_json_and_no_page_loads_from_elsewhere(server):

@@ -37,6 +37,15 @@ def test_one_line_per_request_says_who_what_and_how_much(tmp_path, caplog):
     assert 0 < line["ttft_s"] <= line["seconds"] and line["device_s"] > 0 and line["cost"] >= 0
 
 
+def test_head_is_logged_by_its_own_name_and_its_route(serving, caplog):
+    caplog.set_level(logging.INFO)
+    server = serving(log_requests=True)
+    server.http.head("/version")
+    assert eventually(lambda: lines(caplog))
+    (line,) = lines(caplog)
+    assert (line["method"], line["route"], line["status"]) == ("HEAD", "/version", 200)
+
+
 def test_a_stream_has_its_line_when_it_is_over(serving, caplog):
     caplog.set_level(logging.INFO)
     server = serving(partial(ScriptedCore, step_s=0.005), log_requests=True)

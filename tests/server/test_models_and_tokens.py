@@ -84,6 +84,8 @@ def test_a_conversation_becomes_the_tokens_that_a_chat_would_have(server):
         ("/tokenize", {"messages": [], "chat_template": "{{ 1 }}"}, "chat_template"),
         ("/tokenize", {"messages": [], "chat_template_kwargs": {"messages": []}}, "chat_template_kwargs"),
         ("/tokenize", {"messages": [], "add_special_tokens": True}, "add_special_tokens"),
+        ("/detokenize", {}, "tokens"),
+        ("/detokenize", {"tokens": None}, "tokens"),
         ("/detokenize", {"tokens": [-1]}, "tokens"),
         ("/detokenize", {"tokens": [True]}, "tokens"),
         ("/detokenize", {"tokens": [10**9]}, "tokens"),

@@ -61,7 +61,8 @@ class SamplingParams:
         default=0,
     )
     top_p: float = param(
-        "sample among the likeliest tokens that together reach this probability (Holtzman et al. 2020); 1 is off.",
+        "sample among the likeliest tokens that together reach this probability (Holtzman et al. 2020); 1 is off, "
+        "and 0 keeps the likeliest.",
         default=1.0,
     )
     min_p: float = param(
@@ -113,7 +114,10 @@ class SamplingParams:
             _whole("max_tokens", self.max_tokens, 1, MAX_WHOLE)
         self._set("temperature", _real("temperature", self.temperature, 0, 100))
         _whole("top_k", self.top_k, -1, MAX_WHOLE)
-        self._set("top_p", _real("top_p", self.top_p, 0, 1, above=True))
+        self._set("top_p", _real("top_p", self.top_p, 0, 1))
+        if self.top_p == 0:  # the likeliest token reaches it
+            self._set("top_k", 1)
+            self._set("top_p", 1.0)
         self._set("min_p", _real("min_p", self.min_p, 0, 1))
         self._set("repetition_penalty", _real("repetition_penalty", self.repetition_penalty, 0, 100, above=True))
         self._set("presence_penalty", _real("presence_penalty", self.presence_penalty, -2, 2))

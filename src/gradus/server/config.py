@@ -12,6 +12,8 @@ from gradus.server.http.keys import KeyLimits
 from gradus.text.tools.formats import NAMES
 
 MAX_JSON_DEPTH = 64
+MAX_JSON_CONTAINERS = 32_768  # arrays and objects
+MAX_JSON_STRINGS = 65_536  # keys among them
 MAX_HEADERS = 100
 MAX_HEADER_BYTES = 32 * 1024
 
@@ -97,6 +99,13 @@ class ServerConfig(Settings):
         "(1 + prompt_logprobs).",
         least=0,
         most=2**22,
+        panel=_LIMITS,
+    )
+    max_answer_logprobs: int | None = setting(
+        None,
+        "Most log-probabilities of generated tokens in the answer to one body: samples × max_tokens × (1 + logprobs).",
+        unset="21 per token of the context, but at least 2,097,152",
+        least=1,
         panel=_LIMITS,
     )
     max_buffered: int = setting(

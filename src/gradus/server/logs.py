@@ -4,11 +4,29 @@ import json
 import logging
 import sys
 import time
+from collections.abc import Callable
 from typing import Any
 
 from gradus.server.config import ServerConfig
 
 TEXT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+
+
+class Sparing:
+    """Logs what clients can cause at will: one line in `every_s` seconds, which counts the lines left out before it."""
+
+    def __init__(self, log: logging.Logger, every_s: float = 10.0, clock: Callable[[], float] = time.monotonic) -> None:
+        self._log, self._every_s, self._clock = log, every_s, clock
+        self._next = 0.0
+        self._left_out = 0
+
+    def warning(self, message: str) -> None:
+        now = self._clock()
+        if now < self._next:
+            self._left_out += 1
+            return
+        self._log.warning("%s%s", message, f" (and {self._left_out} more before it)" if self._left_out else "")
+        self._next, self._left_out = now + self._every_s, 0
 
 
 class JsonLines(logging.Formatter):

@@ -28,7 +28,7 @@ class Completion:
     index: int
     text: str
     token_ids: tuple[int, ...]
-    logprobs: tuple[TokenLogprob, ...] | None
+    logprobs: Sequence[TokenLogprob] | None
     finish_reason: str
     stop_reason: int | str | None
     prompt_tokens: int

@@ -5,7 +5,7 @@ from typing import Literal
 
 from msgspec import structs
 
-from gradus.engine.logprobs import NO_LOGPROBS, Logprobs, TokenLogprob
+from gradus.engine.logprobs import NO_LOGPROBS, Logprobs
 from gradus.engine.request import Request
 from gradus.engine.sequence import Output
 from gradus.text.completion import Completion, Delta
@@ -38,7 +38,7 @@ class Transcript:
         self._controls = controls
         self._text = TextStream(token_bytes or _nothing, request.params.stop, request.params.min_tokens, controls)
         self._tokens: list[int] = []
-        self._logprobs: list[TokenLogprob] = []
+        self._logprobs: list[bytes] = []  # packed: a tenth of the size that objects have
         self._prompt_logprobs = NO_LOGPROBS
 
     def plain(self, token: int) -> Delta | None:
@@ -60,7 +60,7 @@ class Transcript:
         tokens, logprobs = output.tokens, output.logprobs
         self._tokens += tokens
         if logprobs is not NO_LOGPROBS:
-            self._logprobs += logprobs  # converts them now, while the next step runs
+            self._logprobs += logprobs.packed
         text = self._text.push(tokens) if output.finish_reason is None else self._last(output)
         if self._text.stop_reason is not None:
             self.ending = "stop"
@@ -93,7 +93,7 @@ class Transcript:
     def _delta(self, output: Output, tokens: tuple[int, ...], logprobs: Logprobs, text: str) -> Delta:
         prompt = output.prompt_logprobs
         if prompt:
-            self._prompt_logprobs = prompt  # still bytes: objects for a long prompt would take a second to make
+            self._prompt_logprobs = prompt
         completion = None if output.finish_reason is None else self._complete(output)
         return Delta(self.request.id, self.prompt_index, self.index, text, tokens, logprobs, completion, prompt)
 
@@ -105,7 +105,7 @@ class Transcript:
             index=self.index,
             text=self._text.text,
             token_ids=tuple(self._tokens),
-            logprobs=None if self.request.params.logprobs is None else tuple(self._logprobs),
+            logprobs=None if self.request.params.logprobs is None else Logprobs(tuple(self._logprobs)),
             finish_reason=self.ending or last.finish_reason,
             stop_reason=self._text.stop_reason or last.stop_reason,
             prompt_tokens=len(self.request.prompt),

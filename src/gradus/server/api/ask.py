@@ -7,17 +7,20 @@ A protocol is one module with an `Exchange`. Limits are not its business: they l
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
-from gradus.engine.request import Request, SamplingParams, SchedulingParams
+from gradus.engine.request import MAX_LOGPROBS, Request, SamplingParams, SchedulingParams
+from gradus.errors import RequestError
 from gradus.text.completion import Completion, Delta
 from gradus.text.front_end import FrontEnd, Prompt
 from gradus.text.tools.dialect import Turn
 from gradus.text.tools.events import Event, Text
 
 if TYPE_CHECKING:
+    from gradus.server.config import ServerConfig
+    from gradus.server.engine.messages import ModelInfo
     from gradus.server.results import Stream
 
 # Most characters, or token ids, to encode and check on the event loop: that takes a few milliseconds at most. A longer
@@ -69,6 +72,7 @@ class Ask:
 
     cut: reduce max_tokens to the room in the context; /generate refuses it instead.
     apart: a failed sample leaves the others of its body to their ends; otherwise its error is the whole answer.
+    index: the prompt's place among several in one body, which its refusal names; None if it is the only one.
     """
 
     prompt: Prompt | Chat | Written
@@ -76,6 +80,7 @@ class Ask:
     scheduling: SchedulingParams = field(default_factory=SchedulingParams)
     cut: bool = False
     apart: bool = False
+    index: int | None = None
 
     @property
     def short(self) -> bool:
@@ -85,6 +90,15 @@ class Ask:
 
     def request(self, front_end: FrontEnd, request_id: str, scheduling: SchedulingParams) -> Request:
         """Render, encode and check. Raises RequestError for a request that could never be served."""
+        try:
+            return self._request(front_end, request_id, scheduling)
+        except RequestError as error:
+            if self.index is None or error.param != "prompt":
+                raise
+            message = f"prompt[{self.index}]{str(error).removeprefix('prompt')}"
+            raise RequestError(message, param="prompt", limit=error.limit, got=error.got) from error
+
+    def _request(self, front_end: FrontEnd, request_id: str, scheduling: SchedulingParams) -> Request:
         tokens, params = self._tokens(front_end), self.params
         if isinstance(self.prompt, Chat) and self.prompt.turn is not None:
             if params.structured is not None and front_end.limits.structured:
@@ -114,6 +128,49 @@ def _cut(params: SamplingParams, room: int) -> SamplingParams:
     return replace(params, max_tokens=wanted, min_tokens=min(params.min_tokens, wanted))
 
 
+# -- the size of an answer ---------------------------------------------------------------------------------------------
+
+LEAST_LOGPROBS = 1 << 21
+
+
+def logprobs_limit(config: "ServerConfig", info: "ModelInfo | None") -> int:
+    """Return the most log-probabilities of an answer: as configured, or enough for all that one sample can have.
+
+    info: None while the model loads.
+    """
+    if config.max_answer_logprobs is not None:
+        return config.max_answer_logprobs
+    context = 0 if info is None else info.limits.context_length
+    return max(LEAST_LOGPROBS, (1 + MAX_LOGPROBS) * context)
+
+
+def check_logprobs(asks: Sequence[Ask], context: int, most: int) -> None:
+    """Check the product of numbers that are each within their limits. It bounds the answer's size: a token's text has
+    a few bytes, but its log-probabilities have 60 bytes each.
+
+    context: tokens of the model's context. Raises RequestError.
+    """
+    count = sum(ask.params.n * _logprobs(ask, context) for ask in asks)
+    if count > most:
+        raise RequestError(
+            f"logprobs × tokens × n must be at most {most} in one body, got up to {count}: lower n, max_tokens, "
+            "logprobs or the number of prompts",
+            param="logprobs",
+            limit=f"at most {most} log-probabilities in one body",
+            got=count,
+        )
+
+
+def _logprobs(ask: Ask, context: int) -> int:
+    """Count the log-probabilities of generated tokens that a sample may have. Those of prompts have their own limit."""
+    if ask.params.logprobs is None:
+        return 0
+    return (1 + ask.params.logprobs) * min(ask.params.max_tokens or context, context)
+
+
+# -- protocols ---------------------------------------------------------------------------------------------------------
+
+
 class Exchange(Protocol):
     """A checked body of one protocol.
 
@@ -138,17 +195,17 @@ class Encoder(Protocol):
     def begin(self) -> bytes:
         """The frames before the first token."""
 
-    def frames(self, deltas: Sequence[Delta]) -> bytes:
-        """The frames of new deltas; b"" if a client need not see them."""
+    def frames(self, deltas: Sequence[Delta]) -> Iterable[bytes]:
+        """The frames of new deltas, made as they are read; b"" for deltas that a client need not see."""
 
-    def end(self) -> bytes:
-        """The frames after the last delta of the last sample."""
+    def end(self) -> Iterable[bytes]:
+        """The frames after the last delta of the last sample, made as they are read."""
 
     def failed(self, error: Exception) -> bytes:
         """The frames that end a broken stream, whose status has already been sent."""
 
-    def whole(self, completions: Sequence[Completion]) -> dict[str, Any]:
-        """The answer in one piece. completions: all asks', in their order, samples in order."""
+    def whole(self, completions: Sequence[Completion]) -> Iterator[bytes]:
+        """The whole answer, written as it is read. completions: all asks', in their order, samples in order."""
 
 
 class EventReader(Protocol):

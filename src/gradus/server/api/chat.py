@@ -5,7 +5,7 @@ its finish_reason; and, on request, a chunk without choices that counts the toke
 field, so a role, and a call's id and name, are sent only once. A whole answer is assembled from the same events.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +17,7 @@ from gradus.server.api.ask import Ask, Chat, Encoder, PlainText, event_reader
 from gradus.server.api.errors import failure_of, problem_of
 from gradus.server.api.errors import openai as openai_error
 from gradus.server.api.fields import Fields, refuse
-from gradus.server.api.frames import DONE, event
+from gradus.server.api.frames import DONE, Each, Later, event, event_pieces, pieces
 from gradus.server.api.openai import StreamOptions
 from gradus.server.api.turns import Sample, in_one_piece, logprob_entries, read_turn, template_settings
 from gradus.text import conversation
@@ -178,8 +178,8 @@ class ChatEncoder:
             for index in range(len(self._samples))
         ])  # fmt: skip
 
-    def frames(self, deltas: Sequence[Delta]) -> bytes:
-        return b"".join([self._frames(delta) for delta in deltas])
+    def frames(self, deltas: Sequence[Delta]) -> Iterator[bytes]:
+        return map(self._frames, deltas)
 
     def _frames(self, delta: Delta) -> bytes:
         """Write a delta's content, and the finish_reason if it is the last. After an error, a client stops reading."""
@@ -232,14 +232,14 @@ class ChatEncoder:
         content = {**self._head, "choices": [choice]}
         if prompt_token_ids is not None:
             content["prompt_token_ids"] = prompt_token_ids
-        if self._options.continuous:
-            content["usage"] = self._usage()
-        return event(content)
+        if self._options.usage:
+            content["usage"] = self._usage() if self._options.continuous else None
+        return b"".join(event_pieces(content)) if "logprobs" in more else event(content)
 
-    def end(self) -> bytes:
+    def end(self) -> Iterator[bytes]:
         if self._options.usage and not self._broken:
-            return event({**self._head, "choices": [], "usage": self._usage()}) + DONE
-        return DONE
+            yield event({**self._head, "choices": [], "usage": self._usage()})
+        yield DONE
 
     def failed(self, error: Exception) -> bytes:
         return (b"" if self._broken else event(openai_error(problem_of(error)))) + DONE
@@ -255,11 +255,11 @@ class ChatEncoder:
 
     # -- in one piece --------------------------------------------------------------------------------------------------
 
-    def whole(self, completions: Sequence[Completion]) -> dict[str, Any]:
+    def whole(self, completions: Sequence[Completion]) -> Iterator[bytes]:
         prompt = {"prompt_token_ids": list(self._request.prompt)} if self._shown.token_ids else {}
-        choices = [self._choice(completion) for completion in completions]
         head = self._head | {"object": "chat.completion"}
-        return {**head, "choices": choices, "usage": self._usage(), **prompt}
+        choices, usage = Each(self._choice, completions), Later(self._usage)
+        return pieces({**head, "choices": choices, "usage": usage, **prompt})
 
     def _choice(self, completion: Completion) -> dict[str, Any]:
         sample, delta = self._samples[completion.index], in_one_piece(completion)

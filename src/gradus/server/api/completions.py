@@ -3,8 +3,9 @@
 A body may hold several prompts: each is a request to the engine, and choice `prompt * n + sample` of the one answer.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from msgspec import structs
@@ -15,7 +16,7 @@ from gradus.errors import RequestError
 from gradus.server.api.ask import Ask, Encoder, Written
 from gradus.server.api.errors import failure_of, openai, problem_of
 from gradus.server.api.fields import Fields, refuse
-from gradus.server.api.frames import DONE, HOLE, encode, event, event_around
+from gradus.server.api.frames import DONE, HOLE, Each, encode, event, event_around, event_pieces, pieces
 from gradus.server.api.openai import (
     Stock,
     StreamOptions,
@@ -142,8 +143,14 @@ class Completions:
         plain = suffix is None and special and keep is None
         order = scheduling(fields)
         asks = tuple(
-            Ask(prompt if plain else Prepared(prompt, suffix, special, keep), params, order, cut=True)
-            for prompt in prompts
+            Ask(
+                prompt if plain else Prepared(prompt, suffix, special, keep),
+                params,
+                order,
+                cut=True,
+                index=index if len(prompts) > 1 else None,
+            )
+            for index, prompt in enumerate(prompts)
         )
         stream = fields.flag("stream")
         return cls(asks, prompts, shape, stream, fields.ignored(), client.model, client.front_end)
@@ -160,9 +167,9 @@ def _prompts(fields: Fields) -> tuple[Prompt, ...]:
             return (given,)
         case [str() | list(), *_]:
             kind = type(given[0])
-            for prompt in given:
+            for index, prompt in enumerate(given):
                 if not isinstance(prompt, kind):
-                    refuse("prompt", limit + ", all of one kind", prompt)
+                    refuse(f"prompt[{index}]", f"a {'text' if kind is str else 'list'} like those before it", prompt)
             if len(given) > MAX_PROMPTS:
                 refuse("prompt", f"at most {MAX_PROMPTS} prompts", len(given))
             return tuple(given)
@@ -228,32 +235,36 @@ class CompletionsEncoder:
     def begin(self) -> bytes:
         return b""
 
-    def frames(self, deltas: Sequence[Delta]) -> bytes:
+    def frames(self, deltas: Sequence[Delta]) -> Iterator[bytes]:
         """Write a chunk for each delta. A failed sample becomes an error, which clients raise and nothing follows."""
-        return b"".join([self._frame(delta) for delta in deltas if delta.token_ids or delta.completion])
+        for delta in deltas:
+            if self._failed or not (delta.token_ids or delta.completion):
+                continue
+            if delta.completion is not None:
+                if error := failure_of(delta.completion):
+                    self._failed = True
+                    yield event(openai(problem_of(error)))
+                    continue
+                self._completions.append(delta.completion)
+            if not self._shape.silent:
+                yield from self._frame(delta)
+            elif delta.completion is not None:
+                yield from self._frame(_silenced(delta))
 
-    def _frame(self, delta: Delta) -> bytes:
-        done = delta.completion
-        if self._failed:
-            return b""
-        if done is not None:
-            if error := failure_of(done):
-                self._failed = True
-                return event(openai(problem_of(error)))
-            self._completions.append(done)
-        if self._shape.silent:
-            if done is None:
-                return b""
-            delta = _silenced(delta)
+    def _frame(self, delta: Delta) -> Iterable[bytes]:
         self._generated += len(delta.token_ids)
         choice = self._choice(delta)
-        if done is None and choice.around is not None:
+        if self._shape.logprobs is not None:
+            return event_pieces(self._chunk(choice.write(delta)))
+        if delta.completion is not None:
+            return (event(self._chunk(choice.write(delta))),)
+        if choice.around is not None:
             before, after = choice.around
-            return before + encode(delta.text) + after
+            return (before + encode(delta.text) + after,)
         frame = event(self._chunk(choice.write(delta)))
-        if done is None and self._shape.plain:
+        if self._shape.plain:
             choice.around = event_around(self._chunk(choice.write(structs.replace(delta, text=HOLE))))
-        return frame
+        return (frame,)
 
     def _chunk(self, choice: dict[str, Any]) -> dict[str, Any]:
         chunk = {**self._head, "choices": [choice]}
@@ -264,24 +275,24 @@ class CompletionsEncoder:
     def _usage_so_far(self) -> dict[str, Any]:
         return usage(sum(map(len, self._prompts)), self._generated)
 
-    def end(self) -> bytes:
-        if self._failed or not self._shape.stream.usage:
-            return DONE
-        return event({**self._head, "choices": [], "usage": self._usage(self._completions)}) + DONE
+    def end(self) -> Iterator[bytes]:
+        if self._shape.stream.usage and not self._failed:
+            yield event({**self._head, "choices": [], "usage": self._usage(self._completions)})
+        yield DONE
 
     def failed(self, error: Exception) -> bytes:
         return event(openai(problem_of(error))) + DONE
 
-    def whole(self, completions: Sequence[Completion]) -> dict[str, Any]:
-        choices = [self._whole_choice(completion) for completion in completions]
-        return {**self._head, "choices": choices, "usage": self._usage(completions)}
+    def whole(self, completions: Sequence[Completion]) -> Iterator[bytes]:
+        choices = Each(self._whole_choice, completions)
+        return pieces({**self._head, "choices": choices, "usage": self._usage(completions)})
 
     def _whole_choice(self, done: Completion) -> dict[str, Any]:
         """Write a choice as a single chunk, so that streams and whole answers cannot differ."""
         delta = _all_of(done)
         written = self._choice(delta).write(_silenced(delta) if self._shape.silent else delta)
         if self._shape.prompt_logprobs is not None:
-            written["prompt_logprobs"] = [None, *map(self._ranked, done.prompt_logprobs or ())]
+            written["prompt_logprobs"] = Each(self._ranked, chain((None,), done.prompt_logprobs or ()))
         return written
 
     def _usage(self, completions: Sequence[Completion]) -> dict[str, Any]:
@@ -296,11 +307,13 @@ class CompletionsEncoder:
             self._choices[place] = _Choice(place, self._shape, prompt, shown, self._spell)
         return self._choices[place]
 
-    def _ranked(self, token: TokenLogprob) -> dict[str, Any]:
+    def _ranked(self, token: TokenLogprob | None) -> dict[str, Any] | None:
         """Write a prompt's token as in `prompt_logprobs`: this token and the likeliest ones by id, with their ranks.
 
-        A token outside the likeliest ones has an unknown rank.
+        A token outside the likeliest ones has an unknown rank. None: the first token, which follows nothing.
         """
+        if token is None:
+            return None
         top = token.top[: self._shape.prompt_logprobs]
         ranks = {each: rank for rank, (each, _) in enumerate(top, start=1)}
         return {
@@ -375,11 +388,8 @@ class _Choice:
     def _reported(self, delta: Delta, first: bool) -> dict[str, Any] | None:
         if self._logprobs is None:
             return None
-        if first and self._shape.echo:
-            self._logprobs.add_first(self._prompt[0])
-            self._logprobs.add(delta.prompt_logprobs)
-        self._logprobs.add(delta.logprobs)
-        return self._logprobs.take()
+        echoed = (self._prompt[0], *delta.prompt_logprobs) if first and self._shape.echo else ()
+        return self._logprobs.write((*echoed, *delta.logprobs))
 
 
 Spell = Callable[[int], str]
@@ -395,40 +405,35 @@ class LegacyLogprobs:
     def __init__(self, spell: Spell, top: int) -> None:
         self._spell, self._top = spell, top
         self._offset = 0
-        self._clear()
 
-    def _clear(self) -> None:
-        self._tokens: list[str] = []
-        self._offsets: list[int] = []
-        self._values: list[float | None] = []
-        self._likeliest: list[dict[str, float] | None] = []
+    def write(self, tokens: Sequence[TokenLogprob | int]) -> dict[str, Any]:
+        """Write the next tokens; a number is a prompt's first token, which follows nothing.
 
-    def add_first(self, token: int) -> None:
-        """Add a prompt's first token, which follows nothing."""
-        self._add(self._spell(token), None, None)
-
-    def add(self, logprobs: Iterable[TokenLogprob]) -> None:
-        for token in logprobs:
-            text, value = self._spell(token.token_id), floored(token.logprob)
-            likeliest: dict[str, float] = {}
-            for each, logprob in (*token.top[: self._top], (token.token_id, token.logprob)):
-                likeliest.setdefault(self._spell(each), floored(logprob))  # of tokens with the same text, the likeliest
-            self._add(text, value, likeliest)
-
-    def _add(self, text: str, value: float | None, likeliest: dict[str, float] | None) -> None:
-        self._tokens.append(text)
-        self._offsets.append(self._offset)
-        self._values.append(value)
-        self._likeliest.append(likeliest)
-        self._offset += len(text)
-
-    def take(self) -> dict[str, Any]:
-        """Write the tokens added since the last call."""
-        written = {
-            "text_offset": self._offsets,
-            "token_logprobs": self._values,
-            "tokens": self._tokens,
-            "top_logprobs": self._likeliest,
+        Offsets are counted as the lists are encoded: encode each, in order.
+        """
+        return {
+            "text_offset": Each(self._next_offset, tokens),
+            "token_logprobs": Each(_value, tokens),
+            "tokens": Each(self._text, tokens),
+            "top_logprobs": Each(self._likeliest, tokens),
         }
-        self._clear()
-        return written
+
+    def _text(self, token: TokenLogprob | int) -> str:
+        return self._spell(token if isinstance(token, int) else token.token_id)
+
+    def _next_offset(self, token: TokenLogprob | int) -> int:
+        offset = self._offset
+        self._offset += len(self._text(token))
+        return offset
+
+    def _likeliest(self, token: TokenLogprob | int) -> dict[str, float] | None:
+        if isinstance(token, int):
+            return None
+        likeliest: dict[str, float] = {}
+        for each, logprob in (*token.top[: self._top], (token.token_id, token.logprob)):
+            likeliest.setdefault(self._spell(each), floored(logprob))  # of tokens with the same text, the likeliest
+        return likeliest
+
+
+def _value(token: TokenLogprob | int) -> float | None:
+    return None if isinstance(token, int) else floored(token.logprob)

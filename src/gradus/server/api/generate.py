@@ -5,7 +5,8 @@ A request has the fields of SamplingParams and SchedulingParams, which check the
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from gradus.config.description import did_you_mean
@@ -16,7 +17,7 @@ from gradus.errors import RequestError
 from gradus.server.api.ask import Ask, Encoder
 from gradus.server.api.errors import failure_of, own, problem_of
 from gradus.server.api.fields import refuse
-from gradus.server.api.frames import DONE, encode, event
+from gradus.server.api.frames import DONE, Each, encode, event, event_pieces, pieces
 from gradus.server.config import ServerConfig
 from gradus.server.metrics.tally import Tally
 from gradus.text.completion import Completion, Delta
@@ -112,14 +113,15 @@ class GenerateEncoder:
     def begin(self) -> bytes:
         return b""
 
-    def frames(self, deltas: Sequence[Delta]) -> bytes:
+    def frames(self, deltas: Sequence[Delta]) -> Iterator[bytes]:
         """Write a frame for each delta. The very last frame carries the model and the usage."""
-        return b"".join([self._event(delta) for delta in deltas if delta.token_ids or delta.completion])
-
-    def _event(self, delta: Delta) -> bytes:
-        if delta.completion is None and self._plain and not delta.prompt_logprobs:
-            return plain_event(delta)
-        return event(self._frame(delta))
+        for delta in deltas:
+            if delta.prompt_logprobs:
+                yield from event_pieces(self._frame(delta))
+            elif delta.token_ids and delta.completion is None and self._plain:
+                yield plain_event(delta)
+            elif delta.token_ids or delta.completion:
+                yield from event_pieces(self._frame(delta))
 
     def _frame(self, delta: Delta) -> dict[str, Any]:
         content = frame(delta, wants_logprobs=self._params.logprobs is not None)
@@ -129,20 +131,20 @@ class GenerateEncoder:
                 content |= {"model": self._model, "usage": usage(self._completions, self._tally)}
         return content
 
-    def end(self) -> bytes:
-        return DONE
+    def end(self) -> Iterator[bytes]:
+        yield DONE
 
     def failed(self, error: Exception) -> bytes:
         return event(own(problem_of(error))) + DONE
 
-    def whole(self, completions: Sequence[Completion]) -> dict[str, Any]:
-        return answer(completions, self._model, self._tally)
+    def whole(self, completions: Sequence[Completion]) -> Iterator[bytes]:
+        return pieces(answer(completions, self._model, self._tally))
 
 
 def answer(completions: Sequence[Completion], model: str, tally: Tally) -> dict[str, Any]:
     """Format the whole answer. Its top level is sample 0; with n > 1, `choices` lists all samples, sample 0 too."""
     first = completions[0]
-    choices = {"choices": [_choice(completion) for completion in completions]} if len(completions) > 1 else {}
+    choices = {"choices": Each(_choice, completions)} if len(completions) > 1 else {}
     counts = usage(completions, tally)
     return {"id": first.request_id, "model": model, **_choice(first), **choices, "usage": counts}
 
@@ -216,21 +218,22 @@ def _timings(timings: Timings) -> dict[str, float | None]:
 def _logprobs(logprobs: Sequence[TokenLogprob] | None) -> dict[str, Any]:
     if logprobs is None:
         return {}
+    return {"logprobs": Each(_logprob, logprobs)}
+
+
+def _logprob(token: TokenLogprob | None) -> dict[str, Any] | None:
+    if token is None:
+        return None
     return {
-        "logprobs": [
-            {
-                "token_id": token.token_id,
-                "logprob": _finite(token.logprob),
-                "top": [{"token_id": token_id, "logprob": _finite(value)} for token_id, value in token.top],
-            }
-            for token in logprobs
-        ]
+        "token_id": token.token_id,
+        "logprob": _finite(token.logprob),
+        "top": [{"token_id": token_id, "logprob": _finite(value)} for token_id, value in token.top],
     }
 
 
 def _prompt_logprobs(logprobs: Sequence[TokenLogprob] | None) -> dict[str, Any]:
     """Format the prompt's log-probabilities; its first token has no predecessor, and gets null."""
-    return {} if logprobs is None else {"prompt_logprobs": [None, *_logprobs(logprobs)["logprobs"]]}
+    return {} if logprobs is None else {"prompt_logprobs": Each(_logprob, chain((None,), logprobs))}
 
 
 def _rounded(seconds: float | None) -> float | None:

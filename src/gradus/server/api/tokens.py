@@ -54,6 +54,8 @@ def _of_messages(fields: Fields, front_end: FrontEnd) -> Sequence[int]:
 def detokenized(body: Any, client: "EngineClient") -> dict[str, Any]:
     """Decode `tokens`, control tokens by their names. Raises RequestError, Unavailable while the model loads."""
     front_end, fields = client.front_end, Fields(body, strict=client.config.strict_fields)
+    if "tokens" not in fields:
+        refuse("tokens", "a list of token ids", None)
     tokens, most = fields.list("tokens"), front_end.limits.vocab_size - 1
     for token in tokens:
         if not isinstance(token, int) or isinstance(token, bool) or not 0 <= token <= most:

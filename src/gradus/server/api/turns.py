@@ -1,13 +1,14 @@
 """A turn of a conversation, for the chat protocols: tools and their choice, template settings, and a sample's answer
 as it is read."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from gradus.engine.logprobs import NO_LOGPROBS, TokenLogprob
 from gradus.loading.chat import EFFORTS, check_settings
 from gradus.server.api.ask import EventReader
 from gradus.server.api.fields import Fields, refuse
+from gradus.server.api.frames import Each
 from gradus.server.api.openai import floored, spelled
 from gradus.text.completion import Completion, Delta
 from gradus.text.front_end import FrontEnd
@@ -109,13 +110,14 @@ def in_one_piece(completion: Completion) -> Delta:
     return Delta(*place, completion.text, completion.token_ids, NO_LOGPROBS, completion)
 
 
-def logprob_entries(logprobs: Sequence[TokenLogprob], spell: Callable[[int], bytes]) -> list[dict[str, Any]]:
+def logprob_entries(logprobs: Iterable[TokenLogprob], spell: Callable[[int], bytes]) -> Each:
     """Write log-probabilities in the form of chats. spell: gives a token's bytes."""
-    return [
-        _entry(spell(token.token_id), token.logprob)
-        | {"top_logprobs": [_entry(spell(other), logprob) for other, logprob in token.top]}
-        for token in logprobs
-    ]
+
+    def entry(token: TokenLogprob) -> dict[str, Any]:
+        top = [_entry(spell(other), logprob) for other, logprob in token.top]
+        return {**_entry(spell(token.token_id), token.logprob), "top_logprobs": top}
+
+    return Each(entry, logprobs)
 
 
 def _entry(piece: bytes, logprob: float) -> dict[str, Any]:

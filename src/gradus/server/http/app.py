@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 import gradus
 from gradus.errors import GradusError
 from gradus.server.api.anthropic.request import Messages
-from gradus.server.api.ask import Exchange
+from gradus.server.api.ask import Exchange, check_logprobs, logprobs_limit
 from gradus.server.api.chat import ChatCompletion
 from gradus.server.api.completions import Completions
 from gradus.server.api.errors import Problem, failure_of, problem_of
@@ -33,6 +33,7 @@ from gradus.server.http.hosts import OwnHosts
 from gradus.server.http.keys import Keys
 from gradus.server.http.model_routes import add_model_routes
 from gradus.server.http.record import REQUEST_ID, Records, record_of
+from gradus.server.http.slices import JsonInSlices
 from gradus.server.http.streaming import EventStream, cancelled_with_client
 from gradus.server.metrics.exposition import CONTENT_TYPE, Exposition
 from gradus.server.results import ClientGone, Stream
@@ -104,6 +105,7 @@ def _add_middleware(app: FastAPI, client: EngineClient, config: ServerConfig) ->
     hosts = OwnHosts(config.host, config.allowed_hosts, config.cors_origins, secure=config.tls_cert is not None)
     app.add_middleware(OwnRequests, hosts=hosts)
     app.add_middleware(HeaderLimits)
+    app.add_middleware(Heads)
     app.add_middleware(Records, meter=client.meter, lines=config.log_requests)
 
 
@@ -132,13 +134,13 @@ def _add_reports(app: FastAPI, client: EngineClient, config: ServerConfig) -> No
 
     @app.get("/stats", summary="Totals, the queue, the cache, and every limit")
     async def stats() -> Response:
-        return json_response(200, client.stats() | {"limits": limits(config, body_limit(config, client.info))})
+        return json_response(200, client.stats() | {"limits": limits(config, client.info)})
 
     exposition = Exposition(client, alias=config.metrics_alias == "vllm")
 
-    @app.get("/metrics", summary="Measurements, as Prometheus's text")
+    @app.get("/metrics", summary="Measurements, as Prometheus's text", response_class=Metrics)
     async def metrics() -> Response:
-        return Response(exposition.text(), media_type=CONTENT_TYPE)
+        return Metrics(exposition.text())
 
     @app.get("/", summary="What is where")
     async def index() -> Response:
@@ -149,6 +151,10 @@ def _add_reports(app: FastAPI, client: EngineClient, config: ServerConfig) -> No
         return json_response(200, {"name": "gradus", "version": gradus.__version__, "routes": routes})
 
 
+class Metrics(Response):
+    media_type = CONTENT_TYPE
+
+
 def read_generate(body: Any, client: EngineClient) -> Exchange:
     return Generate.parse(body, client.config, client.model)
 
@@ -157,6 +163,8 @@ async def respond(request: Request, read: Reader, client: EngineClient, config: 
     """Answer a body of `read`'s protocol, whole or as a stream of events."""
     body = await read_json(request, max_bytes=body_limit(config, client.info), timeout=config.receive_timeout)
     exchange, record = read(body, client), record_of(request.scope)
+    if client.info is not None:
+        check_logprobs(exchange.asks, client.info.limits.context_length, logprobs_limit(config, client.info))
     stream = client.submit(*admitted(record, exchange.asks), key=record.key, name=record.id)
     record.follow(stream.tally)
     async with cancelled_with_client(request.receive, stream):
@@ -164,7 +172,7 @@ async def respond(request: Request, read: Reader, client: EngineClient, config: 
         warnings = without_effect(exchange, stream, client)
         encoder = exchange.encoder(stream)
         if not exchange.stream:
-            return json_response(200, encoder.whole(await all_completions(stream)), warnings)
+            return JsonInSlices(encoder.whole(await all_completions(stream)), warnings, config.write_timeout)
     return EventStream(stream, encoder, config, warnings)
 
 
@@ -207,9 +215,8 @@ def _add_error_handlers(app: FastAPI) -> None:
         phrase = http.HTTPStatus(error.status_code).phrase.lower()
         path = request.scope["path"]  # not url.path, which the Host header can change
         message = f"{request.method} {path[:100]}: {phrase}; GET / lists the routes"
-        return problem_response(
-            Problem(error.status_code, "invalid_request", message, headers=error.headers or {}), path
-        )
+        allowed = {"allow": methods_of(app, path)} if error.status_code == 405 else error.headers or {}
+        return problem_response(Problem(error.status_code, "invalid_request", message, headers=allowed), path)
 
     async def on_client_gone(request: Request, error: Exception) -> Response:
         return Response(status_code=CLIENT_CLOSED_REQUEST)
@@ -219,6 +226,30 @@ def _add_error_handlers(app: FastAPI) -> None:
     app.add_exception_handler(HTTPException, on_http_error)
     app.add_exception_handler(ClientGone, on_client_gone)
     app.add_exception_handler(ClientDisconnect, on_client_gone)
+
+
+def methods_of(app: FastAPI, path: str) -> str:
+    """List the methods of all routes with a path, for the header `Allow`."""
+    routes = [route for route in app.routes if isinstance(route, APIRoute) and route.path_regex.match(path)]
+    methods = {method for route in routes for method in route.methods or ()}
+    return ", ".join(sorted(methods | ({"HEAD"} if "GET" in methods else set())))
+
+
+class Heads:
+    """Answers HEAD as GET: the connection, which sees the real method, leaves the body out."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope.get("method") != "HEAD":
+            await self.app(scope, receive, send)
+            return
+        asked = {**scope, "method": "GET"}
+        try:
+            await self.app(asked, receive, send)
+        finally:
+            scope["route"] = asked.get("route")  # for the log and the metrics
 
 
 class HeaderLimits:

@@ -21,6 +21,7 @@ from gradus.server.http.record import record_of
 from gradus.server.http.streaming import cancelled_with_client
 from gradus.server.results import ClientGone
 
+UNKNOWN_MODEL: dict[int | str, dict[str, Any]] = {404: {"description": "no model has this name"}}
 Answer = Callable[[Any, EngineClient], dict[str, Any]]
 
 
@@ -44,7 +45,7 @@ def add_model_routes(app: FastAPI, client: EngineClient, config: ServerConfig) -
     async def models() -> Response:
         return json_response(200, {"object": "list", "data": [described(client, created)]})
 
-    @app.get("/v1/models/{name:path}", summary="The model, by its name")
+    @app.get("/v1/models/{name:path}", summary="The model, by its name", responses=UNKNOWN_MODEL)
     async def model(request: Request, name: str) -> Response:
         found = described(client, created)
         if name == found["id"]:

@@ -11,17 +11,19 @@ several times as much as writing a token. Otherwise, the task writes them.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, nullcontext
 from typing import Protocol
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from gradus.engine.logprobs import NO_LOGPROBS
 from gradus.errors import GradusError
 from gradus.server.api.ask import Encoder
 from gradus.server.api.frames import PING
 from gradus.server.config import ServerConfig
+from gradus.server.http.slices import cut, slices
 from gradus.server.results import ClientGone, Stream
 from gradus.text.completion import Delta
 
@@ -86,7 +88,7 @@ class EventStream(Response):
             except ClientGone:
                 pass
             except TimeoutError:
-                _abort(scope)
+                cut(scope)
                 self.stream.stall()
 
     async def _send_results(self, send: Send) -> bytes:
@@ -103,29 +105,40 @@ class EventStream(Response):
             except GradusError as error:  # too late for a status, so the last frame carries the error
                 return self.encoder.failed(error)
             quiet, self._wrote = not self._wrote, False
-            if frames := self.encoder.frames(deltas) if deltas else PING if quiet else b"":
-                await self._write(send, frames)
-        return self.encoder.end()
+            if deltas:
+                await self._write(send, await self._all_but_last(send, self.encoder.frames(deltas)))
+            elif quiet:
+                await self._write(send, PING)
+        return await self._all_but_last(send, self.encoder.end())
 
     def _sink(self, deltas: Sequence[Delta]) -> bool:
-        """Write results at once, if the connection has room and the task has no earlier ones to write."""
+        """Write results at once, if the connection has room and the task has no earlier ones to write.
+
+        Log-probabilities of a prompt may be many, so the task writes them, slice by slice.
+        """
         if self._busy or self._pieces is None or not self._pieces.has_room:
             return False
-        if frames := self.encoder.frames(deltas):
+        if deltas[0].prompt_logprobs is not NO_LOGPROBS:
+            return False
+        if frames := b"".join(self.encoder.frames(deltas)):
             self._pieces.write_piece(frames)
             self._wrote = True
         return True
 
+    async def _all_but_last(self, send: Send, frames: Iterable[bytes]) -> bytes:
+        """Write frames slice by slice. Returns the last slice, for a message that may say that it is the last."""
+        last = b""
+        self._busy = True
+        async for data in slices(frames):
+            await self._write(send, last)
+            self._busy, last = True, data
+        return last
+
     async def _write(self, send: Send, data: bytes, more: bool = True) -> None:
         """Send data. Raises TimeoutError if the client does not read in time."""
         self._busy = True
-        room = self._pieces is not None and self._pieces.has_room  # then nothing waits
-        async with nullcontext() if room else asyncio.timeout(self.config.write_timeout):
-            await send({"type": "http.response.body", "body": data, "more_body": more})
+        if data or not more:
+            room = self._pieces is not None and self._pieces.has_room  # then nothing waits
+            async with nullcontext() if room else asyncio.timeout(self.config.write_timeout):
+                await send({"type": "http.response.body", "body": data, "more_body": more})
         self._busy = False
-
-
-def _abort(scope: Scope) -> None:
-    """Cut the connection. An orderly close would wait for the client, which does not read."""
-    if abort := scope.get("state", {}).get("abort_connection"):
-        abort()

@@ -41,8 +41,8 @@ class MessageEncoder:
         message = self._message([], None, {**usage(self._prompt_tokens), "output_tokens": 0})
         return _frame({"type": "message_start", "message": message}) + _frame({"type": "ping"})
 
-    def frames(self, deltas: Sequence[Delta]) -> bytes:
-        return b"".join([_frame(frame) for delta in deltas for frame in self._read(delta)])
+    def frames(self, deltas: Sequence[Delta]) -> Iterator[bytes]:
+        return (_frame(frame) for delta in deltas for frame in self._read(delta))
 
     def _read(self, delta: Delta) -> Iterator[Frame]:
         for each in self._sample.read(delta):
@@ -53,20 +53,20 @@ class MessageEncoder:
                 self._failed = True
                 yield anthropic(problem_of(error))
 
-    def end(self) -> bytes:
+    def end(self) -> Iterator[bytes]:
         completion = self._sample.completion
         if self._failed or completion is None:
-            return b""
-        ending = {"type": "message_delta", "delta": self._ending(completion), "usage": self._usage(completion)}
-        return _frame(ending) + _frame({"type": "message_stop"})
+            return
+        yield _frame({"type": "message_delta", "delta": self._ending(completion), "usage": self._usage(completion)})
+        yield _frame({"type": "message_stop"})
 
     def failed(self, error: Exception) -> bytes:
         return _frame(anthropic(problem_of(error)))
 
-    def whole(self, completions: Sequence[Completion]) -> dict[str, Any]:
+    def whole(self, completions: Sequence[Completion]) -> Iterator[bytes]:
         (completion,) = completions
         frames = list(self._read(in_one_piece(completion)))
-        return self._message(joined(frames), self._ending(completion), self._usage(completion))
+        yield encode(self._message(joined(frames), self._ending(completion), self._usage(completion)))
 
     def _message(self, content: list[Frame], ending: Frame | None, usage: Frame) -> Frame:
         return {

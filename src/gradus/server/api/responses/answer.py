@@ -2,7 +2,8 @@
 
 import secrets
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from gradus.engine.logprobs import NO_LOGPROBS, TokenLogprob
@@ -10,7 +11,7 @@ from gradus.engine.request import Request
 from gradus.server.api import openai
 from gradus.server.api.ask import Ask, PlainText, event_reader
 from gradus.server.api.errors import Problem, failure_of, problem_of, too_long
-from gradus.server.api.frames import event
+from gradus.server.api.frames import event, event_pieces, pieces
 from gradus.server.api.responses.history import Names
 from gradus.server.api.responses.items import Frame, Items
 from gradus.server.api.turns import Sample, in_one_piece, logprob_entries
@@ -27,8 +28,7 @@ class ResponseEncoder:
         reader = event_reader(ask, request, front_end, 0)
         self._plain = isinstance(reader, PlainText)
         self._sample = Sample(reader)
-        self._items = Items(names)
-        self._spell = openai.speller(front_end.tokenizer)
+        self._items = Items(names, partial(logprob_entries, spell=openai.speller(front_end.tokenizer)))
         self._wants_logprobs = request.params.logprobs is not None
         self._response: Frame = {
             "id": f"resp_{secrets.token_hex(12)}",
@@ -49,40 +49,42 @@ class ResponseEncoder:
 
     def begin(self) -> bytes:
         response = self._with_status("in_progress")
-        return b"".join(
-            self._frame({"type": f"response.{kind}", "response": response}) for kind in ("created", "in_progress")
-        )
+        created = self._frame({"type": "response.created", "response": response})
+        return b"".join([*created, *self._frame({"type": "response.in_progress", "response": response})])
 
-    def frames(self, deltas: Sequence[Delta]) -> bytes:
-        return b"".join([self._frame(each) for delta in deltas for each in self._read(delta, delta.logprobs)])
+    def frames(self, deltas: Sequence[Delta]) -> Iterator[bytes]:
+        for delta in deltas:
+            for each in self._read(delta, delta.logprobs):
+                yield from self._frame(each)
 
-    def end(self) -> bytes:
+    def end(self) -> Iterator[bytes]:
         """Close the open item, then the response."""
         if self._failure is not None:
-            return self.failed(self._failure)
-        frames = list(self._items.end(complete=self._complete))
+            yield self.failed(self._failure)
+            return
+        for each in self._items.end(complete=self._complete):
+            yield from self._frame(each)
         status = "completed" if self._complete else "incomplete"
-        frames.append({"type": f"response.{status}", "response": self._with_status(status)})
-        return b"".join(map(self._frame, frames))
+        yield from self._frame({"type": f"response.{status}", "response": self._with_status(status)})
 
     def failed(self, error: Exception) -> bytes:
         response = self._with_status("failed") | {"error": error_of(problem_of(error))}
-        return self._frame({"type": "response.failed", "response": response})
+        return b"".join(self._frame({"type": "response.failed", "response": response}))
 
-    def _frame(self, content: Frame) -> bytes:
-        numbered = {**content, "sequence_number": self._number}
+    def _frame(self, content: Frame) -> Iterable[bytes]:
+        numbered, kind = {**content, "sequence_number": self._number}, content["type"]
         self._number += 1
-        return event(numbered, content["type"])
+        return event_pieces(numbered, kind) if self._wants_logprobs else (event(numbered, kind),)
 
     # -- in one piece --------------------------------------------------------------------------------------------------
 
-    def whole(self, completions: Sequence[Completion]) -> dict[str, Any]:
+    def whole(self, completions: Sequence[Completion]) -> Iterator[bytes]:
         (completion,) = completions
         for _ in self._read(in_one_piece(completion), completion.logprobs or ()):
-            pass
+            yield b""  # token by token, if there are log-probabilities: a time to pause
         for _ in self._items.end(complete=self._complete):
             pass
-        return self._with_status("completed" if self._complete else "incomplete")
+        yield from pieces(self._with_status("completed" if self._complete else "incomplete"))
 
     # -- both ----------------------------------------------------------------------------------------------------------
 
@@ -90,7 +92,7 @@ class ResponseEncoder:
         """Add a delta to the items."""
         for part, heard in self._parts(delta, logprobs):
             events = self._sample.read(part)
-            self._items.heard(logprob_entries(heard[self._sample.thought_in(part) :], self._spell))
+            self._items.heard(heard[self._sample.thought_in(part) :])
             for each in events:
                 yield from self._items.add(each)
         if delta.completion is not None:

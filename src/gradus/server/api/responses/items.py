@@ -10,27 +10,31 @@ items are closed.
 """
 
 import secrets
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+from gradus.engine.logprobs import TokenLogprob
 from gradus.server.api.responses.history import Names
 from gradus.text.tools.events import Event, Reasoning, Text, ToolArguments, ToolEnd, ToolStart
 
 Frame = dict[str, Any]
 """An event of the protocol, without its number."""
 
+Show = Callable[[Iterable[TokenLogprob]], Any]
+"""Writes log-probabilities as JSON."""
+
 
 class Items:
-    """The items of one response. names: of functions in namespaces.
+    """The items of one response. names: of functions in namespaces. show: writes log-probabilities.
 
     output: the closed items.
     """
 
-    def __init__(self, names: Names) -> None:
+    def __init__(self, names: Names, show: Show) -> None:
         self.output: list[Frame] = []
-        self._names = names
+        self._names, self._show = names, show
         self._open: _Open | None = None
-        self._logprobs: list[Frame] = []  # of tokens whose text has not arrived
+        self._logprobs: list[TokenLogprob] = []  # of tokens whose text has not arrived
 
     def add(self, event: Event) -> Iterator[Frame]:
         """Write an event. Text continues a message, reasoning a reasoning item; a call is an item of its own."""
@@ -49,7 +53,7 @@ class Items:
             case ToolEnd(_, complete):
                 yield from self.close("completed" if complete else "incomplete")
 
-    def heard(self, logprobs: list[Frame]) -> None:
+    def heard(self, logprobs: Iterable[TokenLogprob]) -> None:
         """Keep the log-probabilities of new tokens for the text that comes next."""
         self._logprobs += logprobs
 
@@ -76,7 +80,7 @@ class Items:
         yield from self.close("completed")
         if kind != "message":
             self._logprobs = []
-        self._open = _KINDS[kind](len(self.output), fields)
+        self._open = _KINDS[kind](len(self.output), fields, self._show)
         yield from self._open.begin()
 
     def _more(self, text: str) -> Iterator[Frame]:
@@ -93,12 +97,13 @@ class Items:
 
 
 class _Open:
-    """An unfinished item. index: its place in the output."""
+    """An unfinished item. index: its place in the output. show: writes log-probabilities."""
 
     kind: str
     prefix: str  # of its id
 
-    def __init__(self, index: int, fields: Frame) -> None:
+    def __init__(self, index: int, fields: Frame, show: Show) -> None:
+        self._show = show
         identifier = f"{self.prefix}_{secrets.token_hex(12)}"
         self.item: Frame = {"type": self.kind, "id": identifier, **self._empty(), **fields}
         self._place = {"item_id": self.item["id"], "output_index": index}
@@ -110,7 +115,7 @@ class _Open:
     def begin(self) -> Iterator[Frame]:
         yield self._whole("added", "in_progress")
 
-    def more(self, text: str, logprobs: list[Frame]) -> Iterator[Frame]:
+    def more(self, text: str, logprobs: list[TokenLogprob]) -> Iterator[Frame]:
         raise NotImplementedError
 
     def close(self, status: str) -> Iterator[Frame]:
@@ -143,17 +148,17 @@ class _InParts(_Open):
         self.item["content"] = [part]
         yield from super().close(status)
 
-    def more(self, text: str, logprobs: list[Frame]) -> Iterator[Frame]:
+    def more(self, text: str, logprobs: list[TokenLogprob]) -> Iterator[Frame]:
         self._texts.append(text)
         yield self._event(f"{self.text_event}.delta", content_index=0, delta=text, **self._shown(logprobs))
 
-    def _part(self, text: str, logprobs: list[Frame]) -> Frame:
+    def _part(self, text: str, logprobs: list[TokenLogprob]) -> Frame:
         raise NotImplementedError
 
-    def _shown(self, logprobs: list[Frame]) -> Frame:
+    def _shown(self, logprobs: list[TokenLogprob]) -> Frame:
         return {}
 
-    def _all_logprobs(self) -> list[Frame]:
+    def _all_logprobs(self) -> list[TokenLogprob]:
         return []
 
 
@@ -161,24 +166,24 @@ class _Message(_InParts):
     kind, prefix = "message", "msg"
     part_event, text_event = "content_part", "output_text"
 
-    def __init__(self, index: int, fields: Frame) -> None:
-        super().__init__(index, fields)
-        self._logprobs: list[Frame] = []
+    def __init__(self, index: int, fields: Frame, show: Show) -> None:
+        super().__init__(index, fields, show)
+        self._logprobs: list[TokenLogprob] = []
 
     def _empty(self) -> Frame:
         return {"role": "assistant", "content": []}
 
-    def more(self, text: str, logprobs: list[Frame]) -> Iterator[Frame]:
+    def more(self, text: str, logprobs: list[TokenLogprob]) -> Iterator[Frame]:
         self._logprobs += logprobs
         yield from super().more(text, logprobs)
 
-    def _part(self, text: str, logprobs: list[Frame]) -> Frame:
-        return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
+    def _part(self, text: str, logprobs: list[TokenLogprob]) -> Frame:
+        return {"type": "output_text", "text": text, "annotations": [], **self._shown(logprobs)}
 
-    def _shown(self, logprobs: list[Frame]) -> Frame:
-        return {"logprobs": logprobs}
+    def _shown(self, logprobs: list[TokenLogprob]) -> Frame:
+        return {"logprobs": self._show(logprobs) if logprobs else []}
 
-    def _all_logprobs(self) -> list[Frame]:
+    def _all_logprobs(self) -> list[TokenLogprob]:
         return self._logprobs
 
 
@@ -189,7 +194,7 @@ class _Reasoning(_InParts):
     def _empty(self) -> Frame:
         return {"summary": [], "content": [], "encrypted_content": None}
 
-    def _part(self, text: str, logprobs: list[Frame]) -> Frame:
+    def _part(self, text: str, logprobs: list[TokenLogprob]) -> Frame:
         return {"type": "reasoning_text", "text": text}
 
 
@@ -199,7 +204,7 @@ class _Call(_Open):
     def _empty(self) -> Frame:
         return {"arguments": ""}
 
-    def more(self, text: str, logprobs: list[Frame]) -> Iterator[Frame]:
+    def more(self, text: str, logprobs: list[TokenLogprob]) -> Iterator[Frame]:
         self._texts.append(text)
         yield self._event("function_call_arguments.delta", delta=text)
 
