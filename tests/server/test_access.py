@@ -196,7 +196,7 @@ def test_every_key_is_compared_whatever_the_first_ones_say(monkeypatch, file):
 
 
 def test_a_key_can_be_added_and_withdrawn_while_the_server_runs(tmp_path, monkeypatch):
-    monkeypatch.setattr("gradus.server.http.access.REFRESH_S", 0.0)
+    monkeypatch.setattr("gradus.server.http.keys.REFRESH_S", 0.0)
     path, late = tmp_path / "keys.yaml", new_key()
     write_keys(path, {"alice": EVERYONE["alice"]})
     with running(api_keys=str(path)) as server:

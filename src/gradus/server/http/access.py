@@ -9,7 +9,6 @@ Each key has its own prefixes in the cache: its TTFT then reveals nothing about 
 import dataclasses
 import hashlib
 import secrets
-import time
 from collections.abc import Sequence
 
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -29,8 +28,6 @@ PUBLIC = frozenset({"/health", "/health/live", "/health/ready", "/ping"})
 
 MONITORED = frozenset({"/stats", "/metrics"})
 """Paths with statistics of all keys together: for the roles `monitor` and `admin`."""
-
-REFRESH_S = 1.0  # between two checks of the file of keys
 
 _PROCESS_SECRET = secrets.token_bytes(32)
 
@@ -64,7 +61,6 @@ class Access:
         self._keys = keys
         self._defaults = defaults
         self._accounts: dict[str, Account] = {}
-        self._next_refresh = 0.0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -99,9 +95,7 @@ class Access:
         if scope["path"] in PUBLIC and scope["method"] == "GET":
             return None
         if key is None:
-            what = "this API key is not valid" if presented else "an API key is needed"
-            message = f"{what}: send it as `Authorization: Bearer KEY` or `x-api-key: KEY`"
-            return Problem(401, "invalid_api_key", message, headers={"www-authenticate": "Bearer", **CLOSE})
+            return unknown_sender(presented)
         monitored = scope["path"] in MONITORED
         if key.role == ("client" if monitored else "monitor"):
             message = f"the role {key.role!r} of this API key does not allow {scope['path'][:100]}"
@@ -109,10 +103,7 @@ class Access:
         return None
 
     def _find(self, presented: Sequence[str]) -> Key | None:
-        now = time.monotonic()
-        if now >= self._next_refresh:
-            self._keys.refresh()
-            self._next_refresh = now + REFRESH_S
+        self._keys.keep_current()
         return next((key for text in presented if (key := self._keys.find(text)) is not None), None)
 
     def _account(self, key: Key) -> Account:
@@ -123,6 +114,13 @@ class Access:
             account = self._accounts[key.name] = Account(limits)
         account.limits = limits
         return account
+
+
+def unknown_sender(presented: Sequence[str]) -> Problem:
+    """Refuse a sender who presents no key, or none that is known."""
+    what = "this API key is not valid" if presented else "an API key is needed"
+    message = f"{what}: send it as `Authorization: Bearer KEY` or `x-api-key: KEY`"
+    return Problem(401, "invalid_api_key", message, headers={"www-authenticate": "Bearer", **CLOSE})
 
 
 def credentials(scope: Scope) -> list[str]:

@@ -16,6 +16,7 @@ import re
 import secrets
 import stat
 import tempfile
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -31,6 +32,7 @@ log = logging.getLogger(__name__)
 VARIABLE = "GRADUS_API_KEY"
 OWN_NAME = "GRADUS_API_KEY"  # in capitals: no name in a file can equal it
 LEAST_CHARACTERS = 16  # of a key chosen by a person
+REFRESH_S = 1.0  # between two checks of the file
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 PREFIX = "gradus-"  # lets secret scanners recognize a leaked key
 
@@ -91,6 +93,7 @@ class Keys:
         self._file = None if file is None else Path(file)
         self._own = () if own is None else (Key(OWN_NAME, digest_of(_checked(own)), "admin"),)
         self._version: tuple[int, ...] | None = None
+        self._next_check = 0.0
         self._keys: tuple[Key, ...] = self._own
         if self._file is not None:
             self._version = _version(self._file)
@@ -112,6 +115,13 @@ class Keys:
             if hmac.compare_digest(key.digest, digest):
                 found = key
         return found
+
+    def keep_current(self) -> None:
+        """Read the file again if it has changed. Looks at most once per REFRESH_S: call it before `find`."""
+        now = time.monotonic()
+        if now >= self._next_check:
+            self.refresh()
+            self._next_check = now + REFRESH_S
 
     def refresh(self) -> None:
         """Read the file again if it has changed."""
