@@ -18,6 +18,7 @@ import dataclasses
 import itertools
 import logging
 import math
+import secrets
 import time
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -93,6 +94,11 @@ class News:
     streams: dict[Stream, None] = field(default_factory=dict)
 
 
+def new_name() -> str:
+    """Make up the id of one body's requests. It is random: numbers would show each client the traffic of all."""
+    return f"gen-{secrets.token_hex(8)}"
+
+
 class EngineClient:
     """Serves requests from the one engine that `config` describes. For one event loop only.
 
@@ -122,7 +128,6 @@ class EngineClient:
         self._fresh: dict[Stream, None] = {}  # with deltas that are to be delivered, in order of arrival
         self._next_handle = 1
         self._beginnings: set[asyncio.Task[None]] = set()  # one for each request whose long prompt is being encoded
-        self._numbers = itertools.count(1)
         self._rate = ServiceRate()
         self._watch = Watch()
         self._restarts = Restarts()
@@ -258,8 +263,8 @@ class EngineClient:
 
     def _stream(self, samples: Sequence[int]) -> Stream:
         """Name the requests of one body, and assign handles to their samples."""
-        number = next(self._numbers)
-        names = [f"gen-{number}"] if len(samples) == 1 else [f"gen-{number}-{at}" for at in range(len(samples))]
+        name = new_name()
+        names = [name] if len(samples) == 1 else [f"{name}-{at}" for at in range(len(samples))]
         handles = list(itertools.accumulate(samples, initial=self._next_handle))
         self._next_handle = handles.pop()
         return Stream(names, handles, sum(samples), self.forget, self.counts)

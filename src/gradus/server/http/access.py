@@ -13,8 +13,8 @@ from collections.abc import Sequence
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from gradus.engine.request import SchedulingParams
-from gradus.errors import ConfigError
+from gradus.engine.request import MAX_PRIORITY, SchedulingParams
+from gradus.errors import ConfigError, RequestError
 from gradus.server.api.ask import Ask
 from gradus.server.api.errors import CLOSE, Problem
 from gradus.server.config import ServerConfig
@@ -91,7 +91,7 @@ class Access:
         key = self._find(presented)
         if key is not None:
             record.key, record.salt = key.name, salt_of(key.name)
-            record.account = self._account(key)
+            record.account, record.best_priority = self._account(key), key.first_priority
         if scope["path"] in PUBLIC and scope["method"] == "GET":
             return None
         if key is None:
@@ -148,13 +148,24 @@ def salt_of(name: str) -> bytes:
 def admitted(record: Record, asks: Sequence[Ask]) -> Sequence[Ask]:
     """Apply the limits of the sender's key, and its own part of the cache.
 
-    Raises QuotaExceeded, or RequestError for more samples than the key may ever have.
+    Raises QuotaExceeded, or RequestError for more samples than the key may ever have, or a better priority.
     """
+    if record.best_priority is not None:
+        _check_priority(record.best_priority, asks)
     if record.account is not None:
         record.account.admit(sum(ask.params.n for ask in asks))
     if record.salt is None:
         return asks
     return [dataclasses.replace(ask, scheduling=_salted(ask, record.salt)) for ask in asks]
+
+
+def _check_priority(best: int, asks: Sequence[Ask]) -> None:
+    """Refuse a priority that would put a client ahead of the others without the operator's consent."""
+    for ask in asks:
+        priority = ask.scheduling.priority
+        if priority < best:
+            limit = f"between {best} and {MAX_PRIORITY} with this API key (its best_priority)"
+            raise RequestError.of("priority", limit, priority)
 
 
 def _salted(ask: Ask, salt: bytes) -> SchedulingParams:

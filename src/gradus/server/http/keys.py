@@ -22,6 +22,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
+from gradus.engine.request import MAX_PRIORITY
 from gradus.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -60,17 +61,39 @@ class KeyLimits:
 
 
 LIMITS = tuple(one.name for one in fields(KeyLimits))
+OPTIONAL = ("role", "created", *LIMITS, "best_priority")  # fields of an entry in the file
 
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """One key's owner. digest: SHA-256 of the key. created: a date, for human readers."""
+    """One key's owner. digest: SHA-256 of the key. created: a date, for human readers.
+
+    best_priority: the lowest number that its requests may have as their priority; None: any for the role admin, and 0
+    for others, so that no client gets ahead of those that ask for nothing.
+    """
 
     name: str
     digest: bytes
     role: Role = "client"
     limits: KeyLimits = field(default_factory=KeyLimits)
     created: str = ""
+    best_priority: int | None = None
+
+    @property
+    def first_priority(self) -> int:
+        """The best priority, with the role's default."""
+        if self.best_priority is not None:
+            return self.best_priority
+        return -MAX_PRIORITY if self.role == "admin" else 0
+
+
+def check_priority(where: str, value: Any) -> int | None:
+    """Check a key's best priority. Raises ConfigError."""
+    if value is not None and (not isinstance(value, int) or isinstance(value, bool) or abs(value) > MAX_PRIORITY):
+        raise ConfigError(
+            f"{where}best_priority must be a whole number between {-MAX_PRIORITY} and {MAX_PRIORITY}, got {value!r}"
+        )
+    return value
 
 
 def new_key() -> str:
@@ -194,15 +217,16 @@ def _key(path: Path, name: Any, entry: Any) -> Key:
         raise ConfigError(
             f"{where}: names have 1 to 64 of a-z, 0-9, '.', '_' and '-', and begin with a letter or digit"
         )
-    if not isinstance(entry, dict) or not entry.keys() <= {"sha256", "role", "created", *LIMITS}:
-        raise ConfigError(f"{where}: must have sha256, and may have role, created, {', '.join(LIMITS)}")
+    if not isinstance(entry, dict) or not entry.keys() <= {"sha256", *OPTIONAL}:
+        raise ConfigError(f"{where}: must have sha256, and may have {', '.join(OPTIONAL)}")
     digest = entry.get("sha256")
     if not isinstance(digest, str) or not re.fullmatch(r"[0-9a-f]{64}", digest):
         raise ConfigError(f"{where}: sha256 must be 64 hexadecimal digits, as `gradus keys add` writes them")
     role = entry.get("role", "client")
     if role not in get_args(Role):
         raise ConfigError(f"{where}: role must be one of {', '.join(get_args(Role))}, got {role!r}")
-    return Key(name, bytes.fromhex(digest), role, _limits(where, entry), str(entry.get("created", "")))
+    best = check_priority(f"{where}: ", entry.get("best_priority"))
+    return Key(name, bytes.fromhex(digest), role, _limits(where, entry), str(entry.get("created", "")), best)
 
 
 def _limits(where: str, entry: Mapping[str, Any]) -> KeyLimits:
@@ -229,7 +253,7 @@ def write_keys(path: Path, keys: Mapping[str, Key]) -> None:
 
 
 def _entry(key: Key) -> dict[str, Any]:
-    limits = {name: getattr(key.limits, name) for name in LIMITS}
+    limits = {name: getattr(key.limits, name) for name in LIMITS} | {"best_priority": key.best_priority}
     return {
         "sha256": key.digest.hex(),
         "role": key.role,
