@@ -199,13 +199,17 @@ class EngineClient:
     def hurried(self) -> bool:
         return self._hurry.is_set()
 
+    def abandon(self) -> None:
+        """End running requests without waiting for the engine's last outputs."""
+        for stream in set(self._streams.values()):
+            self.forget(stream, Unavailable("the server is shutting down", "draining"))
+
     async def close(self, patience: float = 1.0) -> None:
         """Stop the engine, and wait at most `patience` seconds for a step or for loading. If a thread does not end,
         `stopped` stays False."""
         for task in self._tasks:
             task.cancel()
-        for stream in set(self._streams.values()):
-            self.forget(stream, Unavailable("the server is shutting down", "draining"))
+        self.abandon()
         self._worker.shutdown(wait=False, cancel_futures=True)
         rests = self.info is not None and self._watch.silent_since is None
         closed = await self._link.close(GOODBYE_S if rests else patience)
