@@ -137,7 +137,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _end_streams(code: int) -> int:
-    """Write what is left in the streams. Returns the exit code, a failure's if stdout cannot be written."""
+    """Flush both streams. Returns the exit code, or a failure's if stdout cannot be written."""
     try:
         terminal.flush_stdout()
     except OSError as error:

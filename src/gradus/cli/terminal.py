@@ -70,13 +70,13 @@ def print_mistake(text: str) -> None:
 
 
 def flush_stdout() -> None:
-    """Write what is left. Raises OSError."""
+    """Flush stdout. Raises OSError."""
     if sys.stdout is not None:
         sys.stdout.flush()
 
 
 def give_up(stream: TextIO | None) -> None:
-    """Drop what a stream could not write. Otherwise the interpreter tries again at its end, and reports the failure."""
+    """Drop a stream's unwritten text. Otherwise the interpreter tries again at its end, and reports the failure."""
     with suppress(OSError, ValueError, AttributeError):  # a program may have replaced the stream
         nothing = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nothing, stream.fileno())  # type: ignore[union-attr]

@@ -286,7 +286,7 @@ class LLM:
             self._iterated -= ids
 
     def _await(self, ids: set[str]) -> list[Delta]:
-        """Return deltas of these requests: those of another thread's step, or else those of a step of our own."""
+        """Return deltas of these requests. Takes a step unless another thread's step left some."""
         with self._turns:
             if not any(delta.request_id in ids for delta in self._untaken):
                 self._advance()

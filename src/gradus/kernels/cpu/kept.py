@@ -8,7 +8,7 @@ that were compiled into it. So the function holds a number computed from all of 
 Nothing depends on kept code. Where no folder is writable, code is compiled at every start; code that cannot be
 read, because a disk was full or a file is damaged, is compiled again and replaced.
 
-numba unpickles what it has kept, so a file there is a program that runs as this user. A folder that other users may
+numba unpickles its files, so each is a program that runs as this user. A folder that other users may
 write to is therefore not used. The `__pycache__` next to the sources is as safe as Python's own code in it.
 """
 
@@ -55,7 +55,7 @@ class KeptCode(FunctionCache):
 
 
 class Unkept(NullCache):
-    """No cache, because the folder for it is not safe. danger: why."""
+    """No cache: its folder is not safe. danger: the reason."""
 
     def __init__(self, danger: str) -> None:
         self.danger = danger
@@ -89,7 +89,7 @@ def danger_of(folder: Path) -> str | None:
     """
     if os.name != "posix":
         return None
-    trusted = (0, os.geteuid(), os.stat("/").st_uid)  # where root is not mapped into a container, "/" is nobody's
+    trusted = (0, os.geteuid(), os.stat("/").st_uid)  # a container without a root user of its own gives "/" to user 65534
     for path in _involved(folder):
         found = path.stat()
         if found.st_uid not in trusted:

@@ -69,7 +69,7 @@ class Key:
     """One key's owner. digest: SHA-256 of the key. created: a date, for human readers.
 
     best_priority: the lowest number that its requests may have as their priority; None: any for the role admin, and 0
-    for others, so that no client gets ahead of those that ask for nothing.
+    for other roles, so that no client gets ahead of requests at the default.
     """
 
     name: str

@@ -42,7 +42,7 @@ class Account:
     @limits.setter
     def limits(self, limits: KeyLimits) -> None:
         """Change the limits. A key without a rate limit owes nothing, so a new limit begins with a full minute. Another
-        rate scales what is left or owed, so the time to wait stays the same."""
+        rate scales the balance, so the time to wait stays the same."""
         before, after = self._limits.tokens_per_minute, limits.tokens_per_minute
         self._limits = limits
         if after is None or before == after:
