@@ -89,7 +89,7 @@ def danger_of(folder: Path) -> str | None:
     """
     if os.name != "posix":
         return None
-    trusted = (0, os.geteuid(), os.stat("/").st_uid)  # a container without a root user of its own gives "/" to user 65534
+    trusted = (0, os.geteuid(), os.stat("/").st_uid)  # in a container without a user 0, "/" has another owner
     for path in _involved(folder):
         found = path.stat()
         if found.st_uid not in trusted:
