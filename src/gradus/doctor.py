@@ -258,19 +258,19 @@ def _cpu_kernels() -> str:
     from gradus.kernels.cpu import byte_products
     from gradus.kernels.cpu.decode_step import run
     from gradus.kernels.cpu.elementary import exp_of
-    from gradus.kernels.cpu.kept import place_of
+    from gradus.kernels.cpu.kept import danger_to, place_of
 
     if abs(exp_of(1.0) - math.e) > 1e-6:
         raise RuntimeError("numba compiles wrongly on this processor")
     _, processor, _ = cpu_target.target_context.codegen().magic_tuple()
-    place = place_of(run)
+    place, danger = place_of(run), danger_to(run)
     return (
         f"decode steps run in them, on {use(None)} threads; compiled for {processor}, "
         f"int8 by {byte_products.NAME or 'plain loops'}; "
         + (
             f"code is kept in {place}"
             if place
-            else "code is not kept, so every start compiles: no place can be written"
+            else f"code is not kept, so every start compiles: {danger or 'no place can be written'}"
         )
     )
 
@@ -346,10 +346,25 @@ def unsafe_settings(environment: Mapping[str, str]) -> list[Finding]:
         )
     if hasattr(os, "geteuid") and os.geteuid() == 0:
         findings.append(_unsafe("this runs as root: a fault would have the whole machine", "use an ordinary user"))
+    findings += _unsafe_code()
     folder = _shared_folder()
     if folder is not None:
         findings.append(_unsafe(f"{folder}: other users may replace the models in it", f"chmod go-w {folder}"))
     return findings or [Finding("unsafe settings", OK, "none")]
+
+
+def _unsafe_code() -> list[Finding]:
+    """The folder of compiled CPU kernels, if other users could put code into it."""
+    from gradus.kernels import cpu
+
+    if cpu.missing():
+        return []
+    from gradus.kernels.cpu.decode_step import run
+    from gradus.kernels.cpu.kept import danger_to
+
+    danger = danger_to(run)
+    advice = "chmod go-w it, or name a folder of your own in NUMBA_CACHE_DIR"
+    return [] if danger is None else [_unsafe(f"compiled code would be kept where {danger}", advice)]
 
 
 def _shared_folder() -> Path | None:

@@ -99,6 +99,17 @@ def test_the_kernels_of_a_cpu_are_described(monkeypatch):
         assert f"on {use(None)} threads" in found.detail
 
 
+def test_a_place_for_code_that_others_may_write_to_is_named(monkeypatch):
+    pytest.importorskip("numba")
+    from gradus.kernels.cpu import kept
+
+    monkeypatch.setattr(kept, "place_of", lambda kernel: None)
+    monkeypatch.setattr(kept, "danger_to", lambda kernel: "other users may write to /place")
+    assert "every start compiles: other users may write to /place" in finding("CPU kernels").detail
+    (unsafe,) = [found for found in doctor.unsafe_settings({}) if "/place" in found.detail]
+    assert "NUMBA_CACHE_DIR" in unsafe.advice
+
+
 def test_numba_that_computes_wrongly_is_noticed(monkeypatch):
     pytest.importorskip("numba")
     from gradus.kernels.cpu import elementary

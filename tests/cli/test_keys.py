@@ -12,6 +12,7 @@ def test_a_key_is_printed_once_and_its_hash_is_kept(gradus, tmp_path):
     assert key not in file.read_text()
     found = Keys(file).find(key)
     assert (found.name, found.role, found.limits) == ("alice", "admin", KeyLimits(8, 4, 1000))
+    assert found.first_priority == -1000
     again = gradus("keys", "add", "bob", "--file", str(file)).out.strip()
     assert again != key and Keys(file).find(key).name == "alice" and Keys(file).find(again).role == "client"
 
@@ -27,6 +28,14 @@ def test_keys_are_listed_without_their_hashes_and_removed_by_name(gradus, tmp_pa
     assert list(read_keys(tmp_path / "keys.yaml")) == ["bob"]
 
 
+def test_a_keys_best_priority_is_kept_and_listed(gradus, tmp_path):
+    file = tmp_path / "keys.yaml"
+    assert gradus("keys", "add", "alice", "--file", str(file), "--best-priority", "-7").code == 0
+    assert gradus("keys", "add", "bob", "--file", str(file)).code == 0
+    assert [key.first_priority for key in read_keys(file).values()] == [-7, 0]
+    assert "-7" in gradus("keys", "list", "--file", str(file)).out
+
+
 def test_mistakes_are_one_line(gradus, tmp_path):
     file = str(tmp_path / "keys.yaml")
     assert gradus("keys", "add", "alice", "--file", file).code == 0
@@ -34,6 +43,7 @@ def test_mistakes_are_one_line(gradus, tmp_path):
         (["add", "alice", "--file", file], "has a key 'alice' already"),
         (["add", "Alice B", "--file", file], "a name has 1 to 64"),
         (["add", "bob", "--file", file, "--max-samples", "0"], "max_samples must be"),
+        (["add", "bob", "--file", file, "--best-priority", "-1001"], "best_priority must be a whole number between"),
         (["add", "bob", "--file", file, "--role", "king"], "king"),
         (["remove", "carol", "--file", file], "has no key 'carol'; it has alice"),
         (["list", "--file", f"{file}.absent"], "cannot be read"),

@@ -1,8 +1,10 @@
 """Rules for every command: help that teaches, one line for a mistake, exit codes."""
 
+import errno
 import inspect
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -80,6 +82,19 @@ def test_a_mistake_gets_one_line_and_exit_code_2(gradus, arguments, says):
         (ConfigError("two\n  lines"), 2, "gradus: two lines\n"),
         (CapacityError("full"), 1, "gradus: full\n"),
         (KeyboardInterrupt(), 130, "\n"),
+        (
+            MemoryError(),
+            1,
+            "gradus: not enough memory (an allocation failed); is there a limit? `ulimit -v` shows it\n",
+        ),
+        (
+            ImportError("libtorch_cpu.so: failed to map segment from shared object"),
+            1,
+            "gradus: not enough memory (libtorch_cpu.so: failed to map segment from shared object); is there a limit? "
+            "`ulimit -v` shows it\n",
+        ),
+        (OSError(errno.ENOSPC, "No space left"), 1, "gradus: output cannot be written: No space left\n"),
+        (OSError(errno.ENOSPC, "No space left", "a/b"), 1, "gradus: a/b cannot be written: No space left\n"),
     ],
 )
 def test_exit_codes(gradus, monkeypatch, error, code, line):
@@ -95,6 +110,67 @@ def test_a_defect_of_ours_keeps_its_traceback(gradus, monkeypatch):
     monkeypatch.setattr(cli.course.course, "available", lambda: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         gradus("phases")
+
+
+@pytest.mark.parametrize("error", [ImportError("no module of that name"), OSError(errno.EINVAL, "Invalid argument")])
+def test_other_errors_of_the_same_kinds_keep_theirs(gradus, monkeypatch, error):
+    def fail(**_):
+        raise error
+
+    monkeypatch.setattr(cli, "app", fail)
+    with pytest.raises(type(error)):
+        gradus("phases")
+
+
+needs_a_full_disk = pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
+
+
+@needs_a_full_disk
+@pytest.mark.parametrize("arguments", [["models"], ["--version"], ["--help"]])
+def test_an_output_on_a_full_disk_is_one_line(arguments):
+    with open("/dev/full", "w") as full:
+        done = command(*arguments, stdout=full, stderr=subprocess.PIPE)
+    assert (done.returncode, done.stderr) == (1, "gradus: output cannot be written: No space left on device\n")
+
+
+@needs_a_full_disk
+@pytest.mark.parametrize(("arguments", "code"), [(["models"], 0), (["bogus"], 2)])
+def test_a_full_disk_under_stderr_changes_no_exit_code(arguments, code):
+    with open("/dev/full", "w") as full:
+        done = command(*arguments, stdout=subprocess.PIPE, stderr=full)
+    assert done.returncode == code
+
+
+@needs_a_full_disk
+def test_a_note_that_cannot_be_written_ends_nothing(monkeypatch):
+    with open("/dev/full", "w") as full:
+        monkeypatch.setattr(sys, "stderr", full)
+        cli.terminal.print_note("loading")
+        cli.terminal.print_mistake("a mistake")
+        cli.terminal.give_up(full)
+
+
+def command(*arguments, **streams) -> subprocess.CompletedProcess:
+    return subprocess.run([sys.executable, "-m", "gradus", *arguments], text=True, timeout=60, **streams)
+
+
+INTERRUPTED = """
+import runpy, signal, sys
+
+class Interrupting:
+    def find_spec(self, name, path, target=None):
+        if name == "gradus.cli":
+            signal.raise_signal(signal.SIGINT)
+
+signal.signal(signal.SIGINT, signal.default_int_handler)
+sys.meta_path.insert(0, Interrupting())
+runpy.run_module("gradus", run_name="__main__")
+"""
+
+
+def test_ctrl_c_while_the_command_is_being_imported_ends_it_quietly():
+    done = subprocess.run([sys.executable, "-c", INTERRUPTED], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
 
 
 def test_the_installed_command_is_this_one():

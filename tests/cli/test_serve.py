@@ -3,7 +3,10 @@
 import json
 import signal
 import socket
+import subprocess
+import sys
 import urllib.request
+from pathlib import Path
 
 import pytest
 
@@ -296,3 +299,19 @@ def test_it_serves_until_it_is_told_to_stop(process):
         assert json.load(answer)["engine"] == "final"
     child.send_signal(signal.SIGTERM)
     assert child.wait(timeout=20) == 0
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
+def test_it_serves_though_its_log_is_on_a_full_disk():
+    command = [sys.executable, "-m", "gradus", "serve", *TINY, "--phase", "p01"]
+    with open("/dev/full", "w") as full:
+        child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=full, text=True)
+    with child:
+        try:
+            url = child.stdout.readline().split(" at ")[1].split()[0]
+            with urllib.request.urlopen(f"{url}/health", timeout=20) as answer:
+                assert answer.status == 200
+            child.send_signal(signal.SIGTERM)
+            assert child.wait(timeout=20) == 0
+        finally:
+            child.kill()

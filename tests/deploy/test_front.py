@@ -3,6 +3,7 @@
 import asyncio
 import socket
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import pytest
 
@@ -10,6 +11,7 @@ from gradus.deploy import front
 from gradus.deploy.answer import BrokenAnswer, Chunks, Head
 from gradus.deploy.front import Admitted, Front
 from gradus.server.config import ServerConfig
+from gradus.server.http.keys import Key, digest_of, new_key, write_keys
 from gradus.server.results import Unavailable
 
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\nconnection: close\r\n\r\n"
@@ -233,20 +235,56 @@ def test_a_client_that_does_not_read_holds_the_replica_up():
     assert script.sent < 900, "64 MB went somewhere"
 
 
-def test_of_a_sender_without_a_key_no_body_is_read(monkeypatch):
+def test_a_body_of_a_sender_without_a_key_is_refused_unread(monkeypatch):
     monkeypatch.setenv("GRADUS_API_KEY", "the-key-of-this-test")
 
     async def story(scene):
-        asked = QUESTION.replace(b"Length: 2", b"Length: 2000000")
-        reader, writer = await scene.client()
-        writer.write(asked)
-        assert b"data: 1" in await reader.readuntil(b"\n\n")
-        assert scene.requests[0].endswith(b"content-length: 0\r\n\r\n")
+        for body in (b"Length: 2000000", b"Length: 2", b"Type: a\r\nTransfer-Encoding: chunked"):
+            answer = await scene.asked(QUESTION.replace(b"Length: 2", body))
+            assert answer.startswith(b"HTTP/1.1 401 ") and b"an API key is needed" in answer
+            assert b"connection: close" in answer
+        assert not scene.admissions
         await scene.asked(QUESTION.replace(b"X-Mine: yes", b"Connection: close\r\nX-Api-Key: the-key-of-this-test"))
-        assert scene.requests[1].endswith(b"\r\n\r\n{}")
-        writer.close()
+        assert scene.requests[0].endswith(b"\r\n\r\n{}")
 
     run(story, says(WHOLE))
+
+
+@pytest.mark.parametrize("body", [b"", b"Content-Length: 0\r\n"])
+def test_a_request_without_a_body_needs_no_key_here_because_its_path_may_be_public(monkeypatch, body):
+    monkeypatch.setenv("GRADUS_API_KEY", "the-key-of-this-test")
+
+    async def story(scene):
+        await scene.asked(b"GET /health HTTP/1.1\r\nHost: here\r\n" + body + b"\r\n")
+        assert scene.requests[0].startswith(b"GET /health ")
+
+    run(story, says(WHOLE))
+
+
+def test_keys_that_are_added_changed_or_removed_count_here_too(monkeypatch, tmp_path):
+    monkeypatch.setattr("gradus.server.http.keys.REFRESH_S", 0.0)
+    file, (first, later) = tmp_path / "keys.yaml", (new_key(), new_key())
+    alice, bob = Key("alice", digest_of(first)), Key("bob", digest_of(later))
+    write_keys(file, {"alice": alice})
+
+    async def story(scene):
+        async def passed(key):
+            before = len(scene.requests)
+            head = b"Connection: close\r\nX-Api-Key: " + key.encode()
+            answer = await scene.asked(QUESTION.replace(b"X-Mine: yes", head))
+            if len(scene.requests) == before:
+                assert answer.startswith(b"HTTP/1.1 401 ") and b"this API key is not valid" in answer
+                return False
+            assert scene.requests[-1].endswith(b"\r\n\r\n{}")
+            return True
+
+        assert await passed(first) and not await passed(later)
+        write_keys(file, {"alice": alice, "bob": bob})
+        assert await passed(first) and await passed(later)
+        write_keys(file, {"bob": replace(bob, role="monitor")})  # the replica decides about roles
+        assert await passed(later) and not await passed(first)
+
+    run(story, says(WHOLE), api_keys=str(file))
 
 
 @pytest.mark.parametrize(

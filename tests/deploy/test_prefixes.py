@@ -4,7 +4,15 @@ import json
 
 import pytest
 
-from gradus.deploy.prefixes import BLOCK, MOST_BLOCKS, RecentPrefixes, block_hashes, prompt_hashes
+from gradus.deploy.prefixes import (
+    BLOCK,
+    LARGEST_BODY,
+    MOST_BLOCKS,
+    MOST_ITEMS,
+    RecentPrefixes,
+    block_hashes,
+    prompt_hashes,
+)
 
 SECRET = b"s" * 32
 
@@ -51,6 +59,26 @@ def test_the_order_of_fields_and_the_sampling_do_not_matter():
 def test_another_sender_secret_or_salt_shares_nothing(changed):
     prompt = "p" * 1000
     assert not set(hashes(prompt=prompt)) & set(hashes(prompt=prompt, **changed))
+
+
+BEGINNING = b'{"prompt": "' + b"p" * 2 * BLOCK + b'", "x": '
+
+
+@pytest.mark.parametrize(
+    ("filling", "largest"),
+    [
+        (lambda size: b'"' + b"a" * size + b'"', LARGEST_BODY - len(BEGINNING) - 3),
+        (lambda size: b"[" + b"[]," * size + b"0]", MOST_ITEMS // 2 - 2),
+        (lambda size: b"[" * size + b"]" * size, 900),
+        (lambda size: b"[" + b"1," * size + b"0]", MOST_ITEMS - 3),
+    ],
+    ids=["bytes", "lists", "nested", "numbers"],
+)
+def test_a_body_that_takes_long_to_parse_is_routed_by_load_alone(monkeypatch, filling, largest):
+    assert len(prompt_hashes(BEGINNING + filling(largest) + b"}", SECRET)) == 2
+    if largest != 900:  # deeper nesting ends the parser early by itself
+        monkeypatch.setattr("gradus.deploy.prefixes.json.loads", lambda body: pytest.fail("the body is parsed"))
+    assert prompt_hashes(BEGINNING + filling(16 * largest) + b"}", SECRET) == ()
 
 
 def test_the_two_salts_cannot_be_exchanged():

@@ -226,3 +226,35 @@ def test_a_dry_run_plans_what_one_rank_takes():
     part, _ = planned(ServerConfig(**settings, tensor_parallel=2), open_checkpoint(settings["model"]))
     assert part.weight_bytes < 0.6 * whole.weight_bytes
     assert part.memory_fraction == whole.memory_fraction / 2
+
+
+def test_a_loss_that_several_threads_notice_is_one():
+    class Slow(Ranks):
+        """Takes long between looking for a loss and recording one."""
+
+        @property
+        def _lost(self):
+            return self.__dict__.get("lost")
+
+        @_lost.setter
+        def _lost(self, what):
+            time.sleep(0.02)
+            self.__dict__["lost"] = what
+
+    ranks, losses, all_there = Slow(1, "", {}), [], threading.Barrier(4)
+    ranks.on_loss = lambda: losses.append(threading.current_thread())
+
+    def lose(index):
+        all_there.wait()
+        ranks._lose(index, "has died")
+
+    threads = [threading.Thread(target=lose, args=(index,)) for index in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    ranks.close()
+    ranks.join()
+    assert len(losses) == 1
+    with pytest.raises(RankLost, match="has died: load the model again"):
+        ranks.check()

@@ -1,6 +1,7 @@
 """Servers over real sockets: uvicorn in a thread of the test process, or a process of its own where signals matter."""
 
 import contextlib
+import itertools
 import json
 import os
 import signal
@@ -117,6 +118,13 @@ def serving():
     """Start servers: `serving(load, **settings)`; all are stopped at the end of the test."""
     with contextlib.ExitStack() as stack:
         yield lambda load=None, **settings: stack.enter_context(running(load, **settings))
+
+
+@pytest.fixture
+def numbered(monkeypatch):
+    """Number the requests of this test's servers: gen-1, gen-2, …"""
+    numbers = itertools.count(1)
+    monkeypatch.setattr("gradus.server.client.new_name", lambda: f"gen-{next(numbers)}")
 
 
 def tiny_llm(phase="p01"):

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gradus.engine.request import SamplingParams, SchedulingParams
-from gradus.errors import ConfigError
+from gradus.errors import ConfigError, RequestError
 from gradus.server.api.ask import Ask
 from gradus.server.config import ServerConfig
 from gradus.server.http.access import PUBLIC, admitted, check_exposure, salt_of
@@ -197,7 +197,7 @@ def test_every_key_is_compared_whatever_the_first_ones_say(monkeypatch, file):
 
 
 def test_a_key_can_be_added_and_withdrawn_while_the_server_runs(tmp_path, monkeypatch):
-    monkeypatch.setattr("gradus.server.http.access.REFRESH_S", 0.0)
+    monkeypatch.setattr("gradus.server.http.keys.REFRESH_S", 0.0)
     path, late = tmp_path / "keys.yaml", new_key()
     write_keys(path, {"alice": EVERYONE["alice"]})
     with running(api_keys=str(path)) as server:
@@ -283,6 +283,7 @@ def test_a_file_survives_writing_and_holds_no_key(file, tmp_path):
             f"keys: {{a: {{sha256: '{'0' * 64}', max_samples: 0}}}}",
             "max_samples must be a whole number, 1 or more, got 0",
         ),
+        (f"keys: {{a: {{sha256: '{'0' * 64}', best_priority: 1.5}}}}", "best_priority must be a whole number between"),
         ("keys: !!python/object/apply:os.getpid []", "is not YAML"),
     ],
 )
@@ -350,6 +351,34 @@ def test_the_salt_reaches_the_engine_whole_and_streamed(server):
     finally:
         server.engine.submit = original
     assert seen[0] == seen[1] != seen[2] == seen[3] and None not in seen
+
+
+@pytest.mark.parametrize(
+    ("key", "best"),
+    [
+        (Key("a", b""), 0),
+        (Key("a", b"", "admin"), -1000),
+        (Key("a", b"", best_priority=-5), -5),
+        (Key("a", b"", "admin", best_priority=3), 3),
+    ],
+)
+def test_a_key_asks_for_no_better_priority_than_its_own(key, best):
+    record = Record("id", "POST", best_priority=key.first_priority)
+    for priority in (best, 1000):
+        ask = Ask("a", SamplingParams(), SchedulingParams(priority=priority))
+        assert admitted(record, [ask])[0].scheduling.priority == priority
+    if best > -1000:
+        asks = [Ask("a", SamplingParams()), Ask("a", SamplingParams(), SchedulingParams(priority=best - 1))]
+        with pytest.raises(RequestError, match=rf"between {best} and 1000 with this API key \(its best_priority\)"):
+            admitted(record, asks[best > 0 :])
+
+
+@pytest.mark.parametrize("path", ["/generate", "/v1/completions"])
+def test_a_client_cannot_get_ahead_of_the_others(server, path):
+    body = {"prompt": "a", "max_tokens": 1, "priority": -1}
+    refused = server.http.post(path, json=body, headers=bearer(ALICE))
+    assert refused.status_code == 400 and "priority must be between 0 and 1000" in refused.json()["error"]["message"]
+    assert server.http.post(path, json=body, headers=bearer(ROOT)).status_code == 200
 
 
 def test_a_key_never_hits_what_another_has_computed(file):

@@ -122,7 +122,7 @@ def in_background(*calls):
     return lambda: [thread.join(20) for thread in threads] and results
 
 
-def test_a_departure_cancels_one_request_and_none_whose_id_begins_alike(serving):
+def test_a_departure_cancels_one_request_and_none_whose_id_begins_alike(serving, numbered):
     """CVE-2026-112266: abort matched ids by prefix, so one short id ended everybody's requests."""
     server = serving(partial(ScriptedCore, slots=32, step_s=0.01))
     first = server.send(b'{"prompt": "a", "max_tokens": 4000}')

@@ -237,7 +237,7 @@ def test_an_unexpected_error_of_the_server_itself_is_json_without_detail(serving
     assert "division" not in answer.text
 
 
-def test_a_request_cancelled_before_it_was_accepted_leaves_nothing(serving):
+def test_a_request_cancelled_before_it_was_accepted_leaves_nothing(serving, numbered):
     server = serving(partial(ScriptedCore, slots=1, step_s=0.3))
     first = server.send(b'{"prompt": "a", "max_tokens": 3}')
     assert eventually(lambda: server.engine.running)

@@ -51,7 +51,7 @@ def test_a_flood_is_served_up_to_the_limit_and_the_rest_is_told_at_once_when_to_
     assert server.idle()
 
 
-def test_requests_begin_in_the_order_in_which_they_came(serving):
+def test_requests_begin_in_the_order_in_which_they_came(serving, numbered):
     server = serving(partial(ScriptedCore, slots=1, step_s=0.005))
     hold = server.send(b'{"prompt": "a", "max_tokens": 30}')
     connections = []
@@ -107,7 +107,7 @@ def test_a_request_that_runs_too_long_ends_with_its_time(serving, stream):
     assert server.stats()["timed_out"] == 1
 
 
-def test_a_request_whose_time_is_up_in_the_queue_costs_no_step(serving):
+def test_a_request_whose_time_is_up_in_the_queue_costs_no_step(serving, numbered):
     server = serving(SLOW)
     running = server.send(b'{"prompt": "a", "max_tokens": 1000}')
     assert eventually(lambda: server.stats()["active"] == 1)
@@ -118,7 +118,7 @@ def test_a_request_whose_time_is_up_in_the_queue_costs_no_step(serving):
     assert server.engine.seen == ["gen-1"]
 
 
-def test_a_request_whose_time_is_up_costs_no_further_step(serving):
+def test_a_request_whose_time_is_up_costs_no_further_step(serving, numbered):
     server = serving(partial(ScriptedCore, slots=2, step_s=0.02))
     other = server.send(b'{"prompt": "a", "max_tokens": 1000}')
     assert server.generate(prompt="b", max_tokens=1000, timeout=0.2).status_code == 504
@@ -175,7 +175,7 @@ def test_a_deadline_that_is_met_is_no_matter(serving):
     assert serving().generate(prompt="a", max_tokens=3, deadline=20, timeout=10).status_code == 200
 
 
-def test_time_spent_before_the_engine_looks_counts(serving):
+def test_time_spent_before_the_engine_looks_counts(serving, numbered):
     """The second request comes while the engine is inside a long step: its time runs all the same."""
     server = serving(partial(ScriptedCore, slots=2, hang={2: 0.6}))
     first = server.send(b'{"prompt": "a", "max_tokens": 50}')

@@ -93,6 +93,48 @@ def test_a_long_wait_is_said_in_a_length_that_clients_obey():
     assert caught.value.retry_after == LONGEST_WAIT_S
 
 
+def limited(account, rate):
+    account.limits = KeyLimits(tokens_per_minute=rate)
+
+
+def test_tokens_used_without_a_rate_limit_are_no_debt_once_there_is_one():
+    mine, clock = account()
+    mine.close(entered(mine, generated=2_500_000))
+    running = entered(mine, prompt=1000, generated=1000)
+    clock.now += 5
+    limited(mine, 60)
+    mine.admit(1)
+    running.generated += 50  # these count
+    mine.close(running)
+    mine.admit(1)  # 10 are left
+    mine.close(entered(mine, generated=20))
+    with pytest.raises(QuotaExceeded, match="try again in 10 s"):
+        mine.admit(1)
+
+
+def test_a_rate_limit_that_is_taken_away_takes_its_debt_along():
+    mine, _ = account(tokens_per_minute=60)
+    mine.close(entered(mine, generated=1000))
+    limited(mine, None)
+    mine.admit(1)
+    limited(mine, 60)
+    mine.admit(1)
+
+
+@pytest.mark.parametrize("rate", [1, 30, 60_000])
+def test_another_rate_leaves_the_time_to_wait_as_it_is(rate):
+    mine, clock = account(tokens_per_minute=60)
+    mine.close(entered(mine, generated=90))  # 30 of debt
+    clock.now += 10
+    limited(mine, rate)
+    limited(mine, rate)  # as every request does
+    with pytest.raises(QuotaExceeded) as caught:
+        mine.admit(1)
+    assert caught.value.retry_after == pytest.approx(20)
+    clock.now += 20.1
+    mine.admit(1)
+
+
 def test_a_key_without_limits_has_those_of_the_server():
     assert KeyLimits(max_samples=2).over(KeyLimits(9, 8, None)) == KeyLimits(2, 8, None)
 

@@ -121,6 +121,20 @@ def test_a_step_that_hangs_does_not_keep_the_process(phase, says):
         assert says in errors
 
 
+def test_a_third_signal_leaves_a_step_that_hangs_without_a_traceback():
+    with Process("ScriptedCore(hang={2: 600})", port=0, drain_timeout=60) as server:
+        url = server.ready()
+        begun, result = stream_in_background(url)
+        assert begun.wait(10)
+        for _ in range(3):
+            server.signal()
+            time.sleep(0.2)
+        frames, done = result()
+        assert frames[-1]["error"]["type"] == "draining" and done
+        code, errors = server.end()
+        assert code == 0 and "Traceback" not in errors
+
+
 def test_a_client_that_reads_nothing_does_not_keep_the_process():
     with Process("ScriptedCore(piece='x' * 65536, step_s=0.001)", port=0, drain_timeout=0.2) as server:
         url = server.ready()

@@ -104,7 +104,7 @@ def test_a_long_prompt_that_cannot_be_served_gives_its_place_back(serving):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_stop_string_ends_its_sample_in_the_engine_and_what_came_after_it_is_dropped(serving, stream):
+def test_a_stop_string_ends_its_sample_in_the_engine_and_what_came_after_it_is_dropped(serving, numbered, stream):
     server = serving(partial(scripted, step_s=0.02))
     answer = server.generate(prompt="a", max_tokens=4000, n=2, stop=["5 "], stream=stream)
     if stream:

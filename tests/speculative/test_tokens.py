@@ -9,6 +9,7 @@ from gradus.assembly.final import build
 from gradus.config.options import FINAL, EngineConfig
 from gradus.engine.engine import Engine
 from gradus.engine.request import Request
+from gradus.execution.drafting import draft_model
 from gradus.models import Model
 from gradus.models.shapes import SHAPES
 from gradus.speculative.drafter import NO_DRAFT
@@ -165,6 +166,33 @@ def test_a_model_that_drafts_for_itself_is_always_right(shape, kernels):
     compare(shape, asked, run(engine, asked.values()))
     told = engine.metrics().speculation
     assert engine.metrics().preemptions > 0
+    assert told.accepted == told.drafted and sum(told.accepted) > 0
+    nothing_is_left(engine)
+
+
+def test_a_draft_model_that_lags_behind_computes_a_bounded_number_of_tokens_per_step(monkeypatch):
+    """Four prompts of 60 tokens come at once; with 16 tokens per step, it takes several steps until all have drafts."""
+    monkeypatch.setattr(draft_model, "CHUNK", 16)
+    asked = {name: ask(name, (*range(40, 99), number), SHAPE, max_tokens=40) for number, name in enumerate("abcd")}
+    engine = drafting_for_itself(SHAPE, kernels=False, page_size=4, cache_tokens=800, token_budget=300, max_sequences=4)
+    drafter, computed, drafted = engine.runner.drafter, [], []
+    propose = drafter.propose
+
+    def counting(history, slots, count, limits):
+        before = dict(drafter._stored)
+        drafts = propose(history, slots, count, limits)
+        lengths = history.lengths[slots].tolist()
+        stored = [min(drafter._stored.get(slot, 0), end) for slot, end in zip(slots.tolist(), lengths, strict=True)]
+        old = [min(before.get(slot, 0), end - 1) for slot, end in zip(slots.tolist(), lengths, strict=True)]
+        computed.append(sum(max(0, new - was) for new, was in zip(stored, old, strict=True)))
+        drafted.append((drafts[:, 0] >= 0).tolist())
+        return drafts
+
+    monkeypatch.setattr(drafter, "propose", counting)
+    compare(SHAPE, asked, run(engine, asked.values()))
+    assert max(computed) <= 16 + 4 * draft_model.USUAL
+    assert not any(map(all, drafted[:8])) and any(map(all, drafted))
+    told = engine.metrics().speculation
     assert told.accepted == told.drafted and sum(told.accepted) > 0
     nothing_is_left(engine)
 

@@ -141,11 +141,38 @@ def test_other_threads_change_nothing():
     assert seen == [signal.default_int_handler]
 
 
-def test_a_second_signal_does_not_wait_for_a_step_that_hangs():
+def test_two_signals_within_a_block_wait_for_its_end_and_come_as_one():
+    calls, done = [], []
+    before = signal.signal(signal.SIGINT, lambda *_: calls.append("handler"))
+    try:
+        with Interrupts():
+            interrupt()
+            interrupt()
+            done.append(list(calls))
+        assert (done, calls) == ([[]], ["handler"])
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_a_third_signal_does_not_wait_for_a_step_that_hangs():
     reached = []
     with pytest.raises(KeyboardInterrupt), Interrupts():
+        for number in range(1, 4):
+            interrupt()
+            reached.append(number)
+    assert reached == [1, 2]
+
+
+def test_a_second_signal_within_a_step_leaves_the_model_usable(llm, monkeypatch):
+    expected = llm.generate(["a", "b"], SOME)
+    advance = llm.core.step
+
+    def interrupted():
         interrupt()
-        reached.append("after one")
         interrupt()
-        reached.append("after two")
-    assert reached == ["after one"]
+        return advance()
+
+    with monkeypatch.context() as during, pytest.raises(KeyboardInterrupt):
+        during.setattr(llm.core, "step", interrupted)
+        llm.generate(["a", "b"], SOME)
+    assert [done.token_ids for done in llm.generate(["a", "b"], SOME)] == [done.token_ids for done in expected]

@@ -93,6 +93,43 @@ def test_what_is_no_list_of_token_ids_is_one_line(llm, prompt, message):
     assert "\n" not in str(refused.value)
 
 
+ODD = [5, 5.5, True, b"ab", {"a": 1}, object(), iter("a"), [None], [5.5], ["a", 5], [[None]], [{}], [[[1]]], int]
+
+
+@pytest.mark.parametrize("value", ODD, ids=lambda value: repr(value)[:20])
+@pytest.mark.parametrize(
+    ("argument", "call"),
+    [
+        ("prompt", lambda llm, value: llm.generate(value)),
+        ("prompt", lambda llm, value: llm.stream(value)),
+        ("prompt", lambda llm, value: llm.submit(value)),
+        ("messages", lambda llm, value: llm.chat(value)),
+        ("params", lambda llm, value: llm.generate("a", value)),
+        ("params", lambda llm, value: llm.generate(["a", "b"], value)),
+        ("params", lambda llm, value: llm.stream("a", value)),
+        ("params", lambda llm, value: llm.submit("a", value)),
+        ("params", lambda llm, value: llm.chat([{"role": "user", "content": "a"}], value)),
+        ("scheduling", lambda llm, value: llm.generate("a", scheduling=value)),
+        ("scheduling", lambda llm, value: llm.submit("a", scheduling=value)),
+        ("request_id", lambda llm, value: llm.submit("a", request_id=value)),
+        ("request_id", lambda llm, value: llm.cancel(value)),
+    ],
+)
+def test_an_argument_of_another_type_is_refused_in_one_line(llm, argument, call, value):
+    if argument in ("params", "scheduling") and value == [None]:
+        value = [5]  # None means the defaults
+    with pytest.raises(RequestError, match=argument) as refused:
+        call(llm, value)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("value", [value for value in ODD if value != [None]], ids=lambda value: repr(value)[:20])
+def test_a_model_of_another_type_is_refused_in_one_line(value):
+    with pytest.raises(ConfigError, match="model must be") as refused:
+        LLM(value, device="cpu")
+    assert "\n" not in str(refused.value)
+
+
 def test_logprobs_come_only_when_asked_for(llm):
     assert llm.generate("a", SamplingParams(max_tokens=1))[0].logprobs is None
 

@@ -16,6 +16,7 @@ a bug of ours. Nothing here imports torch before a command needs it, so `--help`
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Annotated
 
 import typer
@@ -129,6 +130,30 @@ def main(arguments: Sequence[str] | None = None) -> int:
         keep_freed_memory(os.environ)
         spin_briefly(os.environ)
         stay_within_share(os.environ)
+    code = _run(arguments)
+    if arguments is None:
+        code = _end_streams(code)
+    return code
+
+
+def _end_streams(code: int) -> int:
+    """Flush both streams. Returns the exit code, or a failure's if stdout cannot be written."""
+    try:
+        terminal.flush_stdout()
+    except OSError as error:
+        terminal.give_up(sys.stdout)
+        if code == 0 and (reason := terminal.lack_of(error)):
+            terminal.print_mistake(reason)
+        code = code or 1
+    try:
+        print(end="", file=sys.stderr, flush=True)
+    except OSError:
+        terminal.give_up(sys.stderr)
+    return code
+
+
+def _run(arguments: Sequence[str] | None) -> int:
+    """Run one command. Mistakes, and what the machine lacks, are reported in one line."""
     try:
         return app(args=arguments, prog_name="gradus", standalone_mode=False) or 0
     except TyperException as mistake:
@@ -144,10 +169,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from gradus.exercises.solution import blamed
 
         own = blamed(error)  # a student's file under --impl
-        if own is None:
+        reason = terminal.lack_of(error) if own is None else f"{own} (`gradus check` says what the phase expects)"
+        if reason is None:
             raise
-        terminal.print_mistake(f"{own} (`gradus check` says what the phase expects)")
+        terminal.print_mistake(reason)
         return 1
     except (KeyboardInterrupt, Abort):
-        print(file=sys.stderr)
+        with suppress(OSError):
+            print(file=sys.stderr)
         return 130

@@ -1,7 +1,7 @@
 """Show a person what they wait for: by a bar or a clock on a terminal, by notes elsewhere."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import TracebackType
 
 from rich.console import Console
@@ -70,7 +70,8 @@ class Bars:
             self._bars.advance(self._task, amount)
 
     def note(self, text: str) -> None:
-        self.console.print(text, style="dim", markup=False, highlight=False, soft_wrap=True)
+        with suppress(OSError):  # as for any note
+            self.console.print(text, style="dim", markup=False, highlight=False, soft_wrap=True)
 
     def __enter__(self) -> "Bars":
         self._bars.start()

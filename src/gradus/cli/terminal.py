@@ -1,15 +1,22 @@
 """Output: results go to stdout, everything about them (progress, statistics, mistakes) to stderr."""
 
+import errno
 import json
+import os
+import re
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from gradus.device.characters import plain
 from gradus.errors import ConfigError, RequestError
 from gradus.text.completion import Completion
+
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG)  # of a file that is being written
+CANNOT_MAP = re.compile("failed to map segment|cannot allocate memory|mmap", re.IGNORECASE)
 
 
 def print_json(value: Any, *, lines: bool = False) -> None:
@@ -19,8 +26,9 @@ def print_json(value: Any, *, lines: bool = False) -> None:
 
 def print_text(text: str) -> None:
     """Print text at once. A terminal that lacks a character shows a substitute."""
-    sys.stdout.write(plain(text, sys.stdout.encoding))
-    sys.stdout.flush()
+    if sys.stdout is not None:  # it is None where the program was started with it closed
+        sys.stdout.write(plain(text, sys.stdout.encoding))
+        sys.stdout.flush()
 
 
 def standard_input() -> str:
@@ -43,10 +51,11 @@ def write_file(file: Path, text: str) -> None:
 
 
 def print_note(text: str) -> None:
-    """Print a dim line on stderr."""
+    """Print a dim line on stderr. A note that cannot be written, as on a full disk, ends nothing."""
     from rich.console import Console
 
-    Console(stderr=True).print(text, style="dim", markup=False, highlight=False, soft_wrap=True)
+    with suppress(OSError):
+        Console(stderr=True).print(text, style="dim", markup=False, highlight=False, soft_wrap=True)
 
 
 def print_command(reason: str, command: str) -> None:
@@ -55,8 +64,34 @@ def print_command(reason: str, command: str) -> None:
 
 
 def print_mistake(text: str) -> None:
-    """Report a mistake in one line."""
-    print(f"gradus: {' '.join(text.split())}", file=sys.stderr)
+    """Report a mistake in one line, if stderr can be written. The exit code reports it in any case."""
+    with suppress(OSError):
+        print(f"gradus: {' '.join(text.split())}", file=sys.stderr, flush=True)
+
+
+def flush_stdout() -> None:
+    """Flush stdout. Raises OSError."""
+    if sys.stdout is not None:
+        sys.stdout.flush()
+
+
+def give_up(stream: TextIO | None) -> None:
+    """Drop a stream's unwritten text. Otherwise the interpreter tries again at its end, and reports the failure."""
+    with suppress(OSError, ValueError, AttributeError):  # a program may have replaced the stream
+        nothing = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nothing, stream.fileno())  # type: ignore[union-attr]
+        os.close(nothing)
+
+
+def lack_of(error: BaseException) -> str | None:
+    """Explain an error that only shows what the machine lacks: memory, or room on a disk. None for any other."""
+    if isinstance(error, MemoryError) or (isinstance(error, ImportError) and CANNOT_MAP.search(str(error))):
+        what = str(error) or "an allocation failed"
+        return f"not enough memory ({what}); is there a limit? `ulimit -v` shows it"
+    if isinstance(error, OSError) and error.errno in NO_ROOM:
+        where = "output" if error.filename is None else error.filename
+        return f"{where} cannot be written: {error.strerror}"
+    return None
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], title: str = "") -> None:

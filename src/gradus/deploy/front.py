@@ -5,7 +5,8 @@ tokens per second one process of Ray's would be busy with nothing else. The fron
 bytes from one connection to the other.
 
 The replica checks everything, as the same application does behind `gradus serve`. The front reads at most as much as
-the replica would accept, and no body at all of a sender without an API key where keys are needed.
+the replica would accept. Where keys are needed, it refuses a body from a sender without one before reading it, and
+passes on only requests without a body, which may be for a public path.
 """
 
 import asyncio
@@ -24,7 +25,7 @@ from gradus.errors import GradusError
 from gradus.server.api.errors import Problem, problem_of, shape_of
 from gradus.server.api.frames import encode
 from gradus.server.config import MAX_HEADER_BYTES, ServerConfig
-from gradus.server.http.access import credentials
+from gradus.server.http.access import credentials, unknown_sender
 from gradus.server.http.answers import problem_response
 from gradus.server.http.keys import Keys
 
@@ -74,6 +75,7 @@ class Front:
         )
 
     def known(self, presented: list[str]) -> bool:
+        self._keys.keep_current()
         return not self._keys or any(self._keys.find(text) for text in presented)
 
     def hashes(self, body: bytes, presented: list[str]) -> tuple[int, ...]:
@@ -173,8 +175,9 @@ class Connection(asyncio.Protocol):
         while (event := self._http.next_event()) not in (h11.NEED_DATA, h11.PAUSED):
             if isinstance(event, h11.Request):
                 self._request = event
-                if not self._front.known(self._presented(event)):
-                    return self._answer(close=True)  # with the replica's own refusal; the body is not read
+                if not self._front.known(presented := self._presented(event)):
+                    # the replica, which decides, may know the key by now: never pass a request on without its body
+                    return self._refuse(unknown_sender(presented)) if _has_body(event) else self._answer(close=True)
                 if self._http.they_are_waiting_for_100_continue:
                     self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
             elif isinstance(event, h11.Data):
@@ -357,6 +360,11 @@ class Source(asyncio.Protocol):
         if not self.finished.done():
             self.finished.set_result(whole)
             self.transport.close()
+
+
+def _has_body(request: h11.Request) -> bool:
+    lengths = {b"content-length": (b"0",), b"transfer-encoding": ()}
+    return any(name in lengths and value not in lengths[name] for name, value in request.headers)
 
 
 def plain(problem: Problem, target: str, close: bool) -> bytes:

@@ -18,15 +18,23 @@ BLOCK = 256  # characters, about 64 tokens of English
 MOST_BLOCKS = 256  # of a prompt: later blocks do not affect the choice
 MOST_HASHES = 8192  # that a replica publishes, of 8 bytes each
 
+LARGEST_BODY = 1 << 20  # bytes, about 250,000 tokens of English
+MOST_ITEMS = 1 << 15  # lists, objects and commas, in texts too: within both limits, parsing takes about 10 ms at most
+
 PROMPT_FIELDS = ("model", "tools", "system", "instructions", "messages", "input", "prompt")
 """The fields that make a prompt, in any protocol, in the order of the prompt's text."""
 
 
 def prompt_hashes(body: bytes, secret: bytes, salt: str = "") -> tuple[int, ...]:
-    """Hash the beginning of the prompt in a JSON body. Empty for a short prompt, and for anything else than an object.
+    """Hash the beginning of the prompt in a JSON body.
+
+    Empty for a short prompt, for anything but an object, and for a body that would hold up the front's other
+    connections while it is parsed: load alone then decides where the request goes.
 
     secret: of the deployment, at most 64 bytes. salt: separates senders who must not learn of each other.
     """
+    if len(body) > LARGEST_BODY or sum(map(body.count, (b"[", b"{", b","))) > MOST_ITEMS:
+        return ()
     try:
         fields = json.loads(body)
     except (ValueError, RecursionError):  # the replica answers with the reason

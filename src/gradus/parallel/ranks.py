@@ -60,7 +60,7 @@ class Ranks:
         self._processes: list[subprocess.Popen[bytes]] = []
         self._channels: list[Channel] = []
         self._sending = threading.Lock()  # plans, and constraints from a thread that compiles them
-        self._closed = threading.Event()
+        self._closed, self._losing = threading.Event(), threading.Lock()
         self._sampled: queue.SimpleQueue[bytes] = queue.SimpleQueue()
         for rank in range(1, size):
             self._start(module, {**job, "rank": rank, "size": size, "path": self.path})
@@ -179,9 +179,10 @@ class Ranks:
 
     def _lose(self, index: int, what: str) -> None:
         """Record the first loss, and kill all ranks: none can go on, and exchanges that wait for them must end."""
-        if self._closed.is_set() or self._lost is not None:
-            return
-        self._lost = f"rank {index + 1} of {self.size} {what}: load the model again"
+        with self._losing:  # several threads may notice at once
+            if self._closed.is_set() or self._lost is not None:
+                return
+            self._lost = f"rank {index + 1} of {self.size} {what}: load the model again"
         for process in self._processes:
             process.kill()
         ending = threading.Thread(target=self.on_loss, daemon=True)

@@ -18,6 +18,7 @@ import dataclasses
 import itertools
 import logging
 import math
+import secrets
 import time
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -90,6 +91,11 @@ class News:
     streams: dict[Stream, None] = field(default_factory=dict)
 
 
+def new_name() -> str:
+    """Make up the id of one body's requests. It is random: numbers would show each client the traffic of all."""
+    return f"gen-{secrets.token_hex(8)}"
+
+
 class EngineClient:
     """Serves requests from the one engine that `config` describes. For one event loop only.
 
@@ -118,7 +124,6 @@ class EngineClient:
         self._fresh: dict[Stream, None] = {}  # with deltas that are to be delivered, in order of arrival
         self._next_handle = 1
         self._beginnings: dict[Stream, Sequence[Job[Request]]] = {}  # prompts that are being encoded
-        self._numbers = itertools.count(1)
         self._rate = ServiceRate()
         self._samples_sent = self._samples_taken = 0
         self._queued = 0  # in the engine
@@ -189,13 +194,17 @@ class EngineClient:
     def hurried(self) -> bool:
         return self._hurry.is_set()
 
+    def abandon(self) -> None:
+        """End running requests without waiting for the engine's last outputs."""
+        for stream in set(self._streams.values()):
+            self.forget(stream, Unavailable("the server is shutting down", "draining"))
+
     async def close(self, patience: float = 1.0) -> None:
         """Stop the engine, and wait at most `patience` seconds for a step or for loading. If a thread does not end,
         `stopped` stays False."""
         self._load_task.cancel()
         self.supervisor.close()
-        for stream in set(self._streams.values()):
-            self.forget(stream, Unavailable("the server is shutting down", "draining"))
+        self.abandon()
         self._opener.shutdown(wait=False, cancel_futures=True)
         self._prompts.close()
         self.texts.close()
@@ -257,8 +266,8 @@ class EngineClient:
 
     def _stream(self, samples: Sequence[int], name: str) -> Stream:
         """Name the requests of one body, and assign handles to their samples."""
-        number = next(self._numbers)
-        names = [f"gen-{number}"] if len(samples) == 1 else [f"gen-{number}-{at}" for at in range(len(samples))]
+        made = new_name()
+        names = [made] if len(samples) == 1 else [f"{made}-{at}" for at in range(len(samples))]
         handles = list(itertools.accumulate(samples, initial=self._next_handle))
         self._next_handle = handles.pop()
         return Stream(names, handles, sum(samples), self.forget, self.counts, name)

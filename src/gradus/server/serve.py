@@ -157,7 +157,8 @@ class Server(uvicorn.Server):
         elif not self.client.hurried:
             self.client.hurry()
         else:
-            self.force_exit = self.should_exit = True
+            self.client.abandon()  # tasks that are cancelled instead would each write a traceback
+            self.should_exit = True
 
     async def _drain(self) -> None:
         """Drain while still listening, so that new requests get a 503 that says so."""

@@ -9,7 +9,8 @@ Read in this order:
     infill.py       prompts whose answer belongs in the middle of a text
     completion.py   results for callers
     interrupts.py   Ctrl-C between steps, never within one
+    turns.py        threads take turns at one engine
     llm.py          `LLM`: a front end and a core in one loop, for programs that own that loop
 
-All but llm.py import without torch.
+All but turns.py and llm.py import without torch.
 """

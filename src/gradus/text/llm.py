@@ -21,7 +21,7 @@ from gradus.device.allocator import give_back_host_memory
 from gradus.engine.engine import Engine
 from gradus.engine.metrics import Metrics
 from gradus.engine.request import ModelLimits, Request, SamplingParams, SchedulingParams
-from gradus.errors import RequestError
+from gradus.errors import ConfigError, RequestError
 from gradus.execution.memory.plan import weight_bytes
 from gradus.loading import Checkpoint, Progress, as_asked, open_checkpoint
 from gradus.models.create import create_model
@@ -30,6 +30,7 @@ from gradus.quantization.precision import resolve
 from gradus.text.completion import Completion, Delta
 from gradus.text.front_end import FrontEnd, Prompt
 from gradus.text.interrupts import Interrupts
+from gradus.text.turns import Turns
 
 Params = TypeVar("Params", SamplingParams, SchedulingParams)
 
@@ -50,13 +51,17 @@ class LLM:
     The final engine's cache may have room for less than one sequence of context_length; then `limits` is reduced, and
     a warning says so.
 
-    Raises ConfigError or CheckpointError in one line. Not thread-safe: one thread makes every call.
+    Raises ConfigError or CheckpointError in one line.
+
+    Threads may share it: they take turns, one engine step at a time, so requests of all threads share the batch. An
+    iterator of `stream` belongs to one thread at a time; while no thread reads it, it holds up no other call.
 
     `with LLM(…) as llm:` closes it at the end of the block, and frees its memory. Otherwise `close` does, or the
     object's own end.
 
-    Ctrl-C waits for the current step. It cancels the requests of `generate`, `chat` or `stream`, and the next call
-    runs as if nothing had happened.
+    Ctrl-C waits for the current step, and so does a second one. It cancels the requests of `generate`, `chat` or
+    `stream`, and the next call runs as if nothing had happened. A third within one step, which may hang, ends the step
+    and costs the model.
 
     `threads` also sets torch's number of threads, in the whole process; without it, the program's number is unchanged.
 
@@ -73,6 +78,8 @@ class LLM:
         gc_freeze: bool = True,
         **settings: Any,
     ) -> None:
+        if not isinstance(model, str | Checkpoint):
+            raise ConfigError(f"model must be a text (a name or a folder) or an opened Checkpoint, got {model!r}")
         given = Settings.of({"model": model if isinstance(model, str) else None, **settings})
         found = open_checkpoint(given.model, progress=progress) if isinstance(model, str) else model
         self.config = found.config
@@ -102,7 +109,10 @@ class LLM:
         self.core = GuardedCore(engine, self.device, self.options)
         self.front_end = FrontEnd(self.tokenizer, self.limits, self.checkpoint.name, end_sample=self.core.cancel)
         self._untaken: list[Delta] = []  # deltas that no caller has taken yet
+        self._iterated: set[str] = set()  # ids of requests whose deltas an iterator takes
+        self._dropped: list[set[str]] = []  # ids of iterators that ended within a step
         self._interrupts = Interrupts()
+        self._turns = Turns(self._interrupts)
         give_back_host_memory()  # freed by loading
         if gc_freeze:
             garbage.spare_what_stays(self.core)
@@ -127,7 +137,7 @@ class LLM:
         Requests that have not ended are dropped. Any later call that needs the engine raises ClosedEngine; another
         `close` does nothing. Without `close`, all of this happens when nothing refers to the object any more.
         """
-        with self._interrupts:
+        with self._turns:
             for request_id in self.front_end.open_requests:
                 self.front_end.close(request_id)
             self._untaken.clear()
@@ -200,22 +210,35 @@ class LLM:
         request_id: str | None = None,
     ) -> str:
         """Queue one prompt; returns the request's id. Raises RequestError, queueing nothing, if it can't be served."""
+        if request_id is not None:
+            _check_id(request_id)
+        params, scheduling = _one("params", params, SamplingParams), _one("scheduling", scheduling, SchedulingParams)
         return self._submit(self.front_end.request(prompt, params, scheduling, request_id))
 
     def step(self) -> list[Delta]:
-        """Take one engine step over all requests. Returns the deltas, each sample's in order."""
-        self._advance()
-        deltas, self._untaken = self._untaken, []
-        return deltas
+        """Take one engine step over all requests. Returns the deltas of submitted ones, each sample's in order.
+
+        The requests of a `generate` or `stream` under way take part; their deltas wait for it.
+        """
+        with self._turns:
+            self._advance()
+            submitted = {delta.request_id for delta in self._untaken} - self._iterated
+            return self._take(submitted)
 
     def cancel(self, request_id: str, reason: str = "cancelled") -> list[Delta]:
-        """End a request now. Returns the last delta of each sample that had not ended; [] if there is none."""
-        with self._interrupts:
-            return self.front_end.read(self.core.cancel(request_id, reason=reason))
+        """End a request now. Returns the last delta of each sample that had not ended; [] if there is none. Its
+        `stream` yields them too."""
+        _check_id(request_id)
+        with self._turns:
+            last = self.front_end.read(self.core.cancel(request_id, reason=reason))
+            if request_id in self._iterated:
+                self._untaken += last
+            return last
 
     @property
     def has_work(self) -> bool:
-        return self.core.has_work or bool(self._untaken)
+        """Whether `step` has something to do, or deltas to return."""
+        return self.core.has_work or any(delta.request_id not in self._iterated for delta in self._untaken)
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -224,11 +247,13 @@ class LLM:
         return stated(self.phase, self.options, budget) | {"engine": self.engine_name}
 
     def metrics(self) -> Metrics:
-        return self.core.metrics()
+        with self._turns:
+            return self.core.metrics()
 
     def check(self) -> None:
         """Assert the invariants of queue and cache. It costs more than a step, so it is for tests and idle servers."""
-        self.core.check()
+        with self._turns:
+            self.core.check()
 
     # -- the loop -----------------------------------------------------------------------------------------------------
 
@@ -250,22 +275,37 @@ class LLM:
         """Step until these requests have ended. Deltas of other requests are kept for their callers."""
         ids = {request.id for request in requests}
         left = sum(request.params.n for request in requests)
+        self._iterated |= ids
         try:
             for prompt_index, request in enumerate(requests):
                 self._submit(request, prompt_index)
             while left:
-                if not any(delta.request_id in ids for delta in self._untaken):
-                    self._advance()
-                for delta in self._take(ids):
+                for delta in self._await(ids):
                     left -= delta.completion is not None
                     yield delta
         finally:
             if left:  # after an error, Ctrl-C, or a caller that stops reading
                 self._discard(ids)
+            self._iterated -= ids
+
+    def _await(self, ids: set[str]) -> list[Delta]:
+        """Return deltas of these requests. Takes a step unless another thread's step left some."""
+        with self._turns:
+            if not any(delta.request_id in ids for delta in self._untaken):
+                self._advance()
+            return self._take(ids)
 
     def _discard(self, ids: set[str]) -> None:
-        """End these requests and drop their deltas."""
-        with self._interrupts:
+        """End these requests and drop their deltas. Within a step, which may collect an iterator as garbage, the next
+        step does it."""
+        self._dropped.append(ids)
+        if not self._turns.mine:
+            with self._turns:
+                self._drop()
+
+    def _drop(self) -> None:
+        while self._dropped:
+            ids = self._dropped.pop()
             for request_id in ids:
                 self.core.cancel(request_id)
                 self.front_end.close(request_id)
@@ -280,7 +320,7 @@ class LLM:
         constraint = request.params.structured
         if constraint is not None and (unkept := self.front_end.grammars.unkept(constraint)):
             log.warning("structured: the answer need not obey the schema's %s", ", ".join(unkept))
-        with self._interrupts:
+        with self._turns:
             self.front_end.open(request, prompt_index)
             try:
                 self.core.submit(request)
@@ -290,29 +330,48 @@ class LLM:
         return request.id
 
     def _advance(self) -> None:
-        """Take one engine step and keep its deltas."""
-        with self._interrupts:
-            self._untaken += self.front_end.read(self.core.step())
+        """Take one engine step, in a turn, and keep its deltas."""
+        self._drop()
+        self._untaken += self.front_end.read(self.core.step())
 
 
 def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     """Make a list of prompts. A text, or one list, array or tensor of token ids, is one prompt; a list of these is
-    many."""
+    many. Raises RequestError for anything else."""
     if isinstance(prompts, str) or hasattr(prompts, "ndim"):
         return [prompts]  # type: ignore[list-item]
+    if not isinstance(prompts, Sequence) or isinstance(prompts, bytes | bytearray | memoryview):
+        raise RequestError.of("prompts", "a text, a list of token ids, or a list of these", prompts)
     first = prompts[0] if len(prompts) > 0 else None
     one = isinstance(first, int) or getattr(first, "ndim", None) == 0  # an array's item
     return [prompts] if one else list(prompts)  # type: ignore[list-item, arg-type]
 
 
 def _of_each(name: str, given: Params | Sequence[Params] | None, kind: type[Params], count: int) -> list[Params]:
-    """Return one value for each of `count` prompts. given: one for all, one for each, or None for the defaults."""
-    if not isinstance(given, Sequence):
-        return [given or kind()] * count
+    """Return one value for each of `count` prompts. given: one for all, one for each, or None for the defaults.
+
+    Raises RequestError for another number, or a value of another type.
+    """
+    if not isinstance(given, list | tuple):
+        return [_one(name, given, kind)] * count
     if len(given) != count:
         limit = f"one {kind.__name__} for all, or one for each of the {count} prompts"
         raise RequestError.of(name, limit, len(given))
-    return list(given)
+    return [_one(f"{name}[{index}]", each, kind) for index, each in enumerate(given)]
+
+
+def _one(name: str, given: Any, kind: type[Params]) -> Params:
+    if given is not None and not isinstance(given, kind):
+        raise RequestError.of(name, f"{kind.__name__}(…) or None", given)
+    return kind() if given is None else given
+
+
+def _check_id(request_id: Any) -> None:
+    """Raise RequestError for anything but a text that UTF-8 can carry to another process."""
+    try:
+        request_id.encode()
+    except (AttributeError, UnicodeEncodeError):
+        raise RequestError.of("request_id", "a text without lone surrogates", request_id) from None
 
 
 def eos_of(checkpoint: Checkpoint) -> tuple[int, ...]:

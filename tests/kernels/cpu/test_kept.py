@@ -62,6 +62,68 @@ def test_code_is_kept_and_used_again(folder):
     assert kept.place_of(first) == str(files(folder, "nbi")[0].parent)
 
 
+@pytest.fixture
+def apart(folder, tmp_path_factory, monkeypatch):
+    """A place for code that is not next to the sources, with the folder above it."""
+    above = tmp_path_factory.mktemp("above")
+    monkeypatch.setattr(numba.config, "CACHE_DIR", str(above / "code"))
+    return above
+
+
+def in_place(above) -> Path:
+    return next((above / "code").iterdir())
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o757, 0o1777])
+def test_a_folder_that_others_may_write_to_holds_no_code(folder, apart, mode, caplog):
+    first, _ = compiled(folder)
+    assert kept.place_of(first) == str(in_place(apart)) and kept.danger_to(first) is None
+    in_place(apart).chmod(mode)
+    kept._noted_danger.cache_clear(), kept._note.cache_clear()
+    second, result = compiled(folder)
+    compiled(folder)
+    assert (hits(second), result, kept.place_of(second)) == (0, 42, None)
+    assert kept.danger_to(second) == f"other users may write to {in_place(apart)}"
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert "every start compiles" in caplog.text
+
+
+def dangers(path: Path, mode: int, folder: Path) -> str | None:
+    before = path.stat().st_mode
+    path.chmod(mode)
+    try:
+        return kept.danger_of(folder)
+    finally:
+        path.chmod(before)
+
+
+def test_what_lets_others_replace_code_is_a_danger(folder, apart, tmp_path, monkeypatch):
+    compiled(folder)
+    place = in_place(apart)
+    code = next(place.glob("*.nbc"))
+    assert kept.danger_of(place) is None
+    assert dangers(code, 0o646, place) == f"other users may write to {code}"
+    assert dangers(apart, 0o777, place) == f"other users may write to {apart}"
+    assert dangers(apart, 0o1777, place) is None  # as /tmp
+    link = apart / "link"
+    link.symlink_to(place)
+    assert kept.danger_of(link) is None
+    assert dangers(place, 0o757, link) is not None
+    user = os.geteuid()
+    monkeypatch.setattr(os, "geteuid", lambda: user + 1)
+    if user:  # what belongs to root is trusted
+        assert "belongs to another user" in kept.danger_of(place)
+
+
+def test_the_group_of_one_user_is_no_other_user(folder, apart, monkeypatch):
+    compiled(folder)
+    place = in_place(apart)
+    for private in (True, False):
+        monkeypatch.setattr(kept, "_is_private", lambda group, private=private: private)
+        assert (dangers(place, 0o775, place) is None) == private
+        assert dangers(place, 0o777, place) is not None
+
+
 def test_code_of_other_sources_is_not_used(folder):
     compiled(folder, 1)
     other, result = compiled(folder, 2)  # the number encodes the sources

@@ -10,7 +10,18 @@ from typer import Argument, Option
 
 from gradus.cli import terminal
 from gradus.errors import ConfigError
-from gradus.server.http.keys import LIMITS, NAME, Key, KeyLimits, Role, digest_of, new_key, read_keys, write_keys
+from gradus.server.http.keys import (
+    LIMITS,
+    NAME,
+    Key,
+    KeyLimits,
+    Role,
+    check_priority,
+    digest_of,
+    new_key,
+    read_keys,
+    write_keys,
+)
 
 keys = typer.Typer(help="Make, list and revoke the API keys of a server.", no_args_is_help=True)
 
@@ -30,6 +41,9 @@ def add(
     max_samples: Annotated[int | None, Option(help="Most samples at once, running or waiting.")] = None,
     max_waiting: Annotated[int | None, Option(help="Most samples that may wait for their first token.")] = None,
     tokens_per_minute: Annotated[int | None, Option(help="Most tokens of prompts and answers per minute.")] = None,
+    best_priority: Annotated[
+        int | None, Option(help="Lowest `priority` of its requests. By default 0; -1000 for the role admin.")
+    ] = None,
 ) -> int:
     """Make a key, and print it once: the file keeps only its hash.
 
@@ -51,10 +65,11 @@ def add(
     for limit, value in zip(LIMITS, (max_samples, max_waiting, tokens_per_minute), strict=True):
         if value is not None and value < 1:
             raise ConfigError(f"{limit} must be a whole number, 1 or more, got {value}")
+    check_priority("", best_priority)
     key = new_key()
     limits = KeyLimits(max_samples, max_waiting, tokens_per_minute)
     created = datetime.datetime.now(datetime.UTC).date().isoformat()
-    write_keys(file, known | {name: Key(name, digest_of(key), role, limits, created)})
+    write_keys(file, known | {name: Key(name, digest_of(key), role, limits, created, best_priority)})
     print(key)
     if sys.stdout.isatty():
         terminal.print_note(f"This is the key of {name}. It is shown only now: {file} has its hash.")
@@ -69,11 +84,12 @@ def show(file: KeyFile) -> int:
 
       gradus keys list --file keys.yaml
     """
-    rows = [
-        [key.name, key.role, key.created, *(str(getattr(key.limits, limit) or "") for limit in LIMITS)]
-        for key in read_keys(file).values()
-    ]
-    terminal.print_table(["name", "role", "created", *(limit.replace("_", " ") for limit in LIMITS)], rows)
+    rows = []
+    for key in read_keys(file).values():
+        limits = [str(getattr(key.limits, limit) or "") for limit in LIMITS]
+        rows.append([key.name, key.role, key.created, *limits, str(key.first_priority)])
+    columns = [name.replace("_", " ") for name in (*LIMITS, "best_priority")]
+    terminal.print_table(["name", "role", "created", *columns], rows)
     return 0
 
 

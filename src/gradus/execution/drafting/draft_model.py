@@ -2,8 +2,9 @@
 
 The draft model has its own keys and values, in pages with the same numbers as the model's: the model's block table says
 where they are. So it needs no page allocation, no tables and no work from the scheduler. Its keys and values of a slot
-may lag behind, by the tokens of steps without drafts or by a whole prompt; the next draft computes these first. So the
-draft model never runs while no drafts are wanted, and it computes by itself a prefix that the model found in its cache.
+may lag behind, by the tokens of steps without drafts or by a whole prompt. The next drafts compute these first, a
+bounded number per step, so that a long prompt holds up no other sequence. So the draft model never runs while no drafts
+are wanted, and it computes by itself a prefix that the model found in its cache.
 
 It draws with the noise of the drafted position and the request's own parameters. So where the two models' probabilities
 are similar, they draw the same token, at any temperature.
@@ -22,7 +23,7 @@ from gradus.speculative.drafter import Drafter
 from gradus.speculative.history import History
 
 CHUNK = 256
-"""Missing tokens that it computes in one step."""
+"""Most missing tokens that it computes in one step, of all slots together. Slots that lack more get no drafts yet."""
 USUAL = 2
 """Most tokens that a draft begins with right after a step with drafts: the newest, and if all drafts were accepted, the
 last of them, which the draft model drew but never ran."""
@@ -50,8 +51,7 @@ class DraftModel(Drafter):
         ends = dict(zip(slots.tolist(), limits.clamp(max=self.longest).tolist(), strict=True))
         lengths = dict(zip(slots.tolist(), history.lengths[slots].tolist(), strict=True))
         drafts: dict[int, list[int]] = {slot: [] for slot in lengths}
-        spans = [self._catch_up(history, slot, length) for slot, length in lengths.items() if length <= ends[slot]]
-        self.steady = all(len(span.tokens) <= USUAL for span in spans)
+        spans = self._catch_up(history, {slot: length for slot, length in lengths.items() if length <= ends[slot]})
         for _ in range(count):
             drawn = self._draw(spans) if spans else []
             following = []
@@ -65,17 +65,30 @@ class DraftModel(Drafter):
             spans = following
         return torch.tensor([(each + [NO_DRAFT] * count)[:count] for each in drafts.values()])
 
-    def _catch_up(self, history: History, slot: int, length: int) -> Span:
-        """Compute the slot's missing tokens, except for the last chunk. Returns that chunk: the draft begins with it.
+    def _catch_up(self, history: History, lengths: dict[int, int]) -> list[Span]:
+        """Compute missing tokens, CHUNK in all. Returns the last part of each slot that then lacks nothing else: its
+        draft begins with that part. Others go on in the next step.
 
-        Only the accepted ones of the last drafts still count as stored.
+        Only the accepted ones of the last drafts still count as stored. lengths: of each slot.
         """
-        start = min(self._stored.get(slot, 0), length - 1)
-        while length - start > CHUNK:
-            tokens = history.tokens[slot, start : start + CHUNK].tolist()
-            self.runner.answer(Plan([Span(None, slot, start, tokens, 0)]))
-            start += CHUNK
-        return Span(None, slot, start, history.tokens[slot, start:length].tolist(), 1)
+        spans, room, self.steady = [], CHUNK, True
+        for slot, length in lengths.items():
+            start = min(self._stored.get(slot, 0), length - 1)
+            missing = length - start
+            if missing <= USUAL:
+                spans.append(self._span(history, slot, start, length))
+                continue
+            self.steady = False
+            if missing <= room:
+                spans.append(self._span(history, slot, start, length))
+            elif room:
+                self.runner.answer(Plan([self._span(history, slot, start, start + room, rows=0)]))
+                self._stored[slot] = start + room
+            room -= min(missing, room)
+        return spans
+
+    def _span(self, history: History, slot: int, start: int, end: int, rows: int = 1) -> Span:
+        return Span(None, slot, start, history.tokens[slot, start:end].tolist(), rows)
 
     def _draw(self, spans: list[Span]) -> list[int]:
         """Draw the token after each span."""

@@ -7,9 +7,15 @@ that were compiled into it. So the function holds a number computed from all of 
 
 Nothing depends on kept code. Where no folder is writable, code is compiled at every start; code that cannot be
 read, because a disk was full or a file is damaged, is compiled again and replaced.
+
+numba unpickles its files, so each is a program that runs as this user. A folder that other users may
+write to is therefore not used. The `__pycache__` next to the sources is as safe as Python's own code in it.
 """
 
+import functools
 import logging
+import os
+import stat
 import threading
 import zlib
 from collections.abc import Callable, Iterator
@@ -19,7 +25,7 @@ from typing import Any
 
 from numba import njit
 from numba.core import event
-from numba.core.caching import FunctionCache
+from numba.core.caching import FunctionCache, NullCache
 
 from gradus.kernels.cpu.machine import ENTERED
 
@@ -50,11 +56,20 @@ class KeptCode(FunctionCache):
             self.flush()
 
 
+class Unkept(NullCache):
+    """No cache: its folder is not safe. danger: the reason."""
+
+    def __init__(self, danger: str) -> None:
+        self.danger = danger
+
+
 def kept(function: Callable[..., Any]) -> Any:
-    """Compile the function, and keep its code where possible."""
+    """Compile the function, and keep its code where that is possible and safe."""
     kernel = njit(**ENTERED)(function)
     with suppress(RuntimeError):
-        kernel._cache = KeptCode(function)  # as `cache=True` does
+        cache = KeptCode(function)
+        danger = _noted_danger(Path(cache.cache_path), Path(function.__code__.co_filename))
+        kernel._cache = Unkept(danger) if danger else cache  # as `cache=True` does
     return kernel
 
 
@@ -98,6 +113,69 @@ class _Watch(event.Listener):
     def _noticeable(self) -> None:
         self._said = True
         self._say()
+
+
+def danger_to(kernel: Any) -> str | None:
+    """Why a kernel's code is not kept although there is a folder for it; None where that is not so."""
+    return kernel._cache.danger if isinstance(kernel._cache, Unkept) else None
+
+
+def danger_of(folder: Path) -> str | None:
+    """Say how other users could put code into this folder; None if they cannot.
+
+    They may write to it, to a file in it, or to a folder above it, where they could replace it. Above it, a sticky
+    folder such as /tmp is safe: only owners replace its entries.
+    """
+    if os.name != "posix":
+        return None
+    trusted = (0, os.geteuid(), os.stat("/").st_uid)  # in a container without a user 0, "/" has another owner
+    for path in _involved(folder):
+        found = path.stat()
+        if found.st_uid not in trusted:
+            return f"{path} belongs to another user"
+        above = stat.S_ISDIR(found.st_mode) and path not in (folder, folder.resolve())
+        if _others_may_write(found) and not (above and found.st_mode & stat.S_ISVTX):
+            return f"other users may write to {path}"
+    return None
+
+
+def _involved(folder: Path) -> Iterator[Path]:
+    """The folder, its code, and the folders above, also above what symbolic links lead to."""
+    for path in dict.fromkeys((folder.absolute(), folder.resolve())):
+        yield from (path, *path.parents)
+    yield from folder.glob("*.nb[ic]")
+
+
+def _others_may_write(found: os.stat_result) -> bool:
+    private = found.st_mode & stat.S_IWGRP and _is_private(found.st_gid)
+    return bool(found.st_mode & (stat.S_IWOTH if private else stat.S_IWOTH | stat.S_IWGRP))
+
+
+@functools.cache
+def _is_private(group: int) -> bool:
+    """Whether a group is its user's own, as on systems whose users share files with umask 002."""
+    import grp
+    import pwd
+
+    try:
+        user, found = pwd.getpwuid(os.geteuid()), grp.getgrgid(group)
+    except KeyError:
+        return False
+    return found.gr_name == user.pw_name and group == user.pw_gid and set(found.gr_mem) <= {user.pw_name}
+
+
+@functools.cache
+def _noted_danger(folder: Path, source: Path) -> str | None:
+    danger = None if folder == source.parent / "__pycache__" else danger_of(folder)
+    if danger is not None:
+        _note(danger)
+    return danger
+
+
+@functools.cache
+def _note(danger: str) -> None:
+    """Log a danger, once."""
+    log.warning("compiled code is not kept, and every start compiles: %s. `gradus doctor` says what to do", danger)
 
 
 def sources() -> int:

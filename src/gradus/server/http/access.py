@@ -9,13 +9,12 @@ Each key has its own prefixes in the cache: its TTFT then reveals nothing about 
 import dataclasses
 import hashlib
 import secrets
-import time
 from collections.abc import Sequence
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from gradus.engine.request import SchedulingParams
-from gradus.errors import ConfigError
+from gradus.engine.request import MAX_PRIORITY, SchedulingParams
+from gradus.errors import ConfigError, RequestError
 from gradus.server.api.ask import Ask
 from gradus.server.api.errors import CLOSE, Problem
 from gradus.server.config import ServerConfig
@@ -29,8 +28,6 @@ PUBLIC = frozenset({"/health", "/health/live", "/health/ready", "/ping"})
 
 MONITORED = frozenset({"/stats", "/metrics"})
 """Paths with statistics of all keys together: for the roles `monitor` and `admin`."""
-
-REFRESH_S = 1.0  # between two checks of the file of keys
 
 _PROCESS_SECRET = secrets.token_bytes(32)
 
@@ -64,7 +61,6 @@ class Access:
         self._keys = keys
         self._defaults = defaults
         self._accounts: dict[str, Account] = {}
-        self._next_refresh = 0.0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -95,13 +91,11 @@ class Access:
         key = self._find(presented)
         if key is not None:
             record.key, record.salt = key.name, salt_of(key.name)
-            record.account = self._account(key)
+            record.account, record.best_priority = self._account(key), key.first_priority
         if scope["path"] in PUBLIC and scope["method"] == "GET":
             return None
         if key is None:
-            what = "this API key is not valid" if presented else "an API key is needed"
-            message = f"{what}: send it as `Authorization: Bearer KEY` or `x-api-key: KEY`"
-            return Problem(401, "invalid_api_key", message, headers={"www-authenticate": "Bearer", **CLOSE})
+            return unknown_sender(presented)
         monitored = scope["path"] in MONITORED
         if key.role == ("client" if monitored else "monitor"):
             message = f"the role {key.role!r} of this API key does not allow {scope['path'][:100]}"
@@ -109,10 +103,7 @@ class Access:
         return None
 
     def _find(self, presented: Sequence[str]) -> Key | None:
-        now = time.monotonic()
-        if now >= self._next_refresh:
-            self._keys.refresh()
-            self._next_refresh = now + REFRESH_S
+        self._keys.keep_current()
         return next((key for text in presented if (key := self._keys.find(text)) is not None), None)
 
     def _account(self, key: Key) -> Account:
@@ -123,6 +114,13 @@ class Access:
             account = self._accounts[key.name] = Account(limits)
         account.limits = limits
         return account
+
+
+def unknown_sender(presented: Sequence[str]) -> Problem:
+    """Refuse a sender who presents no key, or none that is known."""
+    what = "this API key is not valid" if presented else "an API key is needed"
+    message = f"{what}: send it as `Authorization: Bearer KEY` or `x-api-key: KEY`"
+    return Problem(401, "invalid_api_key", message, headers={"www-authenticate": "Bearer", **CLOSE})
 
 
 def credentials(scope: Scope) -> list[str]:
@@ -150,13 +148,24 @@ def salt_of(name: str) -> bytes:
 def admitted(record: Record, asks: Sequence[Ask]) -> Sequence[Ask]:
     """Apply the limits of the sender's key, and its own part of the cache.
 
-    Raises QuotaExceeded, or RequestError for more samples than the key may ever have.
+    Raises QuotaExceeded, or RequestError for more samples than the key may ever have, or a better priority.
     """
+    if record.best_priority is not None:
+        _check_priority(record.best_priority, asks)
     if record.account is not None:
         record.account.admit(sum(ask.params.n for ask in asks))
     if record.salt is None:
         return asks
     return [dataclasses.replace(ask, scheduling=_salted(ask, record.salt)) for ask in asks]
+
+
+def _check_priority(best: int, asks: Sequence[Ask]) -> None:
+    """Refuse a priority that would put a client ahead of the others without the operator's consent."""
+    for ask in asks:
+        priority = ask.scheduling.priority
+        if priority < best:
+            limit = f"between {best} and {MAX_PRIORITY} with this API key (its best_priority)"
+            raise RequestError.of("priority", limit, priority)
 
 
 def _salted(ask: Ask, salt: bytes) -> SchedulingParams:

@@ -16,11 +16,13 @@ import re
 import secrets
 import stat
 import tempfile
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
+from gradus.engine.request import MAX_PRIORITY
 from gradus.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -31,6 +33,7 @@ log = logging.getLogger(__name__)
 VARIABLE = "GRADUS_API_KEY"
 OWN_NAME = "GRADUS_API_KEY"  # in capitals: no name in a file can equal it
 LEAST_CHARACTERS = 16  # of a key chosen by a person
+REFRESH_S = 1.0  # between two checks of the file
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 PREFIX = "gradus-"  # lets secret scanners recognize a leaked key
 
@@ -58,17 +61,39 @@ class KeyLimits:
 
 
 LIMITS = tuple(one.name for one in fields(KeyLimits))
+OPTIONAL = ("role", "created", *LIMITS, "best_priority")  # fields of an entry in the file
 
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """One key's owner. digest: SHA-256 of the key. created: a date, for human readers."""
+    """One key's owner. digest: SHA-256 of the key. created: a date, for human readers.
+
+    best_priority: the lowest number that its requests may have as their priority; None: any for the role admin, and 0
+    for other roles, so that no client gets ahead of requests at the default.
+    """
 
     name: str
     digest: bytes
     role: Role = "client"
     limits: KeyLimits = field(default_factory=KeyLimits)
     created: str = ""
+    best_priority: int | None = None
+
+    @property
+    def first_priority(self) -> int:
+        """The best priority, with the role's default."""
+        if self.best_priority is not None:
+            return self.best_priority
+        return -MAX_PRIORITY if self.role == "admin" else 0
+
+
+def check_priority(where: str, value: Any) -> int | None:
+    """Check a key's best priority. Raises ConfigError."""
+    if value is not None and (not isinstance(value, int) or isinstance(value, bool) or abs(value) > MAX_PRIORITY):
+        raise ConfigError(
+            f"{where}best_priority must be a whole number between {-MAX_PRIORITY} and {MAX_PRIORITY}, got {value!r}"
+        )
+    return value
 
 
 def new_key() -> str:
@@ -91,6 +116,7 @@ class Keys:
         self._file = None if file is None else Path(file)
         self._own = () if own is None else (Key(OWN_NAME, digest_of(_checked(own)), "admin"),)
         self._version: tuple[int, ...] | None = None
+        self._next_check = 0.0
         self._keys: tuple[Key, ...] = self._own
         if self._file is not None:
             self._version = _version(self._file)
@@ -112,6 +138,13 @@ class Keys:
             if hmac.compare_digest(key.digest, digest):
                 found = key
         return found
+
+    def keep_current(self) -> None:
+        """Read the file again if it has changed. Looks at most once per REFRESH_S: call it before `find`."""
+        now = time.monotonic()
+        if now >= self._next_check:
+            self.refresh()
+            self._next_check = now + REFRESH_S
 
     def refresh(self) -> None:
         """Read the file again if it has changed."""
@@ -184,15 +217,16 @@ def _key(path: Path, name: Any, entry: Any) -> Key:
         raise ConfigError(
             f"{where}: names have 1 to 64 of a-z, 0-9, '.', '_' and '-', and begin with a letter or digit"
         )
-    if not isinstance(entry, dict) or not entry.keys() <= {"sha256", "role", "created", *LIMITS}:
-        raise ConfigError(f"{where}: must have sha256, and may have role, created, {', '.join(LIMITS)}")
+    if not isinstance(entry, dict) or not entry.keys() <= {"sha256", *OPTIONAL}:
+        raise ConfigError(f"{where}: must have sha256, and may have {', '.join(OPTIONAL)}")
     digest = entry.get("sha256")
     if not isinstance(digest, str) or not re.fullmatch(r"[0-9a-f]{64}", digest):
         raise ConfigError(f"{where}: sha256 must be 64 hexadecimal digits, as `gradus keys add` writes them")
     role = entry.get("role", "client")
     if role not in get_args(Role):
         raise ConfigError(f"{where}: role must be one of {', '.join(get_args(Role))}, got {role!r}")
-    return Key(name, bytes.fromhex(digest), role, _limits(where, entry), str(entry.get("created", "")))
+    best = check_priority(f"{where}: ", entry.get("best_priority"))
+    return Key(name, bytes.fromhex(digest), role, _limits(where, entry), str(entry.get("created", "")), best)
 
 
 def _limits(where: str, entry: Mapping[str, Any]) -> KeyLimits:
@@ -219,7 +253,7 @@ def write_keys(path: Path, keys: Mapping[str, Key]) -> None:
 
 
 def _entry(key: Key) -> dict[str, Any]:
-    limits = {name: getattr(key.limits, name) for name in LIMITS}
+    limits = {name: getattr(key.limits, name) for name in LIMITS} | {"best_priority": key.best_priority}
     return {
         "sha256": key.digest.hex(),
         "role": key.role,

@@ -29,11 +29,30 @@ class Account:
     """One key's present use. For one event loop."""
 
     def __init__(self, limits: KeyLimits, clock: Callable[[], float] = time.monotonic) -> None:
-        self.limits = limits
+        self._limits = limits
         self._clock = clock
-        self._open: set[Tally] = set()  # of its running requests
+        self._open: dict[Tally, int] = {}  # of its running requests: tokens used before there was a rate limit
         self._tokens = float(limits.tokens_per_minute or 0)  # left to use; negative: a debt
         self._filled = clock()
+
+    @property
+    def limits(self) -> KeyLimits:
+        return self._limits
+
+    @limits.setter
+    def limits(self, limits: KeyLimits) -> None:
+        """Change the limits. A key without a rate limit owes nothing, so a new limit begins with a full minute. Another
+        rate scales the balance, so the time to wait stays the same."""
+        before, after = self._limits.tokens_per_minute, limits.tokens_per_minute
+        self._limits = limits
+        if after is None or before == after:
+            return
+        if before is None:
+            self._tokens, self._filled = float(after), self._clock()
+            self._open = {tally: _used(tally) for tally in self._open}
+        else:
+            self._fill(before)
+            self._tokens *= after / before
 
     def admit(self, samples: int) -> None:
         """Admit samples. Raises QuotaExceeded, or RequestError for more samples than the key may ever have."""
@@ -61,14 +80,19 @@ class Account:
         raise QuotaExceeded(f"this API key may have {most} samples at once (its {name}), and has {there}", 1.0)
 
     def open(self, tally: Tally) -> None:
-        self._open.add(tally)
+        self._open[tally] = 0
 
     def close(self, tally: Tally) -> None:
-        """Charge a request that has ended."""
-        self._open.remove(tally)
-        self._tokens -= tally.prompt_tokens + tally.generated
+        """Charge a request that has ended, if there is a rate limit."""
+        free = self._open.pop(tally)
+        if self._limits.tokens_per_minute is not None:
+            self._tokens -= _used(tally) - free
 
     def _fill(self, per_minute: int) -> None:
         now = self._clock()
         self._tokens = min(self._tokens + (now - self._filled) * per_minute / 60, float(per_minute))
         self._filled = now
+
+
+def _used(tally: Tally) -> int:
+    return tally.prompt_tokens + tally.generated

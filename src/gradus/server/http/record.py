@@ -30,6 +30,7 @@ class Record:
 
     label: the client's own id; "" without one that can be logged. key: the API key's name; "" without one.
     account: the key's, if there is one. salt: keeps the key's cached prefixes apart; None without keys.
+    best_priority: the lowest priority that the key's requests may have; None without keys.
     tally: counts its tokens; None if it generates nothing. started: seconds of `time.monotonic`.
     """
 
@@ -39,6 +40,7 @@ class Record:
     key: str = ""
     account: Account | None = None
     salt: bytes | None = None
+    best_priority: int | None = None
     route: str = UNMATCHED
     status: int = 0
     tally: Tally | None = None
