@@ -16,12 +16,12 @@ from benchmarks.by_model import Rows, by_model
 from gradus import LLM
 from gradus.bench.run.script import need_triton, ran
 from gradus.execution.gpu.capturing import replay_ms
-from gradus.execution.gpu.runner import GpuRunner
 
 if __name__ == "__main__":
     need_triton()
 
 from benchmarks.recorded_step import recorded_step, set_length
+from gradus.execution.gpu.runner import GpuRunner
 
 MODELS = ("random:smollm2-135m", "random:llama-3.2-1b", "random:gpt2-124m", "random:qwen3-0.6b")
 BATCHES, WHOLE = (1, 8), (0, 256, 384, 512)

@@ -29,6 +29,7 @@ import psutil
 import torch
 
 from gradus.bench.measure.fingerprint import commit, fingerprint
+from gradus.bench.run.script import ran
 
 SECONDS, ROUNDS, CONNECTIONS = 8.0, 3, 2
 TOKENS = 16
@@ -212,4 +213,4 @@ def stream(port: int) -> Iterator[float]:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    sys.exit(ran(main))

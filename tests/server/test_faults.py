@@ -28,7 +28,7 @@ def in_thread(function):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_one_requests_fault_is_its_own(serving, caplog, stream):
+def test_one_requests_fault_is_its_own(serving, caplog, stream, numbered):
     server = serving(partial(ScriptedCore, step_s=0.01, poison=13))
     neighbor = in_thread(lambda: server.generate(prompt="a", max_tokens=30))
     assert eventually(lambda: server.engine.running)

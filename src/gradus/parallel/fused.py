@@ -77,7 +77,7 @@ class FusedJoined(FusedHead, JoinedLinear):
     def forward(self, x: Tensor) -> Tensor:
         """[R, D] → [R, V]."""
         parts = self.exchange.join(super().forward(x))
-        return parts.movedim(0, 1).reshape(len(x), -1)[:, : self.columns]
+        return parts.movedim(0, 1).flatten(1)[:, : self.columns]
 
 
 @twin_of(SummedEmbedding)
