@@ -67,6 +67,12 @@ def prompt_scores(number: int) -> tuple[str, Body]:
     }
 
 
+def long_prompt(number: int) -> tuple[str, Body]:
+    path, body = prompt_scores(number)
+    assert isinstance(body, dict)
+    return path, {name: value for name, value in body.items() if name != "prompt_logprobs"}
+
+
 def texts_to_encode(number: int) -> tuple[str, Body]:
     return "/tokenize", {"prompt": f"{number} lorem ipsum " * 60_000}
 
@@ -78,6 +84,8 @@ def large_answer(number: int) -> tuple[str, Body]:
 KINDS: dict[str, Kind] = {
     each.__name__: each for each in (new_schema, near_stops, brackets, prompt_scores, texts_to_encode, large_answer)
 }
+WITHOUT: dict[str, Kind] = {"prompt_scores": long_prompt}
+"""What a kind is compared with, where that is not `ordinary`: the same request without its hostile part."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -151,8 +159,9 @@ def asked_for(port: int, method: str, path: str, body: Body | None = None) -> tu
 def measured(port: int, kind: Kind, seconds: float, rounds: int) -> dict[str, Any]:
     """Measure a kind and ordinary requests in turns."""
     mine, theirs = list[list[float]](), list[list[float]]()
+    plainly = WITHOUT.get(kind.__name__, ordinary)
     for number in range(rounds):
-        for each, found in ((kind, mine), (ordinary, theirs))[:: 1 if number % 2 else -1]:
+        for each, found in ((kind, mine), (plainly, theirs))[:: 1 if number % 2 else -1]:
             found.append(gaps(port, each, seconds))
     hostile, plain = summary(*mine), summary(*theirs)
     ratio = hostile["longest_ms"] / plain["longest_ms"]

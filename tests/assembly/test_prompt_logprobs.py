@@ -76,7 +76,8 @@ def test_they_are_those_of_a_plain_forward_pass(settings, expected):
         for _ in range(2):  # the second time, the prefix index has all of it
             for prompt, done in zip(PROMPTS, llm.generate(PROMPTS, params()), strict=True):
                 check(done, prompt, expected)
-                assert done.cached_tokens == 0
+                # a sequence that had to leave finds the pages of rows that it has scored
+                assert done.cached_tokens == 0 or llm.metrics().preemptions
         llm.check()
 
 
@@ -166,3 +167,18 @@ def test_a_phase_refuses_them():
         pytest.raises(RequestError, match="prompt_logprobs must be left out"),
     ):
         llm.generate([1, 2], params())
+
+
+def test_a_scored_row_counts_as_two_tokens_of_a_step_so_that_others_wait_no_longer(monkeypatch):
+    counts = {}
+    for asked in (None, 1):
+        with LLM(NAME, **SETTINGS, token_budget=32) as llm:
+            counts[asked], run = [], llm.engine.runner.run
+
+            def noting(plan, counts=counts[asked], run=run):
+                counts.extend(len(span.tokens) for span in plan.spans)
+                return run(plan)
+
+            monkeypatch.setattr(llm.engine.runner, "run", noting)
+            llm.generate([[5, 6, 7] * 24], SamplingParams(max_tokens=1, prompt_logprobs=asked))
+    assert counts == {None: [32, 32, 8], 1: [16, 16, 16, 16, 8]}

@@ -43,6 +43,10 @@ from gradus.scheduling.queue import RANKS, Siblings, WaitingQueue
 
 BY_ORDER = attrgetter("order")
 
+SCORED = 2
+"""Tokens that a row counts as if its log-probability is asked for: it passes the head, too, and all its logits are
+read. So such a prompt makes a step no longer than another one does."""
+
 
 class Refusal(NamedTuple):
     """A new sequence that found no room, the positions that it hit, and the pages that it needed to start.
@@ -271,16 +275,18 @@ class Scheduler:
 
         A sequence that had to give way itself to make room gets no span.
         Only the span that reaches the newest token is sampled from: a chunk before it has no logits.
+        A row that is scored counts as SCORED tokens.
         """
         tokens, start = sequence.tokens, self.cache.stored(sequence.id)
-        end = min(len(tokens), start + self.left)
+        cost = SCORED if sequence.unscored else 1
+        end = min(len(tokens), start + max(1, self.left // cost))
         if not self.make_room(sequence, end):
             return
         logits = 1 if end == len(tokens) else 0
         pages = self.cache.table_change(sequence.id)
         scores = scores_of(sequence, start, end)
         self.plan.spans.append(Span(sequence, sequence.slot, start, tokens[start:end], logits, pages, scores))
-        self.left -= end - start
+        self.left = max(0, self.left - cost * (end - start))
 
     def begin_decoding(self, span: Span) -> None:
         """Move a sequence to the columns, from the next plan on, if its prompt ends with this one."""

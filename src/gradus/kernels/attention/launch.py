@@ -77,10 +77,11 @@ def launches(
     """List the shapes to choose from, smallest tile first: a span takes the first that holds it, or else the last.
 
     dtype: of the queries. eight_bits: keys and values are e4m3, and widened to it. processors: multiprocessors of the
-    GPU, which is `able`. Measured on an H200
-    in bfloat16, for heads of 64 and 128 (`benchmarks/paged_attention.py --sweep`). Wider heads, and values of more
-    bytes, take shorter steps, because their tiles must fit the same shared memory; a GPU with less takes the same
-    shapes, cut to fit (`fitted`).
+    GPU, which is `able`.
+
+    Measured on an H200 in bfloat16, for heads of 64 and 128 (`benchmarks/paged_attention.py --sweep`). Wider heads, and
+    values of more bytes, take shorter steps, because their tiles must fit the same shared memory; a GPU with less takes
+    the same shapes, cut to fit (`fitted`).
 
     Among tiles of 16 rows the differences are small where heads are 128 wide: from 32 to 128 keys and from 1 to 4
     warps, all read memory at its full speed once the batch is large. Narrow heads take more of a program's time for
