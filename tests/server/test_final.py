@@ -63,6 +63,19 @@ def test_tokens_drafted_behind_a_stop_string_are_in_no_answer_and_no_count(servi
         assert frames[-1]["usage"]["completion_tokens"] == len(plain.token_ids)
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_answer_that_its_grammar_cannot_continue_is_the_requests_fault(serving, stream):
+    """Byte 123 begins every object, and this request wants to stop there."""
+    server = serving(final)
+    body = {"max_tokens": 9, "stop_token_ids": [123], "structured": {"json_schema": {"type": "object"}}}
+    answer = server.generate(prompt="As JSON: ", stream=stream, **body)
+    error = events(answer)[0][-1]["error"] if stream else answer.json()["error"]
+    assert error["message"] == "structured: the grammar allows no token here, except for stop tokens"
+    assert error["param"] == "structured"
+    assert stream or answer.status_code == 400
+    assert eventually(server.idle)
+
+
 # -- memory that runs out ----------------------------------------------------------------------------------------------
 
 

@@ -22,6 +22,9 @@ MAX_CHOICES = 4096
 KINDS = ("json_schema", "json", "regex", "grammar", "choice")
 WHITESPACE = ("bounded", "compact")
 
+FAULT = "structured: "
+"""Begins the error of an answer that its constraint lets no token continue, as one whose stop tokens it needs."""
+
 
 @documented
 @dataclass(frozen=True, slots=True)

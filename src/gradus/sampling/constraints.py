@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from gradus.engine.plan import Admission, Column, upto_missing
+from gradus.engine.structured import FAULT
 from gradus.errors import RequestError
 from gradus.structured import Grammars, Job, MaskThreads, Matcher
 from gradus.structured.vocabulary import Row
@@ -101,7 +102,7 @@ class Constraints:
             if drawn := upto_missing(tokens[each.row : each.row + 1 + len(drafts)]):
                 moves.append((matcher, drawn))
             else:
-                faults[each.row] = matcher.fault or NOTHING_LEGAL
+                faults[each.row] = FAULT + (matcher.fault or NOTHING_LEGAL)
         self.threads.accept(moves)
         return faults
 

@@ -138,7 +138,7 @@ class Matcher:
             else:
                 self._fail("the grammar allows no token here")
         elif not row.any():
-            self._fail("the grammar allows no token of this model here")
+            self._fail("the grammar allows no token here, except for stop tokens")
 
     def _accepts_behind(self, drafts: Sequence[int]) -> bool:
         if not drafts:

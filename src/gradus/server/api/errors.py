@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from gradus.engine.structured import FAULT
 from gradus.errors import CapacityError, RequestError
 from gradus.server.http.body import BodyError
 from gradus.server.http.quotas import QuotaExceeded
@@ -75,6 +76,8 @@ def _refused(error: RequestError, status: int, headers: Mapping[str, str]) -> Pr
 def failure_of(completion: Completion) -> Exception | None:
     """Return the error behind a finish_reason; None if the sample ended as requested."""
     match completion.finish_reason:
+        case "error" if completion.error is not None and completion.error.startswith(FAULT):
+            return RequestError(completion.error, param="structured")  # the request's own, and no bug
         case "error":
             return RequestFailed()
         case "timeout":
