@@ -85,7 +85,7 @@ KINDS: dict[str, Kind] = {
     each.__name__: each for each in (new_schema, near_stops, brackets, prompt_scores, texts_to_encode, large_answer)
 }
 WITHOUT: dict[str, Kind] = {"prompt_scores": long_prompt}
-"""What a kind is compared with, where that is not `ordinary`: the same request without its hostile part."""
+"""Comparisons other than `ordinary`: the same request without its hostile part."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -26,7 +26,7 @@ def answers(llm: LLM, requests: list[Asked]) -> list[list[Answer]]:
 
 
 def written(done: Completion) -> Answer:
-    """Return everything that a client sees of an answer, but for its times."""
+    """Return everything that a client sees of an answer, without its times."""
     return {
         "tokens": done.token_ids,
         "text": done.text,

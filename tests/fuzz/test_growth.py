@@ -13,7 +13,7 @@ from tests.fuzz.running import Served, served
 from tests.fuzz.test_fuzz import free_port
 
 CONNECTIONS = 6
-GROWTH_MIB = 16  # of either process, between a third of the requests and all of them
+GROWTH_MIB = 16  # of either process, between a third of the requests and all of them: the tokenizer keeps 10,000 words
 
 
 def different(number: int) -> tuple[str, dict]:

@@ -25,7 +25,7 @@ class PackError(ValueError):
 
 
 class PackedSpan(msgspec.Struct, array_like=True, gc=False):
-    """A span. tokens: its own; None for `count` of those that its sequence is admitted with in the same plan."""
+    """A span. tokens: its own; None for the `count` from `start` on that its sequence is admitted with in the plan."""
 
     slot: int
     start: int
@@ -58,7 +58,7 @@ class PackedPlan(msgspec.Struct, array_like=True, gc=False):
 
 
 class PackedSampled(msgspec.Struct, array_like=True, gc=False):
-    """What a step sampled. tokens: int64."""
+    """The result of a step. tokens: int64."""
 
     tokens: bytes
     counts: tuple[int, ...]

@@ -4,10 +4,11 @@ Each rank follows all answers with matchers of its own. Rank 0 sends HOLD and RE
 too. The other ranks do as they are sent, in order; a plan that comes too early waits for the compiling.
 """
 
-import json
 import queue
 import threading
 from contextlib import suppress
+
+import msgspec
 
 from gradus.engine.core import Compiler
 from gradus.engine.structured import Structured
@@ -16,6 +17,8 @@ from gradus.parallel.ranks import Ranks, RankZero
 
 HOLD, RELEASE = b"H", b"L"
 """First bytes of messages to another rank that are no plans, followed by a constraint."""
+
+_encode, _decode = msgspec.msgpack.Encoder().encode, msgspec.msgpack.Decoder(Structured).decode
 
 
 def compiler_of(own: Compiler | None, zero: RankZero | None) -> Compiler | None:
@@ -31,22 +34,22 @@ class SharedCompiler:
         self._ranks = ranks
 
     def hold(self, structured: Structured) -> None:
-        self._ranks.tell(HOLD + _packed(structured))
+        self._ranks.tell(HOLD + _encode(structured))
         try:
             self._own.hold(structured)
         except BaseException:
-            self._ranks.tell(RELEASE + _packed(structured))
+            self._ranks.tell(RELEASE + _encode(structured))
             raise
 
     def hold_compiled(self, structured: Structured) -> bool:
         held = self._own.hold_compiled(structured)
         if held:
-            self._ranks.tell(HOLD + _packed(structured))
+            self._ranks.tell(HOLD + _encode(structured))
         return held
 
     def release(self, structured: Structured) -> None:
         self._own.release(structured)
-        self._ranks.tell(RELEASE + _packed(structured))
+        self._ranks.tell(RELEASE + _encode(structured))
 
 
 class Follower:
@@ -67,14 +70,9 @@ class Follower:
     def _run(self) -> None:
         while True:
             message = self._messages.get()
-            structured = Structured.of(json.loads(message[1:]))
+            structured = _decode(message[1:])
             if message[:1] == RELEASE:
                 self._compiler.release(structured)
             else:
                 with suppress(RequestError):
                     self._compiler.hold(structured)
-
-
-def _packed(structured: Structured) -> bytes:
-    value = getattr(structured, structured.kind)
-    return json.dumps({structured.kind: value, "whitespace": structured.whitespace}).encode()
