@@ -6,7 +6,8 @@ import pytest
 
 from gradus import LLM, SamplingParams
 from gradus.models.families.llama import Llama
-from tests.parallel import slow_rank
+from gradus.parallel.group import Group
+from tests.parallel import connecting_rank, slow_rank
 
 MODEL = "random:tiny-llama"
 SETTINGS = {"device": "cpu", "dtype": "float32", "context_length": 240}
@@ -78,3 +79,14 @@ def test_two_stages_double_the_rate_of_one_device_with_as_many_sequences_per_ste
     alone = seconds(4, switch_off=["kernels"])
     print(f"one device {alone:.2f} s, two stages {together:.2f} s: {alone / together:.2f} times the rate")
     assert alone / together > 1.6  # two, less what a busy machine adds to every step
+
+
+@pytest.mark.timeout(60)
+def test_no_stage_waits_for_a_connection_that_waits_for_its_tokens(monkeypatch):
+    """A lone request of one token: no step follows that would fetch it."""
+    monkeypatch.setattr(Group, "send", Group.send)
+    monkeypatch.setattr(Group, "receive", Group.receive)
+    monkeypatch.setattr("gradus.assembly.parallel.OTHER_RANK", "tests.parallel.connecting_rank")
+    connecting_rank.connect_late()
+    with LLM(MODEL, pipeline_parallel=2, max_sequences=4, cache_tokens=1024, token_budget=8, **SETTINGS) as llm:
+        assert len(llm.generate([[7] * 9], SamplingParams(max_tokens=1))[0].token_ids) == 1

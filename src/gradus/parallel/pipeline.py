@@ -38,7 +38,25 @@ class Ends(NamedTuple):
     @classmethod
     def meet(cls, place: Place, path: str, device: torch.device, check: Check) -> "Ends":
         onward, back = (Group(f"{path}-{name}", place.rank, place.count, device, check) for name in ("onward", "back"))
-        return cls(onward, back)
+        ends = cls(onward, back)
+        ends._connect(place)
+        return ends
+
+    def _connect(self, place: Place) -> None:
+        """Exchange a number each way.
+
+        NCCL connects two ranks at their first exchange, and the sender's thread waits until the other one receives. The
+        last stage would wait with its first tokens for a step that rank 0 plans only once it has them.
+        """
+        number = torch.zeros(1, dtype=torch.int64, device=self.onward.device)
+        if not place.first:
+            self.onward.receive(number, place.rank - place.tensor)
+        if not place.last:
+            self.onward.send(number, place.rank + place.tensor).wait()
+        if place.last:
+            self.back.send(number, place.part).wait()
+        if place.first:
+            self.back.receive(number, place.rank + place.count - place.tensor)
 
 
 class Stage:
