@@ -232,7 +232,7 @@ def test_a_failed_choice_is_an_error_frame_and_not_a_finish_reason():
 
 
 def test_an_engine_that_dies_ends_a_stream_with_an_error_and_done():
-    with running(lambda: ScriptedCore(faults={3: RuntimeError("secret")})) as server:
+    with running(lambda: ScriptedCore(step_s=0.05, faults={3: RuntimeError("secret")})) as server:
         chunks = stream(server, max_tokens=10)
         assert "error" in chunks[-1] and "secret" not in json.dumps(chunks)
 
