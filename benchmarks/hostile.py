@@ -14,8 +14,6 @@ import contextlib
 import http.client
 import itertools
 import json
-import os
-import socket
 import subprocess
 import sys
 import threading
@@ -117,20 +115,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 @contextlib.contextmanager
 def served(model: str) -> Iterator[tuple[int, psutil.Process]]:
-    """Serve the model on a port of its own."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    command = [sys.executable, "-m", "gradus", "serve", "--model", model, "--port", str(port)]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=os.environ)
+    """Serve the model, on a port that the system chooses."""
+    command = [sys.executable, "-m", "gradus", "serve", "--model", model, "--port", "0"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     try:
-        while True:
-            with contextlib.suppress(OSError):
-                if asked_for(port, "GET", "/health/ready")[0] == 200:
-                    break
-            assert process.poll() is None, "the server did not start"
-            time.sleep(0.2)
-        yield port, psutil.Process(process.pid)
+        assert process.stdout is not None
+        line = process.stdout.readline()  # once the model is loaded
+        assert line, "the server did not start"
+        yield int(line.split("http://127.0.0.1:")[1].split()[0]), psutil.Process(process.pid)
     finally:
         process.terminate()
         process.wait()

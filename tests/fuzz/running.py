@@ -110,21 +110,16 @@ def fault_of(status: int, answer: bytes) -> str | None:
 
 
 @contextlib.contextmanager
-def served(port: int, log: Path, *arguments: str) -> Iterator[Served]:
-    """Serve a tiny model in processes of its own."""
-    command = [sys.executable, "-m", "gradus", "serve", "--model", "random:tiny-qwen3", "--port", str(port), *arguments]
+def served(log: Path, *arguments: str) -> Iterator[Served]:
+    """Serve a tiny model in processes of its own, on a port that the system chooses."""
+    command = [sys.executable, "-m", "gradus", "serve", "--model", "random:tiny-qwen3", "--port", "0", *arguments]
     with log.open("w") as written:
-        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=written)
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=written, text=True)
     try:
-        server = Served(port, psutil.Process(process.pid))
-        ends = time.monotonic() + 120
-        while True:
-            assert process.poll() is None and time.monotonic() < ends, log.read_text()
-            with contextlib.suppress(OSError):
-                if server.ask("GET", "/health/ready", seconds=5)[0] == 200:
-                    break
-            time.sleep(0.2)
-        yield server
+        assert process.stdout is not None
+        line = process.stdout.readline()  # once the model is loaded
+        assert line, log.read_text()
+        yield Served(int(line.split("http://127.0.0.1:")[1].split()[0]), psutil.Process(process.pid))
     finally:
         process.terminate()
         process.wait(60)

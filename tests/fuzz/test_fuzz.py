@@ -1,7 +1,6 @@
 """No request, of any kind, on any route, ends the engine, changes another answer, or leaves something behind."""
 
 import json
-import socket
 
 import pytest
 
@@ -16,18 +15,12 @@ KINDS = {
 }
 
 
-def free_port() -> int:
-    with socket.socket() as chosen:
-        chosen.bind(("127.0.0.1", 0))
-        return chosen.getsockname()[1]
-
-
 def test_every_route_that_takes_a_body_is_attacked():
     assert {path for path, _ in SEEDS} == {"/generate", *bodies(ServerConfig())}
 
 
 def test_a_seed_is_a_request_that_is_answered(tmp_path):
-    with served(free_port(), tmp_path / "log") as server:
+    with served(tmp_path / "log") as server:
         answers = [(path, *server.ask("POST", path, json.dumps(body).encode())) for path, body in SEEDS]
     assert [each for each in answers if each[1] != 200] == []
 
@@ -37,7 +30,7 @@ def test_a_seed_is_a_request_that_is_answered(tmp_path):
 @pytest.mark.timeout(3600)
 def test_no_request_ends_an_engine(kind, count, tmp_path):
     log = tmp_path / "log"
-    with served(free_port(), log, *KINDS[kind], "--request-timeout", "5") as server:
+    with served(log, *KINDS[kind], "--request-timeout", "5") as server:
         wanted = server.canaries()
         assert {status for status, _ in wanted} == {200}
         for round_ in range(4):

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from tests.fuzz.running import Served, served
-from tests.fuzz.test_fuzz import free_port
 
 CONNECTIONS = 6
 GROWTH_MIB = 16  # of either process, between a third of the requests and all of them: the tokenizer keeps 10,000 words
@@ -82,7 +81,7 @@ def sent(server: Served, first: int, last: int) -> list[float]:
 @pytest.mark.parametrize("count", [900, pytest.param(100_000, marks=pytest.mark.stress)])
 @pytest.mark.timeout(3600)
 def test_requests_that_all_differ_leave_nothing_behind(count, tmp_path):
-    with served(free_port(), Path(tmp_path / "log"), "--max-sequences", "32", "--switch-off", "kernels") as server:
+    with served(Path(tmp_path / "log"), "--max-sequences", "32", "--switch-off", "kernels") as server:
         before = sent(server, 0, count // 3)
         after = sent(server, count // 3, count)
         assert server.stats()["cache"]["held"] == 0

@@ -10,7 +10,7 @@ from tests.loading.builders import CONFIGS, _write_metadata, as_llama_cpp, tenso
 
 
 def write_parts(folder, count=2, *, name="m-{:05}-of-{:05}.gguf", twice=False, tensors=None):
-    """As llama.cpp's gguf-split writes them: the first part has the metadata."""
+    """Write parts like llama.cpp's gguf-split: the first one has the metadata."""
     stored = [as_llama_cpp("llama", CONFIGS["llama"], *item) for item in tensors_of(CONFIGS["llama"]).items()]
     paths = []
     for part in range(count):

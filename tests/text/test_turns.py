@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 import time
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -166,8 +167,10 @@ def test_a_forked_child_has_its_turn(llm):
 # -- the blocks --------------------------------------------------------------------------------------------------------
 
 
-def test_ctrl_c_ends_the_wait_for_a_turn():
-    turns, release, held = Turns(Interrupts()), threading.Event(), threading.Event()
+@contextmanager
+def another_thread_inside(turns):
+    """Within this block, another thread is inside one of `turns`."""
+    held, release = threading.Event(), threading.Event()
 
     def hold():
         with turns:
@@ -177,16 +180,24 @@ def test_ctrl_c_ends_the_wait_for_a_turn():
     holder = threading.Thread(target=hold, daemon=True)
     holder.start()
     held.wait(PATIENCE_S)
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        threading.Timer(0.1, os.kill, [os.getpid(), signal.SIGINT]).start()
-        with pytest.raises(KeyboardInterrupt), turns:
-            raise AssertionError("two threads in one block")
-        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        yield
     finally:
-        signal.signal(signal.SIGINT, before)
         release.set()
         holder.join()
+
+
+def test_ctrl_c_ends_the_wait_for_a_turn():
+    turns = Turns(Interrupts())
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with another_thread_inside(turns):
+            threading.Timer(0.1, os.kill, [os.getpid(), signal.SIGINT]).start()
+            with pytest.raises(KeyboardInterrupt), turns:
+                raise AssertionError("two threads in one block")
+            assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGINT, before)
     with turns:  # the wait that ended left nothing locked
         assert turns.mine
 
@@ -214,24 +225,13 @@ def test_a_block_within_a_block_is_refused_in_one_line():
 
 
 def test_a_child_forked_in_the_middle_of_a_block_says_so():
-    turns, forked = Turns(Interrupts()), threading.Event()
-    held = threading.Event()
-
-    def hold():
-        with turns:
-            held.set()
-            forked.wait(PATIENCE_S)
-
-    holder = threading.Thread(target=hold, daemon=True)
-    holder.start()
-    held.wait(PATIENCE_S)
-    child = os.fork()
-    if not child:
-        try:
-            with turns:
-                os._exit(1)
-        except BrokenEngine as error:
-            os._exit(0 if "forked" in str(error) else 2)
-    forked.set()
-    holder.join()
+    turns = Turns(Interrupts())
+    with another_thread_inside(turns):
+        child = os.fork()
+        if not child:
+            try:
+                with turns:
+                    os._exit(1)
+            except BrokenEngine as error:
+                os._exit(0 if "forked" in str(error) else 2)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0

@@ -50,13 +50,13 @@ class Ends(NamedTuple):
         """
         number = torch.zeros(1, dtype=torch.int64, device=self.onward.device)
         if not place.first:
-            self.onward.receive(number, place.rank - place.tensor)
+            self.onward.receive(number, place.before)
         if not place.last:
-            self.onward.send(number, place.rank + place.tensor).wait()
+            self.onward.send(number, place.after).wait()
         if place.last:
-            self.back.send(number, place.part).wait()
+            self.back.send(number, place.after).wait()
         if place.first:
-            self.back.receive(number, place.rank + place.count - place.tensor)
+            self.back.receive(number, place.before)
 
 
 class Stage:
@@ -74,21 +74,21 @@ class Stage:
             x = model.embed(token_ids, positions)
         else:
             like = torch.empty(len(token_ids), model.config.hidden_size, dtype=model.dtype, device=model.device)
-            x = self._ends.onward.receive(like, place.rank - place.tensor)
+            x = self._ends.onward.receive(like, place.before)
         x = model.run_layers(x, positions, attention)
         if place.last:
             return model.norm(x)
-        self._keep(self._ends.onward.send(x, place.rank + place.tensor))
+        self._keep(self._ends.onward.send(x, place.after))
         return x
 
     def send_back(self, tokens: Tensor) -> None:
         """Send the tokens that the last stage has sampled to the first stage."""
-        self._keep(self._ends.back.send(tokens, self.place.part))
+        self._keep(self._ends.back.send(tokens, self.place.after))
 
     def fetch(self, count: int) -> Tensor:
         """Receive the tokens of the oldest step that this rank of the first stage has not received yet: int64 [R]."""
         like = torch.empty(count, dtype=torch.int64, device=self._model.device)
-        return self._ends.back.receive(like, self.place.rank + self.place.count - self.place.tensor)
+        return self._ends.back.receive(like, self.place.before)
 
     def _keep(self, sending: Sending) -> None:
         """Keep what is being sent until it has been received. The receiver is never more steps behind than stages."""

@@ -38,6 +38,16 @@ class Place:
         """Whether this is the last stage, which has the head and samples."""
         return self.stage == self.pipeline - 1
 
+    @property
+    def before(self) -> int:
+        """The rank with this part of the stage before; of the last stage, if this is the first."""
+        return (self.rank - self.tensor) % self.count
+
+    @property
+    def after(self) -> int:
+        """The rank with this part of the next stage; of the first stage, if this is the last."""
+        return (self.rank + self.tensor) % self.count
+
     def layers(self, count: int) -> range:
         """Divide `count` layers evenly among the stages, one more for the first ones; return this stage's."""
         each, more = divmod(count, self.pipeline)

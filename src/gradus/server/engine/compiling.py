@@ -44,7 +44,7 @@ class Compiling:
         self._queue: queue.SimpleQueue[Submit] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._held: Counter[Structured] = Counter()  # requests, by their constraint
-        self._characters = 0  # in the texts of these constraints
+        self._characters = 0  # of the constraints' texts
         self._room = threading.Condition()  # guards both
 
     def takes(self, command: Submit | Cancel) -> bool:

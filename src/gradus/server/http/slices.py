@@ -53,7 +53,7 @@ class JsonInSlices(Response):
             await self._start(send)
             await send({"type": "http.response.body", "body": begun})
             return
-        watcher = asyncio.create_task(_left(receive))
+        watcher = asyncio.create_task(left(receive))
         try:
             await self._start(send)
             await self._send(send, begun)
@@ -75,7 +75,7 @@ class JsonInSlices(Response):
             await send({"type": "http.response.body", "body": data, "more_body": more})
 
 
-async def _left(receive: Receive) -> None:
+async def left(receive: Receive) -> None:
     """Return once the client has left."""
     while (await receive())["type"] != "http.disconnect":
         pass

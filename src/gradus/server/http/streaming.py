@@ -23,7 +23,7 @@ from gradus.errors import GradusError
 from gradus.server.api.ask import Encoder
 from gradus.server.api.frames import PING
 from gradus.server.config import ServerConfig
-from gradus.server.http.slices import cut, slices
+from gradus.server.http.slices import cut, left, slices
 from gradus.server.results import ClientGone, Stream
 from gradus.text.completion import Delta
 
@@ -57,8 +57,7 @@ async def cancelled_with_client(receive: Receive, stream: Cancellable) -> AsyncI
 
 
 async def _cancel_on_disconnect(receive: Receive, stream: Cancellable) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
+    await left(receive)
     stream.cancel()
 
 
