@@ -19,6 +19,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -184,19 +185,20 @@ def gaps(port: int, kind: Kind, seconds: float) -> list[float]:
             if status >= 500 and status != 503:
                 raise RuntimeError(f"{kind.__name__}: status {status}: {answer[:300]!r}")
 
-    senders = [threading.Thread(target=send) for _ in range(CONNECTIONS)]
     found = list[float]()
-    for arrived in stream(port):
-        if not found:
-            for each in senders:
-                each.start()
-            begun = arrived
-        found.append(arrived)
-        if arrived - begun > seconds:
-            break
-    done.set()
-    for each in senders:
-        each.join()
+    with ThreadPoolExecutor(CONNECTIONS) as pool:
+        senders: list[Future[None]] = []
+        try:
+            for arrived in stream(port):
+                if not found:
+                    senders = [pool.submit(send) for _ in range(CONNECTIONS)]
+                found.append(arrived)
+                if arrived - found[0] > seconds:
+                    break
+        finally:
+            done.set()
+        for each in senders:
+            each.result()  # raises what a sender met
     return [1e3 * (after - before) for before, after in itertools.pairwise(found)]
 
 

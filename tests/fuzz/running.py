@@ -6,11 +6,12 @@ import json
 import random
 import subprocess
 import sys
-import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -127,15 +128,15 @@ def served(log: Path, *arguments: str) -> Iterator[Served]:
 
 def attacked(server: Served, count: int, connections: int, seed: int) -> None:
     """Attack with several connections at once; then wait until the server has nothing left to do."""
-    threads = [
-        threading.Thread(target=server.attack, args=(seed * 1000 + each, count // connections))
-        for each in range(connections)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(*[partial(server.attack, seed * 1000 + each, count // connections) for each in range(connections)])
     ends = time.monotonic() + 30
     while (found := server.stats())["active"] or found["waiting"]:
         assert time.monotonic() < ends, found
         time.sleep(0.2)
+
+
+def in_threads(*calls: Callable[[], None]) -> None:
+    """Run each call in a thread of its own. Raises the first one's exception, if there is any."""
+    with ThreadPoolExecutor(len(calls)) as pool:
+        for running in [pool.submit(call) for call in calls]:
+            running.result()

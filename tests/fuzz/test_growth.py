@@ -4,12 +4,12 @@ import http.client
 import itertools
 import json
 import random
-import threading
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from tests.fuzz.running import Served, served
+from tests.fuzz.running import Served, in_threads, served
 
 CONNECTIONS = 6
 GROWTH_MIB = 16  # of either process, between a third of the requests and all of them: the tokenizer keeps 10,000 words
@@ -70,11 +70,7 @@ def send(server: Served, numbers: "itertools.count[int]", last: int) -> None:
 def sent(server: Served, first: int, last: int) -> list[float]:
     """Send the requests [first, last). Returns the MiB of the front end and of the engine afterwards."""
     numbers = itertools.count(first)
-    threads = [threading.Thread(target=send, args=(server, numbers, last)) for _ in range(CONNECTIONS)]
-    for each in threads:
-        each.start()
-    for each in threads:
-        each.join()
+    in_threads(*[partial(send, server, numbers, last)] * CONNECTIONS)
     return [process.memory_info().rss / 2**20 for process in (server.process, *server.process.children())]
 
 
