@@ -183,6 +183,7 @@ class Engine:
             active=scheduler.active_count,
             preemptions=scheduler.preemptions,
             cached_tokens=scheduler.cached_tokens,
+            unshared_s=self.shares.unshared_s,
             cache=scheduler.usage(),
             speculation=None if self.speculation is None else self.speculation(),
         )

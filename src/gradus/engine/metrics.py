@@ -46,7 +46,8 @@ class Metrics:
     cached_tokens: prompt positions found in the prefix cache, and so not computed.
     batch_total, max_batch: sequences advanced, summed over all steps, and the most in one.
     rows, padding_rows: rows that the model computed, and how many of them were padding.
-    busy_s: seconds of all steps, each from the end of the one before to its own.
+    busy_s: seconds of all steps, each from the end of the one before to its own. unshared_s: those of steps whose
+    sequences had all ended before; all others are in the sequences' shares.
     cache: how full the pages are, in engines that have pages. speculation: None in engines that do not speculate.
     """
 
@@ -64,6 +65,7 @@ class Metrics:
     rows: int = 0
     padding_rows: int = 0
     busy_s: float = 0.0
+    unshared_s: float = 0.0
     waiting: int = 0
     active: int = 0
     cache: CacheUsage | None = None

@@ -4,7 +4,7 @@ A step lasts from the end of the one before to its own, so steps that overlap ar
 all sequences add up to the time that the engine was busy. Rows of use are those of spans, and those of tokens that
 decodes sampled; padding and rejected drafts are overhead, which all share. Cached positions have no row and cost
 nothing. A preempted sequence pays for the rows that it computes again. A step that was under way when its last sequence
-ended is charged to none.
+ended is in nobody's share, and counted apart.
 """
 
 from collections.abc import Iterator
@@ -26,9 +26,11 @@ class Shares:
 
     Seconds are kept by slot, so that one vector operation charges all decodes of a step. Slots have the owners that
     they had in the newest committed step. `earlier` has what a sequence was charged in slots that it has left.
+    unshared_s: seconds of steps whose sequences had all ended before.
     """
 
     def __init__(self) -> None:
+        self.unshared_s = 0.0
         self._owners: dict[int, SampleId] = {}
         self._slots: dict[SampleId, int] = {}
         self._earlier: dict[SampleId, float] = {}
@@ -42,6 +44,7 @@ class Shares:
         rows, total = self._decoded(plan.decodes, outputs)
         total += sum([own for _, own in spans])
         if not total:
+            self.unshared_s += seconds
             return
         price = seconds / total
         if len(plan.decodes):
@@ -57,8 +60,10 @@ class Shares:
             sequence = span.sequence
             assert sequence is not None
             if sequence.finish_reason is None or sequence.id in ended:
-                self._take_slot(sequence.id, span.slot)
+                self._move(sequence.id, span.slot)
                 found.append((span.slot, rows_of(span, outputs)))
+            else:
+                self._vacate(span.slot)
         return found
 
     def _decoded(self, decodes: Decodes, outputs: Ordered[Output]) -> tuple[NDArray[np.float64] | float, float]:
@@ -78,30 +83,30 @@ class Shares:
         self._all_owned = decodes.slots if rows.all() else None
         return rows, float(rows.sum())
 
-    def _take_slot(self, sample: SampleId, slot: int) -> None:
+    def _move(self, sample: SampleId, slot: int) -> None:
         """Make the sequence the owner of the slot in which it now runs."""
         if self._owners.get(slot) == sample:
             return
-        if slot in self._owners:
-            self._leave_slot(self._owners[slot])
-        self._leave_slot(sample)
-        if (missing := slot + 1 - len(self._seconds)) > 0:
-            self._seconds, self._owned = (np.pad(each, (0, missing)) for each in (self._seconds, self._owned))
+        if sample in self._slots:
+            self._vacate(self._slots[sample])
+        self._vacate(slot)
         self._owners[slot], self._slots[sample] = sample, slot
         self._seconds[slot], self._owned[slot] = 0.0, 1.0
-        self._all_owned = None
 
-    def _leave_slot(self, sample: SampleId) -> None:
-        slot = self._slots.pop(sample, None)
-        if slot is not None:
-            self._earlier[sample] = self._earlier.get(sample, 0.0) + float(self._seconds[slot])
-            self._owned[slot] = 0.0
-            self._all_owned = None
-            del self._owners[slot]
+    def _vacate(self, slot: int) -> None:
+        """Leave a slot without an owner. The last one keeps what it was charged there."""
+        if (missing := slot + 1 - len(self._seconds)) > 0:
+            self._seconds, self._owned = (np.pad(each, (0, missing)) for each in (self._seconds, self._owned))
+        self._owned[slot] = 0.0
+        self._all_owned = None
+        if (last := self._owners.pop(slot, None)) is not None:
+            del self._slots[last]
+            self._earlier[last] = self._earlier.get(last, 0.0) + float(self._seconds[slot])
 
     def close(self, sample: SampleId) -> float:
         """Forget a sequence that has ended. Returns its share in seconds."""
-        self._leave_slot(sample)
+        if sample in self._slots:
+            self._vacate(self._slots[sample])
         return self._earlier.pop(sample, 0.0)
 
     def open(self) -> Iterator[tuple[str, int, float]]:

@@ -293,5 +293,5 @@ def packed_seconds(seconds: Iterable[float]) -> bytes:
 
 
 def unpacked_seconds(column: bytes) -> list[float]:
-    """Read a column. Raises TypeError for bytes that `packed_seconds` did not make."""
-    return memoryview(column).cast("d").tolist()
+    """Read a column. Raises ValueError for bytes that `packed_seconds` did not make."""
+    return array("d", column).tolist()

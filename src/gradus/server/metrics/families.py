@@ -224,6 +224,12 @@ COUNTERS = (
     Family("steps", "counter", "Engine steps.", lambda source: source.metrics.steps),
     Family("device_busy_seconds", "counter", "Time of all engine steps.", lambda source: source.metrics.busy_s),
     Family(
+        "device_unshared_seconds",
+        "counter",
+        "Time of steps whose sequences had all ended meanwhile, which no request pays for.",
+        lambda source: source.metrics.unshared_s,
+    ),
+    Family(
         "rejected_requests",
         "counter",
         "Requests turned away because the queue was full.",
