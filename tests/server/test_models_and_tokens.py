@@ -101,7 +101,9 @@ def test_the_tokenizer_is_described_only_where_that_is_allowed(server):
     assert found["tokenizer_class"] == "gradus" and "messages" in found["chat_template"]
     assert {"eos_token", "bos_token"} <= found.keys()
     with running(ScriptedCore) as other:
-        assert other.http.get("/tokenizer_info").status_code == 404
+        refused = other.http.get("/tokenizer_info")
+        assert refused.status_code == 404
+        assert "serve with --tokenizer-info" in refused.json()["error"]["message"]
 
 
 def test_probes_answer_as_health_does(server):
