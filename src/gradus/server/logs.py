@@ -1,6 +1,6 @@
 """The log, on stderr, as text or as JSON. No line holds a prompt, an answer or an API key.
 
-What clients wrote themselves (a path, an unknown field's name) is shortened, and holds no control characters.
+Texts that come from clients (a path, an unknown field's name) are shortened, and hold no control characters.
 """
 
 import json

@@ -25,7 +25,7 @@ LISTS = frozenset({"prefixItems", "anyOf", "oneOf"})
 def closed(schema: Any) -> Any:
     """Return the schema, an object or its JSON, with `additionalProperties: false` where it lists properties only.
 
-    What is no schema is returned unchanged: its check comes later.
+    Anything that is no schema is returned unchanged: it is checked later.
     """
     if isinstance(schema, str):
         try:
@@ -40,8 +40,8 @@ def closed(schema: Any) -> Any:
 
 
 def _joins(schema: Any) -> bool:
-    """Whether JOINED keywords occur anywhere, or an object's properties stand beside branches with more of them. A
-    property of such a name counts as well, which leaves the schema open."""
+    """Whether JOINED keywords occur anywhere, or `properties` next to branches that may list more of them. A property of
+    such a name counts as well, which leaves the schema open."""
     if isinstance(schema, list):
         return any(_joins(each) for each in schema)
     if not isinstance(schema, dict):

@@ -1,4 +1,4 @@
-"""What clients send and what they get, word for word, in a file of JSON lines: `--log-bodies`, to debug a client.
+"""Bodies and answers, word for word, in a file of JSON lines: `--log-bodies`, to debug a client.
 
 One line per POST that Access admits, once it has been answered: its body, as far as the server has read it, and its
 answer. Headers are never written, so no API key is. Of a stream, the line has the end. A body or an answer beyond
