@@ -274,6 +274,18 @@ def test_a_request_whose_client_leaves_is_charged_what_it_had_used(serving):
     assert busy >= 0.5 and busy - 0.3 <= charged <= busy  # the last report, and steps until the engine hears of it
 
 
+def test_a_prompts_tokens_are_counted_from_the_start(serving):
+    """The answer may end before its stream closes: its line in the log, and its key's total, have them all the same."""
+    server = serving(partial(ScriptedCore, step_s=0.01))
+    leaving = server.send(b'{"prompt": "abc", "max_tokens": 4000, "stream": true}')
+    assert eventually(lambda: server.engine.running)
+    (stream,) = server.client._streams.values()
+    assert stream.tally.prompt_tokens == 3
+    server.leave(leaving, reset=True)
+    assert eventually(server.idle)
+    assert value(scraped(server), "gradus_key_prompt_tokens_total", key="") == 3
+
+
 def test_a_long_prompt_is_charged_before_its_first_token():
     """The shares of running samples come with the engine's metrics, whether or not they have tokens."""
 

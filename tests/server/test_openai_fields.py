@@ -55,6 +55,7 @@ CLOSED = SCHEMA | {"additionalProperties": False}
         ({"guided_json_object": True, "guided_decoding_backend": "xgrammar"}, "json_schema", '{"type":"object"}'),
         ({"guided_regex": "a+", "guided_json": None}, "regex", "a+"),
         ({"guided_choice": ["a", "b"]}, "choice", '["a", "b"]'),
+        ({"guided_regex": "a+", "structured_outputs": {"regex": "a+"}}, "regex", "a+"),  # as guidance's VLLMModel does
         ({"guided_grammar": 'start: "a"', "response_format": {"type": "text"}}, "grammar", 'start: "a"'),
         ({"structured_outputs": {"regex": "a+"}, "response_format": {"type": "text"}}, "regex", "a+"),
         ({"structured_outputs": {"choice": ["a", "b"]}}, "choice", '["a", "b"]'),
@@ -84,7 +85,7 @@ def test_no_constraint_leaves_the_answer_free(body):
         ({"response_format": {}, "structured_outputs": {"regex": "a", "choice": ["a"]}}, "exactly one"),
         ({"structured_outputs": {"structural_tag": "{}"}}, "structural_tag is not supported"),
         ({"guided_regex": "a", "guided_choice": ["a"]}, "exactly one"),
-        ({"guided_regex": "a", "structured_outputs": {"regex": "a"}}, "guided_regex must be left out with another"),
+        ({"guided_regex": "a", "structured_outputs": {"regex": "b"}}, "guided_regex must be left out with another"),
         ({"guided_json": {}, "response_format": {"type": "json_object"}}, "guided_json must be left out with another"),
         ({"structured_outputs": {"jsn": {}}}, "must be an object with one of json"),
         ({"structured_outputs": {"disable_any_whitespace": True}}, "exactly one"),

@@ -326,6 +326,7 @@ class EngineClient:
         try:
             for index, (handle, request) in enumerate(zip(stream.handles, requests, strict=True)):
                 stream.requests[request.id] = request
+                stream.tally.prompt_tokens += len(request.prompt)
                 self._handles[request.id] = handle
                 for sample, transcript in enumerate(self.front_end.open(request, index)):
                     self._samples[handle + sample] = Sample(transcript, stream)

@@ -40,8 +40,10 @@ def closed(schema: Any) -> Any:
 
 
 def _joins(schema: Any) -> bool:
-    """Whether JOINED keywords occur anywhere, or `properties` next to branches that may list more of them. A property of
-    such a name counts as well, which leaves the schema open."""
+    """Whether JOINED keywords occur anywhere, or `properties` next to branches that may list more of them.
+
+    A property of such a name counts as well, which leaves the schema open.
+    """
     if isinstance(schema, list):
         return any(_joins(each) for each in schema)
     if not isinstance(schema, dict):

@@ -122,13 +122,16 @@ NOT_CONSTRAINTS = {
 
 
 def constraint(fields: Fields) -> Structured | None:
-    """Read `response_format` and `structured_outputs`, or its older names; at most one may constrain the answer."""
+    """Read `response_format` and `structured_outputs`, or its older names; at most one may constrain the answer.
+
+    Clients that don't know the server's age send an older name and structured_outputs, with the same value.
+    """
     fields.some("guided_decoding_backend")  # there is one
     guided = {name: value for name, value in fields.some(*GUIDED).items() if value is not False}
     by_format = _response_format(fields.object("response_format"))
     by_outputs = _outputs(fields.object("structured_outputs"))
     by_name = _outputs({GUIDED[name]: value for name, value in guided.items()})
-    if by_name is not None and (by_format is not None or by_outputs is not None):
+    if by_name is not None and (by_format is not None or by_outputs not in (None, by_name)):
         refuse(next(iter(guided)), "left out with another constraint of the answer", by_name.kind)
     if by_format is not None and by_outputs is not None:
         refuse("structured_outputs", "left out with a response_format that constrains the answer", by_outputs.kind)

@@ -167,7 +167,6 @@ class Meter:
         for name in stream.ids:
             self._open.pop(name, None)
             self._samples.pop(name, None)
-        tally.prompt_tokens = sum(len(request.prompt) for request in stream.requests.values())
         if tally.total_s is None:
             tally.total_s = self._clock() - tally.arrived
         if left := tally.samples - tally.finished.total():
