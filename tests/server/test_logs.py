@@ -5,12 +5,14 @@ import json
 import logging
 import re
 import sys
+import time
 from functools import partial
 
 import pytest
 
 from gradus.server.config import ServerConfig
-from gradus.server.http.keys import Key, digest_of, new_key, write_keys
+from gradus.server.http.keys import Key, Keys, digest_of, new_key, write_keys
+from gradus.server.http.record import masked
 from gradus.server.logs import JsonLines, announce, set_up
 from tests.server.conftest import eventually, running
 from tests.server.scripted import ScriptedCore
@@ -242,3 +244,13 @@ def test_a_line_outside_the_log_has_its_format_whatever_its_level(capsys):
     assert (line["level"], line["message"]) == ("info", "gradus: serving x at http://127.0.0.1:1")
     announce(ServerConfig(), "loading x", sys.stderr)
     assert capsys.readouterr().err == "loading x\n"
+
+
+def test_a_path_of_many_words_is_masked_in_bounds():
+    keys = Keys(None, "own-key-0123456789")
+    assert masked("/a/own-key-0123456789/b", keys) == "/a/…/b"
+    cut = "/" + "y/" * 495 + "own-key-0123456789"  # at its middle, the text is cut
+    assert masked(cut, keys) == "/" + "y/" * 495
+    start = time.perf_counter()
+    assert len(masked("/".join(f"w{number}" for number in range(10_000)), keys)) <= 1000
+    assert time.perf_counter() - start < 0.1

@@ -98,7 +98,8 @@ def _add_middleware(app: FastAPI, client: EngineClient, config: ServerConfig) ->
     """Add the middleware, from the innermost to the outermost. All of it is plain ASGI."""
     if config.log_bodies is not None:
         app.add_middleware(Bodies, file=BodyLog(config.log_bodies))
-    app.add_middleware(Access, keys=Keys.of(config), defaults=config.key_limits)
+    keys = Keys.of(config)
+    app.add_middleware(Access, keys=keys, defaults=config.key_limits)
     if config.cors_origins:
         app.add_middleware(
             CORSMiddleware,
@@ -111,7 +112,7 @@ def _add_middleware(app: FastAPI, client: EngineClient, config: ServerConfig) ->
     app.add_middleware(OwnRequests, hosts=hosts)
     app.add_middleware(HeaderLimits)
     app.add_middleware(Heads)
-    app.add_middleware(Records, meter=client.meter, lines=config.log_requests)
+    app.add_middleware(Records, meter=client.meter, keys=keys, lines=config.log_requests)
 
 
 def _add_reports(app: FastAPI, client: EngineClient, config: ServerConfig) -> None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from gradus.server.http.keys import PREFIX, Keys
 from gradus.server.http.quotas import Account
 from gradus.server.logs import printable
 from gradus.server.metrics.meter import Meter
@@ -29,7 +30,9 @@ LABEL = re.compile(r"[A-Za-z0-9._:-]{1,64}")
 UNMATCHED = "(no route)"  # instead of a path that a client made up
 PROBES = frozenset({"/health", "/health/live", "/health/ready", "/ping", "/metrics"})
 """Routes that something asks every few seconds: their lines would hide all others, and are written for debugging."""
-LONGEST_PATH, LONGEST_REASON = 100, 200  # characters in a line
+LONGEST = {"path": 100, "param": 100, "error": 200}  # characters in a line
+MOST_MASKED, LONGEST_KEY = 1000, 200
+WORD = re.compile(r"[\w+/=.~-]+", re.ASCII)
 NUMBER = re.compile(r"[-+]?[0-9][0-9.e+-]*|True|False|None")
 
 
@@ -72,7 +75,6 @@ class Record:
             "method": self.method,
             "route": self.route,
             "status": self.status,
-            **self._refusal(),
             "key": self.key or None,
             "seconds": round(time.monotonic() - self.started, 6),
         }
@@ -90,14 +92,30 @@ class Record:
             }
         return {name: value for name, value in found.items() if value is not None}
 
-    def _refusal(self) -> dict[str, Any]:
-        """Say what the client did wrong, and where, if it did."""
+    def refusal(self, keys: Keys) -> dict[str, Any]:
+        """Say what the client did wrong, and where, if it did. A key that it put there is left out."""
         if not 400 <= self.status < 500:
             return {}
-        path = printable(self.path, LONGEST_PATH) if self.route == UNMATCHED else None
-        if self.problem is None:
-            return {"path": path}
-        return {"path": path, "param": self.problem.param or None, "error": reason_of(self.problem)}
+        found = {"path": self.path} if self.route == UNMATCHED else {}
+        if self.problem is not None:
+            found |= {"param": self.problem.param or "", "error": reason_of(self.problem)}
+        return {name: printable(masked(text, keys), LONGEST[name]) for name, text in found.items() if text}
+
+
+def masked(text: str, keys: Keys) -> str:
+    """Leave out API keys: a client may send one in the wrong place. The environment's own may hold a slash.
+
+    Looking a word up takes time, so only the first MOST_MASKED characters are kept, less a word that this may cut.
+    """
+    if len(text) > MOST_MASKED:
+        text = text[:MOST_MASKED]
+        last = re.split(r"[\s/]", text)[-1]
+        text = text if len(last) > LONGEST_KEY else text[: len(text) - len(last)]
+    words = {word.strip("/.") for word in WORD.findall(text)}
+    for word in sorted(words.union(*(word.split("/") for word in words)), key=len, reverse=True):
+        if word.startswith(PREFIX) or (word and keys.find(word)):
+            text = text.replace(word, "…")
+    return text
 
 
 def reason_of(problem: "Problem") -> str:
@@ -105,7 +123,7 @@ def reason_of(problem: "Problem") -> str:
     message, got = problem.message, str(problem.got)
     if not NUMBER.fullmatch(got):
         message = message.replace(f", got {got}", ", got …")
-    return printable(message, LONGEST_REASON)
+    return message
 
 
 def record_of(scope: Scope) -> Record:
@@ -117,9 +135,10 @@ def record_of(scope: Scope) -> Record:
 class Records:
     """Gives each request a record and its answer an id, and logs one line when the answer has ended."""
 
-    def __init__(self, app: ASGIApp, meter: Meter, *, lines: bool) -> None:
+    def __init__(self, app: ASGIApp, meter: Meter, keys: Keys, *, lines: bool) -> None:
         self.app = app
         self.meter = meter
+        self.keys = keys
         self.level = logging.INFO if lines else logging.DEBUG
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -154,7 +173,7 @@ class Records:
         if record.status >= 500 and not (asked and record.status == 503):  # a question's normal answer while loading
             level = logging.WARNING
         if log.isEnabledFor(level):
-            fields = record.fields(self.meter)
+            fields = record.fields(self.meter) | record.refusal(self.keys)
             log.log(
                 level,
                 "%s",
