@@ -31,7 +31,10 @@ class Clone:
             if each.name not in (".git", ".venv", "build", "exercises"):
                 (root / each.name).symlink_to(each)
         (root / ".venv" / "bin").mkdir(parents=True)
-        (root / ".venv" / "bin" / "activate").write_text(f"PATH={shlex.quote(str(Path(sys.executable).parent))}:$PATH\n")
+        (root / ".venv" / "bin" / "gradus").symlink_to(Path(sys.executable).parent / "gradus")
+        (root / ".venv" / "bin" / "activate").write_text(
+            f"PATH={shlex.quote(str(Path(sys.executable).parent))}:$PATH\n"
+        )
         self.home = root / "home"
         self.home.mkdir()
 

@@ -7,12 +7,13 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "phases").rglob("*.md")])
 SHELL = re.compile(r"^```(?:console|bash)( [^\n]*)?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+LINES = re.compile(r"^for .*?^done$|^[^\n]*$", re.MULTILINE | re.DOTALL)  # of a loop all of them
 UNMARKED = re.compile(r"^```\n\$? ?(?:gradus|curl|pip|make|python3?) ", re.MULTILINE)
 
 
 @dataclass(frozen=True)
 class Command:
-    """page: its path in the repository. text: on one line, without prompt and comment."""
+    """page: its path in the repository. text: without prompt and comment."""
 
     page: str
     text: str
@@ -25,14 +26,8 @@ def commands(page: Path) -> list[Command]:
 
 
 def lines(block: str) -> list[str]:
-    """Read the commands of a block: each line, or the lines behind a prompt if there is one. The rest is output."""
-    loops = re.sub(r"^for .*?^done$", _on_one_line, re.sub(r"\s*\\\n\s*", " ", block), flags=re.MULTILINE | re.DOTALL)
-    joined = loops.splitlines()
+    """Read the commands of a block: each line or loop, or those behind a prompt if there is one. The rest is output."""
+    joined = LINES.findall(re.sub(r"\s*\\\n\s*", " ", block))
     if any(line.startswith("$ ") for line in joined):
         joined = [line.removeprefix("$ ") for line in joined if line.startswith("$ ")]
     return [found for line in joined if (found := re.sub(r"\s+# .*", "", line).strip())]
-
-
-def _on_one_line(loop: re.Match[str]) -> str:
-    head, *body, done = loop[0].splitlines()
-    return f"{head} {'; '.join(line.strip() for line in body)}; {done}"

@@ -73,7 +73,9 @@ def test_extras_exist_and_come_from_the_clone():
 
 def models(command: Command) -> set[str]:
     """The pulled models that a command needs; without a name it is the default one."""
-    named = {entry.name for entry in catalogue.entries() if re.search(rf"(?<![:\w.-]){entry.name}(?![\w.-])", command.text)}
+    named = {
+        entry.name for entry in catalogue.entries() if re.search(rf"(?<![:\w.-]){entry.name}(?![\w.-])", command.text)
+    }
     needs = re.match(r"(\.venv/bin/)?(gradus (generate|chat|serve)|curl|python -m phases)", command.text)
     return named or ({"smollm2-135m"} if needs and "random:" not in command.text else set())
 
