@@ -25,7 +25,7 @@ ELSEWHERE = {
 """Commands that are not run here, by pattern, and what runs them or what they need."""
 
 GIVEN = {
-    "person.json": '{"type": "object", "properties": {"name": {"type": "string", "maxLength": 12}}, "required": ["name"]}',
+    "person.json": '{"type": "object", "properties": {"age": {"type": "integer"}}, "required": ["age"]}',
     "book.txt": "It was the best of times, it was the worst of times, it was the age of wisdom. " * 400,
 }
 """Files that a reader has."""
