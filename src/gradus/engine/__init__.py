@@ -8,7 +8,8 @@ Read in this order:
     plan.py            spans, plans and results
     engine.py          the loop: schedule, run, commit
     core.py            what a front end asks of it
-    outputs.py         what a step has done;  metrics.py: what all of them have, in totals
+    outputs.py         what a step has done;  metrics.py: what all of them have, in totals;  shares.py: what each sequence
+                       has used of the device
     time_limits.py     which sequences are out of time;  sequence_heap.py: sequences by a key, the smallest first
     wire.py            plans as bytes
 """

@@ -49,6 +49,7 @@ from gradus.server.engine.messages import (
     SelfChecked,
     Submit,
     unpacked,
+    unpacked_seconds,
 )
 from gradus.server.measures import Counts, ServiceRate, cache_stats, speculation_stats
 from gradus.server.metrics.meter import Meter
@@ -77,10 +78,16 @@ MOST_AT_ONCE = 16
 
 @dataclass(slots=True)
 class Sample:
-    """A running sample: the decoder of its tokens, and the stream for its text."""
+    """A running sample: the decoder of its tokens, and the stream for its text. device_s: its share of the device."""
 
     transcript: Transcript
     stream: Stream
+    device_s: float = 0.0
+
+    def charge(self, device_s: float) -> None:
+        """Record its share so far, in seconds; its body's tally adds up all samples'."""
+        self.stream.tally.device_s += device_s - self.device_s
+        self.device_s = device_s
 
 
 @dataclass(slots=True)
@@ -478,9 +485,14 @@ class EngineClient:
             self._read_rows(report, news)
         for told in report.others:
             if sample := self._samples.get(told.handle):
+                if told.timings is not None:
+                    sample.charge(told.timings.device_s)
                 self._read(sample, told.output(sample.transcript.request.id, sample.transcript.index), news)
                 if told.finish_reason is not None:
                     self._samples.pop(told.handle, None)
+        for handle, seconds in zip(unpacked(report.charged), unpacked_seconds(report.seconds), strict=True):
+            if sample := self._samples.get(handle):
+                sample.charge(seconds)
         self.meter.report(news.deltas, report.step_s, report.metrics)
         if not self._fresh:
             self._loop.call_soon(self._deliver_news)

@@ -222,7 +222,13 @@ COUNTERS = (
         "spec_decode_num_accepted_tokens",
     ),
     Family("steps", "counter", "Engine steps.", lambda source: source.metrics.steps),
-    Family("device_busy_seconds", "counter", "Time of all engine steps.", lambda source: source.meter.busy_s),
+    Family("device_busy_seconds", "counter", "Time of all engine steps.", lambda source: source.metrics.busy_s),
+    Family(
+        "device_unshared_seconds",
+        "counter",
+        "Time of steps whose sequences had all ended meanwhile, which no request pays for.",
+        lambda source: source.metrics.unshared_s,
+    ),
     Family(
         "rejected_requests",
         "counter",
