@@ -106,6 +106,16 @@ def test_the_tokenizer_is_described_only_where_that_is_allowed(server):
         assert "serve with --tokenizer-info" in refused.json()["error"]["message"]
 
 
+def test_head_works_wherever_get_does(server):
+    routes = server.http.get("/").json()["routes"]
+    readable = [path for path, methods in routes.items() if "GET" in methods.split() and "{" not in path]
+    assert {"/", "/health", "/v1/models", "/metrics", "/openapi.json"} <= set(readable)
+    for path in readable:
+        answer, whole = server.http.head(path), server.http.get(path)
+        assert (answer.status_code, answer.content) == (whole.status_code, b"") and whole.content
+        assert answer.headers["content-type"] == whole.headers["content-type"]
+
+
 def test_probes_answer_as_health_does(server):
     assert server.http.get("/version").json() == {"version": gradus.__version__}
     for answer in (server.http.get("/ping"), server.http.post("/ping"), server.http.get("/health")):
