@@ -184,7 +184,7 @@ class EngineClient:
 
         Every stream gets its last delta. `hurry` cuts the wait short.
         """
-        self.supervisor.drain(timeout)
+        self.supervisor.drain(timeout, self._work_left)
         waits = [asyncio.ensure_future(event.wait()) for event in (self._nothing_runs, self._hurry)]
         await asyncio.wait(waits, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
         for wait in waits:
@@ -192,6 +192,16 @@ class EngineClient:
         for stream in set(self._streams.values()):
             self._end(stream, "cancelled", Unavailable(self.reason, "draining"))
         await self._nothing_runs.wait()
+
+    def _work_left(self) -> float:
+        """Estimate the seconds until the running requests have ended, if each takes all the tokens that it may have."""
+        left = [
+            request.max_tokens - stream.tally.generated / stream.samples
+            for stream in set(self._streams.values())
+            for request in stream.requests.values()
+        ]
+        gaps = self.meter.inter_token
+        return max(left, default=0.0) * gaps.sum / gaps.count if gaps.count else math.inf if left else 0.0
 
     def hurry(self) -> None:
         """Make `drain` cancel running requests now."""
@@ -316,6 +326,7 @@ class EngineClient:
         try:
             for index, (handle, request) in enumerate(zip(stream.handles, requests, strict=True)):
                 stream.requests[request.id] = request
+                stream.tally.prompt_tokens += len(request.prompt)
                 self._handles[request.id] = handle
                 for sample, transcript in enumerate(self.front_end.open(request, index)):
                     self._samples[handle + sample] = Sample(transcript, stream)
@@ -341,8 +352,12 @@ class EngineClient:
     def waiting(self) -> int:
         """Samples that the engine has not begun: those in its queue, those not yet taken from the inbox, and those
         whose prompt is being encoded."""
-        encoding = sum([stream.samples for stream in self._beginnings])
-        return self._queued + self._samples_sent - self._samples_taken + encoding
+        return self._queued + self._samples_sent - self._samples_taken + self.encoding
+
+    @property
+    def encoding(self) -> int:
+        """Samples whose prompt is being encoded."""
+        return sum([stream.samples for stream in self._beginnings])
 
     def _check_room(self, samples: int) -> None:
         most = self.config.max_waiting

@@ -51,7 +51,7 @@ def add_model_routes(app: FastAPI, client: EngineClient, config: ServerConfig) -
         if name == found["id"]:
             return json_response(200, found)
         message = f"no model is called {name[:100]!r} here; this server runs {found['id']!r}"
-        return problem_response(Problem(404, "model_not_found", message, "model"), request.scope["path"])
+        return problem_response(Problem(404, "model_not_found", message, "model"), request.scope)
 
     if config.tokenizer_info:
 

@@ -32,6 +32,7 @@ SECONDS = merged(FINE, VLLM_TTFT, VLLM_TOKEN, VLLM_REQUEST)
 TOKENS = steps_1_2_5(1_000_000)
 STEP_TOKENS = merged(VLLM_STEP_TOKENS, steps_1_2_5(100_000))
 SEQUENCES = steps_1_2_5(10_000)
+SAMPLES = (1, 2, 5, 10, 20)  # vLLM's
 
 
 class Meter:
@@ -47,6 +48,7 @@ class Meter:
         self.entered = 0
         self.finished: Counter[str] = Counter()
         self.by_key = ByKey()
+        self.http_requests: Counter[tuple[str, ...]] = Counter()  # by route, method, and class of status: 2xx
         self.ttft = Distribution(SECONDS)
         self.inter_token = Distribution(SECONDS)
         self.per_token = Distribution(SECONDS)
@@ -54,6 +56,8 @@ class Meter:
         self.queued = Distribution(SECONDS)
         self.prefill = Distribution(SECONDS)
         self.decode = Distribution(SECONDS)
+        self.inference = Distribution(SECONDS)
+        self.samples = Distribution(SAMPLES)
         self.step = Distribution(SECONDS)
         self.prompt_tokens = Distribution(TOKENS)
         self.generated_tokens = Distribution(TOKENS)
@@ -141,6 +145,7 @@ class Meter:
         self.total.observe(tally.total_s)
         self.queued.observe(timings.queued_s)
         self.generated_tokens.observe(len(completion.token_ids))
+        self.inference.observe(timings.total_s - timings.queued_s)
         if timings.ttft_s is not None:
             self.prefill.observe(timings.ttft_s - timings.queued_s)
             self.decode.observe(timings.total_s - timings.ttft_s)
@@ -148,7 +153,9 @@ class Meter:
             self.per_token.observe(1 / timings.decode_tokens_per_s)
         if completion.index == 0:
             self.prompt_tokens.observe(completion.prompt_tokens)
-            self.max_tokens.observe(stream.requests[completion.request_id].max_tokens)
+            request = stream.requests[completion.request_id]
+            self.max_tokens.observe(request.max_tokens)
+            self.samples.observe(request.params.n)
 
     def _count(self, stream: "Stream", reason: str, samples: int = 1) -> None:
         self.finished[reason] += samples
@@ -160,7 +167,6 @@ class Meter:
         for name in stream.ids:
             self._open.pop(name, None)
             self._samples.pop(name, None)
-        tally.prompt_tokens = sum(len(request.prompt) for request in stream.requests.values())
         if tally.total_s is None:
             tally.total_s = self._clock() - tally.arrived
         if left := tally.samples - tally.finished.total():
