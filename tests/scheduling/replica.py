@@ -90,7 +90,8 @@ class Done:
 
 @dataclass
 class Replica:
-    """Runs plans. clock: each step takes `step_s` of it, and each token `row_s` times its cost. broken: ids of requests whose next logits are not finite.
+    """Runs plans. clock: each step takes `step_s` of it, and each token `row_s` times its cost. broken: ids of requests
+    whose next logits are not finite.
 
     guess: what it drafts, of a slot's seed, all its tokens and how many to draft. How long a sequence is it knows by
     itself, as a device does, where the plan says how many positions may be stored.

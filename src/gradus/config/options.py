@@ -116,8 +116,8 @@ class EngineConfig(EngineOptions):
     )
     step_target: float | None = setting(
         None,
-        "Longest step that several requests share: it takes fewer prompt tokens, and short prompts pass long ones. A step "
-        "is longer only if it would be half as long without prompts; 0: no limit.",
+        "Longest step that several requests share: prompts get fewer tokens of it, and short ones pass long ones. If "
+        "a step without prompts takes more than half of it, twice such a step. 0: no limit.",
         unset=f"no limit; gradus serve on a CPU: {SERVED_STEP_TARGET:g}",
         least=0,
         unit="seconds",

@@ -32,8 +32,8 @@ class StepResult:
     """The tokens that a step drew; they may still be on their way to the host until `get` returns.
 
     rows: how many the model computed, padding included. tokens: int64 [R], valid once `arrival` has come. width, usual
-    and faults: as in `Sampled`. scores: of the spans that ask for some. clock: given by a runner that times its steps on
-    a device that works by itself; seconds: by one that has finished the step.
+    and faults: as in `Sampled`. scores: of the spans that ask for some. clock: given by a runner whose device times
+    steps. seconds: given by a runner that has finished the step.
     """
 
     def __init__(
