@@ -1,4 +1,4 @@
-"""The waiting queue: best first under every policy, and never searched to its end, however long it gets. No torch here."""
+"""The waiting queue: best first under every policy, and never searched whole, however long it gets. No torch here."""
 
 import math
 from collections import Counter

@@ -6,9 +6,9 @@ Pages are taken as sequences grow, never ahead (PagedAttention, Kwon et al. 2023
 running sequence goes back to the queue and is recomputed later. The best one never does, and `add` refuses what would
 not fit an empty cache; so the best always advances, ends, and frees its slot: every sequence has its turn.
 
-With a step target (`gradus.scheduling.step_target`), a step that several sequences share takes only as many tokens of
-prompts as fit into a time that streams can bear. Short prompts then pass long ones: up to half of these tokens are for
-prompts that are shorter than the rest of the best one. The best one gets the others.
+A step target (`gradus.scheduling.step_target`) limits the prompts' tokens, in a step that several sequences share, to
+what fits into a time that streams can bear. Short prompts then pass long ones: up to half of these tokens go to prompts
+that are shorter than the rest of the best one, and the best one gets all others.
 
 Plans may be made while earlier ones are still under way. Then the token that a decode starts from is not known: the
 plan says UNKNOWN, and the runner, which has the token on the device, fills it in. Planning needs lengths alone.
