@@ -107,11 +107,8 @@ def build(
     limits, looked_up = TimeLimits(fastest=1 + most_drafts(config, trained)), draft is None and trained is None
     hindsight = Hindsight(on_gpu.verifies if on_kernels else None) if looked_up else None
     control = drafting(config, shapes, times, sure, hindsight)
-    stages, target = config.pipeline_parallel, None
-    if config.step_target:
-        target = StepTarget(config.step_target, even_position(model.config), limits.clock, turns=stages)
-    budget = config.budget(device.type)
-    scheduler = Scheduler(cache, count, budget, config.policy, limits, control, stages, target)
+    budget, target = config.budget(device.type), step_target(config, model.config, limits)
+    scheduler = Scheduler(cache, count, budget, config.policy, limits, control, config.pipeline_parallel, target)
     stats, compiler = None if control is None else control.stats, compiler_of(grammars, ranks)
     return Engine(scheduler, runner, config.limits, lag(config), limits, stats, compiler)
 
@@ -126,6 +123,13 @@ def storage_of(model: Model, config: EngineConfig) -> PagedStorage:
 def lag(config: EngineConfig) -> int:
     """Return how many steps stay under way between calls: one per stage after the first, and one more with overlap."""
     return config.pipeline_parallel - 1 + (1 if config.overlap else 0)
+
+
+def step_target(config: EngineConfig, model: ModelConfig, times: TimeLimits) -> StepTarget | None:
+    """Create the target of steps that several sequences share; None without one."""
+    if not config.step_target:
+        return None
+    return StepTarget(config.step_target, even_position(model), times.clock, turns=config.pipeline_parallel)
 
 
 def draft_shapes(config: EngineConfig, trained: HeadsConfig | None, model: bool) -> DraftShapes | None:
