@@ -82,10 +82,10 @@ def keywords(config: ServerConfig) -> dict[str, Any]:
     """The keywords for `LLM`. Clients share a server's steps: on a CPU, these have a target by default."""
     from gradus.models.precision import resolve_device
 
-    target, cut = config.step_target, config.phase is None and "chunked" not in config.switch_off
-    if target is None and cut and resolve_device(config.device).type == "cpu":
-        target = SERVED_STEP_TARGET
-    return config.keywords() | {"step_target": target}
+    given, cut = config.keywords(), config.phase is None and "chunked" not in config.switch_off
+    if given["step_target"] is None and cut and resolve_device(config.device).type == "cpu":
+        given["step_target"] = SERVED_STEP_TARGET
+    return given
 
 
 def described(llm: "LLM", recommended: bool = True) -> ModelInfo:
