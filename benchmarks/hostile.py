@@ -185,7 +185,7 @@ def summary(*rounds: list[float]) -> dict[str, Any]:
 
 
 def behind(port: int, tokens: int) -> dict[str, Any]:
-    """Measure a stream while a prompt of this many tokens is read, then short prompts behind another, with no stream."""
+    """Measure a stream while a prompt of this many tokens is read, then short prompts behind another, without it."""
     times, done = list[float](), threading.Event()
 
     def read() -> None:
