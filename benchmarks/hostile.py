@@ -1,12 +1,16 @@
 """Measure what hostile neighbors cost a stream: its longest gaps, against those that ordinary neighbors leave.
 
     python benchmarks/hostile.py --model smollm2-135m --out benchmarks/hostile.json
+    python benchmarks/hostile.py --model qwen2.5-coder-0.5b --kinds --long-prompt 8800 --out benchmarks/long_prompt.json
 
 A server runs in processes of its own, on this machine. One client reads a stream and notes when each token arrives.
 Meanwhile two connections send requests of one kind, as fast as they are answered: ordinary ones (a short prompt, a few
 tokens) or hostile ones (a schema that was never seen, long stop strings that nearly match, a body of a million
 brackets). Kinds take turns with ordinary requests, so each has a comparison of the same minute: any request shares the
 steps and the processors with the stream, and the ratio says what the hostile one costs beyond that.
+
+`--long-prompt N` measures what a single prompt of N tokens costs its neighbors: the gaps of a stream while it is read,
+and the first token of short prompts that arrive behind it.
 """
 
 import argparse
@@ -14,6 +18,7 @@ import contextlib
 import http.client
 import itertools
 import json
+import random
 import subprocess
 import sys
 import threading
@@ -32,6 +37,8 @@ from gradus.bench.run.script import ran
 
 SECONDS, ROUNDS, CONNECTIONS = 8.0, 3, 2
 TOKENS = 16
+SHORT, SHORT_REQUESTS = 30, 6
+"""Tokens of a short prompt behind a long one, and how many arrive, one after the other."""
 PATTERN = "^[A-Z]{3}-[0-9]{4,8}(_[a-z]+)*$"
 
 Body = dict[str, Any] | bytes
@@ -93,31 +100,36 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seconds", type=float, default=SECONDS)
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--kinds", nargs="*", choices=KINDS, default=[*KINDS])
+    parser.add_argument("--long-prompt", type=int, metavar="TOKENS")
+    parser.add_argument("--options", default="", help="further options of the server, in one text")
     parser.add_argument("--commit")
     parser.add_argument("--out", type=Path)
     asked = parser.parse_args(arguments)
-    with served(asked.model) as (port, process):
+    with served(asked.model, *asked.options.split()) as (port, process):
         first = gaps(port, new_schema, 4.0)  # the first structured request of a server
         rows = [measured(port, KINDS[name], asked.seconds, asked.rounds) for name in asked.kinds]
+        crowd = {"long_prompt": behind(port, asked.long_prompt)} if asked.long_prompt else {}
         memory = {"mib": {each: round(value) for each, value in resident(process).items()}}
     made = {
         "commit": asked.commit or commit(), "model": asked.model, **fingerprint(torch.device("cpu"), quick=True),
         "seconds": asked.seconds, "rounds": asked.rounds, "connections": CONNECTIONS,
-        "first_structured": summary(first), "kinds": rows, **memory,
+        "first_structured": summary(first), "kinds": rows, **crowd, **memory,
     }  # fmt: skip
     for row in rows:
         print(
             f"{row['kind']:16} {row['longest_of_ordinary']:6} x  hostile {row['hostile']}  ordinary {row['ordinary']}"
         )
+    for name, found in crowd.get("long_prompt", {}).items():
+        print(f"{name:16} {found}")
     if asked.out is not None:
         asked.out.write_text(json.dumps(made, indent=1), encoding="utf-8")
     return 0
 
 
 @contextlib.contextmanager
-def served(model: str) -> Iterator[tuple[int, psutil.Process]]:
+def served(model: str, *options: str) -> Iterator[tuple[int, psutil.Process]]:
     """Serve the model, on a port that the system chooses."""
-    command = [sys.executable, "-m", "gradus", "serve", "--model", model, "--port", "0"]
+    command = [sys.executable, "-m", "gradus", "serve", "--model", model, "--port", "0", *options]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     try:
         assert process.stdout is not None
@@ -172,6 +184,75 @@ def summary(*rounds: list[float]) -> dict[str, Any]:
     }
 
 
+def behind(port: int, tokens: int) -> dict[str, Any]:
+    """Measure a stream while a prompt of this many tokens is read, then short prompts behind another, without it."""
+    times, done = list[float](), threading.Event()
+
+    def read() -> None:
+        for arrived in stream(port):
+            times.append(arrived)
+            if done.is_set():
+                return
+
+    with ThreadPoolExecutor(2) as pool:
+        reader = pool.submit(read)
+        time.sleep(2.0)
+        began = time.monotonic()
+        alone = [each for each in times if each < began]
+        until_first = first_token(port, unrelated(tokens))
+        ended = time.monotonic()
+        done.set()
+        reader.result()
+        beside = [each for each in times if began <= each <= ended]
+        long, waits = pool.submit(first_token, port, unrelated(tokens)), list[float]()
+        time.sleep(1.0)
+        for _ in range(SHORT_REQUESTS):
+            waits.append(first_token(port, unrelated(SHORT)))
+            time.sleep(1.0)
+        assert not long.done(), "the long prompt ended too soon: give it more tokens"
+        long.result()
+    return {
+        "tokens": tokens,
+        "stream_alone": gaps_of(alone),
+        "stream_beside_it": gaps_of(beside),
+        "its_first_token_s": round(until_first, 1),
+        "first_token_behind_it_ms": {"median": round(1e3 * median(waits)), "longest": round(1e3 * max(waits))},
+        "its_first_token_alone_s": round(first_token(port, unrelated(tokens)), 1),
+    }
+
+
+def gaps_of(times: list[float]) -> dict[str, int]:
+    ordered = sorted(1e3 * (after - before) for before, after in itertools.pairwise(times))
+    return {
+        "p50_ms": round(ordered[len(ordered) // 2]),
+        "p95_ms": round(ordered[int(len(ordered) * 0.95)]),
+        "longest_ms": round(ordered[-1]),
+        "tokens": len(ordered),
+    }
+
+
+def unrelated(tokens: int) -> list[int]:
+    """Draw a prompt whose beginning no other one has."""
+    return [draw.randrange(4096) for _ in range(tokens)]
+
+
+def first_token(port: int, prompt: list[int]) -> float:
+    """Return the seconds from the request to its first token."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=600)
+    began = time.monotonic()
+    body = {"prompt": prompt, "max_tokens": 1, "ignore_eos": True, "stream": True}
+    connection.request("POST", "/generate", json.dumps(body), {"Content-Type": "application/json"})
+    answer = connection.getresponse()
+    while line := answer.readline():
+        if line.startswith(b"data: {"):
+            seconds = time.monotonic() - began
+            answer.read()
+            connection.close()
+            return seconds
+    raise RuntimeError("no token arrived")
+
+
+draw = random.Random(0)
 numbers = itertools.count()
 
 

@@ -14,7 +14,7 @@ from gradus.assembly.guard import BrokenEngine
 from gradus.config.options import SWITCHES
 from gradus.config.settings import Settings
 from gradus.device.threads import use
-from gradus.engine.request import ModelLimits
+from gradus.engine.request import ModelLimits, Request
 from gradus.errors import ConfigError, RequestError
 from gradus.execution.memory.device_memory import OutOfMemory, free_memory, ran_out
 
@@ -43,6 +43,7 @@ def test_it_runs_where_no_phase_is_named(llm):
         "page_size": 16,
         "cache_tokens": 8 * 512,
         "policy": "fcfs",
+        "step_target": None,
         "kv_dtype": "auto",
         "activations": "float",
         "tensor_parallel": 1,
@@ -149,6 +150,32 @@ def test_every_setting_reaches_the_engine():
     assert llm.limits.context_length == 100
 
 
+def test_a_short_prompt_passes_a_long_one_if_a_step_has_a_target():
+    def steps_until_it_answers(llm: LLM) -> int:
+        engine, one = llm.engine, SamplingParams(max_tokens=1)
+        engine.submit(Request.create("long", [65 + number % 50 for number in range(400)], one, llm.limits))
+        engine.step()
+        engine.submit(Request.create("short", [66] * 5, one, llm.limits))
+        for count in range(100):
+            if any(output.request_id == "short" for output in engine.step()):
+                return count
+        raise AssertionError("it never answered")
+
+    assert steps_until_it_answers(tiny(token_budget=16, step_target=60.0)) <= 3
+    assert steps_until_it_answers(tiny(token_budget=16)) > 20
+    assert tiny(step_target=0.0).engine.scheduler.target is None
+
+
+def test_a_step_on_a_cpu_says_how_long_it_took(llm, monkeypatch):
+    told = []
+    learns = llm.engine.scheduler._commit_decodes
+    monkeypatch.setattr(
+        llm.engine.scheduler, "_commit_decodes", lambda *given: told.append(given[2].seconds) or learns(*given)
+    )
+    llm.generate([[65, 66]], SamplingParams(max_tokens=3))
+    assert len(told) == 3 and all(0 < seconds < 60 for seconds in told)
+
+
 def test_every_switch_is_one():
     llm = tiny(switch_off=["prefix_cache", "chunked", "overlap", "kernels"])
     assert llm.engine.scheduler.cache.index is None
@@ -173,6 +200,8 @@ def test_a_gpu_gets_more_sequences_and_its_kernels():
     [
         ({"switch_off": ["graph"]}, "switch_off takes prefix_cache, chunked, kernels, graphs, overlap, got 'graph'"),
         ({"switch_off": ["chunked"], "token_budget": 8}, "token_budget does nothing with chunked switched off"),
+        ({"switch_off": ["chunked"], "step_target": 0.1}, "step_target does nothing with chunked switched off"),
+        ({"step_target": -1}, "step_target must be a number of seconds, 0 or more, got -1"),
         ({"memory_fraction": 0}, "memory_fraction must be a number above 0 and at most 1, got 0"),
         ({"memory_fractoin": 0.5}, "unknown setting 'memory_fractoin'; did you mean 'memory_fraction'?"),
         ({"zoom": 9}, "unknown setting 'zoom'; there are model, phase, impl, device, dtype, quantize, context_length"),

@@ -34,6 +34,7 @@ SAME: dict[str, dict[str, Any]] = {
     "speculate": {"speculate": "ngram", "drafts": 3},
     "speculate, a draft model": {"speculate": "draft:random:tiny-llama", "drafts": 3},
     "token_budget": {"token_budget": 8},
+    "step_target": {"step_target": 60.0},  # prompts pass; shorter, its chunks would depend on the machine's load
     "cache_tokens": {"cache_tokens": 96},  # sequences are preempted
     "page_size": {"page_size": 4},
     "policy": {"policy": "priority"},
@@ -61,7 +62,8 @@ REFUSED_SETTINGS: dict[Pair, str] = {
         "quantize": "quantize does not work with tensor_parallel or pipeline_parallel yet: leave one of them out",
     }.items()
 } | {
-    frozenset({"token_budget", "chunked"}): "token_budget does nothing with chunked switched off: leave one of them out"
+    frozenset({one, "chunked"}): f"{one} does nothing with chunked switched off: leave one of them out"
+    for one in ("token_budget", "step_target")
 }
 """Pairs of settings that raise a ConfigError, and its line."""
 

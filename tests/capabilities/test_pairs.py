@@ -34,14 +34,14 @@ OFF = tuple(name for name in SWITCHES if name != "chunked")
 # Each engine has many capabilities at once, so that every pair that is not refused is in one of them: `make test` runs
 # these, and `make stress` each pair by itself, which says where to look.
 TOGETHER = [
-    ("tensor_parallel", *COMMON, "token_budget"),
-    ("pipeline_parallel", *COMMON, "token_budget"),
+    ("tensor_parallel", *COMMON, "token_budget", "step_target"),
+    ("pipeline_parallel", *COMMON, "token_budget", "step_target"),
     ("tensor_parallel", "pipeline_parallel", *COMMON, *SWITCHES),
-    ("speculate", *COMMON, "quantize", "token_budget"),
-    ("speculate, a draft model", *COMMON, "quantize", "token_budget"),
+    ("speculate", *COMMON, "quantize", "token_budget", "step_target"),
+    ("speculate, a draft model", *COMMON, "quantize", "token_budget", "step_target"),
     ("speculate", *COMMON, "quantize", *SWITCHES),
     ("speculate, a draft model", *COMMON, "quantize", *SWITCHES),
-    ("speculate", *COMMON, "token_budget", *OFF),
+    ("speculate", *COMMON, "token_budget", "step_target", *OFF),
 ]
 ROOT = Path(__file__).parents[2]
 RANKS = {"tensor_parallel", "pipeline_parallel"}

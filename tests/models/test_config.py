@@ -1,6 +1,7 @@
 """A configuration is read as transformers reads it, or refused in one line that names the key."""
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from gradus.models.config import (
     Llama3Scaling,
     ModelConfig,
     Rope,
+    even_position,
     kv_bytes_per_token,
     parameter_count,
 )
@@ -306,6 +308,14 @@ def test_named_shapes_have_the_published_parameter_counts() -> None:
 
 def test_a_token_of_smollm2_takes_23040_bytes_of_kv_cache() -> None:
     assert kv_bytes_per_token(SHAPES["smollm2-135m"], bytes_per_value=2) == 2 * 30 * 3 * 64 * 2 == 23040
+
+
+def test_a_token_of_smollm2_attends_as_much_as_it_multiplies_at_position_3072() -> None:
+    weights = 576 * (576 + 2 * 192) + 576 * 576 + 3 * 576 * 1536
+    assert even_position(SHAPES["smollm2-135m"]) == weights / (2 * 576) == 3072
+    windows = SHAPES["tiny-gemma3"].windows
+    whole = replace(SHAPES["tiny-gemma3"], windows=(None,) * len(windows))
+    assert even_position(SHAPES["tiny-gemma3"]) == even_position(whole) * len(windows) / windows.count(None)
 
 
 def test_tiny_shapes_have_every_trait_that_a_backend_could_miss() -> None:

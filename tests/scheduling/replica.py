@@ -18,6 +18,8 @@ from tests.cache.memory import updated
 
 VOCABULARY = 1000
 LIMITS = ModelLimits(VOCABULARY, 4096)
+EVEN = 64
+"""The position at which a token costs twice as much as the first one."""
 
 
 def ask(name: str, prompt: list[int] | int, answer: int, n: int = 1, **scheduling) -> Request:
@@ -88,7 +90,8 @@ class Done:
 
 @dataclass
 class Replica:
-    """Runs plans. clock: each step takes `step_s` of it. broken: ids of requests whose next logits are not finite.
+    """Runs plans. clock: each step takes `step_s` of it, and each token `row_s` times its cost. broken: ids of requests
+    whose next logits are not finite.
 
     guess: what it drafts, of a slot's seed, all its tokens and how many to draft. How long a sequence is it knows by
     itself, as a device does, where the plan says how many positions may be stored.
@@ -97,6 +100,7 @@ class Replica:
     page_size: int
     clock: VirtualClock = field(default_factory=VirtualClock)
     step_s: float = 1.0
+    row_s: float = 0.0
     windows: tuple[int | None, ...] = (None,)
     broken: set[str] = field(default_factory=set)
     memory: dict[int, int] = field(default_factory=dict)  # row of the pool → token
@@ -110,7 +114,8 @@ class Replica:
 
     def run(self, plan: Plan) -> Done:
         self.plan = plan
-        self.clock.now += self.step_s
+        positions = [span.start + number for span in plan.expanded() for number in range(len(span.tokens))]
+        self.clock.now += self.step_s + self.row_s * sum(1 + position / EVEN for position in positions)
         for admission in plan.admissions:
             self.owners[admission.slot] = admission.request
             self.seeds[admission.slot] = admission.request.seed_of(admission.index)

@@ -38,6 +38,19 @@ def test_one_that_has_ended_is_passed_over():
     queue.check()
 
 
+def test_one_that_is_not_the_head_can_start():
+    queue = WaitingQueue()
+    members = [sequence(str(number), number=number) for number in range(9)]
+    queue.extend(members)
+    queue.remove(members[4])
+    members[4].end("cancelled")
+    assert queue.some(3)[0] is members[0] and set(queue.some(99)) == {*members} - {members[4]}
+    queue.take(members[6])
+    queue.take(members[0])
+    queue.check()
+    assert [queue.popleft().request.id for _ in range(6)] == ["1", "2", "3", "5", "7", "8"]
+
+
 def test_the_queue_is_a_sorted_list_whatever_happens():
     draw, queue, model = random.Random(0), WaitingQueue(), []
     for number in range(3000):

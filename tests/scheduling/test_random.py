@@ -30,11 +30,14 @@ class SchedulerMachine(RuleBasedStateMachine):
         windows=st.sampled_from([(None,), (None, 6), (None, 3, 3)]),
         lag=st.integers(0, 3),
         micro_batches=st.integers(1, 3),
+        seconds=st.none() | st.floats(0.5, 20),
+        row_s=st.sampled_from([0.0, 0.1, 1.0]),
     )
-    def begin(self, pages, page_size, slots, budget, policy, shared, windows, lag, micro_batches) -> None:
-        self.world = World(
-            pages, page_size, slots, budget, policy, shared, windows, lag=lag, micro_batches=micro_batches
-        )
+    def begin(
+        self, pages, page_size, slots, budget, policy, shared, windows, lag, micro_batches, seconds, row_s
+    ) -> None:
+        steps = {"micro_batches": micro_batches, "target": seconds, "row_s": row_s}
+        self.world = World(pages, page_size, slots, budget, policy, shared, windows, lag=lag, **steps)
         self.count = 0
 
     @rule(seed=st.integers(0, 2**32))

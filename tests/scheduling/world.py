@@ -7,7 +7,7 @@ from gradus.cache.paged import PagedCache
 from gradus.cache.radix import PrefixIndex
 from gradus.config.options import Policy
 from gradus.engine.engine import Engine
-from gradus.engine.plan import Plan
+from gradus.engine.plan import Plan, Span
 from gradus.engine.request import Request
 from gradus.engine.sequence import Output, Sequence
 from gradus.engine.time_limits import TimeLimits
@@ -15,7 +15,8 @@ from gradus.errors import RequestError
 from gradus.scheduling.draft_shapes import DraftShapes
 from gradus.scheduling.drafting import DraftControl
 from gradus.scheduling.scheduler import Scheduler
-from tests.scheduling.replica import LIMITS, Done, Replica, VirtualClock, ask, expected, nothing
+from gradus.scheduling.step_target import StepTarget
+from tests.scheduling.replica import EVEN, LIMITS, Done, Replica, VirtualClock, ask, expected, nothing
 
 PREFIXES = [[1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12], [1, 2, 3, 4, 50, 60, 70, 80], []]
 
@@ -37,12 +38,16 @@ class World:
         drafting: DraftControl | None = None,
         guess: Callable[[int, list[int], int], list[int]] = nothing,
         micro_batches: int = 1,
+        target: float | None = None,
+        step_s: float = 1.0,
+        row_s: float = 0.0,
     ) -> None:
         self.clock = VirtualClock()
         self.cache = PagedCache(pages, page_size, windows, PrefixIndex() if shared else None)
         times = TimeLimits(self.clock, 1 if drafting is None else 1 + drafting.most)
-        self.scheduler = scheduler(self.cache, slots, budget, policy, times, drafting, micro_batches)
-        self.runner = Replica(page_size, self.clock, windows=windows, guess=guess)
+        self.target = None if target is None else StepTarget(target, EVEN, self.clock, micro_batches)
+        self.scheduler = scheduler(self.cache, slots, budget, policy, times, drafting, micro_batches, self.target)
+        self.runner = Replica(page_size, self.clock, step_s, row_s, windows=windows, guess=guess)
         self.engine = Engine(self.scheduler, self, LIMITS, lag, times)
         self.budget, self.slots = budget, slots
         self.requests: dict[str, Request] = {}
@@ -103,9 +108,15 @@ class World:
         assert all(span.tokens for span in spans)
         assert all(span.start + len(span.tokens) < span.sequence.longest for span in spans), "planned past its end"
         entered = {admission.slot for admission in plan.admissions}
-        worst = max((span.sequence.order for span in plan.spans if span.slot in entered), default=None)
+        under_way = [span for span in plan.spans if span.slot not in entered]
+        best = min(under_way, key=lambda span: span.sequence.order, default=None)
+        newcomers = [span for span in plan.spans if span.slot in entered and not (self.target and passes(span, best))]
+        worst = max((span.sequence.order for span in newcomers), default=None)
         waiting = [sequence.order for sequence in self.scheduler.waiting]
         assert worst is None or not waiting or worst < min(waiting), "somebody overtook the head of the queue"
+        if self.target and best is not None:
+            whole, one_more = sum(map(cost, plan.spans)), 1 + (best.start + len(best.tokens)) / EVEN
+            assert best.logits or cost(best) + one_more >= whole / 2, "the best prompt has less than half of the step"
 
     def watch_best(self, best: Sequence) -> None:
         """Who was first among those running still runs, has ended, or gave way to a better class."""
@@ -140,6 +151,17 @@ class World:
         assert metrics.cache.held == 0 and metrics.waiting == metrics.active == 0
         assert not self.scheduler.requests, "a request is remembered for ever"
         assert not self.engine.in_flight, "a step was never waited for"
+
+
+def passes(span: Span, best: Span | None) -> bool:
+    """Whether a new prompt may pass the best one under way: it is shorter than the rest, and of the same rank."""
+    if best is None or best.sequence.order[0] != span.sequence.order[0]:
+        return False
+    return len(span.sequence.tokens) - span.start < len(best.sequence.tokens) - best.start
+
+
+def cost(span: Span) -> float:
+    return sum(1 + (span.start + number) / EVEN for number in range(len(span.tokens)))
 
 
 def random_request(name: str, draw: random.Random) -> Request:
@@ -183,6 +205,8 @@ def random_world(
         drafting=control(DraftShapes(drafts, 5, padded=seed % 2 > 0), 5, lag=lag, adaptive=False) if drafts else None,
         guess=guess,
         micro_batches=micro_batches,
+        target=[None, 1.0, 4.0][seed % 7 % 3],
+        row_s=[0.1, 1.0][seed % 2],
     )
     for number in range(12):
         world.add(random_request(f"r{number}", draw))

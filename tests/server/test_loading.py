@@ -2,6 +2,7 @@
 
 import pytest
 
+from gradus.config.options import SERVED_STEP_TARGET
 from gradus.engine.request import ModelLimits
 from gradus.engine.structured import Structured
 from gradus.loading import Tokenizer
@@ -20,6 +21,20 @@ def opened(monkeypatch):
     made, make = [], Tokenizer.of_bytes
     monkeypatch.setattr(Tokenizer, "of_bytes", lambda: made.append(make()) or made[-1])
     return made
+
+
+@pytest.mark.parametrize(
+    ("settings", "target"),
+    [
+        ({}, SERVED_STEP_TARGET),
+        ({"step_target": 0.3}, 0.3),
+        ({"step_target": 0}, 0),
+        ({"switch_off": ["chunked"]}, None),
+        ({"phase": "p06"}, None),
+    ],
+)
+def test_a_server_on_a_cpu_limits_the_steps_that_its_clients_share(settings, target):
+    assert loading.keywords(ServerConfig(**{"device": "cpu", **settings}))["step_target"] == target
 
 
 def test_both_sides_of_a_server_open_the_tokenizer_once(opened):

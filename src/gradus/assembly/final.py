@@ -33,7 +33,7 @@ from gradus.execution.memory.plan import sized
 from gradus.execution.runner import ModelRunner
 from gradus.kernels import check_kv_dtype, cpu, missing
 from gradus.models import Model
-from gradus.models.config import ModelConfig
+from gradus.models.config import ModelConfig, even_position
 from gradus.parallel.compiling import compiler_of
 from gradus.parallel.pipeline import in_step
 from gradus.parallel.ranks import ParallelRunner, PipelineRunner, RankZero
@@ -42,6 +42,7 @@ from gradus.scheduling.draft_shapes import DraftShapes
 from gradus.scheduling.drafting import DraftControl
 from gradus.scheduling.hindsight import Hindsight
 from gradus.scheduling.scheduler import Scheduler
+from gradus.scheduling.step_target import StepTarget
 from gradus.scheduling.step_times import StepTimes
 from gradus.speculative.heads_folder import HeadsConfig
 from gradus.structured import Grammars
@@ -106,9 +107,8 @@ def build(
     limits, looked_up = TimeLimits(fastest=1 + most_drafts(config, trained)), draft is None and trained is None
     hindsight = Hindsight(on_gpu.verifies if on_kernels else None) if looked_up else None
     control = drafting(config, shapes, times, sure, hindsight)
-    scheduler = Scheduler(
-        cache, count, config.budget(device.type), config.policy, limits, control, config.pipeline_parallel
-    )
+    budget, target = config.budget(device.type), step_target(config, model.config, limits)
+    scheduler = Scheduler(cache, count, budget, config.policy, limits, control, config.pipeline_parallel, target)
     stats, compiler = None if control is None else control.stats, compiler_of(grammars, ranks)
     return Engine(scheduler, runner, config.limits, lag(config), limits, stats, compiler)
 
@@ -123,6 +123,13 @@ def storage_of(model: Model, config: EngineConfig) -> PagedStorage:
 def lag(config: EngineConfig) -> int:
     """Return how many steps stay under way between calls: one per stage after the first, and one more with overlap."""
     return config.pipeline_parallel - 1 + (1 if config.overlap else 0)
+
+
+def step_target(config: EngineConfig, model: ModelConfig, times: TimeLimits) -> StepTarget | None:
+    """Create the target of steps that several sequences share; None without one."""
+    if not config.step_target:
+        return None
+    return StepTarget(config.step_target, even_position(model), times.clock, turns=config.pipeline_parallel)
 
 
 def draft_shapes(config: EngineConfig, trained: HeadsConfig | None, model: bool) -> DraftShapes | None:

@@ -109,6 +109,14 @@ class PagedCache:
         resident.asked = len(tokens)
         return resident.stored
 
+    def known(self, tokens: list[int], salt: Hashable = None) -> int:
+        """Return how many positions `admit` would hit, holding nothing."""
+        return 0 if self.index is None else self.index.match(tokens, salt)[0].depth * self.page_size
+
+    def publishes_at(self, id: Hashable) -> int:
+        """Return how many positions a sequence must have stored for its next page to be found by others."""
+        return self.residents[id].publish_at
+
     def _newcomer(self, cursor: Cursor | None = None) -> Resident:
         """Begin a sequence without a page. If it was not admitted by its tokens, it shares with sequences without a
         salt."""

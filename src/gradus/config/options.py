@@ -17,6 +17,9 @@ NGRAM, DRAFT, HEADS = "ngram", "draft:", "heads:"
 
 DEFAULT_PAGE_SIZE = 16
 
+SERVED_STEP_TARGET = 0.15
+"""The step target of servers on CPUs: streams then go on at about the speed at which people read."""
+
 MOST_DRAFTS = 16
 """Most drafts per step: further ones are seldom right, even in copied text, and their rows cost more than they gain."""
 USUAL_DRAFTS = 7
@@ -108,6 +111,16 @@ class EngineConfig(EngineOptions):
     policy: Policy = setting(
         "fcfs",
         "The request that goes first: fcfs (the oldest), priority (the lowest number) or deadline (the earliest).",
+        heeded="final",
+        panel=_CACHE,
+    )
+    step_target: float | None = setting(
+        None,
+        "Longest step that several requests share: prompts get fewer tokens of it, and short ones pass long ones. If "
+        "a step without prompts takes more than half of it, twice such a step. 0: no limit.",
+        unset=f"no limit; gradus serve on a CPU: {SERVED_STEP_TARGET:g}",
+        least=0,
+        unit="seconds",
         heeded="final",
         panel=_CACHE,
     )

@@ -101,6 +101,8 @@ class Settings:
             return EngineOptions(limits, **given)
         if "chunked" in self.switch_off and "token_budget" in given:
             raise ConfigError("token_budget does nothing with chunked switched off: leave one of them out")
+        if "chunked" in self.switch_off and given.get("step_target"):
+            raise ConfigError("step_target does nothing with chunked switched off: leave one of them out")
         suiting = {name: one.suits[device] for name, one in SETTINGS.items() if device in one.suits}
         # optimizations that this kind of device does not have are off, without a warning
         absent = {name: False for name, one in SWITCHES.items() if not one.suits.get(device, True)}

@@ -44,6 +44,13 @@ class SequenceHeap:
         """Take out the sequence that `head` has returned."""
         return heapq.heappop(self._entries)[2]
 
+    def take(self, sequence: Sequence) -> None:
+        """Take out a live sequence wherever it is, which takes a search. Raises ValueError if it is not here."""
+        at = [entry[2] for entry in self._entries].index(sequence)
+        self._entries[at] = self._entries[-1]
+        self._entries.pop()
+        heapq.heapify(self._entries)
+
     def __iter__(self) -> Iterator[Sequence]:
         """Iterate over the live sequences, in no order."""
         return (sequence for _, _, sequence in self._entries if sequence.finish_reason is None)

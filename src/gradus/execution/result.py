@@ -32,7 +32,8 @@ class StepResult:
     """The tokens that a step drew; they may still be on their way to the host until `get` returns.
 
     rows: how many the model computed, padding included. tokens: int64 [R], valid once `arrival` has come. width, usual
-    and faults: as in `Sampled`. scores: of the spans that ask for some. clock: given by a runner that times its steps.
+    and faults: as in `Sampled`. scores: of the spans that ask for some. clock: given by a runner whose device times
+    steps. seconds: given by a runner that has finished the step.
     """
 
     def __init__(
@@ -48,26 +49,35 @@ class StepResult:
         usual: bool = True,
         faults: Mapping[int, str] | None = None,
         scores: Sequence[DrawnLogprobs] = (),
+        seconds: float = 0.0,
     ) -> None:
         self.rows = rows
         self._counts = [span.logits for span in plan.spans]
         self._tokens, self._arrival, self._logprobs = tokens, arrival, logprobs
         self._width, self._clock, self._usual, self._faults = width, clock, usual, faults or {}
-        self._scores = scores
+        self._scores, self._seconds = scores, seconds
 
     @classmethod
     def of(
-        cls, plan: Plan, rows: int, drawn: Drawn, device: torch.device, scores: Sequence[DrawnLogprobs] = ()
+        cls,
+        plan: Plan,
+        rows: int,
+        drawn: Drawn,
+        device: torch.device,
+        scores: Sequence[DrawnLogprobs] = (),
+        seconds: float = 0.0,
     ) -> "StepResult":
         """Start copying what was drawn to the host, and return the result."""
         logprobs = None if drawn.logprobs is None else drawn.logprobs.to_host()
         tokens = to_host(drawn.tokens).numpy()
-        return cls(plan, rows, tokens, Arrival(device), logprobs, faults=drawn.faults, scores=scores)
+        return cls(plan, rows, tokens, Arrival(device), logprobs, faults=drawn.faults, scores=scores, seconds=seconds)
 
     def get(self) -> Sampled:
         """Wait until the result has arrived, without waiting for later work."""
         self._arrival.wait()
-        seconds = 0.0 if self._clock is None else self._clock.seconds(self._arrival, prompts=bool(self._counts))
+        seconds = self._seconds
+        if self._clock is not None:
+            seconds = self._clock.seconds(self._arrival, prompts=bool(self._counts))
         logprobs = () if self._logprobs is None else packed(self._logprobs)
         tokens = self._tokens.copy()  # a later step's result takes its place
         scores = [tuple(packed(each)) for each in self._scores]

@@ -1,5 +1,6 @@
 """Turns a plan into tokens: lay it out flat, run the model once, and sample the rows that need a token."""
 
+import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from itertools import accumulate
@@ -59,8 +60,10 @@ class ModelRunner:
             return self._run(plan)
 
     def _run(self, plan: Plan) -> StepResult:
+        began, device = time.perf_counter(), self.model.device
         batch, _, drawn = self.draw(plan)
-        return StepResult.of(plan, len(batch.token_ids), drawn, self.model.device, self.scores)
+        seconds = time.perf_counter() - began if device.type == "cpu" else 0.0  # a GPU has only begun
+        return StepResult.of(plan, len(batch.token_ids), drawn, device, self.scores, seconds)
 
     def draw(self, plan: Plan) -> tuple[Batch, Rows, Drawn]:
         """Run the plan. Returns its batch, the sampled rows, and the tokens drawn for them."""

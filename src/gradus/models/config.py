@@ -171,6 +171,15 @@ def layer_matrix_parameters(config: ModelConfig) -> int:
     return attention + config.hidden_size * (sum(config.up_widths) + config.intermediate_size)
 
 
+def even_position(config: ModelConfig) -> float:
+    """The position at which a token is multiplied with as many keys and values as matrix weights.
+
+    Layers with a window attend to no more, however far on; a model of such layers alone counts them as if they did.
+    """
+    layers = sum(window is None for window in config.windows) or config.num_layers
+    return config.num_layers * layer_matrix_parameters(config) / (2 * config.q_width * layers)
+
+
 def parameter_count(config: ModelConfig) -> int:
     """Distinct weights of the model (a tied head counts once): times bytes per weight, the bytes of its weights."""
     hidden = config.hidden_size

@@ -1,8 +1,9 @@
-"""The waiting queue: best first under every policy, and never searched, however long it gets. No torch here."""
+"""The waiting queue: best first under every policy, and never searched whole, however long it gets. No torch here."""
 
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
 
 from gradus.config.options import Policy
 from gradus.engine.sequence import Sequence
@@ -44,11 +45,22 @@ class WaitingQueue:
 
     def popleft(self) -> Sequence:
         """Take out the next sequence to start. Raises IndexError when none waits."""
-        if self.head() is None:
+        if (head := self.head()) is None:
             raise IndexError("no sequence waits")
-        sequence = self._heap.pop()
+        self.take(head)
+        return head
+
+    def some(self, count: int) -> list[Sequence]:
+        """List up to `count` waiting sequences, the head first, and mostly those that would start early."""
+        return list(islice(self._heap, count))
+
+    def take(self, sequence: Sequence) -> None:
+        """Take out a sequence that starts: the head at once, another one by a search."""
+        if sequence is self.head():
+            self._heap.pop()
+        else:
+            self._heap.take(sequence)
         self._book(sequence, -1)
-        return sequence
 
     def remove(self, sequence: Sequence, /) -> None:
         """Drop a sequence that ends while it waits. Its finish_reason must be set before the next call."""

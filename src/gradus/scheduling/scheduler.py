@@ -6,6 +6,10 @@ Pages are taken as sequences grow, never ahead (PagedAttention, Kwon et al. 2023
 running sequence goes back to the queue and is recomputed later. The best one never does, and `add` refuses what would
 not fit an empty cache; so the best always advances, ends, and frees its slot: every sequence has its turn.
 
+A step target (`gradus.scheduling.step_target`) limits the prompts' tokens, in a step that several sequences share, to
+what fits into a time that streams can bear. Short prompts then pass long ones: up to half of these tokens go to prompts
+that are shorter than the rest of the best one, and the best one gets all others.
+
 Plans may be made while earlier ones are still under way. Then the token that a decode starts from is not known: the
 plan says UNKNOWN, and the runner, which has the token on the device, fills it in. Planning needs lengths alone.
 
@@ -21,6 +25,7 @@ queue belong to all of them, and a sequence of one may have to give way to a seq
 
 import heapq
 import itertools
+import math
 import sys
 from collections import deque
 from collections.abc import Iterable
@@ -40,8 +45,18 @@ from gradus.errors import RequestError
 from gradus.scheduling.columns import Columns
 from gradus.scheduling.drafting import DraftControl
 from gradus.scheduling.queue import RANKS, Siblings, WaitingQueue
+from gradus.scheduling.step_target import StepTarget
 
 BY_ORDER = attrgetter("order")
+
+
+LOOK = 64
+"""Waiting sequences among which one is sought that may pass a long prompt."""
+
+
+def _price(sequence: Sequence) -> int:
+    """The number of tokens that each of its rows counts as."""
+    return SCORED if sequence.unscored else 1
 
 
 class Refusal(NamedTuple):
@@ -86,10 +101,12 @@ class Scheduler:
 
     token_budget: None sets no limit; a prompt is then always one span.
     policy: the order of the queue (see queue.RANKS). Under "priority" a new sequence may also preempt a running one
-    with a larger number; otherwise it never does, and no sequence overtakes the head of the queue.
+    with a larger number; otherwise it never does. No sequence overtakes the head of the queue, except a short prompt
+    that passes a long one in an engine with a step target.
     times: the engine's. It judges whether a deadline can still be met; if not, the engine ends the sequence.
     drafting: chooses how many drafts each sequence verifies, in an engine that speculates.
     micro_batches: how many steps without a sequence in common may be under way, one per stage of a pipeline.
+    target: how long a step may last that several sequences share; None: as long as it takes.
     """
 
     def __init__(
@@ -101,6 +118,7 @@ class Scheduler:
         times: TimeLimits | None = None,
         drafting: DraftControl | None = None,
         micro_batches: int = 1,
+        target: StepTarget | None = None,
     ) -> None:
         self.cache = cache
         self.max_sequences = max_sequences
@@ -110,6 +128,7 @@ class Scheduler:
         self.waiting = WaitingQueue()
         self.siblings = Siblings()
         self.drafting = drafting
+        self.target = target
         most = 0 if drafting is None else drafting.most
         columns = (Columns(max_sequences, cache.page_size, most) for _ in range(micro_batches))
         self.micro_batches = deque(MicroBatch(each) for each in columns)  # in the order of their turns
@@ -120,6 +139,7 @@ class Scheduler:
         self.requests: dict[str, dict[int, Sequence]] = {}  # request id → its samples that have not ended
         self.plan = Plan()  # the plan being made
         self.left = 0  # tokens that the plan has room for
+        self.left_cost = math.inf  # the cost of prompts that it has room for
         self.issued = self.committed = 0  # counts of plans; those in between are under way
         self.preemptions = self.cached_tokens = 0
         self._entered: list[tuple[Sequence, TableChange]] = []  # decoding sequences that this plan gives a page
@@ -143,6 +163,8 @@ class Scheduler:
         rank = RANKS[self.policy](first)
         for sequence in sequences:
             sequence.order = rank, next(self._numbers)
+        if self.target is not None and not first.unscored:
+            first.known = self.cache.known(first.tokens, first.request.scheduling.cache_salt)
         if first.request.scheduling.deadline and self.times.too_late(first, self._steps_ahead(rank)):
             self.times.give_up(sequences)
         self.requests[first.request.id] = {sequence.index: sequence for sequence in sequences}
@@ -189,8 +211,8 @@ class Scheduler:
         self.plan, preempted = Plan(), self.preemptions
         self.enter_pages(self.columns.at_page_end())
         self.left = (self.token_budget or sys.maxsize) - len(self.columns.going().slots)
-        for sequence in sorted(self.current.prefilling, key=BY_ORDER):
-            self.continue_prompt(sequence)
+        self.left_cost = self._room_for_prompts()
+        self.continue_prompts()
         if self.preemptions == preempted:  # a sequence just sent back for want of pages must not take them again
             self.admit()
         self.plan.decodes = self._advance()
@@ -204,6 +226,8 @@ class Scheduler:
         self.cache.make_ready(self.active_count * self._growth)
         self.issued += 1
         self.under_way.append(self.current)
+        if self.target is not None:
+            self.target.began()
         return self.plan
 
     @property
@@ -245,7 +269,7 @@ class Scheduler:
         slots = self.columns.going().slots
         if self.drafting is None or not len(slots) or (self.plan.spans and not self.drafting.mixes):
             return self.columns.advance()
-        drafts = self.drafting.choose(slots, self.left)
+        drafts = self.drafting.choose(slots, int(min(self.left, self.left_cost)))
         if len(drafts):
             self.reserve_drafts(self.columns.wanted(drafts))
         return self.columns.advance(drafts)
@@ -261,28 +285,130 @@ class Scheduler:
                 self.columns.entered(sequence, end)
                 self.current.moved.append(sequence)
 
+    def _room_for_prompts(self) -> float:
+        """Return the cost of prompts that the plan has room for: without limit if only one sequence waits for it."""
+        if self.target is None or self.active_count + len(self.waiting) == 1:
+            return math.inf
+        slots, _, offsets, _ = self.columns.going()
+        positions = int(offsets.sum()) + len(slots) * (self.columns.planned + 1)
+        return self.target.room(len(slots) + positions / self.target.even)
+
+    def continue_prompts(self) -> None:
+        """Plan the next chunks of the prompts under way, best first, after those that pass the best one."""
+        under_way = sorted(self.current.prefilling, key=BY_ORDER)
+        if self.left_cost < math.inf and under_way:
+            self.let_pass(under_way[0])
+        planned = {span.sequence for span in self.plan.spans}
+        for sequence in under_way:
+            if sequence not in planned:
+                self.continue_prompt(sequence)
+
     def continue_prompt(self, sequence: Sequence) -> None:
-        """Plan the next chunk of a prompt under way, as far as the budget goes."""
-        if self.left > 0 and sequence.slot >= 0:  # not preempted for an earlier one
+        """Plan the next chunk of a prompt under way, as far as the step has room."""
+        if self._has_room and sequence.slot >= 0:  # not preempted for an earlier one
             self.place(sequence)
 
+    @property
+    def _has_room(self) -> bool:
+        return self.left > 0 and self.left_cost > 0
+
     def place(self, sequence: Sequence) -> None:
-        """Plan the next span: the known tokens that are not stored yet, as far as the step's budget goes.
+        """Plan the next span: the known tokens that are not stored yet, as far as the step has room.
 
         A sequence that had to give way itself to make room gets no span.
         Only the span that reaches the newest token is sampled from: a chunk before it has no logits.
         A row that is scored counts as SCORED tokens.
         """
         tokens, start = sequence.tokens, self.cache.stored(sequence.id)
-        cost = SCORED if sequence.unscored else 1
-        end = min(len(tokens), start + max(1, self.left // cost))
+        end = self._end_of_span(sequence, start)
         if not self.make_room(sequence, end):
             return
         logits = 1 if end == len(tokens) else 0
         pages = self.cache.table_change(sequence.id)
         scores = scores_of(sequence, start, end)
         self.plan.spans.append(Span(sequence, sequence.slot, start, tokens[start:end], logits, pages, scores))
-        self.left = max(0, self.left - cost * (end - start))
+        self.left = max(0, self.left - _price(sequence) * (end - start))
+        if self.left_cost < math.inf and self.target is not None:
+            left = self.left_cost - _price(sequence) * self.target.cost(start, end)
+            self.left_cost = max(0.0, left) if logits else 0.0  # a cut prompt has filled the step
+
+    def _end_of_span(self, sequence: Sequence, start: int) -> int:
+        """Return where a span from `start` on would end: one token is always taken."""
+        most = self.left // _price(sequence)
+        if self.left_cost < math.inf and self.target is not None:
+            most = min(most, self.target.tokens(start, self.left_cost / _price(sequence)))
+        return min(len(sequence.tokens), start + max(1, most))
+
+    # -- short prompts pass a long one ---------------------------------------------------------------------------------
+
+    def let_pass(self, best: Sequence) -> None:
+        """Plan chunks of prompts that pass `best`, the best one under way, shortest first. Half of the room is kept for
+        it, or as much as it needs: so it never takes more than twice as many steps, whatever passes it."""
+        left, left_cost = self.left, self.left_cost
+        kept, kept_cost = self._half_for(best)
+        self.left, self.left_cost = left - kept, left_cost - kept_cost
+        preempted = self.preemptions
+        passing = [other for other in self.current.prefilling if other is not best and self._passes(other, best)]
+        for sequence in sorted(passing, key=self._rest):
+            self.continue_prompt(sequence)
+        while self._has_room and self.preemptions == preempted and (newcomer := self._next_to_pass(best)) is not None:
+            if self._has_its_share or self.times.too_late(newcomer) or not self.start_next(newcomer):
+                break
+        self.left, self.left_cost = self.left + kept, self.left_cost + kept_cost
+
+    def _half_for(self, best: Sequence) -> tuple[int, float]:
+        """Return the tokens and the cost of half of the step's room, or what the rest of `best` takes, if that is
+        less."""
+        assert self.target is not None
+        end, price = len(best.tokens), _price(best)
+        rest = self.target.cost(self.cache.stored(best.id), end)
+        return min(price * self._rest(best), -(-self.left // 2)), min(price * rest, self.left_cost / 2)
+
+    def _rest(self, sequence: Sequence) -> int:
+        """Return how many tokens it has to compute before it samples one; an estimate while it waits."""
+        return len(sequence.tokens) - (self.cache.stored(sequence.id) if sequence.slot >= 0 else sequence.known)
+
+    def _passes(self, other: Sequence, best: Sequence) -> bool:
+        """Whether a prompt may pass `best`: it goes first by its order, or is the shorter one and ranks no lower."""
+        if other.order < best.order:
+            return True
+        return other.order[0] == best.order[0] and self._rest(other) < self._rest(best)
+
+    def _next_to_pass(self, best: Sequence) -> Sequence | None:
+        """Return the waiting sequence to start although `best` is under way: one that goes first by its order, or else
+        the shortest that may pass. It leaves a slot to the head of the queue, and pages to the prompts under way."""
+        head = self.waiting.head()
+        if head is None or head.order < best.order:
+            return head
+        spare = self._spare - self._pages_to_come()
+
+        def may(other: Sequence) -> bool:
+            if not self._passes(other, best) or (other is not head and len(self.free_slots) < 2):
+                return False
+            return self._pages(self._rest(other)) <= spare and not self._will_know_more(other)
+
+        candidates = filter(may, self.waiting.some(LOOK))
+        return min(candidates, key=lambda other: (self._rest(other), other.order), default=None)
+
+    def _pages_to_come(self) -> int:
+        """Return the pages that prompts under way will still take."""
+        return sum([self._pages(self._rest(each)) for one in self.micro_batches for each in one.prefilling])
+
+    def _pages(self, tokens: int) -> int:
+        return -(-tokens // self.cache.page_size) * self._growth
+
+    def _will_know_more(self, sequence: Sequence) -> bool:
+        """Whether a prompt under way is about to publish the next page of this one's prefix: it would be computed
+        twice."""
+        if self.cache.index is None or sequence.unscored:
+            return False
+        tokens, salt = sequence.tokens, sequence.request.scheduling.cache_salt
+        for other in [each for one in self.micro_batches for each in one.prefilling]:
+            end = self.cache.publishes_at(other.id)
+            alike = end < len(tokens) and tokens[:end] == other.tokens[:end]
+            if alike and other.request.scheduling.cache_salt == salt:
+                return True
+        return False
 
     def begin_decoding(self, span: Span) -> None:
         """Move a sequence to the columns, from the next plan on, if its prompt ends with this one."""
@@ -356,7 +482,7 @@ class Scheduler:
 
         A sequence that is too late stops the round as well: the engine ends it before the next step.
         """
-        while self.left > 0 and (sequence := self.waiting.head()) is not None:
+        while self._has_room and (sequence := self.waiting.head()) is not None:
             if self._has_its_share or self.times.too_late(sequence) or not self.start_next(sequence):
                 return
 
@@ -371,7 +497,7 @@ class Scheduler:
         return self.current.count >= each + (larger < remainder)
 
     def start_next(self, sequence: Sequence) -> bool:
-        """Start the head of the queue, under "priority" if need be in place of worse ones. False: it must wait."""
+        """Start a waiting sequence, under "priority" if need be in place of worse ones. False: it must wait."""
         if self.committed < sequence.resumes:
             return False
         while not self.enter(sequence):
@@ -387,15 +513,14 @@ class Scheduler:
         """Give it a slot, its prefix from the index, and pages for its first span; or nothing, and return False."""
         if not self.free_slots or self._spare < self._wanted(sequence):
             return False
-        available, tokens = self.cache.available, len(sequence.tokens)
-        hit = self.find_prefix(sequence)
-        pages = -(-min(tokens - hit, self.left) // self.cache.page_size) * self._growth
+        available, hit = self.cache.available, self.find_prefix(sequence)
+        pages = self._pages(self._end_of_span(sequence, hit) - hit)
         if self._spare < pages:
             self._refusal = Refusal(sequence, hit, pages + available - self.cache.available)
             self.cache.release(sequence.id)
             return False
         self._refusal = None
-        self.waiting.popleft()
+        self.waiting.take(sequence)
         self.plan.admissions.append(admit(sequence, heapq.heappop(self.free_slots)))
         self.homes[sequence.slot] = self.current
         self.place(sequence)
@@ -457,6 +582,8 @@ class Scheduler:
         if plan.spans:
             self._commit_spans(plan.spans, sampled, outputs)
         self.committed += 1
+        if self.target is not None:
+            self.target.took(plan, sampled.seconds)
         return outputs
 
     def _commit_spans(self, spans: list[Span], sampled: Sampled, outputs: Outputs) -> None:

@@ -5,8 +5,9 @@ process makes both, it opens the model's files once. `EngineClient` takes this m
 same two functions can replace it.
 """
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from gradus.config.options import SERVED_STEP_TARGET
 from gradus.engine.core import Core
 from gradus.engine.request import ModelLimits
 from gradus.loading import Progress
@@ -73,8 +74,18 @@ def load_engine(config: ServerConfig, progress: Progress | None = None) -> tuple
         width = checkpoint.config.vocab_size
         limits = ModelLimits(width, checkpoint.config.context_length, eos_of(checkpoint))
         grammars_of(checkpoint.tokenizer, limits).warm()  # while the weights are read
-    llm = LLM(**config.keywords() | {"model": checkpoint}, progress=progress)
+    llm = LLM(**keywords(config) | {"model": checkpoint}, progress=progress)
     return llm.core, described(llm, recommended=config.generation_config != "none")
+
+
+def keywords(config: ServerConfig) -> dict[str, Any]:
+    """The keywords for `LLM`. Clients share a server's steps: on a CPU, these have a target by default."""
+    from gradus.models.precision import resolve_device
+
+    given, cut = config.keywords(), config.phase is None and "chunked" not in config.switch_off
+    if given["step_target"] is None and cut and resolve_device(config.device).type == "cpu":
+        given["step_target"] = SERVED_STEP_TARGET
+    return given
 
 
 def described(llm: "LLM", recommended: bool = True) -> ModelInfo:
