@@ -10,18 +10,18 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from gradus.kernels.cpu.byte_products import BY_ROW_PAIRS
+from gradus.kernels.cpu.byte_products import BY_ROW_PAIRS, IN_BYTES
 from gradus.kernels.cpu.int4.tile import PLANE
-from gradus.kernels.cpu.machine import FLAGS, address, longs, narrow, singles, widen, zeros
+from gradus.kernels.cpu.machine import FLAGS, address, floats, longs, narrow, singles, widen, zeros
 from gradus.kernels.cpu.matrix import BLOCKS, INT4, INT8
-from gradus.kernels.cpu.outer import PANEL, pack
+from gradus.kernels.cpu.outer import BESIDE, PANEL, pack
 from gradus.kernels.cpu.vectors import BY_PAIRS, FLOAT_STEP, HAS_BF16, LANES, TOGETHER
 
-MOST_ROWS = 64
-"""Rows of activations that a product takes."""
+MOST_ROWS = 256
+"""Rows of activations that a product takes. Blocks of a GGUF file are unpacked once for all of them."""
 
-MOST_WIDE = 4
-"""Weight rows of a GGUF file that are widened at a time."""
+MOST_WIDE = BESIDE
+"""Weight rows of a GGUF file that are widened at a time: at least 4."""
 
 TILE = 128  # as in gradus.quantization.int4
 
@@ -32,15 +32,16 @@ TINY = f32(np.finfo(np.float32).tiny)  # the least scale, as in gradus.quantizat
 
 
 class Rows(NamedTuple):
-    """A thread's copy of the activations, [64, K'] each, K' being the widest K rounded up to a multiple of 128.
+    """A thread's copy of the activations, [R, K'] each, R being MOST_ROWS and K' the widest K rounded up to a multiple
+    of 128. Memory that no step has written to is not taken from the machine.
 
-    x: float32. rounded: int8. scales: float32 [64]. corrections: int32 [64], 128 times the sums of `rounded`. ordered:
+    x: float32. rounded: int8. scales: float32 [R]. corrections: int32 [R], 128 times the sums of `rounded`. ordered:
     float32, x in the order of int4's columns, and with the values that it is rounded to; narrow: the same in bfloat16
-    or int16, or int8's rows in pairs; sums: float32 [64, K' / 32], one per plane; plane_scales: float32 [64, K' / 32],
+    or int16, or int8's rows in pairs; sums: float32 [R, K' / 32], one per plane; plane_scales: float32 [R, K' / 32],
     of planes rounded to int16 or int8.
     edge: float32 [8, LANES], the products of a block of weight rows if only some of them are wanted.
     wide: float32 [MOST_WIDE, K'], weight rows that are widened before they are multiplied.
-    panels: float32 [64 / PANEL, K', PANEL], whole panels of rows, side by side.
+    panels: float32 [R / PANEL, K', PANEL], whole panels of rows, side by side; or in bytes, see `_pack_bytes`.
     """
 
     x: NDArray[np.float32]
@@ -91,7 +92,10 @@ def prepare(matrix: Any, count: int, rows: Any) -> None:
             _copy(rows.x[r], rows.ordered[r], matrix.width)
             _to_bytes(rows, r, matrix.width)
             _sum_planes(rows, r, matrix.width)
-        _pack(rows.ordered, rows, in_panels(matrix, count), matrix.width)
+        if IN_BYTES:
+            _pack_bytes(rows, in_panels(matrix, count), matrix.width)
+        else:
+            _pack(rows.ordered, rows, in_panels(matrix, count), matrix.width)
     else:
         _pack(rows.x, rows, in_panels(matrix, count), matrix.width)
 
@@ -110,6 +114,24 @@ def _pack(x: Any, rows: Any, count: int, width: int) -> None:
     stride, panel_bytes = 4 * x.shape[1], 4 * PANEL * rows.panels.shape[1]
     for r in range(0, count, PANEL):
         pack(address(x) + r * stride, stride, width, address(rows.panels) + r // PANEL * panel_bytes)
+
+
+@njit(**FLAGS)
+def _pack_bytes(rows: Any, count: int, width: int) -> None:
+    """Pack rounded rows, `count` of them, into panels: words [width / 4, PANEL] of four neighbors each, with 128 added,
+    and behind them the scales and the sums of planes, float32 [width / PLANE, PANEL] each."""
+    words, planes, stride = width // 4, width // PLANE, rows.rounded.shape[1]
+    for r in range(0, count, PANEL):
+        panel = address(rows.panels[r // PANEL])
+        pack(address(rows.rounded[r]), stride, words, panel)
+        packed = singles(panel, (words * PANEL,))
+        for i in range(words * PANEL):
+            packed[i] ^= np.uint32(0x80808080)
+        behind = floats(panel + 4 * words * PANEL, (2, planes, PANEL))
+        for lane in range(PANEL):
+            for plane in range(planes):
+                behind[0, plane, lane] = rows.plane_scales[r + lane, plane]
+                behind[1, plane, lane] = rows.sums[r + lane, plane]
 
 
 @njit(**FLAGS)

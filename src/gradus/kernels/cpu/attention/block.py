@@ -35,6 +35,10 @@ f32 = np.float32
 TILE = 64
 """Positions whose keys and values are widened at a time."""
 
+MOST_TOGETHER = 64
+"""Most rows of a block. Its queries and sums of values, for seven heads of 64 that share a key head, then take a
+quarter of a megabyte, which stays in the second cache while keys go by."""
+
 NONE_YET = f32(-1e30)
 """Below every score, and finite: the difference of two is a number."""
 
@@ -60,9 +64,9 @@ class Block(NamedTuple):
     values: NDArray[np.float32]
 
 
-def make_block(rows: int, sharing: int, head_dim: int) -> Block:
-    """Allocate a thread's buffers. rows: the most of a block; sharing: query heads per key head."""
-    panels = -(-sharing * -(-rows // SQUARE) * SQUARE // PANEL)
+def make_block(sharing: int, head_dim: int) -> Block:
+    """Allocate a thread's buffers. sharing: query heads per key head."""
+    panels = -(-sharing * MOST_TOGETHER // PANEL)
     return Block(
         zeros((SQUARE, head_dim), f32), zeros(head_dim, f32), zeros((panels, head_dim, PANEL), f32),
         zeros((panels, head_dim, PANEL), f32), zeros((panels, PANEL), np.int64), zeros((panels, PANEL), f32),
@@ -78,8 +82,8 @@ def attend_block(shape: Any, layer: Any, span: Any, qkv: Any, block: Any, partia
     table = longs(span.table, ((span.position + span.rows - 1) // shape.page_size + 1,))
     lanes = shape.heads // shape.kv_heads * _padded(span.rows)
     for head in range(shape.kv_heads):
-        # A block's spans divide its positions, so the span that reads a new key is the one that stores it.
-        for new in range(max(span.low, span.position), span.high):
+        # As in `row.py`, a span stores the new keys that it reads: a block reads those of the blocks before it.
+        for new in range(max(span.low, span.position - span.before), span.high):
             store(shape, layer, table, new, qkv[span.row + new - span.position], head, block.key)
         _begin(shape, layer, span, qkv, head, block)
         low = span.low
