@@ -70,7 +70,7 @@ def test_the_tokens_are_torchs(shape, counted):
 
 def test_short_prompts_and_chunks_go_through_the_kernels(counted):
     """A chunk wants no logits, a prompt those of its last row."""
-    prompt = "Once upon a time, there was a small cat, and it had a small friend, a dog, who was a dog"
+    prompt = "Once upon a time, there was a small cat, and it had a small friend, a dog, who was a dog. " * 4
     settings = {"token_budget": MOST_ROWS // 2, "max_sequences": 2}
     ours = tiny(**settings)
     length = len(ours.tokenizer.encode(prompt))

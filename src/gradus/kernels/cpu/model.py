@@ -33,6 +33,7 @@ from gradus.kernels.cpu.int4.panel import Panels
 from gradus.kernels.cpu.matrix import KINDS, Matrices, Unsupported
 from gradus.kernels.cpu.outer import SQUARE
 from gradus.kernels.cpu.team import WORDS, Team
+from gradus.kernels.cpu.vectors import LANES
 from gradus.models import Model
 from gradus.models.heads import Heads
 from gradus.models.layers import Activation, Gated, Linear, RMSNorm
@@ -395,5 +396,11 @@ def _make_worker(model: Model, step: Step) -> Worker:
         make_scratch(config.num_heads, config.head_dim),
         make_block(config.num_heads // config.num_kv_heads, config.head_dim),
         np.full(1, -1, np.int64),
-        np.zeros((MOST_ROWS, columns), f32),
+        np.zeros((MOST_ROWS, _unaligned(columns)), f32),
     )
+
+
+def _unaligned(columns: int) -> int:
+    """Widen rows to an odd number of cache lines: many rows whose lines all fall into a few sets of the first cache
+    would push each other out while a product is written, four columns at a time."""
+    return (-(-columns // LANES) | 1) * LANES

@@ -12,8 +12,9 @@ from llvmlite import ir
 from numba import njit, types
 from numba.extending import intrinsic
 
+from gradus.kernels.cpu.elementary import LN_2, LOG2_E, LOWEST, TAYLOR
 from gradus.kernels.cpu.machine import FLAGS, address
-from gradus.kernels.cpu.vectors import FLOAT, FUSED, HAS_AVX512, SINGLE, WIDE, Code, Generate
+from gradus.kernels.cpu.vectors import FLOAT, FUSED, HAS_AVX512, SINGLE, WIDE, WORD, Code, Generate
 
 PANEL = 2 * WIDE
 """Rows side by side in a panel: the lanes of two vectors."""
@@ -133,52 +134,103 @@ def _fours(code: Code, rows: list[ir.Value]) -> list[ir.Value]:
     return [zipped(*pair, lanes) for pair in pairs for lanes in ((0, 1, 4, 5), (2, 3, 6, 7))]
 
 
-LARGEST, SUM, LESS, TIMES = range(4)
-"""What `fold` does, row by row of a panel: keeps each lane's largest value, or adds up; or subtracts the lanes from
-each row, or multiplies each row with them."""
+@intrinsic
+def exponentials(typing: Any, panel: Any, rows: Any, largest: Any, totals: Any, factors: Any) -> Any:
+    """Turn the scores of a panel into exponentials against the largest of each lane so far, and add them up.
+
+    All: addresses; panel: float32 [rows, PANEL], `rows` a multiple of 4; others: float32 [PANEL]. largest, totals:
+    updated. factors: set to what earlier sums are multiplied with. Returns 0 if these are all 1, else another number.
+    """
+    return types.int64(*[types.int64] * 5), _exponentials_code
+
+
+def _exponentials_code(context: Any, builder: ir.IRBuilder, signature: Any, args: Any) -> ir.Value:
+    code, wide = Code(builder), ir.VectorType(FLOAT, WIDE)
+    panel, rows, largest, totals, factors = args
+    places = [code.whole(4 * WIDE * vector) for vector in range(2)]
+
+    def each(step: ir.Value, count: int) -> list[ir.Value]:
+        """The offsets of the vectors of `count` rows."""
+        first = builder.mul(step, code.whole(4 * PANEL * count))
+        return [builder.add(first, code.whole(4 * WIDE * vector)) for vector in range(2 * count)]
+
+    def compare(step: ir.Value, kept: list[ir.Value]) -> list[ir.Value]:
+        found = [code.read(panel, place, wide) for place in each(step, 4)]
+        return [_larger(builder, *pair) for pair in zip(found, kept, strict=True)]
+
+    def add(step: ir.Value, sums: list[ir.Value]) -> list[ir.Value]:
+        result = []
+        for number, (place, total) in enumerate(zip(each(step, 2), sums, strict=True)):
+            score = code.read(panel, place, wide)
+            value = _exp(code, builder.fsub(score, most[number % 2], flags=FUSED))
+            code.write(panel, place, value)
+            result.append(builder.fadd(total, value, flags=FUSED))
+        return result
+
+    before = [code.read(largest, place, wide) for place in places]
+    most = code.loop(builder.sdiv(rows, code.whole(4)), before * 4, compare)
+    while len(most) > 2:
+        half = len(most) // 2
+        most = [_larger(builder, *pair) for pair in zip(most[:half], most[half:], strict=True)]
+    sums = code.loop(builder.sdiv(rows, code.whole(2)), [ir.Constant(wide, [0.0] * WIDE)] * 4, add)
+    changed = ir.Constant(ir.IntType(WIDE), 0)
+    for vector, place in enumerate(places):
+        factor = _exp(code, builder.fsub(before[vector], most[vector], flags=FUSED))
+        total = builder.fmul(code.read(totals, place, wide), factor, flags=FUSED)
+        total = builder.fadd(total, builder.fadd(*sums[vector::2], flags=FUSED), flags=FUSED)
+        for kept, value in ((largest, most[vector]), (factors, factor), (totals, total)):
+            code.write(kept, place, value)
+        other = builder.fcmp_unordered("!=", before[vector], most[vector])
+        changed = builder.or_(changed, builder.bitcast(other, ir.IntType(WIDE)))
+    return builder.zext(changed, WORD)
+
+
+def _larger(builder: ir.IRBuilder, value: ir.Value, kept: ir.Value) -> ir.Value:
+    return builder.select(builder.fcmp_ordered(">", value, kept), value, kept)
+
+
+def _exp(code: Code, x: ir.Value) -> ir.Value:
+    """`elementary.exp` of a vector; NaN stays."""
+    builder, wide, words = code.builder, x.type, ir.VectorType(SINGLE, WIDE)
+
+    def all_of(value: float) -> ir.Constant:
+        return ir.Constant(wide, [float(value)] * WIDE)
+
+    x = builder.select(builder.fcmp_ordered("<", x, all_of(LOWEST)), all_of(LOWEST), x)
+    rounds = code.named(f"llvm.rint.v{WIDE}f32", wide, wide)
+    n = builder.call(rounds, [builder.fmul(x, all_of(LOG2_E), flags=FUSED)])
+    z = builder.fsub(x, builder.fmul(n, all_of(LN_2), flags=FUSED), flags=FUSED)
+    series = all_of(TAYLOR[-1])
+    for factor in reversed(TAYLOR[:-1]):
+        series = builder.fadd(builder.fmul(series, z, flags=FUSED), all_of(factor), flags=FUSED)
+    power = builder.add(builder.fptosi(n, words), ir.Constant(words, [127] * WIDE))
+    power = builder.shl(power, ir.Constant(words, [23] * WIDE))
+    return builder.fmul(series, builder.bitcast(power, wide), flags=FUSED)
 
 
 @intrinsic
-def fold(typing: Any, what: Any, panel: Any, rows: Any, lanes: Any) -> Any:
-    """Combine float32 [rows, PANEL] with float32 [PANEL], both addresses, and store the result in the one that changes.
+def scale_rows(typing: Any, panel: Any, rows: Any, factors: Any) -> Any:
+    """Multiply each row of float32 [rows, PANEL] with float32 [PANEL]. panel, factors: addresses; rows: at least one.
 
-    what: literal. rows: at least one. In numba's loops the lanes would go through memory, in single numbers.
+    In numba's loops the lanes would go through memory, in single numbers.
     """
-    if not isinstance(what, types.IntegerLiteral):
-        return None
-    return types.void(what, *[types.int64] * 3), _fold_code(what.literal_value)
+    return types.void(*[types.int64] * 3), _scale_code
 
 
-def _fold_code(what: int) -> Generate:
-    wide = ir.VectorType(FLOAT, WIDE)
+def _scale_code(context: Any, builder: ir.IRBuilder, signature: Any, args: Any) -> ir.Value:
+    code, wide = Code(builder), ir.VectorType(FLOAT, WIDE)
+    panel, rows, factors = args
+    places = [code.whole(4 * WIDE * vector) for vector in range(2)]
+    kept = [code.read(factors, place, wide) for place in places]
 
-    def generate(context: Any, builder: ir.IRBuilder, signature: Any, args: Any) -> ir.Value:
-        code = Code(builder)
-        panel, rows, lanes = args[1:]
-        places = [code.whole(4 * WIDE * vector) for vector in range(2)]
-        kept = [code.read(lanes, place, wide) for place in places]
+    def body(row: ir.Value, nothing: list[ir.Value]) -> list[ir.Value]:
+        for place, factor in zip(places, kept, strict=True):
+            at = builder.add(builder.mul(row, code.whole(4 * PANEL)), place)
+            code.write(panel, at, builder.fmul(code.read(panel, at, wide), factor, flags=FUSED))
+        return nothing
 
-        def body(row: ir.Value, kept: list[ir.Value]) -> list[ir.Value]:
-            result = []
-            for place, lane in zip(places, kept, strict=True):
-                at = builder.add(builder.mul(row, code.whole(4 * PANEL)), place)
-                value = code.read(panel, at, wide)
-                if what == LARGEST:
-                    result.append(builder.select(builder.fcmp_ordered(">", value, lane), value, lane))
-                elif what == SUM:
-                    result.append(builder.fadd(lane, value, flags=FUSED))
-                else:
-                    combine = builder.fsub if what == LESS else builder.fmul
-                    code.write(panel, at, combine(value, lane, flags=FUSED))
-                    result.append(lane)
-            return result
-
-        for place, result in zip(places, code.loop(rows, kept, body), strict=True):
-            if what in (LARGEST, SUM):
-                code.write(lanes, place, result)
-        return context.get_dummy_value()
-
-    return generate
+    code.loop(rows, [], body)
+    return context.get_dummy_value()
 
 
 @intrinsic
