@@ -113,7 +113,7 @@ def test_a_sequence_that_is_not_finite_stays_alone_and_can_be_seen(bad):
     [
         (partial(NarrowLinear, widen_from=1 << 30), 1e-4),
         (partial(Int4Linear, group=32), 1e-3 if BY_PAIRS else 1e-4),  # AVX2 rounds activations to int16
-        (Int8Linear, 0.05),  # rounds activations to int8
+        (Int8Linear, 0.07),  # rounds activations to int8
     ],
     ids=["bfloat16", "int4", "int8"],
 )
