@@ -71,8 +71,8 @@ def test_the_largest_integers_neither_saturate_nor_lose_their_signs():
         x[1] = -1
         expected = x.double() @ linear.dequantized().double().t()
         scale = x.double().abs() @ linear.dequantized().double().abs().t()
-        for rows in (1, PANEL):
-            assert ((decode.multiply(0, x[:rows]) - expected[:rows]).abs() <= 1e-6 * scale[:rows]).all(), kind
+        for rows, tolerance in ((1, 1e-6), (PANEL, 1e-5)):  # without VNNI, panels hold floats
+            assert ((decode.multiply(0, x[:rows]) - expected[:rows]).abs() <= tolerance * scale[:rows]).all(), kind
 
 
 @torch.inference_mode()

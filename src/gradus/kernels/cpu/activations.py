@@ -31,7 +31,7 @@ from gradus.kernels.cpu.vectors import (
     Generate,
 )
 
-MOST_ROWS = 256
+MOST_ROWS = 128
 """Rows of activations that a product takes. Blocks of a GGUF file are unpacked once for all of them."""
 
 MOST_WIDE = BESIDE

@@ -12,7 +12,7 @@ from gradus.kernels.cpu.machine import ENTERED, FLAGS, floats, power_of_two
 f32 = np.float32
 LOG2_E, LN_2 = f32(1.4426950408889634), f32(0.6931471805599453)
 TAYLOR = tuple(f32(1 / math.factorial(n)) for n in range(8))
-"""Of eᶻ, from z⁰ on."""
+"""Coefficients of eᶻ, from z⁰ on."""
 
 LOWEST, HIGHEST = f32(-87), f32(88)  # beyond, float32 has no exponential
 

@@ -212,7 +212,7 @@ def _exp(code: Code, x: ir.Value) -> ir.Value:
 def scale_rows(typing: Any, panel: Any, rows: Any, factors: Any) -> Any:
     """Multiply each row of float32 [rows, PANEL] with float32 [PANEL]. panel, factors: addresses; rows: at least one.
 
-    In numba's loops the lanes would go through memory, in single numbers.
+    A loop of numba's would take the lanes through memory, in single numbers.
     """
     return types.void(*[types.int64] * 3), _scale_code
 

@@ -18,7 +18,7 @@ from gradus.quantization.gguf import FORMATS
 X86 = ("avx", "fma", "amx")
 GGUF = "gguf"
 UNKNOWN = 64
-"""Rows on a processor that nobody measured: as many as the slowest kind takes almost everywhere."""
+"""Rows on a processor without measurements."""
 
 Widths = dict[int, int]
 """Hidden size → most rows."""

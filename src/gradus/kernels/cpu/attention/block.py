@@ -79,7 +79,7 @@ def attend_block(shape: Any, layer: Any, span: Any, qkv: Any, block: Any, partia
     table = longs(span.table, ((span.position + span.rows - 1) // shape.page_size + 1,))
     lanes = shape.heads // shape.kv_heads * _padded(span.rows)
     for head in range(shape.kv_heads):
-        # As in `row.py`, a span stores the new keys that it reads: a block reads those of the blocks before it.
+        # A span stores the new keys that it reads, as in `row.py`: a block reads those of the blocks before it.
         for new in range(max(span.low, span.position - span.before), span.high):
             store(shape, layer, table, new, qkv[span.row + new - span.position], head, block.key)
         _begin(shape, layer, span, qkv, head, block)
