@@ -8,6 +8,7 @@ lanes are PANEL rows of activations, packed side by side, and each weight is mul
 
 from typing import Any
 
+import numpy as np
 from llvmlite import ir
 from numba import njit, types
 from numba.extending import intrinsic
@@ -131,7 +132,7 @@ def _fours(code: Code, rows: list[ir.Value]) -> list[ir.Value]:
         return code.builder.shuffle_vector(first, second, ir.Constant(ir.VectorType(SINGLE, WIDE), places))
 
     pairs = [[zipped(rows[i], rows[i + 1], lanes) for i in (0, 2)] for lanes in ((0, 4, 1, 5), (2, 6, 3, 7))]
-    return [zipped(*pair, lanes) for pair in pairs for lanes in ((0, 1, 4, 5), (2, 3, 6, 7))]
+    return [zipped(low, high, lanes) for low, high in pairs for lanes in ((0, 1, 4, 5), (2, 3, 6, 7))]
 
 
 @intrinsic
@@ -193,7 +194,7 @@ def _exp(code: Code, x: ir.Value) -> ir.Value:
     """`elementary.exp` of a vector; NaN stays."""
     builder, wide, words = code.builder, x.type, ir.VectorType(SINGLE, WIDE)
 
-    def all_of(value: float) -> ir.Constant:
+    def all_of(value: np.float32) -> ir.Constant:
         return ir.Constant(wide, [float(value)] * WIDE)
 
     x = builder.select(builder.fcmp_ordered("<", x, all_of(LOWEST)), all_of(LOWEST), x)
