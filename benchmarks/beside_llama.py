@@ -6,9 +6,9 @@ Each engine is a process of its own, and they take turns, row by row and round b
 machine does disturbs both; the best of each is kept. With --threads 1, time is the processor's time that the process
 took, which other programs hardly change; with more, it is the clock's, and a busy machine spoils it: an engine waits
 for the one of its threads that was stopped. SmolLM2's shape has random weights, in our scheme and in the GGUF
-format with as many bits. gemma3-270m is one Q4_K_M file, which both keep as it is stored. llama.cpp rounds activations
-to 8 bits in all formats but F16; so do we in int8, and where the kind says so. llama.cpp is driven by
-`gradus.bench.contenders.llama_cpp`.
+format with as many bits. gemma3-270m and qwen2.5-coder-0.5b are Q4_K_M files, which both keep as they are stored.
+llama.cpp rounds activations to 8 bits in all formats but F16; so do we in int8, and where the kind says so. llama.cpp
+is driven by `gradus.bench.contenders.llama_cpp`.
 
 --features avx2: our kernels and torch's libraries use no more than AVX2. llama.cpp must have been built for the same.
 --llama: a folder that holds `llama_cpp`, if it is not installed with this Python.
@@ -25,6 +25,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -33,7 +34,7 @@ from gradus.bench.run.script import ran
 from gradus.bench.statistics import significant
 from gradus.device.threads import spin_briefly
 
-SMOL, GEMMA = "random:smollm2-135m", "gemma3-270m"
+SMOL, GEMMA, CODER = "random:smollm2-135m", "gemma3-270m", "qwen2.5-coder-0.5b"
 STORED, STORED_ROUNDED = "as stored", "as stored, int8 activations"
 ROUNDED = "int4, int8 activations"
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -44,11 +45,34 @@ SETTINGS: dict[str, dict[str, Any]] = {
     STORED: {},
     STORED_ROUNDED: {"activations": "int8"},
 }
-KINDS = {SMOL: ("bfloat16", "int8", "int4", ROUNDED), GEMMA: (STORED, STORED_ROUNDED)}
-STREAMS, PROMPTS = (1, 8), (64, 512, 2000)
 SHORT, ANSWER = 16, 32  # tokens before and in a decode that is timed
-CONTEXT, MOST = 2304, 8
+WARM = 512  # most tokens of a prompt that warms an engine up
 OURS, THEIRS = "gradus", "llama.cpp"
+
+
+@dataclass(frozen=True)
+class Course:
+    """A model's rows. streams: numbers of sequences that decode at once; prompts: lengths. context: tokens that each
+    sequence has room for."""
+
+    kinds: Sequence[str]
+    streams: Sequence[int] = (1, 8)
+    prompts: Sequence[int] = (64, 512, 2000)
+    context: int = 2304
+
+    def tasks(self) -> Iterator[tuple[str, int, int, int]]:
+        """Each row's name, streams, tokens of a prompt and of an answer."""
+        for streams in self.streams:
+            yield f"decode {streams}", streams, SHORT, 1 + ANSWER
+        for length in self.prompts:
+            yield f"prompt {length}", 1, length, 1
+
+
+COURSES = {
+    SMOL: Course(("bfloat16", "int8", "int4", ROUNDED)),
+    GEMMA: Course((STORED, STORED_ROUNDED)),
+    CODER: Course((STORED, STORED_ROUNDED), streams=(1,), prompts=(2000, 8800), context=9216),
+}
 
 FEATURES: dict[str, dict[str, str]] = {
     "avx2": {
@@ -66,7 +90,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--features", choices=tuple(FEATURES), default="all")
     parser.add_argument("--llama", type=Path, help="a folder that holds llama_cpp")
-    parser.add_argument("--model", action="append", choices=tuple(KINDS), help="may be repeated; all by default")
+    parser.add_argument("--model", action="append", choices=tuple(COURSES), help="may be repeated; all by default")
     parser.add_argument("--kind", action="append", help="may be repeated; all of the model by default")
     parser.add_argument("--row", action="append", help="may be repeated; all by default, such as 'prompt 64'")
     parser.add_argument("--threads", type=int, default=2)
@@ -83,8 +107,8 @@ def main() -> None:
         serve(engine, model, kind, asked.file, asked.threads)
         return
     with tempfile.TemporaryDirectory() as folder:
-        for model in asked.model or KINDS:
-            for kind in KINDS[model]:
+        for model in asked.model or COURSES:
+            for kind in COURSES[model].kinds:
                 if asked.kind is None or kind in asked.kind:
                     report(race(model, kind, file_of(model, kind, Path(folder)), asked), asked)
 
@@ -119,14 +143,6 @@ def merged(before: list[dict[str, Any]], rows: list[dict[str, Any]]) -> list[dic
 # -- the race ----------------------------------------------------------------------------------------------------------
 
 
-def tasks() -> Iterator[tuple[str, int, int, int]]:
-    """Each row's name, streams, tokens of a prompt and of an answer."""
-    for streams in STREAMS:
-        yield f"decode {streams}", streams, SHORT, 1 + ANSWER
-    for length in PROMPTS:
-        yield f"prompt {length}", 1, length, 1
-
-
 def race(model: str, kind: str, file: Path | None, asked: argparse.Namespace) -> list[dict[str, Any]]:
     """Run both engines in turns. Rates are tokens per second: of an answer, of all answers, or of a prompt."""
     load = os.getloadavg()[0]  # before these two processes add to it
@@ -136,13 +152,13 @@ def race(model: str, kind: str, file: Path | None, asked: argparse.Namespace) ->
         }  # fmt: skip
         about = {name: ask(process, None) for name, process in children.items()}
         rows = []
-        for name, streams, length, answer in tasks():
+        for name, streams, length, answer in COURSES[model].tasks():
             if asked.row and name not in asked.row:
                 continue
             best = dict.fromkeys(children, 0.0)
             for turn in range(1 + asked.rounds):
                 for each, process in children.items():
-                    rate = ask(process, [streams, length, answer, turn])
+                    rate = ask(process, [streams, length if turn else min(length, WARM), answer, turn])
                     best[each] = max(best[each], rate) if turn else 0.0  # the first one warms up
             row: dict[str, Any] = {"model": model, "kind": kind, "row": name}
             row |= {f"{each}_tok_s": significant(rate, 4) for each, rate in best.items()}
@@ -246,7 +262,10 @@ class Ours:
         from gradus.kernels.cpu.byte_products import NAME
         from gradus.kernels.cpu.vectors import features
 
-        self.llm = LLM(model, device="cpu", context_length=CONTEXT, max_sequences=MOST, **SETTINGS[kind])
+        course = COURSES[model]
+        self.llm = LLM(
+            model, device="cpu", context_length=course.context, max_sequences=max(course.streams), **SETTINGS[kind]
+        )
         self.drive, self.forget, self.device = drive, forget_prefixes, torch.device("cpu")
         wanted = ("avx2", "fma", "f16c", "avxvnni", "avx512f", "avx512vnni", "avx512bf16", "amx-bf16", "dotprod")
         self.uses = (
@@ -264,8 +283,9 @@ class Theirs:
         from gradus.bench.contenders.llama_cpp import LlamaCpp
         from gradus.loading import open_checkpoint
 
+        course = COURSES[model]
         files = SimpleNamespace(config=open_checkpoint(model).config, path=lambda scheme: file)
-        self.engine = LlamaCpp("llama.cpp", files, CONTEXT, MOST)  # type: ignore[arg-type]
+        self.engine = LlamaCpp("llama.cpp", files, course.context, max(course.streams))  # type: ignore[arg-type]
         self.engine.build()
         self.uses = self.engine.about.partition(" of ")[2]  # the format's name would be the contender's, not the file's
 

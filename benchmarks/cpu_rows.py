@@ -4,7 +4,7 @@
     PYTHONPATH=src:. python3 benchmarks/cpu_rows.py --table benchmarks/cpu_rows.json
 
 It runs steps of one chunk of tokens through both in turns; the models' weights are random, except for a GGUF file's.
-Each token of a step that the kernels take at once gets logits, as decodes do; of a longer step, the last token alone.
+Each token of a step of up to DECODES gets logits, as decodes do; of a longer step, the last token alone.
 `--table` measures nothing: it writes the processor's file in src/gradus/kernels/cpu/measured_rows/, by which the engine
 chooses (`gradus.kernels.cpu.rows`). Run it where nothing else runs, once as it is, and once for processors with AVX2
 alone, with the variables of `beside_llama.FEATURES`.
@@ -26,7 +26,6 @@ from gradus.bench.run.script import ran
 from gradus.bench.statistics import median, significant
 from gradus.execution.compiled import CompiledRunner, alone
 from gradus.execution.runner import ModelRunner
-from gradus.kernels.cpu.activations import MOST_ROWS
 from gradus.kernels.cpu.rows import GGUF, processor
 from gradus.text.llm import LLM
 
@@ -35,6 +34,7 @@ KINDS = ("bfloat16", "int8", "int4")
 STORED = ("smollm2-135m", "gemma3-270m")  # GGUF files, run as they are stored
 ROWS = (4, 8, 16, 24, 32, 64, 128, 256, 512)
 CONTEXT = ROWS[-1]
+DECODES = 64  # rows: all get logits up to this number, as those of decodes do
 ALWAYS = 8  # rows: decodes of this many sequences are what the kernels are for
 MEASURED = Path(__file__).parents[1] / "src/gradus/kernels/cpu/measured_rows"
 
@@ -109,7 +109,7 @@ def plain(runner: CompiledRunner, batch: Batch) -> None:
 def chunk(tokens: int) -> Batch:
     """Make a chunk of a sequence in slot 0."""
     positions = torch.arange(tokens)
-    wanted = positions if tokens <= MOST_ROWS else positions[-1:]
+    wanted = positions if tokens <= DECODES else positions[-1:]
     return Batch(
         token_ids=positions % 256, positions=positions, owners=torch.zeros_like(positions), slots=[0],
         query_start=[0], counts=[tokens], starts=[0], lengths=[tokens], tables=[None], logits_rows=wanted,

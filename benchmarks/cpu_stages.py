@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from benchmarks.beside_llama import SETTINGS
 from gradus.bench.measure.fingerprint import commit, fingerprint
 from gradus.bench.run.script import ran
 from gradus.bench.statistics import significant
@@ -28,16 +29,16 @@ from gradus.models.config import ModelConfig
 from gradus.text.llm import LLM
 
 STAGES = {QKV: "qkv", ATTEND: "attend", OUTPUT: "output", UP: "up", DOWN: "down"}
-KINDS = ("bfloat16", "int8", "int4")
-CONTEXT = 2048
+ROWS, CONTEXTS = (32, 64), (0, 1900)
+KINDS = ("bfloat16", "int8", "int4")  # by default, of random weights; a GGUF file has the kinds of `beside_llama`
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="random:smollm2-135m")
-    parser.add_argument("--kind", action="append", choices=KINDS, help="may be repeated; all by default")
-    parser.add_argument("--rows", type=int, action="append", help="may be repeated; 32 and 64 by default")
-    parser.add_argument("--context", type=int, action="append", help="may be repeated; 0 and 1900 by default")
+    parser.add_argument("--kind", action="append", choices=tuple(SETTINGS), help=f"may be repeated; {KINDS} by default")
+    parser.add_argument("--rows", type=int, action="append", help=f"may be repeated; {ROWS} by default")
+    parser.add_argument("--context", type=int, action="append", help=f"may be repeated; {CONTEXTS} by default")
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--out", type=Path, help="where results go; stdout by default")
     asked = parser.parse_args()
@@ -45,15 +46,15 @@ def main() -> None:
     found["hardware"]["instruction sets"] = processor()[1]
     found["torch_gmac_s"] = torchs_best()
     for kind in asked.kind or KINDS:
-        settings: dict[str, Any] = {"dtype": "bfloat16", "quantize": None if kind == "bfloat16" else kind}
-        llm = LLM(asked.model, device="cpu", context_length=CONTEXT, **settings)
+        longest = max(asked.rows or ROWS) + max(asked.context or CONTEXTS)
+        llm = LLM(asked.model, device="cpu", context_length=longest, max_sequences=1, **SETTINGS[kind])
         runner = llm.engine.runner
         assert isinstance(runner, CompiledRunner), "this processor's engine runs in torch"
-        for rows in asked.rows or (32, 64):
-            for context in asked.context or (0, 1900):
+        for rows in asked.rows or ROWS:
+            for context in asked.context or CONTEXTS:
                 times = stage_times(runner.decode, rows, context, asked.rounds)
                 row: dict[str, Any] = {"model": asked.model, "kind": kind, "rows": rows, "context": context}
-                found["rows"].append(row | times | {"gmac_s": rates(llm.config, rows, times["ms"])})
+                found["rows"].append(row | times | {"gmac_s": rates(llm.config, rows, context, times["ms"])})
                 print(json.dumps(found["rows"][-1]), flush=True)
     text = json.dumps(found, indent=1) + "\n"
     if asked.out:
@@ -101,12 +102,13 @@ def best(run: Any, times: int) -> float:
     return least
 
 
-def rates(config: ModelConfig, rows: int, milliseconds: dict[str, float]) -> dict[str, float]:
-    """GMAC/s of the stages that multiply a matrix."""
+def rates(config: ModelConfig, rows: int, context: int, milliseconds: dict[str, float]) -> dict[str, float]:
+    """GMAC/s of each stage. Attention multiplies queries by the keys that they see, and weights by values."""
     hidden, inner = config.hidden_size, config.intermediate_size
     weights = {
         "qkv": hidden * sum(config.qkv_widths), "output": config.q_width * hidden,
         "up": hidden * sum(config.up_widths), "down": inner * hidden,
+        "attend": round(2 * config.q_width * (context + (rows + 1) / 2)),
     }  # fmt: skip
     layers = config.num_layers
     return {name: significant(layers * rows * count / milliseconds[name] / 1e6, 3) for name, count in weights.items()}

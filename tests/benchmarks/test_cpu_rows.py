@@ -9,7 +9,6 @@ pytest.importorskip("numba")
 from benchmarks import cpu_rows
 from gradus.engine.request import SamplingParams
 from gradus.kernels.cpu import rows
-from gradus.kernels.cpu.activations import MOST_ROWS
 from gradus.text.llm import LLM
 
 
@@ -42,11 +41,11 @@ def test_a_model_takes_the_nearest_width_and_a_processor_without_a_file_all_rows
     monkeypatch.setattr(rows, "stored", lambda: {("mine", "avx2"): {"int8": {576: 16, 2048: 24}}})
     monkeypatch.setattr(rows, "processor", lambda: ("mine", "avx2"))
     assert [rows.most_rows("int8", width) for width in (64, 1024, 1536)] == [16, 16, 24]
-    assert rows.most_rows("int4", 576) == rows.most_rows("q4_1", 576) == MOST_ROWS
+    assert rows.most_rows("int4", 576) == rows.most_rows("q4_1", 576) == rows.UNKNOWN
     monkeypatch.setattr(rows, "processor", lambda: ("another", "avx2"))
     assert rows.most_rows("int8", 576) == 16, "as one with the same instruction sets"
     monkeypatch.setattr(rows, "processor", lambda: ("mine", "avx2 avx512f"))
-    assert rows.most_rows("int8", 576) == MOST_ROWS
+    assert rows.most_rows("int8", 576) == rows.UNKNOWN
 
 
 def test_what_is_stored_is_within_what_the_kernels_can():
@@ -55,9 +54,10 @@ def test_what_is_stored_is_within_what_the_kernels_can():
             assert all(cpu_rows.ALWAYS <= most <= cpu_rows.ROWS[-1] for most in widths.values())
 
 
-@pytest.mark.parametrize(("most", "taken_rows"), [(8, [8]), (MOST_ROWS, [8, 9, 24]), (80, [8, 9, 24, 64, 6])])
+@pytest.mark.parametrize(("most", "taken_rows"), [(8, [8]), (64, [8, 9, 24]), (80, [8, 9, 24, 64, 6])])
 def test_longer_steps_go_through_torch_or_the_kernels_in_passes(monkeypatch, most, taken_rows):
     monkeypatch.setattr("gradus.execution.compiled.most_rows", lambda kind, width: most)
+    monkeypatch.setattr("gradus.execution.compiled.MOST_ROWS", 64)
     llm = LLM("random:tiny-llama", device="cpu", dtype="float32")
     runner, taken = llm.engine.runner, []
     run = runner.decode.run
@@ -77,6 +77,7 @@ def test_longer_steps_go_through_torch_or_the_kernels_in_passes(monkeypatch, mos
 def test_a_prompt_has_the_same_tokens_in_passes_as_in_torch(monkeypatch, shape, temperature):
     prompts = [[(7 * place + number) % 250 for place in range(length)] for number, length in enumerate((70, 33, 5))]
     answers = []
+    monkeypatch.setattr("gradus.execution.compiled.MOST_ROWS", 64)
     for most in (1, 300):
         monkeypatch.setattr("gradus.execution.compiled.most_rows", lambda kind, width, most=most: most)
         with LLM(f"random:{shape}", device="cpu", dtype="float32", context_length=128, max_sequences=4) as llm:

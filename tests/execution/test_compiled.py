@@ -17,9 +17,9 @@ from numba.core import event
 from gradus.execution import compiled
 from gradus.execution.compiled import CompiledRunner, alone, announced, together
 from gradus.execution.runner import ModelRunner
-from gradus.kernels.cpu.activations import MOST_ROWS
 from gradus.kernels.cpu.matrix import Unsupported
 from gradus.kernels.cpu.model import Stages
+from gradus.kernels.cpu.rows import UNKNOWN
 from gradus.models import create_model
 from gradus.models.families import llama
 from gradus.models.heads import Heads
@@ -71,12 +71,12 @@ def test_the_tokens_are_torchs(shape, counted):
 def test_short_prompts_and_chunks_go_through_the_kernels(counted):
     """A chunk wants no logits, a prompt those of its last row."""
     prompt = "Once upon a time, there was a small cat, and it had a small friend, a dog, who was a dog"
-    settings = {"token_budget": MOST_ROWS // 2, "max_sequences": 2}
+    settings = {"token_budget": UNKNOWN // 2, "max_sequences": 2}
     ours = tiny(**settings)
     length = len(ours.tokenizer.encode(prompt))
-    assert length > MOST_ROWS
+    assert length > UNKNOWN
     found = tokens(ours, [prompt], some(3))
-    half = MOST_ROWS // 2
+    half = UNKNOWN // 2
     assert counted == [1, half, half, length - 2 * half, 1, 1]  # the first compiles
     assert found == tokens(tiny(switch_off=["kernels"], **settings), [prompt], some(3))
 
@@ -87,11 +87,11 @@ def test_sampled_tokens_are_torchs_too():
 
 
 def test_steps_of_more_rows_than_the_kernels_take_go_through_torch(counted):
-    count = MOST_ROWS + 3
+    count = UNKNOWN + 3
     prompts = [chr(97 + i % 26) * (i + 1) for i in range(count)]
     params = [some(10 + 2 * i) for i in range(count)]  # rows end one after the other
     found = tokens(tiny(max_sequences=count), prompts, params)
-    assert max(counted) == MOST_ROWS
+    assert max(counted) == UNKNOWN
     assert found == tokens(tiny(max_sequences=count, switch_off=["kernels"]), prompts, params)
 
 

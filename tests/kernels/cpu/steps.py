@@ -14,12 +14,13 @@ from torch import Tensor
 from gradus.attention.batch import Batch
 from gradus.attention.paged import PagedAttention
 from gradus.attention.storage import PagedStorage
+from gradus.kernels.cpu.activations import MOST_ROWS
 from gradus.kernels.cpu.model import DecodeModel
 from gradus.models import SHAPES, Linear, LinearFactory, MatrixId, Model, create_model, randomize
 from gradus.quantization.linear import QuantizedLinear
 from gradus.quantization.parts import SideBySide
 
-FEW, MANY = 9, 65
+FEW, MANY = 9, MOST_ROWS + 1
 """Slots that pages are made for: of up to 8 rows, and of all that a step takes."""
 
 

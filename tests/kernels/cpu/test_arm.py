@@ -32,6 +32,7 @@ def arm(monkeypatch):
     monkeypatch.setattr(vectors, "WIDE", 8)
     monkeypatch.setattr(outer, "WIDE", 8)
     monkeypatch.setattr(outer, "PANEL", 16)
+    monkeypatch.setattr(outer, "BESIDE", 4)
     monkeypatch.setattr(vectors, "WIDENS_HALVES", True)
     monkeypatch.setattr(gguf_blocks, "WIDENS_HALVES", True)
     monkeypatch.setattr(tile, "WIDENS_HALVES", True)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from gradus.kernels.cpu.activations import MOST_ROWS
-from gradus.kernels.cpu.attention.block import TILE
+from gradus.kernels.cpu.attention.block import MOST_TOGETHER, TILE
 from gradus.kernels.cpu.outer import PANEL, SQUARE
 from gradus.kernels.cpu.vectors import BY_PAIRS
 from gradus.models.precision import NarrowLinear
@@ -20,14 +20,17 @@ from tests.phases.conftest import FAMILIES
 FEWEST = SQUARE  # rows of a block
 
 
-@pytest.mark.parametrize("counts", [[FEWEST], [MOST_ROWS], [1, 13, 1, 8], [FEWEST - 1, FEWEST + 1, 30]])
+@pytest.mark.parametrize(
+    "counts",
+    [[FEWEST], [MOST_ROWS], [MOST_TOGETHER + 9, 3, MOST_TOGETHER - 17], [1, 13, 1, 8], [FEWEST - 1, FEWEST + 1, 30]],
+)
 @pytest.mark.parametrize("shape", FAMILIES)
 def test_a_prompts_rows_beside_those_of_others(shape, counts):
-    model = made(shape, context_length=256)
+    model = made(shape, context_length=512)
     step, pages = Step(model, [3, 0, 60, 17][: len(counts)], counts), Pages(model)
     decode = pages.decode_model(model)
     close(step.compiled(decode), step.in_torch(model, Pages(model)))
-    assert decode.step.spans["rows"][0].max() == max(counts)
+    assert decode.step.spans["rows"][0].max() == min(max(counts), MOST_TOGETHER)
 
 
 @pytest.mark.parametrize("context", [0, 1, TILE - 9, TILE - 8, TILE, 200, 1300])
@@ -110,7 +113,7 @@ def test_a_sequence_that_is_not_finite_stays_alone_and_can_be_seen(bad):
     [
         (partial(NarrowLinear, widen_from=1 << 30), 1e-4),
         (partial(Int4Linear, group=32), 1e-3 if BY_PAIRS else 1e-4),  # AVX2 rounds activations to int16
-        (Int8Linear, 0.05),  # rounds activations to int8
+        (Int8Linear, 0.07),  # rounds activations to int8
     ],
     ids=["bfloat16", "int4", "int8"],
 )

@@ -4,7 +4,10 @@ import gguf
 import pytest
 import torch
 
+from gradus.kernels.cpu.activations import MOST_ROWS
+from gradus.kernels.cpu.byte_products import IN_BYTES
 from gradus.kernels.cpu.gguf.product import Widened
+from gradus.kernels.cpu.outer import PANEL
 from gradus.loading.gguf.packed import KEPT
 from gradus.models.layers import MatrixId
 from gradus.quantization.gguf import GGUFLinear
@@ -13,7 +16,7 @@ from tests.kernels.cpu.steps import Pages, generator, made
 from tests.loading.gguf_blocks import random_blocks
 
 ROWS = 77
-COUNTS = (1, 2, 3, 8, 9, 12, 32, 44, 1)
+COUNTS = (1, 2, 3, 8, 9, 12, 32, 44, MOST_ROWS - 3, 1)
 
 
 def matrix(kind, width, bias=False):
@@ -53,7 +56,8 @@ def test_products_of_few_rows_are_those_of_the_wide_matrix(threads, rounds):
 
 @torch.inference_mode()
 def test_the_largest_integers_neither_saturate_nor_lose_their_signs():
-    """Blocks of all bits set, and of alternating ones, times activations of one size and either sign."""
+    """Blocks of all bits set, and of alternating ones, times activations of one size and either sign: a lone row, and
+    rows in panels of bytes."""
     for kind in KEPT:
         linear, _ = matrix(kind, 512)
         size = linear.format.size
@@ -63,8 +67,37 @@ def test_the_largest_integers_neither_saturate_nor_lose_their_signs():
         blocks[0::3, :, others], blocks[1::3, :, others], blocks[2::3, :, others] = 0xFF, 0x80, 0x7F
         linear.rounds = True
         decode = Pages(made("tiny-llama")).decode_model(made("tiny-llama"), 1, [linear])
-        x = torch.ones(1, 512)
-        x[0, ::3] = -1
+        x = torch.ones(PANEL, 512)
+        x[:, ::3] = -1
+        x[1] = -1
         expected = x.double() @ linear.dequantized().double().t()
         scale = x.double().abs() @ linear.dequantized().double().abs().t()
-        assert ((decode.multiply(0, x) - expected).abs() <= 1e-6 * scale).all(), kind
+        for rows in (1, PANEL) if IN_BYTES else (1,):
+            assert ((decode.multiply(0, x[:rows]) - expected[:rows]).abs() <= 1e-6 * scale[:rows]).all(), kind
+
+
+@torch.inference_mode()
+def test_activations_are_rounded_as_in_torch_to_the_bit():
+    """A scale that differs in its last bit moves some values to the next integer."""
+    linear, _ = matrix(next(iter(KEPT)), 512)
+    linear.rounds = True
+    decode = Pages(made("tiny-llama")).decode_model(made("tiny-llama"), 1, [linear])
+    x = torch.randn(MOST_ROWS, 512, generator=generator(1))
+    decode.multiply(0, x)
+    (worker,) = decode.work.workers
+    assert torch.equal(torch.from_numpy(worker.rows.ordered[:, :512]), rounded_planes(x))
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+@torch.inference_mode()
+def test_a_row_in_a_panel_that_is_not_finite_stays_alone(bad):
+    linear, _ = matrix(next(iter(KEPT)), 512)
+    linear.rounds = True
+    decode = Pages(made("tiny-llama")).decode_model(made("tiny-llama"), 1, [linear])
+    x = torch.randn(PANEL, 512, generator=generator(1))
+    expected = decode.multiply(0, x)
+    x[3, 300] = bad
+    found = decode.multiply(0, x)
+    assert not found[3].isfinite().any()
+    others = [row for row in range(PANEL) if row != 3]
+    assert torch.equal(found[others], expected[others])

@@ -7,40 +7,55 @@ and both int4 and GGUF's blocks may round each PLANE of a row. Many rows for flo
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import njit
+from llvmlite import ir
+from numba import njit, types
+from numba.extending import intrinsic
 from numpy.typing import NDArray
 
-from gradus.kernels.cpu.byte_products import BY_ROW_PAIRS
+from gradus.kernels.cpu.byte_products import BY_ROW_PAIRS, IN_BYTES
 from gradus.kernels.cpu.int4.tile import PLANE
-from gradus.kernels.cpu.machine import FLAGS, address, longs, narrow, singles, widen, zeros
+from gradus.kernels.cpu.machine import FLAGS, address, floats, longs, narrow, singles, widen, zeros
 from gradus.kernels.cpu.matrix import BLOCKS, INT4, INT8
-from gradus.kernels.cpu.outer import PANEL, pack
-from gradus.kernels.cpu.vectors import BY_PAIRS, FLOAT_STEP, HAS_BF16, LANES, TOGETHER
+from gradus.kernels.cpu.outer import BESIDE, PANEL, pack
+from gradus.kernels.cpu.vectors import (
+    BY_PAIRS,
+    FLOAT,
+    FLOAT_STEP,
+    FUSED,
+    HAS_BF16,
+    LANES,
+    SINGLE,
+    SUMS,
+    TOGETHER,
+    Code,
+    Generate,
+)
 
-MOST_ROWS = 64
-"""Rows of activations that a product takes."""
+MOST_ROWS = 128
+"""Rows of activations that a product takes. Blocks of a GGUF file are unpacked once for all of them."""
 
-MOST_WIDE = 4
-"""Weight rows of a GGUF file that are widened at a time."""
+MOST_WIDE = BESIDE
+"""Weight rows of a GGUF file that are widened at a time: at least 4."""
 
 TILE = 128  # as in gradus.quantization.int4
 
 f32 = np.float32
 LARGEST = f32(127)
-LARGEST_SHORT = f32(32767)
+INFINITY = 0x7F800000  # its bits: larger than those of every finite magnitude
 TINY = f32(np.finfo(np.float32).tiny)  # the least scale, as in gradus.quantization.linear.row_scales
 
 
 class Rows(NamedTuple):
-    """A thread's copy of the activations, [64, K'] each, K' being the widest K rounded up to a multiple of 128.
+    """A thread's copy of the activations, [R, K'] each, R being MOST_ROWS and K' the widest K rounded up to a multiple
+    of 128. Memory that no step has written to is not taken from the machine.
 
-    x: float32. rounded: int8. scales: float32 [64]. corrections: int32 [64], 128 times the sums of `rounded`. ordered:
+    x: float32. rounded: int8. scales: float32 [R]. corrections: int32 [R], 128 times the sums of `rounded`. ordered:
     float32, x in the order of int4's columns, and with the values that it is rounded to; narrow: the same in bfloat16
-    or int16, or int8's rows in pairs; sums: float32 [64, K' / 32], one per plane; plane_scales: float32 [64, K' / 32],
+    or int16, or int8's rows in pairs; sums: float32 [R, K' / 32], one per plane; plane_scales: float32 [R, K' / 32],
     of planes rounded to int16 or int8.
     edge: float32 [8, LANES], the products of a block of weight rows if only some of them are wanted.
     wide: float32 [MOST_WIDE, K'], weight rows that are widened before they are multiplied.
-    panels: float32 [64 / PANEL, K', PANEL], whole panels of rows, side by side.
+    panels: float32 [R / PANEL, K', PANEL], whole panels of rows, side by side; or in bytes, see `_pack_bytes`.
     """
 
     x: NDArray[np.float32]
@@ -90,8 +105,10 @@ def prepare(matrix: Any, count: int, rows: Any) -> None:
         for r in range(count):
             _copy(rows.x[r], rows.ordered[r], matrix.width)
             _to_bytes(rows, r, matrix.width)
-            _sum_planes(rows, r, matrix.width)
-        _pack(rows.ordered, rows, in_panels(matrix, count), matrix.width)
+        if IN_BYTES:
+            _pack_bytes(rows, in_panels(matrix, count), matrix.width)
+        else:
+            _pack(rows.ordered, rows, in_panels(matrix, count), matrix.width)
     else:
         _pack(rows.x, rows, in_panels(matrix, count), matrix.width)
 
@@ -110,6 +127,24 @@ def _pack(x: Any, rows: Any, count: int, width: int) -> None:
     stride, panel_bytes = 4 * x.shape[1], 4 * PANEL * rows.panels.shape[1]
     for r in range(0, count, PANEL):
         pack(address(x) + r * stride, stride, width, address(rows.panels) + r // PANEL * panel_bytes)
+
+
+@njit(**FLAGS)
+def _pack_bytes(rows: Any, count: int, width: int) -> None:
+    """Pack rounded rows, `count` of them, into panels: words [width / 4, PANEL] of four neighbors each, with 128 added,
+    and behind them the scales and the sums of planes, float32 [width / PLANE, PANEL] each."""
+    words, planes, stride = width // 4, width // PLANE, rows.rounded.shape[1]
+    for r in range(0, count, PANEL):
+        panel = address(rows.panels[r // PANEL])
+        pack(address(rows.rounded[r]), stride, words, panel)
+        packed = singles(panel, (words * PANEL,))
+        for i in range(words * PANEL):
+            packed[i] ^= np.uint32(0x80808080)
+        behind = floats(panel + 4 * words * PANEL, (2, planes, PANEL))
+        for lane in range(PANEL):
+            for plane in range(planes):
+                behind[0, plane, lane] = rows.plane_scales[r + lane, plane]
+                behind[1, plane, lane] = rows.sums[r + lane, plane]
 
 
 @njit(**FLAGS)
@@ -166,10 +201,14 @@ def _order(rows: Any, r: int, matrix: Any) -> None:
         for j in range(width):
             narrowed[j] = narrow(ordered[j])
             ordered[j] = widen(narrowed[j])
+        _sum_planes(rows, r, width)
     elif BY_PAIRS:
+        x, integers = address(ordered), address(rows.narrow[r])
         for step in range(width // PLANE):
-            rows.plane_scales[r, step] = _round_plane(ordered, rows.narrow[r], step * PLANE, LARGEST_SHORT)
-    _sum_planes(rows, r, width)
+            at = step * PLANE
+            rows.plane_scales[r, step], rows.sums[r, step] = round_plane(16, x + 4 * at, integers + 2 * at)
+    else:
+        _sum_planes(rows, r, width)
 
 
 @njit(**FLAGS)
@@ -180,31 +219,60 @@ def _copy(x: Any, to: Any, width: int) -> None:
 
 @njit(**FLAGS)
 def _to_bytes(rows: Any, r: int, width: int) -> None:
-    """Round each plane of `ordered` to int8."""
+    """Round each plane of `ordered` to int8, and add it up."""
+    x, integers = address(rows.ordered[r]), address(rows.rounded[r])
     for step in range(width // PLANE):
-        rows.plane_scales[r, step] = _round_plane(rows.ordered[r], rows.rounded[r], step * PLANE, LARGEST)
+        at = step * PLANE
+        rows.plane_scales[r, step], rows.sums[r, step] = round_plane(8, x + 4 * at, integers + at)
 
 
-@njit(**FLAGS)
-def _round_plane(ordered: Any, integers: Any, first: int, most: Any) -> Any:
-    """Round a plane to integers up to `most`, and `ordered` to the same values. Returns their scale; NaN if one is not
-    finite."""
-    largest = f32(0)
-    finite = True
-    for j in range(first, first + PLANE):
-        largest = max(largest, abs(ordered[j]))
-        finite &= abs(ordered[j]) < f32(np.inf)
-    if not finite:
-        for j in range(first, first + PLANE):
-            integers[j] = 0
-        return f32(np.nan)
-    scale = max(largest, TINY * most) / most
-    inverse = f32(1) / scale
-    for j in range(first, first + PLANE):
-        value = np.rint(ordered[j] * inverse)
-        integers[j] = np.int16(np.int32(value))
-        ordered[j] = value * scale
-    return scale
+@intrinsic
+def round_plane(typing: Any, bits: Any, x: Any, integers: Any) -> Any:
+    """Round a plane of float32 to integers of 8 or 16 bits (literal) with one scale, and the floats to the same values.
+
+    x, integers: addresses. Returns the scale and the values' sum. If a value is not finite, the scale is NaN, the
+    integers are zeros, and the floats stay.
+    """
+    if not isinstance(bits, types.IntegerLiteral):
+        return None
+    return types.UniTuple(types.float32, 2)(bits, types.int64, types.int64), _plane_code(bits.literal_value)
+
+
+def _plane_code(bits: int) -> Generate:
+    wide, narrow_kind = ir.VectorType(FLOAT, LANES), ir.VectorType(ir.IntType(bits), LANES)
+    most = 2 ** (bits - 1) - 1
+
+    def generate(context: Any, builder: ir.IRBuilder, signature: Any, args: Any) -> ir.Value:
+        code = Code(builder)
+        _, x, integers = args
+        parts = range(PLANE // LANES)
+        values = [code.read(x, code.whole(4 * LANES * part), wide) for part in parts]
+        magnitudes = [
+            builder.and_(builder.bitcast(each, SUMS), ir.Constant(SUMS, [0x7FFFFFFF] * LANES)) for each in values
+        ]
+        largest = magnitudes[0]
+        for each in magnitudes[1:]:
+            largest = builder.select(builder.icmp_unsigned(">", each, largest), each, largest)
+        largest = builder.call(code.named(f"llvm.vector.reduce.umax.v{LANES}i32", SINGLE, SUMS), [largest])
+        finite = builder.icmp_unsigned("<", largest, ir.Constant(SINGLE, INFINITY))
+        largest, least = builder.bitcast(largest, FLOAT), ir.Constant(FLOAT, float(TINY * f32(most)))
+        largest = builder.select(builder.fcmp_ordered(">", largest, least), largest, least)
+        # by a constant, LLVM would multiply with the reciprocal, and one scale in 25 would differ from the reference's
+        scale = builder.fdiv(largest, builder.sitofp(code.unknown(most), FLOAT))
+        inverse = code.all_lanes(builder.fdiv(ir.Constant(FLOAT, 1.0), scale), LANES)
+        total = ir.Constant(wide, [0.0] * LANES)
+        for part, value in enumerate(values):
+            nearest = builder.call(code.named(f"llvm.rint.v{LANES}f32", wide, wide), [builder.fmul(value, inverse)])
+            nearest = builder.select(finite, nearest, ir.Constant(wide, [0.0] * LANES))
+            whole = builder.trunc(builder.fptosi(nearest, SUMS), narrow_kind)
+            code.write(integers, code.whole(bits // 8 * LANES * part), whole)
+            value = builder.select(finite, builder.fmul(nearest, code.all_lanes(scale, LANES)), value)
+            code.write(x, code.whole(4 * LANES * part), value)
+            total = builder.fadd(total, value, flags=FUSED)
+        scale = builder.select(finite, scale, ir.Constant(FLOAT, float("nan")))
+        return context.make_tuple(builder, signature.return_type, [scale, code.sum_of(total)])
+
+    return generate
 
 
 @njit(**FLAGS)

@@ -178,6 +178,8 @@ SMALL_PRODUCTS = {
 }
 NAME = chosen(features(), IS_X86)
 HAS_PRODUCT = NAME is not None
+IN_BYTES = NAME == "avx512vnni"
+"""Whether panels of rounded activations are multiplied with blocks as bytes, or as floats of the same values."""
 BY_ROW_PAIRS = NAME == "i8mm"
 """Whether several rows of activations are multiplied two at a time, in the layout of `row_pairs_tile`. A lone row is
 multiplied by sdot."""

@@ -67,14 +67,15 @@ SHAPE = np.dtype(
 
 
 class Step(NamedTuple):
-    """All data of a step. Buffers are float32 [64, …], one row per new token.
+    """All data of a step. Buffers are float32 [R, …], R being MOST_ROWS: one row per new token.
 
     shape: SHAPE [1]; heads: HEADS [1]; stages: STAGE [S]; matrices: MATRIX; layers: LAYER.
     chunks: int64 [S], the number of chunks of each stage in this step.
-    wanted: int64 [64], the rows that get logits.
-    spans: SPAN [groups of layers, most]; span_starts: int64 [groups, 65], the first partial of each row, and the end.
+    wanted: int64 [R], the rows that get logits.
+    spans: SPAN [groups of layers, most]; span_starts: int64 [groups, R + 1], the first partial of each row, and
+    the end.
     partials: float32 [most, Hq, Dh + 2].
-    winners: int64 [chunks of the head, 64], see `greedy.py`; tokens: int64 [64], the choice.
+    winners: int64 [chunks of the head, R], see `greedy.py`; tokens: int64 [R], the choice.
     given, made: inputs and results of products outside the step, as wide as the widest of each.
     """
 
@@ -106,7 +107,7 @@ class Worker(NamedTuple):
     scratch: Scratch
     block: Block
     ready: NDArray[np.int64]
-    products: NDArray[np.float32]  # [64, columns], a chunk's product before it is added
+    products: NDArray[np.float32]  # [R, columns], a chunk's product before it is added
 
 
 @njit(**FLAGS)

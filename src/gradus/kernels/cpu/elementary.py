@@ -11,6 +11,9 @@ from gradus.kernels.cpu.machine import ENTERED, FLAGS, floats, power_of_two
 
 f32 = np.float32
 LOG2_E, LN_2 = f32(1.4426950408889634), f32(0.6931471805599453)
+TAYLOR = tuple(f32(1 / math.factorial(n)) for n in range(8))
+"""Coefficients of eᶻ, from z⁰ on."""
+
 LOWEST, HIGHEST = f32(-87), f32(88)  # beyond, float32 has no exponential
 
 SILU, GELU, GELU_TANH = range(3)
@@ -24,8 +27,8 @@ def exp(x: Any) -> Any:
     x = min(max(x, LOWEST), HIGHEST)
     n = np.rint(x * LOG2_E)
     z = x - n * LN_2
-    series = f32(1 / 120) + z * (f32(1 / 720) + z * f32(1 / 5040))
-    series = f32(1) + z * (f32(1) + z * (f32(1 / 2) + z * (f32(1 / 6) + z * (f32(1 / 24) + z * series))))
+    series = TAYLOR[5] + z * (TAYLOR[6] + z * TAYLOR[7])
+    series = TAYLOR[0] + z * (TAYLOR[1] + z * (TAYLOR[2] + z * (TAYLOR[3] + z * (TAYLOR[4] + z * series))))
     return series * power_of_two(np.int32(n))
 
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from gradus.kernels.cpu.activations import MOST_ROWS, make_rows
-from gradus.kernels.cpu.attention.block import TILE, make_block
+from gradus.kernels.cpu.attention.block import MOST_TOGETHER, TILE, make_block
 from gradus.kernels.cpu.attention.row import HEADS, LAYER, LONGEST, SPAN, make_scratch
 from gradus.kernels.cpu.decode_step import (
     ADD_NORMALIZED,
@@ -33,6 +33,7 @@ from gradus.kernels.cpu.int4.panel import Panels
 from gradus.kernels.cpu.matrix import KINDS, Matrices, Unsupported
 from gradus.kernels.cpu.outer import SQUARE
 from gradus.kernels.cpu.team import WORDS, Team
+from gradus.kernels.cpu.vectors import LANES
 from gradus.models import Model
 from gradus.models.heads import Heads
 from gradus.models.layers import Activation, Gated, Linear, RMSNorm
@@ -142,7 +143,7 @@ class Work:
 
 
 class DecodeModel:
-    """Runs decode steps of up to 64 rows on a model's weights and an engine's pages.
+    """Runs steps of up to MOST_ROWS rows on a model's weights and an engine's pages.
 
     keys and values: of each layer, [rows, Hkv, Dh] float32 or bfloat16, and its group. tables: int64 [groups, slots,
     longest]. threads: that share a step, the caller included. extra_linears: what `multiply` takes, which the same
@@ -214,7 +215,7 @@ class DecodeModel:
         return cast(Tensor, self.model.norm(states.to(self.model.dtype)))
 
     def multiply(self, number: int, x: Tensor) -> Tensor:
-        """x times the matrix `number` of the extra linears, [R, K] → float32 [R, N], of up to 64 rows."""
+        """x times the matrix `number` of the extra linears, [R, K] → float32 [R, N], of up to MOST_ROWS rows."""
         index, (rows, width) = self.count + number, x.shape
         self.given[:rows, :width] = x
         shape = self.step.shape
@@ -239,7 +240,7 @@ class DecodeModel:
             spans, starts = [], [0]
             for row, rows in blocks:
                 first, end = oldest[row], positions[row] + rows
-                each = length if rows == 1 else self._shared_length(end - first, len(blocks))
+                each = length if rows == 1 else self._shared_length(end - first, rows, total)
                 lows, partial = range(first, end, each), starts[-1]
                 table = start + 8 * (group * count + slots[row]) * longest
                 spans += [
@@ -255,15 +256,17 @@ class DecodeModel:
             counts[group] = len(spans)
         self.step.chunks[self.attending] = counts[self.groups]
 
-    def _shared_length(self, keys: int, blocks: int) -> int:
-        """Positions of a span that several rows share: two for each thread, if there is nothing else to attend to."""
-        return min(LONGEST, max(TILE, -(-keys * blocks // (2 * self.threads))))
+    def _shared_length(self, keys: int, rows: int, total: int) -> int:
+        """Positions of a span that several rows share, in whole tiles: each is about as much work, and together with
+        all others of a step, `total` keys of single rows, there are two for each thread."""
+        spans = max(1, round(keys * rows * 2 * self.threads / max(total, 1)))
+        return -(-keys // (spans * TILE)) * TILE
 
 
 def _blocks(before: Sequence[int], fewest: int) -> list[tuple[int, int]]:
-    """Divide a step's rows: the first row of each part, and how many. Rows of one sequence are one part if they are at
-    least `fewest`, else each is one of its own."""
-    firsts = [row for row, number in enumerate(before) if number == 0]
+    """Divide a step's rows: the first row of each part, and how many. Rows of one sequence are parts of up to
+    MOST_TOGETHER rows if they are at least `fewest`, else each is one of its own."""
+    firsts = [row for row, number in enumerate(before) if number % MOST_TOGETHER == 0]
     runs = [(row, end - row) for row, end in zip(firsts, [*firsts[1:], len(before)], strict=True)]
     return [
         part
@@ -391,7 +394,13 @@ def _make_worker(model: Model, step: Step) -> Worker:
     return Worker(
         make_rows(widest),
         make_scratch(config.num_heads, config.head_dim),
-        make_block(MOST_ROWS, config.num_heads // config.num_kv_heads, config.head_dim),
+        make_block(config.num_heads // config.num_kv_heads, config.head_dim),
         np.full(1, -1, np.int64),
-        np.zeros((MOST_ROWS, columns), f32),
+        np.zeros((MOST_ROWS, _unaligned(columns)), f32),
     )
+
+
+def _unaligned(columns: int) -> int:
+    """Widen rows to an odd number of cache lines: many rows whose lines all fall into a few sets of the first cache
+    would push each other out while a product is written, four columns at a time."""
+    return (-(-columns // LANES) | 1) * LANES

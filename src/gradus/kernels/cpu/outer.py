@@ -8,19 +8,22 @@ lanes are PANEL rows of activations, packed side by side, and each weight is mul
 
 from typing import Any
 
+import numpy as np
 from llvmlite import ir
 from numba import njit, types
 from numba.extending import intrinsic
 
+from gradus.kernels.cpu.elementary import LN_2, LOG2_E, LOWEST, TAYLOR
 from gradus.kernels.cpu.machine import FLAGS, address
-from gradus.kernels.cpu.vectors import FLOAT, FUSED, SINGLE, WIDE, Code, Generate
+from gradus.kernels.cpu.vectors import FLOAT, FUSED, HAS_AVX512, SINGLE, WIDE, WORD, Code, Generate
 
 PANEL = 2 * WIDE
 """Rows side by side in a panel: the lanes of two vectors."""
 
-BESIDE = 4
+BESIDE = 8 if HAS_AVX512 else 4
 """Rows of single numbers that are multiplied at once. The sums of each fill two registers, so eight are independent: as
-many as two fused multiplications per cycle, of four cycles each, need."""
+many as two fused multiplications per cycle, of four cycles each, need. AVX-512 has registers for 16, and then reads the
+panel half as often: from the second cache, four rows made three quarters of eight rows' rate."""
 
 SQUARE = 8
 """Rows and columns that `transpose` exchanges at once."""
@@ -95,63 +98,140 @@ def _outer_code(halves: int, rows: int, ends: int, fetches: int) -> Generate:
             for place, total in zip(places, sums, strict=True):
                 code.write(out, place, total)
             return context.get_dummy_value()
-        for lane in range(PANEL):
-            row = builder.mul(out_stride, code.whole(lane))
-            for number in range(rows):
-                total = sums[2 * number + lane // WIDE]
-                value = builder.extract_element(total, ir.Constant(SINGLE, lane % WIDE))
-                code.write(out, builder.add(row, code.whole(4 * number)), value)
+        scatter(code, [sums[2 * row : 2 * row + 2] for row in range(rows)], out, out_stride)
         return context.get_dummy_value()
 
     return generate
 
 
-LARGEST, SUM, LESS, TIMES = range(4)
-"""What `fold` does, row by row of a panel: keeps each lane's largest value, or adds up; or subtracts the lanes from
-each row, or multiplies each row with them."""
+def scatter(code: Code, sums: list[list[ir.Value]], out: ir.Value, out_stride: ir.Value) -> None:
+    """Write the two vectors of each row transposed: float32 out[lane * out_stride + 4 row]. Four rows leave together,
+    if their number allows it."""
+    fours = len(sums) % 4 == 0
+    for lane in range(PANEL):
+        place = code.builder.mul(out_stride, code.whole(lane))
+        vector, own = divmod(lane, WIDE)
+        if own == 0:
+            some = [[row[vector] for row in sums[first : first + 4]] for first in range(0, len(sums), 4)]
+            turned = [_fours(code, each) for each in some] if fours else []
+        if fours:
+            values = [code.part(each[own % 4], own // 4 * 4, 4) for each in turned]
+        else:
+            values = [code.builder.extract_element(row[vector], ir.Constant(SINGLE, own)) for row in sums]
+        for number, value in enumerate(values):
+            code.write(out, code.builder.add(place, code.whole((16 if fours else 4) * number)), value)
+
+
+def _fours(code: Code, rows: list[ir.Value]) -> list[ir.Value]:
+    """Exchange rows and columns of each 4 lanes of four vectors: lanes 4 q to 4 q + 3 of vector j are then column
+    4 q + j."""
+
+    def zipped(first: ir.Value, second: ir.Value, lanes: tuple[int, ...]) -> ir.Value:
+        """Four lanes for each four of the vectors: 0 to 3 are those of the first, 4 to 7 of the second."""
+        places = [at + lane % 4 + lane // 4 * WIDE for at in range(0, WIDE, 4) for lane in lanes]
+        return code.builder.shuffle_vector(first, second, ir.Constant(ir.VectorType(SINGLE, WIDE), places))
+
+    pairs = [[zipped(rows[i], rows[i + 1], lanes) for i in (0, 2)] for lanes in ((0, 4, 1, 5), (2, 6, 3, 7))]
+    return [zipped(low, high, lanes) for low, high in pairs for lanes in ((0, 1, 4, 5), (2, 3, 6, 7))]
 
 
 @intrinsic
-def fold(typing: Any, what: Any, panel: Any, rows: Any, lanes: Any) -> Any:
-    """Combine float32 [rows, PANEL] with float32 [PANEL], both addresses, and store the result in the one that changes.
+def exponentials(typing: Any, panel: Any, rows: Any, largest: Any, totals: Any, factors: Any) -> Any:
+    """Turn the scores of a panel into exponentials against the largest of each lane so far, and add them up.
 
-    what: literal. rows: at least one. In numba's loops the lanes would go through memory, in single numbers.
+    All: addresses; panel: float32 [rows, PANEL], `rows` a multiple of 4; others: float32 [PANEL]. largest, totals:
+    updated. factors: set to what earlier sums are multiplied with. Returns 0 if these are all 1, else another number.
     """
-    if not isinstance(what, types.IntegerLiteral):
-        return None
-    return types.void(what, *[types.int64] * 3), _fold_code(what.literal_value)
+    return types.int64(*[types.int64] * 5), _exponentials_code
 
 
-def _fold_code(what: int) -> Generate:
-    wide = ir.VectorType(FLOAT, WIDE)
+def _exponentials_code(context: Any, builder: ir.IRBuilder, signature: Any, args: Any) -> ir.Value:
+    code, wide = Code(builder), ir.VectorType(FLOAT, WIDE)
+    panel, rows, largest, totals, factors = args
+    places = [code.whole(4 * WIDE * vector) for vector in range(2)]
 
-    def generate(context: Any, builder: ir.IRBuilder, signature: Any, args: Any) -> ir.Value:
-        code = Code(builder)
-        panel, rows, lanes = args[1:]
-        places = [code.whole(4 * WIDE * vector) for vector in range(2)]
-        kept = [code.read(lanes, place, wide) for place in places]
+    def each(step: ir.Value, count: int) -> list[ir.Value]:
+        """The offsets of the vectors of `count` rows."""
+        first = builder.mul(step, code.whole(4 * PANEL * count))
+        return [builder.add(first, code.whole(4 * WIDE * vector)) for vector in range(2 * count)]
 
-        def body(row: ir.Value, kept: list[ir.Value]) -> list[ir.Value]:
-            result = []
-            for place, lane in zip(places, kept, strict=True):
-                at = builder.add(builder.mul(row, code.whole(4 * PANEL)), place)
-                value = code.read(panel, at, wide)
-                if what == LARGEST:
-                    result.append(builder.select(builder.fcmp_ordered(">", value, lane), value, lane))
-                elif what == SUM:
-                    result.append(builder.fadd(lane, value, flags=FUSED))
-                else:
-                    combine = builder.fsub if what == LESS else builder.fmul
-                    code.write(panel, at, combine(value, lane, flags=FUSED))
-                    result.append(lane)
-            return result
+    def compare(step: ir.Value, kept: list[ir.Value]) -> list[ir.Value]:
+        found = [code.read(panel, place, wide) for place in each(step, 4)]
+        return [_larger(builder, *pair) for pair in zip(found, kept, strict=True)]
 
-        for place, result in zip(places, code.loop(rows, kept, body), strict=True):
-            if what in (LARGEST, SUM):
-                code.write(lanes, place, result)
-        return context.get_dummy_value()
+    def add(step: ir.Value, sums: list[ir.Value]) -> list[ir.Value]:
+        result = []
+        for number, (place, total) in enumerate(zip(each(step, 2), sums, strict=True)):
+            score = code.read(panel, place, wide)
+            value = _exp(code, builder.fsub(score, most[number % 2], flags=FUSED))
+            code.write(panel, place, value)
+            result.append(builder.fadd(total, value, flags=FUSED))
+        return result
 
-    return generate
+    before = [code.read(largest, place, wide) for place in places]
+    most = code.loop(builder.sdiv(rows, code.whole(4)), before * 4, compare)
+    while len(most) > 2:
+        half = len(most) // 2
+        most = [_larger(builder, *pair) for pair in zip(most[:half], most[half:], strict=True)]
+    sums = code.loop(builder.sdiv(rows, code.whole(2)), [ir.Constant(wide, [0.0] * WIDE)] * 4, add)
+    changed = ir.Constant(ir.IntType(WIDE), 0)
+    for vector, place in enumerate(places):
+        factor = _exp(code, builder.fsub(before[vector], most[vector], flags=FUSED))
+        total = builder.fmul(code.read(totals, place, wide), factor, flags=FUSED)
+        total = builder.fadd(total, builder.fadd(*sums[vector::2], flags=FUSED), flags=FUSED)
+        for kept, value in ((largest, most[vector]), (factors, factor), (totals, total)):
+            code.write(kept, place, value)
+        other = builder.fcmp_unordered("!=", before[vector], most[vector])
+        changed = builder.or_(changed, builder.bitcast(other, ir.IntType(WIDE)))
+    return builder.zext(changed, WORD)
+
+
+def _larger(builder: ir.IRBuilder, value: ir.Value, kept: ir.Value) -> ir.Value:
+    return builder.select(builder.fcmp_ordered(">", value, kept), value, kept)
+
+
+def _exp(code: Code, x: ir.Value) -> ir.Value:
+    """`elementary.exp` of a vector; NaN stays."""
+    builder, wide, words = code.builder, x.type, ir.VectorType(SINGLE, WIDE)
+
+    def all_of(value: np.float32) -> ir.Constant:
+        return ir.Constant(wide, [float(value)] * WIDE)
+
+    x = builder.select(builder.fcmp_ordered("<", x, all_of(LOWEST)), all_of(LOWEST), x)
+    rounds = code.named(f"llvm.rint.v{WIDE}f32", wide, wide)
+    n = builder.call(rounds, [builder.fmul(x, all_of(LOG2_E), flags=FUSED)])
+    z = builder.fsub(x, builder.fmul(n, all_of(LN_2), flags=FUSED), flags=FUSED)
+    series = all_of(TAYLOR[-1])
+    for factor in reversed(TAYLOR[:-1]):
+        series = builder.fadd(builder.fmul(series, z, flags=FUSED), all_of(factor), flags=FUSED)
+    power = builder.add(builder.fptosi(n, words), ir.Constant(words, [127] * WIDE))
+    power = builder.shl(power, ir.Constant(words, [23] * WIDE))
+    return builder.fmul(series, builder.bitcast(power, wide), flags=FUSED)
+
+
+@intrinsic
+def scale_rows(typing: Any, panel: Any, rows: Any, factors: Any) -> Any:
+    """Multiply each row of float32 [rows, PANEL] with float32 [PANEL]. panel, factors: addresses; rows: at least one.
+
+    A loop of numba's would take the lanes through memory, in single numbers.
+    """
+    return types.void(*[types.int64] * 3), _scale_code
+
+
+def _scale_code(context: Any, builder: ir.IRBuilder, signature: Any, args: Any) -> ir.Value:
+    code, wide = Code(builder), ir.VectorType(FLOAT, WIDE)
+    panel, rows, factors = args
+    places = [code.whole(4 * WIDE * vector) for vector in range(2)]
+    kept = [code.read(factors, place, wide) for place in places]
+
+    def body(row: ir.Value, nothing: list[ir.Value]) -> list[ir.Value]:
+        for place, factor in zip(places, kept, strict=True):
+            at = builder.add(builder.mul(row, code.whole(4 * PANEL)), place)
+            code.write(panel, at, builder.fmul(code.read(panel, at, wide), factor, flags=FUSED))
+        return nothing
+
+    code.loop(rows, [], body)
+    return context.get_dummy_value()
 
 
 @intrinsic

@@ -1,4 +1,4 @@
-"""Products of a few rows: some rows of a matrix, times 1 to 64 rows of activations.
+"""Products of a few rows: some rows of a matrix, times 1 to 128 rows of activations.
 
 Reading the weights is the cost, so each weight is read from memory once. In registers it is multiplied with up to 8
 rows of activations. More rows take turns of 8, while the few weight rows that a thread works on stay in the cache.
@@ -66,7 +66,7 @@ def multiply(matrix: Any, first: int, low: int, high: int, count: int, rows: Any
     """Multiply rows low to high of the matrix with the activations, into y[:count, first + low : first + high], with
     bias.
 
-    count: from `padded`. rows: from `prepare`. y: float32 [64, N].
+    count: from `padded`. rows: from `prepare`. y: float32 [128, N].
     """
     if matrix.kind >= BLOCKS:
         multiply_blocks(matrix.kind - BLOCKS, matrix, first, low, high, count, rows, y)

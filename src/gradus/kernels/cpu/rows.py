@@ -4,7 +4,7 @@
 and each model width that it measured. Beyond MOST_ROWS, the kernels run in several passes. A model of another width
 takes the nearest width's number. A processor is identified by its name and the instruction sets that the kernels use,
 because many processors of rented machines share one name. One without a file takes another's with the same instruction
-sets, and else MOST_ROWS everywhere.
+sets, and else UNKNOWN everywhere.
 """
 
 import json
@@ -12,12 +12,13 @@ from functools import cache
 from importlib.resources import files
 
 from gradus.device.processor import instruction_sets, processor_name
-from gradus.kernels.cpu.activations import MOST_ROWS
 from gradus.kernels.cpu.vectors import features
 from gradus.quantization.gguf import FORMATS
 
 X86 = ("avx", "fma", "amx")
 GGUF = "gguf"
+UNKNOWN = 64
+"""Rows on a processor without measurements."""
 
 Widths = dict[int, int]
 """Hidden size → most rows."""
@@ -34,7 +35,7 @@ def most_rows(kind: str, hidden_size: int) -> int:
     alike = (kinds for (_, each), kinds in known.items() if each == sets)
     widths = known.get((name, sets), next(alike, {})).get(kind, {})
     if not widths:
-        return MOST_ROWS
+        return UNKNOWN
     return widths[min(widths, key=lambda width: abs(width - hidden_size))]
 
 

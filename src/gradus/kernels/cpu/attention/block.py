@@ -14,26 +14,27 @@ from numba import njit
 from numpy.typing import NDArray
 
 from gradus.kernels.cpu.attention.row import place, store, turn
-from gradus.kernels.cpu.elementary import exp, tanh
+from gradus.kernels.cpu.elementary import tanh
 from gradus.kernels.cpu.machine import FLAGS, address, floats, halves, longs, widen, zeros
 from gradus.kernels.cpu.outer import (
     ADDS,
     BESIDE,
-    LARGEST,
-    LESS,
     PANEL,
     SQUARE,
-    SUM,
-    TIMES,
     WRITES,
-    fold,
+    exponentials,
     outer_tile,
+    scale_rows,
     transpose,
 )
 
 f32 = np.float32
 TILE = 64
 """Positions whose keys and values are widened at a time."""
+
+MOST_TOGETHER = 64
+"""Most rows of a block. Its queries and sums of values, for seven heads of 64 that share a key head, then take a
+quarter of a megabyte, which stays in the second cache while keys go by."""
 
 NONE_YET = f32(-1e30)
 """Below every score, and finite: the difference of two is a number."""
@@ -60,9 +61,9 @@ class Block(NamedTuple):
     values: NDArray[np.float32]
 
 
-def make_block(rows: int, sharing: int, head_dim: int) -> Block:
-    """Allocate a thread's buffers. rows: the most of a block; sharing: query heads per key head."""
-    panels = -(-sharing * -(-rows // SQUARE) * SQUARE // PANEL)
+def make_block(sharing: int, head_dim: int) -> Block:
+    """Allocate a thread's buffers. sharing: query heads per key head."""
+    panels = -(-sharing * MOST_TOGETHER // PANEL)
     return Block(
         zeros((SQUARE, head_dim), f32), zeros(head_dim, f32), zeros((panels, head_dim, PANEL), f32),
         zeros((panels, head_dim, PANEL), f32), zeros((panels, PANEL), np.int64), zeros((panels, PANEL), f32),
@@ -78,8 +79,8 @@ def attend_block(shape: Any, layer: Any, span: Any, qkv: Any, block: Any, partia
     table = longs(span.table, ((span.position + span.rows - 1) // shape.page_size + 1,))
     lanes = shape.heads // shape.kv_heads * _padded(span.rows)
     for head in range(shape.kv_heads):
-        # A block's spans divide its positions, so the span that reads a new key is the one that stores it.
-        for new in range(max(span.low, span.position), span.high):
+        # A span stores the new keys that it reads, as in `row.py`: a block reads those of the blocks before it.
+        for new in range(max(span.low, span.position - span.before), span.high):
             store(shape, layer, table, new, qkv[span.row + new - span.position], head, block.key)
         _begin(shape, layer, span, qkv, head, block)
         low = span.low
@@ -87,8 +88,7 @@ def attend_block(shape: Any, layer: Any, span: Any, qkv: Any, block: Any, partia
             count = min(TILE, span.high - low)
             _widen_tile(shape, layer, table, low, count, head, block)
             for panel in range(-(-lanes // PANEL)):
-                _score(shape, span, low, count, panel, block)
-                _add(shape, count, panel, block)
+                _add(shape, count, _score(shape, span, low, count, panel, block), panel, block)
             low += count
         _leave(shape, span, head, block, partials)
 
@@ -146,19 +146,14 @@ def _widen_tile(shape: Any, layer: Any, table: Any, low: int, count: int, head: 
 
 
 @njit(**FLAGS)
-def _score(shape: Any, span: Any, low: int, count: int, panel: int, block: Any) -> None:
-    """Compute a tile's scores for a panel of queries, and turn them into exponentials."""
+def _score(shape: Any, span: Any, low: int, count: int, panel: int, block: Any) -> int:
+    """Compute a tile's scores for a panel of queries, and turn them into exponentials. Returns 0 if earlier sums keep
+    their scale."""
     width, scores = shape.head_dim, block.scores
     queries, row = address(block.queries) + 4 * panel * width * PANEL, 4 * width
-    p = 0
-    while p < count:
+    for p in range(0, count, BESIDE):  # keys behind the last are those of an earlier tile: hidden below
         keys, out = address(block.keys) + p * row, address(scores) + 4 * p * PANEL
-        if p + BESIDE <= count:
-            outer_tile(0, BESIDE, WRITES, 0, keys, row, 4, width, queries, 4 * PANEL, out, 4 * PANEL)
-            p += BESIDE
-        else:
-            outer_tile(0, 1, WRITES, 0, keys, row, 4, width, queries, 4 * PANEL, out, 4 * PANEL)
-            p += 1
+        outer_tile(0, BESIDE, WRITES, 0, keys, row, 4, width, queries, 4 * PANEL, out, 4 * PANEL)
     if shape.softcap:
         for p in range(count):
             for lane in range(PANEL):
@@ -166,7 +161,12 @@ def _score(shape: Any, span: Any, low: int, count: int, panel: int, block: Any) 
     last = span.position + span.rows - 1
     if low + count - 1 > span.position or (span.window and low <= last - span.window):
         _hide(span, low, count, block.positions[panel], scores)
-    _exponentials(count, block.largest[panel], block.totals[panel], block.factors, scores)
+    filled = -(-count // BESIDE) * BESIDE
+    for p in range(count, filled):
+        for lane in range(PANEL):
+            scores[p, lane] = NONE_YET
+    largest, totals = address(block.largest[panel]), address(block.totals[panel])
+    return exponentials(address(scores), filled, largest, totals, address(block.factors))
 
 
 @njit(**FLAGS)
@@ -184,27 +184,11 @@ def _hide(span: Any, low: int, count: int, positions: Any, scores: Any) -> None:
 
 
 @njit(**FLAGS)
-def _exponentials(count: int, largest: Any, totals: Any, factors: Any, scores: Any) -> None:
-    """Turn scores into exponentials against the largest so far. factors: what earlier sums are multiplied with."""
-    at = address(scores)
-    for lane in range(PANEL):
-        factors[lane] = largest[lane]
-    fold(LARGEST, at, count, address(largest))
-    for lane in range(PANEL):
-        factors[lane] = exp(factors[lane] - largest[lane])
-    fold(LESS, at, count, address(largest))
-    flat = floats(at, (count * PANEL,))
-    for i in range(count * PANEL):
-        flat[i] = exp(flat[i])
-    fold(TIMES, address(totals), 1, address(factors))
-    fold(SUM, at, count, address(totals))
-
-
-@njit(**FLAGS)
-def _add(shape: Any, count: int, panel: int, block: Any) -> None:
-    """Scale a panel's sums of values, and add those of a tile."""
-    width, sums, factors = shape.head_dim, block.sums[panel], block.factors
-    fold(TIMES, address(sums), width, address(factors))
+def _add(shape: Any, count: int, rescales: int, panel: int, block: Any) -> None:
+    """Scale a panel's sums of values unless the factors are all 1, and add those of a tile."""
+    width, sums = shape.head_dim, block.sums[panel]
+    if rescales:
+        scale_rows(address(sums), width, address(block.factors))
     for j in range(0, width, BESIDE):
         values, out = address(block.values) + 4 * j, address(sums) + 4 * j * PANEL
         outer_tile(

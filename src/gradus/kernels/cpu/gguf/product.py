@@ -11,13 +11,14 @@ from typing import Any
 import torch
 from numba import njit
 
-from gradus.kernels.cpu.activations import MOST_WIDE, in_panels
-from gradus.kernels.cpu.byte_products import HAS_PRODUCT
+from gradus.kernels.cpu.activations import in_panels
+from gradus.kernels.cpu.byte_products import HAS_PRODUCT, IN_BYTES
 from gradus.kernels.cpu.gguf.blocks import block_dot, block_dot_bytes, block_widen
+from gradus.kernels.cpu.gguf.panels import multiply_bytes
 from gradus.kernels.cpu.kept import kept, sources
 from gradus.kernels.cpu.machine import FLAGS, address
 from gradus.kernels.cpu.matrix import NAMES
-from gradus.kernels.cpu.outer import PANEL, multiply_panels
+from gradus.kernels.cpu.outer import BESIDE, PANEL, multiply_panels
 from gradus.kernels.cpu.vectors import AHEAD, KEEP, TOGETHER, float_tile
 from gradus.quantization.gguf import GGUFLinear
 
@@ -97,33 +98,47 @@ def widen_row(number: int, row: int, blocks: int, out: int) -> None:
 @njit(**FLAGS)
 def multiply_blocks(number: int, matrix: Any, first: int, low: int, high: int, count: int, rows: Any, y: Any) -> None:
     """Multiply rows low to high of the matrix with `count` rows of activations, without bias: see `multiply`."""
-    stride, blocks, x_stride = matrix.stride, matrix.blocks, 4 * rows.x.shape[1]
-    xs = address(rows.ordered) if matrix.rounds else address(rows.x)
+    stride, blocks = matrix.stride, matrix.blocks
     if HAS_PRODUCT and matrix.rounds and count == 1:
         x, scales, sums = address(rows.rounded), address(rows.plane_scales), address(rows.sums)
         for i in range(low, high):
             y[0, first + i] = dot_bytes(number, matrix.values + i * stride, blocks, x, scales, sums)
     elif count == 1:
+        xs = address(rows.ordered) if matrix.rounds else address(rows.x)
         for i in range(low, high):
             y[0, first + i] = dot(number, matrix.values + i * stride, blocks, xs)
     else:
-        wide, wide_stride, out_stride = address(rows.wide), 4 * rows.wide.shape[1], 4 * y.shape[1]
-        packed = in_panels(matrix, count)
-        # the registers hold the sums of three weight rows with 8 rows of activations, or, behind panels, four with 4
-        several = 3 if packed == 0 and count >= TOGETHER else MOST_WIDE
-        turn = 4 if packed else TOGETHER
-        for i in range(low, high, several):
-            some = min(several, high - i)
-            for w in range(some):
-                widen_row(number, matrix.values + (i + w) * stride, blocks, wide + w * wide_stride)
-            out = address(y) + 4 * (first + i)
-            if packed:
-                panels = packed // PANEL
-                multiply_panels(0, wide, wide_stride, matrix.width, some, rows.panels, panels, out, out_stride)
-            for r in range(packed, count, turn):
+        top = in_panels(matrix, count)
+        panels = top // PANEL
+        if IN_BYTES and matrix.rounds and panels:
+            multiply_bytes(number, matrix, first, low, high, panels, rows, y)
+            panels = 0
+        if panels or top < count:
+            _multiply_widened(number, matrix, first, low, high, panels, top, count, rows, y)
+
+
+@njit(**FLAGS)
+def _multiply_widened(
+    number: int, matrix: Any, first: int, low: int, high: int, panels: int, top: int, count: int, rows: Any, y: Any
+) -> None:
+    """Widen a few weight rows at a time, and multiply them with `panels` panels of floats and with rows top to count of
+    the activations."""
+    wide, wide_stride, out_stride = address(rows.wide), 4 * rows.wide.shape[1], 4 * y.shape[1]
+    xs, x_stride = address(rows.ordered) if matrix.rounds else address(rows.x), 4 * rows.x.shape[1]
+    # the registers hold the sums of three weight rows with 8 rows of activations, or, behind panels, four with 4
+    several = BESIDE if panels else 3 if top == 0 and count >= TOGETHER else 4
+    turn = 4 if top else TOGETHER
+    for i in range(low, high, several):
+        some, out = min(several, high - i), address(y) + 4 * (first + i)
+        for w in range(some):
+            widen_row(number, matrix.values + (i + w) * matrix.stride, matrix.blocks, wide + w * wide_stride)
+        if panels:
+            multiply_panels(0, wide, wide_stride, matrix.width, some, rows.panels, panels, out, out_stride)
+        for r in range(top, count, turn):
+            for w in range(0, some, 4):
                 _multiply_wide(
-                    some, min(turn, count - r), wide, wide_stride, matrix.width,
-                    xs + r * x_stride, x_stride, out + r * out_stride, out_stride,
+                    min(4, some - w), min(turn, count - r), wide + w * wide_stride, wide_stride, matrix.width,
+                    xs + r * x_stride, x_stride, out + 4 * w + r * out_stride, out_stride,
                 )  # fmt: skip
 
 
