@@ -14,7 +14,7 @@ BEGINS = tuple(f"<{number}>" for number in range(40))  # tokens 256 to 295
 THINK = ("<think>", "</think>")  # 296 and 297
 VOCAB, EOS = 320, 319
 
-GRAMMAR = f"start: ({' | '.join(BEGINS)}) /[a-f]{{3}}/ | \"[\" /[a-f]/ \"(\" /[0-9]{{2}}/ \")\""
+GRAMMAR = f'start: ({" | ".join(BEGINS)}) /[a-f]{{3}}/ | "[" /[a-f]/ "(" /[0-9]{{2}}/ ")"'
 SENTENCE = re.compile(rb"<\d+>[a-f]{3}")
 
 LAZY = {

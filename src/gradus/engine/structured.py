@@ -36,6 +36,8 @@ class Lazy:
     several: whether further sentences may follow the first; otherwise none of `tokens` may come again.
     thoughts: the markers around reasoning, in which nothing begins; () without reasoning. inside: the prompt has
     opened it.
+    whole: the grammar is of the whole answer instead, its free text included. A sentence is under way where it may not
+    end; the other fields are left out.
     """
 
     tokens: tuple[str, ...] = ()
@@ -43,6 +45,7 @@ class Lazy:
     several: bool = True
     thoughts: tuple[str, ...] = ()
     inside: bool = False
+    whole: bool = False
 
 
 @documented

@@ -20,7 +20,7 @@ NOTHING_LEGAL = "no token of the vocabulary continues the answer as its grammar 
 
 @dataclass(slots=True)
 class Constrained:
-    """An answer in a step: its first row, its slot, and the job of filling its masks; the rows after it verify drafts."""
+    """An answer in a step: its slot, its first row, and the job of filling its masks. Further rows verify drafts."""
 
     row: int
     slot: int

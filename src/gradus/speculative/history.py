@@ -70,7 +70,7 @@ class History:
         self.lengths.scatter_reduce_(0, slots, torch.where(tokens > REJECTED, positions + 1, 0), "amax")
 
     def rewind(self, slots: Sequence[int], counts: Sequence[int], newest: Sequence[int]) -> None:
-        """Take back the last `counts` tokens of each slot. newest: the tokens before them, which may be kept no more."""
+        """Take back the last `counts` tokens of each slot. newest: those before them, which may be lost."""
         owned, back, tokens = upload_parts([slots, counts, newest], torch.int64, self.device)
         self.lengths[owned] = lengths = self.lengths[owned] - back
         self.tokens[owned, self._places(lengths - 1)] = tokens.int()

@@ -6,6 +6,8 @@
     FREE        only a control token begins a sentence
     SENTENCE    the grammar says what may come, until its sentence is complete; then OPEN again
     OVER        behind the only sentence: anything may come, except for the tokens that begin one
+    TEXT        free text that the grammar follows, too (`Lazy.whole`). It leads to SENTENCE where the grammar does not
+                let the answer end, and back
 
 So a sentence that has begun becomes whole, and all other text needs no masks: where `masks` is False, the answer can be
 drawn like one without a grammar. The grammar follows the sentences alone, so a long text costs it nothing.
@@ -24,10 +26,10 @@ LONGEST_BEGINNING = 1024  # bytes of a text that may become a sentence
 
 
 class Place(Enum):
-    THOUGHT, OPEN, FREE, SENTENCE, OVER = auto(), auto(), auto(), auto(), auto()
+    THOUGHT, OPEN, FREE, SENTENCE, OVER, TEXT = auto(), auto(), auto(), auto(), auto(), auto()
 
 
-UNMASKED = frozenset([Place.THOUGHT, Place.OPEN, Place.FREE])
+UNMASKED = frozenset([Place.THOUGHT, Place.OPEN, Place.FREE, Place.TEXT])
 
 
 class LazyMatcher(Matcher):
@@ -40,7 +42,9 @@ class LazyMatcher(Matcher):
         self._certain = None if lazy.certain is None else re.compile(lazy.certain.encode())
         self._thinks, self._thinks_no_more = (Marker(text, vocabulary) for text in lazy.thoughts or ("", ""))
         self._text = b""  # what may become a sentence or a marker
-        if lazy.inside:
+        if lazy.whole:
+            self._go(Place.TEXT if self._inner.is_accepting() else Place.SENTENCE)
+        elif lazy.inside:
             self._go(Place.THOUGHT)
         else:
             self._open(may_think=bool(lazy.thoughts))
@@ -68,6 +72,8 @@ class LazyMatcher(Matcher):
                 self._accept_in_sentence(token)
             case Place.OPEN:
                 self._accept_in_opening(token)
+            case Place.TEXT:
+                self._accept_in_text(token)
         return self.fault is None
 
     def _go(self, place: Place) -> None:
@@ -90,7 +96,9 @@ class LazyMatcher(Matcher):
 
     def _leave_sentence(self) -> None:
         """Leave a sentence that is complete."""
-        if not self._inner.is_stopped():
+        if self._lazy.whole and self._inner.is_accepting():
+            self._go(Place.TEXT)
+        if self._lazy.whole or not self._inner.is_stopped():
             return
         if self._lazy.several:
             self._open()
@@ -124,6 +132,14 @@ class LazyMatcher(Matcher):
             self._leave_sentence()
         elif not (self._agrees or self._may_think):
             self._go(Place.FREE)
+
+    def _accept_in_text(self, token: int) -> None:
+        """Take a token of free text. One that the grammar refuses, as a control token, is none of a sentence."""
+        self._text = (self._text + self._bytes(token))[-4:]
+        if not self._is_known(token) or self._inner.try_consume_tokens([token]) != 1:
+            self._inner, self._text = self._template.deep_copy(), b""
+        elif not (self._inner.is_accepting() or _ends_in_character(self._text)):
+            self._go(Place.SENTENCE)
 
     def _bytes(self, token: int) -> bytes:
         """Decode a token; a control token has its usual spelling."""
@@ -207,6 +223,14 @@ class Marker:
     def may_begin(self, text: bytes) -> bool:
         """Whether more text may make it begin with the marker."""
         return self.token is None and self.text.startswith(text)
+
+
+def _ends_in_character(text: bytes) -> bool:
+    """Whether a text ends with the first bytes of a character in UTF-8, but not its last one."""
+    for count, byte in enumerate(reversed(text), start=1):
+        if byte < 0x80 or byte >= 0xC0:
+            return count < 1 + (byte >= 0xC0) + (byte >= 0xE0) + (byte >= 0xF0)
+    return False
 
 
 def _allows(row: Row, token: int) -> bool:
