@@ -8,9 +8,9 @@ from dataclasses import replace
 from typing import Any
 
 from gradus.engine.request import MAX_SEED, ModelLimits, Request, SamplingParams, SchedulingParams
-from gradus.engine.structured import Structured
+from gradus.engine.structured import Lazy, Structured
 
-LIMITS = ModelLimits(512, 4096, (2,), structured=True, prompt_logprobs=True)
+LIMITS = ModelLimits(512, 4096, (2,), structured=True, lazy=True, prompt_logprobs=True)
 
 SCHEMA = {"type": "object", "properties": {"ß": {"type": "integer"}}, "required": ["ß"]}
 
@@ -20,6 +20,10 @@ STRUCTURED: dict[str, list[Structured]] = {
     "regex": [Structured(regex="a\\d{2}ß?")],
     "grammar": [Structured(grammar='start: "a"')],
     "choice": [Structured(choice=("a", "b\n", "\x7f"))],
+    "lazy": [
+        Structured(grammar='start: "a"', lazy=Lazy(("<ß>",), "a+", False, ("<b>", "</b>"), True)),
+        Structured(grammar='start: "a"?', lazy=Lazy(whole=True)),
+    ],
     "whitespace": [Structured(json=True, whitespace="compact")],
 }
 

@@ -17,10 +17,13 @@ from gradus.loading.tokenizer import Tokenizer
 from gradus.sampling.constraints import Constraints
 from gradus.sampling.kernel_sampler import KernelSampler
 from gradus.sampling.sampler import Sampler
+from gradus.scheduling.draft_shapes import DraftShapes
+from gradus.scheduling.drafting import DraftControl
 from gradus.scheduling.scheduler import Scheduler
 from gradus.speculative.history import History
 from gradus.structured import Grammars
 from tests.kernels.interpreted_fused_model import small
+from tests.kernels.interpreted_speculation import Known
 from tests.pairwise import first
 from tests.phases.drive import run
 from tests.sampling import lazy
@@ -45,11 +48,14 @@ def requests() -> list[Request]:
     ]
 
 
-def engine(*, kernels: bool, lag: int, grammars: Grammars = GRAMMARS) -> Engine:
+def engine(*, kernels: bool, lag: int, grammars: Grammars = GRAMMARS, drafter: Known | None = None) -> Engine:
     model, constraints = small("tiny-qwen3"), Constraints(grammars)
     storage = PagedStorage(model.config, 24, 4, model.dtype, model.device)
-    scheduler = Scheduler(PagedCache(24, 4, [group.window for group in storage.groups]), SLOTS, BUDGET)
-    history = History(SLOTS, 64, model.device, whole=False)
+    cache = PagedCache(24, 4, [group.window for group in storage.groups])
+    drafts = DraftShapes(3, SLOTS)
+    control = None if drafter is None else DraftControl(drafts, SLOTS, lag=lag, adaptive=False)
+    scheduler = Scheduler(cache, SLOTS, BUDGET, drafting=control)
+    history = History(SLOTS, 64, model.device, whole=drafter is not None)
     if not kernels:
         attention, sampler = (
             PagedAttention(model.config, storage, SLOTS),
@@ -58,7 +64,8 @@ def engine(*, kernels: bool, lag: int, grammars: Grammars = GRAMMARS) -> Engine:
         return Engine(scheduler, ModelRunner(model, attention, sampler, history), LIMITS, lag)
     attention = GraphPagedAttention(model.config, storage, SLOTS + 1)
     sampler = KernelSampler(320, model.device, SLOTS, constraints)
-    return Engine(scheduler, GpuRunner(DecodeStep(fused(model), attention, sampler, history), slots=SLOTS), LIMITS, lag)
+    step = DecodeStep(fused(model), attention, sampler, history, drafter, drafts=0 if drafter is None else 3)
+    return Engine(scheduler, GpuRunner(step, slots=SLOTS), LIMITS, lag)
 
 
 @pytest.fixture(scope="module")
@@ -116,9 +123,14 @@ def lazily_expected():
     return found
 
 
+@pytest.mark.parametrize("drafts", [False, True], ids=["alone", "drafts"])
 @pytest.mark.parametrize("lag", [1, 0])
-def test_a_call_that_begins_while_the_next_step_runs_is_drawn_again_with_its_mask(lag, lazily_expected, monkeypatch):
+def test_a_call_that_begins_while_the_next_step_runs_is_drawn_again_with_its_mask(
+    lag, drafts, lazily_expected, monkeypatch
+):
     again, draw_again = [], GpuRunner._draw_again
     monkeypatch.setattr(GpuRunner, "_draw_again", lambda *of: (again.append(of), draw_again(*of))[1])
-    assert run(engine(kernels=True, lag=lag, grammars=LAZY_GRAMMARS), lazy_requests()) == lazily_expected
+    said = [(*each.prompt, *lazily_expected[each.id, 0].tokens) for each in lazy_requests()]
+    made = engine(kernels=True, lag=lag, grammars=LAZY_GRAMMARS, drafter=Known(said) if drafts else None)
+    assert run(made, lazy_requests()) == lazily_expected
     assert bool(again) == bool(lag)

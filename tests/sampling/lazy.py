@@ -48,11 +48,9 @@ def spelled(tokens: Sequence[int]) -> bytes:
 
 
 def broken(name: str, tokens: Sequence[int]) -> list[int]:
-    """List the places of tokens that begin a sentence which is not whole, though the answer goes on for long enough."""
+    """List the places of tokens that begin a sentence which is not whole, though the answer goes on behind it."""
     lazy, found, place = LAZY[name], list[int](), 0
-    if lazy.inside:
-        place = tokens.index(297) + 1 if 297 in tokens else len(tokens)
-    elif lazy.thoughts and tokens and tokens[0] == 296:
+    if lazy.inside or (lazy.thoughts and tokens[:1] == (296,)):
         place = tokens.index(297) + 1 if 297 in tokens else len(tokens)
     for at in range(place, len(tokens) - 3):
         if 256 <= tokens[at] < 296 and not SENTENCE.match(spelled(tokens[at : at + 4])):

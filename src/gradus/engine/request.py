@@ -254,7 +254,8 @@ class Request:
     ) -> "Request":
         """Check `prompt` and `params` against the model. Raises RequestError; nothing is queued or kept."""
         tokens = _prompt(prompt, limits)
-        if params.structured is not None and not limits.structured:
+        lazy = params.structured is not None and params.structured.lazy is not None
+        if params.structured is not None and not (limits.lazy if lazy else limits.structured):
             raise RequestError.of(
                 "structured", "left out: this engine cannot keep to a grammar", params.structured.kind
             )
@@ -266,9 +267,10 @@ class Request:
         for token in params.logit_bias:
             _whole("logit_bias", token, 0, limits.vocab_size - 1)
         eos = () if params.ignore_eos else limits.eos_token_ids
-        whole = params.structured if params.structured is not None and params.structured.lazy is None else None
-        if whole is not None and not {*eos, *params.stop_token_ids}:
-            raise RequestError.of("structured", "left out: the model names no end-of-sequence token", whole.kind)
+        if params.structured is not None and not lazy and not {*eos, *params.stop_token_ids}:
+            raise RequestError.of(
+                "structured", "left out: the model names no end-of-sequence token", params.structured.kind
+            )
         return cls(
             id=id,
             prompt=tokens,

@@ -1,4 +1,4 @@
-"""Calls of a model that is free to call: one that has begun is a declared tool's, with arguments that obey its schema."""
+"""Calls of a model that is free to call: those that have begun name a declared tool, and obey its schema."""
 
 import json
 import random
@@ -25,9 +25,11 @@ SCHEMA = {
 NAMES = ("weather", "clock")
 SAID = [
     "Hello. ", "\n", " ", "{", "[", '{"answer": 4}', "[1, 2]", '{"name"', '{"name": "weather", "arguments": ',
-    '{"name":"clock","parameters":{"city":', '{{"name": "weather", "arguments": {"city": "Ulm"}}}', '{\n  "name": "nope"',
+    '{"name":"clock","parameters":{"city":', '{{"name": "weather", "arguments": {"city": "Ulm"}}}',
+    '{\n  "name": "nope"',
     '```json\n{"name": "weather", ', "```\n", '```python\n{"name": ', '{"type": "function", "name": "clock", ',
-    '{"arguments": {"city": "Oslo"}, "name": "', '{"parameters": 5', '"{\\"city\\": \\"Ulm\\"}"', '; {"name": "weather"',
+    '{"arguments": {"city": "Oslo"}, "name": "', '{"parameters": 5', '"{\\"city\\": \\"Ulm\\"}"',
+    '; {"name": "weather"',
     "<tool_call>", '<tool_call>\n{"name": "weather", "arguments": "x"', "</tool_call>", "[TOOL_CALLS]", "[ARGS]",
     '[TOOL_CALLS] [{"name": "nope"', "[TOOL_CALLS]weather", "<|python_tag|>", "[weather(", '[clock(city="Ulm")]',
     "[ weather(days=1", "\n[weather(", "see [1]\n", "```tool_code\n", "```tool_code\n[nope()", "<function=weather>",
@@ -52,7 +54,7 @@ def dialect_of(name: str, by_text: bool = False) -> Dialect:
 
 
 def drawn(dialect: Dialect, constraint: Structured, seed: int, most: int = 160) -> list[int]:
-    """Draw an answer as a model would that says pieces of calls: a token that is not legal is replaced by one that is."""
+    """Draw the answer of a model that says pieces of calls. A token that is not legal is replaced by one that is."""
     chance, made, found = random.Random(seed), dialect.tokenizer, list[int]()
     matcher = grammars(dialect.format.name, not dialect.markers).matcher(constraint)
     row, said = np.zeros(row_words(made.vocab_size), np.int32), list[int]()
