@@ -434,8 +434,14 @@ class EngineClient:
 
     def _on_loaded(self, info: ModelInfo, metrics: Metrics) -> None:
         self.info, self.metrics = info, metrics
-        tools = {"tool_format": self.config.tool_format, "tool_schemas": self.config.tool_schemas}
-        self._front_end = FrontEnd(self._tokenizer, info.limits, info.model, self._end_sample, **tools)
+        self._front_end = FrontEnd(
+            self._tokenizer,
+            info.limits,
+            info.model,
+            self._end_sample,
+            tool_format=self.config.tool_format,
+            tool_schemas=self.config.tool_schemas,
+        )
         spare_what_stays(self)  # a pause that no request should meet
         self.supervisor.loaded()
         if not self._loaded.done():
