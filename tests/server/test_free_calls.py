@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
+from tests.server.conftest import running
 from tests.server.saying import SayingCore
-from tests.server.serving import running
 
 TOOL = {"name": "look_up", "parameters": {"type": "object", "properties": {"place": {"type": "string"}}}}
 ODD = {"name": "odd", "parameters": {"type": "object", "properties": {"a": {"type": "string", "pattern": "(?=x)y"}}}}

@@ -9,8 +9,8 @@
     TEXT        free text that the grammar follows, too (`Lazy.whole`). It leads to SENTENCE where the grammar does not
                 let the answer end, and back
 
-So a sentence that has begun becomes whole, and all other text needs no masks: where `masks` is False, the answer can be
-drawn like one without a grammar. The grammar follows the sentences alone, so a long text costs it nothing.
+A sentence that has begun becomes whole. All other text needs no masks: where `masks` is False, the answer can be drawn
+like one without a grammar. The grammar follows the sentences alone, so a long text costs it nothing.
 """
 
 import re

@@ -34,7 +34,7 @@ from gradus.sampling.kernel_sampler import KernelSampler
 from gradus.speculative.history import History
 
 DrawAgain = Callable[[Sequence[Constrained]], Sampled]
-"""Runs the rows of these answers once more, and draws them with masks. Returns one token for each."""
+"""Runs the rows of these answers once more, draws with masks, and returns a token per answer."""
 
 
 class MaskedDraws:
@@ -140,7 +140,7 @@ class ConstrainedStep:
 
     @torch.inference_mode()
     def settle(self) -> None:
-        """Launch what is left of the step."""
+        """Launch the draw, if it was held back, and draw again the rows that need it."""
         self._drawn()
         if self._surplus:
             self.get()

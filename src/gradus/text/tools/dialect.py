@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 THOUGHTS = (Thoughts("<think>", "</think>"), Thoughts("[THINK]", "[/THINK]"))
 PATIENCE = 1.0  # seconds to find out which of a request's schemas can be kept
-MOST_KEPT = 1024  # schemas of which that is known
+MOST_KEPT = 1024  # schemas, each known to be kept or not
 MOST_TAIL = 4096  # tokens of a prompt's end that are searched for an opened thought
 
 
@@ -207,7 +207,7 @@ class Turn:
     def _lazy_constraint(self, thoughts: Thoughts | None) -> Structured | None:
         """Constrain calls from where they begin: to the schemas of all tools, as far as these can be kept.
 
-        What cannot be kept, or not all at once, is left out for tools that are not strict.
+        Tools that are not strict may have any arguments if their schemas cannot be kept, or not all at once.
         """
         compiles, strict = self.dialect.compiles, any(tool.strict for tool in self.callable)
         if compiles is None:

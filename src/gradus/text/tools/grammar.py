@@ -22,7 +22,7 @@ ANYTHING = "/(?s:.*)/"
 ANY_OBJECT: dict[str, Any] = {"type": "object"}
 
 CERTAIN = {"json": r'"(name|arguments|parameters)"\s*:', "python": r"\("}
-"""By the kind of bare calls: a text that might become one is one from where this matches."""
+"""A text that may become a bare call is one from where this matches; by kind."""
 
 # models write JSON as Python's json.dumps does, because their templates show it so
 _ON_ONE_LINE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
@@ -162,7 +162,7 @@ class _Lark:
     def _behind(
         self, layout: Layout, tools: Sequence[Tool], several: bool, exact: Callable[[Tool], bool]
     ) -> tuple[str, str]:
-        """What follows the trigger: the first call or, if something is around all of them, all; and further calls."""
+        """Write the first call behind the trigger, or all of them if something is around them, and further calls."""
         several = several and layout.between is not None
         between = self.text(layout.between or "")
         call = self.rule(
