@@ -20,11 +20,11 @@ STRUCTURED: dict[str, list[Structured]] = {
     "regex": [Structured(regex="a\\d{2}ß?")],
     "grammar": [Structured(grammar='start: "a"')],
     "choice": [Structured(choice=("a", "b\n", "\x7f"))],
+    "whitespace": [Structured(json=True, whitespace="compact")],
     "lazy": [
         Structured(grammar='start: "a"', lazy=Lazy(("<ß>",), "a+", False, ("<b>", "</b>"), True)),
         Structured(grammar='start: "a"?', lazy=Lazy(whole=True)),
     ],
-    "whitespace": [Structured(json=True, whitespace="compact")],
 }
 
 SAMPLING: dict[str, list[Any]] = {
