@@ -12,7 +12,7 @@ from gradus.deploy.front import Admitted, Front
 from gradus.engine.structured import Structured
 from gradus.server.config import ServerConfig
 from tests.capabilities.answers import reference
-from tests.capabilities.table import Asked, asked, settings_of
+from tests.capabilities.table import LAZY, Asked, asked, settings_of
 from tests.server.conftest import running
 
 REPLICAS = [("speculate", "token_budget", "page_size"), ("prefix_cache", "cache_tokens", "policy")]
@@ -63,7 +63,7 @@ async def answers_through_a_front(ports, bodies):
 
 
 def test_any_field_gives_the_same_answer_from_any_replica():
-    requests = asked()[::3]
+    requests = [each for each in asked()[::3] if each[1].structured != LAZY]  # which no client can ask for
     loads = [lambda names=names: LLM(**settings_of(*names)) for names in REPLICAS]
     with running(loads[0]) as one, running(loads[1]) as other:
         found = asyncio.run(answers_through_a_front([one.port, other.port], map(body_of, requests)))

@@ -1,7 +1,5 @@
 """A server whose model is free to call: the calls of its answers are constrained, unless an option says otherwise."""
 
-from dataclasses import replace
-
 import pytest
 
 from tests.server.conftest import running
@@ -9,15 +7,6 @@ from tests.server.saying import SayingCore
 
 TOOL = {"name": "look_up", "parameters": {"type": "object", "properties": {"place": {"type": "string"}}}}
 ODD = {"name": "odd", "parameters": {"type": "object", "properties": {"a": {"type": "string", "pattern": "(?=x)y"}}}}
-
-
-class Keeping(SayingCore):
-    """An engine that keeps to lazy grammars, too."""
-
-    def __init__(self):
-        super().__init__()
-        self.limits = replace(self.limits, lazy=True)
-        self.info = replace(self.info, limits=self.limits)
 
 
 def constraint_of(server, *tools, **fields):
@@ -31,14 +20,14 @@ def constraint_of(server, *tools, **fields):
 
 
 def test_calls_obey_the_schemas_of_all_tools_and_other_settings_stay_possible():
-    with running(Keeping) as server:
+    with running(SayingCore) as server:
         found = constraint_of(server, TOOL, min_tokens=1, ignore_eos=False)
         assert found.lazy is not None and '"place"' in found.grammar
         assert constraint_of(server, TOOL, tool_choice="none") is None
 
 
 def test_a_schema_that_cannot_be_kept_fails_no_request_that_does_not_insist_on_it():
-    with running(Keeping) as server:
+    with running(SayingCore) as server:
         assert '"place"' in constraint_of(server, TOOL, ODD).grammar
         tools = [{"type": "function", "function": ODD | {"strict": True}}]
         body = {"messages": [{"role": "user", "content": "x"}], "tools": tools}
@@ -48,5 +37,5 @@ def test_a_schema_that_cannot_be_kept_fails_no_request_that_does_not_insist_on_i
 
 @pytest.mark.parametrize("strict", [False, True])
 def test_an_option_leaves_the_calls_of_other_than_strict_tools_free(strict):
-    with running(Keeping, tool_schemas="strict") as server:
+    with running(SayingCore, tool_schemas="strict") as server:
         assert (constraint_of(server, TOOL | {"strict": strict}) is not None) == strict
