@@ -9,6 +9,7 @@ from itertools import combinations
 from typing import Any
 
 from gradus.engine.request import SamplingParams, SchedulingParams
+from gradus.engine.structured import Lazy, Structured
 from gradus.errors import RequestError
 from tests.engine import every_field
 
@@ -113,6 +114,11 @@ REFUSED_FIELDS: dict[Pair, str] = {
 }
 """Pairs of fields that raise a RequestError, and its line."""
 
+LAZY = Structured(
+    grammar='start: (head /[a-f]{2}/ "!")* /(?s:.*)/\nhead[lazy]: /(?s:.*)[0-9A-Za-z ]/', lazy=Lazy(whole=True)
+)
+"""Text with sentences of a grammar in it, which many characters begin. Such answers may end where others do."""
+
 DRAWN = {"temperature", "top_k", "top_p", "min_p", "n", "seed"}
 """Fields that say nothing of greedy answers."""
 
@@ -134,9 +140,14 @@ def made(values: Mapping[str, Any]) -> tuple[SamplingParams, SchedulingParams]:
 
 
 def asked() -> list[Asked]:
-    """Return a request for every pair of fields that is not refused: prompts repeat, and share their beginnings."""
+    """Return a request for every pair of fields that is not refused, and for LAZY with every other field.
+
+    Prompts repeat, and share their beginnings.
+    """
     found: list[Asked] = []
-    for number, (_, values) in enumerate(pairs_of_fields()):
+    every = [values for _, values in pairs_of_fields()]
+    every += [{**values, "structured": LAZY} for values in every if "structured" in values]
+    for number, values in enumerate(every):
         try:
             sampling, scheduling = made(values)
         except RequestError:

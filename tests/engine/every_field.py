@@ -8,9 +8,9 @@ from dataclasses import replace
 from typing import Any
 
 from gradus.engine.request import MAX_SEED, ModelLimits, Request, SamplingParams, SchedulingParams
-from gradus.engine.structured import Structured
+from gradus.engine.structured import Lazy, Structured
 
-LIMITS = ModelLimits(512, 4096, (2,), structured=True, prompt_logprobs=True)
+LIMITS = ModelLimits(512, 4096, (2,), structured=True, lazy=True, prompt_logprobs=True)
 
 SCHEMA = {"type": "object", "properties": {"ß": {"type": "integer"}}, "required": ["ß"]}
 
@@ -21,6 +21,10 @@ STRUCTURED: dict[str, list[Structured]] = {
     "grammar": [Structured(grammar='start: "a"')],
     "choice": [Structured(choice=("a", "b\n", "\x7f"))],
     "whitespace": [Structured(json=True, whitespace="compact")],
+    "lazy": [
+        Structured(grammar='start: "a"', lazy=Lazy(("<ß>",), "a+", False, ("<b>", "</b>"), True)),
+        Structured(grammar='start: "a"?', lazy=Lazy(whole=True)),
+    ],
 }
 
 SAMPLING: dict[str, list[Any]] = {

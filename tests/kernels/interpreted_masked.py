@@ -9,7 +9,7 @@ from gradus.cache.paged import PagedCache
 from gradus.engine.engine import Engine
 from gradus.engine.request import ModelLimits, Request, SamplingParams
 from gradus.execution.gpu.decode_step import DecodeStep
-from gradus.execution.gpu.masked_draws import MaskedStep, runs
+from gradus.execution.gpu.masked_draws import ConstrainedStep, runs
 from gradus.execution.gpu.runner import GpuRunner
 from gradus.execution.runner import ModelRunner
 from gradus.kernels.fuse.model import fused
@@ -17,12 +17,16 @@ from gradus.loading.tokenizer import Tokenizer
 from gradus.sampling.constraints import Constraints
 from gradus.sampling.kernel_sampler import KernelSampler
 from gradus.sampling.sampler import Sampler
+from gradus.scheduling.draft_shapes import DraftShapes
+from gradus.scheduling.drafting import DraftControl
 from gradus.scheduling.scheduler import Scheduler
 from gradus.speculative.history import History
 from gradus.structured import Grammars
 from tests.kernels.interpreted_fused_model import small
+from tests.kernels.interpreted_speculation import Known
 from tests.pairwise import first
 from tests.phases.drive import run
+from tests.sampling import lazy
 
 EOS, SLOTS, BUDGET = 257, 3, 8
 LIMITS = ModelLimits(320, 64, (EOS,), structured=True)
@@ -44,11 +48,14 @@ def requests() -> list[Request]:
     ]
 
 
-def engine(*, kernels: bool, lag: int) -> Engine:
-    model, constraints = small("tiny-qwen3"), Constraints(GRAMMARS)
+def engine(*, kernels: bool, lag: int, grammars: Grammars = GRAMMARS, drafter: Known | None = None) -> Engine:
+    model, constraints = small("tiny-qwen3"), Constraints(grammars)
     storage = PagedStorage(model.config, 24, 4, model.dtype, model.device)
-    scheduler = Scheduler(PagedCache(24, 4, [group.window for group in storage.groups]), SLOTS, BUDGET)
-    history = History(SLOTS, 64, model.device, whole=False)
+    cache = PagedCache(24, 4, [group.window for group in storage.groups])
+    drafts = DraftShapes(3, SLOTS)
+    control = None if drafter is None else DraftControl(drafts, SLOTS, lag=lag, adaptive=False)
+    scheduler = Scheduler(cache, SLOTS, BUDGET, drafting=control)
+    history = History(SLOTS, 64, model.device, whole=drafter is not None)
     if not kernels:
         attention, sampler = (
             PagedAttention(model.config, storage, SLOTS),
@@ -57,7 +64,8 @@ def engine(*, kernels: bool, lag: int) -> Engine:
         return Engine(scheduler, ModelRunner(model, attention, sampler, history), LIMITS, lag)
     attention = GraphPagedAttention(model.config, storage, SLOTS + 1)
     sampler = KernelSampler(320, model.device, SLOTS, constraints)
-    return Engine(scheduler, GpuRunner(DecodeStep(fused(model), attention, sampler, history), slots=SLOTS), LIMITS, lag)
+    step = DecodeStep(fused(model), attention, sampler, history, drafter, drafts=0 if drafter is None else 3)
+    return Engine(scheduler, GpuRunner(step, slots=SLOTS), LIMITS, lag)
 
 
 @pytest.fixture(scope="module")
@@ -67,13 +75,13 @@ def expected():
 
 @pytest.mark.parametrize("lag", first([1, 0]))
 def test_masked_draws_give_the_reference_samplers_tokens(lag, expected, monkeypatch):
-    drawn, draw = [], MaskedStep.draw
+    drawn, draw = [], ConstrainedStep._drawn
 
     def noted(self):
         drawn.append(self)
         return draw(self)
 
-    monkeypatch.setattr(MaskedStep, "draw", noted)
+    monkeypatch.setattr(ConstrainedStep, "_drawn", noted)
     assert run(engine(kernels=True, lag=lag), requests()) == expected
     assert len({id(step) for step in drawn}) > 8
 
@@ -81,3 +89,48 @@ def test_masked_draws_give_the_reference_samplers_tokens(lag, expected, monkeypa
 def test_neighboring_rows_of_the_table_are_one_copy():
     assert runs([]) == [] and runs([4]) == [slice(4, 5)]
     assert runs([0, 1, 2, 5, 7, 8]) == [slice(0, 3), slice(5, 6), slice(7, 9)]
+
+
+# -- answers that are free up to a sentence of their grammar -----------------------------------------------------------
+
+LAZY_GRAMMARS = Grammars(lazy.tokenizer().to_json, lazy.VOCAB, (lazy.EOS,))
+LAZY_LIMITS = ModelLimits(lazy.VOCAB, 64, (lazy.EOS,), structured=True, lazy=True)
+DRAWN = [dict(temperature=1.0), dict(temperature=1.3, top_k=200, top_p=0.9), dict(temperature=1.0, logprobs=2)]
+
+
+def lazy_requests(count: int = 10) -> list[Request]:
+    """Every kind of lazy grammar, with and without other settings; one request in four keeps to no grammar."""
+    names, found = [*lazy.LAZY], []
+    for number in range(count):
+        params = dict(DRAWN[number % 3], seed=number, max_tokens=16, ignore_eos=True)
+        if number % 4 != 3:
+            params["structured"] = lazy.structured(names[number % len(names)])
+        if number % 5 == 4:
+            params["presence_penalty"] = 0.5
+        prompt = [7, 8, 9, 7][: 1 + number % 4]
+        found.append(Request.create(f"r{number}", prompt, SamplingParams(**params), LAZY_LIMITS))
+    return found
+
+
+@pytest.fixture(scope="module")
+def lazily_expected():
+    found = run(engine(kernels=False, lag=0, grammars=LAZY_GRAMMARS), lazy_requests())
+    assert sum(lazy.begun(each.tokens) for each in found.values()) > 8
+    for number, request in enumerate(lazy_requests()):
+        if request.params.structured is not None:
+            name = [*lazy.LAZY][number % len(lazy.LAZY)]
+            assert lazy.broken(name, found[f"r{number}", 0].tokens) == []
+    return found
+
+
+@pytest.mark.parametrize("drafts", [False, True], ids=["alone", "drafts"])
+@pytest.mark.parametrize("lag", [1, 0])
+def test_a_call_that_begins_while_the_next_step_runs_is_drawn_again_with_its_mask(
+    lag, drafts, lazily_expected, monkeypatch
+):
+    again, draw_again = [], GpuRunner._draw_again
+    monkeypatch.setattr(GpuRunner, "_draw_again", lambda *of: (again.append(of), draw_again(*of))[1])
+    said = [(*each.prompt, *lazily_expected[each.id, 0].tokens) for each in lazy_requests()]
+    made = engine(kernels=True, lag=lag, grammars=LAZY_GRAMMARS, drafter=Known(said) if drafts else None)
+    assert run(made, lazy_requests()) == lazily_expected
+    assert bool(again) == bool(lag)

@@ -32,6 +32,7 @@ class SayingCore(ScriptedCore):
             context_length=context_length,
             eos_token_ids=(END,),
             structured=True,
+            lazy=True,
         )
         self.info = ModelInfo("saying", "p99", "p99", "cpu", "float32", self.limits, settings={"max_sequences": 4})
         self.say = say if callable(say) else lambda prompt: say
@@ -62,3 +63,8 @@ class SayingCore(ScriptedCore):
     def _end(self, sample, tokens, reason):
         last = super()._end(sample, tokens, reason)
         return replace(last, cached_tokens=self.cached, stop_reason=END if reason == "stop" else None)
+
+
+def keeps_to_a_form(request):
+    """Whether all of a request's answer is constrained, rather than the calls in a free one."""
+    return request.params.structured is not None and request.params.structured.lazy is None

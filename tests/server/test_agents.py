@@ -16,6 +16,7 @@ from tests.server.dialogue import (
     joined_chat,
     joined_response,
 )
+from tests.server.saying import keeps_to_a_form
 from tests.text.templates import GEMMA, MISTRAL
 
 FAMILIES = {"hermes": {}, "gemma3": {"template": GEMMA}, "mistral-v3": {"template": MISTRAL}}
@@ -233,7 +234,7 @@ def test_a_recorded_chat_is_answered(server, body):
     prompt = server.engine.prompts[-1]
     texts = [text for message in body["messages"] for text in texts_of(message["content"])]
     assert all(text.strip() in prompt for text in texts), "no word of the conversation is lost"
-    assert (server.engine.requests[-1].params.structured is not None) == constrained
+    assert keeps_to_a_form(server.engine.requests[-1]) == constrained
 
 
 def test_two_calls_at_once_are_told_apart(server):

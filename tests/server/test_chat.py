@@ -371,7 +371,7 @@ def grammar_of(server, name="call", **body):
     response = chat(server, name, tools=TOOLS, **body)
     assert response.status_code == 200, response.text
     structured = server.engine.requests[-1].params.structured
-    return None if structured is None else structured.grammar
+    return None if structured is None or structured.lazy is not None else structured.grammar
 
 
 NAMED = {"type": "function", "function": {"name": "clock"}}

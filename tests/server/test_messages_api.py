@@ -14,7 +14,7 @@ from gradus.server.api.anthropic.partial_json import whole_members
 from gradus.server.api.frames import event as written
 from gradus.text.tools.events import Reasoning, Text, ToolArguments
 from tests.server.conftest import eventually, running
-from tests.server.saying import CALL, THOUGHT, SayingCore
+from tests.server.saying import CALL, THOUGHT, SayingCore, keeps_to_a_form
 from tests.text.templates import LLAMA
 from tests.text.tools.builders import tokenizer
 
@@ -410,7 +410,7 @@ def test_sampling_fields_are_the_engines(server):
 )
 def test_the_choice_of_tools_constrains_the_answer(server, choice, constrained, shown):
     message = ok(post(server, tools=[TOOL], tool_choice=choice))
-    assert (server.engine.requests[-1].params.structured is not None) == constrained
+    assert keeps_to_a_form(server.engine.requests[-1]) == constrained
     assert ("Looks up the weather." in server.engine.prompts[-1]) == shown
     assert (message["content"][0]["type"] == "tool_use") == shown
 

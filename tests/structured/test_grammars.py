@@ -330,7 +330,7 @@ def test_without_an_index_an_answer_fails_alone_and_says_why():
     constraints.fill(answers, rows)
     constraints.threads.wait()
     assert not rows.any() and constraints.matcher(2).legal([5]) == []
-    (fault,) = constraints.accept(answers, [-1]).values()
+    (fault,) = constraints.accept(answers, {2}, np.array([-1])).values()
     assert fault.startswith("structured: ") and "\n" not in fault
 
 

@@ -68,7 +68,8 @@ def assemble(
     )
     grammars = None if checkpoint.tokenizer is None else grammars_of(checkpoint.tokenizer, options.limits)
     config = runnable(plan.applied(options), device)
-    config = replace(config, limits=replace(config.limits, structured=grammars is not None, prompt_logprobs=True))
+    keeps = grammars is not None
+    config = replace(config, limits=replace(config.limits, structured=keeps, lazy=keeps, prompt_logprobs=True))
     with enough_memory(config, device):
         drafter = None if draft is None else load(*draft)
         engine = build_final(load(checkpoint, precision), config, _capturing(progress), drafter, grammars)

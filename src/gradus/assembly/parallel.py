@@ -62,9 +62,8 @@ def assemble_ranks(
             memory = least_memory(each, [DeviceMemory.of(device), *memories(ranks.reports)])
             plan = memory_plan(shard.config, each, device, precision, memory=memory)
             config = plan.applied(each)
-            config = replace(
-                config, limits=replace(config.limits, structured=grammars is not None, prompt_logprobs=True)
-            )
+            keeps = grammars is not None
+            config = replace(config, limits=replace(config.limits, structured=keeps, lazy=keeps, prompt_logprobs=True))
             ranks.tell(_as_json(config))
             part = load_part(checkpoint, place, ranks.path, precision.activations, device, progress, ranks.check)
             exchange = exchange_of(part, config)

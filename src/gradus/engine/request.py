@@ -142,6 +142,8 @@ class SamplingParams:
 
     def _check_endings(self) -> None:
         """The grammar decides when an answer is complete; nothing else may keep it from ending there."""
+        if self.structured is None or self.structured.lazy is not None:  # a free answer ends like any other
+            return
         if self.ignore_eos:
             raise RequestError.of(
                 "ignore_eos", "false with `structured`, whose answers end where their grammar does", True
@@ -204,7 +206,8 @@ class SchedulingParams:
 class ModelLimits:
     """Limits of a request: token ids in [0, vocab_size), prompt and output within context_length tokens.
 
-    structured: whether the engine keeps to `SamplingParams.structured`; others refuse such a request.
+    structured: whether the engine keeps to `SamplingParams.structured`; others refuse such a request. lazy: also where
+    the grammar's sentences begin in a free answer.
     prompt_logprobs: whether it reports `SamplingParams.prompt_logprobs`; others refuse such a request.
 
     Raises ConfigError for more end-of-sequence tokens than sampling has room to ban.
@@ -214,6 +217,7 @@ class ModelLimits:
     context_length: int
     eos_token_ids: tuple[int, ...] = ()
     structured: bool = False
+    lazy: bool = False
     prompt_logprobs: bool = False
 
     def __post_init__(self) -> None:
@@ -250,7 +254,8 @@ class Request:
     ) -> "Request":
         """Check `prompt` and `params` against the model. Raises RequestError; nothing is queued or kept."""
         tokens = _prompt(prompt, limits)
-        if params.structured is not None and not limits.structured:
+        lazy = params.structured is not None and params.structured.lazy is not None
+        if params.structured is not None and not (limits.lazy if lazy else limits.structured):
             raise RequestError.of(
                 "structured", "left out: this engine cannot keep to a grammar", params.structured.kind
             )
@@ -262,7 +267,7 @@ class Request:
         for token in params.logit_bias:
             _whole("logit_bias", token, 0, limits.vocab_size - 1)
         eos = () if params.ignore_eos else limits.eos_token_ids
-        if params.structured is not None and not {*eos, *params.stop_token_ids}:
+        if params.structured is not None and not lazy and not {*eos, *params.stop_token_ids}:
             raise RequestError.of(
                 "structured", "left out: the model names no end-of-sequence token", params.structured.kind
             )

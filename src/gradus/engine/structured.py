@@ -26,6 +26,28 @@ FAULT = "structured: "
 """Begins the error of an answer that its constraint lets no token continue, as one whose stop tokens it needs."""
 
 
+@dataclass(frozen=True, slots=True)
+class Lazy:
+    """Where a grammar's sentences begin in an answer that is free otherwise, as calls do in a text.
+
+    tokens: control tokens, by their spelling. Each begins a sentence wherever it is drawn.
+    certain: a regular expression, for sentences that begin without such a token: at the beginning of the answer, or
+    right behind a sentence. A text that agrees with the grammar is one from where this matches. None: there are none.
+    several: whether further sentences may follow the first; otherwise none of `tokens` may come again.
+    thoughts: the markers around reasoning, in which nothing begins; () without reasoning. inside: the prompt has
+    opened it.
+    whole: the grammar is of the whole answer instead, its free text included. A sentence is under way where it may not
+    end; the other fields are left out.
+    """
+
+    tokens: tuple[str, ...] = ()
+    certain: str | None = None
+    several: bool = True
+    thoughts: tuple[str, ...] = ()
+    inside: bool = False
+    whole: bool = False
+
+
 @documented
 @dataclass(frozen=True, slots=True)
 class Structured:
@@ -44,6 +66,10 @@ class Structured:
     whitespace: str = param(
         'between the tokens of JSON: "bounded" allows a line break and a few blanks at each place, "compact" none.',
         default="bounded",
+    )
+    lazy: Lazy | None = param(
+        "where the grammar's sentences begin in an answer that is free otherwise; None: the whole answer is one.",
+        default=None,
     )
 
     def __post_init__(self) -> None:

@@ -115,6 +115,13 @@ class Sampler:
         self.table.admit(admissions)
         if self.constraints is not None:
             self.constraints.admit(admissions)
+            self.turn_masks()
+
+    def turn_masks(self) -> None:
+        """Switch the masks of slots whose grammar has begun to decide, or no longer does."""
+        if self.constraints is not None and self.constraints.turned:
+            self.table.turn(self.constraints.turned)
+            self.constraints.turned.clear()
 
     def sample(self, logits: Tensor, rows: Rows) -> Drawn:
         """Draw one token for each row of `logits`, float32 [R, V], which stays as it is.
@@ -125,15 +132,13 @@ class Sampler:
         Rows of one kind are computed together. The host knows each row's kind, so nothing here waits for the device.
         """
         answers = self._constrained(rows)
-        legal = self._legal(answers)
+        legal = self._legal([each for each in answers if self.table.masked[each.slot]])
         tokens = self._verify(self._draw(logits, rows, legal), rows)
         if legal is not None and self.observer is not None:
             self.observer.drew(logits, rows, *legal, tokens)
         if (adjusting := self.table.adjusting[rows.slots]).any():
             self.table.record(upload(rows.slots[adjusting], torch.int64, self.device), tokens[self._where(adjusting)])
-        faults = dict[int, str]()
-        if answers and self.constraints is not None:
-            faults = self.constraints.accept(answers, tokens.tolist())
+        faults = self._accept(answers, tokens)
         return Drawn(tokens, self._report(logits, tokens, self.table.reporting[rows.slots]), faults)
 
     def greedy(self, slots: Column) -> bool:
@@ -143,7 +148,8 @@ class Sampler:
 
     def take(self, tokens: Tensor, rows: Rows) -> Drawn:
         """Do as `sample` does, for rows that are `greedy`. tokens: int64 [R], as the function `greedy` returns them."""
-        return Drawn(self._verify(tokens, rows))
+        tokens = self._verify(tokens, rows)
+        return Drawn(tokens, faults=self._accept(self._constrained(rows), tokens))
 
     def guess(self, logits: Tensor, slots: Column, positions: Column) -> Tensor:
         """Draw what these slots would if the logits were the model's, int64 [R], without recording the tokens."""
@@ -170,11 +176,23 @@ class Sampler:
 
     def _constrained(self, rows: Rows) -> list[Constrained]:
         """List the rows' answers that keep to a grammar."""
-        if self.constraints is None or not self.table.masked[rows.slots].any():
+        if self.constraints is None:
             return []
         verified = rows.inputs is not None and rows.drafts is not None
         drafts = (rows.drafts.tolist(), rows.inputs.tolist()) if verified else ()  # type: ignore[union-attr]
         return self.constraints.of(rows.slots.tolist(), *drafts)
+
+    def _accept(self, answers: Sequence[Constrained], tokens: Tensor) -> dict[int, str]:
+        """Advance the answers by the tokens drawn. Returns faults, as in `Drawn`.
+
+        Answers without masks verify no draft behind which they need some: see `drafts`.
+        """
+        if self.constraints is None or not answers:
+            return {}
+        masked = {each.slot for each in answers if self.table.masked[each.slot]}
+        faults = self.constraints.accept(answers, masked, tokens.numpy(force=True))
+        self.turn_masks()
+        return faults
 
     def _legal(self, answers: Sequence[Constrained]) -> tuple[Tensor, Tensor] | None:
         """Return the masked rows, int64 [C], and their legal tokens, bool [C, V]; None if no row is masked."""

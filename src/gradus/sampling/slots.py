@@ -6,7 +6,7 @@ a few more.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
@@ -72,7 +72,7 @@ class SlotTable:
 
     The host's columns, for planning a step: adjusting (by penalties, a bias or a ban), masked, drawing (not greedy),
     ranking (drawing by top-k or top-p), narrowing (drawing by top-k, top-p or min-p), plain (nothing set except
-    temperature and seed): bool [S]; reporting: int64 [S], as `reports`.
+    temperature and seed): bool [S]; reporting: int64 [S], as `reports`. turns: how often masks were switched.
     """
 
     def __init__(self, vocab_size: int, device: torch.device, slots: int | None = None) -> None:
@@ -115,6 +115,7 @@ class SlotTable:
         self.bias_values = torch.zeros(rows, MAX_ENTRIES, dtype=torch.float32, device=self.device)
         self.adjusting, self.masked, self.drawing, self.ranking, self.narrowing = np.zeros((5, rows), np.bool_)
         self.plain, self.reporting = np.ones(rows, np.bool_), np.full(rows, -1)
+        self.turns = 0
 
     def _grow(self, slots: int) -> None:
         """Move to tables of at least twice the rows, so that moving stays cheap however many slots appear."""
@@ -185,6 +186,19 @@ class SlotTable:
         flat.index_add_(0, outputs, torch.ones_like(outputs, dtype=torch.int32))
 
     # -- every step ----------------------------------------------------------------------------------------------------
+
+    def turn(self, masks: Mapping[int, bool]) -> None:
+        """Switch slots' masks on or off. Those that penalties or a bias adjust keep theirs."""
+        turning = {slot: masked for slot, masked in masks.items() if not self.adjusting[slot]}
+        turning = {slot: masked for slot, masked in turning.items() if masked != self.masked[slot]}
+        if not turning:
+            return
+        self.turns += 1
+        slots = np.array([*turning], np.int64)
+        self.masked[slots] = masked = np.array([*turning.values()], np.bool_)
+        self.plain[slots] = ~(masked | self.narrowing[slots] | (self.reporting[slots] >= 0))
+        places, values = upload_parts([slots, MASKED * masked.astype(np.int64)], torch.int64, self.device)
+        self.adjusts[places] = values.int()
 
     def record(self, slots: Tensor, tokens: Tensor) -> None:
         """Count tokens that were sampled in slots that adjust: int64 [R] each. A negative token is not counted."""

@@ -456,8 +456,14 @@ class EngineClient:
 
     def _on_loaded(self, info: ModelInfo, metrics: Metrics) -> None:
         self.info, self.metrics = info, metrics
-        tool_format = self.config.tool_format
-        self._front_end = FrontEnd(self._tokenizer, info.limits, info.model, self._end_sample, tool_format=tool_format)
+        self._front_end = FrontEnd(
+            self._tokenizer,
+            info.limits,
+            info.model,
+            self._end_sample,
+            tool_format=self.config.tool_format,
+            tool_schemas=self.config.tool_schemas,
+        )
         spare_what_stays(self)  # a pause that no request should meet
         self.supervisor.loaded()
         if not self._loaded.done():

@@ -176,6 +176,13 @@ class ServerConfig(Settings):
         choices=NAMES,
         panel=_API,
     )
+    tool_schemas: str = setting(
+        "all",
+        "Whose schemas calls obey where a model is free to call (tool_choice auto). all: those of all tools, from the "
+        "beginning of a call on; strict: those of tools that the request marks as strict.",
+        choices=("all", "strict"),
+        panel=_API,
+    )
     tokenizer_info: bool = setting(False, "Answer /tokenizer_info, which shows the chat template.", panel=_API)
     log_level: str = setting(
         "info",

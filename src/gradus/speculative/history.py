@@ -69,6 +69,12 @@ class History:
         self.tokens[slots, self._places(positions)] = kept  # a rejected row writes beyond the length
         self.lengths.scatter_reduce_(0, slots, torch.where(tokens > REJECTED, positions + 1, 0), "amax")
 
+    def rewind(self, slots: Sequence[int], counts: Sequence[int], newest: Sequence[int]) -> None:
+        """Take back the last `counts` tokens of each slot. newest: those before them, which may be lost."""
+        owned, back, tokens = upload_parts([slots, counts, newest], torch.int64, self.device)
+        self.lengths[owned] = lengths = self.lengths[owned] - back
+        self.tokens[owned, self._places(lengths - 1)] = tokens.int()
+
     def newest(self, slots: Column) -> tuple[list[int], list[int]]:
         """Return each slot's length and its last token, on the host."""
         if self._mine is not None:

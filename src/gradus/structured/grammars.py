@@ -16,6 +16,7 @@ from gradus.engine.request import ModelLimits
 from gradus.engine.structured import Structured
 from gradus.errors import RequestError
 from gradus.structured.bounds import PROBE_SECONDS, PROBED_TOKENS, parser_limits
+from gradus.structured.lazy import LazyMatcher
 from gradus.structured.library import Failed, guarded, llguidance, one_line, refusal
 from gradus.structured.matcher import Matcher
 from gradus.structured.source import source_of
@@ -106,10 +107,12 @@ class Grammars:
     def matcher(self, structured: Structured, stop_ids: Sequence[int] = ()) -> Matcher:
         """Begin an answer.
 
-        stop_ids: further tokens that end it; like `eos`, they are legal only where the grammar accepts. Raises
-        RequestError as `check` does.
+        stop_ids: further tokens that end it; like `eos`, they are legal only where the grammar accepts, unless the
+        grammar is lazy: an answer that is free otherwise may be cut anywhere. Raises RequestError as `check` does.
         """
         template = self._template(structured)
+        if structured.lazy is not None:
+            return LazyMatcher(template.matcher.deep_copy(), self.vocabulary(), self._eos, structured.lazy)
         return Matcher(template.matcher.deep_copy(), self.vocabulary(), (*self._eos, *stop_ids))
 
     def unkept(self, structured: Structured) -> tuple[str, ...]:

@@ -169,6 +169,15 @@ class Matcher:
         for word in changed.tolist():
             rows[others, word] &= first._other_row[word]
 
+    @property
+    def masks(self) -> bool:
+        """Whether a token may be illegal here. Otherwise a draw needs no row."""
+        return True
+
+    def notices(self, token: int) -> bool:
+        """Whether the token has to be accepted here; otherwise the matcher stays as it is."""
+        return True
+
     # -- for MaskThreads -----------------------------------------------------------------------------------------------
 
     @property
@@ -193,6 +202,10 @@ class Matcher:
     def raw_words(self) -> int:
         """Words in a row of the library's."""
         return self._vocabulary.words
+
+    def in_threads(self, drafts: Sequence[int]) -> bool:
+        """Whether the library's threads may fill the rows behind these drafts."""
+        return self.asks_library
 
     @property
     def asks_library(self) -> bool:

@@ -122,7 +122,7 @@ class MaskThreads:
 
     def _is_open(self, job: Job, rows: Row) -> bool:
         """Fill the rows of an answer that has ended or failed at once: the library knows nothing of that."""
-        if job.matcher.asks_library:
+        if job.matcher.in_threads(job.drafts):
             return True
         job.matcher.fill_drafts(rows[job.rows], job.drafts)
         return False

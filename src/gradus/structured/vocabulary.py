@@ -40,6 +40,7 @@ class Vocabulary:
     """The library's index of a tokenizer.
 
     end: the token by which it reports that a grammar accepts; controls: the control tokens by their usual spelling;
+    spellings: the same, by token;
     words: the width of its own rows; vocab_size: the width of the model's logits, in tokens.
     """
 
@@ -50,6 +51,10 @@ class Vocabulary:
     vocab_size: int
     _rows: OrderedDict[frozenset[int], tuple[Row, Row]] = field(default_factory=OrderedDict, init=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
+    spellings: Mapping[int, str] = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "spellings", {token: spelling for spelling, token in self.controls.items()})
 
     @classmethod
     def of(cls, tokenizer_json: str, vocab_size: int | None = None) -> "Vocabulary":

@@ -56,10 +56,13 @@ class FrontEnd:
         end_sample: EndSample,
         *,
         tool_format: str | None = None,
+        tool_schemas: str = "all",
     ) -> None:
-        """tool_format: how the model calls tools, by a name of the table; None finds out (gradus.text.tools)."""
+        """tool_format: how the model calls tools, by a name of the table; None finds out (gradus.text.tools).
+        tool_schemas: whose schemas calls obey where the model is free to call: "all" tools', or those of "strict" ones.
+        """
         self.tokenizer = tokenizer
-        self._tool_format = tool_format
+        self._tool_format, self._tool_schemas = tool_format, tool_schemas
         self.limits = limits
         self.model = model
         # a token's bytes never change, and computing them would cost as much as all other work on the token
@@ -117,7 +120,9 @@ class FrontEnd:
     @functools.cached_property
     def dialect(self) -> Dialect:
         """How the model is shown tools and calls them. Raises RequestError without a tokenizer."""
-        return Dialect(self._need_tokenizer("tools"), self._tool_format)
+        keeps = self._tool_schemas == "all" and self.limits.lazy
+        compiles = self.grammars.check if keeps else None
+        return Dialect(self._need_tokenizer("tools"), self._tool_format, compiles=compiles)
 
     def chat_prompt(self, messages: Sequence[dict[str, Any]], *, tools: Any = None, **settings: Any) -> list[int]:
         """Encode a conversation, ready for the assistant's turn.

@@ -115,7 +115,7 @@ def test_without_a_choice_of_tools_nothing_is_shown_and_nothing_is_a_call():
     turn = dialect.turn(TOOLS, "none")
     text = '<tool_call>\n{"name": "g"}\n</tool_call>'
     stream = turn.stream([])
-    assert turn.shown == () and turn.grammar([]) is None
+    assert turn.shown == () and turn.constraint([]) is None
     assert Answer.of([*stream.push(tokens_of(dialect, text)), *stream.finish()]) == Answer(text, "", ())
 
 
@@ -138,14 +138,14 @@ def test_a_model_that_was_not_taught_to_call_needs_a_grammar():
         with pytest.raises(RequestError, match='tool_choice must be "required", "none" or') as error:
             dialect.turn(TOOLS, choice)
         assert error.value.param == "tool_choice" and "\n" not in str(error.value)
-    assert dialect.turn(TOOLS, "required").grammar([]) and dialect.turn((), "auto").grammar([]) is None
+    assert dialect.turn(TOOLS, "required").constraint([]) and dialect.turn((), "auto").constraint([]) is None
 
 
 def test_a_constraint_and_calls_are_both_kept_or_refused_in_one_line():
     """The constraint is on the text, and a forced answer has none."""
     params = SamplingParams(structured=Structured(json=True))
     turn = Dialect(QWEN).turn(TOOLS, "required")
-    assert turn.constrain(params, []).structured.grammar == turn.grammar([])
+    assert turn.constrain(params, []).structured.grammar == turn.constraint([]).grammar
     both = Dialect(QWEN).turn(TOOLS, "auto").constrain(params, []).structured
     assert both.kind == "grammar" and "<tool_call>" in both.grammar and "%json {}" in both.grammar
     with pytest.raises(RequestError, match="structured: this model's calls may look like its text; give tools or"):

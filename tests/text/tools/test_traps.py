@@ -92,7 +92,7 @@ def test_7_half_a_marker_never_gets_into_the_arguments(cut):
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_8_a_call_that_breaks_off_is_shown_alike_streamed_and_whole(name):
-    text = "" if family(name).format.layout.at_start else "Well: "
+    text = "" if family(name).format.layout.trigger in "[{" else "Well: "
     text += ("\n" if name == "gemma3" else "") + family(name).format.layout.write([("f", {"text": "x", "count": 12})])
     for end in range(len(text)):
         whole = read(name, text[:end])

@@ -1,7 +1,8 @@
-"""Draws the tokens of steps with masked rows, once the tokens before them are known.
+"""Draws the tokens of steps whose answers keep to a grammar.
 
 A grammar's mask depends on the newest token, and the step before is still drawing that token when a step is launched.
-The step therefore launches the model's pass alone, and its draw follows when the step before has arrived:
+A step with masked rows therefore launches the model's pass alone, and its draw follows when the step before has
+arrived:
 
     host    launch model k+1 │ wait for tokens k │ matchers advance, threads fill the masks │ launch draw k+1 │ …
     GPU          draw k      │ model k+1 ─────────────────────────────────────────────────────│ draw k+1        │
@@ -9,124 +10,181 @@ The step therefore launches the model's pass alone, and its draw follows when th
 The masks are filled and copied while the model runs, so the GPU waits for them only if that takes longer than the
 model. The runner launches a pending draw before anything else of the next step, and a step's result does so if it is
 asked for first.
+
+An answer that is free up to its next call (`gradus.structured.lazy`) needs no mask until then, and its steps are
+launched whole. The host learns one step late that a call has begun:
+
+    host    launch step k+1 │ wait for tokens k: a call begins │ wait for tokens k+1 │ draw this row of k+1 again │ …
+    GPU         step k      │ step k+1 ────────────────────────│                     │ one row, with its mask     │
+
+The token that k+1 drew for the answer does not count. The row goes through the model once more, with its mask, before
+the next step is launched: some milliseconds, once per call.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from gradus.device.transfer import Staging, current
-from gradus.engine.plan import Column, Sampled
+from gradus.engine.plan import REJECTED, Column, Sampled
 from gradus.execution.result import StepResult
 from gradus.sampling.constraints import Constrained, Constraints
-from gradus.sampling.slots import SlotTable
+from gradus.sampling.kernel_sampler import KernelSampler
+from gradus.speculative.history import History
+
+DrawAgain = Callable[[Sequence[Constrained]], Sampled]
+"""Runs the rows of these answers once more, draws with masks, and returns a token per answer."""
 
 
 class MaskedDraws:
-    """Holds back the draws of steps with masked rows.
+    """Fills the masks of steps, and sends them to the sampler's table.
 
-    table: the sampler's, whose masks the draws read. slots: how many sequences run at once.
+    sampler: its table has the masks that draws read. history: the tokens that steps have appended. slots: how many
+    sequences run at once.
     """
 
-    def __init__(self, constraints: Constraints, table: SlotTable, slots: int) -> None:
-        self.constraints, self.table, self.device = constraints, table, table.device
-        self._masks = table.allocate_masks()
+    def __init__(self, constraints: Constraints, sampler: KernelSampler, history: History, slots: int) -> None:
+        self.constraints, self.sampler, self.device = constraints, sampler, sampler.device
+        self.history = history
+        self._masks = sampler.table.allocate_masks()
         self._staging = Staging((slots, self._masks.shape[1]), torch.int32, self.device)
         self._copies = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
         self._copied = torch.cuda.Event() if self._copies is not None else None
-        self._newest: MaskedStep | None = None
-        # the masked answers of the newest step by their slots, and those rows of the table
+        self._targets: list[Tensor] = []  # where the masks that are being filled go
+        # the answers of the newest step, whose slots are the same array in step after step
         self._slots: Column | None = None
         self._changes = -1
         self._answers: list[Constrained] = []
-        self._rows: list[Tensor] = []
 
-    def masked(self, slots: Column) -> bool:
-        """Whether any of these slots has a mask."""
-        return bool(self.table.masked[slots].any())
-
-    def hold(self, slots: Column, rows: int, draw: Callable[[], StepResult]) -> "MaskedStep":
-        """Hold back the draw of a step whose model has been launched. slots: of its rows that get tokens."""
-        if slots is not self._slots or self.constraints.changes != self._changes:  # else the same as in the step before
+    def answers(self, slots: Column) -> list[Constrained]:
+        """List the answers that keep to a grammar among these slots, of the rows that get tokens."""
+        if slots is not self._slots or self.constraints.changes != self._changes:
             self._slots, self._changes = slots, self.constraints.changes
             self._answers = self.constraints.of(slots.tolist())
-            self._rows = [self._masks[run] for run in runs([int(slots[each.row]) for each in self._answers])]
-        before = self._newest if self._newest is not None and not self._newest.taken_in else None
-        self._newest = MaskedStep(self, self._answers, self._rows, rows, draw, before)
-        if before is None:
-            self.fill(self._newest)
-        return self._newest
+        return self._answers
 
-    # -- for the steps -------------------------------------------------------------------------------------------------
+    def masked(self, answers: Sequence[Constrained]) -> list[Constrained]:
+        """Choose the answers that are drawn with masks."""
+        table = self.sampler.table
+        return [each for each in answers if table.masked[each.slot]]
 
-    def follow(self, step: "MaskedStep") -> None:
-        """The tokens of `step` are known: fill the masks of the step after it."""
-        if self._newest is not None and self._newest.before is step:
-            self.fill(self._newest)
+    def take_begun(self, slots: Collection[int]) -> dict[int, tuple[int, int]]:
+        """Take the answers that have begun to need masks, as in `Constraints.begun`.
 
-    def fill(self, step: "MaskedStep") -> None:
-        """Begin to fill the masks of a step, whose matchers have taken in all earlier tokens."""
-        self.constraints.fill(step.answers, self._staging.fill())
+        slots: of the newest step. In other slots, the surplus is taken back at once.
+        """
+        begun = dict(self.constraints.begun)
+        self.constraints.begun.clear()
+        self.rewind({slot: found for slot, found in begun.items() if slot not in slots and found[1]})
+        return {slot: found for slot, found in begun.items() if slot in slots}
 
-    def send(self, targets: Sequence[Tensor]) -> None:
+    def rewind(self, surplus: Mapping[int, tuple[int, int]]) -> None:
+        """Take back tokens that do not count. surplus: by slot, the newest token that does, and how many follow it."""
+        if surplus:
+            newest, counts = zip(*surplus.values(), strict=True)
+            self.history.rewind([*surplus], counts, newest)
+
+    def fill(self, answers: Sequence[Constrained]) -> None:
+        """Begin to fill the masks of answers whose matchers have taken in all earlier tokens."""
+        self._targets = [self._masks[run] for run in runs([each.slot for each in answers])]
+        self.constraints.fill(answers, self._staging.fill())
+
+    def send(self) -> None:
         """Wait for the masks, and copy them to rows of the table while the model runs.
 
         Nothing reads these rows meanwhile: matchers have the tokens of every earlier step with masks, so it is over.
         """
         self.constraints.threads.wait()
         if self._copies is None or self._copied is None:
-            self._staging.send(*targets)
+            self._staging.send(*self._targets)
             return
         with torch.cuda.stream(self._copies):
-            self._staging.send(*targets)
+            self._staging.send(*self._targets)
             self._copied.record(self._copies)
         self._copied.wait(torch.cuda.current_stream(self.device))
 
 
-class MaskedStep:
-    """The result of a step with masked rows. rows: as in `Result`. taken_in: whether matchers have its tokens.
+class ConstrainedStep:
+    """A step with answers that keep to a grammar: drawn when it was launched (result), or held back for masks (draw).
 
-    before: the step whose tokens its masks wait for.
+    answers: of its rows that get tokens. rows: as in `Result`. draw_again: see DrawAgain.
+
+    The runner calls `begin` when all earlier steps have arrived, and `settle` before it launches the next one.
     """
 
     def __init__(
         self,
         draws: MaskedDraws,
         answers: Sequence[Constrained],
-        targets: Sequence[Tensor],
         rows: int,
-        draw: Callable[[], StepResult],
-        before: "MaskedStep | None",
+        draw_again: DrawAgain,
+        *,
+        result: StepResult | None = None,
+        draw: Callable[[], StepResult] | None = None,
     ) -> None:
-        self.answers, self.rows, self.before, self.taken_in = answers, rows, before, False
-        self._draws, self._targets = draws, targets
-        self._draw: Callable[[], StepResult] | None = draw
-        self._result: StepResult | None = None
+        self.answers, self.rows = answers, rows
+        self._draws, self._draw_again = draws, draw_again
+        self._result, self._draw = result, draw
+        self._masked: list[Constrained] = []
+        self._surplus: dict[int, tuple[int, int]] = {}  # as `Constraints.begun`: of rows that are to be drawn again
         self._sampled: Sampled | None = None
 
+    def begin(self) -> None:
+        """Fill the masks, if it waits for them, and find the rows for which a call began in the step before."""
+        begun = self._draws.take_begun({each.slot for each in self.answers})
+        held, self._masked = self._draw is not None, self._draws.masked(self.answers)
+        self._surplus = {slot: found for slot, found in begun.items() if found[1] or not held}
+        if held:
+            self._draws.fill(self._masked)
+
     @torch.inference_mode()
-    def draw(self) -> StepResult:
-        """Launch the draw, unless it has been."""
+    def settle(self) -> None:
+        """Launch the draw, if it was held back, and draw again the rows that need it."""
+        self._drawn()
+        if self._surplus:
+            self.get()
+
+    def _drawn(self) -> StepResult:
         if self._draw is not None:
-            if self.before is not None:
-                self.before.get()
-                self.before = None  # its results are not needed any more
             with current(self._draws.device):
-                self._draws.send(self._targets)
+                self._draws.send()
                 self._result = self._draw()
-            self._draw = None  # nor are the logits
+            self._draw = None  # nor are the logits needed any more
         assert self._result is not None
         return self._result
 
+    @torch.inference_mode()
     def get(self) -> Sampled:
         """Wait for the tokens; the matchers advance when they are there."""
         if self._sampled is None:
-            self._sampled = self.draw().get()
-            self._sampled.faults = self._draws.constraints.accept(self.answers, self._sampled.tokens.tolist())
-            self.taken_in = True
-            self._draws.follow(self)
+            self._sampled = sampled = self._drawn().get()
+            if self._surplus:
+                with current(self._draws.device):
+                    self._replace(sampled)
+            masked, constraints = {each.slot for each in self._masked}, self._draws.constraints
+            sampled.faults = constraints.accept(self.answers, masked, sampled.tokens, sampled.width)
+            self._draws.sampler.turn_masks()
         return self._sampled
+
+    def _replace(self, sampled: Sampled) -> None:
+        """Draw again what was drawn without a mask, or behind tokens that do not count."""
+        late, tokens = [each for each in self._masked if each.slot in self._surplus], sampled.decoded
+        late = [each for each in late if tokens[each.row, 0] >= 0]  # others have reached their end
+        if not late:
+            return
+        surplus = {}
+        for each in late:
+            newest, count = self._surplus[each.slot]
+            surplus[each.slot] = newest, count + int((tokens[each.row] >= 0).sum())
+        self._draws.rewind(surplus)
+        again = self._draw_again(late)
+        sampled.logprobs = list(sampled.logprobs)
+        for number, each in enumerate(late):
+            tokens[each.row] = REJECTED
+            tokens[each.row, 0] = again.tokens[number]
+            if again.logprobs:
+                sampled.logprobs[each.row * sampled.width] = again.logprobs[number]
 
 
 def runs(slots: Sequence[int]) -> list[slice]:

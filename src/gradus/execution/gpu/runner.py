@@ -6,6 +6,7 @@ The host launches a step with prompts kernel by kernel, except for the model's p
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -15,9 +16,9 @@ from torch import Tensor
 from gradus.attention.batch import Batch
 from gradus.attention.graph_paged import GraphPagedAttention
 from gradus.device.transfer import current, upload_parts
-from gradus.engine.plan import NO_DRAFTS, Column, Decodes, Plan
+from gradus.engine.plan import NO_DRAFTS, Column, Decodes, Plan, Sampled
 from gradus.execution.gpu.decode_step import Accepted, DecodeStep
-from gradus.execution.gpu.masked_draws import MaskedDraws, MaskedStep
+from gradus.execution.gpu.masked_draws import ConstrainedStep, MaskedDraws
 from gradus.execution.gpu.prompt_graphs import PromptGraphs
 from gradus.execution.gpu.step_graphs import StepGraphs
 from gradus.execution.prompt_scores import prompt_scores
@@ -25,6 +26,7 @@ from gradus.execution.result import StepClock, StepResult
 from gradus.execution.runner import RunModel, lay_out, sampled_rows
 from gradus.kernels.step.decode_rows import StepRows
 from gradus.kernels.step.prompt_history import keep_prompts
+from gradus.sampling.constraints import Constrained
 from gradus.sampling.kernel_sampler import SlotDraw
 from gradus.sampling.sampler import DrawnLogprobs
 from gradus.scheduling.draft_shapes import NO_SHAPE, DraftShape
@@ -40,11 +42,12 @@ class Read(NamedTuple):
 
 class Asked(NamedTuple):
     """The draw that the slots of a step's decodes ask for. full: some ask for more than a temperature. masked: some
-    have a mask."""
+    have a mask. turns: as in SlotTable, when this was looked up."""
 
     slots: Column
     full: bool
     masked: bool
+    turns: int
 
 
 class GpuRunner:
@@ -59,19 +62,32 @@ class GpuRunner:
         self.run_model: RunModel = step.model
         self.device = step.model.device
         self.clock = StepClock() if step.drafter is not None else None
-        constraints, table = step.sampler.constraints, step.sampler.table
-        self.masked_draws = None if constraints is None else MaskedDraws(constraints, table, slots)
+        constraints = step.sampler.constraints
+        self.masked_draws = None if constraints is None else MaskedDraws(constraints, step.sampler, step.history, slots)
         self._asked: Asked | None = None
-        self._held_back: MaskedStep | None = None  # the newest step, if its draw waits for masks
+        self._newest: ConstrainedStep | None = None  # the newest step, if answers in it keep to a grammar
 
     @property
     def attention(self) -> GraphPagedAttention:
         return self.step.attention
 
-    def run(self, plan: Plan) -> StepResult | MaskedStep:
-        if self._held_back is not None:
-            self._held_back.draw()
-            self._held_back = None
+    def run(self, plan: Plan) -> StepResult | ConstrainedStep:
+        if self.masked_draws is None:
+            return self._launch(plan)
+        before = self._newest
+        if before is not None:
+            before.settle()
+        step = self._launch(plan)
+        self._newest = step if isinstance(step, ConstrainedStep) else None
+        if before is not None:
+            before.get()  # the loop asks for it next, but other ranks do not
+        if self._newest is not None:
+            self._newest.begin()
+        else:
+            self.masked_draws.take_begun(())
+        return step
+
+    def _launch(self, plan: Plan) -> StepResult | ConstrainedStep:
         if self.graphs is not None and not (plan.spans or plan.admissions or plan.wiped):
             return self._run_decodes(plan)  # graphs are all that it launches
         with torch.inference_mode(), current(self.device):
@@ -105,7 +121,7 @@ class GpuRunner:
 
     # -- decodes alone -------------------------------------------------------------------------------------------------
 
-    def _run_decodes(self, plan: Plan) -> StepResult | MaskedStep:
+    def _run_decodes(self, plan: Plan) -> StepResult | ConstrainedStep:
         step, decodes = self.step, plan.decodes
         if plan.admissions:
             step.sampler.admit(plan.admissions)
@@ -113,37 +129,58 @@ class GpuRunner:
             self._update_pages(decodes)
         if step.drafter is not None:
             step.drafter.catch_up(step.history, decodes)
-        _, full, masked = self.asked(decodes.slots)
-        if masked and self.masked_draws is not None:
-            return self._run_masked(plan, self.masked_draws)
-        accepted, rows = self.verify(decodes, full)
-        return self._decoded(plan, accepted, rows, full)
+        asked = self.asked(decodes.slots)
+        if asked.masked:
+            return self._watched(plan, decodes.slots, *self._begin_masked(plan))
+        accepted, rows = self.verify(decodes, asked.full)
+        return self._watched(plan, decodes.slots, rows, self._decoded(plan, accepted, rows, asked.full))
 
     def asked(self, slots: Column) -> Asked:
         """Look up what these slots ask of their draw; the same array, as in step after step, is looked up once."""
-        if self._asked is None or self._asked.slots is not slots:
-            masked = self.masked_draws is not None and self.masked_draws.masked(slots)
-            self._asked = Asked(slots, self.step.sampler.needs_full(slots), masked)
+        sampler = self.step.sampler
+        if self._asked is None or self._asked.slots is not slots or self._asked.turns != sampler.table.turns:
+            masked = bool(sampler.table.masked[slots].any())
+            self._asked = Asked(slots, sampler.needs_full(slots), masked, sampler.table.turns)
         return self._asked
 
-    def _run_masked(self, plan: Plan, draws: MaskedDraws) -> MaskedStep:
-        """Run a step with masked rows, without drafts: its draw is held back until the masks are there."""
+    def _begin_masked(self, plan: Plan) -> tuple[int, Callable[[], StepResult]]:
+        """Launch the model's pass of a step with masked rows, without drafts. Returns the number of rows, and what
+        launches the draw once the masks are there."""
         step, decodes = self.step, replace(plan.decodes, drafts=NO_DRAFTS)
         if self.graphs is not None:
             rows, rest = self.graphs.begin(decodes)
-            return self._hold(draws, decodes.slots, rows, lambda: self._decoded(plan, rest.replay(), rows, True))
+            return rows, lambda: self._decoded(plan, rest.replay(), rows, True)
         inputs = self.numbers(decodes)
         begun = step.begin(inputs, NO_SHAPE)
 
         def draw() -> StepResult:
             return self._decoded(plan, step.end(inputs, *begun, NO_SHAPE, full=True), decodes.rows, True)
 
-        return self._hold(draws, decodes.slots, decodes.rows, draw)
+        return decodes.rows, draw
 
-    def _hold(self, draws: MaskedDraws, slots: Column, rows: int, draw: Callable[[], StepResult]) -> MaskedStep:
-        """Hold back the draw of a step whose model has been launched, until its masks are there or the next step."""
-        self._held_back = draws.hold(slots, rows, draw)
-        return self._held_back
+    def _watched(
+        self, plan: Plan, slots: Column, rows: int, drawn: StepResult | Callable[[], StepResult]
+    ) -> StepResult | ConstrainedStep:
+        """Watch a step's answers that keep to a grammar. slots: of the rows that get tokens. drawn: the step, or the
+        draw that it holds back."""
+        draws = self.masked_draws
+        answers = [] if draws is None else draws.answers(slots)
+        if isinstance(drawn, StepResult):
+            if draws is None or not answers:
+                return drawn
+            return ConstrainedStep(draws, answers, rows, partial(self._draw_again, plan), result=drawn)
+        assert draws is not None
+        return ConstrainedStep(draws, answers, rows, partial(self._draw_again, plan), draw=drawn)
+
+    def _draw_again(self, plan: Plan, answers: Sequence[Constrained]) -> Sampled:
+        """Run the newest token of some of a plan's decodes once more, and draw with masks what follows it."""
+        draws, decodes, rows = self.masked_draws, plan.decodes, [each.row for each in answers]
+        assert draws is not None
+        some = Decodes(decodes.slots[rows], decodes.starts[rows], decodes.limits[rows])
+        _, draw = self._begin_masked(Plan(decodes=some))
+        draws.fill(answers)
+        draws.send()
+        return draw().get()
 
     def _decoded(self, plan: Plan, accepted: Accepted, rows: int, full: bool) -> StepResult:
         """Return a step's result, its log-probabilities on their way. rows: the number that the model computed."""
@@ -178,7 +215,7 @@ class GpuRunner:
 
     # -- with prompts --------------------------------------------------------------------------------------------------
 
-    def _run_prompts(self, plan: Plan) -> StepResult | MaskedStep:
+    def _run_prompts(self, plan: Plan) -> StepResult | ConstrainedStep:
         """Run a step with one row for each decode, followed by the prompts' rows.
 
         First tokens wait for the host, so it sends the draw's inputs only after it has launched the model. The host
@@ -218,9 +255,8 @@ class GpuRunner:
             self._keep_prompts(plan, prompts, Read(slots, ends, draw), hidden)
             return result
 
-        if self.masked_draws is not None and self.masked_draws.masked(owners):
-            return self._hold(self.masked_draws, owners, len(computed), finish)
-        return finish()
+        masked = step.sampler.table.masked[owners].any()
+        return self._watched(plan, owners, len(computed), finish if masked else finish())
 
     def _set_up_decodes(self, decodes: Decodes, prompts: Batch) -> tuple[Tensor, StepRows]:
         """Prepare attention for decodes without drafts, followed by prompts. Returns the decodes' slots and rows."""

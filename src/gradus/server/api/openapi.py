@@ -111,11 +111,12 @@ TYPED = ("type", "items", "additionalProperties")
 
 
 def sampling_properties() -> dict[str, Any]:
-    properties = _properties(SamplingParams)
+    properties, constraint = _properties(SamplingParams), _properties(Structured)
+    del constraint["lazy"]  # of the tools' grammars, which no client writes
     properties["structured"] = {
         "type": "object",
         "additionalProperties": False,
-        "properties": _properties(Structured) | {"json_schema": {"description": meanings(Structured)["json_schema"]}},
+        "properties": constraint | {"json_schema": {"description": meanings(Structured)["json_schema"]}},
         **{key: properties["structured"][key] for key in ("default", "description")},
     }
     # a single stop string may come without a list

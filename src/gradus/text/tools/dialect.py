@@ -4,13 +4,15 @@
 the request needs: tools for the chat template, a grammar for the engine, and a stream that reads the answer.
 """
 
+import json
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 from gradus.engine.request import SamplingParams
-from gradus.engine.structured import MAX_GRAMMAR_BYTES, Structured
+from gradus.engine.structured import MAX_GRAMMAR_BYTES, Lazy, Structured
 from gradus.errors import ConfigError, RequestError
 from gradus.text import arrangement, conversation
 from gradus.text.arrangement import Takes
@@ -22,7 +24,7 @@ from gradus.text.tools.answer import AnswerParser, AnswerStream, Thoughts
 from gradus.text.tools.calls import MAX_CALLS
 from gradus.text.tools.events import Answer, call_ids
 from gradus.text.tools.formats import FORMATS, NAMES, Format, detect
-from gradus.text.tools.grammar import answer_grammar, text_grammar
+from gradus.text.tools.grammar import answer_grammar, lazy_grammar, text_grammar
 from gradus.text.tools.marks import Marks
 from gradus.text.tools.reader import Mark
 from gradus.text.tools.tool import Choice, Tool, read_choice, read_tools
@@ -31,6 +33,8 @@ if TYPE_CHECKING:
     from gradus.loading import Tokenizer
 
 THOUGHTS = (Thoughts("<think>", "</think>"), Thoughts("[THINK]", "[/THINK]"))
+PATIENCE = 1.0  # seconds to find out which of a request's schemas can be kept
+MOST_KEPT = 1024  # schemas, each known to be kept or not
 MOST_TAIL = 4096  # tokens of a prompt's end that are searched for an opened thought
 
 
@@ -38,14 +42,22 @@ class Dialect:
     """How one model is shown tools, calls them, and marks its reasoning.
 
     name: a format of the table; None chooses by the chat template and the vocabulary. Raises ConfigError for any other
-    name.
+    name. compiles: compiles a constraint, or raises RequestError. If it is given, the calls of a model that is free to
+    call obey the schemas of all tools; otherwise those of strict tools.
     """
 
-    def __init__(self, tokenizer: "Tokenizer", name: str | None = None) -> None:
+    def __init__(
+        self,
+        tokenizer: "Tokenizer",
+        name: str | None = None,
+        *,
+        compiles: Callable[[Structured], None] | None = None,
+    ) -> None:
         showing = tokenizer.chat_templates.choose(has_tools=True)
         if name is not None and name not in NAMES:
             raise ConfigError(f"tool_format must be one of {', '.join(NAMES)}, got {name!r}")
-        self.tokenizer = tokenizer
+        self.tokenizer, self.compiles = tokenizer, compiles
+        self.kept: dict[str, bool] = {}  # whether a schema, as JSON, can be kept
         self.format: Format = (
             detect(None if showing is None else showing.source, lambda text: tokenizer.marker_id(text) is not None)
             if name is None
@@ -130,6 +142,19 @@ class Dialect:
         return replace(self.thoughts, inside=text.rfind(self.thoughts.opening) > text.rfind(self.thoughts.closing))
 
 
+def _structured(grammar: str, whitespace: str = "bounded", lazy: Lazy | None = None) -> Structured:
+    """Make the constraint of a grammar. Raises RequestError for one that is too large."""
+    if (size := len(grammar.encode())) > MAX_GRAMMAR_BYTES:
+        raise RequestError(
+            f"tools must have a grammar of at most {MAX_GRAMMAR_BYTES} bytes, got {size}: declare fewer tools, or none "
+            'of them strict with tool_choice "auto"',
+            param="tools",
+            limit=f"a grammar of at most {MAX_GRAMMAR_BYTES} bytes",
+            got=size,
+        )
+    return Structured(grammar=grammar, whitespace=whitespace, lazy=lazy)
+
+
 def _thinks(thoughts: Thoughts, tokenizer: "Tokenizer") -> bool:
     by_token = tokenizer.marker_id(thoughts.opening) is not None and tokenizer.marker_id(thoughts.closing) is not None
     return by_token or any(thoughts.closing in template.source for template in tokenizer.chat_templates.used)
@@ -156,37 +181,82 @@ class Turn:
         """The tools that the prompt shows: all of them, so that prompts of one conversation share their beginning."""
         return () if self.choice.mode == "none" else self.tools
 
-    def grammar(self, prompt: Sequence[int], text: Structured | None = None) -> str | None:
-        """Write the grammar of the answer; None if it is free. text: what an answer without calls must be.
+    def constraint(self, prompt: Sequence[int], text: Structured | None = None) -> Structured | None:
+        """Write the constraint of the answer; None if it is free. text: what an answer without calls must be.
 
         Raises RequestError for tools whose grammar is too large.
         """
         thoughts = self.dialect.thoughts_after(prompt)
         if not self.callable:
             if text is None or text.kind == "grammar" or thoughts is None:
-                return None
-            return text_grammar(text, self.dialect.markers, thoughts)
-        if not (text or self.forced or self.envelope or any(tool.strict for tool in self.callable)):
-            return None
+                return text
+            return _structured(text_grammar(text, self.dialect.markers, thoughts), text.whitespace)
+        if not self.forced and text is None:
+            return self._lazy_constraint(thoughts)
         grammar = answer_grammar(
             self.dialect.format.layout,
             self.callable,
             self.dialect.markers,
-            forced=self.forced,
             several=self.choice.parallel,
             exact=lambda tool: self.forced or tool.strict,
             thoughts=thoughts,
-            text=text,
+            text=None if self.forced else text,
         )
-        if len(grammar.encode()) > MAX_GRAMMAR_BYTES:
-            raise RequestError(
-                f"tools must have a grammar of at most {MAX_GRAMMAR_BYTES} bytes, got {len(grammar.encode())}: declare "
-                'fewer tools, or none of them strict with tool_choice "auto"',
-                param="tools",
-                limit=f"a grammar of at most {MAX_GRAMMAR_BYTES} bytes",
-                got=len(grammar.encode()),
-            )
-        return grammar
+        return _structured(grammar, "bounded" if text is None else text.whitespace)
+
+    def _lazy_constraint(self, thoughts: Thoughts | None) -> Structured | None:
+        """Constrain calls from where they begin: to the schemas of all tools, as far as these can be kept.
+
+        Tools that are not strict may have any arguments if their schemas cannot be kept, or not all at once.
+        """
+        compiles, strict = self.dialect.compiles, any(tool.strict for tool in self.callable)
+        if compiles is None:
+            wanted = strict or self.envelope
+            return self._lazy(self.callable, thoughts, lambda tool: tool.strict) if wanted else None
+        keeps, refused = self._keeping(compiles), None
+        choices: tuple[Callable[[Tool], bool], ...] = (lambda tool: True, keeps, lambda tool: tool.strict)
+        for exact in choices:
+            try:
+                found = self._lazy(self.callable, thoughts, exact)
+                compiles(found)
+                return found
+            except RequestError as error:
+                refused = error
+        if strict and refused is not None:
+            raise refused
+        return None
+
+    def _keeping(self, compiles: Callable[[Structured], None]) -> Callable[[Tool], bool]:
+        """Return what finds out whether a tool's schema can be kept, by itself. It takes PATIENCE at most for all."""
+        known, deadline = self.dialect.kept, time.monotonic() + PATIENCE
+
+        def keeps(tool: Tool) -> bool:
+            schema = json.dumps(tool.schema)
+            if tool.strict or schema in known:
+                return tool.strict or known[schema]
+            if time.monotonic() > deadline:
+                return False
+            try:
+                compiles(self._lazy([tool], None, lambda tool: True))
+                known[schema] = True
+            except RequestError:
+                known[schema] = False
+            if len(known) > MOST_KEPT:
+                del known[next(iter(known))]
+            return known.get(schema, False)
+
+        return keeps
+
+    def _lazy(self, tools: Sequence[Tool], thoughts: Thoughts | None, exact: Callable[[Tool], bool]) -> Structured:
+        grammar, lazy = lazy_grammar(
+            self.dialect.format.layout,
+            tools,
+            self.dialect.markers,
+            several=self.choice.parallel,
+            exact=exact,
+            thoughts=thoughts,
+        )
+        return _structured(grammar, lazy=lazy)
 
     @property
     def forced(self) -> bool:
@@ -201,11 +271,8 @@ class Turn:
         """
         text = params.structured
         self._check_both(text, prompt)
-        grammar = self.grammar(prompt, text)
-        if grammar is None:
-            return params
-        whitespace = text.whitespace if text is not None else "bounded"
-        return replace(params, structured=Structured(grammar=grammar, whitespace=whitespace))
+        constraint = self.constraint(prompt, text)
+        return params if constraint is text else replace(params, structured=constraint)
 
     def _check_both(self, text: Structured | None, prompt: Sequence[int]) -> None:
         """Refuse a constraint that cannot stand beside calls, or behind reasoning."""

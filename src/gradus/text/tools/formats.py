@@ -4,7 +4,7 @@ The first format whose signs are in a model's chat template, or among the tokens
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gradus.text.tools import calls
 from gradus.text.tools.answer import Trigger
@@ -56,7 +56,7 @@ FORMATS: tuple[Format, ...] = (
         families="Qwen2.5-Coder, by name only: its template is Qwen2.5's, but it often leaves the tags out",
         signs=_BY_NAME,
         markers=_IN_TAGS,
-        layout=_HERMES,
+        layout=replace(_HERMES, bare="json", fenced=True),
         triggers=(
             Trigger("<tool_call>", calls.json_in_tags("</tool_call>")),
             Trigger("{", calls.bare_json, "start", part=True),
@@ -88,7 +88,9 @@ FORMATS: tuple[Format, ...] = (
         families="Llama 3.2 with the template for calls in Python's syntax",
         signs=("<|start_header_id|>", "[func_name1("),
         markers=("<|python_tag|>",),
-        layout=Layout("$name($python)", "[", opening="[", closing="]", between=", ", at_start=True),
+        layout=Layout(
+            "$name($python)", "[", opening="[", closing="]", between=", ", bare="python", also=("<|python_tag|>",)
+        ),
         triggers=(Trigger("[", calls.python_list, "start"), Trigger("<|python_tag|>", calls.python_fence)),
     ),
     Format(
@@ -96,7 +98,7 @@ FORMATS: tuple[Format, ...] = (
         families="Llama 3.1, 3.2, 3.3",
         signs=("<|start_header_id|>", '"parameters"'),
         markers=("<|python_tag|>",),
-        layout=Layout('{"name": "$name", "parameters": $json}', "{", at_start=True),
+        layout=Layout('{"name": "$name", "parameters": $json}', "{", bare="json", also=("<|python_tag|>",)),
         triggers=(Trigger("{", calls.bare_json, "start", part=True), Trigger("<|python_tag|>", calls.bare_json)),
     ),
     Format(
@@ -105,7 +107,7 @@ FORMATS: tuple[Format, ...] = (
         signs=("<start_of_turn>",),
         tokens=("<start_of_turn>",),
         layout=Layout(
-            "$name($python)", "```tool_code", opening="```tool_code\n[", closing="]\n```", between=", "
+            "$name($python)", "```tool_code", opening="```tool_code\n[", closing="]\n```", between=", ", lines=True
         ),
         triggers=(
             Trigger("```tool_code", calls.python_fence, "line"),
@@ -116,7 +118,7 @@ FORMATS: tuple[Format, ...] = (
         name="grammar",
         families="any model that was not taught to call tools, such as SmolLM2",
         signs=(),
-        layout=Layout('{"name": "$name", "arguments": $json}', "{", at_start=True),
+        layout=Layout('{"name": "$name", "arguments": $json}', "{"),
         triggers=(Trigger("{", calls.bare_json, "start", part=True),),
         free=False,
     ),

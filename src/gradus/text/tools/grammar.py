@@ -1,8 +1,8 @@
-"""The grammar of an answer with tool calls, in llguidance's dialect of Lark.
+"""The grammar of tool calls, in llguidance's dialect of Lark.
 
-`%json` takes a tool's schema as it was given. A marker that is a token is written as one, <tool_call>: text never
-matches such a token, so free text needs no rule that keeps markers out of it. A marker that is text ends a lazy lexeme:
-everything up to it is free, and the call behind it is not.
+`%json` takes a tool's schema as it was given. A marker that is a token is written as one, <tool_call>. Where a model is
+free to call, the grammar is of the calls alone (`lazy_grammar`), unless they begin with a text anywhere in the answer:
+such a text ends a lazy lexeme: everything up to it is free, and the call behind it is not.
 """
 
 import json
@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from gradus.engine.structured import Structured
+from gradus.engine.structured import Lazy, Structured
 from gradus.errors import RequestError
 from gradus.structured.lark import lark_literal, lark_regex
 from gradus.text.tools.answer import Thoughts
@@ -21,6 +21,9 @@ from gradus.text.tools.typed import is_text, kinds_of
 ANYTHING = "/(?s:.*)/"
 ANY_OBJECT: dict[str, Any] = {"type": "object"}
 
+CERTAIN = {"json": r'"(name|arguments|parameters)"\s*:', "python": r"\("}
+"""A text that may become a bare call is one from where this matches; by kind."""
+
 # models write JSON as Python's json.dumps does, because their templates show it so
 _ON_ONE_LINE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
@@ -30,44 +33,50 @@ def answer_grammar(
     tools: Sequence[Tool],
     markers: Mapping[str, int],
     *,
-    forced: bool,
     several: bool,
     exact: Callable[[Tool], bool],
     thoughts: Thoughts | None = None,
     text: Structured | None = None,
 ) -> str:
-    """Write the grammar of an answer with calls.
+    """Write the grammar of an answer that is calls and nothing else, or (text) either calls or of this form.
 
-    markers: token ids by text. forced: the answer is calls and nothing else; otherwise it is any text, and calls where
-    it begins one. several: more than one call. exact: whether a tool's arguments must obey its schema, or may be any
-    object. thoughts: reasoning that may come first, or that the prompt has begun. text: what an answer without calls
-    must be; the calls' trigger is a token then.
+    markers: token ids by text. several: more than one call. exact: whether a tool's arguments must obey its schema, or
+    may be any object. thoughts: reasoning that may come first, or that the prompt has begun. text: what an answer
+    without calls must be; the calls' trigger is a token then.
     """
     lark = _Lark(markers)
-    several = several and layout.between is not None
-    trigger = lark.text(layout.trigger)
-    call = lark.rule("call", " | ".join(lark.call(layout, number, tool, exact) for number, tool in enumerate(tools)))
-    if layout.trigger_in_call:
-        behind, more = call, f" ({lark.text(layout.between or '')} {trigger} {call})*"
-    else:
-        opening = lark.text(layout.opening.removeprefix(layout.trigger))
-        more = f" ({lark.text(layout.between or '')} {call})*" if several else ""
-        behind, more = f"{opening} {call}{more} {lark.text(layout.closing)}", ""
-    thought = lark.thought(thoughts, optional=forced or layout.trigger in markers)
-    if forced:
-        answer = f"{trigger} {behind}{more if several else ''}"
-    elif text is not None:
-        answer = f"({trigger} {behind}{more if several else ''} | {lark.constrained(text)})"
-    elif layout.at_start:
-        first = re.escape(layout.trigger[0])
-        answer = f"({trigger} {behind}{more if several else ''} | /([^{first}\\s](?s:.*))?/)"
-    elif layout.trigger in markers:
-        answer = f"text ({trigger} {behind} text)" + ("*" if several else "?")
-        lark.rule("text", ANYTHING)
-    else:
-        lark.rule("head[lazy]", f"{ANYTHING} {trigger}")
-        answer = f"(head {behind})" + ("*" if several else "?") + f" {ANYTHING}"
-    return lark.written(f"{thought} {answer}")
+    calls = lark.calls(layout, tools, several, exact)
+    thought = lark.thought(thoughts, optional=True)
+    return lark.written(f"{thought} {calls if text is None else f'({calls} | {lark.constrained(text)})'}")
+
+
+def lazy_grammar(
+    layout: Layout,
+    tools: Sequence[Tool],
+    markers: Mapping[str, int],
+    *,
+    several: bool,
+    exact: Callable[[Tool], bool],
+    thoughts: Thoughts | None = None,
+) -> tuple[str, Lazy]:
+    """Write the grammar of the calls in an answer that is free otherwise, and where in the answer they begin.
+
+    Calls that begin with a text, anywhere in an answer, need a grammar of the whole answer: see `Lazy.whole`.
+    """
+    lark = _Lark(markers)
+    tokens = tuple(text for text in (layout.trigger, *layout.also) if text in markers)
+    if layout.trigger not in markers and layout.trigger not in ("{", "["):
+        return lark.whole(layout, tools, several, exact, thoughts), Lazy(whole=True)
+    found = []
+    if layout.trigger in markers:
+        found.append(lark.calls(layout, tools, several and not layout.trigger_in_call, exact))
+    if layout.bare:
+        bare = lark.rule("bare", lark.bare(layout, tools, several, exact))
+        found += [bare, *(f"{lark.text(text)} BLANKS {bare}" for text in layout.also if text in markers)]
+    shown = () if thoughts is None else (thoughts.opening, thoughts.closing)
+    inside = thoughts is not None and thoughts.inside
+    certain = CERTAIN[layout.bare] if layout.bare else None
+    return lark.written(" | ".join(found)), Lazy(tokens, certain, several, shown, inside)
 
 
 def text_grammar(text: Structured, markers: Mapping[str, int], thoughts: Thoughts) -> str:
@@ -113,15 +122,106 @@ class _Lark:
                 return self.rule("answer", " | ".join(lark_literal(each) for each in text.choice or ()))
         return self.rule("answer", lark_regex(text.text))
 
+    # -- calls ---------------------------------------------------------------------------------------------------------
+
+    def calls(self, layout: Layout, tools: Sequence[Tool], several: bool, exact: Callable[[Tool], bool]) -> str:
+        """One or more calls, from their trigger to their end."""
+        trigger, behind, more = self.text(layout.trigger), *self._behind(layout, tools, several, exact)
+        return f"{trigger} {behind}{more}"
+
+    def whole(
+        self,
+        layout: Layout,
+        tools: Sequence[Tool],
+        several: bool,
+        exact: Callable[[Tool], bool],
+        thoughts: Thoughts | None,
+    ) -> str:
+        """An answer that is any text, and calls where it begins one."""
+        behind, _ = self._behind(layout, tools, several, exact)
+        self.rule("head[lazy]", f"{ANYTHING} {self.text(layout.trigger)}")
+        found = [f"head {behind}"]
+        if layout.lines:
+            call = f" ({self.text(layout.between or '')} call)*" if several else ""
+            found += [f'{line} ")"{call} "]"' for line in self._lines(tools, exact)]
+        thought = self.thought(thoughts, optional=False)
+        return self.written(f"{thought} ({' | '.join(found)})" + ("*" if several else "?") + f" {ANYTHING}")
+
+    def _lines(self, tools: Sequence[Tool], exact: Callable[[Tool], bool]) -> list[str]:
+        """The first calls of lists that begin a line, up to their ends. Tools with any arguments share a rule."""
+        groups = [([tool.name], f"arguments_{number}") for number, tool in enumerate(tools) if exact(tool)]
+        loose = [(tool.name, f"arguments_{number}") for number, tool in enumerate(tools) if not exact(tool)]
+        if loose:
+            groups.append(([name for name, _ in loose], loose[0][1]))
+        found = []
+        for number, (names, arguments) in enumerate(groups):
+            beginning = r"((?s:.*)\n)?\[[ \t\r\n]*(" + "|".join(map(re.escape, names)) + r")\("
+            found.append(f"{self.rule(f'line_{number}[lazy]', f'/{beginning}/')} {arguments}")
+        return found
+
+    def _behind(
+        self, layout: Layout, tools: Sequence[Tool], several: bool, exact: Callable[[Tool], bool]
+    ) -> tuple[str, str]:
+        """Write the first call behind the trigger, or all of them if something is around them, and further calls."""
+        several = several and layout.between is not None
+        between = self.text(layout.between or "")
+        call = self.rule(
+            "call", " | ".join(self.call(layout, number, tool, exact) for number, tool in enumerate(tools))
+        )
+        if layout.trigger_in_call:
+            return call, f" ({between} {self.text(layout.trigger)} {call})*" if several else ""
+        opening = self.text(layout.opening.removeprefix(layout.trigger))
+        return f"{opening} {call}{f' ({between} {call})*' if several else ''} {self.text(layout.closing)}", ""
+
+    def bare(self, layout: Layout, tools: Sequence[Tool], several: bool, exact: Callable[[Tool], bool]) -> str:
+        """Calls that begin the answer without a marker, as models write them; see `Layout.bare`.
+
+        Up to where they are certain, all that the reader takes for the beginning of a call is one here, too.
+        """
+        self.rule("BLANKS", r"/[ \t\r\n]*/")
+        if layout.bare == "python":
+            calls = " | ".join(
+                f'{lark_literal(tool.name + "(")} {self._arguments(number, tool, "python", exact)} ")"'
+                for number, tool in enumerate(tools)
+            )
+            call = self.rule("bare_call", calls)
+            more = f' (", " {call})*' if several else ""
+            return f'BLANKS "[" BLANKS {call}{more} "]"'
+        self.rule("GAP", r"/[ \t\r\n]{0,16}/")
+        self.rule("ASIDE", r'/"(type|id|call_id)"[ \t\r\n]*:[ \t\r\n]*("[^"\\\n]*"|[-a-z0-9.]+)[ \t\r\n]*,/')
+        self.rule("KEY", r'/"(arguments|parameters)"/')
+        members = []
+        for number, tool in enumerate(tools):
+            name, values = lark_literal(json.dumps(tool.name)), self._arguments(number, tool, "json", exact)
+            named = f'"\\"name\\"" BLANKS ":" GAP {name} GAP "," GAP KEY GAP ":" GAP {values}'
+            turned = f'KEY BLANKS ":" GAP {values} GAP "," GAP "\\"name\\"" GAP ":" GAP {name}'
+            members.append(self.rule(f"members_{number}", f"{named} | {turned}"))
+        inside = self.rule("members", f"(ASIDE BLANKS)* ({' | '.join(members)})")
+        call = self.rule(
+            "object", f'"{{" BLANKS {inside} GAP "}}" | "{{" BLANKS "{{" BLANKS {inside} GAP "}}" GAP "}}"'
+        )
+        found = f"BLANKS SEPARATOR? BLANKS {call}"
+        self.rule("SEPARATOR", "/[;,]/")
+        if layout.fenced:
+            self.rule("FENCE", r"/```[^\n`{\[]*\n/")
+            more = f" (GAP {call})*" if several else ""
+            found += f' | BLANKS FENCE BLANKS {call}{more} GAP "```"'
+        return found
+
     # -- one call ------------------------------------------------------------------------------------------------------
 
     def call(self, layout: Layout, number: int, tool: Tool, exact: Callable[[Tool], bool]) -> str:
         """Write the rules of a call behind its trigger. Returns the name of the first."""
         template = layout.call.removeprefix(layout.trigger) if layout.trigger_in_call else layout.call
         before, kind, after = re.split(r"\$(json|xml|python)", template.replace("$name", tool.name))
-        make = {"json": self._json_arguments, "xml": self._xml_arguments, "python": self._python_arguments}[kind]
-        arguments = self.rule(f"arguments_{number}", make(number, tool, exact(tool)) or '""')
+        arguments = self._arguments(number, tool, kind, exact)
         return self.rule(f"call_{number}", f"{self.text(before)} {arguments} {self.text(after)}".strip())
+
+    def _arguments(self, number: int, tool: Tool, kind: str, exact: Callable[[Tool], bool]) -> str:
+        """Write the rules of a tool's arguments once, for all calls of it. Returns the name of the first."""
+        make = {"json": self._json_arguments, "xml": self._xml_arguments, "python": self._python_arguments}[kind]
+        self._once(f"arguments_{number}", lambda: make(number, tool, exact(tool)) or '""')
+        return f"arguments_{number}"
 
     def _json_arguments(self, number: int, tool: Tool, exact: bool) -> str:
         return self.json(tool.schema if exact else ANY_OBJECT)

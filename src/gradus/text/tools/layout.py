@@ -13,7 +13,11 @@ class Layout:
 
     call: one call, with $name and its arguments as $json, $xml or $python. opening, closing: around all calls.
     between: between two of them; None if an answer has one call at most. trigger: the beginning of `opening` or of
-    `call`, which begins nothing else. at_start: calls begin the answer, or there are none.
+    `call`, which begins nothing else.
+
+    Where models are free to call, they may also write calls in other ways. bare: "json" or "python": without a marker,
+    at the beginning of the answer or right behind a call. fenced: bare calls may be in a fence of Markdown. also: other
+    tokens that may come before bare calls. lines: a list of calls may begin any line.
     """
 
     call: str
@@ -21,7 +25,10 @@ class Layout:
     opening: str = ""
     closing: str = ""
     between: str | None = None
-    at_start: bool = False
+    bare: str = ""
+    fenced: bool = False
+    also: tuple[str, ...] = ()
+    lines: bool = False
 
     @property
     def trigger_in_call(self) -> bool:
