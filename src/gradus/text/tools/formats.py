@@ -59,8 +59,8 @@ FORMATS: tuple[Format, ...] = (
         layout=_HERMES,
         triggers=(
             Trigger("<tool_call>", calls.json_in_tags("</tool_call>")),
-            Trigger("{", calls.bare_json, "start", part=True),
-            Trigger("```json", calls.json_fence, "start"),
+            Trigger("{", calls.bare_json("```", "</tool_call>"), "start", part=True),
+            Trigger("```", calls.json_fence, "start"),
         ),
     ),
     Format(
@@ -97,7 +97,7 @@ FORMATS: tuple[Format, ...] = (
         signs=("<|start_header_id|>", '"parameters"'),
         markers=("<|python_tag|>",),
         layout=Layout('{"name": "$name", "parameters": $json}', "{", at_start=True),
-        triggers=(Trigger("{", calls.bare_json, "start", part=True), Trigger("<|python_tag|>", calls.bare_json)),
+        triggers=(Trigger("{", calls.bare_json(), "start", part=True), Trigger("<|python_tag|>", calls.bare_json())),
     ),
     Format(
         name="gemma3",
@@ -117,7 +117,7 @@ FORMATS: tuple[Format, ...] = (
         families="any model that was not taught to call tools, such as SmolLM2",
         signs=(),
         layout=Layout('{"name": "$name", "arguments": $json}', "{", at_start=True),
-        triggers=(Trigger("{", calls.bare_json, "start", part=True),),
+        triggers=(Trigger("{", calls.bare_json(), "start", part=True),),
         free=False,
     ),
 )  # fmt: skip

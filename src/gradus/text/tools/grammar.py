@@ -38,10 +38,13 @@ def answer_grammar(
 ) -> str:
     """Write the grammar of an answer with calls.
 
-    markers: token ids by text. forced: the answer is calls and nothing else; otherwise it is any text, and calls where
-    it begins one. several: more than one call. exact: whether a tool's arguments must obey its schema, or may be any
+    markers: token ids by text. forced: the answer begins with a call; otherwise it is any text, and calls where it
+    begins one. several: more than one call. exact: whether a tool's arguments must obey its schema, or may be any
     object. thoughts: reasoning that may come first, or that the prompt has begun. text: what an answer without calls
     must be; the calls' trigger is a token then.
+
+    Behind the first call of a forced answer the text is free. A mask that left the next call or the end would make
+    models call on and on: instead, whoever reads the answer ends it at text (`AnswerParser`).
     """
     lark = _Lark(markers)
     several = several and layout.between is not None
@@ -55,7 +58,7 @@ def answer_grammar(
         behind, more = f"{opening} {call}{more} {lark.text(layout.closing)}", ""
     thought = lark.thought(thoughts, optional=forced or layout.trigger in markers)
     if forced:
-        answer = f"{trigger} {behind}{more if several else ''}"
+        answer = f"{trigger} {behind}{_further(lark, layout, markers, behind) if several else ''}"
     elif text is not None:
         answer = f"({trigger} {behind}{more if several else ''} | {lark.constrained(text)})"
     elif layout.at_start:
@@ -68,6 +71,17 @@ def answer_grammar(
         lark.rule("head[lazy]", f"{ANYTHING} {trigger}")
         answer = f"(head {behind})" + ("*" if several else "?") + f" {ANYTHING}"
     return lark.written(f"{thought} {answer}")
+
+
+def _further(lark: "_Lark", layout: Layout, markers: Mapping[str, int], behind: str) -> str:
+    """Write free text with further calls in it; nothing if one trigger begins all calls of an answer."""
+    if not layout.trigger_in_call:
+        return ""
+    if layout.trigger in markers:
+        lark.rule("text", ANYTHING)
+        return f" text ({lark.text(layout.trigger)} {behind} text)*"
+    lark.rule("head[lazy]", f"{ANYTHING} {lark.text(layout.trigger)}")
+    return f" (head {behind})* {ANYTHING}"
 
 
 def text_grammar(text: Structured, markers: Mapping[str, int], thoughts: Thoughts) -> str:
