@@ -341,7 +341,7 @@ def test_18_the_grammar_is_added_to_a_requests_penalties_and_stop_tokens():
 
 
 def test_the_ids_of_calls_are_nine_letters_and_digits_and_depend_on_the_seed_alone():
-    text = "\n".join([HERMES % "{}"] * 3)
+    text = "\n".join(HERMES % f'{{"count": {number}}}' for number in range(3))
     starts = [event for event in events_of(family("hermes"), text) if isinstance(event, ToolStart)]
     ids = [event.id for event in starts]
     assert ids == [event.id for event in one_by_one("hermes", text) if isinstance(event, ToolStart)]
