@@ -113,7 +113,7 @@ def test_the_protocols_agree_on_the_calls_and_the_tokens_of_an_answer(server, na
 
 @pytest.mark.parametrize(("name", "last"), [("repeats", CALL), ("two_calls", CALL)])
 def test_tokens_are_counted_up_to_the_end_of_the_last_call(server, name, last):
-    """Of a call that repeats the one before, too: it was generated."""
+    """A repeated call counts, although it is not reported: its tokens were generated."""
     _, _, tokens = as_chat(server, name, False, name == "repeats")
     text = ANSWERS[name]
     count = 2 if name == "repeats" else 1

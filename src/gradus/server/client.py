@@ -312,9 +312,7 @@ class EngineClient:
             del self._beginnings[stream]
             self._begin(stream, turns, encoded.result(), arrived)
 
-    def _begin(
-        self, stream: Stream, turns: Sequence[Turn | None], requests: Sequence[Request], arrived: float
-    ) -> None:
+    def _begin(self, stream: Stream, turns: Sequence[Turn | None], requests: Sequence[Request], arrived: float) -> None:
         """Send the requests to the engine. If that fails, the stream fails, and nothing of it stays."""
         try:
             for index, (handle, turn, request) in enumerate(zip(stream.handles, turns, requests, strict=True)):
@@ -420,7 +418,10 @@ class EngineClient:
             stream.fail(error)
 
     def _end_sample(self, request_id: str, index: int, reason: str) -> Iterable[Output]:
-        """End a sample in which the front end found a stop string, or the end of its calls. Its last output comes with a later report."""
+        """End a sample in which the front end found a stop string, or the end of its calls.
+
+        Its last output comes with a later report.
+        """
         self.supervisor.send(Cancel(self._handles[request_id], reason, index))
         return ()
 

@@ -168,7 +168,8 @@ class FrontEnd:
     def open(self, request: Request, prompt_index: int = 0, turn: Turn | None = None) -> list[Transcript]:
         """Begin the transcripts of a request that is about to be submitted, one per sample.
 
-        turn: the tools that its answer may call; the sample ends where such an answer is over. Raises RequestError if its id is in use.
+        turn: the tools that its answer may call; a sample ends where such an answer is over. Raises RequestError if
+        the request's id is in use.
         """
         if request.id in self._transcripts:
             raise RequestError(f"request id {request.id!r} is in use", param="request_id", got=request.id)

@@ -19,8 +19,8 @@ class Transcript:
     Without a tokenizer, token_bytes is None, and there is no text.
     over: called with each token, says whether the answer is over with it; None: only the engine and stop strings know.
     ending: the reason if the text has ended before the engine ended the sample: "stop" (a stop string, or the answer is
-    over) or "error" (it could not be decoded). The engine's further tokens are dropped, even those of the same step: with drafts, a step
-    yields several. The engine's last output still has the timings.
+    over) or "error" (it could not be decoded). The engine's further tokens are dropped, even those of the same step:
+    with drafts, a step yields several. The engine's last output still has the timings.
     """
 
     def __init__(

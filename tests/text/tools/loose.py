@@ -29,12 +29,10 @@ class Loose(NamedTuple):
 
     def within(self, name: str) -> str:
         """Write it as an answer of a format."""
-        layout, here = family(name).format.layout, "\0"
-        if name == "qwen2.5-coder":
+        if name == "qwen2.5-coder":  # without its tags
             return self.text
-        return layout.write([(here, {})]).replace('{"name": "%s", "arguments": {}}' % here, self.text).replace(
-            '{"name": "%s", "parameters": {}}' % here, self.text
-        )
+        written = family(name).format.layout.write([("here", {})])
+        return re.sub(r'\{"name": "here", "\w+": \{\}\}', lambda _: self.text, written)
 
 
 def _rows() -> list[Loose]:

@@ -22,7 +22,7 @@ TIMINGS = Timings(queued_s=0.0, ttft_s=0.1, total_s=0.2, tokens=3)
 
 
 def call(**arguments):
-    return '<tool_call>\n{"name": "f", "arguments": %s}\n</tool_call>' % json.dumps(arguments)
+    return f'<tool_call>\n{{"name": "f", "arguments": {json.dumps(arguments)}}}\n</tool_call>'
 
 
 def read(text, choice="auto", name="hermes", **options):
@@ -222,7 +222,7 @@ def test_a_stop_string_within_a_call_comes_first():
 
 def test_what_is_no_turn_is_refused_in_one_line():
     core = Elsewhere()
-    with pytest.raises(RequestError, match=r"turn must be what front_end.dialect.turn\(…\) returns, or None, got 'auto'"):
+    with pytest.raises(RequestError, match=r"turn must be what front_end.dialect.turn\(…\) returns, or None, got 'au"):
         core.front_end.request([1], turn="auto")
 
 
@@ -259,7 +259,7 @@ def test_a_forced_answer_of_a_model_that_knows_no_end_ends_by_itself(llm, choice
     last = [delta.completion for delta in llm.stream(prompt, params, turn=turn) if delta.completion]
     assert {each.index: each.token_ids for each in last} == {each.index: each.token_ids for each in whole}
     assert not llm.front_end.open_requests
-    for _ in range(3):  # a step of these sequences may be under way
+    for _ in range(3):  # the device may still be busy with a step of theirs
         assert llm.step() == []
     assert not llm.has_work
     llm.check()

@@ -12,7 +12,7 @@ CASES = [pytest.param(loose, name, id=f"{loose.what}-{name}") for loose in LOOSE
 
 
 def events_of(name, text, size=None, tools=WEATHER):
-    """Read a text, so many tokens at a time, or in one piece."""
+    """Read a text, `size` tokens at a time, or in one piece."""
     dialect = family(name)
     stream = dialect.turn(tools, "auto" if dialect.format.free else "required").stream([], seed="tests")
     tokens = tokens_of(dialect, text)

@@ -5,8 +5,8 @@
 One machine reads streamed and whole answers. It sees characters and marks, whatever the pieces they came in.
 
 Models go on calling where they should stop. So an answer is over with its last permitted call, with a call that repeats
-the one before, and, if it must be calls, with the first text behind one. What comes later is not read, and whoever runs
-the model ends it there (`Ending`).
+the one before, and, if it must be calls, with the first text behind one. Later text is not read, and the front end ends
+the sample there (`Ending`).
 """
 
 import re

@@ -59,7 +59,7 @@ class Calls:
     most: calls in one answer. count: the calls that have ended.
 
     `end` raises AnswerOver at the last call, and at one that repeats the call before it: a model that does so goes on.
-    A call that so far is the one before it waits, and a repetition written alike is never reported.
+    A call waits while it equals the beginning of the one before it. So a repetition written alike is never reported.
     """
 
     def __init__(
@@ -172,7 +172,7 @@ Syntax = Callable[[Calls], Parsing[None]]
 
 
 class _Found:
-    """What a JSON object says of its call so far. Arguments that come before the name wait for it."""
+    """A JSON object's call as far as it has been read. Arguments that come before the name wait for it."""
 
     def __init__(self, calls: Calls) -> None:
         self._calls = calls
@@ -277,7 +277,7 @@ def _ignore(text: str) -> None:
 def _closes(reader: Reader, closing: str, started: bool) -> Parsing[bool]:
     """Read the comma before another member, or the end of the object. Returns whether it is closed.
 
-    Of two closing braces the second may be missing: what else would the first one close?
+    A doubled brace may be closed by a single one: nothing else is open that it could close.
     """
     char = yield from reader.blanks()
     comma = char == ","
@@ -345,7 +345,7 @@ def json_fence(calls: Calls) -> Parsing[None]:
 
 
 def bare_json(*strays: str) -> Syntax:
-    """Llama 3, Qwen2.5-Coder: JSON calls that begin the answer. strays: closing marks, dropped, which nothing opened."""
+    """Llama 3, Qwen2.5-Coder: JSON calls that begin the answer. strays: closing marks to drop, which nothing opened."""
 
     def read(calls: Calls) -> Parsing[None]:
         yield from json_calls(calls)

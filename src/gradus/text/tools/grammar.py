@@ -43,8 +43,8 @@ def answer_grammar(
     object. thoughts: reasoning that may come first, or that the prompt has begun. text: what an answer without calls
     must be; the calls' trigger is a token then.
 
-    Behind the first call of a forced answer the text is free. A mask that left the next call or the end would make
-    models call on and on: instead, whoever reads the answer ends it at text (`AnswerParser`).
+    Text behind the first call of a forced answer is free: under a mask that left only the next call or the end, models
+    would call on and on. The reader ends such an answer where text begins (`AnswerParser`).
     """
     lark = _Lark(markers)
     several = several and layout.between is not None

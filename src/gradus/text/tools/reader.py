@@ -164,7 +164,7 @@ class Reader:
         return "".join(parts)
 
     def string(self, most: int) -> Parsing[str]:
-        """Take a short JSON string and return its value: a key or a name. Single quotes may hold one without escapes."""
+        """Take a short JSON string, a key or a name, and return its value. In single quotes it has no escapes."""
         quote = yield from self.peek()
         if quote != '"' and quote != "'":
             raise Malformed("not a string")
