@@ -1,7 +1,7 @@
 """One sample's text so far: the engine's outputs go in, deltas and a completion come out. No torch here."""
 
 from collections.abc import Callable
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from msgspec import structs
 
@@ -12,12 +12,15 @@ from gradus.text.completion import Completion, Delta
 from gradus.text.stops import NO_CONTROLS, Controls
 from gradus.text.stream import Piece, TextStream
 
+if TYPE_CHECKING:
+    from gradus.text.tools.answer import Ending
+
 
 class Transcript:
     """Sample `index` of `request`. token_bytes, controls: as in TextStream.
 
     Without a tokenizer, token_bytes is None, and there is no text.
-    over: called with each token, says whether the answer is over with it; None: only the engine and stop strings know.
+    over: finds the token with which an answer with calls is over; None: only the engine and stop strings end it.
     ending: the reason if the text has ended before the engine ended the sample: "stop" (a stop string, or the answer is
     over) or "error" (it could not be decoded). The engine's further tokens are dropped, even those of the same step:
     with drafts, a step yields several. The engine's last output still has the timings.
@@ -30,7 +33,7 @@ class Transcript:
         index: int,
         token_bytes: Callable[[int], Piece] | None,
         controls: Controls = NO_CONTROLS,
-        over: Callable[[int], bool] | None = None,
+        over: "Ending | None" = None,
     ) -> None:
         self.request = request
         self.prompt_index = prompt_index
@@ -50,11 +53,14 @@ class Transcript:
         Returns None, having taken nothing, if the text is not simply longer by the token's own; `add` takes it then.
         """
         try:
-            text = None if self.ending or self._over is not None else self._text.plain(token)
+            special = self.ending or (self._over is not None and self._over.may_come(token))
+            text = None if special else self._text.plain(token)
         except Exception:  # it happens again in `add`, whose caller deals with it
             return None
         if text is None:
             return None
+        if self._over is not None:
+            self._over(token)
         self._tokens.append(token)
         return Delta(self.request.id, self.prompt_index, self.index, text, (token,), NO_LOGPROBS)
 

@@ -317,9 +317,13 @@ class Ending:
         self._unread: list[int] = []
         self._reads = False
 
+    def may_come(self, token: int) -> bool:
+        """Whether the end may come with this token or has come: if not, nothing changes but the number of tokens."""
+        return self._reads or self._opens(token)
+
     def __call__(self, token: int) -> bool:
         self._unread.append(token)
-        self._reads = self._reads or self._opens(token)
+        self._reads = self.may_come(token)
         if self._reads:
             self._stream.push(self._unread)
             self._unread.clear()
