@@ -82,6 +82,13 @@ def test_a_call_that_waits_where_the_answer_breaks_off_is_an_incomplete_call(cut
     assert [each.complete for each in answer.calls] == [True, False] and answer.text == ""
 
 
+@pytest.mark.parametrize("cut", ["<tool_call>", '<tool_call>\n{"na', '<tool_call>\n{"name": "f", "arguments": {'])
+def test_a_second_call_that_breaks_off_before_its_arguments_is_no_call(cut):
+    for first in (call(count=1), call()):
+        answer, _ = read(f"{first}\n{cut}")
+        assert len(answer.calls) == 1 and answer.calls[0].complete and answer.text.strip() == cut
+
+
 def test_a_call_that_waits_and_goes_wrong_is_text():
     answer, over = read(call(count=12) + '\n<tool_call>\n{"name": "f", "arguments": {"count": oops}}\n</tool_call>')
     assert len(answer.calls) == 1 and "oops" in answer.text and not over

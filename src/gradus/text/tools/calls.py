@@ -78,7 +78,7 @@ class Calls:
         self._emit = emit
         self._started = started
         self._most = most
-        self._name: str | None = None  # of the call that has begun
+        self._name: str | None = None  # of the call that has begun and not ended
         self._arguments: list[str] = []  # its arguments so far
         self._size = 0  # in characters
         self._reported = False
@@ -119,6 +119,7 @@ class Calls:
         if repeated or self.count == self._most:
             raise AnswerOver
         self._last = this if self._size <= LONGEST_REPEAT else None
+        self._name, self._arguments = None, []
         self.reader.forget()
 
     def break_off(self, at_end: bool) -> bool:
@@ -128,13 +129,14 @@ class Calls:
         """
         if at_end and self._arguments and not self._reported:
             self._report()  # it waited
-        reported, self._last = self._reported, None
-        if reported:
-            self._ended(complete=False)
-        self._name = None
-        if reported and self.count == self._most:
+        self._name, self._arguments = None, []
+        if not self._reported:
+            return False
+        self._ended(complete=False)
+        self._last = None
+        if self.count == self._most:
             raise AnswerOver
-        return reported
+        return True
 
     def _like_last(self, more: str) -> bool:
         """Whether the call with these arguments added may still become the one before it."""
