@@ -227,6 +227,13 @@ def test_a_stop_string_within_a_call_comes_first():
     assert delta.text.endswith('{"') and core.ended == [("r", 0, "stop")]
 
 
+@pytest.mark.parametrize("choice", ["required", "auto"])
+def test_parameters_that_have_the_grammar_already_stay_as_they_are(choice):
+    turn = family("hermes").turn([{**TOOLS[1], "strict": True, "type": "custom"}], choice, envelope=True)
+    params = turn.constrain(SamplingParams(), [1])
+    assert params.structured is not None and turn.constrain(params, [1]) is params
+
+
 def test_what_is_no_turn_is_refused_in_one_line():
     core = Elsewhere()
     with pytest.raises(RequestError, match=r"turn must be what front_end.dialect.turn\(…\) returns, or None, got 'au"):

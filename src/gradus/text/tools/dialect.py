@@ -225,6 +225,8 @@ class Turn:
         instead. Raises RequestError where both cannot be.
         """
         text = params.structured
+        if text is not None and text.kind == "grammar" and text.text == self.grammar(prompt):
+            return params  # constrained already
         self._check_both(text, prompt)
         grammar = self.grammar(prompt, text)
         if grammar is None:
