@@ -36,7 +36,7 @@ def say(prompt):
     """Answer the last user's words with what they ask for."""
     last = prompt.rpartition("<|im_start|>user\n")[2]
     if "everything" in last:
-        return f"{THOUGHT}I look. \u2028 Ö\n{CALL}\n{CALL}"
+        return f"{THOUGHT}I look. \u2028 Ö\n{CALL}\n{CALL.replace('Ulm', 'Bonn')}"
     if "weather" in last:
         return CALL
     return "Hello."
@@ -153,7 +153,8 @@ def test_an_answer_may_have_thoughts_text_and_calls_in_this_order(server):
     assert thought == {"type": "thinking", "thinking": "Where is Ulm?", "signature": ""}
     assert text == {"type": "text", "text": "I look. \u2028 Ö"}
     assert first.pop("id") != second.pop("id")
-    assert first == second == {"type": "tool_use", "name": "look_up", "input": INPUT}
+    assert first == {"type": "tool_use", "name": "look_up", "input": INPUT}
+    assert second == first | {"input": INPUT | {"place": "Bonn"}}
     assert message["stop_reason"] == "tool_use"
     thought = len("<think>") + len("\nWhere is Ulm?\n")  # the markers are tokens
     assert 0 < message["usage"]["output_tokens_details"]["thinking_tokens"] <= thought

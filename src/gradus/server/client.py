@@ -57,6 +57,7 @@ from gradus.server.results import ClientGone, RequestFailed, RequestTimeout, Str
 from gradus.server.supervisor import State, Supervisor
 from gradus.text.completion import Delta
 from gradus.text.front_end import FrontEnd
+from gradus.text.tools.dialect import Turn
 from gradus.text.transcript import Transcript
 
 if TYPE_CHECKING:
@@ -267,18 +268,19 @@ class EngineClient:
             partial(ask.request, self.front_end, request_id, limited)
             for ask, request_id, limited in zip(asks, stream.ids, limits, strict=True)
         ]
+        turns = [ask.turn for ask in asks]
         timeout = max(limited.timeout or 0.0 for limited in limits)
         if all(ask.short for ask in asks) and len(asks) <= MOST_AT_ONCE:
             requests = [guarded(make) for make in makes]
             check_prompt_logprobs(requests, self.config.max_prompt_logprobs)
             self._enter(stream, timeout)
-            self._begin(stream, requests, time.monotonic())
+            self._begin(stream, turns, requests, time.monotonic())
         else:
             sizes = [weight(ask.prompt) for ask in asks]
             self._prompts.check_room(sum(sizes))
             self._enter(stream, timeout)
             jobs = [self._prompts.put(key, size, make) for size, make in zip(sizes, makes, strict=True)]
-            self._begin_later(stream, jobs)
+            self._begin_later(stream, turns, jobs)
         return stream
 
     def _stream(self, samples: Sequence[int], name: str) -> Stream:
@@ -301,13 +303,19 @@ class EngineClient:
         self.meter.enter(stream)
         self._nothing_runs.clear()
 
-    def _begin_later(self, stream: Stream, jobs: "Sequence[Job[Request]]") -> None:
+    def _begin_later(self, stream: Stream, turns: Sequence[Turn | None], jobs: "Sequence[Job[Request]]") -> None:
         """Begin once all prompts are encoded. Meanwhile the timeout runs, and if the stream is closed, prompts whose
         turn has not come are never encoded."""
         self._beginnings[stream] = jobs
-        asyncio.gather(*jobs).add_done_callback(partial(self._encoded, stream, time.monotonic()))
+        asyncio.gather(*jobs).add_done_callback(partial(self._encoded, stream, turns, time.monotonic()))
 
-    def _encoded(self, stream: Stream, arrived: float, encoded: "asyncio.Future[list[Request]]") -> None:
+    def _encoded(
+        self,
+        stream: Stream,
+        turns: Sequence[Turn | None],
+        arrived: float,
+        encoded: "asyncio.Future[list[Request]]",
+    ) -> None:
         error = encoded.exception()
         if stream not in self._beginnings:  # it was closed
             return
@@ -319,16 +327,16 @@ class EngineClient:
             self._close(stream, refusal)
         else:
             del self._beginnings[stream]
-            self._begin(stream, encoded.result(), arrived)
+            self._begin(stream, turns, encoded.result(), arrived)
 
-    def _begin(self, stream: Stream, requests: Sequence[Request], arrived: float) -> None:
+    def _begin(self, stream: Stream, turns: Sequence[Turn | None], requests: Sequence[Request], arrived: float) -> None:
         """Send the requests to the engine. If that fails, the stream fails, and nothing of it stays."""
         try:
-            for index, (handle, request) in enumerate(zip(stream.handles, requests, strict=True)):
+            for index, (handle, turn, request) in enumerate(zip(stream.handles, turns, requests, strict=True)):
                 stream.requests[request.id] = request
                 stream.tally.prompt_tokens += len(request.prompt)
                 self._handles[request.id] = handle
-                for sample, transcript in enumerate(self.front_end.open(request, index)):
+                for sample, transcript in enumerate(self.front_end.open(request, index, turn)):
                     self._samples[handle + sample] = Sample(transcript, stream)
                 self.supervisor.send(Submit.of(handle, request, arrived))
                 self._samples_sent += request.params.n
@@ -432,7 +440,10 @@ class EngineClient:
             stream.fail(error)
 
     def _end_sample(self, request_id: str, index: int, reason: str) -> Iterable[Output]:
-        """End a sample in which the front end found a stop string. Its last output comes with a later report."""
+        """End a sample in which the front end found a stop string, or the end of its calls.
+
+        Its last output comes with a later report.
+        """
         self.supervisor.send(Cancel(self._handles[request_id], reason, index))
         return ()
 
@@ -463,6 +474,7 @@ class EngineClient:
             self._end_sample,
             tool_format=self.config.tool_format,
             tool_schemas=self.config.tool_schemas,
+            max_tool_calls=self.config.max_tool_calls,
         )
         spare_what_stays(self)  # a pause that no request should meet
         self.supervisor.loaded()

@@ -9,6 +9,7 @@ from gradus.engine.request import MAX_SECONDS
 from gradus.errors import ConfigError
 from gradus.server.http.hosts import host_alone, is_origin
 from gradus.server.http.keys import KeyLimits
+from gradus.text.tools.calls import MAX_CALLS, MOST_CALLS
 from gradus.text.tools.formats import NAMES
 
 MAX_JSON_DEPTH = 64
@@ -181,6 +182,13 @@ class ServerConfig(Settings):
         "Whose schemas calls obey where a model is free to call (tool_choice auto). all: those of all tools, from the "
         "beginning of a call on; strict: those of tools that the request marks as strict.",
         choices=("all", "strict"),
+        panel=_API,
+    )
+    max_tool_calls: int = setting(
+        MAX_CALLS,
+        "Most calls in one answer, which ends with the last of them.",
+        least=1,
+        most=MOST_CALLS,
         panel=_API,
     )
     tokenizer_info: bool = setting(False, "Answer /tokenizer_info, which shows the chat template.", panel=_API)

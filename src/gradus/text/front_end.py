@@ -21,7 +21,8 @@ from gradus.text.completion import Delta
 from gradus.text.infill import Infill
 from gradus.text.stops import NO_CONTROLS, Controls
 from gradus.text.stream import Piece, piece
-from gradus.text.tools.dialect import Dialect
+from gradus.text.tools.calls import MAX_CALLS
+from gradus.text.tools.dialect import Dialect, Turn
 from gradus.text.tools.tool import read_tools
 from gradus.text.transcript import Transcript
 
@@ -57,12 +58,14 @@ class FrontEnd:
         *,
         tool_format: str | None = None,
         tool_schemas: str = "all",
+        max_tool_calls: int = MAX_CALLS,
     ) -> None:
         """tool_format: how the model calls tools, by a name of the table; None finds out (gradus.text.tools).
         tool_schemas: whose schemas calls obey where the model is free to call: "all" tools', or those of "strict" ones.
+        max_tool_calls: in one answer.
         """
         self.tokenizer = tokenizer
-        self._tool_format, self._tool_schemas = tool_format, tool_schemas
+        self._tool_format, self._tool_schemas, self._max_tool_calls = tool_format, tool_schemas, max_tool_calls
         self.limits = limits
         self.model = model
         # a token's bytes never change, and computing them would cost as much as all other work on the token
@@ -79,14 +82,19 @@ class FrontEnd:
         params: SamplingParams | None = None,
         scheduling: SchedulingParams | None = None,
         request_id: str | None = None,
+        turn: Turn | None = None,
     ) -> Request:
-        """Encode and check a request; nothing is kept. request_id: None makes one up.
+        """Encode and check a request; nothing is kept. request_id: None makes one up. turn: constrains the answer.
 
         Takes about a microsecond per character, and milliseconds for a new grammar. Raises RequestError for a request
         that could never be served.
         """
         params = params or SamplingParams()
         prompt = self.tokens(prompt)
+        if turn is not None:
+            if not isinstance(turn, Turn):
+                raise RequestError.of("turn", "what front_end.dialect.turn(…) returns, or None", turn)
+            params = turn.constrain(params, prompt)
         if params.stop:
             self._need_tokenizer("stop")
         if params.structured is not None and self.limits.structured:
@@ -122,7 +130,8 @@ class FrontEnd:
         """How the model is shown tools and calls them. Raises RequestError without a tokenizer."""
         keeps = self._tool_schemas == "all" and self.limits.lazy
         compiles = self.grammars.check if keeps else None
-        return Dialect(self._need_tokenizer("tools"), self._tool_format, compiles=compiles)
+        tokenizer = self._need_tokenizer("tools")
+        return Dialect(tokenizer, self._tool_format, max_calls=self._max_tool_calls, compiles=compiles)
 
     def chat_prompt(self, messages: Sequence[dict[str, Any]], *, tools: Any = None, **settings: Any) -> list[int]:
         """Encode a conversation, ready for the assistant's turn.
@@ -162,16 +171,24 @@ class FrontEnd:
         """The ids of the requests that have a transcript."""
         return list(self._transcripts)
 
-    def open(self, request: Request, prompt_index: int = 0) -> list[Transcript]:
+    def open(self, request: Request, prompt_index: int = 0, turn: Turn | None = None) -> list[Transcript]:
         """Begin the transcripts of a request that is about to be submitted, one per sample.
 
-        Raises RequestError if its id is in use.
+        turn: the tools that its answer may call; a sample ends where such an answer is over. Raises RequestError if
+        the request's id is in use.
         """
         if request.id in self._transcripts:
             raise RequestError(f"request id {request.id!r} is in use", param="request_id", got=request.id)
         controls = self.controls if request.params.stop else NO_CONTROLS
         self._transcripts[request.id] = {
-            index: Transcript(request, prompt_index, index, self._token_bytes, controls)
+            index: Transcript(
+                request,
+                prompt_index,
+                index,
+                self._token_bytes,
+                controls,
+                turn.ending(request.prompt, self._token_bytes) if turn else None,
+            )
             for index in range(request.params.n)
         }
         return list(self._transcripts[request.id].values())
@@ -205,7 +222,8 @@ class FrontEnd:
         return deltas
 
     def read_sample(self, transcript: Transcript, output: Output) -> Delta:
-        """Add an output to an open transcript. A stop string, or a fault in decoding, ends the sample."""
+        """Add an output to an open transcript. A stop string, an answer that is over, or a fault in decoding ends the
+        sample."""
         if transcript.ending:
             delta = transcript.skip(output)
         else:

@@ -30,6 +30,7 @@ from gradus.quantization.precision import resolve
 from gradus.text.completion import Completion, Delta
 from gradus.text.front_end import FrontEnd, Prompt
 from gradus.text.interrupts import Interrupts
+from gradus.text.tools.dialect import Turn
 from gradus.text.turns import Turns
 
 Params = TypeVar("Params", SamplingParams, SchedulingParams)
@@ -157,27 +158,34 @@ class LLM:
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         scheduling: SchedulingParams | Sequence[SchedulingParams] | None = None,
+        turn: Turn | None = None,
     ) -> list[Completion]:
         """Run prompts to their end: texts or token ids, which may be an array or a tensor for each prompt.
 
-        `params` and `scheduling`: one for all, one for each, or None for defaults.
+        `params` and `scheduling`: one for all, one for each, or None for defaults. turn: the tools that the answers may
+        call (`front_end.dialect.turn`): it constrains them, and ends them with their calls.
 
         Returns a flat list, prompt-major: prompt 0's n samples, then prompt 1's, … Raises RequestError before anything
         runs if any prompt cannot be served.
         """
         with self._interrupts:  # replaces the handler once, not once per step; each step still ends with a delivery
-            deltas = self._run(_as_list(prompts), params, scheduling)
+            deltas = self._run(_as_list(prompts), params, scheduling, turn)
             completions = [delta.completion for delta in deltas if delta.completion]
         return sorted(completions, key=lambda completion: (completion.prompt_index, completion.index))
 
     def stream(
-        self, prompt: Prompt, params: SamplingParams | None = None, *, scheduling: SchedulingParams | None = None
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        scheduling: SchedulingParams | None = None,
+        turn: Turn | None = None,
     ) -> Iterator[Delta]:
         """Run one prompt, yielding deltas as they arrive; each sample's last delta carries its Completion.
 
-        Closing the iterator early cancels the request.
+        turn: as in `generate`. Closing the iterator early cancels the request.
         """
-        return self._run([prompt], params, scheduling)
+        return self._run([prompt], params, scheduling, turn)
 
     def chat(
         self,
@@ -208,12 +216,16 @@ class LLM:
         *,
         scheduling: SchedulingParams | None = None,
         request_id: str | None = None,
+        turn: Turn | None = None,
     ) -> str:
-        """Queue one prompt; returns the request's id. Raises RequestError, queueing nothing, if it can't be served."""
+        """Queue one prompt; returns the request's id. Raises RequestError, queueing nothing, if it can't be served.
+
+        turn: as in `generate`.
+        """
         if request_id is not None:
             _check_id(request_id)
         params, scheduling = _one("params", params, SamplingParams), _one("scheduling", scheduling, SchedulingParams)
-        return self._submit(self.front_end.request(prompt, params, scheduling, request_id))
+        return self._submit(self.front_end.request(prompt, params, scheduling, request_id, turn), turn=turn)
 
     def step(self) -> list[Delta]:
         """Take one engine step over all requests. Returns the deltas of submitted ones, each sample's in order.
@@ -262,6 +274,7 @@ class LLM:
         prompts: Sequence[Prompt],
         params: SamplingParams | Sequence[SamplingParams] | None,
         scheduling: SchedulingParams | Sequence[SchedulingParams] | None,
+        turn: Turn | None = None,
     ) -> Iterator[Delta]:
         each = zip(
             prompts,
@@ -269,16 +282,16 @@ class LLM:
             _of_each("scheduling", scheduling, SchedulingParams, len(prompts)),
             strict=True,
         )
-        return self._drive([self.front_end.request(*one) for one in each])
+        return self._drive([self.front_end.request(*one, turn=turn) for one in each], turn)
 
-    def _drive(self, requests: list[Request]) -> Iterator[Delta]:
+    def _drive(self, requests: list[Request], turn: Turn | None) -> Iterator[Delta]:
         """Step until these requests have ended. Deltas of other requests are kept for their callers."""
         ids = {request.id for request in requests}
         left = sum(request.params.n for request in requests)
         self._iterated |= ids
         try:
             for prompt_index, request in enumerate(requests):
-                self._submit(request, prompt_index)
+                self._submit(request, prompt_index, turn)
             while left:
                 for delta in self._await(ids):
                     left -= delta.completion is not None
@@ -316,12 +329,12 @@ class LLM:
         self._untaken = [delta for delta in self._untaken if delta.request_id not in ids]
         return mine
 
-    def _submit(self, request: Request, prompt_index: int = 0) -> str:
+    def _submit(self, request: Request, prompt_index: int = 0, turn: Turn | None = None) -> str:
         constraint = request.params.structured
         if constraint is not None and (unkept := self.front_end.grammars.unkept(constraint)):
             log.warning("structured: the answer need not obey the schema's %s", ", ".join(unkept))
         with self._turns:
-            self.front_end.open(request, prompt_index)
+            self.front_end.open(request, prompt_index, turn)
             try:
                 self.core.submit(request)
             except Exception:

@@ -1,7 +1,7 @@
 """One sample's text so far: the engine's outputs go in, deltas and a completion come out. No torch here."""
 
 from collections.abc import Callable
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from msgspec import structs
 
@@ -12,14 +12,18 @@ from gradus.text.completion import Completion, Delta
 from gradus.text.stops import NO_CONTROLS, Controls
 from gradus.text.stream import Piece, TextStream
 
+if TYPE_CHECKING:
+    from gradus.text.tools.answer import Ending
+
 
 class Transcript:
     """Sample `index` of `request`. token_bytes, controls: as in TextStream.
 
     Without a tokenizer, token_bytes is None, and there is no text.
-    ending: the reason if the text has ended before the engine ended the sample: "stop" (a stop string) or "error" (it
-    could not be decoded). The engine's further tokens are dropped, even those of the same step: with drafts, a step
-    yields several. The engine's last output still has the timings.
+    over: finds the token with which an answer with calls is over; None: only the engine and stop strings end it.
+    ending: the reason if the text has ended before the engine ended the sample: "stop" (a stop string, or the answer is
+    over) or "error" (it could not be decoded). The engine's further tokens are dropped, even those of the same step:
+    with drafts, a step yields several. The engine's last output still has the timings.
     """
 
     def __init__(
@@ -29,12 +33,14 @@ class Transcript:
         index: int,
         token_bytes: Callable[[int], Piece] | None,
         controls: Controls = NO_CONTROLS,
+        over: "Ending | None" = None,
     ) -> None:
         self.request = request
         self.prompt_index = prompt_index
         self.index = index
         self.ending: Literal["stop", "error"] | None = None
         self._error: str | None = None
+        self._over = over
         self._controls = controls
         self._text = TextStream(token_bytes or _nothing, request.params.stop, request.params.min_tokens, controls)
         self._tokens: list[int] = []
@@ -47,27 +53,45 @@ class Transcript:
         Returns None, having taken nothing, if the text is not simply longer by the token's own; `add` takes it then.
         """
         try:
-            text = None if self.ending else self._text.plain(token)
+            special = self.ending or (self._over is not None and self._over.may_come(token))
+            text = None if special else self._text.plain(token)
         except Exception:  # it happens again in `add`, whose caller deals with it
             return None
         if text is None:
             return None
+        if self._over is not None:
+            self._over(token)
         self._tokens.append(token)
         return Delta(self.request.id, self.prompt_index, self.index, text, (token,), NO_LOGPROBS)
 
     def add(self, output: Output) -> Delta:
         """Take one step's tokens. The delta carries the completion if the engine has ended the sequence."""
         tokens, logprobs = output.tokens, output.logprobs
+        before = len(self._tokens)
         self._tokens += tokens
         if logprobs is not NO_LOGPROBS:
             self._logprobs += logprobs.packed
-        text = self._text.push(tokens) if output.finish_reason is None else self._last(output)
-        if self._text.stop_reason is not None:
+        over = self._until_over(output, before)
+        if over is not None:
+            text = self._text.push(tokens[:over]) + self._text.finish()
+        else:
+            text = self._text.push(tokens) if output.finish_reason is None else self._last(output)
+        if over is not None or self._text.stop_reason is not None:
             self.ending = "stop"
-            kept = len(tokens) - (len(self._tokens) - self._text.taken)
+            kept = self._text.taken - before
             tokens, logprobs = tokens[:kept], logprobs[:kept]
             del self._tokens[self._text.taken :], self._logprobs[self._text.taken :]
         return self._delta(output, tokens, logprobs, text)
+
+    def _until_over(self, output: Output, before: int) -> int | None:
+        """Count the tokens of this step up to the one with which the answer is over; None if it is not."""
+        if self._over is None:
+            return None
+        tokens = output.tokens[:-1] if isinstance(output.stop_reason, int) else output.tokens
+        for count, token in enumerate(tokens, 1):
+            if self._over(token) and before + count >= self.request.params.min_tokens:
+                return count
+        return None
 
     def _last(self, output: Output) -> str:
         """Return the last text of a sequence. A stop token is reported, but is not part of the text.
@@ -107,7 +131,7 @@ class Transcript:
             token_ids=tuple(self._tokens),
             logprobs=None if self.request.params.logprobs is None else Logprobs(tuple(self._logprobs)),
             finish_reason=self.ending or last.finish_reason,
-            stop_reason=self._text.stop_reason or last.stop_reason,
+            stop_reason=self._text.stop_reason if self.ending else last.stop_reason,
             prompt_tokens=len(self.request.prompt),
             cached_tokens=last.cached_tokens,
             timings=last.timings,

@@ -13,6 +13,7 @@ from gradus.text.tools.events import Answer, Reasoning, Text, ToolArguments, Too
 from gradus.text.tools.reader import Mark, Reader
 from gradus.text.tools.tool import read_tools
 from tests.text.tools.builders import CONTROLS, FAMILIES, TOOLS, events_of, family, stream_of, tokens_of
+from tests.text.tools.loose import LOOSE
 
 ARGUMENTS = [
     {},
@@ -27,7 +28,7 @@ FRAGMENTS = [
     "[TOOL_CALLS]", "[ARGS]", "[f(text='", "f(", "g()", "[g()]",
     '{"name": "f", "arguments": "', '{\\"text\\": \\"\\d\\"}', "\\.", "\\ud83d", "f(text=x",
     "```tool_code\n", "\\", "\\u00", "<|python_tag|>",
-    "; ", ", ",
+    "; ", ", ", "{{", "}}", "'", '{"type": "function", "function": ', '{"name": "f", "arguments": {{"text": ',
 ]  # fmt: skip
 
 
@@ -36,7 +37,8 @@ def answers(name):
     layout = family(name).format.layout
     calls = st.lists(st.tuples(st.just("f"), st.sampled_from(ARGUMENTS)), min_size=1, max_size=2).map(layout.write)
     in_strings = st.sampled_from(ARGUMENTS).map(lambda each: in_string(name, each))
-    return st.lists(st.one_of(calls, in_strings, st.sampled_from(FRAGMENTS)), max_size=8).map("".join)
+    loose = st.sampled_from(LOOSE).map(lambda each: each.within(name).replace('"weather"', '"f"'))
+    return st.lists(st.one_of(calls, in_strings, loose, st.sampled_from(FRAGMENTS)), max_size=8).map("".join)
 
 
 def in_string(name, arguments):
@@ -125,6 +127,8 @@ def test_arguments_arrive_as_they_were_written(name, arguments, data):
     dialect = family(name)
     if dialect.format.layout.between is None:
         arguments = arguments[:1]
+    canonical = [json.dumps(each, sort_keys=True) for each in arguments]
+    assume(all(one != other for one, other in pairwise(canonical)))  # a repeated call ends the answer
     text = dialect.format.layout.write(("f", each) for each in arguments)
     # `events_of` would write a marker's spelling, or a control token's, as the token, which is what it spells anywhere
     spelled = json.dumps(arguments, ensure_ascii=False)

@@ -124,12 +124,12 @@ def test_a_named_tool_is_the_only_one_that_can_be_called_and_all_are_shown():
     assert [tool.name for tool in turn.callable] == ["g"] and [tool.name for tool in turn.shown] == ["f", "g"]
 
 
-def test_without_parallel_calls_the_second_one_is_text():
+def test_without_parallel_calls_the_first_one_is_the_end():
     dialect = Dialect(QWEN)
     one = '<tool_call>\n{"name": "g"}\n</tool_call>'
     stream = dialect.turn(TOOLS, parallel=False).stream([], seed="x")
-    answer = Answer.of([*stream.push(tokens_of(dialect, f"{one}\n{one}")), *stream.finish()])
-    assert called(answer) == [("g", "{}")] and answer.text.strip() == one
+    answer = Answer.of([*stream.push(tokens_of(dialect, f"So:\n{one}\n{one} and text")), *stream.finish()])
+    assert called(answer) == [("g", "{}")] and answer.text == "So:" and stream.over
 
 
 def test_a_model_that_was_not_taught_to_call_needs_a_grammar():

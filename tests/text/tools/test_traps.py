@@ -116,9 +116,9 @@ def test_8_a_call_that_breaks_off_is_not_complete():
     ],
 )
 def test_9_a_malformed_call_is_text_and_its_neighbours_are_calls(broken):
-    good = XML % parameter("count", "1")
-    answer = read("qwen3-coder", f"{good}\n{broken}\n{good}")
-    assert called(answer) == [("f", '{"count": 1}')] * 2
+    one, two = (XML % parameter("count", number) for number in (1, 2))
+    answer = read("qwen3-coder", f"{one}\n{broken}\n{two}")
+    assert called(answer) == [("f", '{"count": 1}'), ("f", '{"count": 2}')]
     assert answer.text.strip() == broken
 
 
@@ -177,7 +177,7 @@ def test_12_a_value_that_is_not_of_its_type_is_passed_as_text(name, value, expec
 )
 @pytest.mark.parametrize("name", FAMILIES)
 def test_13_json_in_prose_is_no_call_and_all_of_it_is_shown(name, text):
-    if name == "qwen2.5-coder" and text.startswith("```json"):
+    if name == "qwen2.5-coder" and text.startswith("```"):
         pytest.skip("its calls may look so")
     answer = read(name, text)
     assert answer.calls == () and answer.text == text
@@ -341,7 +341,7 @@ def test_18_the_grammar_is_added_to_a_requests_penalties_and_stop_tokens():
 
 
 def test_the_ids_of_calls_are_nine_letters_and_digits_and_depend_on_the_seed_alone():
-    text = "\n".join([HERMES % "{}"] * 3)
+    text = "\n".join(HERMES % f'{{"count": {number}}}' for number in range(3))
     starts = [event for event in events_of(family("hermes"), text) if isinstance(event, ToolStart)]
     ids = [event.id for event in starts]
     assert ids == [event.id for event in one_by_one("hermes", text) if isinstance(event, ToolStart)]

@@ -83,9 +83,14 @@ class Ask:
     index: int | None = None
 
     @property
+    def turn(self) -> Turn | None:
+        """The tools and the choice among them, in a conversation."""
+        return self.prompt.turn if isinstance(self.prompt, Chat) else None
+
+    @property
     def short(self) -> bool:
         """Whether the request can be built on the event loop without delaying other streams."""
-        tools = isinstance(self.prompt, Chat) and self.prompt.turn is not None and bool(self.prompt.turn.tools)
+        tools = self.turn is not None and bool(self.turn.tools)
         return len(self.prompt) <= SHORT_PROMPT and self.params.structured is None and not tools
 
     def request(self, front_end: FrontEnd, request_id: str, scheduling: SchedulingParams) -> Request:
@@ -100,10 +105,10 @@ class Ask:
 
     def _request(self, front_end: FrontEnd, request_id: str, scheduling: SchedulingParams) -> Request:
         tokens, params = self._tokens(front_end), self.params
-        if isinstance(self.prompt, Chat) and self.prompt.turn is not None:
+        if self.turn is not None:
             if params.structured is not None and front_end.limits.structured:
                 front_end.grammars.check(params.structured)  # checked as the client gave it, so that a refusal names it
-            params = self.prompt.turn.constrain(params, tokens)
+            params = self.turn.constrain(params, tokens)
         if isinstance(self.prompt, Written):
             params = self.prompt.adapted(params, front_end)
         if self.cut:
@@ -228,7 +233,7 @@ class PlainText:
 
 def event_reader(ask: Ask, request: Request, front_end: FrontEnd, index: int) -> EventReader:
     """Make the reader of sample `index`."""
-    turn = ask.prompt.turn if isinstance(ask.prompt, Chat) else None
+    turn = ask.turn
     if turn is None or not (turn.callable or turn.dialect.thoughts):
         return PlainText()
     seed = f"{request.id}-{request.seed}-{index}"

@@ -6,7 +6,7 @@ from it: the text that shows the tools, the grammar of a call, and the parser of
     turn = llm.front_end.dialect.turn(tools, "auto")
     prompt = llm.chat_prompt(messages, tools=turn.shown)
     events = turn.stream(prompt)
-    for delta in llm.stream(prompt, turn.constrain(params, prompt)):
+    for delta in llm.stream(prompt, params, turn=turn):
         for event in events.read(delta): …
 
 Read in this order:
@@ -14,10 +14,10 @@ Read in this order:
     tool.py          tools and the choice among them, as clients send them
     events.py        what an answer consists of
     reader.py        text that arrives in pieces, read as if it were all there
-    json_text.py     JSON as it arrives;  python_text.py: Python's literals;  typed.py: raw text typed by a schema
+    python_text.py   Python's literals as they arrive;  json_text.py: JSON;  typed.py: raw text typed by a schema
     calls.py         the syntaxes of calls
     marks.py         tokens to text and marks
-    answer.py        an answer as it arrives: reasoning, text and calls
+    answer.py        an answer as it arrives: reasoning, text and calls, and where it ends
     layout.py        how calls are written
     grammar.py       the grammar of an answer with calls
     history.py       calls and results that go back to the model

@@ -3,6 +3,10 @@
     tokens ── Marks ──▶ text and marks ── AnswerParser ──▶ events
 
 One machine reads streamed and whole answers. It sees characters and marks, whatever the pieces they came in.
+
+Models go on calling where they should stop. So an answer is over with its last permitted call, with a call that repeats
+the one before, and, if it must be calls, with the first text behind one. Later text is not read, and the front end ends
+the sample there (`Ending`).
 """
 
 import re
@@ -10,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from gradus.text.completion import Delta
-from gradus.text.tools.calls import MAX_CALLS, Calls, Syntax
+from gradus.text.tools.calls import MAX_CALLS, AnswerOver, Calls, Syntax
 from gradus.text.tools.events import Event, Reasoning, Text, joined
 from gradus.text.tools.marks import Marks
 from gradus.text.tools.reader import BLANKS, END, Malformed, Mark, Parsing, Piece, Reader
@@ -80,6 +84,7 @@ class AnswerParser:
     """Text and marks of one answer in, events out.
 
     tools: those that may be called, by name; without any, nothing is a call. ids: of the calls, in their order.
+    over: whether the answer is over, although more may come.
     """
 
     def __init__(
@@ -90,8 +95,10 @@ class AnswerParser:
         thoughts: Thoughts | None = None,
         token_markers: Iterable[str] = (),
         most_calls: int = MAX_CALLS,
+        only_calls: bool = False,
     ) -> None:
-        """token_markers: those that arrive as marks, and are not looked for in the text. most_calls: more are text."""
+        """token_markers: those that arrive as marks, and are not looked for in the text. most_calls: the last of them
+        ends the answer. only_calls: so does text behind a call."""
         self._reader = Reader()
         self._events: list[Event] = []
         by_token = frozenset(token_markers)
@@ -106,12 +113,15 @@ class AnswerParser:
         self.thinking = thoughts is not None and thoughts.inside  # whether the output so far ends inside reasoning
         self._after_call = False
         self._calls = Calls(self._reader, tools, ids, self._events.append, self._call_starts, most_calls)
+        self._only_calls = only_calls
         self._run = self._answer()
         self._ended = False
+        self.over = False
 
     def feed(self, pieces: Iterable[Piece]) -> list[Event]:
-        for piece in pieces:
-            self._reader.feed(piece)
+        if not self._ended:
+            for piece in pieces:
+                self._reader.feed(piece)
         return self._advance()
 
     def finish(self) -> list[Event]:
@@ -120,7 +130,10 @@ class AnswerParser:
 
     def _advance(self) -> list[Event]:
         if not self._ended:
-            self._ended = next(self._run, True) is True
+            try:
+                self._ended = next(self._run, True) is True
+            except AnswerOver:
+                self._ended = self.over = True
         found = joined(self._events)
         self._events.clear()
         return found
@@ -229,7 +242,8 @@ class AnswerParser:
         try:
             yield from trigger.syntax(self._calls)
         except Malformed:
-            if self._calls.end(complete=False) and (yield from self._reader.peek()) is END:
+            at_end = (yield from self._reader.peek()) is END
+            if self._calls.break_off(at_end) and at_end:
                 self._reader.forget()
         self._say_kept(self._reader.kept)
 
@@ -239,10 +253,12 @@ class AnswerParser:
         self._after_call = True
 
     def _say_kept(self, text: str) -> None:
+        blank = not text.strip(" \t\r\n")
+        if self._only_calls and self._calls.count and not blank:
+            raise AnswerOver
         self._text.say(text)
         self._reader.forget()
-        if text.strip(" \t\r\n"):
-            self._after_call = False
+        self._after_call = self._after_call and blank
 
 
 def _all_but(characters: Iterable[str]) -> re.Pattern[str]:
@@ -255,12 +271,17 @@ class AnswerStream:
     """One sample's tokens in, events out: `push` tokens and `finish`, or `read` deltas.
 
     thought_tokens: the number of tokens that were reasoning so far, with their markers. They come first.
+    over: whether the answer is over, although more tokens may come: they are dropped.
     """
 
     def __init__(self, marks: Marks, parser: AnswerParser) -> None:
         self.thought_tokens = 0
         self._marks = marks
         self._parser = parser
+
+    @property
+    def over(self) -> bool:
+        return self._parser.over
 
     def push(self, tokens: Iterable[int]) -> list[Event]:
         """Take the next tokens, without the stop token at the end. Returns the events that are certain now."""
@@ -281,3 +302,29 @@ class AnswerStream:
         stopped = last is not None and isinstance(last.stop_reason, int)
         events = self.push(delta.token_ids[:-1] if stopped else delta.token_ids)
         return events if last is None else joined([*events, *self.finish()])
+
+
+class Ending:
+    """Finds the token with which a sample's answer is over: called with each token, it says whether that has come.
+
+    It reads what `AnswerStream` reads, but not before a token that may begin a call: most answers have none.
+    stream: reads the sample from its first token. opens: whether a call may begin with a token.
+    """
+
+    def __init__(self, stream: AnswerStream, opens: Callable[[int], bool]) -> None:
+        self._stream = stream
+        self._opens = opens
+        self._unread: list[int] = []
+        self._reads = False
+
+    def may_come(self, token: int) -> bool:
+        """Whether the end may come with this token or has come: if not, nothing changes but the number of tokens."""
+        return self._reads or self._opens(token)
+
+    def __call__(self, token: int) -> bool:
+        self._unread.append(token)
+        self._reads = self.may_come(token)
+        if self._reads:
+            self._stream.push(self._unread)
+            self._unread.clear()
+        return self._stream.over

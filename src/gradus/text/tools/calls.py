@@ -4,6 +4,15 @@ A call is reported with the first piece of its arguments: by then its name is a 
 its arguments is the beginning of an object. Until then the text is kept: if it turns out to be no call, it is shown.
 After that nothing can be taken back, so a call whose arguments stop being a JSON object ends incomplete, and the text
 behind is shown.
+
+Models write JSON calls in more ways than they were taught. Where only one reading is possible it is read:
+
+    members               name; arguments, or parameters, args or input; function in the place of name
+    a wrapper             {"type": "function", "function": {…}} around the call
+    arguments             an object, a string that holds one, null or nothing
+    braces                {{ … }}, as templates show a call; a last one that is missing
+    around calls          a list, a fence of Markdown
+    values                what json_text.py mends
 """
 
 import json
@@ -11,27 +20,46 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 
 from gradus.text.tools.events import Event, ToolArguments, ToolEnd, ToolStart
-from gradus.text.tools.json_text import copy_string, copy_value
+from gradus.text.tools.json_text import copy_string, copy_value, open_braces
 from gradus.text.tools.python_text import copy_literal
-from gradus.text.tools.reader import END, MOST_KEPT, Malformed, Mark, Parsing, Reader, read_all
+from gradus.text.tools.reader import END, MOST_KEPT, Malformed, Parsing, Piece, Reader, read_all
 from gradus.text.tools.tool import MAX_NAME, Tool
 from gradus.text.tools.typed import is_text, kinds_of, property_schema, typed
 
 LONGEST_KEY = 1024
-MAX_CALLS = 128
+MAX_CALLS = 16  # in one answer, unless configured otherwise
+MOST_CALLS = 128  # that can be configured
+LONGEST_REPEAT = 1 << 18  # characters of arguments that are compared with the next call's
 
 _NAME = re.compile(r"[\w.-]+", re.ASCII)
 _TAG_NAME = re.compile(r"[^<>\n]+")
-_ARGUMENTS = ("arguments", "parameters")
 _HALF_PAIR = re.compile("[\ud800-\udfff]")  # of a surrogate pair: no text can be encoded with it
-_ASIDE = ("type", "id", "call_id")  # members that say nothing new
+_MEMBERS = {
+    "name": "name",
+    "function": "function",
+    "arguments": "arguments",
+    "parameters": "arguments",
+    "args": "arguments",
+    "input": "arguments",
+    "type": "aside",
+    "id": "aside",
+    "call_id": "aside",
+}  # fmt: skip
+"""The members of a JSON call, each with its part in the call; those aside say nothing new."""
+
+
+class AnswerOver(Exception):
+    """The answer ends here, whatever the model would write next."""
 
 
 class Calls:
     """The calls of one answer: what a parser reads from, and where it reports to.
 
     tools: those that were declared, by name. emit: takes events. started: called before the first event of a call.
-    most: calls in one answer; further ones are text.
+    most: calls in one answer. count: the calls that have ended.
+
+    `end` raises AnswerOver at the last call, and at one that repeats the call before it: a model that does so goes on.
+    A call waits while it equals the beginning of the one before it. So a repetition written alike is never reported.
     """
 
     def __init__(
@@ -44,44 +72,98 @@ class Calls:
         most: int = MAX_CALLS,
     ) -> None:
         self.reader = reader
+        self.count = 0
         self._tools = tools
         self._ids = ids
         self._emit = emit
         self._started = started
         self._most = most
-        self._count = 0
-        self._open = False
-        self._beginning: str | None = None  # the name of a call whose arguments have not begun
+        self._name: str | None = None  # of the call that has begun and not ended
+        self._arguments: list[str] = []  # its arguments so far
+        self._size = 0  # in characters
+        self._reported = False
+        self._last: tuple[str, str] | None = None  # name and arguments of the call before
 
     def declared(self, name: str) -> Tool:
         """Return the tool of this name. Raises Malformed if there is none: then the text is no call."""
-        if name not in self._tools or self._count == self._most:
+        if name not in self._tools:
             raise Malformed("not the name of a tool")
         return self._tools[name]
 
     def start(self, name: str) -> None:
         """Begin a call of a declared tool. It is reported once its arguments begin."""
-        self._beginning = name
+        self._name, self._arguments, self._size = name, [], 0
 
     def write(self, arguments: str) -> None:
-        if self._beginning is not None:
-            self._started()
-            self._emit(ToolStart(self._count, next(self._ids), self._beginning))
-            self._open, self._beginning = True, None
-        self._emit(ToolArguments(self._count, arguments))
+        """Add to the arguments of the call that has begun."""
+        waits = not self._reported and self._like_last(arguments)
+        if self._size <= LONGEST_REPEAT:
+            self._arguments.append(arguments)
+        self._size += len(arguments)
+        if self._reported:
+            self._emit(ToolArguments(self.count, arguments))
+        elif not waits:
+            self._report()
+        if self._reported:
+            self.reader.forget()
+
+    def end(self) -> None:
+        """End a call whose arguments are whole. Raises AnswerOver if nothing may follow."""
+        assert self._name is not None
+        this = (self._name, "".join(self._arguments))
+        repeated = self._size <= LONGEST_REPEAT and self._last is not None and _same(this, self._last)
+        if not (repeated or self._reported):
+            self._report()
+        if self._reported:
+            self._ended(complete=True)
+        if repeated or self.count == self._most:
+            raise AnswerOver
+        self._last = this if self._size <= LONGEST_REPEAT else None
+        self._name, self._arguments = None, []
         self.reader.forget()
 
-    def end(self, complete: bool = True) -> bool:
-        """End the call that is open. Returns whether one was reported."""
-        self._beginning = None
-        if not self._open:
+    def break_off(self, at_end: bool) -> bool:
+        """End a call that is not whole. Returns whether it was reported: otherwise it is text.
+
+        at_end: the output ends inside it. Raises AnswerOver if nothing may follow.
+        """
+        if at_end and self._arguments and not self._reported:
+            self._report()  # it waited
+        self._name, self._arguments = None, []
+        if not self._reported:
             return False
-        self._emit(ToolEnd(self._count, complete))
-        self._open = False
-        self._count += 1
-        if complete:
-            self.reader.forget()
+        self._ended(complete=False)
+        self._last = None
+        if self.count == self._most:
+            raise AnswerOver
         return True
+
+    def _like_last(self, more: str) -> bool:
+        """Whether the call with these arguments added may still become the one before it."""
+        if self._last is None or self._last[0] != self._name:
+            return False
+        return self._last[1].startswith(more, self._size)
+
+    def _report(self) -> None:
+        assert self._name is not None
+        self._started()
+        self._emit(ToolStart(self.count, next(self._ids), self._name))
+        self._emit(ToolArguments(self.count, "".join(self._arguments)))
+        self._reported = True
+
+    def _ended(self, complete: bool) -> None:
+        self._emit(ToolEnd(self.count, complete))
+        self._reported = False
+        self.count += 1
+
+
+def _same(one: tuple[str, str], other: tuple[str, str]) -> bool:
+    """Whether two calls are of one function with equal arguments."""
+    return one[0] == other[0] and (one[1] == other[1] or _canonical(one[1]) == _canonical(other[1]))
+
+
+def _canonical(arguments: str) -> str:
+    return json.dumps(json.loads(arguments), sort_keys=True)
 
 
 Syntax = Callable[[Calls], Parsing[None]]
@@ -91,66 +173,91 @@ Syntax = Callable[[Calls], Parsing[None]]
 # -- JSON: {"name": …, "arguments": {…}} -------------------------------------------------------------------------------
 
 
+class _Found:
+    """A JSON object's call as far as it has been read. Arguments that come before the name wait for it."""
+
+    def __init__(self, calls: Calls) -> None:
+        self._calls = calls
+        self._waiting: list[str] = []
+        self.name: str | None = None
+        self.has_arguments = False
+
+    @property
+    def started(self) -> bool:
+        """Whether name and arguments are known."""
+        return self.name is not None and self.has_arguments
+
+    def named(self, name: str) -> None:
+        self.name = self._calls.declared(name).name
+        self._calls.start(self.name)
+        if self.has_arguments:
+            self._calls.write("".join(self._waiting))
+
+    def arguments(self, first: Piece) -> Parsing[None]:
+        """Read the arguments, which begin with this character."""
+        write = self._waiting.append if self.name is None else self._calls.write
+        yield from _arguments(self._calls.reader, first, write)
+        self.has_arguments = True
+
+    def complete(self) -> None:
+        if self.name is None:
+            raise Malformed("a call without a name")
+        if not self.has_arguments:
+            self._calls.write("{}")
+        self._calls.end()
+
+
 def json_object(calls: Calls) -> Parsing[None]:
-    """Read one call as a JSON object, its members in any order; "parameters" is another word for "arguments".
+    """Read one call as a JSON object, its members in any order."""
+    found = _Found(calls)
+    yield from _members(calls.reader, found)
+    found.complete()
+
+
+def _members(reader: Reader, found: _Found, wrapped: bool = False) -> Parsing[None]:
+    """Read an object with the members of a call. wrapped: it is the value of a member of such an object.
 
     A missing last bracket is forgiven where something else follows: models that are small forget it.
     """
-    reader, name, held = calls.reader, None, list[str]()
-    started = False
     yield from reader.blanks()
-    yield from reader.expect("{")
-    while True:
+    closing = yield from open_braces(reader)
+    closed = False
+    while not closed:
         yield from reader.blanks()
         key = yield from reader.string(LONGEST_KEY)
         yield from reader.blanks()
         yield from reader.expect(":")
-        char = yield from reader.blanks()
-        if key == "name" and name is None:
-            name = calls.declared((yield from reader.string(MAX_NAME * 6))).name
-            if held:
-                started = _release(calls, name, held)
-        elif key in _ARGUMENTS and not held and not started:
-            if name is not None:
-                calls.start(name)
-                started = True
-            yield from _arguments(reader, char, calls.write if started else held.append)
-        elif key in _ASIDE or started:
+        first = yield from reader.blanks()
+        part = _MEMBERS.get(key)
+        if part == "function" and first == "{" and found.name is None and not wrapped:
+            yield from _members(reader, found, wrapped=True)
+        elif part in ("name", "function") and found.name is None:
+            found.named((yield from reader.string(MAX_NAME * 6)))
+        elif part == "arguments" and not found.has_arguments:
+            yield from found.arguments(first)
+        elif part == "aside" or found.started:
             yield from copy_value(reader, _ignore)
         else:
             raise Malformed("a member that a call does not have")
-        if (yield from _closes(reader, started)):
-            break
-    if name is None:
-        raise Malformed("a call without a name")
-    if not started:
-        _release(calls, name, ["{}"])
-    calls.end()
+        closed = yield from _closes(reader, closing, found.started)
 
 
-def _release(calls: Calls, name: str, arguments: list[str]) -> bool:
-    """Report a call whose arguments came before its name, or never."""
-    calls.start(name)
-    calls.write("".join(arguments))
-    return True
-
-
-def _arguments(reader: Reader, first: str | Mark, write: Callable[[str], None]) -> Parsing[None]:
+def _arguments(reader: Reader, first: Piece, write: Callable[[str], None]) -> Parsing[None]:
     """Read the arguments that begin with this character, and write the JSON of an object. Writes nothing before it is
     certain that they begin one."""
-    if first == "n":
-        yield from reader.expect("null")
+    if first == "n" or first == "N":
+        yield from reader.expect("null" if first == "n" else "None")
         write("{}")
     elif first == "{":
         yield from copy_value(reader, write)
-    elif first == '"':
+    elif first == '"' or first == "'":
         write((yield from _object_in_string(reader)))
     else:
         raise Malformed("arguments that are no object")
 
 
 def _object_in_string(reader: Reader) -> Parsing[str]:
-    """Read a JSON string that holds the JSON of an object, as OpenAI's protocol and some models write arguments.
+    """Read a string that holds the JSON of an object, as OpenAI's protocol and some models write arguments.
 
     Only its end shows whether it does, so it is read whole. An empty one means no arguments.
     """
@@ -169,27 +276,37 @@ def _ignore(text: str) -> None:
     """Drop a value that is read only to get behind it."""
 
 
-def _closes(reader: Reader, started: bool) -> Parsing[bool]:
-    """Read the comma before another member, or the closing bracket. Returns whether the object is closed."""
+def _closes(reader: Reader, closing: str, started: bool) -> Parsing[bool]:
+    """Read the comma before another member, or the end of the object. Returns whether it is closed.
+
+    A doubled brace may be closed by a single one: nothing else is open that it could close.
+    """
     char = yield from reader.blanks()
-    if char == ",":
+    comma = char == ","
+    if comma:
         reader.take()
-        return False
+        char = yield from reader.blanks()
     if char == "}":
         reader.take()
-    elif not started or (isinstance(char, str) and char != "<"):
+        if closing == "}}" and (yield from reader.peek()) == "}":
+            reader.take()
+        return True
+    if comma:
+        return False
+    if not started or (isinstance(char, str) and char != "<"):
         raise Malformed("an object without an end")
     return True
 
 
 def json_in_tags(closing: str) -> Syntax:
-    """Hermes: one or more JSON objects, then the closing marker. A marker that is missing is forgiven."""
+    """Hermes: JSON calls, bare or in a fence, then the closing marker. A marker that is missing is forgiven."""
 
     def read(calls: Calls) -> Parsing[None]:
-        while True:
-            yield from json_object(calls)
-            if (yield from calls.reader.blanks()) != "{":
-                break
+        if (yield from calls.reader.blanks()) == "`":
+            yield from calls.reader.expect("```")
+            yield from json_fence(calls)
+        else:
+            yield from json_calls(calls)
         yield from closed(calls.reader, closing)
 
     return read
@@ -202,23 +319,44 @@ def closed(reader: Reader, closing: str) -> Parsing[None]:
         reader.forget()
 
 
-def bare_json(calls: Calls) -> Parsing[None]:
-    """Llama 3: JSON objects that begin the answer, with semicolons, commas or nothing between them."""
+def json_calls(calls: Calls) -> Parsing[None]:
+    """Read JSON objects or lists of them, with semicolons, commas or nothing between them."""
+    reader = calls.reader
     while True:
-        yield from json_object(calls)
-        char = yield from calls.reader.blanks()
+        if (yield from reader.blanks()) == "[":
+            reader.take()
+            yield from _json_list(calls)
+        else:
+            yield from json_object(calls)
+        char = yield from reader.blanks()
         if char == ";" or char == ",":
-            calls.reader.take()
-            char = yield from calls.reader.blanks()
-        if char != "{":
+            reader.take()
+            char = yield from reader.blanks()
+        if char != "{" and char != "[":
             return
 
 
 def json_fence(calls: Calls) -> Parsing[None]:
-    """Qwen2.5-Coder: JSON objects in a fence of Markdown whose opening line has been read."""
-    yield from bare_json(calls)
-    if (yield from calls.reader.match(("```",))):
-        calls.reader.forget()
+    """Read JSON calls in a fence of Markdown whose opening marks have been read. Its language says nothing."""
+    reader = calls.reader
+    char = yield from reader.peek()
+    if isinstance(char, str) and _NAME.match(char):
+        yield from reader.word(_NAME, MAX_NAME)
+    yield from json_calls(calls)
+    yield from closed(reader, "```")
+
+
+def bare_json(*strays: str) -> Syntax:
+    """Llama 3, Qwen2.5-Coder: JSON calls that begin the answer. strays: closing marks to drop, which nothing opened."""
+
+    def read(calls: Calls) -> Parsing[None]:
+        yield from json_calls(calls)
+        if strays:
+            yield from calls.reader.blanks()
+            if (yield from calls.reader.marker(strays)):
+                calls.reader.forget()
+
+    return read
 
 
 # -- Mistral -----------------------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 from gradus.engine.request import SamplingParams
@@ -20,8 +20,8 @@ from gradus.text.completion import Completion
 from gradus.text.stops import NO_CONTROLS, Controls
 from gradus.text.stream import Piece, TextStream, piece
 from gradus.text.tools import history
-from gradus.text.tools.answer import AnswerParser, AnswerStream, Thoughts
-from gradus.text.tools.calls import MAX_CALLS
+from gradus.text.tools.answer import AnswerParser, AnswerStream, Ending, Thoughts, Trigger
+from gradus.text.tools.calls import MAX_CALLS, MOST_CALLS
 from gradus.text.tools.events import Answer, call_ids
 from gradus.text.tools.formats import FORMATS, NAMES, Format, detect
 from gradus.text.tools.grammar import answer_grammar, lazy_grammar, text_grammar
@@ -42,8 +42,9 @@ class Dialect:
     """How one model is shown tools, calls them, and marks its reasoning.
 
     name: a format of the table; None chooses by the chat template and the vocabulary. Raises ConfigError for any other
-    name. compiles: compiles a constraint, or raises RequestError. If it is given, the calls of a model that is free to
-    call obey the schemas of all tools; otherwise those of strict tools.
+    name. max_calls: in one answer, unless a turn has its own limit. compiles: compiles a constraint, or raises
+    RequestError. If it is given, the calls of a model that is free to call obey the schemas of all tools; otherwise
+    those of strict tools.
     """
 
     def __init__(
@@ -51,12 +52,13 @@ class Dialect:
         tokenizer: "Tokenizer",
         name: str | None = None,
         *,
+        max_calls: int = MAX_CALLS,
         compiles: Callable[[Structured], None] | None = None,
     ) -> None:
         showing = tokenizer.chat_templates.choose(has_tools=True)
         if name is not None and name not in NAMES:
             raise ConfigError(f"tool_format must be one of {', '.join(NAMES)}, got {name!r}")
-        self.tokenizer, self.compiles = tokenizer, compiles
+        self.tokenizer, self.max_calls, self.compiles = tokenizer, max_calls, compiles
         self.kept: dict[str, bool] = {}  # whether a schema, as JSON, can be kept
         self.format: Format = (
             detect(None if showing is None else showing.source, lambda text: tokenizer.marker_id(text) is not None)
@@ -78,10 +80,30 @@ class Dialect:
         """The control tokens that stop strings may name."""
         return Controls.of(self.tokenizer)
 
+    @cached_property
+    def opens_call(self) -> Callable[[int], bool]:
+        """Whether a call may begin with a token: it is a trigger, or has the first character of one."""
+        triggers = {trigger.marker for trigger in self.format.triggers}
+        tokens = {self.markers[trigger] for trigger in triggers & self.markers.keys()}
+        firsts = {trigger[0].encode() for trigger in triggers - self.markers.keys()}
+
+        def opens(token: int) -> bool:
+            return token in tokens or any(first in self.tokenizer.token_bytes(token) for first in firsts)
+
+        return cache(opens)
+
     def turn(
-        self, tools: Any = None, choice: Any = None, *, parallel: bool | None = None, envelope: bool = False
+        self,
+        tools: Any = None,
+        choice: Any = None,
+        *,
+        parallel: bool | None = None,
+        envelope: bool = False,
+        max_calls: int | None = None,
     ) -> "Turn":
         """Check a request's tools and its choice, in any of the clients' shapes.
+
+        max_calls: the last of them ends the answer.
 
         envelope: constrain form and names of calls, not their arguments, even where the model is free to call and no
         tool is strict. Raises RequestError, also for a choice that this model cannot make.
@@ -96,7 +118,10 @@ class Dialect:
                 limit='"required", "none" or a function\'s name',
                 got="auto",
             )
-        return Turn(self, declared, chosen, envelope)
+        most = self.max_calls if max_calls is None else max_calls
+        if not isinstance(most, int) or isinstance(most, bool) or not 1 <= most <= MOST_CALLS:
+            raise RequestError.of("max_calls", f"a whole number between 1 and {MOST_CALLS}", most)
+        return Turn(self, declared, chosen, envelope, most if chosen.parallel else 1)
 
     @cached_property
     def takes(self) -> Takes:
@@ -168,6 +193,7 @@ class Turn:
     tools: tuple[Tool, ...]
     choice: Choice
     envelope: bool = False
+    max_calls: int = MAX_CALLS
 
     @property
     def callable(self) -> tuple[Tool, ...]:
@@ -270,6 +296,8 @@ class Turn:
         instead. Raises RequestError where both cannot be.
         """
         text = params.structured
+        if text is not None and text.kind == "grammar" and text == self.constraint(prompt):
+            return params  # constrained already
         self._check_both(text, prompt)
         constraint = self.constraint(prompt, text)
         return params if constraint is text else replace(params, structured=constraint)
@@ -308,16 +336,29 @@ class Turn:
         params = params or SamplingParams()
         decode = token_bytes or (lambda token: piece(self.dialect.tokenizer.token_bytes(token)))
         parser = AnswerParser(
-            self.dialect.format.triggers,
+            self._triggers,
             {tool.name: tool for tool in self.callable},
             call_ids(seed),
             self.dialect.thoughts_after(prompt),
             self.dialect.markers,
-            MAX_CALLS if self.choice.parallel else 1,
+            self.max_calls,
+            only_calls=self.forced,
         )
         controls = self.dialect.controls if params.stop else NO_CONTROLS
         text = TextStream(decode, params.stop, params.min_tokens, controls)
         return AnswerStream(Marks(text, self.dialect.marks), parser)
+
+    @property
+    def _triggers(self) -> Sequence[Trigger]:
+        """The beginnings of calls. A forced answer has only the one that its grammar knows."""
+        format = self.dialect.format
+        return [each for each in format.triggers if not self.forced or each.marker == format.layout.trigger]
+
+    def ending(self, prompt: Sequence[int], token_bytes: Callable[[int], Piece] | None = None) -> Ending | None:
+        """Make what finds the end of one sample's answer; None if nothing is called. token_bytes: as in `stream`."""
+        if not self.callable:
+            return None
+        return Ending(self.stream(prompt, seed="", token_bytes=token_bytes), self.dialect.opens_call)
 
     def answer(
         self,

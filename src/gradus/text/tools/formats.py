@@ -59,8 +59,8 @@ FORMATS: tuple[Format, ...] = (
         layout=replace(_HERMES, bare="json", fenced=True),
         triggers=(
             Trigger("<tool_call>", calls.json_in_tags("</tool_call>")),
-            Trigger("{", calls.bare_json, "start", part=True),
-            Trigger("```json", calls.json_fence, "start"),
+            Trigger("{", calls.bare_json("```", "</tool_call>"), "start", part=True),
+            Trigger("```", calls.json_fence, "start"),
         ),
     ),
     Format(
@@ -99,7 +99,7 @@ FORMATS: tuple[Format, ...] = (
         signs=("<|start_header_id|>", '"parameters"'),
         markers=("<|python_tag|>",),
         layout=Layout('{"name": "$name", "parameters": $json}', "{", bare="json", also=("<|python_tag|>",)),
-        triggers=(Trigger("{", calls.bare_json, "start", part=True), Trigger("<|python_tag|>", calls.bare_json)),
+        triggers=(Trigger("{", calls.bare_json(), "start", part=True), Trigger("<|python_tag|>", calls.bare_json())),
     ),
     Format(
         name="gemma3",
@@ -119,7 +119,7 @@ FORMATS: tuple[Format, ...] = (
         families="any model that was not taught to call tools, such as SmolLM2",
         signs=(),
         layout=Layout('{"name": "$name", "arguments": $json}', "{"),
-        triggers=(Trigger("{", calls.bare_json, "start", part=True),),
+        triggers=(Trigger("{", calls.bare_json(), "start", part=True),),
         free=False,
     ),
 )  # fmt: skip

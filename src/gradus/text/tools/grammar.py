@@ -38,16 +38,17 @@ def answer_grammar(
     thoughts: Thoughts | None = None,
     text: Structured | None = None,
 ) -> str:
-    """Write the grammar of an answer that is calls and nothing else, or (text) either calls or of this form.
+    """Write the grammar of an answer that begins with a call, or (text) is either calls or of this form.
 
     markers: token ids by text. several: more than one call. exact: whether a tool's arguments must obey its schema, or
     may be any object. thoughts: reasoning that may come first, or that the prompt has begun. text: what an answer
     without calls must be; the calls' trigger is a token then.
     """
     lark = _Lark(markers)
-    calls = lark.calls(layout, tools, several, exact)
     thought = lark.thought(thoughts, optional=True)
-    return lark.written(f"{thought} {calls if text is None else f'({calls} | {lark.constrained(text)})'}")
+    if text is None:
+        return lark.written(f"{thought} {lark.forced(layout, tools, several, exact)}")
+    return lark.written(f"{thought} ({lark.calls(layout, tools, several, exact)} | {lark.constrained(text)})")
 
 
 def lazy_grammar(
@@ -128,6 +129,21 @@ class _Lark:
         """One or more calls, from their trigger to their end."""
         trigger, behind, more = self.text(layout.trigger), *self._behind(layout, tools, several, exact)
         return f"{trigger} {behind}{more}"
+
+    def forced(self, layout: Layout, tools: Sequence[Tool], several: bool, exact: Callable[[Tool], bool]) -> str:
+        """A call, and behind it any text, with further calls in it, if several may begin with the trigger.
+
+        Under a mask that left only the next call or the end, models would call on and on. The reader ends the answer
+        where other text begins (`AnswerParser`).
+        """
+        trigger, behind, more = self.text(layout.trigger), *self._behind(layout, tools, several, exact)
+        if not more:
+            return f"{trigger} {behind}"
+        if layout.trigger in self._markers:
+            self.rule("text", ANYTHING)
+            return f"{trigger} {behind} text ({trigger} {behind} text)*"
+        self.rule("head[lazy]", f"{ANYTHING} {trigger}")
+        return f"{trigger} {behind} (head {behind})* {ANYTHING}"
 
     def whole(
         self,

@@ -1,38 +1,44 @@
 """JSON as it arrives: checked character by character and passed on, so that every piece of it can be sent at once.
 
-The output is strict JSON. Three faults are mended on the way, because models often make them and their meaning is
-plain: a raw line break or tab in a string, an escaped apostrophe, and a backslash that begins no escape of JSON. Models
-write the pattern \\d+ and the path C:\\users with one backslash where JSON needs two.
+The output is strict JSON. What models write instead is mended on the way where it has one meaning and no other:
+
+    a raw line break or tab in a string       the character
+    an escaped apostrophe                     the apostrophe
+    a backslash that begins no escape         a backslash: models write the pattern \\d+ and the path C:\\users with one
+    'a string in single quotes'               Python's string
+    True, False, None                         true, false, null
+    {{ … }}                                   { … }: templates that show a call double its braces
+    a comma before a closing bracket          nothing
 """
 
 import json
 import re
 
-from gradus.text.tools.reader import Malformed, Parsing, Reader, Write
+from gradus.text.tools.python_text import copy_string as copy_python_string
+from gradus.text.tools.reader import DEEPEST, HEX, LONGEST_WORD, WORD, Malformed, Parsing, Reader, Write
 
-DEEPEST = 64
-LONGEST_WORD = 512  # characters of a number
-
-WORD = re.compile(r"[-+.\w]+", re.ASCII)
 _SCALAR = re.compile(r"-?(0|[1-9]\d*)(\.\d+)?([eE][-+]?\d+)?|true|false|null", re.ASCII)
+_PYTHON = {"True": "true", "False": "false", "None": "null"}
 _PLAIN = re.compile(r'[^"\\\x00-\x1f]+')
-_HEX = re.compile(r"[0-9A-Fa-f]")
-_CLOSING = {"{": "}", "[": "]"}
 
 
 def copy_value(reader: Reader, write: Write) -> Parsing[None]:
-    """Read one JSON value and write it. Raises Malformed where it is none, or nests deeper than DEEPEST."""
-    opened: list[str] = []  # brackets, not recursion: a hostile text nests as deep as it likes
+    """Read one JSON value and write it. Raises Malformed where it is none, or nests deeper than DEEPEST.
+
+    Nothing of an object or a list is written before it has begun as one.
+    """
+    opened: list[str] = []  # what closes each bracket; a list, because a hostile text nests as deep as it likes
     while True:
         char = yield from reader.blanks()
         if char == "{" or char == "[":
             empty = yield from _open(reader, write, char, opened)
             if not empty:
                 continue
-        elif char == '"':
+        elif char == '"' or char == "'":
             yield from copy_string(reader, write)
         else:
             word = yield from reader.word(WORD, LONGEST_WORD)
+            word = _PYTHON.get(word, word)
             if not _SCALAR.fullmatch(word):
                 raise Malformed("not a JSON value")
             write(word)
@@ -40,36 +46,60 @@ def copy_value(reader: Reader, write: Write) -> Parsing[None]:
             return
 
 
+def open_braces(reader: Reader) -> Parsing[str]:
+    """Take the opening brace of an object, or two. Returns what closes it."""
+    yield from reader.expect("{")
+    if (yield from reader.peek()) != "{":
+        return "}"
+    reader.take()
+    return "}}"
+
+
 def _open(reader: Reader, write: Write, bracket: str, opened: list[str]) -> Parsing[bool]:
     """Read an opening bracket, and the first key of an object. Returns whether the bracket is closed again already."""
-    reader.take()
-    write(bracket)
-    if (yield from reader.blanks()) == _CLOSING[bracket]:
+    if bracket == "[":
         reader.take()
-        write(_CLOSING[bracket])
-        return True
-    opened.append(bracket)
+        closing = "]"
+    else:
+        closing = yield from open_braces(reader)
+    opened.append(closing)
     if len(opened) > DEEPEST:
         raise Malformed("nested too deep")
+    char = yield from reader.blanks()
+    if bracket == "{" and not (isinstance(char, str) and char in "\"'}"):
+        raise Malformed("an object that does not begin with a key")
+    write(bracket)
+    if char == closing[0]:
+        yield from _close(reader, write, opened)
+        return True
     if bracket == "{":
         yield from _key(reader, write)
     return False
+
+
+def _close(reader: Reader, write: Write, opened: list[str]) -> Parsing[None]:
+    closing = opened.pop()
+    yield from reader.expect(closing)
+    write(closing[0])
 
 
 def _after_value(reader: Reader, write: Write, opened: list[str]) -> Parsing[bool]:
     """Read commas and closing brackets behind a value. Returns whether another value is to come."""
     while opened:
         char = yield from reader.blanks()
-        if char == ",":
+        comma = char == ","
+        if comma:
             reader.take()
+            char = yield from reader.blanks()
+        if char == opened[-1][0]:
+            yield from _close(reader, write, opened)
+        elif comma:
             write(", ")
-            if opened[-1] == "{":
+            if opened[-1] != "]":
                 yield from _key(reader, write)
             return True
-        if char != _CLOSING[opened[-1]]:
+        else:
             raise Malformed("neither a comma nor a closing bracket")
-        reader.take()
-        write(_CLOSING[opened.pop()])
     return False
 
 
@@ -82,7 +112,10 @@ def _key(reader: Reader, write: Write) -> Parsing[None]:
 
 
 def copy_string(reader: Reader, write: Write) -> Parsing[None]:
-    """Read a JSON string and write it."""
+    """Read a string and write it as JSON."""
+    if (yield from reader.peek()) == "'":
+        yield from copy_python_string(reader, write)
+        return
     yield from reader.expect('"')
     write('"')
     while (char := (yield from reader.peek())) != '"':
@@ -120,20 +153,8 @@ def _up_to_four_digits(reader: Reader) -> Parsing[str]:
         char = yield from reader.peek()
         if not isinstance(char, str):
             raise Malformed("a string without an end")
-        if not _HEX.match(char):
+        if not HEX.match(char):
             break
-        reader.take()
-        found += char
-    return found
-
-
-def hexadecimal(reader: Reader, digits: int) -> Parsing[str]:
-    """Take this many hexadecimal digits."""
-    found = ""
-    while len(found) < digits:
-        char = yield from reader.peek()
-        if not isinstance(char, str) or not _HEX.match(char):
-            raise Malformed("not a hexadecimal digit")
         reader.take()
         found += char
     return found

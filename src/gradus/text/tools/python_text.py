@@ -7,8 +7,7 @@ anything else, a name or a sum, is malformed.
 import json
 import re
 
-from gradus.text.tools.json_text import DEEPEST, LONGEST_WORD, WORD, hexadecimal
-from gradus.text.tools.reader import Malformed, Parsing, Piece, Reader, Write
+from gradus.text.tools.reader import DEEPEST, LONGEST_WORD, WORD, Malformed, Parsing, Piece, Reader, Write
 
 _WORDS = {"True": "true", "False": "false", "None": "null", "true": "true", "false": "false", "null": "null"}
 _NUMBER = re.compile(r"-?(0|[1-9]\d*)(\.\d+)?([eE][-+]?\d+)?", re.ASCII)
@@ -123,7 +122,7 @@ def _escape(reader: Reader) -> Parsing[str]:
         raise Malformed("a string without an end")
     reader.take()
     if char in _HEX_DIGITS:
-        code = int((yield from hexadecimal(reader, _HEX_DIGITS[char])), 16)
+        code = int((yield from reader.hexadecimal(_HEX_DIGITS[char])), 16)
         if code > 0x10FFFF:
             raise Malformed("not a character")
         return json.dumps(chr(code))[1:-1]  # in ASCII: two halves of a pair join in JSON

@@ -17,6 +17,8 @@ from typing import TypeVar
 from gradus.errors import GradusError
 
 MOST_KEPT = 1 << 20  # characters
+DEEPEST = 64  # brackets within brackets
+LONGEST_WORD = 512  # characters of a number
 LONGEST_PIECE = 1 << 16  # longer ones are cut
 
 Result = TypeVar("Result")
@@ -27,7 +29,9 @@ Write = Callable[[str], None]
 
 BLANKS = frozenset(" \t\r\n")
 _BLANK_RUN = re.compile(r"[ \t\r\n]+")
-_STRING_RUN = re.compile(r'[^"\\\x00-\x1f]+')
+WORD = re.compile(r"[-+.\w]+", re.ASCII)
+_STRING_RUN = {quote: re.compile(rf"[^{quote}\\\x00-\x1f]+") for quote in "'\""}
+HEX = re.compile(r"[0-9A-Fa-f]")
 
 
 class Malformed(Exception):
@@ -160,16 +164,19 @@ class Reader:
         return "".join(parts)
 
     def string(self, most: int) -> Parsing[str]:
-        """Take a short JSON string and return its value: a key or a name."""
-        yield from self.expect('"')
+        """Take a short JSON string, a key or a name, and return its value. In single quotes it has no escapes."""
+        quote = yield from self.peek()
+        if quote != '"' and quote != "'":
+            raise Malformed("not a string")
+        self.take()
         parts, size = [], 0
-        while (char := (yield from self.peek())) != '"':
-            if not isinstance(char, str):
+        while (char := (yield from self.peek())) != quote:
+            if not isinstance(char, str) or (char == "\\" and quote == "'"):
                 raise Malformed("a string without an end")
             if char == "\\":
                 self.take()
                 char += escaped if isinstance(escaped := (yield from self.peek()), str) else ""
-            part = self.span(_STRING_RUN) if len(char) == 1 else ""
+            part = self.span(_STRING_RUN[quote]) if len(char) == 1 else ""
             if not part:
                 self.take()
             parts.append(part or char)
@@ -177,10 +184,22 @@ class Reader:
             if size > most:
                 raise Malformed("a string that is too long")
         self.take()
+        value = "".join(parts)
         try:
-            return str(json.loads('"' + "".join(parts) + '"'))
+            return str(json.loads(f'"{value}"' if quote == '"' else json.dumps(value)))
         except ValueError:
             raise Malformed("not a JSON string") from None
+
+    def hexadecimal(self, digits: int) -> Parsing[str]:
+        """Take this many hexadecimal digits."""
+        found = ""
+        while len(found) < digits:
+            char = yield from self.peek()
+            if not isinstance(char, str) or not HEX.match(char):
+                raise Malformed("not a hexadecimal digit")
+            self.take()
+            found += char
+        return found
 
     # -- what is not shown yet -----------------------------------------------------------------------------------------
 
