@@ -10,7 +10,7 @@ random:llama-3.2-1b       real shapes, random weights, one token per byte
 
 import difflib
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 from gradus.device.allocator import give_back_host_memory
 from gradus.errors import CheckpointError, ConfigError
+from gradus.loading import default_sampling
+from gradus.loading.default_sampling import Recommended
 from gradus.loading.fetch.catalogue import CATALOGUE, Entry
 from gradus.loading.progress import Progress, Silent
 from gradus.loading.quoting import quoted
@@ -50,7 +52,7 @@ class Checkpoint:
     tokenizer: None if the checkpoint has none; the model then works with token ids alone.
     license: None if unknown. size_bytes: of the weights as stored. quantized: the scheme of each quantized matrix;
     None if no matrix is quantized.
-    default_sampling: values that the model's authors recommend for sampling parameters, by name.
+    default_sampling: the values that its files recommend for sampling parameters.
     """
 
     name: str
@@ -61,7 +63,7 @@ class Checkpoint:
     license: str | None
     size_bytes: int
     quantized: "Mix | None" = None
-    default_sampling: Mapping[str, float] = field(default_factory=dict)
+    default_sampling: Recommended = field(default_factory=Recommended)
 
     @property
     def vocabulary(self) -> "Callable[[], Sequence[bytes]] | None":
@@ -94,7 +96,7 @@ def open_tokenizer(name: str, *, progress: Progress | None = None) -> Tokenizer 
         return Tokenizer.of_bytes()
     with _readable(name):
         path = _find(name, progress)
-        tokenizer = folder.read_tokenizer(path) if path.is_dir() else _tokenizer_of_file(name, path)
+        tokenizer = folder.read_tokenizer(path, name) if path.is_dir() else _tokenizer_of_file(name, path)
     give_back_host_memory()
     return tokenizer
 
@@ -235,11 +237,11 @@ def _open_folder(name: str, folder: Path) -> Checkpoint:
         source=folder,
         config=tied_as_stored(config, model_class(config.family), source),
         tensors=source,
-        tokenizer=hugging_face.read_tokenizer(folder),
+        tokenizer=hugging_face.read_tokenizer(folder, name),
         license=None,
         size_bytes=tensors.size_bytes,
         quantized=quantized,
-        default_sampling=hugging_face.read_default_sampling(folder),
+        default_sampling=default_sampling.of_folder(folder),
     )
 
 
@@ -303,6 +305,7 @@ def _open_file(name: str, path: Path) -> Checkpoint:
         tokenizer=tokenizer,
         license=found if isinstance(found, str) else None,
         size_bytes=file.size_bytes,
+        default_sampling=default_sampling.of_gguf(path, file.metadata, _recommended(name)),
     )
 
 
@@ -318,7 +321,13 @@ def _open_llama2c(name: str, path: Path) -> Checkpoint:
         tokenizer=file.tokenizer(),
         license=None,
         size_bytes=path.stat().st_size,
+        default_sampling=_recommended(name) or Recommended(),
     )
+
+
+def _recommended(name: str) -> Recommended | None:
+    """Return what the catalogue recommends for a model of its own; None for any other."""
+    return CATALOGUE[name].sampling if name in CATALOGUE else None
 
 
 def _near(name: str, known: "dict[str, Entry] | dict[str, ModelConfig]") -> str:

@@ -46,8 +46,9 @@ class Dialect:
         if name is not None and name not in NAMES:
             raise ConfigError(f"tool_format must be one of {', '.join(NAMES)}, got {name!r}")
         self.tokenizer = tokenizer
+        template = None if showing is None else showing.source
         self.format: Format = (
-            detect(None if showing is None else showing.source, lambda text: tokenizer.marker_id(text) is not None)
+            detect(template, lambda text: tokenizer.marker_id(text) is not None, tokenizer.model_name)
             if name is None
             else next(each for each in FORMATS if each.name == name)
         )
