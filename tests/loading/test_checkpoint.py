@@ -86,7 +86,6 @@ def test_a_checkpoint_says_what_it_is(tmp_path):
     assert open_checkpoint(str(write_gguf(tmp_path / "m.gguf"))).license == "apache-2.0"
 
 
-
 def test_stored_types_are_converted_to_the_one_asked_for(tmp_path):
     for stored in (torch.float16, torch.bfloat16, torch.float64):
         folder = write_folder(tmp_path / str(stored), dtype=stored)

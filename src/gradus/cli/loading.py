@@ -12,11 +12,20 @@ if TYPE_CHECKING:
     from gradus.server.engine.messages import ModelInfo
 
 
+class Announced(Bars):
+    """Bars, and a line that stays once the model is being loaded: by then all settings have been checked."""
+
+    def begin(self, task: str, total: int | None) -> None:
+        if task.startswith("loading "):
+            self.note(task)
+        super().begin(task, total)
+
+
 def open_tokenizer(config: "ServerConfig") -> "Tokenizer | None":
     with Bars() as progress:
         return loading.open_tokenizer(config, progress)
 
 
 def load_engine(config: "ServerConfig") -> "tuple[Core, ModelInfo]":
-    with Bars() as progress:
+    with Announced() as progress:
         return loading.load_engine(config, progress)

@@ -10,6 +10,7 @@ random:llama-3.2-1b       real shapes, random weights, one token per byte
 
 import difflib
 import math
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -155,6 +156,21 @@ def load_model(
     else:
         load_weights(model, tensors, on_tensor=_counting(checkpoint.size_bytes, tensors, progress.advance))
     return model
+
+
+def model_name(name: str) -> str:
+    """Name a model in answers: a path by its last part, without a suffix for its format; other names stay as they are.
+
+    A path would tell clients about the server's disk, and change when the file moves.
+    """
+    try:
+        path = Path(name).expanduser()
+        if name in CATALOGUE or not path.exists():
+            return name
+    except (OSError, RuntimeError):  # too long for a path; ~user, for a user without a home
+        return name
+    path = Path(os.path.abspath(path))  # of "." too; a link keeps its own name
+    return (path.stem if path.suffix in (".gguf", LLAMA2C) else path.name) or name
 
 
 # -- by kind of name ---------------------------------------------------------------------------------------------------

@@ -32,6 +32,7 @@ from gradus.engine.request import Request, SchedulingParams, unpacked_ids
 from gradus.engine.sequence import Output
 from gradus.errors import GradusError, RequestError
 from gradus.garbage import spare_what_stays
+from gradus.loading import model_name
 from gradus.server.api.ask import Ask
 from gradus.server.config import ServerConfig
 from gradus.server.encoding import EncodingQueue, Job, guarded, weight
@@ -221,7 +222,7 @@ class EngineClient:
         return {
             "state": self.state,
             "uptime_s": round(time.monotonic() - self.started, 3),
-            **(self.info.stats() if self.info else {"model": self.config.model}),
+            **(self.info.stats() if self.info else {"model": self.model}),
             **metrics,
             "cache": cache_stats(self.metrics.cache),
             "speculation": speculation_stats(self.metrics.speculation),
@@ -320,8 +321,13 @@ class EngineClient:
 
     @property
     def model(self) -> str:
-        """The model's name."""
-        return self.info.model if self.info else self.config.model
+        """The model's name in answers."""
+        return self.names[0]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the model: those that were given, or its own."""
+        return self.config.names or (self.info.model if self.info else model_name(self.config.model),)
 
     @property
     def front_end(self) -> FrontEnd:
@@ -435,7 +441,7 @@ class EngineClient:
     def _on_loaded(self, info: ModelInfo, metrics: Metrics) -> None:
         self.info, self.metrics = info, metrics
         tool_format = self.config.tool_format
-        self._front_end = FrontEnd(self._tokenizer, info.limits, info.model, self._end_sample, tool_format=tool_format)
+        self._front_end = FrontEnd(self._tokenizer, info.limits, self.model, self._end_sample, tool_format=tool_format)
         spare_what_stays(self)  # a pause that no request should meet
         self.supervisor.loaded()
         if not self._loaded.done():

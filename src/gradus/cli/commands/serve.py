@@ -31,6 +31,7 @@ def serve(
       gradus serve
       gradus serve --model gemma3-270m --port 9000
       gradus serve --config configs/cpu.yaml --dry-run    # where the memory would go
+      gradus serve --model ./mine.gguf --served-model-name mine gpt-4o-mini --temperature 0.3
       gradus serve --memory-fraction 0.6 --max-context 8192
       gradus serve --impl exercises/p03    # your own phase behind HTTP
       gradus serve --allowed-host gradus.lan    # behind a proxy of that name
@@ -46,7 +47,6 @@ def serve(
         raise RequestError("--json goes with --dry-run: a server's answers are JSON anyway", param="json")
     from gradus.server.serve import serve as run
 
-    terminal.print_note(f"loading {settings.model}")
     return run(settings, loader="gradus.cli.loading")
 
 
