@@ -7,6 +7,7 @@ from gradus.engine.request import SamplingParams
 from gradus.errors import CheckpointError
 from gradus.loading import CATALOGUE, open_checkpoint
 from gradus.loading.default_sampling import IN_GGUF, LLAMA_CPP, NAMES, Recommended, in_words, of_gguf
+from gradus.loading.fetch.catalogue import Entry, License, Piece
 from tests.loading.builders import write_folder, write_gguf, write_json
 
 FILE = "generation_config.json"
@@ -44,6 +45,16 @@ def test_each_source_precedes_the_next_and_is_used_whole(tmp_path):
     assert of_gguf(file, STORED, card) == Recommended({"temperature": 0.6}, FILE)
     write_json(tmp_path / FILE, {"eos_token_id": 2})
     assert of_gguf(file, STORED, card) == found, "a file that recommends nothing is no source"
+
+
+def test_a_copy_of_the_catalogue_s_file_has_the_catalogue_s_sampling(tmp_path, monkeypatch):
+    file = write_gguf(tmp_path / "m.gguf")
+    terms, card = License("none", ""), Recommended({"temperature": 0.3}, "a card")
+    piece = Piece("p", "1", "m", file.stat().st_size, "", 0)
+    monkeypatch.setitem(CATALOGUE, "toy", Entry("toy", "", terms, "m.gguf", "", (piece,), sampling=card))
+    assert open_checkpoint(str(file)).default_sampling == card
+    other = file.rename(tmp_path / "other.gguf")
+    assert open_checkpoint(str(other)).default_sampling == LLAMA_CPP
 
 
 def test_a_damaged_file_next_to_the_weights_is_named(tmp_path):

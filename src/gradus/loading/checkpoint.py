@@ -321,7 +321,7 @@ def _open_file(name: str, path: Path) -> Checkpoint:
         tokenizer=tokenizer,
         license=found if isinstance(found, str) else None,
         size_bytes=file.size_bytes,
-        default_sampling=default_sampling.of_gguf(path, file.metadata, _recommended(name)),
+        default_sampling=default_sampling.of_gguf(path, file.metadata, _recommended(path)),
     )
 
 
@@ -337,13 +337,14 @@ def _open_llama2c(name: str, path: Path) -> Checkpoint:
         tokenizer=file.tokenizer(),
         license=None,
         size_bytes=path.stat().st_size,
-        default_sampling=_recommended(name) or Recommended(),
+        default_sampling=_recommended(path) or Recommended(),
     )
 
 
-def _recommended(name: str) -> Recommended | None:
-    """Return what the catalogue recommends for a model of its own; None for any other."""
-    return CATALOGUE[name].sampling if name in CATALOGUE else None
+def _recommended(path: Path) -> Recommended | None:
+    """Return what the catalogue recommends for a file of its own, or a copy of one; None for any other."""
+    found = path.name, path.stat().st_size
+    return next((each.sampling for each in CATALOGUE.values() if (each.file_name, each.size_bytes) == found), None)
 
 
 def _near(name: str, known: "dict[str, Entry] | dict[str, ModelConfig]") -> str:
