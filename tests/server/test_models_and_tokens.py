@@ -91,7 +91,7 @@ def test_a_request_names_the_model_or_nothing(named, server, path):
     for name in ("random:tiny-llama", "House", ["house"], 3, ""):
         answer = named.http.post(path, json=BODIES[path] | {"model": name})
         assert answer.status_code == 404 and "must be one of house, gpt-x, a/b, got " in answer.text
-    assert server.http.post(path, json=BODIES[path] | {"model": "any"}).status_code == 200  # nobody named the model
+    assert server.http.post(path, json=BODIES[path] | {"model": "any"}).status_code == 200  # no name was given
 
 
 def test_any_name_is_taken_where_the_names_say_so():

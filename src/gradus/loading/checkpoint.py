@@ -161,7 +161,7 @@ def load_model(
 def model_name(name: str) -> str:
     """Name a model in answers: a path by its last part, without a suffix for its format; other names stay as they are.
 
-    A path would tell clients about the server's disk, and change when the file moves.
+    A path would show clients the server's disk, and change when the file moves.
     """
     try:
         path = Path(name).expanduser()

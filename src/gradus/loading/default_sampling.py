@@ -1,6 +1,6 @@
 """The sampling that a model's files recommend, for the fields that a request leaves out.
 
-The first of these that recommends anything is used, and used whole: values of two authors together are nobody's advice.
+The first source that recommends anything is used, and used whole: a mixture of two is what neither author tried.
 
     1. generation_config.json, in the folder or next to the .gguf file
     2. general.sampling.* in the .gguf file, where llama.cpp's converter puts that file's values
@@ -8,7 +8,7 @@ The first of these that recommends anything is used, and used whole: values of t
     4. for any other .gguf file, llama.cpp's own defaults: most such files recommend nothing, and their small,
        quantized models ramble where their whole distribution is sampled
 
-A server's options come before all of these, and a request's own fields before the options (gradus.server.config).
+A server's options precede them, and a request's own fields precede the options (gradus.server.config).
 """
 
 import logging

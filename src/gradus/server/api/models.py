@@ -1,7 +1,7 @@
 """/v1/models, for clients of OpenAI's and Anthropic's protocols at once; and the names that requests may use.
 
-An entry has the fields of both, because nothing in the request tells reliably which protocol its client speaks. Each
-name of the model has an entry, and `root` says which model they all are.
+An entry has the fields of both, because a request does not show reliably which protocol its client speaks. Each name
+of the model has an entry, and `root` is the model's own name.
 """
 
 from collections.abc import Mapping
