@@ -247,7 +247,7 @@ class ServerConfig(Settings):
             if not is_origin(origin):
                 raise ConfigError(f"cors_origins takes origins such as https://chat.example.org, got {origin!r}")
         _check_names(self.served_model_name)
-        _ = self.sampling
+        _ = self.sampling  # raises for values that no request could have
         if (self.tls_cert is None) != (self.tls_key is None):
             given = self.tls_cert or self.tls_key
             raise ConfigError(f"tls_cert and tls_key belong together: give both, or neither, got {given} alone")
