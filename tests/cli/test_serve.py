@@ -280,6 +280,16 @@ def test_the_option_for_a_key_of_other_servers_is_answered_with_ours(gradus):
     assert done.code == 2 and "GRADUS_API_KEY" in done.err and "--api-keys" in done.err and "secret" not in done.err
 
 
+def test_with_json_lines_a_mistake_is_one_too_and_nothing_is_said_of_loading_before_it(process):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = str(server.getsockname()[1])
+        child = process("serve", *TINY, "--log-format", "json", "--port", port)
+        out, err = child.communicate(timeout=60)
+    assert (child.returncode, out) == (2, "")
+    (line,) = map(json.loads, err.splitlines())
+    assert line["level"] == "error" and port in line["message"]
+
+
 def test_json_without_a_dry_run_is_refused(gradus):
     done = gradus("serve", *TINY, "--json")
     assert (done.code, "--dry-run" in done.err) == (2, True)

@@ -51,7 +51,7 @@ def test_without_ray_the_command_says_what_to_install(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "ray", None)
     monkeypatch.setitem(sys.modules, "ray.serve", None)
     assert main(["deploy", "ray", "--replicas", "2"]) == 2
-    assert "pip install 'gradus-llm[ray]'" in capsys.readouterr().err
+    assert "pip install -e '.[ray]'" in capsys.readouterr().err
 
 
 def test_a_model_that_does_not_exist_is_refused_before_ray_starts(monkeypatch, capsys):

@@ -38,7 +38,8 @@ def engine(request):
 
 
 def test_the_protocol_is_what_a_front_end_needs():
-    assert {"limits", "has_work", "waiting_count", "submit", "step", "cancel", "metrics", "check"} == PROMISED
+    calls = {"submit", "step", "cancel", "metrics", "device_seconds", "check"}
+    assert {"limits", "has_work", "waiting_count"} | calls == PROMISED
 
 
 def test_an_engine_runs_by_the_protocol_alone_and_only_data_crosses(engine):
@@ -63,6 +64,20 @@ def test_an_engine_runs_by_the_protocol_alone_and_only_data_crosses(engine):
     plain = [dataclasses.replace(output, logprobs=tuple(output.logprobs), prompt_logprobs=()) for output in outputs]
     json.dumps([dataclasses.asdict(output) for output in plain])  # numbers and texts, nothing else
     assert core.metrics().completed == 2 and core.metrics().cancelled == 1
+
+
+def test_every_engine_divides_the_time_of_its_steps_among_its_samples(engine):
+    core = Only(engine)
+    core.submit(Request.create("a", [1, 2, 3], SamplingParams(max_tokens=3, n=2, ignore_eos=True), core.limits))
+    core.submit(Request.create("b", [4], SamplingParams(max_tokens=5, ignore_eos=True), core.limits))
+    paid = {}
+    while core.has_work:
+        outputs = core.step()
+        paid |= {(each.request_id, each.index): each.timings.device_s for each in outputs if each.finish_reason}
+        running = {(name, index): seconds for name, index, seconds in core.device_seconds()}
+        assert not running.keys() & paid.keys()
+        assert sum(running.values()) + sum(paid.values()) == pytest.approx(core.metrics().busy_s)
+    assert paid.keys() == {("a", 0), ("a", 1), ("b", 0)} and min(paid.values()) > 0
 
 
 def test_one_sample_of_a_request_can_be_ended(engine):

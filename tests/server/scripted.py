@@ -3,6 +3,7 @@ thread of the test's process or in a process of its own.
 
 Sample i of a prompt yields the tokens i, i + 1, i + 2, … as text "0 1 2 …", one token a step, `slots` samples at once,
 first come first served. Validation is the real one; a request's time and its deadline are looked at before each step.
+Samples share a step's time by their rows: a prompt's tokens in a sample's first step, and one in each later step.
 """
 
 import itertools
@@ -27,6 +28,7 @@ class Sample:
     arrived: float = field(default_factory=time.perf_counter)
     tokens: list[int] = field(default_factory=list)
     first: float | None = None
+    device_s: float = 0.0
 
 
 class ScriptedTokenizer:
@@ -99,6 +101,7 @@ class ScriptedCore:
         return len(self.waiting)
 
     def step(self):
+        started = time.perf_counter()
         self.totals.steps += 1
         time.sleep(self.hang.get(self.totals.steps, self.step_s))
         if error := self.faults.get(self.totals.steps):
@@ -109,7 +112,17 @@ class ScriptedCore:
             self.seen.append(self.running[-1].request.id)
         self.totals.batch_total += len(self.running)
         self.totals.max_batch = max(self.totals.max_batch, len(self.running))
+        self._share(time.perf_counter() - started)
         return ended + [self._advance(sample) for sample in list(self.running)]
+
+    def _share(self, seconds):
+        rows = [1 if sample.tokens else len(sample.request.prompt) for sample in self.running]
+        for sample, own in zip(self.running, rows, strict=True):
+            sample.device_s += seconds * own / sum(rows)
+        self.totals.busy_s += seconds if rows else 0.0
+
+    def device_seconds(self):
+        return [(sample.request.id, sample.index, sample.device_s) for sample in self.running]
 
     def check(self):
         self.checks += 1
@@ -166,6 +179,7 @@ class ScriptedCore:
                 ttft_s=sample.first and sample.first - sample.arrived,
                 total_s=now - sample.arrived,
                 tokens=len(sample.tokens),
+                device_s=sample.device_s,
             ),
         )
 

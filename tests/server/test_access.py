@@ -398,7 +398,7 @@ def test_a_key_never_hits_what_another_has_computed(file):
 
 
 def test_no_key_is_ever_logged(file, caplog, capfd, monkeypatch):
-    own = "an-own-key-0123456789"
+    own = "an+own/key.0123456789=="
     monkeypatch.setenv(VARIABLE, own)
     caplog.set_level(logging.DEBUG)
     core = partial(ScriptedCore, faults={3: RuntimeError("broken")})
@@ -408,6 +408,8 @@ def test_no_key_is_ever_logged(file, caplog, capfd, monkeypatch):
             for headers in (bearer(key), {"x-api-key": key}, {"authorization": key}, {"x-request-id": key}):
                 server.http.get(f"/nowhere?api_key={key}", headers=headers)
                 server.http.get(f"/{key}", headers=headers)
+                server.http.get(f"/v1/models/é/漢/{key}", headers=headers)
+                server.http.post("/generate", json={"prompt": "a", key: 1}, headers=headers)
                 server.http.post("/generate", json={"prompt": [99999]}, headers=headers)
         server.http.post("/generate", json={"prompt": "a", "max_tokens": 50}, headers=bearer(ALICE))
         assert eventually(lambda: server.client.state == "failed")

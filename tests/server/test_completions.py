@@ -240,7 +240,7 @@ def test_an_engine_that_dies_ends_a_stream_with_an_error_and_done():
 @pytest.mark.parametrize(
     ("body", "param"),
     [
-        ({"guided_json": {}}, "guided_json"),
+        ({"guided_whitespace_pattern": " "}, "guided_whitespace_pattern"),
         ({"use_beam_search": True}, "use_beam_search"),
         ({"best_of": 3}, "best_of"),
         ({"temperature": 3000}, "temperature"),
@@ -283,7 +283,7 @@ FIELDS = [
     "truncate_prompt_tokens", "add_special_tokens", "include_stop_str_in_output",
     "return_token_ids", "return_tokens_as_token_ids",
     "priority", "cache_salt", "deadline", "timeout", "model",
-    "user", "guided_json",
+    "user", "guided_json", "guided_choice",
 ]  # fmt: skip
 
 

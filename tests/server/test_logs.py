@@ -4,13 +4,16 @@ import contextlib
 import json
 import logging
 import re
+import sys
+import time
 from functools import partial
 
 import pytest
 
 from gradus.server.config import ServerConfig
-from gradus.server.http.keys import Key, digest_of, new_key, write_keys
-from gradus.server.logs import JsonLines, set_up
+from gradus.server.http.keys import Key, Keys, digest_of, new_key, write_keys
+from gradus.server.http.record import masked
+from gradus.server.logs import JsonLines, announce, set_up
 from tests.server.conftest import eventually, running
 from tests.server.scripted import ScriptedCore
 
@@ -81,14 +84,68 @@ def test_nothing_that_was_said_is_logged(serving, caplog, capfd):
     server.generate(prompt=SECRET, max_tokens=5, stop=[SECRET], cache_salt=SECRET)
     server.generate(prompt=[SECRET], max_tokens=5)
     server.generate(prompt=SECRET, temperature=SECRET)
-    server.generate(prompt=SECRET, **{SECRET: 1})
-    server.http.get(f"/{SECRET}?{SECRET}")
+    server.generate(prompt=SECRET, structured=SECRET)
+    server.generate(prompt={"text": SECRET})
+    server.http.get(f"/nowhere?{SECRET}")
+    server.http.post("/v1/chat/completions", json={"messages": [SECRET]})
+    server.http.post("/v1/chat/completions", json={"messages": [{"role": "user", "content": {"text": SECRET}}]})
     server.http.post("/generate", content=SECRET.encode())
     server.generate(prompt=[13], max_tokens=5)
-    assert eventually(lambda: len(lines(caplog)) == 9)
+    assert eventually(lambda: len(lines(caplog)) == 12)
     ours = [line for line in caplog.records if not line.name.startswith("http")]  # without the test's own client
     written = "\n".join(caplog.handler.format(line) for line in ours) + "".join(capfd.readouterr())
     assert "correct" not in written and "staple" not in written and "-answer-" not in written
+
+
+def test_a_refused_request_says_why_and_where(serving, caplog):
+    caplog.set_level(logging.INFO)
+    server = serving(log_requests=True)
+    server.generate(prompt="a", max_tokens=0)
+    server.generate(prompt="a", max_token=5)
+    server.generate(prompt="a", temperature="hot")
+    server.http.post("/v1/chat/completions", json={"messages": []})
+    server.http.post("/generate", content=b"{", headers={"content-type": "application/json"})
+    assert eventually(lambda: len(lines(caplog)) == 5)
+    found = [(line["status"], line.get("param"), line["error"]) for line in lines(caplog)]
+    assert found[0][:2] == (400, "max_tokens") and found[0][2].endswith(", got 0")
+    assert found[1] == (400, "max_token", "unknown field 'max_token'; did you mean 'max_tokens'?")
+    assert found[2][:2] == (400, "temperature") and found[2][2].endswith(", got …") and "hot" not in found[2][2]
+    assert found[3][:2] == (400, "messages") and found[4][1] == "body" and "line 1 column" in found[4][2]
+    assert not any("path" in line for line in lines(caplog))  # the route says it
+
+
+def test_a_path_without_a_route_is_logged_in_bounds_and_cannot_forge_a_line(serving, caplog):
+    caplog.set_level(logging.INFO)
+    server = serving(log_requests=True)
+    server.http.get("/v1/embedings")
+    server.http.post("/a%0a2026-01-01 WARNING forged%1b[2J", json={})
+    server.http.get("/" + "x" * 5000)
+    server.http.delete("/generate")
+    assert eventually(lambda: len(lines(caplog)) == 4)
+    paths = [line.get("path") for line in lines(caplog)]
+    assert paths[:2] == ["/v1/embedings", "/a\ufffd2026-01-01 WARNING forged\ufffd[2J"]
+    assert paths[2] == "/" + "x" * 98 + "…" and lines(caplog)[3]["status"] == 405
+    assert paths[3] is None and lines(caplog)[3]["route"] == "/generate"
+    texts = [record.getMessage() for record in caplog.records if record.name == REQUESTS]
+    assert 'path="/v1/embedings" error="GET /v1/embedings: not found; GET / lists the routes"' in texts[0]
+    assert all(text.isprintable() and len(text) < 600 for text in texts)
+
+
+@pytest.mark.parametrize("path", ["/health", "/health/ready", "/health/live", "/ping", "/metrics"])
+def test_probes_leave_no_line_unless_they_fail(serving, caplog, monkeypatch, path):
+    caplog.set_level(logging.INFO)
+    server = serving(log_requests=True)
+    server.http.get(path)
+    server.http.head(path)
+    server.client.supervisor.state = "loading"
+    server.http.get(path)
+    server.client.supervisor.state = "ready"
+    server.http.get("/version")
+    assert eventually(lambda: lines(caplog))
+    assert [line["route"] for line in lines(caplog)] == ["/version"]
+    caplog.set_level(logging.DEBUG)
+    server.http.get(path)
+    assert eventually(lambda: len(lines(caplog)) == 2)
 
 
 @pytest.mark.parametrize(
@@ -178,3 +235,22 @@ def test_a_number_that_json_lacks_is_text():
     record = logging.LogRecord("x", logging.INFO, "", 0, "m", None, None)
     record.fields = {"value": {1, 2}}
     assert json.loads(JsonLines().format(record))["value"] == "{1, 2}"
+
+
+def test_a_line_outside_the_log_has_its_format_whatever_its_level(capsys):
+    config = ServerConfig(log_format="json", log_level="error")
+    announce(config, "gradus: serving x at http://127.0.0.1:1", sys.stdout)
+    line = json.loads(capsys.readouterr().out)
+    assert (line["level"], line["message"]) == ("info", "gradus: serving x at http://127.0.0.1:1")
+    announce(ServerConfig(), "loading x", sys.stderr)
+    assert capsys.readouterr().err == "loading x\n"
+
+
+def test_a_path_of_many_words_is_masked_in_bounds():
+    keys = Keys(None, "own-key-0123456789")
+    assert masked("/a/own-key-0123456789/b", keys) == "/a/…/b"
+    cut = "/" + "y/" * 495 + "own-key-0123456789"  # at its middle, the text is cut
+    assert masked(cut, keys) == "/" + "y/" * 495
+    start = time.perf_counter()
+    assert len(masked("/".join(f"w{number}" for number in range(10_000)), keys)) <= 1000
+    assert time.perf_counter() - start < 0.1

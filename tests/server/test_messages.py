@@ -30,6 +30,7 @@ from gradus.server.engine.messages import (
     Stop,
     Submit,
     packed,
+    packed_seconds,
 )
 from gradus.server.engine.wire import (
     LARGEST_FRAME,
@@ -52,7 +53,7 @@ REQUEST = Request.create(
     "r", [1, 2], SamplingParams(n=2, logit_bias={5: 1.0}, stop=["a"]), LIMITS, SchedulingParams(timeout=3, deadline=9)
 )
 LOGPROBS = Logprobs((PAIR.pack(3, -0.5) * 2,))
-OUTPUT = Output("r", 1, (3,), LOGPROBS, "stop", 3, None, Timings(0.1, 0.2, 0.3, 1), 4, LOGPROBS)
+OUTPUT = Output("r", 1, (3,), LOGPROBS, "stop", 3, None, Timings(0.1, 0.2, 0.3, 1, 0.4), 4, LOGPROBS)
 REPORT = Report(
     turn=7,
     metrics=Metrics(completed=1, cache=CacheUsage(8, 16, 2, 1, 5, 20, 5, 3, 1, 0, 0)),
@@ -66,6 +67,8 @@ REPORT = Report(
     tokens=packed_ids([5, -1]),
     logprobs=[b"", PAIR.pack(3, -0.5)],
     others=[SampleOutput.of(2, OUTPUT)],
+    charged=packed([1]),
+    seconds=packed_seconds([0.25]),
 )
 FROM_ENGINE = [
     Hello(VERSION, 12),

@@ -201,7 +201,19 @@ def test_the_tokenizer_is_described_only_where_that_is_allowed(server):
     assert found["tokenizer_class"] == "gradus" and "messages" in found["chat_template"]
     assert {"eos_token", "bos_token"} <= found.keys()
     with running(ScriptedCore) as other:
-        assert other.http.get("/tokenizer_info").status_code == 404
+        refused = other.http.get("/tokenizer_info")
+        assert refused.status_code == 404
+        assert "serve with --tokenizer-info" in refused.json()["error"]["message"]
+
+
+def test_head_works_wherever_get_does(server):
+    routes = server.http.get("/").json()["routes"]
+    readable = [path for path, methods in routes.items() if "GET" in methods.split() and "{" not in path]
+    assert {"/", "/health", "/v1/models", "/metrics", "/openapi.json"} <= set(readable)
+    for path in readable:
+        answer, whole = server.http.head(path), server.http.get(path)
+        assert (answer.status_code, answer.content) == (whole.status_code, b"") and whole.content
+        assert answer.headers["content-type"] == whole.headers["content-type"]
 
 
 def test_probes_answer_as_health_does(server):

@@ -36,6 +36,7 @@ def test_a_seed_beyond_64_bits_is_refused():
 
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
+CLOSED = SCHEMA | {"additionalProperties": False}
 
 
 @pytest.mark.parametrize(
@@ -47,8 +48,15 @@ SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
             "json_schema",
             json.dumps(SCHEMA),
         ),
-        ({"structured_outputs": {"json": SCHEMA, "regex": None}}, "json_schema", json.dumps(SCHEMA)),
+        ({"structured_outputs": {"json": SCHEMA, "regex": None}}, "json_schema", json.dumps(CLOSED)),
         ({"structured_outputs": {"json_object": True}}, "json_schema", '{"type":"object"}'),
+        ({"guided_json": SCHEMA}, "json_schema", json.dumps(CLOSED)),
+        ({"guided_json": json.dumps(SCHEMA)}, "json_schema", json.dumps(CLOSED)),
+        ({"guided_json_object": True, "guided_decoding_backend": "xgrammar"}, "json_schema", '{"type":"object"}'),
+        ({"guided_regex": "a+", "guided_json": None}, "regex", "a+"),
+        ({"guided_choice": ["a", "b"]}, "choice", '["a", "b"]'),
+        ({"guided_regex": "a+", "structured_outputs": {"regex": "a+"}}, "regex", "a+"),  # as guidance's VLLMModel does
+        ({"guided_grammar": 'start: "a"', "response_format": {"type": "text"}}, "grammar", 'start: "a"'),
         ({"structured_outputs": {"regex": "a+"}, "response_format": {"type": "text"}}, "regex", "a+"),
         ({"structured_outputs": {"choice": ["a", "b"]}}, "choice", '["a", "b"]'),
         ({"structured_outputs": {"grammar": 'start: "a"', "disable_any_whitespace": False}}, "grammar", 'start: "a"'),
@@ -76,6 +84,9 @@ def test_no_constraint_leaves_the_answer_free(body):
         ({"response_format": {"type": "xml"}}, "response_format.type must be"),
         ({"response_format": {}, "structured_outputs": {"regex": "a", "choice": ["a"]}}, "exactly one"),
         ({"structured_outputs": {"structural_tag": "{}"}}, "structural_tag is not supported"),
+        ({"guided_regex": "a", "guided_choice": ["a"]}, "exactly one"),
+        ({"guided_regex": "a", "structured_outputs": {"regex": "b"}}, "guided_regex must be left out with another"),
+        ({"guided_json": {}, "response_format": {"type": "json_object"}}, "guided_json must be left out with another"),
         ({"structured_outputs": {"jsn": {}}}, "must be an object with one of json"),
         ({"structured_outputs": {"disable_any_whitespace": True}}, "exactly one"),
         ({"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}}, "an object with a schema"),

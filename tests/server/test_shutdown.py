@@ -71,6 +71,20 @@ def test_what_runs_is_finished_before_leaving(number):
         assert "Traceback" not in errors
 
 
+def test_while_draining_retry_after_is_what_the_running_requests_still_need():
+    with Process("ScriptedCore(step_s=0.02)", port=0, drain_timeout=300) as server:
+        url = server.ready()
+        begun, result = stream_in_background(url)  # 100 tokens: two seconds
+        assert begun.wait(10)
+        assert eventually(lambda: get(url, "/stats").json()["generated_tokens"] > 10)
+        server.signal(signal.SIGTERM)
+        assert eventually(lambda: get(url).status_code == 503)
+        refused = httpx.post(f"{url}/generate", json={"prompt": "a"}, trust_env=False)
+        assert refused.status_code == 503 and 1 <= int(refused.headers["retry-after"]) < 60  # and not 300
+        result()
+        assert server.end()[0] == 0
+
+
 def test_what_does_not_finish_in_time_gets_a_last_frame():
     with Process("ScriptedCore(step_s=0.05, slots=1)", port=0, drain_timeout=0.5) as server:
         url = server.ready()
@@ -213,7 +227,7 @@ def test_a_load_that_fails_is_one_line():
     with Process("fail(ConfigError('phase must be one of p00, p01'))", port=0) as server:
         code, errors = server.end()
         assert code == 2
-        assert errors == "gradus: phase must be one of p00, p01\n"
+        assert errors.splitlines()[1:] == ["gradus: phase must be one of p00, p01"]  # after "loading …"
 
 
 def test_a_defect_in_loading_keeps_its_traceback():

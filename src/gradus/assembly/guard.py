@@ -101,6 +101,9 @@ class GuardedCore(Generic[C]):
     def metrics(self) -> Metrics:
         return self.core.metrics()
 
+    def device_seconds(self) -> Sequence[tuple[str, int, float]]:
+        return self.core.device_seconds()
+
     def check(self) -> None:
         self.core.check()
 

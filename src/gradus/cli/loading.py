@@ -1,8 +1,10 @@
 """`gradus.server.engine.loading` with a progress bar, for `gradus serve`."""
 
+import sys
 from typing import TYPE_CHECKING
 
 from gradus.cli.progress import Bars
+from gradus.server import logs
 from gradus.server.engine import loading
 
 if TYPE_CHECKING:
@@ -15,9 +17,13 @@ if TYPE_CHECKING:
 class Announced(Bars):
     """Bars, and a line that stays once the model is being loaded: by then all settings have been checked."""
 
+    def __init__(self, config: "ServerConfig") -> None:
+        super().__init__()
+        self._config = config
+
     def begin(self, task: str, total: int | None) -> None:
         if task.startswith("loading "):
-            self.note(task)
+            logs.announce(self._config, task, sys.stderr)
         super().begin(task, total)
 
 
@@ -27,5 +33,5 @@ def open_tokenizer(config: "ServerConfig") -> "Tokenizer | None":
 
 
 def load_engine(config: "ServerConfig") -> "tuple[Core, ModelInfo]":
-    with Announced() as progress:
+    with Announced(config) as progress:
         return loading.load_engine(config, progress)

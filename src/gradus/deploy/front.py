@@ -369,7 +369,7 @@ def _has_body(request: h11.Request) -> bool:
 
 def plain(problem: Problem, target: str, close: bool) -> bytes:
     """Write a problem as a whole answer."""
-    answer = problem_response(problem, target.partition("?")[0])
+    answer = problem_response(problem, {"path": target.partition("?")[0]})
     headers = [header for header in answer.raw_headers if header[0] != b"connection"]
     headers += [(b"connection", b"close")] if close else []
     return written(b"HTTP/1.1 %d " % problem.status, headers) + bytes(answer.body)

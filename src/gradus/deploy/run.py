@@ -194,7 +194,7 @@ def check_ray() -> None:
     try:
         import ray.serve  # noqa: F401
     except ImportError as error:
-        raise ConfigError("gradus deploy ray needs Ray Serve: pip install 'gradus-llm[ray]'") from error
+        raise ConfigError("gradus deploy ray needs Ray Serve: pip install -e '.[ray]' in the clone") from error
 
 
 # -- on this machine ---------------------------------------------------------------------------------------------------

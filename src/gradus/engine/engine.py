@@ -15,6 +15,7 @@ from gradus.engine.outputs import endings
 from gradus.engine.plan import Plan, Result
 from gradus.engine.request import ModelLimits, Request
 from gradus.engine.sequence import Output, Sequence
+from gradus.engine.shares import Shares
 from gradus.engine.time_limits import TimeLimits
 
 
@@ -99,6 +100,7 @@ class Engine:
         self.speculation = speculation
         self.compiler = compiler
         self.in_flight: deque[tuple[Plan, Result]] = deque()  # launched but not committed, oldest first
+        self.shares = Shares()
         self._totals = Metrics()
 
     def step(self) -> Ordered[Output]:
@@ -115,9 +117,18 @@ class Engine:
 
     def _commit(self, plan: Plan, result: Result) -> Ordered[Output]:
         outputs = self.scheduler.commit(plan, result)  # append tokens, finish, free
-        self.times.step_time.step_ended(self.times.clock())
-        self._totals.count_step(plan, result.rows, outputs)
+        seconds = self.times.step_time.step_ended(self.times.clock())
+        self.shares.charge(seconds, plan, outputs)
+        self._settle(endings(outputs))
+        self._totals.count_step(seconds, plan, result.rows, outputs)
         return outputs
+
+    def _settle(self, ended: list[Output]) -> None:
+        """Write the share of the device into the timings of sequences that have ended."""
+        for output in ended:
+            device_s = self.shares.close((output.request_id, output.index))
+            if output.timings is not None:
+                output.timings = replace(output.timings, device_s=device_s)
 
     def _end_late(self) -> list[Output]:
         """End the sequences that are out of time, running or waiting, before another step is spent on them."""
@@ -150,7 +161,8 @@ class Engine:
         Returns the last output of each sample that this call ended; [] if they had ended before.
         """
         outputs = self.scheduler.cancel(request_id, index, reason)
-        self._totals.count_endings(endings(outputs))
+        self._settle(outputs)
+        self._totals.count_endings(outputs)
         return outputs
 
     @property
@@ -171,9 +183,15 @@ class Engine:
             active=scheduler.active_count,
             preemptions=scheduler.preemptions,
             cached_tokens=scheduler.cached_tokens,
+            unshared_s=self.shares.unshared_s,
             cache=scheduler.usage(),
             speculation=None if self.speculation is None else self.speculation(),
         )
+
+    def device_seconds(self) -> list[tuple[str, int, float]]:
+        """List the shares of the device so far of the samples that have begun and not ended: (request id, index,
+        seconds)."""
+        return list(self.shares.open())
 
     def check(self) -> None:
         """Assert the invariants of queue and cache. Costs more than a step: for tests, and for idle servers."""

@@ -46,6 +46,8 @@ class Metrics:
     cached_tokens: prompt positions found in the prefix cache, and so not computed.
     batch_total, max_batch: sequences advanced, summed over all steps, and the most in one.
     rows, padding_rows: rows that the model computed, and how many of them were padding.
+    busy_s: seconds of all steps, each from the end of the one before to its own. unshared_s: those of steps whose
+    sequences had all ended before; all others are in the sequences' shares.
     cache: how full the pages are, in engines that have pages. speculation: None in engines that do not speculate.
     """
 
@@ -62,6 +64,8 @@ class Metrics:
     max_batch: int = 0
     rows: int = 0
     padding_rows: int = 0
+    busy_s: float = 0.0
+    unshared_s: float = 0.0
     waiting: int = 0
     active: int = 0
     cache: CacheUsage | None = None
@@ -71,9 +75,10 @@ class Metrics:
     def average_batch(self) -> float:
         return self.batch_total / self.steps if self.steps else 0.0
 
-    def count_step(self, plan: Plan, rows: int, outputs: Ordered[Output]) -> None:
+    def count_step(self, seconds: float, plan: Plan, rows: int, outputs: Ordered[Output]) -> None:
         """Count a committed step. rows: computed by the model, padding included."""
         self.steps += 1
+        self.busy_s += seconds
         self.batch_total += plan.size
         self.max_batch = max(self.max_batch, plan.size)
         self.rows += rows
@@ -81,8 +86,9 @@ class Metrics:
         self.generated_tokens += token_count(outputs)
         self.count_endings(endings(outputs))
 
-    def count_endings(self, reasons: Iterable[str]) -> None:
-        for reason in reasons:
+    def count_endings(self, ended: Iterable[Output]) -> None:
+        for output in ended:
+            reason = output.finish_reason
             if reason in ("stop", "length"):
                 self.completed += 1
             elif reason == "error":

@@ -88,10 +88,10 @@ class Outputs(Ordered[Output]):
     __hash__ = None  # type: ignore[assignment]  # mutable, like a list
 
 
-def endings(outputs: Ordered[Output]) -> list[str]:
-    """List the finish reasons among the outputs. Decodes in columns have none."""
-    told = outputs.others if isinstance(outputs, Outputs) else outputs
-    return [output.finish_reason for output in told if output.finish_reason is not None]
+def endings(outputs: Ordered[Output]) -> list[Output]:
+    """List the last outputs of sequences. Decodes in columns have none."""
+    others = outputs.others if isinstance(outputs, Outputs) else outputs
+    return [output for output in others if output.finish_reason is not None]
 
 
 def token_count(outputs: Ordered[Output]) -> int:

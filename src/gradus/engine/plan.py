@@ -31,6 +31,10 @@ REJECTED = -2
 UNDRAFTED = -3
 """Marks a row with room for a draft where none was found."""
 
+SCORED = 2
+"""Tokens that a row counts as if its log-probability is asked for: it passes the head, too, and all its logits are
+read. So such a prompt makes a step no longer than another one does."""
+
 Column = NDArray[np.int64]
 
 NO_DRAFTS: Column = np.empty(0, np.int64)

@@ -29,13 +29,14 @@ class Timings:
     """Seconds, on one monotonic clock, from the moment the request was accepted.
 
     queued_s: until the first step that included it. ttft_s: until its first token; None if it got none.
-    total_s: until it ended.
+    total_s: until it ended. device_s: its share of the device (`gradus.engine.shares`).
     """
 
     queued_s: float
     ttft_s: float | None
     total_s: float
     tokens: int
+    device_s: float = 0.0
 
     @property
     def decode_tokens_per_s(self) -> float | None:

@@ -5,13 +5,13 @@
 """
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from gradus.engine.meaning import documented, param
-from gradus.engine.nesting import deeper_than
 from gradus.errors import RequestError
 
 _refuse = partial(RequestError.of, bare=True)
@@ -130,3 +130,29 @@ def _text(name: str, value: Any) -> None:
         raise _refuse(f"structured.{name}", "text without lone surrogates", ascii(value)) from None
     if size > MAX_GRAMMAR_BYTES:
         raise _refuse(f"structured.{name}", limit, f"{size} bytes")
+
+
+# -- nesting -----------------------------------------------------------------------------------------------------------
+
+# A string up to its closing quote, or to the end of the text: because it always matches, the scan stays linear.
+_STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)', re.DOTALL)
+_KEEP_BRACKETS = bytes.maketrans(b"{}", b"[]")
+_NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
+
+
+def deeper_than(text: bytes, depth: int) -> bool:
+    """Whether JSON nests deeper, without parsing it: parsers recurse, and a hostile text would exhaust their stack.
+
+    It peels off the innermost brackets once per level: if any remain after `depth` rounds, the text is nested deeper.
+    Each round is one pass in C, so a hostile text costs milliseconds. A Python loop over it would block
+    every other request on a server's event loop.
+    """
+    if text.count(b"[") + text.count(b"{") <= depth:
+        return False
+    brackets = _STRING.sub(b"", text).translate(_KEEP_BRACKETS, _NOT_BRACKETS)
+    for _ in range(depth):
+        peeled = brackets.replace(b"[]", b"")
+        if len(peeled) == len(brackets):
+            break
+        brackets = peeled
+    return b"[" in brackets

@@ -43,19 +43,20 @@ class StepTime:
         """Record the start of a step before which no sequence was running."""
         self._since = now
 
-    def step_ended(self, now: float) -> None:
-        """Record a committed step, which took the time since the last commit, or since it began."""
+    def step_ended(self, now: float) -> float:
+        """Record a committed step. Returns the seconds it took: since the last commit, or since it began."""
         seconds, self._since = now - self._since, now
         known, self._measured = self.seconds(now), now
         self._steps += 1
         if self._steps == 1:
-            return
+            return seconds
         if known == 0.0:
             self._seconds = seconds
         elif seconds < known:
             self._seconds += FALLING * (seconds - known)
         else:
             self._seconds += RISING * (min(seconds, LARGEST_RISE * known) - known)
+        return seconds
 
     def seconds(self, now: float) -> float:
         """Return the estimate; 0 while it is unknown, so that only a deadline already past is too late."""

@@ -33,7 +33,7 @@ from gradus.cache.paged import PagedCache
 from gradus.cache.usage import CacheUsage, Snapshot
 from gradus.config.options import Policy
 from gradus.engine.outputs import Outputs
-from gradus.engine.plan import Column, Decodes, Plan, Result, Sampled, Span, admit, scores_of
+from gradus.engine.plan import SCORED, Column, Decodes, Plan, Result, Sampled, Span, admit, scores_of
 from gradus.engine.sequence import Output, Sequence, SpanResult
 from gradus.engine.time_limits import TimeLimits
 from gradus.errors import RequestError
@@ -42,10 +42,6 @@ from gradus.scheduling.drafting import DraftControl
 from gradus.scheduling.queue import RANKS, Siblings, WaitingQueue
 
 BY_ORDER = attrgetter("order")
-
-SCORED = 2
-"""Tokens that a row counts as if its log-probability is asked for: it passes the head, too, and all its logits are
-read. So such a prompt makes a step no longer than another one does."""
 
 
 class Refusal(NamedTuple):

@@ -50,6 +50,7 @@ from gradus.server.engine.messages import (
     SelfChecked,
     Submit,
     unpacked,
+    unpacked_seconds,
 )
 from gradus.server.measures import Counts, ServiceRate, cache_stats, speculation_stats
 from gradus.server.metrics.meter import Meter
@@ -78,10 +79,16 @@ MOST_AT_ONCE = 16
 
 @dataclass(slots=True)
 class Sample:
-    """A running sample: the decoder of its tokens, and the stream for its text."""
+    """A running sample: the decoder of its tokens, and the stream for its text. device_s: its share of the device."""
 
     transcript: Transcript
     stream: Stream
+    device_s: float = 0.0
+
+    def charge(self, device_s: float) -> None:
+        """Record its share so far, in seconds; its body's tally adds up all samples'."""
+        self.stream.tally.device_s += device_s - self.device_s
+        self.device_s = device_s
 
 
 @dataclass(slots=True)
@@ -178,7 +185,7 @@ class EngineClient:
 
         Every stream gets its last delta. `hurry` cuts the wait short.
         """
-        self.supervisor.drain(timeout)
+        self.supervisor.drain(timeout, self._work_left)
         waits = [asyncio.ensure_future(event.wait()) for event in (self._nothing_runs, self._hurry)]
         await asyncio.wait(waits, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
         for wait in waits:
@@ -186,6 +193,16 @@ class EngineClient:
         for stream in set(self._streams.values()):
             self._end(stream, "cancelled", Unavailable(self.reason, "draining"))
         await self._nothing_runs.wait()
+
+    def _work_left(self) -> float:
+        """Estimate the seconds until the running requests have ended, if each takes all the tokens that it may have."""
+        left = [
+            request.max_tokens - stream.tally.generated / stream.samples
+            for stream in set(self._streams.values())
+            for request in stream.requests.values()
+        ]
+        gaps = self.meter.inter_token
+        return max(left, default=0.0) * gaps.sum / gaps.count if gaps.count else math.inf if left else 0.0
 
     def hurry(self) -> None:
         """Make `drain` cancel running requests now."""
@@ -310,6 +327,7 @@ class EngineClient:
         try:
             for index, (handle, request) in enumerate(zip(stream.handles, requests, strict=True)):
                 stream.requests[request.id] = request
+                stream.tally.prompt_tokens += len(request.prompt)
                 self._handles[request.id] = handle
                 for sample, transcript in enumerate(self.front_end.open(request, index)):
                     self._samples[handle + sample] = Sample(transcript, stream)
@@ -340,8 +358,12 @@ class EngineClient:
     def waiting(self) -> int:
         """Samples that the engine has not begun: those in its queue, those not yet taken from the inbox, and those
         whose prompt is being encoded."""
-        encoding = sum([stream.samples for stream in self._beginnings])
-        return self._queued + self._samples_sent - self._samples_taken + encoding
+        return self._queued + self._samples_sent - self._samples_taken + self.encoding
+
+    @property
+    def encoding(self) -> int:
+        """Samples whose prompt is being encoded."""
+        return sum([stream.samples for stream in self._beginnings])
 
     def _check_room(self, samples: int) -> None:
         most = self.config.max_waiting
@@ -484,9 +506,14 @@ class EngineClient:
             self._read_rows(report, news)
         for told in report.others:
             if sample := self._samples.get(told.handle):
+                if told.timings is not None:
+                    sample.charge(told.timings.device_s)
                 self._read(sample, told.output(sample.transcript.request.id, sample.transcript.index), news)
                 if told.finish_reason is not None:
                     self._samples.pop(told.handle, None)
+        for handle, seconds in zip(unpacked(report.charged), unpacked_seconds(report.seconds), strict=True):
+            if sample := self._samples.get(handle):
+                sample.charge(seconds)
         self.meter.report(news.deltas, report.step_s, report.metrics)
         if not self._fresh:
             self._loop.call_soon(self._deliver_news)

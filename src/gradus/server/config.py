@@ -220,8 +220,15 @@ class ServerConfig(Settings):
     log_format: str = setting("text", "text, or json: one object per line.", choices=("text", "json"), panel=_REPORTS)
     log_requests: bool = setting(
         False,
-        "Log one line per request at level info: sender, route, outcome, tokens and times. Requests that fail in the "
-        "server (status 500 and above) are always logged.",
+        "Log one line per request at level info: sender, route, outcome, tokens and times, and why it was refused. "
+        "Requests that fail in the server (status 500 and above) are always logged.",
+        panel=_REPORTS,
+    )
+    log_bodies: str | None = setting(
+        None,
+        "Write each request's body and its answer to this file, prompts and all, as JSON lines: to debug a client.",
+        unset="none",
+        metavar="FILE",
         panel=_REPORTS,
     )
     metrics_alias: str = setting(

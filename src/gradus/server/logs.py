@@ -1,11 +1,15 @@
-"""The log, on stderr, as text or as JSON. No line holds a prompt, an answer or an API key."""
+"""The log, on stderr, as text or as JSON. No line holds a prompt, an answer or an API key.
+
+Texts that come from clients (a path, an unknown field's name) are shortened, and hold no control characters.
+"""
 
 import json
 import logging
 import sys
 import time
 from collections.abc import Callable
-from typing import Any
+from contextlib import suppress
+from typing import Any, TextIO
 
 from gradus.server.config import ServerConfig
 
@@ -33,9 +37,8 @@ class JsonLines(logging.Formatter):
     """Formats a line as an object. A record's `fields` (see `gradus.server.http.record`) become its members."""
 
     def format(self, record: logging.LogRecord) -> str:
-        at = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
         content: dict[str, Any] = {
-            "time": f"{at}.{int(record.msecs):03d}Z",
+            "time": utc(record.created),
             "level": record.levelname.lower(),
             "logger": record.name,
         }
@@ -44,6 +47,28 @@ class JsonLines(logging.Formatter):
         if record.exc_info:
             content["traceback"] = self.formatException(record.exc_info)
         return json.dumps(content, ensure_ascii=False, default=str)
+
+
+def utc(seconds: float) -> str:
+    """Write seconds of `time.time` as a date and a time in UTC, to the millisecond."""
+    at = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds))
+    return f"{at}.{int(seconds % 1 * 1000):03d}Z"
+
+
+def printable(text: str, most: int) -> str:
+    """Shorten a client's text to `most` characters in one line without control characters."""
+    shown = "".join([char if char.isprintable() else "\ufffd" for char in text[: most + 1]])
+    return shown if len(shown) <= most else shown[: most - 1] + "…"
+
+
+def announce(config: ServerConfig, text: str, stream: TextIO) -> None:
+    """Print a line that is no part of the log, such as the one that says where the server is. It has the log's format,
+    whatever its level. A stream that cannot be written ends nothing."""
+    if config.log_format == "json":
+        record = logging.LogRecord("gradus.server", logging.INFO, "", 0, text, None, None)
+        text = JsonLines().format(record)
+    with suppress(OSError):
+        print(text, file=stream, flush=True)
 
 
 def set_up(config: ServerConfig) -> None:

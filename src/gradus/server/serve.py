@@ -137,7 +137,7 @@ class Server(uvicorn.Server):
             self.load_error = error
             self.should_exit = True
         else:
-            print(ready_line(info, self.client.config, host, port), flush=True)
+            logs.announce(self.client.config, ready_line(info, self.client.config, host, port), sys.stdout)
             if leaves_on_failure(self.client.config):
                 await self.client.supervisor.given_up.wait()
                 log.error("leaving with status 1, so that the service manager starts the server again")

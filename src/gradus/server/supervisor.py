@@ -65,9 +65,14 @@ class Supervisor:
         for task in self._tasks:
             task.cancel()
 
-    def drain(self, seconds: float) -> None:
-        """Refuse new requests for the rest of this server's life, and start no other engine."""
-        self._returns = time.monotonic() + seconds  # by then this process is gone, and another may answer
+    def drain(self, seconds: float, work_left: Callable[[], float]) -> None:
+        """Refuse new requests for the rest of this server's life, and start no other engine.
+
+        seconds: after which this process is gone, and another may answer. work_left: estimates how much sooner the
+        running requests will end: seconds from now.
+        """
+        self._returns = time.monotonic() + seconds
+        self._work_left = work_left
         if self.state in ("restarting", "failed"):
             self.close()
         if self.state != "failed":
@@ -89,7 +94,10 @@ class Supervisor:
         return Unavailable(self.reason, self.state, self._retry_after() if self._returns else None)
 
     def _retry_after(self) -> int:
-        return math.ceil(max(1.0, self._returns - time.monotonic()))
+        left = self._returns - time.monotonic()
+        if self.state == "draining":
+            left = min(left, self._work_left())
+        return math.ceil(max(1.0, left))
 
     # -- commands and messages ----------------------------------------------------------------------------------------
 

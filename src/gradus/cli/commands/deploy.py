@@ -46,7 +46,7 @@ def ray(
     ] = None,
     **given: Any,
 ) -> int:
-    """Serve a model with several replicas on Ray Serve, until Ctrl-C or SIGTERM. Needs `pip install gradus-llm[ray]`.
+    """Serve a model with several replicas on Ray Serve, until Ctrl-C or SIGTERM. Needs `pip install -e '.[ray]'`.
 
     Examples:
 

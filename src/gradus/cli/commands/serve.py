@@ -1,5 +1,6 @@
 """`gradus serve`: options become a ServerConfig; a dry run shows the memory that serving would take."""
 
+import logging
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -7,8 +8,10 @@ from typing import Annotated, Any
 from typer import Option
 
 from gradus.cli import options, terminal
-from gradus.errors import RequestError
+from gradus.errors import GradusError, RequestError
 from gradus.server.config import ServerConfig
+
+log = logging.getLogger(__name__)
 
 
 @options.settings_of(ServerConfig)
@@ -47,7 +50,13 @@ def serve(
         raise RequestError("--json goes with --dry-run: a server's answers are JSON anyway", param="json")
     from gradus.server.serve import serve as run
 
-    return run(settings, loader="gradus.cli.loading")
+    try:
+        return run(settings, loader="gradus.cli.loading")
+    except GradusError as mistake:
+        if settings.log_format != "json":
+            raise
+        log.error("%s", mistake)
+        return 2
 
 
 def _plan(settings: ServerConfig, json: bool) -> None:

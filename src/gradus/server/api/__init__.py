@@ -6,6 +6,7 @@ fields.py          a body's fields, read one by one
 frames.py          JSON and server-sent events as bytes
 generate.py        /generate, whose fields are the engine's
 openai.py          the parts that OpenAI's protocols share: sampling, constraints, usage
+closing.py         schemas whose objects have no further properties
 completions.py     /v1/completions
 models.py          /v1/models
 tokens.py          /tokenize, /detokenize

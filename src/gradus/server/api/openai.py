@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from gradus.engine.request import MAX_SEED, SamplingParams, SchedulingParams
 from gradus.engine.structured import Structured
 from gradus.errors import RequestError
+from gradus.server.api.closing import closed
 from gradus.server.api.fields import Fields, refuse
 from gradus.text.completion import Completion
 
@@ -109,22 +110,36 @@ KINDS = {
 }
 """The kinds of structured_outputs, by the names of `Structured`."""
 
+GUIDED = {
+    "guided_json": "json",
+    "guided_regex": "regex",
+    "guided_choice": "choice",
+    "guided_grammar": "grammar",
+    "guided_json_object": "json_object",
+}
+"""Older names of structured_outputs, each a field of its own, which clients written for vLLM still send."""
+
 NOT_CONSTRAINTS = {
     "structural_tag": "constrain the whole answer by a grammar, or use the tools of a chat",
-    "disable_additional_properties": "write additionalProperties into the schema",
     "whitespace_pattern": "disable_any_whitespace leaves white space out; otherwise it is bounded",
 }
 
 
 def constraint(fields: Fields) -> Structured | None:
-    """Read `response_format` and `structured_outputs`; at most one may constrain the answer."""
-    by_format, by_outputs = (
-        _response_format(fields.object("response_format")),
-        _outputs(fields.object("structured_outputs")),
-    )
+    """Read `response_format` and `structured_outputs`, or its older names; at most one may constrain the answer.
+
+    Clients that don't know the server's age send an older name and structured_outputs, with the same value.
+    """
+    fields.some("guided_decoding_backend")  # there is one
+    guided = {name: value for name, value in fields.some(*GUIDED).items() if value is not False}
+    by_format = _response_format(fields.object("response_format"))
+    by_outputs = _outputs(fields.object("structured_outputs"))
+    by_name = _outputs({GUIDED[name]: value for name, value in guided.items()})
+    if by_name is not None and (by_format is not None or by_outputs not in (None, by_name)):
+        refuse(next(iter(guided)), "left out with another constraint of the answer", by_name.kind)
     if by_format is not None and by_outputs is not None:
         refuse("structured_outputs", "left out with a response_format that constrains the answer", by_outputs.kind)
-    return by_format or by_outputs
+    return by_format or by_outputs or by_name
 
 
 def _response_format(given: Mapping[str, Any]) -> Structured | None:
@@ -152,6 +167,7 @@ def _outputs(given: Mapping[str, Any]) -> Structured | None:
     if not given:
         return None
     compact = given.pop("disable_any_whitespace", False)
+    given.pop("disable_additional_properties", None)  # they are, see `closed`
     for name in given:
         if name in NOT_CONSTRAINTS:
             what = f"structured_outputs.{name}"
@@ -163,6 +179,8 @@ def _outputs(given: Mapping[str, Any]) -> Structured | None:
     (name, value), whitespace = next(iter(given.items())), "compact" if compact else "bounded"
     if name == "json_object":
         return Structured(json_schema=ANY_OBJECT, whitespace=whitespace)
+    if name == "json":
+        value = closed(value)
     return Structured(**{KINDS[name]: value}, whitespace=whitespace)
 
 
@@ -170,11 +188,6 @@ def _outputs(given: Mapping[str, Any]) -> Structured | None:
 
 _CONSTRAIN = "use structured_outputs.{} instead"
 UNSUPPORTED: Mapping[str, tuple[tuple[Any, ...], str]] = {
-    "guided_json": ((), _CONSTRAIN.format("json")),
-    "guided_regex": ((), _CONSTRAIN.format("regex")),
-    "guided_choice": ((), _CONSTRAIN.format("choice")),
-    "guided_grammar": ((), _CONSTRAIN.format("grammar")),
-    "guided_decoding_backend": ((), "leave it out; constraints have one implementation"),
     "guided_whitespace_pattern": ((), _CONSTRAIN.format("disable_any_whitespace")),
     "structural_tag": ((), _CONSTRAIN.format("grammar")),
     "use_beam_search": ((False,), "sample n answers instead"),

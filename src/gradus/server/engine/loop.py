@@ -42,6 +42,7 @@ from gradus.server.engine.messages import (
     Stop,
     Submit,
     packed,
+    packed_seconds,
 )
 
 log = logging.getLogger(__name__)
@@ -160,9 +161,16 @@ class EngineLoop:
         now = time.monotonic()
         if now >= self._next_metrics or not report.busy:
             report.metrics, self._next_metrics = self._core.metrics(), now + METRICS_INTERVAL_S
+            self._add_shares(report)
         report.commands_taken, report.samples_taken = self._commands_taken, self._samples_taken
         for part in parts(report):
             self._post(part)
+
+    def _add_shares(self, report: Report) -> None:
+        """Add what each running sample has used of the device: all that is known of one whose client then leaves."""
+        shares = self._core.device_seconds()
+        report.charged = packed([self._running[name].handle + index for name, index, _ in shares])
+        report.seconds = packed_seconds([seconds for *_, seconds in shares])
 
     # -- outputs ------------------------------------------------------------------------------------------------------
 
@@ -295,7 +303,7 @@ def parts(report: Report) -> Iterator[Report]:
 
 ONLY_ONCE: dict[str, Any] = {
     "metrics": None, "step_s": 0.0, "ended": 0, "accepted": [], "refused": [],
-    "handles": b"", "tokens": b"", "width": 1, "logprobs": [],
+    "handles": b"", "tokens": b"", "width": 1, "logprobs": [], "charged": b"", "seconds": b"",
 }  # fmt: skip
 """The fields of a report that its further parts leave out."""
 

@@ -235,6 +235,8 @@ class Report(Message):
     handles [B], tokens [B, width]: columns of the samples with plain tokens (`packed`); negative numbers pad rows of
     fewer than `width` tokens. logprobs: these tokens', row by row; empty if no row has any.
     others: all other outputs.
+    charged, seconds: columns of the samples that run (`packed`) and of their shares of the device so far
+    (`packed_seconds`), in the reports that have metrics.
     """
 
     turn: int = 0
@@ -253,6 +255,8 @@ class Report(Message):
     width: int = 1
     logprobs: list[bytes] = []
     others: list[SampleOutput] = []
+    charged: bytes = b""
+    seconds: bytes = b""
 
 
 class SelfChecked(Message):
@@ -271,7 +275,7 @@ class EngineFailed(Message):
 EngineMessage = Loaded | LoadFailed | Report | SelfChecked | EngineFailed
 
 
-# -- columns of handles; those of tokens are made by `packed_ids` ------------------------------------------------------
+# -- columns of handles and of seconds; those of tokens are made by `packed_ids` ---------------------------------------
 
 
 def packed(handles: Iterable[int]) -> bytes:
@@ -282,3 +286,13 @@ def packed(handles: Iterable[int]) -> bytes:
 def unpacked(column: bytes) -> list[int]:
     """Read a column. Raises TypeError for bytes that `packed` did not make."""
     return memoryview(column).cast("q").tolist()
+
+
+def packed_seconds(seconds: Iterable[float]) -> bytes:
+    """Pack seconds: 8 bytes each, in this machine's byte order."""
+    return array("d", seconds).tobytes()
+
+
+def unpacked_seconds(column: bytes) -> list[float]:
+    """Read a column. Raises ValueError for bytes that `packed_seconds` did not make."""
+    return array("d", column).tolist()

@@ -5,6 +5,7 @@ hosts.py           checks of a request's origin: Host, Origin and Sec-Fetch-Site
 keys.py            API keys: a file of hashes, and the environment's key
 quotas.py          limits per API key
 record.py          one request's id, sender and outcome, for the log and the metrics
+bodies.py          bodies and answers in a file, to debug a client
 access.py          access to routes by role; each key's own part of the cache
 tls.py             certificates
 body.py            untrusted bytes → strict JSON, within limits

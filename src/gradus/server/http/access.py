@@ -68,7 +68,7 @@ class Access:
         elif scope["type"] != "http":
             await send({"type": "websocket.close", "code": 1008})
         elif (problem := self._problem(scope)) is not None:
-            await problem_response(problem, scope["path"])(scope, receive, send)
+            await problem_response(problem, scope)(scope, receive, send)
         else:
             await self._admitted(scope, receive, send)
 

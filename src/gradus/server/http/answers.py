@@ -13,11 +13,13 @@ def json_response(status: int, content: dict[str, Any], headers: dict[str, str] 
     return Response(encode(content), status, headers, media_type="application/json")
 
 
-def problem_response(problem: Problem, path: str) -> Response:
-    """Answer with an error, in the shape of the path's protocol."""
-    return json_response(problem.status, shape_of(path)(problem), problem.all_headers)
+def problem_response(problem: Problem, scope: Scope) -> Response:
+    """Answer with an error, in the shape of the path's protocol. The request's line in the log says why."""
+    if record := scope.get("gradus.record"):
+        record.problem = problem
+    return json_response(problem.status, shape_of(scope["path"])(problem), problem.all_headers)
 
 
 def refused(status: int, message: str, scope: Scope) -> Response:
     """Refuse a request before its route is known, and close the connection."""
-    return problem_response(Problem(status, "invalid_request", message, headers=CLOSE), scope["path"])
+    return problem_response(Problem(status, "invalid_request", message, headers=CLOSE), scope)

@@ -29,6 +29,7 @@ from gradus.server.client import EngineClient
 from gradus.server.config import MAX_HEADER_BYTES, MAX_HEADERS, ServerConfig
 from gradus.server.http.access import Access, admitted
 from gradus.server.http.answers import json_response, problem_response, refused
+from gradus.server.http.bodies import Bodies, BodyLog
 from gradus.server.http.body import body_limit, read_json
 from gradus.server.http.hosts import OwnHosts
 from gradus.server.http.keys import Keys
@@ -44,6 +45,8 @@ Reader = Callable[[Any, EngineClient], Exchange]
 """Checks parsed JSON of one protocol. Raises RequestError, or Unavailable while the model loads."""
 
 IGNORED = "x-gradus-ignored"  # the header that names fields without effect
+OPENED_BY = {"/tokenizer_info": "--tokenizer-info"}
+"""Routes that an option opens."""
 CLIENT_CLOSED_REQUEST = 499  # nginx's status for an answer whose client has left; it appears only in logs
 
 
@@ -94,7 +97,10 @@ def create_app(client: EngineClient, config: ServerConfig) -> FastAPI:
 
 def _add_middleware(app: FastAPI, client: EngineClient, config: ServerConfig) -> None:
     """Add the middleware, from the innermost to the outermost. All of it is plain ASGI."""
-    app.add_middleware(Access, keys=Keys.of(config), defaults=config.key_limits)
+    if config.log_bodies is not None:
+        app.add_middleware(Bodies, file=BodyLog(config.log_bodies))
+    keys = Keys.of(config)
+    app.add_middleware(Access, keys=keys, defaults=config.key_limits)
     if config.cors_origins:
         app.add_middleware(
             CORSMiddleware,
@@ -107,7 +113,7 @@ def _add_middleware(app: FastAPI, client: EngineClient, config: ServerConfig) ->
     app.add_middleware(OwnRequests, hosts=hosts)
     app.add_middleware(HeaderLimits)
     app.add_middleware(Heads)
-    app.add_middleware(Records, meter=client.meter, lines=config.log_requests)
+    app.add_middleware(Records, meter=client.meter, keys=keys, lines=config.log_requests)
 
 
 def _add_reports(app: FastAPI, client: EngineClient, config: ServerConfig) -> None:
@@ -204,7 +210,7 @@ def _add_error_handlers(app: FastAPI) -> None:
     """Answer every error with JSON of one shape. The log keeps the traceback of an unexpected exception."""
 
     async def on_error(request: Request, error: Exception) -> Response:
-        return problem_response(problem_of(error), request.scope["path"])
+        return problem_response(problem_of(error), request.scope)
 
     async def on_defect(request: Request, error: Exception) -> Response:
         """Answer outside all middleware, which has already seen the exception."""
@@ -216,9 +222,11 @@ def _add_error_handlers(app: FastAPI) -> None:
         assert isinstance(error, HTTPException)
         phrase = http.HTTPStatus(error.status_code).phrase.lower()
         path = request.scope["path"]  # not url.path, which the Host header can change
-        message = f"{request.method} {path[:100]}: {phrase}; GET / lists the routes"
+        option = OPENED_BY.get(path) if error.status_code == 404 else None
+        what = f"this server does not answer it: serve with {option}" if option else phrase
+        message = f"{request.method} {path[:100]}: {what}; GET / lists the routes"
         allowed = {"allow": methods_of(app, path)} if error.status_code == 405 else error.headers or {}
-        return problem_response(Problem(error.status_code, "invalid_request", message, headers=allowed), path)
+        return problem_response(Problem(error.status_code, "invalid_request", message, headers=allowed), request.scope)
 
     async def on_client_gone(request: Request, error: Exception) -> Response:
         return Response(status_code=CLIENT_CLOSED_REQUEST)

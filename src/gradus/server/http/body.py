@@ -16,7 +16,7 @@ from typing import Any
 
 from starlette.requests import ClientDisconnect, Request
 
-from gradus.engine.nesting import deeper_than
+from gradus.engine.structured import deeper_than
 from gradus.errors import RequestError
 from gradus.server.config import MAX_JSON_CONTAINERS, MAX_JSON_DEPTH, MAX_JSON_STRINGS, ServerConfig
 from gradus.server.engine.messages import ModelInfo

@@ -3,14 +3,14 @@
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from gradus.server.metrics.distribution import Distribution
-from gradus.server.metrics.families import FAMILIES, VLLM_REASONS, Family, Source
+from gradus.server.metrics.families import FAMILIES, Family, Source
 
 if TYPE_CHECKING:
     from gradus.server.client import EngineClient
@@ -27,6 +27,8 @@ class Exposition(Collector):
         # a registry of its own: the library's global one would mix the servers of a process
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self)
+        if alias:
+            ProcessCollector(registry=self._registry)  # process_*: of this process, not of the engine's
 
     def text(self) -> bytes:
         return generate_latest(self._registry)
@@ -38,10 +40,14 @@ class Exposition(Collector):
     def collect(self) -> Iterator[Metric]:
         source, model = Source.of(self._client), self._client.model
         for family in FAMILIES:
-            yield own_metric(family, source, model)
-        for family in FAMILIES if self._alias else ():
+            if family.name:
+                yield own_metric(family, source, model)
+        if not self._alias:
+            return
+        for family in FAMILIES:
             if family.vllm:
                 yield vllm_metric(family, source, model)
+        yield http_requests(source)
 
 
 def own_metric(family: Family, source: Source, model: str) -> Metric:
@@ -53,20 +59,23 @@ def own_metric(family: Family, source: Source, model: str) -> Metric:
     return _numbers(f"gradus_{family.name}", family, labels, family.labels, value)
 
 
+def http_requests(source: Source) -> Metric:
+    """Make the counter that vLLM's dashboards take errors from, under the name of the library that vLLM has it from."""
+    metric = CounterMetricFamily("http_requests", "HTTP requests.", labels=("handler", "method", "status"))
+    for labels, count in source.meter.http_requests.items():
+        metric.add_metric(labels, count)
+    return metric
+
+
 def vllm_metric(family: Family, source: Source, model: str) -> Metric:
     """Make a metric under vLLM's name, with its labels and its buckets."""
-    value = family.value(source)
+    value = (family.vllm_value or family.value)(source)
     labels = {"model_name": model, "engine": "0"}
     name = f"vllm:{family.vllm}"
     if isinstance(value, Distribution):
         edges = tuple(edge for edge in family.edges(source) if edge in value.edges)
         return _histogram(name, family.help, labels, value, edges)
-    if isinstance(value, Mapping):
-        merged: dict[tuple[str, ...], float] = dict.fromkeys([("stop",), ("length",), ("abort",), ("error",)], 0.0)
-        for (reason,), count in value.items():
-            merged[VLLM_REASONS.get(reason, "abort"),] += count
-        value = merged
-    return _numbers(name, family, labels, ("finished_reason",), value)
+    return _numbers(name, family, labels, family.vllm_labels or family.labels, value)
 
 
 def _histogram(

@@ -4,13 +4,20 @@ The engine's values come from its last snapshot, as in /stats, so the two agree.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
 
 from gradus.engine.metrics import Metrics
 from gradus.server.measures import Counts
 from gradus.server.metrics.distribution import Distribution, steps_1_2_5
-from gradus.server.metrics.meter import VLLM_REQUEST, VLLM_STEP_TOKENS, VLLM_TOKEN, VLLM_TTFT, Meter
+from gradus.server.metrics.meter import (
+    SAMPLES,
+    VLLM_REQUEST,
+    VLLM_STEP_TOKENS,
+    VLLM_TOKEN,
+    VLLM_TTFT,
+    Meter,
+)
 
 if TYPE_CHECKING:
     from gradus.server.client import EngineClient
@@ -21,7 +28,8 @@ Value = float | Distribution | Mapping[tuple[str, ...], float]
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """The source of all values. context_length: the model's; 0 while it loads."""
+    """The source of all values. context_length: the model's; 0 while it loads. encoding: how many of the samples that
+    wait do so for their prompt to be encoded. settings: the engine's."""
 
     metrics: Metrics
     meter: Meter
@@ -29,19 +37,23 @@ class Source:
     waiting: int
     ready: bool
     context_length: int
+    encoding: int = 0
+    settings: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
     def of(cls, client: "EngineClient") -> "Source":
         context = client.info.limits.context_length if client.info else 0
-        return cls(client.metrics, client.meter, client.counts, client.waiting, client.state == "ready", context)
+        settings = client.info.settings if client.info else {}
+        ready, waiting = client.state == "ready", client.waiting
+        return cls(client.metrics, client.meter, client.counts, waiting, ready, context, client.encoding, settings)
 
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """One metric. name: without the prefix, and without a counter's `_total`.
+    """One metric. name: without the prefix, and without a counter's `_total`; "" for one that is vLLM's alone.
 
     vllm: vLLM's name for it, without `vllm:`; "" if it has none. labels: in addition to the model. edges: a histogram's
-    buckets in vLLM.
+    buckets in vLLM. vllm_labels, vllm_value: if vLLM has other ones.
     """
 
     name: str
@@ -51,6 +63,8 @@ class Family:
     vllm: str = ""
     labels: tuple[str, ...] = ()
     edges: Callable[[Source], Sequence[float]] = lambda source: ()
+    vllm_labels: tuple[str, ...] = ()
+    vllm_value: Callable[[Source], Value] | None = None
 
 
 def _tokens(source: Source) -> Sequence[float]:
@@ -81,8 +95,40 @@ def _finished(source: Source) -> Mapping[tuple[str, ...], float]:
     return {(reason,): source.meter.finished[reason] for reason in reasons}
 
 
-VLLM_REASONS = {"stop": "stop", "length": "length", "error": "error"}
-"""vLLM's names for our finish reasons; all others are its "abort"."""
+VLLM_REASONS = ("stop", "length", "abort", "error")
+"""vLLM's finish reasons. All of ours that have another name are its "abort"."""
+
+
+def _finished_in_vllm(source: Source) -> Mapping[tuple[str, ...], float]:
+    merged: dict[tuple[str, ...], float] = dict.fromkeys([(reason,) for reason in VLLM_REASONS], 0.0)
+    for (reason,), count in _finished(source).items():
+        merged[reason if reason in VLLM_REASONS else "abort",] += count
+    return merged
+
+
+def _waiting(source: Source) -> Mapping[tuple[str, ...], float]:
+    return {("capacity",): source.waiting - source.encoding, ("deferred",): source.encoding}
+
+
+CACHE_LABELS = (
+    "block_size",
+    "num_gpu_blocks",
+    "kv_cache_size_tokens",
+    "cache_dtype",
+    "enable_prefix_caching",
+    "gpu_memory_utilization",
+)
+
+
+def _cache_config(source: Source) -> Mapping[tuple[str, ...], float]:
+    """Return the cache's settings as labels, as vLLM does; "None" where an engine has none."""
+    settings, cache = source.settings, source.metrics.cache
+    pages = None if cache is None else cache.pages
+    prefixes = settings.get("switches", {}).get("prefix_cache")
+    size = settings.get("page_size"), pages, settings.get("cache_tokens")
+    values = *size, settings.get("kv_dtype"), prefixes, settings.get("memory_fraction")
+    return {tuple(str(value) for value in values): 1.0}
+
 
 DISTRIBUTIONS = (
     _distribution(
@@ -147,6 +193,15 @@ DISTRIBUTIONS = (
         _tokens,
         "max_tokens",
     ),
+    _distribution("", "The max_tokens of a request.", "request_params_max_tokens", _tokens, "max_tokens"),
+    _distribution("request_samples", "The n of a request.", "request_params_n", lambda _: SAMPLES, "samples"),
+    _distribution(
+        "inference_seconds",
+        "From a sample's first step to its end.",
+        "request_inference_time_seconds",
+        lambda _: VLLM_REQUEST,
+        "inference",
+    ),
     _distribution(
         "step_tokens",
         "Rows of a step, as the mean of each 0.1 s of work.",
@@ -189,6 +244,8 @@ COUNTERS = (
         _finished,
         "request_success",
         ("finish_reason",),
+        vllm_labels=("finished_reason",),
+        vllm_value=_finished_in_vllm,
     ),
     Family(
         "preemptions",
@@ -222,7 +279,13 @@ COUNTERS = (
         "spec_decode_num_accepted_tokens",
     ),
     Family("steps", "counter", "Engine steps.", lambda source: source.metrics.steps),
-    Family("device_busy_seconds", "counter", "Time of all engine steps.", lambda source: source.meter.busy_s),
+    Family("device_busy_seconds", "counter", "Time of all engine steps.", lambda source: source.metrics.busy_s),
+    Family(
+        "device_unshared_seconds",
+        "counter",
+        "Time of steps whose sequences had all ended meanwhile, which no request pays for.",
+        lambda source: source.metrics.unshared_s,
+    ),
     Family(
         "rejected_requests",
         "counter",
@@ -244,6 +307,22 @@ GAUGES = (
     Family("running", "gauge", "Samples that run.", lambda source: source.metrics.active, "num_requests_running"),
     Family(
         "waiting", "gauge", "Samples that wait for the engine.", lambda source: source.waiting, "num_requests_waiting"
+    ),
+    Family(
+        "waiting_by_reason",
+        "gauge",
+        "Samples that wait for a place in the engine's steps (capacity), or for their prompt's encoding (deferred).",
+        _waiting,
+        "num_requests_waiting_by_reason",
+        ("reason",),
+    ),
+    Family(
+        "",
+        "gauge",
+        "The settings of the cache, as labels.",
+        _cache_config,
+        "cache_config_info",
+        vllm_labels=CACHE_LABELS,
     ),
     Family(
         "cache_use",

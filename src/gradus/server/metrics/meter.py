@@ -1,13 +1,8 @@
-"""The front end's measurements of all requests: times, sizes, endings, and each request's share of the device.
+"""The front end's measurements of all requests: times, sizes and endings.
 
 `Meter` is called once per report of the engine with all its deltas, once per request that enters, and once per stream
 that closes. Per delta it does two look-ups and a few additions. Samples that also had a token in the report before have
 waited equally long, so they update a histogram together, once per report.
-
-**Share of the device.** A step's time is shared by the rows that it computes: a token of a prompt is a row, and so is a
-generated token. The front end doesn't see the rows of a single step, so it prices them in windows: from one snapshot of
-the engine's metrics to the next (0.1 s while it works), the time of all steps divided by the useful rows (neither
-padding nor a rejected draft). Recomputation after a preemption is charged to no request.
 """
 
 import time
@@ -37,6 +32,7 @@ SECONDS = merged(FINE, VLLM_TTFT, VLLM_TOKEN, VLLM_REQUEST)
 TOKENS = steps_1_2_5(1_000_000)
 STEP_TOKENS = merged(VLLM_STEP_TOKENS, steps_1_2_5(100_000))
 SEQUENCES = steps_1_2_5(10_000)
+SAMPLES = (1, 2, 5, 10, 20)  # vLLM's
 
 
 class Meter:
@@ -51,8 +47,8 @@ class Meter:
         self.price_per_hour = price_per_hour
         self.entered = 0
         self.finished: Counter[str] = Counter()
-        self.busy_s = 0.0
         self.by_key = ByKey()
+        self.http_requests: Counter[tuple[str, ...]] = Counter()  # by route, method, and class of status: 2xx
         self.ttft = Distribution(SECONDS)
         self.inter_token = Distribution(SECONDS)
         self.per_token = Distribution(SECONDS)
@@ -60,6 +56,8 @@ class Meter:
         self.queued = Distribution(SECONDS)
         self.prefill = Distribution(SECONDS)
         self.decode = Distribution(SECONDS)
+        self.inference = Distribution(SECONDS)
+        self.samples = Distribution(SAMPLES)
         self.step = Distribution(SECONDS)
         self.prompt_tokens = Distribution(TOKENS)
         self.generated_tokens = Distribution(TOKENS)
@@ -70,7 +68,7 @@ class Meter:
         self._open: dict[str, Stream] = {}
         self._samples: dict[str, dict[int, SampleTally]] = {}  # samples of _open with tokens that have not ended
         self._last_tokens = 0.0  # when the last report with tokens came
-        self._window = Window()
+        self._metrics: Metrics | None = None  # the engine's newest
 
     def enter(self, stream: "Stream") -> None:
         self.entered += stream.samples
@@ -87,11 +85,9 @@ class Meter:
         now = self._clock()
         self._add(deltas, now)
         if step_s:
-            self.busy_s += step_s
             self.step.observe(step_s)
-            self._window.busy_s += step_s
         if metrics is not None:
-            self._close_window(metrics)
+            self._observe_steps(metrics)
         for delta in deltas:
             if delta.completion is not None and (stream := self._open.get(delta.request_id)):
                 self._complete(stream, delta.completion, now)
@@ -101,66 +97,47 @@ class Meter:
 
         Several tokens of one step share the time since the step before.
         """
-        before, steady, rows = self._last_tokens, 0, 0
+        before, steady, any_tokens = self._last_tokens, 0, False
         for delta in deltas:
             tokens = len(delta.token_ids)
             if not tokens or (samples := self._samples.get(delta.request_id)) is None:
                 continue
-            rows += tokens
+            any_tokens = True
             sample = samples.get(delta.index)
             if sample is None:
-                rows += self._begin(delta, now)
+                self._begin(delta, now)
                 continue
             if tokens == 1 and sample.last == before:
                 steady += 1
             else:
                 self.inter_token.observe((now - sample.last) / tokens, tokens)
             sample.last = now
-            sample.tokens += tokens
-        if rows:
+            sample.tally.generated += tokens
+        if any_tokens:
             self._last_tokens = now
-            self._window.rows += rows
         if steady:
             self.inter_token.observe(now - before, steady)
 
-    def _begin(self, delta: Delta, now: float) -> int:
-        """Note a sample's first tokens. Returns the rows of its prompt."""
-        stream = self._open[delta.request_id]
-        tally, prompt = stream.tally, len(stream.requests[delta.request_id].prompt)
-        self._samples[delta.request_id][delta.index] = SampleTally(now, prompt + len(delta.token_ids))
+    def _begin(self, delta: Delta, now: float) -> None:
+        """Note a sample's first tokens."""
+        tally = self._open[delta.request_id].tally
+        self._samples[delta.request_id][delta.index] = SampleTally(now, tally)
         tally.generated += len(delta.token_ids)
         self.ttft.observe(now - tally.arrived)
         if tally.ttft_s is None:
             tally.ttft_s = now - tally.arrived
-        return prompt
 
-    def _close_window(self, metrics: Metrics) -> None:
-        """Price the rows of all open samples."""
-        window, before = self._window, self._window.metrics
+    def _observe_steps(self, metrics: Metrics) -> None:
+        """Observe the mean size of the steps since the last snapshot of the engine's metrics."""
+        before, self._metrics = self._metrics, metrics
         if before is not None and (steps := metrics.steps - before.steps) > 0:
             self.step_tokens.observe((useful_rows(metrics) - useful_rows(before)) / steps, steps)
             self.step_sequences.observe((metrics.batch_total - before.batch_total) / steps, steps)
-        rows = (useful_rows(metrics) - useful_rows(before) if before is not None else 0) or window.rows
-        if rows > 0 and window.busy_s > 0:
-            window.price = window.busy_s / rows
-        for name, samples in self._samples.items():
-            for sample in samples.values():
-                self._settle(self._open[name].tally, sample, window.price)
-        self._window = Window(metrics, price=window.price)
-
-    def _settle(self, tally: Tally, sample: SampleTally, price: float) -> None:
-        """Move a sample's use since the last call to its body's tally."""
-        tally.generated += sample.tokens
-        tally.device_s += (sample.rows + sample.tokens) * price
-        sample.rows = sample.tokens = 0
 
     def _complete(self, stream: "Stream", completion: Completion, now: float) -> None:
         """Count a sample that the engine ended."""
-        tally, timings, price = stream.tally, completion.timings, self._window.price
-        sample = self._samples[completion.request_id].pop(completion.index, None)
-        if sample is not None:
-            self._settle(tally, sample, price)
-            tally.device_s = max(0.0, tally.device_s - completion.cached_tokens * price)
+        tally, timings = stream.tally, completion.timings
+        self._samples[completion.request_id].pop(completion.index, None)
         self._count(stream, completion.finish_reason)
         tally.cached_tokens += completion.cached_tokens if completion.index == 0 else 0
         tally.queued_s = max(tally.queued_s or 0.0, timings.queued_s)
@@ -168,6 +145,7 @@ class Meter:
         self.total.observe(tally.total_s)
         self.queued.observe(timings.queued_s)
         self.generated_tokens.observe(len(completion.token_ids))
+        self.inference.observe(timings.total_s - timings.queued_s)
         if timings.ttft_s is not None:
             self.prefill.observe(timings.ttft_s - timings.queued_s)
             self.decode.observe(timings.total_s - timings.ttft_s)
@@ -175,7 +153,9 @@ class Meter:
             self.per_token.observe(1 / timings.decode_tokens_per_s)
         if completion.index == 0:
             self.prompt_tokens.observe(completion.prompt_tokens)
-            self.max_tokens.observe(stream.requests[completion.request_id].max_tokens)
+            request = stream.requests[completion.request_id]
+            self.max_tokens.observe(request.max_tokens)
+            self.samples.observe(request.params.n)
 
     def _count(self, stream: "Stream", reason: str, samples: int = 1) -> None:
         self.finished[reason] += samples
@@ -186,9 +166,7 @@ class Meter:
         tally = stream.tally
         for name in stream.ids:
             self._open.pop(name, None)
-            for sample in self._samples.pop(name, {}).values():
-                self._settle(tally, sample, self._window.price)
-        tally.prompt_tokens = sum(len(request.prompt) for request in stream.requests.values())
+            self._samples.pop(name, None)
         if tally.total_s is None:
             tally.total_s = self._clock() - tally.arrived
         if left := tally.samples - tally.finished.total():
@@ -215,16 +193,6 @@ class ByKey:
             self.prompt_tokens[key,] += tally.prompt_tokens
             self.generated_tokens[key,] += tally.generated
             self.device_s[key,] = self.device_s.get((key,), 0.0) + tally.device_s
-
-
-class Window:
-    """Time of steps and rows seen since a snapshot of the engine's metrics. price: seconds per row."""
-
-    def __init__(self, metrics: Metrics | None = None, price: float = 0.0) -> None:
-        self.metrics = metrics
-        self.price = price
-        self.busy_s = 0.0
-        self.rows = 0
 
 
 def useful_rows(metrics: Metrics) -> int:

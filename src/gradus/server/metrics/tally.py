@@ -9,13 +9,11 @@ from dataclasses import dataclass, field
 class SampleTally:
     """One sample that has not ended.
 
-    last: the time of its newest tokens. rows: its prompt's computed rows, not yet priced. tokens: generated since the
-    last pricing, not yet in the body's tally.
+    last: the time of its newest tokens. tally: its body's.
     """
 
     last: float
-    rows: int
-    tokens: int = 0
+    tally: "Tally"
 
 
 @dataclass(slots=True, eq=False)
@@ -25,7 +23,7 @@ class Tally:
     arrived: seconds of `time.monotonic`. generated: tokens so far. prompt_tokens: of all prompts, each counted once.
     cached_tokens: prompt tokens found in the prefix cache. finished: counts of samples by finish_reason.
     queued_s: the longest wait of a sample. ttft_s: the earliest first token's. total_s: the last ending's.
-    device_s: the share of the device in seconds, by rows (see `Meter`).
+    device_s: the share of the device in seconds, as far as the engine has reported it (see `gradus.engine.shares`).
     """
 
     samples: int
