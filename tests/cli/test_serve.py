@@ -254,6 +254,32 @@ def test_a_busy_port_is_said_before_anything_is_loaded(gradus):
             assert port in done.err
 
 
+def test_settings_are_checked_before_loading_is_announced(gradus):
+    for wrong in (
+        ["--quantize", "int3"],
+        ["--switch-off", "chunked", "--token-budget", "64"],
+        ["--context-length", "1"],
+    ):
+        done = gradus("serve", *TINY, *wrong)
+        assert done.code == 2 and "loading" not in done.err and len(done.err.splitlines()) == 1
+
+
+def test_a_list_may_follow_one_option_or_come_with_one_each(gradus):
+    once = plan(
+        gradus, *TINY, "--served-model-name", "a", "b", "*", "--top-k", "5", "--switch-off", "graphs", "overlap"
+    )
+    each = plan(gradus, "--served-model-name", "a", "--served-model-name", "b", "--served-model-name=*")
+    assert once["settings"]["served_model_name"] == each["settings"]["served_model_name"] == ["a", "b", "*"]
+    assert once["settings"]["switch_off"] == ["graphs", "overlap"] and once["settings"]["top_k"] == 5
+    done = gradus("serve", "--port", "1", "2")
+    assert done.code == 2 and "2" in done.err
+
+
+def test_the_option_for_a_key_of_other_servers_is_answered_with_ours(gradus):
+    done = gradus("serve", "--api-key", "secret")
+    assert done.code == 2 and "GRADUS_API_KEY" in done.err and "--api-keys" in done.err and "secret" not in done.err
+
+
 def test_with_json_lines_a_mistake_is_one_too_and_nothing_is_said_of_loading_before_it(process):
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = str(server.getsockname()[1])
@@ -274,6 +300,7 @@ def test_it_serves_until_it_is_told_to_stop(process):
     child = process("serve", *TINY, *options, "--speculate", "ngram", "--drafts", "3")
     ready = child.stdout.readline()  # "gradus: serving … at http://127.0.0.1:41234 …"
     assert "(final engine, cpu, float32, 0.001 GB of weights)" in ready
+    assert "default sampling: temperature 1 (the protocol)" in ready
     url = ready.split(" at ")[1].split()[0]
     request = urllib.request.Request(
         f"{url}/generate",

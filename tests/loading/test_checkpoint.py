@@ -86,19 +86,6 @@ def test_a_checkpoint_says_what_it_is(tmp_path):
     assert open_checkpoint(str(write_gguf(tmp_path / "m.gguf"))).license == "apache-2.0"
 
 
-def test_sampling_that_the_authors_recommend_is_read(tmp_path, caplog):
-    folder = write_folder(tmp_path / "tiny")
-    assert open_checkpoint(str(folder)).default_sampling == {}
-    recommended = {"temperature": 0.6, "top_p": 0.95, "top_k": 20, "min_p": None, "repetition_penalty": 1.05}
-    others = {"do_sample": True, "max_length": 2048, "eos_token_id": 2}
-    write_json(folder / "generation_config.json", recommended | others)
-    del recommended["min_p"]  # null
-    assert open_checkpoint(str(folder)).default_sampling == recommended
-    write_json(folder / "generation_config.json", {"temperature": 0.6, "top_p": 1.5, "top_k": "many"})
-    assert open_checkpoint(str(folder)).default_sampling == {"temperature": 0.6}
-    assert "top_p must be a number between 0 and 1, got 1.5; the value is not used" in caplog.text
-
-
 def test_stored_types_are_converted_to_the_one_asked_for(tmp_path):
     for stored in (torch.float16, torch.bfloat16, torch.float64):
         folder = write_folder(tmp_path / str(stored), dtype=stored)

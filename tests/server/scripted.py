@@ -277,4 +277,4 @@ def open_tokenizer(config):
 
 def load_engine(config):
     made = _made(config)
-    return (made, made.info) if isinstance(made, ScriptedCore) else (made.core, described(made))
+    return (made, made.info) if isinstance(made, ScriptedCore) else (made.core, described(made, config))

@@ -3,11 +3,14 @@
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from gradus.errors import ConfigError
+from gradus.loading.default_sampling import Recommended
 from gradus.server.config import ServerConfig
+from gradus.server.engine.loading import sampling_of
 
 ROOT = Path(__file__).parents[2]
 
@@ -51,6 +54,24 @@ def test_by_default_only_this_machine_can_reach_it():
 @pytest.mark.parametrize(
     ("text", "message"),
     [
+        ("temperature: 101", "temperature must be a number between 0 and 100, got 101"),
+        ("temperature: .nan", "temperature must be a number, got nan"),
+        ("top_k: many", "top_k must be a whole number, got 'many'"),
+        ("override_generation_config: '{'", "override_generation_config must be a JSON object, got '{'"),
+        ("override_generation_config: '[1]'", "override_generation_config must be a JSON object, got '[1]'"),
+        (
+            """override_generation_config: '{"top_q": 1}'""",
+            "override_generation_config takes temperature, top_p, top_k, min_p, repetition_penalty, got 'top_q'",
+        ),
+        ("""override_generation_config: '{"min_p": true}'""", "min_p must be a number between 0 and 1, got True"),
+        ("""override_generation_config: '{"min_p": 2}'""", "min_p must be a number between 0 and 1, got 2"),
+        (
+            """{min_p: 0.1, override_generation_config: '{"min_p": 0.2}'}""",
+            "min_p is given twice: leave it out of override_generation_config, or alone",
+        ),
+        ("served_model_name: ['']", "served_model_name takes names of 1 to 256 printable characters, got ''"),
+        ('served_model_name: ["a\\n"]', "served_model_name takes names of 1 to 256 printable characters, got 'a\\n'"),
+        (f"served_model_name: {['x'] * 65}", "served_model_name takes at most 64 names, got 65"),
         ("prot: 9000", "unknown setting 'prot'; did you mean 'port'?"),
         ("zzz: 1", "unknown setting 'zzz'; there are model, phase,"),
         ("1: 1", "unknown setting '1'"),
@@ -116,3 +137,18 @@ def test_reading_a_configuration_imports_neither_torch_nor_the_web_server():
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_sampling_comes_from_the_settings_then_the_model():
+    checkpoint = SimpleNamespace(default_sampling=Recommended({"temperature": 0.2, "top_p": 0.9}, "its card"))
+    assert sampling_of(checkpoint, ServerConfig()) == (
+        {"temperature": 0.2, "top_p": 0.9}, {"temperature": "its card", "top_p": "its card"},
+    )  # fmt: skip
+    config = ServerConfig(temperature=0.5, override_generation_config='{"top_k": 7, "min_p": null}')
+    ours = "the server's settings"
+    assert sampling_of(checkpoint, config) == (
+        {"temperature": 0.5, "top_p": 0.9, "top_k": 7}, {"temperature": ours, "top_p": "its card", "top_k": ours},
+    )  # fmt: skip
+    for word in ("none", "vllm"):
+        assert sampling_of(checkpoint, ServerConfig(generation_config=word)) == ({}, {})
+        assert sampling_of(checkpoint, ServerConfig(generation_config=word, top_k=1)) == ({"top_k": 1}, {"top_k": ours})

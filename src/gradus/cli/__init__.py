@@ -91,6 +91,12 @@ for command, panel in (
 ):
     app.command(rich_help_panel=panel, cls=FIRST.get(command.__name__, Command))(command)
 
+INSTEAD = {
+    "--api-key": "--api-key, whose value every user of the machine could read: set GRADUS_API_KEY in the environment, "
+    "or name a file of keys with --api-keys",
+}
+"""Options of other servers → what to do here."""
+
 app.add_typer(keys.keys, name="keys", rich_help_panel="Use a model")
 app.add_typer(deploy.deploy, name="deploy", rich_help_panel="Use a model")
 
@@ -157,7 +163,8 @@ def _run(arguments: Sequence[str] | None) -> int:
     try:
         return app(args=arguments, prog_name="gradus", standalone_mode=False) or 0
     except TyperException as mistake:
-        terminal.print_mistake(mistake.format_message())
+        instead = INSTEAD.get(getattr(mistake, "option_name", ""))
+        terminal.print_mistake(f"there is no {instead}" if instead else mistake.format_message())
         return getattr(mistake, "exit_code", 2)
     except CapacityError as refusal:
         terminal.print_mistake(str(refusal))

@@ -1,10 +1,11 @@
 """Help at once, and in layers: `--help` shows the options that a first call needs, `--help-all` shows all."""
 
 import sys
+from collections.abc import Iterator
 from types import ModuleType
 
 import typer
-from typer.core import TyperCommand, TyperGroup, TyperOption
+from typer.core import TyperArgument, TyperCommand, TyperGroup, TyperOption
 
 ALL = "--help-all"
 
@@ -21,7 +22,25 @@ class Group(TyperGroup):
 
 
 class Command(TyperCommand):
-    """A command whose help appears at once."""
+    """A command whose help appears at once, and whose lists may follow one option: `--served-model-name a b`."""
+
+    def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]
+        if not any(isinstance(one, TyperArgument) for one in self.params):  # else a value may be the argument
+            args = list(self._repeated(args))
+        return super().parse_args(ctx, args)
+
+    def _repeated(self, args: list[str]) -> Iterator[str]:
+        """Yield the arguments, with the option of a list before each of its values."""
+        lists = {flag for one in self.params if isinstance(one, TyperOption) and one.multiple for flag in one.opts}
+        option, values = "", 0
+        for arg in args:
+            if arg.startswith("-"):
+                option, values = arg if arg in lists else "", 0
+            else:
+                if option and values:
+                    yield option
+                values += 1
+            yield arg
 
     def get_help(self, ctx: typer.Context) -> str:  # type: ignore[override]
         import_help_pages()

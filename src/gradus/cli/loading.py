@@ -1,8 +1,10 @@
 """`gradus.server.engine.loading` with a progress bar, for `gradus serve`."""
 
+import sys
 from typing import TYPE_CHECKING
 
 from gradus.cli.progress import Bars
+from gradus.server import logs
 from gradus.server.engine import loading
 
 if TYPE_CHECKING:
@@ -12,11 +14,24 @@ if TYPE_CHECKING:
     from gradus.server.engine.messages import ModelInfo
 
 
+class Announced(Bars):
+    """Bars, and a line that stays once the model is being loaded: by then all settings have been checked."""
+
+    def __init__(self, config: "ServerConfig") -> None:
+        super().__init__()
+        self._config = config
+
+    def begin(self, task: str, total: int | None) -> None:
+        if task.startswith("loading "):
+            logs.announce(self._config, task, sys.stderr)
+        super().begin(task, total)
+
+
 def open_tokenizer(config: "ServerConfig") -> "Tokenizer | None":
     with Bars() as progress:
         return loading.open_tokenizer(config, progress)
 
 
 def load_engine(config: "ServerConfig") -> "tuple[Core, ModelInfo]":
-    with Bars() as progress:
+    with Announced(config) as progress:
         return loading.load_engine(config, progress)

@@ -24,7 +24,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from gradus.loading.checkpoint import Checkpoint, as_asked, load_model, open_checkpoint, open_tokenizer
+    from gradus.loading.checkpoint import Checkpoint, as_asked, load_model, model_name, open_checkpoint, open_tokenizer
     from gradus.loading.fetch.catalogue import CATALOGUE, Entry, cache_folder, entries
     from gradus.loading.fetch.packages import pull
     from gradus.loading.progress import Progress
@@ -40,6 +40,7 @@ _HOMES = {
     "cache_folder": "fetch.catalogue",
     "entries": "fetch.catalogue",
     "load_model": "checkpoint",
+    "model_name": "checkpoint",
     "open_checkpoint": "checkpoint",
     "open_tokenizer": "checkpoint",
     "pull": "fetch.packages",
@@ -55,6 +56,7 @@ __all__ = [
     "cache_folder",
     "entries",
     "load_model",
+    "model_name",
     "open_checkpoint",
     "open_tokenizer",
     "pull",

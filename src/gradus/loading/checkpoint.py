@@ -10,7 +10,8 @@ random:llama-3.2-1b       real shapes, random weights, one token per byte
 
 import difflib
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import os
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -19,6 +20,8 @@ from typing import TYPE_CHECKING, Any
 
 from gradus.device.allocator import give_back_host_memory
 from gradus.errors import CheckpointError, ConfigError
+from gradus.loading import default_sampling
+from gradus.loading.default_sampling import Recommended
 from gradus.loading.fetch.catalogue import CATALOGUE, Entry
 from gradus.loading.progress import Progress, Silent
 from gradus.loading.quoting import quoted
@@ -50,7 +53,7 @@ class Checkpoint:
     tokenizer: None if the checkpoint has none; the model then works with token ids alone.
     license: None if unknown. size_bytes: of the weights as stored. quantized: the scheme of each quantized matrix;
     None if no matrix is quantized.
-    default_sampling: values that the model's authors recommend for sampling parameters, by name.
+    default_sampling: the values that its files recommend for sampling parameters.
     """
 
     name: str
@@ -61,7 +64,7 @@ class Checkpoint:
     license: str | None
     size_bytes: int
     quantized: "Mix | None" = None
-    default_sampling: Mapping[str, float] = field(default_factory=dict)
+    default_sampling: Recommended = field(default_factory=Recommended)
 
     @property
     def vocabulary(self) -> "Callable[[], Sequence[bytes]] | None":
@@ -94,7 +97,7 @@ def open_tokenizer(name: str, *, progress: Progress | None = None) -> Tokenizer 
         return Tokenizer.of_bytes()
     with _readable(name):
         path = _find(name, progress)
-        tokenizer = folder.read_tokenizer(path) if path.is_dir() else _tokenizer_of_file(name, path)
+        tokenizer = folder.read_tokenizer(path, name) if path.is_dir() else _tokenizer_of_file(name, path)
     give_back_host_memory()
     return tokenizer
 
@@ -153,6 +156,21 @@ def load_model(
     else:
         load_weights(model, tensors, on_tensor=_counting(checkpoint.size_bytes, tensors, progress.advance))
     return model
+
+
+def model_name(name: str) -> str:
+    """Name a model in answers: a path by its last part, without a suffix for its format; other names stay as they are.
+
+    A path would show clients the server's disk, and change when the file moves.
+    """
+    try:
+        path = Path(name).expanduser()
+        if name in CATALOGUE or not path.exists():
+            return name
+    except (OSError, RuntimeError):  # too long for a path; ~user, for a user without a home
+        return name
+    path = Path(os.path.abspath(path))  # of "." too; a link keeps its own name
+    return (path.stem if path.suffix in (".gguf", LLAMA2C) else path.name) or name
 
 
 # -- by kind of name ---------------------------------------------------------------------------------------------------
@@ -235,11 +253,11 @@ def _open_folder(name: str, folder: Path) -> Checkpoint:
         source=folder,
         config=tied_as_stored(config, model_class(config.family), source),
         tensors=source,
-        tokenizer=hugging_face.read_tokenizer(folder),
+        tokenizer=hugging_face.read_tokenizer(folder, name),
         license=None,
         size_bytes=tensors.size_bytes,
         quantized=quantized,
-        default_sampling=hugging_face.read_default_sampling(folder),
+        default_sampling=default_sampling.of_folder(folder),
     )
 
 
@@ -303,6 +321,7 @@ def _open_file(name: str, path: Path) -> Checkpoint:
         tokenizer=tokenizer,
         license=found if isinstance(found, str) else None,
         size_bytes=file.size_bytes,
+        default_sampling=default_sampling.of_gguf(path, file.metadata, _recommended(path)),
     )
 
 
@@ -318,7 +337,14 @@ def _open_llama2c(name: str, path: Path) -> Checkpoint:
         tokenizer=file.tokenizer(),
         license=None,
         size_bytes=path.stat().st_size,
+        default_sampling=_recommended(path) or Recommended(),
     )
+
+
+def _recommended(path: Path) -> Recommended | None:
+    """Return what the catalogue recommends for a file of its own, or a copy of one; None for any other."""
+    found = path.name, path.stat().st_size
+    return next((each.sampling for each in CATALOGUE.values() if (each.file_name, each.size_bytes) == found), None)
 
 
 def _near(name: str, known: "dict[str, Entry] | dict[str, ModelConfig]") -> str:

@@ -9,15 +9,13 @@
 Only data is read. Code that a configuration points to (`auto_map`) and pickled files are never looked at.
 """
 
-import logging
 from pathlib import Path
 from typing import Any
 
 import tokenizers
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 
-from gradus.engine.request import SamplingParams
-from gradus.errors import CheckpointError, ConfigError, RequestError
+from gradus.errors import CheckpointError, ConfigError
 from gradus.loading.added_tokens import read_declared
 from gradus.loading.json_file import read_object, read_object_if_there, read_text
 from gradus.loading.quoting import quoted
@@ -26,9 +24,6 @@ from gradus.loading.tokenizer import Tokenizer, begin_texts_with, building, read
 from gradus.models.config import ModelConfig
 from gradus.models.families import records
 
-log = logging.getLogger(__name__)
-
-RECOMMENDED = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 QUANTIZATION_FILES = ("quantize_config.json", "quant_config.json")  # older files of AutoGPTQ and AutoAWQ
 TWO_FILES = (None, "GPT2Tokenizer", "GPT2TokenizerFast")  # other classes cut the same two files' text into other words
 CONVERT = "make a tokenizer.json of it with transformers: AutoTokenizer.from_pretrained(folder).save_pretrained(folder)"
@@ -60,32 +55,18 @@ def read_quantization(folder: Path) -> dict[str, Any] | None:
     return found
 
 
-def read_default_sampling(folder: Path) -> dict[str, float]:
-    """Read the sampling parameters that generation_config.json recommends; {} without the file.
+def read_tokenizer(folder: Path, name: str = "") -> Tokenizer | None:
+    """Read the tokenizer; None if the folder has none: the model then works with token ids. Raises CheckpointError.
 
-    A value that no request could have is left out, with a warning: it concerns only requests that name none.
+    name: the model's.
     """
-    path, found = folder / "generation_config.json", {}
-    for name, value in read_object_if_there(path).items():
-        if name in RECOMMENDED and value is not None:
-            try:
-                SamplingParams(**{name: value})
-            except RequestError as error:
-                log.warning("%s: %s; the value is not used", path.name, error)
-            else:
-                found[name] = value
-    return found
-
-
-def read_tokenizer(folder: Path) -> Tokenizer | None:
-    """Read the tokenizer; None if the folder has none: the model then works with token ids. Raises CheckpointError."""
     settings = read_object_if_there(folder / "tokenizer_config.json")
     with building("tokenizer.json"):
         backend = _backend(folder, settings.get("tokenizer_class"))
-        return None if backend is None else _finish(backend, folder, settings)
+        return None if backend is None else _finish(backend, folder, settings, name)
 
 
-def _finish(backend: tokenizers.Tokenizer, folder: Path, settings: dict[str, Any]) -> Tokenizer:
+def _finish(backend: tokenizers.Tokenizer, folder: Path, settings: dict[str, Any], name: str) -> Tokenizer:
     """Add what the folder's other files say: more tokens, which of them begin and end a text, and chat templates."""
     if settings.get("split_special_tokens"):
         raise CheckpointError("tokenizer_config.json: split_special_tokens is not supported")
@@ -102,6 +83,7 @@ def _finish(backend: tokenizers.Tokenizer, folder: Path, settings: dict[str, Any
         eos_token_ids=() if eos is None else (eos,),
         chat_template=templates.default,
         tool_template=templates.tool_use,
+        model_name=name,
     )
 
 

@@ -40,6 +40,7 @@ class Tokenizer:
     vocab_size: ids that the tokenizer knows; a model's embedding may have more rows (padding), which no text produces.
     eos_token_ids: tokens that end a text according to the tokenizer's files; a configuration may name more.
     special_token_ids: control tokens, which add nothing to decoded text.
+    model_name: the names that the model's files, or else its user, give it; "" if unknown.
     """
 
     def __init__(
@@ -50,6 +51,7 @@ class Tokenizer:
         eos_token_ids: Sequence[int] = (),
         chat_template: ChatTemplate | None = None,
         tool_template: ChatTemplate | None = None,
+        model_name: str = "",
     ) -> None:
         """Take ownership of `backend`. tool_template: for conversations with tools, if it is another one.
 
@@ -64,6 +66,7 @@ class Tokenizer:
         self._bytes_of, self._drops_first_space = _decoding(backend, [entry.content for entry in added.values()])
         self._markers = {entry.content: token for token, entry in added.items()}
         self.chat_templates = ChatTemplates(chat_template, tool_template)
+        self.model_name = model_name
         self._backend = backend
 
         controls = [added[token] for token in self.special_token_ids]

@@ -32,6 +32,7 @@ from gradus.engine.request import Request, SchedulingParams, unpacked_ids
 from gradus.engine.sequence import Output
 from gradus.errors import GradusError, RequestError
 from gradus.garbage import spare_what_stays
+from gradus.loading import model_name
 from gradus.server.api.ask import Ask
 from gradus.server.config import ServerConfig
 from gradus.server.encoding import EncodingQueue, Job, guarded, weight
@@ -239,7 +240,7 @@ class EngineClient:
         return {
             "state": self.state,
             "uptime_s": round(time.monotonic() - self.started, 3),
-            **(self.info.stats() if self.info else {"model": self.config.model}),
+            **(self.info.stats() if self.info else {"model": self.model}),
             **metrics,
             "cache": cache_stats(self.metrics.cache),
             "speculation": speculation_stats(self.metrics.speculation),
@@ -346,8 +347,13 @@ class EngineClient:
 
     @property
     def model(self) -> str:
-        """The model's name."""
-        return self.info.model if self.info else self.config.model
+        """The model's name in answers."""
+        return self.names[0]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the model: those that were given, or its own."""
+        return self.config.names or (self.info.model if self.info else model_name(self.config.model),)
 
     @property
     def front_end(self) -> FrontEnd:
@@ -470,7 +476,7 @@ class EngineClient:
         self._front_end = FrontEnd(
             self._tokenizer,
             info.limits,
-            info.model,
+            self.model,
             self._end_sample,
             tool_format=self.config.tool_format,
             tool_schemas=self.config.tool_schemas,

@@ -1,12 +1,14 @@
 """The server's settings: defaults, overridden by a YAML file, then by the command line. Each value is checked."""
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 
 from gradus.config.description import setting
 from gradus.config.settings import Settings
-from gradus.engine.request import MAX_SECONDS
-from gradus.errors import ConfigError
+from gradus.engine.request import MAX_SECONDS, SamplingParams
+from gradus.errors import ConfigError, RequestError
+from gradus.loading.default_sampling import NAMES as SAMPLING
 from gradus.server.http.hosts import host_alone, is_origin
 from gradus.server.http.keys import KeyLimits
 from gradus.text.tools.calls import MAX_CALLS, MOST_CALLS
@@ -18,7 +20,12 @@ MAX_JSON_STRINGS = 65_536  # keys among them
 MAX_HEADERS = 100
 MAX_HEADER_BYTES = 32 * 1024
 
+ANY_NAME = "*"
+MAX_NAMES = 64
+MAX_NAME_LENGTH = 256
+
 _WHERE, _LIMITS, _ACCESS, _REPORTS, _API = "Where", "Limits", "Access", "Reports", "Protocols"
+_SAMPLING = "Sampling of requests that leave it out"
 
 
 @dataclass(frozen=True)
@@ -157,12 +164,39 @@ class ServerConfig(Settings):
         unit="seconds",
         panel=_LIMITS,
     )
+    served_model_name: tuple[str, ...] = setting(
+        (),
+        "A name of the model in requests and in /v1/models; the first one is in answers. Requests for other models are "
+        f"refused (404), unless {ANY_NAME} is among the names.",
+        unset="the model's own; any other is accepted",
+        metavar="NAME",
+        panel=_API,
+    )
+    temperature: float | None = setting(
+        None,
+        "The temperature of requests of OpenAI's and Anthropic's protocols that name none.",
+        unset="by generation_config",
+        panel=_SAMPLING,
+    )
+    top_p: float | None = setting(None, "Their top_p.", unset="by generation_config", panel=_SAMPLING)
+    top_k: int | None = setting(None, "Their top_k; 0 is off.", unset="by generation_config", panel=_SAMPLING)
+    min_p: float | None = setting(None, "Their min_p.", unset="by generation_config", panel=_SAMPLING)
+    repetition_penalty: float | None = setting(
+        None, "Their repetition_penalty; 1 is off.", unset="by generation_config", panel=_SAMPLING
+    )
+    override_generation_config: str | None = setting(
+        None,
+        "The same five in JSON, as in '{\"temperature\": 0.2}'.",
+        unset="none",
+        metavar="JSON",
+        panel=_SAMPLING,
+    )
     generation_config: str = setting(
         "auto",
-        "auto: a request of OpenAI's or Anthropic's protocol that leaves temperature, top_p, top_k, min_p or "
-        "repetition_penalty out gets the value in the model's generation_config.json; none: the protocol's own.",
-        choices=("auto", "none"),
-        panel=_API,
+        "auto: the values not given above are those that the model's files or the catalogue recommend, or for other "
+        ".gguf files llama.cpp's defaults; none (or vllm): the protocols' own.",
+        choices=("auto", "none", "vllm"),
+        panel=_SAMPLING,
     )
     strict_fields: bool = setting(
         False,
@@ -234,9 +268,35 @@ class ServerConfig(Settings):
         for origin in self.cors_origins:
             if not is_origin(origin):
                 raise ConfigError(f"cors_origins takes origins such as https://chat.example.org, got {origin!r}")
+        _check_names(self.served_model_name)
+        _ = self.sampling  # raises for values that no request could have
         if (self.tls_cert is None) != (self.tls_key is None):
             given = self.tls_cert or self.tls_key
             raise ConfigError(f"tls_cert and tls_key belong together: give both, or neither, got {given} alone")
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names that were given to the model."""
+        return tuple(name for name in dict.fromkeys(self.served_model_name) if name != ANY_NAME)
+
+    @property
+    def takes_any_name(self) -> bool:
+        """Whether a request may call the model by a name that is not its own."""
+        return not self.served_model_name or ANY_NAME in self.served_model_name
+
+    @property
+    def sampling(self) -> dict[str, float]:
+        """The sampling that was given for requests that leave it out, by the names of SamplingParams."""
+        given = {name: value for name in SAMPLING if (value := getattr(self, name)) is not None}
+        override = _read_override(self.override_generation_config)
+        if twice := sorted(given.keys() & override.keys()):
+            raise ConfigError(f"{twice[0]} is given twice: leave it out of override_generation_config, or alone")
+        given |= override
+        try:
+            SamplingParams(**given)
+        except RequestError as error:
+            raise ConfigError(str(error)) from error
+        return given
 
     @property
     def key_limits(self) -> KeyLimits:
@@ -261,3 +321,27 @@ class ServerConfig(Settings):
             return cls().replaced(content)
         except ConfigError as error:
             raise ConfigError(f"{path}: {error}") from error
+
+
+def _check_names(names: tuple[str, ...]) -> None:
+    """Raise ConfigError for names that are no text that a person can read and a client can send."""
+    if len(names) > MAX_NAMES:
+        raise ConfigError(f"served_model_name takes at most {MAX_NAMES} names, got {len(names)}")
+    for name in names:
+        if not name.isprintable() or not name.strip() or len(name) > MAX_NAME_LENGTH:
+            limit = f"names of 1 to {MAX_NAME_LENGTH} printable characters"
+            raise ConfigError(f"served_model_name takes {limit}, got {name[:60]!r}")
+
+
+def _read_override(text: str | None) -> dict[str, float]:
+    """Read override_generation_config. A null counts as absent. Raises ConfigError."""
+    try:
+        found = json.loads(text or "{}")
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        raise ConfigError(f"override_generation_config must be a JSON object, got {(text or '')[:60]!r}")
+    for name in found:
+        if name not in SAMPLING:
+            raise ConfigError(f"override_generation_config takes {', '.join(SAMPLING)}, got {name[:60]!r}")
+    return {name: value for name, value in found.items() if value is not None}

@@ -9,7 +9,7 @@ from itertools import chain
 
 from gradus.engine.logprobs import Logprobs
 from gradus.engine.request import Request
-from gradus.errors import CapacityError, GradusError
+from gradus.errors import CapacityError, GradusError, RequestError
 from gradus.server.measures import Counts
 from gradus.server.metrics.tally import Tally
 from gradus.text.completion import Completion, Delta
@@ -22,6 +22,10 @@ class Unavailable(CapacityError):
         super().__init__(message)
         self.kind = kind
         self.retry_after = retry_after
+
+
+class UnknownModel(RequestError):
+    """The request is for a model that is not served here."""
 
 
 class RequestTimeout(GradusError):

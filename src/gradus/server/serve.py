@@ -23,7 +23,9 @@ else:
     LOOP = uvloop.__name__
 
 from gradus.errors import ConfigError
+from gradus.loading.default_sampling import in_words
 from gradus.server import logs
+from gradus.server.api.openai import in_force
 from gradus.server.client import EngineClient
 from gradus.server.config import ServerConfig
 from gradus.server.engine.messages import ModelInfo
@@ -50,7 +52,6 @@ def serve(config: ServerConfig, loader: str = "gradus.server.engine.loading") ->
     listening = bind(config)
     client = EngineClient(config, loader)
     server = Server(config, client)
-    logs.announce(config, f"loading {config.model}", sys.stderr)
     server.run(sockets=[listening])
     if server.load_error is not None:
         raise server.load_error
@@ -183,8 +184,11 @@ def ready_line(info: ModelInfo, config: ServerConfig, host: str, port: int) -> s
     key = ' -H "Authorization: Bearer $GRADUS_API_KEY"' if Keys.of(config) else ""
     engine = f"phase {info.phase}" if info.engine == info.phase else f"{info.engine} engine"
     weights = f", {info.weight_bytes / 1e9:.3g} GB of weights" if info.weight_bytes else ""
+    sampling = in_words(*in_force(info))
+    name = config.names[0] if config.names else info.model
     body = json.dumps({"prompt": "Once upon a time", "max_tokens": 32})
     return (
-        f"gradus: serving {info.model} ({engine}, {info.device}, {info.dtype}{weights}) at {url} · try: "
+        f"gradus: serving {name} ({engine}, {info.device}, {info.dtype}{weights}) at {url} · "
+        f"default sampling: {sampling} · try: "
         f"curl -s {url}/generate{key} -H 'Content-Type: application/json' -d '{body}'"
     )

@@ -69,7 +69,9 @@ FAMILIES: dict[str, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
 }
 
 
-def tokenizer(template: str | None = PLAIN, shown: Sequence[str] = (), controls: Sequence[str] = ()) -> Tokenizer:
+def tokenizer(
+    template: str | None = PLAIN, shown: Sequence[str] = (), controls: Sequence[str] = (), model_name: str = ""
+) -> Tokenizer:
     """One token per byte, then control tokens, then markers that show in text."""
     alphabet = _byte_alphabet()
     made = tokenizers.Tokenizer(models.BPE(vocab={alphabet[byte]: byte for byte in range(256)}, merges=[]))
@@ -78,7 +80,11 @@ def tokenizer(template: str | None = PLAIN, shown: Sequence[str] = (), controls:
     made.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in (*CONTROLS, *controls)])
     made.add_tokens([AddedToken(text, special=False, normalized=False) for text in shown])
     return Tokenizer(
-        made, bos_token_id=256, eos_token_ids=(257,), chat_template=ChatTemplate(template) if template else None
+        made,
+        bos_token_id=256,
+        eos_token_ids=(257,),
+        chat_template=ChatTemplate(template) if template else None,
+        model_name=model_name,
     )
 
 

@@ -19,7 +19,7 @@ QWEN = tokenizer(CHATML, (*TAGS, *THINK))
 @pytest.mark.parametrize("name", FAMILIES)
 def test_the_format_is_found_in_the_template(name):
     template, shown, controls = FAMILIES[name]
-    found = {"qwen2.5-coder": "hermes"}.get(name, name)  # it has Qwen2.5's own template: only a person can tell
+    found = {"qwen2.5-coder": "hermes"}.get(name, name)  # it has Qwen2.5's own template
     assert Dialect(tokenizer(template, shown, controls)).format.name == found
     assert set(FAMILIES) == set(NAMES)
 
@@ -31,6 +31,22 @@ def test_the_format_is_found_in_the_template(name):
 def test_the_format_is_found_in_the_vocabulary_of_a_template_without_tools(controls, name):
     assert Dialect(tokenizer(PLAIN, (), controls)).format.name == name
     assert Dialect(tokenizer(None, (), controls)).format.name == name
+
+
+@pytest.mark.parametrize(
+    ("model_name", "name"),
+    [
+        ("Qwen2.5-Coder Qwen2.5 Coder 0.5B Instruct AWQ", "qwen2.5-coder"),  # basename and name of a .gguf file
+        ("Qwen/Qwen2.5-Coder-7B-Instruct", "qwen2.5-coder"),
+        ("./qwen2.5_coder", "qwen2.5-coder"),
+        ("Qwen2.5 0.5B Instruct", "hermes"),
+        ("Qwen3-Coder-30B", "hermes"),
+        ("", "hermes"),
+    ],
+)
+def test_models_that_share_a_template_are_told_apart_by_name(model_name, name):
+    assert Dialect(tokenizer(CHATML, TAGS, model_name=model_name)).format.name == name
+    assert Dialect(tokenizer(PLAIN, model_name=model_name)).format.name == "grammar"
 
 
 def test_the_format_can_be_named():

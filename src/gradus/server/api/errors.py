@@ -10,7 +10,7 @@ from gradus.engine.structured import FAULT
 from gradus.errors import CapacityError, RequestError
 from gradus.server.http.body import BodyError
 from gradus.server.http.quotas import QuotaExceeded
-from gradus.server.results import DeadlineMissed, RequestFailed, RequestTimeout, Unavailable
+from gradus.server.results import DeadlineMissed, RequestFailed, RequestTimeout, Unavailable, UnknownModel
 from gradus.text.completion import Completion
 
 CLOSE = {"connection": "close"}
@@ -52,6 +52,8 @@ def problem_of(error: Exception) -> Problem:
         case BodyError():
             # if the rest of the body was not read, the connection cannot be reused
             return _refused(error, error.status, {} if error.status == 400 else CLOSE)
+        case UnknownModel():
+            return Problem(404, "model_not_found", str(error), error.param, error.limit, error.got)
         case RequestError():
             return _refused(error, 400, {})
         case Unavailable():

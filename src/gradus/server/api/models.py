@@ -1,22 +1,96 @@
-"""/v1/models: the one model, in OpenAI's form."""
+"""/v1/models, for clients of OpenAI's and Anthropic's protocols at once; and the names that requests may use.
 
+An entry has the fields of both, because a request does not show reliably which protocol its client speaks. Each name
+of the model has an entry, and `root` is the model's own name.
+"""
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
+
+from gradus.server.api import openai
+from gradus.server.api.fields import refuse
+from gradus.server.results import UnknownModel
 
 if TYPE_CHECKING:
     from gradus.server.client import EngineClient
 
+MOST_LISTED = 1000  # Anthropic's greatest `limit`
+MOST_IN_MESSAGE = 10  # names
 
-def described(client: "EngineClient", created: int) -> dict[str, Any]:
-    """Describe the model. created: when this server began, in seconds. Raises Unavailable while the model loads.
 
-    max_model_len, which routers and chat interfaces read, limits prompt and answer together.
+def check_name(body: Any, client: "EngineClient") -> None:
+    """Raise UnknownModel if a body names a model that is not served here. Without a name, it gets the one there is."""
+    name = body.get("model") if isinstance(body, Mapping) else None
+    if name is not None and name not in client.names and not client.config.takes_any_name:
+        raise unknown(name, client)
+
+
+def described(client: "EngineClient", name: str, created: int) -> dict[str, Any]:
+    """Describe the model under one of its names. created: when this server began, in seconds.
+
+    max_model_len, which routers and chat interfaces read, limits prompt and answer together. Raises UnknownModel for a
+    name that is not listed, Unavailable while the model loads.
     """
+    context = client.front_end.limits.context_length
+    assert client.info is not None  # it came with the front end
+    if name not in client.names:
+        raise unknown(name, client)
+    sampling, sources = openai.in_force(client.info)
     return {
-        "id": client.model,
+        "id": name,
         "object": "model",
         "created": created,
         "owned_by": "gradus",
-        "root": client.model,
+        "root": client.info.model,
         "parent": None,
-        "max_model_len": client.front_end.limits.context_length,
+        "max_model_len": context,
+        "default_sampling": sampling,
+        "sampling_sources": sources,
+        "type": "model",
+        "display_name": name,
+        "created_at": datetime.fromtimestamp(created, UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
     }
+
+
+def listed(client: "EngineClient", created: int, query: Mapping[str, str]) -> dict[str, Any]:
+    """List the model under each of its names.
+
+    query: Anthropic's `limit`, `after_id` and `before_id`, which cut the list. Raises RequestError, or Unavailable
+    while the model loads.
+    """
+    every = [described(client, name, created) for name in client.names]
+    page = every[_cut(query, "after_id", client, -1) + 1 : _cut(query, "before_id", client, len(every))]
+    most = _limit(query.get("limit"))
+    shown = page[-most:] if "before_id" in query else page[:most]
+    return {
+        "object": "list",
+        "data": shown,
+        "has_more": len(shown) < len(page),
+        "first_id": shown[0]["id"] if shown else None,
+        "last_id": shown[-1]["id"] if shown else None,
+    }
+
+
+def _cut(query: Mapping[str, str], field: str, client: "EngineClient", without: int) -> int:
+    name = query.get(field)
+    if name is None:
+        return without
+    if name not in client.names:
+        refuse(field, "the id of a model in the list", name)
+    return client.names.index(name)
+
+
+def _limit(text: str | None) -> int:
+    if text is None:
+        return MOST_LISTED
+    limit = int(text) if text.isascii() and text.isdecimal() and len(text) <= 4 else 0
+    if not 1 <= limit <= MOST_LISTED:
+        refuse("limit", f"a whole number between 1 and {MOST_LISTED}", text)
+    return limit
+
+
+def unknown(name: Any, client: "EngineClient") -> UnknownModel:
+    """Describe a model that is not served here."""
+    names = ", ".join(client.names[:MOST_IN_MESSAGE]) + (", …" if len(client.names) > MOST_IN_MESSAGE else "")
+    return UnknownModel.of("model", f"one of {names}", name)

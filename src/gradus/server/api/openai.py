@@ -20,6 +20,7 @@ from gradus.text.completion import Completion
 if TYPE_CHECKING:
     from gradus.loading import Tokenizer
     from gradus.server.client import EngineClient
+    from gradus.server.engine.messages import ModelInfo
 
 LEAST_LOGPROB = -9999.0  # what OpenAI writes for an impossible token; JSON has no infinities
 
@@ -31,12 +32,15 @@ STOCK: Stock = {"temperature": 1.0}
 
 
 def stock(client: "EngineClient") -> Stock:
-    """Return the served model's defaults: its generation_config.json's, or else OpenAI's.
-
-    Raises Unavailable while the model loads.
-    """
+    """Return the served model's defaults, or else OpenAI's. Raises Unavailable while the model loads."""
     _ = client.front_end
-    return STOCK if client.info is None else {**STOCK, **client.info.default_sampling}
+    return STOCK if client.info is None else in_force(client.info)[0]
+
+
+def in_force(info: "ModelInfo") -> tuple[dict[str, float], dict[str, str]]:
+    """Return the values of sampling fields that a request leaves out, and where each comes from."""
+    sources = dict.fromkeys(STOCK, "the protocol") | info.sampling_sources
+    return {**STOCK, **info.default_sampling}, sources
 
 
 # -- sampling ----------------------------------------------------------------------------------------------------------
@@ -68,7 +72,7 @@ NO_EFFECT = (
     "prompt_cache_key",
     "request_id",
 )
-"""Fields that most clients send and that cannot change an answer here. The one model answers to any name."""
+"""Fields that most clients send and that cannot change an answer here; `model` is checked before (models.py)."""
 
 
 def sampling(fields: Fields, stock: Stock, **renamed: Any) -> SamplingParams:

@@ -11,6 +11,7 @@ from gradus.config.options import SERVED_STEP_TARGET
 from gradus.engine.core import Core
 from gradus.engine.request import ModelLimits
 from gradus.loading import Progress
+from gradus.loading.default_sampling import Recommended
 from gradus.server.config import ServerConfig
 from gradus.server.engine.messages import ModelInfo
 from gradus.structured import begin_index, grammars_of
@@ -75,7 +76,7 @@ def load_engine(config: ServerConfig, progress: Progress | None = None) -> tuple
         limits = ModelLimits(width, checkpoint.config.context_length, eos_of(checkpoint))
         grammars_of(checkpoint.tokenizer, limits).warm()  # while the weights are read
     llm = LLM(**keywords(config) | {"model": checkpoint}, progress=progress)
-    return llm.core, described(llm, recommended=config.generation_config != "none")
+    return llm.core, described(llm, config)
 
 
 def keywords(config: ServerConfig) -> dict[str, Any]:
@@ -88,16 +89,27 @@ def keywords(config: ServerConfig) -> dict[str, Any]:
     return given
 
 
-def described(llm: "LLM", recommended: bool = True) -> ModelInfo:
-    """Describe an engine for the server's front end. recommended: include the sampling that its files recommend."""
+def described(llm: "LLM", config: ServerConfig | None = None) -> ModelInfo:
+    """Describe an engine for the server's front end. config: gives defaults of sampling; None: the model's alone."""
+    from gradus.loading import model_name
+
+    sampling, sources = sampling_of(llm.checkpoint, config or ServerConfig())
     return ModelInfo(
-        model=llm.checkpoint.name,
+        model=model_name(llm.checkpoint.name),
         engine=llm.engine_name,
         phase=llm.phase,
         device=str(llm.device),
         dtype=llm.precision.title,
         limits=llm.limits,
         settings=llm.settings,
-        default_sampling=dict(llm.checkpoint.default_sampling) if recommended else {},
+        default_sampling=sampling,
+        sampling_sources=sources,
         weight_bytes=llm.weight_bytes,
     )
+
+
+def sampling_of(checkpoint: "Checkpoint", config: ServerConfig) -> tuple[dict[str, float], dict[str, str]]:
+    """Return the sampling of requests that leave it out, and where each value comes from."""
+    found = checkpoint.default_sampling if config.generation_config == "auto" else Recommended()
+    sources = dict.fromkeys(found.values, found.source) | dict.fromkeys(config.sampling, "the server's settings")
+    return {**found.values, **config.sampling}, sources

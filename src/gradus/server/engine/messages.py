@@ -104,7 +104,7 @@ class ModelInfo:
 
     engine: the phase's name, or "final"; phase: None for the final engine.
     settings: max_sequences, and the settings of cache and scheduler that the engine uses.
-    default_sampling: the values that the model's files recommend for sampling fields that a request leaves out.
+    default_sampling: values of sampling fields that a request leaves out. sampling_sources: where each comes from.
     weight_bytes: what the model's weights take in memory; 0 if unknown.
     """
 
@@ -116,6 +116,7 @@ class ModelInfo:
     limits: ModelLimits
     settings: dict[str, Any]
     default_sampling: dict[str, int | float] = field(default_factory=dict)
+    sampling_sources: dict[str, str] = field(default_factory=dict)
     weight_bytes: int = 0
 
     def stats(self) -> dict[str, Any]:

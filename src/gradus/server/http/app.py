@@ -21,6 +21,7 @@ from gradus.server.api.completions import Completions
 from gradus.server.api.errors import Problem, failure_of, problem_of
 from gradus.server.api.fields import MOST_NAMED
 from gradus.server.api.generate import Generate
+from gradus.server.api.models import check_name
 from gradus.server.api.openapi import limits, openapi_of_generate
 from gradus.server.api.responses.body import Responses
 from gradus.server.api.schemas import openapi_of
@@ -168,6 +169,7 @@ def read_generate(body: Any, client: EngineClient) -> Exchange:
 async def respond(request: Request, read: Reader, client: EngineClient, config: ServerConfig) -> Response:
     """Answer a body of `read`'s protocol, whole or as a stream of events."""
     body = await read_json(request, max_bytes=body_limit(config, client.info), timeout=config.receive_timeout)
+    check_name(body, client)
     exchange, record = read(body, client), record_of(request.scope)
     if client.info is not None:
         check_logprobs(exchange.asks, client.info.limits.context_length, logprobs_limit(config, client.info))

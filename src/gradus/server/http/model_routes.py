@@ -9,13 +9,12 @@ from typing import Any
 from fastapi import FastAPI, Request, Response
 
 from gradus.server.api.anthropic.request import counted
-from gradus.server.api.errors import Problem
-from gradus.server.api.models import described
+from gradus.server.api.models import check_name, described, listed
 from gradus.server.api.schemas import openapi_of
 from gradus.server.api.tokens import detokenized, tokenized, tokenizer_described
 from gradus.server.client import EngineClient
 from gradus.server.config import ServerConfig
-from gradus.server.http.answers import json_response, problem_response
+from gradus.server.http.answers import json_response
 from gradus.server.http.body import body_limit, read_json
 from gradus.server.http.record import record_of
 from gradus.server.http.streaming import cancelled_with_client
@@ -33,6 +32,7 @@ def add_model_routes(app: FastAPI, client: EngineClient, config: ServerConfig) -
         async def handler(request: Request) -> Response:
             most = body_limit(config, client.info)
             body = await read_json(request, max_bytes=most, timeout=config.receive_timeout)
+            check_name(body, client)
             return json_response(200, await computed(request, most, client, partial(answer, body, client)))
 
         app.post(path, summary=summary, openapi_extra=openapi_of(path, config))(handler)
@@ -41,17 +41,13 @@ def add_model_routes(app: FastAPI, client: EngineClient, config: ServerConfig) -
     route("/detokenize", detokenized, "Decode token ids")
     route("/v1/messages/count_tokens", counted, "Count a conversation's tokens, in Anthropic's protocol")
 
-    @app.get("/v1/models", summary="The model, in OpenAI's form")
-    async def models() -> Response:
-        return json_response(200, {"object": "list", "data": [described(client, created)]})
+    @app.get("/v1/models", summary="The model by each of its names, in OpenAI's form and Anthropic's")
+    async def models(request: Request) -> Response:
+        return json_response(200, listed(client, created, request.query_params))
 
-    @app.get("/v1/models/{name:path}", summary="The model, by its name", responses=UNKNOWN_MODEL)
-    async def model(request: Request, name: str) -> Response:
-        found = described(client, created)
-        if name == found["id"]:
-            return json_response(200, found)
-        message = f"no model is called {name[:100]!r} here; this server runs {found['id']!r}"
-        return problem_response(Problem(404, "model_not_found", message, "model"), request.scope)
+    @app.get("/v1/models/{name:path}", summary="The model, by one of its names", responses=UNKNOWN_MODEL)
+    async def model(name: str) -> Response:
+        return json_response(200, described(client, name, created))
 
     if config.tokenizer_info:
 

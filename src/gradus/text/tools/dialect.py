@@ -60,8 +60,9 @@ class Dialect:
             raise ConfigError(f"tool_format must be one of {', '.join(NAMES)}, got {name!r}")
         self.tokenizer, self.max_calls, self.compiles = tokenizer, max_calls, compiles
         self.kept: dict[str, bool] = {}  # whether a schema, as JSON, can be kept
+        template = None if showing is None else showing.source
         self.format: Format = (
-            detect(None if showing is None else showing.source, lambda text: tokenizer.marker_id(text) is not None)
+            detect(template, lambda text: tokenizer.marker_id(text) is not None, tokenizer.model_name)
             if name is None
             else next(each for each in FORMATS if each.name == name)
         )

@@ -1,6 +1,7 @@
 """The table of formats: how models of each family are shown tools, and how they call them.
 
-The first format whose signs are in a model's chat template, or among the tokens of its vocabulary, is the model's.
+The first format whose signs are in a model's chat template, or among the tokens of its vocabulary, is the model's. A
+format of one model, which shares its template with others, precedes theirs.
 """
 
 from collections.abc import Callable
@@ -17,7 +18,8 @@ class Format:
 
     signs: texts that a chat template of such models has, all of them; none: every model. tokens: added tokens of the
     vocabulary that say the same, for templates that show no tools. markers: tokens where the vocabulary has them, text
-    otherwise. free: models may decide by themselves whether to call; otherwise only a grammar makes them.
+    otherwise. free: models may decide by themselves whether to call; otherwise only a grammar makes them. model: a part
+    of the names of the models that have this format, in lower-case letters and digits; "": any.
     """
 
     name: str
@@ -28,11 +30,11 @@ class Format:
     markers: tuple[str, ...] = ()
     tokens: tuple[str, ...] = ()
     free: bool = True
+    model: str = ""
 
 
 _IN_TAGS = ("<tool_call>", "</tool_call>")
 _HERMES = Layout('<tool_call>\n{"name": "$name", "arguments": $json}\n</tool_call>', "<tool_call>", between="\n")
-_BY_NAME = ("\0",)  # in no template
 
 FORMATS: tuple[Format, ...] = (
     Format(
@@ -53,8 +55,9 @@ FORMATS: tuple[Format, ...] = (
     ),
     Format(
         name="qwen2.5-coder",
-        families="Qwen2.5-Coder, by name only: its template is Qwen2.5's, but it often leaves the tags out",
-        signs=_BY_NAME,
+        families="Qwen2.5-Coder, by its name: its template is Qwen2.5's, but it often leaves the tags out",
+        signs=("<tool_call>",),
+        model="qwen25coder",
         markers=_IN_TAGS,
         layout=replace(_HERMES, bare="json", fenced=True),
         triggers=(
@@ -127,12 +130,16 @@ FORMATS: tuple[Format, ...] = (
 NAMES = tuple(each.name for each in FORMATS)
 
 
-def detect(template: str | None, has_token: Callable[[str], bool]) -> Format:
+def detect(template: str | None, has_token: Callable[[str], bool], model_name: str = "") -> Format:
     """Find the format of a model. template: its chat template's source. has_token: whether a text is an added token."""
+    name = "".join(filter(str.isalnum, model_name.lower()))
     return next(
         each
-        for each in FORMATS
-        if (template is not None and all(sign in template for sign in each.signs))
-        or (each.tokens and all(map(has_token, each.tokens)))
-        or not each.signs
+        for each in sorted(FORMATS, key=lambda each: not each.model)
+        if each.model in name
+        and (
+            (template is not None and all(sign in template for sign in each.signs))
+            or (each.tokens and all(map(has_token, each.tokens)))
+            or not each.signs
+        )
     )

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 MOST_TOKENS = 2**31 - 1  # clients ask for the largest model's maximum; it is reduced to the room in the context
 
 NO_EFFECT = (
-    "model",  # the one model answers to any name
+    "model",  # checked before
     "metadata",
     "service_tier",
     "cache_control",  # all prompts are cached
