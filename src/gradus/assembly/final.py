@@ -11,11 +11,13 @@ import logging
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from weakref import finalize
 
 import torch
 
 from gradus.assembly.heads import check_model, most_drafts, trained_heads
 from gradus.assembly.on_torch import torch_runner
+from gradus.assembly.prefixes import Prefixes, disk_tier
 from gradus.assembly.rehearsal import rehearse
 from gradus.attention.fp8_storage import Fp8Storage
 from gradus.attention.storage import PagedStorage
@@ -58,12 +60,14 @@ def build(
     draft: Model | None = None,
     grammars: Grammars | None = None,
     ranks: RankZero | None = None,
+    prefixes: Prefixes | None = None,
 ) -> Engine:
     """Compose the engine. On a GPU with `graphs`, this captures them, for seconds in which nothing else may run there.
 
     draft: the draft model, if `speculate` names one, loaded as `draft_quantize` asks. If `speculate` names a folder of
     heads, they are read from it. grammars: of the model's tokenizer; without them, structured requests are refused.
-    ranks: the other ranks, if `model` is rank 0's part of one that several devices share.
+    ranks: the other ranks, if `model` is rank 0's part of one that several devices share. prefixes: the directory that
+    keeps them.
 
     If `memory_fraction` sizes the cache, and it holds fewer tokens than `limits.context_length`, the engine's own limit
     shrinks to fit; settings named in `yielding` may be lowered too. Raises ConfigError if no room is left for a cache,
@@ -99,7 +103,11 @@ def build(
             kind = PipelineRunner if config.pipeline_parallel > 1 else ParallelRunner
             runner = kind(in_step(runner, ranks.run_model), ranks)
         shapes = None if shapes is None else shapes.unpadded(rows)
-    cache = PagedCache(pages, page_size, windows, PrefixIndex() if config.prefix_cache else None)
+    disk = None if prefixes is None else disk_tier(prefixes, config, storage)
+    cache = PagedCache(pages, page_size, windows, PrefixIndex() if config.prefix_cache else None, disk)
+    if disk is not None:
+        disk.start()
+        finalize(cache, disk.close)
     sure = None
     if constraints is not None and shapes is not None and not on_kernels:
         sure = partial(constraints.sure, most=shapes.most)  # known when a step is planned, as no step is under way

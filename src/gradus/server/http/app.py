@@ -13,6 +13,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 import gradus
+from gradus.cache.disk.folder import secret_of
 from gradus.errors import GradusError
 from gradus.server.api.anthropic.request import Messages
 from gradus.server.api.ask import Exchange, check_logprobs, logprobs_limit
@@ -91,9 +92,16 @@ def create_app(client: EngineClient, config: ServerConfig) -> FastAPI:
     return app
 
 
+def _secret_of_prefixes(config: ServerConfig) -> bytes | None:
+    """Return the secret of the directory that keeps prefixes. Raises ConfigError if it cannot be used."""
+    if config.prefix_dir is None:
+        return None
+    return secret_of(Path(config.prefix_dir).expanduser())
+
+
 def _add_middleware(app: FastAPI, client: EngineClient, config: ServerConfig) -> None:
     """Add the middleware, from the innermost to the outermost. All of it is plain ASGI."""
-    app.add_middleware(Access, keys=Keys.of(config), defaults=config.key_limits)
+    app.add_middleware(Access, keys=Keys.of(config), defaults=config.key_limits, secret=_secret_of_prefixes(config))
     if config.cors_origins:
         app.add_middleware(
             CORSMiddleware,
