@@ -63,18 +63,18 @@ def assemble(
     if options.ranks > 1:
         return assemble_ranks(checkpoint, options, device, precision, progress)
     trained_heads(options, checkpoint.config)  # heads that do not match the model are refused before anything is loaded
-    prefixes = open_prefixes(checkpoint, options, device, precision)
-    draft = open_draft(checkpoint, options, device, precision)
-    plan = memory_plan(
-        checkpoint.config, options, device, precision, draft=None if draft is None else (draft[0].config, draft[1])
-    )
-    grammars = None if checkpoint.tokenizer is None else grammars_of(checkpoint.tokenizer, options.limits)
-    config = runnable(plan.applied(options), device)
-    config = replace(config, limits=replace(config.limits, structured=grammars is not None, prompt_logprobs=True))
-    with enough_memory(config, device):
-        drafter = None if draft is None else load(*draft)
-        engine = build_final(load(checkpoint, precision), config, _capturing(progress), drafter, grammars, prefixes=prefixes)
-        plan.check_room(device)
+    with open_prefixes(checkpoint, options, device, precision) as prefixes:
+        draft = open_draft(checkpoint, options, device, precision)
+        plan = memory_plan(
+            checkpoint.config, options, device, precision, draft=None if draft is None else (draft[0].config, draft[1])
+        )
+        grammars = None if checkpoint.tokenizer is None else grammars_of(checkpoint.tokenizer, options.limits)
+        config = runnable(plan.applied(options), device)
+        config = replace(config, limits=replace(config.limits, structured=grammars is not None, prompt_logprobs=True))
+        with enough_memory(config, device):
+            drafter = None if draft is None else load(*draft)
+            engine = build_final(load(checkpoint, precision), config, _capturing(progress), drafter, grammars, prefixes=prefixes)
+            plan.check_room(device)
     return engine, config
 
 

@@ -105,9 +105,6 @@ def build(
         shapes = None if shapes is None else shapes.unpadded(rows)
     disk = None if prefixes is None else disk_tier(prefixes, config, storage)
     cache = PagedCache(pages, page_size, windows, PrefixIndex() if config.prefix_cache else None, disk)
-    if disk is not None:
-        disk.start()
-        finalize(cache, disk.close)
     sure = None
     if constraints is not None and shapes is not None and not on_kernels:
         sure = partial(constraints.sure, most=shapes.most)  # known when a step is planned, as no step is under way
@@ -118,7 +115,11 @@ def build(
         cache, count, config.budget(device.type), config.policy, limits, control, config.pipeline_parallel
     )
     stats, compiler = None if control is None else control.stats, compiler_of(grammars, ranks)
-    return Engine(scheduler, runner, config.limits, lag(config), limits, stats, compiler)
+    engine = Engine(scheduler, runner, config.limits, lag(config), limits, stats, compiler)
+    if disk is not None:
+        disk.start()
+        engine.close = finalize(engine, disk.close)
+    return engine
 
 
 def storage_of(model: Model, config: EngineConfig) -> PagedStorage:

@@ -2,6 +2,8 @@
 
 import hashlib
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -27,15 +29,17 @@ class Prefixes:
     model: dict[str, Any]
 
 
+@contextmanager
 def open_prefixes(
     checkpoint: Checkpoint, options: EngineConfig, device: torch.device, precision: Precision
-) -> Prefixes | None:
-    """Open the directory that `prefix_dir` names; None if it names none.
+) -> Iterator[Prefixes | None]:
+    """Open the directory that `prefix_dir` names, for the engine that is built in this context; None if it names none.
 
     Raises ConfigError on a GPU, and for a directory that cannot be used, is not private, or is another engine's.
     """
     if options.prefix_dir is None:
-        return None
+        yield None
+        return
     if device.type != "cpu":
         raise ConfigError(f"prefix_dir is for a CPU: leave it out on {device}")
     size = options.prefix_dir_size or USUAL_PREFIX_DIR_SIZE
@@ -46,7 +50,11 @@ def open_prefixes(
         "precision": precision.name,
         "matrices": None if checkpoint.quantized is None else checkpoint.quantized.rules,
     }
-    return Prefixes(folder, model)
+    try:
+        yield Prefixes(folder, model)
+    except BaseException:  # no engine was built
+        folder.close()
+        raise
 
 
 def disk_tier(prefixes: Prefixes, config: EngineConfig, storage: PagedStorage) -> DiskTier:

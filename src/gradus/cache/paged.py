@@ -131,8 +131,10 @@ class PagedCache:
         resident = self.residents[id] = self._newcomer() if self.index is None else self._hit(self.index, tokens, salt)
         resident.asked = len(tokens)
         if self.disk is not None:
-            resident.trail = self.disk.trail(salt)
-            resident.trail.found = resident.stored // self.page_size
+            hit = resident.stored // self.page_size
+            trail = resident.trail = self.disk.trail(salt)
+            trail.found = hit
+            self.disk.save(trail, tokens, resident.tables, hit)
         return resident.stored
 
     def _newcomer(self, cursor: Cursor | None = None) -> Resident:

@@ -79,6 +79,7 @@ class Engine:
     times: the home of timeouts and deadlines. The loop ends the sequences that it names, in every phase.
     speculation: reports how drafts have done, in engines that speculate.
     compiler: compiles the constraints of requests, in engines that keep to a grammar.
+    close: ends what runs beside the steps, in engines where something does.
     """
 
     def __init__(
@@ -98,6 +99,7 @@ class Engine:
         self.times = TimeLimits() if times is None else times
         self.speculation = speculation
         self.compiler = compiler
+        self.close: Callable[[], object] = lambda: None
         self.in_flight: deque[tuple[Plan, Result]] = deque()  # launched but not committed, oldest first
         self._totals = Metrics()
 

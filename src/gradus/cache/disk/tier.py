@@ -107,7 +107,8 @@ class DiskTier:
         return self._names.trail(salt, time.time_ns())
 
     def save(self, trail: Trail, tokens: list[int], tables: Sequence[list[int]], end: int) -> None:
-        """Hand over the pages of a sequence up to page `end` that are not on disk, or as many as one step may copy.
+        """Hand over the pages of a sequence up to page `end` that are not on disk, or as many as one step may copy. Those
+        on disk count as used.
 
         tables: its block tables; entries of 0 are left out. The pages are full, and nothing writes to them any more.
         """
