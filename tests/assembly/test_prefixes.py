@@ -16,13 +16,13 @@ from gradus.loading.fingerprint import fingerprint
 
 PROMPT = [(7 * number) % 250 + 1 for number in range(300)]
 PLAIN = {"model": "random:tiny-llama", "device": "cpu", "dtype": "float32", "max_sequences": 4, "context_length": 400}
-GREEDY = SamplingParams(max_tokens=12, temperature=0)
+DRAWN = SamplingParams(max_tokens=12, temperature=1.0, seed=7)
 
 
 def answer(prompt=PROMPT, salt=None, **settings):
     """The tokens of a new engine, and the positions that it hit."""
     with LLM(**PLAIN | settings) as llm:
-        (done,) = llm.generate([prompt], GREEDY, scheduling=SchedulingParams(cache_salt=salt))
+        (done,) = llm.generate([prompt], DRAWN, scheduling=SchedulingParams(cache_salt=salt))
         llm.check()
         return done.token_ids, done.cached_tokens
 
@@ -84,7 +84,7 @@ def test_prompt_logprobs_are_computed_whole(tmp_path):
     kept = PLAIN | {"prefix_dir": str(tmp_path / "p")}
     answer(prefix_dir=kept["prefix_dir"])
     with LLM(**kept) as llm:
-        asked = SamplingParams(max_tokens=2, prompt_logprobs=0, temperature=0)
+        asked = SamplingParams(max_tokens=2, prompt_logprobs=0)
         (done,) = llm.generate([PROMPT], asked)
         assert done.cached_tokens == 0 and len(done.prompt_logprobs) == len(PROMPT) - 1
 
@@ -93,7 +93,7 @@ def test_several_that_begin_alike_load_once(tmp_path):
     kept = PLAIN | {"prefix_dir": str(tmp_path / "p")}
     answer(prefix_dir=kept["prefix_dir"])
     with LLM(**kept) as llm:
-        done = llm.generate([[*PROMPT, number] for number in range(6)], GREEDY)
+        done = llm.generate([[*PROMPT, number] for number in range(6)], DRAWN)
         assert [each.cached_tokens for each in done] == [288] * 6
         assert llm.core.metrics().cache.disk.hit_positions == 288
         llm.check()
@@ -103,7 +103,7 @@ def test_a_prefix_that_memory_gave_up_comes_back_from_disk(tmp_path):
     small = {"prefix_dir": str(tmp_path / "p"), "cache_tokens": 400}
     with LLM(**PLAIN | small) as llm:
         for prompt in (PROMPT, PROMPT[::-1], PROMPT):
-            (done,) = llm.generate([prompt], GREEDY)
+            (done,) = llm.generate([prompt], DRAWN)
         assert done.cached_tokens == 288 and llm.core.metrics().cache.disk.hit_positions > 0
 
 
@@ -133,7 +133,7 @@ def test_the_directory_is_free_again_once_an_engine_is_closed(tmp_path):
 KILLED = """
 import os, sys
 from gradus import LLM, SamplingParams
-from tests.assembly.test_prefixes import GREEDY, PLAIN, PROMPT
+from tests.assembly.test_prefixes import DRAWN, PLAIN, PROMPT
 from gradus.cache.disk.folder import PrefixFolder
 write, count = PrefixFolder._write, 0
 def then_die(self, path, *parts):
@@ -145,7 +145,7 @@ def then_die(self, path, *parts):
     write(self, path, *parts)
 PrefixFolder._write = then_die
 with LLM(**PLAIN, prefix_dir=sys.argv[1]) as llm:
-    llm.generate([PROMPT], GREEDY)
+    llm.generate([PROMPT], DRAWN)
 """
 
 

@@ -73,7 +73,9 @@ def assemble(
         config = replace(config, limits=replace(config.limits, structured=grammars is not None, prompt_logprobs=True))
         with enough_memory(config, device):
             drafter = None if draft is None else load(*draft)
-            engine = build_final(load(checkpoint, precision), config, _capturing(progress), drafter, grammars, prefixes=prefixes)
+            engine = build_final(
+                load(checkpoint, precision), config, _capturing(progress), drafter, grammars, prefixes=prefixes
+            )
             plan.check_room(device)
     return engine, config
 

@@ -102,7 +102,7 @@ class PagedStorage:
         """Copy a page's bytes, `page_bytes` of them, from a CPU's memory."""
         out = np.empty(self.page_bytes, np.uint8)
         self._exchange(page, out, out=True)
-        return memoryview(out)
+        return out.data
 
     def copy_in(self, page: int, data: memoryview) -> None:
         """Replace a page's bytes with those of `copy_out`."""

@@ -168,7 +168,7 @@ class PagedCache:
         return self.arrival is not None
 
     def load(self, tokens: list[int], salt: Hashable, most: int) -> None:
-        """Begin to read the pages that continue what the index has of these tokens, if they are on disk.
+        """Begin to read the pages after the prefix that the index has of these tokens, if they are on disk.
 
         They are in the index once `settle` has found them read. most: pages that may be taken for them. Nothing else
         may be `loading`.
@@ -200,7 +200,9 @@ class PagedCache:
         for found in full:
             places = found.index(False) if False in found[:places] else places
         places = min(places, most // len(self.windows))
-        return index.usable([table + list(map(int, found[:places])) for table, found in zip(tables, there, strict=True)])
+        return index.usable(
+            [table + list(map(int, found[:places])) for table, found in zip(tables, there, strict=True)]
+        )
 
     def settle(self) -> None:
         """Enter pages into the index that have been read from disk."""
@@ -208,7 +210,7 @@ class PagedCache:
             self._stop_loading(self.arrival)
 
     def _stop_loading(self, arrival: Arrival) -> None:
-        """Enter what has been read by now, and give the other pages back."""
+        """End a load: enter the pages read by now, and give the others back."""
         assert self.disk is not None and self.index is not None
         self.arrival, load, tables = None, arrival.load, arrival.tables
         self.disk.stop(load)
@@ -220,7 +222,7 @@ class PagedCache:
         self.pool.drop(*self._pages(tables)[::-1])
 
     def wait_for_pages(self, seconds: float) -> None:
-        """Wait until the pages that are being read are there, for at most so many seconds."""
+        """Wait until the pages that are being read are there, for at most `seconds`."""
         if self.disk is not None and self.arrival is not None:
             self.disk.wait(self.arrival.load, seconds)
 

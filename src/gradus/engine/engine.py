@@ -79,7 +79,7 @@ class Engine:
     times: the home of timeouts and deadlines. The loop ends the sequences that it names, in every phase.
     speculation: reports how drafts have done, in engines that speculate.
     compiler: compiles the constraints of requests, in engines that keep to a grammar.
-    close: ends what runs beside the steps, in engines where something does.
+    close: ends threads that run between and during steps, in engines that have any.
     """
 
     def __init__(

@@ -437,7 +437,7 @@ class Scheduler:
             self._refusal = None
 
     def waits_for_pages(self, sequence: Sequence) -> bool:
-        """Whether the head of the queue has to wait for pages from disk, which it is looked up for once.
+        """Whether the head of the queue has to wait for pages from disk. It is looked up there once.
 
         No other sequence starts meanwhile: several may begin alike, and then one load serves all of them.
         """

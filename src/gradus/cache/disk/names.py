@@ -5,8 +5,8 @@
     tokens     all from the beginning to the page's end: each page's hash begins with that of the page before
     group      the layer group
 
-Equal names mean equal bytes, so nothing else is compared. The hash has a key, the directory's secret: a name tells
-nothing about a prompt or a salt to anyone who sees only names.
+Equal names mean equal bytes, so nothing else is compared. The hash has a key, the directory's secret: names alone
+reveal neither prompts nor salts.
 """
 
 import hashlib

@@ -4,8 +4,8 @@
     a sequence is next ─▶ a Load: pages of the pool, held ─▶ the thread reads and checks files, and fills the pages
                                                              ─▶ they enter the index, and the sequence hits them
 
-A step copies what it has just computed, which costs a thousandth of computing it, and never waits for a file. The
-thread fills only pages that the load holds, so no other sequence reads or writes them. Loads go before writes.
+A step copies the pages that it has just computed, and never waits for a file. The thread fills only pages that the load
+holds, so no other sequence reads or writes them. Loads go before writes.
 
 A full disk, or one that is slower than the engine, costs what was not written and nothing else.
 """
@@ -107,8 +107,9 @@ class DiskTier:
         return self._names.trail(salt, time.time_ns())
 
     def save(self, trail: Trail, tokens: list[int], tables: Sequence[list[int]], end: int) -> None:
-        """Hand over the pages of a sequence up to page `end` that are not on disk, or as many as one step may copy. Those
-        on disk count as used.
+        """Hand over the pages of a sequence up to page `end` that are not on disk, or as many as one step may copy.
+
+        Those that are on disk count as used.
 
         tables: its block tables; entries of 0 are left out. The pages are full, and nothing writes to them any more.
         """
@@ -151,14 +152,17 @@ class DiskTier:
     # -- loading -------------------------------------------------------------------------------------------------------
 
     def find(self, trail: Trail, tokens: list[int], first: int, end: int, groups: int) -> list[list[bool]]:
-        """Look up pages [first, end) of a sequence: for each layer group, which of them are on disk."""
+        """Look up pages [first, end) of a sequence: for each layer group, which of them are on disk, or will be."""
         self._names.extend(trail, tokens, end)
         with self._changed:
             if self._closing:
                 return [[False] * (end - first)] * groups
             unwanted = set(self._unwanted)
             names = [[self._names.name(trail, place, group) for place in range(first, end)] for group in range(groups)]
-            return [[name in self._folder and name not in unwanted for name in group] for group in names]
+            return [
+                [(name in self._queue or name in self._folder) and name not in unwanted for name in group]
+                for group in names
+            ]
 
     def load(self, trail: Trail, tables: Sequence[list[int]], first: int, end: int) -> Load:
         """Begin to fill the pages of places [first, end). tables: block tables; entries of 0 are left out.
@@ -166,7 +170,11 @@ class DiskTier:
         The caller holds the pages until the load is done, or stopped. There is one load at a time.
         """
         places = [
-            [(self._names.name(trail, place, group), table[place]) for group, table in enumerate(tables) if table[place]]
+            [
+                (self._names.name(trail, place, group), table[place])
+                for group, table in enumerate(tables)
+                if table[place]
+            ]
             for place in range(first, end)
         ]
         with self._changed:
@@ -182,7 +190,7 @@ class DiskTier:
             self._end(load)
 
     def wait(self, load: Load, seconds: float) -> None:
-        """Wait until the load is done, for at most so many seconds."""
+        """Wait until the load is done, for at most `seconds`."""
         with self._changed:
             self._changed.wait_for(lambda: load.done, seconds)
 
@@ -236,22 +244,26 @@ class DiskTier:
     def _fill(self, load: Load) -> None:
         """Read and check a place's files, then fill its pages."""
         place = load.places[load.loaded]
-        found = [(page, self._folder.read(name, self._store.page_bytes)) for name, page in place]
+        found = [(page, self._bytes_of(name)) for name, page in place]
         with self._changed:
             if load.done:  # stopped meanwhile
                 return
-            for page, data in found:
-                if data is None:
-                    self._end(load)
-                    return
-            for page, data in found:
-                assert data is not None
+            whole = [(page, data) for page, data in found if data is not None]
+            if len(whole) < len(found):
+                self._end(load)
+                return
+            for page, data in whole:
                 self._store.copy_in(page, data)
             load.loaded += 1
             self.hit_positions += self._page_size
             allowed = GRACE_S + TOKEN_S * load.loaded * self._page_size
             if load.loaded == len(load.places) or time.monotonic() - load.began > allowed:
                 self._end(load)
+
+    def _bytes_of(self, name: str) -> memoryview | None:
+        with self._changed:
+            queued = self._queue.get(name)
+        return self._folder.read(name, self._store.page_bytes) if queued is None else memoryview(queued[0])
 
     def _write(self) -> None:
         with self._changed:

@@ -3,6 +3,7 @@
 import http
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
@@ -94,9 +95,8 @@ def create_app(client: EngineClient, config: ServerConfig) -> FastAPI:
 
 def _secret_of_prefixes(config: ServerConfig) -> bytes | None:
     """Return the secret of the directory that keeps prefixes. Raises ConfigError if it cannot be used."""
-    if config.prefix_dir is None:
-        return None
-    return secret_of(Path(config.prefix_dir).expanduser())
+    path: str | None = config.keywords()["prefix_dir"]
+    return None if path is None else secret_of(Path(path).expanduser())
 
 
 def _add_middleware(app: FastAPI, client: EngineClient, config: ServerConfig) -> None:
