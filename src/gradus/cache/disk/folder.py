@@ -88,12 +88,15 @@ class PrefixFolder:
             self._forget(name)
             return None
         except OSError as error:
-            return self._drop(name, error.strerror or str(error))
-        if len(found) != HEADER.size + count:
-            return self._drop(name, f"{len(found)} bytes are there, and {HEADER.size + count} were written")
+            self._drop(name, error.strerror or str(error))
+            return None
         page = memoryview(found)[HEADER.size :]
+        if len(page) != count:
+            self._drop(name, f"{len(found)} bytes are there, and {HEADER.size + count} were written")
+            return None
         if HEADER.unpack_from(found) != (MAGIC, VERSION, checksum(name, page), count):
-            return self._drop(name, "its checksum is wrong")
+            self._drop(name, "its checksum is wrong")
+            return None
         return page
 
     def write(self, name: str, page: bytes | bytearray | memoryview, order: int) -> bool:
