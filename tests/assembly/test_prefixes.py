@@ -118,7 +118,7 @@ def test_a_thread_that_fails_leaves_an_engine_without_a_disk(tmp_path, monkeypat
 def test_settings_that_do_nothing_are_refused(tmp_path):
     with pytest.raises(ConfigError, match="prefix_dir_size does nothing without prefix_dir"):
         LLM(**PLAIN, prefix_dir_size=1.0)
-    with pytest.raises(ConfigError, match="prefix_dir_size must be at least a page"):
+    with pytest.raises(ConfigError, match="does not fit into prefix_dir_size"):
         LLM(**PLAIN, prefix_dir=str(tmp_path / "p"), prefix_dir_size=1e-9)
     with pytest.raises(ConfigError, match="prefix_dir does nothing in phase p05"):
         LLM(**PLAIN, phase="p05", prefix_dir=str(tmp_path / "p"))

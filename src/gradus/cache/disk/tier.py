@@ -70,8 +70,8 @@ class DiskTier:
     def __init__(self, folder: PrefixFolder, names: Names, store: Store, page_size: int) -> None:
         if store.page_bytes > folder.most_bytes:
             raise ConfigError(
-                f"prefix_dir_size must be at least a page, {store.page_bytes / 2**30:.3g} GiB of this model, "
-                f"got {folder.most_bytes / 2**30:.3g}"
+                f"a page of this model, {store.page_bytes / 2**30:.3g} GiB, does not fit into prefix_dir_size "
+                f"{folder.most_bytes / 2**30:.3g}: raise it"
             )
         self._folder, self._names, self._store, self._page_size = folder, names, store, page_size
         self._changed = threading.Condition()  # guards all below; `wait` waits for a load's end
