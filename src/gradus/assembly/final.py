@@ -11,13 +11,12 @@ import logging
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from weakref import finalize
 
 import torch
 
 from gradus.assembly.heads import check_model, most_drafts, trained_heads
 from gradus.assembly.on_torch import torch_runner
-from gradus.assembly.prefixes import Prefixes, disk_tier
+from gradus.assembly.prefixes import Prefixes, disk_tier, with_disk
 from gradus.assembly.rehearsal import rehearse
 from gradus.attention.fp8_storage import Fp8Storage
 from gradus.attention.storage import PagedStorage
@@ -103,7 +102,7 @@ def build(
             kind = PipelineRunner if config.pipeline_parallel > 1 else ParallelRunner
             runner = kind(in_step(runner, ranks.run_model), ranks)
         shapes = None if shapes is None else shapes.unpadded(rows)
-    disk = None if prefixes is None else disk_tier(prefixes, config, storage)
+    disk = disk_tier(prefixes, config, storage)
     cache = PagedCache(pages, page_size, windows, PrefixIndex() if config.prefix_cache else None, disk)
     sure = None
     if constraints is not None and shapes is not None and not on_kernels:
@@ -116,10 +115,7 @@ def build(
     )
     stats, compiler = None if control is None else control.stats, compiler_of(grammars, ranks)
     engine = Engine(scheduler, runner, config.limits, lag(config), limits, stats, compiler)
-    if disk is not None:
-        disk.start()
-        engine.close = finalize(engine, disk.close)
-    return engine
+    return with_disk(engine, disk)
 
 
 def storage_of(model: Model, config: EngineConfig) -> PagedStorage:

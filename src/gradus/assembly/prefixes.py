@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+from weakref import finalize
 
 import torch
 
@@ -15,6 +16,7 @@ from gradus.cache.disk.folder import PrefixFolder
 from gradus.cache.disk.names import Names
 from gradus.cache.disk.tier import DiskTier
 from gradus.config.options import USUAL_PREFIX_DIR_SIZE, EngineConfig
+from gradus.engine.engine import Engine
 from gradus.errors import ConfigError
 from gradus.loading import Checkpoint
 from gradus.loading.fingerprint import fingerprint
@@ -57,8 +59,10 @@ def open_prefixes(
         raise
 
 
-def disk_tier(prefixes: Prefixes, config: EngineConfig, storage: PagedStorage) -> DiskTier:
-    """Make the tier of an engine with this storage."""
+def disk_tier(prefixes: Prefixes | None, config: EngineConfig, storage: PagedStorage) -> DiskTier | None:
+    """Make the tier of an engine with this storage; None without a directory."""
+    if prefixes is None:
+        return None
     identity = prefixes.model | {
         "code": (_code(), torch.__version__),
         "bytes": (sys.byteorder, storage.page_bytes),
@@ -70,6 +74,14 @@ def disk_tier(prefixes: Prefixes, config: EngineConfig, storage: PagedStorage) -
     }
     names = Names(identity, prefixes.folder.secret, config.page_size)
     return DiskTier(prefixes.folder, names, storage, config.page_size)
+
+
+def with_disk(engine: Engine, disk: DiskTier | None) -> Engine:
+    """Start an engine's tier, which ends with the engine."""
+    if disk is not None:
+        disk.start()
+        engine.close = finalize(engine, disk.close)
+    return engine
 
 
 def _code() -> str:
