@@ -97,10 +97,7 @@ def build(
             rehearse(runner, config, PagedCache(pages, page_size, windows), device.type, control)
     else:
         runner, rows = torch_runner(model, storage, config, draft, trained, constraints)
-        if ranks is not None:
-            assert isinstance(runner, ModelRunner), "ranks verify no drafts"
-            kind = PipelineRunner if config.pipeline_parallel > 1 else ParallelRunner
-            runner = kind(in_step(runner, ranks.run_model), ranks)
+        runner = with_ranks(runner, config, ranks)
         shapes = None if shapes is None else shapes.unpadded(rows)
     disk = disk_tier(prefixes, config, storage)
     cache = PagedCache(pages, page_size, windows, PrefixIndex() if config.prefix_cache else None, disk)
@@ -114,8 +111,16 @@ def build(
         cache, count, config.budget(device.type), config.policy, limits, control, config.pipeline_parallel
     )
     stats, compiler = None if control is None else control.stats, compiler_of(grammars, ranks)
-    engine = Engine(scheduler, runner, config.limits, lag(config), limits, stats, compiler)
-    return with_disk(engine, disk)
+    return with_disk(Engine(scheduler, runner, config.limits, lag(config), limits, stats, compiler), disk)
+
+
+def with_ranks(runner: Runner, config: EngineConfig, ranks: RankZero | None) -> Runner:
+    """Let a runner on torch work in step with the other ranks, if there are any."""
+    if ranks is None:
+        return runner
+    assert isinstance(runner, ModelRunner), "ranks verify no drafts"
+    kind = PipelineRunner if config.pipeline_parallel > 1 else ParallelRunner
+    return kind(in_step(runner, ranks.run_model), ranks)
 
 
 def storage_of(model: Model, config: EngineConfig) -> PagedStorage:
