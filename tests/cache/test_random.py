@@ -195,7 +195,7 @@ BROKEN = [
     (PoolMachine, IdlePages, "_close_up", line_left_as_it_was),
     (IndexMachine, PrefixIndex, "match", salt_forgotten),
     (IndexMachine, PrefixIndex, "match", hit_to_the_last_token),
-    (IndexMachine, PrefixIndex, "_usable", gaps_unseen),
+    (IndexMachine, PrefixIndex, "usable", gaps_unseen),
     (IndexMachine, PrefixIndex, "_split", split_left_to_the_lower),
     (IndexMachine, Cursor, "find", cursor_left_below),
     (CacheMachine, PagePool, "drop", twice_freed),
@@ -210,7 +210,7 @@ BROKEN = [
     (CacheMachine, PagedCache, "_poison", poison_left),
     (CacheMachine, PrefixIndex, "match", salt_forgotten),
     (CacheMachine, PrefixIndex, "match", hit_to_the_last_token),
-    (CacheMachine, PrefixIndex, "_usable", gaps_unseen),
+    (CacheMachine, PrefixIndex, "usable", gaps_unseen),
 ]
 
 

@@ -4,8 +4,13 @@ A capability is a setting of the engine or a field of a request. One that the co
 `test_every_setting_and_every_field_has_a_case`.
 """
 
+import atexit
+import os
+import shutil
+import tempfile
 from collections.abc import Iterator, Mapping
 from itertools import combinations
+from pathlib import Path
 from typing import Any
 
 from gradus.engine.request import SamplingParams, SchedulingParams
@@ -21,6 +26,9 @@ PLAIN: dict[str, Any] = {
 """The settings of all engines here."""
 
 # -- settings of an engine: one that changes the answer itself, and those that must not --------------------------------
+
+PREFIX_DIR = Path(tempfile.gettempdir()) / f"gradus-prefixes-{os.getpid()}"
+atexit.register(shutil.rmtree, PREFIX_DIR, ignore_errors=True)
 
 CHANGING: dict[str, dict[str, Any]] = {
     "windows": {"model": "random:tiny-gemma3"},
@@ -40,6 +48,7 @@ SAME: dict[str, dict[str, Any]] = {
     "page_size": {"page_size": 4},
     "policy": {"policy": "priority"},
     "threads": {"threads": 1},
+    "prefix_dir": {"prefix_dir": str(PREFIX_DIR)},
 }
 """The answers are those without."""
 
@@ -49,6 +58,7 @@ NOT_ASKED = {
     "phase", "impl",  # a pair with each capability: test_phases.py
     "memory_fraction",  # decides the cache's size, as cache_tokens does
     "drafts", "draft_quantize",  # of speculate
+    "prefix_dir_size",  # of prefix_dir
     "activations",  # of int4 and .gguf files alone, in tests/kernels/cpu
     "switch_off",  # SWITCHES
 }  # fmt: skip
@@ -60,11 +70,15 @@ REFUSED_SETTINGS: dict[Pair, str] = {
         "speculate": "speculate does not work with tensor_parallel or pipeline_parallel yet: leave one of them out",
         "speculate, a draft model": "speculate does not work with tensor_parallel or pipeline_parallel yet: leave one "
         "of them out",
+        "prefix_dir": "prefix_dir does not work with tensor_parallel or pipeline_parallel yet: leave one of them out",
         "quantize": "quantize does not work with tensor_parallel or pipeline_parallel yet: leave one of them out",
     }.items()
 } | {
     frozenset({one, "chunked"}): f"{one} does nothing with chunked switched off: leave one of them out"
     for one in ("token_budget", "step_target")
+} | {
+    frozenset({"prefix_dir", "prefix_cache"}): "prefix_dir does nothing with prefix_cache switched off: leave one of "
+    "them out",
 }
 """Pairs of settings that raise a ConfigError, and its line."""
 

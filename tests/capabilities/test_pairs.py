@@ -30,6 +30,7 @@ from tests.capabilities.table import (
 
 COMMON = ("windows", "kv_dtype", "cache_tokens", "page_size", "policy", "threads")
 OFF = tuple(name for name in SWITCHES if name != "chunked")
+KEPT = tuple(name for name in SWITCHES if name != "prefix_cache")
 
 # Each engine has many capabilities at once, so that every pair that is not refused is in one of them: `make test` runs
 # these, and `make stress` each pair by itself, which says where to look.
@@ -37,8 +38,9 @@ TOGETHER = [
     ("tensor_parallel", *COMMON, "token_budget", "step_target"),
     ("pipeline_parallel", *COMMON, "token_budget", "step_target"),
     ("tensor_parallel", "pipeline_parallel", *COMMON, *SWITCHES),
-    ("speculate", *COMMON, "quantize", "token_budget", "step_target"),
-    ("speculate, a draft model", *COMMON, "quantize", "token_budget", "step_target"),
+    ("speculate", *COMMON, "quantize", "token_budget", "step_target", "prefix_dir"),
+    ("speculate, a draft model", *COMMON, "quantize", "token_budget", "step_target", "prefix_dir"),
+    ("speculate", *COMMON, "quantize", "prefix_dir", *KEPT),
     ("speculate", *COMMON, "quantize", *SWITCHES),
     ("speculate, a draft model", *COMMON, "quantize", *SWITCHES),
     ("speculate", *COMMON, "token_budget", "step_target", *OFF),
@@ -46,6 +48,11 @@ TOGETHER = [
 ROOT = Path(__file__).parents[2]
 RANKS = {"tensor_parallel", "pipeline_parallel"}
 SOME = slice(6, None, 7)
+
+
+@pytest.fixture(autouse=True)
+def short_prompts_are_kept_on_disk(monkeypatch):
+    monkeypatch.setattr("gradus.cache.disk.tier.WORTH_TOKENS", 1)
 
 
 def test_every_setting_and_every_field_has_a_case():
@@ -82,9 +89,11 @@ def test_every_pair_of_settings_is_in_one_of_the_engines():
 def agree(settings: tuple[str, ...], requests: slice = slice(None)) -> None:
     """Assert that an engine with these settings gives the answers of the reference."""
     wanted = reference(*[name for name in CHANGING if name in settings])
-    with LLM(**settings_of(*settings)) as llm:
-        differences = differing(answers(llm, asked()[requests]), wanted[requests])
-    assert differences == [], f"{' + '.join(settings)}: {differences[0]}"
+    for restarted in (False, True) if "prefix_dir" in settings else (False,):
+        with LLM(**settings_of(*settings)) as llm:
+            differences = differing(answers(llm, asked()[requests]), wanted[requests])
+            assert not restarted or llm.core.metrics().cache.disk.hit_positions, "nothing was read from disk"
+        assert differences == [], f"{' + '.join(settings)}: {differences[0]}"
 
 
 @pytest.mark.parametrize("settings", TOGETHER, ids=" + ".join)

@@ -61,6 +61,10 @@ PROVEN = {
         "config/options.py",
         "speculate does not work with tensor_parallel or pipeline_parallel yet",
     ),
+    ("docs/serving.md", "prefix_dir does not work with tensor_parallel or pipeline_parallel yet"): (
+        "config/options.py",
+        "prefix_dir does not work with tensor_parallel or pipeline_parallel yet",
+    ),
     ("docs/serving.md", "quantize does not work with tensor_parallel or pipeline_parallel yet"): (
         "assembly/parallel.py",
         "quantize does not work with tensor_parallel or pipeline_parallel yet",

@@ -10,6 +10,7 @@ Read in this order:
     start_up.py     kernels compiled and steps captured, on a GPU
     guard.py        an engine that reports in one line why it stopped
     rehearsal.py    crowds of requests served before the first real one
+    prefixes.py     the directory that keeps an engine's prefixes
     memory.py       a failed allocation in one line
     parallel.py     an engine whose model several processes share;  rank.py: the other processes
     checkpoint.py   a model loaded, and its engine built

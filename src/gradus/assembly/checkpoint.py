@@ -14,6 +14,7 @@ from gradus.assembly.final import check_draft, runnable
 from gradus.assembly.heads import trained_heads
 from gradus.assembly.memory import enough_memory
 from gradus.assembly.parallel import assemble_ranks
+from gradus.assembly.prefixes import open_prefixes
 from gradus.config.options import EngineConfig, EngineOptions
 from gradus.engine.engine import Engine
 from gradus.errors import ConfigError
@@ -62,18 +63,21 @@ def assemble(
     if options.ranks > 1:
         return assemble_ranks(checkpoint, options, device, precision, progress)
     trained_heads(options, checkpoint.config)  # heads that do not match the model are refused before anything is loaded
-    draft = open_draft(checkpoint, options, device, precision)
-    plan = memory_plan(
-        checkpoint.config, options, device, precision, draft=None if draft is None else (draft[0].config, draft[1])
-    )
-    grammars = None if checkpoint.tokenizer is None else grammars_of(checkpoint.tokenizer, options.limits)
-    config = runnable(plan.applied(options), device)
-    keeps = grammars is not None
-    config = replace(config, limits=replace(config.limits, structured=keeps, lazy=keeps, prompt_logprobs=True))
-    with enough_memory(config, device):
-        drafter = None if draft is None else load(*draft)
-        engine = build_final(load(checkpoint, precision), config, _capturing(progress), drafter, grammars)
-        plan.check_room(device)
+    with open_prefixes(checkpoint, options, device, precision) as prefixes:
+        draft = open_draft(checkpoint, options, device, precision)
+        plan = memory_plan(
+            checkpoint.config, options, device, precision, draft=None if draft is None else (draft[0].config, draft[1])
+        )
+        grammars = None if checkpoint.tokenizer is None else grammars_of(checkpoint.tokenizer, options.limits)
+        config = runnable(plan.applied(options), device)
+        keeps = grammars is not None
+        config = replace(config, limits=replace(config.limits, structured=keeps, lazy=keeps, prompt_logprobs=True))
+        with enough_memory(config, device):
+            drafter = None if draft is None else load(*draft)
+            engine = build_final(
+                load(checkpoint, precision), config, _capturing(progress), drafter, grammars, prefixes=prefixes
+            )
+            plan.check_room(device)
     return engine, config
 
 

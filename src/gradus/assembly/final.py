@@ -16,6 +16,7 @@ import torch
 
 from gradus.assembly.heads import check_model, most_drafts, trained_heads
 from gradus.assembly.on_torch import torch_runner
+from gradus.assembly.prefixes import Prefixes, disk_tier, with_disk
 from gradus.assembly.rehearsal import rehearse
 from gradus.attention.fp8_storage import Fp8Storage
 from gradus.attention.storage import PagedStorage
@@ -59,12 +60,14 @@ def build(
     draft: Model | None = None,
     grammars: Grammars | None = None,
     ranks: RankZero | None = None,
+    prefixes: Prefixes | None = None,
 ) -> Engine:
     """Compose the engine. On a GPU with `graphs`, this captures them, for seconds in which nothing else may run there.
 
     draft: the draft model, if `speculate` names one, loaded as `draft_quantize` asks. If `speculate` names a folder of
     heads, they are read from it. grammars: of the model's tokenizer; without them, structured requests are refused.
-    ranks: the other ranks, if `model` is rank 0's part of one that several devices share.
+    ranks: the other ranks, if `model` is rank 0's part of one that several devices share. prefixes: the directory that
+    keeps them.
 
     If `memory_fraction` sizes the cache, and it holds fewer tokens than `limits.context_length`, the engine's own limit
     shrinks to fit; settings named in `yielding` may be lowered too. Raises ConfigError if no room is left for a cache,
@@ -95,12 +98,10 @@ def build(
             rehearse(runner, config, PagedCache(pages, page_size, windows), device.type, control)
     else:
         runner, rows = torch_runner(model, storage, config, draft, trained, constraints)
-        if ranks is not None:
-            assert isinstance(runner, ModelRunner), "ranks verify no drafts"
-            kind = PipelineRunner if config.pipeline_parallel > 1 else ParallelRunner
-            runner = kind(in_step(runner, ranks.run_model), ranks)
+        runner = with_ranks(runner, config, ranks)
         shapes = None if shapes is None else shapes.unpadded(rows)
-    cache = PagedCache(pages, page_size, windows, PrefixIndex() if config.prefix_cache else None)
+    disk = disk_tier(prefixes, config, storage)
+    cache = PagedCache(pages, page_size, windows, PrefixIndex() if config.prefix_cache else None, disk)
     sure = None
     if constraints is not None and shapes is not None and not on_kernels:
         sure = partial(constraints.sure, most=shapes.most)  # known when a step is planned, as no step is under way
@@ -110,7 +111,16 @@ def build(
     budget, target = config.budget(device.type), step_target(config, model.config, limits)
     scheduler = Scheduler(cache, count, budget, config.policy, limits, control, config.pipeline_parallel, target)
     stats, compiler = None if control is None else control.stats, compiler_of(grammars, ranks)
-    return Engine(scheduler, runner, config.limits, lag(config), limits, stats, compiler)
+    return with_disk(Engine(scheduler, runner, config.limits, lag(config), limits, stats, compiler), disk)
+
+
+def with_ranks(runner: Runner, config: EngineConfig, ranks: RankZero | None) -> Runner:
+    """Let a runner on torch work in step with the other ranks, if there are any."""
+    if ranks is None:
+        return runner
+    assert isinstance(runner, ModelRunner), "ranks verify no drafts"
+    kind = PipelineRunner if config.pipeline_parallel > 1 else ParallelRunner
+    return kind(in_step(runner, ranks.run_model), ranks)
 
 
 def storage_of(model: Model, config: EngineConfig) -> PagedStorage:

@@ -1,7 +1,7 @@
 """Guards a core: after it was closed, or a step was left half done, every call reports why in one line."""
 
 from collections.abc import Sequence
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar, runtime_checkable
 
 import torch
 
@@ -24,6 +24,13 @@ class BrokenEngine(GradusError):
 
 class ClosedEngine(GradusError):
     """An engine was called after it was closed."""
+
+
+@runtime_checkable
+class Closing(Protocol):
+    """A core that ends more than its memory."""
+
+    def close(self) -> object: ...
 
 
 class GuardedCore(Generic[C]):
@@ -50,6 +57,8 @@ class GuardedCore(Generic[C]):
     def close(self) -> None:
         """Give back the memory of weights, cache and graphs, and end the threads. Running requests end silently."""
         if self._core is not None:
+            if isinstance(self._core, Closing):
+                self._core.close()
             self._core = None
             garbage.see_all()
             self._gives_back = None

@@ -40,8 +40,8 @@ class Fp8Storage(PagedStorage):
         self._bytes = [tuple(part.view(torch.uint8) for part in kept) for kept in self._rows]
 
     @property
-    def nbytes(self) -> int:
-        return super().nbytes + self.key_scales.nbytes + self.value_scales.nbytes
+    def tensors(self) -> tuple[Tensor, ...]:
+        return self.keys, self.values, self.key_scales, self.value_scales
 
     def scales(self, layer: int) -> tuple[Tensor, Tensor]:
         """The scales of all keys and all values of a layer: [pages + 1, Hkv, page_size] each."""

@@ -6,8 +6,10 @@ entry p // page_size of its block table (Kwon et al. 2023, section 4.2). Attenti
 """
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -46,8 +48,13 @@ class PagedStorage:
         self._rows = list(zip(self.keys.flatten(1, 2).unbind(), self.values.flatten(1, 2).unbind(), strict=True))
 
     @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """All that it stores: [depth, pages + 1, …] each."""
+        return self.keys, self.values
+
+    @property
     def nbytes(self) -> int:
-        return self.keys.nbytes + self.values.nbytes
+        return sum(tensor.nbytes for tensor in self.tensors)
 
     def place(self, layer: int) -> tuple[int, int]:
         """The group of a layer, and its index within the group."""
@@ -80,6 +87,34 @@ class PagedStorage:
         if out is None:
             return keys.index_select(0, rows), values.index_select(0, rows)
         return torch.index_select(keys, 0, rows, out=out[0]), torch.index_select(values, 0, rows, out=out[1])
+
+    @cached_property
+    def _bytes_by_page(self) -> list[np.ndarray]:
+        """Views of all tensors as bytes, [depth, pages + 1, bytes]. On a CPU alone."""
+        return [tensor.view(torch.uint8).flatten(2).numpy() for tensor in self.tensors]
+
+    @property
+    def page_bytes(self) -> int:
+        """The bytes of a page, in all layers of its group."""
+        return self.nbytes // self.keys.shape[1]
+
+    def copy_out(self, page: int) -> memoryview:
+        """Copy a page's bytes, `page_bytes` of them, from a CPU's memory."""
+        out = np.empty(self.page_bytes, np.uint8)
+        self._exchange(page, out, out=True)
+        return out.data
+
+    def copy_in(self, page: int, data: memoryview) -> None:
+        """Replace a page's bytes with those of `copy_out`."""
+        self._exchange(page, np.frombuffer(data, np.uint8), out=False)
+
+    def _exchange(self, page: int, data: np.ndarray, *, out: bool) -> None:
+        first = 0
+        for part in self._bytes_by_page:
+            inside = part[:, page]
+            outside = data[first : first + inside.size].reshape(inside.shape)
+            np.copyto(*((outside, inside) if out else (inside, outside)))
+            first += inside.size
 
     def wipe(self, pages: Sequence[int]) -> None:
         """Fill pages with zeros, in all layers, and page 0 too: padding may have stored the same poison there."""

@@ -6,7 +6,7 @@ A layer group with a sliding window has its own table, and gives back pages that
 their entries become 0.
 
 The teaching twin is phases/p04_paged_cache (and p05 for the prefix index); this one adds layer groups with windows,
-tables sent as changes, eviction ahead of need, and wiping of pages poisoned by NaN or infinity.
+tables sent as changes, eviction ahead of need, wiping of pages poisoned by NaN or infinity, and pages on disk.
 """
 
 import sys
@@ -14,6 +14,8 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
 from gradus.cache import TableChange
+from gradus.cache.disk.names import Trail
+from gradus.cache.disk.tier import DiskTier, Load
 from gradus.cache.inspection import PageCounts, Tables, TreeNode
 from gradus.cache.pool import PagePool
 from gradus.cache.radix import Cursor, PrefixIndex
@@ -38,6 +40,7 @@ class Resident:
     be published. asked: the tokens of its admission, until it has room for its first span and they count in the
     statistics.
     gives_at: the first position whose query no longer sees one of its window pages; earlier ones give nothing back.
+    trail: its path on disk, if there is a disk tier.
     """
 
     tables: list[list[int]]
@@ -49,6 +52,7 @@ class Resident:
     sent: int = 0
     asked: int = 0
     gives_at: int = 0
+    trail: Trail | None = None
 
     def change(self) -> TableChange | None:
         """Return the change of the block tables since the last call; None if there is none."""
@@ -63,20 +67,39 @@ class Resident:
         return TableChange(kept, tuple([tuple(table[kept:]) for table in tables]))
 
 
+@dataclass(slots=True, eq=False)
+class Arrival:
+    """Pages that are being read from disk, and held until they enter the index.
+
+    tables: block tables with them, after the pages that the index had. cursor: behind those. tokens: of all.
+    """
+
+    tokens: list[int]
+    cursor: Cursor
+    tables: list[list[int]]
+    load: Load
+
+
 class PagedCache:
     """Pages for every sequence, by its id: taken as it grows, shared if an index finds them, given back at its end.
 
     windows: one per layer group, None for full attention (see `layer_groups`). index: finds the pages of sequences
-    that begin alike, or None.
+    that begin alike, or None. disk: keeps indexed pages on disk as well, or None.
     """
 
     def __init__(
-        self, pages: int, page_size: int, windows: Sequence[int | None] = (None,), index: PrefixIndex | None = None
+        self,
+        pages: int,
+        page_size: int,
+        windows: Sequence[int | None] = (None,),
+        index: PrefixIndex | None = None,
+        disk: DiskTier | None = None,
     ) -> None:
         self.page_size = page_size
         self.windows = tuple(windows)
         self.sliding = [(group, window) for group, window in enumerate(windows) if window is not None]
-        self.index = index
+        self.index, self.disk = index, disk
+        self.arrival: Arrival | None = None
         if index is not None:
             index.attach(page_size, windows, pages)
         self.pool = PagePool(pages, indexed=index or ())
@@ -107,6 +130,11 @@ class PagedCache:
             raise ValueError(f"sequence {id!r} is in the cache already")
         resident = self.residents[id] = self._newcomer() if self.index is None else self._hit(self.index, tokens, salt)
         resident.asked = len(tokens)
+        if self.disk is not None:
+            hit = resident.stored // self.page_size
+            trail = resident.trail = self.disk.trail(salt)
+            trail.found = hit
+            self.disk.save(trail, tokens, resident.tables, hit)
         return resident.stored
 
     def known(self, tokens: list[int], salt: Hashable = None) -> int:
@@ -139,6 +167,72 @@ class PagedCache:
         if not self.sliding and len(tables) == 1:
             return tables[0]
         return [page for entries in zip(*tables, strict=True) for page in entries if page]
+
+    # -- pages from disk -----------------------------------------------------------------------------------------------
+
+    @property
+    def loading(self) -> bool:
+        """Whether pages are being read from disk."""
+        return self.arrival is not None
+
+    def load(self, tokens: list[int], salt: Hashable, most: int) -> None:
+        """Begin to read the pages after the prefix that the index has of these tokens, if they are on disk.
+
+        They are in the index once `settle` has found them read. most: pages that may be taken for them. Nothing else
+        may be `loading`.
+        """
+        if self.disk is None or self.index is None:
+            return
+        cursor, tables = self.index.match(tokens, salt)
+        first, end = cursor.depth, (len(tokens) - 1) // self.page_size
+        trail = self.disk.trail(salt)
+        end = self._loadable(self.index, tables, self.disk.find(trail, tokens, first, end, len(tables)), most)
+        if end <= first:
+            return
+        starts = [max(first, first_page(end * self.page_size, window, self.page_size)) for window in self.windows]
+        self.pool.share(*self._pages(tables))
+        taken = self._take(sum(end - start for start in starts))
+        if taken is None:
+            self.pool.drop(*self._pages(tables)[::-1])
+            return
+        pages = iter(taken)
+        for table, start in zip(tables, starts, strict=True):
+            table += [0] * (start - first) + [next(pages) for _ in range(start, end)]
+        load = self.disk.load(trail, tables, first, end)
+        self.arrival = Arrival(tokens[: end * self.page_size], cursor, tables, load)
+
+    def _loadable(self, index: PrefixIndex, tables: list[list[int]], there: list[list[bool]], most: int) -> int:
+        """Where a load of pages from disk could end. there: for each layer group, which places after the hit are."""
+        full = [found for found, window in zip(there, self.windows, strict=True) if window is None]
+        places = len(there[0])
+        for found in full:
+            places = found.index(False) if False in found[:places] else places
+        places = min(places, most // len(self.windows))
+        return index.usable(
+            [table + list(map(int, found[:places])) for table, found in zip(tables, there, strict=True)]
+        )
+
+    def settle(self) -> None:
+        """Enter pages into the index that have been read from disk."""
+        if self.arrival is not None and self.arrival.load.done:
+            self._stop_loading(self.arrival)
+
+    def _stop_loading(self, arrival: Arrival) -> None:
+        """End a load: enter the pages read by now, and give the others back."""
+        assert self.disk is not None and self.index is not None
+        self.arrival, load, tables = None, arrival.load, arrival.tables
+        self.disk.stop(load)
+        end = len(tables[0]) - len(load.places) + load.loaded
+        for group, place, page in self.index.insert(arrival.cursor, arrival.tokens, tables, end):
+            self.pool.share(page)
+            self.pool.drop(tables[group][place])
+            tables[group][place] = page
+        self.pool.drop(*self._pages(tables)[::-1])
+
+    def wait_for_pages(self, seconds: float) -> None:
+        """Wait until the pages that are being read are there, for at most `seconds`."""
+        if self.disk is not None and self.arrival is not None:
+            self.disk.wait(self.arrival.load, seconds)
 
     # -- it grows ----------------------------------------------------------------------------------------------------
 
@@ -218,7 +312,10 @@ class PagedCache:
         )
 
     def _take(self, count: int) -> list[int] | None:
-        """Take `count` pages, evicting idle ones if necessary; None if there are fewer."""
+        """Take `count` pages, evicting idle ones if necessary; None if there are fewer. A sequence that runs needs them
+        more than one that waits for its pages: a load ends where no others are left."""
+        if count > self.pool.available and self.arrival is not None:
+            self._stop_loading(self.arrival)
         if count > self.pool.available:
             self.refusals += 1
             return None
@@ -272,6 +369,8 @@ class PagedCache:
             resident.tables[group][place] = page
             resident.sent = min(resident.sent, place)
         resident.publish_at = (resident.cursor.depth + 1) * self.page_size
+        if self.disk is not None and resident.trail is not None:
+            self.disk.save(resident.trail, tokens, resident.tables, resident.cursor.depth)
         return bool(duplicates)
 
     # -- it goes -----------------------------------------------------------------------------------------------------
@@ -299,6 +398,8 @@ class PagedCache:
                 self.pool.reclaim(
                     *filter(self.pool.idle.__contains__, gone)
                 )  # ends of other paths, and given-back pages
+        if self.disk is not None and resident.trail is not None:
+            self.disk.discard(resident.trail, len(self.windows))
 
     def forget(self) -> None:
         """Empty the index of all pages that no sequence holds, as if the cache were new."""
@@ -350,6 +451,7 @@ class PagedCache:
             hit_positions=self.hit_positions,
             evictions=self.evictions,
             refusals=self.refusals,
+            disk=None if self.disk is None else self.disk.usage(),
         )
 
     def check(self) -> None:
@@ -360,6 +462,8 @@ class PagedCache:
             self._check_tables(resident)
             for page in (page for table in resident.tables for page in filter(None, table)):
                 references[page] += 1
+        for page in [] if self.arrival is None else self._pages(self.arrival.tables):
+            references[page] += 1
         assert references == self.pool.references.tolist(), "a reference without a holder, or a page mapped without one"
         if self.index is not None:
             self._check_index(self.index)

@@ -124,7 +124,7 @@ class PrefixIndex:
 
     def _hide_unseen(self, cursor: Cursor, found: list[list[int]]) -> None:
         """Shorten the hit until no page is missing that a window sees, and leave out pages that no window sees."""
-        hit = cursor.depth = self._usable(found)
+        hit = cursor.depth = self.usable(found)
         cursor.find()
         for table, window in zip(found, self.windows, strict=True):
             first = first_page(hit * self.page_size, window, self.page_size)
@@ -156,8 +156,8 @@ class PrefixIndex:
             cursor.node, cursor.depth = node, depth + steps
         return steps
 
-    def _usable(self, found: list[list[int]]) -> int:
-        """The number of the found pages that can be hit: fewer than all if a window's pages are evicted."""
+    def usable(self, found: list[list[int]]) -> int:
+        """The number of the found pages that can be hit: fewer than all if a window's pages are missing (0)."""
         hit, before = len(found[0]), -1
         while hit != before:
             before = hit

@@ -6,6 +6,25 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
+class DiskUsage:
+    """Pages on disk, and what was done with them since the start.
+
+    files, bytes: of all models that share the directory; most_bytes: its limit. hit_positions: tokens whose pages were
+    read back. queued: pages that wait to be written. lost: pages that were not written, for lack of room or because
+    writing failed. damaged: files that were dropped because they could not be used.
+    """
+
+    files: int
+    bytes: int
+    most_bytes: int
+    hit_positions: int
+    written_bytes: int
+    queued: int
+    lost: int
+    damaged: int
+
+
+@dataclass(frozen=True, slots=True)
 class CacheUsage:
     """The pool at one moment, and its history.
 
@@ -17,6 +36,7 @@ class CacheUsage:
         that the prefix index had.
     evictions: pages that the index removed for room. refusals: how often `reserve` found no room. Caches that do not
         count these four leave them at 0.
+    disk: None for a cache that keeps no pages on disk.
     """
 
     pages: int
@@ -30,6 +50,7 @@ class CacheUsage:
     hit_positions: int = 0
     evictions: int = 0
     refusals: int = 0
+    disk: DiskUsage | None = None
 
     @property
     def utilization(self) -> float:

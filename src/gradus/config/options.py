@@ -25,6 +25,9 @@ MOST_DRAFTS = 16
 USUAL_DRAFTS = 7
 """Most drafts to choose if no number is given."""
 
+USUAL_PREFIX_DIR_SIZE = 4
+"""GiB of pages on disk."""
+
 MOST_RANKS = 64
 
 _LIMITS, _CACHE = "Limits", "Cache and scheduling (in phases that use them)"
@@ -188,6 +191,23 @@ class EngineConfig(EngineOptions):
         heeded="final",
         panel=_LIMITS,
     )
+    prefix_dir: str | None = setting(
+        None,
+        "A directory that keeps prefixes of 256 tokens and more, so that they are warm after a restart, on a CPU. It "
+        "is private, since prompts can be read from it, and one engine uses it at a time.",
+        unset="none: a restart forgets all prefixes",
+        heeded="final",
+        metavar="DIR",
+        panel=_CACHE,
+    )
+    prefix_dir_size: float | None = setting(
+        None,
+        "The size that the files in prefix_dir may have, in GiB; the least recently used go first.",
+        unset=f"{USUAL_PREFIX_DIR_SIZE}",
+        above=0,
+        heeded="final",
+        panel=_CACHE,
+    )
     prefix_cache: bool = setting(True, "Requests that begin alike share pages.", heeded="final")
     chunked: bool = setting(True, "Prompts are cut to the token budget; otherwise, each is one step.", heeded="final")
     kernels: bool = setting(
@@ -221,8 +241,21 @@ class EngineConfig(EngineOptions):
             raise ConfigError(
                 "speculate does not work with tensor_parallel or pipeline_parallel yet: leave one of them out"
             )
+        self._check_prefix_dir()
         if self.ranks > MOST_RANKS:
             raise ConfigError(f"tensor_parallel times pipeline_parallel must be at most {MOST_RANKS}, got {self.ranks}")
+
+    def _check_prefix_dir(self) -> None:
+        if self.prefix_dir is None:
+            if self.prefix_dir_size is not None:
+                raise ConfigError("prefix_dir_size does nothing without prefix_dir: set it, or leave both out")
+            return
+        if not self.prefix_cache:
+            raise ConfigError("prefix_dir does nothing with prefix_cache switched off: leave one of them out")
+        if self.ranks > 1:
+            raise ConfigError(
+                "prefix_dir does not work with tensor_parallel or pipeline_parallel yet: leave one of them out"
+            )
 
     @classmethod
     def of(cls, options: EngineOptions, **switches: bool) -> "EngineConfig":

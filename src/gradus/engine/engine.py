@@ -80,6 +80,7 @@ class Engine:
     times: the home of timeouts and deadlines. The loop ends the sequences that it names, in every phase.
     speculation: reports how drafts have done, in engines that speculate.
     compiler: compiles the constraints of requests, in engines that keep to a grammar.
+    close: ends threads that run between and during steps, in engines that have any.
     """
 
     def __init__(
@@ -99,6 +100,7 @@ class Engine:
         self.times = TimeLimits() if times is None else times
         self.speculation = speculation
         self.compiler = compiler
+        self.close: Callable[[], object] = lambda: None
         self.in_flight: deque[tuple[Plan, Result]] = deque()  # launched but not committed, oldest first
         self.shares = Shares()
         self._totals = Metrics()

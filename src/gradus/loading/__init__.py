@@ -12,6 +12,7 @@
     tokenizer.py       text to token ids and back;  chat.py: a conversation as a prompt;  templates.py: which one
     sandbox/           a chat template as a program that is not trusted
     fetch/             models by name and by hub id, and how they get here
+    fingerprint.py     text that differs for other weights
     json_file.py       JSON from strangers;  quoting.py: their values in our messages
     progress.py        how long work is reported
 

@@ -59,6 +59,9 @@ def _price(sequence: Sequence) -> int:
     return SCORED if sequence.unscored else 1
 
 
+PATIENCE_S = 0.01  # between two looks at what else has come, while pages are read from disk
+
+
 class Refusal(NamedTuple):
     """A new sequence that found no room, the positions that it hit, and the pages that it needed to start.
 
@@ -146,6 +149,7 @@ class Scheduler:
         self._numbers = itertools.count()
         self._growth = len(cache.windows)  # pages that a sequence takes when it needs some: one per layer group
         self._refusal: Refusal | None = None  # of the head of the queue
+        self._looked_up: Sequence | None = None  # the newest that was looked up on disk
         self._longest_served = 0  # the longest sequence found to fit; shorter ones fit too
         self._usage = Snapshot(self.measure_usage, self.times.clock)
 
@@ -200,11 +204,14 @@ class Scheduler:
 
     def schedule(self) -> Plan | None:
         """Plan the next step, or return None when there is no work. A micro-batch without work misses its turn."""
+        self.cache.settle()
         for _ in range(len(self.micro_batches)):
             self.current = self.micro_batches[0]
             self.micro_batches.rotate(-1)
             if (plan := self._next_of_current()) is not None:
                 return plan
+        if not self.under_way:
+            self.cache.wait_for_pages(PATIENCE_S)  # there is nothing else to do
         return None
 
     def _next_of_current(self) -> Plan | None:
@@ -498,7 +505,7 @@ class Scheduler:
 
     def start_next(self, sequence: Sequence) -> bool:
         """Start a waiting sequence, under "priority" if need be in place of worse ones. False: it must wait."""
-        if self.committed < sequence.resumes:
+        if self.committed < sequence.resumes or self.waits_for_pages(sequence):
             return False
         while not self.enter(sequence):
             if self.policy != "priority":
@@ -519,7 +526,7 @@ class Scheduler:
             self._refusal = Refusal(sequence, hit, pages + available - self.cache.available)
             self.cache.release(sequence.id)
             return False
-        self._refusal = None
+        self._refusal = self._looked_up = None
         self.waiting.take(sequence)
         self.plan.admissions.append(admit(sequence, heapq.heappop(self.free_slots)))
         self.homes[sequence.slot] = self.current
@@ -549,6 +556,17 @@ class Scheduler:
             home.moved.append(sequence)
         if self._refusal is not None and self._refusal.outdated_by(sequence, self.cache.page_size):
             self._refusal = None
+
+    def waits_for_pages(self, sequence: Sequence) -> bool:
+        """Whether the head of the queue has to wait for pages from disk. It is looked up there once.
+
+        No other sequence starts meanwhile: several may begin alike, and then one load serves all of them.
+        """
+        if not self.cache.loading and self.free_slots and self._looked_up is not sequence:
+            self._looked_up = sequence
+            if not sequence.unscored:
+                self.cache.load(sequence.tokens, sequence.request.scheduling.cache_salt, self._spare)
+        return self.cache.loading
 
     def find_prefix(self, sequence: Sequence) -> int:
         """Begin a new sequence with the pages that others have of its tokens. Returns the positions hit.

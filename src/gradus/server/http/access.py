@@ -54,11 +54,12 @@ def check_exposure(config: ServerConfig, keys: Keys, *, loopback: bool) -> str |
 
 
 class Access:
-    """Admits requests with a known key, and requests for public paths."""
+    """Admits requests with a known key, and requests for public paths. secret: see `salt_of`."""
 
-    def __init__(self, app: ASGIApp, keys: Keys, defaults: KeyLimits) -> None:
+    def __init__(self, app: ASGIApp, keys: Keys, defaults: KeyLimits, secret: bytes | None = None) -> None:
         self.app = app
         self._keys = keys
+        self._secret = _PROCESS_SECRET if secret is None else secret
         self._defaults = defaults
         self._accounts: dict[str, Account] = {}
 
@@ -90,7 +91,7 @@ class Access:
         presented = credentials(scope)
         key = self._find(presented)
         if key is not None:
-            record.key, record.salt = key.name, salt_of(key.name)
+            record.key, record.salt = key.name, salt_of(key.name, self._secret)
             record.account, record.best_priority = self._account(key), key.first_priority
         if scope["path"] in PUBLIC and scope["method"] == "GET":
             return None
@@ -140,9 +141,13 @@ def credentials(scope: Scope) -> list[str]:
 # -- a key's effect on its requests ------------------------------------------------------------------------------------
 
 
-def salt_of(name: str) -> bytes:
-    """Derive the salt of a key's part of the cache. A secret of this process makes it useless elsewhere."""
-    return hashlib.blake2b(name.encode(), key=_PROCESS_SECRET, digest_size=32).digest()
+def salt_of(name: str, secret: bytes = _PROCESS_SECRET) -> bytes:
+    """Derive the salt of a key's part of the cache.
+
+    secret: makes it useless elsewhere. It is this process's own, or that of the directory that keeps prefixes, so that
+    they are the key's after a restart as well.
+    """
+    return hashlib.blake2b(name.encode(), key=secret, digest_size=32).digest()
 
 
 def admitted(record: Record, asks: Sequence[Ask]) -> Sequence[Ask]:

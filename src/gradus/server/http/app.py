@@ -3,6 +3,7 @@
 import http
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
@@ -13,6 +14,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 import gradus
+from gradus.cache.disk.folder import secret_of
 from gradus.errors import GradusError
 from gradus.server.api.anthropic.request import Messages
 from gradus.server.api.ask import Exchange, check_logprobs, logprobs_limit
@@ -95,12 +97,18 @@ def create_app(client: EngineClient, config: ServerConfig) -> FastAPI:
     return app
 
 
+def _secret_of_prefixes(config: ServerConfig) -> bytes | None:
+    """Return the secret of the directory that keeps prefixes. Raises ConfigError if it cannot be used."""
+    path: str | None = config.keywords()["prefix_dir"]
+    return None if path is None else secret_of(Path(path).expanduser())
+
+
 def _add_middleware(app: FastAPI, client: EngineClient, config: ServerConfig) -> None:
     """Add the middleware, from the innermost to the outermost. All of it is plain ASGI."""
     if config.log_bodies is not None:
         app.add_middleware(Bodies, file=BodyLog(config.log_bodies))
     keys = Keys.of(config)
-    app.add_middleware(Access, keys=keys, defaults=config.key_limits)
+    app.add_middleware(Access, keys=keys, defaults=config.key_limits, secret=_secret_of_prefixes(config))
     if config.cors_origins:
         app.add_middleware(
             CORSMiddleware,

@@ -85,6 +85,10 @@ def _cache(name: str) -> Callable[[Source], float]:
     return lambda source: getattr(source.metrics.cache, name, 0)
 
 
+def _disk(name: str) -> Callable[[Source], float]:
+    return lambda source: getattr(getattr(source.metrics.cache, "disk", None), name, 0)
+
+
 def _drafts(name: str) -> Callable[[Source], float]:
     return lambda source: sum(getattr(source.metrics.speculation, name, ()))
 
@@ -270,6 +274,10 @@ COUNTERS = (
     ),
     Family("cache_evictions", "counter", "Pages that the prefix cache gave up.", _cache("evictions")),
     Family("cache_refusals", "counter", "Times that a sequence found no page.", _cache("refusals")),
+    Family("disk_hits", "counter", "Tokens whose keys and values were read from prefix_dir.", _disk("hit_positions")),
+    Family("disk_written_bytes", "counter", "Bytes written to prefix_dir.", _disk("written_bytes")),
+    Family("disk_lost_pages", "counter", "Pages that could not be written to prefix_dir.", _disk("lost")),
+    Family("disk_damaged_files", "counter", "Files of prefix_dir that could not be used.", _disk("damaged")),
     Family("draft_tokens", "counter", "Drafted tokens.", _drafts("drafted"), "spec_decode_num_draft_tokens"),
     Family(
         "accepted_draft_tokens",
@@ -331,6 +339,8 @@ GAUGES = (
         _cache("utilization"),
         "kv_cache_usage_perc",
     ),
+    Family("disk_bytes", "gauge", "Bytes of the files in prefix_dir.", _disk("bytes")),
+    Family("disk_files", "gauge", "Files in prefix_dir, a page each.", _disk("files")),
 )
 
 KEY_COUNTERS = (

@@ -1,0 +1,192 @@
+"""Prefixes on disk with real engines: the answers are those without, from whatever settings the files come."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gradus import LLM, SamplingParams
+from gradus.assembly import prefixes
+from gradus.cache.disk import tier as tiers
+from gradus.engine.request import SchedulingParams
+from gradus.errors import ConfigError
+from gradus.loading.fingerprint import fingerprint
+
+PROMPT = [(7 * number) % 250 + 1 for number in range(300)]
+PLAIN = {"model": "random:tiny-llama", "device": "cpu", "dtype": "float32", "max_sequences": 4, "context_length": 400}
+DRAWN = SamplingParams(max_tokens=12, temperature=1.0, seed=7)
+
+
+def answer(prompt=PROMPT, salt=None, **settings):
+    """The tokens of a new engine, and the positions that it hit."""
+    with LLM(**PLAIN | settings) as llm:
+        (done,) = llm.generate([prompt], DRAWN, scheduling=SchedulingParams(cache_salt=salt))
+        llm.check()
+        return done.token_ids, done.cached_tokens
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"kv_dtype": "fp8"},
+        {"model": "random:tiny-gemma3"},
+        {"speculate": "ngram", "drafts": 3},
+        {"speculate": "draft:random:tiny-llama", "drafts": 3},
+        {"switch_off": ("kernels",)},
+        {"switch_off": ("overlap", "chunked")},
+        {"dtype": "bfloat16", "page_size": 8},
+    ],
+    ids=str,
+)
+def test_a_restarted_engine_hits_its_prefix_and_answers_the_same(tmp_path, settings):
+    wanted, _ = answer(**settings)
+    kept = settings | {"prefix_dir": str(tmp_path / "p")}
+    assert answer(**kept) == (wanted, 0)
+    size = settings.get("page_size", 16)
+    assert answer(**kept) == (wanted, 299 // size * size)
+
+
+def test_the_answer_is_kept_with_the_prompt(tmp_path):
+    tokens, _ = answer(prefix_dir=str(tmp_path / "p"))
+    longer = [*PROMPT, *tokens, 5]
+    wanted, _ = answer(longer)
+    assert answer(longer, prefix_dir=str(tmp_path / "p")) == (wanted, 304)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [{"page_size": 8}, {"kv_dtype": "fp8"}, {"model": "random:tiny-gemma3"}, {"quantize": "int4-g32"},
+     {"switch_off": ("kernels",)}],
+    ids=str,
+)  # fmt: skip
+def test_files_of_other_settings_are_ignored(tmp_path, other):
+    wanted, _ = answer(**other)
+    answer(prefix_dir=str(tmp_path / "p"))
+    assert answer(prefix_dir=str(tmp_path / "p"), **other) == (wanted, 0)
+
+
+def test_files_of_another_version_of_the_code_are_ignored(tmp_path, monkeypatch):
+    answer(prefix_dir=str(tmp_path / "p"))
+    monkeypatch.setattr(prefixes, "_code", lambda: "another")
+    assert answer(prefix_dir=str(tmp_path / "p"))[1] == 0
+
+
+def test_salts_are_kept_apart_on_disk(tmp_path):
+    kept = {"prefix_dir": str(tmp_path / "p")}
+    answer(salt="ann", **kept)
+    assert [answer(salt=salt, **kept)[1] for salt in (None, "bob", "ann")] == [0, 0, 288]
+
+
+def test_prompt_logprobs_are_computed_whole(tmp_path):
+    kept = PLAIN | {"prefix_dir": str(tmp_path / "p")}
+    answer(prefix_dir=kept["prefix_dir"])
+    with LLM(**kept) as llm:
+        asked = SamplingParams(max_tokens=2, prompt_logprobs=0)
+        (done,) = llm.generate([PROMPT], asked)
+        assert done.cached_tokens == 0 and len(done.prompt_logprobs) == len(PROMPT) - 1
+
+
+def test_several_that_begin_alike_load_once(tmp_path):
+    kept = PLAIN | {"prefix_dir": str(tmp_path / "p")}
+    answer(prefix_dir=kept["prefix_dir"])
+    with LLM(**kept) as llm:
+        done = llm.generate([[*PROMPT, number] for number in range(6)], DRAWN)
+        assert [each.cached_tokens for each in done] == [288] * 6
+        assert llm.core.metrics().cache.disk.hit_positions == 288
+        llm.check()
+
+
+def test_a_prefix_that_memory_gave_up_comes_back_from_disk(tmp_path):
+    small = {"prefix_dir": str(tmp_path / "p"), "cache_tokens": 400}
+    with LLM(**PLAIN | small) as llm:
+        for prompt in (PROMPT, PROMPT[::-1], PROMPT):
+            (done,) = llm.generate([prompt], DRAWN)
+        assert done.cached_tokens == 288 and llm.core.metrics().cache.disk.hit_positions > 0
+
+
+def test_a_thread_that_fails_leaves_an_engine_without_a_disk(tmp_path, monkeypatch, caplog):
+    answer(prefix_dir=str(tmp_path / "p"))
+    wanted, _ = answer()
+    monkeypatch.setattr(tiers.DiskTier, "_fill", lambda self, load: 1 / 0)
+    assert answer(prefix_dir=str(tmp_path / "p")) == (wanted, 0)
+    assert "neither saved nor loaded" in caplog.text
+
+
+def test_settings_that_do_nothing_are_refused(tmp_path):
+    with pytest.raises(ConfigError, match="prefix_dir_size does nothing without prefix_dir"):
+        LLM(**PLAIN, prefix_dir_size=1.0)
+    with pytest.raises(ConfigError, match="does not fit into prefix_dir_size"):
+        LLM(**PLAIN, prefix_dir=str(tmp_path / "p"), prefix_dir_size=1e-9)
+    with pytest.raises(ConfigError, match="prefix_dir does nothing in phase p05"):
+        LLM(**PLAIN, phase="p05", prefix_dir=str(tmp_path / "p"))
+
+
+def test_the_directory_is_free_again_once_an_engine_is_closed(tmp_path):
+    for _ in range(2):
+        with LLM(**PLAIN, prefix_dir=str(tmp_path / "p")), pytest.raises(ConfigError, match="in use by another engine"):
+            LLM(**PLAIN, prefix_dir=str(tmp_path / "p"))
+
+
+KILLED = """
+import os, sys
+from gradus import LLM, SamplingParams
+from tests.assembly.test_prefixes import DRAWN, PLAIN, PROMPT
+from gradus.cache.disk.folder import PrefixFolder
+write, count = PrefixFolder._write, 0
+def then_die(self, path, *parts):
+    global count
+    count += 1
+    if count == 12:
+        write(self, path, parts[0], parts[1][:1000])
+        os.kill(os.getpid(), 9)
+    write(self, path, *parts)
+PrefixFolder._write = then_die
+with LLM(**PLAIN, prefix_dir=sys.argv[1]) as llm:
+    llm.generate([PROMPT], DRAWN)
+"""
+
+
+def test_an_engine_killed_while_it_writes_loses_only_what_was_not_written(tmp_path):
+    root = Path(__file__).parents[2]
+    environment = os.environ | {"PYTHONPATH": f"{root / 'src'}{os.pathsep}{root}"}
+    killed = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path / "p")], env=environment, timeout=120)
+    assert killed.returncode == -9
+    wanted, _ = answer()
+    assert answer(prefix_dir=str(tmp_path / "p")) == (wanted, 11 * 16)
+
+
+# -- the weights -------------------------------------------------------------------------------------------------------
+
+
+class Found:
+    def __init__(self, source):
+        self.name, self.source = "model", source
+
+
+def test_a_fingerprint_notices_other_bytes_of_the_same_size_and_time(tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    weights = tmp_path / "model.safetensors"
+    seen = set()
+    for content in (bytes(1 << 20), bytes(1 << 19) + b"\1" * 40_000 + bytes((1 << 19) - 40_000)):
+        weights.write_bytes(content)
+        os.utime(weights, ns=(5, 5))
+        seen.add(fingerprint(Found(tmp_path)))
+    os.utime(weights, ns=(6, 6))
+    seen.add(fingerprint(Found(tmp_path)))
+    (tmp_path / "config.json").write_text('{"rope_theta": 1}')
+    seen.add(fingerprint(Found(tmp_path)))
+    assert len(seen) == 4
+    (tmp_path / "notes.txt").write_text("")
+    assert fingerprint(Found(tmp_path)) in seen
+
+
+def test_a_fingerprint_of_a_file_covers_its_parts_and_no_other_model(tmp_path):
+    for name in ("a-00001-of-00002.gguf", "a-00002-of-00002.gguf", "b.gguf"):
+        (tmp_path / name).write_bytes(name.encode())
+    alone, parts = fingerprint(Found(tmp_path / "b.gguf")), fingerprint(Found(tmp_path / "a-00001-of-00002.gguf"))
+    (tmp_path / "a-00002-of-00002.gguf").write_bytes(b"changed")
+    assert fingerprint(Found(tmp_path / "b.gguf")) == alone
+    assert fingerprint(Found(tmp_path / "a-00001-of-00002.gguf")) != parts
