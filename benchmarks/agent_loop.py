@@ -45,14 +45,12 @@ def shell(arguments: str) -> str:
     """Run a call's command. A call that names none gets an explanation, so that the model can mend it."""
     try:
         command = json.loads(arguments)["command"]
-        done = subprocess.run(
-            ["bash", "-c", command], capture_output=True, text=True, errors="replace", timeout=SECONDS
-        )
+        done = subprocess.run(["bash", "-c", command], capture_output=True, timeout=SECONDS)
     except (ValueError, KeyError, TypeError):
         return 'error: the arguments must be an object such as {"command": "ls"}'
     except subprocess.TimeoutExpired:
         return f"error: the command ran for more than {SECONDS} seconds"
-    return f"{(done.stdout + done.stderr)[-SHOWN:]}\nexit code {done.returncode}"
+    return f"{(done.stdout + done.stderr).decode(errors='replace')[-SHOWN:]}\nexit code {done.returncode}"
 
 
 def main(address: str, model: str, task: str) -> int:

@@ -5,6 +5,7 @@ answer counts, the command it reports on must have left its trace as well. Comma
 leave a file behind; checks of code are run from a copy of the judge's own.
 """
 
+import contextlib
 import os
 import subprocess
 from collections.abc import Callable, Mapping
@@ -21,13 +22,17 @@ Judge = Callable[[Path, str], bool]
 
 @dataclass(frozen=True)
 class Task:
-    """files: texts by path. told: whether the instruction spells out the one command to run."""
+    """files: texts by path. trace: if the instruction spells out the one command to run, the file that it leaves."""
 
     name: str
     instruction: str
     files: Mapping[str, str]
     judge: Judge
-    told: bool = False
+    trace: str | None = None
+
+    def command_ran(self, folder: Path) -> bool | None:
+        """Whether the command that the instruction spells out has left its trace; None if it spells out none."""
+        return None if self.trace is None else text(folder, self.trace) != ""
 
     def lay_out(self, folder: Path) -> None:
         for name, text in self.files.items():
@@ -49,12 +54,10 @@ def holds(name: str, expected: str) -> Judge:
 def passes(folder: Path, check: str) -> bool:
     """Run a check in Python within the folder, for ten seconds at most."""
     command, path = ["python3", "-B", "-c", check], {"PATH": "/usr/bin:/bin"}
-    try:
-        return not subprocess.run(
-            command, cwd=folder, capture_output=True, timeout=10, env=path, **AS_NOBODY
-        ).returncode
-    except subprocess.TimeoutExpired:
-        return False
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        done = subprocess.run(command, cwd=folder, capture_output=True, timeout=10, env=path, **AS_NOBODY)
+        return done.returncode == 0
+    return False
 
 
 # -- what lies in the folders --------------------------------------------------------------------------------------
@@ -97,9 +100,8 @@ NOTES = {
     "notes/june.txt": "Cut the grass. The ducks have seven young.\n",
 }
 SETTINGS = "[server]\nhost = 127.0.0.1\nport = 8471\n\n[log]\nlevel = info\n"
-NAMES = (
-    "".join(f"{name},{age}\n" for age, name in enumerate(("Ada", "Bo", "Cy", "Di", "Ed", "Flo", "Gus", "Hal"), 31)) * 3
-)
+PEOPLE = ("Ada", "Bo", "Cy", "Di", "Ed", "Flo", "Gus", "Hal")
+NAMES = "".join(f"{name},{age}\n" for age in (31, 47, 58) for name in PEOPLE)
 LETTER = "My favourite colour is green.\nThe colour of the sea is grey.\n"
 
 TASKS = (
@@ -108,21 +110,21 @@ TASKS = (
         "Run this command: sh stamp.sh",
         {"stamp.sh": STAMP},
         holds("stamp.txt", "stamped"),
-        told=True,
+        trace="stamp.txt",
     ),
     Task(
         "tests",
         "Run the tests with this command and tell me which test fails: python3 -m unittest",
         {"prices.py": PRICES, "test_prices.py": PRICES_TESTS},
         lambda folder, said: text(folder, "tests.log") != "" and "test_subtract" in said,
-        told=True,
+        trace="tests.log",
     ),
     Task(
         "build",
         "Run this command: python3 build.py --out result.txt --level 3",
         {"build.py": "import sys\n\nopen(sys.argv[2], 'w').write('level ' + sys.argv[4])\nprint('built')\n"},
         holds("result.txt", "level 3"),
-        told=True,
+        trace="result.txt",
     ),
     Task(
         "word",
@@ -167,4 +169,4 @@ TASKS = (
         holds("letter.txt", LETTER.replace("colour", "color").strip()),
     ),
 )
-"""From the simplest on. `told` tasks spell the command out."""
+"""Three that spell out the command to run, then seven that leave it to the agent."""

@@ -182,7 +182,7 @@ class Recorder:
     Closing it ends the answers that are under way, so that the server stops generating them.
     """
 
-    def __init__(self, port: int):
+    def __init__(self, port: int) -> None:
         self.turns: list[Turn] = []
         self._port = port
         self._open: set[http.client.HTTPConnection] = set()
@@ -243,7 +243,7 @@ def _begin(handler: BaseHTTPRequestHandler, answer: http.client.HTTPResponse) ->
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
-    def __init__(self, recorder: Recorder, *arguments: Any):
+    def __init__(self, recorder: Recorder, *arguments: Any) -> None:
         self._recorder = recorder
         super().__init__(*arguments)
 

@@ -12,6 +12,7 @@ skipped, so the evaluation can be run in slices.
 
 import argparse
 import contextlib
+import dataclasses
 import itertools
 import json
 import os
@@ -88,8 +89,8 @@ def agent_named(name: str) -> Agent:
 # -- one session ---------------------------------------------------------------------------------------------------
 
 
-def session(agent: Agent, model: str, task: Task, port: int, seconds: float) -> Record:
-    """Let an agent work on a task, for `seconds` at most. Returns what its record says beyond its key."""
+def session(agent: Agent, model: str, task: Task, port: int, seconds: float) -> tuple[Record, list[Turn]]:
+    """Let an agent work on a task, for `seconds` at most. Returns its record without the key, and its turns."""
     with tempfile.TemporaryDirectory(prefix="gradus-agent-") as made:
         folders = {name: Path(made) / name for name in ("home", "work", "tmp")}
         for folder in folders.values():
@@ -102,8 +103,11 @@ def session(agent: Agent, model: str, task: Task, port: int, seconds: float) -> 
             ended = _run(agent, folders, _addressed(agent.script, model, recorder.address), task.instruction, seconds)
             took = time.monotonic() - began
         turns = recorder.turns
-        passed = task.judge(folders["work"], _last_words(turns))
-        return {"passed": passed, **_summary(turns, began), "seconds": round(took, 1), "ended": ended}
+        judged = {
+            "passed": task.judge(folders["work"], _last_words(turns)),
+            "command_ran": task.command_ran(folders["work"]),
+        }
+        return {**judged, **_summary(turns, began), "seconds": round(took, 1), "ended": ended}, turns
 
 
 def _set_up(agent: Agent, home: Path, model: str, address: str) -> None:
@@ -241,8 +245,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
                     break
                 key = dict(zip(KEY, (name, model, task.name, calls == "constrained", repeat), strict=True))
                 record = key | {"version": agents[name].version, "commit": commit()}
-                record |= session(agents[name], model, task, port, asked.seconds)
+                result, turns = session(agents[name], model, task, port, asked.seconds)
+                record |= result
                 print(json.dumps(record), flush=True)
+                if asked.bodies is not None:
+                    _append(asked.bodies, key, turns)
                 found["sessions"].append(record)
                 _write(asked.out, found)
     return 0
@@ -261,6 +268,7 @@ def _options() -> argparse.ArgumentParser:
     parser.add_argument("--serve", default="", help="more options of `gradus serve`")
     parser.add_argument("--free", default="--free-calls", help="options of a server that does not constrain calls")
     parser.add_argument("--out", type=Path)
+    parser.add_argument("--bodies", type=Path, help="append every request and answer to this file, as JSON lines")
     return parser
 
 
@@ -277,6 +285,11 @@ def _read(out: Path | None) -> dict[str, Any]:
         return json.loads(out.read_text(encoding="utf-8"))
     hardware = doctor.hardware()
     return {"hardware": {name: hardware[name] for name in ("processor", "cores")}, "sessions": []}
+
+
+def _append(bodies: Path, key: Record, turns: Sequence[Turn]) -> None:
+    with bodies.open("a", encoding="utf-8") as file:
+        file.writelines(json.dumps(key | dataclasses.asdict(turn)) + "\n" for turn in turns)
 
 
 def _write(out: Path | None, found: dict[str, Any]) -> None:
