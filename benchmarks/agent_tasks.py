@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 AS_NOBODY: dict[str, Any] = {"user": 65534, "group": 65534, "extra_groups": []} if os.geteuid() == 0 else {}
-"""What a model wrote never runs as root: options of `subprocess`."""
+"""Options of `subprocess` that run a model's code without root's rights."""
 
 Judge = Callable[[Path, str], bool]
 """Judges a folder, and the text of the session's last answer."""

@@ -1,4 +1,4 @@
-"""What passes between an agent and the server: a proxy that forwards every byte unchanged, and notes what they were.
+"""A proxy between an agent and the server: it forwards bodies unchanged and notes the calls in them.
 
 It reads requests and answers of three protocols (OpenAI's chats and responses, Anthropic's messages), streamed or
 whole: the calls, whether their arguments obey the schemas of the tools that were sent, the text, and the prompt's
@@ -22,7 +22,7 @@ from jsonschema.exceptions import SchemaError
 
 ROUTES = ("/v1/chat/completions", "/v1/responses", "/v1/messages")
 SIGNS = ('"arguments"', '"parameters"', "<tool_call>")
-"""A text with one of these, in an answer without calls, was probably meant as one."""
+"""Signs of a call that could not be read: an answer without calls contains one of them."""
 NOT_FORWARDED = ("host", "connection", "accept-encoding", "transfer-encoding", "content-length")
 
 Json = dict[str, Any]
@@ -44,7 +44,7 @@ class Answer:
 
 @dataclass
 class Turn:
-    """A request for an answer: the body that the agent sent, and what came back."""
+    """A request for an answer: the body from the agent, and the answer."""
 
     body: Json
     began: float

@@ -5,7 +5,7 @@
 
 A session is an agent, a model, a task, and whether calls are constrained by a grammar. Agents are set up as
 docs/clients.md says, by its own blocks; `own` is the loop in agent_loop.py. Each session has a new folder, home and
-environment, and runs as the user nobody if this script runs as root: a model may write any command. A server is
+environment. If this script runs as root, sessions run as the user nobody: a model may write any command. A server is
 started as the page says, with the model's own sampling; nothing is seeded. Sessions that the file has already are
 skipped, so the evaluation can be run in slices.
 """
@@ -44,10 +44,10 @@ MODELS = ("qwen2.5-coder-0.5b", "qwen2.5-coder-1.5b")
 ON_PAGE = "qwen2.5-coder-1.5b"
 """The model in the page's blocks."""
 PROMPT = '"Run the tests"'
-"""What the page asks of each agent, where a session has its task."""
+"""The page's prompt for each agent, replaced by the task."""
 OWN = "own"
 KEY = ("agent", "model", "task", "constrained", "repeat")
-ENDS = 200  # characters kept of what an agent said when it failed
+ENDS = 200  # characters kept of a failed agent's last line
 
 Record = dict[str, Any]
 
@@ -172,7 +172,7 @@ def _last_words(turns: Sequence[Turn]) -> str:
 
 
 def _summary(turns: Sequence[Turn], began: float) -> Record:
-    """What a session's turns were. Requests without tools, for a title or the like, count as turns alone."""
+    """Count calls and find the first ones. Requests without tools, for a title or the like, count as turns alone."""
     acting = [turn for turn in turns if turn.body.get("tools")]
     calls = [at for turn in acting if (at := turn.answer.first_call) is not None]
     return {
