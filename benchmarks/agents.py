@@ -24,7 +24,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -266,13 +266,13 @@ def _options() -> argparse.ArgumentParser:
     parser.add_argument("--minutes", type=float, default=float("inf"), help="start no session after so many")
     parser.add_argument("--seconds", type=float, default=300, help="limit of a session")
     parser.add_argument("--serve", default="", help="more options of `gradus serve`")
-    parser.add_argument("--free", default="--free-calls", help="options of a server that does not constrain calls")
+    parser.add_argument("--free", default="--tool-schemas strict", help="options of a server that does not constrain calls")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--bodies", type=Path, help="append every request and answer to this file, as JSON lines")
     return parser
 
 
-def _check_that_nobody_reads(agents: Sequence[Agent]) -> None:
+def _check_that_nobody_reads(agents: Iterable[Agent]) -> None:
     """Raises ConfigError if the user nobody cannot reach the agents' programs."""
     for folder in [folder for agent in agents for folder in agent.bins if AS_NOBODY and folder.is_dir()]:
         closed = [path for path in (folder, *folder.parents) if not path.stat().st_mode & 0o001]
