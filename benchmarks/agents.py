@@ -266,7 +266,7 @@ def _options() -> argparse.ArgumentParser:
     parser.add_argument("--minutes", type=float, default=float("inf"), help="start no session after so many")
     parser.add_argument("--seconds", type=float, default=300, help="limit of a session")
     parser.add_argument("--serve", default="", help="more options of `gradus serve`")
-    parser.add_argument("--free", default="--tool-schemas strict", help="options of a server that does not constrain calls")
+    parser.add_argument("--free", default="--tool-schemas strict", help="options that leave calls free")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--bodies", type=Path, help="append every request and answer to this file, as JSON lines")
     return parser

@@ -20,11 +20,12 @@ def agent_tables(found: dict[str, Any], samples: str) -> list["Part"]:
     """Show one row per agent, model and kind of calls, then what became of each task."""
     sessions = sorted(found["sessions"], key=_kind)
     versions = {session["agent"]: session["version"] for session in sessions if session["agent"] != "own"}
+    commits = ", ".join(dict.fromkeys(session["commit"] for session in found["sessions"]))
     hardware = found["hardware"]
     rows = [_row(kind, list(those)) for kind, those in groupby(sessions, _kind)]
     return [
         f"**{hardware['processor']}**, {hardware['cores']} cores; "
-        f"{', '.join(f'{name} {version}' for name, version in sorted(versions.items()))}. {samples}",
+        f"{', '.join(f'{name} {version}' for name, version in sorted(versions.items()))}. Commit {commits}. {samples}",
         (HEADER, rows),
         _by_task(sessions),
         *_never_passed(sessions),
