@@ -96,6 +96,26 @@ def test_ranks_stand_with_what_they_waited_for(page):
     assert ["cut", "0", "1", "2", "40 %"] in cells(text) and ["", "1", "1", "5", "50 %"] in cells(text)
 
 
+def test_agents_stand_with_what_their_sessions_left(page):
+    """Losses are shown: a task that no session passed, invalid calls, sessions that ran out of time or failed."""
+    session = {
+        "agent": "codex", "model": "m", "task": "command", "constrained": True, "repeat": 0, "version": "1.2",
+        "commit": "0123", "passed": True, "command_ran": True, "ran": True, "turns": 2, "refused": 0, "calls": 3,
+        "invalid": 1, "as_text": 1, "prompt_tokens": 700, "first_call_s": 2.0, "seconds": 10.0, "ended": "by itself",
+    }  # fmt: skip
+    failed = session | {"repeat": 1, "passed": False, "command_ran": False, "first_call_s": None, "seconds": 300.0}
+    asked = failed | {"task": "word", "command_ran": None, "ended": "exit code 1: no", "seconds": 20.0}
+    found = {
+        "hardware": {"processor": "A", "cores": "2"},
+        "sessions": [session, failed | {"ended": "out of time"}, asked],
+    }
+    (page.parents[1] / "benchmarks/agents.json").write_text(json.dumps(found))
+    text = refreshed(page)
+    assert "**A**, 2 cores; codex 1.2. Commit 0123. [Samples](" in text and "No session passed: word." in text
+    row = ["codex", "m", "constrained", "3", "1 of 3", "1 of 2", "9", "3", "3", "700", "2", "20 (300)", "1", "1"]
+    assert row in cells(text) and ["command", "1 of 2"] in cells(text) and ["word", "0 of 1"] in cells(text)
+
+
 def test_a_page_is_stale_when_a_file_changes(page):
     refreshed(page)
     reports = page.parents[1] / "reports"

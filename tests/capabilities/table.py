@@ -63,23 +63,28 @@ NOT_ASKED = {
     "switch_off",  # SWITCHES
 }  # fmt: skip
 
-REFUSED_SETTINGS: dict[Pair, str] = {
-    frozenset({one, ranks}): line
-    for ranks in ("tensor_parallel", "pipeline_parallel")
-    for one, line in {
-        "speculate": "speculate does not work with tensor_parallel or pipeline_parallel yet: leave one of them out",
-        "speculate, a draft model": "speculate does not work with tensor_parallel or pipeline_parallel yet: leave one "
-        "of them out",
-        "prefix_dir": "prefix_dir does not work with tensor_parallel or pipeline_parallel yet: leave one of them out",
-        "quantize": "quantize does not work with tensor_parallel or pipeline_parallel yet: leave one of them out",
-    }.items()
-} | {
-    frozenset({one, "chunked"}): f"{one} does nothing with chunked switched off: leave one of them out"
-    for one in ("token_budget", "step_target")
-} | {
-    frozenset({"prefix_dir", "prefix_cache"}): "prefix_dir does nothing with prefix_cache switched off: leave one of "
-    "them out",
-}
+REFUSED_SETTINGS: dict[Pair, str] = (
+    {
+        frozenset({one, ranks}): line
+        for ranks in ("tensor_parallel", "pipeline_parallel")
+        for one, line in {
+            "speculate": "speculate does not work with tensor_parallel or pipeline_parallel yet: leave one of them out",
+            "speculate, a draft model": "speculate does not work with tensor_parallel or pipeline_parallel yet: leave one "
+            "of them out",
+            "prefix_dir": "prefix_dir does not work with tensor_parallel or pipeline_parallel yet: leave one of them out",
+            "quantize": "quantize does not work with tensor_parallel or pipeline_parallel yet: leave one of them out",
+        }.items()
+    }
+    | {
+        frozenset({one, "chunked"}): f"{one} does nothing with chunked switched off: leave one of them out"
+        for one in ("token_budget", "step_target")
+    }
+    | {
+        frozenset(
+            {"prefix_dir", "prefix_cache"}
+        ): "prefix_dir does nothing with prefix_cache switched off: leave one of them out",
+    }
+)
 """Pairs of settings that raise a ConfigError, and its line."""
 
 ALTERNATIVES: set[Pair] = {frozenset({"speculate", "speculate, a draft model"})}

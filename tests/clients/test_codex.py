@@ -41,7 +41,7 @@ def test_a_stream_that_breaks_is_asked_for_again(codex):
 
 
 def test_a_prompt_that_is_too_long_ends_the_turn_with_a_reason(codex):
-    with running(lambda: SayingCore(say, context_length=4096)) as server:
+    with running(lambda: SayingCore(say, context_length=2048)) as server:
         assert "model's context window" in codex(server, "Hi")
         assert not server.engine.requests
 

@@ -5,6 +5,7 @@ Read in this order:
     results.py       results.json: every sample, with the machine and the settings it comes from
     metrics.py       the numbers read from a sample, and how each one is shown
     scripts.py       what the scripts in `benchmarks` wrote
+    agent_tables.py  what became of coding agents' sessions
     beyond_tables.py what follows for many GPUs and replicas
     prose.py         sentences whose numbers come from the results
     plots.py         figures, as SVG

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from gradus.bench.record.agent_tables import agent_tables
 from gradus.bench.record.beyond_tables import check_table, gpu_tables, replica_table
 from gradus.bench.record.metrics import METRICS, shown, spread
 from gradus.bench.statistics import median
@@ -216,6 +217,7 @@ SCRIPTS: dict[str, Callable[[dict[str, Any], str], list[Part]]] = {
     "serving-lesson": _serving_lesson,
     "parallel-lesson": _parallel_lesson,
     "replicas": _replicas,
+    "agents": agent_tables,
     "beyond/gpus": gpu_tables,
     "beyond/check": check_table,
     "beyond/replicas": replica_table,
