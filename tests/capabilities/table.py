@@ -63,28 +63,17 @@ NOT_ASKED = {
     "switch_off",  # SWITCHES
 }  # fmt: skip
 
-REFUSED_SETTINGS: dict[Pair, str] = (
-    {
-        frozenset({one, ranks}): line
-        for ranks in ("tensor_parallel", "pipeline_parallel")
-        for one, line in {
-            "speculate": "speculate does not work with tensor_parallel or pipeline_parallel yet: leave one of them out",
-            "speculate, a draft model": "speculate does not work with tensor_parallel or pipeline_parallel yet: leave one "
-            "of them out",
-            "prefix_dir": "prefix_dir does not work with tensor_parallel or pipeline_parallel yet: leave one of them out",
-            "quantize": "quantize does not work with tensor_parallel or pipeline_parallel yet: leave one of them out",
-        }.items()
-    }
-    | {
-        frozenset({one, "chunked"}): f"{one} does nothing with chunked switched off: leave one of them out"
-        for one in ("token_budget", "step_target")
-    }
-    | {
-        frozenset(
-            {"prefix_dir", "prefix_cache"}
-        ): "prefix_dir does nothing with prefix_cache switched off: leave one of them out",
-    }
-)
+WITH_RANKS = "{} does not work with tensor_parallel or pipeline_parallel yet: leave one of them out"
+SWITCHED_OFF = "{} does nothing with {} switched off: leave one of them out"
+
+REFUSED_SETTINGS: dict[Pair, str] = {
+    frozenset({one, ranks}): WITH_RANKS.format(one.partition(",")[0])
+    for ranks in ("tensor_parallel", "pipeline_parallel")
+    for one in ("speculate", "speculate, a draft model", "prefix_dir", "quantize")
+} | {
+    frozenset({one, switch}): SWITCHED_OFF.format(one, switch)
+    for one, switch in (("token_budget", "chunked"), ("step_target", "chunked"), ("prefix_dir", "prefix_cache"))
+}
 """Pairs of settings that raise a ConfigError, and its line."""
 
 ALTERNATIVES: set[Pair] = {frozenset({"speculate", "speculate, a draft model"})}
