@@ -54,6 +54,8 @@ def test_it_runs_where_no_phase_is_named(llm):
         "token_budget": 256,
         "threads": use(None),
         "memory_fraction": 0.5,
+        "prefix_dir": None,
+        "prefix_dir_size": None,
         "switches": {"prefix_cache": True, "chunked": True, "kernels": True, "graphs": False, "overlap": True},
     }
 

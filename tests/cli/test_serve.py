@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from gradus.config.options import SERVED_STEP_TARGET
 from gradus.device.threads import usable_cores
 
 TINY = ["--model", "random:tiny-llama", "--dtype", "float32", "--port", "0"]
@@ -321,6 +322,7 @@ def test_it_serves_until_it_is_told_to_stop(process):
         "page_size": 16,
         "cache_tokens": 4096,
         "policy": "priority",
+        "step_target": SERVED_STEP_TARGET,
         "kv_dtype": "auto",
         "activations": "float",
         "speculate": "ngram",
@@ -328,6 +330,8 @@ def test_it_serves_until_it_is_told_to_stop(process):
         "drafts": 3,
         "token_budget": 32,
         "memory_fraction": 0.5,
+        "prefix_dir": None,
+        "prefix_dir_size": None,
         "tensor_parallel": 1,
         "pipeline_parallel": 1,
         "switches": {"prefix_cache": False, "chunked": True, "kernels": True, "graphs": False, "overlap": True},

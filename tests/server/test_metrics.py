@@ -105,7 +105,7 @@ def test_the_overview_of_vllm_finds_errors_by_class_of_status_and_waiting_by_rea
     server.http.get("/nowhere")
     server.http.get("/health")
     leaving = [server.send(b'{"prompt": "a", "max_tokens": 4000, "stream": true}') for _ in range(3)]
-    assert eventually(lambda: server.stats()["waiting"] == 2)
+    assert eventually(lambda: server.stats()["active"] == 1 and server.stats()["waiting"] == 2)
     families = scraped(server)
     for connection in leaving:
         server.leave(connection, reset=True)

@@ -11,6 +11,7 @@
     llama2c.py         llama2.c's file
     tokenizer.py       text to token ids and back;  chat.py: a conversation as a prompt;  templates.py: which one
     sandbox/           a chat template as a program that is not trusted
+    default_sampling.py    how a model is sampled where a request does not say
     fetch/             models by name and by hub id, and how they get here
     fingerprint.py     text that differs for other weights
     json_file.py       JSON from strangers;  quoting.py: their values in our messages

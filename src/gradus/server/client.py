@@ -479,7 +479,7 @@ class EngineClient:
             self.model,
             self._end_sample,
             tool_format=self.config.tool_format,
-            tool_schemas=self.config.tool_schemas,
+            all_schemas=self.config.tool_schemas == "all",
             max_tool_calls=self.config.max_tool_calls,
         )
         spare_what_stays(self)  # a pause that no request should meet

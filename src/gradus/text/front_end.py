@@ -57,15 +57,15 @@ class FrontEnd:
         end_sample: EndSample,
         *,
         tool_format: str | None = None,
-        tool_schemas: str = "all",
+        all_schemas: bool = True,
         max_tool_calls: int = MAX_CALLS,
     ) -> None:
         """tool_format: how the model calls tools, by a name of the table; None finds out (gradus.text.tools).
-        tool_schemas: whose schemas calls obey where the model is free to call: "all" tools', or those of "strict" ones.
+        all_schemas: calls obey the schemas of all tools where the model is free to call, not those of strict ones alone.
         max_tool_calls: in one answer.
         """
         self.tokenizer = tokenizer
-        self._tool_format, self._tool_schemas, self._max_tool_calls = tool_format, tool_schemas, max_tool_calls
+        self._tool_format, self._all_schemas, self._max_tool_calls = tool_format, all_schemas, max_tool_calls
         self.limits = limits
         self.model = model
         # a token's bytes never change, and computing them would cost as much as all other work on the token
@@ -128,7 +128,7 @@ class FrontEnd:
     @functools.cached_property
     def dialect(self) -> Dialect:
         """How the model is shown tools and calls them. Raises RequestError without a tokenizer."""
-        keeps = self._tool_schemas == "all" and self.limits.lazy
+        keeps = self._all_schemas and self.limits.lazy
         compiles = self.grammars.check if keeps else None
         tokenizer = self._need_tokenizer("tools")
         return Dialect(tokenizer, self._tool_format, max_calls=self._max_tool_calls, compiles=compiles)
