@@ -61,7 +61,7 @@ class FrontEnd:
         max_tool_calls: int = MAX_CALLS,
     ) -> None:
         """tool_format: how the model calls tools, by a name of the table; None finds out (gradus.text.tools).
-        all_schemas: calls obey the schemas of all tools where the model is free to call, not those of strict ones alone.
+        all_schemas: where the model is free to call, calls obey the schemas of all tools, not of strict ones alone.
         max_tool_calls: in one answer.
         """
         self.tokenizer = tokenizer
