@@ -80,8 +80,8 @@ class Core(Protocol):
         """Return a snapshot: totals, and the queue now."""
 
     def device_seconds(self) -> Sequence[tuple[str, int, float]]:
-        """List the shares of the device so far of the samples that have begun and not ended: (request id, index,
-        seconds). A sample's last share is in the timings of its last output."""
+        """List what each sample that has begun and not ended has used of the device: (request id, index, seconds).
+        A sample's last share is in the timings of its last output."""
 
     def check(self) -> None:
         """Assert the invariants of queue and cache. Costs more than a step: for tests and idle servers."""

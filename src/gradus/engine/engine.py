@@ -191,8 +191,7 @@ class Engine:
         )
 
     def device_seconds(self) -> list[tuple[str, int, float]]:
-        """List the shares of the device so far of the samples that have begun and not ended: (request id, index,
-        seconds)."""
+        """List what each sample that has begun and not ended has used of the device: (request id, index, seconds)."""
         return list(self.shares.open())
 
     def check(self) -> None:

@@ -109,7 +109,7 @@ class DiskTier:
     def save(self, trail: Trail, tokens: list[int], tables: Sequence[list[int]], end: int) -> None:
         """Hand over the pages of a sequence up to page `end` that are not on disk, or as many as one step may copy.
 
-        Those that are on disk count as used.
+        Pages on disk already count as used.
 
         tables: its block tables; entries of 0 are left out. The pages are full, and nothing writes to them any more.
         """
