@@ -1,7 +1,7 @@
-"""What this machine can do with Gradus: every check is really run, and each one that fails says what to do about it.
+"""Check what this machine can do with Gradus: every check really runs, and each failure says what to do about it.
 
-A check returns what it saw. Raising is failing: the exception's text becomes the detail, the check's remedy the advice.
-No torch is imported before the check that imports it.
+A check returns what it found. A check that raises has failed: the exception's text becomes the detail, the check's
+remedy the advice. No torch is imported before the check that imports it.
 """
 
 import math
@@ -248,7 +248,7 @@ def _triton() -> str:
 
 
 def _cpu_kernels() -> str:
-    """What decode steps on a CPU run in."""
+    """Say whether decode steps on a CPU run in kernels or in torch."""
     from gradus.kernels import cpu
 
     if reason := cpu.missing():
@@ -307,7 +307,7 @@ def _models() -> str:
 
 
 def _serving() -> str:
-    """What `gradus serve` would take at most: in float32, since measuring which precision is faster takes seconds."""
+    """Say how much memory `gradus serve` takes at most, in float32: measuring the faster precision takes seconds."""
     from gradus.loading import CATALOGUE, open_checkpoint
     from gradus.server.config import ServerConfig
     from gradus.server.engine.loading import planned

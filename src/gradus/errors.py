@@ -1,7 +1,7 @@
 """Every mistake that a user can make, as one line: what, where, the limit, what to do.
 
-What faces the user (the command line, the HTTP server) prints `str(error)` and nothing else; anything that is not
-a `GradusError` is a defect of ours and keeps its traceback.
+The command line and the HTTP server print `str(error)` and nothing else; anything that is not a `GradusError` is a
+defect of ours and keeps its traceback.
 """
 
 from typing import Any, Self
@@ -28,7 +28,7 @@ class CapacityError(GradusError):
 class RequestError(GradusError):
     """A request that can never be served as it stands.
 
-    param: the field at fault; limit: what is allowed, in words; got: what came (shortened, safe to print).
+    param: the field at fault; limit: the allowed values, in words; got: the value given (shortened, safe to print).
     """
 
     def __init__(self, message: str, *, param: str, limit: str = "", got: Any = None) -> None:
@@ -39,7 +39,7 @@ class RequestError(GradusError):
 
     @classmethod
     def of(cls, param: str, limit: str, got: Any, *, bare: bool = False) -> Self:
-        """Say that `param` must be `limit`, and what came instead, shortened to one line.
+        """Say that `param` must be `limit`, and which value was given, shortened to one line.
 
         got: the value, which is written as Python writes it. bare: a text is written without quotes.
         """

@@ -74,7 +74,7 @@ class PhaseInfo:
             )
 
     def module(self, part: str) -> ModuleType:
-        """That module, imported."""
+        """Import that module."""
         return import_module(f"phases.{self.folder}.{part}")
 
 

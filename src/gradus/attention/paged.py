@@ -1,8 +1,8 @@
 """Attention over pages: a sequence's block table says where its keys and values lie.
 
 A step mixes spans of any kind. Row numbers of the storage are computed once per step: where the new keys and values
-go, and which rows each span sees. Prompts and their chunks attend one by one, since
-there are few in a step; decodes, one row each, attend all at once.
+go, and which rows each span sees. Prompts and their chunks attend one by one, since there are few in a
+step; decodes, one row each, attend all at once.
 
 The plain form is phases/p04_paged_cache/attention.py. This one adds a block table per layer group, tables that stay on
 the device and receive only changes, and decodes without a gather on a CPU.

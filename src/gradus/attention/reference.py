@@ -45,8 +45,8 @@ def attend_causal(
 def _attend_to_the_end(q: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
     """Attend with queries at the end of their keys, on a GPU: torch's kernels support this alignment by name.
 
-    With the same mask as a tensor, torch would write all scores out, and a long prompt in chunks
-    would take many times as long as whole.
+    With the same mask as a tensor, torch would write all scores out, and a long prompt in chunks would take many
+    times as long as whole.
     """
     from torch.nn.attention.bias import causal_lower_right  # here: torch's compiler comes with it
 

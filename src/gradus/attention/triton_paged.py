@@ -35,8 +35,8 @@ from gradus.models.config import ModelConfig
 if TYPE_CHECKING:
     from gradus.kernels.attention.hopper import HopperPrompts
 
-# Up to this width of heads, attention rotates and stores those of decodes itself: one launch fewer in each layer. Wider
-# ones would take so many registers that fewer programs run at once, which costs more (both measured on an H200).
+# Up to this width of heads, attention rotates and stores those of decodes itself: one launch fewer in each layer. With
+# wider heads, it takes more registers, fewer programs run at once, and that costs more (both measured on an H200).
 FUSED_ROPE_WIDTH = 64
 
 

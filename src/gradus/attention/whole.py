@@ -31,7 +31,7 @@ class WholeSequence:
 
 
 class WholeSequences:
-    """The same for many sequences: the flat batch is `count` sequences of equal length, one after the other.
+    """Attention for many sequences: the flat batch is `count` sequences of equal length, one after the other.
 
     Shorter texts are padded at the end, which changes nothing before it.
     """

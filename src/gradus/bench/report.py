@@ -1,23 +1,7 @@
 """Make everything readable from results.json: report.md, its figures, and the tables in the lessons and the README.
 
 All of it follows from the JSON alone, so it can be checked: `outdated` lists what differs.
-`record/pages.py` describes the marks by which a page says what belongs where.
-
-    <!-- results:begin p02 -->              all tables of p02, a model each hardware, with figures
-    <!-- results:begin p02/batch-size -->   one of them
-    <!-- results:begin p02/batch-size/chart -->  its chart alone, for each hardware
-    <!-- results:begin ladder -->           the ladder
-    <!-- results:begin beside-vllm -->      both engines, all models in one table
-    <!-- results:begin beside-vllm/sampling -->  the same of a section of its own
-    <!-- results:begin sampling -->         what sampling parameters cost
-    <!-- results:begin quality -->          what quantization does to predictions
-    <!-- results:begin speculation/chart -->  its chart alone
-    <!-- results:begin http-cost -->        what a script in benchmarks/ found (`scripts`)
-    <!-- results:end -->
-
-A number in a page's own sentences has its field behind it (`prose`), and is replaced as well:
-
-    the final engine replays 178<!-- h200/p10: profile/final/kernels --> per step
+`record/pages.py` describes the marks by which a page says which result belongs where.
 
 No torch here, and matplotlib only where a figure is really drawn.
 """

@@ -293,7 +293,7 @@ def chat_traffic(
     lead: float,
     seed: int = SEED,
 ) -> Workload:
-    """A chat server's traffic: random arrivals with one system prompt, some of which paste a document.
+    """A chat server's traffic: random arrivals with one system prompt. Some paste a document.
 
     All prompts begin with the same `system` tokens. `long` of the `count` requests, evenly spread, continue with
     `pasted` tokens and ask for `summary`; the others have a `question` and an `answer` of mixed lengths. The first

@@ -202,7 +202,7 @@ class PagedCache:
         self.arrival = Arrival(tokens[: end * self.page_size], cursor, tables, load)
 
     def _loadable(self, index: PrefixIndex, tables: list[list[int]], there: list[list[bool]], most: int) -> int:
-        """Where a load of pages from disk could end. there: for each layer group, which places after the hit are."""
+        """Find where a load of pages from disk could end. there: by layer group, the places on disk after the hit."""
         full = [found for found, window in zip(there, self.windows, strict=True) if window is None]
         places = len(there[0])
         for found in full:

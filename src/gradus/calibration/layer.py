@@ -46,7 +46,7 @@ class LoneLayer:
         return re.sub(r"\.0\.", f".{self.number}.", piece.stored.name, count=1)
 
     def linears(self) -> dict[str, ObservedLinear]:
-        """By role: "qkv" and the like."""
+        """The layer's linear operations, by role, such as "qkv"."""
         found = {module.matrix_id.role: module for module in self.model.layers.modules() if isinstance(module, Linear)}
         return {role: linear for role, linear in found.items() if isinstance(linear, ObservedLinear)}
 

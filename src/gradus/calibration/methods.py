@@ -1,4 +1,4 @@
-"""From a layer with its statistics to integers: to the nearest, by AWQ, or by GPTQ."""
+"""Ways to round a layer to integers, given its statistics: to the nearest, by AWQ, or by GPTQ."""
 
 from collections.abc import Callable
 
@@ -25,7 +25,7 @@ def by_gptq(linear: ObservedLinear, group: int, dtype: torch.dtype) -> Rounded:
 
 
 def by_awq(linear: ObservedLinear, group: int, dtype: torch.dtype) -> Rounded:
-    """After `scale_columns`. Queries and keys are not clipped: scores are a product of both, which its error is not."""
+    """Round after `scale_columns`. Queries and keys are not clipped: their own error is not that of their product."""
     if linear.matrix_id.role == "qkv":
         return nearest(linear.weight, group, dtype)
     return clipped(linear.weight, linear.gram, group, dtype)

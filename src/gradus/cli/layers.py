@@ -10,7 +10,7 @@ from typer.core import TyperArgument, TyperCommand, TyperGroup, TyperOption
 ALL = "--help-all"
 
 UNUSED = {"rich.markdown": "Markdown", "rich.traceback": "Traceback"}
-"""What typer imports to show help, and our pages never use: our markup is rich's, and typer formats no traceback."""
+"""Modules that typer imports for help and our pages don't need: markup is rich's, and typer formats no traceback."""
 
 
 class Group(TyperGroup):
@@ -48,7 +48,7 @@ class Command(TyperCommand):
 
 
 def import_help_pages() -> None:
-    """Import typer's module for help pages without what is UNUSED, which takes as long to import as all the rest.
+    """Import typer's module for help pages without the UNUSED modules, which take as long to import as all the rest.
 
     It finds empty modules in their places. These are removed again, so that other importers get the real ones.
     """

@@ -24,7 +24,7 @@ requests to one replica."""
 
 
 class Choice(Generic[Replica]):
-    """What one router knows of its replicas: their prefixes, and the requests under way that it has sent."""
+    """One router's view of its replicas: their prefixes, and the requests under way that it has sent."""
 
     def __init__(self, max_imbalance: int = MAX_IMBALANCE, least_share: float = LEAST_SHARE) -> None:
         self.max_imbalance = max_imbalance

@@ -39,9 +39,9 @@ OBJECT_STORE_BYTES = 100 << 20  # Ray's least is 75 MB; only hashes and addresse
 
 @dataclass(frozen=True)
 class Plan:
-    """What is deployed: a server's settings, times `replicas`.
+    """A deployment: `replicas` servers with the same settings.
 
-    max_replicas: with more requests per replica than it runs at once, up to so many replicas; None: no autoscaling.
+    max_replicas: autoscale up to this many replicas while each has more requests than it can run; None: no autoscaling.
     gpus: that Ray sets aside for each replica, which sees no others. max_imbalance: `choice.MAX_IMBALANCE`. fronts:
     processes that clients connect to, all at the same address.
     loader: the module that loads tokenizer and engine.

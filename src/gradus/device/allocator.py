@@ -27,7 +27,7 @@ KEPT = 256 << 20  # bytes, at the top of the heap
 BLOCK = 32 << 20  # bytes: larger blocks come from the system, and go back to it
 TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3  # their numbers in malloc.h
 
-# Any of these in the environment is the user's own choice.
+# If the environment sets one of these variables, the user has chosen.
 CHOICES = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TOP_PAD_", "GLIBC_TUNABLES")
 
 

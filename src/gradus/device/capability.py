@@ -40,7 +40,7 @@ class Capability(NamedTuple):
 
     @property
     def multiplies_fp8(self) -> bool:
-        """Whether it has arithmetic for floats of 8 bits, and widens them (from Ada on)."""
+        """Whether it multiplies and widens 8-bit floats (from Ada on)."""
         return self >= (8, 9)
 
     @property

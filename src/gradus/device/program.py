@@ -1,4 +1,4 @@
-"""One of our modules as a program of its own, in another process."""
+"""Run one of our modules as a program in another process."""
 
 import os
 import signal

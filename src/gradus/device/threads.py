@@ -34,7 +34,7 @@ from gradus.device.control_groups import share_of_cores
 # GNU's library counts its turns of waiting; others know only the policy, and sleep soon or at once.
 BRIEFLY = {"OMP_WAIT_POLICY": "passive", "GOMP_SPINCOUNT": "2000"}
 
-# If the environment has any of these, of OpenMP, GNU's library, or Intel's and LLVM's, it is the user's own choice.
+# If the environment sets one of these variables of OpenMP, GNU's library, or Intel's and LLVM's, the user has chosen.
 CHOICES = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME", "KMP_LIBRARY")
 SOFT = 1  # omp_pause_soft: ends threads, but may keep their private data
 COUNTS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")

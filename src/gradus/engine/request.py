@@ -84,7 +84,7 @@ class SamplingParams:
     n: int = param("independent samples of the prompt; sample i > 0 uses a seed derived from `seed` and i.", default=1)
     stop: Sequence[str] = param("strings that end the text; none of them is ever part of it.", default=())
     stop_token_ids: Sequence[int] = param(
-        "tokens that end the sequence, beside the model's end-of-sequence tokens.", default=()
+        "tokens that end the sequence, in addition to the model's end-of-sequence tokens.", default=()
     )
     min_tokens: int = param(
         "no stop token is sampled, and no stop string looked for, before that many tokens.", default=0

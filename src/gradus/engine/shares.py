@@ -4,7 +4,7 @@ A step lasts from the end of the one before to its own, so steps that overlap ar
 all sequences add up to the time that the engine was busy. Rows of use are those of spans, and those of tokens that
 decodes sampled; padding and rejected drafts are overhead, which all share. Cached positions have no row and cost
 nothing. A preempted sequence pays for the rows that it computes again. A step that was under way when its last sequence
-ended is in nobody's share, and counted apart.
+ended is in no sequence's share, and is counted separately.
 """
 
 from collections.abc import Iterator

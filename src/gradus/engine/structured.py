@@ -1,4 +1,4 @@
-"""What an answer must be: JSON of a schema, a regular expression's match, a grammar's sentence. No torch here.
+"""The form an answer must have: JSON of a schema, a regular expression's match, a grammar's sentence. No torch here.
 
 `Structured` checks what needs neither a tokenizer nor a grammar library: kinds, types, sizes, nesting.
 `gradus.structured` compiles it. The text is kept here as it was given.

@@ -16,7 +16,7 @@ def cut(source: str, names: Iterable[str], phase: str) -> str:
     """
     found = functions(source)
     lines = source.splitlines(keepends=True)
-    # the last function first, so that the line numbers of those before it stay right
+    # from the last function up, so that earlier line numbers stay valid
     for name, function in sorted(((name, found[name]) for name in names), key=lambda pair: -pair[1].lineno):
         first, column, last = _body(function, lines)
         before = lines[first - 1][:column]

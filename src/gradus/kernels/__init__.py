@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def missing(device: str) -> str | None:
-    """Why the kernels cannot run on a device ("cuda", "cuda:1", "cpu"), in a phrase; None if they can."""
+    """Say in a phrase why the kernels cannot run on a device ("cuda", "cuda:1", "cpu"); None if they can."""
     if not device.startswith("cuda"):
         return f"the model is on the {device}, and Triton's kernels need a CUDA GPU"
     if find_spec("triton") is None:
@@ -39,7 +39,7 @@ def missing(device: str) -> str | None:
 
 
 def check_kv_dtype(kv_dtype: str, device: "torch.device", kernels: bool) -> None:
-    """Raises ConfigError where the kernels, if they are to run, could not read what a cache of this type holds."""
+    """Raise ConfigError if the kernels will run and cannot read a cache of this type."""
     if kv_dtype != "fp8" or not kernels or missing(str(device)):
         return
     from gradus.device.capability import capability

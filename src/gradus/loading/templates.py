@@ -1,4 +1,4 @@
-"""Which of a checkpoint's chat templates is used when: `default` for conversations, `tool_use` when tools are given.
+"""Choose among a checkpoint's chat templates: `default` for conversations, `tool_use` when tools are given.
 
 Most checkpoints have one template. Others name several, and `transformers` then shows tools with the one called
 `tool_use`. Templates with other names are for purposes of their own, such as documents: no request selects them.

@@ -3,8 +3,7 @@
 Callers rely on two rules:
 
 - **Decoding is by bytes.** `token_bytes` returns the bytes that one token adds to the text; `decode` joins them. So
-text
-  streamed token by token equals text decoded at once, and a character that spans tokens stays whole.
+  text streamed token by token equals text decoded at once, and a character that spans tokens stays whole.
 - **Only raw prompts may write control tokens.** A raw prompt is the operator's: `<|im_start|>` in it is the control
   token, as in other engines. The contents of chat messages are untrusted: there it is eleven ordinary characters (see
   chat.py).

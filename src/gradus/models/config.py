@@ -74,7 +74,7 @@ class ModelConfig:
     gated: bool = True  # the MLP's first product makes a gate as well, which decides how much of each feature passes
     norm_bias: bool = False  # LayerNorm has a bias, RMSNorm has none
     qk_norm: bool = False  # every query and key head is normalized before it is rotated
-    post_norms: bool = False  # what attention and the MLP add is normalized as well
+    post_norms: bool = False  # the outputs of attention and the MLP are normalized too
 
     def __post_init__(self) -> None:
         if self.num_heads % self.num_kv_heads:

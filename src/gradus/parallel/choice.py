@@ -1,8 +1,8 @@
-"""Which sums of the ranks go through inboxes, and which through NCCL: measured where they will run.
+"""Choose which sums of the ranks go through inboxes, and which through NCCL: measured where they will run.
 
-Through inboxes, each rank receives everything from every other rank, in one launch. NCCL's ring moves less where ranks
-or rows are many, and takes more steps. Where the one overtakes the other depends on the number of ranks and on how the
-GPUs are linked, so rank 0 races them when the model is loaded, and all do as it found.
+Through inboxes, each rank receives everything from every other rank, in one launch. With many ranks
+or rows, NCCL's ring moves less, but it takes more steps. The break-even point depends on the number of ranks and on how
+the GPUs are linked, so rank 0 races them when the model is loaded, and all ranks follow its result.
 """
 
 import logging

@@ -3,9 +3,8 @@
 Rounding errs by at most half a step of the group, whatever the weight. Multiply a column by s and divide its
 activations by s, which the operation before the matrix can do for free: the product is unchanged, but the column's
 error shrinks to 1/s. The group's step grows only if the column was among its largest. So s should be large where
-activations
-are large, but not too large: s = x̄^r / w̄^(1 - r), with the r of the smallest error. Then a range slightly smaller
-than a group's may be better than all of it, so the largest weights are clipped where that reduces the error.
+activations are large, but not too large: s = x̄^r / w̄^(1 - r), with the r of the smallest error. Then a range slightly
+smaller than a group's may be better than all of it, so the largest weights are clipped where that reduces the error.
 
 Errors are measured on the matrix's output, ΔW H ΔWᵀ with H = Σ xᵀx over calibration activations, which need not be
 kept.

@@ -95,7 +95,7 @@ class Sampler:
     """Keeps each slot's sampling settings and the tokens that it has seen. Knows no sequence and no schedule.
 
     slots: how many there are; None if the number is not known beforehand. constraints: the matchers of slots that keep
-    to a grammar; None in an engine that refuses such requests. observer: sees the draws; None while nobody watches.
+    to a grammar; None in an engine that refuses such requests. observer: sees the draws; None if there is none.
     """
 
     observer: DrawObserver | None = None

@@ -7,7 +7,7 @@ Read in this order:
     draft_shapes.py   the shapes of steps that verify drafts
     step_target.py    how long a step may last that several sequences share
     step_times.py     how long steps with drafts take
-    hindsight.py      what drafts from the text would have come to
+    hindsight.py      what drafts from the text would have gained
     acceptance.py     the record of each sequence's drafts
     draft_offers.py   the value of a step with drafts
     drafting.py       how many drafts each sequence verifies

@@ -48,8 +48,8 @@ def best_offer(
     others: of eight that copy, each gets a few drafts, instead of two of them all.
 
     sums: of the chances: the tokens that a sequence gains from one draft, two, and so on. spares: how many steps each
-    sequence may still lose. found: how likely each has drafts at all, where a step runs
-    only the rows of drafts that were found; None where it runs all rows of its shape.
+    sequence may still lose. found: how likely each has drafts at all, where a step runs only the rows of drafts
+    that were found; None where it runs all rows of its shape.
     """
     best: Offer | None = None
     owed = [min(spare, 0.0) for spare in spares]

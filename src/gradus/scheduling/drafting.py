@@ -92,7 +92,7 @@ class DraftControl:
 
     @property
     def mixes(self) -> bool:
-        """Whether steps with prompts verify drafts. Padded steps are captured, and those are of decodes alone."""
+        """Whether steps with prompts verify drafts. Padded steps do not: they are captured, and have only decodes."""
         return not self.shapes.padded
 
     @property

@@ -12,8 +12,8 @@ from gradus.speculative.history import History
 class Drafter:
     """Proposes tokens. Whatever it proposes, the engine's tokens stay the same: only its speed is at stake.
 
-    A drafter needs no knowledge of acceptance, and may propose too few tokens or none. The methods
-    other than `propose` are for drafters with keys and values of their own, and do nothing for all others.
+    A drafter needs no knowledge of acceptance, and may propose too few tokens or none. The methods other than
+    `propose` are for drafters with keys and values of their own, and do nothing for all others.
     """
 
     steady = True

@@ -40,8 +40,8 @@ class Vocabulary:
     """The library's index of a tokenizer.
 
     end: the token by which it reports that a grammar accepts; controls: the control tokens by their usual spelling;
-    spellings: the same, by token;
-    words: the width of its own rows; vocab_size: the width of the model's logits, in tokens.
+    spellings: the same, by token; words: the width of its own rows; vocab_size: the width of the model's logits, in
+    tokens.
     """
 
     tokenizer: Any
@@ -81,7 +81,7 @@ class Vocabulary:
         return cls(None, vocab_size, {}, row_words(vocab_size), vocab_size)
 
     def rows_of(self, ends: frozenset[int]) -> tuple[Row, Row]:
-        """Return the row of these ends, and the row without them and without what is no token of the model.
+        """Return two rows: one of these ends alone, and one of all other tokens of the model.
 
         Answers with the same ends share them, if these are among the MAX_ENDS used most recently: requests name them.
         int32 [row_words(vocab_size)] each.

@@ -50,7 +50,7 @@ def describe(index: int = 0) -> dict[str, str]:
 
 
 def graph_microseconds(launches: Sequence[Callable[[], Any]], replays: int = 5) -> float:
-    """Time one of these launches in a CUDA graph of all of them: the median of several replays.
+    """Record these launches in one CUDA graph, and return the time of one: the median of several replays.
 
     Each should work on its own buffers, which together exceed the L2 cache. All run once before the capture, because
     libraries initialize themselves in ways that a capture forbids.

@@ -10,6 +10,7 @@ A pair of comments encloses a table, which a report replaces:
     <!-- results:begin beside-vllm/sampling -->  the same for one section
     <!-- results:begin sampling -->         the cost of sampling parameters
     <!-- results:begin quality -->          the effect of quantization on predictions
+    <!-- results:begin speculation/chart -->  only its chart
     <!-- results:begin http-cost -->        a script's results (`scripts`)
     <!-- results:end -->
 

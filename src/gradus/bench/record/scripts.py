@@ -100,7 +100,7 @@ def _real_weights(found: dict[str, Any], samples: str) -> list[Part]:
 
 
 def _masks(found: dict[str, Any], samples: str) -> list[Part]:
-    """What an automaton and its masks cost, for each expression."""
+    """The cost of an automaton and its masks, for each expression."""
     masks = found["masks"]
     header = ["the answer is", "states", "automaton, ms", "first mask of a state (the longest), µs", "kept mask, µs"]
     rows = [

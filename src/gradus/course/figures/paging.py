@@ -27,7 +27,7 @@ CONTEXT, PAGE_SIZE, PEOPLE = 1024, 16, 16
 
 
 def lengths() -> list[int]:
-    """The lengths of conversations, prompt and answer, each of which was promised CONTEXT tokens."""
+    """Lengths of conversations, prompt and answer. Each of them has reserved CONTEXT tokens."""
     return [job.prompt + job.output for job in conversational(PEOPLE).jobs]
 
 

@@ -18,7 +18,7 @@ ENDINGS = {"length": "ends", "stop": "stops", "cancelled": "is cancelled", "erro
 
 
 class Teller:
-    """Tells frames in their order: what a step means depends on the ones before it."""
+    """Describes frames in order, since the meaning of a step depends on the ones before it."""
 
     def __init__(self, arrivals: Ordered[Arrived], bounds: Bounds, word: Callable[[int], str]) -> None:
         self.reasons = Reasons(bounds, arrivals, word)

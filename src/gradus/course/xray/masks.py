@@ -11,16 +11,16 @@ from gradus.engine.plan import REJECTED, UNKNOWN, Span
 from gradus.sampling.observer import DrawObserver
 from gradus.sampling.sampler import Rows, Sampler
 
-NAMED = 4  # tokens of a mask, and of what it took away
+NAMED = 4  # tokens named: of a mask, and of those that it removes
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What one masked draw could choose from.
+    """The tokens that one masked draw could choose from.
 
-    legal: how many tokens could come. probability: what the model gives all of them together. likeliest: those of them
-    that it likes best. drawn: the one that came. freely: the one that it would choose of all tokens. removed: the
-    likeliest tokens that the mask took away, each with its probability.
+    legal: the number of tokens that the mask leaves. probability: the model's, for all of them together. likeliest: the
+    likeliest of them. drawn: the token that was drawn. freely: the likeliest token without a mask. removed: the
+    likeliest tokens that the mask removed, each with its probability.
     """
 
     legal: int

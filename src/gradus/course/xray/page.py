@@ -40,5 +40,5 @@ def resource(name: str) -> str:
 
 
 def embedded(recordings: Sequence[dict[str, Any]]) -> str:
-    """As JSON that cannot end its element early, whatever a model has written."""
+    """Encode recordings as JSON that cannot end its element early, whatever a model has written."""
     return json.dumps(list(recordings), separators=(",", ":"), ensure_ascii=False).replace("<", "\\u003c")

@@ -154,7 +154,7 @@ class _Run:
         return frames
 
     def submit(self, coming: list[Arrival], number: int) -> None:
-        """What arrives before this step; where there is nothing else to do, the next arrival comes early."""
+        """Submit the requests that arrive before this step. If the engine is idle, the next arrival comes early."""
         while coming and (coming[0].at <= number or not self.engine.has_work):
             arrival = coming.pop(0)
             self.engine.submit(request(arrival, self.limits))
@@ -221,7 +221,7 @@ def request(arrival: Arrival, limits: ModelLimits) -> Request:
 
 
 def _state(probe: EngineProbe, step: Step | None) -> Frame:
-    """What the engine held when the plan had been made; without a plan, what it holds now."""
+    """The engine's state when the plan had been made; without a plan, its state now."""
     running = probe.running() if step is None else step.running
     tables = {id: probe.tables(*id) for id in running} if step is None else step.tables
     pages, tree = (probe.pages(), probe.tree()) if step is None else (step.pages, step.tree)
@@ -253,7 +253,7 @@ def _nothing() -> Frame:
 
 
 def _after(probe: EngineProbe, number: int) -> Frame:
-    """The last frame: nothing runs, and what is left in the cache."""
+    """The last frame: nothing runs, and the cache shows its remaining pages."""
     nothing: Frame = {
         "plan": None,
         "committed": None,

@@ -1,4 +1,4 @@
-"""What is recorded: a phase or the final engine, over a scene or a reader's own prompts."""
+"""Recorded runs: a phase or the final engine, over a scene or a reader's own prompts."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -35,7 +35,7 @@ def usual_model() -> str:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What every run of a page is given: the same requests, the same settings. longest: tokens of one sequence."""
+    """The input that all runs of a page share: requests and settings. longest: tokens of one sequence."""
 
     about: str
     arrivals: tuple[Arrival, ...]
@@ -199,7 +199,7 @@ def build(name: str, bench: Workbench, options: EngineOptions) -> Engine:
 
 
 def shown(name: str, options: EngineOptions) -> dict[str, Any]:
-    """The settings that the page shows: those that the engine heeds."""
+    """The settings that the page shows: those that the engine uses."""
     names = ["max_sequences", "page_size", "cache_tokens", "token_budget"]
     phase = None if name == FINAL else name
     values: dict[str, Any] = {setting: getattr(options, setting) for setting in names if setting in heeded(phase)}

@@ -41,7 +41,7 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """look: what to watch for, in a sentence or two. settings: of the engine, for phases that heed them."""
+    """look: what to watch for, in a sentence or two. settings: of the engine, for phases that use them."""
 
     look: str
     asked: tuple[Asked, ...]

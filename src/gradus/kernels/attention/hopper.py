@@ -153,7 +153,7 @@ def _until_full(ring: Ring, n: int) -> None:
 
 @gluon.jit
 def _until_empty(ring: Ring, n: int) -> None:
-    """The first time round nothing has to be read: a barrier's phase before its first counts as past."""
+    """In the first round this does not wait, since a barrier's phase before its first counts as completed."""
     mbarrier.wait(ring.empty.index(n % STAGES), ((n // STAGES) & 1) ^ 1)
 
 
@@ -261,7 +261,7 @@ def _produce(
 
 @gluon.jit
 def _masked(score: tensor, block: tensor, high: tensor, position: tensor) -> tensor:
-    """Scores of keys that a row may not see become -inf. The last page lies shifted: see `_copy_block`."""
+    """Set the scores of keys that a row may not see to -inf. The last page lies shifted: see `_copy_block`."""
     column = gl.arange(0, KEYS, layout=gl.SliceLayout(0, products()))
     number = block * KEYS + column
     shift = gl.maximum((number // PAGE + 1) * PAGE - high, 0)

@@ -1,4 +1,4 @@
-"""How a paged attention launch is shaped: the tile of a program, its pipeline, and how many programs fill the GPU."""
+"""The shape of a paged attention launch: the tile of a program, its pipeline, and how many programs fill the GPU."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ import triton
 from gradus.device.capability import Capability
 
 H200, H200_PROCESSORS = Capability(9, 0), 132
-SMALLEST_TILE = 16  # rows: what the matrix units want at least
+SMALLEST_TILE = 16  # rows: the fewest that matrix units take
 # Programs per multiprocessor that are worth their partial results (`benchmarks/attention_waves.json`): the smallest
 # tiles wait for memory. Up to 128 rows a second program multiplies while the first one waits; 256 rows have 16 warps.
 LIVE, TALL_LIVE, TALLEST_LIVE = 4, 2, 1
@@ -47,7 +47,7 @@ class Launch:
         return max(1, live * self.processors // kv_heads)
 
 
-# What `hopper_attention` is written for. One item at once: its tiles are never split.
+# The shape that `hopper_attention` is written for. One item at once: its tiles are never split.
 HOPPER = Launch(rows=128, keys=128, warps=9, stages=2, live=1, processors=1)
 HOPPER_HEAD_DIM, HOPPER_PAGE = 128, 16
 HOPPER_FILLED = 2  # tiles per multiprocessor, at least

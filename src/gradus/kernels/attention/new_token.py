@@ -1,4 +1,4 @@
-"""What decodes do before they attend, in the program that attends: rotate queries, store keys and values.
+"""Prepare decodes for attention in the program that attends: rotate queries, store keys and values.
 
 Idea: `rope_store` is a launch that moves a few kilobytes, and attention's first step is to read them again. With one
 new token per sequence, or a few drafts behind it, both fit into one launch. Each program that attends for a key head
@@ -108,7 +108,7 @@ def store_and_take_in(
 
 @triton.jit
 def _stored_in_8_bits(head: tensor, home: tensor, scale_home: tensor, inside: tensor, counts: tensor) -> tensor:
-    """A head of each new token that counts, [NEW, WIDTH], as later steps will read it, in float32."""
+    """Store a head of each new token that counts, and return it as later steps will read it: float32 [NEW, WIDTH]."""
     head = head.to(tl.float32)
     scale, inverse = scales_of(largest_of(head))
     values = to_e4m3(head * inverse[:, None])
@@ -119,7 +119,7 @@ def _stored_in_8_bits(head: tensor, home: tensor, scale_home: tensor, inside: te
 
 @triton.jit
 def _loaded(heads: tensor, d: tensor, inside: tensor, HEAD_DIM: constexpr) -> tensor:
-    """Heads [R, Dh] that begin at pointers [R, 1], and each value's partner in the rotation, as they are."""
+    """Load heads [R, Dh] that begin at pointers [R, 1], unrotated, and each value's partner in the rotation."""
     HALF: constexpr = HEAD_DIM // 2
     partner = tl.load(heads + tl.where(d < HALF, d + HALF, d - HALF), mask=inside, other=0.0)
     return tl.load(heads + d, mask=inside, other=0.0), partner

@@ -35,7 +35,7 @@ def sweep(
     e4m3 values are read as one word, so there are two products, of even places and of odd ones. PACKED: see `widened`.
     FAR: values may lie more than 2³¹ others away, which takes offsets of 64 bits, and registers.
     """
-    EACH: constexpr = 1 if key_scales is None else 2  # numbers to what is loaded
+    EACH: constexpr = 1 if key_scales is None else 2  # values per loaded word
     if EACH == 2:
         seen, odd_seen = tl.split(tl.reshape(seen, [seen.shape[0], WIDTH // 2, 2]))
         queries, odd_queries = tl.split(tl.reshape(queries, [queries.shape[0], WIDTH // 2, 2]))

@@ -69,17 +69,17 @@ class Work:
 
     @property
     def aim(self) -> int:
-        """Items that splitting aims at, over all sequences: no more than fit of any kernel that was launched."""
+        """The number of items that splitting aims at, over all sequences: no more than fit with any launched kernel."""
         fits = min(self._fits, default=self.launch.fits)
         return self.launch.items(self.kv_heads, max(1, min(self.launch.live, fits)))
 
     @property
     def few(self) -> int:
-        """Items that it aims at where parts are short: a program per multiprocessor."""
+        """The number of items that splitting aims at where parts are short: one program per multiprocessor."""
         return self.launch.items(self.kv_heads, 1)
 
     def lay_out(self, slots: Tensor, query_start: Tensor, lengths: Tensor, *, fewest: int = 1, most: int) -> None:
-        """Plan the spans of `fewest` to `most` new tokens; other launches have the others. Nothing is waited for.
+        """Plan the spans of `fewest` to `most` new tokens; other launches take the rest. Does not wait for the GPU.
 
         slots, lengths: int32 [S]; query_start: int32 [S + 1]. lengths counts the new tokens. A padded span has no
         rows, or a length of 0: then its rows become zeros.
@@ -93,9 +93,9 @@ class Work:
         )  # fmt: skip
 
     def _count_fitting(self) -> None:
-        """Ask the kernels launched since; those still being compiled are asked when they are launched again.
+        """Note how many programs of each newly launched kernel fit; one that is still compiling is noted later.
 
-        Each is launched before a step is captured, or a request served: from then on nothing changes.
+        Every kernel is launched before a step is captured or a request served: from then on nothing changes.
         """
         self._fits |= {live_programs(each, self._able) for each in self.kernels if isinstance(each, CompiledKernel)}
         self.kernels.clear()

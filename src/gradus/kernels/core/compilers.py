@@ -68,7 +68,7 @@ class Compilers:
         self._process: subprocess.Popen[bytes] | None = None
 
     def compile(self, source: ASTSource, target: Any, options: Options) -> None:
-        """Have the kernel in Triton's cache when this returns, if it can be compiled elsewhere."""
+        """Compile the kernel into Triton's cache, if another process can, and wait until it is there."""
         with self._started:
             if self._process is None:
                 self._start()
@@ -104,10 +104,10 @@ def kernels_of(modules: Sequence[str]) -> list[Any]:
 
 
 def settle_key(kernel: Any) -> None:
-    """Have Triton work out by which key its cache knows the kernel, after those of the functions that it calls.
+    """Have Triton compute the kernel's key in its cache, after the keys of the functions that the kernel calls.
 
-    A key counts the constants of called functions whose own keys are there by then. So without an order of its own, it
-    would depend on which kernels the process has launched before, and no other process would find it.
+    A key covers the constants of called functions only if their own keys exist by then. Without a fixed order, a key
+    would depend on the kernels that the process has launched before, and no other process would find it.
     """
     for name in kernel.fn.__code__.co_names:
         if isinstance(called := kernel.fn.__globals__.get(name), JITFunction):
@@ -151,7 +151,7 @@ def main(descriptors: Sequence[int], modules: Sequence[str]) -> None:
 
 
 def answer(asking: Connection) -> None:
-    """Compile what is asked for until the other end is closed. Says whether it could."""
+    """Compile the requested kernels until the other end is closed, and report for each whether it compiled."""
     while True:
         try:
             task = asking.recv()

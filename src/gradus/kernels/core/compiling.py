@@ -22,10 +22,10 @@ from gradus.kernels.core.compilers import Compilers, is_cached, kernels_of, sett
 
 @contextmanager
 def compiled_together() -> Iterator[None]:
-    """Within, launches of this package's kernels are not made, only compiled, on all cores; at the end all are done.
+    """Within the block, compile this package's kernels on all cores instead of launching them, and finish at its end.
 
-    Torch's own operations run as ever, on what kernels have not computed: no result means anything, and no index may
-    come from one.
+    Torch's own operations still run, on values that no kernel has computed: no result means anything, and none may be
+    used as an index.
     """
     modules = [name for name in sys.modules if name.startswith("gradus.kernels.") and kernels_of([name])]
     kernels, cores = kernels_of(modules), allowed_cores()

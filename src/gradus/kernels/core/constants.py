@@ -2,5 +2,5 @@
 
 from triton.language import constexpr
 
-LOG2_E = constexpr(1.4426950408889634)  # exp(x) = exp2(x log2 e), and exp2 is what the hardware has
+LOG2_E = constexpr(1.4426950408889634)  # exp(x) = exp2(x log2 e), and the hardware has only exp2
 INFINITY = constexpr(float("inf"))

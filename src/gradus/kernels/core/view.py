@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 
 
 class Twin(nn.Module):
-    """Has all that its part has, the very same tensors. Subclass it together with the part's class.
+    """Has everything that its part has, down to the same tensors. Subclass it together with the part's class.
 
     counters: of its view, for kernels whose programs share a sum.
     """
@@ -44,10 +44,10 @@ def twin_of(*kinds: type[nn.Module]) -> Callable[[Make], Make]:
 
 
 def view(part: nn.Module, counters: Counters | None = None) -> nn.Module:
-    """The part's twin, or where it has none the part as it is; and so on downwards.
+    """Return the part's twin, or the part itself if it has none; its children are replaced the same way.
 
-    counters: of the view that it is part of; None begins a view with counters of its own. What runs on two streams at
-    once takes two views.
+    counters: of the view that it is part of; None begins a view with counters of its own. Work on two streams
+    at once needs two views.
     """
     counters = counters or Counters()
     make = _twin_maker(type(part))
@@ -77,6 +77,6 @@ def _twin_maker(kind: type[nn.Module]) -> Callable[..., nn.Module | None] | None
 
 
 def _take_over(seen: nn.Module, part: nn.Module) -> nn.Module:
-    """`seen` gets the state of `part`: its tensors, in dictionaries of its own."""
+    """Give `seen` the state of `part`: the same tensors, in dictionaries of its own."""
     vars(seen).update(vars(part), _parameters=dict(part._parameters), _buffers=dict(part._buffers))
     return seen

@@ -3,8 +3,8 @@
     decode_step.py     the stages, in their order, and the loop that every thread runs
     product.py, elementary.py     the parts of a stage; each names its torch reference
     attention/         the stage that reads pages, for a decode's rows and for a prompt's
-    outer.py           products of many rows, and what else has rows side by side
-    activations.py     rows of activations, and how a kind of matrix wants them
+    outer.py           products of many rows, and other work on rows side by side
+    activations.py     rows of activations, prepared for each kind of matrix
     greedy.py          the greedy choice of tokens while logits are computed
     team.py            how threads share a stage, and why none waits for a thread that does not run
     matrix.py, model.py     a model's weights as the kernels see them; a model as stages, and products outside its step
@@ -24,7 +24,7 @@ from importlib.util import find_spec
 
 
 def missing() -> str | None:
-    """Why the kernels cannot run, in a phrase; None if they can."""
+    """Say in a phrase why the kernels cannot run; None if they can."""
     if find_spec("numba") is None:
         return "numba is not installed (pip install numba)"
     try:

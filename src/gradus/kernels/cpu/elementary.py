@@ -46,9 +46,10 @@ def tanh(x: Any) -> Any:
 
 @njit(**FLAGS)
 def copy(x: Any, out: Any) -> None:
-    """Copy a vector to the beginning of another. Assigning slices would check their lengths, and compile the error
-    message
-    with it: 25 functions."""
+    """Copy a vector to the beginning of another.
+
+    Assigning slices would check their lengths, and compile the error message with it: 25 functions.
+    """
     for j in range(x.shape[0]):
         out[j] = x[j]
 

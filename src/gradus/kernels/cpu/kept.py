@@ -116,7 +116,7 @@ class _Watch(event.Listener):
 
 
 def danger_to(kernel: Any) -> str | None:
-    """Why a kernel's code is not kept although there is a folder for it; None where that is not so."""
+    """Say why a kernel's code is not kept although it has a folder; None if it is kept or has none."""
     return kernel._cache.danger if isinstance(kernel._cache, Unkept) else None
 
 

@@ -26,7 +26,7 @@ class _Linked(JITCodeLibrary):
 
     @property
     def codegen(self) -> Any:
-        """Only asked where to store what the function raises, which is in its callers' code."""
+        """numba asks only where to store what the function raises, and that is in its callers' code."""
         return SimpleNamespace(set_env=lambda name, environment: None)
 
     def get_pointer_to_function(self, name: str) -> int:

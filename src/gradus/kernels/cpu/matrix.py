@@ -16,8 +16,8 @@ from gradus.quantization.int8 import Int8Linear
 from gradus.quantization.parts import SideBySide
 
 FLOAT32, BFLOAT16, INT8, INT4, INT4_HALF, BLOCKS = range(6)
-"""How a matrix is stored. INT4 has scales and offsets in bfloat16, INT4_HALF in float16. From
-BLOCKS on: GGUF's formats, in the order of NAMES."""
+"""How a matrix is stored. INT4 has scales and offsets in bfloat16, INT4_HALF in float16. From BLOCKS on: GGUF's
+formats, in the order of NAMES."""
 
 NAMES = tuple(FORMATS)
 KINDS = {FLOAT32: "float32", BFLOAT16: "bfloat16", INT8: "int8", INT4: "int4", INT4_HALF: "int4"} | {

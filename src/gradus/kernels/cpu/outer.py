@@ -29,7 +29,7 @@ SQUARE = 8
 """Rows and columns that `transpose` exchanges at once."""
 
 ADDS, WRITES, SCATTERS = range(3)
-"""What `outer_tile` does with its sums: adds to those in memory, row by row; writes them; or writes them transposed."""
+"""The ways `outer_tile` stores its sums: add to those in memory, row by row; write them; or write them transposed."""
 
 
 @intrinsic

@@ -130,7 +130,7 @@ class FusedHead(FusedLinear):
 
 
 def widened(matrix: nn.Parameter) -> Tensor:
-    """The same memory with rows of zeros behind it, until they are a multiple of ALIGNED_ROWS: [N, K] → [N', K].
+    """View the matrix with rows of zeros behind it, up to a multiple of ALIGNED_ROWS: [N, K] → [N', K].
 
     A matrix that has no such room is moved once, and stays the same parameter.
     """

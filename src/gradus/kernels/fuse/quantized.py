@@ -1,10 +1,10 @@
 """Quantized matrices in a fused model: the twin of each scheme, with the norm before it and what follows it inside.
 
 A scheme's reference takes many operations; its twin takes one launch for 4 bits, and two for 8: one normalizes and
-rounds the activations, the other multiplies them. For few rows the activation behind it, gated or
-not, is part of the product. For many it is a launch of its own, since a gate's two sums take the registers of a tile
-twice as large; but where the next product rounds what the gate lets through to 8 bits, that launch does both
-(`hand_gates_over`). A sum with the residual stream is part of every product but the library's.
+rounds the activations, the other multiplies them. For few rows the activation function after it, gated or not, is part
+of the product. For many it is a separate launch, since a gate's two sums take the registers of a tile twice as large;
+but if the next product rounds the gate's result to 8 bits, that launch does both (`hand_gates_over`). A sum with the
+residual stream is part of every product except the library's.
 
 Matrices side by side that are kept in different ways (`SideBySide`) have no twin: each part has its own.
 """

@@ -1,4 +1,4 @@
-"""Which kernel takes a product: this project's for few rows, cuBLAS for many, as the device's `launch_tables` say."""
+"""Choose the kernel of a product: this project's for few rows, cuBLAS for many, as the device's `launch_tables` say."""
 
 from functools import cache
 from typing import Unpack
@@ -22,7 +22,7 @@ streamed_rows = in_gluon("linear.streamed_rows", "streamed_rows")
 
 @cache
 def choose(m: int, n: int, k: int, device: torch.device) -> Launch | None:
-    """How to multiply [m, k] by a 16-bit matrix [n, k]: a launch of one of this project's kernels; None for cuBLAS."""
+    """Choose how to multiply [m, k] by a 16-bit matrix [n, k]: a launch of this project's kernels; None for cuBLAS."""
     launch = table_of(device).choose(m, n, k)
     if isinstance(launch, StreamedLaunch):
         return _streamed(launch, m, n, k)
@@ -38,7 +38,7 @@ def _streamed(launch: StreamedLaunch, m: int, n: int, k: int) -> StreamedLaunch 
 
 @cache
 def choose_fused(m: int, n: int, k: int, gated: bool, device: torch.device) -> FusedLaunch | None:
-    """How to multiply [m, k] by a 16-bit matrix [n, k] with something fused in; None where apart is faster."""
+    """Choose how to multiply [m, k] by a 16-bit matrix [n, k] with something fused in; None if separate is faster."""
     launch = table_of(device).fused(m, n, k)
     if isinstance(launch, StreamedLaunch):
         launch = _streamed(launch, m, n, k)

@@ -165,7 +165,7 @@ def _added(sums: tensor, AT: constexpr, weight: tensor, x: tensor) -> tensor:
 
 @gluon.jit
 def _rows(x_ptr: tensor, M: int, start: int, K: constexpr, ROWS: constexpr, WARPS: constexpr) -> tensor:
-    """The same columns of all rows, and zeros where there are fewer than ROWS."""
+    """Load these columns of all rows of x, with zero rows up to ROWS."""
     row = indices(ROWS, 2, x_side(WARPS))
     column = start + _columns_of_x(WARPS)
     return gl.load(x_ptr + (row * K + column), mask=(row < M) & (column < K), other=0.0)

@@ -1,4 +1,4 @@
-"""Which launch is fastest for a product of 16-bit matrices: measured, one file per device (see `core/tuning.py`).
+"""Tables of the fastest launch for a product of 16-bit matrices: measured, one file per device (`core/tuning.py`).
 
 A file holds, for each matrix [n, k] that benchmarks/fused_kernels.py knows and each number of rows, the fastest launch
 of ours, or null where cuBLAS was as fast. For few rows it also holds the launch of products with something fused in,
@@ -41,7 +41,7 @@ class LaunchTable(Protocol):
         """A launch for [m, k] by a 16-bit matrix [n, k], or None for cuBLAS."""
 
     def fused(self, m: int, n: int, k: int) -> FusedLaunch | None:
-        """The launch of such a product with something fused in; None where apart is faster."""
+        """The launch of such a product with something fused in; None if separate launches are faster."""
 
 
 @dataclass(frozen=True)

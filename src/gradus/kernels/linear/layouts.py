@@ -1,4 +1,4 @@
-"""Where the values of the products in Gluon lie: in registers, layouts of three dimensions, one slice of K per warp."""
+"""Layouts of the products in Gluon: in registers they have three dimensions, with one slice of K per warp."""
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl

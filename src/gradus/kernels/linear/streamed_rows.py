@@ -49,7 +49,7 @@ def copies(warps: int) -> gl.BlockedLayout:
 
 @gluon.constexpr_function
 def halves() -> gl.SwizzledSharedLayout:
-    """The same in shared memory: of every second output, the halves are exchanged."""
+    """Lay them out in shared memory: every second output has its halves exchanged."""
     return gl.SwizzledSharedLayout(COLUMNS_OF_WARP.value // 2, 1, 2, [2, 1, 0])
 
 

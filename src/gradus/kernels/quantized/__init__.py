@@ -7,6 +7,6 @@ gguf.py            blocks of 4 to 8 bits, as in a GGUF file
 eight_bits.py      8-bit weights and activations
 pieces.py          products of many rows with a matrix that is wide piece by piece
 tile_tables.py     which tile for which product (measured/)
-hopper_launch.py   launch shapes of
+hopper_launch.py   launch shapes of `hopper_product`, without Gluon
 hopper_product.py  prompts in int8 on Hopper, in Gluon
 """

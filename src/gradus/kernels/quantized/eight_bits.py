@@ -187,7 +187,7 @@ def most_registers(launch: TileLaunch, kind: torch.dtype) -> int | None:
 
 
 def library_product(x: Rounded, weights: EightBitWeights, dtype: torch.dtype, bias: Tensor | None = None) -> Tensor:
-    """The same by torch's own products on a GPU: of e4m3 without blocks into bfloat16, or of integers.
+    """Compute the product with torch's own kernels on a GPU: e4m3 without blocks into bfloat16, or integers.
 
     K and N must be multiples of 16, and rows of integers more than 16.
     """

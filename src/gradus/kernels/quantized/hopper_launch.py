@@ -35,7 +35,7 @@ FILLED = 4  # tiles per multiprocessor, at least: programs stay, and the last ro
 
 
 def launch_for(m: int, n: int, k: int, processors: int, *, onto: bool) -> HopperLaunch | None:
-    """How x [m, k] is multiplied by a matrix [n, k]; None: by the kernel of every GPU. onto: the residual stream."""
+    """Choose the launch for x [m, k] and a matrix [n, k]; None: the kernel for all GPUs. onto: adds to the residual."""
     launch = ONTO if onto else ALONE
     tiles = -(-m // launch.tile_rows) * (n // launch.columns)
     whole = n % launch.columns == 0 and k % DEPTH == 0
@@ -43,6 +43,6 @@ def launch_for(m: int, n: int, k: int, processors: int, *, onto: bool) -> Hopper
 
 
 def is_aligned(residual: torch.Tensor) -> bool:
-    """Whether the copy engine can read it, and write there."""
+    """Whether the copy engine can read and write the tensor."""
     row = residual.stride(0) * residual.element_size()
     return residual.stride(1) == 1 and row % ALIGNED == 0 and residual.data_ptr() % ALIGNED == 0

@@ -59,7 +59,7 @@ class HopperProducts:
         (m, k), n = x.shape, weight.shape[0]
         assert k % DEPTH.value == 0 and n % launch.columns == 0, (n, k, launch)
         tiles_m, tiles_n = -(-m // launch.tile_rows), n // launch.columns
-        added = out if residual is None else residual  # which is not read then
+        added = out if residual is None else residual  # without a residual, `out` is only a placeholder
         hopper_product_kernel[(min(self.processors, tiles_m * tiles_n),)](
             _described(x, [launch.rows, DEPTH.value], TILE), _described(weight, [launch.columns, DEPTH.value], TILE),
             _described(added, [launch.rows, PIECE.value], RESULT), _described(out, [launch.rows, PIECE.value], RESULT),
@@ -149,7 +149,7 @@ def _until_full(ring: Ring, n: int, STAGES: constexpr) -> None:
 
 @gluon.jit
 def _until_empty(ring: Ring, n: int, STAGES: constexpr) -> None:
-    """The first time round nothing has to be read: a barrier's phase before its first counts as past."""
+    """In the first round this does not wait, since a barrier's phase before its first counts as completed."""
     mbarrier.wait(ring.empty.index(n % STAGES), ((n // STAGES) & 1) ^ 1)
 
 

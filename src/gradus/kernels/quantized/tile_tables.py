@@ -1,4 +1,4 @@
-"""Which tile is fastest for a product with a quantized matrix: measured per device, or chosen by a rule.
+"""Tables of the fastest tile for a product with a quantized matrix: measured per device, or chosen by a rule.
 
 `benchmarks/quantized_linear.py --table` writes a device's file in `measured/` from what it measured: for each
 scheme, each matrix [n, k] and each number of rows, the fastest tile, or null where the library was: for int4 the
@@ -23,13 +23,13 @@ from gradus.kernels.quantized.tile import TileLaunch
 
 Scheme = Literal["int4", "int8", "fp8", "fp8-block"]
 SCHEMES: tuple[Scheme, ...] = ("int4", "int8", "fp8", "fp8-block")
-ROWS = (1, 8, 16, 32, 64, 256, 8192)  # that are measured; others take the next, and more than the last as the last
+ROWS = (1, 8, 16, 32, 64, 256, 8192)  # measured; others use the next larger, or else the last
 KINDS: dict[str, type] = {"tile": TileLaunch}
 PROGRAMS = 2  # per multiprocessor, at least
 MOST_SPLITS = 8
-FEWEST_TILES = 4  # of K per program: shorter loops are all beginning
+FEWEST_TILES = 4  # of K per program: shorter loops are all prologue
 UNPACKED_ROWS = 256  # up to here int4 is unpacked in registers
-ALIGNED = 16  # what torch's products want K and N to be multiples of
+ALIGNED = 16  # torch's products need K and N to be multiples of this
 
 
 @dataclass(frozen=True)
@@ -56,10 +56,10 @@ class MeasuredTiles:
 def choose_tile(
     scheme: Scheme, m: int, n: int, k: int, dtype: torch.dtype, device: torch.device, *, gated: bool = False
 ) -> TileLaunch | None:
-    """How to multiply [m, k] by a matrix [n, k] of a scheme into dtype; None: by the library.
+    """Choose how to multiply [m, k] by a matrix [n, k] of a scheme into dtype; None: by the library.
 
-    gated: an output takes two rows of the matrix. A library that cannot do the product is never chosen, nor a tile of
-    int4 that does not fit float32.
+    gated: an output takes two rows of the matrix. Never chooses a library that cannot compute the product, or an int4
+    tile that does not fit float32.
     """
     if scheme == "int4" and dtype == torch.float32 and m > 16:
         return None

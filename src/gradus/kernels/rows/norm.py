@@ -51,7 +51,7 @@ def norm_kernel(
         if delta_weight_ptr is not None:
             delta, scale = moments(delta, inside, D, False, eps)
             delta = delta * scale * tl.load(delta_weight_ptr + column, mask=inside, other=0.0).to(tl.float32)
-        x = (x.to(tl.float32) + delta).to(x_ptr.dtype.element_ty)  # what later layers will read is what is normalized
+        x = (x.to(tl.float32) + delta).to(x_ptr.dtype.element_ty)  # normalize the sum as later layers will read it
         tl.store(x_ptr + here, x, mask=inside)
     if weight_ptr is not None:
         centered, scale = moments(x.to(tl.float32), inside, D, CENTER, eps)

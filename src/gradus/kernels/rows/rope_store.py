@@ -1,8 +1,8 @@
 """Between the qkv product and attention, in one pass: normalize heads, rotate them, write keys and values into pages.
 
-Idea: apart these are up to eight launches (two norms, two rotations of several kernels each, two scattered writes),
-and each reads and writes the previous one's result. All of these operations treat heads separately, so a program can
-take a head from the product's output to its destination without memory in between.
+Idea: separately, these take up to eight launches (two norms, two rotations of several kernels each, two scattered
+writes), and each reads and writes the previous one's result. All of these operations treat heads separately, so
+a program can take a head from the product's output to its destination without memory in between.
 
 Elements moved per token: (Hq + 2 Hkv) Dh read, as many written; Dh of the rotary table and the norms' weights come
 from the cache. Layout: qkv [N, (Hq + 2 Hkv) Dh], the heads of q, k and v side by side; a program takes HEADS of them,

@@ -175,7 +175,7 @@ def summed_norm_kernel(
     if stream_ptr is not None:
         tl.store(stream_ptr + here, total, mask=inside)
     if weight_ptr is not None:
-        low = first(total, KIND, HALVES)  # what later layers will read is what is normalized
+        low = first(total, KIND, HALVES)  # normalize the sum as later layers will read it
         squares = low * low
         if HALVES:
             high = second(total, KIND)

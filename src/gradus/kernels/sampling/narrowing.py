@@ -218,7 +218,7 @@ def best_groups(peaks: tensor, numbers: tensor, room_ptr: tensor) -> tuple[tenso
     )  # of both kinds, in a word's halves: a scan costs as much as a search's pass
     place = tl.where(larger > 0, (rank & 0xFFFF) - 1, larger_ones + (rank >> 16) - 1)
     tl.store(room_ptr + place, numbers, mask=(larger + equal > 0) & (place < KEPT))
-    tl.debug_barrier()  # what one thread has stored, another loads
+    tl.debug_barrier()  # a thread loads what another has stored
     slot = tl.arange(0, KEPT)
     kept = tl.load(room_ptr + slot, mask=slot < larger_ones + equal_ones, other=BEYOND)
     return kept, tl.where(larger_ones + equal_ones > KEPT, last, bound)

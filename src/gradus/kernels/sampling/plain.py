@@ -44,7 +44,7 @@ def first_of_block(
         wins = time == first
     else:
         wins = logits == maximum
-    return maximum, first, tl.min(tl.where(wins, token, V - 1), 0)  # of equal ones the first, as torch
+    return maximum, first, tl.min(tl.where(wins, token, V - 1), 0)  # the first of equal logits, as in torch
 
 
 @triton.jit

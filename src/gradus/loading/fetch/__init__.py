@@ -1,4 +1,4 @@
-"""Models by name: which there are, where they come from, and how they are downloaded and checked.
+"""Models by name: the catalogue, where each model comes from, and how it is downloaded and checked.
 
 Read in this order:
 

@@ -172,7 +172,7 @@ class _Format(jinja2.sandbox.SandboxedFormatter):
 
 class _Namespace(jinja2.utils.Namespace):
     def __repr__(self) -> str:
-        return "<Namespace>"  # what is in it may be changed to anything, so its text has no price
+        return "<Namespace>"  # its contents can become anything, so its text has no price
 
 
 class _Generation(jinja2.ext.Extension):

@@ -50,7 +50,7 @@ def check_exposure(config: ServerConfig, keys: Keys, *, loopback: bool) -> str |
             f"{config.host} is an address that others can reach: make a key (`gradus keys add NAME --file keys.yaml`) "
             f"and serve with --api-keys keys.yaml, or set {VARIABLE}; --no-auth lets anybody use the server"
         )
-    return f"listening on {config.host} without API keys (--no-auth): whoever reaches it can use the model"
+    return f"listening on {config.host} without API keys (--no-auth): anyone who can reach it can use the model"
 
 
 class Access:

@@ -50,7 +50,7 @@ def _line(
     aside: tuple[float, float],
     anchor: str,
 ) -> None:
-    """Draw the points, joined, with their name beside the last one but one."""
+    """Draw the points, joined, with their name next to the last but one."""
     places = [place(count, value) for count, value in points]
     drawing.arrow(*places, head=False, color=color)
     for x, y in places:

@@ -34,7 +34,7 @@ from gradus.kernels.cpu.vectors import (
 PLANE = 32  # as in gradus.quantization.linear
 WORDS = PLANE // 4  # of a lane, for two planes
 COLUMNS = 0, 2, 1, 3
-"""Which of four columns each byte of a word has: two that are neighbors lie 16 bits apart."""
+"""The column, of four, that each byte of a word holds: neighbors lie 16 bits apart."""
 
 WORDS_AHEAD = 8192
 """Bytes by which words are prefetched before they are read, to cover the latency of memory.
