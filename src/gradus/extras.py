@@ -1,4 +1,4 @@
-"""Extras: packages that some commands need and `LLM` does not, and one line for whoever lacks them."""
+"""Extras: packages that some commands need and `LLM` does not. One line names an extra that is missing."""
 
 from importlib.util import find_spec
 

@@ -1,4 +1,4 @@
-"""What makes a package one: types for checkers, extras that `LLM` does not need, bounds on what is used privately."""
+"""The package that others install: types, extras that `LLM` does not need, bounds on what is used privately."""
 
 import re
 import subprocess
@@ -66,6 +66,12 @@ def test_the_modules_of_an_extra_are_those_that_pyproject_installs():
         if OURSELVES in declared:
             declared = declared - {OURSELVES} | {normalized(line) for line in OPTIONAL["server"] if ";" not in line}
         assert {owners.get(module, module) for module in modules} == declared - {"ray"}, extra
+
+
+def test_the_page_on_installing_lists_every_extra():
+    page = (ROOT / "docs" / "install.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (`.*?) \|", page.partition("## Extras")[2].partition("\n## ")[0], re.MULTILINE)
+    assert {name for row in rows for name in re.findall(r"`([\w-]+)`", row)} == OPTIONAL.keys()
 
 
 def test_llm_needs_no_web_framework_and_nothing_that_draws():
