@@ -27,7 +27,7 @@ TEST_READY  := $(VENV)/.ready-to-test
 BOOK_READY  := $(VENV)/.ready-for-the-book
 
 .DEFAULT_GOAL := help
-.PHONY: help serve course test lint stress clients book clean
+.PHONY: help serve course test lint stress weights clients nightly book dist clean
 
 help:
 	@echo 'Gradus: an LLM inference engine, built one optimization at a time.'
@@ -38,7 +38,10 @@ help:
 	@echo '  make lint      ruff (errors, format) and mypy'
 	@echo '  make stress    property tests with many more examples, and what `make test` leaves out'
 	@echo '  make clients   install the programs of docs/clients.md, each by itself, and run them against a server'
+	@echo '  make weights   fetch the models of the tests that need real weights (2 GB), and run those tests'
+	@echo '  make nightly   weights, stress and clients, each in any case: hours; a workflow runs it every night'
 	@echo '  make book      the course and the documentation as a web book, in build/book'
+	@echo '  make dist      what a release consists of, in dist: the sdist, and the wheel built from it'
 	@echo '  make clean     remove .venv and every cache; fetched models stay'
 	@echo
 	@echo 'Settings, with examples:'
@@ -81,15 +84,34 @@ lint: $(TEST_READY)
 stress: $(TEST_READY)
 	HYPOTHESIS_PROFILE=stress $(IN) pytest -m "stress or hypothesis" $(PARALLEL) --timeout 3600 --durations=15 $(ARGS)
 
+# The models that tests name, which tests/repository compares. Those that need stress too belong here as well: a marker
+# that is left out unless it is asked for has to be named.
+WEIGHTS := smollm2-135m gemma3-270m qwen2.5-coder-0.5b qwen2.5-coder-1.5b stories15m
+
+weights: $(TEST_READY)
+	@for model in $(WEIGHTS); do $(GRADUS) pull "$$model" || exit; done
+	$(IN) pytest -m "weights or weights and stress" --timeout 3600 --durations=15 $(ARGS)
+
 # Each client has an environment and a home of its own in build/clients. What cannot be installed is skipped.
 clients: $(TEST_READY)
 	$(IN) tests.clients.installing $(CLIENTS)
 	$(IN) pytest -m clients tests/clients tests/deploy $(ARGS)
 
+# What no push waits for. A part that fails does not keep the next from running, and fails the whole at its end. The models
+# come first: stress leaves out what needs models that are not there.
+nightly: $(TEST_READY)
+	$(MAKE) --keep-going --jobs 1 weights stress clients
+
 # Every page anew, and every warning an error: a broken link or anchor ends it.
 book: $(BOOK_READY)
 	$(IN) sphinx --fresh-env --fail-on-warning --keep-going --quiet --conf-dir book --doctree-dir build/doctrees . build/book
 	@echo 'build/book/index.html'
+
+# The wheel is built from the sdist, so that an sdist that lacks a file is noticed.
+dist: $(VENV)/bin/pip
+	$(INSTALL) --quiet build
+	rm -rf dist
+	$(IN) build
 
 clean:
 	rm -rf $(VENV) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
@@ -110,7 +132,7 @@ define install
 endef
 
 $(SERVE_READY): pyproject.toml constraints.txt setup.py $(TORCH_READY)
-	$(call install,.)
+	$(call install,.[server])
 	@touch $@
 
 $(TEST_READY): pyproject.toml constraints.txt setup.py $(TORCH_READY)
@@ -119,7 +141,7 @@ $(TEST_READY): pyproject.toml constraints.txt setup.py $(TORCH_READY)
 
 $(BOOK_READY): pyproject.toml constraints.txt setup.py $(TORCH_READY)
 	$(call install,.[book],$(comma) with what the book needs)
-	@touch $(SERVE_READY) $@
+	@touch $@
 
 # On Linux, what pip takes for PyTorch is a CUDA build of several gigabytes. Without an NVIDIA GPU, uv takes the build for
 # CPUs: it knows where PyTorch keeps that. Whoever has told pip of further places for packages has chosen already.

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from gradus import LLM, phases
+from gradus import LLM, extras, phases
 from gradus.config.description import described
 from gradus.errors import GradusError
 from gradus.loading import Tokenizer
@@ -32,6 +32,7 @@ def main() -> int:
     options = vars(parser.parse_args())
     impl = options.pop("impl")
     try:
+        extras.require("server", "this phase")
         p13 = phases.find("p13") if impl is None else phases.solution("p13", impl)
         settings = ServerConfig(phase="p11").merge(options)
         with LLM(**settings.keywords()) as llm:

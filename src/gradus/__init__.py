@@ -2,7 +2,7 @@
 
 The way of a token, which docs/architecture.md follows, is the order in which to read the packages:
 
-    errors.py     every mistake that a user can make, as one line
+    errors.py     every mistake that a user can make, as one line;  extras.py: packages that only some commands need
     config/       every setting
     engine/       the loop, and the words that its parts speak
     scheduling/   which sequences run, and how many tokens of each

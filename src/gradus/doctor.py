@@ -73,7 +73,7 @@ def examine() -> Report:
         _check("tokenizers", FAILED, _tokenizers, install),
         _check("safetensors", FAILED, _safetensors, install),
         _check("gguf", WARNING, _gguf, f"{install}; GGUF files need it"),
-        _check("web server", WARNING, _web_server, f"{install}; gradus serve needs it"),
+        _check("web server", NOTE, _web_server, "gradus serve needs it: run pip install -e '.[server]' in the clone"),
         _check("GPU", NOTE, _gpu, "small models need none; for larger ones, on Linux, install a CUDA build of torch"),
         _check("triton", NOTE, _triton, "only GPU kernels need it; on Linux, a CUDA build of torch brings it along"),
         _check(

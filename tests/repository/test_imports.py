@@ -188,6 +188,9 @@ def third_party(paths: list[Path]) -> set[str]:
     return {normalized(owners[module][0]) if module in owners else module for module in modules}
 
 
+OURSELVES = "gradus-llm"  # in an extra: with another one
+
+
 def normalized(requirement: str) -> str:
     name = requirement.split(";")[0]
     for mark in "[<>=!~ ":
@@ -203,8 +206,9 @@ def project() -> dict:
 def test_every_runtime_dependency_is_imported_in_the_source_and_every_import_is_declared(project):
     optional = {"triton"}  # comes with a CUDA build of torch; the doctor reports it, GPU kernels need it
     extras = project["optional-dependencies"]
-    extra = {normalized(line) for line in extras["peers"] + extras["llama-cpp"] + extras["ray"]}
-    assert third_party(SOURCES) - optional == {normalized(line) for line in project["dependencies"]} | extra
+    named = [line for extra in ("server", "plots", "ray", "peers", "llama-cpp") for line in extras[extra]]
+    declared = {normalized(line) for line in project["dependencies"] + named} - {OURSELVES}
+    assert third_party(SOURCES) - optional == declared
 
 
 def test_every_dependency_of_the_book_is_used_by_it_and_every_import_is_declared(project):
@@ -217,7 +221,7 @@ def test_every_dependency_of_the_book_is_used_by_it_and_every_import_is_declared
 
 def test_the_tests_import_only_what_is_declared(project):
     extras = project["optional-dependencies"]
-    declared = project["dependencies"] + extras["dev"]
+    declared = project["dependencies"] + extras["dev"] + extras["server"] + extras["plots"]
     elsewhere = {*(ROOT / "tests" / "clients" / "programs").glob("*.py"), ROOT / "tests" / "deploy" / "program.py"}
     ours = [path for path in TESTS if path not in elsewhere]  # those have an environment of their own
     assert third_party(ours) - {"triton"} <= {normalized(line) for line in declared} | {"setuptools"}
@@ -227,8 +231,8 @@ def test_every_dependency_is_pinned_and_nothing_that_only_a_cuda_build_brings(pr
     lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
     pins = {normalized(line): line for line in lines if not line.startswith("#")}
     extras = project["optional-dependencies"]
-    declared = project["dependencies"] + extras["dev"] + extras["book"]
-    assert {normalized(line) for line in declared} <= pins.keys()
+    named = [line for extra in ("dev", "server", "plots", "book") for line in extras[extra]]
+    assert {normalized(line) for line in project["dependencies"] + named} - {OURSELVES} <= pins.keys()
     assert pins["torch"] == "torch==2.13.0"  # no +cpu: which build is pip's settings' choice
     # nvidia-ml-py only reads the driver's counters, and installs anywhere
     assert [name for name in pins if name.startswith(("nvidia", "triton"))] == ["nvidia-ml-py", "triton"]

@@ -4,12 +4,15 @@ The Makefile runs here in an empty folder with stand-ins for Python that only wr
 """
 
 import os
+import re
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from tests.loading.test_weights import SIZES
 
 ROOT = Path(__file__).parents[2]
 
@@ -66,7 +69,7 @@ def make(
 def test_without_a_target_it_explains_itself(folder):
     done, _ = make(folder)
     assert done.returncode == 0
-    targets = ("serve", "course", "test", "lint", "stress", "clients", "clean")
+    targets = ("serve", "course", "test", "lint", "stress", "weights", "clients", "nightly", "book", "dist", "clean")
     assert all(f"make {target}" in done.stdout for target in targets)
 
 
@@ -197,7 +200,7 @@ def test_serve_installs_what_serving_needs_pulls_and_serves(folder):
     _, asked = make(folder, "serve", "MODEL=gemma3-270m", "PHASE=p01", "ARGS=--port 9000")
     assert asked == [
         "python3.14 -m venv .venv",
-        f"{PIP} --editable .",
+        f"{PIP} --editable .[server]",
         "python -m gradus pull gemma3-270m",
         "python -m gradus serve --model gemma3-270m --phase p01 --port 9000",
     ]
@@ -226,6 +229,59 @@ def test_test_lints_and_tests_and_sets_up_once(folder):
     again = make(folder, "test")[1]
     assert again[:2] == checks[:2] and sorted(again[2:]) == sorted([checks[2], tests])
     assert "pip install" not in " ".join(make(folder, "serve")[1]), "what tests need includes what serving needs"
+
+
+def test_the_book_s_set_up_is_not_the_one_for_serving(folder):
+    command(folder, "python3.14", WORKING)
+    make(folder, "book")
+    assert f"{PIP} --editable .[server]" in make(folder, "serve")[1]
+
+
+def test_dist_builds_anew_and_installs_nothing_of_gradus(folder):
+    command(folder, "python3.14", WORKING)
+    (folder / "dist").mkdir()
+    (folder / "dist" / "gradus_llm-0.0.1.tar.gz").touch()
+    _, asked = make(folder, "dist")
+    assert asked == ["python3.14 -m venv .venv", f"{PIP} --quiet build", "python -m build"]
+    assert not (folder / "dist").exists()
+
+
+PARTS = {
+    "weights": "pytest -m weights or weights and stress",
+    "stress": "pytest -m stress or hypothesis",
+    "clients": "pytest -m clients tests/clients tests/deploy",
+}
+
+
+def nightly(folder: Path) -> tuple[subprocess.CompletedProcess, list[str], str]:
+    """Run it; returns what make did, the names of the parts that ran, in order, and all that was asked."""
+    done, asked = make(folder, "nightly")
+    ran = [part for line in asked for part, tests in PARTS.items() if f" {tests} " in f"{line} "]
+    return done, ran, "\n".join(asked)
+
+
+def test_nightly_runs_the_models_tests_stress_and_the_clients(folder):
+    command(folder, "python3.14", WORKING)
+    done, ran, asked = nightly(folder)
+    assert done.returncode == 0 and ran == ["weights", "stress", "clients"]
+    assert asked.index("gradus pull stories15m") < asked.index("pytest") and "tests.clients.installing" in asked
+
+
+@pytest.mark.parametrize("failing", [*PARTS, "pull"])
+def test_a_part_of_the_night_that_fails_keeps_no_other_from_running_and_fails_the_night(folder, failing):
+    named = PARTS.get(failing, "gradus pull gemma3-270m")
+    fails = WORKING.replace('case "$1 $2" in', f'case "$*" in\n  *"{named}"*) status=3 ;;\nesac\ncase "$1 $2" in')
+    command(folder, "python3.14", fails)
+    done, ran, _ = nightly(folder)
+    assert done.returncode == 2
+    assert ran == [part for part in PARTS if part != "weights" or failing != "pull"]
+
+
+def test_weights_fetches_every_model_that_a_test_names():
+    (line,) = re.findall(r"^WEIGHTS := (.*)$", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+    source = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("test_*.py"))
+    named = set(re.findall(r"""mark\.weights\("([\w.-]+)"\)""", source)) - {"no-such-model"} | {*SIZES}
+    assert set(line.split()) == named
 
 
 @pytest.mark.parametrize("failing", ["ruff", "mypy", "pytest", None])

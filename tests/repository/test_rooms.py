@@ -15,10 +15,10 @@ ROOT = Path(__file__).parents[2] / "src" / "gradus"
 
 # Rooms from low to high: a room may import those before it. "gradus" is the package's own __init__, the front door.
 ROOMS = [
-    "errors", "garbage", "phases", "exercises", "cache", "engine", "structured", "config", "scheduling", "device",
-    "models", "quantization", "loading", "kernels", "attention", "calibration", "sampling", "speculative", "execution",
-    "parallel", "assembly", "text", "training", "gradus", "server", "deploy", "doctor", "bench", "course", "cli",
-    "__main__",
+    "errors", "extras", "garbage", "phases", "exercises", "cache", "engine", "structured", "config", "scheduling",
+    "device", "models", "quantization", "loading", "kernels", "attention", "calibration", "sampling", "speculative",
+    "execution", "parallel", "assembly", "text", "training", "gradus", "server", "deploy", "doctor", "bench",
+    "course", "cli", "__main__",
 ]  # fmt: skip
 
 # What measures, trains and teaches: for people at a terminal, never part of an engine that serves.

@@ -149,7 +149,7 @@ def report(root: Path | None = None, *, check: bool = False, say: Callable[[str]
         if check:
             say(f"{page.file} is not what the results say: gradus report")
         elif page.picture and not _can_draw():
-            say(f"{page.file} is left for later: matplotlib is not installed here")
+            say(f"{page.file} is left for later: it needs the extra 'plots' (matplotlib), which is not installed here")
         else:
             reports.update(page)
             say(f"{page.file}")

@@ -13,6 +13,7 @@ from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
+from gradus import extras
 from gradus.config.options import SETTINGS
 from gradus.deploy.choice import MAX_IMBALANCE
 from gradus.deploy.front import Admitted, Front
@@ -194,7 +195,7 @@ def check_ray() -> None:
     try:
         import ray.serve  # noqa: F401
     except ImportError as error:
-        raise ConfigError("gradus deploy ray needs Ray Serve: pip install -e '.[ray]' in the clone") from error
+        raise extras.missing("ray", "gradus deploy ray") from error
 
 
 # -- on this machine ---------------------------------------------------------------------------------------------------

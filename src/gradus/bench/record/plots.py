@@ -15,6 +15,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gradus import extras
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.axis import Axis
@@ -95,7 +97,8 @@ def is_current(file: Path, picture: Picture) -> bool:
 
 
 def draw(picture: Picture) -> str:
-    """The picture as SVG text; the same picture gives the same text."""
+    """The picture as SVG text; the same picture gives the same text. Raises ConfigError without the extra `plots`."""
+    extras.require("plots", "drawing figures")
     import matplotlib
 
     with matplotlib.rc_context(LOOK):

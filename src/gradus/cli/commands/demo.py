@@ -46,7 +46,7 @@ def demo(phase: Annotated[str, Argument(help="p01 to p06, p11 to p13.")], out: O
         return 0
     wanted = demos.demo_of(phase)
     if out is not None:
-        charts.check_suffix(out)
+        charts.check_drawable(out)
     chosen = model or demos.usual_model()
     if model is None and chosen != demos.REAL:
         terminal.print_note(

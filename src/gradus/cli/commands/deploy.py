@@ -6,6 +6,7 @@ from typing import Annotated, Any
 import typer
 from typer import Option
 
+from gradus import extras
 from gradus.cli import options, terminal
 from gradus.server.config import ServerConfig
 
@@ -53,6 +54,7 @@ def ray(
       gradus deploy ray --replicas 2
       gradus deploy ray --replicas 2 --max-replicas 4 --gpus-per-replica 1 --model ./qwen3-8b
     """
+    extras.require("ray", "gradus deploy ray")
     from gradus.deploy.run import Plan
     from gradus.deploy.run import deploy as run
 

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 from typer import Option
 
+from gradus import extras
 from gradus.cli import options, terminal
 from gradus.errors import GradusError, RequestError
 from gradus.server.config import ServerConfig
@@ -42,6 +43,7 @@ def serve(
       gradus serve --max-sequences 64 --cache-tokens 100000 --policy priority
       curl http://127.0.0.1:8000/    # lists the routes
     """
+    extras.require("server", "gradus serve")
     settings = (ServerConfig.from_yaml(config) if config else ServerConfig()).merge(given)
     if dry_run:
         _plan(settings, json)

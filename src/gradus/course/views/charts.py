@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from gradus import extras
 from gradus.bench.record.plots import LOOK
 from gradus.errors import ConfigError
 
@@ -72,8 +73,9 @@ def bars(series: Mapping[str, Points], across: str, up: str) -> str:
 TEXTS: dict[str, Callable[[Mapping[str, Points], str, str], str]] = {"plot": plot, "areas": areas, "bars": bars}
 
 
-def check_suffix(file: Path) -> None:
-    """Raise ConfigError for a kind of file that `draw` does not write."""
+def check_drawable(file: Path) -> None:
+    """Raise ConfigError for a kind of file that `draw` does not write, and where it could draw none."""
+    extras.require("plots", "drawing a figure")
     if file.suffix not in SUFFIXES:
         raise ConfigError(f"{file}: the figure's name must end with {' or '.join(SUFFIXES)}")
 
