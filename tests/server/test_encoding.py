@@ -209,23 +209,26 @@ def test_more_log_probabilities_of_prompts_than_the_server_allows_are_refused(mo
 
 
 class SlowTokenizer(ScriptedTokenizer):
-    """Takes 0.3 s for a long text."""
+    """Takes 0.3 s for a long text, or until `gate` is set, if there is one."""
 
-    def __init__(self):
+    def __init__(self, gate=None):
         super().__init__()
-        self.encoding = threading.Event()
+        self.encoding, self.gate = threading.Event(), gate
 
     def encode(self, text, *, special_tokens=True):
         if len(text) < len(LONG):
             return super().encode(text)
         self.encoding.set()
-        time.sleep(0.3)
+        if self.gate is None:
+            time.sleep(0.3)
+        else:
+            self.gate.wait(10)
         return [1]
 
 
-def slow():
+def slow(gate=None):
     core = ScriptedCore()
-    core.tokenizer = SlowTokenizer()
+    core.tokenizer = SlowTokenizer(gate)
     return core
 
 
@@ -246,7 +249,7 @@ def test_long_texts_of_clients_that_left_delay_nobody(serving, path, body):
 
 
 def test_texts_beyond_the_bound_are_refused_with_the_time_to_return(serving):
-    server = serving(slow, max_waiting=3)
+    server = serving(partial(slow, gate := threading.Event()), max_waiting=3)
     waiting = [server.send(b'{"prompt": "%s"}' % LONG.encode(), path="/tokenize") for _ in range(3)]
     assert eventually(lambda: server.client.texts._jobs == 3)
     refused = server.http.post("/tokenize", json={"prompt": "ab"})
@@ -255,6 +258,7 @@ def test_texts_beyond_the_bound_are_refused_with_the_time_to_return(serving):
     assert server.generate(prompt="a", max_tokens=1).status_code == 200  # another queue
     for connection in waiting:
         server.leave(connection, reset=False)
+    gate.set()
     assert eventually(lambda: not server.client.texts._jobs)
 
 
