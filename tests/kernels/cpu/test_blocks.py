@@ -109,19 +109,20 @@ def test_a_sequence_that_is_not_finite_stays_alone_and_can_be_seen(bad):
 
 @pytest.mark.parametrize("rows", [PANEL, PANEL + 5, 2 * PANEL, MOST_ROWS])
 @pytest.mark.parametrize(
-    ("linear", "tolerance"),
+    ("linear", "tolerance", "later"),  # later: of rows from the 65th on
     [
-        (partial(NarrowLinear, widen_from=1 << 30), 1e-4),
-        (partial(Int4Linear, group=32), 1e-3 if BY_PAIRS else 1e-4),  # AVX2 rounds activations to int16
-        (Int8Linear, 0.07),  # rounds activations to int8
+        (partial(NarrowLinear, widen_from=1 << 30), 1e-4, 1e-4),
+        (partial(Int4Linear, group=32), *2 * [1e-3 if BY_PAIRS else 1e-4]),  # AVX2 rounds activations to int16
+        (Int8Linear, 0.05, 0.07),  # rounds activations to int8: of 128 rows, the worst is off by 0.065
     ],
     ids=["bfloat16", "int4", "int8"],
 )
-def test_kinds_of_matrices_times_many_rows(linear, tolerance, rows):
+def test_kinds_of_matrices_times_many_rows(linear, tolerance, later, rows):
     model = made("tiny-llama", linear, context_length=256)
     step = Step(model, [0], [min(rows, MOST_ROWS)])
-    found = step.compiled(Pages(model).decode_model(model))
-    close(found, step.in_torch(widened(model), Pages(model)), tolerance)
+    found, expected = step.compiled(Pages(model).decode_model(model)), step.in_torch(widened(model), Pages(model))
+    close(found[:64], expected[:64], tolerance)
+    close(found[64:], expected[64:], later)
 
 
 def test_heads_leave_their_sums_where_rows_expect_them():
