@@ -176,7 +176,7 @@ class PagedCache:
         return self.arrival is not None
 
     def load(self, tokens: list[int], salt: Hashable, most: int) -> None:
-        """Begin to read the pages after the prefix that the index has of these tokens, if they are on disk.
+        """Begin to read pages from disk, if it has those that continue the prefix in the index.
 
         They are in the index once `settle` has found them read. most: pages that may be taken for them. Nothing else
         may be `loading`.

@@ -34,7 +34,7 @@ from gradus.sampling.kernel_sampler import KernelSampler
 from gradus.speculative.history import History
 
 DrawAgain = Callable[[Sequence[Constrained]], Sampled]
-"""Runs the rows of these answers once more, draws with masks, and returns a token per answer."""
+"""Runs these answers' rows once more, draws with masks, and returns a token per answer."""
 
 
 class MaskedDraws:
