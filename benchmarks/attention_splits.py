@@ -21,7 +21,7 @@ if __name__ == "__main__":
     need_triton()
 
 from benchmarks.recorded_step import recorded_step, set_length
-from gradus.execution.gpu.runner import GpuRunner
+from gradus.execution.runner import Runner
 
 MODELS = ("random:smollm2-135m", "random:llama-3.2-1b", "random:gpt2-124m", "random:qwen3-0.6b")
 BATCHES, WHOLE = (1, 8), (0, 256, 384, 512)
@@ -38,7 +38,7 @@ def measure(model: str) -> Rows:
     """Measure a row for each batch and number of keys. us: the time of a step, by length."""
     llm = LLM(model, device="cuda", max_sequences=max(BATCHES), context_length=CONTEXT)
     runner = llm.engine.runner
-    assert isinstance(runner, GpuRunner) and runner.graphs is not None
+    assert isinstance(runner, Runner) and runner.graphs is not None
     graphs = runner.graphs
     attention, rows = graphs.step.attention, []
     shapes = attention.launches

@@ -35,11 +35,11 @@ from benchmarks.paged_attention import PAGE, ROOM, Shape, Step
 from benchmarks.recorded_step import recorded_step
 from gradus import LLM
 from gradus.bench.measure.fingerprint import commit, fingerprint
-from gradus.bench.references.attention import paged_attention_reference
 from gradus.device.capability import capability, multiprocessors
 from gradus.execution.gpu.capturing import replay_ms
-from gradus.execution.gpu.runner import GpuRunner
+from gradus.execution.runner import Runner
 from gradus.kernels.attention.launch import Launch, launches
+from gradus.kernels.attention.reference import paged_attention_reference
 from gradus.kernels.attention.splits import Partials
 from gradus.kernels.core.occupancy import live_programs
 from gradus.models.precision import resolve_device
@@ -200,7 +200,7 @@ def steps(model: str) -> Iterator[dict[str, Any]]:
         model, device="cuda", max_sequences=most, context_length=longest + 2 * PAGE, cache_tokens=most * (longest + 64)
     )
     runner = llm.engine.runner
-    assert isinstance(runner, GpuRunner) and runner.graphs is not None
+    assert isinstance(runner, Runner) and runner.graphs is not None
     graphs = runner.graphs
     attention = graphs.step.attention
     shipped = attention.launches

@@ -24,8 +24,10 @@ from gradus.attention.batch import Batch
 from gradus.bench.measure.fingerprint import commit, fingerprint
 from gradus.bench.run.script import ran
 from gradus.bench.statistics import median, significant
-from gradus.execution.compiled import CompiledRunner, alone
-from gradus.execution.runner import ModelRunner
+from gradus.execution.compiled import CompiledPass, alone
+from gradus.execution.layout import sampled_rows
+from gradus.execution.passes import TorchPass
+from gradus.execution.runner import Runner
 from gradus.kernels.cpu.rows import GGUF, processor
 from gradus.text.llm import LLM
 
@@ -70,9 +72,10 @@ def measure(model: str, kind: str | None, rounds: int) -> list[dict[str, Any]]:
     )
     llm = LLM(model, device="cpu", context_length=CONTEXT, **settings)
     runner = llm.engine.runner
-    assert isinstance(runner, CompiledRunner), "this processor's engine runs in torch"
+    passes = runner.step.passes if isinstance(runner, Runner) else None
+    assert isinstance(passes, CompiledPass), "this processor's engine runs in torch"
     kind = kind or GGUF
-    tables = runner.attention.tables
+    tables = passes.attention.tables
     tables[:, 0] = torch.arange(tables.shape[2])  # each position has a place of its own
     found = []
     for rows in ROWS:
@@ -81,7 +84,7 @@ def measure(model: str, kind: str | None, rounds: int) -> list[dict[str, Any]]:
         for turn in range(1 + rounds):
             for kept, run in ((kernels, compiled), (in_torch, plain)):
                 began = time.perf_counter()
-                run(runner, batch)
+                run(passes, batch)
                 kept += [1e3 * (time.perf_counter() - began)] if turn else []
         row: dict[str, Any] = {"model": model, "hidden_size": llm.config.hidden_size, "kind": kind, "tokens": rows}
         found.append(row | {"kernels_ms": _middle(kernels), "torch_ms": _middle(in_torch)})
@@ -95,15 +98,22 @@ def _middle(values: list[float]) -> float:
 
 
 @torch.inference_mode()
-def compiled(runner: CompiledRunner, batch: Batch) -> None:
-    runner.most_tokens = ROWS[-1]
+def compiled(passes: CompiledPass, batch: Batch) -> None:
+    passes.most_tokens = ROWS[-1]
     with alone():
-        runner.logits(batch)
+        logits(passes, batch)
 
 
 @torch.inference_mode()
-def plain(runner: CompiledRunner, batch: Batch) -> None:
-    ModelRunner.logits(runner, batch)
+def plain(passes: CompiledPass, batch: Batch) -> None:
+    logits(TorchPass(passes.model, passes.attention, passes.sampler), batch)
+
+
+def logits(passes: TorchPass, batch: Batch) -> None:
+    """Run a step up to the logits of its rows."""
+    hidden, _, _ = passes.run_prompts(batch, sampled_rows(batch))
+    if hidden is not None:
+        passes.model.logits(hidden)
 
 
 def chunk(tokens: int) -> Batch:

@@ -18,8 +18,8 @@ from typing import Any
 from gradus.bench.measure.fingerprint import commit, fingerprint
 from gradus.bench.run.script import ran
 from gradus.execution.gpu.capturing import replay_ms
-from gradus.execution.gpu.runner import GpuRunner
 from gradus.execution.gpu.step_graphs import StepGraphs
+from gradus.execution.runner import Runner
 from gradus.scheduling.draft_shapes import DraftShape
 from gradus.text.llm import LLM
 
@@ -50,7 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def steps(llm: LLM, model: str) -> list[dict[str, Any]]:
     """Measure every captured shape of the SIZES."""
     runner = llm.engine.runner
-    assert isinstance(runner, GpuRunner) and runner.graphs is not None
+    assert isinstance(runner, Runner) and runner.graphs is not None
     rows = []
     for size, shape in sorted(runner.graphs.shapes):
         if size in SIZES:

@@ -39,8 +39,6 @@ if __name__ == "__main__":
 
 import triton
 
-from gradus.bench.references.products import product_reference
-from gradus.bench.references.step import sample_reference
 from gradus.kernels.core.overlap import early_launches
 from gradus.kernels.linear.dispatch import choose_fused, fused_linear, linear
 from gradus.kernels.linear.epilogue import Norm
@@ -57,8 +55,10 @@ from gradus.kernels.linear.launches import (
     StreamedLaunch,
 )
 from gradus.kernels.linear.splitk import splitk
+from gradus.kernels.quantized.reference import product_reference
 from gradus.kernels.rows import activation, norm, rope_store
 from gradus.kernels.sampling import plain as sampling
+from gradus.kernels.sampling.reference import sample_reference
 
 PRODUCTS = {"gemv": (1,), "splitk": (8, 16, 32, 64)}  # parts that measure products alone, of so many rows
 FEW = (1, 2, 4, 8, 16)  # the part "few" measures each product with what a model has around it

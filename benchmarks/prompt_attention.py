@@ -26,10 +26,10 @@ if __name__ == "__main__":
     need_triton()
 
 from benchmarks.paged_attention import Shape, Step, operations
-from gradus.bench.references.attention import paged_attention_reference
 from gradus.kernels.attention.hopper import HopperPrompts
 from gradus.kernels.attention.launch import HOPPER, fills_hopper, launches
 from gradus.kernels.attention.paged import paged_attention
+from gradus.kernels.attention.reference import paged_attention_reference
 
 SHAPE = Shape("llama-3.1-8b", kv_heads=8, group=4, head_dim=128)
 SCALE = SHAPE.head_dim**-0.5

@@ -46,7 +46,6 @@ if __name__ == "__main__":
 
 import triton
 
-from gradus.bench.references.products import eight_bit_reference, int4_reference, quantize_reference, widened_reference
 from gradus.kernels.core.compiling import compiled_together
 from gradus.kernels.core.overlap import early_launches
 from gradus.kernels.core.tuning import stored_form
@@ -56,6 +55,12 @@ from gradus.kernels.linear.splits import counters_of
 from gradus.kernels.quantized.eight_bits import EightBitWeights, eight_bit_product, library_product
 from gradus.kernels.quantized.int4 import MAGIC, PLAIN, SUBNORMAL, Int4Weights, int4_product, widen, widened_product
 from gradus.kernels.quantized.quantize import Rounded, quantize
+from gradus.kernels.quantized.reference import (
+    eight_bit_reference,
+    int4_reference,
+    quantize_reference,
+    widened_reference,
+)
 from gradus.kernels.quantized.tile import TileLaunch
 from gradus.kernels.quantized.tile_tables import KINDS, ROWS, SCHEMES, Scheme, choose_tile, library_multiplies
 from gradus.kernels.rows.activation import gated_activation

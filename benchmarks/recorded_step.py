@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from functools import partial
 
 from gradus.execution.gpu.capturing import Captured
-from gradus.execution.gpu.decode_step import Accepted
 from gradus.execution.gpu.step_graphs import StepGraphs
+from gradus.execution.step import Accepted
 from gradus.scheduling.draft_shapes import NO_SHAPE
 
 

@@ -32,10 +32,10 @@ def measure(model: str) -> Rows:
         model, device="cuda", max_sequences=SEQUENCES, context_length=CONTEXT, cache_tokens=SEQUENCES * CONTEXT,
         switch_off=("prefix_cache",),
     )  # fmt: skip
-    from gradus.execution.gpu.runner import GpuRunner  # needs Triton
+    from gradus.execution.runner import Runner  # needs Triton
 
     runner = llm.engine.runner
-    assert isinstance(runner, GpuRunner)
+    assert isinstance(runner, Runner)
     attention = runner.attention
     rows, sizes = [], attention.sizes
     for way, captured in (("replayed", sizes), ("launched", ())):

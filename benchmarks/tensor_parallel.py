@@ -200,9 +200,9 @@ def best_us(call: Callable[[], Any], calls: int, rounds: int = 7) -> float:
 def exchange_part(asked: argparse.Namespace, keep: Callable[..., None]) -> None:
     import torch
 
-    from gradus.bench.references.rows import summed_rms_norm_reference
     from gradus.kernels.core.overlap import early_launches
     from gradus.kernels.rows.norm import add_rms_norm
+    from gradus.kernels.rows.reference import summed_rms_norm_reference
     from gradus.kernels.rows.summed_norm import summed_rms_norm
     from gradus.parallel.group import Group
     from gradus.parallel.symmetric import inboxes_of

@@ -2,10 +2,10 @@
 
 from gradus.config.options import EngineOptions
 from gradus.engine.engine import Engine
-from gradus.execution.runner import ModelRunner
 from gradus.models import Model
 from gradus.sampling.sampler import Sampler
 from phases.p00_baseline.no_cache import NoCache, Recompute
+from phases.p00_baseline.runner import ModelRunner
 from phases.p00_baseline.scheduler import OneAtATime
 
 CAPACITY = 1  # sequences that run at once, whatever the options allow

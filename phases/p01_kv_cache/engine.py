@@ -2,9 +2,9 @@
 
 from gradus.config.options import EngineOptions
 from gradus.engine.engine import Engine
-from gradus.execution.runner import ModelRunner
 from gradus.models import Model
 from gradus.sampling.sampler import Sampler
+from phases.p00_baseline.runner import ModelRunner
 from phases.p00_baseline.scheduler import OneAtATime
 from phases.p01_kv_cache.contiguous import Contiguous, ContiguousAttention
 

@@ -12,8 +12,9 @@ from torch import Tensor
 from gradus.attention.batch import Batch
 from gradus.attention.reference import attend_masked
 from gradus.engine.plan import Plan
-from gradus.execution.runner import ModelRunner, lay_out
+from gradus.execution.layout import lay_out
 from gradus.models import ModelConfig
+from phases.p00_baseline.runner import ModelRunner
 from phases.p02_static_batching.slots import SlotTensors
 
 

@@ -2,9 +2,9 @@
 
 from gradus.config.options import EngineOptions
 from gradus.engine.engine import Engine
-from gradus.execution.runner import ModelRunner
 from gradus.models import Model
 from gradus.sampling.sampler import Sampler
+from phases.p00_baseline.runner import ModelRunner
 from phases.p02_static_batching.slots import Slots, SlotTensors
 from phases.p03_continuous_batching.mixed import MixedAttention
 from phases.p03_continuous_batching.scheduler import ContinuousBatching

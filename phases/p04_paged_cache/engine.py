@@ -5,9 +5,9 @@ from collections.abc import Callable
 from gradus.attention.backend import AttentionBackend
 from gradus.config.options import EngineOptions
 from gradus.engine.engine import Engine
-from gradus.execution.runner import ModelRunner
 from gradus.models import Model, ModelConfig
 from gradus.sampling.sampler import Sampler
+from phases.p00_baseline.runner import ModelRunner
 from phases.p04_paged_cache.attention import GatherAttention, PageTensors
 from phases.p04_paged_cache.cache import PagedCache
 from phases.p04_paged_cache.scheduler import PagedBatching

@@ -4,10 +4,10 @@ import logging
 
 from gradus.config.options import EngineOptions
 from gradus.engine.engine import Engine
-from gradus.execution.runner import ModelRunner
 from gradus.kernels import missing
 from gradus.models import Model
 from gradus.sampling.sampler import Sampler
+from phases.p00_baseline.runner import ModelRunner
 from phases.p04_paged_cache.attention import GatherAttention, PageTensors
 from phases.p05_prefix_cache.cache import PrefixCache
 from phases.p06_chunked_prefill.engine import BUDGETS, USES

@@ -7,10 +7,11 @@ from gradus.attention.backend import AttentionBackend
 from gradus.attention.batch import Batch
 from gradus.device.transfer import upload
 from gradus.engine.plan import UNKNOWN, Column, Plan
+from gradus.execution.layout import sampled_rows
 from gradus.execution.result import StepResult
-from gradus.execution.runner import ModelRunner, sampled_rows
 from gradus.models import Model
 from gradus.sampling.sampler import Sampler
+from phases.p00_baseline.runner import ModelRunner
 
 
 class NewestTokens:
@@ -45,8 +46,7 @@ class AheadRunner(ModelRunner):
         super().__init__(model, attention, sampler)
         self.newest = NewestTokens(slots, model.device)
 
-    @torch.inference_mode()
-    def run(self, plan: Plan) -> StepResult:
+    def _run(self, plan: Plan) -> StepResult:
         self.sampler.admit(plan.admissions)
         batch = self.prepare(plan)
         self.newest.fill_in(batch, plan)
@@ -56,8 +56,3 @@ class AheadRunner(ModelRunner):
         if len(rows):
             self.newest.record(rows.slots, drawn.tokens.clamp(min=0))  # -1: none, it ends
         return StepResult.of(plan, len(hidden), drawn, self.model.device)
-
-    def forward(self, batch: Batch) -> Tensor:
-        """Hidden states, [rows, D]: the batch's come first."""
-        self.attention.prepare(batch)
-        return self.model(batch.token_ids, batch.positions, self.attention)

@@ -12,9 +12,10 @@ from gradus.attention.batch import Batch
 from gradus.engine.engine import Engine
 from gradus.engine.plan import Plan, Sampled
 from gradus.engine.sequence import Output
+from gradus.execution.layout import sampled_rows
 from gradus.execution.result import StepResult
-from gradus.execution.runner import ModelRunner, sampled_rows
 from gradus.sampling.sampler import Drawn
+from phases.p00_baseline.runner import ModelRunner
 from phases.p12_parallelism.exchange import Exchange, Sent
 
 

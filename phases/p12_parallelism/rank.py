@@ -13,8 +13,8 @@ from gradus.config.options import EngineOptions
 from gradus.engine.engine import Engine
 from gradus.engine.request import ModelLimits, Request
 from gradus.errors import ConfigError
-from gradus.execution.runner import ModelRunner
 from gradus.models import Model
+from phases.p00_baseline.runner import ModelRunner
 from phases.p12_parallelism.exchange import Exchange
 from phases.p12_parallelism.model import cut
 from phases.p12_parallelism.pipeline import StageRunner, turn

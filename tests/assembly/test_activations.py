@@ -36,7 +36,7 @@ def test_activations_are_rounded_if_that_is_asked_for(file, settings, expected, 
 
 def test_a_draft_rounds_as_its_model_does(file):
     llm = LLM(file, speculate=f"draft:{file}", activations="int8", **CPU)
-    parts = llm.engine.runner.drafter.runner.model.modules()
+    parts = llm.engine.runner.step.drafter.passes.model.modules()
     assert {part.rounds for part in parts if isinstance(part, GGUFLinear)} == {True}
 
 

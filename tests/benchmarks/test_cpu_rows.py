@@ -60,15 +60,15 @@ def test_longer_steps_go_through_torch_or_the_kernels_in_passes(monkeypatch, mos
     monkeypatch.setattr("gradus.execution.compiled.MOST_ROWS", 64)
     llm = LLM("random:tiny-llama", device="cpu", dtype="float32")
     runner, taken = llm.engine.runner, []
-    run = runner.decode.run
+    run = runner.step.passes.decode.run
 
     def noted(*given, **more):
         taken.append(len(given[0]))
         return run(*given, **more)
 
-    monkeypatch.setattr(runner.decode, "run", noted)
+    monkeypatch.setattr(runner.step.passes.decode, "run", noted)
     for tokens in (8, 9, 24, 70, 90):
-        runner.logits(cpu_rows.chunk(tokens))
+        cpu_rows.logits(runner.step.passes, cpu_rows.chunk(tokens))
     assert taken == taken_rows
 
 

@@ -75,7 +75,7 @@ def test_the_kernels_have_that_many_though_the_machine_has_fewer(torchs_number):
     pytest.importorskip("numba")
     more = threads.allowed_cores() + 1
     llm = LLM("random:tiny-llama", device="cpu", dtype="float32", threads=more)
-    assert llm.engine.runner.decode.threads == more
+    assert llm.engine.runner.step.passes.decode.threads == more
 
 
 # -- threads that spin -------------------------------------------------------------------------------------------------
@@ -172,7 +172,7 @@ def test_a_step_of_the_kernels_has_no_spinning_threads_beside_it():
     script = """
 from gradus import LLM, SamplingParams
 llm = LLM("random:tiny-llama", device="cpu", dtype="float32", max_sequences=1)
-decode, seen = llm.engine.runner.decode, []
+decode, seen = llm.engine.runner.step.passes.decode, []
 run, kernels = decode.run, before + decode.threads - 1
 
 def noted(*given, **more):

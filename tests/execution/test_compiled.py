@@ -15,8 +15,8 @@ pytest.importorskip("numba")
 from numba.core import event
 
 from gradus.execution import compiled
-from gradus.execution.compiled import CompiledRunner, alone, announced, together
-from gradus.execution.runner import ModelRunner
+from gradus.execution.compiled import CompiledPass, alone, announced, together
+from gradus.execution.passes import TorchPass
 from gradus.kernels.cpu.matrix import Unsupported
 from gradus.kernels.cpu.model import Stages
 from gradus.kernels.cpu.rows import UNKNOWN
@@ -62,9 +62,9 @@ def test_the_tokens_are_torchs(shape, counted):
     ours = tiny(shape)
     found = tokens(ours)
     assert len(counted) > 39 and max(counted) == len(PROMPTS)  # and the first, which compiles
-    assert type(ours.engine.runner) is CompiledRunner
+    assert type(ours.engine.runner.step.passes) is CompiledPass
     in_torch = tiny(shape, switch_off=["kernels"])
-    assert type(in_torch.engine.runner) is ModelRunner
+    assert type(in_torch.engine.runner.step.passes) is TorchPass
     assert found == tokens(in_torch)
 
 
@@ -115,10 +115,10 @@ def ways(monkeypatch) -> list[str]:
 
 def test_greedy_rows_are_chosen_without_logits(ways):
     llm = tiny()
-    llm.engine.runner.decode.logits.fill_(float("nan"))
+    llm.engine.runner.step.passes.decode.logits.fill_(float("nan"))
     found = tokens(llm)
     assert set(ways[1:]) == {"take"}  # the prompts together are more than the kernels take
-    assert llm.engine.runner.decode.logits.isnan().all()
+    assert llm.engine.runner.step.passes.decode.logits.isnan().all()
     assert found == tokens(tiny(switch_off=["kernels"]))
 
 
@@ -198,7 +198,7 @@ def test_a_sequence_that_is_not_finite_ends_alone(bad):
 def test_a_part_without_a_kernel_is_torchs_and_so_is_the_whole_step(setting, part, caplog):
     caplog.set_level(logging.INFO)
     llm = tiny(**setting)
-    assert type(llm.engine.runner) is ModelRunner
+    assert type(llm.engine.runner.step.passes) is TorchPass
     (line,) = [record.getMessage() for record in caplog.records if "kernel" in record.getMessage()]
     assert line.startswith(f"decode steps run in torch: there is no kernel for {part}")
     assert len(tokens(llm)[0]) == 40
@@ -258,7 +258,7 @@ def test_layers_that_differ_in_what_a_step_knows_once_run_in_torch(place, name, 
     setattr(model.layers[1].get_submodule(place), name, value)
     with caplog.at_level(logging.INFO, "gradus"):
         engine = build_engine("final", "tiny-qwen3", model=model)
-    assert type(engine.runner) is ModelRunner
+    assert type(engine.runner.step.passes) is TorchPass
     assert "there is no kernel for layers that differ in " in caplog.text
 
 
@@ -311,7 +311,7 @@ def test_the_warm_up_stores_into_padding_alone():
 def test_a_step_leaves_the_torch_of_other_threads_alone(monkeypatch):
     """Among them one that first uses torch during the step: it would keep for good what it finds then."""
     llm, seen = tiny(), []
-    before, run = torch.get_num_threads(), llm.engine.runner.decode.run
+    before, run = torch.get_num_threads(), llm.engine.runner.step.passes.decode.run
     torch.set_num_threads(3)
     try:
 
@@ -322,7 +322,7 @@ def test_a_step_leaves_the_torch_of_other_threads_alone(monkeypatch):
             seen.append(torch.get_num_threads())
             return run(*given, **more)
 
-        monkeypatch.setattr(llm.engine.runner.decode, "run", watched)
+        monkeypatch.setattr(llm.engine.runner.step.passes.decode, "run", watched)
         tokens(llm, PROMPTS[:1], some(2))
         assert seen[-2:] == [3, 1] and torch.get_num_threads() == 3
     finally:

@@ -13,9 +13,9 @@ import torch
 
 from gradus.attention.graph_paged import GraphPagedAttention
 from gradus.attention.storage import PagedStorage
-from gradus.bench.references.rows import summed_rms_norm_reference
 from gradus.execution.gpu.warm_up import padding_batch
 from gradus.kernels.core.overlap import early_launches
+from gradus.kernels.rows.reference import summed_rms_norm_reference
 from gradus.kernels.rows.summed_norm import summed_rms_norm
 from gradus.loading import open_checkpoint
 from gradus.parallel.exchange import Exchange

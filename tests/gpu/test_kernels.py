@@ -37,8 +37,8 @@ def assert_close(out: Tensor, reference: Tensor) -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("rows", "width"), [(1, 768), (3, 2048), (257, 4096), (5, 640), (2, 80), (4, 1)])
 def test_norms_with_a_residual(rows, width, dtype):
-    from gradus.bench.references.rows import add_layer_norm_reference, add_rms_norm_reference
     from gradus.kernels.rows import norm
+    from gradus.kernels.rows.reference import add_layer_norm_reference, add_rms_norm_reference
 
     x, delta, weight, bias = (
         noise(rows, width, dtype=dtype),
@@ -68,7 +68,7 @@ def test_norms_with_a_residual(rows, width, dtype):
 )
 @pytest.mark.parametrize("tokens", [1, 37, 300])
 def test_rope_and_storing(heads, tokens, dtype):
-    from gradus.bench.references.rows import rope_store_reference
+    from gradus.kernels.rows.reference import rope_store_reference
     from gradus.kernels.rows.rope_store import rope_store
 
     q_heads, kv_heads, head_dim = heads
@@ -95,8 +95,8 @@ def test_rope_and_storing(heads, tokens, dtype):
 @pytest.mark.parametrize("name", ["silu", "gelu", "gelu_tanh"])
 @pytest.mark.parametrize(("rows", "width"), [(1, 3072), (33, 8192), (7, 1000), (2, 3)])
 def test_activations(rows, width, name, dtype):
-    from gradus.bench.references.rows import activation_reference, gated_activation_reference
     from gradus.kernels.rows import activation
+    from gradus.kernels.rows.reference import activation_reference, gated_activation_reference
 
     x = 4 * noise(rows, 2 * width, dtype=dtype)
     assert_close(activation.gated_activation(x, name), gated_activation_reference(x, name))
@@ -107,10 +107,10 @@ def test_activations(rows, width, name, dtype):
 @pytest.mark.parametrize(("n", "k"), [(768, 3072), (3072, 2048), (1001, 1000), (5, 24)])
 @pytest.mark.parametrize(("rows", "tile"), [(1, (1, 512, 4)), (1, (4, 1024, 4)), (3, (2, 512, 2)), (4, (1, 512, 4))])
 def test_gemv_with_everything_around_it(n, k, rows, tile, dtype):
-    from gradus.bench.references.products import product_reference
     from gradus.kernels.linear.epilogue import Norm
     from gradus.kernels.linear.gemv import gemv
     from gradus.kernels.linear.launches import GemvLaunch
+    from gradus.kernels.quantized.reference import product_reference
 
     x, stream = noise(rows, k, dtype=dtype), noise(rows, n, dtype=dtype)
     around: list[dict[str, Any]] = [
@@ -133,10 +133,10 @@ def test_gemv_with_everything_around_it(n, k, rows, tile, dtype):
     [(768, 3072, (16, 8, 14, 1)), (1001, 1000, (16, 4, 5, 2)), (5, 24, (16, 4, 1, 1)), (37, 1111, (32, 16, 2, 2))],
 )
 def test_few_rows_with_everything_around_them_are_each_as_if_alone(n, k, rows, launch, dtype):
-    from gradus.bench.references.products import product_reference
     from gradus.kernels.linear.epilogue import Norm
     from gradus.kernels.linear.few_rows import few_rows
     from gradus.kernels.linear.launches import FewRowsLaunch
+    from gradus.kernels.quantized.reference import product_reference
 
     x, launch = noise(rows, k, dtype=dtype), FewRowsLaunch(*launch)
     gain = noise(k).to(dtype)
@@ -164,12 +164,12 @@ def test_few_rows_with_everything_around_them_are_each_as_if_alone(n, k, rows, l
 @pytest.mark.parametrize("launch", [(4, 1024, 1, 8, 100, 1), (8, 256, 2, 2, 24, 2), (16, 128, 4, 1, 40, 1)])
 @pytest.mark.parametrize(("n", "k"), [(4864, 896), (896, 4864), (3072, 2048), (1001, 1000), (5, 24), (1, 8)])
 def test_a_streamed_row_with_everything_around_it(n, k, launch, early, dtype):
-    from gradus.bench.references.products import product_reference
     from gradus.device.capability import capability
     from gradus.kernels.core.overlap import early_launches
     from gradus.kernels.linear.epilogue import Norm
     from gradus.kernels.linear.launches import StreamedLaunch
     from gradus.kernels.linear.streamed_gemv import streamed_gemv
+    from gradus.kernels.quantized.reference import product_reference
 
     if early and not capability(torch.device("cuda", 0)).starts_early:
         pytest.skip("launches of this GPU do not start early")
@@ -199,12 +199,12 @@ def test_a_streamed_row_with_everything_around_it(n, k, launch, early, dtype):
 @pytest.mark.parametrize("rows", [2, 4, 7, 16])
 @pytest.mark.parametrize(("n", "k"), [(4864, 896), (896, 2048), (3072, 1536), (1001, 1000), (5, 24)])
 def test_streamed_rows_with_everything_around_them(n, k, rows, launch, early, dtype):
-    from gradus.bench.references.products import product_reference
     from gradus.device.capability import capability
     from gradus.kernels.core.overlap import early_launches
     from gradus.kernels.linear.epilogue import Norm
     from gradus.kernels.linear.launches import StreamedLaunch
     from gradus.kernels.linear.streamed_rows import streamed_rows
+    from gradus.kernels.quantized.reference import product_reference
 
     if early and not capability(torch.device("cuda", 0)).starts_early:
         pytest.skip("launches of this GPU do not start early")
@@ -241,11 +241,11 @@ def test_streamed_rows_with_everything_around_them(n, k, rows, launch, early, dt
 )
 def test_streamed_rows_that_start_early_wait_for_each_other(rows, launch):
     """In a CUDA graph, where each launch reads what the one before it wrote, and the weights of all are under way."""
-    from gradus.bench.references.products import product_reference
     from gradus.device.capability import capability
     from gradus.kernels.core.overlap import early_launches
     from gradus.kernels.linear.dispatch import fused_linear
     from gradus.kernels.linear.launches import StreamedLaunch
+    from gradus.kernels.quantized.reference import product_reference
 
     if not capability(torch.device("cuda", 0)).starts_early:
         pytest.skip("launches of this GPU do not start early")
@@ -280,10 +280,10 @@ def test_streamed_rows_that_start_early_wait_for_each_other(rows, launch):
 )
 @pytest.mark.parametrize("tile", [(32, 64, 1, 3, 4), (64, 64, 5, 3, 4), (16, 128, 16, 2, 4)])
 def test_splitk_products(m, n, k, tile, dtype):
-    from gradus.bench.references.products import product_reference
     from gradus.kernels.linear.launches import SplitKLaunch
     from gradus.kernels.linear.splitk import splitk
     from gradus.kernels.linear.splits import counters_of
+    from gradus.kernels.quantized.reference import product_reference
 
     x, weight = noise(m, k, dtype=dtype), noise(n, k, dtype=dtype) / k**0.5
     bias, stream = noise(n).to(dtype), noise(m, n, dtype=dtype)
@@ -299,8 +299,8 @@ def test_splitk_products(m, n, k, tile, dtype):
 
 @pytest.mark.parametrize("rows", [1, 2, 16, 33, 64, 65])
 def test_linear_is_the_product_whatever_it_chooses(rows):
-    from gradus.bench.references.products import product_reference
     from gradus.kernels.linear.dispatch import linear
+    from gradus.kernels.quantized.reference import product_reference
 
     for n, k in [(2048, 2048), (1536, 640), (768, 3072), (777, 1024)]:
         x, weight = noise(rows, k, dtype=torch.bfloat16), noise(n, k, dtype=torch.bfloat16) / k**0.5
@@ -314,8 +314,8 @@ def test_linear_is_the_product_whatever_it_chooses(rows):
 @pytest.mark.parametrize("vocab_size", [50257, 151936, 700, 3])
 @pytest.mark.parametrize("rows", [1, 9])
 def test_samples_are_those_of_the_torch_sampler(rows, vocab_size, dtype):
-    from gradus.bench.references.step import sample_reference
     from gradus.kernels.sampling.plain import sample
+    from gradus.kernels.sampling.reference import sample_reference
 
     logits = 4 * noise(rows, vocab_size + 13, dtype=dtype)[:, :vocab_size]  # rows of a padded matrix
     logits = logits if rows > 1 else logits.contiguous()
@@ -330,15 +330,17 @@ def test_samples_are_those_of_the_torch_sampler(rows, vocab_size, dtype):
 @pytest.mark.quick
 @pytest.mark.parametrize("rows", [1, 256])
 def test_a_step_of_decodes_starts_and_ends_in_the_tables_of_its_slots(rows):
-    from gradus.bench.references.step import places_reference, sample_reference
     from gradus.kernels.sampling.plain import sample
+    from gradus.kernels.sampling.reference import sample_reference
+    from gradus.kernels.step import plain
     from gradus.kernels.step.places import places
 
     slots = torch.randperm(300, device="cuda")[:rows].to(torch.int32)
     lengths = torch.randint(0, 160, (rows,), dtype=torch.int32, device="cuda")
     latest = torch.randint(0, 500, (300, 1), device="cuda")
     tables = torch.randint(1, 2**31, (2, 300, 10), device="cuda")
-    assert torch.equal(places(slots, lengths, tables, 16), places_reference(slots, lengths, tables, 16))
+    newest = (lengths.long() - 1).clamp(min=0)
+    assert torch.equal(places(slots, lengths, tables, 16), plain.places(slots, newest, tables, 16))
 
     logits, where = noise(rows, 50257), slots.long()
     seeds, temperatures = torch.arange(300, device="cuda"), torch.rand(300, device="cuda").round()
@@ -349,10 +351,10 @@ def test_a_step_of_decodes_starts_and_ends_in_the_tables_of_its_slots(rows):
 
 @pytest.mark.parametrize("count", [1, 256])
 def test_passes_of_a_draft_model_begin_as_they_do_in_torch(count):
-    from gradus.bench.references.step import first_rows_reference, next_rows_reference
     from gradus.device.capability import capability
     from gradus.kernels.core.overlap import early_launches
     from gradus.kernels.step import draft_passes
+    from gradus.kernels.step.draft_reference import first_rows_reference, next_rows_reference
 
     known, history = torch.randint(1, 150, (301,)), torch.randint(0, 500, (301, 160), dtype=torch.int32)
     slots = torch.randint(0, 301, (count,), dtype=torch.int32)
@@ -398,9 +400,9 @@ def test_a_row_that_is_not_finite_shows_and_leaves_its_neighbors_alone():
 
 
 def test_products_and_samples_replay_from_a_cuda_graph():
-    from gradus.bench.references.products import product_reference
     from gradus.kernels.linear.launches import SplitKLaunch
     from gradus.kernels.linear.splitk import splitk
+    from gradus.kernels.quantized.reference import product_reference
     from gradus.kernels.sampling.plain import sample
 
     x, weight = noise(8, 512, dtype=torch.bfloat16), noise(3000, 512, dtype=torch.bfloat16)

@@ -8,22 +8,21 @@ pytest.importorskip("triton", reason="Triton is for Linux alone")
 from gradus import phases
 from gradus.attention.storage import PagedStorage
 from gradus.attention.triton_paged import TritonPagedAttention
-from gradus.bench.references.attention import paged_attention_reference
-from gradus.bench.references.rows import rope_store_reference
 from gradus.cache.paged import PagedCache
 from gradus.cache.radix import PrefixIndex
 from gradus.config.options import EngineOptions
 from gradus.device.capability import capability
 from gradus.engine.engine import Engine
-from gradus.execution.runner import ModelRunner
 from gradus.kernels.attention.launch import SMALLEST_TILE, launches
 from gradus.kernels.attention.paged import paged_attention
+from gradus.kernels.attention.reference import paged_attention_reference
 from gradus.kernels.attention.splits import Partials
+from gradus.kernels.rows.reference import rope_store_reference
 from gradus.kernels.rows.rope_store import rope_store
 from gradus.quantization.fp8 import E4M3
 from gradus.sampling.sampler import Sampler
 from gradus.scheduling.scheduler import Scheduler
-from gradus.speculative.history import History
+from tests.execution.runners import in_torch
 from tests.gpu.test_phases import model_on, requests
 from tests.kernels.cases import Step
 from tests.phases.conftest import FAMILIES, limits_of
@@ -222,8 +221,7 @@ def test_the_backend_gives_the_cpus_tokens(shape, budget):
     model = model_on("cuda", shape, torch.float32)
     storage = PagedStorage(model.config, 24, 4, model.dtype, model.device)
     windows = [group.window for group in storage.groups]
-    newest = History(3, model.config.context_length, model.device, whole=False)
-    runner = ModelRunner(model, TritonPagedAttention(model.config, storage, 3), Sampler(320, model.device), newest)
+    runner = in_torch(model, TritonPagedAttention(model.config, storage, 4), Sampler(320, model.device))
     cache = PagedCache(24, 4, windows, PrefixIndex())
     engine = Engine(Scheduler(cache, 3, budget), runner, limits_of(shape))
     assert run(engine, wanted) == run(oracle, wanted)

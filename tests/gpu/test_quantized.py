@@ -106,8 +106,8 @@ def test_norms_and_gates_around_a_product(rows, scheme):
 @pytest.mark.parametrize("rows", [67, 300])  # 300 wide ones in pieces
 @pytest.mark.parametrize("dtype", ROUNDING)
 def test_activations_are_rounded_to_the_very_values_of_the_scheme(k, rows, dtype):
-    from gradus.bench.references.products import quantize_reference
     from gradus.kernels.quantized.quantize import quantize
+    from gradus.kernels.quantized.reference import quantize_reference
     from gradus.quantization.fp8 import E4M3
 
     x = torch.randn(rows, k, device="cuda") * torch.logspace(-6, 4, rows, device="cuda").unsqueeze(1)
@@ -126,8 +126,8 @@ def test_activations_are_rounded_to_the_very_values_of_the_scheme(k, rows, dtype
 @pytest.mark.parametrize("k", [1000, 14336])
 def test_what_a_gate_lets_through_is_rounded_as_it_would_be_alone(k, activation):
     """But for values next to a step, since silu's last bit may differ."""
-    from gradus.bench.references.products import quantize_gated_reference
     from gradus.kernels.quantized.quantize import quantize_gated
+    from gradus.kernels.quantized.reference import quantize_gated_reference
     from gradus.quantization.fp8 import E4M3
 
     gate_up = torch.randn(70, 2 * k, device="cuda").bfloat16() * 3

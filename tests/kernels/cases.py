@@ -5,14 +5,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gradus.bench.references.attention import paged_attention_reference
-from gradus.bench.references.rows import rope_store_reference
-from gradus.bench.references.step import places_reference
 from gradus.kernels.attention.launch import Launch
 from gradus.kernels.attention.new_token import FusedRope
 from gradus.kernels.attention.paged import paged_attention
+from gradus.kernels.attention.reference import paged_attention_reference
 from gradus.kernels.attention.splits import Partials
 from gradus.kernels.attention.work import Work
+from gradus.kernels.rows.reference import rope_store_reference
+from gradus.kernels.step.plain import places
 from gradus.quantization.kv import to_e4m3
 
 
@@ -127,8 +127,8 @@ class Step:
         each = [length - count + new for count, length in self.spans for new in range(count)]
         owners = [slot for slot, (count, _) in zip(self.slots, self.spans, strict=True) for _ in range(count)]
         positions = torch.tensor(each)
-        rows = places_reference(
-            torch.tensor(owners), positions + 1, self.tables[None].cpu(), self.page
+        rows = places(
+            torch.tensor(owners), positions.clamp(min=0), self.tables[None].cpu(), self.page
         )[0].where(positions >= 0, -1)  # fmt: skip
         self.q = rope_store_reference(
             qkv, self.keys, self.values, rows.to(device), table=rotary, positions=positions.clamp(min=0).to(device),
@@ -136,3 +136,19 @@ class Step:
         )  # fmt: skip
         stored = [(keys, self.keys), (values, self.values), *zip(scales or (), self.scales or (), strict=True)]
         return [(out, self.expected()), *stored]
+
+
+def on_host(operation, *arguments):
+    """Run a plain operation of a step on tensors of integers: it shares their memory, so they have what it writes.
+
+    Returns its columns as tensors.
+    """
+    found = operation(*map(column, arguments))
+    return type(found)(*map(torch.from_numpy, found)) if hasattr(found, "_fields") else found
+
+
+def column(part):
+    """A column of a tensor of integers; of a record, each of its parts; anything else as it is."""
+    if hasattr(part, "_fields"):
+        return type(part)(*map(column, part))
+    return part.numpy() if isinstance(part, Tensor) and not part.is_floating_point() else part

@@ -3,20 +3,17 @@
 import pytest
 import torch
 
-from gradus.bench.references.step import (
-    accept_drafts_reference,
-    decode_rows_reference,
+from gradus.execution.gpu.results import Results
+from gradus.kernels.step import draft_inputs, plain
+from gradus.kernels.step.decode_rows import decode_rows
+from gradus.kernels.step.draft_inputs import first_inputs, next_inputs
+from gradus.kernels.step.draft_passes import Drafting, NextRows, first_rows, keep_draft, next_rows
+from gradus.kernels.step.draft_reference import (
     first_inputs_reference,
     first_rows_reference,
     next_inputs_reference,
     next_rows_reference,
-    pack_rows_reference,
 )
-from gradus.execution.gpu.results import Results
-from gradus.kernels.step import draft_inputs
-from gradus.kernels.step.decode_rows import decode_rows
-from gradus.kernels.step.draft_inputs import first_inputs, next_inputs
-from gradus.kernels.step.draft_passes import Drafting, NextRows, first_rows, keep_draft, next_rows
 from gradus.kernels.step.ngram import look_up_slots
 from gradus.kernels.step.ngram_reference import look_up
 from gradus.kernels.step.prompt_history import keep_prompts
@@ -25,6 +22,7 @@ from gradus.kernels.step.verify import accept_drafts, pack_rows
 from gradus.models import SHAPES, create_model, randomize
 from gradus.speculative.history import History
 from gradus.speculative.states import HiddenStates
+from tests.kernels.cases import on_host
 
 SLOTS, CONTEXT, PAGE = 6, 64, 4
 
@@ -88,9 +86,9 @@ def step(seed: int, drafts: int):
 @pytest.mark.parametrize("seed", range(4))
 def test_rows_are_packed_to_the_front_and_the_rest_is_padding(seed, drafts):
     arguments = step(seed, drafts)
-    found, expected = pack_rows(*arguments), pack_rows_reference(*arguments)
+    found, expected = pack_rows(*arguments), on_host(plain.pack_rows, *arguments)
     for name, mine, theirs in zip(found._fields, found, expected, strict=True):
-        assert torch.equal(mine, theirs), name
+        assert torch.equal(mine.long(), theirs.long()), name
     count = int(found.query_start[-1])
     assert (
         (found.slots[count:] == SLOTS).all() and not found.ends[count:].any() and (found.places[:, count:] < PAGE).all()
@@ -112,10 +110,10 @@ def test_a_step_without_drafts_starts_from_the_newest_tokens_and_counts_the_next
     if whole:
         history = torch.full((201, CONTEXT), -9, dtype=torch.int32).scatter_(1, known[:, None] - 1, newest)
     mine = decode_rows(slots, limits, history, counted[0], tables, PAGE)
-    theirs = decode_rows_reference(slots, limits, newest.squeeze(1), counted[1], tables, PAGE)
+    theirs = on_host(plain.decode_rows, slots, limits, history, counted[1], tables, PAGE)
     assert torch.equal(*counted) and counted[0].sum() == known.sum() + int((mine.ends > 0).sum())
     for name, one, other in zip(mine._fields, mine, theirs, strict=True):
-        assert torch.equal(one, other), name
+        assert torch.equal(one.long(), other.long()), name
     assert mine.slots[-1] == 200 and not mine.ends[-1] and (mine.places[:, -1] < PAGE).all()
 
 
@@ -193,12 +191,12 @@ def test_each_pass_runs_what_the_last_one_drew_as_long_as_there_is_room(seed, co
 @pytest.mark.parametrize("seed", range(6))
 def test_what_stands_is_the_longest_agreeing_prefix_and_is_appended(seed, drafts):
     arguments = step(seed, drafts)
-    rows = pack_rows_reference(*arguments)
+    rows = pack_rows(*arguments)
     drawn = torch.randint(-1, 3, (arguments[-1],), generator=torch.Generator().manual_seed(seed))
     states = [(arguments[4].clone(), arguments[5].clone()) for _ in range(2)]
     found = accept_drafts(arguments[0], rows, drawn, *states[0], drafts)
-    expected = accept_drafts_reference(arguments[0], rows, drawn, *states[1], drafts)
-    assert all(torch.equal(*pair) for pair in zip(found, expected, strict=True))
+    expected = on_host(plain.accept_drafts, arguments[0], rows, drawn, *states[1], drafts)
+    assert all(torch.equal(one, torch.from_numpy(other)) for one, other in zip(found, expected, strict=True))
     assert all(torch.equal(*pair) for pair in zip(*states, strict=True))
 
 
@@ -222,11 +220,12 @@ def test_prompts_leave_what_torch_would_in_a_dozen_operations(spans, drawing, si
     states = kept[0].values if size else None
     rows = torch.cat([torch.tensor([1, 3]), slots]), torch.cat([torch.tensor([7, 8]), ends]), drawn
     keep_prompts((owners, places, said), rows, 2, mine.tokens, mine.lengths, hidden, states)
-    theirs.tokens[owners, places] = said.int()
-    theirs.record(slots, ends, drawn[2:])
-    kept[1].record(slots, hidden[2:])
+    columns = [[part.numpy() for part in each] for each in ((owners, places, said), rows)]
+    states = kept[1].values if size else None
+    plain.keep_prompts(*columns, 2, theirs.tokens.numpy(), theirs.lengths.numpy(), hidden, states)
     known = ~torch.isin(torch.arange(SLOTS + 1), slots)
-    assert torch.equal(mine.tokens, theirs.tokens) and torch.equal(kept[0].values, kept[1].values)
+    assert torch.equal(mine.tokens, theirs.tokens) and torch.equal(mine.lengths, theirs.lengths)
+    assert torch.equal(kept[0].values, kept[1].values)
     assert mine.lengths[slots].tolist() == (ends + 1).tolist() and (mine.lengths[known] == 1).all()
 
 
@@ -235,12 +234,12 @@ def test_prompts_leave_what_torch_would_in_a_dozen_operations(spans, drawing, si
 def test_a_slot_is_left_with_the_state_of_its_last_row_that_stood(seed, drafts, size):
     arguments, generator = step(seed, drafts), torch.Generator().manual_seed(seed)
     slots, _, _, _, history, known, *_ = arguments
-    rows = pack_rows_reference(*arguments)
+    rows = pack_rows(*arguments)
     drawn = torch.randint(-1, 3, (arguments[-1],), generator=generator)
     hidden = torch.randn(len(drawn), 2 * size, generator=generator)[:, :size]
     found, expected = (torch.full((SLOTS + 1, size), -7.0) for _ in range(2))
     accept_drafts(slots, rows, drawn, history.clone(), known.clone(), drafts, hidden, found)
-    accept_drafts_reference(slots, rows, drawn, history, known, drafts, hidden, expected)
+    on_host(plain.accept_drafts, slots, rows, drawn, history, known, drafts, hidden, expected)
     assert torch.equal(found, expected)
     assert (found[1] == -7).all() and not (found[4] == -7).any()
 

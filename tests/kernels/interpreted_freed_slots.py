@@ -15,7 +15,7 @@ from tests.sampling.freed import COMING, LEAVING, PAIRS, request, spoil
 
 
 def sampler_of(used: Engine):
-    return used.runner.step.sampler if hasattr(used.runner, "step") else used.runner.sampler
+    return used.runner.sampler
 
 
 def tokens(engine: Engine, name: str, params: dict) -> tuple[int, ...]:

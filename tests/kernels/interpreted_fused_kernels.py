@@ -12,15 +12,6 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from benchmarks import fused_kernels
-from gradus.bench.references.products import product_reference
-from gradus.bench.references.rows import (
-    activation_reference,
-    add_layer_norm_reference,
-    add_rms_norm_reference,
-    gated_activation_reference,
-    rope_store_reference,
-)
-from gradus.bench.references.step import places_reference, sample_reference
 from gradus.engine.plan import UNDRAFTED
 from gradus.kernels.linear import few_rows, streamed_gemv, streamed_rows
 from gradus.kernels.linear.epilogue import Norm
@@ -35,12 +26,22 @@ from gradus.kernels.linear.launches import (
 )
 from gradus.kernels.linear.splitk import splitk
 from gradus.kernels.linear.splits import counters_of
+from gradus.kernels.quantized.reference import product_reference
 from gradus.kernels.rows import activation, norm
 from gradus.kernels.rows import rope_store as rope_store_module
 from gradus.kernels.rows.e4m3 import largest_of, scales_of, to_e4m3
+from gradus.kernels.rows.reference import (
+    activation_reference,
+    add_layer_norm_reference,
+    add_rms_norm_reference,
+    gated_activation_reference,
+    rope_store_reference,
+)
 from gradus.kernels.rows.rope_store import heads_together, rope_store
 from gradus.kernels.sampling.noise import exponential
 from gradus.kernels.sampling.plain import sample
+from gradus.kernels.sampling.reference import sample_reference
+from gradus.kernels.step import plain as step
 from gradus.kernels.step.places import places
 from gradus.quantization import kv
 from gradus.quantization.fp8 import E4M3
@@ -309,7 +310,8 @@ def test_rows_are_stored_where_block_tables_say(rows):
     slots[-1], lengths[-1] = 200, 0  # padding
     tables = torch.randint(1, 2**31, (2, 201, 10))
     tables[:, 200] = 0
-    assert torch.equal(places(slots, lengths, tables, 16), places_reference(slots, lengths, tables, 16))
+    newest = (lengths.long() - 1).clamp(min=0)
+    assert torch.equal(places(slots, lengths, tables, 16), step.places(slots, newest, tables, 16))
     assert places(slots, lengths, tables, 16)[:, -1].tolist() == [0, 0]
 
 

@@ -15,7 +15,6 @@ from gradus.cache.paged import PagedCache
 from gradus.device.capability import Capability
 from gradus.engine.engine import Engine
 from gradus.engine.request import ModelLimits, Request, SamplingParams
-from gradus.execution.runner import ModelRunner
 from gradus.kernels.core.view import Twin
 from gradus.kernels.fuse.model import fused
 from gradus.kernels.linear import dispatch as linear
@@ -25,7 +24,7 @@ from gradus.models import SHAPES, Model, create_model, randomize
 from gradus.models.layers import Embedding
 from gradus.sampling.sampler import Sampler
 from gradus.scheduling.scheduler import Scheduler
-from gradus.speculative.history import History
+from tests.execution.runners import in_torch
 from tests.kernels.interpreted_gluon import interpret
 from tests.pairwise import first
 from tests.phases.conftest import FAMILIES
@@ -83,8 +82,7 @@ def answers(
     prompts = ([(7 * i) % 300 for i in range(18)], [5])
     requests = [Request.create(f"r{i}", *each, LIMITS) for i, each in enumerate(zip(prompts, settings, strict=True))]
     storage = kind(model.config, 32, 16, model.dtype, model.device)
-    newest = History(2, model.config.context_length, model.device, whole=False)
-    runner = ModelRunner(model, backend(model.config, storage, slots=2), Sampler(320, model.device), newest)
+    runner = in_torch(model, backend(model.config, storage, slots=3), Sampler(320, model.device))
     cache = PagedCache(32, 16, [group.window for group in storage.groups])
     return run(Engine(Scheduler(cache, max_sequences=2), runner, LIMITS), requests)
 

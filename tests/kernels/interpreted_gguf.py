@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from gradus.bench.references.products import finish_reference, gguf_reference, widened_blocks_reference
 from gradus.kernels.quantized import gguf, pieces
+from gradus.kernels.quantized.reference import finish_reference, gguf_reference, widened_blocks_reference
 from gradus.kernels.quantized.tile import TileLaunch
 from gradus.quantization.gguf import FORMATS
 from tests.loading.gguf_blocks import Type, random_blocks

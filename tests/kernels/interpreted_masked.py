@@ -8,10 +8,8 @@ from gradus.attention.storage import PagedStorage
 from gradus.cache.paged import PagedCache
 from gradus.engine.engine import Engine
 from gradus.engine.request import ModelLimits, Request, SamplingParams
-from gradus.execution.gpu.decode_step import DecodeStep
 from gradus.execution.gpu.masked_draws import ConstrainedStep, runs
-from gradus.execution.gpu.runner import GpuRunner
-from gradus.execution.runner import ModelRunner
+from gradus.execution.runner import Runner
 from gradus.kernels.fuse.model import fused
 from gradus.loading.tokenizer import Tokenizer
 from gradus.sampling.constraints import Constraints
@@ -22,6 +20,7 @@ from gradus.scheduling.drafting import DraftControl
 from gradus.scheduling.scheduler import Scheduler
 from gradus.speculative.history import History
 from gradus.structured import Grammars
+from tests.execution.runners import in_torch, on_kernels
 from tests.kernels.interpreted_fused_model import small
 from tests.kernels.interpreted_speculation import Known
 from tests.pairwise import first
@@ -58,14 +57,14 @@ def engine(*, kernels: bool, lag: int, grammars: Grammars = GRAMMARS, drafter: K
     history = History(SLOTS, 64, model.device, whole=drafter is not None)
     if not kernels:
         attention, sampler = (
-            PagedAttention(model.config, storage, SLOTS),
-            Sampler(320, model.device, SLOTS, constraints),
+            PagedAttention(model.config, storage, SLOTS + 1),
+            Sampler(320, model.device, SLOTS + 1, constraints),
         )
-        return Engine(scheduler, ModelRunner(model, attention, sampler, history), LIMITS, lag)
+        return Engine(scheduler, in_torch(model, attention, sampler), LIMITS, lag)
     attention = GraphPagedAttention(model.config, storage, SLOTS + 1)
     sampler = KernelSampler(320, model.device, SLOTS, constraints)
-    step = DecodeStep(fused(model), attention, sampler, history, drafter, drafts=0 if drafter is None else 3)
-    return Engine(scheduler, GpuRunner(step, slots=SLOTS), LIMITS, lag)
+    runner = on_kernels(fused(model), attention, sampler, history, drafter, drafts=0 if drafter is None else 3)
+    return Engine(scheduler, runner, LIMITS, lag)
 
 
 @pytest.fixture(scope="module")
@@ -128,8 +127,8 @@ def lazily_expected():
 def test_a_call_that_begins_while_the_next_step_runs_is_drawn_again_with_its_mask(
     lag, drafts, lazily_expected, monkeypatch
 ):
-    again, draw_again = [], GpuRunner._draw_again
-    monkeypatch.setattr(GpuRunner, "_draw_again", lambda *of: (again.append(of), draw_again(*of))[1])
+    again, draw_again = [], Runner._draw_again
+    monkeypatch.setattr(Runner, "_draw_again", lambda *of: (again.append(of), draw_again(*of))[1])
     said = [(*each.prompt, *lazily_expected[each.id, 0].tokens) for each in lazy_requests()]
     made = engine(kernels=True, lag=lag, grammars=LAZY_GRAMMARS, drafter=Known(said) if drafts else None)
     assert run(made, lazy_requests()) == lazily_expected

@@ -14,7 +14,7 @@ from gradus.cache import TableChange
 from gradus.config.options import EngineOptions
 from gradus.engine.plan import Plan, Span
 from gradus.engine.request import ModelLimits, Request, SamplingParams
-from gradus.execution.runner import lay_out
+from gradus.execution.layout import lay_out
 from gradus.models import SHAPES, create_model, randomize
 from phases.p04_paged_cache.attention import GatherAttention, PageTensors
 from phases.p04_paged_cache.engine import paged_engine

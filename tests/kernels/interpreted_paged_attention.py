@@ -17,7 +17,7 @@ from gradus.attention.triton_paged import TritonPagedAttention
 from gradus.cache import TableChange
 from gradus.engine.plan import Plan, Span
 from gradus.execution.gpu.warm_up import padding_batch
-from gradus.execution.runner import lay_out
+from gradus.execution.layout import lay_out
 from gradus.kernels.attention import paged as paged_attention
 from gradus.kernels.attention.launch import Launch, launches
 from gradus.kernels.attention.work import Work

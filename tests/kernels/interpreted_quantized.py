@@ -7,19 +7,19 @@ import pytest
 import torch
 from torch import Tensor
 
-from gradus.bench.references.products import (
-    eight_bit_reference,
-    int4_reference,
-    quantize_gated_reference,
-    quantize_reference,
-    widened_reference,
-)
 from gradus.kernels.linear.epilogue import Norm
 from gradus.kernels.linear.splits import counters_of
 from gradus.kernels.quantized import pieces
 from gradus.kernels.quantized.eight_bits import EightBitWeights, eight_bit_product
 from gradus.kernels.quantized.int4 import Int4Weights, int4_product, widen, widened_product
 from gradus.kernels.quantized.quantize import quantize, quantize_gated
+from gradus.kernels.quantized.reference import (
+    eight_bit_reference,
+    int4_reference,
+    quantize_gated_reference,
+    quantize_reference,
+    widened_reference,
+)
 from gradus.kernels.quantized.tile import TileLaunch
 from gradus.models.layers import MatrixId
 from gradus.quantization.fp8 import E4M3, Fp8BlockLinear, Fp8Linear

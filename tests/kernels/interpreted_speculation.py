@@ -21,9 +21,6 @@ from gradus.engine.engine import Engine
 from gradus.engine.plan import UNDRAFTED, Admission, Decodes, Plan, Span
 from gradus.engine.request import ModelLimits, Request, SamplingParams
 from gradus.execution.drafting.draft_passes import DraftPasses
-from gradus.execution.gpu.decode_step import DecodeStep
-from gradus.execution.gpu.runner import GpuRunner
-from gradus.execution.runner import ModelRunner
 from gradus.kernels.core import overlap
 from gradus.kernels.core.view import view
 from gradus.kernels.fuse.model import fused
@@ -42,6 +39,7 @@ from gradus.speculative.history import History
 from gradus.speculative.kernel_heads_drafter import KernelHeadsDrafter
 from gradus.speculative.ngram import NgramDrafter
 from gradus.speculative.states import HiddenStates
+from tests.execution.runners import in_torch, on_kernels
 from tests.kernels.interpreted_fused_model import small
 from tests.pairwise import first
 from tests.phases.drive import run
@@ -101,10 +99,8 @@ def engine(shape: str, drafter=None, drafts: int = 3) -> Engine:
     storage = PagedStorage(model.config, 24, 4, model.dtype, model.device)
     cache = PagedCache(24, 4, [group.window for group in storage.groups], PrefixIndex())
     if drafter is None:
-        newest = History(SLOTS, 64, model.device, whole=False)
-        attention, sampler = PagedAttention(model.config, storage, SLOTS), Sampler(320, model.device, SLOTS)
-        runner = ModelRunner(model, attention, sampler, newest)
-        return Engine(Scheduler(cache, SLOTS, BUDGET), runner, LIMITS)
+        attention, sampler = PagedAttention(model.config, storage, SLOTS + 1), Sampler(320, model.device, SLOTS + 1)
+        return Engine(Scheduler(cache, SLOTS, BUDGET), in_torch(model, attention, sampler), LIMITS)
     attention, sampler = GraphPagedAttention(model.config, storage, SLOTS + 1), KernelSampler(320, model.device, SLOTS)
     history = History(SLOTS, 64, model.device)
     if drafter == "itself":
@@ -115,13 +111,13 @@ def engine(shape: str, drafter=None, drafts: int = 3) -> Engine:
         drafter = DraftPasses(fused(drafter), own, sampler, BUDGET)
     states = HiddenStates(SLOTS, model.config.hidden_size, model.dtype, model.device)
     if isinstance(drafter, Reference):
-        drafter = on_kernels(drafter, states, sampler)
-    step = DecodeStep(fused(model), attention, sampler, history, drafter, states, drafts=drafts)
+        drafter = heads_on_kernels(drafter, states, sampler)
+    runner = on_kernels(fused(model), attention, sampler, history, drafter, states, drafts)
     control = DraftControl(DraftShapes(drafts, SLOTS), SLOTS, lag=1, adaptive=False)
-    return Engine(Scheduler(cache, SLOTS, BUDGET, drafting=control), GpuRunner(step, slots=SLOTS), LIMITS, 1)
+    return Engine(Scheduler(cache, SLOTS, BUDGET, drafting=control), runner, LIMITS, 1)
 
 
-def on_kernels(heads: Reference, states: HiddenStates, sampler: KernelSampler) -> KernelHeadsDrafter:
+def heads_on_kernels(heads: Reference, states: HiddenStates, sampler: KernelSampler) -> KernelHeadsDrafter:
     parts = [view(first_heads(heads.heads, count)) for count in range(1, DRAFTS + 1)]
     return KernelHeadsDrafter(parts, view(heads.head), heads.model.embedding_tables(), states, sampler)
 
@@ -323,7 +319,7 @@ def test_passes_start_early_where_their_step_does(monkeypatch):
     for name, module in list(sys.modules.items()):
         if name.startswith("gradus.kernels.") and name != overlap.__name__ and hasattr(module, "starts_early"):
             monkeypatch.setattr(module, "starts_early", partial(_listening, heard, name.rpartition(".")[2]))
-    step = DecodeStep(drafter.model, drafter.attention, drafter.sampler, history, drafter)
+    step = on_kernels(drafter.model, drafter.attention, drafter.sampler, history, drafter).step
     slots, limits, most = torch.tensor([[0], [20], [3]], dtype=torch.int32)
     for early in (False, True):
         heard.clear()
@@ -362,7 +358,7 @@ def test_heads_draft_what_they_say_of_the_whole_text(kind, tmp_path):
 
 
 def drafter_is_greedy(engine: Engine, slot: int) -> bool:
-    return float(engine.runner.step.sampler.table.temperatures[slot]) == 0
+    return float(engine.runner.sampler.table.temperatures[slot]) == 0
 
 
 @pytest.mark.parametrize(
@@ -389,7 +385,7 @@ def test_heads_on_kernels_draft_what_they_draft_in_torch(shape, kind, tmp_path):
         return sampler.guess(wide, slots.numpy(), positions.numpy())
 
     plain = HeadsDrafter(reference.heads, reference.head, model, states, guess)
-    kernels = on_kernels(reference, states, sampler)
+    kernels = heads_on_kernels(reference, states, sampler)
     for slots in ([1], [3], [3, 1, 0, 2, 4]):
         given = torch.tensor(slots, dtype=torch.int32), torch.full((len(slots),), 64, dtype=torch.int32)
         for count in range(1, DRAFTS + 1):

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from gradus.bench.references.rows import summed_reference, summed_rms_norm_reference
+from gradus.kernels.rows.reference import summed_reference, summed_rms_norm_reference
 from gradus.kernels.rows.summed_norm import (
     Inboxes,
     summed,

@@ -218,7 +218,7 @@ def test_a_gguf_draft_keeps_its_bits_beside_its_model(tmp_path):
     path = str(write(tmp_path / "m.gguf", [Type.Q8_0]))
     draft = str(write(tmp_path / "d.gguf", [Type.Q4_K]))
     llm = LLM(path, speculate=f"draft:{draft}", drafts=3, max_sequences=2, cache_tokens=512, **CPU)
-    assert isinstance(llm.engine.runner.drafter.runner.model.layers[0].output, GGUFLinear)
+    assert isinstance(llm.engine.runner.step.drafter.passes.model.layers[0].output, GGUFLinear)
     params = SamplingParams(max_tokens=20, ignore_eos=True)
     found = [done.token_ids for done in llm.generate([[5, 6, 7]], params)]
     assert found == [done.token_ids for done in LLM(path, dtype="float32", **CPU).generate([[5, 6, 7]], params)]

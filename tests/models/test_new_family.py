@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from gradus import LLM, SamplingParams
-from gradus.execution.runner import ModelRunner
+from gradus.execution.passes import TorchPass
 from gradus.loading import load_model, open_checkpoint
 from gradus.models import SHAPES, create_model, parameter_count, read_config, write_config
 from gradus.models.families.records import FAMILIES
@@ -60,7 +60,7 @@ def test_a_new_family_serves_and_its_layers_run_in_kernels_if_it_describes_them(
             text.append(token)
     described = folder.name == "toy"
     if importlib.util.find_spec("numba"):
-        assert (type(runner) is not ModelRunner) == described
+        assert (type(runner.step.passes) is not TorchPass) == described
         assert ("ParallelBlock" in caplog.text) != described
 
 

@@ -18,8 +18,6 @@ from gradus.attention.storage import PagedStorage
 from gradus.cache.paged import PagedCache
 from gradus.engine.engine import Engine
 from gradus.engine.request import ModelLimits, Request, SamplingParams
-from gradus.execution.gpu.decode_step import DecodeStep
-from gradus.execution.gpu.runner import GpuRunner
 from gradus.kernels.fuse.model import fused
 from gradus.kernels.rows.summed_norm import Inboxes
 from gradus.loading import load_model, open_checkpoint
@@ -32,6 +30,7 @@ from gradus.parallel.place import Place
 from gradus.sampling.kernel_sampler import KernelSampler
 from gradus.scheduling.scheduler import Scheduler
 from gradus.speculative.history import History
+from tests.execution.runners import on_kernels
 from tests.phases.drive import run
 
 CPU, RANKS, ROWS, SLOTS = torch.device("cpu"), 2, 16, 2
@@ -76,7 +75,7 @@ def tokens(model: Model, view: Model) -> list[tuple[int, ...]]:
     storage = PagedStorage(config, 32, 16, model.dtype, model.device)
     attention = GraphPagedAttention(config, storage, slots=SLOTS + 1)
     sampler, history = KernelSampler(config.vocab_size, CPU, SLOTS), History(SLOTS, 64, CPU, whole=False)
-    runner = GpuRunner(DecodeStep(view, attention, sampler, history), slots=SLOTS)
+    runner = on_kernels(view, attention, sampler, history)
     cache = PagedCache(32, 16, [group.window for group in storage.groups])
     engine = Engine(Scheduler(cache, SLOTS, 40), runner, limits, 1)
     prompts = [(7 * i) % 300 for i in range(ROWS + 2)], [5], [3, 4, 9]

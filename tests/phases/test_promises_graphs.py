@@ -13,7 +13,7 @@ from gradus.config.options import EngineOptions
 from gradus.course.probe import EngineProbe
 from gradus.engine.engine import Engine
 from gradus.engine.plan import Plan, Span
-from gradus.execution.runner import lay_out
+from gradus.execution.layout import lay_out
 from gradus.sampling.sampler import Sampler
 from phases.p04_paged_cache.attention import PageTensors
 from phases.p05_prefix_cache.cache import PrefixCache

@@ -12,7 +12,7 @@ from gradus.engine.engine import Engine
 from gradus.engine.plan import UNKNOWN, Plan, Sampled, Span
 from gradus.engine.request import Request, SamplingParams
 from gradus.engine.sequence import SpanResult
-from gradus.execution.runner import lay_out
+from gradus.execution.layout import lay_out
 from phases.p10_cuda_graphs.runner import NewestTokens
 from tests.phases.conftest import about, build_engine, of, since
 from tests.phases.drive import submit

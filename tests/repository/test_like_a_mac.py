@@ -57,7 +57,7 @@ for phase in (None, "p00"):
     llm = LLM("random:tiny-llama", device="cpu", dtype="float32", phase=phase, gc_freeze=False)
     found[f"tokens of {{phase}}"] = [completion.token_ids for completion in llm.generate(*asked)]
     if phase is None:
-        found["kernels"] = getattr(llm.engine.runner, "decode", None) is not None
+        found["kernels"] = getattr(llm.engine.runner.step.passes, "decode", None) is not None
 for name, arguments in {COMMANDS!r}.items():
     with redirect_stdout(io.StringIO()) as out, redirect_stderr(io.StringIO()) as err:
         code = main(arguments)

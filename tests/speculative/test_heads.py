@@ -37,7 +37,7 @@ def drafting(speculate: str, shape: str = SHAPE, drafts: int = DRAFTS, **options
 
 def listened(engine: Engine) -> list[tuple[list[int], list[int]]]:
     """Every draft that is made from now on: what the sequence had said, and the drafts."""
-    heard, drafter = [], engine.runner.drafter
+    heard, drafter = [], engine.runner.step.drafter
     propose = drafter.propose
 
     def listening(history, slots, count, limits):
@@ -63,7 +63,7 @@ def asked_of(shape: str) -> dict:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_heads_multiply_few_rows_in_a_cpu_s_kernels_and_more_in_torch(kind, tmp_path, monkeypatch):
-    drafter = drafting(heads_of(tiny_model(SHAPE), tmp_path, kind)).runner.drafter
+    drafter = drafting(heads_of(tiny_model(SHAPE), tmp_path, kind)).runner.step.drafter
     multiplied, multiply = [], DecodeModel.multiply
 
     def noted(decode, number, x):

@@ -12,7 +12,7 @@ from gradus.engine.request import Request
 from gradus.execution.drafting import draft_model
 from gradus.models import Model
 from gradus.models.shapes import SHAPES
-from gradus.speculative.drafter import NO_DRAFT
+from gradus.speculative.drafter import NO_DRAFT, Drafter
 from tests.pairwise import pairwise
 from tests.phases import drive
 from tests.phases.conftest import FAMILIES, build_engine, limits_of, rounded_otherwise, tiny_model
@@ -21,17 +21,7 @@ from tests.phases.test_paged_schedules import SHAPE, ask, crowd, pools, requests
 from tests.speculative.heads import heads_of
 
 
-class Stateless:
-    steady = True
-
-    def keep(self, slot, positions):
-        pass
-
-    def wipe(self, pages):
-        pass
-
-
-class Right(Stateless):
+class Right(Drafter):
     """Drafts what each sequence is known to say; what it never says, it guesses."""
 
     def __init__(self, answers: list[tuple[int, ...]]) -> None:
@@ -46,12 +36,12 @@ class Right(Stateless):
         return drafts
 
 
-class Nonsense(Stateless):
+class Nonsense(Drafter):
     def propose(self, history, slots, count, limits):
         return (history.lengths[slots].unsqueeze(1) * 7 + torch.arange(count) * 3) % 50
 
 
-class Nothing(Stateless):
+class Nothing(Drafter):
     def propose(self, history, slots, count, limits):
         return torch.full((len(slots), count), NO_DRAFT)
 
@@ -59,7 +49,7 @@ class Nothing(Stateless):
 def speculating(shape: str = SHAPE, drafter=None, lag: int | None = None, drafts: int = 3, **options) -> Engine:
     engine = build_engine(FINAL, shape, speculate="ngram", drafts=drafts, **options)
     if drafter is not None:
-        engine.runner.drafter = drafter
+        engine.runner.step.drafter = drafter
     if lag is not None:
         engine.lag = engine.scheduler.drafting.lag = lag
     return engine
@@ -175,7 +165,7 @@ def test_a_draft_model_that_lags_behind_computes_a_bounded_number_of_tokens_per_
     monkeypatch.setattr(draft_model, "CHUNK", 16)
     asked = {name: ask(name, (*range(40, 99), number), SHAPE, max_tokens=40) for number, name in enumerate("abcd")}
     engine = drafting_for_itself(SHAPE, kernels=False, page_size=4, cache_tokens=800, token_budget=300, max_sequences=4)
-    drafter, computed, drafted = engine.runner.drafter, [], []
+    drafter, computed, drafted = engine.runner.step.drafter, [], []
     propose = drafter.propose
 
     def counting(history, slots, count, limits):
@@ -257,7 +247,7 @@ def test_the_same_requests_have_the_same_drafts_after_many_others(drafter, count
 
     def drafted_for(name: str) -> dict[tuple[int, ...], list[int]]:
         """Each text that some requests came to, and what was drafted after it."""
-        heard, propose = {}, engine.runner.drafter.propose
+        heard, propose = {}, engine.runner.step.drafter.propose
 
         def listening(history, slots, count, limits):
             drafts = propose(history, slots, count, limits)
@@ -265,11 +255,11 @@ def test_the_same_requests_have_the_same_drafts_after_many_others(drafter, count
                 heard[tuple(history.tokens[slot, : history.lengths[slot]].tolist())] = row
             return drafts
 
-        engine.runner.drafter.propose = listening
+        engine.runner.step.drafter.propose = listening
         run(
             engine, [ask(f"{name}{n}", (n, *range(40, 46), *range(40, 46)), SHAPE, name, max_tokens=20) for n in (1, 2)]
         )
-        engine.runner.drafter.propose = propose
+        engine.runner.step.drafter.propose = propose
         return heard
 
     first = drafted_for("first")

@@ -31,13 +31,11 @@ from gradus.engine.time_limits import TimeLimits
 from gradus.errors import ConfigError
 from gradus.execution.gpu.capturing import Report
 from gradus.execution.memory.plan import sized
-from gradus.execution.runner import ModelRunner
 from gradus.kernels import check_kv_dtype, cpu, missing
 from gradus.models import Model
 from gradus.models.config import ModelConfig, even_position
 from gradus.parallel.compiling import compiler_of
-from gradus.parallel.pipeline import in_step
-from gradus.parallel.ranks import ParallelRunner, PipelineRunner, RankZero
+from gradus.parallel.ranks import ParallelRunner, RankZero
 from gradus.sampling.constraints import Constraints
 from gradus.scheduling.draft_shapes import DraftShapes
 from gradus.scheduling.drafting import DraftControl
@@ -88,18 +86,19 @@ def build(
     times, constraints = StepTimes(), None if grammars is None else Constraints(grammars)
     on_kernels = config.kernels and device.type == "cuda"
     if on_kernels:
-        from gradus.assembly.on_gpu import gpu_runner  # here: Triton is not everywhere
+        from gradus.assembly.on_gpu import drop_graphs, gpu_runner  # here: Triton is not everywhere
 
         with current(device):
             exchange = None if ranks is None else ranks.exchange
             on_gpu = gpu_runner(model, storage, config, report, draft, trained, shapes, times, constraints, exchange)
-            runner: Runner = on_gpu if ranks is None else ParallelRunner(on_gpu, ranks, on_gpu.drop_graphs)
+            runner: Runner = on_gpu if ranks is None else ParallelRunner(on_gpu, ranks, partial(drop_graphs, on_gpu))
             control = drafting(config, shapes, StepTimes())
             rehearse(runner, config, PagedCache(pages, page_size, windows), device.type, control)
     else:
-        runner, rows = torch_runner(model, storage, config, draft, trained, constraints)
-        runner = with_ranks(runner, config, ranks)
-        shapes = None if shapes is None else shapes.unpadded(rows)
+        run_model = None if ranks is None else ranks.run_model
+        own = torch_runner(model, storage, config, draft, trained, constraints, run_model)
+        runner = own if ranks is None else ParallelRunner(own, ranks, far=config.pipeline_parallel > 1)
+        shapes = None if shapes is None else shapes.unpadded(own.step.passes.most_rows)
     disk = disk_tier(prefixes, config, storage)
     cache = PagedCache(pages, page_size, windows, PrefixIndex() if config.prefix_cache else None, disk)
     sure = None
@@ -112,15 +111,6 @@ def build(
     scheduler = Scheduler(cache, count, budget, config.policy, limits, control, config.pipeline_parallel, target)
     stats, compiler = None if control is None else control.stats, compiler_of(grammars, ranks)
     return with_disk(Engine(scheduler, runner, config.limits, lag(config), limits, stats, compiler), disk)
-
-
-def with_ranks(runner: Runner, config: EngineConfig, ranks: RankZero | None) -> Runner:
-    """Let a runner on torch work in step with the other ranks, if there are any."""
-    if ranks is None:
-        return runner
-    assert isinstance(runner, ModelRunner), "ranks verify no drafts"
-    kind = PipelineRunner if config.pipeline_parallel > 1 else ParallelRunner
-    return kind(in_step(runner, ranks.run_model), ranks)
 
 
 def storage_of(model: Model, config: EngineConfig) -> PagedStorage:

@@ -1,5 +1,7 @@
 """Composes the model's runner on a GPU's kernels: a fused view, attention that reads pages in place, captured steps."""
 
+import torch
+
 from gradus.assembly.heads import heads_on_kernels, hidden_states
 from gradus.assembly.start_up import Reading, start_up
 from gradus.attention.graph_paged import GraphPagedAttention
@@ -7,10 +9,15 @@ from gradus.attention.storage import PagedStorage
 from gradus.config.options import EngineConfig
 from gradus.execution.drafting.draft_passes import DraftPasses
 from gradus.execution.gpu.capturing import Agree, Report
-from gradus.execution.gpu.decode_step import DecodeStep
-from gradus.execution.gpu.runner import GpuRunner
+from gradus.execution.gpu.kernel_pass import KernelPass
+from gradus.execution.gpu.masked_draws import MaskedDraws
+from gradus.execution.gpu.prompt_graphs import PromptGraphs
+from gradus.execution.gpu.results import Results
 from gradus.execution.gpu.step_graphs import StepGraphs
+from gradus.execution.runner import Runner
+from gradus.execution.step import DecodeStep
 from gradus.kernels.fuse.model import fused
+from gradus.kernels.step.launches import LAUNCHES
 from gradus.models import Model
 from gradus.parallel.exchange import Exchange
 from gradus.parallel.fused import fused_part
@@ -35,7 +42,7 @@ def gpu_runner(
     times: StepTimes,
     constraints: Constraints | None,
     exchange: Exchange | None = None,
-) -> GpuRunner:
+) -> Runner:
     """Build the model's runner: compile its kernels, capture its steps, warm it up. shapes: of steps that verify
     drafts. times: learns the cost of drafts. constraints: None in an engine that refuses structured requests.
     exchange: with the other ranks, which call this at the same time, if `model` is a rank's part."""
@@ -46,24 +53,25 @@ def gpu_runner(
     drafter: Drafter | None = None
     states = None if trained is None else hidden_states(config, model)
     if draft is not None:
-        drafter = passes = draft_passes(draft, attention, sampler, config)
-        longest = min(passes.chunk, draft.config.context_length, context)
-        readings.append(Reading(passes, passes.model, passes.attention, longest))
+        drafter = own = draft_passes(draft, attention, sampler, config)
+        longest = min(own.chunk, draft.config.context_length, context)
+        readings.append(Reading(own, own.model, own.attention, longest))
     elif trained is not None and states is not None:
         drafter = heads_on_kernels(trained, config, model, states, sampler)
     elif config.speculate:
         drafter = NgramDrafter(kernel=True)
     history = History(count, context, model.device, whole=drafter is not None)
-    most = 0 if shapes is None else shapes.most
-    step = DecodeStep(view, attention, sampler, history, drafter, states, drafts=most)
+    most = len(history.lengths) * (1 + (0 if shapes is None else shapes.most))
+    results, passes = Results(most, model.device, timed=drafter is not None), KernelPass(view, attention, sampler)
+    step = DecodeStep(passes, history, LAUNCHES, results, drafter, states)
     agree: Agree = list if exchange is None else exchange.group.agree
     graphs = None
     if config.graphs:
         graphs = StepGraphs(step, count, shapes, masked=constraints is not None, agree=agree)
-    runner = GpuRunner(step, graphs, slots=count)
-    readings.append(Reading(runner, view, attention, context))
+    draws = None if constraints is None else MaskedDraws(constraints, sampler, history, count)
+    readings.append(Reading(passes, view, attention, context))
     start_up(readings, graphs, sampler, config, report, times, step.written)
-    return runner
+    return Runner(step, graphs, draws)
 
 
 def draft_passes(
@@ -76,3 +84,16 @@ def draft_passes(
     own = GraphPagedAttention(draft.config, own_storage, slots=count + 1)
     own.tables = attention.tables[:1]  # of layers without a window; the draft's pages have the same numbers
     return DraftPasses(fused(draft), own, sampler, config.budget("cuda"))
+
+
+def drop_graphs(runner: Runner) -> None:
+    """Delete all graphs of a runner, once the steps under way are done. No step may follow."""
+    torch.cuda.synchronize(runner.device)
+    passes, graphs = runner.step.passes, runner.graphs
+    assert isinstance(passes, KernelPass)
+    if graphs is not None:
+        graphs.captured.clear()
+        graphs.halves.clear()
+        passes.attention.drop_captured()
+    if isinstance(passes.run_model, PromptGraphs):
+        passes.run_model.captured.clear()

@@ -1,7 +1,8 @@
-"""Composes the model's runner on a CPU's kernels, or on torch alone."""
+"""Composes the model's runner on a CPU's kernels, or on torch alone: its tables are in the host's memory."""
 
 import logging
 
+import torch
 from torch import nn
 
 from gradus.assembly.heads import HeadsModule, heads_drafter, hidden_states
@@ -9,12 +10,15 @@ from gradus.attention.paged import PagedAttention
 from gradus.attention.storage import PagedStorage
 from gradus.config.options import EngineConfig
 from gradus.device.threads import use
-from gradus.engine.engine import Runner
 from gradus.errors import ConfigError
 from gradus.execution.drafting.draft_model import DraftModel
-from gradus.execution.drafting.verifying import VerifyingRunner
-from gradus.execution.runner import ModelRunner
+from gradus.execution.passes import RunModel, TorchPass
+from gradus.execution.result import Handed
+from gradus.execution.runner import Runner
+from gradus.execution.step import DecodeStep
+from gradus.kernels.step.plain import PLAIN
 from gradus.models import Model
+from gradus.parallel.pipeline import in_step
 from gradus.quantization.gguf import GGUFLinear
 from gradus.quantization.int4 import Int4Linear
 from gradus.sampling.constraints import Constraints
@@ -34,27 +38,28 @@ def torch_runner(
     draft: Model | None,
     trained: HeadsConfig | None,
     constraints: Constraints | None,
-) -> tuple[Runner, int]:
-    """Build the model's runner, whose attention gathers pages. Also returns the most rows of a fast step of decodes."""
+    run_model: RunModel | None = None,
+) -> Runner:
+    """Build the model's runner, whose attention gathers pages. run_model: runs a rank's part of a model."""
     count, device = config.max_sequences, model.device
     if config.activations == "int8" and not round_activations(model):
         raise ConfigError("activations int8 does nothing: no matrix of this model is in int4 or a .gguf file's blocks")
-    attention = PagedAttention(model.config, storage, slots=count)
-    sampler = Sampler(model.config.vocab_size, device, count, constraints)
-    whole = bool(config.speculate)
-    history = History(count, config.limits.context_length, device, whole=whole)
+    attention = PagedAttention(model.config, storage, slots=count + 1)  # the last slot is padding's
+    sampler = Sampler(model.config.vocab_size, device, count + 1, constraints)
+    history = History(
+        count, config.limits.context_length, torch.device("cpu"), whole=bool(config.speculate), on_host=True
+    )
     heads = None if trained is None else HeadsModule(trained, config, model)
-    newest = None if whole else history  # a VerifyingRunner lays decodes out as spans with all their tokens
-    eager = quick_runner(model, attention, sampler, newest, config, heads)
-    if not whole:
-        return eager, eager.max_kernel_rows
-    drafter: Drafter = NgramDrafter()
+    passes = quick_pass(model, attention, sampler, config, heads)
+    if run_model is not None:
+        passes = in_step(passes, run_model, history)
+    drafter: Drafter | None = NgramDrafter() if config.speculate else None
     states = None if heads is None else hidden_states(config, model)
     if draft is not None:
         drafter = draft_drafter(draft, attention, sampler, config)
     if heads is not None and states is not None:
         drafter = heads_drafter(heads, model, states, sampler)
-    return VerifyingRunner(eager, attention, drafter, history, states), eager.max_kernel_rows
+    return Runner(DecodeStep(passes, history, PLAIN, Handed(), drafter, states))
 
 
 def round_activations(model: Model) -> bool:
@@ -73,29 +78,29 @@ def draft_drafter(draft: Model, attention: PagedAttention, sampler: Sampler, con
     kind, pages = type(storage), storage.keys.shape[1] - 1
     own = PagedAttention(draft.config, kind(draft.config, pages, storage.page_size, draft.dtype, draft.device), slots=1)
     own.tables = attention.tables[:1]  # of layers without a window; the draft's pages have the same numbers
-    return DraftModel(quick_runner(draft, own, sampler, None, config), own)
+    return DraftModel(quick_pass(draft, own, sampler, config))
 
 
-def quick_runner(
+def quick_pass(
     model: Model,
     attention: PagedAttention,
     sampler: Sampler,
-    history: History | None,
     config: EngineConfig,
-    beside: nn.Module | None = None,
-) -> ModelRunner:
-    """Build a runner with compiled kernels for a CPU, or on torch if a part of the model has no kernel.
+    heads: nn.Module | None = None,
+) -> TorchPass:
+    """Run the model in compiled kernels for a CPU, or in torch if a part of it has no kernel.
 
-    beside: as in CompiledRunner.
+    heads: as in CompiledPass; a step then keeps hidden states for them.
     """
+    keeps = heads is not None
     if not config.kernels:
-        return ModelRunner(model, attention, sampler, history)
-    from gradus.execution.compiled import CompiledRunner  # here: numba is not everywhere
+        return TorchPass(model, attention, sampler, keeps_hidden=keeps)
+    from gradus.execution.compiled import CompiledPass  # here: numba is not everywhere
     from gradus.kernels.cpu.matrix import Unsupported
 
     threads = config.threads or use(None)
     try:
-        return CompiledRunner(model, attention, sampler, history, threads=threads, beside=beside)
+        return CompiledPass(model, attention, sampler, threads=threads, heads=heads, keeps_hidden=keeps)
     except Unsupported as part:
         log.info("decode steps run in torch: there is no kernel for %s", part)
-        return ModelRunner(model, attention, sampler, history)
+        return TorchPass(model, attention, sampler, keeps_hidden=keeps)

@@ -26,13 +26,11 @@ from gradus.engine.engine import Runner
 from gradus.engine.plan import Result, Sampled
 from gradus.engine.wire import pack_sampled, unpack
 from gradus.errors import GradusError
-from gradus.execution.runner import ModelRunner
 from gradus.loading import open_checkpoint
 from gradus.models.precision import DTYPES
 from gradus.parallel.compiling import Follower
 from gradus.parallel.messages import Channel
 from gradus.parallel.model import Part, load_part
-from gradus.parallel.pipeline import in_step
 from gradus.parallel.place import Place
 from gradus.parallel.ranks import ALIVE, FAILED, OPENED, READY, SAMPLED, SIGN_OF_LIFE_S
 from gradus.sampling.constraints import Constraints
@@ -107,9 +105,7 @@ def runner_of(part: Part, config: EngineConfig, grammars: Grammars | None) -> Ru
 
         quiet = lambda done, total: None  # noqa: E731
         return gpu_runner(part.model, storage, config, quiet, None, None, None, StepTimes(), constraints, exchange)
-    runner, _ = torch_runner(part.model, storage, config, None, None, constraints)
-    assert isinstance(runner, ModelRunner), "ranks verify no drafts"
-    return in_step(runner, part.run)
+    return torch_runner(part.model, storage, config, None, None, constraints, part.run)
 
 
 def follow(

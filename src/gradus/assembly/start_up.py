@@ -12,7 +12,7 @@ from gradus.execution.gpu.capturing import Recorder, Report
 from gradus.execution.gpu.prompt_graphs import PromptGraphs
 from gradus.execution.gpu.step_graphs import StepGraphs
 from gradus.execution.gpu.warm_up import warm_up
-from gradus.execution.runner import RunModel
+from gradus.execution.passes import RunModel
 from gradus.kernels.core.compiling import compiled_together
 from gradus.models import Model
 from gradus.sampling.kernel_sampler import KernelSampler

@@ -19,7 +19,6 @@ class Batch:
     tables: for each span the change of its slot's block tables; None if they are unchanged.
     wiped: pages to fill with zeros before anything is stored (see Plan).
     logits_rows: [R] int64, the rows that get logits; row_spans: the span of each.
-    unknown: spans whose first token only the device knows.
     scores: (first row, what is asked) of each span whose prompt's log-probabilities are wanted.
     """
 
@@ -34,6 +33,5 @@ class Batch:
     tables: list[TableChange | None]
     logits_rows: Tensor
     row_spans: list[int]
-    unknown: list[int] = field(default_factory=list)
     wiped: tuple[int, ...] = ()
     scores: list[tuple[int, Scores]] = field(default_factory=list)

@@ -18,10 +18,9 @@ from gradus.attention.storage import PagedStorage
 from gradus.attention.triton_paged import TritonPagedAttention
 from gradus.device.transfer import Staging, current, upload, upload_parts
 from gradus.kernels.attention.new_token import MOST_NEW
-from gradus.kernels.step.decode_rows import StepRows
 from gradus.kernels.step.places import places
+from gradus.kernels.step.rows import StepRows, VerifyRows
 from gradus.kernels.step.table_entries import set_entries
-from gradus.kernels.step.verify import VerifyRows
 from gradus.models.config import ModelConfig
 
 MOST_PADDED = 8192

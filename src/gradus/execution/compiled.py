@@ -9,25 +9,28 @@ heads.
 
 import logging
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from gradus.attention.batch import Batch
 from gradus.attention.paged import PagedAttention
 from gradus.device.threads import end_spinning, own_threads
-from gradus.engine.plan import Admission, Plan
-from gradus.execution.runner import ModelRunner
+from gradus.engine.plan import Column, Plan
+from gradus.execution.passes import TorchPass
 from gradus.kernels.cpu.activations import MOST_ROWS
 from gradus.kernels.cpu.decode_step import run
 from gradus.kernels.cpu.kept import place_of, watched
 from gradus.kernels.cpu.model import DecodeModel
 from gradus.kernels.cpu.rows import most_rows
+from gradus.kernels.step.plain import spans_of
+from gradus.kernels.step.rows import StepRows, VerifyRows
 from gradus.models import Linear, Model
-from gradus.sampling.sampler import Drawn, Rows, Sampler
-from gradus.speculative.history import History
+from gradus.sampling.sampler import DrawnLogprobs, Rows, Sampler, SlotDraw
+from gradus.scheduling.draft_shapes import DraftShape
 
 log = logging.getLogger(__name__)
 
@@ -35,29 +38,27 @@ NOTICEABLE_S = 1.0
 _caller = threading.local()  # threads: torch's thread count for this thread outside `alone`; None outside any `alone`
 
 
-class CompiledRunner(ModelRunner):
+class CompiledPass(TorchPass):
     """Runs steps of up to `most_tokens` tokens in the kernels, and longer ones in torch.
 
-    threads: how many share a decode step. beside: a module that prepares a step's inputs, such as draft heads; its
+    threads: how many share a decode step. heads: a module that prepares a step's inputs, such as draft heads; its
     matrices are replaced by ones that multiply few rows in the kernels. Raises Unsupported for a model without kernels.
     """
-
-    attention: PagedAttention
 
     def __init__(
         self,
         model: Model,
         attention: PagedAttention,
         sampler: Sampler,
-        history: History | None = None,
         *,
         threads: int,
-        beside: nn.Module | None = None,
+        heads: nn.Module | None = None,
+        keeps_hidden: bool = False,
     ) -> None:
-        super().__init__(model, attention, sampler, history)
+        super().__init__(model, attention, sampler, keeps_hidden=keeps_hidden)
         storage = attention.storage
-        beside = nn.Identity() if beside is None else beside
-        matrices = {name: part for name, part in beside.named_modules() if isinstance(part, Linear)}
+        heads = nn.Identity() if heads is None else heads
+        matrices = {name: part for name, part in heads.named_modules() if isinstance(part, Linear)}
         self.decode = DecodeModel(
             model,
             cache=[(*storage.rows(layer), storage.place(layer)[0]) for layer in range(model.config.num_layers)],
@@ -68,86 +69,89 @@ class CompiledRunner(ModelRunner):
             extra_linears=[*matrices.values()],
         )
         for number, (name, linear) in enumerate(matrices.items()):
-            beside.set_submodule(name, KernelLinear(linear, self.decode, number))
+            heads.set_submodule(name, KernelLinear(linear, self.decode, number))
         self.most_tokens = most_rows(self.decode.kind, model.config.hidden_size)
-        self.max_kernel_rows = min(self.most_tokens, MOST_ROWS)
+        self.most_rows = min(self.most_tokens, MOST_ROWS)
+        self._made: Tensor | None = None  # what the kernels have made of the newest step: tokens or logits
         with announced():
             self._warm_up()
 
-    def draw(self, plan: Plan) -> tuple[Batch, Rows, Drawn]:
-        with self.quiet(plan):
-            return super().draw(plan)
-
-    def answer(self, plan: Plan) -> Tensor:
-        with self.quiet(plan):
-            return super().answer(plan)
-
-    def guess(self, plan: Plan) -> Tensor:
-        with self.quiet(plan):
-            return super().guess(plan)
-
-    def sampled(self, batch: Batch, rows: Rows, admissions: Sequence[Admission]) -> Drawn:
-        """Run the model and draw; when all rows are greedy, the kernels choose the tokens and make no logits."""
-        self.sampler.admit(admissions)
-        tokens = self._choose(batch, rows)
-        return super().sampled(batch, rows, ()) if tokens is None else self.sampler.take(tokens, rows)
-
-    def guessed(self, batch: Batch, rows: Rows) -> Tensor:
-        tokens = self._choose(batch, rows)
-        return super().guessed(batch, rows) if tokens is None else tokens
-
-    def _choose(self, batch: Batch, rows: Rows) -> Tensor | None:
-        """Choose each row's token in the kernels' output head.
-
-        None if the kernels do not take the step, or if a row is not greedy.
-        """
-        if self._takes(sum(batch.counts), batch.scores) and self.sampler.greedy(rows.slots):
-            return self._in_kernels(batch, greedy=True)
-        return None
-
-    def logits(self, batch: Batch) -> Tensor:
-        """Compute the model's logits, in the kernels when they take the step."""
-        return self._in_kernels(batch) if self._takes(sum(batch.counts), batch.scores) else super().logits(batch)
-
-    def _in_kernels(self, batch: Batch, *, greedy: bool = False) -> Tensor:
-        """Run the step in the kernels, MOST_ROWS rows at a time: later rows find the keys of earlier ones in the cache.
-
-        Returns logits, or if `greedy`, the token of each row's largest logit.
-        """
-        self.attention.update_pages(batch)
-        slots = [slot for slot, count in zip(batch.slots, batch.counts, strict=True) for _ in range(count)]
-        places = [number for count in batch.counts for number in range(count)]  # of each row in its span
-        wanted = batch.logits_rows.tolist()
-        made, hidden = list[Tensor](), list[Tensor]()
-        for first in range(0, len(slots), MOST_ROWS):
-            rows = slice(first, first + MOST_ROWS)
-            before = [min(place, number) for number, place in enumerate(places[rows])]
-            mine = [row - first for row in wanted if first <= row < first + MOST_ROWS]
-            found = self.decode.run(
-                batch.token_ids[rows], batch.positions[rows], slots[rows], before, mine, greedy=greedy
-            )
-            made.append(found if len(slots) <= MOST_ROWS else found.clone())
-            if self.keeps_hidden:
-                hidden.append(self.decode.hidden(mine))
-        if self.keeps_hidden:
-            self.hidden = torch.cat(hidden)
-        return made[0] if len(made) == 1 else torch.cat(made)
-
-    def _takes(self, tokens: int, scores: Sequence[object]) -> bool:
-        """True if the kernels take a step of `tokens` tokens. They keep no hidden states to compute `scores` from."""
-        return 0 < tokens <= self.most_tokens and not scores
-
     def quiet(self, plan: Plan) -> AbstractContextManager[None]:
         """Keep torch to one thread if the kernels take the plan; otherwise let it use all its threads."""
-        tokens = len(plan.decodes) + sum(len(span.tokens) for span in plan.spans)
-        scores = [span.scores for span in plan.spans if span.scores is not None]
-        return alone() if self._takes(tokens, scores) else together()
+        scores = any(span.scores is not None for span in plan.spans)
+        return alone() if self._takes(plan.tokens) and not scores else together()
+
+    def _takes(self, tokens: int) -> bool:
+        return 0 < tokens <= self.most_tokens
+
+    def compute(self, slots: Column, rows: StepRows, shape: DraftShape, early: bool, full: bool) -> Tensor | None:
+        self._made = None
+        if not self._takes(len(rows.tokens)):
+            return super().compute(slots, rows, shape, early, full)
+        before = spans_of(rows)[1] if isinstance(rows, VerifyRows) else 0
+        return self._run(rows.tokens, rows.positions, rows.slots, before, None, greedy=not full)
+
+    def run_prompts(self, batch: Batch, rows: Rows) -> tuple[Tensor | None, Rows, list[DrawnLogprobs]]:
+        """Run the model on a batch: in the kernels, which keep no hidden states to compute scores from, or in torch."""
+        self._made = None
+        if not self._takes(len(batch.token_ids)) or batch.scores:
+            return super().run_prompts(batch, rows)
+        self.attention.update_pages(batch)
+        tokens, positions, owners = (part.numpy() for part in (batch.token_ids, batch.positions, batch.owners))
+        before = np.concatenate([np.arange(count) for count in batch.counts])
+        greedy = not self.sampler.needs_full(rows.slots)
+        hidden = self._run(tokens, positions, owners, before, batch.logits_rows.numpy(), greedy=greedy)
+        return hidden, rows, []
+
+    def _run(
+        self,
+        tokens: Column,
+        positions: Column,
+        slots: Column,
+        before: Column | int,
+        wanted: Column | None,
+        *,
+        greedy: bool,
+    ) -> Tensor | None:
+        """Run the step in the kernels, MOST_ROWS rows at a time: later rows find the keys of earlier ones in the cache.
+
+        Keeps logits, or if `greedy`, the token of each row's largest logit. Returns hidden states if they are kept.
+        """
+        if len(tokens) <= MOST_ROWS:
+            self._made = self.decode.run(tokens, positions, slots, before, wanted, greedy=greedy)
+            return self.decode.hidden(slice(None) if wanted is None else wanted) if self.keeps_hidden else None
+        made, hidden = list[Tensor](), list[Tensor]()
+        wanted = np.arange(len(tokens)) if wanted is None else wanted
+        before = np.broadcast_to(before, len(tokens))
+        for first in range(0, len(tokens), MOST_ROWS):
+            rows = slice(first, first + MOST_ROWS)
+            mine = wanted[(wanted >= first) & (wanted < rows.stop)] - first
+            near = np.minimum(before[rows], np.arange(len(tokens[rows])))
+            made.append(self.decode.run(tokens[rows], positions[rows], slots[rows], near, mine, greedy=greedy).clone())
+            if self.keeps_hidden:
+                hidden.append(self.decode.hidden(mine))
+        self._made = torch.cat(made)
+        return torch.cat(hidden) if self.keeps_hidden else None
+
+    def choose(self, rows: Rows, hidden: Tensor | None, written: Column | None, full: bool) -> SlotDraw:
+        """Draw a token for each row, from its hidden state or from what the kernels have made of it."""
+        made = self._made
+        if made is None:
+            return super().choose(rows, hidden, written, full)
+        draw = self.sampler.sample(made, rows) if made.is_floating_point() else self.sampler.take(made, rows)
+        return self.keep(rows, draw, written)
+
+    def guesses(self, rows: Rows, hidden: Tensor | None) -> Tensor:
+        made = self._made
+        if made is None:
+            return super().guesses(rows, hidden)
+        return self.sampler.guess(made, rows.slots, rows.positions) if made.is_floating_point() else made
 
     @torch.inference_mode()
     def _warm_up(self) -> None:
         """Run one step without a sequence: its table is empty, so it stores into page 0, which is padding."""
-        nothing = torch.zeros(1, dtype=torch.int64)
-        self.decode.run(nothing, nothing, [0])
+        nothing = np.zeros(1, np.int64)
+        self.decode.run(nothing, nothing, nothing)
 
 
 class KernelLinear(Linear):

@@ -1,7 +1,8 @@
-"""A step's result on its way from the device: every runner returns one."""
+"""A step's result: its tokens on their way from the device, or there already."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 
@@ -28,10 +29,16 @@ class StepClock:
         return took
 
 
-class StepResult:
-    """The tokens that a step drew; they may still be on their way to the host until `get` returns.
+class Landing(Protocol):
+    """The point at which a step's tokens are on the host."""
 
-    rows: how many the model computed, padding included. tokens: int64 [R], valid once `arrival` has come. width, usual
+    def wait(self) -> None: ...
+
+
+class Launched:
+    """A step that was launched: its tokens may still be on their way to the host until `get` returns.
+
+    rows: how many the model computed, padding included. tokens: int64 [R], valid once `landing` has come. width, usual
     and faults: as in `Sampled`. scores: of the spans that ask for some. clock: given by a runner whose device times
     steps. seconds: given by a runner that has finished the step.
     """
@@ -41,7 +48,7 @@ class StepResult:
         plan: Plan,
         rows: int,
         tokens: Column,
-        arrival: Arrival,
+        landing: Landing,
         logprobs: DrawnLogprobs | None = None,
         *,
         width: int = 1,
@@ -52,47 +59,57 @@ class StepResult:
         seconds: float = 0.0,
     ) -> None:
         self.rows = rows
-        self._counts = [span.logits for span in plan.spans]
-        self._tokens, self._arrival, self._logprobs = tokens, arrival, logprobs
+        self._counts = [span.logits for span in plan.spans] if plan.spans else ()
+        self._tokens, self._landing, self._logprobs = tokens, landing, logprobs
         self._width, self._clock, self._usual, self._faults = width, clock, usual, faults or {}
         self._scores, self._seconds = scores, seconds
 
-    @classmethod
-    def of(
-        cls,
-        plan: Plan,
-        rows: int,
-        drawn: Drawn,
-        device: torch.device,
-        scores: Sequence[DrawnLogprobs] = (),
-        seconds: float = 0.0,
-    ) -> "StepResult":
-        """Start copying what was drawn to the host, and return the result."""
-        logprobs = None if drawn.logprobs is None else drawn.logprobs.to_host()
-        tokens = to_host(drawn.tokens).numpy()
-        return cls(plan, rows, tokens, Arrival(device), logprobs, faults=drawn.faults, scores=scores, seconds=seconds)
-
     def get(self) -> Sampled:
-        """Wait until the result has arrived, without waiting for later work."""
-        self._arrival.wait()
+        """Wait until the tokens have arrived, without waiting for later work."""
+        self._landing.wait()
         seconds = self._seconds
         if self._clock is not None:
-            seconds = self._clock.seconds(self._arrival, prompts=bool(self._counts))
+            assert isinstance(self._landing, Arrival)
+            seconds = self._clock.seconds(self._landing, prompts=bool(self._counts))
         logprobs = () if self._logprobs is None else packed(self._logprobs)
         tokens = self._tokens.copy()  # a later step's result takes its place
-        scores = [tuple(packed(each)) for each in self._scores]
+        scores = [tuple(packed(each)) for each in self._scores] if self._scores else ()
         return Sampled(tokens, self._counts, logprobs, self._width, seconds, self._usual, self._faults, scores)
 
 
 @dataclass(slots=True)
-class Ready:
-    """The result of a finished step, on a device that shares the host's memory."""
+class StepResult:
+    """What every runner returns: see `gradus.engine.plan.Result`."""
 
     rows: int
-    sampled: Sampled
+    get: Callable[[], Sampled]
 
-    def get(self) -> Sampled:
-        return self.sampled
+    @classmethod
+    def of(cls, plan: Plan, rows: int, drawn: Drawn, device: torch.device) -> "StepResult":
+        """Start copying what was drawn to the host, and return the result."""
+        logprobs = None if drawn.logprobs is None else drawn.logprobs.to_host()
+        tokens = to_host(drawn.tokens).numpy()
+        return cls(rows, Launched(plan, rows, tokens, Arrival(device), logprobs, faults=drawn.faults).get)
+
+
+class Handed:
+    """Results of steps that draw on the host: there is nothing to send, and nothing to wait for."""
+
+    def __init__(self, tokens: Column | None = None) -> None:
+        self._tokens = tokens
+
+    def send(self, tokens: Column, *, early: bool = False) -> None:
+        self._tokens = tokens
+
+    def next(self) -> "Handed":
+        return Handed(self._tokens)
+
+    def tokens(self, count: int) -> Column:
+        assert self._tokens is not None
+        return self._tokens.reshape(-1)[:count]
+
+    def wait(self) -> None:
+        """Return at once."""
 
 
 def packed(logprobs: DrawnLogprobs) -> list[bytes]:

@@ -1,181 +1,323 @@
-"""Turns a plan into tokens: lay it out flat, run the model once, and sample the rows that need a token."""
+"""Runs plans: decodes as one step (`step.py`), replayed on a GPU if it was captured, or beside prompts.
+
+A GPU's host launches a step with prompts kernel by kernel, except for the model's pass if that is short
+(`gpu/prompt_graphs.py`).
+"""
 
 import time
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from itertools import accumulate
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from gradus.attention.backend import AttentionBackend
 from gradus.attention.batch import Batch
-from gradus.device.transfer import current, upload_parts
-from gradus.engine.plan import UNKNOWN, Admission, Plan
-from gradus.execution.prompt_scores import prompt_scores
-from gradus.execution.result import StepResult
+from gradus.attention.paged import PagedAttention
+from gradus.device.transfer import current
+from gradus.engine.plan import NO_DRAFTS, Column, Decodes, Plan, Sampled
+from gradus.execution.layout import lay_out, sampled_rows
+from gradus.execution.passes import Reading
+from gradus.execution.result import Launched, StepClock, StepResult
+from gradus.execution.step import Accepted, DecodeStep
+from gradus.kernels.step.rows import StepRows, VerifyRows
 from gradus.models import Model
-from gradus.sampling.sampler import Drawn, DrawnLogprobs, Rows, Sampler
-from gradus.scheduling.draft_shapes import MOST_ROWS
-from gradus.speculative.history import History
+from gradus.sampling.constraints import Constrained
+from gradus.sampling.sampler import DrawnLogprobs, Sampler, SlotDraw
+from gradus.scheduling.draft_shapes import NO_SHAPE, DraftShape
 
-RunModel = Callable[[Tensor, Tensor, AttentionBackend], Tensor]
-"""(token ids [N], positions [N], attention) → hidden states, [N or more, D]: a `Model`, or a wrapper around one."""
+if TYPE_CHECKING:  # Triton is not everywhere
+    from gradus.execution.gpu.masked_draws import ConstrainedStep, MaskedDraws
+    from gradus.execution.gpu.step_graphs import StepGraphs
 
 
-class ModelRunner:
-    """Runs one model on one device, eagerly. It has no policy: the plan says what to run.
+NO_FAULTS: Mapping[int, str] = {}
 
-    history: holds the newest token of every slot, which plans call UNKNOWN; None if plans contain only spans.
-    max_kernel_rows: steps of decodes with more rows than this are slower.
-    verifies: True if the sampler decides which rows of a span are accepted; otherwise each row returns its own draw.
-    run_model: runs the model on a batch that attention is prepared for. It may compute more rows than the batch has.
-    keeps_hidden: True to keep `hidden`: the hidden states of the newest step's rows with logits, [R, D].
-    scores: of the newest step's prompts.
+
+class Asked(NamedTuple):
+    """The draw that the slots of a step's decodes ask for. full: some ask for more than the quick one. masked: some
+    have a mask that the step waits for. turns: as in SlotTable, when this was looked up."""
+
+    slots: Column
+    full: bool
+    masked: bool
+    turns: int
+
+
+class Runner:
+    """Runs plans, with prompts or without.
+
+    graphs: of `step`; None if it is not captured. masked_draws: given where a step is launched before its masks are
+    known.
     """
-
-    max_kernel_rows: int = MOST_ROWS
-    verifies: bool = False
-    keeps_hidden: bool = False
-    hidden: Tensor | None = None
-    scores: Sequence[DrawnLogprobs] = ()
 
     def __init__(
-        self, model: Model, attention: AttentionBackend, sampler: Sampler, history: History | None = None
+        self, step: DecodeStep, graphs: "StepGraphs | None" = None, masked_draws: "MaskedDraws | None" = None
     ) -> None:
-        self.model = model
-        self.run_model: RunModel = model
-        self.attention = attention
-        self.sampler = sampler
-        self.history = history
+        self.step, self.graphs, self.masked_draws = step, graphs, masked_draws
+        self.device = step.passes.model.device
+        self.on_host = isinstance(step.history.columns[0], np.ndarray)
+        self.clock = None if step.drafter is None or self.on_host else StepClock()
+        self._began = 0.0
+        self._asked: Asked | None = None
+        self._newest: ConstrainedStep | None = None  # the newest step, if answers in it keep to a grammar
 
-    def quiet(self, plan: Plan) -> AbstractContextManager[None]:
-        """Return a context for all that a step with this plan computes; here it does nothing."""
-        return nullcontext()
+    @property
+    def attention(self) -> PagedAttention:
+        return self.step.passes.attention
 
-    @torch.inference_mode()
+    @property
+    def sampler(self) -> Sampler:
+        return self.step.passes.sampler
+
+    @property
+    def model(self) -> Model:
+        return self.step.passes.model
+
     def run(self, plan: Plan) -> StepResult:
-        with current(self.model.device):
-            return self._run(plan)
+        if self.masked_draws is None:
+            launched = self._launch(plan)
+            return StepResult(launched.rows, launched.get)
+        before = self._newest
+        if before is not None:
+            before.settle()
+        step = self._launch(plan)
+        self._newest = None if isinstance(step, Launched) else step
+        if before is not None:
+            before.get()  # the loop asks for it next, but other ranks do not
+        if self._newest is not None:
+            self._newest.begin()
+        else:
+            self.masked_draws.take_begun(())
+        return StepResult(step.rows, step.get)
 
-    def _run(self, plan: Plan) -> StepResult:
-        began, device = time.perf_counter(), self.model.device
-        batch, _, drawn = self.draw(plan)
-        seconds = time.perf_counter() - began if device.type == "cpu" else 0.0  # a GPU has only begun
-        return StepResult.of(plan, len(batch.token_ids), drawn, device, self.scores, seconds)
+    def _launch(self, plan: Plan) -> "Launched | ConstrainedStep":
+        if self.graphs is not None and not (plan.spans or plan.admissions or plan.wiped):
+            return self._run_decodes(plan)  # graphs are all that it launches
+        self._began = time.perf_counter()
+        with torch.inference_mode(), current(self.device), self.step.passes.quiet(plan):
+            if plan.admissions or plan.wiped:
+                self._make_way(plan)
+            return self._run_prompts(plan) if plan.spans else self._run_decodes(plan)
 
-    def draw(self, plan: Plan) -> tuple[Batch, Rows, Drawn]:
-        """Run the plan. Returns its batch, the sampled rows, and the tokens drawn for them."""
-        batch, self.scores = self.prepare(plan), ()
-        if self.history is not None:
-            self.history.admit(plan.admissions)
-            self.history.fill_in(batch)
-        rows = sampled_rows(batch, self.verifies)
-        drawn = self.sampled(batch, rows, plan.admissions)
-        if self.history is not None and len(rows):
-            self.history.append(rows.slots, rows.positions, drawn.tokens)
-        return batch, rows, drawn
+    def _make_way(self, plan: Plan) -> None:
+        """Forget what slots and pages held that the plan gives to others."""
+        drafter = self.step.drafter
+        if drafter is not None:
+            for admission in plan.admissions:
+                drafter.keep(admission.slot, 0)
+            drafter.wipe(plan.wiped)
+        self.attention.storage.wipe(plan.wiped)
 
-    def answer(self, plan: Plan) -> Tensor:
-        """Return the logits of a plan whose tokens are all known, without drawing from them."""
-        return self.logits(self.prepare(plan))
+    def verifies(self, slot: int) -> bool:
+        """Whether the slot verifies drafts. On a GPU it does not if penalties or a grammar change its logits."""
+        table = self.sampler.table
+        return self.step.passes.barred is None or not (table.adjusting[slot] or table.masked[slot])
 
-    def guess(self, plan: Plan) -> Tensor:
-        """Return the tokens, int64 [R], that the slots would draw from this model's logits, without recording them.
+    # -- decodes alone -------------------------------------------------------------------------------------------------
 
-        All of the plan's tokens are known, as in `answer`.
+    def _run_decodes(self, plan: Plan) -> "Launched | ConstrainedStep":
+        step, decodes = self.step, plan.decodes
+        if plan.admissions:
+            self.sampler.admit(plan.admissions)
+        if decodes.pages:
+            self._update_pages(decodes)
+        if step.drafter is not None:
+            step.drafter.catch_up(step.history, decodes)
+        asked = self.asked(decodes.slots)
+        if asked.masked:
+            return self._watched(plan, decodes.slots, *self._begin_masked(plan))
+        accepted, rows = self.verify(decodes, asked.full)
+        launched = self._decoded(plan, accepted, rows, asked.full)
+        return launched if self.masked_draws is None else self._watched(plan, decodes.slots, rows, launched)
+
+    def asked(self, slots: Column) -> Asked:
+        """Look up what these slots ask of their draw; the same array, as in step after step, is looked up once."""
+        asked, table = self._asked, self.sampler.table
+        if asked is None or asked.slots is not slots or asked.turns != table.turns:
+            masked = self.masked_draws is not None and bool(table.masked[slots].any())
+            self._asked = asked = Asked(slots, self.sampler.needs_full(slots), masked, table.turns)
+        return asked
+
+    def _begin_masked(self, plan: Plan) -> tuple[int, Callable[[], Launched]]:
+        """Launch the model's pass of a step with masked rows, without drafts. Returns the number of rows, and what
+        launches the draw once the masks are there."""
+        step, decodes = self.step, replace(plan.decodes, drafts=NO_DRAFTS)
+        if self.graphs is not None:
+            rows, rest = self.graphs.begin(decodes)
+            return rows, lambda: self._decoded(plan, rest.replay(), rows, True)
+        inputs = step.passes.numbers(decodes)
+        begun = step.begin(inputs, NO_SHAPE)
+
+        def draw() -> Launched:
+            return self._decoded(plan, step.end(inputs, *begun, NO_SHAPE, full=True), decodes.rows, True)
+
+        return decodes.rows, draw
+
+    def _watched(
+        self, plan: Plan, slots: Column, rows: int, drawn: Launched | Callable[[], Launched]
+    ) -> "Launched | ConstrainedStep":
+        """Watch a step's answers that keep to a grammar. slots: of the rows that get tokens. drawn: the step, or the
+        draw that it holds back."""
+        assert self.masked_draws is not None
+        return self.masked_draws.watch(slots, rows, drawn, partial(self._draw_again, plan))
+
+    def _draw_again(self, plan: Plan, answers: Sequence[Constrained]) -> Sampled:
+        """Run the newest token of some of a plan's decodes once more, and draw with masks what follows it."""
+        draws, decodes, rows = self.masked_draws, plan.decodes, [each.row for each in answers]
+        assert draws is not None
+        some = Decodes(decodes.slots[rows], decodes.starts[rows], decodes.limits[rows])
+        _, draw = self._begin_masked(Plan(decodes=some))
+        draws.fill(answers)
+        draws.send()
+        return draw().get()
+
+    def _decoded(self, plan: Plan, accepted: Accepted, rows: int, full: bool) -> Launched:
+        """Return a step's result, its log-probabilities on their way. rows: the number that the model computed."""
+        width = accepted.tokens.shape[1]
+        logprobs = self._logprobs(accepted.pairs, plan.decodes.slots, width) if full else None
+        return self._result(plan, rows, len(plan.decodes) * width, logprobs, width, faults=accepted.faults)
+
+    def _logprobs(self, pairs: Tensor | None, slots: Column, width: int = 1) -> DrawnLogprobs | None:
+        """Return what these slots ask for of the pairs of their rows, `width` each."""
+        counts = self.sampler.table.reporting[slots]
+        if pairs is None or (counts < 0).all():
+            return None
+        counts = np.repeat(counts, width)
+        return DrawnLogprobs(pairs[: len(counts)], counts)
+
+    def _update_pages(self, decodes: Decodes) -> None:
+        attention, drafter = self.attention, self.step.drafter
+        attention.update_tables(decodes.pages)
+        if drafter is not None:
+            for slot, change in decodes.pages:
+                drafter.keep(slot, change.kept * attention.storage.page_size)
+
+    def verify(self, decodes: Decodes, full: bool) -> tuple[Accepted, int]:
+        """Run a step of decodes alone, whose block tables are up to date. Returns its result, and the number of its
+        rows, padding included."""
+        if self.graphs is not None:
+            return self.graphs.replay(decodes, full)
+        accepted = self.step.run(self.step.passes.numbers(decodes), shape_of(decodes), full=full)
+        return accepted, decodes.rows
+
+    # -- with prompts --------------------------------------------------------------------------------------------------
+
+    def _run_prompts(self, plan: Plan) -> "Launched | ConstrainedStep":
+        """Run a step with the rows of decodes, followed by the prompts' rows.
+
+        Only this method admits new slot owners to the history: each begins with a span.
         """
-        batch = self.prepare(plan)
-        rows = sampled_rows(batch)
-        return self.guessed(batch, rows)
+        passes, decodes, prompts = self.step.passes, plan.decodes, lay_out(Plan(plan.spans), self.device)
+        if not passes.drafts_with_prompts:
+            decodes = replace(decodes, drafts=NO_DRAFTS)
+        slots, rows = self._set_up_decodes(decodes, prompts) if len(decodes) else (None, None)
+        reading = passes.read(slots, rows, prompts, plan.admissions)
+        owners = np.concatenate([decodes.slots, sampled_rows(prompts).slots])
+        finish = partial(self._draw_prompts, plan, Mixed(decodes, prompts, slots, rows, reading, owners))
+        if self.masked_draws is None:
+            return finish()
+        masked = self.sampler.table.masked[owners].any()
+        return self._watched(plan, owners, reading.rows, finish if masked else finish())
 
-    def sampled(self, batch: Batch, rows: Rows, admissions: Sequence[Admission]) -> Drawn:
-        """Run the model and draw. New slot owners' settings are sent while the GPU computes, which hides that work."""
-        logits = self.logits(batch)
-        self.sampler.admit(admissions)
-        return self.sampler.sample(logits, rows)
+    def _set_up_decodes(self, decodes: Decodes, prompts: Batch) -> tuple[Any, StepRows]:
+        """Lay out decodes that prompts follow. Returns the decodes' slots and rows."""
+        step = self.step
+        self.attention.update_pages(prompts)
+        if decodes.pages:
+            self._update_pages(decodes)
+        if step.drafter is not None:
+            step.drafter.catch_up(step.history, decodes)
+        slots, limits, most = step.passes.numbers(decodes)
+        return slots, step.rows(slots, limits, most, shape_of(decodes))
 
-    def guessed(self, batch: Batch, rows: Rows) -> Tensor:
-        """Run the model and choose as `guess` says: int64 [R]."""
-        return self.sampler.guess(self.logits(batch), rows.slots, rows.positions)
+    def _draw_prompts(self, plan: Plan, mixed: "Mixed") -> Launched:
+        """Draw, accept and send the tokens of a step with prompts.
 
-    def logits(self, batch: Batch) -> Tensor:
-        """Compute the logits, float32 [R, V], of the rows that get some."""
-        self.attention.prepare(batch)
-        computed = self.run_model(batch.token_ids, batch.positions, self.attention)
-        self.scores = prompt_scores(self.model, computed, batch.scores)
-        hidden = computed[batch.logits_rows]
-        if self.keeps_hidden:
-            self.hidden = hidden
-        return self.model.logits(hidden)
+        The host waits for the tokens, so the prompts are written to the history after these were sent.
+        """
+        step, rows, reading = self.step, mixed.rows, mixed.reading
+        verifies, first = isinstance(rows, VerifyRows), 0 if rows is None else len(rows.tokens)
+        full = self.sampler.needs_full(mixed.owners)
+        draw = step.passes.draw_read(rows, reading, None if verifies else step.written, full)
+        tokens, pairs, faults, width = draw.tokens, draw.pairs, draw.faults, 1
+        if rows is not None and verifies:  # a decode that may store no more has drawn nothing
+            mine = SlotDraw(tokens[:first], None if pairs is None else pairs[:first], faults)
+            hidden = None if reading.hidden is None else reading.hidden[:first]
+            accepted = step.accept(mixed.slots, rows, mine, hidden, shape_of(mixed.decodes))
+            width = accepted.tokens.shape[1]
+            tokens = joined(accepted.tokens.flatten(), tokens[first:])
+            pairs = None if accepted.pairs is None or pairs is None else torch.cat([accepted.pairs, pairs[first:]])
+            faults = {**accepted.faults, **moved(faults, first, len(mixed.decodes) * width)}
+        slots = np.concatenate([np.repeat(mixed.decodes.slots, width), mixed.owners[len(mixed.decodes) :]])
+        step.results.send(tokens)
+        logprobs = self._logprobs(pairs, slots) if full else None
+        result = self._result(plan, reading.rows, len(slots), logprobs, width, reading.scores, faults)
+        self._keep_prompts(plan, mixed.prompts, reading, draw.tokens, first)
+        return result
 
-    def prepare(self, plan: Plan) -> Batch:
-        """Put the plan on the device. A phase that pads overrides this: only the runner knows of padding."""
-        return lay_out(plan, self.model.device)
+    def _keep_prompts(self, plan: Plan, prompts: Batch, reading: Reading, tokens: Any, first: int) -> None:
+        """Write the prompts' tokens, and those drawn after them from row `first` on, to the history.
 
+        The spans lack the tokens that a new sequence found in the prefix cache: `history.admit` writes these.
+        """
+        history, states = self.step.history, None if self.step.states is None else self.step.states.values
+        if history.whole:
+            hits = {span.slot for span in plan.spans if span.start > 0}
+            history.admit([admission for admission in plan.admissions if admission.slot in hits])
+        said = [prompts.owners, prompts.positions, prompts.token_ids]
+        columns = [column.numpy(force=True) for column in said] if self.on_host else said
+        drawn = reading.slots, reading.ends, tokens
+        self.step.operations.keep_prompts(columns, drawn, first, *history.columns, reading.hidden, states)
 
-def lay_out(plan: Plan, device: torch.device) -> Batch:
-    """Lay the plan out as one flat batch: first the decodes, then the spans, each in their order."""
-    decodes, spans = plan.decodes, plan.spans
-    slots = decodes.slots.tolist() + [span.slot for span in spans]
-    starts = decodes.starts.tolist() + [span.start for span in spans]
-    counts = [1] * len(decodes) + [len(span.tokens) for span in spans]
-    logits = [1] * len(decodes) + [span.logits for span in spans]
-    firsts = [UNKNOWN] * len(decodes) + [span.tokens[0] for span in spans]
-    changes = dict(decodes.pages)
-    ends = list(accumulate(counts))
-    # the last `logits` rows of each span
-    rows = [(span, row) for span, count in enumerate(logits) for row in range(ends[span] - count, ends[span])]
-    parts = _token_ids(plan), _positions(starts, counts), np.repeat(slots, counts), [row for _, row in rows]
-    token_ids, positions, owners, logits_rows = upload_parts(parts, torch.int64, device)
-    return Batch(
-        token_ids=token_ids,
-        positions=positions,
-        owners=owners,
-        slots=slots,
-        query_start=[end - count for end, count in zip(ends, counts, strict=True)],
-        counts=counts,
-        starts=starts,
-        lengths=[start + count for start, count in zip(starts, counts, strict=True)],
-        tables=[changes.get(slot) for slot in slots[: len(decodes)]] + [span.pages for span in spans],
-        logits_rows=logits_rows,
-        row_spans=[span for span, _ in rows],
-        unknown=[span for span, token in enumerate(firsts) if token == UNKNOWN],
-        wiped=plan.wiped,
-        scores=[
-            (end - len(span.tokens), span.scores)
-            for span, end in zip(spans, ends[len(decodes) :], strict=True)
-            if span.scores is not None
-        ],
-    )
+    # -- what a step drew ----------------------------------------------------------------------------------------------
 
-
-def _token_ids(plan: Plan) -> list[int]:
-    return [UNKNOWN] * len(plan.decodes) + [token for span in plan.spans for token in span.tokens]
-
-
-def _positions(starts: list[int], counts: list[int]) -> list[int]:
-    spans = zip(starts, counts, strict=True)
-    return [position for start, count in spans for position in range(start, start + count)]
-
-
-def sampled_rows(batch: Batch, verifies: bool = False) -> Rows:
-    """List the slot of each row with logits, the position of the token that follows it, and the drafts before it.
-
-    verifies: also list the tokens of the drafts, if any.
-    """
-    spans = np.array(batch.row_spans, np.int64)  # in their order: the rows of a span are adjacent
-    counts = np.bincount(spans, minlength=len(batch.slots))
-    drafts = np.arange(len(spans)) - (counts.cumsum() - counts)[spans]
-    positions = np.array(batch.lengths)[spans] - counts[spans] + 1 + drafts
-    inputs = batch.token_ids[batch.logits_rows].numpy(force=True) if verifies and drafts.any() else None
-    return Rows(np.array(batch.slots)[spans], positions, drafts, inputs)
+    def _result(
+        self,
+        plan: Plan,
+        rows: int,
+        count: int,
+        logprobs: DrawnLogprobs | None,
+        width: int = 1,
+        scores: Sequence[DrawnLogprobs] = (),
+        faults: Mapping[int, str] = NO_FAULTS,
+    ) -> Launched:
+        """Return the result of the step just launched, whose log-probabilities are sent now. rows: how many the model
+        ran. count: how many tokens count; those after them are padding's."""
+        usual = self.step.drafter is None or self.step.drafter.steady
+        reported = None if logprobs is None else logprobs.to_host()
+        landing = self.step.results.next()
+        return Launched(
+            plan, rows, landing.tokens(count), landing, reported, width=width, clock=self.clock, usual=usual,
+            faults=faults, scores=scores, seconds=time.perf_counter() - self._began if self.on_host else 0.0,
+        )  # fmt: skip
 
 
-def kernel_logits(model: Model, hidden: Tensor) -> Tensor:
-    """Compute `model.logits`, [R, V], for a kernel that widens each logit as it reads it: this saves a second matrix.
+class Mixed(NamedTuple):
+    """A step with prompts, up to its draw. decodes: the plan's, with the drafts that the step verifies. slots, rows:
+    theirs, where the step's operations read them; None without decodes. owners: the slot of each decode, and of each
+    of the prompts' rows with logits."""
 
-    The logits have the output head's own type, except where a soft cap is applied to them.
-    """
-    return model.head(hidden) if model.config.final_softcap is None else model.logits(hidden)
+    decodes: Decodes
+    prompts: Batch
+    slots: Any
+    rows: StepRows | None
+    reading: Reading
+    owners: Column
+
+
+def shape_of(decodes: Decodes) -> DraftShape:
+    """Return the room that the decodes' drafts take at most."""
+    return DraftShape(decodes.width - 1, decodes.rows - len(decodes)) if len(decodes.drafts) else NO_SHAPE
+
+
+def moved(faults: Mapping[int, str], first: int, place: int) -> Mapping[int, str]:
+    """Number the faults of the rows from `first` on by the places of their tokens, from `place` on."""
+    return {place + row - first: reason for row, reason in faults.items() if row >= first}
+
+
+def joined(first: Any, second: Any) -> Any:
+    """Concatenate two tensors, or two columns on the host."""
+    return torch.cat([first, second]) if isinstance(first, Tensor) else np.concatenate([first, second])

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from gradus.execution.runner import RunModel
+from gradus.execution.passes import RunModel
 from gradus.loading import Checkpoint, Progress
 from gradus.loading.checkpoint import RANDOM_SEED
 from gradus.models.config import Shard

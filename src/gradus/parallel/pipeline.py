@@ -9,19 +9,24 @@ which run them next, and as bytes to rank 0, which commits the step.
 """
 
 from collections import deque
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from gradus.engine.plan import Plan, Result, Sampled
-from gradus.execution.result import Ready, StepResult
-from gradus.execution.runner import ModelRunner, RunModel, sampled_rows
+from gradus.attention.batch import Batch
+from gradus.engine.plan import Admission, Column, Plan
+from gradus.execution.passes import Reading, RunModel, TorchPass
+from gradus.kernels.step.rows import StepRows
 from gradus.models.attention import Attention
 from gradus.models.layers import Model
 from gradus.parallel.group import Check, Group, Sending
 from gradus.parallel.place import Place
-from gradus.sampling.sampler import Rows
+from gradus.sampling.sampler import Drawn, DrawnLogprobs, Rows, SlotDraw
+from gradus.speculative.history import History
 
 
 class Ends(NamedTuple):
@@ -83,7 +88,7 @@ class Stage:
 
     def send_back(self, tokens: Tensor) -> None:
         """Send the tokens that the last stage has sampled to the first stage."""
-        self._keep(self._ends.back.send(tokens, self.place.after))
+        self._keep(self._ends.back.send(tokens.to(self._model.device), self.place.after))
 
     def fetch(self, count: int) -> Tensor:
         """Receive the tokens of the oldest step that this rank of the first stage has not received yet: int64 [R]."""
@@ -97,36 +102,40 @@ class Stage:
             self._sent.popleft().wait()
 
 
-class StageRunner(ModelRunner):
-    """A stage's runner, with the model, cache and sampler of another one.
+class StagePass(TorchPass):
+    """A stage's pass, with the model, cache and sampler of another one.
 
-    A step's tokens are fetched to the first stage only when a later step needs them, so that it can run other
+    Only the last stage draws. The others take token 0 for every row: it reaches no result, and the first stage replaces
+    it in the history. It fetches a step's tokens only when a later step needs them, so that it can run other
     micro-batches meanwhile.
     """
 
-    def __init__(self, runner: ModelRunner, stage: Stage) -> None:
-        super().__init__(runner.model, runner.attention, runner.sampler, runner.history)
+    def __init__(self, passes: TorchPass, stage: Stage, history: History) -> None:
+        super().__init__(passes.model, passes.attention, passes.sampler)
         self.run_model = self.stage = stage
+        self._history = history
         self._unfetched: deque[Rows] = deque()  # the sampled rows of steps that this stage has run, oldest first
 
-    def _run(self, plan: Plan) -> Result:  # type: ignore[override]
-        batch, place = self.prepare(plan), self.stage.place
-        rows = sampled_rows(batch)
-        if place.last:
-            drawn = self.sampled(batch, rows, plan.admissions)
-            if len(rows):
-                self.stage.send_back(drawn.tokens)
-            return StepResult.of(plan, len(batch.token_ids), drawn, self.model.device, self.scores)
-        if place.first:
-            assert self.history is not None
+    def quiet(self, plan: Plan) -> AbstractContextManager[None]:
+        if self.stage.place.first:
             self._fetch_for(plan)
-            self.history.admit(plan.admissions)
-            self.history.fill_in(batch)
-        self.attention.prepare(batch)
-        self.run_model(batch.token_ids, batch.positions, self.attention)
-        if place.first and len(rows):
+        return super().quiet(plan)
+
+    def read(self, slots: Column, rows: StepRows | None, prompts: Batch, admissions: Sequence[Admission]) -> Reading:
+        return super().read(slots, rows, prompts, admissions if self.stage.place.last else ())
+
+    def run_prompts(self, batch: Batch, rows: Rows) -> tuple[Tensor | None, Rows, list[DrawnLogprobs]]:
+        return super().run_prompts(batch if self.stage.place.last else replace(batch, scores=[]), rows)
+
+    def choose(self, rows: Rows, hidden: Tensor | None, written: Column | None, full: bool) -> SlotDraw:
+        if self.stage.place.last:
+            draw = super().choose(rows, hidden, written, full)
+            if len(rows):
+                self.stage.send_back(torch.from_numpy(draw.tokens))
+            return draw
+        if self.stage.place.first and len(rows):
             self._unfetched.append(rows)
-        return Ready(len(batch.token_ids), Sampled.of(Plan(), ()))
+        return self.keep(rows, Drawn(torch.zeros(len(rows), dtype=torch.int64)), written)
 
     def _fetch_for(self, plan: Plan) -> None:
         """Fetch the tokens of all steps up to the last one with a slot of this plan, and of all that are old enough."""
@@ -136,13 +145,12 @@ class StageRunner(ModelRunner):
         old = len(self._unfetched) - (self.stage.place.pipeline - 1)
         for _ in range(max(old, 0, *needed)):
             rows = self._unfetched.popleft()
-            assert self.history is not None
-            self.history.append(rows.slots, rows.positions, self.stage.fetch(len(rows)))
+            self.keep(rows, Drawn(self.stage.fetch(len(rows))), self._history.columns[0])
 
 
-def in_step(runner: ModelRunner, run_model: RunModel) -> ModelRunner:
-    """Return the runner of a rank that runs its part of the model by `run_model`, in step with the other ranks."""
+def in_step(passes: TorchPass, run_model: RunModel, history: History) -> TorchPass:
+    """Return the pass of a rank that runs its part of the model by `run_model`, in step with the other ranks."""
     if isinstance(run_model, Stage):
-        return StageRunner(runner, run_model)
-    runner.run_model = run_model
-    return runner
+        return StagePass(passes, run_model, history)
+    passes.run_model = run_model
+    return passes

@@ -15,7 +15,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -23,7 +23,8 @@ from gradus.device import program
 from gradus.engine.engine import Runner
 from gradus.engine.plan import Plan, Result, Sampled
 from gradus.engine.wire import pack, unpack_sampled
-from gradus.execution.runner import RunModel
+from gradus.execution.passes import RunModel
+from gradus.execution.result import StepResult
 from gradus.parallel.group import RankLost
 from gradus.parallel.messages import Channel
 
@@ -209,49 +210,49 @@ class RankZero(NamedTuple):
 
 
 class ParallelRunner:
-    """Runs every plan on all ranks. Rank 0's result is every rank's result.
+    """Runs every plan on all ranks.
 
-    Waits until the other ranks have their runners. drop_graphs: called at the end, before the exchange is ended.
+    Rank 0's result is every rank's result, unless it is `far`: then rank 0 is in the first stage of a pipeline, and the
+    last one samples. Waits until the other ranks have their runners. drop_graphs: called at the end, before the
+    exchange is ended.
     """
 
-    def __init__(self, runner: Runner, zero: RankZero, drop_graphs: Callable[[], None] = lambda: None) -> None:
-        self.runner, self.ranks, self.zero = runner, zero.ranks, zero
+    def __init__(
+        self, runner: Runner, zero: RankZero, drop_graphs: Callable[[], None] = lambda: None, *, far: bool = False
+    ) -> None:
+        self.runner, self.ranks, self.zero, self.far = runner, zero.ranks, zero, far
         self.ranks.wait_until_ready()
         weakref.finalize(self, _end, zero, drop_graphs)
 
-    def run(self, plan: Plan) -> Result:
+    def run(self, plan: Plan) -> StepResult:
         """Run the plan. Raises RankLost, naming the rank and the reason, if one is gone."""
         self.ranks.send(plan)
         try:
-            return SharedResult(self.runner.run(plan), self)
+            result = self.runner.run(plan)
         except RankLost:
-            self.blame()
+            self._blame()
             raise
+        # results are asked for in the order of their plans
+        return StepResult(result.rows, self.ranks.sampled if self.far else partial(self._checked, result))
 
-    def blame(self) -> None:
+    def _checked(self, result: Result) -> Sampled:
+        """Wait for the tokens of a step on all ranks. Raises RankLost if one of them was lost meanwhile: the tokens are
+        then worthless."""
+        try:
+            sampled = result.get()
+        except RuntimeError:  # a GPU's kernel that was ended
+            self._blame()
+            raise
+        self.ranks.check()
+        if self.zero.stopped:
+            self._blame()
+            raise RankLost(f"the {self.ranks.size} ranks have lost step: load the model again")
+        return sampled
+
+    def _blame(self) -> None:
         """Raise RankLost if a rank is gone, as it is after a failed exchange."""
         time.sleep(SIGN_OF_LIFE_S)  # the exchange often fails before the loss is recorded
         self.ranks.check()
-
-
-class PipelineRunner(ParallelRunner):
-    """Runs every plan on all stages. Rank 0 is in the first; the last one samples."""
-
-    def run(self, plan: Plan) -> Result:
-        """Begin the plan in this stage. Raises RankLost, naming the rank and the reason, if one is gone."""
-        return FarResult(super().run(plan).rows, self.ranks)
-
-
-@dataclass(slots=True)
-class FarResult:
-    """A step on its way through the stages. Results are asked for in the order of their plans."""
-
-    rows: int
-    ranks: Ranks
-
-    def get(self) -> Sampled:
-        """Wait until the last stage has sampled. Raises RankLost."""
-        return self.ranks.sampled()
 
 
 def _end(zero: RankZero, drop_graphs: Callable[[], None]) -> None:
@@ -260,25 +261,3 @@ def _end(zero: RankZero, drop_graphs: Callable[[], None]) -> None:
     drop_graphs()
     zero.abort()
     zero.ranks.join()
-
-
-class SharedResult:
-    """The result of a step on all ranks: worthless if one of them was lost meanwhile, which `get` says."""
-
-    def __init__(self, result: Result, runner: ParallelRunner) -> None:
-        self.rows = result.rows
-        self._result, self._runner = result, runner
-
-    def get(self) -> Sampled:
-        """Wait for the tokens. Raises RankLost."""
-        runner = self._runner
-        try:
-            sampled = self._result.get()
-        except RuntimeError:  # a GPU's kernel that was ended
-            runner.blame()
-            raise
-        runner.ranks.check()
-        if runner.zero.stopped:
-            runner.blame()
-            raise RankLost(f"the {runner.ranks.size} ranks have lost step: load the model again")
-        return sampled

@@ -4,8 +4,6 @@ The host computes nothing and sends nothing, so a draw can be part of a CUDA gra
 ask for a temperature at most, `sample` reads their logits once; otherwise `sample_asked` draws for all rows.
 """
 
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
 
@@ -15,15 +13,7 @@ from gradus.kernels.sampling.full import sample_asked
 from gradus.kernels.sampling.plain import sample
 from gradus.kernels.sampling.slot_settings import SlotSettings
 from gradus.sampling.constraints import Constraints
-from gradus.sampling.sampler import Drawn, DrawnLogprobs, Rows, Sampler
-
-
-class SlotDraw(NamedTuple):
-    """The draw of a step's rows. tokens: int64 [R], -1 where no logit was finite. pairs: from `sample_asked`, as in
-    DrawnLogprobs, with the largest K that a request may ask for; None from `sample`."""
-
-    tokens: Tensor
-    pairs: Tensor | None
+from gradus.sampling.sampler import Drawn, DrawnLogprobs, Rows, Sampler, SlotDraw
 
 
 class KernelSampler(Sampler):
@@ -61,16 +51,8 @@ class KernelSampler(Sampler):
         table = self.table
         return sample(logits, table.seeds, positions, table.temperatures, slots=slots, out=out)
 
-    def drawn(self, draw: SlotDraw, slots: Column) -> Drawn:
-        """Cut the draw to the rows of `slots`, which come first, with the log-probabilities that they ask for."""
-        tokens = draw.tokens[: len(slots)]
-        if draw.pairs is None:
-            return Drawn(tokens)
-        counts = self.table.reporting[slots]
-        if (counts < 0).all():
-            return Drawn(tokens)
-        return Drawn(tokens, DrawnLogprobs(draw.pairs[: len(slots)], counts))
-
     def sample(self, logits: Tensor, rows: Rows) -> Drawn:
         slots, positions = upload_parts([rows.slots, rows.positions], torch.int64, self.device)
-        return self.drawn(self.draw_slots(logits, slots, positions, full=self.needs_full(rows.slots)), rows.slots)
+        tokens, pairs, _ = self.draw_slots(logits, slots, positions, full=self.needs_full(rows.slots))
+        counts = self.table.reporting[rows.slots]
+        return Drawn(tokens, None if pairs is None or (counts < 0).all() else DrawnLogprobs(pairs, counts))

@@ -24,6 +24,7 @@ The order of operations, from a row of raw logits (float32) to a token:
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -91,6 +92,15 @@ class Drawn:
     faults: Mapping[int, str] = field(default_factory=dict)
 
 
+class SlotDraw(NamedTuple):
+    """The draw of a step's rows. tokens: int64 [R], on the device or in the host's columns; as in `Drawn`. pairs: as in
+    DrawnLogprobs; None if no row may ask for them. faults: as in `Drawn`."""
+
+    tokens: Any
+    pairs: Tensor | None
+    faults: Mapping[int, str] = {}
+
+
 class Sampler:
     """Keeps each slot's sampling settings and the tokens that it has seen. Knows no sequence and no schedule.
 
@@ -145,6 +155,10 @@ class Sampler:
         """True if these slots only want the token of their largest logit. A runner that finds it in another way then
         needs no logits: see `take`."""
         return bool((self.table.plain[slots] & ~self.table.drawing[slots]).all())
+
+    def needs_full(self, slots: Column) -> bool:
+        """True if any of `slots` asks for more than the quickest draw, which here is the greedy one."""
+        return not self.greedy(slots)
 
     def take(self, tokens: Tensor, rows: Rows) -> Drawn:
         """Do as `sample` does, for rows that are `greedy`. tokens: int64 [R], as the function `greedy` returns them."""

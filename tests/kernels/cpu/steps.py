@@ -132,6 +132,11 @@ class Step:
         """Repeat each slot's value for its rows."""
         return [value for value, count in zip(values, self.counts, strict=True) for _ in range(count)]
 
+    @property
+    def columns(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Each row's token, position and slot."""
+        return self.tokens.numpy(), self.positions.numpy(), np.array(self.each_row(self.slots))
+
     @torch.inference_mode()
     def in_torch(self, model: Model, pages: Pages) -> Tensor:
         """The model's own forward: logits [R, V]."""
@@ -154,12 +159,13 @@ class Step:
 
     @torch.inference_mode()
     def compiled(self, decode: DecodeModel) -> Tensor:
-        return decode.run(self.tokens, self.positions, self.each_row(self.slots), self.before).clone()
+        return decode.run(*self.columns, np.array(self.before)).clone()
 
 
 def poison(decode: DecodeModel) -> None:
     """Fill a step's working memory with values that no result may contain, except the description of its work."""
-    description = {"shape", "heads", "stages", "chunks", "wanted", "matrices", "layers", "spans", "span_starts"}
+    division = {"chunks", "rows", "contexts", "spans", "span_starts"}
+    description = division | {"shape", "heads", "stages", "matrices", "layers"}
     for name, array in decode.step._asdict().items():
         if name not in description:
             array.fill(np.nan if array.dtype.kind == "f" else np.iinfo(array.dtype).max)

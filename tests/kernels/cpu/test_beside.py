@@ -1,5 +1,6 @@
 """Products that run outside a model's step and share its threads."""
 
+import numpy as np
 import pytest
 import torch
 
@@ -58,10 +59,10 @@ def test_what_a_step_leaves_is_there_after_a_product():
     """The hidden states of its rows, which heads draft from, and its logits, until the next step."""
     model, (linear, *_) = made("tiny-qwen3"), matrices(torch.float32)
     step, decode = Step(model, [5, 31, 0]), Pages(model).decode_model(model, 2, [linear])
-    logits, states = step.compiled(decode), decode.hidden([0, 2])
+    logits, states = step.compiled(decode), decode.hidden(np.array([0, 2]))
     decode.multiply(0, torch.ones(4, linear.in_features))
     same(decode.logits[:3], logits)
-    same(decode.hidden([0, 2]), states)
+    same(decode.hidden(np.array([0, 2])), states)
 
 
 def test_a_model_alone_has_room_for_no_product():

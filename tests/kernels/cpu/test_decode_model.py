@@ -146,7 +146,7 @@ def test_rounding_to_bfloat16_is_to_nearest_even_and_keeps_nan():
     step = Step(model, [0])
     decode = pages.decode_model(model)
     with torch.inference_mode():
-        decode.run(step.tokens, step.positions, step.slots)
+        decode.run(*step.columns)
     first = pages.attention.tables[0, step.slots[0], 0] * pages.storage.page_size
     stored = pages.storage.rows(0)[1][first].flatten()
     assert stored[3].isnan() and torch.equal(stored.nan_to_num(7), numbers.bfloat16().nan_to_num(7))

@@ -86,7 +86,7 @@ import json, sys
 from gradus import LLM, SamplingParams
 llm = LLM("random:tiny-llama", device="cpu", dtype="float32", max_sequences=2)
 done = llm.generate(["Once upon", "a"], SamplingParams(max_tokens=12, ignore_eos=True))
-print(json.dumps([type(llm.engine.runner).__name__, [one.token_ids for one in done]]))
+print(json.dumps([type(llm.engine.runner.step.passes).__name__, [one.token_ids for one in done]]))
 """
 
 
@@ -136,7 +136,7 @@ sys.meta_path.insert(0, Broken())
 def test_without_numba_the_engine_says_so_in_a_line_and_gives_the_same_tokens(before, reason):
     (runner, tokens), printed = generated(before)
     assert printed == f"the engine runs without its kernels: {reason}\n"
-    assert runner == "ModelRunner" and tokens == tokens_here()
+    assert runner == "TorchPass" and tokens == tokens_here()
 
 
 def test_numba_is_not_missing_where_it_is():
@@ -168,7 +168,7 @@ def test_int8_takes_the_instruction_that_numba_compiles_for(environment, expecte
 @pytest.mark.parametrize("name", ["generic", "x86-64-v3"])
 def test_an_older_processor_gives_the_same_tokens(name, tmp_path):
     (runner, tokens), _ = generated(NUMBA_CPU_NAME=name, NUMBA_CPU_FEATURES="", NUMBA_CACHE_DIR=str(tmp_path))
-    assert runner == "CompiledRunner" and tokens == tokens_here()
+    assert runner == "CompiledPass" and tokens == tokens_here()
 
 
 def test_float16_is_widened_by_integers_where_no_instruction_does_it():

@@ -46,9 +46,9 @@ def kernels(model, pages):
 def both(decode, step):
     """The logits of a step and, of the same step again, its tokens."""
     with torch.inference_mode():
-        logits = decode.run(step.tokens, step.positions, step.slots).clone()
+        logits = decode.run(*step.columns).clone()
         poison(decode)
-        tokens = decode.run(step.tokens, step.positions, step.slots, greedy=True)
+        tokens = decode.run(*step.columns, greedy=True)
     assert np.isnan(decode.step.logits).all(), "logits were written"
     return logits, tokens
 
@@ -103,10 +103,10 @@ def test_of_the_rows_that_are_wanted_alone():
     model, decode = decodes("bfloat16")
     step = Step(model, CONTEXTS)
     logits, _ = both(decode, step)
-    tokens = decode.run(step.tokens, step.positions, step.slots, None, [6, 2], greedy=True)
+    tokens = decode.run(*step.columns, wanted=np.array([6, 2]), greedy=True)
     assert tokens.tolist() == logits.argmax(-1)[[6, 2]].tolist()
     before = tokens.tolist()
-    again = decode.run(step.tokens, step.positions, step.slots, None, [1, 0], greedy=True)
+    again = decode.run(*step.columns, wanted=np.array([1, 0]), greedy=True)
     assert again.tolist() == logits.argmax(-1)[[1, 0]].tolist() and tokens.tolist() == before
 
 

@@ -204,11 +204,11 @@ def test_a_model_that_is_dropped_leaves_memory_and_its_threads_end():
     before = workers()
     llm = tiny(max_sequences=2)
     runner = llm.engine.runner
-    runner.decode.team.close()
-    llm.engine.runner.decode = Pages(runner.model).decode_model(runner.model, 3)  # whatever the machine has
+    runner.step.passes.decode.team.close()
+    llm.engine.runner.step.passes.decode = Pages(runner.model).decode_model(runner.model, 3)  # whatever the machine has
     started = workers() - before
     assert len([thread for thread in started if thread.is_alive()]) >= 2
-    seen = ref(runner.decode), ref(runner.model)
+    seen = ref(runner.step.passes.decode), ref(runner.model)
     del llm, runner
     gc.collect()
     assert soon(lambda: gc.collect() >= 0 and all(one() is None for one in seen))

@@ -15,9 +15,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from gradus.attention.paged import PagedAttention
-from gradus.engine.plan import Plan, Span
-from gradus.execution.runner import ModelRunner
+from gradus.engine.plan import Span
+from gradus.execution.passes import TorchPass
 from gradus.kernels.step.ngram_reference import NO_DRAFT
 from gradus.speculative.drafter import Drafter
 from gradus.speculative.history import History
@@ -32,20 +31,19 @@ last of them, which the draft model drew but never ran."""
 class DraftModel(Drafter):
     """Proposes drafts for slots whose block tables are up to date.
 
-    runner: runs the draft model, with the model's sampler. pages: the draft model's attention, which reads the model's
-    block tables.
+    passes: run the draft model, with the model's sampler, and with attention that reads the model's block tables.
     """
 
-    def __init__(self, runner: ModelRunner, pages: PagedAttention) -> None:
-        self.runner, self.pages = runner, pages
-        self.longest = runner.model.config.context_length
+    def __init__(self, passes: TorchPass) -> None:
+        self.passes = passes
+        self.longest = passes.model.config.context_length
         self._stored: dict[int, int] = {}  # slot → positions with stored keys and values
 
     def keep(self, slot: int, positions: int) -> None:
         self._stored[slot] = min(self._stored.get(slot, 0), positions)
 
     def wipe(self, pages: Sequence[int]) -> None:
-        self.pages.storage.wipe(pages)
+        self.passes.attention.storage.wipe(pages)
 
     def propose(self, history: History, slots: Tensor, count: int, limits: Tensor) -> Tensor:
         ends = dict(zip(slots.tolist(), limits.clamp(max=self.longest).tolist(), strict=True))
@@ -53,7 +51,7 @@ class DraftModel(Drafter):
         drafts: dict[int, list[int]] = {slot: [] for slot in lengths}
         spans = self._catch_up(history, {slot: length for slot, length in lengths.items() if length <= ends[slot]})
         for _ in range(count):
-            drawn = self._draw(spans) if spans else []
+            drawn = self.passes.guess(spans) if spans else []
             following = []
             for span, token in zip(spans, drawn, strict=True):
                 slot, end = span.slot, span.start + len(span.tokens)
@@ -82,14 +80,10 @@ class DraftModel(Drafter):
             if missing <= room:
                 spans.append(self._span(history, slot, start, length))
             elif room:
-                self.runner.answer(Plan([self._span(history, slot, start, start + room, rows=0)]))
+                self.passes.store([self._span(history, slot, start, start + room, rows=0)])
                 self._stored[slot] = start + room
             room -= min(missing, room)
         return spans
 
     def _span(self, history: History, slot: int, start: int, end: int, rows: int = 1) -> Span:
         return Span(None, slot, start, history.tokens[slot, start:end].tolist(), rows)
-
-    def _draw(self, spans: list[Span]) -> list[int]:
-        """Draw the token after each span."""
-        return self.runner.guess(Plan(spans)).tolist()

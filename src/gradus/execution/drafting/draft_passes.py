@@ -19,7 +19,7 @@ from gradus.attention.batch import Batch
 from gradus.attention.graph_paged import GraphPagedAttention
 from gradus.device.transfer import current, upload_parts
 from gradus.engine.plan import Decodes
-from gradus.execution.runner import RunModel, kernel_logits
+from gradus.execution.passes import RunModel, kernel_logits
 from gradus.kernels.step.draft_passes import Drafting, first_rows, keep_draft, next_rows
 from gradus.models import Model
 from gradus.sampling.kernel_sampler import KernelSampler

@@ -22,16 +22,19 @@ the next step is launched: some milliseconds, once per call.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from gradus.device.transfer import Staging, current
 from gradus.engine.plan import REJECTED, Column, Sampled
-from gradus.execution.result import StepResult
+from gradus.execution.result import Launched
 from gradus.sampling.constraints import Constrained, Constraints
-from gradus.sampling.kernel_sampler import KernelSampler
 from gradus.speculative.history import History
+
+if TYPE_CHECKING:  # Triton is not everywhere
+    from gradus.sampling.kernel_sampler import KernelSampler
 
 DrawAgain = Callable[[Sequence[Constrained]], Sampled]
 """Runs these answers' rows once more, draws with masks, and returns a token per answer."""
@@ -44,7 +47,7 @@ class MaskedDraws:
     sequences run at once.
     """
 
-    def __init__(self, constraints: Constraints, sampler: KernelSampler, history: History, slots: int) -> None:
+    def __init__(self, constraints: Constraints, sampler: "KernelSampler", history: History, slots: int) -> None:
         self.constraints, self.sampler, self.device = constraints, sampler, sampler.device
         self.history = history
         self._masks = sampler.table.allocate_masks()
@@ -56,6 +59,16 @@ class MaskedDraws:
         self._slots: Column | None = None
         self._changes = -1
         self._answers: list[Constrained] = []
+
+    def watch(
+        self, slots: Column, rows: int, drawn: Launched | Callable[[], Launched], draw_again: DrawAgain
+    ) -> "Launched | ConstrainedStep":
+        """Watch a step's answers that keep to a grammar. slots: of the rows that get tokens. drawn: the step, or the
+        draw that it holds back. rows, draw_again: as in ConstrainedStep."""
+        answers = self.answers(slots)
+        if not isinstance(drawn, Launched):
+            return ConstrainedStep(self, answers, rows, draw_again, draw=drawn)
+        return ConstrainedStep(self, answers, rows, draw_again, result=drawn) if answers else drawn
 
     def answers(self, slots: Column) -> list[Constrained]:
         """List the answers that keep to a grammar among these slots, of the rows that get tokens."""
@@ -120,8 +133,8 @@ class ConstrainedStep:
         rows: int,
         draw_again: DrawAgain,
         *,
-        result: StepResult | None = None,
-        draw: Callable[[], StepResult] | None = None,
+        result: Launched | None = None,
+        draw: Callable[[], Launched] | None = None,
     ) -> None:
         self.answers, self.rows = answers, rows
         self._draws, self._draw_again = draws, draw_again
@@ -145,7 +158,7 @@ class ConstrainedStep:
         if self._surplus:
             self.get()
 
-    def _drawn(self) -> StepResult:
+    def _drawn(self) -> Launched:
         if self._draw is not None:
             with current(self._draws.device):
                 self._draws.send()

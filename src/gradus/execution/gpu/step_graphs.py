@@ -17,6 +17,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from gradus.attention.graph_paged import GraphPagedAttention
 from gradus.engine.plan import NO_DRAFTS, Decodes
 from gradus.execution.gpu.capturing import (
     REPLAYS,
@@ -30,8 +31,9 @@ from gradus.execution.gpu.capturing import (
     replay_ms,
     ways,
 )
-from gradus.execution.gpu.decode_step import Accepted, DecodeStep
-from gradus.kernels.step.decode_rows import StepRows
+from gradus.execution.gpu.results import Results
+from gradus.execution.step import Accepted, DecodeStep
+from gradus.kernels.step.rows import StepRows
 from gradus.scheduling.draft_shapes import NO_SHAPE, DraftShape, DraftShapes, batch_sizes
 from gradus.scheduling.step_times import StepTimes
 
@@ -53,7 +55,7 @@ class StepGraphs:
         agree: Agree = list,
     ) -> None:
         self.step, self.padding, self.drafts, self.masked = step, slots, drafts, masked
-        self.device = step.model.device
+        self.device = step.passes.model.device
         self.sizes = batch_sizes(slots)
         self.shapes = sorted(
             [(size, shape) for size in self.sizes for shape in (NO_SHAPE, *(drafts.of(size) if drafts else ()))],
@@ -101,10 +103,12 @@ class StepGraphs:
                     self.try_out(size, shape, length)
                     took[size, shape] = replay_ms(plain.graph)
                 report(number, len(self.shapes))
-            self.step.attention.capture_entries(lambda launch: self.recorder.record(0, launch).replay)
+            attention, results = self.step.passes.attention, self.step.results
+            assert isinstance(attention, GraphPagedAttention) and isinstance(results, Results)
+            attention.capture_entries(lambda launch: self.recorder.record(0, launch).replay)
             self.step.history.lengths[self.padding] = 1  # as it was
             torch.cuda.synchronize(self.device)
-            self.step.results.restart()
+            results.restart()
         for (size, shape), milliseconds in took.items():
             if times is not None and shape != NO_SHAPE:
                 times.expect(size, shape, milliseconds / took[size, NO_SHAPE])

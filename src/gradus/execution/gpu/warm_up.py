@@ -14,7 +14,7 @@ from torch import Tensor
 from gradus.attention.batch import Batch
 from gradus.attention.graph_paged import GraphPagedAttention
 from gradus.cache import TableChange
-from gradus.execution.runner import RunModel
+from gradus.execution.passes import RunModel
 from gradus.models import Model
 from gradus.sampling.kernel_sampler import KernelSampler
 

@@ -7,4 +7,5 @@ paged.py           the kernel: queries of prompts and decodes over pages
 splits.py          combine the parts of rows whose keys were split
 new_token.py       rotate and store a decode's own heads inside attention
 hopper.py          long prompts on Hopper, in Gluon
+reference.py       the same in torch
 """

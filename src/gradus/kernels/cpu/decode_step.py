@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from gradus.kernels.cpu.activations import Rows, padded, prepare
 from gradus.kernels.cpu.attention.block import Block, attend_block
 from gradus.kernels.cpu.attention.row import Scratch, attend, gather
+from gradus.kernels.cpu.attention.spans import divide
 from gradus.kernels.cpu.elementary import activate, add_to, copy, normalize, tanh
 from gradus.kernels.cpu.greedy import NOTHING, token, winner
 from gradus.kernels.cpu.kept import kept, sources
@@ -52,6 +53,8 @@ STAGE = np.dtype(
     ]
 )
 
+WANTED = 3  # of `Step.rows`
+
 SHAPE = np.dtype(
     [
         ("rows", np.int64),  # of this step
@@ -71,9 +74,10 @@ class Step(NamedTuple):
 
     shape: SHAPE [1]; heads: HEADS [1]; stages: STAGE [S]; matrices: MATRIX; layers: LAYER.
     chunks: int64 [S], the number of chunks of each stage in this step.
-    wanted: int64 [R], the rows that get logits.
-    spans: SPAN [groups of layers, most]; span_starts: int64 [groups, R + 1], the first partial of each row, and
-    the end.
+    rows: int64 [4, R]: each row's slot, its position, and the number of rows of the same slot right before it; then
+    the numbers of the rows that get logits.
+    contexts: CONTEXT [groups of layers]; spans: SPAN [groups, most]; span_starts: int64 [groups, R + 1], the first
+    partial of each row, and the end.
     partials: float32 [most, Hq, Dh + 2].
     winners: int64 [chunks of the head, R], see `greedy.py`; tokens: int64 [R], the choice.
     given, made: inputs and results of products outside the step, as wide as the widest of each.
@@ -83,9 +87,10 @@ class Step(NamedTuple):
     heads: Any
     stages: Any
     chunks: NDArray[np.int64]
-    wanted: NDArray[np.int64]
+    rows: NDArray[np.int64]
     matrices: Any
     layers: Any
+    contexts: Any
     spans: Any
     span_starts: NDArray[np.int64]
     x: NDArray[np.float32]
@@ -164,7 +169,7 @@ def _fill(step: Step, stage: Any, rows: Rows) -> None:
         elif stage.kind == BESIDE:
             copy(step.given[r, : step.matrices[stage.matrix].width], rows.x[r])
         elif stage.kind == HEAD:
-            row = step.x[step.wanted[r]]
+            row = step.x[step.rows[WANTED, r]]
             normalize(row, shape.hidden, stage.norm, stage.norm_bias, stage.eps, rows.x[r])
         else:
             normalize(step.x[r], shape.hidden, stage.norm, stage.norm_bias, stage.eps, rows.x[r])
@@ -262,6 +267,18 @@ def _choose(step: Step) -> None:
 # -- a whole step ------------------------------------------------------------------------------------------------------
 
 
+@njit(**FLAGS)
+def _divide(step: Step) -> None:
+    """Divide every row's context into spans, for each group of layers: the chunks of their stages of attention."""
+    rows = step.rows[:WANTED, : step.shape[0].rows]
+    for group in range(len(step.contexts)):
+        count = divide(step.contexts[group], rows, step.spans[group], step.span_starts[group])
+        for index in range(len(step.stages)):
+            stage = step.stages[index]
+            if stage.kind == ATTEND and step.layers[stage.layer].group == group:
+                step.chunks[index] = count
+
+
 def _compiled(made_of: int) -> Callable[[int, Step, Worker, int, int], None]:
     @kept
     def run(words: int, step: Step, worker: Worker, first: int, stages: int) -> None:
@@ -271,6 +288,8 @@ def _compiled(made_of: int) -> Callable[[int, Step, Worker, int, int], None]:
         """
         turns = made_of & 0  # puts the sources' number into the closure, for `kept`
         if stages:
+            if first == 0:  # not a product outside the model's step
+                _divide(step)
             open_step(words, first, stages)
         while True:
             stage, chunk = take(words, step.chunks)

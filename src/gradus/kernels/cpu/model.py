@@ -10,8 +10,9 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from gradus.kernels.cpu.activations import MOST_ROWS, make_rows
-from gradus.kernels.cpu.attention.block import MOST_TOGETHER, TILE, make_block
-from gradus.kernels.cpu.attention.row import HEADS, LAYER, LONGEST, SPAN, make_scratch
+from gradus.kernels.cpu.attention.block import make_block
+from gradus.kernels.cpu.attention.row import HEADS, LAYER, SPAN, make_scratch
+from gradus.kernels.cpu.attention.spans import contexts, most_spans
 from gradus.kernels.cpu.decode_step import (
     ADD_NORMALIZED,
     ATTEND,
@@ -23,6 +24,7 @@ from gradus.kernels.cpu.decode_step import (
     SHAPE,
     STAGE,
     UP,
+    WANTED,
     Step,
     Worker,
     run,
@@ -46,8 +48,9 @@ from gradus.quantization.linear import PIECE
 
 ROUNDS = 2  # fewest chunks per thread and stage: equal and long, because long streams of weights are read fastest
 CHUNK_BYTES = 1 << 20  # most bytes of a chunk's weights, because threads wait for the last chunk at a stage's end
-FEWEST_KEYS = 32  # fewest keys of a span
 f32 = np.float32
+Rows = NDArray[np.int64]
+"""A number for each row."""
 Value = TypeVar("Value")
 
 KNOWN_PARTS = (nn.LayerNorm, RMSNorm, Heads, RotaryTable, Activation, Gated)
@@ -160,17 +163,17 @@ class DecodeModel:
         threads: int,
         extra_linears: Sequence[Linear] = (),
     ) -> None:
-        self.model, self.tables, self.windows, self.threads = model, tables, windows, threads
+        self.model, self.threads = model, threads
         stages = Stages(model, extra_linears, threads)
-        self.kept = stages.matrices, cache
+        self.kept = stages.matrices, cache, tables
         self.kind = KINDS[stages.matrices.rows[0][0]]  # of the first matrix; in a mix others may differ
-        self.step = _make_step(model, stages, cache, page_size, _most_spans(model, threads), len(windows))
+        whole = model.config.head_dim % SQUARE == 0
+        together = SQUARE if whole else MOST_ROWS + 1  # rows of a sequence, from which they attend as one block
+        groups = contexts(tables.numpy(), windows, threads, together)
+        self.step = _make_step(model, stages, cache, page_size, groups)
+        self.shape = self.step.shape[0]
         self.count = stages.count
         self.tables_of_angles = _tables(stages.layers)
-        self.attending = np.flatnonzero(self.step.stages["kind"] == ATTEND)
-        whole = model.config.head_dim % SQUARE == 0
-        self.fewest_rows = SQUARE if whole else MOST_ROWS + 1  # of a sequence, from which they attend as one block
-        self.groups = self.step.layers["group"][self.step.stages["layer"][self.attending]]
         self.work = Work(self.step, [_make_worker(model, self.step) for _ in range(threads)])
         _add_panels(model)
         self.logits, self.tokens = torch.from_numpy(self.step.logits), torch.from_numpy(self.step.tokens)
@@ -180,99 +183,53 @@ class DecodeModel:
 
     def run(
         self,
-        token_ids: Tensor,
-        positions: Tensor,
-        slots: Sequence[int],
-        before: Sequence[int] | None = None,
-        wanted: Sequence[int] | None = None,
+        tokens: Rows,
+        positions: Rows,
+        slots: Rows,
+        before: Rows | int = 0,
+        wanted: Rows | None = None,
         *,
         greedy: bool = False,
     ) -> Tensor:
-        """Run one decode step: one new token per row. token_ids, positions: int64 [R]; slots: each row's slot.
+        """Run one decode step: one new token per row. tokens, positions, slots: int64 [R].
 
         A slot may have several rows, at successive positions in successive rows; `before` counts the rows of the same
-        slot right before each (None: none). Keys and values go to the pages in the tables.
+        slot right before each. Keys and values go to the pages in the tables.
         wanted: the rows that get logits; None: all. Returns their logits, float32 [wanted, V], valid
         until the next call. If `greedy`, writes no logits and returns each row's most likely token, int64 [wanted]: the
         first among equals, -1 if its logit is not finite.
         """
-        rows, wanted = len(slots), range(len(slots)) if wanted is None else wanted
-        self.step.x[:rows] = self.model.embed(token_ids, positions).float().numpy()
-        shape = self.step.shape
-        shape["rows"], shape["wanted"], shape["greedy"] = rows, len(wanted), greedy
-        self.step.wanted[: len(wanted)] = wanted
-        places = positions.tolist()
+        rows = len(slots)
+        count = rows if wanted is None else len(wanted)
+        given = torch.from_numpy(tokens), torch.from_numpy(positions)
+        self.step.x[:rows] = self.model.embed(*given).float().numpy()
+        mine = self.step.rows
+        mine[0, :rows], mine[1, :rows], mine[2, :rows] = slots, positions, before
+        mine[WANTED, :count] = np.arange(count) if wanted is None else wanted
+        self.shape["rows"], self.shape["wanted"], self.shape["greedy"] = rows, count, greedy
+        length = int(positions.max()) + 1
         for table in self.tables_of_angles:
-            table.reach(max(places) + 1)
-        self._divide(slots, places, before or [0] * rows)
-        self._run(0, self.count if len(wanted) else self.count - 1)  # the head comes last
-        return self.tokens[: len(wanted)].clone() if greedy else self.logits[: len(wanted)]
+            table.reach(length)
+        self._run(0, self.count if count else self.count - 1)  # the head comes last
+        return self.tokens[:count].clone() if greedy else self.logits[:count]
 
-    def hidden(self, rows: Sequence[int]) -> Tensor:
+    def hidden(self, rows: Rows | slice = slice(None)) -> Tensor:
         """The last step's hidden states of these rows, [rows, D], after the final norm, as the model's head reads
         them."""
-        states = torch.from_numpy(self.step.x[np.array(rows, np.int64)])
+        states = torch.from_numpy(self.step.x[: self.shape["rows"]][rows])
         return cast(Tensor, self.model.norm(states.to(self.model.dtype)))
 
     def multiply(self, number: int, x: Tensor) -> Tensor:
         """x times the matrix `number` of the extra linears, [R, K] → float32 [R, N], of up to MOST_ROWS rows."""
         index, (rows, width) = self.count + number, x.shape
         self.given[:rows, :width] = x
-        shape = self.step.shape
-        shape["rows"], shape["greedy"] = rows, False
+        self.shape["rows"], self.shape["greedy"] = rows, False
         self._run(index, 1)
         return self.made[:rows, : self.step.stages["columns"][index]].clone()
 
     def _run(self, first: int, stages: int) -> None:
         self.work.opened = first, stages
         self.team.run()
-
-    def _divide(self, slots: Sequence[int], positions: Sequence[int], before: Sequence[int]) -> None:
-        """Divide each row's context into spans, for every group of layers. Rows of one sequence that fill a block
-        share theirs."""
-        _, count, longest = self.tables.shape
-        start = self.tables.data_ptr()
-        blocks, counts = _blocks(before, self.fewest_rows), np.zeros(len(self.windows), np.int64)
-        for group, window in enumerate(self.windows):
-            oldest = [0 if window is None else max(0, position - window + 1) for position in positions]
-            total = sum(position + 1 - first for position, first in zip(positions, oldest, strict=True))
-            length = min(LONGEST, max(FEWEST_KEYS, -(-total // (2 * self.threads))))
-            spans, starts = [], [0]
-            for row, rows in blocks:
-                first, end = oldest[row], positions[row] + rows
-                each = length if rows == 1 else self._shared_length(end - first, rows, total)
-                lows, partial = range(first, end, each), starts[-1]
-                table = start + 8 * (group * count + slots[row]) * longest
-                spans += [
-                    (
-                        row, rows, positions[row], before[row], low, min(low + each, end), window or 0, table,
-                        partial + number, len(lows),
-                    )
-                    for number, low in enumerate(lows)
-                ]  # fmt: skip
-                starts += [partial + len(lows) * more for more in range(1, rows + 1)]
-            self.step.spans[group, : len(spans)] = spans
-            self.step.span_starts[group, : len(starts)] = starts
-            counts[group] = len(spans)
-        self.step.chunks[self.attending] = counts[self.groups]
-
-    def _shared_length(self, keys: int, rows: int, total: int) -> int:
-        """Positions of a span that several rows share, in whole tiles: each is about as much work, and together with
-        all others of a step, `total` keys of single rows, there are two for each thread."""
-        spans = max(1, round(keys * rows * 2 * self.threads / max(total, 1)))
-        return -(-keys // (spans * TILE)) * TILE
-
-
-def _blocks(before: Sequence[int], fewest: int) -> list[tuple[int, int]]:
-    """Divide a step's rows: the first row of each part, and how many. Rows of one sequence are parts of up to
-    MOST_TOGETHER rows if they are at least `fewest`, else each is one of its own."""
-    firsts = [row for row, number in enumerate(before) if number % MOST_TOGETHER == 0]
-    runs = [(row, end - row) for row, end in zip(firsts, [*firsts[1:], len(before)], strict=True)]
-    return [
-        part
-        for row, rows in runs
-        for part in ([(row, rows)] if rows >= fewest else [(row + more, 1) for more in range(rows)])
-    ]
 
 
 def _add_panels(model: Model) -> None:
@@ -290,20 +247,15 @@ def _add_panels(model: Model) -> None:
             part.widen(0, 1)
 
 
-def _most_spans(model: Model, threads: int) -> int:
-    """The most spans of a step: all rows have the longest context, cut by LONGEST or evenly, plus a remainder each."""
-    return MOST_ROWS * (-(-model.config.context_length // LONGEST) + 2 * threads + 1)
-
-
 def _make_step(
     model: Model,
     stages: Stages,
     cache: Sequence[tuple[Tensor, Tensor, int]],
     page_size: int,
-    most_spans: int,
-    groups: int,
+    groups: NDArray[np.void],
 ) -> Step:
     config, rows = model.config, np.array(stages.rows, STAGE)
+    most = most_spans(MOST_ROWS, config.context_length, stages.threads)
     chunks = -(-rows["columns"] // rows["chunk"])
 
     def buffer(width: int) -> NDArray[np.float32]:
@@ -314,14 +266,15 @@ def _make_step(
         heads=_heads(model, stages.layers, cache[0][0], page_size),
         stages=rows,
         chunks=chunks,
-        wanted=np.zeros(MOST_ROWS, np.int64),
+        rows=np.zeros((WANTED + 1, MOST_ROWS), np.int64),
         matrices=stages.matrices.records,
         layers=_layers(stages.layers, cache, stages.matrices),
-        spans=np.zeros((groups, most_spans), SPAN),
-        span_starts=np.zeros((groups, MOST_ROWS + 1), np.int64),
+        contexts=groups,
+        spans=np.zeros((len(groups), most), SPAN),
+        span_starts=np.zeros((len(groups), MOST_ROWS + 1), np.int64),
         x=buffer(config.hidden_size),
         qkv=buffer(sum(config.qkv_widths)),
-        partials=np.empty((most_spans, config.num_heads, config.head_dim + 2), f32),  # most are never written
+        partials=np.empty((most, config.num_heads, config.head_dim + 2), f32),  # most are never written
         added=buffer(config.hidden_size),
         features=buffer(config.intermediate_size),
         logits=buffer(config.vocab_size),

@@ -9,4 +9,5 @@ pieces.py          products of many rows with a matrix that is wide piece by pie
 tile_tables.py     which tile for which product (measured/)
 hopper_launch.py   launch shapes of `hopper_product`, without Gluon
 hopper_product.py  prompts in int8 on Hopper, in Gluon
+reference.py       products, also of 16-bit matrices, and rounded activations, in torch
 """

@@ -5,4 +5,5 @@ summed_norm.py   a sum over several GPUs, with the residual sum and the norm aft
 activation.py    gated and plain activations
 rope_store.py    rotate queries and keys, and store new keys and values on their pages
 e4m3.py          conversion between fp8 and bfloat16 without the instruction
+reference.py     the same in torch
 """

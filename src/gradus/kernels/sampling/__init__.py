@@ -8,4 +8,5 @@ seen_words.py         how counts of tokens are packed
 narrowing.py          top-k, top-p and min-p without sorting
 likeliest.py          the likeliest tokens, for log-probabilities
 full.py               draw rows that use any of these settings
+reference.py          temperature alone, in torch
 """

@@ -7,30 +7,16 @@ writes that token to the history. `verify.py` does the same for steps that verif
 Bytes: 20 per row in, 36 and 8 per layer group out. A program takes BLOCK rows.
 """
 
-from typing import NamedTuple
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 from triton.language import constexpr, tensor
 
-from gradus.kernels.step.verify import VerifyRows, store_places
+from gradus.kernels.step.rows import DecodeRows
+from gradus.kernels.step.verify import store_places
 
 BLOCK = 128
-
-
-class DecodeRows(NamedTuple):
-    """The rows of a step without drafts, one per sequence: as in `VerifyRows`, with no spans."""
-
-    tokens: Tensor
-    positions: Tensor
-    slots: Tensor
-    ends: Tensor
-    places: Tensor
-
-
-StepRows = DecodeRows | VerifyRows
 
 
 @triton.jit(do_not_specialize=["rows", "padding"])

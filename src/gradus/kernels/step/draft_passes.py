@@ -22,7 +22,8 @@ from triton.language import constexpr, tensor
 
 from gradus.kernels.core.overlap import let_next_start, starts_early, wait_for_previous
 from gradus.kernels.step import ngram_reference
-from gradus.kernels.step.verify import VerifyRows, store_places
+from gradus.kernels.step.rows import VerifyRows
+from gradus.kernels.step.verify import store_places
 
 BLOCK = 128
 NO_DRAFT = constexpr(ngram_reference.NO_DRAFT)

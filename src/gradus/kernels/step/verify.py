@@ -11,8 +11,6 @@ Bytes: a few numbers per row, and a hidden state per span. A program of `pack_ro
 `accept_drafts` takes a span, and COLUMNS of its state.
 """
 
-from typing import NamedTuple
-
 import torch
 import triton
 import triton.language as tl
@@ -22,27 +20,10 @@ from triton.language import constexpr, tensor
 from gradus.engine import plan
 from gradus.kernels.core.overlap import let_next_start, starts_early, wait_for_previous
 from gradus.kernels.step.places import place_of
+from gradus.kernels.step.rows import VerifyRows
 
 BLOCK, COLUMNS = 32, 512
 REJECTED, UNDRAFTED = constexpr(plan.REJECTED), constexpr(plan.UNDRAFTED)
-
-
-class VerifyRows(NamedTuple):
-    """The R rows of a step with up to K drafts for each of B spans.
-
-    tokens, positions: int64 [R]; slots: int32 [R]. ends: int32 [R], the positions of the drawn tokens. Rows after the
-    last span's are padding: token 0 at position 0 of the last slot, with the end 0. places: int64 [G, R], where keys
-    and values go, in each layer group. query_start: int32 [B + 1]: span i has the rows from query_start[i] up to
-    query_start[i + 1]. lengths: int32 [B], each sequence's length with its rows; 0 for a span without rows.
-    """
-
-    tokens: Tensor
-    positions: Tensor
-    slots: Tensor
-    ends: Tensor
-    places: Tensor
-    query_start: Tensor
-    lengths: Tensor
 
 
 @triton.jit

@@ -2,4 +2,5 @@
 
 row.py      a decode's row, over the positions of a span
 block.py    many rows of a prompt, whose query heads are the lanes of vectors
+spans.py    how a step is divided into spans
 """

@@ -6,17 +6,17 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from gradus.bench.references.rows import (
-    activation_reference,
-    add_layer_norm_reference,
-    add_rms_norm_reference,
-    gated_activation_reference,
-)
 from gradus.kernels.linear.epilogue import Epilogue, Norm
 from gradus.kernels.quantized.eight_bits import BLOCK, EightBitWeights
 from gradus.kernels.quantized.gguf import Blocks
 from gradus.kernels.quantized.int4 import TILE, Int4Weights
 from gradus.kernels.quantized.quantize import Rounded
+from gradus.kernels.rows.reference import (
+    activation_reference,
+    add_layer_norm_reference,
+    add_rms_norm_reference,
+    gated_activation_reference,
+)
 from gradus.quantization import fp8, int8
 from gradus.quantization.int4 import unpacked
 

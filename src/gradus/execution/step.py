@@ -1,0 +1,174 @@
+"""One step of decodes, from each slot's newest token to its next ones: the same on every device.
+
+The host gives three numbers per sequence: its slot, the positions that it may store, and how many drafts it may verify.
+Everything else stays where the device has it from step to step, in tables by slot: tokens and lengths (`History`),
+block tables, sampling settings. So on a GPU the next step can be launched before the host knows what this one drew, and
+a step can be replayed from a CUDA graph (`gpu/step_graphs.py`).
+
+    rows     drafts are proposed and packed after each sequence's newest token; on a GPU the remaining rows are padding
+    compute  the model runs the rows
+    draw     a token is drawn for each row
+    accept   each draft is compared with the token drawn in the row before it; accepted tokens go to the history
+    send     the tokens go to the host
+
+`kernels/step/rows.py` names the operations on the tables, and a `Pass` runs the model and draws.
+
+On a GPU a step with masked rows is launched in two parts, because a grammar's mask depends on the tokens of the step
+before: rows and `compute` at once, the rest when the masks are there (`gpu/masked_draws.py`).
+
+A step without drafts is the same with one row per sequence, and every token is accepted. Then `accept` has nothing to
+do: `rows` has counted the token, and the draw has written it. Only where the drafter reads hidden states are they kept
+at every step's end.
+"""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gradus.execution.passes import Pass
+from gradus.kernels.step.rows import DecodeRows, StepOperations, StepRows, VerifyRows
+from gradus.sampling.sampler import SlotDraw
+from gradus.scheduling.draft_shapes import DraftShape
+from gradus.speculative.drafter import Drafter
+from gradus.speculative.history import History
+from gradus.speculative.states import HiddenStates
+
+
+class Accepted(NamedTuple):
+    """The result of a step of B decodes. tokens: int64 [B, 1 + K], as in `Sampled`. pairs: each token's, as in
+    DrawnLogprobs; None if no row may ask for them. faults: as in `Sampled`."""
+
+    tokens: Any
+    pairs: Tensor | None
+    faults: Mapping[int, str] = {}
+
+
+class Landing(Protocol):
+    """A step's tokens on their way to the host."""
+
+    def tokens(self, count: int) -> Any:
+        """The first `count` tokens, int64, which are there after `wait`."""
+
+    def wait(self) -> None: ...
+
+
+class Delivery(Protocol):
+    """Sends the tokens of steps to the host."""
+
+    def send(self, tokens: Any, *, early: bool = False) -> None:
+        """Send a step's tokens, int64 of any shape, contiguous."""
+
+    def next(self) -> Landing:
+        """Return where the tokens last sent arrive."""
+
+
+class DecodeStep:
+    """Composes the parts of a step of decodes.
+
+    passes: runs the model and draws; its tables, and the history, have room for one more slot, for padding. drafter:
+    None for an engine that does not speculate. states: hidden states, kept only if the drafter reads them.
+    """
+
+    def __init__(
+        self,
+        passes: Pass,
+        history: History,
+        operations: StepOperations,
+        results: Delivery,
+        drafter: Drafter | None = None,
+        states: HiddenStates | None = None,
+    ) -> None:
+        self.passes, self.history, self.operations, self.results = passes, history, operations, results
+        self.drafter, self.states = drafter, states
+
+    def run(self, inputs: Any, shape: DraftShape, *, early: bool = False, full: bool) -> Accepted:
+        """Run the step.
+
+        inputs: slots, limits (positions that each sequence may store; 0 for padding), and the most drafts of each,
+        which fit in `shape`: [3, B], int32 on a GPU. early: see `StepOperations`. full: rows may ask for more than the
+        pass's quick draw.
+        """
+        rows, hidden = self.begin(inputs, shape, early=early, full=full)
+        return self.end(inputs, rows, hidden, shape, early=early, full=full)
+
+    def begin(self, inputs: Any, shape: DraftShape, *, early: bool = False, full: bool = True) -> tuple[StepRows, Any]:
+        """Run the step up to the hidden states of its rows, [R, D]."""
+        slots, limits, most = inputs
+        rows = self.rows(slots, limits, most, shape, early)
+        return rows, self.compute(slots, rows, shape, early, full)
+
+    def end(
+        self, inputs: Any, rows: StepRows, hidden: Any, shape: DraftShape, *, early: bool = False, full: bool
+    ) -> Accepted:
+        """Draw the rows' tokens, accept those that count, and send them to the host."""
+        accepted = self.accept(inputs[0], rows, self.draw(rows, hidden, early, full), hidden, shape, early)
+        self.results.send(accepted.tokens, early=early)
+        return accepted
+
+    @torch.inference_mode()
+    def rehearse(self, inputs: Tensor, shape: DraftShape, early: bool) -> None:
+        """Go through the launches of `run` while launches only compile; nothing reads their results."""
+        slots, limits, most = inputs
+        rows = self.rows(slots, limits, most, shape, early)
+        nothing = torch.zeros_like(rows.tokens)
+        for full in (False, True):
+            blank = rows._replace(tokens=nothing, positions=nothing)
+            hidden = self.compute(slots, blank, shape, early, full)
+            draw = self.draw(blank, hidden, early, full)
+            if isinstance(rows, VerifyRows):
+                self._accept(slots, rows, draw.tokens, hidden, shape, early)
+            self.results.send(draw.tokens, early=early)
+
+    @property
+    def written(self) -> Any:
+        """The history's tokens, where a draw without drafts writes to them; None where `accept` does."""
+        return self.history.columns[0] if self.states is None else None
+
+    def rows(self, slots: Any, limits: Any, most: Any, shape: DraftShape, early: bool = False) -> StepRows:
+        """Propose drafts, and pack each slot's newest token and its drafts into rows."""
+        history, passes, operations = self.history, self.passes, self.operations
+        said, known = history.columns
+        if not shape.drafts and self.states is None:
+            return operations.decode_rows(slots, limits, said, known, passes.tables, passes.page_size)
+        with operations.early(early and shape.drafts > 0):  # a step's first launch has no launch before it to overlap
+            proposed = passes.propose(self.drafter, history, slots, limits, most, shape.drafts)
+            return operations.pack_rows(
+                slots, limits, most, passes.barred, said, known, proposed, passes.tables, passes.page_size,
+                passes.rows(len(slots), shape),
+            )  # fmt: skip
+
+    def compute(self, slots: Any, rows: StepRows, shape: DraftShape, early: bool, full: bool) -> Any:
+        """Run the model. Returns the rows' hidden states, [R, D], as far as anything reads them."""
+        return self.passes.compute(slots, rows, shape, early, full)
+
+    def draw(self, rows: StepRows, hidden: Any, early: bool, full: bool) -> SlotDraw:
+        """Draw a token for each row from the logits of its hidden state."""
+        return self.passes.draw(rows, hidden, self.written if isinstance(rows, DecodeRows) else None, early, full)
+
+    def accept(
+        self, slots: Any, rows: StepRows, draw: SlotDraw, hidden: Any, shape: DraftShape, early: bool = False
+    ) -> Accepted:
+        """Append the accepted tokens to the history."""
+        if isinstance(rows, DecodeRows):
+            return Accepted(draw.tokens.reshape(-1, 1), draw.pairs, draw.faults)
+        tokens, origins = self._accept(slots, rows, draw.tokens, hidden, shape, early)
+        pairs = None if draw.pairs is None else draw.pairs[origins.flatten()]
+        return Accepted(tokens, pairs, _placed(draw.faults, origins) if draw.faults else {})
+
+    def _accept(
+        self, slots: Any, rows: VerifyRows, drawn: Any, hidden: Any, shape: DraftShape, early: bool
+    ) -> tuple[Any, Any]:
+        states = None if self.states is None else self.states.values
+        with self.operations.early(early):
+            return self.operations.accept_drafts(
+                slots, rows, drawn, *self.history.columns, shape.drafts, hidden, states
+            )
+
+
+def _placed(faults: Mapping[int, str], origins: Any) -> Mapping[int, str]:
+    """Number the faults by the places of their tokens, instead of by row. origins: the row of each place."""
+    places = {row: place for place, row in reversed(list(enumerate(np.asarray(origins).ravel().tolist())))}
+    return {places[row]: reason for row, reason in faults.items() if row in places}

@@ -1,0 +1,51 @@
+"""The rows of a step of decodes: its records, the same for every device, and the operations that make and end them."""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any, NamedTuple
+
+
+class DecodeRows(NamedTuple):
+    """The rows of a step without drafts, one per sequence: as in `VerifyRows`, with no spans."""
+
+    tokens: Any
+    positions: Any
+    slots: Any
+    ends: Any
+    places: Any
+
+
+class VerifyRows(NamedTuple):
+    """The R rows of a step with up to K drafts for each of B spans: tensors on a device, or numpy columns on the host.
+
+    tokens, positions: int64 [R]; slots: int32 [R]. ends: int32 [R], the positions of the drawn tokens. Rows after the
+    last span's are padding: token 0 at position 0 of the last slot, with the end 0. places: int64 [G, R], where keys
+    and values go, in each layer group; None where the model's pass finds them itself. query_start: int32 [B + 1]: span
+    i has the rows from query_start[i] up to query_start[i + 1]. lengths: int32 [B], each sequence's length with its
+    rows; 0 for a span without rows.
+    """
+
+    tokens: Any
+    positions: Any
+    slots: Any
+    ends: Any
+    places: Any
+    query_start: Any
+    lengths: Any
+
+
+StepRows = DecodeRows | VerifyRows
+
+
+class StepOperations(NamedTuple):
+    """The operations of a step on the tables by slot. `plain.py` computes them on a CPU, and kernels of the same
+    names on a GPU, in one launch each.
+
+    early: a context in which launches start while those before them drain (`gradus.kernels.core.overlap`).
+    """
+
+    decode_rows: Callable[..., DecodeRows]
+    pack_rows: Callable[..., VerifyRows]
+    accept_drafts: Callable[..., tuple[Any, Any]]
+    keep_prompts: Callable[..., None]
+    early: Callable[[bool], AbstractContextManager[None]]
