@@ -289,10 +289,10 @@ def test_each_step_s_tokens_arrive_in_the_next_buffer_under_their_number():
         shape = ((1, 1), (5, 3), (200, 3))[number % 3]  # the last takes more than one pass of the kernel
         tokens = torch.arange(number, number + shape[0] * shape[1]).view(shape)
         results.send(tokens)
-        landing = results.next()
+        found, landing = results.land(tokens.numel())
         landing.wait()
         assert landing.number == number
-        assert landing.tokens(tokens.numel()).tolist() == tokens.flatten().tolist()
+        assert found.tolist() == tokens.flatten().tolist()
 
 
 def test_a_step_whose_tokens_were_not_sent_is_noticed_and_trial_steps_are_not_counted():
@@ -301,9 +301,9 @@ def test_a_step_whose_tokens_were_not_sent_is_noticed_and_trial_steps_are_not_co
         results.send(torch.zeros(4, dtype=torch.int64))
     results.restart()
     results.send(torch.tensor([7]))
-    results.next().wait()
+    results.land(1)[1].wait()
     with pytest.raises(RuntimeError, match="the tokens of step 2 are lost"):
-        results.next().wait()
+        results.land(1)[1].wait()
     with pytest.raises(AssertionError, match="more tokens than a buffer has room for"):
         results.send(torch.zeros(5, dtype=torch.int64))
 

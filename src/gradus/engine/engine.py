@@ -106,7 +106,7 @@ class Engine:
         self._totals = Metrics()
 
     def step(self) -> Ordered[Output]:
-        ended = self._end_late()
+        ended = self._end_late() if self.times.watching else []
         if not (self.in_flight or self.scheduler.active_count):
             self.times.step_time.busy_from(self.times.clock())
         plan = self.scheduler.schedule()  # which sequences advance, and by how many tokens
@@ -121,8 +121,9 @@ class Engine:
         outputs = self.scheduler.commit(plan, result)  # append tokens, finish, free
         seconds = self.times.step_time.step_ended(self.times.clock())
         self.shares.charge(seconds, plan, outputs)
-        self._settle(endings(outputs))
-        self._totals.count_step(seconds, plan, result.rows, outputs)
+        if ended := endings(outputs):
+            self._settle(ended)
+        self._totals.count_step(seconds, plan, result.rows, outputs, ended)
         return outputs
 
     def _settle(self, ended: list[Output]) -> None:
@@ -169,7 +170,7 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
-        return self.scheduler.waiting_count + self.scheduler.active_count + len(self.in_flight) > 0
+        return bool(self.in_flight or self.scheduler.active_count or self.scheduler.waiting_count)
 
     @property
     def waiting_count(self) -> int:

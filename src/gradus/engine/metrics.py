@@ -5,7 +5,7 @@ from collections.abc import Sequence as Ordered
 from dataclasses import dataclass
 
 from gradus.cache.usage import CacheUsage
-from gradus.engine.outputs import endings, token_count
+from gradus.engine.outputs import token_count
 from gradus.engine.plan import Plan
 from gradus.engine.sequence import Output
 
@@ -75,16 +75,20 @@ class Metrics:
     def average_batch(self) -> float:
         return self.batch_total / self.steps if self.steps else 0.0
 
-    def count_step(self, seconds: float, plan: Plan, rows: int, outputs: Ordered[Output]) -> None:
-        """Count a committed step. rows: computed by the model, padding included."""
+    def count_step(
+        self, seconds: float, plan: Plan, rows: int, outputs: Ordered[Output], ended: Ordered[Output]
+    ) -> None:
+        """Count a committed step. rows: computed by the model, padding included. ended: `endings(outputs)`."""
+        size = plan.size
         self.steps += 1
         self.busy_s += seconds
-        self.batch_total += plan.size
-        self.max_batch = max(self.max_batch, plan.size)
+        self.batch_total += size
+        self.max_batch = max(self.max_batch, size)
         self.rows += rows
         self.padding_rows += max(0, rows - plan.tokens)  # a step may have found fewer drafts than its plan allows
         self.generated_tokens += token_count(outputs)
-        self.count_endings(endings(outputs))
+        if ended:
+            self.count_endings(ended)
 
     def count_endings(self, ended: Iterable[Output]) -> None:
         for output in ended:

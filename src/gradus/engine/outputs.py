@@ -91,10 +91,11 @@ class Outputs(Ordered[Output]):
 def endings(outputs: Ordered[Output]) -> list[Output]:
     """List the last outputs of sequences. Decodes in columns have none."""
     others = outputs.others if isinstance(outputs, Outputs) else outputs
-    return [output for output in others if output.finish_reason is not None]
+    return [output for output in others if output.finish_reason is not None] if others else []
 
 
 def token_count(outputs: Ordered[Output]) -> int:
     if isinstance(outputs, Outputs):
-        return outputs.plain_tokens + sum([len(output.tokens) for output in outputs.others])
+        plain, outputs = outputs.plain_tokens, outputs.others
+        return plain + sum([len(output.tokens) for output in outputs]) if outputs else plain
     return sum([len(output.tokens) for output in outputs])

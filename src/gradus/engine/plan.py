@@ -177,12 +177,13 @@ class Plan:
     @property
     def size(self) -> int:
         """The number of sequences that it advances."""
-        return len(self.decodes) + len(self.spans)
+        return len(self.decodes.slots) + len(self.spans)
 
     @property
     def tokens(self) -> int:
         """The number of tokens that it runs, drafts included."""
-        return self.decodes.rows + sum([len(span.tokens) for span in self.spans])
+        rows = self.decodes.rows
+        return rows + sum([len(span.tokens) for span in self.spans]) if self.spans else rows
 
     def expanded(self) -> list[Span]:
         """List all of it as spans, in the order of the flat batch: for readers that do not mind the cost."""

@@ -42,12 +42,13 @@ class Shares:
         """Divide a committed step of `seconds` among its sequences, those that it has ended included."""
         spans = self._spans(plan.spans, outputs) if plan.spans else []
         rows, total = self._decoded(plan.decodes, outputs)
-        total += sum([own for _, own in spans])
+        for _, own in spans:
+            total += own
         if not total:
             self.unshared_s += seconds
             return
         price = seconds / total
-        if len(plan.decodes):
+        if len(plan.decodes.slots):
             self._seconds[plan.decodes.slots] += price * rows
         for slot, own in spans:
             self._seconds[slot] += price * own
@@ -71,14 +72,14 @@ class Shares:
 
         The same sequences mostly decode step after step, and then without drafts, each has one.
         """
-        if not len(decodes):
+        if not len(decodes.slots):
             return 0.0, 0.0
         assert isinstance(outputs, Outputs)
         if outputs.tokens.shape[1] > 1:
             rows = self._owned[decodes.slots] * np.count_nonzero(outputs.tokens > REJECTED, axis=1)
             return rows, float(rows.sum())
         if decodes.slots is self._all_owned:
-            return 1.0, float(len(decodes))
+            return 1.0, float(len(decodes.slots))
         rows = self._owned[decodes.slots]
         self._all_owned = decodes.slots if rows.all() else None
         return rows, float(rows.sum())

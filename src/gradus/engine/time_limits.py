@@ -76,13 +76,13 @@ class TimeLimits:
         self._expiries, self._deadlines = SequenceHeap(), SequenceHeap()
         self._given_up: deque[Sequence] = deque()
         self._numbers = 0
-        self._watching = False  # whether a sequence may have a limit
+        self.watching = False  # whether a sequence may have a limit
 
     @property
     def any(self) -> bool:
         """Whether a live sequence has a limit."""
-        self._watching = self._watching and self._expiries.head() is not None
-        return self._watching
+        self.watching = self.watching and self._expiries.head() is not None
+        return self.watching
 
     @property
     def any_deadline(self) -> bool:
@@ -96,7 +96,7 @@ class TimeLimits:
         if ends < math.inf:
             self._numbers += 1
             self._expiries.push(ends, self._numbers, sequence)
-            self._watching = True
+            self.watching = True
         if sequence.due < math.inf:
             self._deadlines.push(sequence.due, self._numbers, sequence)
 

@@ -20,13 +20,13 @@ from gradus.attention.batch import Batch
 from gradus.attention.paged import PagedAttention
 from gradus.device.threads import end_spinning, own_threads
 from gradus.engine.plan import Column, Plan
-from gradus.execution.passes import TorchPass
+from gradus.execution.passes import TorchPass, kept
 from gradus.kernels.cpu.activations import MOST_ROWS
 from gradus.kernels.cpu.decode_step import run
 from gradus.kernels.cpu.kept import place_of, watched
 from gradus.kernels.cpu.model import DecodeModel
 from gradus.kernels.cpu.rows import most_rows
-from gradus.kernels.step.plain import spans_of
+from gradus.kernels.step.plain import spans_of, write_drawn
 from gradus.kernels.step.rows import StepRows, VerifyRows
 from gradus.models import Linear, Model
 from gradus.sampling.sampler import DrawnLogprobs, Rows, Sampler, SlotDraw
@@ -76,17 +76,14 @@ class CompiledPass(TorchPass):
         with announced():
             self._warm_up()
 
-    def quiet(self, plan: Plan) -> AbstractContextManager[None]:
+    def context(self, plan: Plan) -> AbstractContextManager[object]:
         """Keep torch to one thread if the kernels take the plan; otherwise let it use all its threads."""
-        scores = any(span.scores is not None for span in plan.spans)
-        return alone() if self._takes(plan.tokens) and not scores else together()
-
-    def _takes(self, tokens: int) -> bool:
-        return 0 < tokens <= self.most_tokens
+        scores = plan.spans and any(span.scores is not None for span in plan.spans)
+        return alone() if 0 < plan.tokens <= self.most_tokens and not scores else together()
 
     def compute(self, slots: Column, rows: StepRows, shape: DraftShape, early: bool, full: bool) -> Tensor | None:
         self._made = None
-        if not self._takes(len(rows.tokens)):
+        if not 0 < len(rows.tokens) <= self.most_tokens:
             return super().compute(slots, rows, shape, early, full)
         before = spans_of(rows)[1] if isinstance(rows, VerifyRows) else 0
         return self._run(rows.tokens, rows.positions, rows.slots, before, None, greedy=not full)
@@ -94,7 +91,7 @@ class CompiledPass(TorchPass):
     def run_prompts(self, batch: Batch, rows: Rows) -> tuple[Tensor | None, Rows, list[DrawnLogprobs]]:
         """Run the model on a batch: in the kernels, which keep no hidden states to compute scores from, or in torch."""
         self._made = None
-        if not self._takes(len(batch.token_ids)) or batch.scores:
+        if not 0 < len(batch.token_ids) <= self.most_tokens or batch.scores:
             return super().run_prompts(batch, rows)
         self.attention.update_pages(batch)
         tokens, positions, owners = (part.numpy() for part in (batch.token_ids, batch.positions, batch.owners))
@@ -133,13 +130,22 @@ class CompiledPass(TorchPass):
         self._made = torch.cat(made)
         return torch.cat(hidden) if self.keeps_hidden else None
 
+    def draw(self, rows: StepRows, hidden: Tensor | None, written: Column | None, early: bool, full: bool) -> SlotDraw:
+        made = self._made
+        if made is None or full or self.sampler.watching or isinstance(rows, VerifyRows):
+            return super().draw(rows, hidden, written, early, full)
+        tokens = made.numpy()
+        if written is not None:
+            write_drawn(rows.slots, rows.ends, tokens, written)
+        return SlotDraw(tokens, None)  # no sampler: there is nothing to record or to check
+
     def choose(self, rows: Rows, hidden: Tensor | None, written: Column | None, full: bool) -> SlotDraw:
         """Draw a token for each row, from its hidden state or from what the kernels have made of it."""
         made = self._made
         if made is None:
             return super().choose(rows, hidden, written, full)
-        draw = self.sampler.sample(made, rows) if made.is_floating_point() else self.sampler.take(made, rows)
-        return self.keep(rows, draw, written)
+        drawn = self.sampler.sample(made, rows) if made.is_floating_point() else self.sampler.take(made, rows)
+        return kept(drawn, rows, written)
 
     def guesses(self, rows: Rows, hidden: Tensor | None) -> Tensor:
         made = self._made

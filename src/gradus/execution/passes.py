@@ -5,7 +5,7 @@ kernels; on a GPU `gpu/kernel_pass.py` runs all of them in Triton's.
 """
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from itertools import pairwise
 from typing import Any, NamedTuple, Protocol
 
@@ -16,11 +16,12 @@ from torch import Tensor
 from gradus.attention.backend import AttentionBackend
 from gradus.attention.batch import Batch
 from gradus.attention.paged import PagedAttention
-from gradus.engine.plan import Admission, Column, Decodes, Plan, Span, upto_missing
+from gradus.device.transfer import current
+from gradus.engine.plan import Admission, Column, Plan, Span, upto_missing
 from gradus.execution.layout import lay_out, sampled_rows
 from gradus.execution.prompt_scores import prompt_scores
 from gradus.kernels.step.ngram_reference import NO_DRAFT
-from gradus.kernels.step.plain import spans_of
+from gradus.kernels.step.plain import spans_of, write_drawn
 from gradus.kernels.step.rows import DecodeRows, StepRows, VerifyRows
 from gradus.models import Model
 from gradus.sampling.sampler import Drawn, DrawnLogprobs, Rows, Sampler, SlotDraw
@@ -73,11 +74,8 @@ class Pass(Protocol):
     @property
     def barred(self) -> Any: ...
 
-    def quiet(self, plan: Plan) -> AbstractContextManager[None]:
+    def context(self, plan: Plan) -> AbstractContextManager[object]:
         """Return a context for all that a step with this plan computes."""
-
-    def numbers(self, decodes: Decodes) -> Any:
-        """Return slots, limits and drafts, [3, B], where the step's operations read them."""
 
     def rows(self, sequences: int, shape: DraftShape) -> int | None:
         """Return how many rows a step has, padding included; None: only those that hold tokens."""
@@ -117,11 +115,8 @@ class TorchPass:
         self.run_model: RunModel = model
         self.page_size, self.keeps_hidden = attention.storage.page_size, keeps_hidden
 
-    def quiet(self, plan: Plan) -> AbstractContextManager[None]:
-        return nullcontext()
-
-    def numbers(self, decodes: Decodes) -> tuple[Column, Column, Column]:
-        return decodes.slots, decodes.limits, decodes.drafts if len(decodes.drafts) else np.zeros_like(decodes.slots)
+    def context(self, plan: Plan) -> AbstractContextManager[object]:
+        return current(self.model.device)
 
     def rows(self, sequences: int, shape: DraftShape) -> int | None:
         return None
@@ -161,15 +156,7 @@ class TorchPass:
     def choose(self, rows: Rows, hidden: Tensor | None, written: Column | None, full: bool) -> SlotDraw:
         """Draw a token for each row from its hidden state."""
         assert hidden is not None
-        return self.keep(rows, self.sampler.sample(self.model.logits(hidden), rows), written)
-
-    @staticmethod
-    def keep(rows: Rows, drawn: Drawn, written: Column | None) -> SlotDraw:
-        """Bring the tokens drawn to the host, and write them to the history."""
-        tokens = drawn.tokens.numpy(force=True)
-        if written is not None:
-            written[rows.slots, np.minimum(rows.positions, written.shape[1] - 1)] = np.maximum(tokens, 0)
-        return SlotDraw(tokens, None if drawn.logprobs is None else drawn.logprobs.pairs, drawn.faults)
+        return kept(self.sampler.sample(self.model.logits(hidden), rows), rows, written)
 
     def _batch(self, slots: Column, rows: StepRows) -> Batch:
         batch = lay_out(Plan(laid_out(slots, rows)), self.model.device)
@@ -203,13 +190,13 @@ class TorchPass:
     def store(self, spans: Sequence[Span]) -> None:
         """Store the keys and values of spans, whose tokens are all known."""
         plan = Plan([*spans])
-        with self.quiet(plan):
+        with self.context(plan):
             self.run_prompts(lay_out(plan, self.model.device), NO_ROWS)
 
     def guess(self, spans: Sequence[Span]) -> list[int]:
         """Store spans, and return the token that each slot would draw next, without recording it."""
         plan = Plan([*spans])
-        with self.quiet(plan):
+        with self.context(plan):
             batch = lay_out(plan, self.model.device)
             rows = sampled_rows(batch)
             return self.guesses(rows, self.run_prompts(batch, rows)[0]).tolist()
@@ -217,6 +204,14 @@ class TorchPass:
     def guesses(self, rows: Rows, hidden: Tensor | None) -> Tensor:
         assert hidden is not None
         return self.sampler.guess(self.model.logits(hidden), rows.slots, rows.positions)
+
+
+def kept(drawn: Drawn, rows: Rows, written: Column | None) -> SlotDraw:
+    """Bring what was drawn to the host, and write the tokens to the history."""
+    tokens, logprobs = drawn.tokens.numpy(force=True), drawn.logprobs
+    if written is not None:
+        write_drawn(rows.slots, rows.positions, tokens, written)
+    return SlotDraw(tokens, None if logprobs is None else logprobs.pairs, drawn.faults)
 
 
 NO_ROWS = Rows(np.empty(0, np.int64), np.empty(0, np.int64))

@@ -38,9 +38,9 @@ class Landing(Protocol):
 class Launched:
     """A step that was launched: its tokens may still be on their way to the host until `get` returns.
 
-    rows: how many the model computed, padding included. tokens: int64 [R], valid once `landing` has come. width, usual
-    and faults: as in `Sampled`. scores: of the spans that ask for some. clock: given by a runner whose device times
-    steps. seconds: given by a runner that has finished the step.
+    rows: how many the model computed, padding included. tokens: int64 [R], valid once `landing` has come, if there is
+    one. width, usual and faults: as in `Sampled`. scores: of the spans that ask for some. clock: given by a runner
+    whose device times steps. seconds: given by a runner that has finished the step.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class Launched:
         plan: Plan,
         rows: int,
         tokens: Column,
-        landing: Landing,
+        landing: Landing | None,
         logprobs: DrawnLogprobs | None = None,
         *,
         width: int = 1,
@@ -66,7 +66,8 @@ class Launched:
 
     def get(self) -> Sampled:
         """Wait until the tokens have arrived, without waiting for later work."""
-        self._landing.wait()
+        if self._landing is not None:
+            self._landing.wait()
         seconds = self._seconds
         if self._clock is not None:
             assert isinstance(self._landing, Arrival)
@@ -95,21 +96,14 @@ class StepResult:
 class Handed:
     """Results of steps that draw on the host: there is nothing to send, and nothing to wait for."""
 
-    def __init__(self, tokens: Column | None = None) -> None:
-        self._tokens = tokens
+    _tokens: Column | None = None
 
     def send(self, tokens: Column, *, early: bool = False) -> None:
         self._tokens = tokens
 
-    def next(self) -> "Handed":
-        return Handed(self._tokens)
-
-    def tokens(self, count: int) -> Column:
+    def land(self, count: int) -> tuple[Column, None]:
         assert self._tokens is not None
-        return self._tokens.reshape(-1)[:count]
-
-    def wait(self) -> None:
-        """Return at once."""
+        return self._tokens.reshape(-1)[:count], None
 
 
 def packed(logprobs: DrawnLogprobs) -> list[bytes]:

@@ -16,7 +16,6 @@ from torch import Tensor
 
 from gradus.attention.batch import Batch
 from gradus.attention.paged import PagedAttention
-from gradus.device.transfer import current
 from gradus.engine.plan import NO_DRAFTS, Column, Decodes, Plan, Sampled
 from gradus.execution.layout import lay_out, sampled_rows
 from gradus.execution.passes import Reading
@@ -97,7 +96,7 @@ class Runner:
         if self.graphs is not None and not (plan.spans or plan.admissions or plan.wiped):
             return self._run_decodes(plan)  # graphs are all that it launches
         self._began = time.perf_counter()
-        with torch.inference_mode(), current(self.device), self.step.passes.quiet(plan):
+        with torch.inference_mode(), self.step.passes.context(plan):
             if plan.admissions or plan.wiped:
                 self._make_way(plan)
             return self._run_prompts(plan) if plan.spans else self._run_decodes(plan)
@@ -135,10 +134,11 @@ class Runner:
 
     def asked(self, slots: Column) -> Asked:
         """Look up what these slots ask of their draw; the same array, as in step after step, is looked up once."""
-        asked, table = self._asked, self.sampler.table
+        asked, sampler = self._asked, self.step.passes.sampler
+        table = sampler.table
         if asked is None or asked.slots is not slots or asked.turns != table.turns:
             masked = self.masked_draws is not None and bool(table.masked[slots].any())
-            self._asked = asked = Asked(slots, self.sampler.needs_full(slots), masked, table.turns)
+            self._asked = asked = Asked(slots, sampler.needs_full(slots), masked, table.turns)
         return asked
 
     def _begin_masked(self, plan: Plan) -> tuple[int, Callable[[], Launched]]:
@@ -148,7 +148,7 @@ class Runner:
         if self.graphs is not None:
             rows, rest = self.graphs.begin(decodes)
             return rows, lambda: self._decoded(plan, rest.replay(), rows, True)
-        inputs = step.passes.numbers(decodes)
+        inputs = step.operations.inputs(decodes, self.device)
         begun = step.begin(inputs, NO_SHAPE)
 
         def draw() -> Launched:
@@ -178,7 +178,7 @@ class Runner:
         """Return a step's result, its log-probabilities on their way. rows: the number that the model computed."""
         width = accepted.tokens.shape[1]
         logprobs = self._logprobs(accepted.pairs, plan.decodes.slots, width) if full else None
-        return self._result(plan, rows, len(plan.decodes) * width, logprobs, width, faults=accepted.faults)
+        return self._result(plan, rows, len(plan.decodes.slots) * width, logprobs, width, faults=accepted.faults)
 
     def _logprobs(self, pairs: Tensor | None, slots: Column, width: int = 1) -> DrawnLogprobs | None:
         """Return what these slots ask for of the pairs of their rows, `width` each."""
@@ -200,8 +200,9 @@ class Runner:
         rows, padding included."""
         if self.graphs is not None:
             return self.graphs.replay(decodes, full)
-        accepted = self.step.run(self.step.passes.numbers(decodes), shape_of(decodes), full=full)
-        return accepted, decodes.rows
+        shape = shape_of(decodes) if len(decodes.drafts) else NO_SHAPE
+        accepted = self.step.run(self.step.operations.inputs(decodes, self.device), shape, full=full)
+        return accepted, len(decodes.slots) + shape.rows
 
     # -- with prompts --------------------------------------------------------------------------------------------------
 
@@ -230,7 +231,7 @@ class Runner:
             self._update_pages(decodes)
         if step.drafter is not None:
             step.drafter.catch_up(step.history, decodes)
-        slots, limits, most = step.passes.numbers(decodes)
+        slots, limits, most = step.operations.inputs(decodes, self.device)
         return slots, step.rows(slots, limits, most, shape_of(decodes))
 
     def _draw_prompts(self, plan: Plan, mixed: "Mixed") -> Launched:
@@ -288,9 +289,9 @@ class Runner:
         ran. count: how many tokens count; those after them are padding's."""
         usual = self.step.drafter is None or self.step.drafter.steady
         reported = None if logprobs is None else logprobs.to_host()
-        landing = self.step.results.next()
+        tokens, landing = self.step.results.land(count)
         return Launched(
-            plan, rows, landing.tokens(count), landing, reported, width=width, clock=self.clock, usual=usual,
+            plan, rows, tokens, landing, reported, width=width, clock=self.clock, usual=usual,
             faults=faults, scores=scores, seconds=time.perf_counter() - self._began if self.on_host else 0.0,
         )  # fmt: skip
 

@@ -28,7 +28,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from gradus.engine.plan import Column
 from gradus.execution.passes import Pass
+from gradus.execution.result import Landing
 from gradus.kernels.step.rows import DecodeRows, StepOperations, StepRows, VerifyRows
 from gradus.sampling.sampler import SlotDraw
 from gradus.scheduling.draft_shapes import DraftShape
@@ -46,23 +48,14 @@ class Accepted(NamedTuple):
     faults: Mapping[int, str] = {}
 
 
-class Landing(Protocol):
-    """A step's tokens on their way to the host."""
-
-    def tokens(self, count: int) -> Any:
-        """The first `count` tokens, int64, which are there after `wait`."""
-
-    def wait(self) -> None: ...
-
-
 class Delivery(Protocol):
     """Sends the tokens of steps to the host."""
 
     def send(self, tokens: Any, *, early: bool = False) -> None:
         """Send a step's tokens, int64 of any shape, contiguous."""
 
-    def next(self) -> Landing:
-        """Return where the tokens last sent arrive."""
+    def land(self, count: int) -> tuple[Column, Landing | None]:
+        """Return the first `count` of the tokens last sent, int64, valid once the landing has come, if there is one."""
 
 
 class DecodeStep:
@@ -70,6 +63,8 @@ class DecodeStep:
 
     passes: runs the model and draws; its tables, and the history, have room for one more slot, for padding. drafter:
     None for an engine that does not speculate. states: hidden states, kept only if the drafter reads them.
+
+    written: the history's tokens, where a draw without drafts writes to them; None where `accept` does.
     """
 
     def __init__(
@@ -83,6 +78,7 @@ class DecodeStep:
     ) -> None:
         self.passes, self.history, self.operations, self.results = passes, history, operations, results
         self.drafter, self.states = drafter, states
+        self.written = history.columns[0] if states is None else None
 
     def run(self, inputs: Any, shape: DraftShape, *, early: bool = False, full: bool) -> Accepted:
         """Run the step.
@@ -98,13 +94,15 @@ class DecodeStep:
         """Run the step up to the hidden states of its rows, [R, D]."""
         slots, limits, most = inputs
         rows = self.rows(slots, limits, most, shape, early)
-        return rows, self.compute(slots, rows, shape, early, full)
+        return rows, self.passes.compute(slots, rows, shape, early, full)
 
     def end(
         self, inputs: Any, rows: StepRows, hidden: Any, shape: DraftShape, *, early: bool = False, full: bool
     ) -> Accepted:
         """Draw the rows' tokens, accept those that count, and send them to the host."""
-        accepted = self.accept(inputs[0], rows, self.draw(rows, hidden, early, full), hidden, shape, early)
+        written = self.written if isinstance(rows, DecodeRows) else None
+        draw = self.passes.draw(rows, hidden, written, early, full)
+        accepted = self.accept(inputs[0], rows, draw, hidden, shape, early)
         self.results.send(accepted.tokens, early=early)
         return accepted
 
@@ -114,18 +112,14 @@ class DecodeStep:
         slots, limits, most = inputs
         rows = self.rows(slots, limits, most, shape, early)
         nothing = torch.zeros_like(rows.tokens)
+        written = self.written if isinstance(rows, DecodeRows) else None
         for full in (False, True):
             blank = rows._replace(tokens=nothing, positions=nothing)
-            hidden = self.compute(slots, blank, shape, early, full)
-            draw = self.draw(blank, hidden, early, full)
+            hidden = self.passes.compute(slots, blank, shape, early, full)
+            draw = self.passes.draw(blank, hidden, written, early, full)
             if isinstance(rows, VerifyRows):
                 self._accept(slots, rows, draw.tokens, hidden, shape, early)
             self.results.send(draw.tokens, early=early)
-
-    @property
-    def written(self) -> Any:
-        """The history's tokens, where a draw without drafts writes to them; None where `accept` does."""
-        return self.history.columns[0] if self.states is None else None
 
     def rows(self, slots: Any, limits: Any, most: Any, shape: DraftShape, early: bool = False) -> StepRows:
         """Propose drafts, and pack each slot's newest token and its drafts into rows."""
@@ -139,14 +133,6 @@ class DecodeStep:
                 slots, limits, most, passes.barred, said, known, proposed, passes.tables, passes.page_size,
                 passes.rows(len(slots), shape),
             )  # fmt: skip
-
-    def compute(self, slots: Any, rows: StepRows, shape: DraftShape, early: bool, full: bool) -> Any:
-        """Run the model. Returns the rows' hidden states, [R, D], as far as anything reads them."""
-        return self.passes.compute(slots, rows, shape, early, full)
-
-    def draw(self, rows: StepRows, hidden: Any, early: bool, full: bool) -> SlotDraw:
-        """Draw a token for each row from the logits of its hidden state."""
-        return self.passes.draw(rows, hidden, self.written if isinstance(rows, DecodeRows) else None, early, full)
 
     def accept(
         self, slots: Any, rows: StepRows, draw: SlotDraw, hidden: Any, shape: DraftShape, early: bool = False

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from gradus.attention.batch import Batch
 from gradus.engine.plan import Admission, Column, Plan
-from gradus.execution.passes import Reading, RunModel, TorchPass
+from gradus.execution.passes import Reading, RunModel, TorchPass, kept
 from gradus.kernels.step.rows import StepRows
 from gradus.models.attention import Attention
 from gradus.models.layers import Model
@@ -116,10 +116,10 @@ class StagePass(TorchPass):
         self._history = history
         self._unfetched: deque[Rows] = deque()  # the sampled rows of steps that this stage has run, oldest first
 
-    def quiet(self, plan: Plan) -> AbstractContextManager[None]:
+    def context(self, plan: Plan) -> AbstractContextManager[object]:
         if self.stage.place.first:
             self._fetch_for(plan)
-        return super().quiet(plan)
+        return super().context(plan)
 
     def read(self, slots: Column, rows: StepRows | None, prompts: Batch, admissions: Sequence[Admission]) -> Reading:
         return super().read(slots, rows, prompts, admissions if self.stage.place.last else ())
@@ -135,7 +135,7 @@ class StagePass(TorchPass):
             return draw
         if self.stage.place.first and len(rows):
             self._unfetched.append(rows)
-        return self.keep(rows, Drawn(torch.zeros(len(rows), dtype=torch.int64)), written)
+        return kept(Drawn(torch.zeros(len(rows), dtype=torch.int64)), rows, written)
 
     def _fetch_for(self, plan: Plan) -> None:
         """Fetch the tokens of all steps up to the last one with a slot of this plan, and of all that are old enough."""
@@ -145,7 +145,7 @@ class StagePass(TorchPass):
         old = len(self._unfetched) - (self.stage.place.pipeline - 1)
         for _ in range(max(old, 0, *needed)):
             rows = self._unfetched.popleft()
-            self.keep(rows, Drawn(self.stage.fetch(len(rows))), self._history.columns[0])
+            kept(Drawn(self.stage.fetch(len(rows))), rows, self._history.columns[0])
 
 
 def in_step(passes: TorchPass, run_model: RunModel, history: History) -> TorchPass:

@@ -84,6 +84,11 @@ class Constraints:
                 found[-1].job.drafts = [*found[-1].job.drafts, inputs[row]]
         return sorted(found, key=lambda each: each.slot)
 
+    @property
+    def any(self) -> bool:
+        """Whether any slot has a matcher."""
+        return bool(self._matchers)
+
     def matcher(self, slot: int) -> Matcher | None:
         """Return the matcher of the slot's owner; None if it keeps to no grammar."""
         return self._matchers.get(slot)

@@ -105,10 +105,12 @@ class Sampler:
     """Keeps each slot's sampling settings and the tokens that it has seen. Knows no sequence and no schedule.
 
     slots: how many there are; None if the number is not known beforehand. constraints: the matchers of slots that keep
-    to a grammar; None in an engine that refuses such requests. observer: sees the draws; None if there is none.
+    to a grammar; None in an engine that refuses such requests. watching: whether any slot has one. observer: sees the
+    draws; None if there is none.
     """
 
     observer: DrawObserver | None = None
+    watching = False
 
     def __init__(
         self,
@@ -125,6 +127,7 @@ class Sampler:
         self.table.admit(admissions)
         if self.constraints is not None:
             self.constraints.admit(admissions)
+            self.watching = self.constraints.any
             self.turn_masks()
 
     def turn_masks(self) -> None:

@@ -25,10 +25,10 @@ class WaitingQueue:
     """
 
     def __init__(self) -> None:
+        self.count = 0
         self.wanted: Counter[float] = Counter()  # class → tokens
         self.longest = 0  # the most tokens that a sequence wanted since the queue was last empty
         self._heap = SequenceHeap()
-        self._count = 0
 
     def push(self, sequence: Sequence) -> None:
         self._heap.push(*sequence.order, sequence)
@@ -40,7 +40,7 @@ class WaitingQueue:
 
     def head(self) -> Sequence | None:
         """Return the next sequence to start; None when none waits."""
-        head = self._heap.head() if self._count else None
+        head = self._heap.head() if self.count else None
         return None if head is None else head[1]
 
     def popleft(self) -> Sequence:
@@ -85,14 +85,14 @@ class WaitingQueue:
     def _book(self, sequence: Sequence, sign: int) -> None:
         tokens = sequence.longest - len(sequence.tokens)
         class_ = class_of(sequence)
-        self._count += sign
+        self.count += sign
         self.wanted[class_] += sign * tokens
         if not self.wanted[class_]:
             del self.wanted[class_]
-        self.longest = max(self.longest, tokens) if self._count else 0
+        self.longest = max(self.longest, tokens) if self.count else 0
 
     def __len__(self) -> int:
-        return self._count
+        return self.count
 
     def __iter__(self) -> Iterator[Sequence]:
         """Iterate over the waiting sequences, in no order."""
@@ -103,7 +103,7 @@ class WaitingQueue:
         wanted: Counter[float] = Counter()
         for sequence in self:
             wanted[class_of(sequence)] += sequence.longest - len(sequence.tokens)
-        assert self._count == sum(1 for _ in self), "the queue lost count"
+        assert self.count == sum(1 for _ in self), "the queue lost count"
         assert self.wanted == wanted, "the queue's load is not what waits in it"
 
 
@@ -120,12 +120,12 @@ class Siblings:
 
     def __init__(self) -> None:
         self._held: dict[str, list[Sequence]] = {}  # request id → samples in their order, at least one
-        self._count = 0
+        self.count = 0
 
     def hold(self, request_id: str, sequences: list[Sequence]) -> None:
         if sequences:
             self._held[request_id] = sequences
-            self._count += len(sequences)
+            self.count += len(sequences)
 
     def held(self, request_id: str) -> int:
         return len(self._held.get(request_id, ()))
@@ -135,7 +135,7 @@ class Siblings:
         if request_id not in self._held:
             return []
         held = self._held.pop(request_id)
-        self._count -= len(held)
+        self.count -= len(held)
         self.hold(request_id, held[count:])
         return held[:count]
 
@@ -149,7 +149,7 @@ class Siblings:
         return True
 
     def __len__(self) -> int:
-        return self._count
+        return self.count
 
     def __iter__(self) -> Iterator[Sequence]:
         return (sequence for held in self._held.values() for sequence in held)

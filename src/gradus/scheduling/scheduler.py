@@ -216,11 +216,16 @@ class Scheduler:
 
     def _next_of_current(self) -> Plan | None:
         self.plan, preempted = Plan(), self.preemptions
-        self.enter_pages(self.columns.at_page_end())
-        self.left = (self.token_budget or sys.maxsize) - len(self.columns.going().slots)
-        self.left_cost = self._room_for_prompts()
-        self.continue_prompts()
-        if self.preemptions == preempted:  # a sequence just sent back for want of pages must not take them again
+        columns = self.current.columns
+        if due := columns.at_page_end():
+            self.enter_pages(due)
+        self.left = (self.token_budget or sys.maxsize) - len(columns.going().slots)
+        self.left_cost = math.inf if self.target is None else self._room_for_prompts(self.target)
+        if self.current.prefilling:
+            self.continue_prompts()
+        if (
+            self.waiting.count and self.preemptions == preempted
+        ):  # a sequence just sent back for want of pages must not take them again
             self.admit()
         self.plan.decodes = self._advance()
         if self._entered or self.current.moved:
@@ -244,8 +249,6 @@ class Scheduler:
 
     def enter_pages(self, sequences: list[Sequence]) -> None:
         """Get each sequence pages for its next tokens: all at once, or one by one at the cost of worse sequences."""
-        if not sequences:
-            return
         if self._need_one_each(sequences):
             changes = self.cache.add_pages([sequence.id for sequence in sequences])
             if changes is not None:
@@ -273,13 +276,14 @@ class Scheduler:
 
     def _advance(self) -> Decodes:
         """Plan a token for each decoding sequence, and drafts with what the prompts have left of the budget."""
-        slots = self.columns.going().slots
+        columns = self.current.columns
+        slots = columns.going().slots
         if self.drafting is None or not len(slots) or (self.plan.spans and not self.drafting.mixes):
-            return self.columns.advance()
+            return columns.advance()
         drafts = self.drafting.choose(slots, int(min(self.left, self.left_cost)))
         if len(drafts):
-            self.reserve_drafts(self.columns.wanted(drafts))
-        return self.columns.advance(drafts)
+            self.reserve_drafts(columns.wanted(drafts))
+        return columns.advance(drafts)
 
     def reserve_drafts(self, wanted: list[tuple[Sequence, tuple[int, int]]]) -> None:
         """Reserve pages for drafts while some are spare: no sequence gives way for them, or loses a page to grow into.
@@ -292,13 +296,13 @@ class Scheduler:
                 self.columns.entered(sequence, end)
                 self.current.moved.append(sequence)
 
-    def _room_for_prompts(self) -> float:
+    def _room_for_prompts(self, target: StepTarget) -> float:
         """Return the cost of prompts that the plan has room for: without limit if only one sequence waits for it."""
-        if self.target is None or self.active_count + len(self.waiting) == 1:
+        if self.active_count + len(self.waiting) == 1:
             return math.inf
         slots, _, offsets, _ = self.columns.going()
         positions = int(offsets.sum()) + len(slots) * (self.columns.planned + 1)
-        return self.target.room(len(slots) + positions / self.target.even)
+        return target.room(len(slots) + positions / target.even)
 
     def continue_prompts(self) -> None:
         """Plan the next chunks of the prompts under way, best first, after those that pass the best one."""
@@ -614,7 +618,7 @@ class Scheduler:
     def _commit_decodes(self, columns: Columns, plan: Plan, sampled: Sampled) -> Outputs:
         """Decide exceptions one by one; record the plain tokens of all others in the columns."""
         decodes, tokens = plan.decodes, sampled.decoded
-        if not len(decodes):
+        if not len(tokens):
             return Outputs()
         assert decodes.owners is not None
         exceptional = columns.exceptions(decodes, tokens)
@@ -703,11 +707,14 @@ class Scheduler:
 
     @property
     def active_count(self) -> int:
-        return sum([each.count for each in self.micro_batches])
+        count = 0  # asked at every step: a loop is one call
+        for each in self.micro_batches:
+            count += each.columns.count + len(each.prefilling)
+        return count
 
     @property
     def waiting_count(self) -> int:
-        return len(self.waiting) + len(self.siblings)
+        return self.waiting.count + self.siblings.count
 
     def usage(self) -> CacheUsage:
         """Report how full the cache is: now, if nothing runs; otherwise a short while ago."""

@@ -18,6 +18,7 @@ from numba import njit
 
 from gradus import LLM, SamplingParams
 from gradus.kernels.cpu import model as kernel_model
+from gradus.kernels.cpu.attention import spans
 from gradus.kernels.cpu.machine import add, exchange_if, load, sleep
 from gradus.kernels.cpu.team import (
     CHUNKS,
@@ -63,7 +64,7 @@ def soon(condition, seconds=20.0) -> bool:
 def short_chunks(monkeypatch):
     """Many small pieces of work, so that threads meet often."""
     monkeypatch.setattr(kernel_model, "CHUNK_BYTES", 1)
-    monkeypatch.setattr(kernel_model, "FEWEST_KEYS", 4)
+    monkeypatch.setattr(spans, "FEWEST_KEYS", 4)
 
 
 # -- results -----------------------------------------------------------------------------------------------------------

@@ -1,16 +1,15 @@
 """Runs the model's kernels on a step's rows, and draws with kernels: the host launches, and waits for nothing."""
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from gradus.attention.batch import Batch
 from gradus.attention.graph_paged import GraphPagedAttention
-from gradus.device.transfer import upload_parts
-from gradus.engine.plan import Admission, Decodes, Plan
+from gradus.device.transfer import current, upload_parts
+from gradus.engine.plan import Admission, Plan
 from gradus.execution.layout import sampled_rows
 from gradus.execution.passes import Reading, RunModel, kernel_logits
 from gradus.execution.prompt_scores import prompt_scores
@@ -40,12 +39,8 @@ class KernelPass:
         """Penalties count what a sequence has said, and a draft has not been said yet: such a slot verifies none."""
         return self.sampler.table.adjusts
 
-    def quiet(self, plan: Plan) -> AbstractContextManager[None]:
-        return nullcontext()
-
-    def numbers(self, decodes: Decodes) -> Tensor:
-        drafts = decodes.drafts if len(decodes.drafts) else np.zeros(len(decodes), np.int64)
-        return torch.stack(upload_parts([decodes.slots, decodes.limits, drafts], torch.int32, self.model.device))
+    def context(self, plan: Plan) -> AbstractContextManager[object]:
+        return current(self.model.device)
 
     def rows(self, sequences: int, shape: DraftShape) -> int:
         return sequences + shape.rows

@@ -49,13 +49,14 @@ class Results:
         with early_launches(early):
             send_tokens(tokens, self._buffers, self._sent)
 
-    def next(self) -> Landing:
-        """Return where the tokens of the next step arrive. Its `send` has just been launched, or replayed."""
+    def land(self, count: int) -> tuple[Column, Landing]:
+        """Return the next step's first `count` tokens, which are there when the step has arrived. Its `send` has just
+        been launched, or replayed."""
         self._launched += 1
         landing = self._landings[self._launched % self.KEPT]
         landing.number = self._launched
         landing.renew()
-        return landing
+        return landing.tokens(count), landing
 
     def restart(self) -> None:
         """Number the steps from 1 again, after trial steps. No step is under way."""

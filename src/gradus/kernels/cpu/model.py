@@ -1,5 +1,6 @@
 """A model as the stages of a decode step, and the arrays that hold its steps' data."""
 
+import sys
 from collections.abc import Sequence
 from typing import Any, TypeVar, cast
 from weakref import finalize
@@ -173,7 +174,7 @@ class DecodeModel:
         self.step = _make_step(model, stages, cache, page_size, groups)
         self.shape = self.step.shape[0]
         self.count = stages.count
-        self.tables_of_angles = _tables(stages.layers)
+        self.tables_of_angles, self._reached = _tables(stages.layers), 0
         self.work = Work(self.step, [_make_worker(model, self.step) for _ in range(threads)])
         _add_panels(model)
         self.logits, self.tokens = torch.from_numpy(self.step.logits), torch.from_numpy(self.step.tokens)
@@ -207,11 +208,17 @@ class DecodeModel:
         mine[0, :rows], mine[1, :rows], mine[2, :rows] = slots, positions, before
         mine[WANTED, :count] = np.arange(count) if wanted is None else wanted
         self.shape["rows"], self.shape["wanted"], self.shape["greedy"] = rows, count, greedy
-        length = int(positions.max()) + 1
+        if (length := int(positions.max()) + 1) > self._reached:
+            self._reach(length)
+        self.work.opened = 0, self.count if count else self.count - 1  # the head comes last
+        self.team.run()
+        return self.tokens[:count].clone() if greedy else self.logits[:count]
+
+    def _reach(self, length: int) -> None:
+        """Have the angles of at least this many positions."""
         for table in self.tables_of_angles:
             table.reach(length)
-        self._run(0, self.count if count else self.count - 1)  # the head comes last
-        return self.tokens[:count].clone() if greedy else self.logits[:count]
+        self._reached = min((table.filled for table in self.tables_of_angles), default=sys.maxsize)
 
     def hidden(self, rows: Rows | slice = slice(None)) -> Tensor:
         """The last step's hidden states of these rows, [rows, D], after the final norm, as the model's head reads
@@ -224,12 +231,9 @@ class DecodeModel:
         index, (rows, width) = self.count + number, x.shape
         self.given[:rows, :width] = x
         self.shape["rows"], self.shape["greedy"] = rows, False
-        self._run(index, 1)
-        return self.made[:rows, : self.step.stages["columns"][index]].clone()
-
-    def _run(self, first: int, stages: int) -> None:
-        self.work.opened = first, stages
+        self.work.opened = index, 1
         self.team.run()
+        return self.made[:rows, : self.step.stages["columns"][index]].clone()
 
 
 def _add_panels(model: Model) -> None:

@@ -13,10 +13,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from gradus.engine.plan import REJECTED, UNDRAFTED, Column
+from gradus.engine.plan import REJECTED, UNDRAFTED, Column, Decodes
 from gradus.kernels.step.rows import DecodeRows, StepOperations, VerifyRows
 
-Tokens = NDArray[np.int32]
+Tokens = NDArray[Any]
 
 
 def decode_rows(
@@ -33,7 +33,8 @@ def decode_rows(
         owners = np.where(live, slots, len(known) - 1)
         tokens, lengths = np.where(live, tokens, 0), np.where(live, lengths, 0)
     positions = np.maximum(lengths - 1, 0)
-    return DecodeRows(tokens, positions, owners, lengths, places(owners, positions, tables, page_size))
+    where = None if tables is None else places(owners, positions, tables, page_size)
+    return DecodeRows(tokens, positions, owners, lengths, where)
 
 
 def pack_rows(
@@ -68,7 +69,7 @@ def pack_rows(
         positions,
         owners,
         np.where(np.arange(rows) < live, positions + 1, 0),
-        places(owners, positions, tables, page_size),
+        None if tables is None else places(owners, positions, tables, page_size),
         np.concatenate([[0], ends]),
         np.where(counts > 0, lengths - 1 + counts, 0),
     )
@@ -129,11 +130,19 @@ def spans_of(rows: VerifyRows) -> tuple[Column, Column]:
 
 
 def places(slots: Any, positions: Any, tables: Any, page_size: int) -> Any:
-    """Find where positions of slots are stored, [G, R], as `places.py` does, in columns or tensors. tables: may be
-    None."""
-    if tables is None:
-        return None
+    """Find where positions of slots are stored, [G, R], as `places.py` does, in columns or tensors."""
     return tables[:, slots, positions // page_size] * page_size + positions % page_size
 
 
-PLAIN = StepOperations(decode_rows, pack_rows, accept_drafts, keep_prompts, lambda early: nullcontext())
+def write_drawn(slots: Column, ends: Column, tokens: Column, history: Tokens) -> None:
+    """Write the tokens drawn for rows to the history, as a draw does on a GPU: each at its end, and token 0 where no
+    logit was finite."""
+    history[slots, np.minimum(ends, history.shape[1] - 1)] = np.maximum(tokens, 0)
+
+
+def inputs(decodes: Decodes, device: torch.device) -> tuple[Column, Column, Column]:
+    """See `StepOperations`."""
+    return decodes.slots, decodes.limits, decodes.drafts if len(decodes.drafts) else np.zeros_like(decodes.slots)
+
+
+PLAIN = StepOperations(inputs, decode_rows, pack_rows, accept_drafts, keep_prompts, lambda early: nullcontext())

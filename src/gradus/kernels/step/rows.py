@@ -4,6 +4,10 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
+import torch
+
+from gradus.engine.plan import Decodes
+
 
 class DecodeRows(NamedTuple):
     """The rows of a step without drafts, one per sequence: as in `VerifyRows`, with no spans."""
@@ -41,9 +45,11 @@ class StepOperations(NamedTuple):
     """The operations of a step on the tables by slot. `plain.py` computes them on a CPU, and kernels of the same
     names on a GPU, in one launch each.
 
+    inputs: (decodes, device) → slots, limits and drafts, [3, B], where the other operations read them.
     early: a context in which launches start while those before them drain (`gradus.kernels.core.overlap`).
     """
 
+    inputs: Callable[[Decodes, torch.device], Any]
     decode_rows: Callable[..., DecodeRows]
     pack_rows: Callable[..., VerifyRows]
     accept_drafts: Callable[..., tuple[Any, Any]]

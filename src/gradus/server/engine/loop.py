@@ -16,6 +16,8 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
 from gradus.engine.core import Compiles, Core
 from gradus.engine.logprobs import NO_LOGPROBS
@@ -129,6 +131,9 @@ class EngineLoop:
         self._turns = 0
         self._commands_taken = 0
         self._samples_taken = 0
+        self._owners: NDArray[np.object_] | None = None  # of the newest plain tokens
+        self._handles = b""
+        self._busy = False  # whether the core had work after the last turn
         self._unchecked = False  # True if anything has happened since the last self-check
         self._next_check = 0.0
         self._next_metrics = 0.0
@@ -140,16 +145,17 @@ class EngineLoop:
 
     def _turn(self) -> bool:
         """Obey the waiting commands, then take one step. Returns False after a `Stop`."""
-        report = Report()
-        for command in self._take():
+        report, commands = Report(), self._take()
+        for command in commands:
             if isinstance(command, Stop):
                 return False
             self._obey(command, report)
-        if self._core.has_work:
+        if self._core.has_work if commands else self._busy:
             started = time.monotonic()
             outputs = self._core.step()
             report.step_s = time.monotonic() - started
             self._add(outputs, report)
+        self._busy = self._core.has_work
         self._report(report)
         return True
 
@@ -157,7 +163,7 @@ class EngineLoop:
         """Post the report. Metrics cost more than all the rest, so they are added only at intervals, and when idle."""
         self._turns += 1
         report.turn, report.requests = self._turns, len(self._running)
-        report.busy, report.waiting = self._core.has_work, self._core.waiting_count
+        report.busy, report.waiting = self._busy, self._core.waiting_count
         now = time.monotonic()
         if now >= self._next_metrics or not report.busy:
             report.metrics, self._next_metrics = self._core.metrics(), now + METRICS_INTERVAL_S
@@ -178,7 +184,8 @@ class EngineLoop:
         """Add a step's outputs. Plain tokens go into columns unchanged: the front end makes objects of them."""
         if isinstance(outputs, Outputs):
             self._add_columns(outputs, report)
-            self._add_others(outputs.others, report)
+            if outputs.others:
+                self._add_others(outputs.others, report)
             return
         plain = [output for output in outputs if is_plain(output)]
         if plain:
@@ -190,7 +197,9 @@ class EngineLoop:
         owners, tokens = outputs.columns()
         if not len(owners):
             return
-        report.handles = packed([self._handle(owner) for owner in owners.tolist()])
+        if owners is not self._owners:  # the same sequences mostly decode step after step
+            self._owners, self._handles = owners, packed([self._handle(owner) for owner in owners.tolist()])
+        report.handles = self._handles
         report.tokens = tokens.astype("<i4").tobytes()
         report.width = width = tokens.shape[1]
         if outputs.logprobs:
@@ -219,11 +228,12 @@ class EngineLoop:
 
         Their number is bounded by the number of waiting samples.
         """
-        commands = [] if self._core.has_work else [self._sleep()]
+        commands = [] if self._busy else [self._sleep()]
         while not self._commands.empty():
             commands.append(self._commands.get())
-        self._commands_taken += sum(not isinstance(command, Compiled) for command in commands)
-        self._unchecked |= any(not isinstance(command, Ping) for command in commands)
+        if commands:
+            self._commands_taken += sum(not isinstance(command, Compiled) for command in commands)
+            self._unchecked |= any(not isinstance(command, Ping) for command in commands)
         return commands
 
     def _sleep(self) -> Command | Compiled:

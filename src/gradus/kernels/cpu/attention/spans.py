@@ -23,6 +23,7 @@ CONTEXT = np.dtype(
         ("longest", np.int64),
         ("window", np.int64),  # positions that a row looks back on, itself included; 0: all
         ("threads", np.int64),
+        ("fewest", np.int64),  # fewest keys of a span
         ("together", np.int64),  # fewest rows of a sequence that attend as one block
     ]
 )
@@ -40,7 +41,7 @@ def divide(context: Any, rows: Any, spans: Any, starts: Any) -> int:
     total, count, row = 0, 0, 0
     for position in positions:
         total += position + 1 - _oldest(position, window)
-    alone = min(LONGEST, max(FEWEST_KEYS, -(-total // (2 * context.threads))))
+    alone = min(LONGEST, max(context.fewest, -(-total // (2 * context.threads))))
     starts[0] = 0
     while row < len(slots):
         together = _together(context.together, before, row)
@@ -92,5 +93,8 @@ def contexts(tables: NDArray[np.int64], windows: Sequence[int | None], threads: 
     """Describe the groups of layers with these block tables, int64 [groups, slots, longest], which must stay where they
     are."""
     groups, _, longest = tables.shape
-    rows = [(tables[group].ctypes.data, longest, windows[group] or 0, threads, together) for group in range(groups)]
+    rows = [
+        (tables[group].ctypes.data, longest, windows[group] or 0, threads, FEWEST_KEYS, together)
+        for group in range(groups)
+    ]
     return np.array(rows, CONTEXT)
