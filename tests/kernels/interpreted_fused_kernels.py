@@ -22,6 +22,7 @@ from gradus.bench.references.rows import (
 )
 from gradus.bench.references.step import places_reference, sample_reference
 from gradus.engine.plan import UNDRAFTED
+from gradus.kernels.core.counters import counters_of
 from gradus.kernels.linear import few_rows, streamed_gemv, streamed_rows
 from gradus.kernels.linear.epilogue import Norm
 from gradus.kernels.linear.gemv import gemv
@@ -34,7 +35,6 @@ from gradus.kernels.linear.launches import (
     StreamedLaunch,
 )
 from gradus.kernels.linear.splitk import splitk
-from gradus.kernels.linear.splits import counters_of
 from gradus.kernels.rows import activation, norm
 from gradus.kernels.rows import rope_store as rope_store_module
 from gradus.kernels.rows.e4m3 import largest_of, scales_of, to_e4m3

@@ -29,7 +29,8 @@ ENGINE = {
 }  # fmt: skip
 
 MOST_FILES = 15  # side by side in one folder
-IN_ORDER = {"bench", "cli", "course"}  # rooms whose own rooms import one way: each what its page names before it
+# Rooms whose own rooms import one way: each imports what its page names before it.
+IN_ORDER = {"bench", "cli", "course", "execution", "kernels", "text"}
 
 Arrow = tuple[str, str]  # the module that imports, and the module that it imports
 
