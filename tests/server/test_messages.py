@@ -45,8 +45,8 @@ from gradus.server.engine.wire import (
     frame,
     hello_and_messages,
 )
-from gradus.server.http.body import BodyError
-from gradus.server.measures import Watch
+from gradus.server.failures import BodyError
+from gradus.server.supervisor import Watch
 
 LIMITS = ModelLimits(100, 64, (2,))
 REQUEST = Request.create(

@@ -12,7 +12,6 @@ from gradus.engine.logprobs import PAIR
 from gradus.engine.metrics import Metrics
 from gradus.engine.request import SamplingParams, packed_ids
 from gradus.server import supervisor
-from gradus.server.api.ask import Ask
 from gradus.server.client import EngineClient
 from gradus.server.config import ServerConfig
 from gradus.server.engine.child import EngineProcess
@@ -29,8 +28,9 @@ from gradus.server.engine.messages import (
     packed,
 )
 from gradus.server.engine.thread import EngineThread
-from gradus.server.measures import Restarts
-from gradus.server.results import Unavailable
+from gradus.server.exchange import Ask
+from gradus.server.failures import Unavailable
+from gradus.server.supervisor import Restarts
 from tests.server.scripted import ScriptedCore, register
 
 FAULT = EngineFailed(Failure("GradusError", "it broke"))

@@ -33,7 +33,6 @@ from gradus.engine.sequence import Output
 from gradus.errors import GradusError, RequestError
 from gradus.garbage import spare_what_stays
 from gradus.loading import model_name
-from gradus.server.api.ask import Ask
 from gradus.server.config import ServerConfig
 from gradus.server.encoding import EncodingQueue, Job, guarded, weight
 from gradus.server.engine.link import MakeLink, link_for
@@ -52,9 +51,12 @@ from gradus.server.engine.messages import (
     unpacked,
     unpacked_seconds,
 )
+from gradus.server.exchange import Ask
+from gradus.server.failures import ClientGone, RequestFailed, RequestTimeout, Unavailable
 from gradus.server.measures import Counts, ServiceRate, cache_stats, speculation_stats
+from gradus.server.metrics.families import Source
 from gradus.server.metrics.meter import Meter
-from gradus.server.results import ClientGone, RequestFailed, RequestTimeout, Stream, Unavailable
+from gradus.server.results import Stream
 from gradus.server.supervisor import State, Supervisor
 from gradus.text.completion import Delta
 from gradus.text.front_end import FrontEnd
@@ -249,6 +251,14 @@ class EngineClient:
             "average_batch": round(steps_spans / self.metrics.steps, 3) if self.metrics.steps else 0.0,
             **dataclasses.asdict(self.counts),
         }
+
+    def measured(self) -> Source:
+        """Collect the values behind /metrics."""
+        context, settings = (self.info.limits.context_length, self.info.settings) if self.info else (0, {})
+        ready = self.state == "ready"
+        return Source(
+            self.model, self.metrics, self.meter, self.counts, self.waiting, ready, context, self.encoding, settings
+        )
 
     # -- requests -----------------------------------------------------------------------------------------------------
 

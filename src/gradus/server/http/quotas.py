@@ -9,20 +9,13 @@ import math
 import time
 from collections.abc import Callable
 
-from gradus.errors import CapacityError, RequestError
-from gradus.server.http.keys import KeyLimits
-from gradus.server.metrics.tally import Tally
+from gradus.errors import RequestError
+from gradus.server.config import KeyLimits
+from gradus.server.failures import QuotaExceeded
+from gradus.server.measures import Tally
 
 LONGEST_WAIT_S = 120.0
 """The longest Retry-After: SDKs treat a longer one as a permanent refusal."""
-
-
-class QuotaExceeded(CapacityError):
-    """A key has reached its limit of samples at once, or of tokens per minute. retry_after: in seconds."""
-
-    def __init__(self, message: str, retry_after: float) -> None:
-        super().__init__(message)
-        self.retry_after = retry_after
 
 
 class Account:

@@ -17,8 +17,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from gradus.server.http.keys import PREFIX, Keys
 from gradus.server.http.quotas import Account
 from gradus.server.logs import printable
+from gradus.server.measures import Tally
 from gradus.server.metrics.meter import Meter
-from gradus.server.metrics.tally import Tally
 
 if TYPE_CHECKING:
     from gradus.server.api.errors import Problem
