@@ -13,9 +13,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gradus.engine.request import ModelLimits
-from gradus.server.api.limits import body_limit
 from gradus.server.config import ServerConfig
 from gradus.server.engine.messages import ModelInfo
+from gradus.server.limits import body_limit
 from tests.server.conftest import eventually, read_answer, running
 from tests.server.scripted import ScriptedCore
 

@@ -12,7 +12,9 @@ the course runs on a thread, behind the same messages.) Read in this order:
     measures.py        counts and rates: the server's, and those of one body's requests
     engine/            the engine's side: messages, the loop that owns it, and where that loop runs
     results.py         results as they arrive, or the error that ended them
-    exchange.py        what a protocol asks of the engine, and how it answers
+    exchange.py        what a protocol asks of the engine, and how it answers a client
+    limits.py          the limits of one body, whatever its protocol
+    samples.py         the running samples: reports of the engine become text
     metrics/           measurements of requests, and /metrics
     encoding.py        slow work on texts: turns by key, bounds
     supervisor.py      the engine's life: progress, failures, another start

@@ -13,7 +13,6 @@ turns.py           a turn of a conversation: tools, template settings, answers a
 chat.py            /v1/chat/completions
 responses/         /v1/responses
 anthropic/         /v1/messages and /v1/messages/count_tokens
-limits.py          the limits of every protocol
 openapi.py         the OpenAPI schema of /generate
 schemas.py         the schemas of the other protocols' bodies
 """

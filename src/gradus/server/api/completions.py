@@ -32,11 +32,11 @@ from gradus.server.api.openai import (
     usage_of,
 )
 from gradus.server.exchange import Ask, Encoder, Served, Written
+from gradus.server.limits import MAX_PROMPTS
 from gradus.server.results import Stream
 from gradus.text.completion import Completion, Delta
 from gradus.text.front_end import FrontEnd, Prompt
 
-MAX_PROMPTS = 128
 DEFAULT_MAX_TOKENS = 16  # OpenAI's
 MOST_TOKENS = 2**31 - 1  # more than any context: max_tokens is reduced to the room in it
 

@@ -22,7 +22,6 @@ from gradus.server.api.completions import Completions
 from gradus.server.api.errors import Problem, failure_of, problem_of
 from gradus.server.api.fields import MOST_NAMED
 from gradus.server.api.generate import Generate
-from gradus.server.api.limits import body_limit, check_logprobs, limits, logprobs_limit
 from gradus.server.api.models import check_name
 from gradus.server.api.openapi import openapi_of_generate
 from gradus.server.api.responses.body import Responses
@@ -41,6 +40,7 @@ from gradus.server.http.model_routes import add_model_routes
 from gradus.server.http.record import REQUEST_ID, Records, record_of
 from gradus.server.http.slices import JsonInSlices
 from gradus.server.http.streaming import EventStream, cancelled_with_client
+from gradus.server.limits import body_limit, check_logprobs, limits, logprobs_limit
 from gradus.server.metrics.exposition import CONTENT_TYPE, Exposition
 from gradus.server.results import Stream
 from gradus.text.completion import Completion

@@ -17,9 +17,9 @@ from typing import Any
 from starlette.requests import ClientDisconnect, Request
 
 from gradus.engine.structured import deeper_than
-from gradus.server.api.limits import BYTES_PER_TOKEN
 from gradus.server.config import MAX_JSON_CONTAINERS, MAX_JSON_DEPTH, MAX_JSON_STRINGS
 from gradus.server.failures import BodyError
+from gradus.server.limits import BYTES_PER_TOKEN
 
 LEAST_VALUES = 1 << 17
 BYTES_PER_VALUE = BYTES_PER_TOKEN // 2  # twice as many values as token ids of a whole context

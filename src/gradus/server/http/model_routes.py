@@ -9,7 +9,6 @@ from typing import Any
 from fastapi import FastAPI, Request, Response
 
 from gradus.server.api.anthropic.request import counted
-from gradus.server.api.limits import body_limit
 from gradus.server.api.models import check_name, described, listed
 from gradus.server.api.schemas import openapi_of
 from gradus.server.api.tokens import detokenized, tokenized, tokenizer_described
@@ -20,6 +19,7 @@ from gradus.server.http.answers import json_response
 from gradus.server.http.body import read_json
 from gradus.server.http.record import record_of
 from gradus.server.http.streaming import cancelled_with_client
+from gradus.server.limits import body_limit
 
 UNKNOWN_MODEL: dict[int | str, dict[str, Any]] = {404: {"description": "no model has this name"}}
 Answer = Callable[[Any, EngineClient], dict[str, Any]]

@@ -1,12 +1,11 @@
-"""The limits of every protocol: those of a body's size, of an answer's size, and a list of all for /stats."""
+"""The limits of one body, whatever its protocol: its size, its log-probabilities, and a list of all for /stats."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from gradus.engine import request as engine_limits
-from gradus.engine.request import MAX_LOGPROBS
+from gradus.engine.request import MAX_LOGPROBS, Request
 from gradus.errors import RequestError
-from gradus.server.api.completions import MAX_PROMPTS
 from gradus.server.config import (
     MAX_HEADER_BYTES,
     MAX_HEADERS,
@@ -23,6 +22,7 @@ BYTES_PER_TOKEN = 16
 LEAST_LIMIT = 1 << 20
 BESIDE_PROMPT = 1 << 18  # schemas, tools, and the other fields
 LEAST_LOGPROBS = 1 << 21
+MAX_PROMPTS = 128
 
 
 def body_limit(config: ServerConfig, info: ModelInfo | None) -> int:
@@ -66,6 +66,21 @@ def _logprobs(ask: Ask, context: int) -> int:
     if ask.params.logprobs is None:
         return 0
     return (1 + ask.params.logprobs) * min(ask.params.max_tokens or context, context)
+
+
+def check_prompt_logprobs(requests: Iterable[Request], most: int) -> None:
+    """Raises RequestError if one body asks for more log-probabilities of its prompts than the server can write
+    quickly."""
+    asking = [request for request in requests if request.params.prompt_logprobs is not None]
+    wanted = sum([one.params.n * len(one.prompt) * (1 + (one.params.prompt_logprobs or 0)) for one in asking])
+    if wanted > most:
+        limit = f"at most {most} log-probabilities (this server's max_prompt_logprobs)"
+        raise RequestError(
+            f"prompt_logprobs: {limit}, got {wanted}: the prompt's tokens times (1 + prompt_logprobs), per sample",
+            param="prompt_logprobs",
+            limit=limit,
+            got=wanted,
+        )
 
 
 def limits(config: ServerConfig, info: ModelInfo | None) -> dict[str, Any]:
