@@ -16,7 +16,7 @@ LOOK = 64
 
 
 class Passing:
-    """Compares prompts by what is left of them. cache: knows which of their tokens are stored."""
+    """Compares prompts by the tokens left to compute. cache: has the stored ones."""
 
     def __init__(self, cache: PagedCache) -> None:
         self._cache = cache

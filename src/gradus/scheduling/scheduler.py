@@ -7,8 +7,8 @@ running sequence goes back to the queue and is recomputed later. The best one ne
 not fit an empty cache; so the best always advances, ends, and frees its slot: every sequence has its turn.
 
 A step target (`gradus.scheduling.step_target`) limits the prompts' tokens, in a step that several sequences share, to
-what fits into a time that streams can bear. Short prompts then pass long ones (`gradus.scheduling.passing`): up to half
-of these tokens go to prompts that are shorter than the rest of the best one, and the best one gets all others.
+what fits into a time that streams can bear. Short prompts then pass long ones (`gradus.scheduling.passing`): prompts
+that are shorter than the rest of the best one get up to half of these tokens, and the best one gets all others.
 
 Plans may be made while earlier ones are still under way. Then the token that a decode starts from is not known: the
 plan says UNKNOWN, and the runner, which has the token on the device, fills it in. Planning needs lengths alone.
@@ -389,13 +389,13 @@ class Scheduler:
     def _changes(self) -> list[tuple[int, TableChange]]:
         """Collect the changes of decodes' block tables for the plan. Sequences that have left meanwhile have none."""
         here = self.columns.holds
-        told = [(each.slot, change) for each, change in self._entered if here(each)]
+        changes = [(each.slot, change) for each, change in self._entered if here(each)]
         for each in filter(here, self.current.moved):
             change = self.cache.table_change(each.id)
             if change is not None:
-                told.append((each.slot, change))
+                changes.append((each.slot, change))
         self._entered, self.current.moved = [], []
-        return told
+        return changes
 
     # -- room ----------------------------------------------------------------------------------------------------------
 

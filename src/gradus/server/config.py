@@ -13,12 +13,6 @@ from gradus.server.addresses import host_alone, is_origin
 from gradus.text.tools.calls import MAX_CALLS, MOST_CALLS
 from gradus.text.tools.formats import NAMES
 
-MAX_JSON_DEPTH = 64
-MAX_JSON_CONTAINERS = 32_768  # arrays and objects
-MAX_JSON_STRINGS = 65_536  # keys among them
-MAX_HEADERS = 100
-MAX_HEADER_BYTES = 32 * 1024
-
 ANY_NAME = "*"
 MAX_NAMES = 64
 MAX_NAME_LENGTH = 256

@@ -6,14 +6,7 @@ from typing import Any
 from gradus.engine import request as engine_limits
 from gradus.engine.request import MAX_LOGPROBS, Request
 from gradus.errors import RequestError
-from gradus.server.config import (
-    MAX_HEADER_BYTES,
-    MAX_HEADERS,
-    MAX_JSON_CONTAINERS,
-    MAX_JSON_DEPTH,
-    MAX_JSON_STRINGS,
-    ServerConfig,
-)
+from gradus.server.config import ServerConfig
 from gradus.server.engine.messages import ModelInfo
 from gradus.server.exchange import Ask
 
@@ -23,6 +16,11 @@ LEAST_LIMIT = 1 << 20
 BESIDE_PROMPT = 1 << 18  # schemas, tools, and the other fields
 LEAST_LOGPROBS = 1 << 21
 MAX_PROMPTS = 128
+MAX_JSON_DEPTH = 64
+MAX_JSON_CONTAINERS = 32_768  # arrays and objects
+MAX_JSON_STRINGS = 65_536  # keys among them
+MAX_HEADERS = 100
+MAX_HEADER_BYTES = 32 * 1024
 
 
 def body_limit(config: ServerConfig, info: ModelInfo | None) -> int:

@@ -1,4 +1,4 @@
-"""Counters in a device's memory, by which the programs of a launch find out which of them arrives last."""
+"""Counters in a device's memory. Programs that share a sum count themselves in, which identifies the last one."""
 
 import torch
 from torch import Tensor

@@ -27,7 +27,7 @@ from gradus.server.api.openapi import openapi_of_generate
 from gradus.server.api.responses.body import Responses
 from gradus.server.api.schemas import openapi_of
 from gradus.server.client import EngineClient
-from gradus.server.config import MAX_HEADER_BYTES, MAX_HEADERS, ServerConfig
+from gradus.server.config import ServerConfig
 from gradus.server.exchange import Exchange
 from gradus.server.failures import ClientGone
 from gradus.server.http.access import Access, admitted
@@ -40,7 +40,7 @@ from gradus.server.http.model_routes import add_model_routes
 from gradus.server.http.record import REQUEST_ID, Records, record_of
 from gradus.server.http.slices import JsonInSlices
 from gradus.server.http.streaming import EventStream, cancelled_with_client
-from gradus.server.limits import body_limit, check_logprobs, limits, logprobs_limit
+from gradus.server.limits import MAX_HEADER_BYTES, MAX_HEADERS, body_limit, check_logprobs, limits, logprobs_limit
 from gradus.server.metrics.exposition import CONTENT_TYPE, Exposition
 from gradus.server.results import Stream
 from gradus.text.completion import Completion
@@ -205,7 +205,7 @@ def without_effect(exchange: Exchange, stream: Stream, client: EngineClient) -> 
 
 async def all_completions(stream: Stream) -> list[Completion]:
     """Wait for every sample's completion, in order. Raises the error of any sample that failed: first of all a fault,
-    because of which the client has cancelled the others."""
+    which has made the client cancel the others."""
     completions = await stream.completions()
     for completion in sorted(completions, key=lambda each: each.finish_reason != "error"):
         if error := failure_of(completion):

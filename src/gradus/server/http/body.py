@@ -1,7 +1,7 @@
 """Strict JSON from untrusted bytes: limited in size and time, and without `json.loads`'s extensions.
 
 `json.loads` is lenient: it accepts NaN, keeps the last of two equal keys, allows half a surrogate pair in a string,
-which cannot be encoded again, and recurses as deep as the input nests. Each of these has crashed or confused a server;
+which cannot be encoded again, and recurses as deep as the input nests. All of this has crashed or confused servers;
 here each gets a 400 that names the fault.
 
 Parsing holds the event loop up, in a thread too, because it never releases Python's lock. What takes time is making
@@ -17,9 +17,8 @@ from typing import Any
 from starlette.requests import ClientDisconnect, Request
 
 from gradus.engine.structured import deeper_than
-from gradus.server.config import MAX_JSON_CONTAINERS, MAX_JSON_DEPTH, MAX_JSON_STRINGS
 from gradus.server.failures import BodyError
-from gradus.server.limits import BYTES_PER_TOKEN
+from gradus.server.limits import BYTES_PER_TOKEN, MAX_JSON_CONTAINERS, MAX_JSON_DEPTH, MAX_JSON_STRINGS
 
 LEAST_VALUES = 1 << 17
 BYTES_PER_VALUE = BYTES_PER_TOKEN // 2  # twice as many values as token ids of a whole context

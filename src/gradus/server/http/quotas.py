@@ -57,11 +57,11 @@ class Account:
             self._fill(limits.tokens_per_minute)
             if self._tokens < 0:
                 wait = -self._tokens * 60 / limits.tokens_per_minute
-                told = min(max(wait, 0.001), LONGEST_WAIT_S)
+                retry_after = min(max(wait, 0.001), LONGEST_WAIT_S)
                 raise QuotaExceeded(
                     f"this API key has used its {limits.tokens_per_minute} tokens per minute; "
-                    f"try again in {math.ceil(told)} s",
-                    told,
+                    f"try again in {math.ceil(retry_after)} s",
+                    retry_after,
                 )
 
     def _check(self, name: str, most: int | None, samples: int, there: int) -> None:
