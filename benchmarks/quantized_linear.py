@@ -47,11 +47,11 @@ if __name__ == "__main__":
 import triton
 
 from gradus.kernels.core.compiling import compiled_together
+from gradus.kernels.core.counters import counters_of
 from gradus.kernels.core.overlap import early_launches
 from gradus.kernels.core.tuning import stored_form
 from gradus.kernels.fuse.quantized import FUSED_ROWS
 from gradus.kernels.linear.dispatch import linear
-from gradus.kernels.linear.splits import counters_of
 from gradus.kernels.quantized.eight_bits import EightBitWeights, eight_bit_product, library_product
 from gradus.kernels.quantized.int4 import MAGIC, PLAIN, SUBNORMAL, Int4Weights, int4_product, widen, widened_product
 from gradus.kernels.quantized.quantize import Rounded, quantize

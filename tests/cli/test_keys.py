@@ -1,6 +1,7 @@
 """`gradus keys`: a key is shown once, its hash is kept, and a withdrawn one is gone."""
 
-from gradus.server.http.keys import KeyLimits, Keys, read_keys
+from gradus.server.config import KeyLimits
+from gradus.server.http.keys import Keys, read_keys
 
 
 def test_a_key_is_printed_once_and_its_hash_is_kept(gradus, tmp_path):

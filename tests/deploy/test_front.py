@@ -11,8 +11,8 @@ from gradus.deploy import front
 from gradus.deploy.answer import BrokenAnswer, Chunks, Head
 from gradus.deploy.front import Admitted, Front
 from gradus.server.config import ServerConfig
+from gradus.server.failures import Unavailable
 from gradus.server.http.keys import Key, digest_of, new_key, write_keys
-from gradus.server.results import Unavailable
 
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\nconnection: close\r\n\r\n"
 PASSED = HEAD.replace(b"connection: close\r\n", b"")

@@ -82,7 +82,7 @@ def test_each_device_has_its_own_processors_and_counters(monkeypatch):
     from types import SimpleNamespace
 
     from gradus.device.capability import multiprocessors
-    from gradus.kernels.linear.splits import counters_of
+    from gradus.kernels.core.counters import counters_of
 
     asked = []
     monkeypatch.setattr(

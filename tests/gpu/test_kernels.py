@@ -280,9 +280,9 @@ def test_streamed_rows_that_start_early_wait_for_each_other(rows, launch):
 )
 @pytest.mark.parametrize("tile", [(32, 64, 1, 3, 4), (64, 64, 5, 3, 4), (16, 128, 16, 2, 4)])
 def test_splitk_products(m, n, k, tile, dtype):
+    from gradus.kernels.core.counters import counters_of
     from gradus.kernels.linear.launches import SplitKLaunch
     from gradus.kernels.linear.splitk import splitk
-    from gradus.kernels.linear.splits import counters_of
     from gradus.kernels.quantized.reference import product_reference
 
     x, weight = noise(m, k, dtype=dtype), noise(n, k, dtype=dtype) / k**0.5

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 from benchmarks import fused_kernels
 from gradus.engine.plan import UNDRAFTED
+from gradus.kernels.core.counters import counters_of
 from gradus.kernels.linear import few_rows, streamed_gemv, streamed_rows
 from gradus.kernels.linear.epilogue import Norm
 from gradus.kernels.linear.gemv import gemv
@@ -25,7 +26,6 @@ from gradus.kernels.linear.launches import (
     StreamedLaunch,
 )
 from gradus.kernels.linear.splitk import splitk
-from gradus.kernels.linear.splits import counters_of
 from gradus.kernels.quantized.reference import product_reference
 from gradus.kernels.rows import activation, norm
 from gradus.kernels.rows import rope_store as rope_store_module

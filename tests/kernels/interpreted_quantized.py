@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from gradus.kernels.core.counters import counters_of
 from gradus.kernels.linear.epilogue import Norm
-from gradus.kernels.linear.splits import counters_of
 from gradus.kernels.quantized import pieces
 from gradus.kernels.quantized.eight_bits import EightBitWeights, eight_bit_product
 from gradus.kernels.quantized.int4 import Int4Weights, int4_product, widen, widened_product

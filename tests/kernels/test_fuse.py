@@ -9,13 +9,13 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from gradus.errors import ConfigError
+from gradus.kernels.core.counters import COUNTERS, Counters
 from gradus.kernels.core.overlap import early_launches, starts_early
 from gradus.kernels.core.view import Twin, twin_of
 from gradus.kernels.fuse import model as fuse
 from gradus.kernels.fuse import quantized as fuse_quantized
 from gradus.kernels.fuse.model import FusedHead, FusedLinear, FusedRMSNorm, fused, widened
 from gradus.kernels.linear.launches import StreamedLaunch
-from gradus.kernels.linear.splits import COUNTERS, Counters
 from gradus.kernels.quantized.tile import TileLaunch
 from gradus.models import Linear, MatrixId, Model, create_model, randomize
 from gradus.models.families import llama

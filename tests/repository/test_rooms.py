@@ -29,7 +29,11 @@ ENGINE = {
 }  # fmt: skip
 
 MOST_FILES = 15  # side by side in one folder
-IN_ORDER = {"bench", "cli", "course"}  # rooms whose own rooms import one way: each what its page names before it
+# Rooms whose own rooms import one way: each imports what its page names before it.
+IN_ORDER = {
+    "bench", "cli", "course", "execution", "kernels", "server", "server/api", "server/api/anthropic",
+    "server/api/responses", "server/engine", "server/http", "server/metrics", "text",
+}  # fmt: skip
 
 Arrow = tuple[str, str]  # the module that imports, and the module that it imports
 
@@ -90,7 +94,8 @@ def named(page: str, there: set[str]) -> list[str]:
 
 def backward(room: str) -> set[Arrow]:
     """Imports from one room inside a room to another that its page names later."""
-    package = f"gradus.{room}"
+    package = f"gradus.{room.replace('/', '.')}"
+    depth = package.count(".") + 1
     page = ast.get_docstring(ast.parse((ROOT / room / "__init__.py").read_text(encoding="utf-8"))) or ""
     order = named(page, {path.stem for path in (ROOT / room).iterdir()})
     found = set()
@@ -98,7 +103,7 @@ def backward(room: str) -> set[Arrow]:
         for node in ast.walk(tree) if name.startswith(f"{package}.") else ():
             if isinstance(node, ast.ImportFrom) and f"{node.module}.".startswith(f"{package}."):
                 targets = [f"{node.module}.{alias.name}" for alias in node.names]
-                here, *there = (order.index(target.split(".")[2]) for target in (name, *targets))
+                here, *there = (order.index(target.split(".")[depth]) for target in (name, *targets))
                 found |= {(name, target) for target, at in zip(targets, there, strict=True) if at > here}
     return found
 

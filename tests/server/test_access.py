@@ -11,10 +11,10 @@ import pytest
 
 from gradus.engine.request import SamplingParams, SchedulingParams
 from gradus.errors import ConfigError, RequestError
-from gradus.server.api.ask import Ask
-from gradus.server.config import ServerConfig
+from gradus.server.config import KeyLimits, ServerConfig
+from gradus.server.exchange import Ask
 from gradus.server.http.access import PUBLIC, admitted, check_exposure, salt_of
-from gradus.server.http.keys import VARIABLE, Key, KeyLimits, Keys, digest_of, new_key, read_keys, write_keys
+from gradus.server.http.keys import VARIABLE, Key, Keys, digest_of, new_key, read_keys, write_keys
 from gradus.server.http.record import Record
 from tests.server.conftest import eventually, running, tiny_llm
 from tests.server.scripted import ScriptedCore

@@ -11,10 +11,10 @@ import pytest
 from gradus.engine.request import SamplingParams
 from gradus.errors import RequestError
 from gradus.server import encoding
-from gradus.server.api.ask import Ask
 from gradus.server.encoding import EncodingQueue, weight
+from gradus.server.exchange import Ask
+from gradus.server.failures import ClientGone, RequestFailed, Unavailable
 from gradus.server.measures import Counts
-from gradus.server.results import ClientGone, RequestFailed, Unavailable
 from tests.server.conftest import eventually
 from tests.server.scripted import ScriptedCore, ScriptedTokenizer
 from tests.server.test_restarts import ask, playing, until

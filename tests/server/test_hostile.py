@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from gradus.engine.request import ModelLimits
 from gradus.server.config import ServerConfig
 from gradus.server.engine.messages import ModelInfo
-from gradus.server.http.body import body_limit
+from gradus.server.limits import body_limit
 from tests.server.conftest import eventually, read_answer, running
 from tests.server.scripted import ScriptedCore
 

@@ -7,8 +7,9 @@ import httpx
 import pytest
 
 from gradus.errors import ConfigError
+from gradus.server.addresses import host_alone
 from gradus.server.config import ServerConfig
-from gradus.server.http.hosts import OwnHosts, host_alone
+from gradus.server.http.hosts import OwnHosts
 from tests.server.conftest import read_answer, running
 
 

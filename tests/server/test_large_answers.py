@@ -14,7 +14,6 @@ from gradus.engine.logprobs import PAIR, Logprobs, TokenLogprob
 from gradus.engine.request import ModelLimits, Request, SamplingParams
 from gradus.engine.sequence import Timings
 from gradus.errors import RequestError
-from gradus.server.api.ask import Ask, Chat, check_logprobs, logprobs_limit
 from gradus.server.api.chat import ChatCompletion, ChatEncoder, Shown
 from gradus.server.api.completions import Completions, CompletionsEncoder, Shape
 from gradus.server.api.frames import Each, Later, encode, event, event_pieces, pieces
@@ -23,8 +22,10 @@ from gradus.server.api.openai import StreamOptions
 from gradus.server.api.responses.answer import ResponseEncoder
 from gradus.server.config import ServerConfig
 from gradus.server.engine.messages import ModelInfo
+from gradus.server.exchange import Ask, Chat
 from gradus.server.http.slices import SLICE_BYTES, WHOLE_BYTES, JsonInSlices, slices
-from gradus.server.metrics.tally import Tally
+from gradus.server.limits import check_logprobs, logprobs_limit
+from gradus.server.measures import Tally
 from gradus.server.results import JOINED, merged
 from gradus.text.completion import Completion, Delta
 from gradus.text.front_end import FrontEnd

@@ -45,8 +45,7 @@ from gradus.server.engine.wire import (
     frame,
     hello_and_messages,
 )
-from gradus.server.http.body import BodyError
-from gradus.server.measures import Watch
+from gradus.server.failures import BodyError
 
 LIMITS = ModelLimits(100, 64, (2,))
 REQUEST = Request.create(
@@ -249,31 +248,3 @@ def test_a_request_that_has_waited_has_less_time_and_never_none():
     assert 0 < shortened(REQUEST, waited=100).scheduling.timeout < 1e-3
     unlimited = Request.create("r", [1], SamplingParams(), LIMITS)
     assert shortened(unlimited, waited=100).scheduling == SchedulingParams()
-
-
-# -- silence -----------------------------------------------------------------------------------------------------------
-
-
-def test_silence_counts_from_the_first_command_to_a_resting_engine():
-    watch = Watch()
-    assert watch.silent_since is None
-    watch.sent(1.0)
-    watch.sent(2.0)
-    assert watch.silent_since == 1.0
-
-
-def test_every_report_of_a_busy_engine_breaks_the_silence_and_the_last_one_ends_it():
-    watch = Watch()
-    watch.sent(1.0)
-    watch.reported(Report(commands_taken=1, busy=True), 2.0)
-    assert watch.silent_since == 2.0
-    watch.reported(Report(commands_taken=1, busy=False), 3.0)
-    assert watch.silent_since is None
-
-
-def test_a_command_that_a_report_had_not_seen_is_waited_for():
-    watch = Watch()
-    watch.sent(1.0)
-    watch.sent(2.0)  # while the turn that took the first one ran
-    watch.reported(Report(commands_taken=1, busy=False), 3.0)
-    assert watch.silent_since == 3.0

@@ -17,14 +17,13 @@ from gradus.engine.sequence import Output, Timings
 from gradus.errors import RequestError
 from gradus.server.client import EngineClient
 from gradus.server.config import ServerConfig
+from gradus.server.failures import ClientGone, RequestFailed, RequestTimeout, Unavailable
 from gradus.server.http.keys import Key, digest_of, new_key, write_keys
-from gradus.server.measures import Counts
+from gradus.server.measures import Counts, Tally
 from gradus.server.metrics.distribution import Distribution
 from gradus.server.metrics.exposition import Exposition, own_metric, vllm_metric
 from gradus.server.metrics.families import FAMILIES, Source
 from gradus.server.metrics.meter import VLLM_TTFT, Meter
-from gradus.server.metrics.tally import Tally
-from gradus.server.results import ClientGone, RequestFailed, RequestTimeout, Unavailable
 from gradus.text.completion import Completion, Delta
 from tests.server.conftest import events, eventually, running
 from tests.server.scripted import ScriptedCore
@@ -123,9 +122,9 @@ def test_the_overview_of_vllm_finds_errors_by_class_of_status_and_waiting_by_rea
 def test_the_settings_of_the_cache_are_labels():
     cache = CacheUsage(10, 16, 4, 3, 3, 60, 3, queried_positions=50, hit_positions=20, evictions=2, refusals=1)
     settings = {"page_size": 16, "cache_tokens": 160, "kv_dtype": "fp8", "switches": {"prefix_cache": True}}
-    source = Source(Metrics(cache=cache), Meter(), Counts(), waiting=0, ready=True, context_length=9, settings=settings)
+    source = Source("m", Metrics(cache=cache), Meter(), Counts(), 0, ready=True, context_length=9, settings=settings)
     (family,) = [family for family in FAMILIES if family.vllm == "cache_config_info"]
-    (sample,) = vllm_metric(family, source, "m").samples
+    (sample,) = vllm_metric(family, source).samples
     assert sample.value == 1 and sample.labels == {
         "model_name": "m", "engine": "0", "block_size": "16", "num_gpu_blocks": "10", "kv_cache_size_tokens": "160",
         "cache_dtype": "fp8", "enable_prefix_caching": "True", "gpu_memory_utilization": "None",
@@ -159,7 +158,7 @@ def test_without_the_alias_there_are_only_our_names(serving):
 
 def test_there_are_metrics_while_the_model_loads():
     client = EngineClient(ServerConfig(model="not-loaded"))
-    families = text_string_to_metric_families(Exposition(client, alias=True).text().decode())
+    families = text_string_to_metric_families(Exposition(client.measured, alias=True).text().decode())
     found = {family.name: family for family in families}
     assert found["gradus_ready"].samples[0].value == 0
     assert found["vllm:request_prompt_tokens"].samples[0].labels["model_name"] == "not-loaded"
@@ -403,8 +402,8 @@ def test_every_value_of_the_engine_has_a_metric():
     )
     drafts = Speculation(drafts=2, why="", steps=9, tokens=20, drafted=(9, 9), accepted=(6, 4))
     metrics = Metrics(preemptions=7, cached_tokens=20, active=3, cache=cache, speculation=drafts)
-    source = Source(metrics, Meter(), Counts(rejected=5), waiting=2, ready=True, context_length=100)
-    ours = {family.name: own_metric(family, source, "m").samples for family in FAMILIES if family.name}
+    source = Source("m", metrics, Meter(), Counts(rejected=5), waiting=2, ready=True, context_length=100)
+    ours = {family.name: own_metric(family, source).samples for family in FAMILIES if family.name}
     for name, wanted in {
         "preemptions": 7, "prefix_cache_queries": 50, "prefix_cache_hits": 20, "cache_evictions": 2,
         "cache_refusals": 1, "draft_tokens": 18, "accepted_draft_tokens": 10, "running": 3, "waiting": 2,
@@ -414,7 +413,7 @@ def test_every_value_of_the_engine_has_a_metric():
         assert [sample.value for sample in ours[name]] == [wanted]
     assert all(family.name or family.vllm for family in FAMILIES)
     (prompts,) = [family for family in FAMILIES if family.vllm == "request_prompt_tokens"]
-    edges = [sample.labels["le"] for sample in vllm_metric(prompts, source, "m").samples if "le" in sample.labels]
+    edges = [sample.labels["le"] for sample in vllm_metric(prompts, source).samples if "le" in sample.labels]
     assert edges == ["1.0", "2.0", "5.0", "10.0", "20.0", "50.0", "100.0", "+Inf"]
 
 

@@ -7,9 +7,9 @@ import pytest
 
 from gradus.engine.request import ModelLimits, Request, SamplingParams, SchedulingParams
 from gradus.errors import RequestError
-from gradus.server.client import check_prompt_logprobs
 from gradus.server.engine.messages import Submit
 from gradus.server.engine.wire import commands_and_load, frame
+from gradus.server.limits import check_prompt_logprobs
 
 LIMITS = ModelLimits(100, 64, (2,), structured=True, prompt_logprobs=True)
 NUMBERS = [2**31, 2**63 - 1, 2**63, 2**64, 10**30, 10**5000, -(2**63) - 1, 1e308, math.nan, math.inf]

@@ -5,9 +5,11 @@ from functools import partial
 import pytest
 
 from gradus.errors import RequestError
-from gradus.server.http.keys import Key, KeyLimits, digest_of, new_key, write_keys
-from gradus.server.http.quotas import LONGEST_WAIT_S, Account, QuotaExceeded
-from gradus.server.metrics.tally import Tally
+from gradus.server.config import KeyLimits
+from gradus.server.failures import QuotaExceeded
+from gradus.server.http.keys import Key, digest_of, new_key, write_keys
+from gradus.server.http.quotas import LONGEST_WAIT_S, Account
+from gradus.server.measures import Tally
 from tests.server.conftest import eventually, running
 from tests.server.scripted import ScriptedCore
 

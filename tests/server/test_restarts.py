@@ -1,4 +1,4 @@
-"""The client's side of an engine that fails: how often another one is started, and what is refused meanwhile.
+"""The client's side of an engine that is silent or fails: when another one is started, and what is refused meanwhile.
 
 The engine is a link that a test plays.
 """
@@ -12,7 +12,6 @@ from gradus.engine.logprobs import PAIR
 from gradus.engine.metrics import Metrics
 from gradus.engine.request import SamplingParams, packed_ids
 from gradus.server import supervisor
-from gradus.server.api.ask import Ask
 from gradus.server.client import EngineClient
 from gradus.server.config import ServerConfig
 from gradus.server.engine.child import EngineProcess
@@ -29,8 +28,9 @@ from gradus.server.engine.messages import (
     packed,
 )
 from gradus.server.engine.thread import EngineThread
-from gradus.server.measures import Restarts
-from gradus.server.results import Unavailable
+from gradus.server.exchange import Ask
+from gradus.server.failures import Unavailable
+from gradus.server.supervisor import Restarts, Watch
 from tests.server.scripted import ScriptedCore, register
 
 FAULT = EngineFailed(Failure("GradusError", "it broke"))
@@ -250,6 +250,31 @@ def test_a_step_that_hangs_ends_the_engine_and_what_waits():
         await until(lambda: link.started == 2)
 
     playing(play, step_timeout=0.1)
+
+
+def test_silence_counts_from_the_first_command_to_a_resting_engine():
+    watch = Watch()
+    assert watch.silent_since is None
+    watch.sent(1.0)
+    watch.sent(2.0)
+    assert watch.silent_since == 1.0
+
+
+def test_every_report_of_a_busy_engine_breaks_the_silence_and_the_last_one_ends_it():
+    watch = Watch()
+    watch.sent(1.0)
+    watch.reported(Report(commands_taken=1, busy=True), 2.0)
+    assert watch.silent_since == 2.0
+    watch.reported(Report(commands_taken=1, busy=False), 3.0)
+    assert watch.silent_since is None
+
+
+def test_a_command_that_a_report_had_not_seen_is_waited_for():
+    watch = Watch()
+    watch.sent(1.0)
+    watch.sent(2.0)  # while the turn that took the first one ran
+    watch.reported(Report(commands_taken=1, busy=False), 3.0)
+    assert watch.silent_since == 3.0
 
 
 def test_starts_are_later_each_time_and_forgotten_after_ten_minutes():

@@ -10,8 +10,9 @@ import pytest
 from gradus.engine.logprobs import NO_LOGPROBS, PAIR, Logprobs
 from gradus.server.api.frames import event
 from gradus.server.api.generate import GenerateEncoder, frame, plain_event
+from gradus.server.failures import ClientGone
 from gradus.server.measures import Counts
-from gradus.server.results import ClientGone, Stream, merged
+from gradus.server.results import Stream, merged
 from gradus.text.completion import Delta
 from tests.server.conftest import eventually
 from tests.server.scripted import ScriptedCore

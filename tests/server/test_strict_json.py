@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gradus.server.http.body import BodyError, strict_json
+from gradus.server.failures import BodyError
+from gradus.server.http.body import strict_json
 
 VALUES = st.recursive(
     st.none()

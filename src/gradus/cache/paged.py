@@ -141,6 +141,10 @@ class PagedCache:
         """Return how many positions `admit` would hit, holding nothing."""
         return 0 if self.index is None else self.index.match(tokens, salt)[0].depth * self.page_size
 
+    def pages_for(self, positions: int) -> int:
+        """Return the pages that hold this many positions, of all layer groups together."""
+        return -(-positions // self.page_size) * len(self.windows)
+
     def publishes_at(self, id: Hashable) -> int:
         """Return how many positions a sequence must have stored for its next page to be found by others."""
         return self.residents[id].publish_at

@@ -24,10 +24,11 @@ from gradus.deploy.prefixes import prompt_hashes
 from gradus.errors import GradusError
 from gradus.server.api.errors import Problem, problem_of, shape_of
 from gradus.server.api.frames import encode
-from gradus.server.config import MAX_HEADER_BYTES, ServerConfig
+from gradus.server.config import ServerConfig
 from gradus.server.http.access import credentials, unknown_sender
 from gradus.server.http.answers import problem_response
 from gradus.server.http.keys import Keys
+from gradus.server.limits import MAX_HEADER_BYTES
 
 log = logging.getLogger(__name__)
 

@@ -21,9 +21,9 @@ from gradus.deploy.replica import Replica
 from gradus.errors import ConfigError
 from gradus.loading import open_checkpoint
 from gradus.server.config import ServerConfig
+from gradus.server.failures import Unavailable
 from gradus.server.http.access import is_loopback
 from gradus.server.http.keys import Keys
-from gradus.server.results import Unavailable
 from gradus.server.serve import bind
 
 if TYPE_CHECKING:

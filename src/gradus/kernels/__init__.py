@@ -3,8 +3,8 @@
 Each room's `reference.py` says in torch what its kernels must compute (`step/plain.py` in numpy, and a CPU's steps run
 it). Only what launches kernels imports them: without a GPU, Triton need not be installed. Read the rooms in this order:
 
-    rows/       one pass over rows: norms, activations, rotation
     core/       launches that overlap, compilation, modules with other forward passes
+    rows/       one pass over rows: norms, activations, rotation
     linear/     products of 16-bit matrices with few rows
     quantized/  products of quantized matrices
     attention/  paged attention and how its work is divided

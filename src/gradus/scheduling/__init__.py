@@ -5,6 +5,7 @@ Read in this order:
     scheduler.py      the final engine's scheduler: it decides
     columns.py        decoding sequences, advanced a whole step at a time: it decides nothing
     draft_shapes.py   the shapes of steps that verify drafts
+    passing.py        which prompts may pass a long one
     step_target.py    how long a step may last that several sequences share
     step_times.py     how long steps with drafts take
     hindsight.py      what drafts from the text would have gained

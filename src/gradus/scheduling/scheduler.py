@@ -7,8 +7,8 @@ running sequence goes back to the queue and is recomputed later. The best one ne
 not fit an empty cache; so the best always advances, ends, and frees its slot: every sequence has its turn.
 
 A step target (`gradus.scheduling.step_target`) limits the prompts' tokens, in a step that several sequences share, to
-what fits into a time that streams can bear. Short prompts then pass long ones: up to half of these tokens go to prompts
-that are shorter than the rest of the best one, and the best one gets all others.
+what fits into a time that streams can bear. Short prompts then pass long ones (`gradus.scheduling.passing`): prompts
+that are shorter than the rest of the best one get up to half of these tokens, and the best one gets all others.
 
 Plans may be made while earlier ones are still under way. Then the token that a decode starts from is not known: the
 plan says UNKNOWN, and the runner, which has the token on the device, fills it in. Planning needs lengths alone.
@@ -44,14 +44,11 @@ from gradus.engine.time_limits import TimeLimits
 from gradus.errors import RequestError
 from gradus.scheduling.columns import Columns
 from gradus.scheduling.drafting import DraftControl
+from gradus.scheduling.passing import Passing
 from gradus.scheduling.queue import RANKS, Siblings, WaitingQueue
 from gradus.scheduling.step_target import StepTarget
 
 BY_ORDER = attrgetter("order")
-
-
-LOOK = 64
-"""Waiting sequences among which one is sought that may pass a long prompt."""
 
 
 def _price(sequence: Sequence) -> int:
@@ -132,6 +129,7 @@ class Scheduler:
         self.siblings = Siblings()
         self.drafting = drafting
         self.target = target
+        self.passing = Passing(cache)
         most = 0 if drafting is None else drafting.most
         columns = (Columns(max_sequences, cache.page_size, most) for _ in range(micro_batches))
         self.micro_batches = deque(MicroBatch(each) for each in columns)  # in the order of their turns
@@ -359,8 +357,7 @@ class Scheduler:
         kept, kept_cost = self._half_for(best)
         self.left, self.left_cost = left - kept, left_cost - kept_cost
         preempted = self.preemptions
-        passing = [other for other in self.current.prefilling if other is not best and self._passes(other, best)]
-        for sequence in sorted(passing, key=self._rest):
+        for sequence in self.passing.among(self.current.prefilling, best):
             self.continue_prompt(sequence)
         while self._has_room and self.preemptions == preempted and (newcomer := self._next_to_pass(best)) is not None:
             if self._has_its_share or self.times.too_late(newcomer) or not self.start_next(newcomer):
@@ -373,53 +370,11 @@ class Scheduler:
         assert self.target is not None
         end, price = len(best.tokens), _price(best)
         rest = self.target.cost(self.cache.stored(best.id), end)
-        return min(price * self._rest(best), -(-self.left // 2)), min(price * rest, self.left_cost / 2)
-
-    def _rest(self, sequence: Sequence) -> int:
-        """Return how many tokens it has to compute before it samples one; an estimate while it waits."""
-        return len(sequence.tokens) - (self.cache.stored(sequence.id) if sequence.slot >= 0 else sequence.known)
-
-    def _passes(self, other: Sequence, best: Sequence) -> bool:
-        """Whether a prompt may pass `best`: it goes first by its order, or is the shorter one and ranks no lower."""
-        if other.order < best.order:
-            return True
-        return other.order[0] == best.order[0] and self._rest(other) < self._rest(best)
+        return min(price * self.passing.rest(best), -(-self.left // 2)), min(price * rest, self.left_cost / 2)
 
     def _next_to_pass(self, best: Sequence) -> Sequence | None:
-        """Return the waiting sequence to start although `best` is under way: one that goes first by its order, or else
-        the shortest that may pass. It leaves a slot to the head of the queue, and pages to the prompts under way."""
-        head = self.waiting.head()
-        if head is None or head.order < best.order:
-            return head
-        spare = self._spare - self._pages_to_come()
-
-        def may(other: Sequence) -> bool:
-            if not self._passes(other, best) or (other is not head and len(self.free_slots) < 2):
-                return False
-            return self._pages(self._rest(other)) <= spare and not self._will_know_more(other)
-
-        candidates = filter(may, self.waiting.some(LOOK))
-        return min(candidates, key=lambda other: (self._rest(other), other.order), default=None)
-
-    def _pages_to_come(self) -> int:
-        """Return the pages that prompts under way will still take."""
-        return sum([self._pages(self._rest(each)) for one in self.micro_batches for each in one.prefilling])
-
-    def _pages(self, tokens: int) -> int:
-        return -(-tokens // self.cache.page_size) * self._growth
-
-    def _will_know_more(self, sequence: Sequence) -> bool:
-        """Whether a prompt under way is about to publish the next page of this one's prefix: it would be computed
-        twice."""
-        if self.cache.index is None or sequence.unscored:
-            return False
-        tokens, salt = sequence.tokens, sequence.request.scheduling.cache_salt
-        for other in [each for one in self.micro_batches for each in one.prefilling]:
-            end = self.cache.publishes_at(other.id)
-            alike = end < len(tokens) and tokens[:end] == other.tokens[:end]
-            if alike and other.request.scheduling.cache_salt == salt:
-                return True
-        return False
+        under_way = [sequence for each in self.micro_batches for sequence in each.prefilling]
+        return self.passing.next(best, self.waiting, under_way, self._spare, len(self.free_slots))
 
     def begin_decoding(self, span: Span) -> None:
         """Move a sequence to the columns, from the next plan on, if its prompt ends with this one."""
@@ -438,13 +393,13 @@ class Scheduler:
     def _changes(self) -> list[tuple[int, TableChange]]:
         """Collect the changes of decodes' block tables for the plan. Sequences that have left meanwhile have none."""
         here = self.columns.holds
-        told = [(each.slot, change) for each, change in self._entered if here(each)]
+        changes = [(each.slot, change) for each, change in self._entered if here(each)]
         for each in filter(here, self.current.moved):
             change = self.cache.table_change(each.id)
             if change is not None:
-                told.append((each.slot, change))
+                changes.append((each.slot, change))
         self._entered, self.current.moved = [], []
-        return told
+        return changes
 
     # -- room ----------------------------------------------------------------------------------------------------------
 
@@ -525,7 +480,7 @@ class Scheduler:
         if not self.free_slots or self._spare < self._wanted(sequence):
             return False
         available, hit = self.cache.available, self.find_prefix(sequence)
-        pages = self._pages(self._end_of_span(sequence, hit) - hit)
+        pages = self.cache.pages_for(self._end_of_span(sequence, hit) - hit)
         if self._spare < pages:
             self._refusal = Refusal(sequence, hit, pages + available - self.cache.available)
             self.cache.release(sequence.id)

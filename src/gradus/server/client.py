@@ -1,9 +1,9 @@
 """The event loop's side of the engine: admission, text, cancellation, statistics.
 
 `EngineClient.submit` returns a `Stream` at once, and its results arrive with the engine loop's reports. A `FrontEnd`
-encodes prompts and decodes answers here: the engine's side knows only token ids. Everything runs on the event
-loop, so there is no lock: counting a request's samples and admitting it is atomic because nothing else runs in between.
-Only slow work (opening the tokenizer, encoding a long prompt) goes to a thread (`EncodingQueue`).
+encodes prompts here, and `Samples` decodes answers with it: the engine's side knows only token ids. Everything runs on
+the event loop, so there is no lock: counting a request's samples and admitting it is atomic because nothing else runs
+in between. Only slow work (opening the tokenizer, encoding a long prompt) goes to a thread (`EncodingQueue`).
 
 Whatever goes wrong while a request is admitted ends this request alone, and leaves nothing of it. What happens when the
 engine itself fails is decided by a `Supervisor`.
@@ -22,18 +22,15 @@ import secrets
 import time
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from gradus.engine.logprobs import NO_LOGPROBS, Logprobs
 from gradus.engine.metrics import Metrics
-from gradus.engine.request import Request, SchedulingParams, unpacked_ids
+from gradus.engine.request import Request, SchedulingParams
 from gradus.engine.sequence import Output
 from gradus.errors import GradusError, RequestError
 from gradus.garbage import spare_what_stays
 from gradus.loading import model_name
-from gradus.server.api.ask import Ask
 from gradus.server.config import ServerConfig
 from gradus.server.encoding import EncodingQueue, Job, guarded, weight
 from gradus.server.engine.link import MakeLink, link_for
@@ -49,17 +46,18 @@ from gradus.server.engine.messages import (
     Report,
     SelfChecked,
     Submit,
-    unpacked,
-    unpacked_seconds,
 )
+from gradus.server.exchange import Ask
+from gradus.server.failures import ClientGone, RequestFailed, RequestTimeout, Unavailable
+from gradus.server.limits import check_prompt_logprobs
 from gradus.server.measures import Counts, ServiceRate, cache_stats, speculation_stats
+from gradus.server.metrics.families import Source
 from gradus.server.metrics.meter import Meter
-from gradus.server.results import ClientGone, RequestFailed, RequestTimeout, Stream, Unavailable
+from gradus.server.results import Stream
+from gradus.server.samples import Samples
 from gradus.server.supervisor import State, Supervisor
-from gradus.text.completion import Delta
 from gradus.text.front_end import FrontEnd
 from gradus.text.tools.dialect import Turn
-from gradus.text.transcript import Transcript
 
 if TYPE_CHECKING:
     from gradus.loading import Tokenizer
@@ -72,32 +70,8 @@ LAST_WORD_S = 1.0
 # Seconds for an idle engine to release its memory.
 GOODBYE_S = 10.0
 
-LONGEST_ERROR = 500  # characters of a sample's error in the log
-
 # Most prompts of one body to encode on the event loop.
 MOST_AT_ONCE = 16
-
-
-@dataclass(slots=True)
-class Sample:
-    """A running sample: the decoder of its tokens, and the stream for its text. device_s: its share of the device."""
-
-    transcript: Transcript
-    stream: Stream
-    device_s: float = 0.0
-
-    def charge(self, device_s: float) -> None:
-        """Record its share so far, in seconds; its body's tally adds up all samples'."""
-        self.stream.tally.device_s += device_s - self.device_s
-        self.device_s = device_s
-
-
-@dataclass(slots=True)
-class News:
-    """One report's deltas, and the streams that they belong to, in order of arrival."""
-
-    deltas: list[Delta] = field(default_factory=list)
-    streams: dict[Stream, None] = field(default_factory=dict)
 
 
 def new_name() -> str:
@@ -128,7 +102,7 @@ class EngineClient:
         self._tokenizer: Tokenizer | None = None
         self._front_end: FrontEnd | None = None  # once loaded
         self._streams: dict[int, Stream] = {}  # by the handle of each request's first sample
-        self._samples: dict[int, Sample] = {}  # by handle, from the request's submission to the sample's last output
+        self._samples = Samples(self.counts, partial(self._cancel, reason="cancelled"), self.forget)
         self._handles: dict[str, int] = {}  # request id → handle of its first sample
         self._fresh: dict[Stream, None] = {}  # with deltas that are to be delivered, in order of arrival
         self._next_handle = 1
@@ -250,6 +224,14 @@ class EngineClient:
             **dataclasses.asdict(self.counts),
         }
 
+    def measured(self) -> Source:
+        """Collect the values behind /metrics."""
+        context, settings = (self.info.limits.context_length, self.info.settings) if self.info else (0, {})
+        ready = self.state == "ready"
+        return Source(
+            self.model, self.metrics, self.meter, self.counts, self.waiting, ready, context, self.encoding, settings
+        )
+
     # -- requests -----------------------------------------------------------------------------------------------------
 
     def submit(self, *asks: Ask, key: str = "", name: str = "") -> Stream:
@@ -337,8 +319,8 @@ class EngineClient:
                 stream.requests[request.id] = request
                 stream.tally.prompt_tokens += len(request.prompt)
                 self._handles[request.id] = handle
-                for sample, transcript in enumerate(self.front_end.open(request, index, turn)):
-                    self._samples[handle + sample] = Sample(transcript, stream)
+                transcripts = self.front_end.open(request, index, turn)
+                self._samples.open(handle, transcripts, stream, self.front_end)
                 self.supervisor.send(Submit.of(handle, request, arrived))
                 self._samples_sent += request.params.n
         except Exception:
@@ -436,8 +418,7 @@ class EngineClient:
             self._streams.pop(handle, None)
             self.front_end.close(name)
             if self._handles.pop(name, None) is not None:
-                for sample in range(stream.requests[name].params.n):
-                    self._samples.pop(handle + sample, None)
+                self._samples.close(handle, stream.requests[name].params.n)
         if not self._streams:
             self._nothing_runs.set()
         if stream.timer is not None:
@@ -517,71 +498,11 @@ class EngineClient:
             if stream := self._streams.get(handle):
                 self._cancel(stream, "cancelled")  # the other requests of its body
                 self._close(stream, failure.error() or RequestFailed())
-        news = News()
-        if report.width == 1 and not report.logprobs:
-            self._read_tokens(report, news)
-        else:
-            self._read_rows(report, news)
-        for told in report.others:
-            if sample := self._samples.get(told.handle):
-                if told.timings is not None:
-                    sample.charge(told.timings.device_s)
-                self._read(sample, told.output(sample.transcript.request.id, sample.transcript.index), news)
-                if told.finish_reason is not None:
-                    self._samples.pop(told.handle, None)
-        for handle, seconds in zip(unpacked(report.charged), unpacked_seconds(report.seconds), strict=True):
-            if sample := self._samples.get(handle):
-                sample.charge(seconds)
+        news = self._samples.read(report)
         self.meter.report(news.deltas, report.step_s, report.metrics)
         if not self._fresh:
             self._loop.call_soon(self._deliver_news)
         self._fresh |= news.streams
-
-    def _read_tokens(self, report: Report, news: News) -> None:
-        """Read one plain token per sample, with as little work as possible: this path dominates on a busy server."""
-        samples = self._samples
-        for handle, token in zip(unpacked(report.handles), unpacked_ids(report.tokens), strict=True):
-            sample = samples.get(handle)
-            if sample is None:  # cancelled meanwhile
-                continue
-            delta = sample.transcript.plain(token)
-            if delta is None:
-                transcript = sample.transcript
-                self._read(sample, Output(transcript.request.id, transcript.index, (token,)), news)
-            else:
-                stream = sample.stream
-                stream.push(delta)
-                news.deltas.append(delta)
-                news.streams[stream] = None
-
-    def _read_rows(self, report: Report, news: News) -> None:
-        """Read rows of accepted drafts, or of tokens with log-probabilities."""
-        tokens, width = unpacked_ids(report.tokens), report.width
-        for row, handle in enumerate(unpacked(report.handles)):
-            if (sample := self._samples.get(handle)) is None:
-                continue
-            kept = tuple([token for token in tokens[row * width : (row + 1) * width] if token >= 0])
-            logprobs = tuple(report.logprobs[row * width : row * width + len(kept)])
-            told = Logprobs(logprobs) if any(logprobs) else NO_LOGPROBS
-            self._read(sample, Output(sample.transcript.request.id, sample.transcript.index, kept, told), news)
-
-    def _read(self, sample: Sample, output: Output, news: News) -> None:
-        stream = sample.stream
-        try:
-            delta = self.front_end.read_sample(sample.transcript, output)
-        except Exception:  # a bug that ends this one answer; the report has others
-            log.exception("%s: an output could not be read", stream)
-            self.forget(stream, RequestFailed())
-            return
-        reason = delta.completion and delta.completion.finish_reason
-        self.counts.timed_out += reason == "timeout"
-        if delta.completion is not None and reason == "error":
-            log.error("%s: sample %d failed: %s", stream, output.index, one_line(delta.completion.error))
-        stream.push(delta)
-        news.deltas.append(delta)
-        news.streams[stream] = None
-        if reason == "error" and stream.unfinished and not stream.apart:
-            self._cancel(stream, "cancelled")  # the answer is this error, whatever the other samples say
 
     def _deliver_news(self) -> None:
         """Deliver what all reports at hand have brought.
@@ -605,23 +526,3 @@ class EngineClient:
             self._close(stream, None)
         elif stream.buffered > self.config.max_buffered:
             stream.stall()
-
-
-def check_prompt_logprobs(requests: Iterable[Request], most: int) -> None:
-    """Raises RequestError if one body asks for more log-probabilities of its prompts than the server can write
-    quickly."""
-    asking = [request for request in requests if request.params.prompt_logprobs is not None]
-    wanted = sum([one.params.n * len(one.prompt) * (1 + (one.params.prompt_logprobs or 0)) for one in asking])
-    if wanted > most:
-        limit = f"at most {most} log-probabilities (this server's max_prompt_logprobs)"
-        raise RequestError(
-            f"prompt_logprobs: {limit}, got {wanted}: the prompt's tokens times (1 + prompt_logprobs), per sample",
-            param="prompt_logprobs",
-            limit=limit,
-            got=wanted,
-        )
-
-
-def one_line(error: str | None) -> str:
-    """Shorten an error of the engine's for the log."""
-    return " ".join((error or "without a reason").split())[:LONGEST_ERROR]

@@ -1,7 +1,7 @@
 """The server's settings: defaults, overridden by a YAML file, then by the command line. Each value is checked."""
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 from gradus.config.description import setting
@@ -9,16 +9,9 @@ from gradus.config.settings import Settings
 from gradus.engine.request import MAX_SECONDS, SamplingParams
 from gradus.errors import ConfigError, RequestError
 from gradus.loading.default_sampling import NAMES as SAMPLING
-from gradus.server.http.hosts import host_alone, is_origin
-from gradus.server.http.keys import KeyLimits
+from gradus.server.addresses import host_alone, is_origin
 from gradus.text.tools.calls import MAX_CALLS, MOST_CALLS
 from gradus.text.tools.formats import NAMES
-
-MAX_JSON_DEPTH = 64
-MAX_JSON_CONTAINERS = 32_768  # arrays and objects
-MAX_JSON_STRINGS = 65_536  # keys among them
-MAX_HEADERS = 100
-MAX_HEADER_BYTES = 32 * 1024
 
 ANY_NAME = "*"
 MAX_NAMES = 64
@@ -26,6 +19,23 @@ MAX_NAME_LENGTH = 256
 
 _WHERE, _LIMITS, _ACCESS, _REPORTS, _API = "Where", "Limits", "Access", "Reports", "Protocols"
 _SAMPLING = "Sampling of requests that leave it out"
+
+
+@dataclass(frozen=True, slots=True)
+class KeyLimits:
+    """The limits of one key; None: the server's default, or no limit.
+
+    max_samples: samples in the server at once, running or waiting. max_waiting: samples still without a token.
+    tokens_per_minute: prompt and generated tokens together.
+    """
+
+    max_samples: int | None = None
+    max_waiting: int | None = None
+    tokens_per_minute: int | None = None
+
+    def over(self, defaults: "KeyLimits") -> "KeyLimits":
+        """Fill in the limits that this key does not set."""
+        return KeyLimits(*(getattr(self, one.name) or getattr(defaults, one.name) for one in fields(self)))
 
 
 @dataclass(frozen=True)

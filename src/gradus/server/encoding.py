@@ -15,8 +15,8 @@ from functools import partial
 from typing import Any, TypeVar
 
 from gradus.errors import GradusError
+from gradus.server.failures import RequestFailed, Unavailable
 from gradus.server.measures import Counts, ServiceRate
-from gradus.server.results import RequestFailed, Unavailable
 
 log = logging.getLogger(__name__)
 

@@ -1,12 +1,13 @@
-"""Measurements and counts on the event loop's side: rates, totals, and the engine's silence."""
+"""Counts and rates on the event loop's side: of the server, and of one body's requests. Numbers only, never text."""
 
 import dataclasses
-from dataclasses import dataclass
+import time
+from collections import Counter
+from dataclasses import dataclass, field
 from typing import Any
 
 from gradus.cache.usage import CacheUsage
 from gradus.engine.metrics import Speculation
-from gradus.server.engine.messages import Report
 
 
 class ServiceRate:
@@ -50,47 +51,26 @@ class Counts:
     failed_self_checks: int = 0
 
 
-class Watch:
-    """Tracks the time since which the engine has been silent despite having work; None while it is idle.
+@dataclass(slots=True, eq=False)
+class Tally:
+    """One body's requests, with all their samples.
 
-    The loop ends every turn with a report. So silence while there is a step to take, or a command to obey, means a long
-    step.
+    arrived: seconds of `time.monotonic`. generated: tokens so far. prompt_tokens: of all prompts, each counted once.
+    cached_tokens: prompt tokens found in the prefix cache. finished: counts of samples by finish_reason.
+    queued_s: the longest wait of a sample. ttft_s: the earliest first token's. total_s: the last ending's.
+    device_s: the share of the device in seconds, as far as the engine has reported it (see `gradus.engine.shares`).
     """
 
-    def __init__(self) -> None:
-        self.silent_since: float | None = None
-        self._commands_sent = 0
-
-    def sent(self, now: float) -> None:
-        self._commands_sent += 1
-        if self.silent_since is None:
-            self.silent_since = now
-
-    def reported(self, report: Report, now: float) -> None:
-        waited_for = report.busy or self._commands_sent > report.commands_taken
-        self.silent_since = now if waited_for else None
-
-
-class Restarts:
-    """Decides when to start a failed engine again: later each time. After MOST failures in WINDOW_S seconds, another
-    start will hardly repair it, but its cause may end (a full disk, a device in use): then AGAIN_S seconds pass before
-    each start."""
-
-    MOST = 3
-    WINDOW_S = 600.0
-    FIRST_DELAY_S = 0.5
-    AGAIN_S = 60.0
-
-    def __init__(self) -> None:
-        self._times: list[float] = []
-
-    def next(self, now: float) -> tuple[float, bool]:
-        """Count a failure. Returns the seconds until the next start, and whether the engine has failed too often."""
-        self._times = [time for time in self._times if now - time < self.WINDOW_S][-self.MOST :]
-        self._times.append(now)
-        if len(self._times) > self.MOST:
-            return self.AGAIN_S, True
-        return self.FIRST_DELAY_S * 4.0 ** (len(self._times) - 1), False
+    samples: int
+    arrived: float = field(default_factory=time.monotonic)
+    generated: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    finished: Counter[str] = field(default_factory=Counter)
+    queued_s: float | None = None
+    ttft_s: float | None = None
+    total_s: float | None = None
+    device_s: float = 0.0
 
 
 def speculation_stats(speculation: Speculation | None) -> dict[str, Any] | None:

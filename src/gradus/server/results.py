@@ -9,43 +9,9 @@ from itertools import chain
 
 from gradus.engine.logprobs import Logprobs
 from gradus.engine.request import Request
-from gradus.errors import CapacityError, GradusError, RequestError
-from gradus.server.measures import Counts
-from gradus.server.metrics.tally import Tally
+from gradus.server.failures import ClientGone, Unavailable
+from gradus.server.measures import Counts, Tally
 from gradus.text.completion import Completion, Delta
-
-
-class Unavailable(CapacityError):
-    """The server accepts no requests at present. kind: "overloaded", or its state; retry_after: in whole seconds."""
-
-    def __init__(self, message: str, kind: str, retry_after: int | None = None) -> None:
-        super().__init__(message)
-        self.kind = kind
-        self.retry_after = retry_after
-
-
-class UnknownModel(RequestError):
-    """The request is for a model that is not served here."""
-
-
-class RequestTimeout(GradusError):
-    """The request did not end within its timeout."""
-
-
-class DeadlineMissed(GradusError):
-    """The request was ended because it could no longer meet its deadline."""
-
-
-class RequestFailed(GradusError):
-    """A bug of ours ended this one request. Details are only in the log, because clients are not trusted."""
-
-    def __init__(self) -> None:
-        super().__init__("the engine could not finish this request; the server's log says why")
-
-
-class ClientGone(GradusError):
-    """The client has left, so the result will not be read."""
-
 
 Sink = Callable[[Sequence[Delta]], bool]
 """Takes results at once. Returns False without room: then they wait for `Stream.receive`."""

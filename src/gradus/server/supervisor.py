@@ -21,8 +21,8 @@ from typing import Any, Literal
 from gradus.server.config import ServerConfig
 from gradus.server.engine.link import Link
 from gradus.server.engine.messages import Command, Ping, Report
-from gradus.server.measures import Counts, Restarts, Watch
-from gradus.server.results import Unavailable
+from gradus.server.failures import Unavailable
+from gradus.server.measures import Counts
 
 log = logging.getLogger(__name__)
 
@@ -179,3 +179,46 @@ class Supervisor:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+class Watch:
+    """Tracks the time since which the engine has been silent despite having work; None while it is idle.
+
+    The loop ends every turn with a report. So silence while there is a step to take, or a command to obey, means a long
+    step.
+    """
+
+    def __init__(self) -> None:
+        self.silent_since: float | None = None
+        self._commands_sent = 0
+
+    def sent(self, now: float) -> None:
+        self._commands_sent += 1
+        if self.silent_since is None:
+            self.silent_since = now
+
+    def reported(self, report: Report, now: float) -> None:
+        waited_for = report.busy or self._commands_sent > report.commands_taken
+        self.silent_since = now if waited_for else None
+
+
+class Restarts:
+    """Decides when to start a failed engine again: later each time. After MOST failures in WINDOW_S seconds, another
+    start will hardly repair it, but its cause may end (a full disk, a device in use): then AGAIN_S seconds pass before
+    each start."""
+
+    MOST = 3
+    WINDOW_S = 600.0
+    FIRST_DELAY_S = 0.5
+    AGAIN_S = 60.0
+
+    def __init__(self) -> None:
+        self._times: list[float] = []
+
+    def next(self, now: float) -> tuple[float, bool]:
+        """Count a failure. Returns the seconds until the next start, and whether the engine has failed too often."""
+        self._times = [time for time in self._times if now - time < self.WINDOW_S][-self.MOST :]
+        self._times.append(now)
+        if len(self._times) > self.MOST:
+            return self.AGAIN_S, True
+        return self.FIRST_DELAY_S * 4.0 ** (len(self._times) - 1), False

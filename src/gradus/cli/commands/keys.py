@@ -10,18 +10,8 @@ from typer import Argument, Option
 
 from gradus.cli import terminal
 from gradus.errors import ConfigError
-from gradus.server.http.keys import (
-    LIMITS,
-    NAME,
-    Key,
-    KeyLimits,
-    Role,
-    check_priority,
-    digest_of,
-    new_key,
-    read_keys,
-    write_keys,
-)
+from gradus.server.config import KeyLimits
+from gradus.server.http.keys import LIMITS, NAME, Key, Role, check_priority, digest_of, new_key, read_keys, write_keys
 
 keys = typer.Typer(help="Make, list and revoke the API keys of a server.", no_args_is_help=True)
 

@@ -150,7 +150,7 @@ class Server:
     def at(cls, url: str) -> "Server":
         """Parse the address. Raises ConfigError unless it is this machine's: this tool must not load others'
         servers."""
-        from gradus.server.http.hosts import host_alone
+        from gradus.server.addresses import host_alone
 
         try:
             parts = urlsplit(url)

@@ -1,8 +1,7 @@
-"""Draft models, and steps that verify drafts on a CPU.
+"""Draft models.
 
 Read in this order:
 
-    draft_model.py    a smaller model drafts
+    draft_model.py    a smaller model drafts, in passes that the host lays out
     draft_passes.py   the same on a GPU, as part of the step's graph
-    verifying.py      steps on a CPU: drafts become spans of known tokens
 """

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from torch import nn
 
-from gradus.kernels.linear.splits import Counters
+from gradus.kernels.core.counters import Counters
 
 log = logging.getLogger(__name__)
 

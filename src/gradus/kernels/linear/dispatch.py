@@ -7,13 +7,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from gradus.kernels.core.counters import Counters
 from gradus.kernels.core.gluon import in_gluon
 from gradus.kernels.linear.epilogue import Fusions
 from gradus.kernels.linear.gemv import gemv
 from gradus.kernels.linear.launch_tables import FusedLaunch, Launch, Unmeasured, table_of
 from gradus.kernels.linear.launches import VECTOR, FewRowsLaunch, GemvLaunch, SplitKLaunch, StreamedLaunch
 from gradus.kernels.linear.splitk import splitk
-from gradus.kernels.linear.splits import Counters
 
 few_rows = in_gluon("linear.few_rows", "few_rows")
 streamed_gemv = in_gluon("linear.streamed_gemv", "streamed_gemv")

@@ -15,10 +15,11 @@ import triton.language as tl
 from torch import Tensor
 from triton.language import constexpr, tensor
 
+from gradus.kernels.core.counters import Counters, counters_of
 from gradus.kernels.core.overlap import let_next_start, starts_early, wait_for_previous
 from gradus.kernels.linear.epilogue import Operands, finish_tile
 from gradus.kernels.linear.launches import SplitKLaunch
-from gradus.kernels.linear.splits import Counters, arrives_last, counters_of, leave, total
+from gradus.kernels.linear.splits import arrives_last, leave, total
 
 MOST_ROWS = 64
 

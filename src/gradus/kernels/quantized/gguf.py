@@ -20,9 +20,9 @@ import triton.language as tl
 from torch import Tensor
 from triton.language import constexpr, tensor
 
+from gradus.kernels.core.counters import Counters
 from gradus.kernels.core.overlap import let_next_start, starts_early, wait_for_previous
 from gradus.kernels.linear.epilogue import finish_tile
-from gradus.kernels.linear.splits import Counters
 from gradus.kernels.quantized.pieces import Around, product_in_pieces
 from gradus.kernels.quantized.tile import TOGETHER, TileLaunch, result, share, shared
 from gradus.quantization.gguf import FORMATS, Format

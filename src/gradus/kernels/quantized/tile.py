@@ -14,7 +14,8 @@ import triton.language as tl
 from torch import Tensor
 from triton.language import constexpr, tensor
 
-from gradus.kernels.linear.splits import Counters, arrives_last, counters_of, leave, total
+from gradus.kernels.core.counters import Counters, counters_of
+from gradus.kernels.linear.splits import arrives_last, leave, total
 
 ALIGNED = 16  # bytes
 TOGETHER = 8

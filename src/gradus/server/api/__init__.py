@@ -1,12 +1,11 @@
 """The protocols: each reads a body and writes an answer in its own form. Read in this order:
 
-ask.py             one request to the engine, whatever its protocol; the interfaces of a protocol
 errors.py          exceptions as problems, and their shape in each protocol
 fields.py          a body's fields, read one by one
 frames.py          JSON and server-sent events as bytes
 generate.py        /generate, whose fields are the engine's
-openai.py          the parts that OpenAI's protocols share: sampling, constraints, usage
 closing.py         schemas whose objects have no further properties
+openai.py          the parts that OpenAI's protocols share: sampling, constraints, usage
 completions.py     /v1/completions
 models.py          /v1/models
 tokens.py          /tokenize, /detokenize
@@ -14,6 +13,6 @@ turns.py           a turn of a conversation: tools, template settings, answers a
 chat.py            /v1/chat/completions
 responses/         /v1/responses
 anthropic/         /v1/messages and /v1/messages/count_tokens
-openapi.py         the OpenAPI schema of /generate, and the limits of every protocol
+openapi.py         the OpenAPI schema of /generate
 schemas.py         the schemas of the other protocols' bodies
 """

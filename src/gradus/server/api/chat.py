@@ -7,27 +7,32 @@ field, so a role, and a call's id and name, are sent only once. A whole answer i
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gradus.engine.logprobs import TokenLogprob
 from gradus.engine.request import MAX_LOGPROBS
 from gradus.errors import RequestError
 from gradus.server.api import openai
-from gradus.server.api.ask import Ask, Chat, Encoder, PlainText, event_reader
 from gradus.server.api.errors import failure_of, problem_of
 from gradus.server.api.errors import openai as openai_error
 from gradus.server.api.fields import Fields, refuse
 from gradus.server.api.frames import DONE, Each, Later, event, event_pieces, pieces
 from gradus.server.api.openai import StreamOptions
-from gradus.server.api.turns import Sample, in_one_piece, logprob_entries, read_turn, template_settings
+from gradus.server.api.turns import (
+    PlainText,
+    Sample,
+    event_reader,
+    in_one_piece,
+    logprob_entries,
+    read_turn,
+    template_settings,
+)
+from gradus.server.exchange import Ask, Chat, Encoder, Served
+from gradus.server.results import Stream
 from gradus.text import conversation
 from gradus.text.completion import Completion, Delta
 from gradus.text.front_end import FrontEnd
 from gradus.text.tools.events import Answer, Event, Reasoning, Text, ToolArguments, ToolStart
-
-if TYPE_CHECKING:
-    from gradus.server.client import EngineClient
-    from gradus.server.results import Stream
 
 HARMLESS = ("prediction", "verbosity", "moderation", "prompt_cache_options", "prompt_cache_retention")
 """Fields that do not change the answer: hints, and requests for something in addition to it."""
@@ -79,15 +84,15 @@ class ChatCompletion:
     def asks(self) -> Sequence[Ask]:
         return (self.ask,)
 
-    def encoder(self, stream: "Stream") -> Encoder:
+    def encoder(self, stream: Stream) -> Encoder:
         return ChatEncoder(self, stream)
 
     @classmethod
-    def parse(cls, body: Any, client: "EngineClient") -> "ChatCompletion":
+    def parse(cls, body: Any, served: Served) -> "ChatCompletion":
         """Check parsed JSON. Raises RequestError naming the field, or Unavailable while the model loads."""
-        fields = Fields(body, strict=client.config.strict_fields)
+        fields = Fields(body, strict=served.config.strict_fields)
         _refuse(fields)
-        front_end, stock = client.front_end, openai.stock(client)
+        front_end, stock = served.front_end, openai.stock(served)
         shown = Shown(
             logprobs=fields.flag("logprobs"),
             token_ids=fields.flag("return_token_ids"),
@@ -155,7 +160,7 @@ def _logprobs(fields: Fields, shown: Shown) -> int | None:
 class ChatEncoder:
     """Writes one answer: chunks, or all choices at once."""
 
-    def __init__(self, exchange: ChatCompletion, stream: "Stream") -> None:
+    def __init__(self, exchange: ChatCompletion, stream: Stream) -> None:
         self._options, self._shown = exchange.options, exchange.shown
         (self._request,) = stream.requests.values()
         readers = [

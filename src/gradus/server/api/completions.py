@@ -6,14 +6,13 @@ A body may hold several prompts: each is a request to the engine, and choice `pr
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from msgspec import structs
 
 from gradus.engine.logprobs import NO_LOGPROBS, TokenLogprob
 from gradus.engine.request import MAX_LOGPROBS, SamplingParams
 from gradus.errors import RequestError
-from gradus.server.api.ask import Ask, Encoder, Written
 from gradus.server.api.errors import failure_of, openai, problem_of
 from gradus.server.api.fields import Fields, refuse
 from gradus.server.api.frames import DONE, HOLE, Each, encode, event, event_around, event_pieces, pieces
@@ -32,14 +31,12 @@ from gradus.server.api.openai import (
     usage,
     usage_of,
 )
+from gradus.server.exchange import Ask, Encoder, Served, Written
+from gradus.server.limits import MAX_PROMPTS
+from gradus.server.results import Stream
 from gradus.text.completion import Completion, Delta
 from gradus.text.front_end import FrontEnd, Prompt
 
-if TYPE_CHECKING:
-    from gradus.server.client import EngineClient
-    from gradus.server.results import Stream
-
-MAX_PROMPTS = 128
 DEFAULT_MAX_TOKENS = 16  # OpenAI's
 MOST_TOKENS = 2**31 - 1  # more than any context: max_tokens is reduced to the room in it
 
@@ -119,25 +116,25 @@ class Completions:
     model: str
     front_end: FrontEnd
 
-    def encoder(self, stream: "Stream") -> Encoder:
+    def encoder(self, stream: Stream) -> Encoder:
         requests = [stream.requests[name] for name in stream.ids]
         return CompletionsEncoder(self, [request.prompt for request in requests])
 
     @classmethod
-    def parse(cls, body: Any, client: "EngineClient") -> "Completions":
+    def parse(cls, body: Any, served: Served) -> "Completions":
         """Check parsed JSON. Raises RequestError, or Unavailable while the model loads."""
-        fields = Fields(body, strict=client.config.strict_fields)
-        defaults = stock(client)
+        fields = Fields(body, strict=served.config.strict_fields)
+        defaults = stock(served)
         refuse_unsupported(fields)
         prompts, suffix = _prompts(fields), fields.text("suffix") or None
         shape = _shape(fields)
         params = _params(fields, defaults, shape)
-        samples, most = len(prompts) * params.n, client.config.max_waiting
+        samples, most = len(prompts) * params.n, served.config.max_waiting
         if len(prompts) > 1 and samples > most:
             refuse("prompt", f"at most {most} samples in all on this server (its max_waiting)", samples)
         if suffix is not None:
             _check_suffix(prompts, shape)
-        if shape.echo and shape.logprobs is not None and not client.front_end.limits.prompt_logprobs:
+        if shape.echo and shape.logprobs is not None and not served.front_end.limits.prompt_logprobs:
             refuse("echo", "false with logprobs: this engine keeps no logits of a prompt's tokens", True)
         special, keep = fields.flag("add_special_tokens", True), _kept(fields)
         plain = suffix is None and special and keep is None
@@ -153,7 +150,7 @@ class Completions:
             for index, prompt in enumerate(prompts)
         )
         stream = fields.flag("stream")
-        return cls(asks, prompts, shape, stream, fields.ignored(), client.model, client.front_end)
+        return cls(asks, prompts, shape, stream, fields.ignored(), served.model, served.front_end)
 
 
 def _prompts(fields: Fields) -> tuple[Prompt, ...]:

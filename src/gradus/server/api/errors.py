@@ -8,9 +8,15 @@ from typing import Any
 
 from gradus.engine.structured import FAULT
 from gradus.errors import CapacityError, RequestError
-from gradus.server.http.body import BodyError
-from gradus.server.http.quotas import QuotaExceeded
-from gradus.server.results import DeadlineMissed, RequestFailed, RequestTimeout, Unavailable, UnknownModel
+from gradus.server.failures import (
+    BodyError,
+    DeadlineMissed,
+    QuotaExceeded,
+    RequestFailed,
+    RequestTimeout,
+    Unavailable,
+    UnknownModel,
+)
 from gradus.text.completion import Completion
 
 CLOSE = {"connection": "close"}

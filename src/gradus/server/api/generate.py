@@ -7,24 +7,22 @@ import dataclasses
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gradus.config.description import did_you_mean
 from gradus.engine.logprobs import TokenLogprob
 from gradus.engine.request import SamplingParams, SchedulingParams
 from gradus.engine.sequence import Timings
 from gradus.errors import RequestError
-from gradus.server.api.ask import Ask, Encoder
 from gradus.server.api.errors import failure_of, own, problem_of
 from gradus.server.api.fields import refuse
 from gradus.server.api.frames import DONE, Each, encode, event, event_pieces, pieces
 from gradus.server.config import ServerConfig
-from gradus.server.metrics.tally import Tally
+from gradus.server.exchange import Ask, Encoder
+from gradus.server.measures import Tally
+from gradus.server.results import Stream
 from gradus.text.completion import Completion, Delta
 from gradus.text.front_end import Prompt
-
-if TYPE_CHECKING:
-    from gradus.server.results import Stream
 
 SAMPLING_FIELDS = tuple(field.name for field in dataclasses.fields(SamplingParams))
 SCHEDULING_FIELDS = tuple(field.name for field in dataclasses.fields(SchedulingParams))
@@ -47,7 +45,7 @@ class Generate:
     def asks(self) -> Sequence[Ask]:
         return (self.ask,)
 
-    def encoder(self, stream: "Stream") -> Encoder:
+    def encoder(self, stream: Stream) -> Encoder:
         return GenerateEncoder(self.model, self.ask.params, stream.tally)
 
     @classmethod

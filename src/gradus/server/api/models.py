@@ -6,43 +6,41 @@ of the model has an entry, and `root` is the model's own name.
 
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gradus.server.api import openai
 from gradus.server.api.fields import refuse
-from gradus.server.results import UnknownModel
-
-if TYPE_CHECKING:
-    from gradus.server.client import EngineClient
+from gradus.server.exchange import Served
+from gradus.server.failures import UnknownModel
 
 MOST_LISTED = 1000  # Anthropic's greatest `limit`
 MOST_IN_MESSAGE = 10  # names
 
 
-def check_name(body: Any, client: "EngineClient") -> None:
+def check_name(body: Any, served: Served) -> None:
     """Raise UnknownModel if a body names a model that is not served here. Without a name, it gets the one there is."""
     name = body.get("model") if isinstance(body, Mapping) else None
-    if name is not None and name not in client.names and not client.config.takes_any_name:
-        raise unknown(name, client)
+    if name is not None and name not in served.names and not served.config.takes_any_name:
+        raise unknown(name, served)
 
 
-def described(client: "EngineClient", name: str, created: int) -> dict[str, Any]:
+def described(served: Served, name: str, created: int) -> dict[str, Any]:
     """Describe the model under one of its names. created: when this server began, in seconds.
 
     max_model_len, which routers and chat interfaces read, limits prompt and answer together. Raises UnknownModel for a
     name that is not listed, Unavailable while the model loads.
     """
-    context = client.front_end.limits.context_length
-    assert client.info is not None  # it came with the front end
-    if name not in client.names:
-        raise unknown(name, client)
-    sampling, sources = openai.in_force(client.info)
+    context = served.front_end.limits.context_length
+    assert served.info is not None  # it came with the front end
+    if name not in served.names:
+        raise unknown(name, served)
+    sampling, sources = openai.in_force(served.info)
     return {
         "id": name,
         "object": "model",
         "created": created,
         "owned_by": "gradus",
-        "root": client.info.model,
+        "root": served.info.model,
         "parent": None,
         "max_model_len": context,
         "default_sampling": sampling,
@@ -53,14 +51,14 @@ def described(client: "EngineClient", name: str, created: int) -> dict[str, Any]
     }
 
 
-def listed(client: "EngineClient", created: int, query: Mapping[str, str]) -> dict[str, Any]:
+def listed(served: Served, created: int, query: Mapping[str, str]) -> dict[str, Any]:
     """List the model under each of its names.
 
     query: Anthropic's `limit`, `after_id` and `before_id`, which cut the list. Raises RequestError, or Unavailable
     while the model loads.
     """
-    every = [described(client, name, created) for name in client.names]
-    page = every[_cut(query, "after_id", client, -1) + 1 : _cut(query, "before_id", client, len(every))]
+    every = [described(served, name, created) for name in served.names]
+    page = every[_cut(query, "after_id", served, -1) + 1 : _cut(query, "before_id", served, len(every))]
     most = _limit(query.get("limit"))
     shown = page[-most:] if "before_id" in query else page[:most]
     return {
@@ -72,13 +70,13 @@ def listed(client: "EngineClient", created: int, query: Mapping[str, str]) -> di
     }
 
 
-def _cut(query: Mapping[str, str], field: str, client: "EngineClient", without: int) -> int:
+def _cut(query: Mapping[str, str], field: str, served: Served, without: int) -> int:
     name = query.get(field)
     if name is None:
         return without
-    if name not in client.names:
+    if name not in served.names:
         refuse(field, "the id of a model in the list", name)
-    return client.names.index(name)
+    return served.names.index(name)
 
 
 def _limit(text: str | None) -> int:
@@ -90,7 +88,7 @@ def _limit(text: str | None) -> int:
     return limit
 
 
-def unknown(name: Any, client: "EngineClient") -> UnknownModel:
+def unknown(name: Any, served: Served) -> UnknownModel:
     """Describe a model that is not served here."""
-    names = ", ".join(client.names[:MOST_IN_MESSAGE]) + (", …" if len(client.names) > MOST_IN_MESSAGE else "")
+    names = ", ".join(served.names[:MOST_IN_MESSAGE]) + (", …" if len(served.names) > MOST_IN_MESSAGE else "")
     return UnknownModel.of("model", f"one of {names}", name)

@@ -15,12 +15,12 @@ from gradus.engine.structured import Structured
 from gradus.errors import RequestError
 from gradus.server.api.closing import closed
 from gradus.server.api.fields import Fields, refuse
+from gradus.server.engine.messages import ModelInfo
+from gradus.server.exchange import Served
 from gradus.text.completion import Completion
 
 if TYPE_CHECKING:
     from gradus.loading import Tokenizer
-    from gradus.server.client import EngineClient
-    from gradus.server.engine.messages import ModelInfo
 
 LEAST_LOGPROB = -9999.0  # what OpenAI writes for an impossible token; JSON has no infinities
 
@@ -31,13 +31,13 @@ STOCK: Stock = {"temperature": 1.0}
 """OpenAI's own. Its other defaults are the engine's."""
 
 
-def stock(client: "EngineClient") -> Stock:
+def stock(served: Served) -> Stock:
     """Return the served model's defaults, or else OpenAI's. Raises Unavailable while the model loads."""
-    _ = client.front_end
-    return STOCK if client.info is None else in_force(client.info)[0]
+    _ = served.front_end
+    return STOCK if served.info is None else in_force(served.info)[0]
 
 
-def in_force(info: "ModelInfo") -> tuple[dict[str, float], dict[str, str]]:
+def in_force(info: ModelInfo) -> tuple[dict[str, float], dict[str, str]]:
     """Return the values of sampling fields that a request leaves out, and where each comes from."""
     sources = dict.fromkeys(STOCK, "the protocol") | info.sampling_sources
     return {**STOCK, **info.default_sampling}, sources

@@ -1,4 +1,4 @@
-"""Limits and the OpenAPI schema of /generate, derived from the engine's own dataclasses with the descriptions of their
+"""The OpenAPI schema of /generate, derived from the engine's own dataclasses with the descriptions of their
 fields, so the two cannot drift apart."""
 
 import dataclasses
@@ -8,46 +8,12 @@ import typing
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gradus.engine import request as engine_limits
 from gradus.engine.meaning import meanings
 from gradus.engine.request import SamplingParams, SchedulingParams
 from gradus.engine.structured import Structured
-from gradus.server.api.ask import logprobs_limit
-from gradus.server.api.completions import MAX_PROMPTS
 from gradus.server.config import (
-    MAX_HEADER_BYTES,
-    MAX_HEADERS,
-    MAX_JSON_CONTAINERS,
-    MAX_JSON_DEPTH,
-    MAX_JSON_STRINGS,
     ServerConfig,
 )
-from gradus.server.engine.messages import ModelInfo
-from gradus.server.http.body import body_limit
-
-
-def limits(config: ServerConfig, info: ModelInfo | None) -> dict[str, Any]:
-    """List every limit that a request can exceed, for /stats. info: describes the served model; None while it loads."""
-    names = ("max_waiting", "max_prompt_logprobs", "max_buffered", "request_timeout", "step_timeout", "drain_timeout")
-    keys = ("key_max_samples", "key_max_waiting", "key_tokens_per_minute")
-    return {name: getattr(config, name) for name in (*names, "receive_timeout", "write_timeout", *keys)} | {
-        "max_body_bytes": body_limit(config, info),
-        "max_answer_logprobs": logprobs_limit(config, info),
-        "max_n": min(engine_limits.MAX_N, config.max_waiting),
-        "max_prompts": MAX_PROMPTS,
-        "max_logprobs": engine_limits.MAX_LOGPROBS,
-        "max_stop_strings": engine_limits.MAX_STOP_STRINGS,
-        "max_stop_characters": engine_limits.MAX_STOP_CHARACTERS,
-        "max_stop_tokens": engine_limits.MAX_STOP_TOKENS,
-        "max_logit_bias": engine_limits.MAX_LOGIT_BIAS,
-        "max_priority": engine_limits.MAX_PRIORITY,
-        "max_salt_characters": engine_limits.MAX_SALT_CHARACTERS,
-        "max_json_depth": MAX_JSON_DEPTH,
-        "max_json_containers": MAX_JSON_CONTAINERS,
-        "max_json_strings": MAX_JSON_STRINGS,
-        "max_header_bytes": MAX_HEADER_BYTES,
-        "max_headers": MAX_HEADERS,
-    }
 
 
 def openapi_of_generate(config: ServerConfig) -> dict[str, Any]:

@@ -1,20 +1,18 @@
 """/tokenize, /detokenize and /tokenizer_info: the model's tokens, in other servers' form."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gradus.loading.chat import check_settings
 from gradus.server.api.fields import Fields, refuse
 from gradus.server.api.openai import NO_EFFECT, spelled, speller
+from gradus.server.exchange import Served
 from gradus.text.front_end import FrontEnd
 
-if TYPE_CHECKING:
-    from gradus.server.client import EngineClient
 
-
-def tokenized(body: Any, client: "EngineClient") -> dict[str, Any]:
+def tokenized(body: Any, served: Served) -> dict[str, Any]:
     """Encode a `prompt`, or `messages` by the chat template. Raises RequestError, Unavailable while the model loads."""
-    front_end, fields = client.front_end, Fields(body, strict=client.config.strict_fields)
+    front_end, fields = served.front_end, Fields(body, strict=served.config.strict_fields)
     strings = fields.flag("return_token_strs")
     tokens = _of_messages(fields, front_end) if "messages" in fields else _of_prompt(fields, front_end)
     fields.some(*NO_EFFECT)
@@ -51,9 +49,9 @@ def _of_messages(fields: Fields, front_end: FrontEnd) -> Sequence[int]:
     )
 
 
-def detokenized(body: Any, client: "EngineClient") -> dict[str, Any]:
+def detokenized(body: Any, served: Served) -> dict[str, Any]:
     """Decode `tokens`, control tokens by their names. Raises RequestError, Unavailable while the model loads."""
-    front_end, fields = client.front_end, Fields(body, strict=client.config.strict_fields)
+    front_end, fields = served.front_end, Fields(body, strict=served.config.strict_fields)
     if "tokens" not in fields:
         refuse("tokens", "a list of token ids", None)
     tokens, most = fields.list("tokens"), front_end.limits.vocab_size - 1
@@ -65,12 +63,12 @@ def detokenized(body: Any, client: "EngineClient") -> dict[str, Any]:
     return {"prompt": front_end.text(tokens)}
 
 
-def tokenizer_described(client: "EngineClient") -> dict[str, Any]:
+def tokenizer_described(served: Served) -> dict[str, Any]:
     """Describe the tokenizer for programs that render conversations themselves."""
-    tokenizer = client.front_end.tokenizer
+    tokenizer = served.front_end.tokenizer
     if tokenizer is None:
         refuse("tokenizer", "there, for a description of it", None)
-    bos, eos = tokenizer.bos_token_id, next(iter(client.front_end.limits.eos_token_ids), None)
+    bos, eos = tokenizer.bos_token_id, next(iter(served.front_end.limits.eos_token_ids), None)
     template = tokenizer.chat_template
     return {
         "tokenizer_class": "gradus",

@@ -2,18 +2,19 @@
 as it is read."""
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 from gradus.engine.logprobs import NO_LOGPROBS, TokenLogprob
+from gradus.engine.request import Request
 from gradus.loading.chat import EFFORTS, check_settings
-from gradus.server.api.ask import EventReader
 from gradus.server.api.fields import Fields, refuse
 from gradus.server.api.frames import Each
 from gradus.server.api.openai import floored, spelled
+from gradus.server.exchange import Ask
 from gradus.text.completion import Completion, Delta
 from gradus.text.front_end import FrontEnd
 from gradus.text.tools.dialect import Dialect, Turn
-from gradus.text.tools.events import Event, ToolStart, reason_with_calls
+from gradus.text.tools.events import Event, Text, ToolStart, reason_with_calls
 from gradus.text.tools.tool import Tool, read_choice, read_tools
 
 THINKING = ("enable_thinking", "thinking")  # templates' names for the reasoning switch
@@ -67,6 +68,33 @@ def thinking_settings(front_end: FrontEnd, thinks: bool) -> dict[str, Any]:
 
 
 # -- answers -----------------------------------------------------------------------------------------------------------
+
+
+class EventReader(Protocol):
+    """Turns one sample's deltas into events. thought_tokens: the number of reasoning tokens, which come first."""
+
+    @property
+    def thought_tokens(self) -> int: ...
+
+    def read(self, delta: Delta) -> list[Event]: ...
+
+
+class PlainText:
+    """Reads an answer that holds neither calls nor reasoning."""
+
+    thought_tokens = 0
+
+    def read(self, delta: Delta) -> list[Event]:
+        return [Text(delta.text)] if delta.text else []
+
+
+def event_reader(ask: Ask, request: Request, front_end: FrontEnd, index: int) -> EventReader:
+    """Make the reader of sample `index`."""
+    turn = ask.turn
+    if turn is None or not (turn.callable or turn.dialect.thoughts):
+        return PlainText()
+    seed = f"{request.id}-{request.seed}-{index}"
+    return turn.stream(request.prompt, request.params, seed=seed, token_bytes=front_end.token_piece)
 
 
 class Sample:

@@ -4,8 +4,8 @@ messages.py        messages between the two sides: commands, reports, failures
 compiling.py       new constraints, compiled before their requests enter the engine
 loop.py            the loop that owns the engine: take commands, step, report
 thread.py          that loop on a thread, for the phases of the course
-process.py         that loop in a process of its own, for the final engine
 wire.py            messages as bytes, and the private socket that carries them
+process.py         that loop in a process of its own, for the final engine
 child.py           the process as the front end sees it: from its start to its end
 link.py            the common interface of thread and process, and the choice between them
 loading.py         a configuration → a tokenizer and an engine

@@ -15,11 +15,11 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gradus.engine.request import MAX_PRIORITY, SchedulingParams
 from gradus.errors import ConfigError, RequestError
-from gradus.server.api.ask import Ask
 from gradus.server.api.errors import CLOSE, Problem
-from gradus.server.config import ServerConfig
+from gradus.server.config import KeyLimits, ServerConfig
+from gradus.server.exchange import Ask
 from gradus.server.http.answers import problem_response
-from gradus.server.http.keys import PREFIX, VARIABLE, Key, KeyLimits, Keys
+from gradus.server.http.keys import PREFIX, VARIABLE, Key, Keys
 from gradus.server.http.quotas import Account
 from gradus.server.http.record import Record, record_of
 

@@ -17,30 +17,32 @@ import gradus
 from gradus.cache.disk.folder import secret_of
 from gradus.errors import GradusError
 from gradus.server.api.anthropic.request import Messages
-from gradus.server.api.ask import Exchange, check_logprobs, logprobs_limit
 from gradus.server.api.chat import ChatCompletion
 from gradus.server.api.completions import Completions
 from gradus.server.api.errors import Problem, failure_of, problem_of
 from gradus.server.api.fields import MOST_NAMED
 from gradus.server.api.generate import Generate
 from gradus.server.api.models import check_name
-from gradus.server.api.openapi import limits, openapi_of_generate
+from gradus.server.api.openapi import openapi_of_generate
 from gradus.server.api.responses.body import Responses
 from gradus.server.api.schemas import openapi_of
 from gradus.server.client import EngineClient
-from gradus.server.config import MAX_HEADER_BYTES, MAX_HEADERS, ServerConfig
+from gradus.server.config import ServerConfig
+from gradus.server.exchange import Exchange
+from gradus.server.failures import ClientGone
 from gradus.server.http.access import Access, admitted
 from gradus.server.http.answers import json_response, problem_response, refused
 from gradus.server.http.bodies import Bodies, BodyLog
-from gradus.server.http.body import body_limit, read_json
+from gradus.server.http.body import read_json
 from gradus.server.http.hosts import OwnHosts
 from gradus.server.http.keys import Keys
 from gradus.server.http.model_routes import add_model_routes
 from gradus.server.http.record import REQUEST_ID, Records, record_of
 from gradus.server.http.slices import JsonInSlices
 from gradus.server.http.streaming import EventStream, cancelled_with_client
+from gradus.server.limits import MAX_HEADER_BYTES, MAX_HEADERS, body_limit, check_logprobs, limits, logprobs_limit
 from gradus.server.metrics.exposition import CONTENT_TYPE, Exposition
-from gradus.server.results import ClientGone, Stream
+from gradus.server.results import Stream
 from gradus.text.completion import Completion
 
 Reader = Callable[[Any, EngineClient], Exchange]
@@ -151,7 +153,7 @@ def _add_reports(app: FastAPI, client: EngineClient, config: ServerConfig) -> No
     async def stats() -> Response:
         return json_response(200, client.stats() | {"limits": limits(config, client.info)})
 
-    exposition = Exposition(client, alias=config.metrics_alias == "vllm")
+    exposition = Exposition(client.measured, alias=config.metrics_alias == "vllm")
 
     @app.get("/metrics", summary="Measurements, as Prometheus's text", response_class=Metrics)
     async def metrics() -> Response:
@@ -203,7 +205,7 @@ def without_effect(exchange: Exchange, stream: Stream, client: EngineClient) -> 
 
 async def all_completions(stream: Stream) -> list[Completion]:
     """Wait for every sample's completion, in order. Raises the error of any sample that failed: first of all a fault,
-    because of which the client has cancelled the others."""
+    which has made the client cancel the others."""
     completions = await stream.completions()
     for completion in sorted(completions, key=lambda each: each.finish_reason != "error"):
         if error := failure_of(completion):

@@ -1,7 +1,7 @@
 """Strict JSON from untrusted bytes: limited in size and time, and without `json.loads`'s extensions.
 
 `json.loads` is lenient: it accepts NaN, keeps the last of two equal keys, allows half a surrogate pair in a string,
-which cannot be encoded again, and recurses as deep as the input nests. Each of these has crashed or confused a server;
+which cannot be encoded again, and recurses as deep as the input nests. All of this has crashed or confused servers;
 here each gets a 400 that names the fault.
 
 Parsing holds the event loop up, in a thread too, because it never releases Python's lock. What takes time is making
@@ -17,32 +17,11 @@ from typing import Any
 from starlette.requests import ClientDisconnect, Request
 
 from gradus.engine.structured import deeper_than
-from gradus.errors import RequestError
-from gradus.server.config import MAX_JSON_CONTAINERS, MAX_JSON_DEPTH, MAX_JSON_STRINGS, ServerConfig
-from gradus.server.engine.messages import ModelInfo
+from gradus.server.failures import BodyError
+from gradus.server.limits import BYTES_PER_TOKEN, MAX_JSON_CONTAINERS, MAX_JSON_DEPTH, MAX_JSON_STRINGS
 
-BYTES_PER_TOKEN = 16
-"""More than a token's average size in a body: as text, escaped or not, or as a number and a comma."""
-LEAST_LIMIT = 1 << 20
-BESIDE_PROMPT = 1 << 18  # schemas, tools, and the other fields
 LEAST_VALUES = 1 << 17
 BYTES_PER_VALUE = BYTES_PER_TOKEN // 2  # twice as many values as token ids of a whole context
-
-
-class BodyError(RequestError):
-    """A body refused before its contents are checked. status: the HTTP status of the refusal."""
-
-    def __init__(self, message: str, status: int, *, limit: str = "", got: Any = None) -> None:
-        super().__init__(message, param="body", limit=limit, got=got)
-        self.status = status
-
-
-def body_limit(config: ServerConfig, info: ModelInfo | None) -> int:
-    """Return the most bytes of a body: as configured, or enough for the whole context. info: None while loading."""
-    if config.max_body_bytes is not None:
-        return config.max_body_bytes
-    context = 0 if info is None else info.limits.context_length
-    return max(LEAST_LIMIT, BYTES_PER_TOKEN * context + BESIDE_PROMPT)
 
 
 async def read_json(request: Request, *, max_bytes: int, timeout: float) -> Any:

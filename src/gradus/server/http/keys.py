@@ -20,13 +20,11 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import Any, Literal, get_args
 
 from gradus.engine.request import MAX_PRIORITY
 from gradus.errors import ConfigError
-
-if TYPE_CHECKING:
-    from gradus.server.config import ServerConfig
+from gradus.server.config import KeyLimits, ServerConfig
 
 log = logging.getLogger(__name__)
 
@@ -41,23 +39,6 @@ HEADER = "# API keys of a Gradus server, as SHA-256: `gradus keys add NAME --fil
 
 Role = Literal["client", "monitor", "admin"]
 """client: everything but the statistics; monitor: only the statistics; admin: both."""
-
-
-@dataclass(frozen=True, slots=True)
-class KeyLimits:
-    """The limits of one key; None: the server's default, or no limit.
-
-    max_samples: samples in the server at once, running or waiting. max_waiting: samples still without a token.
-    tokens_per_minute: prompt and generated tokens together.
-    """
-
-    max_samples: int | None = None
-    max_waiting: int | None = None
-    tokens_per_minute: int | None = None
-
-    def over(self, defaults: "KeyLimits") -> "KeyLimits":
-        """Fill in the limits that this key does not set."""
-        return KeyLimits(*(getattr(self, one.name) or getattr(defaults, one.name) for one in fields(self)))
 
 
 LIMITS = tuple(one.name for one in fields(KeyLimits))
@@ -123,7 +104,7 @@ class Keys:
             self._keys = (*read_keys(self._file).values(), *self._own)
 
     @classmethod
-    def of(cls, config: "ServerConfig") -> "Keys":
+    def of(cls, config: ServerConfig) -> "Keys":
         """Read the keys of the configured file and of this process's environment."""
         return cls(config.api_keys, os.environ.get(VARIABLE) or None)
 

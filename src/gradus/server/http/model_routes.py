@@ -14,11 +14,12 @@ from gradus.server.api.schemas import openapi_of
 from gradus.server.api.tokens import detokenized, tokenized, tokenizer_described
 from gradus.server.client import EngineClient
 from gradus.server.config import ServerConfig
+from gradus.server.failures import ClientGone
 from gradus.server.http.answers import json_response
-from gradus.server.http.body import body_limit, read_json
+from gradus.server.http.body import read_json
 from gradus.server.http.record import record_of
 from gradus.server.http.streaming import cancelled_with_client
-from gradus.server.results import ClientGone
+from gradus.server.limits import body_limit
 
 UNKNOWN_MODEL: dict[int | str, dict[str, Any]] = {404: {"description": "no model has this name"}}
 Answer = Callable[[Any, EngineClient], dict[str, Any]]

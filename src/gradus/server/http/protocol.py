@@ -30,7 +30,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from gradus.server.config import MAX_HEADER_BYTES, MAX_HEADERS
+from gradus.server.limits import MAX_HEADER_BYTES, MAX_HEADERS
 from gradus.server.logs import Sparing
 
 SLICE = 32 * 1024  # bytes between two checks

@@ -9,20 +9,13 @@ import math
 import time
 from collections.abc import Callable
 
-from gradus.errors import CapacityError, RequestError
-from gradus.server.http.keys import KeyLimits
-from gradus.server.metrics.tally import Tally
+from gradus.errors import RequestError
+from gradus.server.config import KeyLimits
+from gradus.server.failures import QuotaExceeded
+from gradus.server.measures import Tally
 
 LONGEST_WAIT_S = 120.0
 """The longest Retry-After: SDKs treat a longer one as a permanent refusal."""
-
-
-class QuotaExceeded(CapacityError):
-    """A key has reached its limit of samples at once, or of tokens per minute. retry_after: in seconds."""
-
-    def __init__(self, message: str, retry_after: float) -> None:
-        super().__init__(message)
-        self.retry_after = retry_after
 
 
 class Account:
@@ -64,11 +57,11 @@ class Account:
             self._fill(limits.tokens_per_minute)
             if self._tokens < 0:
                 wait = -self._tokens * 60 / limits.tokens_per_minute
-                told = min(max(wait, 0.001), LONGEST_WAIT_S)
+                retry_after = min(max(wait, 0.001), LONGEST_WAIT_S)
                 raise QuotaExceeded(
                     f"this API key has used its {limits.tokens_per_minute} tokens per minute; "
-                    f"try again in {math.ceil(told)} s",
-                    told,
+                    f"try again in {math.ceil(retry_after)} s",
+                    retry_after,
                 )
 
     def _check(self, name: str, most: int | None, samples: int, there: int) -> None:

@@ -10,18 +10,16 @@ import re
 import secrets
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from gradus.server.api.errors import Problem
 from gradus.server.http.keys import PREFIX, Keys
 from gradus.server.http.quotas import Account
 from gradus.server.logs import printable
+from gradus.server.measures import Tally
 from gradus.server.metrics.meter import Meter
-from gradus.server.metrics.tally import Tally
-
-if TYPE_CHECKING:
-    from gradus.server.api.errors import Problem
 
 log = logging.getLogger("gradus.server.requests")
 
@@ -59,7 +57,7 @@ class Record:
     tally: Tally | None = None
     started: float = field(default_factory=time.monotonic)
     path: str = ""
-    problem: "Problem | None" = None
+    problem: Problem | None = None
 
     def follow(self, tally: Tally) -> None:
         """Count the request's tokens, for the log and for its key."""
@@ -118,7 +116,7 @@ def masked(text: str, keys: Keys) -> str:
     return text
 
 
-def reason_of(problem: "Problem") -> str:
+def reason_of(problem: Problem) -> str:
     """Return the reason of a refusal, without the value that came, which may be a part of a prompt: a number stays."""
     message, got = problem.message, str(problem.got)
     if not NUMBER.fullmatch(got):

@@ -20,11 +20,12 @@ from starlette.types import Receive, Scope, Send
 
 from gradus.engine.logprobs import NO_LOGPROBS
 from gradus.errors import GradusError
-from gradus.server.api.ask import Encoder
 from gradus.server.api.frames import PING
 from gradus.server.config import ServerConfig
+from gradus.server.exchange import Encoder
+from gradus.server.failures import ClientGone
 from gradus.server.http.slices import cut, left, slices
-from gradus.server.results import ClientGone, Stream
+from gradus.server.results import Stream
 from gradus.text.completion import Delta
 
 

@@ -1,7 +1,6 @@
 """The table of metrics as Prometheus's text: under our names, and under vLLM's for its stock dashboards."""
 
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Mapping
 
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
@@ -12,17 +11,14 @@ from prometheus_client.registry import Collector
 from gradus.server.metrics.distribution import Distribution
 from gradus.server.metrics.families import FAMILIES, Family, Source
 
-if TYPE_CHECKING:
-    from gradus.server.client import EngineClient
-
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4  # its syntax covers every name here, and all scrapers read it
 
 
 class Exposition(Collector):
-    """Reads a client's measurements on each scrape. alias: whether to add vLLM's names."""
+    """Reads the measurements on each scrape. alias: whether to add vLLM's names."""
 
-    def __init__(self, client: "EngineClient", *, alias: bool) -> None:
-        self._client = client
+    def __init__(self, read: Callable[[], Source], *, alias: bool) -> None:
+        self._read = read
         self._alias = alias
         # a registry of its own: the library's global one would mix the servers of a process
         self._registry = CollectorRegistry(auto_describe=False)
@@ -38,22 +34,22 @@ class Exposition(Collector):
         return iter(())
 
     def collect(self) -> Iterator[Metric]:
-        source, model = Source.of(self._client), self._client.model
+        source = self._read()
         for family in FAMILIES:
             if family.name:
-                yield own_metric(family, source, model)
+                yield own_metric(family, source)
         if not self._alias:
             return
         for family in FAMILIES:
             if family.vllm:
-                yield vllm_metric(family, source, model)
+                yield vllm_metric(family, source)
         yield http_requests(source)
 
 
-def own_metric(family: Family, source: Source, model: str) -> Metric:
+def own_metric(family: Family, source: Source) -> Metric:
     """Make a metric under our name."""
     value = family.value(source)
-    labels = {"model": model}
+    labels = {"model": source.model}
     if isinstance(value, Distribution):
         return _histogram(f"gradus_{family.name}", family.help, labels, value, value.edges)
     return _numbers(f"gradus_{family.name}", family, labels, family.labels, value)
@@ -67,10 +63,10 @@ def http_requests(source: Source) -> Metric:
     return metric
 
 
-def vllm_metric(family: Family, source: Source, model: str) -> Metric:
+def vllm_metric(family: Family, source: Source) -> Metric:
     """Make a metric under vLLM's name, with its labels and its buckets."""
     value = (family.vllm_value or family.value)(source)
-    labels = {"model_name": model, "engine": "0"}
+    labels = {"model_name": source.model, "engine": "0"}
     name = f"vllm:{family.vllm}"
     if isinstance(value, Distribution):
         edges = tuple(edge for edge in family.edges(source) if edge in value.edges)

@@ -5,7 +5,7 @@ The engine's values come from its last snapshot, as in /stats, so the two agree.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from gradus.engine.metrics import Metrics
 from gradus.server.measures import Counts
@@ -19,18 +19,16 @@ from gradus.server.metrics.meter import (
     Meter,
 )
 
-if TYPE_CHECKING:
-    from gradus.server.client import EngineClient
-
 Kind = Literal["counter", "gauge", "histogram"]
 Value = float | Distribution | Mapping[tuple[str, ...], float]
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """The source of all values. context_length: the model's; 0 while it loads. encoding: how many of the samples that
-    wait do so for their prompt to be encoded. settings: the engine's."""
+    """The source of all values. model: its name. context_length: the model's; 0 while it loads. encoding: how many of
+    the samples that wait do so for their prompt to be encoded. settings: the engine's."""
 
+    model: str
     metrics: Metrics
     meter: Meter
     counts: Counts
@@ -39,13 +37,6 @@ class Source:
     context_length: int
     encoding: int = 0
     settings: Mapping[str, Any] = field(default_factory=dict)
-
-    @classmethod
-    def of(cls, client: "EngineClient") -> "Source":
-        context = client.info.limits.context_length if client.info else 0
-        settings = client.info.settings if client.info else {}
-        ready, waiting = client.state == "ready", client.waiting
-        return cls(client.metrics, client.meter, client.counts, waiting, ready, context, client.encoding, settings)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,16 +8,15 @@ waited equally long, so they update a histogram together, once per report.
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
 
 from gradus.engine.metrics import Metrics
 from gradus.errors import RequestError
+from gradus.server.failures import ClientGone, RequestTimeout, Unavailable
+from gradus.server.measures import Tally
 from gradus.server.metrics.distribution import Distribution, edges, merged, steps_1_2_5
-from gradus.server.metrics.tally import SampleTally, Tally
+from gradus.server.results import Stream
 from gradus.text.completion import Completion, Delta
-
-if TYPE_CHECKING:
-    from gradus.server.results import Stream
 
 # vLLM's edges, from which its dashboards compute quantiles
 VLLM_TTFT = edges(".001 .005 .01 .02 .04 .06 .08 .1 .25 .5 .75 1 2.5 5 7.5 10 20 40 80 160 640 2560")
@@ -33,6 +32,17 @@ TOKENS = steps_1_2_5(1_000_000)
 STEP_TOKENS = merged(VLLM_STEP_TOKENS, steps_1_2_5(100_000))
 SEQUENCES = steps_1_2_5(10_000)
 SAMPLES = (1, 2, 5, 10, 20)  # vLLM's
+
+
+@dataclass(slots=True, eq=False)
+class SampleTally:
+    """One sample that has not ended.
+
+    last: the time of its newest tokens. tally: its body's.
+    """
+
+    last: float
+    tally: Tally
 
 
 class Meter:
@@ -70,7 +80,7 @@ class Meter:
         self._last_tokens = 0.0  # when the last report with tokens came
         self._metrics: Metrics | None = None  # the engine's newest
 
-    def enter(self, stream: "Stream") -> None:
+    def enter(self, stream: Stream) -> None:
         self.entered += stream.samples
         for name in stream.ids:
             self._open[name] = stream
@@ -134,7 +144,7 @@ class Meter:
             self.step_tokens.observe((useful_rows(metrics) - useful_rows(before)) / steps, steps)
             self.step_sequences.observe((metrics.batch_total - before.batch_total) / steps, steps)
 
-    def _complete(self, stream: "Stream", completion: Completion, now: float) -> None:
+    def _complete(self, stream: Stream, completion: Completion, now: float) -> None:
         """Count a sample that the engine ended."""
         tally, timings = stream.tally, completion.timings
         self._samples[completion.request_id].pop(completion.index, None)
@@ -157,11 +167,11 @@ class Meter:
             self.max_tokens.observe(request.max_tokens)
             self.samples.observe(request.params.n)
 
-    def _count(self, stream: "Stream", reason: str, samples: int = 1) -> None:
+    def _count(self, stream: Stream, reason: str, samples: int = 1) -> None:
         self.finished[reason] += samples
         stream.tally.finished[reason] += samples
 
-    def leave(self, stream: "Stream", error: Exception | None) -> None:
+    def leave(self, stream: Stream, error: Exception | None) -> None:
         """Count the samples of a stream that closes before the engine ended them."""
         tally = stream.tally
         for name in stream.ids:
@@ -204,8 +214,6 @@ def useful_rows(metrics: Metrics) -> int:
 
 def reason_of(error: Exception | None) -> str:
     """Name the ending of a sample that the engine did not end itself."""
-    from gradus.server.results import ClientGone, RequestTimeout, Unavailable
-
     match error:
         case ClientGone():
             return "cancelled"

@@ -12,10 +12,10 @@ from typing import Any
 
 from gradus.engine.request import Request
 from gradus.server.api.anthropic.partial_json import whole_members
-from gradus.server.api.ask import Ask, event_reader
 from gradus.server.api.errors import anthropic, failure_of, problem_of
 from gradus.server.api.frames import encode, event
-from gradus.server.api.turns import Sample, in_one_piece
+from gradus.server.api.turns import Sample, event_reader, in_one_piece
+from gradus.server.exchange import Ask
 from gradus.text.completion import Completion, Delta
 from gradus.text.front_end import FrontEnd
 from gradus.text.tools.events import Event, Reasoning, Text, ToolArguments, ToolEnd, ToolStart

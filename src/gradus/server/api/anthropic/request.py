@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gradus.engine.request import SamplingParams
 from gradus.engine.structured import Structured
@@ -10,14 +10,11 @@ from gradus.loading.chat import EFFORTS
 from gradus.server.api import openai
 from gradus.server.api.anthropic.answer import MessageEncoder
 from gradus.server.api.anthropic.conversation import read_conversation
-from gradus.server.api.ask import Ask, Chat, Encoder
 from gradus.server.api.fields import Fields, refuse
 from gradus.server.api.turns import read_turn, thinking_settings
+from gradus.server.exchange import Ask, Chat, Encoder, Served
+from gradus.server.results import Stream
 from gradus.text.front_end import FrontEnd
-
-if TYPE_CHECKING:
-    from gradus.server.client import EngineClient
-    from gradus.server.results import Stream
 
 MOST_TOKENS = 2**31 - 1  # clients ask for the largest model's maximum; it is reduced to the room in the context
 
@@ -44,16 +41,16 @@ class Messages:
     def asks(self) -> Sequence[Ask]:
         return (self.ask,)
 
-    def encoder(self, stream: "Stream") -> Encoder:
+    def encoder(self, stream: Stream) -> Encoder:
         (request,) = stream.requests.values()
         return MessageEncoder(self.ask, request, self.front_end)
 
     @classmethod
-    def parse(cls, body: Any, client: "EngineClient") -> "Messages":
+    def parse(cls, body: Any, served: Served) -> "Messages":
         """Check parsed JSON. Raises RequestError naming the field, or Unavailable while the model loads."""
-        fields = Fields(body, strict=client.config.strict_fields)
+        fields = Fields(body, strict=served.config.strict_fields)
         fields.some(*NO_EFFECT)
-        front_end, stock = client.front_end, openai.stock(client)
+        front_end, stock = served.front_end, openai.stock(served)
         params = SamplingParams(
             max_tokens=_max_tokens(fields),
             stop=fields.list("stop_sequences"),
@@ -114,7 +111,7 @@ def _thinks(thinking: Mapping[str, Any], messages: Sequence[Mapping[str, Any]]) 
     return kind != "disabled"
 
 
-def counted(body: Any, client: "EngineClient") -> dict[str, Any]:
+def counted(body: Any, served: Served) -> dict[str, Any]:
     """Answer /v1/messages/count_tokens: read the fields that make up the prompt, and count its tokens."""
-    chat, _ = read_chat(Fields(body), client.front_end)
-    return {"input_tokens": len(chat.tokens(client.front_end))}
+    chat, _ = read_chat(Fields(body), served.front_end)
+    return {"input_tokens": len(chat.tokens(served.front_end))}

@@ -9,12 +9,12 @@ from typing import Any
 from gradus.engine.logprobs import NO_LOGPROBS, TokenLogprob
 from gradus.engine.request import Request
 from gradus.server.api import openai
-from gradus.server.api.ask import Ask, PlainText, event_reader
 from gradus.server.api.errors import Problem, failure_of, problem_of, too_long
 from gradus.server.api.frames import event, event_pieces, pieces
 from gradus.server.api.responses.history import Names
 from gradus.server.api.responses.items import Frame, Items
-from gradus.server.api.turns import Sample, in_one_piece, logprob_entries
+from gradus.server.api.turns import PlainText, Sample, event_reader, in_one_piece, logprob_entries
+from gradus.server.exchange import Ask
 from gradus.text.completion import Completion, Delta
 from gradus.text.front_end import FrontEnd
 

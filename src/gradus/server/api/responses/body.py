@@ -3,23 +3,20 @@
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gradus.engine.request import MAX_LOGPROBS, SamplingParams
 from gradus.engine.structured import Structured
 from gradus.server.api import openai
-from gradus.server.api.ask import Ask, Chat, Encoder
 from gradus.server.api.fields import Fields, refuse
 from gradus.server.api.responses.answer import ResponseEncoder
 from gradus.server.api.responses.history import Names, flat_name, flattened, messages_of
 from gradus.server.api.turns import read_turn, template_settings
+from gradus.server.exchange import Ask, Chat, Encoder, Served
+from gradus.server.results import Stream
 from gradus.text.front_end import FrontEnd
 from gradus.text.tools.dialect import Turn
 from gradus.text.tools.tool import Tool
-
-if TYPE_CHECKING:
-    from gradus.server.client import EngineClient
-    from gradus.server.results import Stream
 
 LOGPROBS = "message.output_text.logprobs"  # the item of `include` that requests them
 
@@ -62,20 +59,20 @@ class Responses:
     def asks(self) -> Sequence[Ask]:
         return (self.ask,)
 
-    def encoder(self, stream: "Stream") -> Encoder:
+    def encoder(self, stream: Stream) -> Encoder:
         (request,) = stream.requests.values()
         return ResponseEncoder(self.ask, request, self.front_end, self.names, self.echoed)
 
     @classmethod
-    def parse(cls, body: Any, client: "EngineClient") -> "Responses":
+    def parse(cls, body: Any, served: Served) -> "Responses":
         """Check parsed JSON. Raises RequestError naming the field, or Unavailable while the model loads."""
-        fields = Fields(body, strict=client.config.strict_fields)
+        fields = Fields(body, strict=served.config.strict_fields)
         openai.refuse_unsupported(fields)
         fields.some(*HARMLESS)
         fields.refuse(REFUSED)
         if fields.flag("background"):
             fields.refuse({"background": STORED})
-        front_end, stock = client.front_end, openai.stock(client)
+        front_end, stock = served.front_end, openai.stock(served)
         instructions = fields.text("instructions")
         messages, items_left_out = messages_of(instructions, fields.get("input"))
         turn, names, tools_left_out = _turn(fields, front_end)

@@ -9,19 +9,16 @@ A protocol is one module with an `Exchange`. Limits are not its business: they l
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
-from gradus.engine.request import MAX_LOGPROBS, Request, SamplingParams, SchedulingParams
+from gradus.engine.request import Request, SamplingParams, SchedulingParams
 from gradus.errors import RequestError
+from gradus.server.config import ServerConfig
+from gradus.server.engine.messages import ModelInfo
+from gradus.server.results import Stream
 from gradus.text.completion import Completion, Delta
 from gradus.text.front_end import FrontEnd, Prompt
 from gradus.text.tools.dialect import Turn
-from gradus.text.tools.events import Event, Text
-
-if TYPE_CHECKING:
-    from gradus.server.config import ServerConfig
-    from gradus.server.engine.messages import ModelInfo
-    from gradus.server.results import Stream
 
 # Most characters, or token ids, to encode and check on the event loop: that takes a few milliseconds at most. A longer
 # prompt would delay the other streams, so it goes to a worker thread. So does a grammar, which is slow to compile.
@@ -133,47 +130,26 @@ def _cut(params: SamplingParams, room: int) -> SamplingParams:
     return replace(params, max_tokens=wanted, min_tokens=min(params.min_tokens, wanted))
 
 
-# -- the size of an answer ---------------------------------------------------------------------------------------------
-
-LEAST_LOGPROBS = 1 << 21
-
-
-def logprobs_limit(config: "ServerConfig", info: "ModelInfo | None") -> int:
-    """Return the most log-probabilities of an answer: as configured, or enough for all that one sample can have.
-
-    info: None while the model loads.
-    """
-    if config.max_answer_logprobs is not None:
-        return config.max_answer_logprobs
-    context = 0 if info is None else info.limits.context_length
-    return max(LEAST_LOGPROBS, (1 + MAX_LOGPROBS) * context)
-
-
-def check_logprobs(asks: Sequence[Ask], context: int, most: int) -> None:
-    """Check the product of numbers that are each within their limits. It bounds the answer's size: a token's text has
-    a few bytes, but its log-probabilities have 60 bytes each.
-
-    context: tokens of the model's context. Raises RequestError.
-    """
-    count = sum(ask.params.n * _logprobs(ask, context) for ask in asks)
-    if count > most:
-        raise RequestError(
-            f"logprobs × tokens × n must be at most {most} in one body, got up to {count}: lower n, max_tokens, "
-            "logprobs or the number of prompts",
-            param="logprobs",
-            limit=f"at most {most} log-probabilities in one body",
-            got=count,
-        )
-
-
-def _logprobs(ask: Ask, context: int) -> int:
-    """Count the log-probabilities of generated tokens that a sample may have. Those of prompts have their own limit."""
-    if ask.params.logprobs is None:
-        return 0
-    return (1 + ask.params.logprobs) * min(ask.params.max_tokens or context, context)
-
-
 # -- protocols ---------------------------------------------------------------------------------------------------------
+
+
+class Served(Protocol):
+    """The served model as the protocols see it.
+
+    info: None while it loads. model: its name in answers, the first of `names`. front_end: its tokenizer and templates;
+    raises Unavailable while it loads.
+    """
+
+    @property
+    def config(self) -> ServerConfig: ...
+    @property
+    def info(self) -> ModelInfo | None: ...
+    @property
+    def model(self) -> str: ...
+    @property
+    def names(self) -> tuple[str, ...]: ...
+    @property
+    def front_end(self) -> FrontEnd: ...
 
 
 class Exchange(Protocol):
@@ -190,7 +166,7 @@ class Exchange(Protocol):
     @property
     def ignored(self) -> Sequence[str]: ...
 
-    def encoder(self, stream: "Stream") -> "Encoder":
+    def encoder(self, stream: Stream) -> "Encoder":
         """Make the encoder of the answer, once the engine has accepted all requests: `stream.requests`."""
 
 
@@ -211,30 +187,3 @@ class Encoder(Protocol):
 
     def whole(self, completions: Sequence[Completion]) -> Iterator[bytes]:
         """The whole answer, written as it is read. completions: all asks', in their order, samples in order."""
-
-
-class EventReader(Protocol):
-    """Turns one sample's deltas into events. thought_tokens: the number of reasoning tokens, which come first."""
-
-    @property
-    def thought_tokens(self) -> int: ...
-
-    def read(self, delta: Delta) -> list[Event]: ...
-
-
-class PlainText:
-    """Reads an answer that holds neither calls nor reasoning."""
-
-    thought_tokens = 0
-
-    def read(self, delta: Delta) -> list[Event]:
-        return [Text(delta.text)] if delta.text else []
-
-
-def event_reader(ask: Ask, request: Request, front_end: FrontEnd, index: int) -> EventReader:
-    """Make the reader of sample `index`."""
-    turn = ask.turn
-    if turn is None or not (turn.callable or turn.dialect.thoughts):
-        return PlainText()
-    seed = f"{request.id}-{request.seed}-{index}"
-    return turn.stream(request.prompt, request.params, seed=seed, token_bytes=front_end.token_piece)
