@@ -27,7 +27,7 @@ from triton.language import constexpr, tensor
 
 from gradus.errors import ConfigError
 from gradus.kernels.core.constants import INFINITY, LOG2_E
-from gradus.kernels.sampling.exponential_noise import exponential_noise
+from gradus.kernels.sampling.plain import exponential_noise
 from gradus.kernels.sampling.slot_settings import (
     MIN_P,
     TEMPERATURE,
