@@ -37,13 +37,11 @@ class PackedSpan(msgspec.Struct, array_like=True, gc=False):
 
 
 class PackedAdmission(msgspec.Struct, array_like=True, gc=False):
-    """An admission. request: its prompt in `packed` alone. tokens: those known after the prompt, or all if they do not
-    begin with it, as in tests that make them up."""
+    """An admission. request: its prompt in `packed` alone. tokens: those known after the prompt."""
 
     slot: int
     index: int
     request: Request
-    follows: bool
     tokens: bytes
 
 
@@ -116,13 +114,12 @@ def _span(packed: PackedSpan, admitted: Mapping[int, tuple[int, ...]]) -> Span:
 def _packed_admission(admission: Admission) -> PackedAdmission:
     request, tokens = admission.request, admission.tokens
     prompt = request.prompt
-    follows = tokens is prompt or tokens[: len(prompt)] == prompt
-    rest = packed_ids(tokens[len(prompt) :] if follows else tokens)
+    assert tokens is prompt or tokens[: len(prompt)] == prompt
     bare = replace(request, prompt=(), packed=request.packed or packed_ids(prompt))
-    return PackedAdmission(admission.slot, admission.index, bare, follows, rest)
+    return PackedAdmission(admission.slot, admission.index, bare, packed_ids(tokens[len(prompt) :]))
 
 
 def _admission(packed: PackedAdmission) -> Admission:
-    prompt, tokens = unpacked_ids(packed.request.packed), unpacked_ids(packed.tokens)
+    prompt = unpacked_ids(packed.request.packed)
     request = replace(packed.request, prompt=prompt, packed=b"")
-    return Admission(packed.slot, request, packed.index, prompt + tokens if packed.follows else tokens)
+    return Admission(packed.slot, request, packed.index, prompt + unpacked_ids(packed.tokens))
