@@ -37,7 +37,7 @@ from gradus.kernels.linear.epilogue import Fusions, Operands, finish, vector
 from gradus.kernels.linear.launches import LANES as LANES_SIDE_BY_SIDE
 from gradus.kernels.linear.launches import VECTOR as VALUES_AT_ONCE
 from gradus.kernels.linear.launches import Slices, StreamedLaunch
-from gradus.kernels.linear.layouts import indices, one_by_one
+from gradus.kernels.linear.layouts import indices, normed, one_by_one
 
 LANES = constexpr(LANES_SIDE_BY_SIDE)
 VECTOR = constexpr(VALUES_AT_ONCE)
@@ -103,7 +103,7 @@ def streamed_gemv_kernel(
     onto = vector(residual_ptr, output, inside)
     squares = gl.allocate_shared_memory(gl.float32, [COLUMN_WARPS], one_by_one(1))
     if gain_ptr is not None:
-        x, square = _normed(x, gain)
+        x, square = normed(x, gain, gl.float32)
         squares.store(gl.sum(gl.sum(gl.sum(square, 3), 2), 0))
     sums = gl.allocate_shared_memory(gl.float32, [MATRICES * PLACES, ROWS, COLUMN_WARPS], one_by_one(2))
     for group in range(GROUPS):
@@ -187,18 +187,6 @@ def _row(pointer: tensor, K: constexpr, ROW_WARPS: constexpr, COLUMN_WARPS: cons
         column = (warp * LANES + indices(LANES, 2, HERE, 4)) * VECTOR
         parts += (gl.load(pointer + (column + indices(VECTOR, 3, HERE, 4)), mask=column < K, other=0.0),)
     return parts
-
-
-@gluon.jit
-def _normed(x: tensor, gain: tensor) -> tensor:
-    """Normalize the row in float32, except for an RMSNorm's factor; return it and each thread's part of its squares."""
-    parts: tensor = ()
-    squares = gl.zeros_like(x[0], dtype=gl.float32)
-    for part in gl.static_range(len(x)):
-        wide = x[part].to(gl.float32)
-        squares += wide * wide
-        parts += (wide * gain[part].to(gl.float32),)
-    return parts, squares
 
 
 def streamed_gemv(x: Tensor, weight: Tensor, launch: StreamedLaunch, **fusions: Unpack[Fusions]) -> Tensor:
