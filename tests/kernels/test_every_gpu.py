@@ -34,7 +34,7 @@ from gradus.kernels.linear.streamed_gemv import streamed_gemv_kernel
 from gradus.kernels.linear.streamed_rows import streamed_rows_kernel
 from gradus.kernels.quantized import hopper_launch, hopper_product
 from gradus.kernels.quantized.eight_bits import eight_bit_kernel
-from gradus.kernels.quantized.int4 import MAGIC, int4_kernel, widen_kernel
+from gradus.kernels.quantized.int4 import int4_kernel, widen_kernel
 from gradus.kernels.quantized.quantize import PIECE, quantize_in_pieces_kernel, quantize_kernel
 from gradus.kernels.quantized.tile import TOGETHER
 from gradus.kernels.quantized.tile_tables import SCHEMES, Scheme, unmeasured_tile
@@ -221,7 +221,11 @@ def products(able: Capability) -> Iterator[tuple[str, Case]]:
         types = {"M": "i32", "N": "i32:16", "eps": "fp32"}
         name = f"streamed rows {rows} {n} {k}"
         yield name, Case(streamed_rows_kernel, types, constants, {"num_warps": launch.warps})
-    found = {column for row in table.launches.values() for column in row} if isinstance(table, Measured) else set()
+    found = (
+        {column for row in table.launches["launches"].values() for column in row}
+        if isinstance(table, Measured)
+        else set()
+    )
     for launch in sorted(launch for launch in found if isinstance(launch, SplitKLaunch)):
         constants = {"bias_ptr": None, "residual_ptr": None, "EVEN_K": True, "BLOCK_M": 64}
         constants |= {"BLOCK_N": launch.rows, "BLOCK_K": launch.columns}
@@ -246,7 +250,7 @@ def quantized_products(able: Capability) -> Iterator[tuple[str, Case]]:
         constants |= {"partial_ptr": None, "arrived_ptr": None} if launch.splits == 1 else {}
         if scheme == "int4":
             kernel, kinds = int4_kernel, {"partial_ptr": "*fp32"}
-            constants |= {"GROUPS": 1, "KIND": tl.bfloat16, "UNPACK": MAGIC}
+            constants |= {"GROUPS": 1, "KIND": tl.bfloat16, "PAIRED": True}
         else:
             kind = "*i8" if scheme == "int8" else "*fp8e4nv"
             kernel, kinds = eight_bit_kernel, {"x_ptr": kind, "weight_ptr": kind}

@@ -62,11 +62,7 @@ def norm_kernel(
 
 
 def add_rms_norm(
-    x: Tensor,
-    delta: Tensor | None,
-    weight: Tensor,
-    eps: float,
-    delta_weight: Tensor | None = None,
+    x: Tensor, delta: Tensor | None, weight: Tensor, eps: float, delta_weight: Tensor | None = None
 ) -> Tensor:
     """x += delta (in place), then x / rms(x) * weight (Zhang and Sennrich 2019).
 
