@@ -73,9 +73,9 @@ class Measured:
         return cls.matching(torch.cuda.get_device_name(device), capability(device))
 
     def nearest(self, use: str, m: int, n: int, k: int, among: Iterable[Shape] | None = None) -> Any:
-        """Return the launch for m rows of the nearest matrix: of those `among` the measured ones, None for all of them.
+        """Return the launch for m rows of the nearest measured matrix; None for the library, and if there is none.
 
-        Returns None for the library, and if none was measured with that many rows.
+        among: the matrices to choose from; None: all that were measured with that many rows.
         """
         launches, place = self.launches[use], bisect_left(self.rows, m)
         shapes = [shape for shape in among or launches if m > 0 and place < len(launches[shape])]

@@ -2,6 +2,8 @@
 
 A kernel loads the bias and the residual where that hides their latency: `gemv.py` and the streamed kernels before their
 weights have arrived, kernels of tiles when their sums are complete (`splits.finish_tile`). All end in `finish`.
+
+With a gate, rows 0 … N - 1 are the gate's and rows N … 2 N - 1 are up's; a program owns both rows of an output.
 """
 
 from typing import NamedTuple, TypedDict

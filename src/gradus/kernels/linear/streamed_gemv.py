@@ -12,12 +12,11 @@ through all launches, and a launch waits for its row, not for its weights.
 - *A thread multiplies what it copied itself*: eight lanes are side by side on a row, 128 bytes, and four on the next
   rows, so that a warp reads 512 bytes of shared memory without a conflict of banks.
 - *x stays in registers*, normalized, for all rows of the slice. RMSNorm's factor is put off to the end, as in
-  `gemv.py`: W (x / rms(x) * g) = (W (g x)) / rms(x).
+  `gemv.py`.
 - *One exchange through shared memory*, of all sums of the slice and of the squares.
 
 Products and sums are float32. Slices are balanced: they differ by one output. Bytes: N K of weights, once; x (K) and
-the vectors come from the cache. Layout: weight [N, K] row-major, K a multiple of 8, x [1, K], out [1, N]. With a gate,
-rows 0 … N - 1 are the gate's and rows N … 2 N - 1 are up's; a program owns both rows of an output.
+the vectors come from the cache. Layout: weight [N, K] row-major, K a multiple of 8, x [1, K], out [1, N].
 """
 
 from functools import cache

@@ -7,7 +7,7 @@ in groups of a tile's height. It asks for a ring of tiles before it waits for th
 
 - *K is split over a program's warps*: each has a tile's columns of its own, and adds up a product of its own.
 - *With a norm, x stays in registers* for all groups, normalized, in the order in which the matrix units read it.
-  RMSNorm's factor is put off to the end, as in `gemv.py`: W (x / rms(x) * g) = (W (g x)) / rms(x).
+  RMSNorm's factor is put off to the end, as in `gemv.py`.
 - *Without one, x is streamed with the weights*, tile by tile, once the wait is over: a down projection's rows are long,
   and registers are few if the next launch is to fit on the same multiprocessor.
 - *A lane reads 16 bytes of a row at once*, eight columns of two products. Two rows that are read together lie in

@@ -11,8 +11,6 @@ DeepSeek-V3, section 3.3.2), so sums of 128 products each are added in float32: 
 Bytes: N K of weights once per `tokens` rows of x, 4 N of scales; M (K + 2 N) of activations.
 Layout: x [M, K], weight [N, K], both row-major; x's scales [groups, M]. A row n of weights has scales[n], or where
 blocks of 128 x 128 share one, scales[block_of_row[n], k / 128].
-
-With a gate, rows 0 … N - 1 are the gate's and rows N … 2 N - 1 are up's; a program owns both rows of an output.
 """
 
 from typing import NamedTuple, Unpack

@@ -19,8 +19,6 @@ Bytes: N K / 2 of words and 4 N K / group of pairs, once per BLOCK_M rows of x; 
 Where there are many rows, tensor cores set the pace, and unpacking once per BLOCK_M of them is in their way.
 `product_in_pieces` then makes the matrix wide, piece by piece in memory that each piece uses again, and cuBLAS
 multiplies: N K (1/2 + 2) bytes more, which a thousand rows hide. The weights are the same numbers.
-
-With a gate, rows 0 … N - 1 are the gate's and rows N … 2 N - 1 are up's; a program owns both rows of an output.
 """
 
 from typing import NamedTuple, Unpack

@@ -199,7 +199,7 @@ def race(
     history: Tensor | None, out: Tensor, settings: SlotSettings | None = None, thresholds: Tensor | None = None,
     drawn: Tensor | None = None, totals: Tensor | None = None, pairs: Tensor | None = None,
 ) -> None:  # fmt: skip
-    """Launch both stages: see `sample`, and the kernels for what comes after `out`."""
+    """Launch both stages. The arguments are those of `sample`, and from `settings` on those of the kernels."""
     rows, vocab_size = logits.shape
     block, early = tokens_a_program(rows, vocab_size), starts_early()
     blocks = triton.cdiv(vocab_size, block)
