@@ -41,7 +41,7 @@ from gradus.execution.runner import Runner
 from gradus.kernels.attention.launch import Launch, launches
 from gradus.kernels.attention.reference import paged_attention_reference
 from gradus.kernels.attention.splits import Partials
-from gradus.kernels.core.occupancy import live_programs
+from gradus.kernels.attention.work import live_programs
 from gradus.models.precision import resolve_device
 
 SHAPES = (

@@ -40,10 +40,11 @@ if __name__ == "__main__":
 import triton
 
 from gradus.kernels.core.overlap import early_launches
+from gradus.kernels.core.tuning import launch_of, stored_form
 from gradus.kernels.linear.dispatch import choose_fused, fused_linear, linear
 from gradus.kernels.linear.epilogue import Norm
 from gradus.kernels.linear.gemv import gemv
-from gradus.kernels.linear.launch_tables import FusedLaunch, Launch, launch_of, stored_form
+from gradus.kernels.linear.launch_tables import FusedLaunch, Launch
 from gradus.kernels.linear.launches import (
     DEPTH,
     FEW_ROWS,

@@ -53,7 +53,8 @@ from gradus.kernels.core.tuning import stored_form
 from gradus.kernels.fuse.quantized import FUSED_ROWS
 from gradus.kernels.linear.dispatch import linear
 from gradus.kernels.quantized.eight_bits import EightBitWeights, eight_bit_product, library_product
-from gradus.kernels.quantized.int4 import MAGIC, PLAIN, SUBNORMAL, Int4Weights, int4_product, widen, widened_product
+from gradus.kernels.quantized.int4 import Int4Weights, int4_product
+from gradus.kernels.quantized.pieces import product_in_pieces
 from gradus.kernels.quantized.quantize import Rounded, quantize
 from gradus.kernels.quantized.reference import (
     eight_bit_reference,
@@ -62,7 +63,7 @@ from gradus.kernels.quantized.reference import (
     widened_reference,
 )
 from gradus.kernels.quantized.tile import TileLaunch
-from gradus.kernels.quantized.tile_tables import KINDS, ROWS, SCHEMES, Scheme, choose_tile, library_multiplies
+from gradus.kernels.quantized.tile_tables import ROWS, SCHEMES, Scheme, choose_tile, library_multiplies
 from gradus.kernels.rows.activation import gated_activation
 
 MATRICES = {
@@ -155,16 +156,14 @@ def rounded(scheme: str, x: Tensor) -> Any:
 
 
 class Contender(NamedTuple):
-    """A launch to time. launch: None means the library's. unpack: how int4 is unpacked."""
+    """A launch to time. launch: None means the library's."""
 
     launch: TileLaunch | None
-    unpack: int = MAGIC
     early: bool = False
 
     @property
     def name(self) -> str:
-        how = " subnormal" if self.unpack == SUBNORMAL else ""
-        return LIBRARY if self.launch is None else f"{list(self.launch)}{how}{'' if self.early else ' waits'}"
+        return LIBRARY if self.launch is None else f"{list(self.launch)}{'' if self.early else ' waits'}"
 
 
 def run(bench: Bench, scheme: str, x: Any, weights: Any, contender: Contender, gated: bool) -> Tensor:
@@ -172,13 +171,11 @@ def run(bench: Bench, scheme: str, x: Any, weights: Any, contender: Contender, g
     around: dict[str, Any] = {"activation": "silu", "gated": True} if gated else {}
     if contender.launch is None:
         if scheme == "int4":
-            return widened_product(x, weights)
+            return product_in_pieces(x, weights)
         return library_product(x, weights, bench.dtype)
     with early_launches() if contender.early else nullcontext():
         if scheme == "int4":
-            return int4_product(
-                x, weights, contender.launch, unpack=contender.unpack if bench.on_gpu else PLAIN, **around
-            )
+            return int4_product(x, weights, contender.launch, **around)
         return eight_bit_product(x, weights, bench.dtype, contender.launch, **around)
 
 
@@ -286,9 +283,8 @@ def launch_named(name: str) -> TileLaunch | None:
     return TileLaunch(*json.loads(name.split("]")[0] + "]")) if name.startswith("[") else None
 
 
-def refined(best: list[Contender], scheme: str, on_gpu: bool) -> list[Contender]:
-    """Return the best tiles with weights fetched before the wait; the very best also after it, and unpacked
-    differently."""
+def refined(best: list[Contender]) -> list[Contender]:
+    """Return the best tiles with weights fetched before the wait; the very best also after it."""
     found: list[Contender] = []
     for number, each in enumerate(best):
         if each.launch is None:
@@ -297,8 +293,6 @@ def refined(best: list[Contender], scheme: str, on_gpu: bool) -> list[Contender]
             found += [each._replace(launch=each.launch._replace(ahead=ahead)) for ahead in (0, 2, 4, 8)]
         if each.early and not number:
             found.append(each._replace(early=False))
-        if scheme == "int4" and on_gpu and not number:
-            found.append(each._replace(unpack=SUBNORMAL))
     return [each for each in dict.fromkeys(found) if each not in best]
 
 
@@ -397,7 +391,7 @@ def race(
         timed(contender)
     if sweep:
         fastest = sorted((each for each in racing if each.name in times), key=lambda each: times[each.name])
-        more = refined(fastest[:2], scheme, bench.on_gpu)
+        more = refined(fastest[:2])
         compile_all(bench, [lambda c=c: run(bench, scheme, given, weights[0], c, gated) for c in more])
         for contender in more:
             timed(contender)
@@ -437,21 +431,18 @@ def checked(bench: Bench, scheme: Scheme, x: Tensor, weights: Any) -> dict[str, 
         found["scales that differ"] = int((given.scales != theirs.scales).sum())
     else:
         wide = torch.full((weights.rows, k), torch.nan, dtype=x.dtype, device=x.device)
-        widen(weights, 0, wide)
+        weights.widen(0, wide)
         found["weights that differ"] = int((wide != widened_reference(weights, k, x.dtype)).sum())
-        for unpack in (MAGIC, SUBNORMAL) if bench.on_gpu else (PLAIN,):  # rows of the identity pick single weights
-            identity = torch.eye(k, dtype=x.dtype, device=x.device)
-            out = int4_product(identity, weights, TileLaunch(64, 128, 16, 1, 3, 4), unpack=unpack)
-            found[f"weights that differ, unpacked in way {unpack}"] = int((out.t() != wide).sum())
-        found["made wide"] = error(widened_product(x, weights), expected(bench, scheme, x, weights, False))
+        identity = torch.eye(k, dtype=x.dtype, device=x.device)  # its rows pick single weights
+        out = int4_product(identity, weights, TileLaunch(64, 128, 16, 1, 3, 4))
+        found["weights that differ in the product"] = int((out.t() != wide).sum())
+        found["made wide"] = error(product_in_pieces(x, weights), expected(bench, scheme, x, weights, False))
     launch = choose_tile(scheme, min(m, FUSED_ROWS), weights.rows, k, torch.float16, torch.device("cpu"))
     assert launch is not None
     ways = [
         (Contender(launch._replace(splits=1)), False),
         (Contender(launch._replace(splits=3), early=bench.early(m)), True),
     ]
-    if scheme == "int4" and bench.on_gpu:
-        ways.append((Contender(launch._replace(splits=3), SUBNORMAL), False))
     compile_all(bench, [lambda c=c, g=g: run(bench, scheme, given, weights, c, g) for c, g in ways])
     for contender, gated in ways:
         reference = expected(bench, scheme, given, weights, gated)
@@ -523,7 +514,10 @@ def with_early(early: bool, launch: Callable[[], Any]) -> Callable[[], Any]:
 
 
 def winner(entry: dict[str, Any]) -> str | None:
-    """Return the fastest contender that the engine can choose: one that unpacks and starts as the engine does."""
+    """Return the fastest contender that the engine can choose: one that unpacks and starts as the engine does.
+
+    Older results name contenders that unpacked int4 in another way ("subnormal").
+    """
     plain = [name for name in entry["times"] if "subnormal" not in name]
     if any("waits" not in name and name != LIBRARY for name in plain):
         plain = [name for name in plain if "waits" not in name]  # a library's launch has no such name
@@ -567,7 +561,7 @@ def table(found: dict[str, Any]) -> str:
             names = [entry and winner(entry) for entry in entries]
             if None in names:
                 break
-            launches = [(tile := launch_named(each)) and stored_form(tile, KINDS) for each in names if each]
+            launches = [(tile := launch_named(each)) and stored_form(tile) for each in names if each]
             launches += launches[-1:] * (len(ROWS) - len(launches))  # more rows of logits as many
             lines.append(json.dumps({"n": n, "k": k, "launches": launches}))
         else:

@@ -51,11 +51,11 @@ def matrix(kind, rows: int, width: int):
 @pytest.mark.parametrize("dtype", ROUNDING)
 @pytest.mark.parametrize("kind", KEPT)
 def test_rows_are_widened_and_looked_up_to_the_bit(kind, dtype):
-    from gradus.kernels.quantized.gguf import lookup, widen
+    from gradus.kernels.quantized.gguf import lookup
 
     weights, wide = matrix(kind, 300, 1280)
     out = torch.empty(170, 1280, dtype=dtype, device="cuda")
-    widen(weights, 100, out)
+    weights.widen(100, out)
     assert torch.equal(out, wide[100:270].to(dtype))
     ids = torch.randint(0, 300, (33,), device="cuda")
     assert torch.equal(lookup(weights, ids, 1280, dtype), wide[ids].to(dtype))
@@ -65,7 +65,8 @@ def test_rows_are_widened_and_looked_up_to_the_bit(kind, dtype):
 @pytest.mark.parametrize("rows", [1, 2, 7, 16, 33, 64, 200])
 @pytest.mark.parametrize("kind", KEPT)
 def test_a_product_is_that_of_the_wide_matrix(kind, rows, dtype):
-    from gradus.kernels.quantized.gguf import gguf_product, launch_for, widened_blocks_product
+    from gradus.kernels.quantized.gguf import gguf_product, launch_for
+    from gradus.kernels.quantized.pieces import product_in_pieces
 
     widths = (768, 4096) if "K" in kind.name else (96, 576, 4096)
     for width in widths:
@@ -73,7 +74,7 @@ def test_a_product_is_that_of_the_wide_matrix(kind, rows, dtype):
         x, stream = (torch.randn(rows, each, device="cuda").to(dtype) for each in (width, 666))
         bias = torch.randn(666, device="cuda").to(dtype)
         expected = x.double() @ wide.to(dtype).double().t()
-        assert_close(widened_blocks_product(x, weights, bias=bias), (expected + bias).to(dtype))
+        assert_close(product_in_pieces(x, weights, bias=bias), (expected + bias).to(dtype))
         if rows > (64 if dtype.itemsize == 2 else 16):
             continue
         launch = launch_for(rows, 666, width, processors=132)

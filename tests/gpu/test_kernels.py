@@ -38,7 +38,11 @@ def assert_close(out: Tensor, reference: Tensor) -> None:
 @pytest.mark.parametrize(("rows", "width"), [(1, 768), (3, 2048), (257, 4096), (5, 640), (2, 80), (4, 1)])
 def test_norms_with_a_residual(rows, width, dtype):
     from gradus.kernels.rows import norm
-    from gradus.kernels.rows.reference import add_layer_norm_reference, add_rms_norm_reference
+    from gradus.kernels.rows.reference import (
+        add_layer_norm_reference,
+        add_normalized_reference,
+        add_rms_norm_reference,
+    )
 
     x, delta, weight, bias = (
         noise(rows, width, dtype=dtype),
@@ -46,11 +50,14 @@ def test_norms_with_a_residual(rows, width, dtype):
         noise(width),
         noise(width),
     )
-    for options in ({}, {"delta_weight": bias}):
-        mine, theirs = x.clone(), x.clone()
-        y = norm.add_rms_norm(mine, delta, weight.to(dtype), 1e-5, **options)
-        assert_close(y, add_rms_norm_reference(theirs, delta, weight.to(dtype), 1e-5, **options))
-        assert_close(mine, theirs)
+    mine, theirs = x.clone(), x.clone()
+    y = norm.add_rms_norm(mine, delta, weight.to(dtype), 1e-5)
+    assert_close(y, add_rms_norm_reference(theirs, delta, weight.to(dtype), 1e-5))
+    assert_close(mine, theirs)
+    mine, theirs = x.clone(), x.clone()
+    norm.add_normalized(mine, delta, bias, 1e-5)
+    add_normalized_reference(theirs, delta, bias, 1e-5)
+    assert_close(mine, theirs)
     if width > 1:
         mine, theirs = x.clone(), x.clone()
         y = norm.add_layer_norm(mine, delta, weight, bias, 1e-5)

@@ -33,6 +33,7 @@ from gradus.kernels.rows.e4m3 import largest_of, scales_of, to_e4m3
 from gradus.kernels.rows.reference import (
     activation_reference,
     add_layer_norm_reference,
+    add_normalized_reference,
     add_rms_norm_reference,
     gated_activation_reference,
     rope_store_reference,
@@ -69,13 +70,16 @@ def test_a_norm_adds_the_residual_in_place_and_normalizes_the_sum(dtype):
     weight, bias = torch.randn(2, 80)
     for mine, theirs, arguments in [
         (norm.add_rms_norm, add_rms_norm_reference, (delta, weight, 1e-5)),
-        (norm.add_rms_norm, add_rms_norm_reference, (delta, weight, 1e-5, bias)),
         (norm.add_rms_norm, add_rms_norm_reference, (None, weight, 1e-5)),
         (norm.add_layer_norm, add_layer_norm_reference, (delta, weight, bias, 1e-5)),
     ]:
         a, b = x.clone(), x.clone()
         assert_close(mine(a, *arguments), theirs(b, *arguments))
         assert_close(a, b)
+    a, b = x.clone(), x.clone()
+    norm.add_normalized(a, delta, weight, 1e-5)
+    add_normalized_reference(b, delta, weight, 1e-5)
+    assert_close(a, b)
 
 
 @pytest.mark.parametrize("heads", [(4, 2, 24), (3, 3, 16)], ids=["grouped, odd width", "one key head each"])

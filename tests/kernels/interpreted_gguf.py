@@ -28,7 +28,7 @@ def test_rows_are_widened_and_looked_up_to_the_bit(name, width):
     for dtype in (torch.float32, torch.float16):
         expected = widened_blocks_reference(weights, width, dtype)
         out = torch.full((37, width), float("nan"), dtype=dtype)
-        gguf.widen(weights, 20, out)
+        weights.widen(20, out)
         assert torch.equal(out, expected[20:57])
         ids = torch.tensor([3, 69, 0, 3])
         assert torch.equal(gguf.lookup(weights, ids, width, dtype), expected[ids])
@@ -62,9 +62,9 @@ def test_many_rows_are_multiplied_by_a_library_piece_by_piece(monkeypatch):
     monkeypatch.setattr(pieces, "piece_rows", lambda *_: 32)
     weights = blocks("q6_k", 512)
     x, bias, stream = torch.randn(5, 512), torch.randn(ROWS), torch.randn(5, ROWS)
-    close(gguf.widened_blocks_product(x, weights, bias=bias), gguf_reference(x, weights, bias=bias))
+    close(pieces.product_in_pieces(x, weights, bias=bias), gguf_reference(x, weights, bias=bias))
     expected = finish_reference(
         x @ widened_blocks_reference(weights, 512, torch.float32).t(), x.dtype, bias=bias, residual=stream.clone()
     )
-    assert gguf.widened_blocks_product(x, weights, bias=bias, residual=stream) is stream
+    assert pieces.product_in_pieces(x, weights, bias=bias, residual=stream) is stream
     close(stream, expected)

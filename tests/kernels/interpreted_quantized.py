@@ -11,8 +11,9 @@ from gradus.kernels.core.counters import counters_of
 from gradus.kernels.linear.epilogue import Norm
 from gradus.kernels.quantized import pieces
 from gradus.kernels.quantized.eight_bits import EightBitWeights, eight_bit_product
-from gradus.kernels.quantized.int4 import Int4Weights, int4_product, widen, widened_product
-from gradus.kernels.quantized.quantize import quantize, quantize_gated
+from gradus.kernels.quantized.int4 import Int4Weights, int4_product
+from gradus.kernels.quantized.pieces import product_in_pieces
+from gradus.kernels.quantized.quantize import quantize
 from gradus.kernels.quantized.reference import (
     eight_bit_reference,
     int4_reference,
@@ -87,7 +88,7 @@ def test_rows_of_logits_begin_at_multiples_of_16_bytes():
     x, weights = torch.randn(3, 64).half(), four_bits(37, 64, 64)
     for out in (
         int4_product(x, weights, TileLaunch(16, 128, 8, 1, 2, 4), padded=True),
-        widened_product(x, weights, padded=True),
+        product_in_pieces(x, weights, padded=True),
     ):
         assert out.stride() == (40, 1)
         assert_close(out, int4_reference(x, weights))
@@ -100,14 +101,14 @@ def test_a_matrix_made_wide_is_the_scheme_s_to_the_bit(k, group, dtype, monkeypa
     weights, expected = four_bits(300, k, group), None
     expected = widened_reference(weights, k, dtype)
     out = torch.full((70, k), float("nan"), dtype=dtype)
-    widen(weights, 200, out)
+    weights.widen(200, out)
     assert torch.equal(out, expected[200:270])
     monkeypatch.setattr(pieces, "SCRATCH", 1)  # two pieces: 256 rows, and 44
     x, bias = torch.randn(5, k).to(dtype), torch.randn(300).to(dtype)
-    assert_close(widened_product(x, weights, bias=bias), int4_reference(x, weights, bias=bias))
+    assert_close(product_in_pieces(x, weights, bias=bias), int4_reference(x, weights, bias=bias))
     stream = torch.randn(5, 300).to(dtype)
     expected = int4_reference(x, weights, bias=bias, residual=stream.clone())
-    assert widened_product(x, weights, bias=bias, residual=stream) is stream
+    assert product_in_pieces(x, weights, bias=bias, residual=stream) is stream
     assert_close(stream, expected)
 
 
@@ -168,7 +169,8 @@ def test_many_wide_rows_are_rounded_in_pieces_to_the_same_values(k, kind, monkey
 def test_what_a_gate_lets_through_is_rounded_with_its_token_s_scale(kind, activation, dtype):
     gate_up = torch.randn(3, 2 * 100).to(dtype) * 3
     gate_up[1] *= 20
-    found, expected = (made(gate_up, kind, activation) for made in (quantize_gated, quantize_gated_reference))
+    found = quantize(gate_up, kind, activation=activation)
+    expected = quantize_gated_reference(gate_up, kind, activation)
     assert found.values.shape == (3, 100) and found.scales.shape == (1, 3)
     torch.testing.assert_close(found.scales, expected.scales, rtol=2e-3, atol=0)
     torch.testing.assert_close(found.values.float(), expected.values.float(), rtol=0.13, atol=1.01)

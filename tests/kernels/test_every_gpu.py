@@ -34,7 +34,7 @@ from gradus.kernels.linear.streamed_gemv import streamed_gemv_kernel
 from gradus.kernels.linear.streamed_rows import streamed_rows_kernel
 from gradus.kernels.quantized import hopper_launch, hopper_product
 from gradus.kernels.quantized.eight_bits import eight_bit_kernel
-from gradus.kernels.quantized.int4 import MAGIC, int4_kernel, widen_kernel
+from gradus.kernels.quantized.int4 import int4_kernel, widen_kernel
 from gradus.kernels.quantized.quantize import PIECE, quantize_in_pieces_kernel, quantize_kernel
 from gradus.kernels.quantized.tile import TOGETHER
 from gradus.kernels.quantized.tile_tables import SCHEMES, Scheme, unmeasured_tile
@@ -221,7 +221,11 @@ def products(able: Capability) -> Iterator[tuple[str, Case]]:
         types = {"M": "i32", "N": "i32:16", "eps": "fp32"}
         name = f"streamed rows {rows} {n} {k}"
         yield name, Case(streamed_rows_kernel, types, constants, {"num_warps": launch.warps})
-    found = {column for row in table.launches.values() for column in row} if isinstance(table, Measured) else set()
+    found = (
+        {column for row in table.launches["launches"].values() for column in row}
+        if isinstance(table, Measured)
+        else set()
+    )
     for launch in sorted(launch for launch in found if isinstance(launch, SplitKLaunch)):
         constants = {"bias_ptr": None, "residual_ptr": None, "EVEN_K": True, "BLOCK_M": 64}
         constants |= {"BLOCK_N": launch.rows, "BLOCK_K": launch.columns}
@@ -246,7 +250,7 @@ def quantized_products(able: Capability) -> Iterator[tuple[str, Case]]:
         constants |= {"partial_ptr": None, "arrived_ptr": None} if launch.splits == 1 else {}
         if scheme == "int4":
             kernel, kinds = int4_kernel, {"partial_ptr": "*fp32"}
-            constants |= {"GROUPS": 1, "KIND": tl.bfloat16, "UNPACK": MAGIC}
+            constants |= {"GROUPS": 1, "KIND": tl.bfloat16, "PAIRED": True}
         else:
             kind = "*i8" if scheme == "int8" else "*fp8e4nv"
             kernel, kinds = eight_bit_kernel, {"x_ptr": kind, "weight_ptr": kind}
@@ -278,45 +282,39 @@ def beside_quantized(able: Capability) -> Iterator[tuple[str, Case]]:
         yield f"rounded {kind} in pieces", Case(quantize_in_pieces_kernel, types, pieces, {"num_warps": 8})
 
 
+RACED = dict.fromkeys(("temperatures_ptr", "maxima_ptr", "times_ptr", "thresholds_ptr", "totals_ptr"), "*fp32")
+RACED |= dict.fromkeys(("slots_ptr", "history_ptr", "tokens_ptr", "drawn_ptr", "pairs_ptr"), "*i32")
+RACED |= {"out_ptr": "*i64", "seeds_ptr": "*i64", "positions_ptr": "*i64", "row_stride": "i32:16"}
+RACED |= dict.fromkeys(("blocks", "out_stride", "width", "V"), "i32")
+PLAIN = dict.fromkeys(("settings", "thresholds_ptr", "drawn_ptr", "totals_ptr", "pairs_ptr"))
+
+
 def samplers() -> Iterator[tuple[str, Case]]:
-    floats = dict.fromkeys(("temperatures_ptr", "maxima_ptr", "times_ptr"), "*fp32")
-    slots = {
-        "slots_ptr": "*i32",
-        "history_ptr": "*i32",
-        "out_ptr": "*i64",
-        "tokens_ptr": "*i32",
-        "blocks": "i32",
-        "width": "i32",
-    }
-    slots |= {"out_stride": "i32", "seeds_ptr": "*i64", "positions_ptr": "*i64", "V": "i32", "row_stride": "i32:16"}
     for name, kernel, constants, warps in (
         ("block best", block_best_kernel, {"BLOCK": 2048}, 4),
-        ("row best", row_best_kernel, {"BLOCKS": 128}, 1),
+        ("row best", row_best_kernel, {"BLOCKS": 128, "PAIRS": 1}, 1),
     ):
-        types = {name: kind for name, kind in (floats | slots).items() if name in kernel.arg_names}
+        constants |= {name: None for name in PLAIN if name in kernel.arg_names}
+        types = {name: kind for name, kind in RACED.items() if name in kernel.arg_names and name not in constants}
         yield name, Case(kernel, types, constants, {"num_warps": warps})
 
 
 def asked_samplers() -> Iterator[tuple[str, Case]]:
     """For a vocabulary of 151,936, as in a CUDA graph: 1187 groups of 128 tokens, 75 blocks of 2048."""
-    numbers = {"V": "i32:16", "row_stride": "i32:16", "blocks": "i32"}
-    rows = dict.fromkeys(("slots_ptr", "positions_ptr", "drawn_ptr", "tokens_ptr", "pairs_ptr"), "*i32")
-    rows |= dict.fromkeys(("thresholds_ptr", "totals_ptr", "maxima_ptr", "times_ptr"), "*fp32")
-    rows |= {"history_ptr": "*i32", "out_ptr": "*i64", "width": "i32"}
     noted = Statistics(*["*fp32"] * 5, room="*i32", groups="i32", blocks="i32")
     tables = SlotSettings(
         seeds="*i64", numbers="*fp32", choices="*i32", bias_values="*fp32", banned_until="*i32", seen="*i32",
         masks="*i32", slots="i32", most_entries="i32:16", seen_stride="i32:16", mask_words="i32",
     )  # fmt: skip
-    known = numbers | rows | {"noted": noted, "settings": tables}
+    known = RACED | {"V": "i32:16", "positions_ptr": "*i32", "noted": noted, "settings": tables}
     for name, kernel, constants, warps in (
         ("statistics", asked_sampling.statistics_kernel, {"BLOCK": narrowing.BLOCK}, 4),
         ("narrow and report", asked_sampling.narrow_and_report_kernel, {"GROUPS": 2048, "BLOCKS": 128, "PAIRS": 21}, 8),
         ("search", asked_sampling.search_kernel, {"BLOCKS": 128}, 16),
-        ("asked block", asked_sampling.asked_block_kernel, {"BLOCK": 2048}, 4),
-        ("asked row", asked_sampling.asked_row_kernel, {"BLOCKS": 128, "PAIRS": 21}, 1),
+        ("asked block", block_best_kernel, {"BLOCK": 2048, "seeds_ptr": None, "temperatures_ptr": None}, 4),
+        ("asked row", row_best_kernel, {"BLOCKS": 128, "PAIRS": 21, "temperatures_ptr": None}, 1),
     ):
-        types = {name: kind for name, kind in known.items() if name in kernel.arg_names}
+        types = {name: kind for name, kind in known.items() if name in kernel.arg_names and name not in constants}
         yield name, Case(kernel, types, constants, {"num_warps": warps})
 
 

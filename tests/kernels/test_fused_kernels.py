@@ -17,10 +17,10 @@ from gradus.kernels.linear.streamed_rows import streamed_rows_kernel
 from gradus.kernels.rows.activation import activation_kernel
 from gradus.kernels.rows.norm import norm_kernel, warps_of
 from gradus.kernels.rows.rope_store import heads_together, rope_store_kernel
-from gradus.kernels.sampling.plain import block_best_kernel, row_best_kernel
 from gradus.kernels.step.places import places_kernel
 from tests.kernels.ahead_of_time import H200, Resources, compile_for
 from tests.kernels.interpreter import run_interpreted
+from tests.kernels.test_every_gpu import samplers
 from tests.pairwise import first
 
 POINTER = "*bf16"
@@ -225,18 +225,10 @@ def test_splitk_products_stream_weights_through_shared_memory(launch, rows):
 
 def test_sampling_keeps_the_logarithm_exact():
     """The approximate one is wrong where it matters: close to 1, where the noise is least and tokens win."""
-    kept = {"seeds_ptr": "*i64", "positions_ptr": "*i64", "tokens_ptr": "*i32"}
-    floats = dict.fromkeys(("temperatures_ptr", "maxima_ptr", "times_ptr"), "*fp32")
-    used = compiled(
-        block_best_kernel, {"BLOCK": 2048, "slots_ptr": None}, {"V": "i32", "row_stride": "i32:16"}, kept | floats,
-        num_warps=4,
-    )  # fmt: skip
-    assert_within(used, 96)
-    assert "lg2.approx" not in used.assembly and wide_loads(used) >= 2
-    pointers = floats | {"tokens_ptr": "*i32", "out_ptr": "*i64"}
-    pointers |= {"slots_ptr": "*i32", "positions_ptr": "*i32", "history_ptr": "*i32"}
-    numbers = {"blocks": "i32", "out_stride": "i32", "width": "i32"}
-    assert_within(compiled(row_best_kernel, {"BLOCKS": 128}, numbers, pointers, num_warps=1), 64)
+    block, row = (case.compiled(H200, early=True) for _, case in samplers())
+    assert_within(block, 96)
+    assert "lg2.approx" not in block.assembly and wide_loads(block) >= 2
+    assert_within(row, 64)
 
 
 def test_where_rows_are_stored_fits_registers():

@@ -124,4 +124,4 @@ def test_a_long_product_fills_new_memory_and_one_with_a_residual_that(fused):
 def test_what_else_is_around_a_product_is_left_to_the_kernel_of_every_gpu(fused, dtype, around):
     linear, asked, others = fused
     linear.by_tiles(rounded(300), dtype, EVERY_GPU, padded=False, **around)
-    assert not asked and [options.keys() for options in others] == [{"padded", "counters", *around}]
+    assert not asked and [options.keys() for options in others] == [{"padded", *around}]

@@ -14,16 +14,9 @@ import torch
 
 from benchmarks import fused_kernels
 from gradus.device.capability import Capability
+from gradus.kernels.core.tuning import KINDS, launch_of, stored_form
 from gradus.kernels.linear import dispatch as linear
-from gradus.kernels.linear.launch_tables import (
-    KINDS,
-    Unmeasured,
-    launch_of,
-    matching,
-    stored_form,
-    stored_tables,
-    table_of,
-)
+from gradus.kernels.linear.launch_tables import Measured, Unmeasured, matching, table_of
 from gradus.kernels.linear.launches import (
     MOST_OUTPUTS,
     MOST_STREAMED_ROWS,
@@ -75,8 +68,8 @@ def test_a_shape_never_measured_takes_its_nearest_neighbors_launch():
 
 
 def test_a_device_never_measured_takes_its_capabilitys_file_or_what_runs_anywhere():
-    assert matching("NVIDIA H200", HOPPER) is H200
-    assert matching("NVIDIA H100 80GB HBM3", HOPPER) is matching("NVIDIA GH200 480GB", HOPPER) is not H200
+    assert matching("NVIDIA H200", HOPPER) == H200
+    assert matching("NVIDIA H100 80GB HBM3", HOPPER) == matching("NVIDIA GH200 480GB", HOPPER) != H200
     for able in (Capability(8, 0), Capability(8, 9), Capability(12, 0)):
         table = matching("a GPU that nobody has seen", able)
         assert isinstance(table, Unmeasured)
@@ -173,7 +166,7 @@ def test_a_devices_name_decides_and_each_device_is_asked(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: names[str(device)])
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0) if device.index == 0 else (8, 9))
     tables = [table_of.__wrapped__(torch.device(name)) for name in names]
-    assert tables[0] is H200 and isinstance(tables[1], Unmeasured)
+    assert tables[0] == H200 and isinstance(tables[1], Unmeasured)
 
 
 def test_a_layer_that_is_faster_apart_keeps_its_parts():
@@ -223,7 +216,7 @@ def test_a_launch_in_a_file_names_its_kind_and_its_fields(launch):
     assert type(launch_of(dict(reversed(stored.items())))) is type(launch), "in any order"
     with pytest.raises(TypeError, match="depth"):
         launch_of(stored | {"depth": 1})  # not another kind that has as many fields
-    assert sorted(KINDS.values(), key=str) == sorted({GemvLaunch, FewRowsLaunch, StreamedLaunch, SplitKLaunch}, key=str)
+    assert {GemvLaunch, FewRowsLaunch, StreamedLaunch, SplitKLaunch} <= {*KINDS.values()}
 
 
 # -- the files -------------------------------------------------------------------------------------------------------
@@ -244,13 +237,13 @@ def test_every_file_says_what_it_was_measured_with_and_goes_into_the_wheel():
         stored = json.loads(path.read_text())
         assert {"device", "capability", "torch", "triton"} <= stored.keys()
         assert any(fnmatch(f"measured/{path.name}", pattern) for pattern in patterns)
-    assert len(paths) == len(stored_tables())
+    assert len(paths) == len(Measured.files())
 
 
 def test_no_measured_launch_takes_more_rows_than_its_kernel():
-    for table in stored_tables():
+    for table in Measured.files():
         assert table.rows[-1] <= MOST_ROWS
-        for launches in [*table.launches.values(), *table.with_more.values()]:
+        for launches in [*table.launches["launches"].values(), *table.launches["fused"].values()]:
             of_rows = zip(table.rows, launches, strict=False)
             for rows, launch in of_rows:
                 assert rows <= FEW_ROWS or not isinstance(launch, FewRowsLaunch)
@@ -259,8 +252,8 @@ def test_no_measured_launch_takes_more_rows_than_its_kernel():
 
 def test_no_measured_stream_has_more_programs_than_live_at_once():
     """No program waits for another to end."""
-    for table in stored_tables():
-        for (n, k), launches in [*table.launches.items(), *table.with_more.items()]:
+    for table in Measured.files():
+        for (n, k), launches in [*table.launches["launches"].items(), *table.launches["fused"].items()]:
             for rows, launch in zip(table.rows, launches, strict=False):
                 if isinstance(launch, StreamedLaunch):
                     slices = launch.slices(n, k, False, 132, table.capability.shared_memory, rows)

@@ -12,8 +12,7 @@ import torch
 from gradus.device.capability import Capability
 from gradus.kernels.attention import work as attention_work
 from gradus.kernels.attention.launch import launches
-from gradus.kernels.attention.work import Work
-from gradus.kernels.core.occupancy import live_programs
+from gradus.kernels.attention.work import Work, live_programs
 from tests.kernels.ahead_of_time import EVERY, H200
 from tests.kernels.test_every_gpu import attention, name_of
 

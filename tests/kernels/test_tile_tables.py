@@ -16,7 +16,6 @@ from gradus.kernels.quantized import tile_tables
 from gradus.kernels.quantized.tile import TileLaunch
 from gradus.kernels.quantized.tile_tables import (
     FEWEST_TILES,
-    KINDS,
     PROGRAMS,
     SCHEMES,
     MeasuredTiles,
@@ -104,7 +103,7 @@ def test_a_gate_s_outputs_are_half_the_rows(hopper):
 
 def test_a_measured_device_takes_what_was_fastest_on_it(monkeypatch):
     tile, taller = [64, 128, 8, 4, 5, 2, 3], [128, 128, 64, 1, 3, 8, 0]
-    lower, higher = (stored_form(TileLaunch(*launch), KINDS) for launch in (tile, taller))
+    lower, higher = (stored_form(TileLaunch(*launch)) for launch in (tile, taller))
     matrices = [{"n": 4096, "k": 4096, "launches": [lower, higher, None]}]
     matrices += [{"n": 28672, "k": 4096, "launches": [higher, higher, higher]}]
     stored = {"device": "X", "capability": [9, 0], "rows": [1, 64, 8192], "schemes": {"int4": matrices}}

@@ -144,14 +144,10 @@ class SamplingParams:
         """The grammar decides when an answer is complete; nothing else may keep it from ending there."""
         if self.structured is None or self.structured.lazy is not None:  # a free answer ends like any other
             return
-        if self.ignore_eos:
-            raise RequestError.of(
-                "ignore_eos", "false with `structured`, whose answers end where their grammar does", True
-            )
-        if self.min_tokens:
-            raise RequestError.of(
-                "min_tokens", "0 with `structured`, whose answers end where their grammar does", self.min_tokens
-            )
+        for name, limit in (("ignore_eos", "false"), ("min_tokens", "0")):
+            if given := getattr(self, name):
+                limit += " with `structured`, whose answers end where their grammar does"
+                raise RequestError.of(name, limit, given)
 
     def _set(self, name: str, value: Any) -> None:
         object.__setattr__(self, name, value)  # the dataclass is frozen; this is its constructor speaking

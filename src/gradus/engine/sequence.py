@@ -152,15 +152,12 @@ class Sequence:
         if self.first_token is None and result.tokens:
             self.first_token = self.clock()
         known, request = self.tokens, self.request
-        before = len(known)
-        for token in result.tokens:
+        for count, token in enumerate(result.tokens, 1):
             known.append(token)
-            if token in request.stop_ids:
-                new = len(known) - before
-                return self._finish("stop", result.tokens[:new], result.logprobs[:new], token)
-            if len(known) >= self.longest:
-                new = len(known) - before
-                return self._finish("length", result.tokens[:new], result.logprobs[:new])
+            stops = token in request.stop_ids
+            if stops or len(known) >= self.longest:
+                reason, stop_reason = ("stop", token) if stops else ("length", None)
+                return self._finish(reason, result.tokens[:count], result.logprobs[:count], stop_reason)
         return self._output(result.tokens, result.logprobs)
 
     def _output(self, tokens: tuple[int, ...], logprobs: Logprobs, **ending: Any) -> Output:

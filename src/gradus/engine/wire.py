@@ -1,10 +1,10 @@
 """Plans and their results as bytes: for workers in other processes, and for recordings. No torch here.
 
 Columns of numbers and token ids travel as they lie in memory. The rest is MessagePack, written from the types
-themselves: an admission's request is encoded whole, so a field that a request gains travels with the others. Token ids
-take 4 bytes each, and a prompt's go only once: an admission has all that its sequence knows, so a span that reads some
-of them in the same plan refers to it. Objects that only commit reads (sequences) stay behind: an unpacked plan can be
-run, not committed.
+themselves: requests, columns and results are encoded whole, so a field that one gains travels with the others. Token
+ids take 4 bytes each, and a prompt's go only once: an admission has all that its sequence knows, so a span that reads
+some of them in the same plan refers to it. Objects that only commit reads (sequences) stay behind: an unpacked plan can
+be run, not committed.
 """
 
 from collections.abc import Mapping
@@ -14,10 +14,10 @@ import msgspec
 import numpy as np
 
 from gradus.cache import TableChange
-from gradus.engine.plan import NO_DRAFTS, Admission, Column, Decodes, Plan, Sampled, Scores, Span
+from gradus.engine.plan import Admission, Column, Decodes, Plan, Sampled, Scores, Span
 from gradus.engine.request import Request, packed_ids, unpacked_ids
 
-MAGIC = b"gplan6"
+MAGIC = b"gplan7"
 
 
 class PackError(ValueError):
@@ -37,54 +37,47 @@ class PackedSpan(msgspec.Struct, array_like=True, gc=False):
 
 
 class PackedAdmission(msgspec.Struct, array_like=True, gc=False):
-    """An admission. request: its prompt in `packed` alone. tokens: those known after the prompt, or all if they do not
-    begin with it, as in tests that make them up."""
+    """An admission. request: its prompt in `packed` alone. tokens: those known after the prompt."""
 
     slot: int
     index: int
     request: Request
-    follows: bool
     tokens: bytes
 
 
 class PackedPlan(msgspec.Struct, array_like=True, gc=False):
-    """A plan. columns: of its decodes, int64 each: slots, starts, limits and, where some are verified, drafts."""
-
-    columns: tuple[bytes, bytes, bytes, bytes]
-    pages: tuple[tuple[int, TableChange], ...]
+    decodes: Decodes
     spans: tuple[PackedSpan, ...]
     admissions: tuple[PackedAdmission, ...]
     wiped: tuple[int, ...]
 
 
-class PackedSampled(msgspec.Struct, array_like=True, gc=False):
-    """The result of a step. tokens: int64."""
-
-    tokens: bytes
-    counts: tuple[int, ...]
-    logprobs: tuple[bytes, ...]
-    width: int
-    seconds: float
-    usual: bool
-    faults: dict[int, str]
-    scores: tuple[tuple[bytes, ...], ...]
+def _bytes(column: Column) -> bytes:
+    return column.astype("<i8", copy=False).tobytes()
 
 
-_encode = msgspec.msgpack.Encoder().encode
-_plan = msgspec.msgpack.Decoder(PackedPlan)
-_sampled = msgspec.msgpack.Decoder(PackedSampled)
+def _column(_: type, packed: bytes) -> Column:
+    return np.frombuffer(packed, "<i8").astype(np.int64)
+
+
+_encode = msgspec.msgpack.Encoder(enc_hook=_bytes).encode
+_plan = msgspec.msgpack.Decoder(PackedPlan, dec_hook=_column)
+
+pack_sampled = _encode
+"""Pack the result of a step."""
+
+unpack_sampled = msgspec.msgpack.Decoder(Sampled, dec_hook=_column).decode
+"""Unpack what `pack_sampled` has packed. Raises msgspec.MsgspecError for other bytes."""
 
 
 def pack(plan: Plan) -> bytes:
     """Pack the plan without the fields that only commit reads. `unpack` returns an equal one."""
-    decodes = plan.decodes
-    admitted = {each.slot: each.tokens for each in plan.admissions}
+    admitted, decodes = {each.slot: each.tokens for each in plan.admissions}, plan.decodes
     packed = PackedPlan(
-        columns=(_bytes(decodes.slots), _bytes(decodes.starts), _bytes(decodes.limits), _bytes(decodes.drafts)),
-        pages=tuple(decodes.pages),
-        spans=tuple([_packed_span(span, admitted) for span in plan.spans]),
-        admissions=tuple([_packed_admission(admission) for admission in plan.admissions]),
-        wiped=plan.wiped,
+        Decodes(decodes.slots, decodes.starts, decodes.limits, decodes.pages, decodes.drafts),
+        tuple([_packed_span(span, admitted) for span in plan.spans]),
+        tuple([_packed_admission(admission) for admission in plan.admissions]),
+        plan.wiped,
     )
     return MAGIC + _encode(packed)
 
@@ -94,21 +87,12 @@ def unpack(packed: bytes) -> Plan:
     if packed[: len(MAGIC)] != MAGIC:
         raise PackError("this is no packed plan")
     try:
-        return _unpacked(_plan.decode(memoryview(packed)[len(MAGIC) :]))
+        back = _plan.decode(memoryview(packed)[len(MAGIC) :])
+        admissions = [_admission(each) for each in back.admissions]
+        admitted = {each.slot: each.tokens for each in admissions}
+        return Plan([_span(each, admitted) for each in back.spans], admissions, back.wiped, back.decodes)
     except (msgspec.MsgspecError, ValueError, LookupError) as error:
         raise PackError(f"this is no packed plan: {error}") from error
-
-
-def _unpacked(packed: PackedPlan) -> Plan:
-    slots, starts, limits, drafts = map(_column, packed.columns)
-    admissions = [_admission(each) for each in packed.admissions]
-    admitted = {each.slot: each.tokens for each in admissions}
-    return Plan(
-        spans=[_span(each, admitted) for each in packed.spans],
-        admissions=admissions,
-        wiped=packed.wiped,
-        decodes=Decodes(slots, starts, limits, packed.pages, drafts=drafts if len(drafts) else NO_DRAFTS),
-    )
 
 
 # -- spans and admissions ----------------------------------------------------------------------------------------------
@@ -130,47 +114,12 @@ def _span(packed: PackedSpan, admitted: Mapping[int, tuple[int, ...]]) -> Span:
 def _packed_admission(admission: Admission) -> PackedAdmission:
     request, tokens = admission.request, admission.tokens
     prompt = request.prompt
-    follows = tokens is prompt or tokens[: len(prompt)] == prompt
-    rest = packed_ids(tokens[len(prompt) :] if follows else tokens)
+    assert tokens is prompt or tokens[: len(prompt)] == prompt
     bare = replace(request, prompt=(), packed=request.packed or packed_ids(prompt))
-    return PackedAdmission(admission.slot, admission.index, bare, follows, rest)
+    return PackedAdmission(admission.slot, admission.index, bare, packed_ids(tokens[len(prompt) :]))
 
 
 def _admission(packed: PackedAdmission) -> Admission:
-    prompt, tokens = unpacked_ids(packed.request.packed), unpacked_ids(packed.tokens)
+    prompt = unpacked_ids(packed.request.packed)
     request = replace(packed.request, prompt=prompt, packed=b"")
-    return Admission(packed.slot, request, packed.index, prompt + tokens if packed.follows else tokens)
-
-
-def _bytes(column: Column) -> bytes:
-    return column.astype("<i8", copy=False).tobytes()
-
-
-def _column(packed: bytes) -> Column:
-    return np.frombuffer(packed, "<i8").astype(np.int64)
-
-
-# -- the result of a step ----------------------------------------------------------------------------------------------
-
-
-def pack_sampled(sampled: Sampled) -> bytes:
-    """Pack the result of a step."""
-    return _encode(
-        PackedSampled(
-            tokens=_bytes(sampled.tokens),
-            counts=tuple(sampled.counts),
-            logprobs=tuple(sampled.logprobs),
-            width=sampled.width,
-            seconds=sampled.seconds,
-            usual=sampled.usual,
-            faults=dict(sampled.faults),
-            scores=tuple(sampled.scores),
-        )
-    )
-
-
-def unpack_sampled(packed: bytes) -> Sampled:
-    """Unpack what `pack_sampled` has packed. Raises msgspec.MsgspecError for other bytes."""
-    back = _sampled.decode(packed)
-    tokens = _column(back.tokens)
-    return Sampled(tokens, back.counts, back.logprobs, back.width, back.seconds, back.usual, back.faults, back.scores)
+    return Admission(packed.slot, request, packed.index, prompt + unpacked_ids(packed.tokens))

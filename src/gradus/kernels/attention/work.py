@@ -30,6 +30,7 @@ and their partial results go to the places from `partial` on. No tokens: nothing
 Moves 12 bytes per sequence and program in, 36 bytes per item out: microseconds, once per step.
 """
 
+from functools import cache
 from typing import Any
 
 import torch
@@ -39,13 +40,25 @@ from torch import Tensor
 from triton.compiler import CompiledKernel
 from triton.language import constexpr, tensor
 
-from gradus.device.capability import capability
+from gradus.device.capability import Capability, capability
 from gradus.kernels.attention.launch import Launch
-from gradus.kernels.core.occupancy import live_programs
 
 ITEM = constexpr(9)  # numbers
 ENTRIES = constexpr(16)  # items that one program of the planning kernel writes
 LONG = constexpr(256)  # keys: beyond, more programs than one per multiprocessor are worth it
+
+
+@cache
+def live_programs(kernel: Any, able: Capability) -> int:
+    """Count the programs of a compiled kernel that one multiprocessor runs at once.
+
+    A program takes registers, shared memory and warps: only the compiled kernel knows how many of each, and another
+    compiler, or another GPU, makes another number of it. kernel: what Triton returns of a launch. It is loaded onto the
+    current GPU, since only then are registers known.
+    """
+    kernel.run  # noqa: B018  # loads
+    taken = kernel.metadata
+    return able.programs(warps=taken.num_warps, shared=taken.shared, registers=kernel.n_regs)
 
 
 class Work:

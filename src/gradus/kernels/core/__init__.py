@@ -5,7 +5,6 @@ gluon.py        load kernels in Gluon, where this Triton's is compatible
 overlap.py      launches that start while the ones before them drain (programmatic dependent launch)
 compilers.py    which kernels a start compiles, and which of them are cached
 compiling.py    compile them all in parallel before a model is rehearsed
-occupancy.py    how many programs of a compiled kernel a multiprocessor runs at once
 tuning.py       the fastest launches that were measured on a device
 counters.py     counters that identify the last of several programs
 view.py         a model's modules under other classes, on the same weights

@@ -11,9 +11,11 @@ depend on the device's name and the product's shape alone, so all ranks of a mod
 
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from importlib.resources import files
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, ClassVar, NamedTuple, Self
 
 import torch
 
@@ -22,61 +24,78 @@ from gradus.device.capability import Capability, capability
 Shape = tuple[int, int]  # [n, k]
 Launches = dict[Shape, tuple[Any, ...]]  # one per number of rows, or of the first ones
 
-
-class Table(Protocol):
-    """The launches measured on a device."""
-
-    @property
-    def device(self) -> str: ...
-
-    @property
-    def capability(self) -> Capability: ...
+KINDS: dict[str, type] = {}
+"""Launches by the names that files give them. Each room adds its own."""
 
 
-Stored = TypeVar("Stored", bound=Table)
+@dataclass(frozen=True)
+class Measured:
+    """A device's file, of the folder `measured` in `package`. Subclass for a package.
+
+    rows: numbers of rows that were measured, ascending; others take the next of them. launches: by scheme; or of the
+    product alone ("launches") and with something fused in ("fused").
+    """
+
+    package: ClassVar[str]
+
+    device: str
+    capability: Capability
+    rows: tuple[int, ...]
+    launches: dict[str, Launches]
+
+    @classmethod
+    def read(cls, stored: Mapping[str, Any]) -> Self:
+        if "schemes" in stored:
+            found = {scheme: launches_of(matrices, "launches") for scheme, matrices in stored["schemes"].items()}
+        else:
+            found = {column: launches_of(stored["matrices"], column) for column in ("launches", "fused")}
+        return cls(stored["device"], Capability(*stored["capability"]), tuple(stored["rows"]), found)
+
+    @classmethod
+    def files(cls) -> list[Self]:
+        """Read all files, in the order of their names."""
+        found = sorted(files(cls.package).joinpath("measured").iterdir(), key=lambda file: file.name)
+        return [cls.read(json.loads(each.read_text(encoding="utf-8"))) for each in found if each.name.endswith(".json")]
+
+    @classmethod
+    def matching(cls, name: str, able: Capability) -> Self | None:
+        """Return the table of this device, or of the first one (by file name) with its capability."""
+        tables = cls.files()
+        same = [table for table in tables if table.device == name]
+        alike = [table for table in tables if table.capability == able]
+        return next(iter(same + alike), None)
+
+    @classmethod
+    def of(cls, device: torch.device) -> Self | None:
+        """Return a GPU's table; none of a CPU, where Triton interprets."""
+        if device.type != "cuda":
+            return None
+        return cls.matching(torch.cuda.get_device_name(device), capability(device))
+
+    def nearest(self, use: str, m: int, n: int, k: int, among: Iterable[Shape] | None = None) -> Any:
+        """Return the launch for m rows of the nearest measured matrix; None for the library, and if there is none.
+
+        among: the matrices to choose from; None: all that were measured with that many rows.
+        """
+        launches, place = self.launches[use], bisect_left(self.rows, m)
+        shapes = [shape for shape in among or launches if m > 0 and place < len(launches[shape])]
+        if not shapes:
+            return None
+        return launches[min(shapes, key=lambda shape: abs(math.log(shape[0] / n)) + abs(math.log(shape[1] / k)))][place]
 
 
-def tables_of(package: str, read: Callable[[dict[str, Any]], Stored]) -> tuple[Stored, ...]:
-    """Read the files of a package's folder `measured`, in the order of their names."""
-    found = sorted(files(package).joinpath("measured").iterdir(), key=lambda file: file.name)
-    return tuple(read(json.loads(file.read_text(encoding="utf-8"))) for file in found if file.name.endswith(".json"))
-
-
-def table_of(device: torch.device, tables: Iterable[Stored]) -> Stored | None:
-    """Return a GPU's table; none of a CPU, where Triton interprets."""
-    if device.type != "cuda":
-        return None
-    return matching(tables, torch.cuda.get_device_name(device), capability(device))
-
-
-def matching(tables: Iterable[Stored], name: str, able: Capability) -> Stored | None:
-    """Return the table of this device, or of the first one (by file name) with its capability."""
-    tables = list(tables)
-    same = [table for table in tables if table.device == name]
-    alike = [table for table in tables if table.capability == able]
-    return next(iter(same + alike), None)
-
-
-def nearest(shapes: Iterable[Shape], n: int, k: int) -> Shape:
-    """Return the shape with the smallest log-ratio to [n, k]."""
-    return min(shapes, key=lambda shape: abs(math.log(shape[0] / n)) + abs(math.log(shape[1] / k)))
-
-
-def launches_of(matrices: list[dict[str, Any]], column: str, kinds: Mapping[str, type]) -> Launches:
+def launches_of(matrices: list[dict[str, Any]], column: str) -> Launches:
     """Read a column of launches, by matrix."""
-    return {
-        (matrix["n"], matrix["k"]): tuple(each and launch_of(each, kinds) for each in matrix[column])
-        for matrix in matrices
-    }
+    return {(each["n"], each["k"]): tuple(one and launch_of(one) for one in each[column]) for each in matrices}
 
 
-def launch_of(stored: Mapping[str, Any], kinds: Mapping[str, type]) -> Any:
+def launch_of(stored: Mapping[str, Any]) -> Any:
     """Read a launch: {"kind": "gemv", "rows": 2, "columns": 256, "warps": 1}."""
     fields = dict(stored)
-    return kinds[fields.pop("kind")](**fields)
+    return KINDS[fields.pop("kind")](**fields)
 
 
-def stored_form(launch: NamedTuple, kinds: Mapping[str, type]) -> dict[str, Any]:
+def stored_form(launch: NamedTuple) -> dict[str, Any]:
     """Return what `launch_of` reads."""
-    kind = next(name for name, kind in kinds.items() if type(launch) is kind)
+    kind = next(name for name, kind in KINDS.items() if type(launch) is kind)
     return {"kind": kind, **launch._asdict()}

@@ -9,9 +9,8 @@ residual stream is part of every product except the library's.
 Matrices side by side that are kept in different ways (`SideBySide`) have no twin: each part has its own.
 """
 
-from collections.abc import Callable
 from functools import cache
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -24,10 +23,10 @@ from gradus.kernels.linear.epilogue import Norm
 from gradus.kernels.quantized import gguf
 from gradus.kernels.quantized.eight_bits import EightBitWeights, eight_bit_product, library_product
 from gradus.kernels.quantized.hopper_launch import is_aligned, launch_for
-from gradus.kernels.quantized.int4 import Int4Weights, int4_product, widened_product
-from gradus.kernels.quantized.pieces import piece_rows
-from gradus.kernels.quantized.quantize import Rounded, quantize, quantize_gated
-from gradus.kernels.quantized.tile import TileLaunch, result
+from gradus.kernels.quantized.int4 import Int4Weights, int4_product
+from gradus.kernels.quantized.pieces import piece_rows, product_in_pieces
+from gradus.kernels.quantized.quantize import Rounded, quantize
+from gradus.kernels.quantized.tile import Around, TileLaunch, result
 from gradus.kernels.quantized.tile_tables import Scheme, choose_tile
 from gradus.kernels.rows.activation import activation as activate_rows
 from gradus.kernels.rows.activation import gated_activation
@@ -46,7 +45,7 @@ FUSED_ROWS = 64  # up to here an activation is part of the product before it
 
 
 class FusedQuantized(Twin, QuantizedLinear):
-    """Subclass: `scheme`, `product`, `after_norm`."""
+    """Subclass: `scheme`, `operand`, `by_tiles`, `by_library`, `operand_bytes`."""
 
     scheme: ClassVar[Scheme]
     hands_over = False
@@ -77,13 +76,26 @@ class FusedQuantized(Twin, QuantizedLinear):
         n = sum(self.out_features)
         if not m:
             return result(x, m, n // 2 if gated else n, x.dtype, padded=head)
-        launch = self.launch(m, x.dtype, x.device, gated)
-        return self.product(x, norm, launch, padded=head, bias=self.bias, **around)
+        launch, operand = self.launch(m, x.dtype, x.device, gated), self.operand(x, norm)
+        if launch is not None:
+            around["counters"] = self.counters
+            return self.by_tiles(operand, x.dtype, launch, padded=head, bias=self.bias, **around)
+        activation = around.pop("activation", None)
+        around.pop("gated", None)
+        out = self.by_library(operand, x.dtype, padded=head, bias=self.bias, **around)
+        if activation is None:
+            return out
+        return gated_activation(out, activation) if gated else activate_rows(out, activation)
 
-    def product(
-        self, x: Tensor, norm: RMSNorm | nn.LayerNorm | None, launch: TileLaunch | None, *, padded: bool, **around: Any
-    ) -> Tensor:
-        """around: bias, and activation, gated or residual. A launch that is None is the library's."""
+    def operand(self, x: Tensor, norm: RMSNorm | nn.LayerNorm | None) -> Any:
+        """Return norm(x), [m, K], as products take it."""
+        return x if norm is None else norm.forward(x)
+
+    def by_tiles(self, x: Any, dtype: torch.dtype, launch: TileLaunch, **around: Unpack[Around]) -> Tensor:
+        raise NotImplementedError
+
+    def by_library(self, x: Any, dtype: torch.dtype, **around: Unpack[Around]) -> Tensor:
+        """around: bias, residual and padded."""
         raise NotImplementedError
 
     def launch(self, m: int, dtype: torch.dtype, device: torch.device, gated: bool = False) -> TileLaunch | None:
@@ -101,30 +113,40 @@ class FusedQuantized(Twin, QuantizedLinear):
         raise NotImplementedError
 
 
-@twin_of(Int4Linear)
-class FusedInt4(FusedQuantized, Int4Linear):
-    scheme = "int4"
+class FusedPacked(FusedQuantized):
+    """A matrix that is unpacked on its way to the product, or before it, in pieces. Subclass: `weights`, `by_tiles`."""
 
-    def __init__(self, part: Int4Linear) -> None:
-        super().__init__(part)
-        self.weights = Int4Weights(part.words, part.pairs, part.kind)
+    weights: Int4Weights | gguf.Blocks
 
-    def product(
-        self, x: Tensor, norm: RMSNorm | nn.LayerNorm | None, launch: TileLaunch | None, *, padded: bool, **around: Any
-    ) -> Tensor:
-        x = x if norm is None else norm.forward(x)
-        x = x if self.order is None else x.index_select(1, self.order)
-        if launch is None:
-            return activated(widened_product, x, self.weights, padded=padded, **around)
-        return int4_product(x, self.weights, launch, padded=padded, counters=self.counters, **around)
+    def by_library(self, x: Tensor, dtype: torch.dtype, **around: Unpack[Around]) -> Tensor:
+        return product_in_pieces(x, self.weights, **around)
 
     def operand_bytes(self, m: int, launch: TileLaunch | None, dtype: torch.dtype) -> int:
         n, k = sum(self.out_features), self.in_features
         return piece_rows(n, k, dtype.itemsize) * k * dtype.itemsize if launch is None else 0
 
 
+@twin_of(Int4Linear)
+class FusedInt4(FusedPacked, Int4Linear):
+    scheme = "int4"
+    weights: Int4Weights
+
+    def __init__(self, part: Int4Linear) -> None:
+        super().__init__(part)
+        self.weights = Int4Weights(part.words, part.pairs, part.kind)
+
+    def operand(self, x: Tensor, norm: RMSNorm | nn.LayerNorm | None) -> Tensor:
+        x = super().operand(x, norm)
+        return x if self.order is None else x.index_select(1, self.order)
+
+    def by_tiles(self, x: Tensor, dtype: torch.dtype, launch: TileLaunch, **around: Unpack[Around]) -> Tensor:
+        return int4_product(x, self.weights, launch, **around)
+
+
 @twin_of(GGUFLinear)
-class FusedGGUF(FusedQuantized, GGUFLinear):
+class FusedGGUF(FusedPacked, GGUFLinear):
+    weights: gguf.Blocks
+
     def __init__(self, part: GGUFLinear) -> None:
         super().__init__(part)
         self.weights = gguf.Blocks(part.blocks, part.format)
@@ -135,17 +157,8 @@ class FusedGGUF(FusedQuantized, GGUFLinear):
         outputs = sum(self.out_features) // (2 if gated else 1)
         return gguf.launch_for(m, outputs, self.in_features, multiprocessors(device))
 
-    def product(
-        self, x: Tensor, norm: RMSNorm | nn.LayerNorm | None, launch: TileLaunch | None, *, padded: bool, **around: Any
-    ) -> Tensor:
-        x = x if norm is None else norm.forward(x)
-        if launch is None:
-            return activated(gguf.widened_blocks_product, x, self.weights, padded=padded, **around)
-        return gguf.gguf_product(x, self.weights, launch, padded=padded, counters=self.counters, **around)
-
-    def operand_bytes(self, m: int, launch: TileLaunch | None, dtype: torch.dtype) -> int:
-        n, k = sum(self.out_features), self.in_features
-        return piece_rows(n, k, dtype.itemsize) * k * dtype.itemsize if launch is None else 0
+    def by_tiles(self, x: Tensor, dtype: torch.dtype, launch: TileLaunch, **around: Unpack[Around]) -> Tensor:
+        return gguf.gguf_product(x, self.weights, launch, **around)
 
 
 @twin_of(Embedding)
@@ -167,34 +180,29 @@ class FusedLookup(Twin, Embedding):
 
 
 class FusedEightBits(FusedQuantized):
-    """Subclass: `kind`, `group`, `weights`."""
+    """Subclass: `kind`, `group`."""
 
     kind: ClassVar[torch.dtype]
     group: ClassVar[int | None] = None
     """Activations with one scale; None is a whole row."""
-    weights: EightBitWeights
     gate: str | None = None
     """The activation that the previous product leaves to this one."""
 
-    def product(
-        self, x: Tensor, norm: RMSNorm | nn.LayerNorm | None, launch: TileLaunch | None, *, padded: bool, **around: Any
-    ) -> Tensor:
-        before = None if norm is None else Norm(norm.weight, getattr(norm, "bias", None), norm.eps)
+    def __init__(self, part: Int8Linear | Fp8Linear | Fp8BlockLinear) -> None:
+        super().__init__(part)
+        self.weights = EightBitWeights(part.values, part.scales, getattr(part, "block_of_row", None))
+
+    def operand(self, x: Tensor, norm: RMSNorm | nn.LayerNorm | None) -> Rounded:
         if self.gate is not None and x.shape[1] == 2 * self.in_features:
-            rounded = quantize_gated(x, self.kind, self.gate)
-        else:
-            rounded = quantize(x, self.kind, self.group, before)
-        if launch is None:
-            return activated(self.by_library, rounded, x.dtype, **around)
-        return self.by_tiles(rounded, x.dtype, launch, padded=padded, **around)
+            return quantize(x, self.kind, activation=self.gate)
+        before = None if norm is None else Norm(norm.weight, getattr(norm, "bias", None), norm.eps)
+        return quantize(x, self.kind, self.group, before)
 
-    def by_tiles(self, x: Rounded, dtype: torch.dtype, launch: TileLaunch, **around: Any) -> Tensor:
-        return eight_bit_product(x, self.weights, dtype, launch, counters=self.counters, **around)
+    def by_tiles(self, x: Rounded, dtype: torch.dtype, launch: TileLaunch, **around: Unpack[Around]) -> Tensor:
+        return eight_bit_product(x, self.weights, dtype, launch, **around)
 
-    def by_library(
-        self, x: Rounded, dtype: torch.dtype, *, bias: Tensor | None = None, residual: Tensor | None = None
-    ) -> Tensor:
-        out = library_product(x, self.weights, dtype, bias)
+    def by_library(self, x: Rounded, dtype: torch.dtype, **around: Unpack[Around]) -> Tensor:
+        out, residual = library_product(x, self.weights, dtype, around.get("bias")), around.get("residual")
         return out if residual is None else residual.add_(out)
 
     def operand_bytes(self, m: int, launch: TileLaunch | None, dtype: torch.dtype) -> int:
@@ -209,10 +217,9 @@ class FusedInt8(FusedEightBits, Int8Linear):
 
     def __init__(self, part: Int8Linear) -> None:
         super().__init__(part)
-        self.weights = EightBitWeights(part.values, part.scales)
         self.hopper = hopper_products(part.values.device)
 
-    def by_tiles(self, x: Rounded, dtype: torch.dtype, launch: TileLaunch, **around: Any) -> Tensor:
+    def by_tiles(self, x: Rounded, dtype: torch.dtype, launch: TileLaunch, **around: Unpack[Around]) -> Tensor:
         """Multiply by tiles; a prompt on Hopper by its own kernel, if only the residual sum is fused."""
         residual, padded = around.get("residual"), around["padded"]
         more = any(around.get(name) is not None for name in ("bias", "activation"))
@@ -243,18 +250,10 @@ def hopper_products(device: torch.device) -> "HopperProducts | None":
 class FusedFp8(FusedEightBits, Fp8Linear):
     scheme, kind = "fp8", E4M3
 
-    def __init__(self, part: Fp8Linear) -> None:
-        super().__init__(part)
-        self.weights = EightBitWeights(part.values, part.scales)
-
 
 @twin_of(Fp8BlockLinear)
 class FusedFp8Block(FusedEightBits, Fp8BlockLinear):
     scheme, kind, group = "fp8-block", E4M3, BLOCK
-
-    def __init__(self, part: Fp8BlockLinear) -> None:
-        super().__init__(part)
-        self.weights = EightBitWeights(part.values, part.scales, part.block_of_row)
 
 
 def hand_gates_over(model: Model) -> None:
@@ -286,13 +285,3 @@ def scratch_bytes(model: Model, rows: int, sampled: int, dtype: torch.dtype, dev
             here = sampled if twin.matrix_id.role == "head" else rows
             most = max(most, *(twin.scratch_bytes(min(count, here), dtype, device) for count in (FUSED_ROWS, here)))
     return most
-
-
-def activated(
-    product: Callable[..., Tensor], *operands: Any, activation: str | None = None, gated: bool = False, **around: Any
-) -> Tensor:
-    """A library's product, and the activation in a launch of its own."""
-    out = product(*operands, **around)
-    if activation is None:
-        return out
-    return gated_activation(out, activation) if gated else activate_rows(out, activation)

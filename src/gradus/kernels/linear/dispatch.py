@@ -24,28 +24,24 @@ streamed_rows = in_gluon("linear.streamed_rows", "streamed_rows")
 def choose(m: int, n: int, k: int, device: torch.device) -> Launch | None:
     """Choose how to multiply [m, k] by a 16-bit matrix [n, k]: a launch of this project's kernels; None for cuBLAS."""
     launch = table_of(device).choose(m, n, k)
-    if isinstance(launch, StreamedLaunch):
-        return _streamed(launch, m, n, k)
-    return None if isinstance(launch, FewRowsLaunch) and few_rows is None else launch
-
-
-def _streamed(launch: StreamedLaunch, m: int, n: int, k: int) -> StreamedLaunch | GemvLaunch | None:
-    """Return that launch, or an unmeasured device's where Gluon is missing or a matrix row is not a multiple of 16
-    bytes.
-    """
-    return Unmeasured().fused(m, n, k) if streamed_gemv is None or k % VECTOR else launch
+    return launch if isinstance(launch, SplitKLaunch) else _there(launch, m, n, k)
 
 
 @cache
 def choose_fused(m: int, n: int, k: int, gated: bool, device: torch.device) -> FusedLaunch | None:
     """Choose how to multiply [m, k] by a 16-bit matrix [n, k] with something fused in; None if separate is faster."""
-    launch = table_of(device).fused(m, n, k)
-    if isinstance(launch, StreamedLaunch):
-        launch = _streamed(launch, m, n, k)
-    if isinstance(launch, FewRowsLaunch) and few_rows is None:
-        return None
+    launch = _there(table_of(device).fused(m, n, k), m, n, k)
     # with a gate, a program reads two rows of weights for an output
     return launch._replace(rows=max(1, launch.rows // 2)) if isinstance(launch, GemvLaunch) and gated else launch
+
+
+def _there(launch: FusedLaunch | None, m: int, n: int, k: int) -> FusedLaunch | None:
+    """Return that launch if there is its kernel, which Gluon may be missing for. In the place of a stream, which also
+    needs matrix rows of multiples of 16 bytes, an unmeasured device's launch.
+    """
+    if isinstance(launch, StreamedLaunch) and (streamed_gemv is None or k % VECTOR):
+        return Unmeasured().fused(m, n, k)
+    return None if isinstance(launch, FewRowsLaunch) and few_rows is None else launch
 
 
 def fused_linear(x: Tensor, weight: Tensor, launch: FusedLaunch, **fusions: Unpack[Fusions]) -> Tensor:

@@ -1,7 +1,9 @@
 """A product's neighbors in its kernel: the norm before it; bias, activation, gate and residual sum after it.
 
 A kernel loads the bias and the residual where that hides their latency: `gemv.py` and the streamed kernels before their
-weights have arrived, kernels of tiles when their sums are complete (`finish_tile`). All end in `finish`.
+weights have arrived, kernels of tiles when their sums are complete (`splits.finish_tile`). All end in `finish`.
+
+With a gate, rows 0 … N - 1 are the gate's and rows N … 2 N - 1 are up's; a program owns both rows of an output.
 """
 
 from typing import NamedTuple, TypedDict
@@ -59,20 +61,6 @@ def finish(
     if GATED:
         sums *= ups + up_bias
     tl.store(out, (sums + residual).to(out.dtype.element_ty), mask=inside)
-
-
-@triton.jit
-def finish_tile(
-    sums: tensor, ups: tensor, n: tensor, here: tensor, inside_n: tensor, inside: tensor, bias_ptr: tensor,
-    residual_ptr: tensor, out_ptr: tensor, N: int, ACTIVATION: constexpr, GATED: constexpr,
-) -> None:  # fmt: skip
-    """Finish a tile [outputs n, rows]. here: its places in out and in the residual."""
-    bias = vector(bias_ptr, n, inside_n)[:, None]
-    up_bias = bias
-    if GATED:
-        up_bias = vector(bias_ptr, N + n, inside_n)[:, None]
-    residual = vector(residual_ptr, here, inside)
-    finish(sums, ups, bias, up_bias, residual, out_ptr + here, inside, ACTIVATION, GATED)
 
 
 class Operands(NamedTuple):

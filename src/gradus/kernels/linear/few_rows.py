@@ -12,14 +12,13 @@ A program must be short between its wait for the previous launch and its end:
   no shared memory, no barrier. In Triton itself both would pass through shared memory, since there `tl.dot` chooses
   where its operands lie; so this is written in Gluon, Triton's lower level, where a layout is part of a type.
 - *A warp normalizes its own columns of x*, in the registers where it multiplies them. RMSNorm's factor is put off to
-  the end, as in `gemv.py`: W (x / rms(x) * g) = (W (g x)) / rms(x).
+  the end, as in `gemv.py`.
 - *One exchange through shared memory*, of sums and squares together, behind one barrier.
 - *Several sums in turn*, SUMS of them: a product waits for the sum that it adds to, for longer than it takes to issue.
 
 g x is rounded to x's dtype before the product, as the result of a norm in a launch of its own is. Sums are float32.
 
-Bytes: N K of weights, once; x (M K) comes from the cache. Layout: weight [N, K] row-major, x [M, K], out [M, N]. With a
-gate, rows 0 … N - 1 are the gate's and rows N … 2 N - 1 are up's; a program owns both rows of an output.
+Bytes: N K of weights, once; x (M K) comes from the cache. Layout: weight [N, K] row-major, x [M, K], out [M, N].
 """
 
 from typing import Unpack

@@ -13,7 +13,6 @@ sum of x² is gathered on the way. A LayerNorm needs the mean first, so x must f
 norm, from a row that is in the cache: cheaper than a launch.
 
 Bytes: N K of weights, once; x (M K) and the vectors are read from the cache. Layout: weight [N, K] row-major, x [M, K].
-With a gate, rows 0 … N - 1 are the gate's and rows N … 2 N - 1 are up's; a program owns both rows of an output.
 """
 
 from typing import Unpack

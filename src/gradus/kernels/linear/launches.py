@@ -4,6 +4,7 @@ import math
 from typing import NamedTuple
 
 from gradus.device.capability import KIB
+from gradus.kernels.core.tuning import KINDS
 
 FEW_ROWS = 4  # of `gemv`
 MOST_ROWS = 16  # of `few_rows`
@@ -76,14 +77,7 @@ class StreamedLaunch(NamedTuple):
         return self.row_warps * self.column_warps
 
     def slices(
-        self,
-        outputs: int,
-        k: int,
-        gated: bool,
-        processors: int,
-        shared_memory: int,
-        rows: int = 1,
-        normed: bool = True,
+        self, outputs: int, k: int, gated: bool, processors: int, shared_memory: int, rows: int = 1, normed: bool = True
     ) -> Slices:
         """Divide outputs of k columns on a device. processors: its multiprocessors. shared_memory: bytes per program.
 
@@ -99,3 +93,6 @@ class StreamedLaunch(NamedTuple):
         room = min(self.kilobytes * KIB, shared_memory - sums)
         stages = max(1, min(groups * math.ceil(k / self.columns), room // tile))
         return Slices(programs, groups, stages, stages * tile + sums)
+
+
+KINDS.update(gemv=GemvLaunch, few_rows=FewRowsLaunch, streamed=StreamedLaunch, splitk=SplitKLaunch)

@@ -42,6 +42,18 @@ def indices(COUNT: constexpr, DIM: constexpr, LAYOUT: constexpr, RANK: constexpr
     return numbers
 
 
+@gluon.jit
+def normed(x: tensor, gain: tensor, dtype: constexpr) -> tensor:
+    """Normalize parts of rows in dtype, except for an RMSNorm's factor; return them and each thread's squares."""
+    parts: tensor = ()
+    squares = gl.zeros_like(x[0], dtype=gl.float32)
+    for part in gl.static_range(len(x)):
+        wide = x[part].to(gl.float32)
+        squares += wide * wide
+        parts += ((wide * gain[part].to(gl.float32)).to(dtype),)
+    return parts, squares
+
+
 # -- sums that meet in shared memory -----------------------------------------------------------------------------------
 
 

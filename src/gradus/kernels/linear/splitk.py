@@ -17,9 +17,9 @@ from triton.language import constexpr, tensor
 
 from gradus.kernels.core.counters import Counters, counters_of
 from gradus.kernels.core.overlap import let_next_start, starts_early, wait_for_previous
-from gradus.kernels.linear.epilogue import Operands, finish_tile
+from gradus.kernels.linear.epilogue import Operands
 from gradus.kernels.linear.launches import SplitKLaunch
-from gradus.kernels.linear.splits import arrives_last, leave, total
+from gradus.kernels.linear.splits import finish_tile
 
 MOST_ROWS = 64
 
@@ -52,16 +52,10 @@ def splitk_kernel(
         weight += BLOCK_K
         x += BLOCK_K
 
-    inside = inside_m & inside_n
-    here = m[None, :] * N + n[:, None]
-    last = True
-    if partial_ptr is not None:
-        leave(sums, here, inside, partial_ptr, M * N)
-        last = arrives_last(arrived_ptr, tl.program_id(0))
-    if last:
-        if partial_ptr is not None:
-            sums = total(sums, here, inside, partial_ptr, M * N)
-        finish_tile(sums, sums, n, here, n < N, inside, bias_ptr, residual_ptr, out_ptr, N, None, False)
+    finish_tile(
+        sums, sums, n, m, n < N, inside_m & inside_n, tl.program_id(0), partial_ptr, arrived_ptr, None, None,
+        bias_ptr, residual_ptr, out_ptr, M, N, None, None, False,
+    )  # fmt: skip
 
 
 def splitk(

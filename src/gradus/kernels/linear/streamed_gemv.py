@@ -12,12 +12,11 @@ through all launches, and a launch waits for its row, not for its weights.
 - *A thread multiplies what it copied itself*: eight lanes are side by side on a row, 128 bytes, and four on the next
   rows, so that a warp reads 512 bytes of shared memory without a conflict of banks.
 - *x stays in registers*, normalized, for all rows of the slice. RMSNorm's factor is put off to the end, as in
-  `gemv.py`: W (x / rms(x) * g) = (W (g x)) / rms(x).
+  `gemv.py`.
 - *One exchange through shared memory*, of all sums of the slice and of the squares.
 
 Products and sums are float32. Slices are balanced: they differ by one output. Bytes: N K of weights, once; x (K) and
-the vectors come from the cache. Layout: weight [N, K] row-major, K a multiple of 8, x [1, K], out [1, N]. With a gate,
-rows 0 … N - 1 are the gate's and rows N … 2 N - 1 are up's; a program owns both rows of an output.
+the vectors come from the cache. Layout: weight [N, K] row-major, K a multiple of 8, x [1, K], out [1, N].
 """
 
 from functools import cache
@@ -37,7 +36,7 @@ from gradus.kernels.linear.epilogue import Fusions, Operands, finish, vector
 from gradus.kernels.linear.launches import LANES as LANES_SIDE_BY_SIDE
 from gradus.kernels.linear.launches import VECTOR as VALUES_AT_ONCE
 from gradus.kernels.linear.launches import Slices, StreamedLaunch
-from gradus.kernels.linear.layouts import indices, one_by_one
+from gradus.kernels.linear.layouts import indices, normed, one_by_one
 
 LANES = constexpr(LANES_SIDE_BY_SIDE)
 VECTOR = constexpr(VALUES_AT_ONCE)
@@ -103,7 +102,7 @@ def streamed_gemv_kernel(
     onto = vector(residual_ptr, output, inside)
     squares = gl.allocate_shared_memory(gl.float32, [COLUMN_WARPS], one_by_one(1))
     if gain_ptr is not None:
-        x, square = _normed(x, gain)
+        x, square = normed(x, gain, gl.float32)
         squares.store(gl.sum(gl.sum(gl.sum(square, 3), 2), 0))
     sums = gl.allocate_shared_memory(gl.float32, [MATRICES * PLACES, ROWS, COLUMN_WARPS], one_by_one(2))
     for group in range(GROUPS):
@@ -187,18 +186,6 @@ def _row(pointer: tensor, K: constexpr, ROW_WARPS: constexpr, COLUMN_WARPS: cons
         column = (warp * LANES + indices(LANES, 2, HERE, 4)) * VECTOR
         parts += (gl.load(pointer + (column + indices(VECTOR, 3, HERE, 4)), mask=column < K, other=0.0),)
     return parts
-
-
-@gluon.jit
-def _normed(x: tensor, gain: tensor) -> tensor:
-    """Normalize the row in float32, except for an RMSNorm's factor; return it and each thread's part of its squares."""
-    parts: tensor = ()
-    squares = gl.zeros_like(x[0], dtype=gl.float32)
-    for part in gl.static_range(len(x)):
-        wide = x[part].to(gl.float32)
-        squares += wide * wide
-        parts += (wide * gain[part].to(gl.float32),)
-    return parts, squares
 
 
 def streamed_gemv(x: Tensor, weight: Tensor, launch: StreamedLaunch, **fusions: Unpack[Fusions]) -> Tensor:

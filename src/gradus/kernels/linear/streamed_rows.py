@@ -7,7 +7,7 @@ in groups of a tile's height. It asks for a ring of tiles before it waits for th
 
 - *K is split over a program's warps*: each has a tile's columns of its own, and adds up a product of its own.
 - *With a norm, x stays in registers* for all groups, normalized, in the order in which the matrix units read it.
-  RMSNorm's factor is put off to the end, as in `gemv.py`: W (x / rms(x) * g) = (W (g x)) / rms(x).
+  RMSNorm's factor is put off to the end, as in `gemv.py`.
 - *Without one, x is streamed with the weights*, tile by tile, once the wait is over: a down projection's rows are long,
   and registers are few if the next launch is to fit on the same multiprocessor.
 - *A lane reads 16 bytes of a row at once*, eight columns of two products. Two rows that are read together lie in
@@ -32,7 +32,7 @@ from gradus.kernels.core.overlap import let_next_start, starts_early, wait_for_p
 from gradus.kernels.linear.epilogue import Fusions, Operands, finish, vector
 from gradus.kernels.linear.launches import MOST_STREAMED_ROWS, WARP_COLUMNS, StreamedLaunch
 from gradus.kernels.linear.launches import VECTOR as VALUES_AT_ONCE
-from gradus.kernels.linear.layouts import by_output, indices, products, scale_of, shared
+from gradus.kernels.linear.layouts import by_output, indices, normed, products, scale_of, shared
 from gradus.kernels.linear.streamed_gemv import slices_on
 
 VECTOR = constexpr(VALUES_AT_ONCE)
@@ -93,14 +93,15 @@ def streamed_rows_kernel(
     for _ in gl.static_range(PARTS * MATRICES):
         tiles += (gl.allocate_shared_memory(weight_ptr.dtype.element_ty, shape, halves()),)
     for step in range(STAGES):
-        _copy(tiles, weights, up_weights, step, outputs, K, MATRICES, OUTPUTS, WARPS, PARTS, STEPS, STAGES)
+        first_row = step // STEPS * OUTPUTS
+        _copy(tiles, weights, up_weights, step, first_row, outputs, K, MATRICES, OUTPUTS, WARPS, PARTS, STEPS, STAGES)
         async_copy.commit_group()
     gain = _row(gain_ptr, 1, K, 1, WARPS, PARTS * STEPS) if gain_ptr is not None else ()
     wait_for_previous(PDL)  # weights are on their way; x and the residual are the previous kernel's
     x: tensor = ()
     scale = 1.0
     if gain_ptr is not None:
-        x, squares = _normed(_row(x_ptr, M, K, ROWS, WARPS, PARTS * STEPS), gain)
+        x, squares = normed(_row(x_ptr, M, K, ROWS, WARPS, PARTS * STEPS), gain, x_ptr.dtype.element_ty)
         scale = scale_of(squares, eps, K, LAST)
     else:
         x = _streamed_rows(x_ptr, M, K, ROWS, WARPS, PARTS, STEPS, STAGES)
@@ -127,22 +128,22 @@ def streamed_rows_kernel(
 
 @gluon.jit
 def _copy(
-    tiles: tensor, weights: tensor, up_weights: tensor, step: tensor, outputs: tensor,
-    K: constexpr, MATRICES: constexpr, OUTPUTS: constexpr, WARPS: constexpr, PARTS: constexpr, STEPS: constexpr,
+    tiles: tensor, weights: tensor, up_weights: tensor, step: tensor, first: tensor, rows: tensor,
+    K: constexpr, MATRICES: constexpr, ROWS: constexpr, WARPS: constexpr, PARTS: constexpr, STEPS: constexpr,
     STAGES: constexpr,
 ) -> None:  # fmt: skip
-    """Request that step's tile; zeros beyond the slice and beyond K.
+    """Request that step's tile, of weights from row `first` on, or of x; zeros beyond `rows` and beyond K.
 
     Each part has its own allocation: after a write to one, even to another tile, the compiler would make all threads
     wait before a second write.
     """
     HERE: constexpr = copies(WARPS)
-    output = step // STEPS * OUTPUTS + indices(OUTPUTS, 1, HERE)
+    row = first + indices(ROWS, 1, HERE)
     for part in gl.static_range(PARTS):
         warp = (step % STEPS * PARTS + part) * WARPS + indices(WARPS, 0, HERE)
         column = warp * COLUMNS_OF_WARP + indices(COLUMNS_OF_WARP, 2, HERE)
-        inside = (output < outputs) & (column < K)
-        at = output * K + column
+        inside = (row < rows) & (column < K)
+        at = row * K + column
         for matrix in gl.static_range(MATRICES):
             async_copy.async_copy_global_to_shared(
                 tiles[part * MATRICES + matrix].index(step % STAGES),
@@ -162,24 +163,9 @@ def _streamed_rows(
     for _ in gl.static_range(PARTS):
         x += (gl.allocate_shared_memory(x_ptr.dtype.element_ty, shape, halves()),)
     for step in range(STAGES):
-        _copy_rows(x, x_ptr, M, step, K, ROWS, WARPS, PARTS, STEPS, STAGES)
+        _copy(x, x_ptr, x_ptr, step, 0, M, K, 1, ROWS, WARPS, PARTS, STEPS, STAGES)
         async_copy.commit_group()
     return x
-
-
-@gluon.jit
-def _copy_rows(
-    tiles: tensor, x_ptr: tensor, M: int, step: tensor,
-    K: constexpr, ROWS: constexpr, WARPS: constexpr, PARTS: constexpr, STEPS: constexpr, STAGES: constexpr,
-) -> None:  # fmt: skip
-    """Request the columns of x that multiply that step's tile; zeros beyond M and beyond K."""
-    HERE: constexpr = copies(WARPS)
-    row = indices(ROWS, 1, HERE)
-    for part in gl.static_range(PARTS):
-        warp = (step % STEPS * PARTS + part) * WARPS + indices(WARPS, 0, HERE)
-        column = warp * COLUMNS_OF_WARP + indices(COLUMNS_OF_WARP, 2, HERE)
-        inside = (row < M) & (column < K)
-        async_copy.async_copy_global_to_shared(tiles[part].index(step % STAGES), x_ptr + (row * K + column), inside)
 
 
 @gluon.jit
@@ -203,10 +189,10 @@ def _multiply(
             if GROUPS * STEPS > STAGES:  # noqa: SIM102  # Triton 3.6 fails at an `if` that never holds
                 if step + STAGES < GROUPS * STEPS:
                     _copy(
-                        tiles, weights, up_weights, step + STAGES, outputs,
+                        tiles, weights, up_weights, step + STAGES, (step + STAGES) // STEPS * OUTPUTS, outputs,
                         K, MATRICES, OUTPUTS, WARPS, PARTS, STEPS, STAGES,
                     )  # fmt: skip
-                    _copy_rows(x, x_ptr, M, step + STAGES, K, ROWS, WARPS, PARTS, STEPS, STAGES)
+                    _copy(x, x_ptr, x_ptr, step + STAGES, 0, M, K, 1, ROWS, WARPS, PARTS, STEPS, STAGES)
             async_copy.commit_group()  # of nothing, at the end: so that the count is right
     else:
         for i in gl.static_range(STEPS):
@@ -217,7 +203,7 @@ def _multiply(
             if i + STAGES < GROUPS * STEPS:  # noqa: SIM102  # where no group asks for more, nothing is compiled
                 if step + STAGES < GROUPS * STEPS:
                     _copy(
-                        tiles, weights, up_weights, step + STAGES, outputs,
+                        tiles, weights, up_weights, step + STAGES, (step + STAGES) // STEPS * OUTPUTS, outputs,
                         K, MATRICES, OUTPUTS, WARPS, PARTS, STEPS, STAGES,
                     )  # fmt: skip
             async_copy.commit_group()
@@ -249,18 +235,6 @@ def _row(pointer: tensor, M: int, K: constexpr, ROWS: constexpr, WARPS: constexp
         column = (part * WARPS + indices(WARPS, 0, SIDE)) * COLUMNS_OF_WARP + indices(COLUMNS_OF_WARP, 1, SIDE)
         parts += (gl.load(pointer + (row * K + column), mask=(row < M) & (column < K), other=0.0),)
     return parts
-
-
-@gluon.jit
-def _normed(x: tensor, gain: tensor) -> tensor:
-    """Normalize the rows in their own type, except for an RMSNorm's factor; return them and each lane's squares."""
-    parts: tensor = ()
-    squares = gl.zeros_like(x[0], dtype=gl.float32)
-    for part in gl.static_range(len(x)):
-        wide = x[part].to(gl.float32)
-        squares += wide * wide
-        parts += ((wide * gain[part].to(gl.float32)).to(x[part].dtype),)
-    return parts, squares
 
 
 def streamed_rows(x: Tensor, weight: Tensor, launch: StreamedLaunch, **fusions: Unpack[Fusions]) -> Tensor:

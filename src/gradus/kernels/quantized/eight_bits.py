@@ -11,11 +11,9 @@ DeepSeek-V3, section 3.3.2), so sums of 128 products each are added in float32: 
 Bytes: N K of weights once per `tokens` rows of x, 4 N of scales; M (K + 2 N) of activations.
 Layout: x [M, K], weight [N, K], both row-major; x's scales [groups, M]. A row n of weights has scales[n], or where
 blocks of 128 x 128 share one, scales[block_of_row[n], k / 128].
-
-With a gate, rows 0 … N - 1 are the gate's and rows N … 2 N - 1 are up's; a program owns both rows of an output.
 """
 
-from typing import NamedTuple
+from typing import NamedTuple, Unpack
 
 import torch
 import triton
@@ -23,11 +21,10 @@ import triton.language as tl
 from torch import Tensor
 from triton.language import constexpr, tensor
 
-from gradus.kernels.core.counters import Counters
-from gradus.kernels.core.overlap import let_next_start, prefetch, starts_early, wait_for_previous
-from gradus.kernels.linear.epilogue import finish_tile
+from gradus.kernels.core.overlap import let_next_start, prefetch, wait_for_previous
+from gradus.kernels.linear.splits import finish_tile
 from gradus.kernels.quantized.quantize import Rounded
-from gradus.kernels.quantized.tile import TOGETHER, TileLaunch, result, share, shared
+from gradus.kernels.quantized.tile import Around, TileLaunch, multiply
 
 BLOCK = 128
 
@@ -66,13 +63,6 @@ def _summed(
     else:
         sums += tl.dot(weight, x, max_num_imprecise_acc=min(128, weight.shape[1]))
     return sums
-
-
-@triton.jit
-def _scaled(sums: tensor, tokens: tensor, rows: tensor, inside_m: tensor, inside_n: tensor) -> tensor:
-    """tokens, rows: pointers to the scales of x's rows and the matrix's."""
-    token = tl.load(tokens, mask=inside_m, other=0.0)
-    return sums * token[None, :] * tl.load(rows, mask=inside_n, other=0.0)[:, None]
 
 
 @triton.jit(do_not_specialize=["M", "chunk", "ahead"])  # no kernel of its own for one row, or a multiple of 16
@@ -122,59 +112,33 @@ def eight_bit_kernel(
             up = _tile(up_weights, start + k[None, :], inside_n[:, None], K, EVEN_K)
             ups = _summed(ups, up, v, scale_ptr, x_scale, up_block, inside_n, start, K, block_ptr is not None)
 
-    inside = inside_m[None, :] & inside_n[:, None]
-    last = True
-    if partial_ptr is not None:
-        last = share(sums, ups, n, m, inside, partial_ptr, arrived_ptr, M, N, GATED)
-    if last:
-        if partial_ptr is not None:
-            sums, ups = shared(sums, ups, n, m, inside, partial_ptr, M, N, GATED)
-        wide, wide_ups = sums.to(tl.float32), ups.to(tl.float32)
-        if block_ptr is None:
-            wide = _scaled(wide, x_scale_ptr + m, scale_ptr + n, inside_m, inside_n)
-            if GATED:
-                wide_ups = _scaled(wide_ups, x_scale_ptr + m, scale_ptr + N + n, inside_m, inside_n)
-        here = m.to(tl.int64)[None, :] * stride + n[:, None]
-        finish_tile(wide, wide_ups, n, here, inside_n, inside, bias_ptr, residual_ptr, out_ptr, N, ACTIVATION, GATED)
+    finish_tile(
+        sums, ups, n, m, inside_n, inside_m[None, :] & inside_n[:, None],
+        tl.program_id(2) * tl.num_programs(0) + tl.program_id(0), partial_ptr, arrived_ptr,
+        scale_ptr if block_ptr is None else None, x_scale_ptr, bias_ptr, residual_ptr, out_ptr, M, N, stride,
+        ACTIVATION, GATED,
+    )  # fmt: skip
 
 
 def eight_bit_product(
-    x: Rounded,
-    weights: EightBitWeights,
-    dtype: torch.dtype,
-    launch: TileLaunch,
-    *,
-    bias: Tensor | None = None,
-    activation: str | None = None,
-    gated: bool = False,
-    residual: Tensor | None = None,
-    padded: bool = False,
-    counters: Counters | None = None,
+    x: Rounded, weights: EightBitWeights, dtype: torch.dtype, launch: TileLaunch, **around: Unpack[Around]
 ) -> Tensor:
-    """residual + activation(x weightᵀ + bias) in dtype; gated: activation(gate) * up of the product's two halves.
+    """See `multiply`. Returns [M, N] in dtype.
 
     x: [M, K] of the weights' type, its scales one per row, or per 128 where the weights have blocks; then a launch has
-    at most 128 columns. residual: [M, N], which takes the sum in place. padded: rows of the result begin at multiples
-    of 16 bytes. Returns [M, N]: `residual` itself if given.
+    at most 128 columns.
     """
-    m, k = x.values.shape
-    assert weights.values.shape[1] == k and weights.values.is_contiguous() and x.values.dtype == weights.values.dtype
+    k, kind = x.values.shape[1], x.values.dtype
+    assert weights.values.shape[1] == k and weights.values.is_contiguous() and kind == weights.values.dtype
     assert weights.block_of_row is None or launch.columns <= BLOCK
-    outputs = weights.rows // 2 if gated else weights.rows
-    out = result(x.values, m, outputs, dtype, padded) if residual is None else residual
-    sums = launch.shared_sums(
-        m, weights.rows, outputs, triton.cdiv(k, launch.columns),
-        torch.int32 if weights.values.dtype == torch.int8 else torch.float32, x.values.device, counters,
+    more = {
+        "ahead": launch.ahead, "EVEN_K": k % launch.columns == 0, "BLOCK_K": launch.columns,
+        "maxnreg": most_registers(launch, kind),
+    }  # fmt: skip
+    return multiply(
+        eight_bit_kernel, (*x, *weights), x.values, weights.rows, dtype, launch, more,
+        torch.int32 if kind == torch.int8 else torch.float32, **around,
     )  # fmt: skip
-    early = starts_early()
-    eight_bit_kernel[sums.grid](
-        x.values, x.scales, weights.values, weights.scales, weights.block_of_row, bias, residual, out,
-        sums.partial, sums.arrived, m, outputs, k, out.stride(0), sums.chunk, launch.ahead,
-        k % launch.columns == 0, activation, gated, launch.tokens, launch.rows, launch.columns, TOGETHER,
-        early, num_warps=launch.warps, num_stages=launch.stages, maxnreg=most_registers(launch, x.values.dtype),
-        launch_pdl=early,
-    )  # fmt: skip
-    return out
 
 
 def most_registers(launch: TileLaunch, kind: torch.dtype) -> int | None:

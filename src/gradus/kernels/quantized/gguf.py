@@ -11,7 +11,6 @@ writes a piece of the matrix, wide, to memory that each piece uses again, and cu
 the rows of an embedding.
 """
 
-from functools import partial
 from typing import NamedTuple, Unpack
 
 import torch
@@ -20,11 +19,9 @@ import triton.language as tl
 from torch import Tensor
 from triton.language import constexpr, tensor
 
-from gradus.kernels.core.counters import Counters
 from gradus.kernels.core.overlap import let_next_start, starts_early, wait_for_previous
-from gradus.kernels.linear.epilogue import finish_tile
-from gradus.kernels.quantized.pieces import Around, product_in_pieces
-from gradus.kernels.quantized.tile import TOGETHER, TileLaunch, result, share, shared
+from gradus.kernels.linear.splits import finish_tile
+from gradus.kernels.quantized.tile import Around, TileLaunch, multiply
 from gradus.quantization.gguf import FORMATS, Format
 
 UNROLLED = tl.constexpr(4)  # groups per turn of a program's loop
@@ -44,6 +41,16 @@ class Blocks(NamedTuple):
     @property
     def rows(self) -> int:
         return self.bytes.shape[0]
+
+    def widen(self, first: int, out: Tensor, ids: Tensor | None = None) -> None:
+        """Write rows first, first + 1, … of the matrix, or those of some tokens, to out, [rows, K], in its type."""
+        count, k = out.shape
+        early = ids is None and starts_early()  # what follows a step's first launch relies on an ordinary one
+        together = 8 if ids is None else 1
+        widen_blocks_kernel[(triton.cdiv(k, TILE), triton.cdiv(count, together))](
+            self.bytes, ids, out, first, count, k, self.bytes.shape[1], NUMBERS[self.format.name], together, early,
+            num_warps=4, launch_pdl=early,
+        )  # fmt: skip
 
 
 # -- unpacking -------------------------------------------------------------------------------------------------------
@@ -167,15 +174,11 @@ def gguf_kernel(
                 weights = _group(up_row, step, inside_n & there, FORMAT).to(some.dtype)
                 ups = tl.dot(weights, some, ups, input_precision="ieee")
 
-    inside = inside_m & inside_n[:, None]
-    last = True
-    if partial_ptr is not None:
-        last = share(sums, ups, n, m, inside, partial_ptr, arrived_ptr, M, N, GATED)
-    if last:
-        if partial_ptr is not None:
-            sums, ups = shared(sums, ups, n, m, inside, partial_ptr, M, N, GATED)
-        here = m.to(tl.int64)[None, :] * stride + n[:, None]
-        finish_tile(sums, ups, n, here, inside_n, inside, bias_ptr, residual_ptr, out_ptr, N, ACTIVATION, GATED)
+    finish_tile(
+        sums, ups, n, m, inside_n, inside_m & inside_n[:, None],
+        tl.program_id(2) * tl.num_programs(0) + tl.program_id(0), partial_ptr, arrived_ptr, None, None, bias_ptr,
+        residual_ptr, out_ptr, M, N, stride, ACTIVATION, GATED,
+    )  # fmt: skip
 
 
 def launch_for(m: int, outputs: int, k: int, processors: int) -> TileLaunch:
@@ -187,36 +190,11 @@ def launch_for(m: int, outputs: int, k: int, processors: int) -> TileLaunch:
     return TileLaunch(rows=32, columns=TILE, tokens=tokens, splits=splits, stages=2, warps=4)
 
 
-def gguf_product(
-    x: Tensor,
-    weights: Blocks,
-    launch: TileLaunch,
-    *,
-    bias: Tensor | None = None,
-    activation: str | None = None,
-    gated: bool = False,
-    residual: Tensor | None = None,
-    padded: bool = False,
-    counters: Counters | None = None,
-) -> Tensor:
-    """residual + activation(x weightᵀ + bias); gated: activation(gate) * up of the product's two halves.
-
-    x: [M, K], contiguous. residual: [M, N], which takes the sum in place. padded: rows of the result begin at multiples
-    of 16 bytes. Returns [M, N] in x's dtype: `residual` itself if given.
-    """
-    m, k = x.shape
-    assert x.is_contiguous() and m > 0
-    outputs = weights.rows // 2 if gated else weights.rows
-    out = result(x, m, outputs, x.dtype, padded) if residual is None else residual
-    sums = launch.shared_sums(m, weights.rows, outputs, triton.cdiv(k, TILE), torch.float32, x.device, counters)
-    early = starts_early()
-    gguf_kernel[sums.grid](
-        x, weights.bytes, bias, residual, out, sums.partial, sums.arrived, m, outputs, k, out.stride(0), sums.chunk,
-        weights.bytes.shape[1], NUMBERS[weights.format.name], activation, gated,
-        launch.tokens, launch.rows, TOGETHER, early,
-        num_warps=launch.warps, num_stages=launch.stages, launch_pdl=early,
-    )  # fmt: skip
-    return out
+def gguf_product(x: Tensor, weights: Blocks, launch: TileLaunch, **around: Unpack[Around]) -> Tensor:
+    """See `multiply`. x: [M, K], contiguous. Returns [M, N] in x's dtype."""
+    assert x.is_contiguous() and len(x) > 0 and launch.columns == TILE
+    more = {"ROW": weights.bytes.shape[1], "FORMAT": NUMBERS[weights.format.name]}
+    return multiply(gguf_kernel, (x, weights.bytes), x, weights.rows, x.dtype, launch, more, **around)
 
 
 # -- many rows, and rows of tokens -----------------------------------------------------------------------------------
@@ -246,25 +224,9 @@ def widen_blocks_kernel(
         tl.store(here + step * 32, weights.to(out_ptr.dtype.element_ty), mask=there[:, None])
 
 
-def widen(weights: Blocks, first: int, out: Tensor, ids: Tensor | None = None) -> None:
-    """Write rows first, first + 1, … of the matrix, or those of some tokens, to out, [rows, K], in its type."""
-    count, k = out.shape
-    early = ids is None and starts_early()  # what follows a step's first launch relies on an ordinary one
-    together = 8 if ids is None else 1
-    widen_blocks_kernel[(triton.cdiv(k, TILE), triton.cdiv(count, together))](
-        weights.bytes, ids, out, first, count, k, weights.bytes.shape[1], NUMBERS[weights.format.name], together, early,
-        num_warps=4, launch_pdl=early,
-    )  # fmt: skip
-
-
-def widened_blocks_product(x: Tensor, weights: Blocks, **around: Unpack[Around]) -> Tensor:
-    """residual + x weightᵀ + bias, the matrix wide piece by piece: see `product_in_pieces`."""
-    return product_in_pieces(x, weights.rows, partial(widen, weights), **around)
-
-
 def lookup(weights: Blocks, ids: Tensor, k: int, dtype: torch.dtype) -> Tensor:
     """The rows of some tokens, int64 [N] → [N, K] in dtype."""
     out = torch.empty(len(ids), k, dtype=dtype, device=ids.device)
     if len(ids):
-        widen(weights, 0, out, ids)
+        weights.widen(0, out, ids)
     return out

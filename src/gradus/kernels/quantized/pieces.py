@@ -1,41 +1,37 @@
 """Products of many rows with a matrix that is made wide piece by piece, in memory that all pieces use in turn."""
 
-from typing import Protocol, TypedDict, Unpack
+from typing import Protocol, Unpack
 
 import torch
 from torch import Tensor
 
-from gradus.kernels.quantized.tile import result
+from gradus.kernels.quantized.tile import Around, result
 
 SCRATCH = 128 << 20  # bytes of a matrix that are wide at a time
 
 
-class Widen(Protocol):
-    """Writes rows first, first + 1, … of a matrix to out, [rows, K], in its type."""
+class Packed(Protocol):
+    """A matrix with that number of rows."""
 
-    def __call__(self, first: int, out: Tensor, /) -> None: ...
+    @property
+    def rows(self) -> int: ...
 
-
-class Around(TypedDict, total=False):
-    """Optional bias and residual of a product. padded: its result's rows are aligned."""
-
-    bias: Tensor | None
-    residual: Tensor | None
-    padded: bool
+    def widen(self, first: int, out: Tensor) -> None:
+        """Write rows first, first + 1, … of the matrix to out, [rows, K], in its type."""
 
 
-def product_in_pieces(x: Tensor, rows: int, widen: Widen, **around: Unpack[Around]) -> Tensor:
-    """residual + x weightᵀ + bias by cuBLAS, with a matrix of `rows` rows.
+def product_in_pieces(x: Tensor, weights: Packed, **around: Unpack[Around]) -> Tensor:
+    """residual + x weightᵀ + bias by cuBLAS. x: [M, K], contiguous.
 
-    x: [M, K], contiguous. residual: [M, N], which takes the sum in place. padded: rows of the result begin at multiples
-    of 16 bytes. Returns [M, N] in x's dtype: `residual` itself if given.
+    Returns [M, N] in x's dtype: `residual` itself if given.
     """
+    rows = weights.rows
     bias, residual = around.get("bias"), around.get("residual")
     out = result(x, x.shape[0], rows, x.dtype, around.get("padded", False)) if residual is None else residual
     scratch = x.new_empty(piece_rows(rows, x.shape[1], x.element_size()), x.shape[1])
     for first in range(0, rows, len(scratch)):
         piece = scratch[: rows - first]
-        widen(first, piece)
+        weights.widen(first, piece)
         columns = out[:, first : first + len(piece)]
         if residual is None:
             torch.mm(x, piece.t(), out=columns)

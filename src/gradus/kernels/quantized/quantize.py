@@ -111,47 +111,28 @@ def quantize_in_pieces_kernel(
         tl.store(values_ptr + row * K + column, x.to(values_ptr.dtype.element_ty), mask=column < K)
 
 
-def quantize(x: Tensor, dtype: torch.dtype, group: int | None = None, norm: Norm | None = None) -> Rounded:
-    """norm(x) in 8 bits. x: [M, K], contiguous; dtype: int8 or e4m3; group: values with one scale, None for a row."""
-    m, k = x.shape
-    if norm is None and group is None and m > MANY and k > WIDE:
-        return _in_pieces(x, dtype)
-    return _by_rows(x, k, dtype, group, norm, None)
-
-
-def quantize_gated(gate_up: Tensor, dtype: torch.dtype, activation: str) -> Rounded:
-    """activation(gate) * up in 8 bits, with a scale per row. gate_up: [M, 2 K], contiguous, gate first."""
-    return _by_rows(gate_up, gate_up.shape[1] // 2, dtype, None, None, activation)
-
-
-def _by_rows(
-    x: Tensor, k: int, dtype: torch.dtype, group: int | None, norm: Norm | None, activation: str | None
+def quantize(
+    x: Tensor, dtype: torch.dtype, group: int | None = None, norm: Norm | None = None, activation: str | None = None
 ) -> Rounded:
+    """norm(x) in 8 bits; or with an activation, activation(gate) * up.
+
+    x: [M, K], or gate and up, [M, 2 K], contiguous. dtype: int8 or e4m3. group: values with one scale, None for a row.
+    """
     assert x.is_contiguous()
-    m, block = x.shape[0], max(triton.next_power_of_2(k), group or 1)
-    gain, shift, eps = norm or (None, None, 0.0)
-    out = torch.empty(m, k, dtype=dtype, device=x.device)
+    m, k = x.shape[0], x.shape[1] if activation is None else x.shape[1] // 2
+    values = torch.empty(m, k, dtype=dtype, device=x.device)
     scales = torch.empty(triton.cdiv(k, group or k), m, dtype=torch.float32, device=x.device)
-    early, warps = starts_early(), warps_of(block)
+    early, largest = starts_early(), LARGEST[dtype]
+    floor = torch.finfo(torch.float32).tiny * largest  # the least magnitude whose scale is a normal number
+    if norm is None and group is None and activation is None and m > MANY and k > WIDE:
+        quantize_in_pieces_kernel[(m,)](
+            x, values, scales, k, largest, floor, PIECE, early, num_warps=8, launch_pdl=early
+        )
+        return Rounded(values, scales)
+    block = max(triton.next_power_of_2(k), group or 1)
+    (gain, shift, eps), warps = norm or (None, None, 0.0), warps_of(block)
     quantize_kernel[(m,)](
-        x, gain, shift, out, scales, m, eps, k, LARGEST[dtype], _floor(dtype), activation, group or block, block, early,
+        x, gain, shift, values, scales, m, eps, k, largest, floor, activation, group or block, block, early,
         num_warps=warps if activation is None else min(16, 2 * warps), launch_pdl=early,
     )  # fmt: skip
-    return Rounded(out, scales)
-
-
-def _in_pieces(x: Tensor, dtype: torch.dtype) -> Rounded:
-    assert x.is_contiguous()
-    m, k = x.shape
-    out = torch.empty(m, k, dtype=dtype, device=x.device)
-    scales = torch.empty(1, m, dtype=torch.float32, device=x.device)
-    early = starts_early()
-    quantize_in_pieces_kernel[(m,)](
-        x, out, scales, k, LARGEST[dtype], _floor(dtype), PIECE, early, num_warps=8, launch_pdl=early
-    )
-    return Rounded(out, scales)
-
-
-def _floor(dtype: torch.dtype) -> float:
-    """The least magnitude whose scale is a normal number."""
-    return torch.finfo(torch.float32).tiny * LARGEST[dtype]
+    return Rounded(values, scales)

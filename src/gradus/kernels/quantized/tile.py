@@ -1,21 +1,21 @@
 """A tile of a product whose weights are the high side: its launch, and the programs that share its sums.
 
-Used by the products of quantized matrices (`int4.py`, `eight_bits.py`). A program owns `rows` outputs of `tokens` rows
-of x, and of the sum over K its share; program_id is (tile of outputs, split, tile of tokens). Of many tiles, TOGETHER
-of tokens pass by a tile of weights one after the other, so that they find it in the L2 cache. Complete sums end as
-those of 16-bit products do, in `linear/epilogue.py`.
+Used by the products of quantized matrices (`int4.py`, `gguf.py`, `eight_bits.py`). A program owns `rows` outputs of
+`tokens` rows of x, and of the sum over K its share; program_id is (tile of outputs, split, tile of tokens). Of many
+tiles, TOGETHER of tokens pass by a tile of weights one after the other, so that they find it in the L2 cache. Sums end
+as those of 16-bit products do, in `linear/splits.py`.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple, Unpack
 
 import torch
 import triton
-import triton.language as tl
 from torch import Tensor
-from triton.language import constexpr, tensor
 
 from gradus.kernels.core.counters import Counters, counters_of
-from gradus.kernels.linear.splits import arrives_last, leave, total
+from gradus.kernels.core.overlap import starts_early
+from gradus.kernels.core.tuning import KINDS
+from gradus.kernels.linear.epilogue import Epilogue
 
 ALIGNED = 16  # bytes
 TOGETHER = 8
@@ -63,6 +63,9 @@ class TileLaunch(NamedTuple):
         return SharedSums(grid, chunk, partial, counters_of(device, grid[0] * grid[2], counters))
 
 
+KINDS["tile"] = TileLaunch
+
+
 def result(like: Tensor, m: int, outputs: int, dtype: torch.dtype, padded: bool) -> Tensor:
     """Memory for [M, N]; padded: rows lie at multiples of 16 bytes."""
     aligned = ALIGNED // dtype.itemsize
@@ -70,29 +73,33 @@ def result(like: Tensor, m: int, outputs: int, dtype: torch.dtype, padded: bool)
     return torch.empty(m, width, dtype=dtype, device=like.device)[:, :outputs]
 
 
-@triton.jit
-def share(
-    sums: tensor, ups: tensor, n: tensor, m: tensor, inside: tensor, partial_ptr: tensor, arrived_ptr: tensor,
-    M: int, N: int, GATED: constexpr,
-) -> tensor:  # fmt: skip
-    """Leave a program's sums for the last one of its tile; whether it is that itself."""
-    rows = 2 * N if GATED else N
-    here = m[None, :] * rows + n[:, None]
-    leave(sums, here, inside, partial_ptr, M * rows)
-    if GATED:
-        leave(ups, here + N, inside, partial_ptr, M * rows)
-    return arrives_last(arrived_ptr, tl.program_id(2) * tl.num_programs(0) + tl.program_id(0))
+class Around(Epilogue, total=False):
+    """Optional arguments of a product. residual: [M, N], which takes the sum in place. padded: rows of the result begin
+    at multiples of 16 bytes. counters: None takes the device's.
+    """
+
+    padded: bool
+    counters: Counters | None
 
 
-@triton.jit
-def shared(
-    sums: tensor, ups: tensor, n: tensor, m: tensor, inside: tensor, partial_ptr: tensor, M: int, N: int,
-    GATED: constexpr,
-) -> tensor:  # fmt: skip
-    """The sums of all programs of a tile."""
-    rows = 2 * N if GATED else N
-    here = m[None, :] * rows + n[:, None]
-    sums = total(sums, here, inside, partial_ptr, M * rows)
-    if GATED:
-        ups = total(ups, here + N, inside, partial_ptr, M * rows)
-    return sums, ups
+def multiply(
+    kernel: Any, operands: tuple[Tensor | None, ...], x: Tensor, rows: int, dtype: torch.dtype, launch: TileLaunch,
+    more: dict[str, Any], sums: torch.dtype = torch.float32, **around: Unpack[Around],
+) -> Tensor:  # fmt: skip
+    """residual + activation(x weightᵀ + bias); gated: activation(gate) * up of the product's two halves.
+
+    operands: the kernel's first ones. x: [M, K]. rows: of the matrix. more: arguments and options of this kernel alone.
+    sums: the type of shared ones. Returns [M, N] in dtype: `residual` itself if given.
+    """
+    (m, k), gated, residual = x.shape, around.get("gated", False), around.get("residual")
+    outputs = rows // 2 if gated else rows
+    out = result(x, m, outputs, dtype, around.get("padded", False)) if residual is None else residual
+    tiles, early = triton.cdiv(k, launch.columns), starts_early()
+    shares = launch.shared_sums(m, rows, outputs, tiles, sums, x.device, around.get("counters"))
+    kernel[shares.grid](
+        *operands, around.get("bias"), residual, out, shares.partial, shares.arrived,
+        m, outputs, k, out.stride(0), shares.chunk,
+        ACTIVATION=around.get("activation"), GATED=gated, BLOCK_M=launch.tokens, BLOCK_N=launch.rows, GROUP_M=TOGETHER,
+        PDL=early, num_warps=launch.warps, num_stages=launch.stages, launch_pdl=early, **more,
+    )  # fmt: skip
+    return out

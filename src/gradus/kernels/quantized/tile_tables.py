@@ -9,22 +9,18 @@ multiprocessor, with shared sums where outputs are too few. Many rows are limite
 whose sums fit registers. The rule's tiles are not measured.
 """
 
-from bisect import bisect_left
-from dataclasses import dataclass
 from functools import cache
-from typing import Any, Literal, cast
+from typing import Literal, cast
 
 import torch
 
-from gradus.device.capability import Capability, capability, multiprocessors
+from gradus.device.capability import capability, multiprocessors
 from gradus.kernels.core import tuning
-from gradus.kernels.core.tuning import Launches, nearest
 from gradus.kernels.quantized.tile import TileLaunch
 
 Scheme = Literal["int4", "int8", "fp8", "fp8-block"]
 SCHEMES: tuple[Scheme, ...] = ("int4", "int8", "fp8", "fp8-block")
 ROWS = (1, 8, 16, 32, 64, 256, 8192)  # measured; others use the next larger, or else the last
-KINDS: dict[str, type] = {"tile": TileLaunch}
 PROGRAMS = 2  # per multiprocessor, at least
 MOST_SPLITS = 8
 FEWEST_TILES = 4  # of K per program: shorter loops are all prologue
@@ -32,24 +28,13 @@ UNPACKED_ROWS = 256  # up to here int4 is unpacked in registers
 ALIGNED = 16  # torch's products need K and N to be multiples of this
 
 
-@dataclass(frozen=True)
-class MeasuredTiles:
-    """A device's file. launches: by scheme and [n, k], one for each of `rows`."""
+class MeasuredTiles(tuning.Measured):
+    """A device's file: launches by scheme."""
 
-    device: str
-    capability: Capability
-    rows: tuple[int, ...]
-    launches: dict[str, Launches]
-
-    @classmethod
-    def read(cls, stored: dict[str, Any]) -> "MeasuredTiles":
-        schemes = stored["schemes"].items()
-        launches = {scheme: tuning.launches_of(matrices, "launches", KINDS) for scheme, matrices in schemes}
-        return cls(stored["device"], Capability(*stored["capability"]), tuple(stored["rows"]), launches)
+    package = "gradus.kernels.quantized"
 
     def choose(self, scheme: Scheme, m: int, n: int, k: int) -> TileLaunch | None:
-        place, shapes = min(bisect_left(self.rows, m), len(self.rows) - 1), self.launches[scheme]
-        return cast(TileLaunch | None, shapes[nearest(shapes, n, k)][place])
+        return cast(TileLaunch | None, self.nearest(scheme, min(m, self.rows[-1]), n, k))
 
 
 @cache
@@ -76,7 +61,7 @@ def choose_tile(
 
 @cache
 def table_of(device: torch.device) -> MeasuredTiles | None:
-    return tuning.table_of(device, stored_tiles())
+    return MeasuredTiles.of(device)
 
 
 def library_multiplies(scheme: Scheme, m: int, n: int, k: int, dtype: torch.dtype, device: torch.device) -> bool:
@@ -111,8 +96,3 @@ def unmeasured_tile(scheme: Scheme, m: int, n: int, k: int, processors: int) -> 
         splits *= 2
     stages = 4 if tokens <= 32 else 2 if scheme == "int4" and tokens == 128 else 3
     return TileLaunch(rows=64, columns=128, tokens=tokens, splits=splits, stages=stages, warps=4, ahead=2)
-
-
-@cache
-def stored_tiles() -> tuple[MeasuredTiles, ...]:
-    return tuning.tables_of("gradus.kernels.quantized", MeasuredTiles.read)

@@ -61,21 +61,14 @@ def norm_kernel(
         tl.store(y_ptr + here, y.to(y_ptr.dtype.element_ty), mask=inside)
 
 
-def add_rms_norm(
-    x: Tensor,
-    delta: Tensor | None,
-    weight: Tensor,
-    eps: float,
-    delta_weight: Tensor | None = None,
-) -> Tensor:
+def add_rms_norm(x: Tensor, delta: Tensor | None, weight: Tensor, eps: float) -> Tensor:
     """x += delta (in place), then x / rms(x) * weight (Zhang and Sennrich 2019).
 
     x, delta: [N, D], contiguous, of one floating dtype; None adds nothing. weight: [D] of any floating dtype.
-    delta_weight: [D]; if given, delta is normalized with it before it is added (Gemma 3).
     Returns y [N, D].
     """
     y = torch.empty_like(x)
-    _launch(x, delta, delta_weight, weight, None, y, eps, center=False)
+    _launch(x, delta, None, weight, None, y, eps, center=False)
     return y
 
 
@@ -87,7 +80,7 @@ def add_layer_norm(x: Tensor, delta: Tensor | None, weight: Tensor, bias: Tensor
 
 
 def add_normalized(x: Tensor, delta: Tensor, delta_weight: Tensor, eps: float) -> None:
-    """x += delta / rms(delta) * delta_weight, in place. Shapes as in `add_rms_norm`."""
+    """x += delta / rms(delta) * delta_weight, in place (Gemma 3). Shapes as in `add_rms_norm`."""
     _launch(x, delta, delta_weight, None, None, None, eps, center=False)
 
 

@@ -7,14 +7,9 @@ from torch.nn import functional as F
 from gradus.quantization import kv
 
 
-def add_rms_norm_reference(
-    x: Tensor, delta: Tensor | None, weight: Tensor, eps: float, delta_weight: Tensor | None = None
-) -> Tensor:
+def add_rms_norm_reference(x: Tensor, delta: Tensor | None, weight: Tensor, eps: float) -> Tensor:
     if delta is not None:
-        added = delta.float()
-        if delta_weight is not None:
-            added = F.rms_norm(added, added.shape[-1:], delta_weight.float(), eps)
-        x.copy_(x.float() + added)
+        x.copy_(x.float() + delta.float())
     return F.rms_norm(x.float(), x.shape[-1:], weight.float(), eps).to(x.dtype)
 
 

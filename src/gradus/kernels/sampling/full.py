@@ -19,28 +19,27 @@ from triton.language import constexpr, tensor
 from gradus.engine.request import MAX_LOGPROBS
 from gradus.kernels.core.constants import INFINITY, LOG2_E
 from gradus.kernels.core.overlap import let_next_start, starts_early, wait_for_previous
-from gradus.kernels.sampling.likeliest import report, store_pair
 from gradus.kernels.sampling.narrowing import (
+    BEYOND,
     BLOCK,
+    FINE,
     KEPT,
     UNDRAWN,
     UNFOUND,
     Row,
     Statistics,
+    earlier,
     greatest_of_row,
     groups_looked_into,
+    members,
     narrowed,
     note,
     searched,
     statistics,
     total_mass,
 )
-from gradus.kernels.sampling.plain import first_of_block, first_of_row, kept, tokens_a_program
+from gradus.kernels.sampling.plain import race, store_pair
 from gradus.kernels.sampling.slot_settings import (
-    ADJUSTS,
-    COUNT,
-    FULL,
-    PENALIZED,
     REPORTS,
     TEMPERATURE,
     SlotSettings,
@@ -50,6 +49,8 @@ from gradus.kernels.sampling.slot_settings import (
     number_of,
     widened,
 )
+
+TAKEN = constexpr(BEYOND.value * FINE.value)  # the number of no token
 
 
 @triton.jit
@@ -111,6 +112,23 @@ def narrow_and_report_kernel(
 
 
 @triton.jit
+def report(row: Row, groups: tensor, total: tensor, count: tensor, pairs_ptr: tensor) -> None:
+    """Store the `count` likeliest tokens of a row with their log-probabilities, best first, without sorting it.
+
+    The n best tokens lie in the n groups with the largest maxima. total: the logarithm of the sum of exponentials of
+    the row's logits.
+    """
+    token = members(groups, FINE)
+    inside = token < row.vocab_size
+    below = -widened(row.logits, token, inside, inside)
+    for rank in range(count):
+        least, likeliest = tl.reduce((below, token), 0, earlier)
+        store_pair(pairs_ptr + 2 * rank, likeliest, -least - total)
+        taken = token == likeliest
+        below, token = tl.where(taken, INFINITY, below), tl.where(taken, TAKEN, token)  # behind logits of -inf too
+
+
+@triton.jit
 def search_kernel(
     logits_ptr: tensor, row_stride: int, slots_ptr: tensor, positions_ptr: tensor, settings: SlotSettings,
     noted: Statistics, thresholds_ptr: tensor, drawn_ptr: tensor, V: int, BLOCKS: constexpr, PDL: constexpr,
@@ -124,64 +142,6 @@ def search_kernel(
         row_ptr = logits_ptr + row.to(tl.int64) * row_stride
         mine = Row(row_ptr, row_stride, settings, slot, tl.load(positions_ptr + row), V)
         tl.store(thresholds_ptr + row, searched(mine, noted, row, tl.load(thresholds_ptr + row), BLOCKS))
-
-
-@triton.jit
-def asked_block_kernel(
-    logits_ptr: tensor, row_stride: int, slots_ptr: tensor, positions_ptr: tensor, settings: SlotSettings,
-    thresholds_ptr: tensor, drawn_ptr: tensor, maxima_ptr: tensor, times_ptr: tensor, tokens_ptr: tensor, V: int,
-    BLOCK: constexpr, PDL: constexpr,
-) -> None:  # fmt: skip
-    """Stage 1 of the race: a block of a row that is not drawn yet."""
-    let_next_start(PDL)
-    wait_for_previous(PDL)
-    row, block = tl.program_id(0), tl.program_id(1)
-    if tl.load(drawn_ptr + row) < 0:
-        slot = tl.load(slots_ptr + row)
-        token = block * BLOCK + tl.arange(0, BLOCK)
-        inside = token < V
-        x = widened(logits_ptr + row.to(tl.int64) * row_stride, token, token < row_stride, inside)
-        x = adjusted(x, token, inside, settings, slot, tl.load(positions_ptr + row))
-        x = tl.where(x >= tl.load(thresholds_ptr + row), x, -INFINITY)
-        temperature = number_of(settings, TEMPERATURE, slot)
-        maximum, first, winner = first_of_block(
-            x, token, block, settings.seeds + slot, positions_ptr + row, temperature, V, BLOCK
-        )
-        here = row * tl.num_programs(1) + block
-        tl.store(maxima_ptr + here, maximum)
-        tl.store(times_ptr + here, first)
-        tl.store(tokens_ptr + here, winner)
-
-
-@triton.jit
-def asked_row_kernel(
-    logits_ptr: tensor, row_stride: int, slots_ptr: tensor, positions_ptr: tensor, settings: SlotSettings,
-    drawn_ptr: tensor, maxima_ptr: tensor, times_ptr: tensor, tokens_ptr: tensor, totals_ptr: tensor,
-    history_ptr: tensor, out_ptr: tensor, pairs_ptr: tensor, blocks: int, width: int,
-    BLOCKS: constexpr, PAIRS: constexpr, PDL: constexpr,
-) -> None:  # fmt: skip
-    """Stage 2: the token, which is counted, and its log-probability. history may be None."""
-    let_next_start(PDL)
-    wait_for_previous(PDL)
-    row = tl.program_id(0)
-    slot = tl.load(slots_ptr + row)
-    winner = tl.load(drawn_ptr + row)
-    finite = winner >= 0
-    if winner < 0:
-        temperature = number_of(settings, TEMPERATURE, slot)
-        best, winner = first_of_row(maxima_ptr, times_ptr, tokens_ptr, row, blocks, temperature, BLOCKS)
-        finite = tl.abs(best) < INFINITY
-    token = tl.where(finite, winner, -1).to(tl.int64)
-    if history_ptr is not None:
-        token = kept(history_ptr, width, slot, tl.load(positions_ptr + row), winner, token)
-    tl.store(out_ptr + row, token)
-    if finite & ((choice_of(settings, ADJUSTS, slot) & PENALIZED) != 0):
-        word_ptr = settings.seen + slot.to(tl.int64) * settings.seen_stride + winner
-        word = tl.load(word_ptr)
-        tl.store(word_ptr, word + 1, mask=(word & COUNT) < FULL)
-    if choice_of(settings, REPORTS, slot) >= 0:
-        logit = tl.load(logits_ptr + row.to(tl.int64) * row_stride + winner).to(tl.float32)
-        store_pair(pairs_ptr + row * PAIRS * 2, winner, logit - tl.load(totals_ptr + row))
 
 
 def sample_asked(
@@ -202,10 +162,6 @@ def sample_asked(
     drawn = torch.empty(rows, dtype=torch.int32, device=logits.device)
     pairs = torch.empty(rows, 1 + MAX_LOGPROBS, 2, dtype=torch.int32, device=logits.device)
     tokens = torch.empty(rows, dtype=torch.int64, device=logits.device)
-    block = tokens_a_program(rows, vocab_size)
-    blocks = triton.cdiv(vocab_size, block)
-    maxima, times = (torch.empty(rows, blocks, dtype=torch.float32, device=logits.device) for _ in range(2))
-    winners = torch.empty(rows, blocks, dtype=torch.int32, device=logits.device)
     early = starts_early()
     statistics_kernel[(rows, noted.blocks)](*of_row, noted, vocab_size, BLOCK, early, num_warps=4, launch_pdl=early)
     groups = max(KEPT.value, triton.next_power_of_2(noted.groups))
@@ -217,12 +173,5 @@ def sample_asked(
     search_kernel[(rows,)](
         *of_row, noted, thresholds, drawn, vocab_size, noted_blocks, early, num_warps=16, launch_pdl=early
     )  # fmt: skip
-    asked_block_kernel[(rows, blocks)](
-        *of_row, thresholds, drawn, maxima, times, winners, vocab_size, block, early, num_warps=4, launch_pdl=early
-    )  # fmt: skip
-    asked_row_kernel[(rows,)](
-        logits, logits.stride(0), slots, positions, settings, drawn, maxima, times, winners, totals, history, tokens,
-        pairs, blocks, 0 if history is None else history.shape[1], triton.next_power_of_2(blocks), pairs.shape[1],
-        early, num_warps=1, launch_pdl=early,
-    )  # fmt: skip
+    race(logits, slots, None, positions, None, history, tokens, settings, thresholds, drawn, totals, pairs)
     return tokens, pairs

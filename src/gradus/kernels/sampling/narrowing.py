@@ -27,7 +27,7 @@ from triton.language import constexpr, tensor
 
 from gradus.errors import ConfigError
 from gradus.kernels.core.constants import INFINITY, LOG2_E
-from gradus.kernels.sampling.exponential_noise import exponential_noise
+from gradus.kernels.sampling.plain import exponential_noise
 from gradus.kernels.sampling.slot_settings import (
     MIN_P,
     TEMPERATURE,
@@ -113,12 +113,6 @@ def total_mass(noted: Statistics, row: tensor, top: tensor, scale: tensor, BLOCK
 def greatest_of_row(noted: Statistics, row: tensor, BLOCKS: constexpr) -> tensor:
     block = tl.arange(0, BLOCKS)
     return tl.max(tl.load(noted.tops + row * noted.blocks + block, mask=block < noted.blocks, other=-INFINITY), 0)
-
-
-@triton.jit
-def least_of_row(noted: Statistics, row: tensor, BLOCKS: constexpr) -> tensor:
-    block = tl.arange(0, BLOCKS)
-    return tl.min(tl.load(noted.bottoms + row * noted.blocks + block, mask=block < noted.blocks, other=INFINITY), 0)
 
 
 # -- the search for a value --------------------------------------------------------------------------------------------
@@ -395,5 +389,7 @@ def searched(row: Row, noted: Statistics, number: tensor, bound: tensor, BLOCKS:
     top = greatest_of_row(noted, number, BLOCKS)
     scale = LOG2_E / number_of(row.settings, TEMPERATURE, row.slot)
     total = total_mass(noted, number, top, scale, BLOCKS)
-    least = least_of_row(noted, number, BLOCKS)
+    block = tl.arange(0, BLOCKS)
+    bottoms = noted.bottoms + number * noted.blocks + block
+    least = tl.min(tl.load(bottoms, mask=block < noted.blocks, other=INFINITY), 0)
     return tl.maximum(threshold_of_row(row, bound, least, total, top, scale), floor_of(row, top))
