@@ -12,7 +12,7 @@ pytest.importorskip("triton", reason="Triton is for Linux alone")
 
 import torch
 
-from benchmarks import quantized_linear
+from benchmarks import quantized_linear, racing
 from benchmarks.quantized_linear import (
     LIBRARY,
     MATRICES,
@@ -83,7 +83,7 @@ def test_each_kind_of_kernel_is_compiled_once_and_what_fails_is_said():
     assert 400 < len(tasks) == len(set(tasks)) < 700
     assert {task.contender.launch.splits for task in tasks} == {1, 2}
     wrong = tasks[0]._replace(contender=Contender(TileLaunch(63, 128, 8, 1, 3, 4)))  # not interpreted: no kernel at all
-    assert compile_one(wrong).startswith("int4 [63, 128")
+    assert "launch=TileLaunch(rows=63" in racing.problem_of(compile_one, wrong)
 
 
 def test_what_differs_from_the_reference_is_an_error():
@@ -166,4 +166,4 @@ def test_with_a_like_devices_results_only_the_fastest_tiles_of_a_cell_race():
 @pytest.mark.parametrize("file", ["quantized_linear.json", "quantized_linear_h100.json"])
 def test_a_devices_file_is_what_the_benchmark_writes_of_its_results(file):
     found = json.loads((ROOT / "benchmarks" / file).read_text())
-    assert quantized_linear.file_of(found["device"]).read_text() == table(found)
+    assert racing.file_of(quantized_linear.FILES, found["device"]).read_text() == table(found)
