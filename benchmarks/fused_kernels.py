@@ -631,7 +631,7 @@ def main() -> None:
     parser = racing.table_arguments(__doc__, parts="gemv,splitk,few,chains")
     parser.add_argument("--models", default=",".join([*MODELS, *HEADS]))
     parser.add_argument("--rows", default=",".join(map(str, FEW)), help="row counts of the part chains")
-    options = parser.parse_args()
+    options = racing.options_of(parser)
     if options.table:
         return racing.write_table(options.table, MEASURED, table)
     resolve_device("cuda")

@@ -630,16 +630,13 @@ def measure_products(bench: Bench, todo: list[Cell], sweep: bool) -> Iterator[tu
 
 
 def main() -> int:
-    parser = arguments()
-    options = parser.parse_args()
+    options = racing.options_of(arguments())
     if options.table:
         racing.write_table(options.table, FILES, table)
         return 0
     if options.show:
         print(shown(json.loads(options.show.read_text())))
         return 0
-    if options.out is None:
-        parser.error("--out is needed")
     device = resolve_device(options.device)
     bench = Bench(
         device, torch.bfloat16 if device.type == "cuda" else torch.float16, TINY if options.tiny else MATRICES,

@@ -47,6 +47,15 @@ def table_arguments(doc: str, parts: str) -> argparse.ArgumentParser:
     return parser
 
 
+def options_of(parser: argparse.ArgumentParser) -> argparse.Namespace:
+    """Parse the command line. A race needs to know where results go; what only reads results does not."""
+    options = parser.parse_args()
+    reads = any(getattr(options, name, None) for name in ("table", "show"))
+    if options.out is None and not reads:
+        parser.error("--out is needed")
+    return options
+
+
 def device_facts(device: torch.device) -> dict[str, Any]:
     import triton
 
