@@ -11,8 +11,7 @@ against the torch reference, into memory full of NaN. Results are written as the
 tiles that were fastest in another device's results, which takes a fraction of the time.
 
 Times are as in racing.py; with few rows, launches start early, as in the engine's graphs. The floor is the larger of
-two times: the bytes that must move divided by `--bandwidth`, and the operations divided by `--operations`. Part
-"layers" times a graph of all products of the model, including the rounding of activations.
+two times: the bytes that must move divided by `--bandwidth`, and the operations divided by `--operations`.
 """
 
 import argparse
@@ -55,7 +54,6 @@ from gradus.kernels.quantized.int4 import MAGIC, PLAIN, SUBNORMAL, Int4Weights, 
 from gradus.kernels.quantized.quantize import Rounded, quantize
 from gradus.kernels.quantized.tile import TileLaunch
 from gradus.kernels.quantized.tile_tables import KINDS, ROWS, SCHEMES, Scheme, choose_tile, library_multiplies
-from gradus.kernels.rows.activation import gated_activation
 
 MATRICES = {
     "qkv": (6144, 4096),
@@ -65,7 +63,6 @@ MATRICES = {
     "head": (128256, 4096),
 }
 TINY = {"qkv": (96, 64), "gate_up": (80, 192), "head": (37, 64)}
-LAYERS = 32
 CACHE = 400 << 20  # bytes that a graph reads at least: several times an H200's L2
 MOST_HEAD_ROWS = 256  # logits are of sampled rows only
 OURS, CUBLAS, LIBRARY = "bf16 ours", "bf16 cublas", "library"
@@ -439,55 +436,6 @@ def bad(entry: dict[str, Any]) -> list[str]:
     ]
 
 
-# -- all products of a model -------------------------------------------------------------------------------------------
-
-
-def layers(bench: Bench, m: int, schemes: list[str], best: dict[str, str]) -> Iterator[dict[str, Any]]:
-    """Time the products of all layers in milliseconds, then with the head in each scheme. best: by a cell's key."""
-    count = LAYERS if bench.on_gpu else 2
-    for scheme in dict.fromkeys(("bf16", *schemes)):
-        names = [name for name in bench.matrices if name != "head"]
-        steps: list[Callable[[], Any]] = []
-        for _, name in product(range(count), names):
-            steps.append(step(bench, scheme, name, m, best))
-        ms = microseconds(bench, steps) * len(steps) / 1000
-        yield {"m": m, "scheme": scheme, "head": None, "ms": ms}
-        for head in dict.fromkeys(("bf16", scheme)):
-            if m <= MOST_HEAD_ROWS:
-                more = [*steps, step(bench, head, "head", m, best)]
-                ms = microseconds(bench, more) * len(more) / 1000
-                yield {"m": m, "scheme": scheme, "head": head, "ms": ms}
-        del steps
-
-
-def step(bench: Bench, scheme: str, name: str, m: int, best: dict[str, str]) -> Callable[[], Any]:
-    """Prepare one product with its own matrix, with the fastest tile measured, or else the engine's choice."""
-    n, k = bench.matrices[name]
-    x, weights = bench.noise(m, k), made(bench, scheme, n, k)
-    early = bench.early(m) and name != "head"
-    if scheme == "bf16":
-        return with_early(early, lambda: linear(x, weights))
-    cell = Cell(scheme, name, m)
-    gated = cell.gated
-    launch = choose_tile(cell.scheme, m, n, k, bench.dtype, bench.device, gated=gated)
-    if tile := best.get(cell.key):
-        launch = launch_named(tile)
-
-    def one() -> Tensor:
-        out = run(bench, scheme, rounded(scheme, x), weights, Contender(launch, early=early), gated)
-        return gated_activation(out, "silu") if name == "gate_up" and not gated else out
-
-    return with_early(early, one)
-
-
-def with_early(early: bool, launch: Callable[[], Any]) -> Callable[[], Any]:
-    def inside() -> None:
-        with early_launches(early):
-            launch()
-
-    return inside
-
-
 # -- what is shown and stored ------------------------------------------------------------------------------------------
 
 
@@ -497,10 +445,6 @@ def winner(entry: dict[str, Any]) -> str | None:
     if any("waits" not in name and name != LIBRARY for name in plain):
         plain = [name for name in plain if "waits" not in name]  # a library's launch has no such name
     return min(plain, key=entry["times"].__getitem__, default=None)
-
-
-def best_of(found: dict[str, Any]) -> dict[str, str]:
-    return {key: name for key, entry in found["products"].items() if (name := winner(entry))}
 
 
 def shown(found: dict[str, Any]) -> str:
@@ -517,7 +461,6 @@ def shown(found: dict[str, Any]) -> str:
         share = f"{entry['bytes'] / took / 1e6:.2f} TB/s {100 * entry['floor'] / took:.0f} %"
         by.append(f"{entry['matrix']} {took:.2f} us {share}{beside}{' library' if name == LIBRARY else ''}")
     lines += [f"{scheme} {m}: " + " | ".join(parts) for (scheme, m), parts in by_rows.items()]
-    lines += [f"layers {e['m']} {e['scheme']}, head {e['head'] or '-'}: {e['ms']:.3f} ms" for e in found["layers"]]
     wrong = [f"  {e['scheme']} {e['m']} {e['n']} {e['k']}: {', '.join(bad(e))}" for e in found["checks"] if bad(e)]
     lines += [f"{len(found['checks'])} odd shapes checked, {len(wrong)} wrong", *wrong[:8]]
     failed = [f"  {each}" for entry in found["products"].values() for each in entry["failed"]]
@@ -549,7 +492,7 @@ def table(found: dict[str, Any]) -> str:
 
 
 def arguments() -> argparse.ArgumentParser:
-    parser = racing.table_arguments(__doc__, parts="check,products,layers")
+    parser = racing.table_arguments(__doc__, parts="check,products")
     parser.add_argument("--before", type=Path, help="results to continue from, if OUT has none")
     parser.add_argument("--sweep", action="store_true", help="race tiles, not only those that the engine chooses")
     parser.add_argument("--schemes", default=",".join(("bf16", *SCHEMES)))
@@ -643,9 +586,10 @@ def main() -> int:
         options.bandwidth, options.operations, time.monotonic() + options.seconds,
         fastest_tiles(json.loads(options.known.read_text())) if options.known else {},
     )  # fmt: skip
-    found: dict[str, Any] = fingerprint(bench) | {"commit": options.commit, "checks": [], "products": {}, "layers": []}
+    found: dict[str, Any] = fingerprint(bench) | {"commit": options.commit, "checks": [], "products": {}}
     if before := next((path for path in (options.out, options.before) if path and path.exists()), None):
-        found |= {key: json.loads(before.read_text())[key] for key in ("checks", "products", "layers")}
+        stored = json.loads(before.read_text())
+        found = stored | found | {key: stored[key] for key in ("checks", "products")}
     with torch.inference_mode():
         for _ in measured(bench, options, found):
             options.out.write_text(json.dumps(found))
@@ -666,11 +610,6 @@ def measured(bench: Bench, options: argparse.Namespace, found: dict[str, Any]) -
             racing.compile_in_processes(compile_one, compilations(bench, todo, options.sweep), options.workers)
         for key, entry in measure_products(bench, todo, options.sweep):
             found["products"][key] = entry
-            yield
-    if "layers" in parts and not bench.late:
-        found["layers"] = []
-        for m in [m for m in rows if m <= FUSED_ROWS or m == rows[-1]]:
-            found["layers"] += [] if bench.late else layers(bench, m, schemes, best_of(found))
             yield
 
 

@@ -63,8 +63,6 @@ def test_it_checks_and_measures_and_goes_on_where_it_was(schemes, sweep, tmp_pat
     }
     for entry in found["products"].values():
         assert winner(entry) and not entry["failed"] and min(entry["times"].values()) > 0
-    wanted = {("int4", None), ("int4", "bf16"), ("fp8", "fp8")}
-    assert {(row["scheme"], row["head"]) for row in found["layers"]} >= {each for each in wanted if each[0] in schemes}
     assert "int4 3: qkv " in done.stdout and "0 wrong" in done.stdout and "0 launches failed" in done.stdout
 
     later = tmp_path / "later.json"
