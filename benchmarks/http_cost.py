@@ -30,8 +30,7 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from gradus.bench.record.scripts import SCRIPTS
-from gradus.bench.report import render_parts
+from gradus.bench.record.metrics import METRICS, shown, spread
 from gradus.bench.run.script import ran
 from gradus.bench.workloads import Arrival, burst
 
@@ -39,6 +38,7 @@ if TYPE_CHECKING:  # the clients import this file: without torch they are there 
     from gradus.text.llm import LLM
 
 SIDES = ("python", "http")
+COLUMNS = ("output_tok_s", "requests_s", "ttft_ms", "ttft_ms_p99", "itl_ms", "itl_ms_p99")
 STREAMS = {"cpu": (1, 16, 64), "cuda": (1, 16, 64, 256)}
 LENGTHS = {"cpu": (32, 32), "cuda": (256, 256)}  # tokens in and out
 CLIENTS = 8  # processes at most
@@ -244,6 +244,20 @@ class Row:
     load: Load
     samples: dict[str, list[dict[str, Any]]] = field(default_factory=lambda: {side: [] for side in SIDES})
 
+    def lines(self) -> list[list[str]]:
+        """Format both sides, and the part of Python's rate that HTTP keeps."""
+        lines: list[list[str]] = []
+        python: dict[str, float] = {}
+        for side in SIDES:
+            samples = self.samples[side]
+            values = {name: found.median for name in COLUMNS if (found := spread(samples, name))}
+            kept = 100 * values["output_tok_s"] / python["output_tok_s"] if python else None
+            shares = [kept, *(samples[-1].get(name) for name in ("client_percent", "server_percent"))]
+            cells = [shown(values[name]) if name in values else "" for name in COLUMNS]
+            lines.append([str(self.load.streams), side, *cells, *("" if s is None else f"{s:.0f} %" for s in shares)])
+            python = values
+        return lines
+
 
 def compare(options: argparse.Namespace, llm: "LLM", loads: Sequence[Load], settings: dict[str, Any]) -> list[Row]:
     """Run every load on both sides: once to warm up, then as often as asked, with Python first every other time."""
@@ -294,7 +308,16 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         "commit": options.commit or commit(),
         **fingerprint(device, quick=True),
         "rows": [asdict(row) for row in rows],
+        "table": table(rows),
     }
+
+
+def table(rows: Sequence[Row]) -> list[str]:
+    """Format medians over the repeats, and the processor shares of the last one, for people."""
+    header = ["streams", "side", *(METRICS[name].heading for name in COLUMNS), "kept", "busiest client", "server"]
+    lines = [header, *(line for row in rows for line in row.lines())]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(header))]
+    return ["  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)) for line in lines]
 
 
 def main() -> int:
@@ -316,7 +339,7 @@ def main() -> int:
         parser.error("--out is needed")
     found = measure(options)
     options.out.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    print(render_parts(SCRIPTS["http-cost"](found, "")))
+    print("\n".join(found["table"]))
     return 0
 
 
