@@ -12,8 +12,8 @@ pytest.importorskip("triton", reason="Triton is for Linux alone")
 
 import torch
 
-from benchmarks import quantized_linear, racing
-from benchmarks.quantized_linear import (
+from benchmarks.kernels import quantized_linear, racing
+from benchmarks.kernels.quantized_linear import (
     LIBRARY,
     MATRICES,
     Contender,
@@ -34,7 +34,7 @@ from tests.pairwise import first
 
 ROOT = Path(__file__).parents[2]
 REHEARSED = """
-from benchmarks.quantized_linear import main
+from benchmarks.kernels.quantized_linear import main
 from tests.kernels.interpreted_e4m3 import rounded_to_nearest
 from tests.kernels.interpreter import without_overhead
 with rounded_to_nearest(), without_overhead():
@@ -148,7 +148,7 @@ def test_the_best_are_tried_with_weights_fetched_ahead_and_without_an_early_star
 
 
 def test_with_a_like_devices_results_only_the_fastest_tiles_of_a_cell_race():
-    found = json.loads((ROOT / "benchmarks/quantized_linear.json").read_text())
+    found = json.loads((ROOT / "benchmarks/kernels/quantized_linear.json").read_text())
     known = quantized_linear.fastest_tiles(found)
     device = torch.device("cpu")
     bench = quantized_linear.Bench(device, torch.float16, MATRICES, 1.0, 1.0, 0.0, known)
@@ -163,5 +163,5 @@ def test_with_a_like_devices_results_only_the_fastest_tiles_of_a_cell_race():
 
 @pytest.mark.parametrize("file", ["quantized_linear.json", "quantized_linear_h100.json"])
 def test_a_devices_file_is_what_the_benchmark_writes_of_its_results(file):
-    found = json.loads((ROOT / "benchmarks" / file).read_text())
+    found = json.loads((ROOT / "benchmarks/kernels" / file).read_text())
     assert racing.file_of(quantized_linear.FILES, found["device"]).read_text() == table(found)

@@ -11,7 +11,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.nn import functional as F
 
-from benchmarks import fused_kernels
+from benchmarks.kernels import fused_kernels
 from gradus.bench.references.products import product_reference
 from gradus.bench.references.rows import (
     activation_reference,

@@ -12,7 +12,7 @@ pytest.importorskip("triton", reason="Triton is for Linux alone")
 
 import torch
 
-from benchmarks import fused_kernels, racing
+from benchmarks.kernels import fused_kernels, racing
 from gradus.device.capability import Capability
 from gradus.kernels.linear import dispatch as linear
 from gradus.kernels.linear.launch_tables import (
@@ -231,7 +231,7 @@ def test_a_launch_in_a_file_names_its_kind_and_its_fields(launch):
 
 @pytest.mark.parametrize("file", ["fused_kernels.json", "fused_kernels_h100.json"])
 def test_a_devices_file_is_what_the_benchmark_writes_of_its_results(file):
-    found = json.loads((ROOT / "benchmarks" / file).read_text())
+    found = json.loads((ROOT / "benchmarks/kernels" / file).read_text())
     path = racing.file_of(fused_kernels.MEASURED, found["device"])
     assert path.read_text() == fused_kernels.table(found)
 

@@ -1,8 +1,8 @@
 """Time paged attention alone: the Triton kernels against the memory's bandwidth, or torch's flash attention.
 
-    PYTHONPATH=src:. python3 benchmarks/paged_attention.py --out "$OUT"/paged_attention.json             # as shipped
-    PYTHONPATH=src:. python3 benchmarks/paged_attention.py --out "$OUT"/paged_attention.json --sweep     # and others
-    PYTHONPATH=src:. python3 benchmarks/paged_attention.py --out "$OUT"/paged_attention_fp8.json --fp8   # over 8 bits
+    PYTHONPATH=src:. python3 benchmarks/kernels/paged_attention.py --out "$OUT"/paged_attention.json        # as shipped
+    PYTHONPATH=src:. python3 benchmarks/kernels/paged_attention.py --out "$OUT"/paged_attention.json --sweep
+    PYTHONPATH=src:. python3 benchmarks/kernels/paged_attention.py --out "$OUT"/paged_attention_fp8.json --fp8
 
 Only useful bytes count: keys and values of real positions, each once. A time is one layer's, measured as in racing.py;
 pages lie in random order. `--sweep` also tries other launch shapes: the table in `gradus.kernels.attention.launch` was
@@ -25,7 +25,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from benchmarks import racing
+from benchmarks.kernels import racing
 from gradus.bench.measure.gpu import graph_microseconds
 from gradus.bench.run.script import need_triton, ran
 from gradus.models.precision import resolve_device

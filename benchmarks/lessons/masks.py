@@ -1,6 +1,6 @@
 """Measure the masks of p11: their cost with a real vocabulary, and their effect on answers.
 
-    PYTHONPATH=src:. python3 benchmarks/masks.py --out benchmarks/masks.json
+    PYTHONPATH=src:. python3 benchmarks/lessons/masks.py --out benchmarks/lessons/masks.json
 
 The masks are those of `phases.p11_structured_output.cost`, timed by the thread's own clock. The answers are greedy, in
 float32; of each step the file keeps how many tokens may come, the model's probability for all of them together, the

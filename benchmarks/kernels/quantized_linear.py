@@ -1,8 +1,8 @@
 """Check products with quantized matrices of Llama-3.1-8B, and race them against each other and cuBLAS in bfloat16.
 
-    PYTHONPATH=src:. python3 benchmarks/quantized_linear.py --out "$OUT"/quantized_linear.json --sweep     # on the GPU
-    PYTHONPATH=src:. python3 benchmarks/quantized_linear.py --table quantized_linear.json                  # anywhere
-    PYTHONPATH=src:. python3 benchmarks/quantized_linear.py --show quantized_linear.json
+    PYTHONPATH=src:. python3 benchmarks/kernels/quantized_linear.py --out "$OUT"/quantized_linear.json --sweep
+    PYTHONPATH=src:. python3 benchmarks/kernels/quantized_linear.py --table quantized_linear.json
+    PYTHONPATH=src:. python3 benchmarks/kernels/quantized_linear.py --show quantized_linear.json
 
 Without `--sweep` only the tiles that the engine chooses run. `--table` writes the device's file in
 `src/gradus/kernels/quantized/measured/`, by which the engine then chooses. Every launch is checked before it is timed:
@@ -31,8 +31,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from benchmarks import racing
-from benchmarks.racing import error, poisoned
+from benchmarks.kernels import racing
+from benchmarks.kernels.racing import error, poisoned
 from gradus.bench.measure.gpu import graph_microseconds
 from gradus.bench.run.script import need_triton, ran
 from gradus.device.capability import capability
@@ -68,7 +68,7 @@ MOST_HEAD_ROWS = 256  # logits are of sampled rows only
 OURS, CUBLAS, LIBRARY = "bf16 ours", "bf16 cublas", "library"
 MOST_KNOWN = 6
 TOLERANCE = 8e-3  # of ‖out - reference‖ / ‖reference‖, with a result in 16 bits
-FILES = Path(__file__).parents[1] / "src/gradus/kernels/quantized/measured"
+FILES = Path(__file__).parents[2] / "src/gradus/kernels/quantized/measured"
 
 
 class Bench(NamedTuple):

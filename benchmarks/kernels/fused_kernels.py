@@ -1,7 +1,7 @@
 """Time products of 16-bit matrices against cuBLAS, and write the file that products are chosen by.
 
-    PYTHONPATH=src:. python3 benchmarks/fused_kernels.py --out "$OUT"/fused_kernels.json      # on the GPU: minutes
-    PYTHONPATH=src:. python3 benchmarks/fused_kernels.py --table fused_kernels.json           # anywhere: the file
+    PYTHONPATH=src:. python3 benchmarks/kernels/fused_kernels.py --out "$OUT"/fused_kernels.json  # on the GPU: minutes
+    PYTHONPATH=src:. python3 benchmarks/kernels/fused_kernels.py --table fused_kernels.json       # anywhere: the file
 
 `--known` races only the launches that were fastest in another device's results, which takes a fraction of the time. The
 part "chains" checks each launch against the torch reference before it times it. The floor is the bytes that must move
@@ -23,8 +23,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from benchmarks import racing
-from benchmarks.racing import copies, error
+from benchmarks.kernels import racing
+from benchmarks.kernels.racing import copies, error
 from gradus.bench.measure.gpu import graph_microseconds
 from gradus.bench.run.script import need_triton, ran
 from gradus.device.capability import SHARED_MEMORY
@@ -60,7 +60,7 @@ IN_A_CHAIN = 1.25
 CACHE = 128 << 20  # bytes, twice an H200's L2
 DEVICE, DTYPE = torch.device("cuda"), torch.bfloat16
 TOLERANCE = 1e-2  # of ‖out - reference‖ / ‖reference‖, with a result in 16 bits
-MEASURED = Path(__file__).parents[1] / "src/gradus/kernels/linear/measured"
+MEASURED = Path(__file__).parents[2] / "src/gradus/kernels/linear/measured"
 
 # (vocabulary, hidden, query heads, key heads, head dim, MLP width, layers, gated)
 MODELS = {
