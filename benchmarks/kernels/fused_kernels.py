@@ -579,7 +579,7 @@ def shown(times: dict[str, float]) -> dict[str, float]:
 
 
 class Asked(NamedTuple):
-    """What one run races. counts: rows of the part chains. rate: bytes per second that floors are computed with."""
+    """The settings of a run. counts: rows of the part chains. rate: bytes per second that floors are computed with."""
 
     models: list[str]
     counts: list[int]

@@ -79,7 +79,8 @@ def compile_in_processes(compiled: Callable[[Task], Any], tasks: Iterable[Task],
     except BrokenProcessPool:
         problems = ["a process that compiled has died"]
     print(f"{len(tasks)} kernels compiled in {time.perf_counter() - start:.0f} s, {len(problems)} not", flush=True)
-    print(*problems[:5], sep="\n", flush=True)
+    for problem in problems[:5]:
+        print(problem, flush=True)
 
 
 def problem_of(compiled: Callable[[Task], Any], task: Task) -> str | None:
@@ -96,7 +97,7 @@ def problem_of(compiled: Callable[[Task], Any], task: Task) -> str | None:
 
 
 def copies(bytes_each: int, cache: int) -> int:
-    """Return how many buffers exceed a cache of so many bytes: at least 2, at most 200."""
+    """Return the number of buffers that together exceed a cache, between 2 and 200."""
     return max(2, min(200, math.ceil(cache / bytes_each)))
 
 

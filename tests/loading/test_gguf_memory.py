@@ -64,7 +64,7 @@ def tensors_of(config: dict[str, Any], seed: int = 0) -> dict[str, Tensor]:
 
 @pytest.fixture(scope="module")
 def file(tmp_path_factory) -> Path:
-    """Two layers with random bits in all matrices: encoding so many numbers would take a minute."""
+    """Two layers with random bits in all matrices: encoding real numbers would take a minute."""
     config, path = CONFIGS["llama"] | SIZES, tmp_path_factory.mktemp("gguf") / "m.gguf"
     matrices = {name: Type.Q4_K for name, value in tensors_of(config).items() if ".layers." in name and value.ndim == 2}
     with pytest.MonkeyPatch.context() as patch:

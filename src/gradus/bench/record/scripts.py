@@ -38,7 +38,7 @@ def command(name: str) -> str:
 
 
 LESSONS = ("masks", "masks-steps", "serving-lesson", "parallel-lesson")
-"""Those whose files are in `benchmarks/lessons`."""
+"""Scripts with files in `benchmarks/lessons`."""
 
 
 def _stem(name: str) -> str:
