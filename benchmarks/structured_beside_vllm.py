@@ -22,7 +22,6 @@ from typing import Any
 from benchmarks.http_cost import Load
 from benchmarks.random_folder import write_folder
 from benchmarks.server_beside_vllm import FIRST_IDS, VLLM_MEMORY, aligned, write
-from benchmarks.structured import schema
 from gradus.bench.measure.fingerprint import commit, fingerprint
 from gradus.bench.run.block_process import Found, run_block, run_vllm
 from gradus.bench.run.script import ran
@@ -35,6 +34,28 @@ TEMPERATURE, CONTEXT, MUST = 0.8, 512, 1.3
 LOAD, QUICK = Load(64, 1, 64, 128), Load(3, 1, 8, 12)
 BLOCK_SECONDS, VLLM_SECONDS = 150, 300
 VLLM_BLOCK = Path(__file__).with_name("vllm_block.py")
+
+FIELDS: list[dict[str, Any]] = [
+    {"name": {"type": "string", "maxLength": 24}, "age": {"type": "integer", "minimum": 0, "maximum": 150}},
+    {"city": {"type": "string"}, "temperature": {"type": "number"}, "unit": {"enum": ["celsius", "fahrenheit"]}},
+    {"id": {"type": "string", "pattern": "^[A-Z]{3}-[0-9]{4}$"}, "active": {"type": "boolean"}},
+    {"date": {"type": "string", "format": "date"}, "tags": {"type": "array", "items": {"type": "string"}}},
+    {
+        "path": {"type": "string"},
+        "line": {"type": "integer"},
+        "edit": {"anyOf": [{"type": "string"}, {"type": "null"}]},
+    },
+    {"x": {"type": "number"}, "y": {"type": "number"}, "label": {"type": "string", "maxLength": 8}},
+    {"to": {"type": "string", "format": "email"}, "subject": {"type": "string"}, "body": {"type": "string"}},
+    {"kind": {"const": "order"}, "items": {"type": "array", "items": {"type": "integer"}, "minItems": 1}},
+]
+
+
+def schema(number: int) -> dict[str, Any]:
+    """Return an array of objects that no answer here completes."""
+    fields = FIELDS[number % len(FIELDS)]
+    item = {"type": "object", "properties": fields, "required": [*fields], "additionalProperties": False}
+    return {"type": "array", "items": item, "minItems": 200}
 
 
 def asked_of(options: argparse.Namespace, folder: Path) -> dict[str, Any]:

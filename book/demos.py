@@ -1,7 +1,7 @@
 """A phase's demo inside its lesson: the question that it answers, the chart, and what the chart says.
 
-The runs are recorded (benchmarks/demos.py), so a book that is built on a busy machine shows the same. Importing this
-takes no Sphinx: the tests ask it.
+The runs are recorded (benchmarks/lessons/demos.py), so a book that is built on a busy machine shows the same. Importing
+this takes no Sphinx: the tests ask it.
 """
 
 from html import escape

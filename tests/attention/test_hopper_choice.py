@@ -19,7 +19,7 @@ from gradus.models.config import ModelConfig
 from gradus.models.shapes import SHAPES
 from tests.kernels.ahead_of_time import EVERY, H200
 
-RACE = Path(__file__).parents[2] / "benchmarks" / "prompt_attention.json"
+RACE = Path(__file__).parents[2] / "benchmarks" / "answered" / "prompt_attention.json"
 LLAMA = replace(SHAPES["llama-3.1-8b"], num_layers=1, windows=(None,))
 
 

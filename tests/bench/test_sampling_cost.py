@@ -80,7 +80,7 @@ def test_every_parameter_that_shapes_a_draw_is_measured_and_all_of_them_together
     every = sampling_cost.parameters(100)
     used = {name for asked in every.values() for name in asked}
     unchanging = {"max_tokens", "temperature", "seed", "n", "stop", "stop_token_ids", "min_tokens", "ignore_eos"}
-    unchanging.add("structured")  # a mask costs what its grammar does: benchmarks/structured.py
+    unchanging.add("structured")  # a mask costs what its grammar does: docs/design/p11.md
     unchanging.add("prompt_logprobs")  # a pass over the prompt, and no draw
     assert used == set(SamplingParams.__dataclass_fields__) - unchanging
     assert set(every[EVERYTHING]) == used and not every[PLAIN] and next(iter(every)) == PLAIN

@@ -13,7 +13,7 @@ from gradus.bench.run import script
 from gradus.errors import ConfigError
 
 ROOT = Path(__file__).parents[2]
-SCRIPTS = sorted(path for path in (ROOT / "benchmarks").glob("*.py") if "__main__" in path.read_text(encoding="utf-8"))
+SCRIPTS = sorted(path for path in (ROOT / "benchmarks").rglob("*.py") if "__main__" in path.read_text(encoding="utf-8"))
 
 
 def test_a_mistake_becomes_one_line_and_the_exit_code_of_one(monkeypatch, capsys):
@@ -74,7 +74,7 @@ def ends_of(paths: list[Path], out: Path, hidden: tuple[str, ...] = ()) -> dict[
 def test_without_triton_a_script_says_so_in_one_line(tmp_path):
     ends = ends_of(NEED_TRITON, tmp_path / "found.json", hidden=("triton",))
     why = "Triton is not installed (it comes with torch's CUDA build)"
-    assert ends == {path.stem: (2, f"{path.stem}: {why}\n") for path in NEED_TRITON} and len(ends) > 4
+    assert ends == {path.stem: (2, f"{path.stem}: {why}\n") for path in NEED_TRITON} and len(ends) > 2
 
 
 def test_without_a_gpu_a_script_says_so_in_one_line(tmp_path):

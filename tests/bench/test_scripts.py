@@ -39,8 +39,8 @@ REAL_WEIGHTS = {
 @pytest.fixture
 def page(tmp_path) -> Path:
     """Both scripts' files, and a page in docs/ that shows them."""
-    for folder in ("benchmarks", "docs", "reports"):
-        (tmp_path / folder).mkdir()
+    for folder in ("benchmarks/lessons", "docs", "reports"):
+        (tmp_path / folder).mkdir(parents=True)
     (tmp_path / "benchmarks/http_cost.json").write_text(json.dumps(HTTP_COST))
     (tmp_path / "benchmarks/real_weights.json").write_text(json.dumps(REAL_WEIGHTS))
     file = tmp_path / "docs/page.md"
@@ -77,7 +77,7 @@ def test_streams_stand_beside_the_engine_alone_by_the_medians_of_their_runs(page
     served = [{"rate": rate} | dict(zip(names, (1.0, 2.0, 3.0, 4.0), strict=True)) for rate in (100.0, 300.0, 200.0)]
     found = {"hardware": {"processor": "A", "cores": "2"}, "model": "m", "phase": "p03", "prompt": 5, "tokens": 6}
     found |= {"streams": [{"streams": 8, "served": served, "alone": [500.0, 400.0, 900.0]}]}
-    (page.parents[1] / "benchmarks/serving_lesson.json").write_text(json.dumps(found))
+    (page.parents[1] / "benchmarks/lessons/serving_lesson.json").write_text(json.dumps(found))
     text = refreshed(page)
     assert "**A**, 2 cores, m in p03, 5 tokens in, 6 out, all streams at once. [Samples](" in text
     assert ["8", "200", "500", "1 (2)", "3 (4)"] in cells(text)
@@ -88,7 +88,7 @@ def test_ranks_stand_with_what_they_waited_for(page):
     notes = [("step", 0, 0, 8), ("exchange", 0, 2, 4), ("step", 1, 0, 5), ("receive", 1, 5, 10)]
     found = {"hardware": {"processor": "A", "cores": "2"}, "model": "m", "tokens": 6, "runs": 3}
     found |= {"ways": {"cut": [dict(zip(("kind", "rank", "at", "until"), note, strict=True)) for note in notes]}}
-    (page.parents[1] / "benchmarks/parallel_lesson.json").write_text(json.dumps(found))
+    (page.parents[1] / "benchmarks/lessons/parallel_lesson.json").write_text(json.dumps(found))
     text = refreshed(page)
     assert (
         "**A**, 2 cores, one thread per rank, m, two requests, 6 tokens out. The shortest of 3 runs. [Samples](" in text

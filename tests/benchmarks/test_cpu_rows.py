@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("numba")
 
-from benchmarks import cpu_rows
+from benchmarks.kernels import cpu_rows
 from gradus.engine.request import SamplingParams
 from gradus.kernels.cpu import rows
 from gradus.text.llm import LLM

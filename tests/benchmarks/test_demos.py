@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from benchmarks import demos as recorder
+from benchmarks.lessons import demos as recorder
 from gradus.bench.contenders.workbench import Workbench
 from gradus.course.views import demos
 from gradus.course.views.demos import DEMOS, RECORDING
@@ -41,7 +41,7 @@ def test_a_demo_that_has_changed_since_is_refused(tmp_path):
     found = json.loads(RECORDING.read_text(encoding="utf-8"))
     found["p04"]["asks"]["cache_tokens"] += 1
     (tmp_path / "demos.json").write_text(json.dumps(found), encoding="utf-8")
-    with pytest.raises(ConfigError, match=r"the demo of p04 has changed: run python benchmarks/demos.py p04"):
+    with pytest.raises(ConfigError, match=r"the demo of p04 has changed: run python benchmarks/lessons/demos.py p04"):
         demos.recorded("p04", tmp_path / "demos.json")
 
 

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from benchmarks import masks as script
+from benchmarks.lessons import masks as script
 from gradus.course.figures.structured.recorded import RECORDING, recorded
 from gradus.engine.structured import Structured
 from phases.p11_structured_output.cost import EXPRESSIONS

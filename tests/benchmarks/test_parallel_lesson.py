@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from benchmarks import parallel_lesson as script
+from benchmarks.lessons import parallel_lesson as script
 from gradus.course.figures.parallel import ranks, recorded
 from phases.p12_parallelism import watch
 from phases.p12_parallelism.demo import WAYS

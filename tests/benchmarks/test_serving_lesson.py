@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from benchmarks import serving_lesson as script
+from benchmarks.lessons import serving_lesson as script
 from gradus.course.figures.serving import recorded, streams, way
 from phases.p13_serving import demo
 from phases.p13_serving.way import ANN, CY

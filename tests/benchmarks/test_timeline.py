@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from benchmarks import timeline
+from benchmarks.lessons import timeline
 from gradus.bench.contenders.workbench import Workbench
 
 

@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from benchmarks import timeline
+from benchmarks.lessons import timeline
 from gradus.bench.contenders.workbench import Workbench
 from gradus.course.drawing import FREE, KEPT, MARGIN, NEW, WASTE, WIDTH
 from gradus.course.figures import every

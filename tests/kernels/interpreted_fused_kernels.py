@@ -11,7 +11,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.nn import functional as F
 
-from benchmarks import fused_kernels
+from benchmarks.kernels import fused_kernels
 from gradus.engine.plan import UNDRAFTED
 from gradus.kernels.core.counters import counters_of
 from gradus.kernels.linear import few_rows, streamed_gemv, streamed_rows

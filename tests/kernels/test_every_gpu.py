@@ -63,7 +63,8 @@ TYPES = {torch.bfloat16: "*bf16", torch.float32: "*fp32"}
 # Bytes per thread that may be spilled on an H200, by how the name begins: the most that Triton 3.6 and 3.7 make of it.
 # In float32 a product is three, so registers are short. Of a prompt's 256 rows some values are spilled outside of the
 # loop (faster all the same, measured). Values of 8 bits take registers to be widened: in bfloat16, for heads of 128, a
-# prompt's fastest tile spills (`benchmarks/paged_attention_fp8.json`); heads of 256, and float32, were not raced.
+# prompt's fastest tile spills (`benchmarks/kernels/paged_attention_fp8.json`); heads of 256, and float32, were not
+# raced.
 SPILLED = {
     "hopper prompt": 48,  # as in Triton 3.6; raced with them
     "decode 256 float32 fp8": 16,

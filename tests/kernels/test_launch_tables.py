@@ -12,7 +12,7 @@ pytest.importorskip("triton", reason="Triton is for Linux alone")
 
 import torch
 
-from benchmarks import fused_kernels
+from benchmarks.kernels import fused_kernels, racing
 from gradus.device.capability import Capability
 from gradus.kernels.core.tuning import KINDS, launch_of, stored_form
 from gradus.kernels.linear import dispatch as linear
@@ -203,7 +203,7 @@ def test_with_a_like_devices_results_only_what_was_fastest_there_races():
         "products": [{"m": 1, "n": use.n, "k": use.k, "launches": [[stored_form(best), 1.0]]}],
         "few": [{"m": 2} | use._asdict() | {"times": {"cublas": 1.0, fused_kernels.name_of(few): 2.0}}],
     }
-    known, unknown = fused_kernels.Known(found), fused_kernels.Known({"products": [], "few": []})
+    known, unknown = fused_kernels.Known(found), fused_kernels.Known({})
     assert known.candidates(1, use.n, use.k) == [best] and known.fused_candidates(use, 2) == [few]
     assert len(known.candidates(8, use.n, use.k)) > 1 and len(known.fused_candidates(use, 4)) > 1
     assert best in unknown.candidates(1, use.n, use.k) and few in unknown.fused_candidates(use, 2)
@@ -222,10 +222,11 @@ def test_a_launch_in_a_file_names_its_kind_and_its_fields(launch):
 # -- the files -------------------------------------------------------------------------------------------------------
 
 
-def test_the_h200s_file_is_what_the_benchmark_writes_of_its_results():
-    found = json.loads((ROOT / "benchmarks/fused_kernels.json").read_text())
-    path = fused_kernels.file_of(found["device"])
-    assert path.name == "nvidia-h200.json" and path.read_text() == fused_kernels.table(found)
+@pytest.mark.parametrize("file", ["fused_kernels.json", "fused_kernels_h100.json"])
+def test_a_devices_file_is_what_the_benchmark_writes_of_its_results(file):
+    found = json.loads((ROOT / "benchmarks/kernels" / file).read_text())
+    path = racing.file_of(fused_kernels.MEASURED, found["device"])
+    assert path.read_text() == fused_kernels.table(found)
 
 
 def test_every_file_says_what_it_was_measured_with_and_goes_into_the_wheel():

@@ -12,7 +12,7 @@ region ends when its last thread does. By default a thread that has finished spi
 that is the fastest way to wait. But if another program is busy, the spinning thread uses up its share of the core, the
 scheduler then takes the core away, and the next region waits a whole time slice for it. A thread that sleeps instead
 keeps its claim to the core, but waking it takes longer than most waits do. So threads spin for about as long as a usual
-wait, some fifty microseconds, and then sleep. `benchmarks/busy_core.py` measures both.
+wait, some fifty microseconds, and then sleep. `benchmarks/answered/busy_core.json` has both.
 
 OpenMP libraries read these variables once, when they are loaded. A program that uses `LLM` sets them itself, before it
 imports torch: importing gradus changes no environment. The command line may change it, because it owns its process. In

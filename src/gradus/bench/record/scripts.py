@@ -37,8 +37,13 @@ def command(name: str) -> str:
     return f"python {script}.py --out {script}.json"
 
 
+LESSONS = ("masks", "masks-steps", "serving-lesson", "parallel-lesson")
+"""Scripts with files in `benchmarks/lessons`."""
+
+
 def _stem(name: str) -> str:
-    return name.partition("/")[0].replace("-", "_")
+    stem = name.partition("/")[0].replace("-", "_")
+    return f"lessons/{stem}" if name in LESSONS else stem
 
 
 def _http_cost(found: dict[str, Any], samples: str) -> list[Part]:

@@ -1,6 +1,6 @@
 """p10's figure of a recording: a few steps of decodes on host and GPU, launched, replayed, and one step ahead.
 
-Drawn from benchmarks/timeline.json, which benchmarks/timeline.py writes on a GPU. No torch here.
+Drawn from benchmarks/lessons/timeline.json, which benchmarks/lessons/timeline.py writes on a GPU. No torch here.
 """
 
 import json
@@ -14,7 +14,7 @@ from typing import Any
 from gradus.bench.statistics import median
 from gradus.course.drawing import BOX, FREE, KEPT, NEW, WASTE, WIDTH, Drawing, Kind
 
-RECORDING = Path(__file__).parents[4] / "benchmarks" / "timeline.json"
+RECORDING = Path(__file__).parents[4] / "benchmarks" / "lessons" / "timeline.json"
 SHOWN = 8  # steps
 SCENE = "decodes"
 NAMES = {

@@ -29,7 +29,7 @@ from gradus.loading import CATALOGUE
 Points = list[tuple[float, float]]
 
 REAL = "smollm2-135m"
-RECORDING = Path(__file__).parents[4] / "benchmarks" / "demos.json"
+RECORDING = Path(__file__).parents[4] / "benchmarks" / "lessons" / "demos.json"
 SMOOTHED = 8  # tokens that a rate is taken over
 WARM_TOKENS = 4
 MOST_STEPS = 10_000
@@ -124,7 +124,7 @@ class Shown:
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """A demo's run that benchmarks/demos.py has kept. machine: in words."""
+    """A demo's run that benchmarks/lessons/demos.py has kept. machine: in words."""
 
     shown: Shown
     model: str
@@ -135,7 +135,8 @@ def recorded(phase: str, file: Path = RECORDING) -> Recorded:
     """Raises ConfigError if the demo is not the one that was recorded."""
     found, demo = json.loads(file.read_text(encoding="utf-8"))[phase], demo_of(phase)
     if found["asks"] != demo.asks:
-        raise ConfigError(f"{file.name}: the demo of {phase} has changed: run python benchmarks/demos.py {phase}")
+        command = f"python benchmarks/lessons/demos.py {phase}"
+        raise ConfigError(f"{file.name}: the demo of {phase} has changed: run {command}")
     series = {name: [(x, y) for x, y in points] for name, points in found["series"].items()}
     table = [(name, before, after, says) for name, before, after, says in found["table"]]
     return Recorded(Shown(demo, series, table), found["model"], found["machine"])

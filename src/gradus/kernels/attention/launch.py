@@ -10,12 +10,13 @@ from gradus.device.capability import Capability
 
 H200, H200_PROCESSORS = Capability(9, 0), 132
 SMALLEST_TILE = 16  # rows: the fewest that matrix units take
-# Programs per multiprocessor that are worth their partial results (`benchmarks/attention_waves.json`): the smallest
-# tiles wait for memory. Up to 128 rows a second program multiplies while the first one waits; 256 rows have 16 warps.
+# Programs per multiprocessor that are worth their partial results (`benchmarks/answered/attention_waves.json`): the
+# smallest tiles wait for memory. Up to 128 rows a second program multiplies while the first one waits; 256 rows have 16
+# warps.
 LIVE, TALL_LIVE, TALLEST_LIVE = 4, 2, 1
 ADDING = 8.0
 # Keys that one program of narrow heads gets through sooner than two add up: three steps of its loop. With heads of 128,
-# whose steps are half as long, splitting won from the second step on (`benchmarks/attention_splits.json`).
+# whose steps are half as long, splitting won from the second step on (`benchmarks/answered/attention_splits.json`).
 WHOLE = 384
 
 Shape = tuple[int, int, int, int]  # rows, keys, warps, stages
@@ -51,7 +52,7 @@ class Launch:
 HOPPER = Launch(rows=128, keys=128, warps=9, stages=2, live=1, processors=1)
 HOPPER_HEAD_DIM, HOPPER_PAGE = 128, 16
 HOPPER_FILLED = 2  # tiles per multiprocessor, at least
-HOPPER_LONG = 1024  # new tokens of a span: it won at 2,048 and lost at 512 (`benchmarks/prompt_attention.json`)
+HOPPER_LONG = 1024  # new tokens of a span: it won at 2,048, lost at 512 (`benchmarks/answered/prompt_attention.json`)
 
 
 def fills_hopper(counts: Sequence[int], group: int, kv_heads: int, processors: int) -> bool:
@@ -79,9 +80,9 @@ def launches(
     dtype: of the queries. eight_bits: keys and values are e4m3, and widened to it. processors: multiprocessors of the
     GPU, which is `able`.
 
-    Measured on an H200 in bfloat16, for heads of 64 and 128 (`benchmarks/paged_attention.py --sweep`). Wider heads, and
-    values of more bytes, take shorter steps, because their tiles must fit the same shared memory; a GPU with less takes
-    the same shapes, cut to fit (`fitted`).
+    Measured on an H200 in bfloat16, for heads of 64 and 128 (`benchmarks/kernels/paged_attention.py --sweep`). Wider
+    heads, and values of more bytes, take shorter steps, because their tiles must fit the same shared memory; a GPU with
+    less takes the same shapes, cut to fit (`fitted`).
 
     Among tiles of 16 rows the differences are small where heads are 128 wide: from 32 to 128 keys and from 1 to 4
     warps, all read memory at its full speed once the batch is large. Narrow heads take more of a program's time for
@@ -89,8 +90,8 @@ def launches(
     prompts the shape decides: a tile of 256 rows reads each key half as often as one of 128. Keys in 8 bits want long
     steps, too, whose widening the next step's reading hides; tall tiles of them gain nothing. Narrow heads that share a
     key head also have a tile of 32 rows, for eight tokens with up to four heads each. With it, steps of up to eight
-    sequences that verify drafts take up to 14 % less time than with 64 rows (`benchmarks/draft_steps.json`, on an
-    H100). In float32 a step's widened keys are in registers, each in two parts for TF32 products. Where heads are 64
+    sequences that verify drafts take up to 14 % less time than with 64 rows (`benchmarks/answered/draft_steps.json`, on
+    an H100). In float32 a step's widened keys are in registers, each in two parts for TF32 products. Where heads are 64
     wide, 64 of them spill and 32 do not (compiled for sm_90, not raced).
     """
     wide = triton.next_power_of_2(head_dim) * dtype.itemsize  # bytes of a key

@@ -1,11 +1,10 @@
 """The number of rows up to which a step's products are faster in these kernels than in torch: measured, by processor.
 
-`benchmarks/cpu_rows.py --table` writes a processor's file in `measured_rows/`: the most rows for each kind of matrix
-and each model width that it measured. Beyond MOST_ROWS, the kernels run in several passes. A model of another width
-takes the nearest width's number. A processor is identified by its name and the instruction sets that the kernels use,
-because many processors of rented machines share one name. One without a file takes another's with the same instruction
-sets, and else UNKNOWN everywhere.
-"""
+`benchmarks/kernels/cpu_rows.py --table` writes a processor's file in `measured_rows/`: the most rows for each kind of
+matrix and each model width that it measured. Beyond MOST_ROWS, the kernels run in several passes. A model of another
+width takes the nearest width's number. A processor is identified by its name and the instruction sets that the kernels
+use, because many processors of rented machines share one name. One without a file takes another's with the same
+instruction sets, and else UNKNOWN everywhere."""
 
 import json
 from functools import cache

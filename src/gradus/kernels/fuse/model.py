@@ -37,7 +37,7 @@ from gradus.models.rope import RotaryTable, Rotation
 
 # Every program of a product can normalize a few rows for itself. Up to this width that takes less time than a separate
 # launch, where launches start early, and beyond it more (Llama-3.2-1B and 8B with one row on an H200: the
-# steps in benchmarks/fused_kernels.json).
+# steps in benchmarks/kernels/fused_kernels.json).
 NORM_WITHIN = 2048
 ALIGNED_ROWS = 8  # 16-bit values in 16 bytes
 

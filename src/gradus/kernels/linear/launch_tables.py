@@ -1,9 +1,9 @@
 """Tables of the fastest launch for a product of 16-bit matrices: measured, one file per device (`core/tuning.py`).
 
-A file holds, for each matrix [n, k] that benchmarks/fused_kernels.py knows and each number of rows, the fastest launch
-of ours, or null where cuBLAS was as fast. For few rows it also holds the launch of products with something fused in,
-which may be slower than the product alone by the launch that it saves; or null. A matrix that was never measured with
-a number of rows takes the choice of the nearest one that was. Fused products do so only if the matrix has no fused
+A file holds, for each matrix [n, k] that benchmarks/kernels/fused_kernels.py knows and each number of rows, the fastest
+launch of ours, or null where cuBLAS was as fast. For few rows it also holds the launch of products with something fused
+in, which may be slower than the product alone by the launch that it saves; or null. A matrix that was never measured
+with a number of rows takes the choice of the nearest one that was. Fused products do so only if the matrix has no fused
 measurement at all.
 
 Without a file, a single row takes a launch that is reasonable anywhere, and more go to cuBLAS.

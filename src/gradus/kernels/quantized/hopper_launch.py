@@ -26,8 +26,8 @@ class HopperLaunch(NamedTuple):
         return self.rows * CONSUMERS
 
 
-# For products alone, and for those that add to the residual stream. The shapes that `benchmarks/int8_product.py` races
-# differ by as much as one does between two races.
+# For products alone, and for those that add to the residual stream. The shapes raced in
+# `benchmarks/answered/int8_product.json` differ by as much as one does between two races.
 ALONE = HopperLaunch(rows=64, columns=256, stages=4, buffers=2, together=16)
 ONTO = HopperLaunch(rows=64, columns=256, stages=4, buffers=2, together=16)
 RACED = 4096  # outputs and columns, at least

@@ -1,6 +1,6 @@
 """Tables of the fastest tile for a product with a quantized matrix: measured per device, or chosen by a rule.
 
-`benchmarks/quantized_linear.py --table` writes a device's file in `measured/` from what it measured: for each
+`benchmarks/kernels/quantized_linear.py --table` writes a device's file in `measured/` from what it measured: for each
 scheme, each matrix [n, k] and each number of rows, the fastest tile, or null where the library was: for int4 the
 widened matrix and cuBLAS, for 8 bits torch's own products (see `core/tuning.py`).
 

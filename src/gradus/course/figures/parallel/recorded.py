@@ -1,4 +1,4 @@
-"""The recorded run of p12's ranks, which benchmarks/parallel_lesson.py wrote. No torch here."""
+"""The recorded run of p12's ranks, which benchmarks/lessons/parallel_lesson.py wrote. No torch here."""
 
 import json
 from pathlib import Path
@@ -6,7 +6,7 @@ from typing import Any
 
 from gradus import phases
 
-RECORDING = Path(__file__).parents[5] / "benchmarks" / "parallel_lesson.json"
+RECORDING = Path(__file__).parents[5] / "benchmarks" / "lessons" / "parallel_lesson.json"
 
 
 def ways() -> dict[str, list[Any]]:

@@ -1,4 +1,4 @@
-"""Measurements of p13's server: benchmarks/serving_lesson.py has written them. No torch here."""
+"""Measurements of p13's server: benchmarks/lessons/serving_lesson.py has written them. No torch here."""
 
 import json
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from typing import Any
 
 from gradus.bench.statistics import median
 
-RECORDING = Path(__file__).parents[5] / "benchmarks" / "serving_lesson.json"
+RECORDING = Path(__file__).parents[5] / "benchmarks" / "lessons" / "serving_lesson.json"
 
 
 @dataclass(frozen=True, slots=True)

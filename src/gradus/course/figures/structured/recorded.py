@@ -1,10 +1,10 @@
-"""Masked answers of a real model: benchmarks/masks.py has written them. No torch here."""
+"""Masked answers of a real model: benchmarks/lessons/masks.py has written them. No torch here."""
 
 import json
 from dataclasses import dataclass
 from pathlib import Path
 
-RECORDING = Path(__file__).parents[5] / "benchmarks" / "masks.json"
+RECORDING = Path(__file__).parents[5] / "benchmarks" / "lessons" / "masks.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class Answer:
 
 
 def recorded(name: str) -> Answer:
-    """The answer of that name in `benchmarks/masks.py`."""
+    """The answer of that name in `benchmarks/lessons/masks.py`."""
     found = json.loads(RECORDING.read_text(encoding="utf-8"))["answers"]
     one = next(each for each in found if each["name"] == name)
     rows = tuple(Row(*row) for row in one["steps"])

@@ -1,6 +1,6 @@
 """Record p12's ranks at work: what each computes when, and where it waits, in three ways to cut a model in two.
 
-    PYTHONPATH=src:. python3 benchmarks/parallel_lesson.py --out benchmarks/parallel_lesson.json
+    PYTHONPATH=src:. python3 benchmarks/lessons/parallel_lesson.py --out benchmarks/lessons/parallel_lesson.json
 
 A rank is a process with one thread, so two ranks have two cores of one machine. Messages go over loopback. What other
 programs do on these cores shows as waits, so the file keeps the shortest of several runs. It says what happens in which

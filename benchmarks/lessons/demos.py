@@ -1,7 +1,7 @@
 """The demos of the course as they ran once: what the book shows of them.
 
-    PYTHONPATH=src:. python3 benchmarks/demos.py              # all, into benchmarks/demos.json
-    PYTHONPATH=src:. python3 benchmarks/demos.py p04 p06      # these; the others' recordings stay
+    PYTHONPATH=src:. python3 benchmarks/lessons/demos.py              # all, into benchmarks/lessons/demos.json
+    PYTHONPATH=src:. python3 benchmarks/lessons/demos.py p04 p06      # these; the others' recordings stay
 
 A recording names the work that it ran, so a demo that has changed is found (tests/benchmarks/test_demos.py).
 """

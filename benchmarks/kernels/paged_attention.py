@@ -1,28 +1,23 @@
 """Time paged attention alone: the Triton kernels against the memory's bandwidth, or torch's flash attention.
 
-    PYTHONPATH=src:. python3 benchmarks/paged_attention.py --out "$OUT"/paged_attention.json             # as shipped
-    PYTHONPATH=src:. python3 benchmarks/paged_attention.py --out "$OUT"/paged_attention.json --sweep     # and others
-    PYTHONPATH=src:. python3 benchmarks/paged_attention.py --out "$OUT"/paged_attention_fp8.json --fp8   # over 8 bits
+    PYTHONPATH=src:. python3 benchmarks/kernels/paged_attention.py --out "$OUT"/paged_attention.json        # as shipped
+    PYTHONPATH=src:. python3 benchmarks/kernels/paged_attention.py --out "$OUT"/paged_attention.json --sweep
+    PYTHONPATH=src:. python3 benchmarks/kernels/paged_attention.py --out "$OUT"/paged_attention_fp8.json --fp8
 
-Only useful bytes count: keys and values of real positions, each once. A time is one layer's, in a CUDA graph of enough
-layers to exceed the L2 cache several times, the median of several replays; pages lie in random order. `--sweep` also
-tries other launch shapes: the table in `gradus.kernels.attention.launch` was made from its results.
+Only useful bytes count: keys and values of real positions, each once. A time is one layer's, measured as in racing.py;
+pages lie in random order. `--sweep` also tries other launch shapes: the table in `gradus.kernels.attention.launch` was
+made from its results.
 """
 
-import argparse
 import json
 import math
 import statistics
 import sys
 import time
 from collections.abc import Iterable, Iterator
-from concurrent.futures import ProcessPoolExecutor
-from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import product
-from multiprocessing import get_context
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -30,6 +25,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from benchmarks.kernels import racing
 from gradus.bench.measure.gpu import graph_microseconds
 from gradus.bench.run.script import need_triton, ran
 from gradus.models.precision import resolve_device
@@ -38,8 +34,6 @@ from gradus.quantization.kv import SCALE
 
 if __name__ == "__main__":
     need_triton()
-
-from triton.runtime.errors import OutOfResources
 
 from gradus.attention.triton_paged import FUSED_ROPE_WIDTH
 from gradus.kernels.attention.launch import Launch, launches
@@ -64,7 +58,6 @@ class Shape:
     head_dim: int
     rotates: bool = True
     fp8: bool = False  # keys and values in 8 bits
-    window: int | None = None
 
     def bytes_of(self, positions: int) -> int:
         head = self.head_dim * E4M3.itemsize + SCALE.itemsize if self.fp8 else self.head_dim * 2
@@ -90,11 +83,10 @@ class Step:
 
     pool: Tensor | None = None  # random keys and values that every step cuts its own from
 
-    def __init__(self, shape: Shape, counts: list[int], lengths: list[int], turns: bool = True) -> None:
-        """turns: False keeps narrow heads of decodes as others are, rotated and stored before."""
+    def __init__(self, shape: Shape, counts: list[int], lengths: list[int]) -> None:
         self.shape, self.counts, self.lengths = shape, counts, lengths
         self.bytes = shape.bytes_of(sum(lengths))
-        layers = max(2, min(64, math.ceil(CACHE / self.bytes)))
+        layers = min(64, racing.copies(self.bytes, CACHE))
         needed = [-(-length // PAGE) for length in lengths]
         pages = sum(needed) + 1
         if Step.pool is None:
@@ -145,7 +137,7 @@ class Step:
         works = [
             Work(
                 launch, tiles=sum(-(-count // (launch.rows // self.shape.group)) for count in mine),
-                group=self.shape.group, kv_heads=self.shape.kv_heads, window=self.shape.window, device=self.q.device,
+                group=self.shape.group, kv_heads=self.shape.kv_heads, window=None, device=self.q.device,
             )
             for launch, mine, _ in spans
         ]  # fmt: skip
@@ -163,20 +155,9 @@ class Step:
 
         def layer(index: int) -> None:
             for work in works:
-                paged_attention(
-                    self.q, self.keys[index], self.values[index], self.tables, work, partials, self.out,
-                    scale=self.shape.head_dim**-0.5, rope=self.rope,
-                    scales=self.scales[index] if self.scales else None,
-                )  # fmt: skip
+                self.attend(index, work, partials)
 
         return graph_microseconds([partial(layer, index) for index in range(len(self.keys))])
-
-    def launch(self, launch: Launch) -> Any:
-        """Attend in the first layer with this one; returns the compiled kernel."""
-        works = self.plan([launch])
-        self.attend(0, works[0], self.partials(works))
-        (kernel,) = works[0].kernels
-        return kernel
 
     def attend(self, index: int, work: Work, partials: Partials) -> None:
         paged_attention(
@@ -282,31 +263,16 @@ SPLITTING = (1, 2, 4, 8, 16)  # programs per processor
 
 
 def compile_one(task: tuple[Shape, Launch]) -> None:
-    """Compile in a separate process; the measuring process finds the result on disk."""
     shape, launch = task
     Step.pool = torch.zeros(1 << 25, dtype=E4M3 if shape.fp8 else torch.bfloat16, device="cuda")
     tokens = 1 if launch.rows == 16 else launch.rows // shape.group
-    step = Step(shape, [tokens], [64 + tokens])
-    with suppress(OutOfResources):  # the race leaves it out as well
-        step.microseconds([launch])
-
-
-def compile_all(tasks: list[tuple[Shape, Launch]], workers: int) -> None:
-    start = time.perf_counter()
-    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
-        list(pool.map(compile_one, tasks, chunksize=4))
-    print(f"{len(tasks)} launch shapes compiled in {time.perf_counter() - start:.0f} s", flush=True)
+    Step(shape, [tokens], [64 + tokens]).microseconds([launch])
 
 
 def race(step: Step, candidates: Iterable[Launch]) -> list[tuple[float, Launch]]:
     """Time all candidates. Returns the fastest first, without those that do not fit the GPU."""
-    times = []
-    for launch in candidates:
-        try:
-            times.append((step.microseconds([launch]), launch))
-        except OutOfResources as error:
-            print(f"{launch}: {error}"[:160], flush=True)
-    return sorted(times, key=lambda pair: pair[0])
+    times, _ = racing.race({launch: partial(step.microseconds, [launch]) for launch in candidates})
+    return [(us, launch) for launch, us in times.items()]
 
 
 def sweep(shape: Shape) -> Iterator[dict[str, Any]]:
@@ -382,19 +348,17 @@ def planning(shape: Shape) -> Iterator[dict[str, Any]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, required=True)
+    parser = racing.arguments(__doc__)
     parser.add_argument("--sweep", action="store_true", help="try other launch shapes too")
-    parser.add_argument("--workers", type=int, default=14, help="processes that compile")
     parser.add_argument("--fp8", action="store_true", help="keys and values in 8 bits")
     parser.add_argument("--shapes", default=",".join(shape.name for shape in SHAPES))
-    options = parser.parse_args()
+    options = racing.options_of(parser)
     resolve_device("cuda")
     shapes = [shape for shape in SHAPES if shape.name in options.shapes.split(",")]
     if options.fp8:
         shapes = [replace(shape, name=f"{shape.name} fp8", fp8=True) for shape in shapes]
     if options.sweep:
-        compile_all([(shape, launch) for shape in shapes for launch in (*LARGE, *SMALL)], options.workers)
+        racing.compile_in_processes(compile_one, product(shapes, (*LARGE, *SMALL)), options.workers)
     results: dict[str, Any] = {"copy_gb_s": copy_bandwidth() / 1e9, "rows": []}
     print(f"copy {results['copy_gb_s']:.0f} GB/s", flush=True)
     for shape in shapes:

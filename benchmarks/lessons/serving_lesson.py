@@ -1,7 +1,7 @@
 """Measure p13's server: many streams, a blocked event loop, and the way of a request.
 
-    PYTHONPATH=src:. python3 benchmarks/serving_lesson.py --out benchmarks/serving_lesson.json
-    PYTHONPATH=src:. python3 benchmarks/serving_lesson.py --only way --out benchmarks/serving_lesson.json
+    PYTHONPATH=src:. python3 benchmarks/lessons/serving_lesson.py --out serving_lesson.json
+    PYTHONPATH=src:. python3 benchmarks/lessons/serving_lesson.py --only way --out serving_lesson.json
 
 The model is tiny and its weights are random: a step takes so little that what the server adds shows. Streams are read
 by a process of its own. Each number of streams runs several times, in turns; the file keeps every run.

@@ -1,27 +1,21 @@
-"""Time the kernels other than attention against cuBLAS and torch, and write the file that products are chosen by.
+"""Time products of 16-bit matrices against cuBLAS, and write the file that products are chosen by.
 
-    PYTHONPATH=src:. python3 benchmarks/fused_kernels.py --out "$OUT"/fused_kernels.json      # on the GPU: minutes
-    PYTHONPATH=src:. python3 benchmarks/fused_kernels.py --table fused_kernels.json           # anywhere: the file
+    PYTHONPATH=src:. python3 benchmarks/kernels/fused_kernels.py --out "$OUT"/fused_kernels.json  # on the GPU: minutes
+    PYTHONPATH=src:. python3 benchmarks/kernels/fused_kernels.py --table fused_kernels.json       # anywhere: the file
 
 `--known` races only the launches that were fastest in another device's results, which takes a fraction of the time. The
-part "chains" checks each launch against the torch reference before it times it.
-
-Times are of launches inside a CUDA graph, over buffers that together exceed the L2 cache: as in a decode step, where
-nothing but activations is found in the cache. Each is the median of several replays, in microseconds per launch. The
-floor is the bytes that must move over `--bandwidth`.
+part "chains" checks each launch against the torch reference before it times it. The floor is the bytes that must move
+over `--bandwidth`; times are as in racing.py.
 """
 
-import argparse
 import json
 import math
 import sys
 import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,6 +23,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from benchmarks.kernels import racing
+from benchmarks.kernels.racing import copies, error
 from gradus.bench.measure.gpu import graph_microseconds
 from gradus.bench.run.script import need_triton, ran
 from gradus.device.capability import SHARED_MEMORY
@@ -37,13 +33,10 @@ from gradus.models.precision import resolve_device
 if __name__ == "__main__":
     need_triton()
 
-import triton
-
 from gradus.kernels.core.overlap import early_launches
 from gradus.kernels.core.tuning import launch_of, stored_form
-from gradus.kernels.linear.dispatch import choose_fused, fused_linear, linear
+from gradus.kernels.linear.dispatch import fused_linear, linear
 from gradus.kernels.linear.epilogue import Norm
-from gradus.kernels.linear.gemv import gemv
 from gradus.kernels.linear.launch_tables import FusedLaunch, Launch
 from gradus.kernels.linear.launches import (
     DEPTH,
@@ -57,9 +50,7 @@ from gradus.kernels.linear.launches import (
 )
 from gradus.kernels.linear.splitk import splitk
 from gradus.kernels.quantized.reference import product_reference
-from gradus.kernels.rows import activation, norm, rope_store
-from gradus.kernels.sampling import plain as sampling
-from gradus.kernels.sampling.reference import sample_reference
+from gradus.kernels.rows import activation, norm
 
 PRODUCTS = {"gemv": (1,), "splitk": (8, 16, 32, 64)}  # parts that measure products alone, of so many rows
 FEW = (1, 2, 4, 8, 16)  # the part "few" measures each product with what a model has around it
@@ -70,7 +61,7 @@ IN_A_CHAIN = 1.25
 CACHE = 128 << 20  # bytes, twice an H200's L2
 DEVICE, DTYPE = torch.device("cuda"), torch.bfloat16
 TOLERANCE = 1e-2  # of ‖out - reference‖ / ‖reference‖, with a result in 16 bits
-MEASURED = Path(__file__).parents[1] / "src/gradus/kernels/linear/measured"
+MEASURED = Path(__file__).parents[2] / "src/gradus/kernels/linear/measured"
 
 # (vocabulary, hidden, query heads, key heads, head dim, MLP width, layers, gated)
 MODELS = {
@@ -87,7 +78,6 @@ BIASED = ("qwen2.5-coder-0.5b", "qwen2.5-coder-1.5b")  # in their qkv
 # (vocabulary, hidden, MLP width, drafts) of draft heads, of the kinds in gradus.speculative.heads
 HEADS = {"smollm2-135m-heads": (21504, 576, 1536, 4)}
 PADDED_HEAD = (50304, 768)  # GPT-2's, with rows added up to a multiple of 128: what an odd N costs
-HEADS_ALONE = [(50257, 768), PADDED_HEAD, (151936, 1024)]
 
 
 def matrices(model: str) -> dict[str, tuple[int, int]]:
@@ -113,19 +103,13 @@ def noise(*shape: int) -> Tensor:
     return torch.empty(*shape, dtype=DTYPE, device=DEVICE).normal_()
 
 
-def copies(bytes_each: int) -> int:
-    return max(2, min(200, math.ceil(CACHE / bytes_each)))
-
-
 def race(contenders: dict[str, Callable[[Any], Any]], buffers: list[Any]) -> dict[str, float]:
-    """Microseconds of each contender, over all the buffers. One that does not fit the GPU is left out."""
-    times = {}
-    for name, contender in contenders.items():
-        try:
-            times[name] = graph_microseconds([lambda b=b, c=contender: c(b) for b in buffers])
-        except Exception as error:
-            print(f"{name}: {type(error).__name__} {error}"[:200], flush=True)
-    return times
+    """Return microseconds of each contender, over all the buffers, the fastest first."""
+    graphs = {
+        name: partial(graph_microseconds, [partial(contender, buffer) for buffer in buffers])
+        for name, contender in contenders.items()
+    }
+    return racing.race(graphs)[0]
 
 
 # -- products ----------------------------------------------------------------------------------------------------------
@@ -158,26 +142,16 @@ def splitk_launches(m: int, n: int, k: int) -> Iterator[SplitKLaunch]:
                 yield SplitKLaunch(rows, columns, splits, stages, 4)
 
 
-def compile_one(task: tuple[str, tuple[int, ...], int, int]) -> None:
-    """Compile in a separate process; the process that measures finds the result on disk."""
-    kind, launch, m, k = task
-    odd = kind.endswith("odd")
-    x, weight = noise(m, k), noise(129 if odd else 128, k)
-    if kind.startswith("gemv"):
-        gemv(x, weight, GemvLaunch(*launch))
-    else:
-        splitk(x, weight, SplitKLaunch(*launch))
-
-
 class Known:
     """The fastest launches in the results of another device: those that race, where there are any."""
 
     def __init__(self, found: dict[str, Any]) -> None:
+        self.found = {"products": [], "few": []} | found
         self.products = {
             (entry["m"], entry["n"], entry["k"]): [launch_of(stored) for stored, _ in entry["launches"]]
-            for entry in found["products"]
+            for entry in self.found["products"]
         }
-        self.few = {use_of(entry): [*filter(is_ours, entry["times"])] for entry in found["few"]}
+        self.few = {use_of(entry): [*filter(is_ours, entry["times"])] for entry in self.found["few"]}
 
     def candidates(self, m: int, n: int, k: int) -> list[Launch]:
         """For the product alone: `gemv`'s launches for one row, `splitk`'s for more."""
@@ -195,44 +169,33 @@ class Known:
         return found
 
 
-def compile_all(shapes: list[tuple[int, int]], row_counts: list[int], known: Known, workers: int) -> None:
-    tasks: set[tuple[str, tuple[int, ...], int, int]] = set()
-    for (n, k), m in product(shapes, row_counts):
-        odd = "-odd" if n % 16 else ""
-        for launch in known.candidates(m, n, k):
+def product_tasks(asked: "Asked", row_counts: tuple[int, ...]) -> Iterator["Task"]:
+    """Yield what a part with products alone compiles: any N of a kind, and of K only what the kernels depend on."""
+    for (n, k), m in product(asked.shapes, row_counts):
+        rows = 129 if n % 16 else 128
+        for launch in asked.known.candidates(m, n, k):
             if isinstance(launch, GemvLaunch):
-                tasks.add(("gemv" + odd, tuple(launch), m, k))
+                yield Use(rows, k, head=True), m, name_of(launch)
             elif isinstance(launch, SplitKLaunch):
-                key = launch._replace(splits=min(launch.splits, 2))
-                inner = 2048 if k % launch.columns == 0 else 2048 + 64  # of K, only whether it is even is compiled
-                tasks.add(("splitk" + odd, tuple(key), m, inner))
-    in_processes(compile_one, sorted(tasks), workers)
+                inner = 2048 if k % launch.columns == 0 else 2048 + 64
+                yield Use(rows, inner, head=True), m, name_of(launch._replace(splits=min(launch.splits, 2)))
 
 
-def in_processes(compile: Callable[[Any], None], tasks: list[Any], workers: int) -> None:
-    start = time.perf_counter()
-    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
-        list(pool.map(compile, tasks, chunksize=8))
-    print(f"{len(tasks)} kernels compiled in {time.perf_counter() - start:.0f} s", flush=True)
-
-
-def measure_products(
-    shapes: list[tuple[int, int]], row_counts: tuple[int, ...], rate: float, known: Known
-) -> Iterator[dict]:
-    for n, k in shapes:
-        weights = [noise(n, k) for _ in range(copies(2 * n * k))]
+def measure_products(asked: "Asked", row_counts: tuple[int, ...]) -> Iterator[dict]:
+    for n, k in asked.shapes:
+        weights = [noise(n, k) for _ in range(copies(2 * n * k, CACHE))]
         for m in row_counts:
             x = noise(m, k)
-            launches = known.candidates(m, n, k) if m <= ROWS[-1] else []
-            # bound now, not when they run
-            contenders: dict[str, Callable[[Any], Any]] = {"cublas": lambda w, x=x: F.linear(x, w)}
-            contenders |= {name_of(launch): partial(run, x, launch=launch) for launch in launches}
+            contenders: dict[str, Callable[[Any], Any]] = {"cublas": partial(F.linear, x)}
+            contenders |= {
+                name_of(launch): partial(run, x, launch=launch) for launch in asked.known.candidates(m, n, k)
+            }
             times = race(contenders, weights)
             cublas = times.pop("cublas")
-            best = sorted(times, key=times.__getitem__)
+            best = [*times.items()]
             yield {
-                "m": m, "n": n, "k": k, "cublas": cublas, "ours": times[best[0]] if best else None,
-                "floor": floor_of(m, n, k, rate), "launches": [[json.loads(name), times[name]] for name in best[:3]],
+                "m": m, "n": n, "k": k, "cublas": cublas, "ours": best[0][1] if best else None,
+                "floor": floor_of(m, n, k, asked.rate), "launches": [[json.loads(name), us] for name, us in best[:3]],
             }  # fmt: skip
 
 
@@ -369,23 +332,28 @@ def halved(launch: GemvLaunch) -> GemvLaunch:
     return launch._replace(rows=max(1, launch.rows // 2))
 
 
-def few_tasks(found_uses: list[Use], known: Known) -> set[tuple[Use, int, str]]:
+Task = tuple[Use, int, str]
+"""A use, rows of x, and a contender's name."""
+
+
+def few_tasks(asked: "Asked") -> set[Task]:
     """What the part "few" compiles. `few_rows` is compiled for up to 8 rows, and for 16."""
     return {
         (use, m if isinstance(launch, GemvLaunch) else padded(m), name_of(launch))
-        for use, m in product(found_uses, FEW)
-        for launch in known.fused_candidates(use, m)
+        for use, m in product(asked.uses, FEW)
+        for launch in asked.known.fused_candidates(use, m)
     }
 
 
-def chain_tasks(found_uses: list[Use], counts: list[int], known: Known) -> set[tuple[Use, int, str]]:
+def chain_tasks(asked: "Asked") -> set[Task]:
     """What the part "chains" compiles beside that."""
+    known, counts = asked.known, asked.counts
     found = {
         (use, padded(m), name_of(launch))
-        for use, m in product(found_uses, counts)
+        for use, m in product(asked.uses, counts)
         for launch in (*streamed_launches(use, m), *known.products.get((max(8, m), use.n, use.k), ())[:1])
     }
-    return found | {(use, m, name) for use, m, name in few_tasks(found_uses, known) if known.few and m in counts}
+    return found | {(use, m, name) for use, m, name in few_tasks(asked) if known.few and m in counts}
 
 
 def padded(m: int) -> int:
@@ -393,32 +361,32 @@ def padded(m: int) -> int:
     return m if m == 1 else max(8, 1 << (m - 1).bit_length())
 
 
-def compile_use(task: tuple[Use, int, str]) -> None:
+def compile_use(task: Task) -> None:
     use, m, name = task
     given = around(use, m)
     with early_launches(not use.head):
         by_name(name, given)(noise(use.n, use.k))
 
 
-def measure_few(found_uses: list[Use], rate: float, alone: list[dict], known: Known) -> Iterator[dict]:
+def measure_few(asked: "Asked", alone: list[dict]) -> Iterator[dict]:
     """Against the parts one by one, as the device's table has them now; or where nothing is around a product, or the
     residual alone, against cuBLAS and the fastest launches of the product alone; with few rows, of the product with 8.
     """
-    for use in found_uses:
-        weights = [noise(use.n, use.k).mul_(use.k**-0.5) for _ in range(copies(2 * use.n * use.k))]
+    for use in asked.uses:
+        weights = [noise(use.n, use.k).mul_(use.k**-0.5) for _ in range(copies(2 * use.n * use.k, CACHE))]
         for m in FEW:
             given = around(use, m)
-            names = [name_of(launch) for launch in known.fused_candidates(use, m)]
+            names = [name_of(launch) for launch in asked.known.fused_candidates(use, m)]
             names += ["apart" if use.norm else "cublas"]
             tops = [
                 entry["launches"] for entry in alone if (entry["m"], entry["n"], entry["k"]) == (max(8, m), *use[:2])
             ]
             if tops and (m > 1 or use.head) and use.norm is None:
                 names += [json.dumps(stored) for stored, _ in tops[0]]
-            names = [*dict.fromkeys(names + known.few.get((use, m), []))]
+            names = [*dict.fromkeys(names + asked.known.few.get((use, m), []))]
             with early_launches(not use.head):
                 times = race({name: by_name(name, given) for name in names}, weights)
-            yield {"m": m} | use._asdict() | {"floor": floor_of(m, use.n, use.k, rate), "times": shown(times)}
+            yield {"m": m} | use._asdict() | {"floor": floor_of(m, use.n, use.k, asked.rate), "times": shown(times)}
 
 
 def measure_chains(models: list[str], counts: list[int], few: list[dict], products: list[dict]) -> Iterator[dict]:
@@ -459,7 +427,7 @@ def measure_chains(models: list[str], counts: list[int], few: list[dict], produc
 
 def layers_of(model: str) -> int:
     """A model's layers; of heads that draft as many passes as exceed the cache."""
-    return MODELS[model][6] if model in MODELS else copies(2 * sum(use.n * use.k for use in uses(model)[:-1]))
+    return MODELS[model][6] if model in MODELS else copies(2 * sum(use.n * use.k for use in uses(model)[:-1]), CACHE)
 
 
 def is_right(name: str, given: Around, matrix: Tensor) -> bool:
@@ -468,12 +436,11 @@ def is_right(name: str, given: Around, matrix: Tensor) -> bool:
     mine, theirs = (given.options | {"residual": None if residual is None else residual.clone()} for _ in range(2))
     try:
         with early_launches(DEVICE.type == "cuda"):
-            out = by_name(name, Around(given.x, mine))(matrix).float()
-    except Exception as error:
-        print(f"{name}: {type(error).__name__} {error}"[:200], flush=True)
+            out = by_name(name, Around(given.x, mine))(matrix)
+    except Exception as problem:
+        print(f"{name}: {type(problem).__name__} {problem}"[:200], flush=True)
         return False
-    expected = product_reference(given.x, matrix, **theirs).float()
-    off = float((out - expected).norm() / expected.norm())
+    off = error(out, product_reference(given.x, matrix, **theirs))
     if not off < TOLERANCE:
         print(f"{name}: {list(given.x.shape)} by {list(matrix.shape)} is wrong by {off:.1e}", flush=True)
     return off < TOLERANCE
@@ -609,255 +576,93 @@ def shown(times: dict[str, float]) -> dict[str, float]:
     return {name: times[name] for names in kinds.values() for name in names[:3]}
 
 
-# -- the rest ----------------------------------------------------------------------------------------------------------
-
-
-def measure_rows(rate: float) -> Iterator[dict]:
-    """Time norm, rotation and activation against torch."""
-    for model, rows in product(("gpt2-124m", "qwen3-0.6b", "llama-3.2-1b"), (1, 64, 256, 4096)):
-        _, hidden, heads, kv_heads, dim, width, _, gated = MODELS[model]
-        name = "silu" if gated else "gelu_tanh"
-
-        def entry(what: str, elements: int, times: dict[str, float], model: str = model, rows: int = rows) -> dict:
-            floor = 2 * rows * elements / rate * 1e6
-            return {"what": what, "model": model, "rows": rows, "floor": floor} | times
-
-        weight, bias = noise(hidden), noise(hidden)
-        pairs = [(noise(rows, hidden), noise(rows, hidden)) for _ in range(copies(4 * rows * hidden))]
-        if gated:
-            contenders: dict[str, Callable[[Any], Any]] = {
-                "torch": lambda b, w=weight: F.rms_norm(b[0].add_(b[1]), w.shape, w, 1e-5),
-                "ours": lambda b, w=weight: norm.add_rms_norm(b[0], b[1], w, 1e-5),
-            }
-        else:
-            contenders = {
-                "torch": lambda b, w=weight, s=bias: F.layer_norm(b[0].add_(b[1]), w.shape, w, s, 1e-5),
-                "ours": lambda b, w=weight, s=bias: norm.add_layer_norm(b[0], b[1], w, s, 1e-5),
-            }
-        yield entry("norm", 4 * hidden, race(contenders, pairs))
-
-        total = (heads + 2 * kv_heads) * dim
-        keys, values = noise(rows + 16, 16, kv_heads, dim), noise(rows + 16, 16, kv_heads, dim)
-        slots = torch.randperm((rows + 16) * 16, device="cuda")[:rows]
-        options: dict[str, Any] = {}
-        if gated:
-            options = {"table": noise(4096, dim), "positions": torch.randint(0, 4096, (rows,), device="cuda")}
-        if model == "qwen3-0.6b":
-            options |= {"norms": (noise(dim), noise(dim)), "eps": 1e-6}
-        buffers = [noise(rows, total) for _ in range(copies(2 * rows * total))]
-        contenders = {
-            "torch": lambda b, h=(heads, kv_heads), s=(keys, values, slots), o=options: torch_rope_store(b, h, *s, **o),
-            "ours": lambda b, s=(keys, values, slots), o=options: rope_store.rope_store(b, *s, **o),
-        }
-        yield entry("rope and store", 2 * total, race(contenders, buffers))
-
-        if gated:
-            buffers = [noise(rows, 2 * width) for _ in range(copies(4 * rows * width))]
-            contenders = {
-                "torch": lambda b: F.silu(b.chunk(2, -1)[0]) * b.chunk(2, -1)[1],
-                "ours": lambda b: activation.gated_activation(b, "silu"),
-            }
-        else:
-            buffers = [noise(rows, width) for _ in range(copies(2 * rows * width))]
-            contenders = {
-                "torch": lambda b: F.gelu(b, approximate="tanh"),
-                "ours": lambda b: activation.activation(b, "gelu_tanh"),
-            }
-        yield entry(f"activation {name}", (3 if gated else 2) * width, race(contenders, buffers))
-
-
-def torch_rope_store(
-    qkv: Tensor, heads: tuple[int, int], keys: Tensor, values: Tensor, slots: Tensor, *,
-    table: Tensor | None = None, positions: Tensor | None = None,
-    norms: tuple[Tensor, Tensor] | None = None, eps: float = 0.0,
-) -> Tensor:  # fmt: skip
-    """Rotate and store as the models and the torch backend do, without the angles, which they look up once per step."""
-    q_heads, kv_heads = heads
-    q, k, v = qkv.view(qkv.shape[0], -1, keys.shape[-1]).split((q_heads, kv_heads, kv_heads), 1)
-    if norms is not None:
-        q, k = F.rms_norm(q, q.shape[-1:], norms[0], eps), F.rms_norm(k, k.shape[-1:], norms[1], eps)
-    if table is not None:
-        rotation = table[: len(qkv)].unsqueeze(1)
-        q, k = (torch.addcmul(x * rotation, x.roll(x.shape[-1] // 2, -1), rotation) for x in (q, k))
-    keys.view(-1, *keys.shape[2:]).index_copy_(0, slots, k)
-    values.view(-1, *values.shape[2:]).index_copy_(0, slots, v)
-    return q
-
-
-def measure_sampling(rate: float) -> Iterator[dict]:
-    chosen = sampling.tokens_a_program
-    for vocabulary, rows in product((50257, 151936), (1, 16, 64, 256)):
-        padded = math.ceil(vocabulary / 64) * 64  # as the rows of a padded matrix lie
-        logits = [noise(rows, padded)[:, :vocabulary] for _ in range(copies(2 * rows * vocabulary))]
-        which = torch.arange(rows, device="cuda")
-        floor = 2 * rows * vocabulary / rate * 1e6
-        for kind, temperatures in (("greedy", torch.zeros(rows)), ("drawn", torch.ones(rows))):
-            warm = temperatures.cuda()
-            entry = {"what": kind, "vocabulary": vocabulary, "rows": rows, "floor": floor}
-            for block in (512, 1024, 2048, 4096):
-                sampling.tokens_a_program = lambda *_, block=block: block
-                ours: dict[str, Callable[[Any], Any]] = {
-                    f"ours {block}": lambda x, i=which, t=warm: sampling.sample(x, i, i, t)
-                }
-                entry |= race(ours, logits)
-            sampling.tokens_a_program = chosen
-            if kind == "greedy":
-                theirs: dict[str, Callable[[Any], Any]] = {"torch": lambda x: x.float().max(-1)}
-            else:
-                theirs = {"torch": lambda x, i=which, t=warm: sample_reference(x, i, i, t)}
-            yield entry | race(theirs, logits[:4])
-
-
-def measure_steps(rate: float) -> Iterator[dict]:
-    for model, rows in product(
-        ("smollm2-135m", "llama-3.2-1b", "qwen3-0.6b", "gpt2-124m", "llama-3.1-8b"), (1, 2, 4, 8)
-    ):
-        yield measure_step(model, rows, rate)
-
-
-def measure_step(model: str, rows: int, rate: float) -> dict:
-    """Time a step of a few rows through everything in a model except attention."""
-    _, hidden, _, kv_heads, dim, _, layers, gated = MODELS[model]
-    shapes = matrices(model)
-    head_shape = shapes.pop("head")
-    weights = [{name: noise(n, k).mul_(k**-0.5) for name, (n, k) in shapes.items()} for _ in range(layers)]
-    head, gain, shift = noise(*head_shape), noise(hidden), None if gated else noise(hidden)
-    x, zero, warm = noise(rows, hidden), torch.zeros(rows, dtype=torch.int64, device="cuda"), torch.ones(rows).cuda()
-    storage = noise(4, 16, kv_heads, dim), noise(4, 16, kv_heads, dim), 17 + torch.arange(rows, device="cuda")
-    options: dict[str, Any] = {"table": noise(64, dim), "positions": zero} if gated else {}
-    if model == "qwen3-0.6b":
-        options |= {"norms": (noise(dim), noise(dim)), "eps": 1e-6}
-    before, act = Norm(gain, shift, 1e-5), "silu" if gated else "gelu_tanh"
-    activate = activation.gated_activation if gated else activation.activation
-    inputs = {k: noise(rows, k) for _, k in shapes.values()}
-
-    def fused() -> None:
-        for w in weights:
-            q = rope_store.rope_store(after_norm(w["qkv"]), *storage, **options)
-            linear(q.view(rows, -1), w["output"], residual=x)
-            linear(after_norm(w["up"], activation=act, gated=gated), w["down"], residual=x)
-        sampling.sample(linear(normed(None), head), zero, zero, warm)
-
-    def after_norm(weight: Tensor, activation: str | None = None, gated: bool = False) -> Tensor:
-        """Compute norm, product and activation, in one launch if the table has one."""
-        launch = choose_fused(rows, *weight.shape, gated, x.device)
-        if launch is not None:
-            if isinstance(launch, GemvLaunch) or shift is None:
-                return fused_linear(x, weight, launch, norm=before, activation=activation, gated=gated)
-            return fused_linear(normed(None), weight, launch, activation=activation, gated=gated)
-        out = linear(normed(None), weight)
-        return out if activation is None else activate(out, activation)
-
-    def normed(delta: Tensor | None) -> Tensor:
-        if shift is None:
-            return norm.add_rms_norm(x, delta, gain, 1e-5)
-        return norm.add_layer_norm(x, delta, gain, shift, 1e-5)
-
-    def apart(product: Callable[[Tensor, Tensor], Tensor]) -> None:
-        delta = None
-        for w in weights:
-            q = rope_store.rope_store(product(normed(delta), w["qkv"]), *storage, **options)
-            wide = product(normed(product(q.view(rows, -1), w["output"])), w["up"])
-            delta = product(activate(wide, act), w["down"])
-        sampling.sample(product(normed(delta), head), zero, zero, warm)
-
-    def products(product: Callable[[Tensor, Tensor], Tensor]) -> None:
-        for w in weights:
-            for matrix in w.values():
-                product(inputs[matrix.shape[1]], matrix)
-        product(x, head)
-
-    steps: dict[str, Callable[[], None]] = {
-        "fused": fused,
-        "apart": partial(apart, linear),
-        "apart, cublas": partial(apart, F.linear),
-        "products alone": partial(products, linear),
-        "products alone, cublas": partial(products, F.linear),
-    }
-    contenders: dict[str, Callable[[Any], Any]] = {}
-    for name, step in steps.items():
-        if "cublas" not in name:
-            contenders[f"{name}, pdl"] = early_launches()(lambda _, step=step: step())
-        contenders[name] = lambda _, step=step: step()
-    moved = 2 * (sum(n * k for n, k in shapes.values()) * layers + head.numel())
-    return {"model": model, "rows": rows, "floor": moved / rate * 1e6} | race(contenders, [None])
-
-
 # -- the command -------------------------------------------------------------------------------------------------------
 
 
+class Asked(NamedTuple):
+    """The settings of a run. counts: rows of the part chains. rate: bytes per second that floors are computed with."""
+
+    models: list[str]
+    counts: list[int]
+    known: Known
+    rate: float
+
+    @property
+    def shapes(self) -> list[tuple[int, int]]:
+        """[N, K] of all products."""
+        shapes = dict.fromkeys(shape for model in self.models for shape in matrices(model).values())
+        return [*shapes, *([PADDED_HEAD] if "gpt2-124m" in self.models else [])]
+
+    @property
+    def uses(self) -> list[Use]:
+        return list(dict.fromkeys(use for model in self.models for use in uses(model)))
+
+    def is_measured_by(self, part: str, entry: dict[str, Any]) -> bool:
+        """Whether the part measures an entry of its results, so that a new one replaces it."""
+        if part == "chains":
+            return entry["model"] in self.models and entry["m"] in self.counts
+        if part == "few":
+            return (entry["n"], entry["k"], entry["norm"]) in {(use.n, use.k, use.norm) for use in self.uses}
+        return entry["m"] in PRODUCTS[part] and (entry["n"], entry["k"]) in self.shapes
+
+
+def results_of(part: str) -> str:
+    """Return the key of a part's entries in the results."""
+    return "products" if part in PRODUCTS else part
+
+
+def tasks(part: str, asked: Asked) -> Iterable[Task]:
+    """Return what a part compiles in advance."""
+    if part in PRODUCTS:
+        return product_tasks(asked, PRODUCTS[part])
+    return few_tasks(asked) if part == "few" else chain_tasks(asked)
+
+
+def measure(part: str, asked: Asked, found: dict[str, Any]) -> Iterator[dict]:
+    """Yield a part's entries. Chains race what is known of a like device, where `found` has nothing."""
+    if part in PRODUCTS:
+        return measure_products(asked, PRODUCTS[part])
+    if part == "few":
+        return measure_few(asked, found["products"])
+    few, alone = (found[key] or asked.known.found[key] for key in ("few", "products"))
+    return measure_chains(asked.models, asked.counts, few, alone)
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, help="where the results go: a JSON file, written as they come")
-    parser.add_argument("--parts", default="rows,sampling,heads,gemv,splitk,few,chains,steps")
+    parser = racing.table_arguments(__doc__, parts="gemv,splitk,few,chains")
     parser.add_argument("--models", default=",".join([*MODELS, *HEADS]))
     parser.add_argument("--rows", default=",".join(map(str, FEW)), help="row counts of the part chains")
-    parser.add_argument("--bandwidth", type=float, default=4.57e12, help="bytes per second of a large read on this GPU")
-    parser.add_argument("--workers", type=int, default=14, help="processes that compile")
-    parser.add_argument("--known", type=Path, help="a like device's results: race only what was fastest there")
-    parser.add_argument("--table", type=Path, help="measure nothing: write the device's file in measured/ from these")
-    options = parser.parse_args()
+    options = racing.options_of(parser)
     if options.table:
-        stored = json.loads(options.table.read_text())
-        file_of(stored["device"]).write_text(table(stored))
-        return
+        return racing.write_table(options.table, MEASURED, table)
     resolve_device("cuda")
-    rate = options.bandwidth
-    like: dict[str, Any] = {"products": [], "few": []} | (
-        json.loads(options.known.read_text()) if options.known else {}
-    )
-    known = Known(like)
-    models, counts = options.models.split(","), [int(count) for count in options.rows.split(",")]
-    shapes = list(dict.fromkeys(shape for model in models for shape in matrices(model).values()))
-    shapes += [PADDED_HEAD] if "gpt2-124m" in models else []
-    found_uses = list(dict.fromkeys(use for model in models for use in uses(model)))
-    found: dict[str, Any] = {
-        "device": torch.cuda.get_device_name(), "capability": torch.cuda.get_device_capability(),
-        "torch": torch.__version__, "triton": triton.__version__, "bandwidth": rate,
-        "products": [], "few": [], "chains": [], "rows": [], "sampling": [], "heads": [], "steps": [],
-    }  # fmt: skip
-    parts: dict[str, tuple[str, Callable[[], Iterator[dict]]]] = {
-        "rows": ("rows", lambda: measure_rows(rate)),
-        "sampling": ("sampling", lambda: measure_sampling(rate)),
-        "heads": ("heads", lambda: measure_products(HEADS_ALONE, (128, 256), rate, known)),
-        "steps": ("steps", lambda: measure_steps(rate)),
-        "few": ("few", lambda: measure_few(found_uses, rate, found["products"], known)),
-        "chains": (
-            "chains",
-            lambda: measure_chains(models, counts, *(found[key] or like[key] for key in ("few", "products"))),
-        ),
+    known = Known(json.loads(options.known.read_text()) if options.known else {})
+    counts = [int(count) for count in options.rows.split(",")]
+    asked, parts = Asked(options.models.split(","), counts, known, options.bandwidth), options.parts.split(",")
+    found: dict[str, Any] = racing.device_facts(torch.device("cuda")) | {
+        "bandwidth": asked.rate,
+        "products": [],
+        "few": [],
+        "chains": [],
     }
-    for part, rows in PRODUCTS.items():
-        parts[part] = "products", lambda rows=rows: measure_products(shapes, rows, rate, known)
     if options.out.exists():  # other parts, measured before
         found |= {key: entries for key, entries in json.loads(options.out.read_text()).items() if entries}
-    wanted = options.parts.split(",")
-    rows_now = [m for part in wanted for m in PRODUCTS.get(part, ())]
-
-    def measured_before(key: str, entry: dict[str, Any]) -> bool:
-        if key == "chains":
-            return entry["model"] not in models or entry["m"] not in counts
-        if key == "few":
-            return (entry["n"], entry["k"], entry["norm"]) not in {(use.n, use.k, use.norm) for use in found_uses}
-        return key == "products" and not (entry["m"] in rows_now and (entry["n"], entry["k"]) in shapes)
-
-    for key in {parts[part][0] for part in wanted}:
-        found[key] = [entry for entry in found[key] if measured_before(key, entry)]
-    if rows_now:
-        compile_all(shapes, rows_now, known, options.workers)
-    if "few" in wanted:
-        in_processes(compile_use, sorted(few_tasks(found_uses, known), key=str), options.workers)
-    if "chains" in wanted:
-        in_processes(compile_use, sorted(chain_tasks(found_uses, counts, known), key=str), options.workers)
-    for part in wanted:
-        start, (key, measure) = time.perf_counter(), parts[part]
-        for entry in measure():
-            found[key].append(entry)
+    for part in parts:
+        key = results_of(part)
+        found[key] = [entry for entry in found[key] if not asked.is_measured_by(part, entry)]
+    compiled = dict.fromkeys(task for part in parts for task in tasks(part, asked))
+    racing.compile_in_processes(compile_use, sorted(compiled, key=str), options.workers)
+    for part in parts:
+        start = time.perf_counter()
+        for entry in measure(part, asked, found):
+            found[results_of(part)].append(entry)
             options.out.write_text(json.dumps(found))
-            shown = {name: round(v, 2) if isinstance(v, float) else v for name, v in entry.items()}
-            print(*(f"{name} {v}" for name, v in shown.items() if name != "launches"), flush=True)
+            brief = {name: round(v, 2) if isinstance(v, float) else v for name, v in entry.items()}
+            print(*(f"{name} {v}" for name, v in brief.items() if name != "launches"), flush=True)
         print(f"{part}: {time.perf_counter() - start:.0f} s", flush=True)
 
+
+# -- the device's file -------------------------------------------------------------------------------------------------
 
 Stored = dict[str, Any]  # a launch as files have it
 
@@ -892,9 +697,7 @@ def table(found: dict[str, Any]) -> str:
         json.dumps({"n": n, "k": k, "launches": first(launches.get((n, k), {})), "fused": first(fused.get((n, k), {}))})
         for n, k in sorted({*launches, *fused})
     ]
-    header = {key: found[key] for key in ("device", "capability", "torch", "triton")} | {"rows": ROWS}
-    head = "".join(f"  {json.dumps(key)}: {json.dumps(value)},\n" for key, value in header.items())
-    return "{\n" + head + '  "matrices": [\n    ' + ",\n    ".join(lines) + "\n  ]\n}\n"
+    return racing.table_text(found, ROWS, "matrices", racing.one_per_line(lines, 2))
 
 
 def slower_in_a_chain(chains: list[dict]) -> set[tuple[int, int, str | None, int]]:
@@ -934,11 +737,6 @@ def first(chosen: dict[int, Stored | None]) -> list[Stored | None]:
     takes the choice of the next one: such a product has a norm before it, and is a fused launch's."""
     measured = sorted(chosen)
     return [chosen[next(known for known in measured if known >= m)] for m in ROWS if measured and m <= measured[-1]]
-
-
-def file_of(device: str) -> Path:
-    """Return the path of the device's file, like measured/nvidia-h200.json."""
-    return MEASURED / f"{'-'.join(device.lower().split())}.json"
 
 
 if __name__ == "__main__":

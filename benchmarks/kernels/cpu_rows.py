@@ -1,7 +1,7 @@
 """Find the number of rows up to which the compiled kernels are faster than torch on this processor.
 
-    PYTHONPATH=src:. python3 benchmarks/cpu_rows.py --out benchmarks/cpu_rows.json
-    PYTHONPATH=src:. python3 benchmarks/cpu_rows.py --table benchmarks/cpu_rows.json
+    PYTHONPATH=src:. python3 benchmarks/kernels/cpu_rows.py --out benchmarks/kernels/cpu_rows.json
+    PYTHONPATH=src:. python3 benchmarks/kernels/cpu_rows.py --table benchmarks/kernels/cpu_rows.json
 
 It runs steps of one chunk of tokens through both in turns; the models' weights are random, except for a GGUF file's.
 Each token of a step of up to DECODES gets logits, as decodes do; of a longer step, the last token alone.
@@ -38,7 +38,7 @@ ROWS = (4, 8, 16, 24, 32, 64, 128, 256, 512)
 CONTEXT = ROWS[-1]
 DECODES = 64  # rows: all get logits up to this number, as those of decodes do
 ALWAYS = 8  # rows: decodes of this many sequences are what the kernels are for
-MEASURED = Path(__file__).parents[1] / "src/gradus/kernels/cpu/measured_rows"
+MEASURED = Path(__file__).parents[2] / "src/gradus/kernels/cpu/measured_rows"
 
 
 def main() -> None:

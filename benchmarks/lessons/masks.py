@@ -1,24 +1,17 @@
 """Measure the masks of p11: their cost with a real vocabulary, and their effect on answers.
 
-    PYTHONPATH=src:. python3 benchmarks/masks.py --out benchmarks/masks.json
-    PYTHONPATH=src:. python3 benchmarks/masks.py --steps random:qwen3-0.6b --out "$OUT"/masks_steps.json
+    PYTHONPATH=src:. python3 benchmarks/lessons/masks.py --out benchmarks/lessons/masks.json
 
 The masks are those of `phases.p11_structured_output.cost`, timed by the thread's own clock. The answers are greedy, in
 float32; of each step the file keeps how many tokens may come, the model's probability for all of them together, the
 token that is drawn, and the one that the model would have chosen.
-
---steps needs a GPU. It times steps of p11 in which all sequences are free, have masks, or have masks that are filled
-before the model is launched, as if the model needed them. The masks are kept ones: no first masks are among them.
 """
 
 import argparse
 import json
 import sys
-import time
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import torch
@@ -29,7 +22,6 @@ from gradus.bench.run.script import ran
 from gradus.bench.statistics import significant
 from phases.p11_structured_output.cost import EXPRESSIONS, measured, microseconds, vocabulary_of
 from phases.p11_structured_output.masks import tree_of
-from phases.p11_structured_output.matcher import Matcher
 from phases.p11_structured_output.watch import Watch, answer
 
 FRANCE = "What is the capital of France?"
@@ -95,55 +87,6 @@ def masks(model: str) -> dict[str, Any]:
     }
 
 
-SEQUENCES, PROMPT, TOKENS, WARM, WIDE = (1, 8, 64), 32, 192, 64, "[a-z ]*"
-
-
-def steps(model: str) -> dict[str, Any]:
-    """Median milliseconds of a step, by the number of sequences."""
-    rows = []
-    for count in SEQUENCES:
-        with LLM(model, phase="p11", device="cuda", max_sequences=count, context_length=512) as llm:
-            row: dict[str, Any] = {"sequences": count}
-            for name, structured in (("free", None), ("masked", {"regex": WIDE})):
-                row[name] = significant(step_ms(llm, count, structured))
-            mask_first(llm.engine.runner)
-            row["mask first"] = significant(step_ms(llm, count, {"regex": WIDE}))
-        rows.append(row)
-        print(row, flush=True)
-    return {"steps of": model, "rows": rows}
-
-
-def step_ms(llm: LLM, count: int, structured: Any) -> float:
-    """All sequences begin together, and decode; the first steps do not count."""
-    stop = llm.limits.vocab_size - 1  # random models have no token that ends an answer
-    params = SamplingParams(max_tokens=TOKENS, structured=structured, stop_token_ids=(stop,))
-    for number in range(count):
-        llm.submit([number] * PROMPT, params)
-    times = []
-    while llm.has_work:
-        start = time.perf_counter()
-        llm.step()
-        times.append(1e3 * (time.perf_counter() - start))
-    return median(times[WARM:-WARM])
-
-
-def mask_first(runner: Any) -> None:
-    """Wait for the last tokens and fill the masks before the model is launched, and use these masks for the draw."""
-    forward, sampler = runner.forward, runner.sampler
-
-    def wait_and_fill(batch: Any) -> Any:
-        sampler.catch_up()
-        for matcher in sampler.matchers.values():
-            matcher.allowed = partial(_given, Matcher.allowed(matcher))
-        return forward(batch)
-
-    runner.forward = wait_and_fill
-
-
-def _given(mask: Any) -> Any:
-    return mask
-
-
 def _rounded(value: Any) -> Any:
     return list(map(significant, value)) if isinstance(value, list) else significant(value)
 
@@ -157,12 +100,7 @@ def main() -> None:
     parser.add_argument("--commit", help="of this code; asked of git by default")
     parser.add_argument("--only", choices=PARTS, help="renew this part of the file, and keep the other")
     parser.add_argument("--out", type=Path, required=True, help="where results go")
-    parser.add_argument("--steps", metavar="MODEL", help="on a GPU: time steps of this model, and nothing else")
     asked = parser.parse_args()
-    if asked.steps:
-        about = {"commit": asked.commit or commit(), **fingerprint(torch.device("cuda"), quick=True)}
-        asked.out.write_text(json.dumps(about | steps(asked.steps), indent=1) + "\n", encoding="utf-8")
-        return
     found = json.loads(asked.out.read_text(encoding="utf-8")) if asked.only else {}
     about = {"commit": asked.commit or commit(), **fingerprint(torch.device("cpu"), quick=True), "model": asked.model}
     found |= about | {name: part(asked.model) for name, part in PARTS.items() if asked.only in (None, name)}

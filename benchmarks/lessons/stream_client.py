@@ -1,6 +1,6 @@
 """Read many streamed answers at once, in a process that does nothing else: for serving_lesson.py.
 
-    python3 benchmarks/stream_client.py PORT STREAMS PROMPT_TOKENS MAX_TOKENS
+    python3 benchmarks/lessons/stream_client.py PORT STREAMS PROMPT_TOKENS MAX_TOKENS
 
 Prints a JSON list: for each stream the time of sending, and the time of each token, in seconds.
 """

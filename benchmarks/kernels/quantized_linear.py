@@ -1,8 +1,8 @@
 """Check products with quantized matrices of Llama-3.1-8B, and race them against each other and cuBLAS in bfloat16.
 
-    PYTHONPATH=src:. python3 benchmarks/quantized_linear.py --out "$OUT"/quantized_linear.json --sweep     # on the GPU
-    PYTHONPATH=src:. python3 benchmarks/quantized_linear.py --table quantized_linear.json                  # anywhere
-    PYTHONPATH=src:. python3 benchmarks/quantized_linear.py --show quantized_linear.json
+    PYTHONPATH=src:. python3 benchmarks/kernels/quantized_linear.py --out "$OUT"/quantized_linear.json --sweep
+    PYTHONPATH=src:. python3 benchmarks/kernels/quantized_linear.py --table quantized_linear.json
+    PYTHONPATH=src:. python3 benchmarks/kernels/quantized_linear.py --show quantized_linear.json
 
 Without `--sweep` only the tiles that the engine chooses run. `--table` writes the device's file in
 `src/gradus/kernels/quantized/measured/`, by which the engine then chooses. Every launch is checked before it is timed:
@@ -10,10 +10,8 @@ against the torch reference, into memory full of NaN. Results are written as the
 `--before`, is not measured again; and after `--seconds` the rest is left for the next call. `--known` races only the
 tiles that were fastest in another device's results, which takes a fraction of the time.
 
-As in `fused_kernels.py`, launches are timed inside a CUDA graph, over matrices several times the size of the L2 cache;
-with few rows they start early, as in the engine's graphs. The floor is the larger of two times: the bytes that must
-move divided by `--bandwidth`, and the operations divided by `--operations`. Part "layers" times a graph of all products
-of the model, including the rounding of activations.
+Times are as in racing.py; with few rows, launches start early, as in the engine's graphs. The floor is the larger of
+two times: the bytes that must move divided by `--bandwidth`, and the operations divided by `--operations`.
 """
 
 import argparse
@@ -23,11 +21,9 @@ import platform
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
+from functools import partial
 from itertools import product
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -35,6 +31,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from benchmarks.kernels import racing
+from benchmarks.kernels.racing import error, poisoned
 from gradus.bench.measure.gpu import graph_microseconds
 from gradus.bench.run.script import need_triton, ran
 from gradus.device.capability import capability
@@ -43,8 +41,6 @@ from gradus.quantization.fp8 import E4M3
 
 if __name__ == "__main__":
     need_triton()
-
-import triton
 
 from gradus.kernels.core.compiling import compiled_together
 from gradus.kernels.core.counters import counters_of
@@ -64,7 +60,6 @@ from gradus.kernels.quantized.reference import (
 )
 from gradus.kernels.quantized.tile import TileLaunch
 from gradus.kernels.quantized.tile_tables import ROWS, SCHEMES, Scheme, choose_tile, library_multiplies
-from gradus.kernels.rows.activation import gated_activation
 
 MATRICES = {
     "qkv": (6144, 4096),
@@ -74,13 +69,12 @@ MATRICES = {
     "head": (128256, 4096),
 }
 TINY = {"qkv": (96, 64), "gate_up": (80, 192), "head": (37, 64)}
-LAYERS = 32
 CACHE = 400 << 20  # bytes that a graph reads at least: several times an H200's L2
 MOST_HEAD_ROWS = 256  # logits are of sampled rows only
 OURS, CUBLAS, LIBRARY = "bf16 ours", "bf16 cublas", "library"
 MOST_KNOWN = 6
 TOLERANCE = 8e-3  # of ‖out - reference‖ / ‖reference‖, with a result in 16 bits
-FILES = Path(__file__).parents[1] / "src/gradus/kernels/quantized/measured"
+FILES = Path(__file__).parents[2] / "src/gradus/kernels/quantized/measured"
 
 
 class Bench(NamedTuple):
@@ -185,21 +179,6 @@ def expected(bench: Bench, scheme: str, x: Any, weights: Any, gated: bool) -> Te
     if scheme == "int4":
         return int4_reference(x, weights, **around).float()
     return eight_bit_reference(x, weights, bench.dtype, **around).float()
-
-
-@contextmanager
-def poisoned() -> Iterator[None]:
-    """Fill new memory with NaN."""
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    try:
-        yield
-    finally:
-        torch.use_deterministic_algorithms(False)
-
-
-def error(out: Tensor, reference: Tensor) -> float:
-    """Return the relative error, which is NaN if an element was not written."""
-    return float((out.float() - reference).norm() / reference.norm())
 
 
 def microseconds(bench: Bench, launches: list[Callable[[], Any]]) -> float:
@@ -324,7 +303,7 @@ def cells(bench: Bench, schemes: list[str], rows: list[int]) -> Iterator[Cell]:
 
 def buffers(bench: Bench, scheme: str, n: int, k: int) -> list[Any]:
     first = made(bench, scheme, n, k)
-    count = max(2, min(200, math.ceil(CACHE / bytes_of(first)))) if bench.on_gpu else 2
+    count = racing.copies(bytes_of(first), CACHE) if bench.on_gpu else 2
     return [first, *(made(bench, scheme, n, k) for _ in range(count - 1))]
 
 
@@ -365,37 +344,29 @@ def race(
     scheme, gated = cell.scheme, cell.gated
     given = rounded(scheme, x)
     reference = expected(bench, scheme, given, weights[0], gated)
-    racing = contenders(bench, cell, sweep)
-    times: dict[str, float] = {}
-    failed: list[str] = []
+    entrants = contenders(bench, cell, sweep)
 
-    def timed(contender: Contender) -> None:
+    def timed(contender: Contender) -> float:
         try:
             with poisoned():
-                found = error(run(bench, scheme, given, weights[0], contender, gated), reference)
-            if not found < TOLERANCE:
-                failed.append(f"{cell.key}: {contender.name}: error {found:.2g}")
-                return
-            launches: list[Callable[[], Any]] = [
-                lambda w=w: run(bench, scheme, given, w, contender, gated) for w in weights
-            ]
-            times[contender.name] = microseconds(bench, launches)
-        except Exception as problem:
-            if "CUDA error" in str(problem):  # of a launch: nothing that follows would be right
-                raise
-            failed.append(f"{cell.key}: {contender.name}: {type(problem).__name__} {problem}"[:300])
+                off = error(run(bench, scheme, given, weights[0], contender, gated), reference)
+            if not off < TOLERANCE:
+                raise ArithmeticError(f"off by {off:.2g}")
+            return microseconds(bench, [partial(run, bench, scheme, given, w, contender, gated) for w in weights])
         finally:
             counters_of(bench.device, 1).zero_()  # what a failed launch may have left
 
-    for contender in racing:
-        timed(contender)
+    def raced(some: list[Contender]) -> tuple[dict[str, float], list[str]]:
+        return racing.race({each.name: partial(timed, each) for each in some})
+
+    times, failed = raced(entrants)
     if sweep:
-        fastest = sorted((each for each in racing if each.name in times), key=lambda each: times[each.name])
+        fastest = sorted((each for each in entrants if each.name in times), key=lambda each: times[each.name])
         more = refined(fastest[:2])
-        compile_all(bench, [lambda c=c: run(bench, scheme, given, weights[0], c, gated) for c in more])
-        for contender in more:
-            timed(contender)
-    return times, failed, racing[0].name
+        compile_all(bench, [partial(run, bench, scheme, given, weights[0], each, gated) for each in more])
+        more_times, more_failed = raced(more)
+        times, failed = times | more_times, failed + more_failed
+    return times, [f"{cell.key}: {each}" for each in failed], entrants[0].name
 
 
 def floor(bench: Bench, m: int, n: int, k: int, weight_bytes: int, bits: int) -> float:
@@ -461,55 +432,6 @@ def bad(entry: dict[str, Any]) -> list[str]:
     ]
 
 
-# -- all products of a model -------------------------------------------------------------------------------------------
-
-
-def layers(bench: Bench, m: int, schemes: list[str], best: dict[str, str]) -> Iterator[dict[str, Any]]:
-    """Time the products of all layers in milliseconds, then with the head in each scheme. best: by a cell's key."""
-    count = LAYERS if bench.on_gpu else 2
-    for scheme in dict.fromkeys(("bf16", *schemes)):
-        names = [name for name in bench.matrices if name != "head"]
-        steps: list[Callable[[], Any]] = []
-        for _, name in product(range(count), names):
-            steps.append(step(bench, scheme, name, m, best))
-        ms = microseconds(bench, steps) * len(steps) / 1000
-        yield {"m": m, "scheme": scheme, "head": None, "ms": ms}
-        for head in dict.fromkeys(("bf16", scheme)):
-            if m <= MOST_HEAD_ROWS:
-                more = [*steps, step(bench, head, "head", m, best)]
-                ms = microseconds(bench, more) * len(more) / 1000
-                yield {"m": m, "scheme": scheme, "head": head, "ms": ms}
-        del steps
-
-
-def step(bench: Bench, scheme: str, name: str, m: int, best: dict[str, str]) -> Callable[[], Any]:
-    """Prepare one product with its own matrix, with the fastest tile measured, or else the engine's choice."""
-    n, k = bench.matrices[name]
-    x, weights = bench.noise(m, k), made(bench, scheme, n, k)
-    early = bench.early(m) and name != "head"
-    if scheme == "bf16":
-        return with_early(early, lambda: linear(x, weights))
-    cell = Cell(scheme, name, m)
-    gated = cell.gated
-    launch = choose_tile(cell.scheme, m, n, k, bench.dtype, bench.device, gated=gated)
-    if tile := best.get(cell.key):
-        launch = None if tile == LIBRARY else TileLaunch(*json.loads(tile.split("]")[0] + "]"))
-
-    def one() -> Tensor:
-        out = run(bench, scheme, rounded(scheme, x), weights, Contender(launch, early=early), gated)
-        return gated_activation(out, "silu") if name == "gate_up" and not gated else out
-
-    return with_early(early, one)
-
-
-def with_early(early: bool, launch: Callable[[], Any]) -> Callable[[], Any]:
-    def inside() -> None:
-        with early_launches(early):
-            launch()
-
-    return inside
-
-
 # -- what is shown and stored ------------------------------------------------------------------------------------------
 
 
@@ -522,10 +444,6 @@ def winner(entry: dict[str, Any]) -> str | None:
     if any("waits" not in name and name != LIBRARY for name in plain):
         plain = [name for name in plain if "waits" not in name]  # a library's launch has no such name
     return min(plain, key=entry["times"].__getitem__, default=None)
-
-
-def best_of(found: dict[str, Any]) -> dict[str, str]:
-    return {key: name for key, entry in found["products"].items() if (name := winner(entry))}
 
 
 def shown(found: dict[str, Any]) -> str:
@@ -542,7 +460,6 @@ def shown(found: dict[str, Any]) -> str:
         share = f"{entry['bytes'] / took / 1e6:.2f} TB/s {100 * entry['floor'] / took:.0f} %"
         by.append(f"{entry['matrix']} {took:.2f} us {share}{beside}{' library' if name == LIBRARY else ''}")
     lines += [f"{scheme} {m}: " + " | ".join(parts) for (scheme, m), parts in by_rows.items()]
-    lines += [f"layers {e['m']} {e['scheme']}, head {e['head'] or '-'}: {e['ms']:.3f} ms" for e in found["layers"]]
     wrong = [f"  {e['scheme']} {e['m']} {e['n']} {e['k']}: {', '.join(bad(e))}" for e in found["checks"] if bad(e)]
     lines += [f"{len(found['checks'])} odd shapes checked, {len(wrong)} wrong", *wrong[:8]]
     failed = [f"  {each}" for entry in found["products"].values() for each in entry["failed"]]
@@ -566,51 +483,32 @@ def table(found: dict[str, Any]) -> str:
             lines.append(json.dumps({"n": n, "k": k, "launches": launches}))
         else:
             schemes[scheme] = lines
-    header = {key: found[key] for key in ("device", "capability", "torch", "triton")} | {"rows": ROWS}
-    head = "".join(f"  {json.dumps(key)}: {json.dumps(value)},\n" for key, value in header.items())
-    body = ",\n".join(
-        f'    "{scheme}": [\n      ' + ",\n      ".join(lines) + "\n    ]" for scheme, lines in schemes.items()
-    )
-    return "{\n" + head + '  "schemes": {\n' + body + "\n  }\n}\n"
-
-
-def file_of(device: str) -> Path:
-    """Return the path of the device's file, like measured/nvidia-h200.json."""
-    return FILES / f"{'-'.join(device.lower().split())}.json"
+    members = [f'"{scheme}": {racing.one_per_line(lines, 4)}' for scheme, lines in schemes.items()]
+    return racing.table_text(found, ROWS, "schemes", racing.one_per_line(members, 2, "{}"))
 
 
 # -- the command -------------------------------------------------------------------------------------------------------
 
 
 def arguments() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, help="the JSON file to write results to as they come in")
+    parser = racing.table_arguments(__doc__, parts="check,products")
     parser.add_argument("--before", type=Path, help="results to continue from, if OUT has none")
     parser.add_argument("--sweep", action="store_true", help="race tiles, not only those that the engine chooses")
-    parser.add_argument(
-        "--known", type=Path, help="a like device's results: with --sweep race only what was fast there"
-    )
-    parser.add_argument("--parts", default="check,products,layers")
     parser.add_argument("--schemes", default=",".join(("bf16", *SCHEMES)))
     parser.add_argument("--rows", default=",".join(map(str, ROWS)))
-    parser.add_argument("--workers", type=int, default=14, help="processes that compile in advance; 0: compile on use")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--commit", default="unknown", help="the commit being measured, as `git rev-parse` prints it")
     parser.add_argument("--tiny", action="store_true", help="matrices of a few thousand weights: a rehearsal on a CPU")
-    parser.add_argument("--bandwidth", type=float, default=4.57e12, help="bytes per second of a large read on this GPU")
     parser.add_argument("--operations", type=float, default=790e12, help="per second, in bfloat16; 8 bits count twice")
     parser.add_argument("--seconds", type=float, default=540, help="begin nothing more after this time")
-    parser.add_argument("--table", type=Path, help="measure nothing: write the device's file in measured/")
     parser.add_argument("--show", type=Path, help="measure nothing: print these results")
     return parser
 
 
 def fingerprint(bench: Bench) -> dict[str, Any]:
-    name = torch.cuda.get_device_name(bench.device) if bench.on_gpu else platform.processor() or "cpu"
-    return {
-        "device": name, "capability": list(capability(bench.device)), "torch": torch.__version__,
-        "triton": triton.__version__, "python": platform.python_version(), "dtype": str(bench.dtype),
-        "bandwidth": bench.bandwidth, "operations": bench.operations,
+    return racing.device_facts(bench.device) | {
+        "python": platform.python_version(), "dtype": str(bench.dtype), "bandwidth": bench.bandwidth,
+        "operations": bench.operations,
     }  # fmt: skip
 
 
@@ -637,19 +535,11 @@ class Compilation(NamedTuple):
     contender: Contender
 
 
-def compile_one(task: Compilation) -> str | None:
-    """Compile in a separate process and return the error, if any; the process that measures finds the result on
-    disk."""
+def compile_one(task: Compilation) -> None:
     device = torch.device(task.device)
-    dtype = torch.bfloat16 if device.type == "cuda" else torch.float16
-    bench = Bench(device, dtype, {}, 1.0, 1.0, math.inf)
-    try:
-        with torch.inference_mode():
-            weights, x = made(bench, task.scheme, 512, 2048), rounded(task.scheme, bench.noise(2, 2048))
-            run(bench, task.scheme, x, weights, task.contender, task.gated)
-    except Exception as problem:
-        return f"{task.scheme} {task.contender.name}: {type(problem).__name__} {problem}"[:200]
-    return None
+    bench = Bench(device, torch.bfloat16 if device.type == "cuda" else torch.float16, {}, 1.0, 1.0, math.inf)
+    weights, x = made(bench, task.scheme, 512, 2048), rounded(task.scheme, bench.noise(2, 2048))
+    run(bench, task.scheme, x, weights, task.contender, task.gated)
 
 
 def compilations(bench: Bench, todo: list[Cell], sweep: bool) -> list[Compilation]:
@@ -663,21 +553,8 @@ def compilations(bench: Bench, todo: list[Cell], sweep: bool) -> list[Compilatio
     return list(found)
 
 
-def compile_tiles(bench: Bench, todo: list[Cell], sweep: bool, workers: int) -> None:
-    """Compile all racing tiles in parallel, before anything is timed."""
-    start, tasks = time.monotonic(), compilations(bench, todo, sweep)
-    try:
-        with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
-            problems = [problem for problem in pool.map(compile_one, tasks, chunksize=4) if problem]
-    except BrokenProcessPool:
-        problems = ["a process that compiled has died"]
-    print(f"{len(tasks)} kernels compiled in {time.monotonic() - start:.0f} s, {len(problems)} not", flush=True)
-    print(*problems[:5], sep="\n", flush=True)
-
-
-def measure_products(
-    bench: Bench, todo: list[Cell], sweep: bool, found: dict[str, Any], save: Callable[[], None]
-) -> None:
+def measure_products(bench: Bench, todo: list[Cell], sweep: bool) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the key and the result of each cell, until time is up."""
     kept: tuple[tuple[str, str] | None, list[Any]] = (None, [])
     for cell in todo:
         if bench.late:
@@ -687,57 +564,52 @@ def measure_products(
             kept = (None, [])  # free these before the next are made
             kept = (cell.scheme, cell.matrix), buffers(bench, cell.scheme, *bench.matrices[cell.matrix])
         start = time.monotonic()
-        found["products"][cell.key] = entry = measure(bench, cell, kept[1], sweep)
-        save()
+        entry = measure(bench, cell, kept[1], sweep)
+        yield cell.key, entry
         took, name = time.monotonic() - start, winner(entry)
         best = f"{entry['times'][name]:.2f} us, {name}" if name else "nothing ran"
         print(f"{cell.key}: {best}, of {len(entry['times'])} in {took:.1f} s", flush=True)
 
 
 def main() -> int:
-    parser = arguments()
-    options = parser.parse_args()
-    if read := options.table or options.show:
-        stored = json.loads(read.read_text())
-        if options.table:
-            FILES.mkdir(exist_ok=True)
-            file_of(stored["device"]).write_text(table(stored))
-        else:
-            print(shown(stored))
+    options = racing.options_of(arguments())
+    if options.table:
+        racing.write_table(options.table, FILES, table)
         return 0
-    if options.out is None:
-        parser.error("--out is needed")
+    if options.show:
+        print(shown(json.loads(options.show.read_text())))
+        return 0
     device = resolve_device(options.device)
     bench = Bench(
         device, torch.bfloat16 if device.type == "cuda" else torch.float16, TINY if options.tiny else MATRICES,
         options.bandwidth, options.operations, time.monotonic() + options.seconds,
         fastest_tiles(json.loads(options.known.read_text())) if options.known else {},
     )  # fmt: skip
-    found: dict[str, Any] = fingerprint(bench) | {"commit": options.commit, "checks": [], "products": {}, "layers": []}
+    found: dict[str, Any] = fingerprint(bench) | {"commit": options.commit, "checks": [], "products": {}}
     if before := next((path for path in (options.out, options.before) if path and path.exists()), None):
-        found |= {key: json.loads(before.read_text())[key] for key in ("checks", "products", "layers")}
-
-    def save() -> None:
-        options.out.write_text(json.dumps(found))
-
-    parts, rows = options.parts.split(","), [int(m) for m in options.rows.split(",")]
-    schemes = options.schemes.split(",")
+        stored = json.loads(before.read_text())
+        found = stored | found | {key: stored[key] for key in ("checks", "products")}
     with torch.inference_mode():
-        if "check" in parts and not found["checks"]:
-            found["checks"] = list(check(bench))
-            save()
-        if "products" in parts:
-            todo = [cell for cell in cells(bench, schemes, rows) if cell.key not in found["products"]]
-            if options.workers:
-                compile_tiles(bench, todo, options.sweep, options.workers)
-            measure_products(bench, todo, options.sweep, found, save)
-        if "layers" in parts and not bench.late:
-            found["layers"] = []
-            for m in [m for m in rows if m <= FUSED_ROWS or m == rows[-1]]:
-                found["layers"] += [] if bench.late else layers(bench, m, schemes, best_of(found))
-                save()
+        for _ in measured(bench, options, found):
+            options.out.write_text(json.dumps(found))
     print(shown(found))
     return 1 if any(map(bad, found["checks"])) else 0
+
+
+def measured(bench: Bench, options: argparse.Namespace, found: dict[str, Any]) -> Iterator[None]:
+    """Measure the parts that are asked for, and yield whenever `found` has more."""
+    parts, rows = options.parts.split(","), [int(m) for m in options.rows.split(",")]
+    schemes = options.schemes.split(",")
+    if "check" in parts and not found["checks"]:
+        found["checks"] = list(check(bench))
+        yield
+    if "products" in parts:
+        todo = [cell for cell in cells(bench, schemes, rows) if cell.key not in found["products"]]
+        if options.workers:
+            racing.compile_in_processes(compile_one, compilations(bench, todo, options.sweep), options.workers)
+        for key, entry in measure_products(bench, todo, options.sweep):
+            found["products"][key] = entry
+            yield
 
 
 if __name__ == "__main__":

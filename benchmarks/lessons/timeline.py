@@ -1,6 +1,6 @@
 """Record engine steps on host and GPU: p09, the final engine without overlap, and with it, with the same work.
 
-    PYTHONPATH=src:. python3 benchmarks/timeline.py --model random:qwen3-0.6b --out "$OUT"/timeline.json
+    PYTHONPATH=src:. python3 benchmarks/lessons/timeline.py --model random:qwen3-0.6b --out "$OUT"/timeline.json
 
 Two scenes, each played once to warm up and once to record: a few sequences decode while a long prompt arrives; many
 sequences decode. The figure of phases/p10_cuda_graphs is drawn from the second one (`gradus.course.figures.timeline`).
