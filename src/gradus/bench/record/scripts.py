@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from gradus.bench.record.agent_tables import agent_tables
-from gradus.bench.record.beyond_tables import check_table, gpu_tables, replica_table
 from gradus.bench.record.metrics import METRICS, shown, spread
 from gradus.bench.statistics import median
 
@@ -38,7 +37,7 @@ def command(name: str) -> str:
 
 
 def _stem(name: str) -> str:
-    return name.partition("/")[0].replace("-", "_")
+    return name.replace("-", "_")
 
 
 def _http_cost(found: dict[str, Any], samples: str) -> list[Part]:
@@ -87,16 +86,6 @@ def _shares(measured: list[dict[str, Any]]) -> list[str]:
 
 def _percent(share: float) -> str:
     return f"{100 * share:.0f} %"
-
-
-def _real_weights(found: dict[str, Any], samples: str) -> list[Part]:
-    """The verdict on the final engine in half precision, against float32."""
-    tokens = found["prompts"] * found["tokens"]
-    header = ["texts", "tokens", "texts as float32's", "other tokens", "at most below the best", "bound", "clear", ""]
-    row = [str(found["prompts"]), str(tokens), str(found["same"]), str(len(found["partings"]))]
-    row += [shown(found["worst"]), shown(found["bound"]), str(found["clear"])]
-    row.append("passed" if found["passed"] else "failed")
-    return [f"{found['model']}, {found['dtype']} on `{found['device']}`. {samples}", (header, [row])]
 
 
 def _masks(found: dict[str, Any], samples: str) -> list[Part]:
@@ -211,14 +200,10 @@ def _took(note: dict[str, Any]) -> float:
 
 SCRIPTS: dict[str, Callable[[dict[str, Any], str], list[Part]]] = {
     "http-cost": _http_cost,
-    "real-weights": _real_weights,
     "masks": _masks,
     "masks-steps": _masked_steps,
     "serving-lesson": _serving_lesson,
     "parallel-lesson": _parallel_lesson,
     "replicas": _replicas,
     "agents": agent_tables,
-    "beyond/gpus": gpu_tables,
-    "beyond/check": check_table,
-    "beyond/replicas": replica_table,
 }
