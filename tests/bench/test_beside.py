@@ -162,7 +162,7 @@ def driver():
 @pytest.fixture
 def cases(monkeypatch):
     monkeypatch.setattr(beside, "CASES", CASES)
-    monkeypatch.setattr(beside, "BENCHMARK", benchmark_of(CASES, {}))
+    monkeypatch.setattr(beside, "BENCHMARK", benchmark_of(CASES))
 
 
 def compared(driver, tmp_path: Path, text: str) -> Run:

@@ -169,7 +169,7 @@ def measured(tmp_path_factory) -> Results:
 def test_the_report_and_the_readme_say_what_each_rung_adds(measured, tmp_path):
     benchmark = registry.load(LADDER)
     (run,) = measured.runs
-    text = report.render(measured, benchmark, with_prose=False)  # that is of the committed results
+    text = report.render(measured, benchmark)
     table = report.short_table_of(measured, run, benchmark, benchmark.tables[0])
     assert "| tok/s | TTFT ms | worst gap ms | what it adds |" in table
     for contender in ("p00", "p04", "final"):

@@ -21,7 +21,7 @@ from gradus.bench.record import plots, results, scripts
 from gradus.bench.record.metrics import METRICS, shown, spread
 from gradus.bench.record.pages import BLOCK, INLINE
 from gradus.bench.record.plots import Picture, Series
-from gradus.bench.record.prose import facts, fill, lookup, predicted, speedup, times_floor
+from gradus.bench.record.prose import account, facts, fill, lookup, predicted, speedup, times_floor
 from gradus.bench.record.results import Cell, Entry, Results, Run, figure_name
 from gradus.bench.studies import beside, quality_report, sampling_report, scheduling, speculation_report
 from gradus.errors import ConfigError
@@ -40,15 +40,14 @@ class Outdated:
     picture: Picture | None = None
 
 
-def outdated(root: Path, *, with_prose: bool = True) -> Iterator[Outdated]:
+def outdated(root: Path) -> Iterator[Outdated]:
     """Every report and figure under `root` that does not match its results.json.
 
-    with_prose: include the benchmarks' accounts, which discuss the repository's own results. Raises ConfigError if they
-    quote a number that the results lack.
+    Raises ConfigError if the prose on the results quotes a number that they lack.
     """
     for found in results.find(root):
         folder = root / found.hardware / found.benchmark
-        text, pictures = _made(found, with_prose)
+        text, pictures = _made(found, account(folder))
         if _read(folder / "report.md") != text:
             yield Outdated(folder / "report.md", text)
         for name, picture in pictures:
@@ -56,7 +55,7 @@ def outdated(root: Path, *, with_prose: bool = True) -> Iterator[Outdated]:
                 yield Outdated(folder / name, "", picture)
 
 
-def _made(found: Results, with_prose: bool) -> tuple[str, Iterable[tuple[str, Picture]]]:
+def _made(found: Results, prose: Ordered[str] = ()) -> tuple[str, Iterable[tuple[str, Picture]]]:
     """report.md and the figures. Studies supply their own."""
     if found.benchmark == scheduling.NAME:
         return render_parts(scheduling.report_parts(found)), ()
@@ -65,12 +64,12 @@ def _made(found: Results, with_prose: bool) -> tuple[str, Iterable[tuple[str, Pi
         parts = (_heading(found), *its.report_parts(found), *_origin(found))
         return render_parts(parts), its.figures(found, hardware_title(found.hardware))
     benchmark = registry.load(found.benchmark)
-    return render(found, benchmark, with_prose=with_prose), figures(found, benchmark)
+    return render(found, benchmark, prose), figures(found, benchmark)
 
 
 def figures_of(found: Results) -> Iterable[tuple[str, Picture]]:
     """(file name, picture) of every figure of the results."""
-    return _made(found, with_prose=False)[1]
+    return _made(found)[1]
 
 
 def outdated_pages(root: Path, pages: list[Path]) -> Iterator[Outdated]:
@@ -109,8 +108,8 @@ def _read(file: Path) -> str:
 # -- report.md ---------------------------------------------------------------------------------------------------------
 
 
-def render(found: Results, benchmark: Benchmark, *, with_prose: bool = True) -> str:
-    """report.md: the question, the prediction, and every table of each model with its prose."""
+def render(found: Results, benchmark: Benchmark, prose: Ordered[str] = ()) -> str:
+    """report.md: the question, the prediction, every table of each model, and the prose on them."""
     parts = [_heading(found), benchmark.question, "## Predicted", benchmark.prediction]
     if found.benchmark == beside.NAME:
         parts.append("## Measured")
@@ -134,9 +133,7 @@ def render(found: Results, benchmark: Benchmark, *, with_prose: bool = True) -> 
                     parts.append(_steps(found, run, benchmark, table))
         if run.profiles:
             parts += ["### One decode step", profile_table(run), *_beyond_the_step(run)]
-    if with_prose:
-        parts += _accounts(found, benchmark)
-    return "\n\n".join([*parts, *_origin(found)]) + "\n"
+    return "\n\n".join([*parts, *(fill(each, found, benchmark) for each in prose), *_origin(found)]) + "\n"
 
 
 def _heading(found: Results) -> str:
@@ -176,18 +173,6 @@ QUANTIZED = (
     "**Quantized matrices.** The prediction counts their bytes, and arithmetic at the rate of the activations' type. "
     "Where a GPU multiplies narrower numbers faster, a long prompt may take less than is predicted."
 )
-
-
-def _accounts(found: Results, benchmark: Benchmark) -> list[str]:
-    account = benchmark.accounts.get(found.hardware)
-    if account is None:
-        return []
-    return [
-        "## What explains it",
-        fill(account.explains, found, benchmark),
-        "## Where it loses",
-        fill(account.loses, found, benchmark),
-    ]
 
 
 def _facts(run: Run) -> str:

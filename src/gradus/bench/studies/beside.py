@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from gradus.bench.declare.declaration import Account, Benchmark, Row, Table
+from gradus.bench.declare.declaration import Benchmark, Row, Table
 from gradus.bench.record.metrics import shown, spread
 from gradus.bench.record.prose import speedup, times_floor
 from gradus.bench.record.results import Cell, Entry, Results, Run
@@ -247,7 +247,7 @@ def vllm_config(config: ModelConfig, group: str = "") -> dict[str, Any]:
 # -- as a benchmark, for reports ---------------------------------------------------------------------------------------
 
 
-def benchmark_of(cases: tuple[Case, ...], accounts: Mapping[str, Account]) -> Benchmark:
+def benchmark_of(cases: tuple[Case, ...]) -> Benchmark:
     """Declare one table per model, and another for each model with prompt cases."""
     return Benchmark(
         question="The final engine and vLLM, on the same GPU and the same token ids: which is faster, and by how much?",
@@ -262,7 +262,6 @@ def benchmark_of(cases: tuple[Case, ...], accounts: Mapping[str, Account]) -> Be
             "log-probabilities of many sequences."
         ),
         tables=tuple(_tables(cases)),
-        accounts=accounts,
     )
 
 
@@ -291,58 +290,7 @@ def _columns(case: Case) -> tuple[str, ...]:
     return ("ttft_ms", "itl_ms", "itl_ms_p99", "host_us", "idle_us", "steps")
 
 
-ACCOUNTS: dict[str, Account] = {
-    "h200": Account(
-        explains=(
-            "In bfloat16 all that must be reached is, and three aims are: GPT-2's sixty-four and two hundred and "
-            "fifty-six at once run at {random:gpt2-124m, bfloat16: gpt2-124m/batch 64/final-prefix_cache/speedup} and "
-            "{random:gpt2-124m, bfloat16: gpt2-124m/batch 256/final-prefix_cache/speedup} times vLLM's rate, "
-            "Llama-3.2-1B's sixty-four at {random:llama-3.2-1b, bfloat16: llama-3.2-1b/batch "
-            "64/final-prefix_cache/speedup}. These ratios flatter us where a step is short: the host of these runs "
-            "was a slow one, and vLLM, whose steps wait for it, has done better elsewhere (*to its best*, by which is "
-            "judged what is reached). One request alone gains most where a step has the fewest bytes, as predicted: "
-            "{random:gpt2-124m, bfloat16: gpt2-124m/batch 1/final-prefix_cache/speedup} times with GPT-2, "
-            "{qwen3-0.6b/batch 1/final-prefix_cache/speedup} with Qwen3-0.6B, {random:llama-3.2-1b, bfloat16: "
-            "llama-3.2-1b/batch 1/final-prefix_cache/speedup} with Llama-3.2-1B, {random:llama-3.1-8b, bfloat16: "
-            "llama-3.1-8b/batch 1/final-prefix_cache/speedup} with Llama-3.1-8B. Large crowds come close to a tie, "
-            "for both sides read the same keys and values and multiply the same prompts: {qwen3-0.6b/256 "
-            "mixed/final-prefix_cache/speedup} times with Qwen3's mixed crowd, {random:llama-3.2-1b, bfloat16: "
-            "llama-3.2-1b/batch 256/final-prefix_cache/speedup} with Llama-3.2-1B's two hundred and fifty-six, "
-            "{random:llama-3.1-8b, bfloat16: llama-3.1-8b/batch 64/final-prefix_cache/speedup} with Llama-3.1-8B's "
-            "sixty-four. What the GPU waits for its host before a step of two hundred and fifty-six decodes is "
-            "{qwen3-0.6b/256 mixed/final-prefix_cache/idle_us} µs with Qwen3, {random:llama-3.2-1b, bfloat16: "
-            "llama-3.2-1b/batch 256/final-prefix_cache/idle_us} with Llama, and {random:gpt2-124m, bfloat16: "
-            "gpt2-124m/batch 256/final-prefix_cache/idle_us} at most with GPT-2, whose step takes {random:gpt2-124m, "
-            "bfloat16: gpt2-124m/batch 256/final-prefix_cache/itl_ms} ms, of which the host needs {random:gpt2-124m, "
-            "bfloat16: gpt2-124m/batch 256/final-prefix_cache/host_us} µs. With fewer bits the gain alone grows as "
-            "the bytes shrink: {random:llama-3.1-8b, fp8, bfloat16: llama-3.1-8b-fp8/batch "
-            "1/final-prefix_cache/speedup} times vLLM's rate in fp8, {random:llama-3.1-8b, int8, bfloat16: "
-            "llama-3.1-8b-int8/batch 1/final-prefix_cache/speedup} in int8, {random:llama-3.1-8b, int4, bfloat16: "
-            "llama-3.1-8b-int4/batch 1/final-prefix_cache/speedup} in int4, and {random:llama-3.1-8b, int4-head, "
-            "bfloat16: llama-3.1-8b-int4-head/batch 1/final-prefix_cache/speedup} where the head is int8 as well."
-        ),
-        loses=(
-            "In bfloat16 eight aims are missed. Alone, launches and small products do not stream at the memory's "
-            "speed: GPT-2 is {random:gpt2-124m, bfloat16: gpt2-124m/batch 1/final-prefix_cache/times_floor} times its "
-            "floor, Qwen3-0.6B {qwen3-0.6b/batch 1/final-prefix_cache/times_floor}, and only Llama-3.1-8B comes near, "
-            "{random:llama-3.1-8b, bfloat16: llama-3.1-8b/batch 1/final-prefix_cache/times_floor}. In the mixed crowd "
-            "attention is some two thirds of the time, and reads at more than nine tenths of a copy's bandwidth "
-            "(`benchmarks/paged_attention.json`): the aim would need all the rest in half of its time, or narrower "
-            "keys and values. Of Llama-3.2-1B's two hundred and fifty-six, most of the floor is the prompts' "
-            "products, which we leave to cuBLAS. Prompts alone are slower than vLLM's, {random:llama-3.1-8b, "
-            "bfloat16: llama-3.1-8b-prefill/prefill/final-prefix_cache/speedup} times its rate: attention in Triton "
-            "and cuBLAS's products, against kernels written by hand for this GPU. Prompts in fp8 miss their aim as "
-            "well, "
-            "{random:llama-3.1-8b, fp8, bfloat16: llama-3.1-8b-fp8-prefill/prefill/final-prefix_cache/speedup} "
-            "times vLLM's rate. With a product of integers written for this GPU, those in int8 are at "
-            "{random:llama-3.1-8b, int8, bfloat16: llama-3.1-8b-int8-prefill/prefill/final-prefix_cache/speedup}; "
-            "what is left there is roundings and gates."
-        ),
-    ),
-}
-"""Prose on the results, by hardware."""
-
-BENCHMARK = benchmark_of(CASES, ACCOUNTS)
+BENCHMARK = benchmark_of(CASES)
 
 HOW_IT_IS_MEASURED = (
     "Three blocks, each a process of its own on the same GPU: Gradus (A1), vLLM, Gradus again (A2); each is built once "
