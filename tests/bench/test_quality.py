@@ -382,7 +382,7 @@ def test_the_table_has_a_row_per_contender_and_errors_beside_figures():
 
 
 def test_losses_are_told_in_times_the_first_row_the_farthest_first():
-    text = "\n".join(part for part in quality_report.report_parts(found()) if isinstance(part, str))
+    text = "\n".join(part for part in quality_report.STUDY.report(found()) if isinstance(part, str))
     assert (
         "*bfloat16* is 0.001 nats from float32: 0.1 at its worst position, and 0.50 % of the first choices differ. "
         "*int4* is 20 times as far: 2 at its worst position, and 3.00 % of the first choices differ. "
@@ -392,11 +392,11 @@ def test_losses_are_told_in_times_the_first_row_the_farthest_first():
 
 
 def test_the_figure_has_a_row_per_contender_and_can_be_drawn():
-    ((name, picture),) = quality_report.figures(found(), "CPU")
+    ((name, picture),) = quality_report.STUDY.figures(found(), "CPU")
     assert name == "text.svg" and [series.y for series in picture.series] == [[0.001], [0.002], [0.02]]
     svg = plots.draw(picture)
     assert all(f">{text}</text>" in svg for text in ("int4 (4.5 bits)", "0.002", "KL divergence, nats"))
-    ((_, other),) = quality_report.figures(found(kl=0.03), "CPU")
+    ((_, other),) = quality_report.STUDY.figures(found(kl=0.03), "CPU")
     assert other.digest() != picture.digest()
 
 

@@ -175,19 +175,19 @@ def test_the_table_has_for_each_batch_the_ratio_the_difference_and_the_rate():
 
 
 def test_the_report_says_what_is_dear_where_the_shape_matters_and_whether_the_goal_is_reached():
-    text = "\n".join(part for part in sampling_report.report_parts(found()) if isinstance(part, str))
+    text = "\n".join(part for part in sampling_report.STUDY.report(found()) if isinstance(part, str))
     assert "each at its dearest: *cut* 1.6× (batch 8, temperature 1). Alone" in text
     assert "*cut*: at batch 8, 12,000 µs per step more than the plain draw at temperature 1, and 300 µs at" in text
     assert "takes 1.02× at temperature 1 and 1× at temperature 0.1; at most 1.03× was asked: reached." in text
     assert "takes 100 µs at batch 1 and 800 µs at batch 8." in text
-    missed = "\n".join(part for part in sampling_report.report_parts(found(alone=1.04)) if isinstance(part, str))
+    missed = "\n".join(part for part in sampling_report.STUDY.report(found(alone=1.04)) if isinstance(part, str))
     assert "1.04× at temperature 1 and 1× at temperature 0.1; at most 1.03× was asked: missed." in missed
 
 
 def test_nothing_is_said_of_the_goal_on_a_cpu_or_of_shapes_before_both_are_measured():
     half = found(device="cpu")
     half.runs[0].cells = half.runs[0].cells[:1]
-    text = "\n".join(part for part in sampling_report.report_parts(half) if isinstance(part, str))
+    text = "\n".join(part for part in sampling_report.STUDY.report(half) if isinstance(part, str))
     assert "was asked" not in text
     assert "## What the shape" not in text and "Nothing costs more than 5 % over the plain draw." in text
 
@@ -211,7 +211,7 @@ def test_a_page_shows_the_tables_of_the_first_model_and_is_stale_when_a_sample_c
 
 
 def test_the_figure_has_a_row_per_parameter_and_a_dot_per_batch():
-    (name, flat), (_, peaked) = sampling_report.figures(found(), "NVIDIA H200")
+    (name, flat), (_, peaked) = sampling_report.STUDY.figures(found(), "NVIDIA H200")
     assert name == f"{FLAT}.svg" and flat.digest() != peaked.digest()
     assert [(series.name, series.y[0]) for series in flat.series] == [
         ("batch 1", pytest.approx(1)), ("batch 8", pytest.approx(60)),

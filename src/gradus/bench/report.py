@@ -10,7 +10,7 @@ import os
 import re
 from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Ordered
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gradus import phases
@@ -18,17 +18,17 @@ from gradus.bench import registry
 from gradus.bench.contenders import yours
 from gradus.bench.declare.declaration import Benchmark, Table
 from gradus.bench.record import plots, results, scripts
-from gradus.bench.record.metrics import METRICS, shown, spread
+from gradus.bench.record.metrics import METRICS, middle, ranged, shown, values
 from gradus.bench.record.pages import BLOCK, INLINE
 from gradus.bench.record.plots import Picture, Series
 from gradus.bench.record.prose import account, facts, fill, lookup, predicted, speedup, times_floor
 from gradus.bench.record.results import Cell, Entry, Results, Run, figure_name
+from gradus.bench.record.study import Part, gradus_bench
 from gradus.bench.studies import beside, quality_report, sampling_report, scheduling, speculation_report
 from gradus.errors import ConfigError
 
 NAMES_OF_HARDWARE = {"cpu": "CPU", "h100": "NVIDIA H100", "h200": "NVIDIA H200"}
-OWN_WORDS = {module.NAME: module for module in (sampling_report, quality_report, speculation_report)}
-"""Studies, which have their own tables and prose, because they do not run workloads on several engines."""
+STUDIES = {module.NAME: module.STUDY for module in (sampling_report, quality_report, speculation_report)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,10 +59,9 @@ def _made(found: Results, prose: Ordered[str] = ()) -> tuple[str, Iterable[tuple
     """report.md and the figures. Studies supply their own."""
     if found.benchmark == scheduling.NAME:
         return render_parts(scheduling.report_parts(found)), ()
-    if found.benchmark in OWN_WORDS:
-        its = OWN_WORDS[found.benchmark]
-        parts = (_heading(found), *its.report_parts(found), *_origin(found))
-        return render_parts(parts), its.figures(found, hardware_title(found.hardware))
+    if (study := STUDIES.get(found.benchmark)) is not None:
+        parts = (_heading(found), *study.report(found), *_origin(found))
+        return render_parts(parts), study.figures(found, hardware_title(found.hardware))
     benchmark = registry.load(found.benchmark)
     return render(found, benchmark, prose), figures(found, benchmark)
 
@@ -145,7 +144,7 @@ def _origin(found: Results) -> list[str]:
     return ["## On what, and how", *(_facts(run) for run in found.runs), _again(found)]
 
 
-def render_parts(parts: Iterable[str | tuple[list[str], list[list[str]]]]) -> str:
+def render_parts(parts: Iterable[Part]) -> str:
     """Join paragraphs, and tables given as a header and rows."""
     return "\n\n".join(part if isinstance(part, str) else markdown(*part) for part in parts) + "\n"
 
@@ -182,29 +181,12 @@ def _facts(run: Run) -> str:
 def _again(found: Results) -> str:
     device = "cpu" if found.hardware == "cpu" else "cuda"
     if found.benchmark == beside.NAME:
-        script = (
-            "python benchmarks/beside_vllm.py --vllm DIR --out my-reports --commit $(git rev-parse --short=12 HEAD)"
-        )
-        commands = [
-            f"{script} --model {run.model.removeprefix('random:')}" + (f" --cases {run.group}" if run.group else "")
-            for run in found.runs
-        ]
-    elif found.benchmark == quality_report.NAME:
-        commands = [quality_report.command(run, device) for run in found.runs]
-    elif found.benchmark == speculation_report.NAME:
-        commands = [speculation_report.command(run, device) for run in found.runs]
+        commands = [beside.command(run) for run in found.runs]
+    elif (study := STUDIES.get(found.benchmark)) is not None:
+        commands = [study.command(run, device) for run in found.runs]
     else:
-        commands = [
-            f"gradus bench {found.benchmark} --device {device} --model {run.model}{_numbers(run)}" for run in found.runs
-        ]
+        commands = [gradus_bench(found.benchmark, run, device) for run in found.runs]
     return "Measured again with:\n\n```console\n" + "\n".join(f"$ {c}" for c in dict.fromkeys(commands)) + "\n```"
-
-
-def _numbers(run: Run) -> str:
-    """The options that set a run's number types."""
-    if "scheme" in run.settings:
-        return f" --dtype {run.settings['dtype']} --quantize {run.settings['quantize']}"
-    return "" if " " in run.dtype else f" --dtype {run.dtype}"  # "auto" may choose mixed widths on a CPU
 
 
 def hardware_title(hardware: str) -> str:
@@ -253,7 +235,7 @@ def short_table_of(found: Results, run: Run, benchmark: Benchmark, table: Table)
         rows = [
             [
                 registry.title_of(entry.contender),
-                *(_median(entry, metric) for metric in table.panels),
+                *(middle(entry.samples, metric) for metric in table.panels),
                 _step(entry, cell, found, run, benchmark),
             ]
             for entry in cell.entries
@@ -269,11 +251,6 @@ def _narrowed(text: str) -> str:
     lines = [line[2:-2].split(" | ") for line in text.splitlines()]
     kept = [i for i, name in enumerate(lines[0]) if name.strip() not in ("predicted", "ratio")][:MOST_COLUMNS]
     return "\n".join("| " + " | ".join(line[i] for i in kept) + " |" for line in lines)
-
-
-def _median(entry: Entry, metric: str) -> str:
-    found = spread(entry.samples, metric)
-    return "" if found is None else shown(found.median, metric)
 
 
 def _steps(found: Results, run: Run, benchmark: Benchmark, table: Table) -> str:
@@ -293,26 +270,11 @@ def _step(entry: Entry, cell: Cell, found: Results, run: Run, benchmark: Benchma
 
 
 def _row(entry: Entry, cell: Cell, run: Run, table: Table) -> list[str]:
-    name = registry.title_of(entry.contender)
-    measured = spread(entry.samples, table.metric)
-    if measured is None:
-        return [
-            name,
-            "–",
-            *([""] if table.against else []),
-            _or_blank(predicted(entry, table)),
-            "",
-            *[""] * len(table.columns),
-        ]
-    middle, low, high = (shown(value, table.metric) for value in (measured.median, measured.low, measured.high))
-    row = [name, middle if low == high else f"{middle} ({low}–{high})"]
+    row = [registry.title_of(entry.contender), ranged(entry.samples, table.metric)]
     if table.against:
         row.append(_or_blank(speedup(entry, cell, run, table), "×"))
     row += [_or_blank(predicted(entry, table)), _or_blank(times_floor(entry, table))]
-    for column in table.columns:
-        found = spread(entry.samples, column)
-        row.append("" if found is None else shown(found.median, column))
-    return row
+    return row + [middle(entry.samples, column) for column in table.columns]
 
 
 def narrow_table(run: Run, table: Table) -> str:
@@ -322,10 +284,9 @@ def narrow_table(run: Run, table: Table) -> str:
     for cell in run.of(table.name):
         for entry in cell.entries:
             name, measured, *others = _row(entry, cell, run, table)
-            rows = spread(entry.samples, "rows")
             gain = [others[0]] if table.against else []
             first = cell.row if entry is cell.entries[0] else ""
-            lines.append([first, name, measured, *gain, "" if rows is None else shown(rows.median, "rows")])
+            lines.append([first, name, measured, *gain, middle(entry.samples, "rows")])
     widths = [max(len(line[i]) for line in lines) for i in range(len(header))]
     return "\n".join(
         "  ".join(
@@ -426,10 +387,9 @@ def _panels(found: Results, run: Run, table: Table) -> Picture:
     series = []
     for name in table.panels:
         metric = METRICS[name]
-        points = [(x, middle) for x, entry in enumerate(entries) if (middle := spread(entry.samples, name))]
-        columns = [list(column) for column in zip(*((x, s.median, s.low, s.high) for x, s in points), strict=True)]
         best = "more" if metric.more_is_better else "less"
-        series.append(Series(f"{metric.heading} ({best} is better)", *columns or [[], [], [], []]))
+        repeats = enumerate(values(entry.samples, name) for entry in entries)
+        series.append(Series.of(f"{metric.heading} ({best} is better)", repeats))
     return Picture(
         kind="panels",
         title=table.title,
@@ -447,15 +407,10 @@ def _x(index: int, cell: Cell, table: Table) -> float:
 
 
 def _series(contender: str, cells: list[Cell], table: Table) -> Series:
-    points = []
-    for index, cell in enumerate(cells):
-        entry = cell.entry(contender)
-        measured = spread(entry.samples, table.metric) if entry else None
-        if entry and measured:
-            floor = predicted(entry, table)
-            points.append((_x(index, cell, table), measured.median, measured.low, measured.high, floor))
-    columns = [list(column) for column in zip(*points, strict=True)] or [[], [], [], [], []]
-    return Series(registry.title_of(contender), *columns)
+    there = [(_x(index, cell, table), entry) for index, cell in enumerate(cells) if (entry := cell.entry(contender))]
+    measured = [(x, entry, found) for x, entry in there if (found := values(entry.samples, table.metric))]
+    series = Series.of(registry.title_of(contender), [(x, found) for x, _, found in measured])
+    return replace(series, floor=[predicted(entry, table) for _, entry, _ in measured])
 
 
 # -- blocks in pages ---------------------------------------------------------------------------------------------------
@@ -468,7 +423,7 @@ def block(wanted: str, root: Path, page: Path) -> str:
     if wanted in scripts.SCRIPTS:
         written = scripts.parts(wanted, root.parent / "benchmarks", page)
         return f"\n{render_parts(written)}\n" if written else NOT_YET.format(command=scripts.command(wanted))
-    if name in OWN_WORDS:
+    if name in STUDIES:
         return _in_own_words(name, root, page, chart=chart)
     if name not in registry.reported():
         if name in {phase.name for phase in phases.available()}:
@@ -500,15 +455,15 @@ def _beside_command(section: str) -> str:
 
 
 def _in_own_words(name: str, root: Path, page: Path, *, chart: bool) -> str:
-    """One of OWN_WORDS, of the first model on each hardware. chart: its chart alone."""
-    parts: list[str | tuple[list[str], list[list[str]]]] = []
+    """One of STUDIES, of the first model on each hardware. chart: its chart alone."""
+    parts: list[Part] = []
     for found in results.find(root):
         if found.benchmark == name and chart:
-            file, picture = next(iter(OWN_WORDS[name].figures(found, hardware_title(found.hardware))))
+            file, picture = next(iter(STUDIES[name].figures(found, hardware_title(found.hardware))))
             parts += _drawn(found, picture.title, file, _folder(found, root, page))
         elif found.benchmark == name:
             where = _folder(found, root, page)
-            parts += [_whence(found, found.runs, where), *OWN_WORDS[name].tables_of(found, found.runs[0], where)]
+            parts += [_whence(found, found.runs, where), *STUDIES[name].tables(found, found.runs[0], where)]
     return f"\n{render_parts(parts)}\n" if parts else NOT_YET.format(command=f"gradus bench {name}")
 
 

@@ -9,7 +9,7 @@ Read in this order:
     prose.py         sentences whose numbers come from the results
     plots.py         figures, as SVG
     pages.py         the pages that show results, and their marks
-    outline.py       how the report of a study begins
+    study.py         the report of a study
 
 No torch here, and matplotlib only where a figure is drawn.
 """

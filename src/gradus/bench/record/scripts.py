@@ -10,11 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from gradus.bench.record.agent_tables import agent_tables
-from gradus.bench.record.metrics import METRICS, shown, spread
+from gradus.bench.record.metrics import METRICS, middle, percent, ranged, shown
+from gradus.bench.record.study import Part
 from gradus.bench.statistics import median
-
-Part = str | tuple[list[str], list[list[str]]]
-"""A paragraph, or a table's header and rows."""
 
 COLUMNS = ("ttft_ms", "ttft_ms_p99", "tpot_ms", "itl_ms_p99")
 SHARES = {"client_percent": "busiest client", "server_percent": "server"}
@@ -49,8 +47,9 @@ def _http_cost(found: dict[str, Any], samples: str) -> list[Part]:
     for row in found["rows"]:
         for side, measured in row["samples"].items():
             streams = str(row["load"]["streams"]) if side == "python" else ""
-            kept = "" if side == "python" else _percent(_rate(measured) / _rate(row["samples"]["python"]))
-            rows.append([streams, SIDES[side], _with_spread(measured), kept, *_middles(measured), *_shares(measured)])
+            kept = "" if side == "python" else percent(_rate(measured) / _rate(row["samples"]["python"]))
+            rows.append([streams, SIDES[side], ranged(measured, "output_tok_s"), kept])
+            rows[-1] += [*(middle(measured, column) for column in COLUMNS), *_shares(measured)]
     return [
         f"**{found['hardware'].get('gpu', 'CPU')}**, {found['settings']['model']}, {load['prompt']} tokens in, "
         f"{load['output']} out. Commit {found['commit'][:12]}. {samples}",
@@ -66,26 +65,10 @@ def _rate(measured: list[dict[str, Any]]) -> float:
     return median([sample["output_tokens"] / sample["seconds"] for sample in measured])
 
 
-def _with_spread(measured: list[dict[str, Any]]) -> str:
-    found = spread(measured, "output_tok_s")
-    assert found is not None
-    middle, low, high = (shown(value) for value in (found.median, found.low, found.high))
-    return middle if low == high else f"{middle} ({low}–{high})"
-
-
-def _middles(measured: list[dict[str, Any]]) -> list[str]:
-    found = [(column, spread(measured, column)) for column in COLUMNS]
-    return ["" if each is None else shown(each.median, column) for column, each in found]
-
-
 def _shares(measured: list[dict[str, Any]]) -> list[str]:
     """The clients' and the server's share of a processor; plain Python has neither."""
     known = [[sample[name] for sample in measured if name in sample] for name in SHARES]
-    return [_percent(median(values) / 100) if values else "" for values in known]
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.0f} %"
+    return [percent(median(values) / 100) if values else "" for values in known]
 
 
 def _masks(found: dict[str, Any], samples: str) -> list[Part]:
@@ -151,7 +134,7 @@ def _parallel_lesson(found: dict[str, Any], samples: str) -> list[Part]:
             inside = [wait for wait in waits if any(step["at"] <= wait["at"] < step["until"] for step in steps)]
             working = sum(map(_took, steps)) - sum(map(_took, inside))
             usual = shown(median([_took(wait) for wait in waits]))
-            idle = _percent(1 - working / length)
+            idle = percent(1 - working / length)
             rows.append(["" if rank else name, str(rank), str(len(waits)), usual, idle])
     return [
         f"**{found['hardware']['processor']}**, {found['hardware']['cores']} cores, one thread per rank, "
@@ -170,10 +153,10 @@ def _replicas(found: dict[str, Any], samples: str) -> list[Part]:
     for row in found["rows"]:
         ways, before = row["ways"], earlier.get(row["step_ms"])
         aside, door = (_tokens_per_second(ways[name]) for name in ("side by side", "one door"))
-        cells = [str(row["step_ms"]), f"{aside:,.0f}", f"{door:,.0f}", _percent(door / aside), _per_token(ways)]
+        cells = [str(row["step_ms"]), f"{aside:,.0f}", f"{door:,.0f}", percent(door / aside), _per_token(ways)]
         if before is not None:
             kept = _tokens_per_second(before["one door"]) / _tokens_per_second(before["side by side"])
-            cells += [_percent(kept), _per_token(before)]
+            cells += [percent(kept), _per_token(before)]
         rows.append([*cells, *[""] * (len(header) - len(cells))])
     return [
         f"**{found['processor']}**, {found['cores']} cores, {found['streams']} streams, {found['replicas']} replicas. "

@@ -11,9 +11,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gradus.bench.declare.declaration import Benchmark, Row, Table
-from gradus.bench.record.metrics import shown, spread
+from gradus.bench.record.metrics import middle, ranged, shown, spread
 from gradus.bench.record.prose import speedup, times_floor
 from gradus.bench.record.results import Cell, Entry, Results, Run
+from gradus.bench.record.study import Rows
 from gradus.bench.workloads import Workload, burst, single_stream
 from gradus.config.options import FINAL
 from gradus.models.config import ModelConfig
@@ -329,9 +330,6 @@ HOW_SECTIONS_ARE_MEASURED = {
     QUANTIZED: HOW_QUANTIZED_IS_MEASURED,
 }
 
-Rows = tuple[list[str], list[list[str]]]
-"""A table: its header and its rows."""
-
 
 def sections_of(found: Results) -> list[str]:
     """The sections with measurements."""
@@ -397,20 +395,19 @@ def _row(case: Case, cell: Cell, run: Run) -> dict[str, str]:
     target = case.target
     to_best = None if ratio is None else ratio * _share_of_best(theirs, case)
     aim = f"{target.aim:g}×" + (f", {target.floor_percent:g} %" if target.floor_percent else "")
-    idle = spread(ours.samples, "idle_us") if ours else None
     return {
         "model": ", ".join(part for part in (case.shape, case.group) if part and part not in (SAMPLING, STEADY)),
         "workload": f"{case.label}: {cell.workload['what']}",
-        "vLLM tok/s": _rate(theirs, case.metric),
-        "Gradus tok/s": _rate(ours, case.metric),
-        "A1 · A2": " · ".join(_of_block(ours, case.metric, block) for block in OUR_BLOCKS),
+        "vLLM tok/s": ranged(_samples(theirs), case.metric),
+        "Gradus tok/s": ranged(_samples(ours), case.metric),
+        "A1 · A2": " · ".join(middle(_samples(ours, block), case.metric) or "–" for block in OUR_BLOCKS),
         "ratio": "" if ratio is None else f"{ratio:.2f}×",
         TO_BEST: "" if to_best is None else f"{to_best:.2f}×",
         "must": f"{target.must:g}×",
         "aim": aim,
         "reached": "" if to_best is None else reached(target, to_best, percent),
         "of the floor": "" if percent is None else f"{percent:.0f} %",
-        "GPU idle µs": "" if idle is None else shown(idle.median),
+        "GPU idle µs": middle(_samples(ours), "idle_us"),
         BEST: "" if target.best is None else shown(target.best),
     }
 
@@ -423,21 +420,18 @@ def reached(target: Target, ratio: float, percent: float | None) -> str:
 
 def _share_of_best(theirs: Entry | None, case: Case) -> float:
     """vLLM's rate over its best earlier rate; at most 1, and 1 without an earlier one."""
-    measured = spread(theirs.samples, case.metric) if theirs else None
+    measured = spread(_samples(theirs), case.metric)
     if measured is None or case.target.best is None:
         return 1.0
     return min(1.0, measured.median / case.target.best)
 
 
-def _rate(entry: Entry | None, metric: str) -> str:
-    measured = spread(entry.samples, metric) if entry else None
-    if measured is None:
-        return "–"
-    middle, low, high = (shown(value, metric) for value in (measured.median, measured.low, measured.high))
-    return middle if low == high else f"{middle} ({low}–{high})"
+def _samples(entry: Entry | None, block: str = "") -> list[dict[str, Any]]:
+    """The samples of a block, or of all."""
+    return [sample for sample in entry.samples if block in ("", sample.get("block"))] if entry else []
 
 
-def _of_block(entry: Entry | None, metric: str, block: str) -> str:
-    of_it = [sample for sample in entry.samples if sample.get("block") == block] if entry else []
-    measured = spread(of_it, metric)
-    return shown(measured.median, metric) if measured else "–"
+def command(run: Run) -> str:
+    """The command that measures a run again."""
+    script = "python benchmarks/beside_vllm.py --vllm DIR --out my-reports --commit $(git rev-parse --short=12 HEAD)"
+    return f"{script} --model {run.model.removeprefix('random:')}" + (f" --cases {run.group}" if run.group else "")
