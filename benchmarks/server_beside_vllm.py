@@ -37,8 +37,7 @@ from typing import Any
 
 import psutil
 
-from benchmarks.event_client import COMPLETIONS, GENERATE, clients, serve_load
-from benchmarks.http_cost import Load
+from benchmarks.event_client import COMPLETIONS, GENERATE, Load, clients, serve_load
 from gradus.bench.record.metrics import METRICS, Spread, shown, spread
 from gradus.bench.run.script import ran
 

@@ -11,7 +11,7 @@ A pair of comments encloses a table, which a report replaces:
     <!-- results:begin sampling -->         the cost of sampling parameters
     <!-- results:begin quality -->          the effect of quantization on predictions
     <!-- results:begin speculation/chart -->  only its chart
-    <!-- results:begin http-cost -->        a script's results (`scripts`)
+    <!-- results:begin agents -->           a script's results (`scripts`)
     <!-- results:end -->
 
 A number in a page's own sentences is followed by its field (`prose`), and is replaced as well:

@@ -10,12 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from gradus.bench.record.agent_tables import agent_tables
-from gradus.bench.record.metrics import METRICS, middle, percent, ranged, shown
+from gradus.bench.record.metrics import percent, shown
 from gradus.bench.record.study import Part
 from gradus.bench.statistics import median
-
-COLUMNS = ("ttft_ms", "ttft_ms_p99", "tpot_ms", "itl_ms_p99")
-SHARES = {"client_percent": "busiest client", "server_percent": "server"}
 
 
 def parts(name: str, folder: Path, page: Path) -> list[Part]:
@@ -38,39 +35,6 @@ def _stem(name: str) -> str:
     return name.replace("-", "_")
 
 
-def _http_cost(found: dict[str, Any], samples: str) -> list[Part]:
-    """HTTP compared with plain Python: two rows for each number of streams."""
-    load = found["rows"][0]["load"]
-    header = ["streams", "side", METRICS["output_tok_s"].heading, "kept"]
-    header += [*(METRICS[column].heading for column in COLUMNS), *SHARES.values()]
-    rows = []
-    for row in found["rows"]:
-        for side, measured in row["samples"].items():
-            streams = str(row["load"]["streams"]) if side == "python" else ""
-            kept = "" if side == "python" else percent(_rate(measured) / _rate(row["samples"]["python"]))
-            rows.append([streams, SIDES[side], ranged(measured, "output_tok_s"), kept])
-            rows[-1] += [*(middle(measured, column) for column in COLUMNS), *_shares(measured)]
-    return [
-        f"**{found['hardware'].get('gpu', 'CPU')}**, {found['settings']['model']}, {load['prompt']} tokens in, "
-        f"{load['output']} out. Commit {found['commit'][:12]}. {samples}",
-        (header, rows),
-    ]
-
-
-SIDES = {"python": "Python", "http": "HTTP"}
-
-
-def _rate(measured: list[dict[str, Any]]) -> float:
-    """Tokens per second, the median of the repeats."""
-    return median([sample["output_tokens"] / sample["seconds"] for sample in measured])
-
-
-def _shares(measured: list[dict[str, Any]]) -> list[str]:
-    """The clients' and the server's share of a processor; plain Python has neither."""
-    known = [[sample[name] for sample in measured if name in sample] for name in SHARES]
-    return [percent(median(values) / 100) if values else "" for values in known]
-
-
 def _masks(found: dict[str, Any], samples: str) -> list[Part]:
     """The cost of an automaton and its masks, for each expression."""
     masks = found["masks"]
@@ -91,18 +55,6 @@ def _masks(found: dict[str, Any], samples: str) -> list[Part]:
         f"tree of {masks['nodes']:,} nodes that takes {shown(masks['building'] / 1e6)} s to build. {samples}",
         (header, rows),
         f"Trying each token on its own, without the tree, takes {shown(each)} ms for a state.",
-    ]
-
-
-def _masked_steps(found: dict[str, Any], samples: str) -> list[Part]:
-    """Steps on a GPU without masks, and with masks that are filled while the model runs or before."""
-    header = ["sequences", "free, ms a step", "masks filled meanwhile", "masks filled before the launch"]
-    rows = [
-        [str(row["sequences"]), *(shown(row[way]) for way in ("free", "masked", "mask first"))] for row in found["rows"]
-    ]
-    return [
-        f"**{found['hardware']['gpu']}**, {found['steps of']}, masks kept from earlier steps. {samples}",
-        (header, rows),
     ]
 
 
@@ -144,49 +96,13 @@ def _parallel_lesson(found: dict[str, Any], samples: str) -> list[Part]:
     ]
 
 
-def _replicas(found: dict[str, Any], samples: str) -> list[Part]:
-    """Two replicas behind one door compared with two servers side by side, and what a token costs on either way."""
-    header = ["a step, ms", "side by side, tokens/s", "one door, tokens/s", "kept", "processor time per token, µs"]
-    header += ["kept on Ray's way", "and per token, µs"]
-    earlier = {row["step_ms"]: row["ways"] for row in found["earlier"]["rows"]}
-    rows = []
-    for row in found["rows"]:
-        ways, before = row["ways"], earlier.get(row["step_ms"])
-        aside, door = (_tokens_per_second(ways[name]) for name in ("side by side", "one door"))
-        cells = [str(row["step_ms"]), f"{aside:,.0f}", f"{door:,.0f}", percent(door / aside), _per_token(ways)]
-        if before is not None:
-            kept = _tokens_per_second(before["one door"]) / _tokens_per_second(before["side by side"])
-            cells += [percent(kept), _per_token(before)]
-        rows.append([*cells, *[""] * (len(header) - len(cells))])
-    return [
-        f"**{found['processor']}**, {found['cores']} cores, {found['streams']} streams, {found['replicas']} replicas. "
-        f"{samples}",
-        (header, rows),
-    ]
-
-
-def _tokens_per_second(measured: list[dict[str, Any]]) -> float:
-    return median([one["tokens_s"] for one in measured])
-
-
-def _per_token(ways: dict[str, list[dict[str, Any]]]) -> str:
-    """The processor time of each kind of process behind the door, the dearest first; engines are left out."""
-    measured = ways["one door"]
-    parts = {part: median([one["cpu_us"].get(part, 0.0) for one in measured]) for part in measured[0]["cpu_us"]}
-    dear = sorted((part for part in parts if part not in ("engine", "Ray")), key=lambda part: -parts[part])
-    return ", ".join(f"{part} {shown(parts[part])}" for part in dear)
-
-
 def _took(note: dict[str, Any]) -> float:
     return float(note["until"] - note["at"])
 
 
 SCRIPTS: dict[str, Callable[[dict[str, Any], str], list[Part]]] = {
-    "http-cost": _http_cost,
     "masks": _masks,
-    "masks-steps": _masked_steps,
     "serving-lesson": _serving_lesson,
     "parallel-lesson": _parallel_lesson,
-    "replicas": _replicas,
     "agents": agent_tables,
 }
