@@ -12,7 +12,7 @@ from gradus.bench import command, registry, report
 from gradus.bench.measure.drive import ContenderFailed, check_completions
 from gradus.bench.record import results
 from gradus.bench.record.results import Cell, Entry, Results, Run
-from gradus.bench.run.block_process import run_block
+from gradus.bench.run.blocks import Side, run_block
 from gradus.bench.studies import beside
 from gradus.bench.studies.beside import (
     DECODE,
@@ -345,7 +345,7 @@ def test_without_a_first_block_of_ours_there_is_nothing_to_compare(driver, cases
 
 def test_a_process_that_takes_too_long_is_ended_and_what_it_wrote_counts(tmp_path):
     script = """echo '{"version": "1"}' > "$2"; exec sleep 60"""  # a shell writes long before the second is over
-    found, why = run_block("B", ["sh", "-c", script, "sh"], {}, tmp_path, tmp_path / "log.txt", {}, seconds=1)
+    found, why = run_block(Side(["sh", "-c", script, "sh"], seconds=1), {}, tmp_path / "log.txt")
     assert (found, why) == ({"version": "1"}, "not done after 1 s")
 
 

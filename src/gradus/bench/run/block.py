@@ -1,6 +1,6 @@
 """One engine's block of a comparison, in its own process: `python -m gradus.bench.run.block ASKED.json FOUND.json`.
 
-ASKED is what benchmarks/beside_vllm.py writes, for us and for vLLM alike:
+ASKED is what `gradus.bench.run.blocks` writes, for every side alike:
 
     model, device, dtype, contender, context, max_sequences, cache_tokens
     quantize, kv_dtype    as in `LLM`: how matrices, and keys and values, are kept

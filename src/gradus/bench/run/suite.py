@@ -120,30 +120,20 @@ class Suite:
             return None
         workload = here.workload
         if workload.longest > config.context_length:
-            self.watcher.note(
-                f"{name}, {table.title}, {row.label}: left out, sequences of {workload.longest} tokens are longer than "
-                f"the model's context of {config.context_length}"
-            )
-            return None
-        if here.context is not None and here.context > config.context_length:
-            self.watcher.note(
-                f"{name}, {table.title}, {row.label}: left out, a context of {here.context} tokens is longer than the "
-                f"model's of {config.context_length}"
-            )
+            why = f"sequences of {workload.longest} tokens are longer than the model's context of"
+        elif here.context is not None and here.context > config.context_length:
+            why = f"a context of {here.context} tokens is longer than the model's of"
+        else:
+            why = ""
+        if why:
+            self.watcher.note(f"{name}, {table.title}, {row.label}: left out, {why} {config.context_length}")
             return None
         return Cell(
             table=table.name,
             row=row.label,
             x=row.x,
             batch=min(row.batch or len(workload.jobs), len(workload.jobs)),
-            workload={
-                "what": workload.what,
-                "digest": workload.digest(),
-                "requests": len(workload.jobs),
-                "prompt_tokens": workload.prompt_tokens,
-                "output_tokens": workload.output_tokens,
-                "longest": workload.longest,
-            },
+            workload=workload.record(),
         )
 
     def _contenders(self, table: Table) -> list[str]:

@@ -186,15 +186,7 @@ def _cell(llm: LLM, size: Size, table: str, prompts: Sequence[Sequence[int]], wa
         str(size.batch),
         size.batch,
         size.batch,
-        {
-            "what": work.what,
-            "digest": work.digest(),
-            "requests": size.batch,
-            "prompt_tokens": work.prompt_tokens,
-            "output_tokens": work.output_tokens,
-            "longest": work.longest,
-            "logits_bytes": size.batch * llm.config.vocab_size * llm.precision.activations.itemsize,
-        },
+        work.record() | {"logits_bytes": size.batch * llm.config.vocab_size * llm.precision.activations.itemsize},
         [Entry(name) for name in every],
     )
     watcher.cell(f"{TABLES[table]}, batch {size.batch}", size.rounds * (len(every) + 1))
