@@ -34,7 +34,6 @@ from gradus.errors import ConfigError, GradusError
 from gradus.models.shapes import SHAPES
 
 BLOCK_SECONDS = 270
-VLLM_SECONDS = 300  # it compiles first
 QUICK_JOBS, QUICK_PROMPT, QUICK_OUTPUT = 4, 24, 6
 VLLM_MEMORY = 0.85
 VLLM_BLOCK = Path(__file__).with_name("vllm_block.py")
@@ -66,7 +65,7 @@ class Comparison:
             what = f" for the cases {self.group!r}" if self.group else ""
             raise ConfigError(f"model must be one of {known}{what}, got {self.shape!r}")
         first, second = OUR_BLOCKS
-        theirs = vllm(self.vllm, VLLM_SECONDS, self.vllm_block)
+        theirs = vllm(self.vllm, str(self.vllm_block.resolve()))
         sides = {first: gradus(BLOCK_SECONDS), THEIR_BLOCK: theirs, second: gradus(BLOCK_SECONDS)}
         run: Run | None = None
         with tempfile.TemporaryDirectory() as work:

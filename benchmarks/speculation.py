@@ -297,7 +297,7 @@ class Bench:
                 "vllm_options": VLLM_OPTIONS[name],
                 "cases": [self._case(cell) for cell in cells],
             }
-            side = blocks.vllm(vllm, VLLM_SECONDS, VLLM_BLOCK)
+            side = blocks.vllm(vllm, str(VLLM_BLOCK), seconds=VLLM_SECONDS)
             found, why = blocks.run_block(side, asked, out / "logs" / f"{NAME}-{name}.txt")
         if "version" in found:
             self.run.fingerprint["versions"]["vllm"] = found["version"]

@@ -410,7 +410,7 @@ def vllm_part(asked: argparse.Namespace, keep: Callable[..., None]) -> None:
         "repeats": 2, "cases": cases,
     }  # fmt: skip
     limit = LIMITS_S["vllm"] - 20
-    side = blocks.vllm(asked.vllm, limit, VLLM_BLOCK)
+    side = blocks.vllm(asked.vllm, str(VLLM_BLOCK), seconds=limit)
     found, why = blocks.run_block(side, question, asked.out.parent / "vllm.log")
     keep(gpus=2, version=found.get("version"), start_up_s=found.get("init_s"))
     for name, prompts, length, tokens in workloads:

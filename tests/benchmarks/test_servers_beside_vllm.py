@@ -44,12 +44,12 @@ def test_a_ratio_is_of_medians_and_reached_from_the_must_on(rate, reached):
     row = {"64 streams": ROWS["64 streams"]}
     blocks = {"A1": {"engine": OURS, "rows": {"64 streams": samples(rate)}},
               "B": {"engine": THEIRS, "rows": {"64 streams": samples(1000)}}}  # fmt: skip
-    _, theirs, ours = server_beside_vllm.table(blocks, row)
-    assert "vllm" in theirs and ours.split()[-1] == reached
-    assert f"{rate / 1000:.2f} ×" in ours and "×" not in theirs
+    *_, theirs, ours = server_beside_vllm.table(blocks, row).splitlines()
+    assert "vllm" in theirs and ours.split()[-2] == reached
+    assert f"| {rate / 1000:.2f} × | 2.00 × |" in ours and "×" not in theirs
 
 
 def test_without_vllm_no_ratio_is_shown():
     blocks = {"A1": {"engine": OURS, "rows": {"64 streams": samples(7)}}, "B": {"engine": THEIRS, "failed": "no GPU"}}
-    _, ours = server_beside_vllm.table(blocks, {"64 streams": ROWS["64 streams"]})
+    *_, ours = server_beside_vllm.table(blocks, {"64 streams": ROWS["64 streams"]}).splitlines()
     assert "×" not in ours

@@ -16,6 +16,8 @@ from typing import Any
 
 from gradus.bench.workloads import Arrival
 
+VLLM_SECONDS = 300  # a block's limit; it compiles first
+
 Found = dict[str, Any]
 Block = tuple[str, Found, str | None]
 """A block's name, the results that it wrote, and the reason if they are incomplete."""
@@ -40,14 +42,18 @@ def gradus(seconds: int, source: Path | None = None) -> Side:
     return Side([sys.executable, "-m", "gradus.bench.run.block"], seconds, environment)
 
 
-def vllm(folder: Path, seconds: int, script: Path) -> Side:
-    """vLLM. folder: where it was unpacked. script: benchmarks/vllm_block.py.
+def vllm(folder: Path, *script: str, seconds: int = VLLM_SECONDS) -> Side:
+    """vLLM's Python. folder: where vLLM was unpacked. script: what it runs, such as benchmarks/vllm_block.py.
 
     -P: vLLM must not find the script's neighbors among its own modules.
     """
-    parts = [str(folder.resolve() / part) for part in ("site", "deps", "stubs")]
-    environment = {"PYTHONPATH": os.pathsep.join(parts), "VLLM_USE_FLASHINFER_SAMPLER": "0"}
-    return Side([sys.executable, "-P", str(script.resolve())], seconds, environment)
+    environment = {
+        "PYTHONPATH": os.pathsep.join(str(folder.resolve() / part) for part in ("site", "deps", "stubs")),
+        "VLLM_USE_FLASHINFER_SAMPLER": "0",  # it is no part of vLLM's folder
+        "VLLM_NO_USAGE_STATS": "1",
+        "HF_HUB_OFFLINE": "1",
+    }
+    return Side([sys.executable, "-P", *script], seconds, environment)
 
 
 def in_turns(sides: Mapping[str, Side], asked: Mapping[str, Any], log: Callable[[str], Path]) -> Iterator[Block]:
@@ -77,14 +83,14 @@ def run_block(side: Side, asked: Mapping[str, Any], log: Path) -> tuple[Found, s
                 timeout=side.seconds, env=os.environ | side.environment, check=False,
             )  # fmt: skip
             if done.returncode:
-                why = f"exit code {done.returncode}: {_last_line(log)}"
+                why = f"exit code {done.returncode}: {last_words(log)}"
         except subprocess.TimeoutExpired:
             why = f"not done after {side.seconds} s"
         return (json.loads(answer.read_text()) if answer.exists() else {}), why
 
 
-def _last_line(log: Path) -> str:
-    """The last line of a process's output: the error, if it ended with one."""
+def last_words(log: Path) -> str:
+    """The last line of a process's output; the error, if it ended with one."""
     lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
     errors = [line for line in lines if "Error" in line]
     return (errors or lines or ["it said nothing"])[-1][:200]

@@ -8,14 +8,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from gradus.bench import registry
 from gradus.bench.contenders import yours
 from gradus.bench.contenders.workbench import Room, Workbench
 from gradus.bench.declare.declaration import ON_CPU_ALONE, Benchmark, Row, Table, is_peer, quantized
 from gradus.bench.measure.drive import ContenderFailed, Repeats, compare
-from gradus.bench.measure.fingerprint import commit as current_commit
 from gradus.bench.measure.fingerprint import fingerprint, hardware_name, machine_of
 from gradus.bench.measure.settings import Settings, Watcher
 from gradus.bench.predict.prediction import predict
@@ -26,7 +23,7 @@ from gradus.bench.record.results import Cell, Entry, Results, Run
 from gradus.bench.run.profiler import profile_steps
 from gradus.bench.statistics import significant
 from gradus.bench.studies import beside
-from gradus.bench.workloads import SEED, Workload
+from gradus.bench.workloads import Workload
 from gradus.errors import ConfigError
 
 LONGEST_WARM_UP = 10.0  # predicted seconds; a longer workload warms up with fewer tokens
@@ -86,11 +83,7 @@ class Suite:
             device=self.bench.device.type,
             fingerprint=self.fingerprint,
             settings={
-                "commit": self.settings.commit or current_commit(),
-                "seed": SEED,
-                "quick": self.settings.quick,
-                "threads": torch.get_num_threads(),
-                "float32 products": torch.get_float32_matmul_precision(),
+                **self.settings.of_run(),
                 "cuDNN attention": "off",
                 "sampling": "greedy, end-of-sequence ignored",
                 "precision": self.bench.precision.reason,
