@@ -257,7 +257,7 @@ SHARES: dict[str, tuple[str, Callable[[float], str]]] = {
     "server": ("server_percent", "{:.0f} %".format),
     "idle cores": ("idle_cores", "{:.1f}".format),
 }
-"""What else a sample has, by its heading."""
+"""Further columns, by their heading: the key in a sample, and its format."""
 
 
 def judged(value: float | None, must: float, show: Callable[[float], str]) -> list[str]:

@@ -74,7 +74,7 @@ def test_another_models_text_is_beyond_the_bound():
 @pytest.mark.slow
 @pytest.mark.weights
 def test_real_weights_in_bfloat16_choose_what_float32_nearly_chooses():
-    """On a GPU if there is one: kernels that sum in another order are where texts part."""
+    """Use a GPU if there is one: its kernels sum in another order, which is where texts part."""
     checkpoint, device = open_checkpoint("smollm2-135m"), "cuda" if torch.cuda.is_available() else "cpu"
     tokenizer = checkpoint.tokenizer
     prompts = [tokenizer.chat([{"role": "user", "content": question}]) for question in QUESTIONS]

@@ -22,6 +22,7 @@ from gradus.bench.statistics import median
 from gradus.bench.workloads import Arrival, chat_traffic, ladder, sixteen
 from gradus.engine.engine import Engine
 from gradus.engine.request import Request, SamplingParams
+from tests.bench.conftest import RATES
 
 ROW = 1 / 32  # a row's time, relative to reading the weights
 CONTEXT, SLOTS, BUDGET = 352, 3, 64
@@ -157,9 +158,8 @@ def test_a_sentence_about_a_rung_quotes_its_own_numbers_alone():
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory) -> Results:
     folder = tmp_path_factory.mktemp("reports")
-    found = {"read_gb_s": 10.0, "copy_gb_s": 8.0, "float32_tflop_s": 0.05, "bfloat16_tflop_s": 0.05, "launch_us": 3.0}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fingerprint, "rates", lambda device, quick=False: found)
+        patch.setattr(fingerprint, "rates", lambda device, quick=False: RATES)
         arguments = [LADDER, "--quick", "--no-peers", "--repeats", "1", "--out", str(folder), *TINY]
         assert plain.main(arguments) == 0
     assert (folder / "cpu" / LADDER / "chat.svg").exists()

@@ -6,7 +6,6 @@ import pytest
 
 from gradus.bench import __main__ as plain
 from gradus.bench import command, report
-from gradus.bench.measure import fingerprint
 from gradus.bench.measure.drive import ContenderFailed, check_completions
 from gradus.bench.record import plots, results
 from gradus.bench.record.results import Cell, Entry, Results, Run
@@ -17,18 +16,17 @@ from gradus.engine.logprobs import TokenLogprob
 from gradus.engine.request import SamplingParams
 from gradus.models.shapes import SHAPES
 from gradus.text.completion import Completion
+from tests.bench.conftest import RATES
 from tests.cli.conftest import gradus  # noqa: F401  # the command line, as a fixture
 
 TINY = ["--model", "random:tiny-llama", "--device", "cpu", "--dtype", "float32"]
-RATES = {"read_gb_s": 10.0, "copy_gb_s": 8.0, "float32_tflop_s": 0.05, "bfloat16_tflop_s": 0.05, "launch_us": 3.0}
 FLAT, PEAKED = TABLES
 
 
 @pytest.fixture
-def small(monkeypatch):
-    """Two sizes that take no time, and ceilings without the second that measuring them takes."""
+def small(monkeypatch, known_machine):
+    """Two sizes that take no time."""
     monkeypatch.setattr(sampling_cost, "QUICK", {"cpu": (Size(1, 4, 3, rounds=2), Size(2, 4, 2, rounds=2))})
-    monkeypatch.setattr(fingerprint, "rates", lambda device, quick=False: RATES)
 
 
 # -- measuring ---------------------------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from gradus.errors import ConfigError
 from gradus.loading import load_model, open_checkpoint
 from gradus.text.llm import LLM
 from gradus.training.agreement import Agreement
-from tests.bench.test_sampling_cost import RATES
+from tests.bench.conftest import RATES
 from tests.speculative.heads import heads_of
 
 

@@ -135,7 +135,7 @@ class Workload:
         return replace(self, jobs=tuple(replace(job, at=job.at * pace) for job in self.jobs))
 
     def record(self) -> dict[str, Any]:
-        """What results keep of it."""
+        """Describe the workload for results.json."""
         return {
             "what": self.what,
             "digest": self.digest(),

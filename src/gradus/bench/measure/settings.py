@@ -52,7 +52,7 @@ class Settings:
             raise ConfigError(f"{', '.join(PEERS)} run no matrices that are quantized here: leave them or quantize out")
 
     def of_run(self) -> dict[str, Any]:
-        """What every run keeps first of its settings."""
+        """The settings that every run records first."""
         return {
             "commit": self.commit or commit(),
             "seed": SEED,

@@ -21,9 +21,10 @@ def figure(found: Results, run: Run, name: str, title: str, where: str) -> str:
 class Study:
     """A comparison with tables of its own, because it does not run workloads on several engines.
 
-    quick: a note for runs that were a quick look. about: what is said of a run before its tables. tables: of a run, for
-    a page from which the figures' folder is the last argument. pictures: by table. findings: sections after all runs'
-    tables. losses: a run's paragraph. command: what repeats a run on a device ("cpu", "cuda").
+    quick: a note on runs that were a quick look. about: paragraphs before a run's tables. tables: a run's tables; the
+    last argument is the figures' folder, relative to the page. pictures: a run's figures, by table. findings: sections
+    after the tables of all runs. losses: a paragraph on a run. command: the command that repeats a run; its second
+    argument is the device ("cpu" or "cuda").
     """
 
     name: str
