@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from gradus.bench import __main__ as plain
-from gradus.bench import command, report
+from gradus.bench import command
 from gradus.bench.measure.settings import Settings
 from gradus.bench.record import pages, plots, results
 from gradus.bench.record.results import Cell, Entry, Results, Run
@@ -391,18 +391,3 @@ def test_the_figure_has_a_row_per_contender_and_can_be_drawn():
     assert all(f">{text}</text>" in svg for text in ("int4 (4.5 bits)", "0.002", "KL divergence, nats"))
     ((_, other),) = quality_report.STUDY.figures(found(kl=0.03), "CPU")
     assert other.digest() != picture.digest()
-
-
-def test_a_page_shows_the_table_and_is_stale_when_a_figure_changes(tmp_path):
-    page = tmp_path / "README.md"
-    page.write_text("<!-- results:begin quality -->\n<!-- results:end -->\n")
-    (stale,) = report.outdated_pages(tmp_path, [page])
-    report.update(stale)
-    assert "Not measured yet: `gradus bench quality` does it" in page.read_text()
-    results.write(results.path(tmp_path, "cpu", "quality"), found())
-    (stale,) = report.outdated_pages(tmp_path, [page])
-    report.update(stale)
-    assert "| int4 | 80 | 4.5 | 0.02 ± 0.002 |" in page.read_text()
-    assert "(cpu/quality/text.svg)" in page.read_text() and not list(report.outdated_pages(tmp_path, [page]))
-    results.write(results.path(tmp_path, "cpu", "quality"), found(kl=0.03))
-    assert [stale.file for stale in report.outdated_pages(tmp_path, [page])] == [page]

@@ -269,21 +269,6 @@ def test_the_names_of_lines_are_moved_apart_and_no_further_than_they_must():
     assert plots.spread_out([0.96, 0.98], 0.1) == pytest.approx([0.9, 1.0])
 
 
-# -- a page that is read from top to bottom ----------------------------------------------------------------------------
-
-
-def test_a_lesson_has_five_columns_at_most_and_the_documentation_all(reports):
-    command.report(reports, say=lambda _: None)
-    lesson, reference = (
-        report.block("p01", reports, page) for page in (Path("/x/README.md"), reports.parent / "docs/a.md")
-    )
-    narrow, wide = (next(line for line in text.splitlines() if line.startswith("|")) for text in (lesson, reference))
-    assert narrow == "| tokens |  | tok/s | speed-up | ITL ms |"
-    assert wide == "| tokens |  | tok/s | speed-up | predicted | ratio | ITL ms | padding rows |"
-    profile = [line for line in lesson.splitlines() if line.startswith("|") and "step ms" in line]
-    assert profile == ["|  | step ms | operations ms | operations | most of it |"]
-
-
 # -- prose -------------------------------------------------------------------------------------------------------------
 
 

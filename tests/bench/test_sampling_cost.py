@@ -111,6 +111,8 @@ def test_a_run_that_brought_less_than_it_was_asked_for_does_not_count():
     ):
         with pytest.raises(ContenderFailed, match="r: "):
             check_completions([broken], [asked])
+    with pytest.raises(ContenderFailed, match="got 1 tokens instead of 2: timeout"):
+        check_completions([replace(whole, token_ids=(1,), finish_reason="timeout")], [asked])
 
 
 def _logprob(count):
@@ -200,7 +202,9 @@ def test_a_page_shows_the_tables_of_the_first_model_and_is_stale_when_a_sample_c
     (stale,) = report.outdated_pages(tmp_path, [page])
     report.update(stale)
     text = page.read_text()
-    assert "| cut | 1.01× | 1.6× (1.5–1.7) |" in text and f"(h200/sampling/{PEAKED}.svg)" in text
+    assert (
+        "| cut | 1.01× | 100 | 99 | 1.6× (1.5–1.7) | 12,000 | 251 |" in text and f"(h200/sampling/{PEAKED}.svg)" in text
+    )
     assert not list(report.outdated_pages(tmp_path, [page]))
     other = found()
     other.runs[0].cell(FLAT, "8").entries[1].samples[0]["seconds"] = 4.0

@@ -219,40 +219,6 @@ def table_of(run: Run, table: Table) -> str:
     return "\n\n".join(part for part in (what[:1].upper() + what[1:], markdown(header, rows), *notes) if part)
 
 
-MOST_COLUMNS = 5
-"""Most columns of a table in the README or a lesson; the report has the rest."""
-
-
-def short_table_of(found: Results, run: Run, benchmark: Benchmark, table: Table) -> str:
-    """`table_of` for a page that is read from top to bottom: the metric and the first columns.
-
-    If the figure has panels, they are the columns, and a sentence says what each contender adds.
-    """
-    cells = run.of(table.name)
-    if table.panels:
-        (cell,) = cells
-        header = ["", *(METRICS[metric].heading for metric in table.panels), "what it adds"]
-        rows = [
-            [
-                registry.title_of(entry.contender),
-                *(middle(entry.samples, metric) for metric in table.panels),
-                _step(entry, cell, found, run, benchmark),
-            ]
-            for entry in cell.entries
-            if entry.samples
-        ]
-        return "\n\n".join([f"{cell.workload['what']}.", markdown(header, rows)])
-    whole = table_of(run, table).split("\n\n")
-    return "\n\n".join(_narrowed(part) if part.startswith("|") else part for part in whole)
-
-
-def _narrowed(text: str) -> str:
-    """A table without the floor, which needs the report's explanation, and without surplus columns."""
-    lines = [line[2:-2].split(" | ") for line in text.splitlines()]
-    kept = [i for i, name in enumerate(lines[0]) if name.strip() not in ("predicted", "ratio")][:MOST_COLUMNS]
-    return "\n".join("| " + " | ".join(line[i] for i in kept) + " |" for line in lines)
-
-
 def _steps(found: Results, run: Run, benchmark: Benchmark, table: Table) -> str:
     """A list with each rung's sentence."""
     (cell,) = run.of(table.name)
@@ -297,8 +263,8 @@ def narrow_table(run: Run, table: Table) -> str:
     )
 
 
-def profile_table(run: Run, *, short: bool = False) -> str:
-    """The parts of a decode step. short: without the context, and on a GPU without the longest kernel."""
+def profile_table(run: Run) -> str:
+    """The parts of a decode step."""
     on_gpu = run.device == "cuda"
     header = ["", "context", "step ms", "kernels run ms" if on_gpu else "operations ms"]
     header += ["kernels" if on_gpu else "operations", *(["GPU idle"] if on_gpu else []), "most of it"]
@@ -314,9 +280,6 @@ def profile_table(run: Run, *, short: bool = False) -> str:
             *([f"{profile['idle_percent']:.0f} %"] if on_gpu else []),
             f"`{name}` {share:.0f} %",
         ])  # fmt: skip
-    if short:
-        kept = [i for i, name in enumerate(header) if name != "context"][:MOST_COLUMNS]
-        header, rows = [header[i] for i in kept], [[row[i] for i in kept] for row in rows]
     return markdown(header, rows)
 
 
@@ -492,20 +455,19 @@ def _of_hardware(found: Results, benchmark: Benchmark, only: str, root: Path, pa
         return
     run = runs[0]
     yield _whence(found, runs, where)
-    short = is_short(page, root)
     if compares and only in beside.SECTIONS:
-        yield from [markdown(*beside.in_short(found, section))] if short else _beside(found, section)
+        yield from _beside(found, section)
         return
     for table in benchmark.tables:
         if run.of(table.name) and only in ("", table.name):
             if len(benchmark.tables) > 1 and not only:
                 yield f"*{table.title}*"
-            yield short_table_of(found, run, benchmark, table) if short else table_of(run, table)
+            yield table_of(run, table)
             if has_figure(run, table):
                 yield f"![{table.title}]({where}/{figure_name(found, run, table.name)})"
     if run.profiles and not only:
         yield "*One decode step*"
-        yield profile_table(run, short=short)
+        yield profile_table(run)
         yield from _beyond_the_step(run)
 
 
@@ -523,8 +485,3 @@ def _drawn(found: Results, title: str, file: str, where: str) -> Iterator[str]:
     yield f"![{title}]({where}/{file})"
     title = f"{hardware_title(found.hardware)}, {found.runs[0].title}"
     yield f"{title}: [all tables and how it was measured]({where}/report.md)."
-
-
-def is_short(page: Path, root: Path) -> bool:
-    """Whether a page is read from top to bottom, like the README and the lessons. docs/ is for reference."""
-    return not page.is_relative_to(root.parent / "docs")

@@ -363,13 +363,6 @@ def summary(found: Results, section: str = "") -> Rows:
     return header, [[row[name] for name in header] for row in rows]
 
 
-def in_short(found: Results, section: str = "") -> Rows:
-    """`summary` in short: both rates and their ratio."""
-    header, rows = summary(found, section)
-    kept = [header.index(name) for name in ("model", "workload", "vLLM tok/s", "Gradus tok/s", "ratio")]
-    return [header[i] for i in kept], [[row[i] for i in kept] for row in rows]
-
-
 TO_BEST, BEST = "to its best", "vLLM's best"
 
 

@@ -82,16 +82,12 @@ def _seconds(cell: Cell, name: str) -> list[float]:
 
 
 def tables_of(found: Results, run: Run, where: str) -> Iterator[Part]:
-    """The settings, then each temperature's table and figure. where: the figures' folder, relative to the page.
-
-    The report, which lies in that folder, has all columns; any other page has a column per batch.
-    """
-    table_here = table_of if where == "." else short_table_of
+    """The settings, then each temperature's table and figure. where: the figures' folder, relative to the page."""
     yield "\n".join(f"- batch {cell.row}: {cell.workload['what']}" for cell in _first(run))
     for name, title in TABLES.items():
         if run.of(name):
             yield f"*{title}*"
-            yield table_here(run.of(name))
+            yield table_of(run.of(name))
             yield figure(found, run, name, title, where)
 
 
@@ -102,12 +98,6 @@ def table_of(cells: list[Cell]) -> Rows:
         header += [f"batch {cell.row}: times plain", "more µs", "tok/s"]
     names = [entry.contender for entry in cells[0].entries]
     return header, [[name, *(text for cell in cells for text in _columns(cell, name))] for name in names]
-
-
-def short_table_of(cells: list[Cell]) -> Rows:
-    """A row per parameter, with its time per batch as a multiple of the plain draw's."""
-    rows = [[entry.contender, *(_times(cell, entry.contender) for cell in cells)] for entry in cells[0].entries]
-    return ["times the plain draw", *(f"batch {cell.row}" for cell in cells)], rows
 
 
 def _columns(cell: Cell, name: str) -> list[str]:
