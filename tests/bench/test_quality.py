@@ -248,7 +248,7 @@ def test_a_contender_whose_logits_are_not_finite_is_told_and_the_others_are_meas
     (cell,) = measured(tmp_path, *contenders).cells
     assert [bool(entry.samples) for entry in cell.entries] == [True, False, True]
     assert cell.entries[1].skipped == "its logits are not finite"
-    parts = list(quality_report.tables_of(results.read(tmp_path / "cpu/quality/results.json"), run_of(cell), "."))
+    parts = list(quality_report.tables_of(results.read(tmp_path / "cpu/quality/results.json"), run_of(cell)))
     assert "broken: not measured, its logits are not finite." in parts
 
 

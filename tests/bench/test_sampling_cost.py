@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from gradus.bench import __main__ as plain
-from gradus.bench import command, report
+from gradus.bench import command
 from gradus.bench.measure.drive import ContenderFailed, check_completions
 from gradus.bench.record import plots, results
 from gradus.bench.record.results import Cell, Entry, Results, Run
@@ -190,26 +190,6 @@ def test_nothing_is_said_of_the_goal_on_a_cpu_or_of_shapes_before_both_are_measu
     text = "\n".join(part for part in sampling_report.STUDY.report(half) if isinstance(part, str))
     assert "was asked" not in text
     assert "## What the shape" not in text and "Nothing costs more than 5 % over the plain draw." in text
-
-
-def test_a_page_shows_the_tables_of_the_first_model_and_is_stale_when_a_sample_changes(tmp_path):
-    page = tmp_path / "README.md"
-    page.write_text("<!-- results:begin sampling -->\n<!-- results:end -->\n")
-    (stale,) = report.outdated_pages(tmp_path, [page])
-    report.update(stale)
-    assert "Not measured yet: `gradus bench sampling` does it" in page.read_text()
-    results.write(results.path(tmp_path, "h200", "sampling"), found())
-    (stale,) = report.outdated_pages(tmp_path, [page])
-    report.update(stale)
-    text = page.read_text()
-    assert (
-        "| cut | 1.01× | 100 | 99 | 1.6× (1.5–1.7) | 12,000 | 251 |" in text and f"(h200/sampling/{PEAKED}.svg)" in text
-    )
-    assert not list(report.outdated_pages(tmp_path, [page]))
-    other = found()
-    other.runs[0].cell(FLAT, "8").entries[1].samples[0]["seconds"] = 4.0
-    results.write(results.path(tmp_path, "h200", "sampling"), other)
-    assert [stale.file for stale in report.outdated_pages(tmp_path, [page])] == [page]
 
 
 def test_the_figure_has_a_row_per_parameter_and_a_dot_per_batch():

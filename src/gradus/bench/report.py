@@ -23,7 +23,7 @@ from gradus.bench.record.pages import BLOCK, INLINE
 from gradus.bench.record.plots import Picture, Series
 from gradus.bench.record.prose import account, facts, fill, lookup, predicted, speedup, times_floor
 from gradus.bench.record.results import Cell, Entry, Results, Run, figure_name
-from gradus.bench.record.study import Part, gradus_bench
+from gradus.bench.record.study import Part, Study, gradus_bench
 from gradus.bench.studies import beside, quality_report, sampling_report, scheduling, speculation_report
 from gradus.errors import ConfigError
 
@@ -386,8 +386,8 @@ def block(wanted: str, root: Path, page: Path) -> str:
     if wanted in scripts.SCRIPTS:
         written = scripts.parts(wanted, root.parent / "benchmarks", page)
         return f"\n{render_parts(written)}\n" if written else NOT_YET.format(command=scripts.command(wanted))
-    if name in STUDIES:
-        return _in_own_words(name, root, page, chart=chart)
+    if chart and (study := STUDIES.get(name)) is not None:
+        return _chart_of_study(study, root, page)
     if name not in registry.reported():
         if name in {phase.name for phase in phases.available()}:
             return NOT_YET.format(command=f"gradus bench {name}")
@@ -417,17 +417,14 @@ def _beside_command(section: str) -> str:
     return "python benchmarks/beside_vllm.py" + (f" --cases {group}" if group else "")
 
 
-def _in_own_words(name: str, root: Path, page: Path, *, chart: bool) -> str:
-    """One of STUDIES, of the first model on each hardware. chart: its chart alone."""
-    parts: list[Part] = []
+def _chart_of_study(study: Study, root: Path, page: Path) -> str:
+    """A study's first chart, for each hardware."""
+    parts: list[str] = []
     for found in results.find(root):
-        if found.benchmark == name and chart:
-            file, picture = next(iter(STUDIES[name].figures(found, hardware_title(found.hardware))))
+        if found.benchmark == study.name:
+            file, picture = next(iter(study.figures(found, hardware_title(found.hardware))))
             parts += _drawn(found, picture.title, file, _folder(found, root, page))
-        elif found.benchmark == name:
-            where = _folder(found, root, page)
-            parts += [_whence(found, found.runs, where), *STUDIES[name].tables(found, found.runs[0], where)]
-    return f"\n{render_parts(parts)}\n" if parts else NOT_YET.format(command=f"gradus bench {name}")
+    return f"\n{render_parts(parts)}\n" if parts else NOT_YET.format(command=f"gradus bench {study.name}")
 
 
 def _folder(found: Results, root: Path, page: Path) -> str:

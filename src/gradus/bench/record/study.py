@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from gradus.bench.record.plots import Picture
 from gradus.bench.record.results import Results, Run, figure_name
@@ -12,19 +11,18 @@ Rows = tuple[list[str], list[list[str]]]
 Part = str | Rows
 
 
-def figure(found: Results, run: Run, name: str, title: str, where: str) -> str:
-    """Show the figure of a table. where: the figures' folder, relative to the page."""
-    return f"![{title}]({(Path(where) / figure_name(found, run, name)).as_posix()})"
+def figure(found: Results, run: Run, name: str, title: str) -> str:
+    """Show the figure of a table, in the folder of the results."""
+    return f"![{title}]({figure_name(found, run, name)})"
 
 
 @dataclass(frozen=True, slots=True)
 class Study:
     """A comparison with tables of its own, because it does not run workloads on several engines.
 
-    quick: a note on runs that were a quick look. about: paragraphs before a run's tables. tables: a run's tables; the
-    last argument is the figures' folder, relative to the page. pictures: a run's figures, by table. findings: sections
-    after the tables of all runs. losses: a paragraph on a run. command: the command that repeats a run; its second
-    argument is the device ("cpu" or "cuda").
+    quick: a note on runs that were a quick look. about: paragraphs before a run's tables. tables: a run's tables.
+    pictures: a run's figures, by table. findings: sections after the tables of all runs. losses: a paragraph on a run.
+    command: the command that repeats a run; its second argument is the device ("cpu" or "cuda").
     """
 
     name: str
@@ -32,7 +30,7 @@ class Study:
     prediction: tuple[str, ...]
     how_to_read: str
     quick: str
-    tables: Callable[[Results, Run, str], Iterable[Part]]
+    tables: Callable[[Results, Run], Iterable[Part]]
     pictures: Callable[[Run], Iterable[tuple[str, Picture]]]
     losses: Callable[[Run], str]
     command: Callable[[Run, str], str]
@@ -50,7 +48,7 @@ class Study:
             if run.settings["quick"]:
                 yield f"**A quick look, not to be quoted.** {self.quick}"
             yield from self.about(run)
-            yield from self.tables(found, run, ".")
+            yield from self.tables(found, run)
         yield from self.findings(found)
         yield "## Where it loses"
         yield from (f"**{run.title}.** {self.losses(run)}" for run in found.runs)

@@ -47,13 +47,13 @@ HOW_TO_READ = (
 # -- tables and figures ------------------------------------------------------------------------------------------------
 
 
-def tables_of(found: Results, run: Run, where: str) -> Iterator[Part]:
-    """The text that was read, the table and its figure. where: the figures' folder, relative to the page."""
+def tables_of(found: Results, run: Run) -> Iterator[Part]:
+    """The text that was read, the table and its figure."""
     for cell in run.of(TABLE):
         yield f"{cell.workload['what']}.{_perplexity(cell)}"
         yield table_of(cell)
         yield from (f"{entry.contender}: not measured, {entry.skipped}." for entry in cell.entries if entry.skipped)
-        yield figure(found, run, TABLE, TITLE, where)
+        yield figure(found, run, TABLE, TITLE)
 
 
 def _perplexity(cell: Cell) -> str:

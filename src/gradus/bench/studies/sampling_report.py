@@ -81,14 +81,14 @@ def _seconds(cell: Cell, name: str) -> list[float]:
 # -- tables and figures ------------------------------------------------------------------------------------------------
 
 
-def tables_of(found: Results, run: Run, where: str) -> Iterator[Part]:
-    """The settings, then each temperature's table and figure. where: the figures' folder, relative to the page."""
+def tables_of(found: Results, run: Run) -> Iterator[Part]:
+    """The settings, then each temperature's table and figure."""
     yield "\n".join(f"- batch {cell.row}: {cell.workload['what']}" for cell in _first(run))
     for name, title in TABLES.items():
         if run.of(name):
             yield f"*{title}*"
             yield table_of(run.of(name))
-            yield figure(found, run, name, title, where)
+            yield figure(found, run, name, title)
 
 
 def table_of(cells: list[Cell]) -> Rows:

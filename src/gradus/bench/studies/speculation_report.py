@@ -124,8 +124,8 @@ def names_of(cells: list[Cell]) -> list[str]:
 # -- tables and figures ------------------------------------------------------------------------------------------------
 
 
-def tables_of(found: Results, run: Run, where: str) -> Iterator[Part]:
-    """The tables for each kind of text, and the figure. where: the figures' folder, relative to the page."""
+def tables_of(found: Results, run: Run) -> Iterator[Part]:
+    """The tables for each kind of text, and the figure."""
     for name, title in TABLES.items():
         cells = run.of(name)
         if cells:
@@ -143,7 +143,7 @@ def tables_of(found: Results, run: Run, where: str) -> Iterator[Part]:
         yield f"*Beside vLLM {version}*: the same prompts {when}, in processes of its own"
         yield vllm_table(beside)
     if len(run.of(FIGURE)) >= FEWEST:
-        yield figure(found, run, FIGURE, TABLES[FIGURE], where)
+        yield figure(found, run, FIGURE, TABLES[FIGURE])
 
 
 def rates_table(cells: list[Cell]) -> Rows:
