@@ -1,6 +1,6 @@
 """Sentences whose numbers come from results.json: `{table/row/contender/metric}` becomes the measured median.
 
-They are in `account.md`, in the folder of the results that they explain, and in `step` of a phase's benchmark:
+They are in `account.txt`, in the folder of the results that they explain, and in `step` of a phase's benchmark:
 
     {output-length/200/p01/output_tok_s}             the first model of the results, as the metric is shown everywhere
     {output-length/200/p01/predicted}                the prediction of the table's metric
@@ -21,7 +21,7 @@ from gradus.bench.record.metrics import METRICS, shown, spread
 from gradus.bench.record.results import Cell, Entry, Results, Run
 from gradus.errors import ConfigError
 
-ACCOUNT = "account.md"
+ACCOUNT = "account.txt"
 FIELD = re.compile(r"\{([^{}]+)\}")
 
 # Digits that are no measurement: names of phases, number types, models, hardware.

@@ -58,6 +58,18 @@ def _masks(found: dict[str, Any], samples: str) -> list[Part]:
     ]
 
 
+def _masked_steps(found: dict[str, Any], samples: str) -> list[Part]:
+    """Steps on a GPU without masks, and with masks that are filled while the model runs or before."""
+    header = ["sequences", "free, ms a step", "masks filled meanwhile", "masks filled before the launch"]
+    rows = [
+        [str(row["sequences"]), *(shown(row[way]) for way in ("free", "masked", "mask first"))] for row in found["rows"]
+    ]
+    return [
+        f"**{found['hardware']['gpu']}**, {found['steps of']}, masks kept from earlier steps. {samples}",
+        (header, rows),
+    ]
+
+
 def _serving_lesson(found: dict[str, Any], samples: str) -> list[Part]:
     """p13's server compared with its engine alone, for each number of streams. Medians of the runs."""
     header = ["streams", "tokens/s", "without a server", "TTFT p50 (p99), ms", "ITL p50 (p99), ms"]
@@ -102,6 +114,7 @@ def _took(note: dict[str, Any]) -> float:
 
 SCRIPTS: dict[str, Callable[[dict[str, Any], str], list[Part]]] = {
     "masks": _masks,
+    "masks-steps": _masked_steps,
     "serving-lesson": _serving_lesson,
     "parallel-lesson": _parallel_lesson,
     "agents": agent_tables,
