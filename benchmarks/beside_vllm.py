@@ -23,7 +23,7 @@ from typing import Any
 from gradus.bench.declare.suites import cache_for
 from gradus.bench.record import results
 from gradus.bench.record.results import Cell, Entry, Run
-from gradus.bench.run.block_process import run_block, run_vllm
+from gradus.bench.run.blocks import case_of, gradus, in_turns, vllm
 from gradus.bench.run.script import ran
 from gradus.bench.studies import beside
 from gradus.bench.studies.beside import OUR_BLOCKS, THEIR_BLOCK, THEIRS, Case, Group
@@ -34,7 +34,6 @@ from gradus.errors import ConfigError, GradusError
 from gradus.models.shapes import SHAPES
 
 BLOCK_SECONDS = 270
-VLLM_SECONDS = 300  # it compiles first
 QUICK_JOBS, QUICK_PROMPT, QUICK_OUTPUT = 4, 24, 6
 VLLM_MEMORY = 0.85
 VLLM_BLOCK = Path(__file__).with_name("vllm_block.py")
@@ -65,26 +64,26 @@ class Comparison:
             known = ", ".join(dict.fromkeys(case.shape for case in beside.CASES if case.group == self.group))
             what = f" for the cases {self.group!r}" if self.group else ""
             raise ConfigError(f"model must be one of {known}{what}, got {self.shape!r}")
-        with tempfile.TemporaryDirectory() as scratch:
-            work = Path(scratch)
-            asked = self._asked(cases, work)
-            first, second = OUR_BLOCKS
-            found, why = self._ours(first, asked | {"thorough": True}, work)
-            if not found.get("fingerprint"):
-                raise ConfigError(f"{self.shape}: Gradus did not run: {why}")
-            run = self._run(cases, found)
-            self._take(run, self.ours, first, found, why)
-            found, why = self._theirs(asked, work)
-            self._take(run, THEIRS, THEIR_BLOCK, found, why)
-            if "version" in found:
-                run.fingerprint["versions"]["vllm"] = found["version"]
-            found, why = self._ours(second, asked | {"thorough": False}, work)
-            self._take(run, self.ours, second, found, why)
+        first, second = OUR_BLOCKS
+        theirs = vllm(self.vllm, str(self.vllm_block.resolve()))
+        sides = {first: gradus(BLOCK_SECONDS), THEIR_BLOCK: theirs, second: gradus(BLOCK_SECONDS)}
+        run: Run | None = None
+        with tempfile.TemporaryDirectory() as work:
+            for block, found, why in in_turns(sides, self._asked(cases, Path(work)), self._log):
+                if run is None and not found.get("fingerprint"):
+                    raise ConfigError(f"{self.shape}: Gradus did not run: {why}")
+                run = run or self._run(cases, found)
+                self._take(run, THEIRS if block == THEIR_BLOCK else self.ours, block, found, why)
+        assert run is not None, "there are three blocks"
         return run
 
     @property
     def ours(self) -> str:
         return beside.GROUPS[self.group].contender
+
+    def _log(self, block: str) -> Path:
+        name = "-".join(part for part in (beside.NAME, self.shape, self.group, block) if part)
+        return self.out / "logs" / f"{name}.txt"
 
     # -- the requests --------------------------------------------------------------------------------------------------
 
@@ -104,19 +103,14 @@ class Comparison:
         positions = max(context, cache_for(self.workload(case) for case in cases))
         if group.steady and not self.quick:
             positions = max(positions, beside.STEADY_TOKENS)
-        asked_cases = []
-        for case in cases:
-            arrivals = self.workload(case).arrivals(config.vocab_size, context)
-            asked_cases.append({
-                "label": case.name,
-                "prompts": [arrival.prompt for arrival in arrivals],
-                "max_tokens": [arrival.max_tokens for arrival in arrivals],
-                "sampling": case.sampling,
-                "at_once": len(arrivals),
-                "decode_alone": case.metric == beside.DECODE,
-                "new_prompts": group.steady,
-                "unmeasured": 1 + (-(-positions // self._left(case)) if group.steady else 0),
-            })  # fmt: skip
+        asked_cases = [
+            case_of(
+                case.name, self.workload(case).arrivals(config.vocab_size, context), case.sampling,
+                decode_alone=case.metric == beside.DECODE, new_prompts=group.steady,
+                unmeasured=1 + (-(-positions // self._left(case)) if group.steady else 0),
+            )
+            for case in cases
+        ]  # fmt: skip
         return {
             "model": f"random:{self.shape}",
             "config": str(folder),
@@ -150,29 +144,6 @@ class Comparison:
         pages = -(-positions // DEFAULT_PAGE_SIZE) * groups
         return {"enable_prefix_caching": True, "num_gpu_blocks_override": pages}
 
-    # -- the blocks ----------------------------------------------------------------------------------------------------
-
-    def _ours(self, block: str, asked: dict[str, Any], work: Path) -> tuple[dict[str, Any], str | None]:
-        command = [sys.executable, "-m", "gradus.bench.run.block"]
-        return self._printed(block, *run_block(block, command, asked, work, self._log(block), {}, BLOCK_SECONDS))
-
-    def _theirs(self, asked: dict[str, Any], work: Path) -> tuple[dict[str, Any], str | None]:
-        log = self._log(THEIR_BLOCK)
-        found = run_vllm(THEIR_BLOCK, self.vllm, self.vllm_block, asked, work, log, VLLM_SECONDS)
-        return self._printed(THEIR_BLOCK, *found)
-
-    def _log(self, block: str) -> Path:
-        name = "-".join(part for part in (beside.NAME, self.shape, self.group, block) if part)
-        return self.out / "logs" / f"{name}.txt"
-
-    def _printed(self, block: str, found: dict[str, Any], why: str | None) -> tuple[dict[str, Any], str | None]:
-        """Print a block's results, and return them."""
-        print(f"{self.shape} {block}: {why or 'done'}", flush=True)
-        for label, case in found.get("cases", {}).items():
-            rates = [f"{sample['output_tokens'] / sample['seconds']:,.0f}" for sample in case["samples"]]
-            print(f"  {label}: {case.get('failed') or ', '.join(rates) + ' tok/s'}", flush=True)
-        return found, why
-
     # -- the results ---------------------------------------------------------------------------------------------------
 
     def _run(self, cases: list[Case], found: dict[str, Any]) -> Run:
@@ -204,14 +175,7 @@ class Comparison:
                     row=case.label,
                     x=x,
                     batch=len(workload.jobs),
-                    workload={
-                        "what": workload.what,
-                        "digest": workload.digest(),
-                        "requests": len(workload.jobs),
-                        "prompt_tokens": workload.prompt_tokens,
-                        "output_tokens": workload.output_tokens,
-                        "longest": workload.longest,
-                    },
+                    workload=workload.record(),
                     entries=[Entry(THEIRS), Entry(self.ours)],
                 )
             )
@@ -219,6 +183,8 @@ class Comparison:
 
     def _take(self, run: Run, contender: str, block: str, found: dict[str, Any], why: str | None) -> None:
         """Add a block's samples to their cells, each with the block's name, and write the results."""
+        if "version" in found:
+            run.fingerprint["versions"]["vllm"] = found["version"]
         for case in beside.cases_of(self.shape, self.group):
             cell = run.cell(case.table, case.label)
             entry = cell.entry(contender) if cell else None

@@ -19,9 +19,11 @@ from typing import Any
 
 import psutil
 
-from benchmarks.http_cost import CLIENTS, LEAD_S, Load
 from gradus.bench.statistics import distribution, significant
+from gradus.bench.workloads import burst
 
+CLIENTS = 8  # processes at most
+LEAD_S = 0.3  # between sending the clients their work and its start
 EVENT = b"data: {"
 END = b"\r\n0\r\n\r\n"  # of the last chunk but one, and the empty chunk; JSON escapes line breaks, so no text has it
 USAGE = re.compile(rb'"completion_tokens": ?(\d+)')
@@ -29,6 +31,22 @@ KEPT = 2048  # bytes of a stream's end: more than its last event
 
 GENERATE, COMPLETIONS = "/generate", "/v1/completions"
 """Protocols, by their paths."""
+
+
+@dataclass(frozen=True)
+class Load:
+    """`streams` that each send `rounds` requests, one after the other."""
+
+    streams: int
+    rounds: int
+    prompt: int
+    output: int
+
+    def prompts(self, vocab_size: int, seed: int) -> list[list[list[int]]]:
+        """Make prompts by stream and round. Different seeds share no prefix, so no cache helps."""
+        arrivals = burst(self.streams * self.rounds, self.prompt, self.output, seed).arrivals(vocab_size)
+        ids = [list(arrival.prompt) for arrival in arrivals]
+        return [ids[stream :: self.streams] for stream in range(self.streams)]
 
 
 @dataclass(frozen=True)

@@ -12,21 +12,18 @@ Results are written after each block.
 
 import argparse
 import json
-import os
 import sys
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from gradus.bench.declare.suites import cache_for
-from gradus.bench.measure.fingerprint import commit, fingerprint
-from gradus.bench.run.block_process import run_block
+from gradus.bench.measure.fingerprint import commit
+from gradus.bench.run.blocks import case_of, gradus, in_turns
 from gradus.bench.run.script import ran
 from gradus.bench.studies.beside import MAX_SEQUENCES, OURS, context_of
 from gradus.bench.workloads import Workload, burst, single_stream
-from gradus.models.precision import resolve_device
 from gradus.models.shapes import SHAPES
 
 OLD, NEW = "old", "new"
@@ -60,9 +57,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     done: list[dict[str, Any]] = []
     for model in asked.models:
         done += rows(made, model, asked, done)
-    made |= fingerprint(resolve_device(asked.device), quick=True)  # last: blocks need the GPU's memory
-    made["rows"] = made.pop("rows")  # last, as in the other files
-    asked.out.write_text(json.dumps(made, indent=1), encoding="utf-8")
     return 0 if all(row.get("new_over_old", 0) >= asked.must for row in made["rows"]) else 1
 
 
@@ -70,22 +64,18 @@ def rows(
     made: dict[str, Any], model: str, asked: argparse.Namespace, before: Sequence[Mapping[str, Any]]
 ) -> list[dict[str, Any]]:
     """Run a model's blocks. Returns a row for each of its workloads."""
-    question, found = described(model, asked.device, asked.repeats), list[dict[str, Any]]()
+    sources = {OLD: asked.old, NEW: asked.new}
+    sides = {f"{number}-{which}": gradus(BLOCK_SECONDS, sources[which] / "src")
+             for number, which in enumerate(asked.blocks)}  # fmt: skip
     taken: dict[str, list[tuple[str, list[float]]]] = {name: [] for name in WORKLOADS[model]}
-    for number, which in enumerate(asked.blocks):
-        log = asked.out.parent / "logs" / f"{model}-{number}-{which}.txt"
-        source = (asked.old if which == OLD else asked.new).resolve() / "src"
-        path = os.pathsep.join([str(source), os.environ.get("PYTHONPATH", "")])
-        with tempfile.TemporaryDirectory() as work:
-            answer, why = run_block(
-                which, [sys.executable, "-m", "gradus.bench.run.block"], question, Path(work), log,
-                {"PYTHONPATH": path}, BLOCK_SECONDS,
-            )  # fmt: skip
-        print(f"{model} {number} {which}: {why or 'done'}", flush=True)
+    found: list[dict[str, Any]] = []
+    logs = asked.out.parent / "logs"
+    question = described(model, asked.device, asked.repeats)
+    for block, answer, _ in in_turns(sides, question, lambda name: logs / f"{model}-{name}.txt"):
         for name, case in answer.get("cases", {}).items():
-            taken[name].append((which, [sample["seconds"] for sample in case["samples"]]))
-            print(f"  {name}: {case.get('failed') or taken[name][-1][1]}", flush=True)
+            taken[name].append((block.partition("-")[2], [sample["seconds"] for sample in case["samples"]]))
         found = [row(model, name, blocks) for name, blocks in taken.items()]
+        made |= answer.get("fingerprint", {})
         made["rows"] = [*before, *found]
         asked.out.write_text(json.dumps(made, indent=1), encoding="utf-8")
     for each in found:
@@ -97,17 +87,9 @@ def described(model: str, device: str, repeats: int) -> dict[str, Any]:
     """Describe a model's workloads, the same for both checkouts (see `gradus.bench.run.block`)."""
     config, works = SHAPES[model], WORKLOADS[model]
     context = min(context_of(model), config.context_length)
-    cases = []
-    for name, work in works.items():
-        arrivals = work.arrivals(config.vocab_size, context)
-        cases.append({
-            "label": name,
-            "prompts": [arrival.prompt for arrival in arrivals],
-            "max_tokens": [arrival.max_tokens for arrival in arrivals],
-            "sampling": {"temperature": 0.0},
-            "new_prompts": False,
-            "unmeasured": 1,
-        })  # fmt: skip
+    cases = [
+        case_of(name, work.arrivals(config.vocab_size, context), {"temperature": 0.0}) for name, work in works.items()
+    ]
     return {
         "model": f"random:{model}",
         "device": device,
@@ -120,8 +102,7 @@ def described(model: str, device: str, repeats: int) -> dict[str, Any]:
         "max_sequences": MAX_SEQUENCES,
         "cache_tokens": cache_for(works.values()),
         "repeats": repeats,
-        "thorough": False,
-        "quick": False,
+        "quick": True,
         "cases": cases,
     }
 

@@ -27,7 +27,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -37,14 +37,16 @@ from typing import Any
 
 import psutil
 
-from benchmarks.event_client import COMPLETIONS, GENERATE, clients, serve_load
-from benchmarks.http_cost import Load
-from gradus.bench.record.metrics import METRICS, Spread, shown, spread
+from benchmarks.event_client import COMPLETIONS, GENERATE, Load, clients, serve_load
+from gradus.bench.record.metrics import METRICS, middle, shown, spread, values
+from gradus.bench.report import markdown
+from gradus.bench.run.blocks import last_words, vllm
 from gradus.bench.run.script import ran
 
 OURS, THEIRS, PYTHON = "gradus", "vllm", "LLM.generate"
 BLOCKS = {"A1": OURS, "B": THEIRS, "A2": OURS}
 PATHS = {OURS: (COMPLETIONS, GENERATE), THEIRS: (COMPLETIONS,)}
+SIDES = [(engine, path) for engine in (THEIRS, OURS) for path in PATHS[engine]]
 
 TOKENS, REQUESTS = "output_tok_s", "requests_s"
 
@@ -98,21 +100,13 @@ def our_command(folder: Path, port: int, options: argparse.Namespace, *more: str
 
 
 def vllm_command(folder: Path, port: int, options: argparse.Namespace) -> Command:
-    """-P: vLLM must not find this repository's folders among its own modules."""
-    parts = [str(options.vllm.resolve() / part) for part in ("site", "deps", "stubs")]
     arguments = [
-        sys.executable, "-P", "-m", "vllm.entrypoints.openai.api_server", "--model", str(folder), "--served-model-name",
-        folder.name, "--host", "127.0.0.1", "--port", str(port), "--dtype", options.dtype, "--max-model-len",
-        str(CONTEXT), "--max-num-seqs", str(options.sequences), "--gpu-memory-utilization", str(VLLM_MEMORY),
-        "--disable-uvicorn-access-log", "--uvicorn-log-level", "warning",
+        *vllm(options.vllm, "-m", "vllm.entrypoints.openai.api_server").command, "--model", str(folder),
+        "--served-model-name", folder.name, "--host", "127.0.0.1", "--port", str(port), "--dtype", options.dtype,
+        "--max-model-len", str(CONTEXT), "--max-num-seqs", str(options.sequences), "--gpu-memory-utilization",
+        str(VLLM_MEMORY), "--disable-uvicorn-access-log", "--uvicorn-log-level", "warning",
     ]  # fmt: skip
-    environment = {
-        "PYTHONPATH": os.pathsep.join(parts),
-        "VLLM_USE_FLASHINFER_SAMPLER": "0",  # it is no part of vLLM's folder
-        "VLLM_NO_USAGE_STATS": "1",
-        "HF_HUB_OFFLINE": "1",
-    }
-    return Command(arguments, "/health", environment)
+    return Command(arguments, "/health", vllm(options.vllm).environment)
 
 
 @dataclass(frozen=True)
@@ -177,11 +171,6 @@ def _stop(process: "subprocess.Popen[bytes]") -> None:
     psutil.wait_procs(family, timeout=STOP_S)
 
 
-def last_words(log: Path) -> str:
-    lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
-    return " | ".join((lines or ["it said nothing"])[-3:])[-600:]
-
-
 def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -215,8 +204,8 @@ def _sample(
     return serve_load(pool, server.process, server.port, path, server.model, load, prompts, TEMPERATURE)
 
 
-def compare(folder: Path, rows: Mapping[str, Row], options: argparse.Namespace, made: dict[str, Any]) -> list[str]:
-    """Measure the blocks one after the other, and write what there is after each. Returns the table's lines."""
+def compare(folder: Path, rows: Mapping[str, Row], options: argparse.Namespace, made: dict[str, Any]) -> str:
+    """Measure the blocks one after the other, and write what there is after each. Returns the table."""
     made["blocks"] = {}
     logs = options.out.parent / "logs"
     logs.mkdir(parents=True, exist_ok=True)
@@ -242,20 +231,38 @@ def compare(folder: Path, rows: Mapping[str, Row], options: argparse.Namespace, 
     return table(made["blocks"], rows)
 
 
-def table(blocks: Mapping[str, Any], rows: Mapping[str, Row]) -> list[str]:
+def table(blocks: Mapping[str, Any], rows: Mapping[str, Row]) -> str:
     """Format medians over all repeats, and how many times vLLM's rate each of ours is."""
-    headings = [METRICS[name].heading for name in COLUMNS]
-    lines = [["row", "engine", "path", *headings, "tokens an event", "busiest client", "server", "idle cores",
-              "by block", "to vLLM", "must", "reached"]]  # fmt: skip
+    header = ["row", "engine", "path", *(METRICS[name].heading for name in COLUMNS)]
+    header += [*SHARES, "by block", "to vLLM", "must", "reached"]
+    lines = []
     for name, row in rows.items():
-        theirs = _samples(blocks, THEIRS, name, COMPLETIONS)
-        base = spread(theirs, row.metric)
-        for engine in (THEIRS, OURS):
-            for path in PATHS[engine]:
-                if samples := _samples(blocks, engine, name, path):
-                    judged = _judged(blocks, engine, name, path, row, base)
-                    lines.append([name, engine, path, *_cells(samples), *judged])
-    return aligned(lines)
+        theirs = spread(_samples(blocks, THEIRS, name, COMPLETIONS), row.metric)
+        for engine, path in SIDES:
+            if not (samples := _samples(blocks, engine, name, path)):
+                continue
+            line = [name, engine, path, *(middle(samples, column) for column in COLUMNS)]
+            line += [show(median(sample[key] for sample in samples)) for key, show in SHARES.values()]
+            each = [middle(_samples({block: found}, engine, name, path), row.metric) for block, found in blocks.items()]
+            line.append(" · ".join(filter(None, each)))
+            ours = spread(samples, row.metric)
+            ratio = ours.median / theirs.median if engine == OURS and ours and theirs else None
+            lines.append(line + judged(ratio, row.must, "{:.2f} ×".format))
+    return markdown(header, lines)
+
+
+SHARES: dict[str, tuple[str, Callable[[float], str]]] = {
+    "tokens an event": ("tokens_an_event", "{:.3g}".format),
+    "busiest client": ("client_percent", "{:.0f} %".format),
+    "server": ("server_percent", "{:.0f} %".format),
+    "idle cores": ("idle_cores", "{:.1f}".format),
+}
+"""Further columns, by their heading: the key in a sample, and its format."""
+
+
+def judged(value: float | None, must: float, show: Callable[[float], str]) -> list[str]:
+    """Format a value, what was asked for, and whether it is reached."""
+    return ["", "", ""] if value is None else [show(value), show(must), "yes" if value >= must else "no"]
 
 
 def _samples(blocks: Mapping[str, Any], engine: str, row: str, path: str) -> list[dict[str, Any]]:
@@ -263,33 +270,10 @@ def _samples(blocks: Mapping[str, Any], engine: str, row: str, path: str) -> lis
     return [sample for samples in of_it for sample in samples]
 
 
-def _cells(samples: list[dict[str, Any]]) -> list[str]:
-    values = [shown(found.median, name) if (found := spread(samples, name)) else "" for name in COLUMNS]
-    more = [median(sample[name] for sample in samples) for name in ("tokens_an_event", "client_percent",
-            "server_percent", "idle_cores")]  # fmt: skip
-    return [*values, f"{more[0]:.3g}", f"{more[1]:.0f} %", f"{more[2]:.0f} %", f"{more[3]:.1f}"]
-
-
-def _judged(blocks: Mapping[str, Any], engine: str, name: str, path: str, row: Row, theirs: Spread | None) -> list[str]:
-    """Each block's median, and for us the ratio to vLLM's median, what was asked for, and whether it is reached."""
-    by_block = [spread(_samples({block: found}, engine, name, path), row.metric) for block, found in blocks.items()]
-    cells = [" · ".join(shown(found.median) for found in by_block if found)]
-    ours = spread(_samples(blocks, engine, name, path), row.metric)
-    if engine == THEIRS or theirs is None or ours is None:
-        return [*cells, "", "", ""]
-    ratio = ours.median / theirs.median
-    return [*cells, f"{ratio:.2f} ×", f"{row.must:g} ×", "yes" if ratio >= row.must else "no"]
-
-
-def aligned(lines: Sequence[Sequence[str]]) -> list[str]:
-    widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
-    return ["  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)) for line in lines]
-
-
 # -- what HTTP keeps ---------------------------------------------------------------------------------------------------
 
 
-def measure_kept(folder: Path, load: Load, options: argparse.Namespace, made: dict[str, Any]) -> list[str]:
+def measure_kept(folder: Path, load: Load, options: argparse.Namespace, made: dict[str, Any]) -> str:
     """Run the same requests through `LLM.generate` and through both protocols, in turns, with one engine each."""
     from gradus import LLM, SamplingParams
 
@@ -331,16 +315,14 @@ def _through_python(llm: Any, params: Any, prompts: list[list[list[int]]]) -> di
     return {"seconds": seconds, "completed": len(done), "output_tokens": tokens}
 
 
-def kept_table(samples: Mapping[str, list[dict[str, Any]]]) -> list[str]:
+def kept_table(samples: Mapping[str, list[dict[str, Any]]]) -> str:
     rates = {side: found.median for side, of_it in samples.items() if (found := spread(of_it, TOKENS))}
-    lines = [["side", METRICS[TOKENS].heading, "kept", "must", "reached", "samples"]]
+    lines = []
     for side, rate in rates.items():
-        share = rate / rates[PYTHON]
-        judged = ["", "", ""] if side == PYTHON else [f"{100 * share:.1f} %", f"{100 * KEPT_MUST:.0f} %",
-                                                      "yes" if share >= KEPT_MUST else "no"]  # fmt: skip
-        each = " ".join(shown(METRICS[TOKENS].read(sample) or 0.0) for sample in samples[side])
-        lines.append([side, shown(rate), *judged, each])
-    return aligned(lines)
+        share = None if side == PYTHON else rate / rates[PYTHON]
+        each = " ".join(shown(value) for value in values(samples[side], TOKENS))
+        lines.append([side, shown(rate), *judged(share, KEPT_MUST, "{:.1%}".format), each])
+    return markdown(["side", METRICS[TOKENS].heading, "kept", "must", "reached", "samples"], lines)
 
 
 # -- all of it ---------------------------------------------------------------------------------------------------------
@@ -351,7 +333,7 @@ def write(file: Path, made: Mapping[str, Any]) -> None:
     file.write_text(json.dumps(made, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
-def run(options: argparse.Namespace, folder: Path) -> list[str]:
+def run(options: argparse.Namespace, folder: Path) -> str:
     from benchmarks.random_folder import write_folder
     from gradus.bench.measure.fingerprint import commit, fingerprint
     from gradus.models.precision import resolve_device
@@ -383,7 +365,7 @@ def run(options: argparse.Namespace, folder: Path) -> list[str]:
         made["loads"] = {name: vars(row.load) for name, row in rows.items()}
         made["table"] = compare(folder, rows, options, made)
     write(options.out, made)
-    return list(made["table"])
+    return str(made["table"])
 
 
 def _release() -> None:
@@ -411,7 +393,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
-        print("\n".join(run(options, options.folder or Path(scratch) / options.shape)))
+        print(run(options, options.folder or Path(scratch) / options.shape))
     return 0
 
 

@@ -39,11 +39,12 @@ from gradus.bench.measure.fingerprint import commit as current_commit
 from gradus.bench.measure.fingerprint import fingerprint, hardware_name
 from gradus.bench.record import results
 from gradus.bench.record.results import Cell, Entry, Run
-from gradus.bench.run.block_process import run_vllm
+from gradus.bench.run import blocks
 from gradus.bench.run.script import ran
 from gradus.bench.statistics import distribution, significant
 from gradus.bench.studies.beside import vllm_config
 from gradus.bench.studies.speculation_report import NAME, NONE, TABLES, VLLM, VLLM_NGRAM, draft_model
+from gradus.bench.workloads import Arrival
 from gradus.config.options import HEADS, USUAL_DRAFTS
 from gradus.engine.request import SamplingParams
 from gradus.errors import ConfigError, GradusError
@@ -296,9 +297,8 @@ class Bench:
                 "vllm_options": VLLM_OPTIONS[name],
                 "cases": [self._case(cell) for cell in cells],
             }
-            found, why = run_vllm(
-                name, vllm, VLLM_BLOCK, asked, work, out / "logs" / f"{NAME}-{name}.txt", VLLM_SECONDS
-            )
+            side = blocks.vllm(vllm, str(VLLM_BLOCK), seconds=VLLM_SECONDS)
+            found, why = blocks.run_block(side, asked, out / "logs" / f"{NAME}-{name}.txt")
         if "version" in found:
             self.run.fingerprint["versions"]["vllm"] = found["version"]
         for cell in cells:
@@ -310,14 +310,8 @@ class Bench:
     def _case(self, cell: Cell) -> dict[str, Any]:
         prompts = self._asked(cell.table, cell.workload["requests"])
         output = cell.workload["output_tokens"] // len(prompts)
-        return {
-            "label": _label(cell),
-            "prompts": prompts,
-            "max_tokens": [output] * len(prompts),
-            "sampling": {"temperature": 0.0},
-            "at_once": cell.batch,
-            "decode_alone": False,
-        }
+        arrivals = [Arrival(0.0, tuple(prompt), output) for prompt in prompts]
+        return blocks.case_of(_label(cell), arrivals, {"temperature": 0.0}, at_once=cell.batch)
 
     def _save(self, folder: Path) -> None:
         """Save the weights that we run in the format that vLLM reads."""

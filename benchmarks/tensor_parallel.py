@@ -193,7 +193,7 @@ def context_of(workloads: tuple[tuple[str, int, int, int], ...]) -> int:
 
 def vllm_part(asked: argparse.Namespace, keep: Callable[..., None]) -> None:
     """Measure vLLM with its own choices, two GPUs and the same prompts."""
-    from gradus.bench.run.block_process import run_vllm
+    from gradus.bench.run import blocks
     from gradus.bench.studies.beside import vllm_config
     from gradus.loading import open_checkpoint
 
@@ -215,7 +215,8 @@ def vllm_part(asked: argparse.Namespace, keep: Callable[..., None]) -> None:
         "repeats": 2, "cases": cases,
     }  # fmt: skip
     limit = LIMITS_S["vllm"] - 20
-    found, why = run_vllm("vllm", asked.vllm, VLLM_BLOCK, question, folder, asked.out.parent / "vllm.log", limit)
+    side = blocks.vllm(asked.vllm, str(VLLM_BLOCK), seconds=limit)
+    found, why = blocks.run_block(side, question, asked.out.parent / "vllm.log")
     keep(gpus=2, version=found.get("version"), start_up_s=found.get("init_s"))
     for name, prompts, length, tokens in workloads:
         samples = found.get("cases", {}).get(name, {}).get("samples", [])

@@ -6,15 +6,12 @@ beside_vllm.py or speculation.py writes ASKED; `gradus.bench.run.block` describe
     memory_share   of the GPU's memory
     vllm_options   further arguments of vllm.LLM
     at_once        of each case: the number of prompts to submit at a time, the next ones when all of these have ended
-    answers        of each case: whether its samples include the tokens, and the likeliest at each position; optional
-    text           whether the folder has a tokenizer, which makes text of tokens and serves grammars; optional
-    schemas        of each case: a JSON schema per prompt, which its answer must keep to; optional, and needs text
 
 FOUND is written after every case: version, init_s, and for each case its samples, or the reason for having none. The
 script imports nothing from Gradus, because the environment is vLLM's.
 
 vLLM keeps its own best settings (CUDA graphs, torch.compile, its own choice of attention); the engine runs in this
-process, as ours does. Unless text is asked for, tokens are not turned into it, as ours are not.
+process, as ours does. Tokens are not turned into text, as ours are not.
 """
 
 import json
@@ -37,7 +34,7 @@ def run_block(asked: dict[str, Any], found_file: Path) -> None:
     llm = vllm.LLM(
         model=asked["config"],
         load_format=asked["load_format"],
-        skip_tokenizer_init=not asked.get("text", False),
+        skip_tokenizer_init=True,
         dtype=asked["dtype"],
         gpu_memory_utilization=asked["memory_share"],
         max_model_len=asked["context"],
@@ -52,7 +49,7 @@ def run_block(asked: dict[str, Any], found_file: Path) -> None:
         try:
             rounds = [_round(case, number) for number in range(case.get("unmeasured", 1) + asked["repeats"])]
             # every shape is seen before the measured rounds
-            samples = [_generate(vllm, llm, each, asked.get("text", False)) for each in rounds]
+            samples = [_generate(vllm, llm, each) for each in rounds]
             kept["samples"] = samples[-asked["repeats"] :]
         except Exception as error:  # the other cases may still run
             kept["failed"] = " ".join(f"{type(error).__name__}: {error}".split())[:200]
@@ -68,13 +65,13 @@ def _round(case: dict[str, Any], number: int) -> dict[str, Any]:
     return case | {"prompts": [[number + 1, *prompt[1:]] for prompt in case["prompts"]]}
 
 
-def _generate(vllm: Any, llm: Any, case: dict[str, Any], text: bool) -> dict[str, Any]:
+def _generate(vllm: Any, llm: Any, case: dict[str, Any]) -> dict[str, Any]:
     """Measure one sample: seconds from the call to the last token, and the numbers of tokens requested and
     generated."""
     prompts = [{"prompt_token_ids": prompt} for prompt in case["prompts"]]
     params = [
-        vllm.SamplingParams(**case["sampling"], **ended_by, max_tokens=most, detokenize=text)
-        for most, ended_by in zip(case["max_tokens"], _ended_by(case), strict=True)
+        vllm.SamplingParams(**case["sampling"], ignore_eos=True, max_tokens=most, detokenize=False)
+        for most in case["max_tokens"]
     ]
     if case["decode_alone"]:
         return _decode_alone(llm.llm_engine, prompts, params)
@@ -91,28 +88,12 @@ def _generate(vllm: Any, llm: Any, case: dict[str, Any], text: bool) -> dict[str
         reported = [len(output.outputs[0].logprobs or ()) for output in outputs]
         if reported != lengths:
             raise RuntimeError(f"log-probabilities of {sum(reported)} tokens came instead of {sum(lengths)}")
-    sample = {
+    return {
         "seconds": round(seconds, 5),
         "completed": len(outputs),
         "output_tokens": sum(lengths),
         "prompt_tokens": sum(len(prompt) for prompt in case["prompts"]),
     }
-    return sample | ({"answers": [_answer(output.outputs[0]) for output in outputs]} if case.get("answers") else {})
-
-
-def _ended_by(case: dict[str, Any]) -> list[dict[str, Any]]:
-    """For each prompt, the parameters that say what ends its answer besides max_tokens."""
-    if "schemas" not in case:
-        return [{"ignore_eos": True}] * len(case["prompts"])
-    from vllm.sampling_params import StructuredOutputsParams
-
-    return [{"structured_outputs": StructuredOutputsParams(json=schema)} for schema in case["schemas"]]
-
-
-def _answer(output: Any) -> dict[str, Any]:
-    """List token_ids, and the likeliest tokens at each position: pairs of token id and log-probability."""
-    likeliest = [[(token, one.logprob) for token, one in place.items()] for place in output.logprobs]
-    return {"token_ids": list(output.token_ids), "likeliest": likeliest}
 
 
 def _decode_alone(engine: Any, prompts: list[Any], params: list[Any]) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """How much does keeping keys and values gain, for which lengths, and how long does a decode step still take?"""
 
-from gradus.bench.declare.declaration import Account, Benchmark, Row, Table
+from gradus.bench.declare.declaration import Benchmark, Row, Table
 from gradus.bench.predict.prediction import cached
 from gradus.bench.workloads import single_stream
 
@@ -48,50 +48,5 @@ BENCHMARK = Benchmark(
         ),
     ),
     profile=("p00", "p01"),
-    accounts={
-        "h200": Account(
-            explains=(
-                "In float32 the gain grows with the answer, as predicted: {output-length/200/p01/speedup}, "
-                "{output-length/500/p01/speedup} and {output-length/1000/p01/speedup} times. It is far below what "
-                "counting rows promises ({output-length/1000/p00/rows} against {output-length/1000/p01/rows}), because "
-                "neither engine is held up by rows. A decode step with the cache takes {profile/p01/step_ms} ms, in "
-                "which its {profile/p01/kernels} kernels run for {profile/p01/device_ms}: the GPU is idle for "
-                "{profile/p01/idle_percent} % of the step and waits for Python to launch the next one. One tiny "
-                "operation costs the host {rates/launch_us} µs before it does anything. The baseline launches "
-                "{profile/p00/kernels} kernels and pays the same toll; its extra rows show only where they take longer "
-                "than the launches, and then they show fully: {profile/p00/device_ms} of {profile/p00/step_ms} ms. "
-                "Others who built the same two steps on an earlier GPU saw the same: hardly any gain for short "
-                "answers, and more than twice for long ones. The prompt's length tells the same story: with the cache "
-                "the latency does not depend on it ({prompt-length/64/p01/e2e_ms} and {prompt-length/512/p01/e2e_ms} "
-                "ms), without it does ({prompt-length/64/p00/e2e_ms} and {prompt-length/512/p00/e2e_ms})."
-            ),
-            loses=(
-                "In bfloat16, outright: {random:gpt2-124m, bfloat16: output-length/200/p01/speedup} and "
-                "{random:gpt2-124m, bfloat16: output-length/1000/p01/speedup} times the baseline. The matrix units do "
-                "the baseline's extra rows in the shadow of its launches, and the cache adds launches of its own: the "
-                "copies into it. ({random:gpt2-124m, bfloat16: profile/p01/kernels} kernels against "
-                "{random:gpt2-124m, bfloat16: profile/p00/kernels}, and the GPU idle for "
-                "{random:gpt2-124m, bfloat16: profile/p01/idle_percent} % of the step.) A cache saves work, and here "
-                "work is not what is scarce. And it is {output-length/1000/p01/times_floor} times slower than the "
-                "bytes it reads would allow; what it takes to close that gap are larger batches, then fewer launches."
-            ),
-        ),
-        "cpu": Account(
-            explains=(
-                "Here the gain is what counting rows promises, for a processor has no arithmetic to hide them in: "
-                "{output-length/200/p01/speedup} times at two hundred tokens, {output-length/500/p01/speedup} at five "
-                "hundred, and growing. The time between tokens, {output-length/500/p01/itl_ms} ms, no longer depends "
-                "on the length of the answer, or of the prompt ({prompt-length/64/p01/itl_ms} ms behind the shortest, "
-                "{prompt-length/512/p01/itl_ms} behind the longest). The prompt itself costs what it did: the first "
-                "token behind the longest comes after {prompt-length/512/p01/ttft_ms} ms with the cache and "
-                "{prompt-length/512/p00/ttft_ms} without."
-            ),
-            loses=(
-                "Against the bytes: {output-length/500/p01/times_floor} times the prediction. The prediction is "
-                "the weights' way through memory; a step also asks torch for some dozens of small operations per "
-                "layer, which find the processor's caches swept by those weights."
-            ),
-        ),
-    },
     step="Keeps keys and values, so a token costs one row: {chat/all/p01/rows} rows in all.",
 )

@@ -1,6 +1,6 @@
 """How much is gained when no sequence waits for the longest answer of its batch?"""
 
-from gradus.bench.declare.declaration import Account, Benchmark, Goal, Row, Table
+from gradus.bench.declare.declaration import Benchmark, Goal, Row, Table
 from gradus.bench.predict.prediction import continuous
 from gradus.bench.workloads import PUBLISHED, burst, poisson
 
@@ -75,47 +75,5 @@ BENCHMARK = Benchmark(
         ),
     ),
     profile=("p01", "p03"),
-    accounts={
-        "h200": Account(
-            explains=(
-                "With all requests there from the start and eight slots, {mixed-lengths/mixed/p03/speedup} times the "
-                "tokens per second: a slot that comes free is taken in the next step, so there are fewer steps, and "
-                "{mixed-lengths/mixed/p03/padding} of the rows are filler, not {mixed-lengths/mixed/p02/padding}. "
-                "Predicted was more, for the prediction counts bytes and operations; a step of this phase takes the "
-                "host longer ({mixed-lengths/mixed/p03/itl_ms} against {mixed-lengths/mixed/p02/itl_ms} ms between "
-                "tokens), since prompts and decodes are attended to apart. Where requests come one by one the gain is "
-                "of another kind. With sixteen per second a newcomer waits {arrivals/16/s/p02/ttft_ms} ms for its "
-                "first token while a static batch runs to its end, and {arrivals/16/s/p03/ttft_ms} ms here, "
-                "{arrivals/16/s/p03/speedup} times less, for about as many tokens per second: the arrivals set those, "
-                "not the engine. What is left of the wait is a step or two, {arrivals/16/s/p03/times_floor} times the "
-                "prediction, which is again the host's share. The published runs say the same of a larger model: with "
-                "six requests per second, most of them long, the first token comes after {random:llama-3.2-1b, "
-                "bfloat16: published/48 at 6/s, 75 % long/p03/ttft_ms} ms instead of {random:llama-3.2-1b, bfloat16: "
-                "published/48 at 6/s, 75 % long/p02/ttft_ms}, at much the same tokens per second."
-            ),
-            loses=(
-                "The slowest gaps between tokens grow, from {mixed-lengths/mixed/p02/itl_ms_p99} to "
-                "{mixed-lengths/mixed/p03/itl_ms_p99} ms: a newcomer's prompt is in every sequence's step. A single "
-                "decode costs more than p01's, for its slot must be looked up. And where all answers are equally long, "
-                "as in the published burst, static batches have hardly any filler to save, and what choosing anew "
-                "costs the host is left: {random:llama-3.2-1b, bfloat16: published/burst of 48/p03/speedup} times."
-            ),
-        ),
-        "cpu": Account(
-            explains=(
-                "With all requests there from the start, {mixed-lengths/mixed/p03/speedup} times the tokens per "
-                "second: {mixed-lengths/mixed/p03/rows} rows instead of {mixed-lengths/mixed/p02/rows}, of which "
-                "{mixed-lengths/mixed/p02/padding} were filler. Requests that come one by one gain in waiting: at the "
-                "higher rate the first token comes after {arrivals/0.6/s/p03/ttft_ms} ms instead of "
-                "{arrivals/0.6/s/p02/ttft_ms}, at the same tokens per second, for it is the arrivals that set those."
-            ),
-            loses=(
-                "The slowest gaps between tokens: {mixed-lengths/mixed/p03/itl_ms_p99} ms against "
-                "{mixed-lengths/mixed/p02/itl_ms_p99}. A newcomer's prompt is in every sequence's step, and here its "
-                "rows are not free. And with more sequences alive at a time, each of them waits longer for its next "
-                "token ({arrivals/0.6/s/p03/itl_ms} against {arrivals/0.6/s/p02/itl_ms} ms)."
-            ),
-        ),
-    },
     step="A slot that comes free is taken in the next step: {chat/all/p03/tokens_a_step} tokens per step, no filler.",
 )

@@ -1,6 +1,6 @@
 """How many sequences does the same memory hold when they take it page by page, and what does the detour cost?"""
 
-from gradus.bench.declare.declaration import Account, Benchmark, Row, Table
+from gradus.bench.declare.declaration import Benchmark, Row, Table
 from gradus.bench.predict.prediction import continuous
 from gradus.bench.workloads import Workload, burst, conversational
 
@@ -81,53 +81,5 @@ BENCHMARK = Benchmark(
         ),
     ),
     profile=("p03", "p04"),
-    accounts={
-        "h200": Account(
-            explains=(
-                "At {memory/256/p04/cache_mb} MB instead of {memory/256/p03/cache_mb} for two hundred and fifty-six "
-                "sequences, pages hold the same tokens in {memory/256/p04/speedup} times less memory: of what a slot "
-                "reserves {memory/256/p03/waste} is never filled, of pages {memory/256/p04/waste}. With a thousand and "
-                "twenty-four slots hold {memory/1024/p03/cache_mb} MB and pages {memory/1024/p04/cache_mb}. Twice as "
-                "many slots are more than this GPU has; pages are, too, as long as their pool is made for the worst "
-                "case, as in this table: what they gain is that it may be smaller. A sequence alone gains less, "
-                "{memory/1/p04/speedup} times, because the first of these workloads happens to be a long one. That the "
-                "larger batches are also faster, {memory/256/p04/output_tok_s} against {memory/256/p03/output_tok_s} "
-                "tok/s, has another reason than memory: p03's attention works on a rectangle as long as its longest "
-                "slot and reads all of it, for every sequence. Given the same memory instead, that of sixteen slots, "
-                "pages run the same requests at {equal-memory/16,384/p04/output_tok_s} tok/s where slots reach "
-                "{equal-memory/16,384/p03/output_tok_s}, and the first token comes after "
-                "{equal-memory/16,384/p04/ttft_ms} ms, not {equal-memory/16,384/p03/ttft_ms}: what ran out was memory, "
-                "and {equal-memory/16,384/p04/preemptions} preemptions are what betting on it cost. Four times the "
-                "memory makes the gain smaller, {equal-memory/65,536/p04/speedup} times, for then launches set the "
-                "pace of both."
-            ),
-            loses=(
-                "The detour. Alone, a sequence does not notice it ({gather/1/p04/itl_ms} against {gather/1/p03/itl_ms} "
-                "ms between tokens), for launches are all that a step takes; with the batch the copies grow, and at a "
-                "hundred and twenty-eight sequences it is {gather/128/p04/itl_ms} ms against {gather/128/p03/itl_ms}. "
-                "The peak of the device's memory is the same for both ({memory/256/p03/peak_mb} and "
-                "{memory/256/p04/peak_mb} MB), because both allocate their whole cache when they are built. Pages "
-                "save memory only where the room is used: by more sequences at once."
-            ),
-        ),
-        "cpu": Account(
-            explains=(
-                "People's lengths against a promised context: a batch of sixteen holds {memory/16/p04/cache_mb} MB in "
-                "pages and {memory/16/p03/cache_mb} in slots, {memory/16/p04/speedup} times less; of the slots "
-                "{memory/16/p03/waste} is empty, of the pages {memory/16/p04/waste}. Given the same memory, slots run "
-                "as many sequences as whole contexts fit, and the others wait: the smaller cache gives "
-                "{equal-memory/4,096/p03/output_tok_s} tok/s and a first token after "
-                "{equal-memory/4,096/p03/ttft_ms} ms, pages {equal-memory/4,096/p04/output_tok_s} tok/s after "
-                "{equal-memory/4,096/p04/ttft_ms} ms, without a preemption."
-            ),
-            loses=(
-                "The detour, in every layer of every step: {gather/1/p04/itl_ms} ms between tokens against "
-                "{gather/1/p03/itl_ms} alone, {gather/16/p04/itl_ms} against {gather/16/p03/itl_ms} at sixteen equal "
-                "sequences, for which slots are a rectangle without gaps. The matrices' products are most of a step, "
-                "so it costs a small part of the time. The host has more to do, too: {gather/32/p04/host_us} µs per "
-                "step against {gather/32/p03/host_us} at thirty-two."
-            ),
-        ),
-    },
     step="Pages instead of reserved slots: more sequences fit, {chat/all/p04/tokens_a_step} tokens per step.",
 )

@@ -2,7 +2,7 @@
 
 import math
 
-from gradus.bench.declare.declaration import Account, Benchmark, Row, Table
+from gradus.bench.declare.declaration import Benchmark, Row, Table
 from gradus.bench.predict.prediction import reusing
 from gradus.bench.workloads import burst, conversations, few_shot, shared_prefix
 
@@ -96,41 +96,5 @@ BENCHMARK = Benchmark(
         ),
     ),
     profile=("p04", "p05"),
-    accounts={
-        "h200": Account(
-            explains=(
-                "With the longer system prompt {system-prompt/2,048/p05/hit} of the prompts' tokens are found, and "
-                "the first token comes after {system-prompt/2,048/p05/ttft_ms} ms instead of "
-                "{system-prompt/2,048/p04/ttft_ms}: {system-prompt/2,048/p05/speedup} times earlier. The prediction "
-                "promises more, {system-prompt/2,048/p05/predicted} ms, and there the host shows: all prompts come at "
-                "once, and torch attends to them one by one, in every layer. So the shorter prompt gains less, "
-                "{system-prompt/512/p05/speedup} times: what is left is launching, not rows. In conversations each "
-                "turn finds the ones before it ({chat/chat/p05/hit} of all prompt tokens), and the first token of a "
-                "turn comes {chat/chat/p05/speedup} times earlier."
-            ),
-            loses=(
-                "Few-shot tasks that all arrive at once gain little, {few-shot/few-shot/p05/speedup} times, though "
-                "{few-shot/few-shot/p05/hit} is found: eight at a time, a request mostly waits for those before it to "
-                "decode. The time between tokens is no shorter anywhere. Where nothing is shared the cache costs what "
-                "cannot be told from noise: {nothing-shared/nothing shared/p05/speedup} times the tokens per second."
-            ),
-        ),
-        "cpu": Account(
-            explains=(
-                "On a processor that must compute every row, rows that are not computed are time: the first token "
-                "comes {system-prompt/256/p05/speedup} and {system-prompt/1,024/p05/speedup} times earlier with the "
-                "shorter and the longer prompt, though {system-prompt/256/p05/times_floor} and "
-                "{system-prompt/1,024/p05/times_floor} times as late as predicted: what is left are small steps. A "
-                "conversation's turns gain {chat/chat/p05/speedup} times."
-            ),
-            loses=(
-                "Tasks whose first questions arrive together find nothing for those: {few-shot/few-shot/p05/hit} of "
-                "the tokens are hit, and the median first token does not come earlier "
-                "({few-shot/few-shot/p05/speedup} times). Where nothing is shared, "
-                "{nothing-shared/nothing shared/p05/speedup} times the tokens per second is within the spread of the "
-                "repeats."
-            ),
-        ),
-    },
     step="The system prompt is shared: {chat/all/p05/hit} of the prompt tokens are found, not computed.",
 )

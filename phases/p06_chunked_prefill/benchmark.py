@@ -1,6 +1,6 @@
 """How long do decodes wait for their next token when a long prompt arrives, and what does it cost to protect them?"""
 
-from gradus.bench.declare.declaration import Account, Benchmark, Goal, Row, Table
+from gradus.bench.declare.declaration import Benchmark, Goal, Row, Table
 from gradus.bench.predict.prediction import reusing
 from gradus.bench.workloads import burst, long_prompts, poisson
 
@@ -78,44 +78,5 @@ BENCHMARK = Benchmark(
         ),
     ),
     profile=("p05", "p06"),
-    accounts={
-        "h200": Account(
-            explains=(
-                "Whole, a prompt of eight thousand tokens takes a step of {interference/long prompts/p05/itl_ms_max} "
-                "ms, and every decode waits for it; in chunks of two thousand the slowest gaps are "
-                "{interference/long prompts/p06/itl_ms_max} ms, {interference/long prompts/p06/speedup} times shorter, "
-                "at the same tokens per second. The prompt pays for it: its first token comes after "
-                "{interference/long prompts/p06/ttft_ms_longest} ms instead of "
-                "{interference/long prompts/p05/ttft_ms_longest}. The budget is the knob between the two. Below the "
-                "usual one there is little more to win: at the smallest the gaps are {budget/256/p06/itl_ms_max} ms, "
-                "for a step's launches are all that is left of it. And since the prompt then takes eight times as many "
-                "steps, each with its own reading of the weights and of what is in the cache already, most steps have "
-                "a chunk in them and the prompt's first token comes late, after {budget/256/p06/ttft_ms_longest} ms."
-            ),
-            loses=(
-                "Where nothing is long it brings nothing ({concurrent/concurrent/p06/speedup} times p03's tokens per "
-                "second), and the sequences that share a first step wait for the last chunk of each other: the slowest "
-                "first token of thirty-two comes a step later. And a gap with a chunk in it is still longer than the "
-                "usual one ({interference/long prompts/p06/itl_ms_max} against "
-                "{interference/long prompts/p06/itl_ms} ms)."
-            ),
-        ),
-        "cpu": Account(
-            explains=(
-                "A prompt of five hundred tokens is a step of {interference/long prompts/p05/itl_ms_max} ms when it "
-                "comes whole. Cut in two, the slowest gap is {interference/long prompts/p06/itl_ms_max} ms, and with "
-                "the smallest budget {budget/32/p06/itl_ms_max}. A processor's steps grow with every row, so there is "
-                "no floor of launches to hit: the gap follows the budget all the way down. What stops it is the other "
-                "end of the bargain, the prompt's own first token: after "
-                "{interference/long prompts/p05/ttft_ms_longest} ms whole, {budget/32/p06/ttft_ms_longest} in the "
-                "smallest pieces."
-            ),
-            loses=(
-                "The thirty-two short prompts, which would all fit one step without a budget, are spread over several, "
-                "in which the first of them decode already: the slowest gap there is "
-                "{concurrent/concurrent/p06/itl_ms_p99} ms, against p03's {concurrent/concurrent/p03/itl_ms_p99}."
-            ),
-        ),
-    },
     step="Prompts are cut to a budget per step: {chat/all/p06/itl_ms_max} ms is the worst gap between tokens.",
 )

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from gradus.bench.declare.declaration import Account, Benchmark, Row, Table
+from gradus.bench.declare.declaration import Benchmark, Row, Table
 from gradus.bench.predict.prediction import Clock, reusing
 from gradus.bench.predict.roofline import Widths, streamed_parameters
 from gradus.bench.workloads import Job, Workload, burst, single_stream
@@ -81,31 +81,5 @@ BENCHMARK = Benchmark(
         ),
     ),
     profile=("p06", "p07"),
-    accounts={
-        "cpu": Account(
-            explains=(
-                "p07 has about half of p06's rate, as predicted for torch: {alone/32/p07/speedup} times it alone, and "
-                "{batch/4/p07/speedup} with four at once. A matrix is widened once for all rows of a step, so the more "
-                "there are, the less that counts: with sixteen at once it is {batch/16/p07/speedup}."
-            ),
-            loses=(
-                "Every wide copy is new memory. Where the C library gives freed memory back to the system, each is "
-                "filled with zeros first, and p07 takes several times as long; so the command line has it kept "
-                "(`src/gradus/device/allocator.py`)."
-            ),
-        ),
-        "h200": Account(
-            explains=(
-                "p07 is slower than p06 everywhere, as predicted for torch: {batch/1/p07/speedup} times its rate "
-                "alone, {batch/64/p07/speedup} with sixty-four at once. Its kernels run several times as long in a "
-                "step, for a matrix is read as bytes, written wide, and read again."
-            ),
-            loses=(
-                "Both wait for their host most of the time, and it ran other programs while these were measured: the "
-                "smallest and the largest of the repeats lie far apart. So the ratios say which is faster, and little "
-                "more. What fewer bytes bring where a kernel widens in registers is in the comparison with vLLM."
-            ),
-        ),
-    },
     step="Beside the ladder, p06 with a byte per weight, in plain torch: {chat/all/p07/itl_ms} ms between tokens.",
 )

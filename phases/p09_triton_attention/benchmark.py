@@ -1,6 +1,6 @@
 """How much does attention cost if it reads the pages itself, and where does a step's time go then?"""
 
-from gradus.bench.declare.declaration import Account, Benchmark, Row, Table
+from gradus.bench.declare.declaration import Benchmark, Row, Table
 from gradus.bench.predict.prediction import reusing
 from gradus.bench.workloads import burst, single_stream
 
@@ -54,38 +54,5 @@ BENCHMARK = Benchmark(
     ),
     profile=("p06", "p09"),
     profile_context=1024,
-    accounts={
-        "h200": Account(
-            explains=(
-                "With Llama-3.2-1B and up to four thousand tokens of prompt a step is the host's: behind a thousand "
-                "tokens p06 takes {random:llama-3.2-1b, bfloat16: context/1,024/p06/itl_ms} ms and p09 "
-                "{random:llama-3.2-1b, bfloat16: context/1,024/p09/itl_ms}, and p09's host works for "
-                "{random:llama-3.2-1b, bfloat16: context/1,024/p09/host_us} µs per step. So what shows there is the "
-                "number of launches alone, {random:llama-3.2-1b, bfloat16: context/1,024/p09/speedup} times. (From row "
-                "to row this host was up to half as slow again. Within a row contenders take turns, so read ratios.) "
-                "At sixteen thousand p06's copies have outgrown the launches, by more than their bytes "
-                "explain. p09 reads the pages where they lie, but one program per head goes through the whole context "
-                "while most of the GPU has nothing to do: {random:llama-3.2-1b, bfloat16: context/16,384/p09/itl_ms} "
-                "ms instead of {random:llama-3.2-1b, bfloat16: context/16,384/p06/itl_ms}, and with Qwen3-0.6B, of "
-                "more layers, {context/16,384/p09/itl_ms} and {context/16,384/p06/itl_ms}. The final engine's kernel "
-                "deals a context out to many programs, and without graphs and overlap it hides all that behind the "
-                "host still: {random:llama-3.2-1b, bfloat16: context/16,384/final-graphs-overlap/itl_ms} ms and "
-                "{context/16,384/final-graphs-overlap/itl_ms}. Eight sequences at once are {random:llama-3.2-1b, "
-                "bfloat16: batch/8/p09/speedup} times as fast as p06's, and two hundred and fifty-six, with that many "
-                "more bytes not copied and a program for each, {random:llama-3.2-1b, bfloat16: batch/256/p09/speedup} "
-                "times."
-            ),
-            loses=(
-                "Prompts: behind the longest, the first token comes after {random:llama-3.2-1b, bfloat16: "
-                "context/16,384/p09/ttft_ms} ms, p06's after {random:llama-3.2-1b, bfloat16: "
-                "context/16,384/p06/ttft_ms}, because torch's attention over gathered keys uses the GPU better than a "
-                "kernel of this size. And a single stream: behind a thousand tokens it is at {random:llama-3.2-1b, "
-                "bfloat16: context/1,024/p09/times_floor} times its floor with Llama-3.2-1B and at "
-                "{context/1,024/p09/times_floor} with Qwen3-0.6B, for the GPU waits for the host. Fewer launches make "
-                "less of a difference than their number, for Python takes longer to start one of Triton's than one of "
-                "torch's."
-            ),
-        ),
-    },
     step="A kernel reads the pages where they lie, nothing is gathered: {chat/all/p09/itl_ms} ms between tokens.",
 )

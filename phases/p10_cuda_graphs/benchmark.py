@@ -1,6 +1,6 @@
 """How long is a step when its kernels are not launched one by one, and the host does not wait for its tokens?"""
 
-from gradus.bench.declare.declaration import Account, Benchmark, Goal, Row, Table
+from gradus.bench.declare.declaration import Benchmark, Goal, Row, Table
 from gradus.bench.predict.prediction import reusing
 from gradus.bench.workloads import burst, poisson, single_stream
 
@@ -86,34 +86,5 @@ BENCHMARK = Benchmark(
     ),
     profile=CONTENDERS,
     profile_context=1024,
-    accounts={
-        "h200": Account(
-            explains=(
-                "A step's launches become one replay, and the host plans while the GPU works. Alone, a step of "
-                "Qwen3-0.6B falls from {alone/1/p09/itl_ms} ms to {alone/1/p10/itl_ms}, {alone/1/p10/speedup} times: "
-                "of p09's the host took {alone/1/p09/host_us} µs, of p10's it takes {alone/1/p10/host_us}, while the "
-                "GPU runs kernels. The final engine replays in the same way, but {profile/final/kernels} kernels where "
-                "p10 has {profile/p10/kernels}: norms and activations are parts of the products beside them. That "
-                "takes a step to {alone/1/final/itl_ms} ms, {alone/1/final/times_floor} times the floor, because its "
-                "kernels start, read a few megabytes each and drain, too short to stream at the memory's speed. (In "
-                "the profile they run for longer than the step takes: they start early, and wait for each other.) "
-                "Llama-3.2-1B has fewer and longer ones: p10 is {random:llama-3.2-1b, bfloat16: alone/1/p10/speedup} "
-                "times as fast as p09, and the final engine {random:llama-3.2-1b, bfloat16: alone/1/final/speedup} "
-                "times, at {random:llama-3.2-1b, bfloat16: alone/1/final/times_floor} times the floor. With the batch "
-                "the gain shrinks as predicted, to {batch/64/p10/speedup} times and {batch/256/p10/speedup}. That the "
-                "largest gains at all is the host's doing: it needs {batch/256/p09/host_us} µs for a step of p09, "
-                "longer than the GPU does. There the final engine is at {batch/256/final/times_floor} times the floor."
-            ),
-            loses=(
-                "With prompts, which are launched as before. Alone, the first token comes after {alone/1/p10/ttft_ms} "
-                "ms, p09's after {alone/1/p09/ttft_ms}. In the largest batch the slowest gaps, which have prompts in "
-                "them, are {batch/256/p10/itl_ms_p99} ms against {batch/256/p09/itl_ms_p99}. The final engine replays "
-                "prompts as well: its first token comes after {alone/1/final/ttft_ms} ms. Padding costs "
-                "little: nine sequences, which run as twelve, take {padding/9/p10/itl_ms} ms between tokens where "
-                "eight take {batch/8/p10/itl_ms}, and sixty-five, as seventy-two, {padding/65/p10/itl_ms} where "
-                "sixty-four take {batch/64/p10/itl_ms}."
-            ),
-        ),
-    },
     step="Steps are replayed from graphs and planned ahead: {chat/all/p10/itl_ms} ms between tokens.",
 )

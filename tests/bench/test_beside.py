@@ -9,10 +9,9 @@ import pytest
 
 from gradus.bench import __main__ as plain
 from gradus.bench import command, registry, report
-from gradus.bench.measure.drive import ContenderFailed, check_completions
 from gradus.bench.record import results
 from gradus.bench.record.results import Cell, Entry, Results, Run
-from gradus.bench.run.block_process import run_block
+from gradus.bench.run.blocks import Side, run_block
 from gradus.bench.studies import beside
 from gradus.bench.studies.beside import (
     DECODE,
@@ -31,11 +30,8 @@ from gradus.bench.studies.beside import (
     vllm_config,
 )
 from gradus.bench.workloads import burst, single_stream
-from gradus.engine.logprobs import TokenLogprob
 from gradus.engine.request import SamplingParams
-from gradus.engine.sequence import Timings
 from gradus.models import SHAPES, read_config
-from gradus.text.completion import Completion
 from tests.bench.test_suites import script
 
 CASES = (
@@ -162,7 +158,7 @@ def driver():
 @pytest.fixture
 def cases(monkeypatch):
     monkeypatch.setattr(beside, "CASES", CASES)
-    monkeypatch.setattr(beside, "BENCHMARK", benchmark_of(CASES, {}))
+    monkeypatch.setattr(beside, "BENCHMARK", benchmark_of(CASES))
 
 
 def compared(driver, tmp_path: Path, text: str) -> Run:
@@ -317,21 +313,6 @@ def test_an_answer_without_the_log_probabilities_that_were_asked_for_does_not_co
             assert len(theirs.samples) == 3
 
 
-def test_neither_does_one_of_ours():
-    pair = TokenLogprob(1, -0.5, ())
-    timings = Timings(0.0, 0.1, 0.2, 2)
-    whole = Completion("r", 0, 0, "", (1, 2), (pair, pair), "length", None, 3, 0, timings)
-    params = SamplingParams(max_tokens=2, logprobs=0)
-    check_completions([whole], [params])
-    check_completions([replace(whole, logprobs=None)], [replace(params, logprobs=None)])
-    with pytest.raises(ContenderFailed, match="log-probabilities of 1 of 2 tokens"):
-        check_completions([replace(whole, logprobs=(pair,))], [params])
-    with pytest.raises(ContenderFailed, match="log-probabilities of 0 of 2 tokens"):
-        check_completions([replace(whole, logprobs=None)], [params])
-    with pytest.raises(ContenderFailed, match="got 1 tokens instead of 2: timeout"):
-        check_completions([replace(whole, token_ids=(1,), finish_reason="timeout")], [params])
-
-
 def test_cases_that_a_model_does_not_have_are_refused(driver, cases, tmp_path):
     with pytest.raises(driver.ConfigError, match="must be one of tiny-llama for the cases 'sampling', got 'gpt2-124m'"):
         driver.Comparison("gpt2-124m", tmp_path, tmp_path, "abc", group=SAMPLING).measure()
@@ -345,7 +326,7 @@ def test_without_a_first_block_of_ours_there_is_nothing_to_compare(driver, cases
 
 def test_a_process_that_takes_too_long_is_ended_and_what_it_wrote_counts(tmp_path):
     script = """echo '{"version": "1"}' > "$2"; exec sleep 60"""  # a shell writes long before the second is over
-    found, why = run_block("B", ["sh", "-c", script, "sh"], {}, tmp_path, tmp_path / "log.txt", {}, seconds=1)
+    found, why = run_block(Side(["sh", "-c", script, "sh"], seconds=1), {}, tmp_path / "log.txt")
     assert (found, why) == ({"version": "1"}, "not done after 1 s")
 
 
@@ -418,19 +399,6 @@ def test_sampling_parameters_have_a_table_of_their_own_judged_by_the_ratio(cases
 def test_an_aim_that_names_a_share_of_the_floor_wants_both():
     target = Target(must=1.0, aim=1.25, best=1, floor_percent=80)
     assert [reached(target, 1.3, 85), reached(target, 1.3, 70), reached(target, 0.9, 85)] == ["aim", "must", "no"]
-
-
-def test_a_page_shows_both_engines_in_one_table(cases, tmp_path, monkeypatch):
-    results.write(results.path(tmp_path, "h200", beside.NAME), made())
-    page = tmp_path / "README.md"
-    page.write_text(f"<!-- results:begin {beside.NAME} -->\n<!-- results:end -->\n")
-    (stale,) = report.outdated_pages(tmp_path, [page])
-    assert "| tiny-llama | batch 1: work | 100 | 183 (167–200) | 1.83× |\n" in stale.text
-    whole = report.block(beside.NAME, tmp_path, tmp_path.parent / "docs" / "comparisons.md")
-    assert "| tiny-llama | batch 1: work | 100 | 183 (167–200) | 200 · 167 | 1.83× | 1.83× |" in whole
-    page.write_text(page.read_text().replace(beside.NAME, "ablation"))
-    (stale,) = report.outdated_pages(tmp_path, [page])
-    assert "Not measured yet: `gradus bench ablation`" in stale.text
 
 
 @pytest.mark.parametrize("first", ["", SAMPLING])

@@ -22,6 +22,7 @@ from gradus.bench.statistics import median
 from gradus.bench.workloads import Arrival, chat_traffic, ladder, sixteen
 from gradus.engine.engine import Engine
 from gradus.engine.request import Request, SamplingParams
+from tests.bench.conftest import RATES
 
 ROW = 1 / 32  # a row's time, relative to reading the weights
 CONTEXT, SLOTS, BUDGET = 352, 3, 64
@@ -157,23 +158,19 @@ def test_a_sentence_about_a_rung_quotes_its_own_numbers_alone():
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory) -> Results:
     folder = tmp_path_factory.mktemp("reports")
-    found = {"read_gb_s": 10.0, "copy_gb_s": 8.0, "float32_tflop_s": 0.05, "bfloat16_tflop_s": 0.05, "launch_us": 3.0}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fingerprint, "rates", lambda device, quick=False: found)
+        patch.setattr(fingerprint, "rates", lambda device, quick=False: RATES)
         arguments = [LADDER, "--quick", "--no-peers", "--repeats", "1", "--out", str(folder), *TINY]
         assert plain.main(arguments) == 0
     assert (folder / "cpu" / LADDER / "chat.svg").exists()
     return results.read(results.path(folder, "cpu", LADDER))
 
 
-def test_the_report_and_the_readme_say_what_each_rung_adds(measured, tmp_path):
+def test_the_report_says_what_each_rung_adds(measured):
     benchmark = registry.load(LADDER)
-    (run,) = measured.runs
-    text = report.render(measured, benchmark, with_prose=False)  # that is of the committed results
-    table = report.short_table_of(measured, run, benchmark, benchmark.tables[0])
-    assert "| tok/s | TTFT ms | worst gap ms | what it adds |" in table
+    text = report.render(measured, benchmark)
     for contender in ("p00", "p04", "final"):
-        assert f"- **{registry.title_of(contender)}.** " in text and f"| {registry.title_of(contender)} |" in table
-    assert "{" not in table and "p09" not in table and "p10" not in table  # a CPU has no place for these
+        assert f"- **{registry.title_of(contender)}.** " in text
+    assert "{" not in text and "p09" not in text and "p10" not in text  # a CPU has no place for these
     ((name, picture),) = report.figures(measured, benchmark)
     assert name == "chat.svg" and picture.kind == "panels" and len(picture.series) == 3

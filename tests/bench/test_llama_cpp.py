@@ -16,7 +16,6 @@ from gradus.bench.contenders.llama_cpp import Decoder, LlamaCpp, _Sequence
 from gradus.bench.contenders.workbench import Room
 from gradus.bench.declare.declaration import GGUF_FORMATS, LLAMA_CPP, in_scheme, quantized
 from gradus.bench.declare.suites import CPU_DECODE
-from gradus.bench.measure import fingerprint
 from gradus.bench.measure.drive import ContenderFailed
 from gradus.bench.record import results
 from gradus.bench.record.prose import speedup
@@ -232,12 +231,6 @@ def test_a_step_that_fails_is_told(bench, llama, monkeypatch):
 
 
 # -- in the suite ------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def known_machine(monkeypatch):
-    found = {"read_gb_s": 10.0, "copy_gb_s": 8.0, "float32_tflop_s": 0.05, "bfloat16_tflop_s": 0.05, "launch_us": 3.0}
-    monkeypatch.setattr(fingerprint, "rates", lambda device, quick=False: found)
 
 
 def test_decoding_is_measured_for_every_scheme_and_the_peer_beside_each(llama, known_machine, tmp_path):

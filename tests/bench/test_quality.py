@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from gradus.bench import __main__ as plain
-from gradus.bench import command, report
-from gradus.bench.measure import fingerprint
+from gradus.bench import command
 from gradus.bench.measure.settings import Settings
 from gradus.bench.record import pages, plots, results
 from gradus.bench.record.results import Cell, Entry, Results, Run
@@ -23,6 +22,7 @@ from gradus.loading import Tokenizer, load_model, open_checkpoint
 from gradus.loading.progress import Silent
 from gradus.models import Linear, create_model, parameter_count
 from gradus.models.shapes import SHAPES
+from tests.bench.conftest import RATES
 from tests.calibration.test_quantize import tame_folder
 from tests.cli.conftest import gradus  # noqa: F401  # the command line, as a fixture
 from tests.loading.builders import backend
@@ -31,7 +31,6 @@ from tests.pairwise import first
 from tests.phases.conftest import NaiveAttention
 
 TINY = ["--model", "random:tiny-llama", "--device", "cpu"]
-RATES = {"read_gb_s": 10.0, "copy_gb_s": 8.0, "float32_tflop_s": 0.05, "bfloat16_tflop_s": 0.05, "launch_us": 3.0}
 BYTES = Tokenizer.of_bytes()
 
 
@@ -59,12 +58,6 @@ class Coarse(Rounded):
 class Broken(Rounded):
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x) * float("nan")
-
-
-@pytest.fixture
-def quick(monkeypatch):
-    """Ceilings without the second that measuring them takes."""
-    monkeypatch.setattr(fingerprint, "rates", lambda device, quick=False: RATES)
 
 
 class Silence:
@@ -141,7 +134,7 @@ def test_the_repositorys_own_text_is_its_pages_without_their_tables_of_results()
 # -- measuring ---------------------------------------------------------------------------------------------------------
 
 
-def test_all_are_beside_float32_and_the_first_row_is_bfloat16(tmp_path, quick):
+def test_all_are_beside_float32_and_the_first_row_is_bfloat16(tmp_path, known_machine):
     fine, coarse = Contender("fine", linear=Rounded), Contender("coarse", linear=Coarse)
     (cell,) = measured(tmp_path, fine, coarse).cells
     (narrow,), (near,), (far,) = (entry.samples for entry in cell.entries)
@@ -154,7 +147,7 @@ def test_all_are_beside_float32_and_the_first_row_is_bfloat16(tmp_path, quick):
     assert cell.workload["documents"] == 4 and not cell.workload["own"]  # of five, the fourth is not judged
 
 
-def test_a_scheme_that_loses_nothing_is_at_no_distance(tmp_path, quick):
+def test_a_scheme_that_loses_nothing_is_at_no_distance(tmp_path, known_machine):
     """Nothing but the scheme is rounded: there is no floor of bfloat16's, which would hide what is small."""
     (cell,) = measured(tmp_path, Contender("floats")).cells
     assert cell.entries[0].samples[0]["kl"] > 0 and cell.entries[1].samples[0]["kl"] == 0
@@ -167,7 +160,7 @@ def test_every_fourth_document_is_for_quantizers(tmp_path):
     assert quality_text.divided(Text("short", ("a", "b", "c")))[1] is None
 
 
-def test_ways_to_round_are_measured_on_weights_off_their_grid(tmp_path, quick, monkeypatch):
+def test_ways_to_round_are_measured_on_weights_off_their_grid(tmp_path, known_machine, monkeypatch):
     """A checkpoint of files, so that `gradus quantize` can be run. GPTQ knows the text; to nearest knows nothing."""
     folder = tame_folder(tmp_path / "float")
     real = quality.quantize
@@ -189,7 +182,7 @@ def test_ways_to_round_are_measured_on_weights_off_their_grid(tmp_path, quick, m
     assert not list(Path(tempfile.gettempdir()).glob("gradus-quality-*"))
 
 
-def test_what_has_nothing_to_calibrate_by_is_left_out_with_its_reason(tmp_path, quick):
+def test_what_has_nothing_to_calibrate_by_is_left_out_with_its_reason(tmp_path, known_machine):
     folder = tame_folder(tmp_path / "float")
     (cell,) = measured(tmp_path, Contender("awq", method="awq"), documents=3, model=str(folder)).cells
     assert cell.entries[1].skipped == "a text of fewer than four documents leaves none to calibrate by"
@@ -203,7 +196,7 @@ def test_a_model_that_is_quantized_is_no_reference(tmp_path):
         measured(tmp_path, model=str(tmp_path / "model"))
 
 
-def test_every_scheme_is_measured_and_more_bits_are_nearer(tmp_path, quick):
+def test_every_scheme_is_measured_and_more_bits_are_nearer(tmp_path, known_machine):
     (cell,) = measured(tmp_path, *quality.CONTENDERS).cells
     found = {entry.contender: entry.samples[0] for entry in cell.entries if entry.samples}
     assert list(found) == [
@@ -249,13 +242,13 @@ def test_a_tied_head_is_weighed_once_and_positions_are_not_weights():
     assert quality.weight_bytes(model) == kept + 2 * (parameter_count(SHAPES["tiny-llama"]) - kept)
 
 
-def test_a_contender_whose_logits_are_not_finite_is_told_and_the_others_are_measured(tmp_path, quick):
+def test_a_contender_whose_logits_are_not_finite_is_told_and_the_others_are_measured(tmp_path, known_machine):
     ways = {"broken": Broken, "fine": Rounded}
     contenders = [Contender(name, linear=linear) for name, linear in ways.items()]
     (cell,) = measured(tmp_path, *contenders).cells
     assert [bool(entry.samples) for entry in cell.entries] == [True, False, True]
     assert cell.entries[1].skipped == "its logits are not finite"
-    parts = list(quality_report.tables_of(results.read(tmp_path / "cpu/quality/results.json"), run_of(cell), "."))
+    parts = list(quality_report.tables_of(results.read(tmp_path / "cpu/quality/results.json"), run_of(cell)))
     assert "broken: not measured, its logits are not finite." in parts
 
 
@@ -264,7 +257,7 @@ def run_of(cell: Cell) -> Run:
     return Run("m", "", "cpu", machine, {"commit": "abc", "quick": False}, [cell])
 
 
-def test_contenders_are_chosen_by_name(tmp_path, quick):
+def test_contenders_are_chosen_by_name(tmp_path, known_machine):
     ways = [Contender(name, linear=Rounded) for name in ("a", "b")]
     (cell,) = measured(tmp_path, *ways, contenders=("b",)).cells
     assert [entry.contender for entry in cell.entries] == ["bfloat16", "b"]
@@ -274,7 +267,7 @@ def test_contenders_are_chosen_by_name(tmp_path, quick):
         measured(tmp_path, *ways, contenders=("c",))
 
 
-def test_one_document_is_measured_without_an_error(tmp_path, quick):
+def test_one_document_is_measured_without_an_error(tmp_path, known_machine):
     (cell,) = measured(tmp_path, documents=1).cells
     assert cell.entries[0].samples[0]["kl_error"] is None
     _, (row,) = quality_report.table_of(cell)
@@ -292,7 +285,7 @@ def book(tmp_path) -> Path:
 
 
 @pytest.mark.parametrize("front_end", first(["typer", "plain"]))
-def test_both_front_ends_measure_a_text_and_write_the_report(gradus, tmp_path, book, quick, front_end):  # noqa: F811
+def test_both_front_ends_measure_a_text_and_write_the_report(gradus, tmp_path, book, known_machine, front_end):  # noqa: F811
     arguments = ["quality", "--quick", "--text", str(book), "--out", str(tmp_path / "out"), *TINY]
     code = gradus("bench", *arguments).code if front_end == "typer" else plain.main(arguments)
     assert code == 0
@@ -382,7 +375,7 @@ def test_the_table_has_a_row_per_contender_and_errors_beside_figures():
 
 
 def test_losses_are_told_in_times_the_first_row_the_farthest_first():
-    text = "\n".join(part for part in quality_report.report_parts(found()) if isinstance(part, str))
+    text = "\n".join(part for part in quality_report.STUDY.report(found()) if isinstance(part, str))
     assert (
         "*bfloat16* is 0.001 nats from float32: 0.1 at its worst position, and 0.50 % of the first choices differ. "
         "*int4* is 20 times as far: 2 at its worst position, and 3.00 % of the first choices differ. "
@@ -392,24 +385,9 @@ def test_losses_are_told_in_times_the_first_row_the_farthest_first():
 
 
 def test_the_figure_has_a_row_per_contender_and_can_be_drawn():
-    ((name, picture),) = quality_report.figures(found(), "CPU")
+    ((name, picture),) = quality_report.STUDY.figures(found(), "CPU")
     assert name == "text.svg" and [series.y for series in picture.series] == [[0.001], [0.002], [0.02]]
     svg = plots.draw(picture)
     assert all(f">{text}</text>" in svg for text in ("int4 (4.5 bits)", "0.002", "KL divergence, nats"))
-    ((_, other),) = quality_report.figures(found(kl=0.03), "CPU")
+    ((_, other),) = quality_report.STUDY.figures(found(kl=0.03), "CPU")
     assert other.digest() != picture.digest()
-
-
-def test_a_page_shows_the_table_and_is_stale_when_a_figure_changes(tmp_path):
-    page = tmp_path / "README.md"
-    page.write_text("<!-- results:begin quality -->\n<!-- results:end -->\n")
-    (stale,) = report.outdated_pages(tmp_path, [page])
-    report.update(stale)
-    assert "Not measured yet: `gradus bench quality` does it" in page.read_text()
-    results.write(results.path(tmp_path, "cpu", "quality"), found())
-    (stale,) = report.outdated_pages(tmp_path, [page])
-    report.update(stale)
-    assert "| int4 | 80 | 4.5 | 0.02 ± 0.002 |" in page.read_text()
-    assert "(cpu/quality/text.svg)" in page.read_text() and not list(report.outdated_pages(tmp_path, [page]))
-    results.write(results.path(tmp_path, "cpu", "quality"), found(kl=0.03))
-    assert [stale.file for stale in report.outdated_pages(tmp_path, [page])] == [page]

@@ -11,7 +11,7 @@ from gradus.bench.declare.declaration import FIRST_ROW, Benchmark, Row, Table
 from gradus.bench.predict.prediction import cached
 from gradus.bench.record import pages, plots, results
 from gradus.bench.record.metrics import shown, spread
-from gradus.bench.record.prose import fill, loose_numbers
+from gradus.bench.record.prose import ACCOUNT, account, fill, loose_numbers
 from gradus.bench.record.results import Cell, Entry, Results, Run
 from gradus.bench.workloads import single_stream
 from gradus.errors import ConfigError
@@ -269,21 +269,6 @@ def test_the_names_of_lines_are_moved_apart_and_no_further_than_they_must():
     assert plots.spread_out([0.96, 0.98], 0.1) == pytest.approx([0.9, 1.0])
 
 
-# -- a page that is read from top to bottom ----------------------------------------------------------------------------
-
-
-def test_a_lesson_has_five_columns_at_most_and_the_documentation_all(reports):
-    command.report(reports, say=lambda _: None)
-    lesson, reference = (
-        report.block("p01", reports, page) for page in (Path("/x/README.md"), reports.parent / "docs/a.md")
-    )
-    narrow, wide = (next(line for line in text.splitlines() if line.startswith("|")) for text in (lesson, reference))
-    assert narrow == "| tokens |  | tok/s | speed-up | ITL ms |"
-    assert wide == "| tokens |  | tok/s | speed-up | predicted | ratio | ITL ms | padding rows |"
-    profile = [line for line in lesson.splitlines() if line.startswith("|") and "step ms" in line]
-    assert profile == ["|  | step ms | operations ms | operations | most of it |"]
-
-
 # -- prose -------------------------------------------------------------------------------------------------------------
 
 
@@ -359,12 +344,13 @@ def test_the_committed_results_are_small_and_none_is_a_quick_look():
     assert not [run.title for found in results.find(ROOT / "reports") for run in found.runs if run.settings["quick"]]
 
 
-@pytest.mark.parametrize("name", registry.reported())
-def test_the_prose_of_a_benchmark_has_no_number_of_its_own(name):
-    benchmark = registry.load(name)
-    accounts = benchmark.accounts.values()
-    for text in [benchmark.step, *(text for account in accounts for text in (account.explains, account.loses))]:
-        assert not loose_numbers(text), text
+def test_the_prose_on_results_has_no_number_of_its_own():
+    steps = [registry.load(name).step for name in registry.names()]
+    folders = [file.parent for file in (ROOT / "reports").rglob(ACCOUNT)]
+    assert len(folders) > 20 and not [text for text in steps if loose_numbers(text)]
+    for folder in folders:
+        assert (folder / results.FILE).exists(), "a text on results that are not there is shown nowhere"
+        assert not [text for text in account(folder) if loose_numbers(text)], folder
 
 
 @pytest.mark.parametrize("name", registry.names())

@@ -5,8 +5,7 @@ from dataclasses import replace
 import pytest
 
 from gradus.bench import __main__ as plain
-from gradus.bench import command, report
-from gradus.bench.measure import fingerprint
+from gradus.bench import command
 from gradus.bench.measure.drive import ContenderFailed, check_completions
 from gradus.bench.record import plots, results
 from gradus.bench.record.results import Cell, Entry, Results, Run
@@ -17,18 +16,17 @@ from gradus.engine.logprobs import TokenLogprob
 from gradus.engine.request import SamplingParams
 from gradus.models.shapes import SHAPES
 from gradus.text.completion import Completion
+from tests.bench.conftest import RATES
 from tests.cli.conftest import gradus  # noqa: F401  # the command line, as a fixture
 
 TINY = ["--model", "random:tiny-llama", "--device", "cpu", "--dtype", "float32"]
-RATES = {"read_gb_s": 10.0, "copy_gb_s": 8.0, "float32_tflop_s": 0.05, "bfloat16_tflop_s": 0.05, "launch_us": 3.0}
 FLAT, PEAKED = TABLES
 
 
 @pytest.fixture
-def small(monkeypatch):
-    """Two sizes that take no time, and ceilings without the second that measuring them takes."""
+def small(monkeypatch, known_machine):
+    """Two sizes that take no time."""
     monkeypatch.setattr(sampling_cost, "QUICK", {"cpu": (Size(1, 4, 3, rounds=2), Size(2, 4, 2, rounds=2))})
-    monkeypatch.setattr(fingerprint, "rates", lambda device, quick=False: RATES)
 
 
 # -- measuring ---------------------------------------------------------------------------------------------------------
@@ -113,6 +111,8 @@ def test_a_run_that_brought_less_than_it_was_asked_for_does_not_count():
     ):
         with pytest.raises(ContenderFailed, match="r: "):
             check_completions([broken], [asked])
+    with pytest.raises(ContenderFailed, match="got 1 tokens instead of 2: timeout"):
+        check_completions([replace(whole, token_ids=(1,), finish_reason="timeout")], [asked])
 
 
 def _logprob(count):
@@ -175,43 +175,25 @@ def test_the_table_has_for_each_batch_the_ratio_the_difference_and_the_rate():
 
 
 def test_the_report_says_what_is_dear_where_the_shape_matters_and_whether_the_goal_is_reached():
-    text = "\n".join(part for part in sampling_report.report_parts(found()) if isinstance(part, str))
+    text = "\n".join(part for part in sampling_report.STUDY.report(found()) if isinstance(part, str))
     assert "each at its dearest: *cut* 1.6× (batch 8, temperature 1). Alone" in text
     assert "*cut*: at batch 8, 12,000 µs per step more than the plain draw at temperature 1, and 300 µs at" in text
     assert "takes 1.02× at temperature 1 and 1× at temperature 0.1; at most 1.03× was asked: reached." in text
     assert "takes 100 µs at batch 1 and 800 µs at batch 8." in text
-    missed = "\n".join(part for part in sampling_report.report_parts(found(alone=1.04)) if isinstance(part, str))
+    missed = "\n".join(part for part in sampling_report.STUDY.report(found(alone=1.04)) if isinstance(part, str))
     assert "1.04× at temperature 1 and 1× at temperature 0.1; at most 1.03× was asked: missed." in missed
 
 
 def test_nothing_is_said_of_the_goal_on_a_cpu_or_of_shapes_before_both_are_measured():
     half = found(device="cpu")
     half.runs[0].cells = half.runs[0].cells[:1]
-    text = "\n".join(part for part in sampling_report.report_parts(half) if isinstance(part, str))
+    text = "\n".join(part for part in sampling_report.STUDY.report(half) if isinstance(part, str))
     assert "was asked" not in text
     assert "## What the shape" not in text and "Nothing costs more than 5 % over the plain draw." in text
 
 
-def test_a_page_shows_the_tables_of_the_first_model_and_is_stale_when_a_sample_changes(tmp_path):
-    page = tmp_path / "README.md"
-    page.write_text("<!-- results:begin sampling -->\n<!-- results:end -->\n")
-    (stale,) = report.outdated_pages(tmp_path, [page])
-    report.update(stale)
-    assert "Not measured yet: `gradus bench sampling` does it" in page.read_text()
-    results.write(results.path(tmp_path, "h200", "sampling"), found())
-    (stale,) = report.outdated_pages(tmp_path, [page])
-    report.update(stale)
-    text = page.read_text()
-    assert "| cut | 1.01× | 1.6× (1.5–1.7) |" in text and f"(h200/sampling/{PEAKED}.svg)" in text
-    assert not list(report.outdated_pages(tmp_path, [page]))
-    other = found()
-    other.runs[0].cell(FLAT, "8").entries[1].samples[0]["seconds"] = 4.0
-    results.write(results.path(tmp_path, "h200", "sampling"), other)
-    assert [stale.file for stale in report.outdated_pages(tmp_path, [page])] == [page]
-
-
 def test_the_figure_has_a_row_per_parameter_and_a_dot_per_batch():
-    (name, flat), (_, peaked) = sampling_report.figures(found(), "NVIDIA H200")
+    (name, flat), (_, peaked) = sampling_report.STUDY.figures(found(), "NVIDIA H200")
     assert name == f"{FLAT}.svg" and flat.digest() != peaked.digest()
     assert [(series.name, series.y[0]) for series in flat.series] == [
         ("batch 1", pytest.approx(1)), ("batch 8", pytest.approx(60)),

@@ -11,38 +11,20 @@ from gradus.bench.record import scripts
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 
-def sample(seconds: float, **shares: float) -> dict:
-    times = {name: {"p50": 2.0, "p99": 3.0} for name in ("ttft_ms", "tpot_ms", "itl_ms")}
-    return {"seconds": seconds, "output_tokens": 1000, **times, **shares}
-
-
-def http(seconds: float) -> dict:
-    return sample(seconds, client_percent=7.0, server_percent=130.0)
-
-
-HTTP_COST = {
-    "settings": {"model": "random:tiny-llama"}, "commit": "0123456789abcdef", "hardware": {"gpu": "one"},
-    "rows": [
-        {"load": {"streams": streams, "prompt": 5, "output": 4}, "samples": {"python": ours, "http": theirs}}
-        for streams, ours, theirs in (
-            (1, [sample(1.0)], [http(1.0)]),
-            (8, [sample(0.4), sample(0.5), sample(0.5)], [http(1.0), http(0.8), http(0.5)]),
-        )
-    ],
-}  # fmt: skip
-REAL_WEIGHTS = {
-    "model": "some.gguf", "device": "cuda", "dtype": "bfloat16", "prompts": 4, "tokens": 10, "same": 3, "clear": 25,
-    "partings": [{"gap": 0.25}, {"gap": 0.125}], "bound": 0.5, "worst": 0.25, "passed": True,
+NAMES = ("ttft_p50", "ttft_p99", "itl_p50", "itl_p99")
+SERVED = [{"rate": rate} | dict(zip(NAMES, (1.0, 2.0, 3.0, 4.0), strict=True)) for rate in (100.0, 300.0, 200.0)]
+SERVING = {
+    "hardware": {"processor": "A", "cores": "2"}, "model": "m", "phase": "p03", "prompt": 5, "tokens": 6,
+    "streams": [{"streams": 8, "served": SERVED, "alone": [500.0, 400.0, 900.0]}],
 }  # fmt: skip
 
 
 @pytest.fixture
 def page(tmp_path) -> Path:
-    """Both scripts' files, and a page in docs/ that shows them."""
+    """A script's file, and a page in docs/ that shows all scripts."""
     for folder in ("benchmarks/lessons", "docs", "reports"):
         (tmp_path / folder).mkdir(parents=True)
-    (tmp_path / "benchmarks/http_cost.json").write_text(json.dumps(HTTP_COST))
-    (tmp_path / "benchmarks/real_weights.json").write_text(json.dumps(REAL_WEIGHTS))
+    (tmp_path / "benchmarks/lessons/serving_lesson.json").write_text(json.dumps(SERVING))
     file = tmp_path / "docs/page.md"
     file.write_text("".join(f"<!-- results:begin {name} -->\n<!-- results:end -->\n" for name in scripts.SCRIPTS))
     return file
@@ -58,26 +40,7 @@ def cells(text: str) -> list[list[str]]:
     return [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines() if line.startswith("| ")]
 
 
-def test_http_stands_beside_python_with_what_is_kept_of_its_rate(page):
-    header, _, alone, _, python, http_row = cells(refreshed(page))[:6]
-    assert header[:4] == ["streams", "side", "tok/s", "kept"] and header[-2:] == ["busiest client", "server"]
-    assert alone[:4] == ["1", "Python", "1,000", ""] and alone[-2:] == ["", ""]
-    assert python[:4] == ["8", "Python", "2,000 (2,000–2,500)", ""]
-    assert http_row == ["", "HTTP", "1,250 (1,000–2,000)", "62 %", "2", "3", "2", "3", "7 %", "130 %"]
-
-
-def test_a_verdict_counts_all_tokens_and_names_the_worst(page):
-    text = refreshed(page)
-    assert "some.gguf, bfloat16 on `cuda`. [Samples](../benchmarks/real_weights.json)." in text
-    assert cells(text)[-1] == ["4", "40", "3", "2", "0.25", "0.5", "25", "passed"]
-
-
 def test_streams_stand_beside_the_engine_alone_by_the_medians_of_their_runs(page):
-    names = ("ttft_p50", "ttft_p99", "itl_p50", "itl_p99")
-    served = [{"rate": rate} | dict(zip(names, (1.0, 2.0, 3.0, 4.0), strict=True)) for rate in (100.0, 300.0, 200.0)]
-    found = {"hardware": {"processor": "A", "cores": "2"}, "model": "m", "phase": "p03", "prompt": 5, "tokens": 6}
-    found |= {"streams": [{"streams": 8, "served": served, "alone": [500.0, 400.0, 900.0]}]}
-    (page.parents[1] / "benchmarks/lessons/serving_lesson.json").write_text(json.dumps(found))
     text = refreshed(page)
     assert "**A**, 2 cores, m in p03, 5 tokens in, 6 out, all streams at once. [Samples](" in text
     assert ["8", "200", "500", "1 (2)", "3 (4)"] in cells(text)
@@ -120,22 +83,13 @@ def test_a_page_is_stale_when_a_file_changes(page):
     refreshed(page)
     reports = page.parents[1] / "reports"
     assert not list(report.outdated_pages(reports, [page]))
-    file = page.parents[1] / "benchmarks/real_weights.json"
-    file.write_text(json.dumps(REAL_WEIGHTS | {"same": 2}))
+    file = page.parents[1] / "benchmarks/lessons/serving_lesson.json"
+    file.write_text(json.dumps(SERVING | {"tokens": 7}))
     assert [stale.file for stale in report.outdated_pages(reports, [page])] == [page]
 
 
 def test_what_was_not_measured_says_how(page):
-    (page.parents[1] / "benchmarks/http_cost.json").unlink()
-    command = "python benchmarks/http_cost.py --out benchmarks/http_cost.json"
+    (page.parents[1] / "benchmarks/lessons/serving_lesson.json").unlink()
+    command = "python benchmarks/serving_lesson.py --out benchmarks/serving_lesson.json"
     assert f"Not measured yet: `{command}`" in refreshed(page)
-    assert (BENCHMARKS / "http_cost.py").is_file() and (BENCHMARKS / "real_weights.py").is_file()
-
-
-def test_what_docs_say_of_the_committed_files_without_numbers_holds():
-    rows = json.loads((BENCHMARKS / "http_cost.json").read_text(encoding="utf-8"))["rows"]
-    for row in rows:
-        assert all(sample["client_percent"] < 50 for sample in row["samples"]["http"]), "far from being the limit"
-        assert all(sample["server_percent"] > 100 for sample in row["samples"]["http"]), "more than a processor"
-    assert rows[-1]["samples"]["http"][0]["itl_ms"]["p50"] < rows[-1]["samples"]["http"][0]["tpot_ms"]["p50"]
-    assert json.loads((BENCHMARKS / "real_weights.json").read_text(encoding="utf-8"))["passed"]
+    assert (BENCHMARKS / "serving_lesson.py").is_file()

@@ -25,11 +25,7 @@ ROOT = Path(__file__).parents[2]
 TINY = ["--model", "random:tiny-llama", "--device", "cpu", "--dtype", "float32"]
 
 
-@pytest.fixture(autouse=True)
-def known_machine(monkeypatch):
-    """Ceilings without the second that measuring them takes."""
-    found = {"read_gb_s": 10.0, "copy_gb_s": 8.0, "float32_tflop_s": 0.05, "bfloat16_tflop_s": 0.05, "launch_us": 3.0}
-    monkeypatch.setattr(fingerprint, "rates", lambda device, quick=False: found)
+pytestmark = pytest.mark.usefixtures("known_machine")
 
 
 def test_a_quick_look_measures_every_table_and_writes_the_report(gradus, tmp_path):  # noqa: F811

@@ -11,7 +11,6 @@ from gradus.bench import registry
 from gradus.bench.contenders.workbench import Room
 from gradus.bench.declare.declaration import SWITCHES
 from gradus.bench.declare.suites import ABLATION, LADDER, MATRIX, cache_for
-from gradus.bench.measure import fingerprint
 from gradus.bench.predict.prediction import continuous, reusing
 from gradus.bench.record import results
 from gradus.bench.studies import beside, sampling_report
@@ -76,9 +75,7 @@ def test_graphs_are_made_of_kernels(bench):
 
 
 @pytest.mark.parametrize(("name", "table"), first([(ABLATION, "throughput"), (MATRIX, "memory-pressure")]))
-def test_a_suite_runs_on_a_cpu_and_every_contender_brings_samples(name, table, tmp_path, monkeypatch):
-    found = {"read_gb_s": 10.0, "copy_gb_s": 8.0, "float32_tflop_s": 0.05, "bfloat16_tflop_s": 0.05, "launch_us": 3.0}
-    monkeypatch.setattr(fingerprint, "rates", lambda device, quick=False: found)
+def test_a_suite_runs_on_a_cpu_and_every_contender_brings_samples(name, table, tmp_path, known_machine):
     assert plain.main([name, "--quick", "--repeats", "1", "--table", table, "--out", str(tmp_path), *TINY]) == 0
     (run,) = results.read(results.path(tmp_path, "cpu", name)).runs
     contenders = registry.load(name).table(table).contenders

@@ -18,7 +18,7 @@ from gradus.errors import ConfigError
 from gradus.loading import load_model, open_checkpoint
 from gradus.text.llm import LLM
 from gradus.training.agreement import Agreement
-from tests.bench.test_sampling_cost import RATES
+from tests.bench.conftest import RATES
 from tests.speculative.heads import heads_of
 
 
@@ -199,9 +199,9 @@ def test_numbers_follow_from_the_samples():
 
 
 def test_the_report_names_what_is_slower():
-    text = "\n".join(part for part in speculation_report.report_parts(found()) if isinstance(part, str))
+    text = "\n".join(part for part in speculation_report.STUDY.report(found()) if isinstance(part, str))
     assert "No drafter is below 0.99 times" in text
-    text = "\n".join(part for part in speculation_report.report_parts(found(1.25)) if isinstance(part, str))
+    text = "\n".join(part for part in speculation_report.STUDY.report(found(1.25)) if isinstance(part, str))
     assert "*ngram* 0.80× (open, batch 1)" in text
 
 
@@ -221,14 +221,14 @@ def test_the_report_shows_how_far_acceptance_is_from_what_was_predicted():
         "predicted": {"drafted": [90, 80, 2], "accepted": [63, 20, 1]},
     }
     measured.runs[0].cells[0].entry("ngram").prediction["every step"] = told
-    *_, (header, rows) = (part for part in speculation_report.report_parts(measured) if not isinstance(part, str))
+    *_, (header, rows) = (part for part in speculation_report.STUDY.report(measured) if not isinstance(part, str))
     assert header[-1] == "apart at most"
     assert rows == [["Open questions", "ngram", "60 % (70 %), 25 % (25 %)", "0.100"]]
 
 
 def test_the_figure_has_speed_and_acceptance_of_every_drafter():
-    assert not list(speculation_report.figures(found(), "NVIDIA H200")), "two sizes make no curve"
-    ((name, picture),) = speculation_report.figures(found(batches=(1, 8, 32)), "NVIDIA H200")
+    assert not list(speculation_report.STUDY.figures(found(), "NVIDIA H200")), "two sizes make no curve"
+    ((name, picture),) = speculation_report.STUDY.figures(found(batches=(1, 8, 32)), "NVIDIA H200")
     assert name == "open.svg" and [one.name for one in picture.series] == ["ngram: speed", "ngram: tokens per step"]
     assert picture.series[0].y == [2.0] * 3 and "ngram: speed" in plots.draw(picture)
 

@@ -5,7 +5,7 @@ Read in this order. Each room imports only rooms above it:
     statistics.py    percentiles and medians
     workloads.py     what is asked: arrivals, prompt lengths, output lengths, and the token ids themselves
     predict/         what a step costs at least, and what a phase could reach
-    declare/         a benchmark as a declaration: question, tables, contenders, prose
+    declare/         a benchmark as a declaration: question, prediction, tables, contenders
     record/          results.json, and the pieces that reports are made of
     references/      what the kernels compute, in plain torch
     measure/         one workload through one engine, timed; the machine that it runs on

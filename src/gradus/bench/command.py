@@ -142,7 +142,7 @@ def report(root: Path | None = None, *, check: bool = False, say: Callable[[str]
     root = own if root is None else root
     if not root.is_dir() and not ours:
         raise ConfigError(f"{root}: no such folder; `gradus bench` makes one")
-    stale = list(reports.outdated(root, with_prose=ours))
+    stale = list(reports.outdated(root))
     if ours:
         stale += reports.outdated_pages(root, pages(repository()))
     for page in stale:

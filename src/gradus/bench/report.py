@@ -10,7 +10,7 @@ import os
 import re
 from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Ordered
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gradus import phases
@@ -18,17 +18,17 @@ from gradus.bench import registry
 from gradus.bench.contenders import yours
 from gradus.bench.declare.declaration import Benchmark, Table
 from gradus.bench.record import plots, results, scripts
-from gradus.bench.record.metrics import METRICS, shown, spread
+from gradus.bench.record.metrics import METRICS, middle, ranged, shown, values
 from gradus.bench.record.pages import BLOCK, INLINE
 from gradus.bench.record.plots import Picture, Series
-from gradus.bench.record.prose import facts, fill, lookup, predicted, speedup, times_floor
+from gradus.bench.record.prose import account, facts, fill, lookup, predicted, speedup, times_floor
 from gradus.bench.record.results import Cell, Entry, Results, Run, figure_name
+from gradus.bench.record.study import Part, Study, gradus_bench
 from gradus.bench.studies import beside, quality_report, sampling_report, scheduling, speculation_report
 from gradus.errors import ConfigError
 
 NAMES_OF_HARDWARE = {"cpu": "CPU", "h100": "NVIDIA H100", "h200": "NVIDIA H200"}
-OWN_WORDS = {module.NAME: module for module in (sampling_report, quality_report, speculation_report)}
-"""Studies, which have their own tables and prose, because they do not run workloads on several engines."""
+STUDIES = {module.NAME: module.STUDY for module in (sampling_report, quality_report, speculation_report)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,15 +40,14 @@ class Outdated:
     picture: Picture | None = None
 
 
-def outdated(root: Path, *, with_prose: bool = True) -> Iterator[Outdated]:
+def outdated(root: Path) -> Iterator[Outdated]:
     """Every report and figure under `root` that does not match its results.json.
 
-    with_prose: include the benchmarks' accounts, which discuss the repository's own results. Raises ConfigError if they
-    quote a number that the results lack.
+    Raises ConfigError if the prose on the results quotes a number that they lack.
     """
     for found in results.find(root):
         folder = root / found.hardware / found.benchmark
-        text, pictures = _made(found, with_prose)
+        text, pictures = _made(found, account(folder))
         if _read(folder / "report.md") != text:
             yield Outdated(folder / "report.md", text)
         for name, picture in pictures:
@@ -56,21 +55,20 @@ def outdated(root: Path, *, with_prose: bool = True) -> Iterator[Outdated]:
                 yield Outdated(folder / name, "", picture)
 
 
-def _made(found: Results, with_prose: bool) -> tuple[str, Iterable[tuple[str, Picture]]]:
+def _made(found: Results, prose: Ordered[str] = ()) -> tuple[str, Iterable[tuple[str, Picture]]]:
     """report.md and the figures. Studies supply their own."""
     if found.benchmark == scheduling.NAME:
         return render_parts(scheduling.report_parts(found)), ()
-    if found.benchmark in OWN_WORDS:
-        its = OWN_WORDS[found.benchmark]
-        parts = (_heading(found), *its.report_parts(found), *_origin(found))
-        return render_parts(parts), its.figures(found, hardware_title(found.hardware))
+    if (study := STUDIES.get(found.benchmark)) is not None:
+        parts = (_heading(found), *study.report(found), *_origin(found))
+        return render_parts(parts), study.figures(found, hardware_title(found.hardware))
     benchmark = registry.load(found.benchmark)
-    return render(found, benchmark, with_prose=with_prose), figures(found, benchmark)
+    return render(found, benchmark, prose), figures(found, benchmark)
 
 
 def figures_of(found: Results) -> Iterable[tuple[str, Picture]]:
     """(file name, picture) of every figure of the results."""
-    return _made(found, with_prose=False)[1]
+    return _made(found)[1]
 
 
 def outdated_pages(root: Path, pages: list[Path]) -> Iterator[Outdated]:
@@ -109,8 +107,8 @@ def _read(file: Path) -> str:
 # -- report.md ---------------------------------------------------------------------------------------------------------
 
 
-def render(found: Results, benchmark: Benchmark, *, with_prose: bool = True) -> str:
-    """report.md: the question, the prediction, and every table of each model with its prose."""
+def render(found: Results, benchmark: Benchmark, prose: Ordered[str] = ()) -> str:
+    """report.md: the question, the prediction, every table of each model, and the prose on them."""
     parts = [_heading(found), benchmark.question, "## Predicted", benchmark.prediction]
     if found.benchmark == beside.NAME:
         parts.append("## Measured")
@@ -134,9 +132,7 @@ def render(found: Results, benchmark: Benchmark, *, with_prose: bool = True) -> 
                     parts.append(_steps(found, run, benchmark, table))
         if run.profiles:
             parts += ["### One decode step", profile_table(run), *_beyond_the_step(run)]
-    if with_prose:
-        parts += _accounts(found, benchmark)
-    return "\n\n".join([*parts, *_origin(found)]) + "\n"
+    return "\n\n".join([*parts, *(fill(each, found, benchmark) for each in prose), *_origin(found)]) + "\n"
 
 
 def _heading(found: Results) -> str:
@@ -148,7 +144,7 @@ def _origin(found: Results) -> list[str]:
     return ["## On what, and how", *(_facts(run) for run in found.runs), _again(found)]
 
 
-def render_parts(parts: Iterable[str | tuple[list[str], list[list[str]]]]) -> str:
+def render_parts(parts: Iterable[Part]) -> str:
     """Join paragraphs, and tables given as a header and rows."""
     return "\n\n".join(part if isinstance(part, str) else markdown(*part) for part in parts) + "\n"
 
@@ -178,18 +174,6 @@ QUANTIZED = (
 )
 
 
-def _accounts(found: Results, benchmark: Benchmark) -> list[str]:
-    account = benchmark.accounts.get(found.hardware)
-    if account is None:
-        return []
-    return [
-        "## What explains it",
-        fill(account.explains, found, benchmark),
-        "## Where it loses",
-        fill(account.loses, found, benchmark),
-    ]
-
-
 def _facts(run: Run) -> str:
     return "\n".join([f"**{run.title}**", "", *(f"- {name}: {value}" for name, value in facts(run).items())])
 
@@ -197,29 +181,12 @@ def _facts(run: Run) -> str:
 def _again(found: Results) -> str:
     device = "cpu" if found.hardware == "cpu" else "cuda"
     if found.benchmark == beside.NAME:
-        script = (
-            "python benchmarks/beside_vllm.py --vllm DIR --out my-reports --commit $(git rev-parse --short=12 HEAD)"
-        )
-        commands = [
-            f"{script} --model {run.model.removeprefix('random:')}" + (f" --cases {run.group}" if run.group else "")
-            for run in found.runs
-        ]
-    elif found.benchmark == quality_report.NAME:
-        commands = [quality_report.command(run, device) for run in found.runs]
-    elif found.benchmark == speculation_report.NAME:
-        commands = [speculation_report.command(run, device) for run in found.runs]
+        commands = [beside.command(run) for run in found.runs]
+    elif (study := STUDIES.get(found.benchmark)) is not None:
+        commands = [study.command(run, device) for run in found.runs]
     else:
-        commands = [
-            f"gradus bench {found.benchmark} --device {device} --model {run.model}{_numbers(run)}" for run in found.runs
-        ]
+        commands = [gradus_bench(found.benchmark, run, device) for run in found.runs]
     return "Measured again with:\n\n```console\n" + "\n".join(f"$ {c}" for c in dict.fromkeys(commands)) + "\n```"
-
-
-def _numbers(run: Run) -> str:
-    """The options that set a run's number types."""
-    if "scheme" in run.settings:
-        return f" --dtype {run.settings['dtype']} --quantize {run.settings['quantize']}"
-    return "" if " " in run.dtype else f" --dtype {run.dtype}"  # "auto" may choose mixed widths on a CPU
 
 
 def hardware_title(hardware: str) -> str:
@@ -252,45 +219,6 @@ def table_of(run: Run, table: Table) -> str:
     return "\n\n".join(part for part in (what[:1].upper() + what[1:], markdown(header, rows), *notes) if part)
 
 
-MOST_COLUMNS = 5
-"""Most columns of a table in the README or a lesson; the report has the rest."""
-
-
-def short_table_of(found: Results, run: Run, benchmark: Benchmark, table: Table) -> str:
-    """`table_of` for a page that is read from top to bottom: the metric and the first columns.
-
-    If the figure has panels, they are the columns, and a sentence says what each contender adds.
-    """
-    cells = run.of(table.name)
-    if table.panels:
-        (cell,) = cells
-        header = ["", *(METRICS[metric].heading for metric in table.panels), "what it adds"]
-        rows = [
-            [
-                registry.title_of(entry.contender),
-                *(_median(entry, metric) for metric in table.panels),
-                _step(entry, cell, found, run, benchmark),
-            ]
-            for entry in cell.entries
-            if entry.samples
-        ]
-        return "\n\n".join([f"{cell.workload['what']}.", markdown(header, rows)])
-    whole = table_of(run, table).split("\n\n")
-    return "\n\n".join(_narrowed(part) if part.startswith("|") else part for part in whole)
-
-
-def _narrowed(text: str) -> str:
-    """A table without the floor, which needs the report's explanation, and without surplus columns."""
-    lines = [line[2:-2].split(" | ") for line in text.splitlines()]
-    kept = [i for i, name in enumerate(lines[0]) if name.strip() not in ("predicted", "ratio")][:MOST_COLUMNS]
-    return "\n".join("| " + " | ".join(line[i] for i in kept) + " |" for line in lines)
-
-
-def _median(entry: Entry, metric: str) -> str:
-    found = spread(entry.samples, metric)
-    return "" if found is None else shown(found.median, metric)
-
-
 def _steps(found: Results, run: Run, benchmark: Benchmark, table: Table) -> str:
     """A list with each rung's sentence."""
     (cell,) = run.of(table.name)
@@ -308,26 +236,11 @@ def _step(entry: Entry, cell: Cell, found: Results, run: Run, benchmark: Benchma
 
 
 def _row(entry: Entry, cell: Cell, run: Run, table: Table) -> list[str]:
-    name = registry.title_of(entry.contender)
-    measured = spread(entry.samples, table.metric)
-    if measured is None:
-        return [
-            name,
-            "–",
-            *([""] if table.against else []),
-            _or_blank(predicted(entry, table)),
-            "",
-            *[""] * len(table.columns),
-        ]
-    middle, low, high = (shown(value, table.metric) for value in (measured.median, measured.low, measured.high))
-    row = [name, middle if low == high else f"{middle} ({low}–{high})"]
+    row = [registry.title_of(entry.contender), ranged(entry.samples, table.metric)]
     if table.against:
         row.append(_or_blank(speedup(entry, cell, run, table), "×"))
     row += [_or_blank(predicted(entry, table)), _or_blank(times_floor(entry, table))]
-    for column in table.columns:
-        found = spread(entry.samples, column)
-        row.append("" if found is None else shown(found.median, column))
-    return row
+    return row + [middle(entry.samples, column) for column in table.columns]
 
 
 def narrow_table(run: Run, table: Table) -> str:
@@ -337,10 +250,9 @@ def narrow_table(run: Run, table: Table) -> str:
     for cell in run.of(table.name):
         for entry in cell.entries:
             name, measured, *others = _row(entry, cell, run, table)
-            rows = spread(entry.samples, "rows")
             gain = [others[0]] if table.against else []
             first = cell.row if entry is cell.entries[0] else ""
-            lines.append([first, name, measured, *gain, "" if rows is None else shown(rows.median, "rows")])
+            lines.append([first, name, measured, *gain, middle(entry.samples, "rows")])
     widths = [max(len(line[i]) for line in lines) for i in range(len(header))]
     return "\n".join(
         "  ".join(
@@ -351,8 +263,8 @@ def narrow_table(run: Run, table: Table) -> str:
     )
 
 
-def profile_table(run: Run, *, short: bool = False) -> str:
-    """The parts of a decode step. short: without the context, and on a GPU without the longest kernel."""
+def profile_table(run: Run) -> str:
+    """The parts of a decode step."""
     on_gpu = run.device == "cuda"
     header = ["", "context", "step ms", "kernels run ms" if on_gpu else "operations ms"]
     header += ["kernels" if on_gpu else "operations", *(["GPU idle"] if on_gpu else []), "most of it"]
@@ -368,9 +280,6 @@ def profile_table(run: Run, *, short: bool = False) -> str:
             *([f"{profile['idle_percent']:.0f} %"] if on_gpu else []),
             f"`{name}` {share:.0f} %",
         ])  # fmt: skip
-    if short:
-        kept = [i for i, name in enumerate(header) if name != "context"][:MOST_COLUMNS]
-        header, rows = [header[i] for i in kept], [[row[i] for i in kept] for row in rows]
     return markdown(header, rows)
 
 
@@ -441,10 +350,9 @@ def _panels(found: Results, run: Run, table: Table) -> Picture:
     series = []
     for name in table.panels:
         metric = METRICS[name]
-        points = [(x, middle) for x, entry in enumerate(entries) if (middle := spread(entry.samples, name))]
-        columns = [list(column) for column in zip(*((x, s.median, s.low, s.high) for x, s in points), strict=True)]
         best = "more" if metric.more_is_better else "less"
-        series.append(Series(f"{metric.heading} ({best} is better)", *columns or [[], [], [], []]))
+        repeats = enumerate(values(entry.samples, name) for entry in entries)
+        series.append(Series.of(f"{metric.heading} ({best} is better)", repeats))
     return Picture(
         kind="panels",
         title=table.title,
@@ -462,15 +370,10 @@ def _x(index: int, cell: Cell, table: Table) -> float:
 
 
 def _series(contender: str, cells: list[Cell], table: Table) -> Series:
-    points = []
-    for index, cell in enumerate(cells):
-        entry = cell.entry(contender)
-        measured = spread(entry.samples, table.metric) if entry else None
-        if entry and measured:
-            floor = predicted(entry, table)
-            points.append((_x(index, cell, table), measured.median, measured.low, measured.high, floor))
-    columns = [list(column) for column in zip(*points, strict=True)] or [[], [], [], [], []]
-    return Series(registry.title_of(contender), *columns)
+    there = [(_x(index, cell, table), entry) for index, cell in enumerate(cells) if (entry := cell.entry(contender))]
+    measured = [(x, entry, found) for x, entry in there if (found := values(entry.samples, table.metric))]
+    series = Series.of(registry.title_of(contender), [(x, found) for x, _, found in measured])
+    return replace(series, floor=[predicted(entry, table) for _, entry, _ in measured])
 
 
 # -- blocks in pages ---------------------------------------------------------------------------------------------------
@@ -483,8 +386,8 @@ def block(wanted: str, root: Path, page: Path) -> str:
     if wanted in scripts.SCRIPTS:
         written = scripts.parts(wanted, root.parent / "benchmarks", page)
         return f"\n{render_parts(written)}\n" if written else NOT_YET.format(command=scripts.command(wanted))
-    if name in OWN_WORDS:
-        return _in_own_words(name, root, page, chart=chart)
+    if chart and (study := STUDIES.get(name)) is not None:
+        return _chart_of_study(study, root, page)
     if name not in registry.reported():
         if name in {phase.name for phase in phases.available()}:
             return NOT_YET.format(command=f"gradus bench {name}")
@@ -514,17 +417,14 @@ def _beside_command(section: str) -> str:
     return "python benchmarks/beside_vllm.py" + (f" --cases {group}" if group else "")
 
 
-def _in_own_words(name: str, root: Path, page: Path, *, chart: bool) -> str:
-    """One of OWN_WORDS, of the first model on each hardware. chart: its chart alone."""
-    parts: list[str | tuple[list[str], list[list[str]]]] = []
+def _chart_of_study(study: Study, root: Path, page: Path) -> str:
+    """A study's first chart, for each hardware."""
+    parts: list[str] = []
     for found in results.find(root):
-        if found.benchmark == name and chart:
-            file, picture = next(iter(OWN_WORDS[name].figures(found, hardware_title(found.hardware))))
+        if found.benchmark == study.name:
+            file, picture = next(iter(study.figures(found, hardware_title(found.hardware))))
             parts += _drawn(found, picture.title, file, _folder(found, root, page))
-        elif found.benchmark == name:
-            where = _folder(found, root, page)
-            parts += [_whence(found, found.runs, where), *OWN_WORDS[name].tables_of(found, found.runs[0], where)]
-    return f"\n{render_parts(parts)}\n" if parts else NOT_YET.format(command=f"gradus bench {name}")
+    return f"\n{render_parts(parts)}\n" if parts else NOT_YET.format(command=f"gradus bench {study.name}")
 
 
 def _folder(found: Results, root: Path, page: Path) -> str:
@@ -552,20 +452,19 @@ def _of_hardware(found: Results, benchmark: Benchmark, only: str, root: Path, pa
         return
     run = runs[0]
     yield _whence(found, runs, where)
-    short = is_short(page, root)
     if compares and only in beside.SECTIONS:
-        yield from [markdown(*beside.in_short(found, section))] if short else _beside(found, section)
+        yield from _beside(found, section)
         return
     for table in benchmark.tables:
         if run.of(table.name) and only in ("", table.name):
             if len(benchmark.tables) > 1 and not only:
                 yield f"*{table.title}*"
-            yield short_table_of(found, run, benchmark, table) if short else table_of(run, table)
+            yield table_of(run, table)
             if has_figure(run, table):
                 yield f"![{table.title}]({where}/{figure_name(found, run, table.name)})"
     if run.profiles and not only:
         yield "*One decode step*"
-        yield profile_table(run, short=short)
+        yield profile_table(run)
         yield from _beyond_the_step(run)
 
 
@@ -583,8 +482,3 @@ def _drawn(found: Results, title: str, file: str, where: str) -> Iterator[str]:
     yield f"![{title}]({where}/{file})"
     title = f"{hardware_title(found.hardware)}, {found.runs[0].title}"
     yield f"{title}: [all tables and how it was measured]({where}/report.md)."
-
-
-def is_short(page: Path, root: Path) -> bool:
-    """Whether a page is read from top to bottom, like the README and the lessons. docs/ is for reference."""
-    return not page.is_relative_to(root.parent / "docs")

@@ -134,6 +134,17 @@ class Workload:
         pace = min(1.0, seconds / self.last_arrival) if self.last_arrival else 1.0
         return replace(self, jobs=tuple(replace(job, at=job.at * pace) for job in self.jobs))
 
+    def record(self) -> dict[str, Any]:
+        """Describe the workload for results.json."""
+        return {
+            "what": self.what,
+            "digest": self.digest(),
+            "requests": len(self.jobs),
+            "prompt_tokens": self.prompt_tokens,
+            "output_tokens": self.output_tokens,
+            "longest": self.longest,
+        }
+
     def digest(self) -> str:
         """A hash of the whole workload; equal digests mean equal work."""
         jobs = [job.facts() for job in self.jobs]

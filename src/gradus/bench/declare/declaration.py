@@ -1,8 +1,7 @@
-"""The parts of a phase's `benchmark.py`: the question, the tables that answer it, and prose that explains the answer.
+"""The parts of a phase's `benchmark.py`: the question, the answer that is predicted, and the tables that give it.
 
-A table has rows (workloads) and contenders; every contender runs every row. Prose quotes a measured number only as a
-field, such as `{output-length/200/p01/output_tok_s}`. Fields are filled in from results.json, so no number can outlive
-its measurement. No torch here.
+A table has rows (workloads) and contenders; every contender runs every row. Prose that explains the
+results is in their folder (`record/prose.py`). No torch here.
 """
 
 import math
@@ -131,20 +130,11 @@ FIRST_ROW = "first row"
 
 
 @dataclass(frozen=True, slots=True)
-class Account:
-    """Prose on a result. explains: why it differs from the prediction. loses: where the idea costs something."""
-
-    explains: str
-    loses: str
-
-
-@dataclass(frozen=True, slots=True)
 class Benchmark:
     """question: the question to answer. prediction: the expected answer and the reasoning, written before measuring.
 
     policy: the phase's schedule, for its prediction. profile: the context at which each of these contenders' decode
-    steps is taken apart. accounts: by hardware ("cpu", "h200"). step: what the phase adds on the ladder, in a sentence
-    that quotes only its own numbers.
+    steps is taken apart. step: what the phase adds on the ladder, in a sentence that quotes only its own numbers.
     """
 
     question: str
@@ -153,7 +143,6 @@ class Benchmark:
     policy: Policy | None = None
     profile: tuple[str, ...] = ()
     profile_context: int = 256
-    accounts: Mapping[str, Account] = field(default_factory=dict)
     step: str = ""
 
     def table(self, name: str) -> Table:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 
 from gradus import phases
 from gradus.bench import workloads
-from gradus.bench.declare.declaration import LLAMA_CPP, Account, Benchmark, ByDevice, Goal, Row, Table, in_scheme
+from gradus.bench.declare.declaration import LLAMA_CPP, Benchmark, ByDevice, Goal, Row, Table, in_scheme
 from gradus.bench.workloads import (
     Workload,
     burst,
@@ -71,7 +71,6 @@ def ladder() -> Benchmark:
                 once_s=10.0,
             ),
         ),
-        accounts=LADDER_ACCOUNTS,
     )
 
 
@@ -80,56 +79,6 @@ CONTEXT = {"cpu": 576, "cuda": 8192}
 MEMORY = {"cpu": 3 * 576, "cuda": 4 * 8192}
 BUDGET = {"cpu": 96, "cuda": 1024}
 
-LADDER_ACCOUNTS = {
-    "h200": Account(
-        explains=(
-            "Every rung stands where its idea does. A cache leaves {chat/all/p01/rows} rows of {chat/all/p00/rows}, "
-            "and yet brings {chat/all/p01/speedup} times the tokens per second: this GPU has arithmetic to spare, "
-            "and what both pay for is the launches of one step per token. Slots that reserve a whole context are "
-            "few, so a batch of fixed members brings {chat/all/p02/speedup} times, with {chat/all/p02/padding} of "
-            "its rows filler; members chosen anew, {chat/all/p03/speedup} times. Pages let all that wait into the "
-            "same memory: {chat/all/p04/tokens_a_step} tokens per step instead of {chat/all/p03/tokens_a_step}, and "
-            "the median first token after {chat/all/p04/ttft_ms} ms instead of {chat/all/p03/ttft_ms}. Of the "
-            "prompts {chat/all/p05/hit} are the shared one, and with a prefix cache the median wait is "
-            "{chat/all/p05/ttft_ms} ms. Whole prompts stop all others for up to {chat/all/p05/itl_ms_max} ms; chunks "
-            "make that {chat/all/p06/itl_ms_max}. Then steps get shorter: {chat/all/p09/speedup} times the baseline "
-            "with a kernel that reads pages where they lie, {chat/all/p10/speedup} with graphs and plans made ahead, "
-            "{chat/all/final/speedup} with the final engine's kernels."
-        ),
-        loses=(
-            "Chunks are paid for: p06 answers at {chat/all/p06/speedup} times the baseline where p05 does at "
-            "{chat/all/p05/speedup}, and its median first token comes after {chat/all/p06/ttft_ms} ms. There are "
-            "more steps, and each is as long as its launches. p07's eight bits are slower still "
-            "({chat/all/p07/speedup} times): in plain torch every matrix is widened before it is multiplied. No rung "
-            "is near its floor: the final engine takes {chat/all/final/times_floor} times as long as memory and "
-            "arithmetic would, and steps with prompts are launched one kernel at a time. transformers' continuous "
-            "batching is at {chat/all/transformers-batch/speedup} times."
-        ),
-    ),
-    "cpu": Account(
-        explains=(
-            "A processor has no arithmetic to spare, so a row that is not computed is time. A cache leaves "
-            "{chat/all/p01/rows} rows of {chat/all/p00/rows}, and brings {chat/all/p01/speedup} times the tokens per "
-            "second. A batch shares the reading of the weights: {chat/all/p02/speedup} times, with "
-            "{chat/all/p02/padding} of the rows filler, and {chat/all/p03/speedup} times without. Pages let "
-            "{chat/all/p04/tokens_a_step} sequences decode together instead of {chat/all/p03/tokens_a_step}, so the "
-            "median first token comes after {chat/all/p04/ttft_ms} ms instead of {chat/all/p03/ttft_ms}. Of the "
-            "prompts {chat/all/p05/hit} are found in the prefix cache, and it comes after {chat/all/p05/ttft_ms}. "
-            "Chunks shorten the worst gap from {chat/all/p05/itl_ms_max} ms to {chat/all/p06/itl_ms_max}. The final "
-            "engine's compiled kernels bring {chat/all/final/speedup} times: {chat/all/final/itl_ms} ms between "
-            "tokens where p06 takes {chat/all/p06/itl_ms}."
-        ),
-        loses=(
-            "What lets more sequences in makes each of them wait longer: {chat/all/p04/itl_ms} ms between tokens "
-            "with pages, {chat/all/p03/itl_ms} with slots, and a worst gap of {chat/all/p04/itl_ms_max} ms, for the "
-            "prompts of all newcomers are read in one step. Chunks are paid for: {chat/all/p06/speedup} times the "
-            "baseline, p05 {chat/all/p05/speedup}. p07 is at {chat/all/p07/speedup} times: in plain torch every "
-            "matrix is widened before it is multiplied. The final engine's median first token, after "
-            "{chat/all/final/ttft_ms} ms, is no earlier than p06's: the chunks are the same, and prompts are "
-            "computed by torch in both."
-        ),
-    ),
-}
 
 STEP_OF_FINAL = (
     "All of it in the form that serves, with kernels for the whole step: {chat/all/final/itl_ms} ms between tokens."
@@ -207,43 +156,7 @@ def ablation() -> Benchmark:
                 against=FINAL,
             ),
         ),
-        accounts=ABLATION_ACCOUNTS,
     )
-
-
-ABLATION_ACCOUNTS = {
-    "h200": Account(
-        explains=(
-            "Graphs are missed most, wherever anything decodes. Without them one alone has {throughput/one "
-            "alone/final-graphs/speedup} of the rate. Against the prediction the mixed crowd has no more than "
-            "{throughput/a mixed crowd/final-graphs/speedup} either: the host takes {throughput/a mixed "
-            "crowd/final-graphs/host_us} µs to launch a step that is {throughput/a mixed crowd/final/itl_ms} "
-            "ms when it is replayed. Without kernels too, about half of that is left ({throughput/one "
-            "alone/final-kernels-graphs/speedup} and {throughput/a mixed crowd/final-kernels-graphs/speedup}), "
-            "and shared prompts wait {shared-prefix/system prompt/final-kernels-graphs/ttft_ms} ms for their "
-            "first token, not {shared-prefix/system prompt/final/ttft_ms}. Overlap is worth more the more "
-            "sequences there are, as predicted: {throughput/one alone/final-overlap/speedup} of the rate "
-            "without it alone, {throughput/a mixed crowd/final-overlap/speedup} in the crowd. The other two "
-            "show where they are meant to: without the prefix cache shared prompts wait {shared-prefix/system "
-            "prompt/final-prefix_cache/ttft_ms} ms, without chunks the slowest gaps beside long prompts are "
-            "{interference/long prompts/final-chunked/itl_ms_p99} ms instead of {interference/long "
-            "prompts/final/itl_ms_p99}. Where nothing is shared or long, they cost nothing that shows."
-        ),
-        loses=(
-            "Chunks cost what they protect: a long prompt's first token comes after {interference/long "
-            "prompts/final/ttft_ms_longest} ms, whole after {interference/long "
-            "prompts/final-chunked/ttft_ms_longest}, and all together get {interference/long "
-            "prompts/final/output_tok_s} tok/s, whole {interference/long prompts/final-chunked/output_tok_s}. "
-            "Graphs bring nothing to the slowest gaps beside long prompts ({interference/long "
-            "prompts/final-graphs/speedup} times without them), nor to a shared prompt's first token, which "
-            "without overlap comes even a little earlier ({shared-prefix/system prompt/final-overlap/ttft_ms} "
-            "ms). And the host was slow in these runs: alone, a step without graphs takes {throughput/one "
-            "alone/final-graphs/itl_ms} ms, longer than p09's in the report of p10, which plans no step ahead. "
-            "So what graphs are worth may be too high here. With one alone, a repeat in three was slower "
-            "still: see the brackets."
-        ),
-    ),
-}
 
 
 def _roomy(name: str, x: float = 0, token_budget: ByDevice = None) -> Row:
@@ -318,43 +231,7 @@ def matrix() -> Benchmark:
             ),
             _sixteen(),
         ),
-        accounts=MATRIX_ACCOUNTS,
     )
-
-
-MATRIX_ACCOUNTS = {
-    "h200": Account(
-        explains=(
-            "Most phases show on the workload they were made for, the last two on all. Pages: where memory is "
-            "short, {memory-pressure/pressure/p04/speedup} times p03's rate. Chunks: beside long prompts the "
-            "slowest gaps are {long-prompts/long prompts/p06/itl_ms_p99} ms instead of p05's "
-            "{long-prompts/long prompts/p05/itl_ms_p99}. The prefix cache finds {shared-prefix/shared/p05/hit} "
-            "of the shared prompts' tokens, and yet their first token comes no earlier than p04's ("
-            "{shared-prefix/shared/p05/ttft_ms} ms, {shared-prefix/shared/p04/ttft_ms}): torch attends to "
-            "prompts one by one in every layer, and launches that as often as before. With kernels it comes "
-            "after {shared-prefix/shared/p09/ttft_ms} ms; they also make p03's pace alone "
-            "{single-stream/one request/p09/speedup} times as fast, and in a burst {burst/burst/p09/speedup}. "
-            "Graphs and overlap bring most: {single-stream/one request/final/speedup} times alone, "
-            "{burst/burst/final/speedup} in a burst, {memory-pressure/pressure/final/speedup} under pressure. "
-            "Arrivals have their first token {arrivals/Poisson/final/speedup} times earlier."
-        ),
-        loses=(
-            "Chunks in a burst: {burst/burst/p06/speedup} times p03's rate, for the same prompts take more "
-            "steps; under pressure they are behind p05 as well ({memory-pressure/pressure/p06/speedup} against "
-            "{memory-pressure/pressure/p05/speedup}). Pages beside long prompts, where there is memory for "
-            "all: {long-prompts/long prompts/p04/speedup} times. The final engine is behind p09 in two "
-            "medians: a shared prompt's first token ({shared-prefix/shared/final/ttft_ms} against "
-            "{shared-prefix/shared/p09/ttft_ms} ms), and the slowest gaps beside long prompts "
-            "({long-prompts/long prompts/final/itl_ms_p99} against {long-prompts/long "
-            "prompts/p09/itl_ms_p99}). Its budget is four times p09's, so prompts share one step, and all wait "
-            "for it; in return the last of the first tokens is earlier "
-            "({shared-prefix/shared/final/ttft_ms_p99} against {shared-prefix/shared/p09/ttft_ms_p99} ms). "
-            "Among arrivals its slowest first token is later ({arrivals/Poisson/final/ttft_ms_p99} against "
-            "{arrivals/Poisson/p09/ttft_ms_p99}). With shared prompts the repeats of p05 to the final engine "
-            "lie far apart, as the brackets show."
-        ),
-    ),
-}
 
 
 ARRIVALS: Work = {"cuda": poisson(40, 24, (32, 512), (16, 64)), "cpu": poisson(6, 2, (16, 64), (4, 12))}

@@ -4,7 +4,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+import torch
+
 from gradus.bench.declare.declaration import PEERS, is_peer
+from gradus.bench.measure.fingerprint import commit
+from gradus.bench.workloads import SEED
 from gradus.errors import ConfigError
 from gradus.models.precision import Precision
 from gradus.quantization.schemes import AS_STORED
@@ -46,6 +50,16 @@ class Settings:
             raise ConfigError(f"repeats must be 1 or more, got {self.repeats}")
         if self.quantize and any(is_peer(name) for name in self.contenders):
             raise ConfigError(f"{', '.join(PEERS)} run no matrices that are quantized here: leave them or quantize out")
+
+    def of_run(self) -> dict[str, Any]:
+        """The settings that every run records first."""
+        return {
+            "commit": self.commit or commit(),
+            "seed": SEED,
+            "quick": self.quick,
+            "threads": torch.get_num_threads(),
+            "float32 products": torch.get_float32_matmul_precision(),
+        }
 
     def of_quantized(self, precision: Precision) -> dict[str, Any]:
         """The run's settings for quantized matrices; {} without any."""

@@ -5,7 +5,6 @@ Read in this order:
     roofline.py      what a step costs at least: bytes and operations, from the model's configuration
     prediction.py    a workload played through a phase's schedule, with the roofline as its clock
     simulation.py    the real scheduler and cache, over a model that is a formula
-    beyond.py        a model on several GPUs and many replicas, and which part breaks first
 
 No torch here.
 """

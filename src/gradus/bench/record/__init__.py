@@ -6,11 +6,10 @@ Read in this order:
     metrics.py       the numbers read from a sample, and how each one is shown
     scripts.py       what the scripts in `benchmarks` wrote
     agent_tables.py  what became of coding agents' sessions
-    beyond_tables.py what follows for many GPUs and replicas
     prose.py         sentences whose numbers come from the results
     plots.py         figures, as SVG
     pages.py         the pages that show results, and their marks
-    outline.py       how the report of a study begins
+    study.py         the report of a study
 
 No torch here, and matplotlib only where a figure is drawn.
 """

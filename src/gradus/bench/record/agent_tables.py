@@ -2,13 +2,11 @@
 
 from collections.abc import Iterable
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gradus.bench.record.metrics import shown
+from gradus.bench.record.study import Part
 from gradus.bench.statistics import median
-
-if TYPE_CHECKING:
-    from gradus.bench.record.scripts import Part
 
 Session = dict[str, Any]
 
@@ -16,7 +14,7 @@ HEADER = ["agent", "model", "calls", "sessions", "passed", "command ran, of thos
 HEADER += ["calls as text", "first prompt, tokens", "first call, s", "session, s (longest)", "out of time", "failed"]
 
 
-def agent_tables(found: dict[str, Any], samples: str) -> list["Part"]:
+def agent_tables(found: dict[str, Any], samples: str) -> list[Part]:
     """Show one row per agent, model and kind of calls, then what became of each task."""
     sessions = sorted(found["sessions"], key=_kind)
     versions = {session["agent"]: session["version"] for session in sessions if session["agent"] != "own"}
@@ -64,7 +62,7 @@ def _middle(values: Iterable[float | None]) -> str:
     return shown(median(known)) if known else ""
 
 
-def _by_task(sessions: list[Session]) -> "Part":
+def _by_task(sessions: list[Session]) -> Part:
     """Passed sessions of each task, for each agent, over all of its models and kinds of calls."""
     agents = sorted({session["agent"] for session in sessions})
     results = {(session["task"], session["agent"]): list[bool]() for session in sessions}
@@ -74,7 +72,7 @@ def _by_task(sessions: list[Session]) -> "Part":
     return ["passed", *agents], [[task, *(_share(results.get((task, name), ())) for name in agents)] for task in tasks]
 
 
-def _never_passed(sessions: list[Session]) -> list["Part"]:
+def _never_passed(sessions: list[Session]) -> list[Part]:
     passed = {session["task"] for session in sessions if session["passed"]}
     never = sorted({session["task"] for session in sessions} - passed)
     return [f"No session passed: {', '.join(never)}."] if never else []

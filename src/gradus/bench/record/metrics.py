@@ -3,7 +3,7 @@
 A sample is the record of one run of one workload: see `measure.drive.Run.sample`. No torch here.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -125,8 +125,36 @@ class Spread:
 
 def spread(samples: list[dict[str, Any]], metric: str) -> Spread | None:
     """Summarize a metric over the repeats; None if no repeat has it."""
-    values = [value for sample in samples if (value := METRICS[metric].read(sample)) is not None]
-    return Spread(median(values), min(values), max(values)) if values else None
+    found = values(samples, metric)
+    return Spread(median(found), min(found), max(found)) if found else None
+
+
+def values(samples: list[dict[str, Any]], metric: str) -> list[float]:
+    """A metric of each repeat that has it."""
+    return [value for sample in samples if (value := METRICS[metric].read(sample)) is not None]
+
+
+def middle(samples: list[dict[str, Any]], metric: str, unit: str = "") -> str:
+    """Format the median of a metric, as in "12.3"; "" if no repeat has it."""
+    found = spread(samples, metric)
+    return "" if found is None else shown(found.median, metric) + unit
+
+
+def ranged(samples: list[dict[str, Any]], metric: str) -> str:
+    """Format a metric as `bracketed` does; "–" if no repeat has it."""
+    found = values(samples, metric)
+    return bracketed(found, lambda value: shown(value, metric)) if found else "–"
+
+
+def bracketed(values: Sequence[float], show: Callable[[float], str], unit: str = "") -> str:
+    """Format the median, and the smallest and the largest where they differ: "1.2× (1.1–1.3)"."""
+    middle, low, high = (show(value) for value in (median(values), min(values), max(values)))
+    return f"{middle}{unit}" if low == high else f"{middle}{unit} ({low}–{high})"
+
+
+def percent(share: float) -> str:
+    """Format a share of one: "12 %"."""
+    return f"{100 * share:.0f} %"
 
 
 def prediction_json(prediction: Prediction) -> dict[str, Any]:

@@ -8,10 +8,8 @@ A pair of comments encloses a table, which a report replaces:
     <!-- results:begin ladder -->           the ladder
     <!-- results:begin beside-vllm -->      both engines, all models in one table
     <!-- results:begin beside-vllm/sampling -->  the same for one section
-    <!-- results:begin sampling -->         the cost of sampling parameters
-    <!-- results:begin quality -->          the effect of quantization on predictions
-    <!-- results:begin speculation/chart -->  only its chart
-    <!-- results:begin http-cost -->        a script's results (`scripts`)
+    <!-- results:begin speculation/chart -->  a study's chart
+    <!-- results:begin agents -->           a script's results (`scripts`)
     <!-- results:end -->
 
 A number in a page's own sentences is followed by its field (`prose`), and is replaced as well:

@@ -10,12 +10,13 @@ import io
 import json
 import re
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gradus import extras
+from gradus.bench.statistics import median
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -62,6 +63,12 @@ class Series:
     low: Sequence[float]
     high: Sequence[float]
     floor: Sequence[float | None] = ()
+
+    @classmethod
+    def of(cls, name: str, points: Iterable[tuple[float, Sequence[float]]]) -> "Series":
+        """Make a series of each x with its repeats: their median, smallest and largest."""
+        found = [(x, median(values), min(values), max(values)) for x, values in points if values]
+        return cls(name, *([point[column] for point in found] for column in range(4)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,7 @@
 """Sentences whose numbers come from results.json: `{table/row/contender/metric}` becomes the measured median.
 
+They are in `account.txt`, in the folder of the results that they explain, and in `step` of a phase's benchmark:
+
     {output-length/200/p01/output_tok_s}             the first model of the results, as the metric is shown everywhere
     {output-length/200/p01/predicted}                the prediction of the table's metric
     {output-length/200/p01/speedup}                  against the table's `against`
@@ -11,6 +13,7 @@ A field that the results lack is an error, never a blank. No torch here.
 """
 
 import re
+from pathlib import Path
 from typing import Any
 
 from gradus.bench.declare.declaration import FIRST_ROW, Benchmark, Table, in_scheme, quantized
@@ -18,10 +21,18 @@ from gradus.bench.record.metrics import METRICS, shown, spread
 from gradus.bench.record.results import Cell, Entry, Results, Run
 from gradus.errors import ConfigError
 
+ACCOUNT = "account.txt"
 FIELD = re.compile(r"\{([^{}]+)\}")
 
 # Digits that are no measurement: names of phases, number types, models, hardware.
 NAMES = re.compile(r"\b(?:p\d\d|fp\d+|bf\d+|float\d+|bfloat\d+|int\d+|[A-Za-z]+\d+[A-Za-z]?\b|p\d\d?\b)|\S*-\d\S*")
+
+
+def account(folder: Path) -> list[str]:
+    """The paragraphs that are written on the results of a folder, each as one line; [] if there are none."""
+    file = folder / ACCOUNT
+    text = file.read_text(encoding="utf-8").strip() if file.exists() else ""
+    return [" ".join(paragraph.split("\n")) for paragraph in text.split("\n\n") if paragraph]
 
 
 def fill(text: str, results: Results, benchmark: Benchmark) -> str:

@@ -10,15 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from gradus.bench.record.agent_tables import agent_tables
-from gradus.bench.record.beyond_tables import check_table, gpu_tables, replica_table
-from gradus.bench.record.metrics import METRICS, shown, spread
+from gradus.bench.record.metrics import percent, shown
+from gradus.bench.record.study import Part
 from gradus.bench.statistics import median
-
-Part = str | tuple[list[str], list[list[str]]]
-"""A paragraph, or a table's header and rows."""
-
-COLUMNS = ("ttft_ms", "ttft_ms_p99", "tpot_ms", "itl_ms_p99")
-SHARES = {"client_percent": "busiest client", "server_percent": "server"}
 
 
 def parts(name: str, folder: Path, page: Path) -> list[Part]:
@@ -42,66 +36,8 @@ LESSONS = ("masks", "masks-steps", "serving-lesson", "parallel-lesson")
 
 
 def _stem(name: str) -> str:
-    stem = name.partition("/")[0].replace("-", "_")
+    stem = name.replace("-", "_")
     return f"lessons/{stem}" if name in LESSONS else stem
-
-
-def _http_cost(found: dict[str, Any], samples: str) -> list[Part]:
-    """HTTP compared with plain Python: two rows for each number of streams."""
-    load = found["rows"][0]["load"]
-    header = ["streams", "side", METRICS["output_tok_s"].heading, "kept"]
-    header += [*(METRICS[column].heading for column in COLUMNS), *SHARES.values()]
-    rows = []
-    for row in found["rows"]:
-        for side, measured in row["samples"].items():
-            streams = str(row["load"]["streams"]) if side == "python" else ""
-            kept = "" if side == "python" else _percent(_rate(measured) / _rate(row["samples"]["python"]))
-            rows.append([streams, SIDES[side], _with_spread(measured), kept, *_middles(measured), *_shares(measured)])
-    return [
-        f"**{found['hardware'].get('gpu', 'CPU')}**, {found['settings']['model']}, {load['prompt']} tokens in, "
-        f"{load['output']} out. Commit {found['commit'][:12]}. {samples}",
-        (header, rows),
-    ]
-
-
-SIDES = {"python": "Python", "http": "HTTP"}
-
-
-def _rate(measured: list[dict[str, Any]]) -> float:
-    """Tokens per second, the median of the repeats."""
-    return median([sample["output_tokens"] / sample["seconds"] for sample in measured])
-
-
-def _with_spread(measured: list[dict[str, Any]]) -> str:
-    found = spread(measured, "output_tok_s")
-    assert found is not None
-    middle, low, high = (shown(value) for value in (found.median, found.low, found.high))
-    return middle if low == high else f"{middle} ({low}–{high})"
-
-
-def _middles(measured: list[dict[str, Any]]) -> list[str]:
-    found = [(column, spread(measured, column)) for column in COLUMNS]
-    return ["" if each is None else shown(each.median, column) for column, each in found]
-
-
-def _shares(measured: list[dict[str, Any]]) -> list[str]:
-    """The clients' and the server's share of a processor; plain Python has neither."""
-    known = [[sample[name] for sample in measured if name in sample] for name in SHARES]
-    return [_percent(median(values) / 100) if values else "" for values in known]
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.0f} %"
-
-
-def _real_weights(found: dict[str, Any], samples: str) -> list[Part]:
-    """The verdict on the final engine in half precision, against float32."""
-    tokens = found["prompts"] * found["tokens"]
-    header = ["texts", "tokens", "texts as float32's", "other tokens", "at most below the best", "bound", "clear", ""]
-    row = [str(found["prompts"]), str(tokens), str(found["same"]), str(len(found["partings"]))]
-    row += [shown(found["worst"]), shown(found["bound"]), str(found["clear"])]
-    row.append("passed" if found["passed"] else "failed")
-    return [f"{found['model']}, {found['dtype']} on `{found['device']}`. {samples}", (header, [row])]
 
 
 def _masks(found: dict[str, Any], samples: str) -> list[Part]:
@@ -167,7 +103,7 @@ def _parallel_lesson(found: dict[str, Any], samples: str) -> list[Part]:
             inside = [wait for wait in waits if any(step["at"] <= wait["at"] < step["until"] for step in steps)]
             working = sum(map(_took, steps)) - sum(map(_took, inside))
             usual = shown(median([_took(wait) for wait in waits]))
-            idle = _percent(1 - working / length)
+            idle = percent(1 - working / length)
             rows.append(["" if rank else name, str(rank), str(len(waits)), usual, idle])
     return [
         f"**{found['hardware']['processor']}**, {found['hardware']['cores']} cores, one thread per rank, "
@@ -177,53 +113,14 @@ def _parallel_lesson(found: dict[str, Any], samples: str) -> list[Part]:
     ]
 
 
-def _replicas(found: dict[str, Any], samples: str) -> list[Part]:
-    """Two replicas behind one door compared with two servers side by side, and what a token costs on either way."""
-    header = ["a step, ms", "side by side, tokens/s", "one door, tokens/s", "kept", "processor time per token, µs"]
-    header += ["kept on Ray's way", "and per token, µs"]
-    earlier = {row["step_ms"]: row["ways"] for row in found["earlier"]["rows"]}
-    rows = []
-    for row in found["rows"]:
-        ways, before = row["ways"], earlier.get(row["step_ms"])
-        aside, door = (_tokens_per_second(ways[name]) for name in ("side by side", "one door"))
-        cells = [str(row["step_ms"]), f"{aside:,.0f}", f"{door:,.0f}", _percent(door / aside), _per_token(ways)]
-        if before is not None:
-            kept = _tokens_per_second(before["one door"]) / _tokens_per_second(before["side by side"])
-            cells += [_percent(kept), _per_token(before)]
-        rows.append([*cells, *[""] * (len(header) - len(cells))])
-    return [
-        f"**{found['processor']}**, {found['cores']} cores, {found['streams']} streams, {found['replicas']} replicas. "
-        f"{samples}",
-        (header, rows),
-    ]
-
-
-def _tokens_per_second(measured: list[dict[str, Any]]) -> float:
-    return median([one["tokens_s"] for one in measured])
-
-
-def _per_token(ways: dict[str, list[dict[str, Any]]]) -> str:
-    """The processor time of each kind of process behind the door, the dearest first; engines are left out."""
-    measured = ways["one door"]
-    parts = {part: median([one["cpu_us"].get(part, 0.0) for one in measured]) for part in measured[0]["cpu_us"]}
-    dear = sorted((part for part in parts if part not in ("engine", "Ray")), key=lambda part: -parts[part])
-    return ", ".join(f"{part} {shown(parts[part])}" for part in dear)
-
-
 def _took(note: dict[str, Any]) -> float:
     return float(note["until"] - note["at"])
 
 
 SCRIPTS: dict[str, Callable[[dict[str, Any], str], list[Part]]] = {
-    "http-cost": _http_cost,
-    "real-weights": _real_weights,
     "masks": _masks,
     "masks-steps": _masked_steps,
     "serving-lesson": _serving_lesson,
     "parallel-lesson": _parallel_lesson,
-    "replicas": _replicas,
     "agents": agent_tables,
-    "beyond/gpus": gpu_tables,
-    "beyond/check": check_table,
-    "beyond/replicas": replica_table,
 }

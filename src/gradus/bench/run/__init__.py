@@ -5,7 +5,7 @@ Read in this order:
     suite.py           every cell of a benchmark predicted, measured and written down
     progress.py        how far it is, on stderr
     block.py           one engine's block of a comparison, in a process of its own
-    block_process.py   how such a process is started
+    blocks.py          blocks of several engines, in turns
     script.py          how a script in `benchmarks` ends where it cannot run
     profiler.py        where a step's time goes
 """

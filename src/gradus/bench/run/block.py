@@ -1,6 +1,6 @@
 """One engine's block of a comparison, in its own process: `python -m gradus.bench.run.block ASKED.json FOUND.json`.
 
-ASKED is what benchmarks/beside_vllm.py writes, for us and for vLLM alike:
+ASKED is what `gradus.bench.run.blocks` writes, for every side alike:
 
     model, device, dtype, contender, context, max_sequences, cache_tokens
     quantize, kv_dtype    as in `LLM`: how matrices, and keys and values, are kept
@@ -10,8 +10,7 @@ ASKED is what benchmarks/beside_vllm.py writes, for us and for vLLM alike:
     quick          a rehearsal
     cases          label, prompts (token ids), max_tokens (one per prompt), sampling (parameters, alike in both),
                    unmeasured (whole runs before those that are timed: one, or enough to fill the cache's pages),
-                   new_prompts (whether no two runs have prompts that begin alike), and through "LLM" optionally
-                   schemas (one JSON schema per prompt, which its answer must keep to) and whitespace (see `Structured`)
+                   new_prompts (whether no two runs have prompts that begin alike)
 
 FOUND is written after every case, so a failure keeps the earlier ones: hardware, fingerprint, dtype, precision, and
 each case's samples and prediction, or the reason for having none.
@@ -171,10 +170,7 @@ class ThroughLLM:
         self.engine = self._llm.engine
 
     def sample(self, case: Case) -> dict[str, Any]:
-        params = [
-            SamplingParams(max_tokens=most, **case["sampling"], **ended_by)
-            for most, ended_by in zip(case["max_tokens"], _ended_by(case), strict=True)
-        ]
+        params = [SamplingParams(max_tokens=most, ignore_eos=True, **case["sampling"]) for most in case["max_tokens"]]
         before, evicted = self._llm.metrics().steps, self._evictions()
         start = time.perf_counter()
         completions = self._llm.generate(case["prompts"], params)
@@ -195,13 +191,6 @@ class ThroughLLM:
     def _evictions(self) -> int:
         usage = self._llm.metrics().cache
         return 0 if usage is None else usage.evictions
-
-
-def _ended_by(case: Case) -> list[dict[str, Any]]:
-    """For each prompt, the parameters that say what ends its answer besides max_tokens."""
-    if "schemas" not in case:
-        return [{"ignore_eos": True}] * len(case["prompts"])
-    return [{"structured": {"json_schema": each, "whitespace": case["whitespace"]}} for each in case["schemas"]]
 
 
 INTERFACES: dict[str, Callable[[str, Workbench, Room], Interface]] = {"engine": ThroughEngine, "LLM": ThroughLLM}

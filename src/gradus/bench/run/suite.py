@@ -8,14 +8,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from gradus.bench import registry
 from gradus.bench.contenders import yours
 from gradus.bench.contenders.workbench import Room, Workbench
 from gradus.bench.declare.declaration import ON_CPU_ALONE, Benchmark, Row, Table, is_peer, quantized
 from gradus.bench.measure.drive import ContenderFailed, Repeats, compare
-from gradus.bench.measure.fingerprint import commit as current_commit
 from gradus.bench.measure.fingerprint import fingerprint, hardware_name, machine_of
 from gradus.bench.measure.settings import Settings, Watcher
 from gradus.bench.predict.prediction import predict
@@ -26,7 +23,7 @@ from gradus.bench.record.results import Cell, Entry, Results, Run
 from gradus.bench.run.profiler import profile_steps
 from gradus.bench.statistics import significant
 from gradus.bench.studies import beside
-from gradus.bench.workloads import SEED, Workload
+from gradus.bench.workloads import Workload
 from gradus.errors import ConfigError
 
 LONGEST_WARM_UP = 10.0  # predicted seconds; a longer workload warms up with fewer tokens
@@ -86,11 +83,7 @@ class Suite:
             device=self.bench.device.type,
             fingerprint=self.fingerprint,
             settings={
-                "commit": self.settings.commit or current_commit(),
-                "seed": SEED,
-                "quick": self.settings.quick,
-                "threads": torch.get_num_threads(),
-                "float32 products": torch.get_float32_matmul_precision(),
+                **self.settings.of_run(),
                 "cuDNN attention": "off",
                 "sampling": "greedy, end-of-sequence ignored",
                 "precision": self.bench.precision.reason,
@@ -120,30 +113,20 @@ class Suite:
             return None
         workload = here.workload
         if workload.longest > config.context_length:
-            self.watcher.note(
-                f"{name}, {table.title}, {row.label}: left out, sequences of {workload.longest} tokens are longer than "
-                f"the model's context of {config.context_length}"
-            )
-            return None
-        if here.context is not None and here.context > config.context_length:
-            self.watcher.note(
-                f"{name}, {table.title}, {row.label}: left out, a context of {here.context} tokens is longer than the "
-                f"model's of {config.context_length}"
-            )
+            why = f"sequences of {workload.longest} tokens are longer than the model's context of"
+        elif here.context is not None and here.context > config.context_length:
+            why = f"a context of {here.context} tokens is longer than the model's of"
+        else:
+            why = ""
+        if why:
+            self.watcher.note(f"{name}, {table.title}, {row.label}: left out, {why} {config.context_length}")
             return None
         return Cell(
             table=table.name,
             row=row.label,
             x=row.x,
             batch=min(row.batch or len(workload.jobs), len(workload.jobs)),
-            workload={
-                "what": workload.what,
-                "digest": workload.digest(),
-                "requests": len(workload.jobs),
-                "prompt_tokens": workload.prompt_tokens,
-                "output_tokens": workload.output_tokens,
-                "longest": workload.longest,
-            },
+            workload=workload.record(),
         )
 
     def _contenders(self, table: Table) -> list[str]:

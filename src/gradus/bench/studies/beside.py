@@ -10,10 +10,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from gradus.bench.declare.declaration import Account, Benchmark, Row, Table
-from gradus.bench.record.metrics import shown, spread
+from gradus.bench.declare.declaration import Benchmark, Row, Table
+from gradus.bench.record.metrics import middle, ranged, shown, spread
 from gradus.bench.record.prose import speedup, times_floor
 from gradus.bench.record.results import Cell, Entry, Results, Run
+from gradus.bench.record.study import Rows
 from gradus.bench.workloads import Workload, burst, single_stream
 from gradus.config.options import FINAL
 from gradus.models.config import ModelConfig
@@ -247,7 +248,7 @@ def vllm_config(config: ModelConfig, group: str = "") -> dict[str, Any]:
 # -- as a benchmark, for reports ---------------------------------------------------------------------------------------
 
 
-def benchmark_of(cases: tuple[Case, ...], accounts: Mapping[str, Account]) -> Benchmark:
+def benchmark_of(cases: tuple[Case, ...]) -> Benchmark:
     """Declare one table per model, and another for each model with prompt cases."""
     return Benchmark(
         question="The final engine and vLLM, on the same GPU and the same token ids: which is faster, and by how much?",
@@ -262,7 +263,6 @@ def benchmark_of(cases: tuple[Case, ...], accounts: Mapping[str, Account]) -> Be
             "log-probabilities of many sequences."
         ),
         tables=tuple(_tables(cases)),
-        accounts=accounts,
     )
 
 
@@ -291,58 +291,7 @@ def _columns(case: Case) -> tuple[str, ...]:
     return ("ttft_ms", "itl_ms", "itl_ms_p99", "host_us", "idle_us", "steps")
 
 
-ACCOUNTS: dict[str, Account] = {
-    "h200": Account(
-        explains=(
-            "In bfloat16 all that must be reached is, and three aims are: GPT-2's sixty-four and two hundred and "
-            "fifty-six at once run at {random:gpt2-124m, bfloat16: gpt2-124m/batch 64/final-prefix_cache/speedup} and "
-            "{random:gpt2-124m, bfloat16: gpt2-124m/batch 256/final-prefix_cache/speedup} times vLLM's rate, "
-            "Llama-3.2-1B's sixty-four at {random:llama-3.2-1b, bfloat16: llama-3.2-1b/batch "
-            "64/final-prefix_cache/speedup}. These ratios flatter us where a step is short: the host of these runs "
-            "was a slow one, and vLLM, whose steps wait for it, has done better elsewhere (*to its best*, by which is "
-            "judged what is reached). One request alone gains most where a step has the fewest bytes, as predicted: "
-            "{random:gpt2-124m, bfloat16: gpt2-124m/batch 1/final-prefix_cache/speedup} times with GPT-2, "
-            "{qwen3-0.6b/batch 1/final-prefix_cache/speedup} with Qwen3-0.6B, {random:llama-3.2-1b, bfloat16: "
-            "llama-3.2-1b/batch 1/final-prefix_cache/speedup} with Llama-3.2-1B, {random:llama-3.1-8b, bfloat16: "
-            "llama-3.1-8b/batch 1/final-prefix_cache/speedup} with Llama-3.1-8B. Large crowds come close to a tie, "
-            "for both sides read the same keys and values and multiply the same prompts: {qwen3-0.6b/256 "
-            "mixed/final-prefix_cache/speedup} times with Qwen3's mixed crowd, {random:llama-3.2-1b, bfloat16: "
-            "llama-3.2-1b/batch 256/final-prefix_cache/speedup} with Llama-3.2-1B's two hundred and fifty-six, "
-            "{random:llama-3.1-8b, bfloat16: llama-3.1-8b/batch 64/final-prefix_cache/speedup} with Llama-3.1-8B's "
-            "sixty-four. What the GPU waits for its host before a step of two hundred and fifty-six decodes is "
-            "{qwen3-0.6b/256 mixed/final-prefix_cache/idle_us} µs with Qwen3, {random:llama-3.2-1b, bfloat16: "
-            "llama-3.2-1b/batch 256/final-prefix_cache/idle_us} with Llama, and {random:gpt2-124m, bfloat16: "
-            "gpt2-124m/batch 256/final-prefix_cache/idle_us} at most with GPT-2, whose step takes {random:gpt2-124m, "
-            "bfloat16: gpt2-124m/batch 256/final-prefix_cache/itl_ms} ms, of which the host needs {random:gpt2-124m, "
-            "bfloat16: gpt2-124m/batch 256/final-prefix_cache/host_us} µs. With fewer bits the gain alone grows as "
-            "the bytes shrink: {random:llama-3.1-8b, fp8, bfloat16: llama-3.1-8b-fp8/batch "
-            "1/final-prefix_cache/speedup} times vLLM's rate in fp8, {random:llama-3.1-8b, int8, bfloat16: "
-            "llama-3.1-8b-int8/batch 1/final-prefix_cache/speedup} in int8, {random:llama-3.1-8b, int4, bfloat16: "
-            "llama-3.1-8b-int4/batch 1/final-prefix_cache/speedup} in int4, and {random:llama-3.1-8b, int4-head, "
-            "bfloat16: llama-3.1-8b-int4-head/batch 1/final-prefix_cache/speedup} where the head is int8 as well."
-        ),
-        loses=(
-            "In bfloat16 eight aims are missed. Alone, launches and small products do not stream at the memory's "
-            "speed: GPT-2 is {random:gpt2-124m, bfloat16: gpt2-124m/batch 1/final-prefix_cache/times_floor} times its "
-            "floor, Qwen3-0.6B {qwen3-0.6b/batch 1/final-prefix_cache/times_floor}, and only Llama-3.1-8B comes near, "
-            "{random:llama-3.1-8b, bfloat16: llama-3.1-8b/batch 1/final-prefix_cache/times_floor}. In the mixed crowd "
-            "attention is some two thirds of the time, and reads at more than nine tenths of a copy's bandwidth "
-            "(`benchmarks/kernels/paged_attention.json`): the aim would need all the rest in half of its time, or "
-            "narrower keys and values. Of Llama-3.2-1B's two hundred and fifty-six, most of the floor is the prompts' "
-            "products, which we leave to cuBLAS. Prompts alone are slower than vLLM's, {random:llama-3.1-8b, "
-            "bfloat16: llama-3.1-8b-prefill/prefill/final-prefix_cache/speedup} times its rate: attention in Triton "
-            "and cuBLAS's products, against kernels written by hand for this GPU. Prompts in fp8 miss their aim as "
-            "well, "
-            "{random:llama-3.1-8b, fp8, bfloat16: llama-3.1-8b-fp8-prefill/prefill/final-prefix_cache/speedup} "
-            "times vLLM's rate. With a product of integers written for this GPU, those in int8 are at "
-            "{random:llama-3.1-8b, int8, bfloat16: llama-3.1-8b-int8-prefill/prefill/final-prefix_cache/speedup}; "
-            "what is left there is roundings and gates."
-        ),
-    ),
-}
-"""Prose on the results, by hardware."""
-
-BENCHMARK = benchmark_of(CASES, ACCOUNTS)
+BENCHMARK = benchmark_of(CASES)
 
 HOW_IT_IS_MEASURED = (
     "Three blocks, each a process of its own on the same GPU: Gradus (A1), vLLM, Gradus again (A2); each is built once "
@@ -381,9 +330,6 @@ HOW_SECTIONS_ARE_MEASURED = {
     QUANTIZED: HOW_QUANTIZED_IS_MEASURED,
 }
 
-Rows = tuple[list[str], list[list[str]]]
-"""A table: its header and its rows."""
-
 
 def sections_of(found: Results) -> list[str]:
     """The sections with measurements."""
@@ -417,13 +363,6 @@ def summary(found: Results, section: str = "") -> Rows:
     return header, [[row[name] for name in header] for row in rows]
 
 
-def in_short(found: Results, section: str = "") -> Rows:
-    """`summary` in short: both rates and their ratio."""
-    header, rows = summary(found, section)
-    kept = [header.index(name) for name in ("model", "workload", "vLLM tok/s", "Gradus tok/s", "ratio")]
-    return [header[i] for i in kept], [[row[i] for i in kept] for row in rows]
-
-
 TO_BEST, BEST = "to its best", "vLLM's best"
 
 
@@ -449,20 +388,19 @@ def _row(case: Case, cell: Cell, run: Run) -> dict[str, str]:
     target = case.target
     to_best = None if ratio is None else ratio * _share_of_best(theirs, case)
     aim = f"{target.aim:g}×" + (f", {target.floor_percent:g} %" if target.floor_percent else "")
-    idle = spread(ours.samples, "idle_us") if ours else None
     return {
         "model": ", ".join(part for part in (case.shape, case.group) if part and part not in (SAMPLING, STEADY)),
         "workload": f"{case.label}: {cell.workload['what']}",
-        "vLLM tok/s": _rate(theirs, case.metric),
-        "Gradus tok/s": _rate(ours, case.metric),
-        "A1 · A2": " · ".join(_of_block(ours, case.metric, block) for block in OUR_BLOCKS),
+        "vLLM tok/s": ranged(_samples(theirs), case.metric),
+        "Gradus tok/s": ranged(_samples(ours), case.metric),
+        "A1 · A2": " · ".join(middle(_samples(ours, block), case.metric) or "–" for block in OUR_BLOCKS),
         "ratio": "" if ratio is None else f"{ratio:.2f}×",
         TO_BEST: "" if to_best is None else f"{to_best:.2f}×",
         "must": f"{target.must:g}×",
         "aim": aim,
         "reached": "" if to_best is None else reached(target, to_best, percent),
         "of the floor": "" if percent is None else f"{percent:.0f} %",
-        "GPU idle µs": "" if idle is None else shown(idle.median),
+        "GPU idle µs": middle(_samples(ours), "idle_us"),
         BEST: "" if target.best is None else shown(target.best),
     }
 
@@ -475,21 +413,18 @@ def reached(target: Target, ratio: float, percent: float | None) -> str:
 
 def _share_of_best(theirs: Entry | None, case: Case) -> float:
     """vLLM's rate over its best earlier rate; at most 1, and 1 without an earlier one."""
-    measured = spread(theirs.samples, case.metric) if theirs else None
+    measured = spread(_samples(theirs), case.metric)
     if measured is None or case.target.best is None:
         return 1.0
     return min(1.0, measured.median / case.target.best)
 
 
-def _rate(entry: Entry | None, metric: str) -> str:
-    measured = spread(entry.samples, metric) if entry else None
-    if measured is None:
-        return "–"
-    middle, low, high = (shown(value, metric) for value in (measured.median, measured.low, measured.high))
-    return middle if low == high else f"{middle} ({low}–{high})"
+def _samples(entry: Entry | None, block: str = "") -> list[dict[str, Any]]:
+    """The samples of a block, or of all."""
+    return [sample for sample in entry.samples if block in ("", sample.get("block"))] if entry else []
 
 
-def _of_block(entry: Entry | None, metric: str, block: str) -> str:
-    of_it = [sample for sample in entry.samples if sample.get("block") == block] if entry else []
-    measured = spread(of_it, metric)
-    return shown(measured.median, metric) if measured else "–"
+def command(run: Run) -> str:
+    """The command that measures a run again."""
+    script = "python benchmarks/beside_vllm.py --vllm DIR --out my-reports --commit $(git rev-parse --short=12 HEAD)"
+    return f"{script} --model {run.model.removeprefix('random:')}" + (f" --cases {run.group}" if run.group else "")

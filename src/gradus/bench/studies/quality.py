@@ -27,7 +27,6 @@ from torch import Tensor
 
 from gradus.attention.whole import WholeSequence
 from gradus.bench.measure.drive import ContenderFailed
-from gradus.bench.measure.fingerprint import commit as current_commit
 from gradus.bench.measure.fingerprint import fingerprint, hardware_name
 from gradus.bench.measure.memory import release
 from gradus.bench.measure.settings import Settings, Watcher
@@ -37,7 +36,6 @@ from gradus.bench.statistics import significant
 from gradus.bench.studies import divergence, quality_text
 from gradus.bench.studies.quality_report import NAME, TABLE
 from gradus.bench.studies.quality_text import CONTEXT, WINDOW, Text, Window
-from gradus.bench.workloads import SEED
 from gradus.calibration.methods import METHODS, break_grid
 from gradus.calibration.quantize import Recipe, quantize
 from gradus.errors import ConfigError
@@ -199,11 +197,7 @@ class Reader:
             device=self.device.type,
             fingerprint=fingerprint(self.device, quick=settings.quick),
             settings={
-                "commit": settings.commit or current_commit(),
-                "seed": SEED,
-                "quick": settings.quick,
-                "threads": torch.get_num_threads(),
-                "float32 products": torch.get_float32_matmul_precision(),
+                **settings.of_run(),
                 "weights": f"{self.checkpoint.size_bytes / 1e6:.0f} MB as they are stored",
             },
             cells=[Cell(TABLE, text.name, 0, 1, workload)],

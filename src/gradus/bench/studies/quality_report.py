@@ -1,14 +1,12 @@
 """The report on quality.py's results: the effect of quantization on a model's predictions. No torch here."""
 
 from collections.abc import Callable, Iterator
-from functools import partial
-from pathlib import Path
 from typing import Any
 
 from gradus.bench.record.metrics import shown
-from gradus.bench.record.outline import Rows, opening
 from gradus.bench.record.plots import Picture, Series
-from gradus.bench.record.results import Cell, Entry, Results, Run, figure_name
+from gradus.bench.record.results import Cell, Entry, Results, Run
+from gradus.bench.record.study import Part, Rows, Study, figure
 
 NAME = "quality"
 TABLE = "text"
@@ -49,13 +47,13 @@ HOW_TO_READ = (
 # -- tables and figures ------------------------------------------------------------------------------------------------
 
 
-def tables_of(found: Results, run: Run, where: str) -> Iterator[str | Rows]:
-    """The text that was read, the table and its figure. where: the figures' folder, relative to the page."""
+def tables_of(found: Results, run: Run) -> Iterator[Part]:
+    """The text that was read, the table and its figure."""
     for cell in run.of(TABLE):
         yield f"{cell.workload['what']}.{_perplexity(cell)}"
         yield table_of(cell)
         yield from (f"{entry.contender}: not measured, {entry.skipped}." for entry in cell.entries if entry.skipped)
-        yield f"![{TITLE}]({(Path(where) / figure_name(found, run, TABLE)).as_posix()})"
+        yield figure(found, run, TABLE, TITLE)
 
 
 def _perplexity(cell: Cell) -> str:
@@ -67,15 +65,14 @@ def _perplexity(cell: Cell) -> str:
 def table_of(cell: Cell) -> Rows:
     """A row per contender."""
     header = ["", "MB", "bits per weight", "KL", "median", "99.9 %", "top-1 agreement", "perplexity ratio"]
-    return header, [_row(entry) for entry in cell.entries]
+    return header, [[entry.contender, *_figures(entry)] for entry in cell.entries]
 
 
-def _row(entry: Entry) -> list[str]:
+def _figures(entry: Entry) -> list[str]:
     if not entry.samples:
-        return [entry.contender, *["–"] * 7]
+        return ["–"] * 7
     (sample,) = entry.samples
     return [
-        entry.contender,
         shown(sample["weight_bytes"] / 1e6),
         shown(sample["bits_per_weight"]),
         _give_or_take(shown(sample["kl"]), sample["kl_error"], shown),
@@ -95,25 +92,22 @@ def _percent(share: float) -> str:
     return f"{100 * share:.2f}"
 
 
-def figures(found: Results, hardware: str) -> Iterator[tuple[str, Picture]]:
-    """(file name, picture) of each run. hardware: as people call it."""
-    for run in found.runs:
-        for cell in run.of(TABLE):
-            yield figure_name(found, run, TABLE), picture_of(cell, f"{run.title}, {hardware}")
-
-
-def picture_of(cell: Cell, subtitle: str) -> Picture:
+def pictures_of(run: Run) -> Iterator[tuple[str, Picture]]:
     """A row per contender, with its bits per weight: the divergence, and its standard error."""
-    measured = [(entry.contender, sample) for entry in cell.entries for sample in entry.samples if sample["kl"] > 0]
-    return Picture(
-        kind="levels",
-        title=TITLE,
-        subtitle=subtitle,
-        x_label="KL divergence, nats",
-        y_label="",
-        series=tuple(_series(name, sample) for name, sample in measured),
-        scale="log",
-    )
+    for cell in run.of(TABLE):
+        measured = [(entry.contender, sample) for entry in cell.entries for sample in entry.samples if sample["kl"] > 0]
+        yield (
+            TABLE,
+            Picture(
+                kind="levels",
+                title=TITLE,
+                subtitle="",
+                x_label="KL divergence, nats",
+                y_label="",
+                series=tuple(_series(name, sample) for name, sample in measured),
+                scale="log",
+            ),
+        )
 
 
 def _series(name: str, sample: dict[str, Any]) -> Series:
@@ -125,23 +119,15 @@ def _series(name: str, sample: dict[str, Any]) -> Series:
 # -- report.md ---------------------------------------------------------------------------------------------------------
 
 
-def report_parts(found: Results) -> Iterator[str | Rows]:
-    """The paragraphs and tables of report.md, without the heading and the common ending."""
-    quick = "Only a few windows were read."
-    yield from opening(found, QUESTION, PREDICTION, HOW_TO_READ, quick, partial(_about, found))
-    yield "## Where it loses"
-    yield from (f"**{run.title}.** {_losses(cell)}" for run in found.runs for cell in run.of(TABLE))
-
-
-def _about(found: Results, run: Run) -> Iterator[str | Rows]:
+def _about(run: Run) -> Iterator[str]:
     if run.model.startswith("random:"):
         yield "**Random weights.** What they predict is noise, so this says nothing of a trained model."
-    yield from tables_of(found, run, ".")
 
 
-def _losses(cell: Cell) -> str:
+def _losses(run: Run) -> str:
     """The first row's distance, and the others as multiples of it, the farthest first."""
-    measured = [(entry.contender, sample) for entry in cell.entries for sample in entry.samples]
+    entries = [entry for cell in run.of(TABLE) for entry in cell.entries]
+    measured = [(entry.contender, sample) for entry in entries for sample in entry.samples]
     if not measured:
         return "Nothing could be measured."
     (name, first), *others = measured
@@ -162,3 +148,9 @@ def command(run: Run, device: str) -> str:
     texts = [cell.workload for cell in run.of(TABLE) if not cell.workload["own"]]
     given = "".join(f" --text {text['text']}" for text in texts)
     return f"gradus bench {NAME} --device {device} --model {run.model}{given}"
+
+
+STUDY = Study(
+    NAME, QUESTION, PREDICTION, HOW_TO_READ, "Only a few windows were read.",
+    tables=tables_of, pictures=pictures_of, losses=_losses, about=_about, command=command,
+)  # fmt: skip

@@ -16,11 +16,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from gradus.bench.declare.suites import cache_for
 from gradus.bench.measure.drive import check_completions
-from gradus.bench.measure.fingerprint import commit as current_commit
 from gradus.bench.measure.fingerprint import fingerprint, hardware_name
 from gradus.bench.measure.settings import Settings, Watcher
 from gradus.bench.record import results
@@ -160,11 +157,7 @@ def _begin(llm: LLM, settings: Settings) -> Run:
         device=llm.device.type,
         fingerprint=fingerprint(llm.device, quick=settings.quick),
         settings={
-            "commit": settings.commit or current_commit(),
-            "seed": SEED,
-            "quick": settings.quick,
-            "threads": torch.get_num_threads(),
-            "float32 products": torch.get_float32_matmul_precision(),
+            **settings.of_run(),
             "prefix cache": "off",
             "precision": llm.precision.reason,
             **settings.of_quantized(llm.precision),
@@ -186,15 +179,7 @@ def _cell(llm: LLM, size: Size, table: str, prompts: Sequence[Sequence[int]], wa
         str(size.batch),
         size.batch,
         size.batch,
-        {
-            "what": work.what,
-            "digest": work.digest(),
-            "requests": size.batch,
-            "prompt_tokens": work.prompt_tokens,
-            "output_tokens": work.output_tokens,
-            "longest": work.longest,
-            "logits_bytes": size.batch * llm.config.vocab_size * llm.precision.activations.itemsize,
-        },
+        work.record() | {"logits_bytes": size.batch * llm.config.vocab_size * llm.precision.activations.itemsize},
         [Entry(name) for name in every],
     )
     watcher.cell(f"{TABLES[table]}, batch {size.batch}", size.rounds * (len(every) + 1))

@@ -5,13 +5,11 @@ cell has two samples of the plain draw per round, and one of everything else. No
 """
 
 from collections.abc import Iterator
-from functools import partial
-from pathlib import Path
 
-from gradus.bench.record.metrics import shown, spread
-from gradus.bench.record.outline import Rows, opening
+from gradus.bench.record.metrics import bracketed, middle, shown
 from gradus.bench.record.plots import Picture, Series
-from gradus.bench.record.results import Cell, Results, Run, figure_name
+from gradus.bench.record.results import Cell, Results, Run
+from gradus.bench.record.study import Part, Rows, Study, figure, gradus_bench
 from gradus.bench.statistics import median
 
 NAME = "sampling"
@@ -83,19 +81,14 @@ def _seconds(cell: Cell, name: str) -> list[float]:
 # -- tables and figures ------------------------------------------------------------------------------------------------
 
 
-def tables_of(found: Results, run: Run, where: str) -> Iterator[str | Rows]:
-    """The settings, then each temperature's table and figure. where: the figures' folder, relative to the page.
-
-    The report, which lies in that folder, has all columns; any other page has a column per batch.
-    """
-    table_here = table_of if where == "." else short_table_of
-    cells = run.of(next(iter(TABLES)))
-    yield "\n".join(f"- batch {cell.row}: {cell.workload['what']}" for cell in cells)
-    for table, title in TABLES.items():
-        if run.of(table):
+def tables_of(found: Results, run: Run) -> Iterator[Part]:
+    """The settings, then each temperature's table and figure."""
+    yield "\n".join(f"- batch {cell.row}: {cell.workload['what']}" for cell in _first(run))
+    for name, title in TABLES.items():
+        if run.of(name):
             yield f"*{title}*"
-            yield table_here(run.of(table))
-            yield f"![{title}]({(Path(where) / figure_name(found, run, table)).as_posix()})"
+            yield table_of(run.of(name))
+            yield figure(found, run, name, title)
 
 
 def table_of(cells: list[Cell]) -> Rows:
@@ -107,86 +100,61 @@ def table_of(cells: list[Cell]) -> Rows:
     return header, [[name, *(text for cell in cells for text in _columns(cell, name))] for name in names]
 
 
-def short_table_of(cells: list[Cell]) -> Rows:
-    """A row per parameter, with its time per batch as a multiple of the plain draw's."""
-    names = [entry.contender for entry in cells[0].entries]
-    rows = [[name, *(_times(ratios(cell, name)) if cell.entry(name) else "–" for cell in cells)] for name in names]
-    return ["times the plain draw", *(f"batch {cell.row}" for cell in cells)], rows
-
-
 def _columns(cell: Cell, name: str) -> list[str]:
     entry = cell.entry(name)
-    rate = spread(entry.samples, "output_tok_s") if entry else None
-    if rate is None:
+    if entry is None or not entry.samples:
         return ["–", "", ""]
     more = "" if name == PLAIN else shown(median(more_us(cell, name)))
-    return [_times(ratios(cell, name)), more, shown(rate.median)]
+    return [_times(cell, name), more, middle(entry.samples, "output_tok_s")]
 
 
-def _times(values: list[float]) -> str:
-    middle, low, high = (shown(value) for value in (median(values), min(values), max(values)))
-    return f"{middle}×" if low == high else f"{middle}× ({low}–{high})"
+def _times(cell: Cell, name: str) -> str:
+    return bracketed(ratios(cell, name), shown, "×") if cell.entry(name) else "–"
 
 
-def figures(found: Results, hardware: str) -> Iterator[tuple[str, Picture]]:
-    """(file name, picture) of each temperature of each run. hardware: as people call it."""
-    for run in found.runs:
-        for table, title in TABLES.items():
-            if run.of(table):
-                yield figure_name(found, run, table), picture_of(run, table, f"{title}\n{run.title}, {hardware}")
-
-
-def picture_of(run: Run, table: str, heading: str) -> Picture:
+def pictures_of(run: Run) -> Iterator[tuple[str, Picture]]:
     """A row per parameter, and in it a point per batch: how much longer it takes than the plain draw, in percent."""
-    cells = run.of(table)
-    names = [entry.contender for entry in cells[0].entries if entry.contender != PLAIN]
-    title, _, subtitle = heading.partition("\n")
-    return Picture(
-        kind="dots",
-        title=title,
-        subtitle=subtitle,
-        x_label="% more time than the plain draw",
-        y_label="",
-        series=tuple(_series(cell, names) for cell in cells),
-        labels=tuple(enumerate(names)),
-    )
+    for name, title in TABLES.items():
+        if cells := run.of(name):
+            parameters = [entry.contender for entry in cells[0].entries if entry.contender != PLAIN]
+            yield (
+                name,
+                Picture(
+                    kind="dots",
+                    title=title,
+                    subtitle="",
+                    x_label="% more time than the plain draw",
+                    y_label="",
+                    series=tuple(_series(cell, parameters) for cell in cells),
+                    labels=tuple(enumerate(parameters)),
+                ),
+            )
 
 
 def _series(cell: Cell, names: list[str]) -> Series:
-    more = [[100 * (ratio - 1) for ratio in ratios(cell, name)] for name in names]
-    middles, lows, highs = ([kind(values) for values in more] for kind in (median, min, max))
-    return Series(f"batch {cell.row}", list(range(len(names))), middles, lows, highs)
+    more = ([100 * (ratio - 1) for ratio in ratios(cell, name)] for name in names)
+    return Series.of(f"batch {cell.row}", enumerate(more))
 
 
 # -- report.md ---------------------------------------------------------------------------------------------------------
 
 
-def report_parts(found: Results) -> Iterator[str | Rows]:
-    """The paragraphs and tables of report.md, without the heading and the common ending."""
-    quick = "Requests are few, and cut to a few tokens."
-    yield from opening(found, QUESTION, PREDICTION, HOW_TO_READ, quick, partial(_about, found))
-    shapes = [f"**{run.title}.** {said}" for run in found.runs if (said := _of_shape(run))]
-    if shapes:
-        yield "## What the shape of the distribution changes"
-        yield from shapes
-    yield "## Where it loses"
-    yield from (f"**{run.title}.** {_losses(run)}" for run in found.runs)
-
-
-def _about(found: Results, run: Run) -> Iterator[str | Rows]:
-    yield _one_reading(run)
-    yield from tables_of(found, run, ".")
-
-
-def _one_reading(run: Run) -> str:
+def _one_reading(run: Run) -> Iterator[str]:
     """The floor for parameters that read the logits once more."""
     bandwidth = run.fingerprint["rates"]["read_gb_s"]
     takes = [f"{shown(cell.workload['logits_bytes'] / bandwidth / 1e3)} µs at batch {cell.row}" for cell in _first(run)]
-    return f"At the bandwidth that was measured here, reading the logits of a step once takes {_listed(takes)}."
+    yield f"At the bandwidth that was measured here, reading the logits of a step once takes {_listed(takes)}."
 
 
 def _first(run: Run) -> list[Cell]:
     return run.of(next(iter(TABLES)))
+
+
+def _findings(found: Results) -> Iterator[str]:
+    shapes = [f"**{run.title}.** {said}" for run in found.runs if (said := _of_shape(run))]
+    if shapes:
+        yield "## What the shape of the distribution changes"
+        yield from shapes
 
 
 def _of_shape(run: Run) -> str:
@@ -233,3 +201,10 @@ def _goal(run: Run) -> str:
 def _listed(texts: list[str]) -> str:
     """ "a, b and c" """
     return " and ".join(part for part in (", ".join(texts[:-1]), *texts[-1:]) if part)
+
+
+STUDY = Study(
+    NAME, QUESTION, PREDICTION, HOW_TO_READ, "Requests are few, and cut to a few tokens.",
+    tables=tables_of, pictures=pictures_of, losses=_losses, about=_one_reading, findings=_findings,
+    command=lambda run, device: gradus_bench(NAME, run, device),
+)  # fmt: skip

@@ -10,6 +10,7 @@ from gradus.bench.predict import simulation
 from gradus.bench.record import results
 from gradus.bench.record.metrics import shown
 from gradus.bench.record.results import Cell, Entry, Results, Run
+from gradus.bench.record.study import Rows
 from gradus.bench.workloads import SEED
 from gradus.config.options import SETTINGS, Policy
 from gradus.errors import ConfigError
@@ -107,9 +108,6 @@ def _settings(quick: bool, commit: str | None) -> dict[str, Any]:
 
 
 # -- the report --------------------------------------------------------------------------------------------------------
-
-Rows = tuple[list[str], list[list[str]]]
-"""A table: its header and its rows."""
 
 OPENING = (
     "How many requests could the scheduler serve, if the model took no time?",

@@ -4,14 +4,12 @@ Every round runs each drafter's engine and the one without drafts, so a cell has
 """
 
 from collections.abc import Iterator
-from functools import partial
-from pathlib import Path
 from typing import Any
 
-from gradus.bench.record.metrics import shown, spread
-from gradus.bench.record.outline import Rows, opening
+from gradus.bench.record.metrics import bracketed, middle, percent, shown
 from gradus.bench.record.plots import Picture, Series
-from gradus.bench.record.results import Cell, Entry, Results, Run, figure_name
+from gradus.bench.record.results import Cell, Entry, Results, Run
+from gradus.bench.record.study import Part, Rows, Study, figure
 from gradus.bench.statistics import median
 from gradus.errors import ConfigError
 
@@ -126,10 +124,10 @@ def names_of(cells: list[Cell]) -> list[str]:
 # -- tables and figures ------------------------------------------------------------------------------------------------
 
 
-def tables_of(found: Results, run: Run, where: str) -> Iterator[str | Rows]:
-    """The tables for each kind of text, and the figure. where: the figures' folder, relative to the page."""
-    for table, title in TABLES.items():
-        cells = run.of(table)
+def tables_of(found: Results, run: Run) -> Iterator[Part]:
+    """The tables for each kind of text, and the figure."""
+    for name, title in TABLES.items():
+        cells = run.of(name)
         if cells:
             yield f"*{title}*: " + "; ".join(cell.workload["what"] for cell in cells)
             yield rates_table(cells)
@@ -145,35 +143,27 @@ def tables_of(found: Results, run: Run, where: str) -> Iterator[str | Rows]:
         yield f"*Beside vLLM {version}*: the same prompts {when}, in processes of its own"
         yield vllm_table(beside)
     if len(run.of(FIGURE)) >= FEWEST:
-        yield f"![{TABLES[FIGURE]}]({(Path(where) / figure_name(found, run, FIGURE)).as_posix()})"
+        yield figure(found, run, FIGURE, TABLES[FIGURE])
 
 
 def rates_table(cells: list[Cell]) -> Rows:
     """A row per drafter and batch: the rate, and the slowest gaps."""
     header = ["batch", "drafts by", "tok/s", "times none", "TTFT p99 ms", "ITL p99 ms", "same"]
-    rows = []
-    for cell in cells:
-        for entry in ours(cell):
-            rate = spread(entry.samples, "output_tok_s")
-            waits = [spread(entry.samples, metric) for metric in ("ttft_ms_p99", "itl_ms_p99")]
-            rows.append([
-                cell.row, entry.contender, shown(rate.median) if rate else "–",
-                "" if entry.contender == NONE else _times(ratios(cell, entry.contender)),
-                *("" if wait is None else shown(wait.median) for wait in waits),
-                _percent(min(sample.get("same", 1.0) for sample in entry.samples)) if entry.samples else "",
-            ])  # fmt: skip
-    return header, rows
+    return header, [
+        [
+            cell.row, entry.contender, middle(entry.samples, "output_tok_s") or "–", _times(cell, entry),
+            middle(entry.samples, "ttft_ms_p99"), middle(entry.samples, "itl_ms_p99"), _same(entry),
+        ]
+        for cell in cells
+        for entry in ours(cell)
+    ]  # fmt: skip
 
 
 def drafts_table(cells: list[Cell]) -> Rows:
     """A row per drafter and batch: tokens per step, and acceptance by position."""
-    header = ["batch", "drafts by", "tokens per step", "stands, by position"]
-    rows = []
-    for cell in cells:
-        for entry in drafters(cell):
-            mean = tokens_per_step(entry)
-            rows.append([cell.row, entry.contender, "–" if mean is None else shown(mean), _positions(entry)])
-    return header, rows
+    places = [(cell, entry) for cell in cells for entry in drafters(cell)]
+    rows = [[cell.row, entry.contender, _tokens_per_step(entry), _positions(entry)] for cell, entry in places]
+    return ["batch", "drafts by", "tokens per step", "stands, by position"], rows
 
 
 def _every_step_rows(run: Run) -> Iterator[list[str]]:
@@ -182,7 +172,7 @@ def _every_step_rows(run: Run) -> Iterator[list[str]]:
         for entry in drafters(cell):
             if told := (entry.prediction or {}).get("every step"):
                 pairs = [*zip(_shares(told), _shares(told["predicted"]), strict=False)]
-                positions = ", ".join(f"{_percent(found)} ({_percent(expected)})" for found, expected in pairs)
+                positions = ", ".join(f"{percent(found)} ({percent(expected)})" for found, expected in pairs)
                 apart = max((abs(found - expected) for found, expected in pairs), default=0.0)
                 yield [TABLES[cell.table], entry.contender, positions, f"{apart:.3f}"]
 
@@ -208,77 +198,66 @@ def _usual_rate(entry: Entry | None) -> float | None:
     return median([_rate(sample) for sample in entry.samples]) if entry and entry.samples else None
 
 
+def _tokens_per_step(entry: Entry) -> str:
+    mean = tokens_per_step(entry)
+    return "–" if mean is None else shown(mean)
+
+
 def _positions(entry: Entry) -> str:
     expected = (entry.prediction or {}).get("stands", [])
-    found = stood(entry)
     parts = [
-        f"{_percent(value)} ({_percent(expected[place])})" if place < len(expected) else _percent(value)
-        for place, value in enumerate(found)
+        f"{percent(value)} ({percent(expected[place])})" if place < len(expected) else percent(value)
+        for place, value in enumerate(stood(entry))
     ]
     return ", ".join(parts) or "nothing drafted"
 
 
-def _percent(share: float) -> str:
-    return f"{100 * share:.0f} %"
+def _times(cell: Cell, entry: Entry) -> str:
+    if entry.contender == NONE:
+        return ""
+    found = ratios(cell, entry.contender)
+    return bracketed(found, "{:.2f}".format, "×") if found else "–"
 
 
-def _times(values: list[float]) -> str:
-    if not values:
-        return "–"
-    middle, low, high = (f"{value:.2f}" for value in (median(values), min(values), max(values)))
-    return f"{middle}×" if low == high else f"{middle}× ({low}–{high})"
+def _same(entry: Entry) -> str:
+    return percent(min(sample.get("same", 1.0) for sample in entry.samples)) if entry.samples else ""
 
 
-def figures(found: Results, hardware: str) -> Iterator[tuple[str, Picture]]:
-    """(file name, picture) of each run: acceptance and speed of every drafter by batch. hardware: as people call it."""
-    for run in found.runs:
-        cells = sorted(run.of(FIGURE), key=lambda cell: cell.batch)
-        if len(cells) >= FEWEST:
-            yield figure_name(found, run, FIGURE), picture_of(run, cells, hardware)
-
-
-def picture_of(run: Run, cells: list[Cell], hardware: str) -> Picture:
-    series = []
-    for name in names_of(cells):
-        series += [_speed(name, cells), _acceptance(name, cells)]
-    return Picture(
-        kind="lines",
-        title=f"{TABLES[FIGURE]}: what drafts bring, by sequences at once",
-        subtitle=f"{run.title}, {hardware}",
-        x_label="sequences at once",
-        y_label="times none; tokens per step",
-        series=tuple(one for one in series if one.x),
-        labels=tuple((place, cell.row) for place, cell in enumerate(cells)),
+def pictures_of(run: Run) -> Iterator[tuple[str, Picture]]:
+    """Acceptance and speed of every drafter by batch."""
+    cells = sorted(run.of(FIGURE), key=lambda cell: cell.batch)
+    if len(cells) < FEWEST:
+        return
+    series = [each(name, cells) for name in names_of(cells) for each in (_speed, _acceptance)]
+    yield (
+        FIGURE,
+        Picture(
+            kind="lines",
+            title=f"{TABLES[FIGURE]}: what drafts bring, by sequences at once",
+            subtitle="",
+            x_label="sequences at once",
+            y_label="times none; tokens per step",
+            series=tuple(one for one in series if one.x),
+            labels=tuple((place, cell.row) for place, cell in enumerate(cells)),
+        ),
     )
 
 
 def _speed(name: str, cells: list[Cell]) -> Series:
-    there = [(place, found) for place, cell in enumerate(cells) if (found := ratios(cell, name))]
-    values = [[kind(found) for _, found in there] for kind in (median, min, max)]
-    return Series(f"{name}: speed", [place for place, _ in there], *values)
+    return Series.of(f"{name}: speed", enumerate(ratios(cell, name) for cell in cells))
 
 
 def _acceptance(name: str, cells: list[Cell]) -> Series:
-    entries = [(place, cell.entry(name)) for place, cell in enumerate(cells)]
-    means = [(place, mean) for place, entry in entries if entry and (mean := tokens_per_step(entry)) is not None]
-    values = [mean for _, mean in means]
-    return Series(f"{name}: tokens per step", [place for place, _ in means], values, values, values)
+    means = [(mean,) if (entry := cell.entry(name)) and (mean := tokens_per_step(entry)) is not None else ()
+             for cell in cells]  # fmt: skip
+    return Series.of(f"{name}: tokens per step", enumerate(means))
 
 
 # -- report.md ---------------------------------------------------------------------------------------------------------
 
 
-def report_parts(found: Results) -> Iterator[str | Rows]:
-    """The paragraphs and tables of report.md, without the heading and the common ending."""
-    quick = "Requests are few, and cut to a few tokens."
-    yield from opening(found, QUESTION, PREDICTION, HOW_TO_READ, quick, partial(_about, found))
-    yield "## Where it loses"
-    yield from (f"**{run.title}.** {_losses(run)}" for run in found.runs)
-
-
-def _about(found: Results, run: Run) -> Iterator[str | Rows]:
-    yield from (_trained(told) for told in run.profiles)
-    yield from tables_of(found, run, ".")
+def _about(run: Run) -> Iterator[str]:
+    yield from map(_trained, run.profiles)
 
 
 def command(run: Run, device: str) -> str:
@@ -300,7 +279,7 @@ def _trained(told: dict[str, Any]) -> str:
     """The heads' training data and accuracy."""
     if "right" not in told:
         return f"*{told['heads']}*: nothing is known of their training."
-    right = ", ".join(_percent(share) for share in told["right"])
+    right = ", ".join(percent(share) for share in told["right"])
     return (
         f"*{told['heads']}*: {told['steps']} steps on {told['answer_tokens']:,} tokens that the model wrote (seed "
         f"{told['seed']}); right on texts held out, by position: {right}; {told['tokens_per_step']:.2f} tokens per "
@@ -317,3 +296,9 @@ def _losses(run: Run) -> str:
         return f"No drafter is below {SLOWER:g} times the rate without drafts anywhere."
     said = "; ".join(f"*{name}* {times:.2f}× ({cell.table}, batch {cell.row})" for times, cell, name in slower)
     return f"Slower than without drafts: {said}."
+
+
+STUDY = Study(
+    NAME, QUESTION, PREDICTION, HOW_TO_READ, "Requests are few, and cut to a few tokens.",
+    tables=tables_of, pictures=pictures_of, losses=_losses, about=_about, command=command,
+)  # fmt: skip
