@@ -7,7 +7,6 @@ Read in this order. Each room imports only rooms above it:
     predict/         what a step costs at least, and what a phase could reach
     declare/         a benchmark as a declaration: question, prediction, tables, contenders
     record/          results.json, and the pieces that reports are made of
-    references/      what the kernels compute, in plain torch
     measure/         one workload through one engine, timed; the machine that it runs on
     contenders/      the engines that are compared: ours, yours, and peers
     studies/         comparisons with their own tables: vLLM, quality, sampling, speculation, the scheduler
