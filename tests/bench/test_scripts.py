@@ -90,6 +90,6 @@ def test_a_page_is_stale_when_a_file_changes(page):
 
 def test_what_was_not_measured_says_how(page):
     (page.parents[1] / "benchmarks/lessons/serving_lesson.json").unlink()
-    command = "python benchmarks/serving_lesson.py --out benchmarks/serving_lesson.json"
+    command = "python benchmarks/lessons/serving_lesson.py --out benchmarks/lessons/serving_lesson.json"
     assert f"Not measured yet: `{command}`" in refreshed(page)
-    assert (BENCHMARKS / "serving_lesson.py").is_file()
+    assert (BENCHMARKS / "lessons/serving_lesson.py").is_file()

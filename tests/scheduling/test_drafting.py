@@ -1,15 +1,20 @@
 """Which drafts a step verifies: as many as pay, of the sequences whose drafts stand, at nobody's expense."""
 
+import inspect
+import re
 from collections import deque
+from fractions import Fraction
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from gradus.engine.plan import NO_DRAFTS, REJECTED, UNDRAFTED, Decodes
+from gradus.scheduling import draft_gains, draft_shapes, drafting, hindsight, step_times
 from gradus.scheduling.draft_shapes import MOST_ROWS, MOST_SEQUENCES, DraftShape, DraftShapes, batch_sizes
-from gradus.scheduling.drafting import LOSS, MOST_PATIENCE, PATIENCE, QUIET, TRIAL, DraftControl
+from gradus.scheduling.drafting import HOLD, LOSS, DraftControl
 from gradus.scheduling.hindsight import IN_A_ROW, Hindsight
-from gradus.scheduling.step_times import FIRST, RECENT, STALE, StepTimes
+from gradus.scheduling.step_times import STALE, StepTimes
 from tests.pairwise import each_once, first, pairwise
 
 COPIES, OPEN = 0.92, 0.2  # how probable it is that a draft stands, if those before it do
@@ -33,7 +38,9 @@ class Judge(Hindsight):
         right = found & (self.draw.random(len(without)) < self.chance)
         self.counts += [without, found, found, right]
         self.runs[without] = np.where(right, self.runs + 1, 0)[without]
-        self.stirred |= bool((without & (self.runs == IN_A_ROW)).any())
+        begun = without & (self.runs == IN_A_ROW)
+        self.stirred |= bool(begun.any())
+        self.counts[:2, begun] = np.minimum(self.counts[:2, begun], [[2 * IN_A_ROW], [IN_A_ROW]])
 
     def take(self, slots):
         self.stirred, taken = False, self.counts[:, slots]
@@ -190,7 +197,7 @@ def of_requests(chances, before: float, hindsight: Judge | None = None) -> np.nd
 @pytest.mark.parametrize("before", [OPEN, COPIES])
 @pytest.mark.parametrize("share", [0, 1 / 4])
 def test_short_requests_lose_little_however_wrong_the_expectation(share, before):
-    assert of_requests(mixed(8, share), before).min() > 1 - LOSS - 0.005
+    assert of_requests(mixed(8, share), before).min() > 1 - LOSS - 0.01
 
 
 @pytest.mark.parametrize("before", [OPEN, COPIES])
@@ -215,9 +222,27 @@ def test_with_hindsight_nothing_is_chosen_anew_until_a_sequence_begins_to_copy(m
     chosen, chose = [], DraftControl._chosen
     monkeypatch.setattr(DraftControl, "_chosen", lambda *given: chosen.append(1) or chose(*given))
     assert not any(device.run(OPEN, 160))
-    assert len(chosen) <= 160 / QUIET + 6, "a few more where guesses were right by chance"
+    assert len(chosen) <= 6, "a few more where guesses were right by chance"
     judge.chance[:], judge.found[:] = 1.0, 1.0
     assert any(device.run(1.0, IN_A_ROW + 2)), "at once, not when the last choice ends"
+
+
+def test_with_hindsight_a_choice_for_want_of_room_is_made_anew():
+    """Drafts of one sequence would not pay for the step, and those of all have no room until a prompt has been read."""
+    device = Device(
+        DraftControl(DraftShapes(7, 4), 4, lag=1, adaptive=True, hindsight=Judge([1.0] * 4, [1.0] * 4)),
+        lambda count, rows, drafts: 1e-3 * (1 + 0.9 * (rows > 0)),
+        4,
+    )
+    control, slots = device.control, device.slots
+    for _ in range(3):
+        control.learn(Decodes(slots=slots, drafts=np.zeros(4, np.int64)), np.full((4, 1), 7), [], 1e-3)
+        control.choose(slots, 0)
+    control.times.took(4, DraftShape(7, 7), 1.9e-3)
+    control.times.took(4, DraftShape(7, 7), 1.9e-3)
+    control._ahead[:] = 100
+    chosen = [control.choose(slots, 3 if step < HOLD else 10_000).sum() for step in range(2 * HOLD + 1)]
+    assert not any(chosen[:HOLD]) and chosen[-1]
 
 
 # -- and those that copy gain ------------------------------------------------------------------------------------------
@@ -246,7 +271,7 @@ def test_one_that_is_far_behind_holds_up_no_others():
     device.control._ahead[:] = [-8, *[0] * 7]
     device.forget()
     device.run(COPIES, 60)
-    assert device.gains().min() > 1.2
+    assert device.gains().mean() > 1.4 and device.gains().min() > 1.1
 
 
 def best(chance: float, count: int, cost, shapes: DraftShapes) -> float:
@@ -278,16 +303,16 @@ def test_the_likeliest_drafts_are_verified_however_many_rows_there_are():
 def test_drafts_that_never_stand_are_tried_ever_more_rarely():
     device = Device(adaptive(), by_rows(0.01))
     device.run(0.0, 3000)
-    assert sum(drafts > 0 for drafts in device.run(0.0, 4 * MOST_PATIENCE)) <= 5
+    assert sum(drafts > 0 for drafts in device.run(0.0, 4 * STALE)) <= 5
     assert device.gains()[0] > 0.99
 
 
 def test_a_trial_finds_out_when_drafts_stand_again():
     device = Device(adaptive(), by_rows(0.01))
     device.run(0.0, 500)
-    again = device.run(1.0, MOST_PATIENCE + 60)
+    again = device.run(1.0, STALE + 60)
     begun = next(number for number, drafts in enumerate(again) if drafts)
-    assert again[begun] == TRIAL and max(again[begun : begun + 40]) == 7
+    assert again[begun] == 1 and max(again[begun : begun + 40]) == 7
 
 
 def test_a_trial_waits_until_everyone_can_afford_it():
@@ -313,7 +338,7 @@ def test_new_requests_are_expected_to_be_like_the_ones_before_them():
     others = Device(adaptive(8), by_rows(0.05), 8)
     others.run(0.05, 2000)
     begin_anew(others)
-    assert not any(others.run(0.05, PATIENCE - 1)), "not before a trial"
+    assert not any(others.run(0.05, HOLD - 1)), "not before a trial"
 
 
 @pytest.mark.parametrize("chance", first([0.5, 0.0, 1.0]))
@@ -382,7 +407,7 @@ def test_what_a_shape_takes_is_a_multiple_known_before_the_first_request():
     times, shape = StepTimes(), DraftShape(7, 14)
     times.expect(8, shape, 1.25)
     assert times.ratio(8, shape) == 1.25 and not times.known(8)
-    for _ in range(FIRST):
+    for _ in range(2):
         times.took_plain(8, 1e-3)
     assert times.known(8) and times.took(8, shape, 1.5e-3) == 1.5
     assert times.ratio(8, shape) == 1.25, "the first step may have set something up"
@@ -393,17 +418,31 @@ def test_what_a_shape_takes_is_a_multiple_known_before_the_first_request():
 
 def test_a_first_step_without_drafts_may_come_after_many_with_some():
     times, shape = StepTimes(), DraftShape(7, 14)
-    for _ in range(RECENT + 1):
+    for _ in range(STALE):
         times.took(8, shape, 2e-3)
     times.took_plain(8, 1e-3)
     assert times.took(8, shape, 1.5e-3) == 1.5
 
 
+def test_a_shape_that_was_slow_for_a_while_is_tried_again():
+    """Two steps were slow, and none follows for long: the shape looks cheap again, and the next time counts alone."""
+    times, shape = StepTimes(), DraftShape(7, 14)
+    for _ in range(2):
+        times.took_plain(8, 1e-3)
+        times.took(8, shape, 50e-3)
+    assert times.ratios(8, [shape])[shape] == 50
+    for _ in range(50 * STALE):
+        times.took_plain(8, 1e-3)
+    assert times.ratios(8, [shape])[shape] < 2
+    times.took(8, shape, 1.5e-3)
+    assert times.ratios(8, [shape])[shape] == 1.5
+
+
 def test_a_shape_that_was_not_timed_is_judged_by_the_nearest_that_was():
     times = StepTimes()
-    for _ in range(FIRST):
+    for _ in range(2):
         times.took_plain(8, 1e-3)
-    assert times.ratio(8, DraftShape(7, 28)) < 1.1, "nothing is known"
+    assert times.ratio(8, DraftShape(7, 28)) == 1.0, "nothing is known"
     for _ in range(2):
         times.took(8, DraftShape(7, 28), 3e-3)
     assert times.ratio(8, DraftShape(7, 28)) == 3.0
@@ -449,6 +488,24 @@ def test_a_number_that_was_asked_for_is_used_as_far_as_there_is_room():
 
 
 # -- what it says ------------------------------------------------------------------------------------------------------
+
+PAGE = Path(__file__).parents[2] / "docs" / "design" / "speculation.md"
+PACKING = {"PAIR"}  # decides nothing
+
+
+def numbers(module) -> dict[str, tuple[float, ...]]:
+    """The module's own constants that are numbers, or plain tuples of them."""
+    names = re.findall(r"^([A-Z_]+)(?:, ([A-Z_]+))? = ", inspect.getsource(module), re.MULTILINE)
+    found = {name: getattr(module, name) for pair in names for name in pair if name}
+    return {name: tuple(np.atleast_1d(value)) for name, value in found.items() if type(value) in (int, float, tuple)}
+
+
+def test_the_page_lists_every_number_that_steers_a_choice():
+    rows = re.findall(r"^\| `([A-Z_]+)` \| ([\d., /]+) \|", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
+    listed = {name: tuple(float(Fraction(each.strip())) for each in value.split(",")) for name, value in rows}
+    modules = draft_gains, draft_shapes, drafting, hindsight, step_times
+    found = {name: value for module in modules for name, value in numbers(module).items() if name not in PACKING}
+    assert listed == found
 
 
 def test_it_says_why_there_are_so_many():

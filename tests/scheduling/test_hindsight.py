@@ -25,7 +25,7 @@ def column(*tokens: int) -> np.ndarray:
 
 
 def taken(hindsight: Hindsight, slots: int = 1) -> list[list[int]]:
-    """Steps, found and right of each slot."""
+    """Steps, found and right of each slot, as long as none has begun to copy."""
     steps, found, guesses, right = hindsight.take(np.arange(slots))
     assert (found == guesses).all()
     return np.array([steps, found, right]).T.tolist()
@@ -99,7 +99,27 @@ def test_some_right_guesses_in_a_row_report_that_a_sequence_has_begun_to_copy():
     for number in range(12):
         hindsight.judge(decodes(text), column(5 + number), [])
         assert hindsight.stirred == (number + 1 == IN_A_ROW), "once for each time that it begins"
-        taken(hindsight)
+        hindsight.take(np.arange(1))
+
+
+def test_of_the_steps_before_a_sequence_began_to_copy_only_as_many_count_as_it_has_copied():
+    hindsight, text = Hindsight(), decodes([*range(40), 3, 4])
+    for token in (50, 60, 70, 8, 9, *range(10, 10 + IN_A_ROW)):  # one guess is wrong, and four times nothing is found
+        hindsight.judge(text, column(token), [])
+    steps, found, guesses, right = hindsight.take(np.arange(1))[:, 0].tolist()
+    assert (steps, found, guesses, right) == (2 * IN_A_ROW, IN_A_ROW, IN_A_ROW + 1, IN_A_ROW)
+
+
+def test_a_sequence_that_goes_on_copying_after_its_drafts_is_reported_again():
+    hindsight, text = Hindsight(), [*range(40), 3, 4]
+    drafted = decodes(text, drafts=[1])
+    plain, token = decodes(text), iter(range(5, 40))
+    for _ in range(2):
+        for _ in range(IN_A_ROW):
+            hindsight.judge(plain, column(next(token)), [])
+        assert hindsight.stirred
+        hindsight.take(np.arange(1))
+        hindsight.judge(drafted, np.array([[next(token), next(token)]]), [])
 
 
 def test_texts_of_one_token_and_of_none_that_repeat_are_read():

@@ -9,8 +9,7 @@ Read in this order:
     step_target.py    how long a step may last that several sequences share
     step_times.py     how long steps with drafts take
     hindsight.py      what drafts from the text would have gained
-    acceptance.py     the record of each sequence's drafts
-    draft_offers.py   the value of a step with drafts
+    draft_gains.py    the arithmetic: how likely drafts are accepted, and what a step with drafts is worth
     drafting.py       how many drafts each sequence verifies
     queue.py          the waiting queue
 """

@@ -3,9 +3,9 @@
 A step has B sequences with up to K drafts each, and rows for E drafts in all: a batch of eight sequences, two of them
 copying, needs 14 rows more, not 56. E is B · K (or all the rows there are, where a step runs only the drafts found),
 half of that, a quarter, and so on, so a step has at most twice the rows that it needs, or a few. Where each draft is
-one more pass of the drafter, K is one of a few numbers; otherwise it is the maximum, or SHORT where a step has hardly
-more rows than sequences: attention takes longer for every sequence that may have more new tokens than its smallest tile
-holds.
+one more pass of the drafter, K is one of CHOICES; otherwise it is the maximum, or the second of CHOICES where a step
+has hardly more rows than sequences: attention takes longer for every sequence that may have more new tokens than its
+smallest tile holds. With the token before them, three drafts of up to four query heads each fit a tile of 16 rows.
 """
 
 from collections.abc import Iterator
@@ -17,7 +17,6 @@ MOST_ROWS = 256
 """The most rows of a step that verifies drafts: beyond that, its time grows with its rows on any device."""
 MOST_SEQUENCES = 64
 """The most sequences of a step that verifies drafts: with more, a row takes as long as in a step of its own."""
-SHORT = 3  # with the token before them 4 rows: of up to four query heads each, they fit attention's tile of 16 rows
 HALVINGS = 2  # how often B · K is halved where K is one of a few: more shapes would take long to capture
 
 
@@ -77,7 +76,7 @@ class DraftShapes:
             least = max(drafts, most >> HALVINGS) if self.passes else drafts
             found |= {DraftShape(drafts, rows) for rows in halved(most, least)}
         if not self.passes:
-            short = min(SHORT, self.most)
+            short = min(CHOICES[1], self.most)
             found |= {DraftShape(short, rows) for rows in halved(size * short, short) if rows <= max(size, short)}
         fitting = [each for each in found if size + each.rows <= self.rows]
         return tuple(sorted(fitting, key=lambda each: (each.rows, each.drafts)))

@@ -3,16 +3,16 @@
 A draft is one more row in a step: it may gain a token for one sequence, and every sequence of the step waits for the
 rows of all. So a choice, made anew every few steps, has three parts:
 
-1. *How likely drafts are accepted* (`acceptance.py`). Drafts that are looked up in the text are judged though none are
-   verified (`hindsight.py`), since the host can look up, too. Those of heads and models are then not observed: each
-   sequence gets a few now and then, ever more rarely while they fail. These trials may cost a sequence LOSS of its
-   steps, whatever drafts gained before.
-2. *What they are worth* (`draft_offers.py`). Shapes of steps are filled with drafts. How long a step of each shape
+1. *How likely drafts are accepted* (`Acceptance` in `draft_gains.py`). Drafts that are looked up in the text are judged
+   though none are verified (`hindsight.py`), since the host can look up, too. Those of heads and models are then not
+   observed: each sequence tries one now and then, ever more rarely while they fail. These trials may cost a sequence
+   LOSS of its steps, whatever drafts gained before.
+2. *What they are worth* (`draft_gains.py`). Shapes of steps are filled with drafts. How long a step of each shape
    takes, relative to a step without drafts, is measured (`step_times.py`). The most tokens per second win.
 3. *Nobody pays.* A ledger records how many steps each sequence is ahead of where it would be without drafts. Drafts
    that are expected to put a sequence more than LOSS of its steps behind are not verified.
 
-docs/design/speculation.md has the arithmetic and the measurements.
+docs/design/speculation.md has the arithmetic, every number that steers a choice, and the measurements.
 """
 
 import math
@@ -25,18 +25,12 @@ from numpy.typing import NDArray
 
 from gradus.engine.metrics import Speculation
 from gradus.engine.plan import NO_DRAFTS, UNDRAFTED, Column, Decodes
-from gradus.scheduling.acceptance import Acceptance
-from gradus.scheduling.draft_offers import LOSS, MARGIN, Ratios, affordable, best_offer, gained, unpadded
+from gradus.scheduling.draft_gains import LOSS, MARGIN, Acceptance, Ratios, affordable, best_offer, gained, unpadded
 from gradus.scheduling.draft_shapes import DraftShape, DraftShapes
 from gradus.scheduling.hindsight import Hindsight
-from gradus.scheduling.step_times import StepTimes
+from gradus.scheduling.step_times import STALE, StepTimes
 
-HOLD, QUIET = 8, 32  # steps that a choice lasts while the same sequences decode; to draft nothing, with hindsight
-CATCH_UP = 4  # steps with drafts within which a sequence must be expected to repay its debt
-TRIAL = 2  # drafts in a trial, for a sequence whose drafts did not pay
-PATIENCE, MOST_PATIENCE = 8, 512  # steps until a trial: at first, and after many failures
-
-
+HOLD = 8  # steps that a choice lasts, and in which a debt is repaid, and that pass before a first trial
 UNAFFORDABLE = "drafts of some would slow the others down"
 
 
@@ -44,15 +38,15 @@ UNAFFORDABLE = "drafts of some would slow the others down"
 class Choice:
     """Drafts of each sequence, int64 [B], or NO_DRAFTS. shape: of the step that verifies them, where one was chosen.
 
-    lasts: for how many steps, while the same sequences decode. pause: steps without drafts that follow then, where a
-    sequence without drafts could not afford a second such step, and hindsight goes on judging.
+    lasts: for how many steps, while the same sequences decode; for ever is until hindsight is stirred. rests: whether
+    HOLD steps without drafts follow, since a sequence without drafts could not afford a second such step.
     """
 
     drafts: Column
     why: str
     shape: DraftShape | None = None
-    lasts: int = HOLD
-    pause: int = 0
+    lasts: float = HOLD
+    rests: bool = False
 
 
 class DraftControl:
@@ -77,15 +71,15 @@ class DraftControl:
         self.shapes, self.most, self.lag, self.adaptive = shapes, shapes.most, lag, adaptive
         self.times, self._sure = StepTimes() if times is None else times, sure
         self._hindsight = hindsight if adaptive else None
-        self._acceptance = Acceptance(slots)
+        self._acceptance = Acceptance(slots, float(self._hindsight is None))  # with hindsight, judged before it drafts
         self._ahead = np.zeros(slots)  # by slot: tokens ahead of where it would be without drafts
         self._spent = np.zeros(slots)  # by slot: the cost of trials, in steps without drafts
         self._begun = np.zeros(slots, np.int64)  # the step before its first
         self._due = np.zeros(slots, np.int64)  # the step that tries its drafts again
-        self._patience = np.full(slots, PATIENCE)
+        self._patience = np.full(slots, HOLD)  # steps from its newest trial to the next
         self._newcomers: list[int] = []  # slots that have new owners since the last choice
         self._step = 0
-        self._held: tuple[Column, int, int] | None = None  # the newest choice's slots, its room, and its last step
+        self._held: tuple[Column, int, float] | None = None  # the newest choice's slots, its room, and its last step
         self._choice = Choice(NO_DRAFTS, "nothing has run yet")
         self._steps = self._tokens = 0
         self._drafted, self._accepted = np.zeros((2, 1 + self.most), np.int64)  # counts of decodes, by their drafts
@@ -109,9 +103,9 @@ class DraftControl:
 
     def _reset(self, slots: list[int]) -> None:
         """Reset slots that have new owners: all at once, as many may begin together."""
-        self._acceptance.reset(slots, None if self._hindsight is None else 0.0)  # judged before it drafts
+        self._acceptance.reset(slots)
         self._ahead[slots] = self._spent[slots] = 0.0
-        self._begun[slots], self._due[slots], self._patience[slots] = self._step, self._step + PATIENCE, PATIENCE
+        self._begun[slots], self._due[slots], self._patience[slots] = self._step, self._step + HOLD, HOLD
 
     # -- a step is planned ---------------------------------------------------------------------------------------------
 
@@ -134,9 +128,9 @@ class DraftControl:
         """Choose by what drafts have come to so far; a choice is kept for some steps."""
         if self._held is not None and not (self._hindsight is not None and self._hindsight.stirred):
             held, least, last = self._held
-            if held is slots and self._step > last and self._choice.pause:
-                last = self._step + self._choice.pause - 1
-                self._choice, self._held = Choice(NO_DRAFTS, UNAFFORDABLE), (slots, 0, last)
+            if held is slots and self._step > last and self._choice.rests:
+                self._choice, least, last = Choice(NO_DRAFTS, UNAFFORDABLE), 0, self._step + HOLD - 1
+                self._held = slots, least, last
             if held is slots and self._step <= last and room >= least:
                 return self._choice.drafts
         self._choice = self._chosen(slots, size, room)
@@ -162,7 +156,7 @@ class DraftControl:
         if self._hindsight is not None:
             self._acceptance.news[:, slots] += self._hindsight.take(slots)
         else:
-            self._reset_patience(slots)
+            self._hurry(slots)
         self._acceptance.bring_up_to_date(slots)
         chances = self._acceptance.chances(slots, self.most)
         totals: NDArray[Any] = chances.cumsum(axis=1)  # tokens gained from one draft, two, and so on
@@ -171,69 +165,68 @@ class DraftControl:
 
     def _best(self, slots: Column, ratios: Ratios, chances: NDArray[Any], totals: NDArray[Any]) -> Choice:
         """Choose the drafts with the most tokens per second in the long run, if they put no sequence too far behind."""
-        limit = (1 + float(totals[:, -1].mean())) / min(ratios.values())  # as if all drafts had rows in any shape
-        if self.shapes.padded and limit < MARGIN:
-            return self._quiet(f"drafts would make at most {limit:.2f} times the tokens per second")
-        spares, sums = self._spare(slots), totals.tolist()
-        if self.shapes.padded and not affordable(spares, [of[-1] for of in sums], min(ratios.values())):
-            return Choice(NO_DRAFTS, UNAFFORDABLE)  # whatever the shape
-        best = best_offer(ratios, chances.tolist(), sums, spares, self._found(slots))
+        spares, sums, least = self._spare(slots), totals.tolist(), min(ratios.values())
+        # two bounds, as if all drafts had rows in any shape, spare a fast GPU's host the search
+        pays = not self.shapes.padded or 1 + float(totals[:, -1].mean()) >= MARGIN * least
+        if pays and self.shapes.padded and not affordable(spares, [of[-1] for of in sums], least):
+            return Choice(NO_DRAFTS, UNAFFORDABLE)
+        best = best_offer(ratios, chances.tolist(), sums, spares, self._found(slots)) if pays else None
         if best is None:
-            return self._quiet(f"drafts would make less than {MARGIN} times the tokens per second")
+            all_had_room = len(ratios) == len(self.shapes.of(self.shapes.size(len(slots))))
+            # with hindsight until a sequence begins to copy
+            lasts = math.inf if self._hindsight is not None and all_had_room else HOLD
+            return Choice(NO_DRAFTS, f"drafts would make less than {MARGIN} times the tokens per second", lasts=lasts)
         if not affordable(spares, best.gains, best.ratio):
             return Choice(NO_DRAFTS, UNAFFORDABLE)
-        cost = best.ratio - 1
         # no longer than all can afford it if none were accepted: their chances may be wrong
-        lasts = min(HOLD, max(1, int(min(spares) / max(cost, LOSS))))
-        others = min([spare for spare, gain in zip(spares, best.gains, strict=True) if not gain], default=math.inf)
-        pause = HOLD if self._hindsight is not None and others < 2 * cost else 0
+        lasts = min(HOLD, max(1, int(min(spares) / max(best.ratio - 1, LOSS))))
         why = f"{best.rate:.2f} times the tokens per second of no drafts"
-        return Choice(np.array(best.drafts), why, best.shape, lasts, pause)
-
-    def _quiet(self, why: str) -> Choice:
-        """Draft nothing, since nothing pays: for longer if hindsight reports that a sequence has begun to copy."""
-        return Choice(NO_DRAFTS, why, lasts=HOLD if self._hindsight is None else QUIET)
+        others = min([spare for spare, gain in zip(spares, best.gains, strict=True) if not gain], default=math.inf)
+        rests = self._hindsight is not None and others < 2 * (best.ratio - 1)
+        return Choice(np.array(best.drafts), why, best.shape, lasts, rests)
 
     def _with_trials(self, slots: Column, ratios: Ratios, totals: NDArray[Any], best: Choice) -> Choice:
-        """Add a few drafts to `best` for sequences due for a trial, unless they put a sequence too far behind.
+        """Add one draft to `best` for each sequence due for a trial, unless they put a sequence too far behind.
 
-        They get rows of the step that `best` chose, or else of one that costs hardly more than the cheapest.
+        They get rows of the step that `best` chose, or else of one that costs least per trial.
         """
         chosen = best.drafts if len(best.drafts) else np.zeros(len(slots), np.int64)
         due = np.flatnonzero((self._due[slots] <= self._step) & (chosen == 0))
         if not len(due):
             return best
-        shape = best.shape or _cheap(ratios)
+        shape = best.shape or min(ratios, key=lambda each: (ratios[each] - 1) / min(each.rows, len(due)))
         tried = due[np.argsort(self._patience[slots[due]], kind="stable")][: shape.rows]  # those tried least
         drafts = chosen.copy()
-        drafts[tried] = min(TRIAL, shape.drafts, max(1, shape.rows // len(tried)))
+        drafts[tried] = 1
         drafts = _shortened(drafts, shape.rows)
-        mine, waits = slots[tried], self._patience[slots[tried]]
         ratio, found = ratios[shape], self._found(slots)
         if found is not None:
             ratio = unpadded(ratio, shape, found, drafts.tolist())
-        gains = np.array(gained(totals.tolist(), drafts.tolist()))
+        gains, mine = np.array(gained(totals.tolist(), drafts.tolist())), slots[tried]
         spent = self._spent[mine] + np.maximum(0, ratio - 1 - gains[tried])
         self._due[slots[due]] = self._step + self._patience[slots[due]]
-        spare = self._spare(slots)
-        if (spent > LOSS * self._steps_of(mine)).any() or not affordable(spare, gains.tolist(), ratio):
+        if (spent > LOSS * self._steps_of(mine)).any() or not affordable(self._spare(slots), gains.tolist(), ratio):
             return best
-        self._spent[mine] = spent
-        self._patience[mine] = np.minimum(2 * waits, MOST_PATIENCE)
+        self._spent[mine], self._patience[mine] = spent, np.minimum(2 * self._patience[mine], STALE)
         return Choice(drafts, "a trial", shape, lasts=1)
+
+    def _hurry(self, slots: Column) -> None:
+        """Try drafts again at once where some were accepted."""
+        lucky = slots[self._acceptance.news[3, slots] > 0]
+        self._due[lucky], self._patience[lucky] = self._step, HOLD
 
     def _found(self, slots: Column) -> list[float] | None:
         """Return the probability that each sequence has drafts, where steps run only the rows of drafts found."""
-        return None if self.shapes.padded else self._acceptance.found(slots).tolist()
+        return None if self.shapes.padded else self._acceptance.found[slots].tolist()
 
     def _spare(self, slots: Column) -> list[float]:
         """Return the steps that each sequence may lose in the next one; less than 0 is what it must gain.
 
-        A sequence that has lost too much repays a part of its debt with each step. If it had to repay all at once, no
-        step would do, and it would hold up itself and all others for as long as plain steps take.
+        A sequence that has lost too much repays its debt over HOLD steps. If it had to repay all at once, no step would
+        do, and it would hold up itself and all others for as long as plain steps take.
         """
         spare = self._ahead[slots] + LOSS * self._steps_of(slots)
-        return np.where(spare < 0, spare / CATCH_UP, spare).tolist()
+        return np.where(spare < 0, spare / HOLD, spare).tolist()
 
     def _steps_of(self, slots: Column) -> Column:
         """Count the steps of each sequence so far."""
@@ -281,12 +274,6 @@ class DraftControl:
             return 1.0
         return self.times.took(size, shape, seconds, usual)
 
-    def _reset_patience(self, slots: Column) -> None:
-        """Try drafts again soon where some were accepted. Where none was found, none has failed."""
-        steps, found, _, stood = self._acceptance.news[:, slots]
-        lucky, idle = slots[stood > 0], slots[(steps > 0) & (found == 0)]
-        self._due[lucky], self._patience[lucky], self._patience[idle] = self._step, PATIENCE, PATIENCE
-
     # -- statistics ----------------------------------------------------------------------------------------------------
 
     def stats(self) -> Speculation:
@@ -300,12 +287,6 @@ class DraftControl:
             drafted=_by_position(self._drafted),
             accepted=_by_position(self._accepted),
         )
-
-
-def _cheap(ratios: Ratios) -> DraftShape:
-    """Return the largest shape whose step takes hardly longer than that of the fastest shape."""
-    most = MARGIN * min(ratios.values())
-    return max((shape for shape, ratio in ratios.items() if ratio <= most), key=lambda shape: shape.rows)
 
 
 def _by_position(counts: Column) -> tuple[int, ...]:

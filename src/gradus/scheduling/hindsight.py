@@ -22,11 +22,12 @@ IN_A_ROW = 3  # right guesses, which hardly come by chance: the sequence has beg
 class Text:
     """A sequence's tokens, and guesses of the next one. Takes some 200 bytes and 0.3 µs to read per token.
 
-    steps, found, right: since they were last taken, the steps without drafts, how many of their tokens were guessed at
-    all, and how many rightly.
+    Since they were last taken: steps without drafts, how many of their tokens were guessed at all (found), and how many
+    rightly. Where the sequence has begun to copy, most steps before are left out; what they found is `earlier`. run:
+    right guesses in a row.
     """
 
-    __slots__ = ("_ends", "_place", "_run", "_tokens", "found", "right", "steps")
+    __slots__ = ("_ends", "_place", "_tokens", "earlier", "found", "right", "run", "steps")
 
     def __init__(self, tokens: Sequence[int]) -> None:
         self._tokens = list(tokens)
@@ -36,7 +37,7 @@ class Text:
         # the last place of the run that was found, whose next token is the guess; -1 if none was found
         self._place = self._ends.get(pairs[-1], -1) if pairs else -1
         self._ends.update({pair: len(pairs) for pair in pairs[-1:]})
-        self._run = self.steps = self.found = self.right = 0
+        self.run = self.steps = self.found = self.earlier = self.right = 0
 
     @property
     def guess(self) -> int:
@@ -50,8 +51,13 @@ class Text:
         self.steps += 1
         self.found += guess >= 0
         self.right += right
-        self._run = self._run + 1 if right else 0
-        return self._run == IN_A_ROW
+        self.run = self.run + 1 if right else 0
+        if self.run != IN_A_ROW:
+            return False
+        # as many steps before the run count as in it: it may have come by chance
+        self.earlier += max(0, self.found - IN_A_ROW)
+        self.steps, self.found = min(self.steps, 2 * IN_A_ROW), min(self.found, IN_A_ROW)
+        return True
 
     def extend(self, new: Iterable[int]) -> None:
         """Append the tokens of a step, up to the first that is marked as missing, and guess the next one."""
@@ -65,9 +71,9 @@ class Text:
             tokens.append(token)
 
     def take(self) -> tuple[int, int, int, int]:
-        """Return the steps, found and right since the last call, found twice: see `Hindsight.take`."""
-        taken = self.steps, self.found, self.found, self.right
-        self.steps = self.found = self.right = 0
+        """Return the steps, found, tried and right since the last call: see `Hindsight.take`."""
+        taken = self.steps, self.found, self.found + self.earlier, self.right
+        self.steps = self.found = self.earlier = self.right = 0
         return taken
 
 
@@ -114,7 +120,9 @@ class Hindsight:
                 room -= len(said)
             text = texts[slot]
             if text is not None:
-                if not drafted:
+                if drafted:
+                    text.run = 0
+                else:
                     self.stirred |= text.judge(new[0])
                 text.extend(new)
 

@@ -1,7 +1,10 @@
-"""The value of steps with drafts: the drafts that fill a shape, their gain, and the loss that each sequence can afford.
+"""The arithmetic of drafts: how likely they are accepted, and what a step with drafts is worth. No torch here.
 
-Everything is a multiple of a step without drafts: a step's time is a `ratio` of its time, and a `rate` one of its
-tokens per second. No torch here.
+A sequence has drafts in a share q of its steps, and each is accepted with probability p if those before it are. So its
+i-th draft gains q p^i tokens. Both are averages in which older steps fade.
+
+Times are multiples of a step without drafts: a step's time is a `ratio` of its time, and a `rate` is a multiple of its
+tokens per second.
 """
 
 import math
@@ -9,10 +12,18 @@ import operator
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import accumulate, chain
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
+from gradus.engine.plan import Column
 from gradus.scheduling.draft_shapes import DraftShape
+from gradus.scheduling.step_times import MEMORY
 
+PRIOR, WEIGHT = 0.5, 3.0  # p before any draft was seen, and the number of drafts that the others' p counts for
+CROWD_MEMORY = 1 / 64  # as MEMORY, for the p of all sequences together
+FOUND_MEMORY = 1 / 4  # as MEMORY, for q: a text begins and ends copying within a few tokens
 LOSS = 0.015  # the share of its steps by which a sequence may fall behind its pace without drafts
 MARGIN = 1.02  # the least rate: a smaller gain is lost in the noise
 
@@ -21,6 +32,55 @@ Chances = list[list[float]]
 
 Ratios = Mapping[DraftShape, float]
 """The time of a step of each shape, with all its rows."""
+
+
+class Acceptance:
+    """Averages for `slots` sequences. A new one has `first_found` for its q, and for its p the average of all.
+
+    found: q by slot: how likely the sequence has drafts in its next step, float64 [slots].
+    news: what was observed since they were last brought up to date, int64 [4, slots]: steps with drafts, those in which
+    one was found, tried drafts and accepted drafts.
+    """
+
+    def __init__(self, slots: int, first_found: float) -> None:
+        self._first_found, self.found = first_found, np.full(slots, first_found)
+        # by slot, with the mean of all in the last entry: p is accepted drafts per tried draft, both fading
+        self._accepted, self._tried = np.zeros((2, slots + 1))
+        self._accepted[-1], self._tried[-1] = PRIOR * WEIGHT, WEIGHT
+        self.news = np.zeros((4, slots), np.int64)
+
+    def reset(self, slots: list[int]) -> None:
+        """Reset the averages of slots with new owners."""
+        self._accepted[slots] = self._tried[slots] = 0.0
+        self.found[slots], self.news[:, slots] = self._first_found, 0
+
+    def observe(self, slots: Column, allowed: Column, drafted: Column, accepted: Column) -> None:
+        """Record a step: the drafts of each slot that it had room for, those it verified, and those it accepted."""
+        # drafts after the first rejected one do not count
+        self.news[:, slots] += np.array([allowed > 0, drafted > 0, accepted + (accepted < drafted), accepted])
+
+    def bring_up_to_date(self, slots: Column) -> None:
+        """Add the news of several steps to these slots' averages: only a new choice needs them."""
+        news = self.news[:, slots]
+        self.news[:, slots] = 0
+        steps, found, tried, accepted = news
+        all_steps, all_found, all_tried, all_accepted = (news.sum(axis=1) / len(slots)).tolist()
+        if not all_steps:
+            return
+        share, kept = found / np.maximum(steps, 1), (1 - MEMORY) ** found
+        self.found[slots] = share + (1 - FOUND_MEMORY) ** steps * (self.found[slots] - share)
+        self._tried[slots] = kept * self._tried[slots] + tried
+        self._accepted[slots] = kept * self._accepted[slots] + accepted
+        kept = (1 - CROWD_MEMORY) ** all_found
+        self._tried[-1] = kept * self._tried[-1] + all_tried
+        self._accepted[-1] = kept * self._accepted[-1] + all_accepted
+
+    def chances(self, slots: Column, most: int) -> NDArray[Any]:
+        """Estimate how likely each sequence's first, second, … draft is found and accepted: float64 [B, most]."""
+        others = self._accepted[-1] / self._tried[-1]
+        accepted = (self._accepted[slots] + WEIGHT * others) / (self._tried[slots] + WEIGHT)
+        chances: NDArray[Any] = self.found[slots, None] * accepted[:, None] ** np.arange(1, most + 1)
+        return chances
 
 
 class Offer(NamedTuple):
@@ -41,15 +101,15 @@ class Offer(NamedTuple):
 def best_offer(
     ratios: Ratios, chances: Chances, sums: Chances, spares: list[float], found: list[float] | None
 ) -> Offer | None:
-    """Return the steps with the most tokens per second in the long run. None where no drafts reach MARGIN.
+    """Return the step with the most tokens per second in the long run. None where no drafts reach MARGIN.
 
     A shape is filled with the likeliest drafts. Where those come at the expense of some, though drafts of their own can
     make up for the longer step, it is also filled with what each sequence needs, and then with the likeliest of the
     others: of eight that copy, each gets a few drafts, instead of two of them all.
 
-    sums: of the chances: the tokens that a sequence gains from one draft, two, and so on. spares: how many steps each
-    sequence may still lose. found: how likely each has drafts at all, where a step runs only the rows of drafts
-    that were found; None where it runs all rows of its shape.
+    sums: of the chances: the tokens that a sequence gains from one draft, two, and so on. spares: the steps that each
+    may lose, or must regain. found: how likely each has drafts at all, where a step runs only the rows of drafts that
+    were found; None where it runs all rows of its shape.
     """
     best: Offer | None = None
     owed = [min(spare, 0.0) for spare in spares]
@@ -57,11 +117,13 @@ def best_offer(
     for bound, shape, ratio in sorted(_bounds(ratios, chances, least, found), reverse=True):
         if best is not None and bound <= best.value:
             break
-        offer = _offer(sums, owed, shape, ratio, filled(chances, [0] * len(chances), shape))
-        best = _better(best, offer)
-        if least >= ratio - 1 and not affordable(owed, offer.gains, ratio):
+        offers = [_offer(sums, owed, shape, ratio, filled(chances, [0] * len(chances), shape))]
+        if least >= ratio - 1 and not affordable(owed, offers[0].gains, ratio):
             needed = [bisect_left(of, ratio - 1 - debt) + 1 for of, debt in zip(sums, owed, strict=True)]
-            best = _better(best, _offer(sums, owed, shape, ratio, filled(chances, needed, shape)))
+            offers.append(_offer(sums, owed, shape, ratio, filled(chances, needed, shape)))
+        for offer in offers:
+            if offer.rate >= MARGIN and (best is None or offer.value > best.value):
+                best = offer
     return best
 
 
@@ -70,10 +132,6 @@ def _offer(sums: Chances, owed: list[float], shape: DraftShape, ratio: float, dr
     rate = (len(sums) + sum(gains)) / (len(sums) * ratio)
     value = in_the_long_run(rate, ratio, min(map(operator.add, gains, owed)))
     return Offer(value, rate, shape, ratio, drafts, gains)
-
-
-def _better(best: Offer | None, other: Offer) -> Offer | None:
-    return other if other.rate >= MARGIN and (best is None or other.value > best.value) else best
 
 
 def _bounds(
@@ -110,7 +168,10 @@ def unpadded(ratio: float, shape: DraftShape, found: Iterable[float], drafts: li
 
 
 def affordable(spares: list[float], gains: list[float], ratio: float) -> bool:
-    """Whether these gains, in a step that takes `ratio` times as long, put no sequence too far behind."""
+    """Whether these gains, in a step that takes `ratio` times as long, put no sequence too far behind.
+
+    spares: how many steps each sequence may still lose.
+    """
     return min(map(operator.add, spares, gains)) >= ratio - 1
 
 

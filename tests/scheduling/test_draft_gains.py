@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gradus.scheduling import draft_offers
-from gradus.scheduling.draft_offers import (
+from gradus.scheduling import draft_gains
+from gradus.scheduling.draft_gains import (
     LOSS,
     MARGIN,
     Offer,
@@ -27,7 +27,7 @@ def chances(*of_first: float, most: int = 7) -> list[list[float]]:
 
 
 def best_offer(ratios, some: list[list[float]], spares: list[float], found: list[float] | None = None) -> Offer | None:
-    return draft_offers.best_offer(ratios, some, [np.cumsum(of).tolist() for of in some], spares, found)
+    return draft_gains.best_offer(ratios, some, [np.cumsum(of).tolist() for of in some], spares, found)
 
 
 def test_the_likeliest_drafts_fill_a_shape_and_those_needed_come_first():
