@@ -49,7 +49,7 @@ FIRST = (
 
 # "ci": the same few examples every time, so a failure is the change's own. "stress": new ones at each run. "check": the
 # first of "ci", for `gradus check`: a student waits for it.
-settings.register_profile("ci", max_examples=15, derandomize=True, deadline=None)
+settings.register_profile("ci", max_examples=10, derandomize=True, deadline=None)
 settings.register_profile("check", max_examples=5, derandomize=True, deadline=None)
 settings.register_profile(
     "stress", max_examples=1000, deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True
