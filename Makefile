@@ -78,13 +78,13 @@ test: $(TEST_READY)
 	$(IN) pytest $(PARALLEL) --durations=15 $(ARGS); tests=$$?; \
 	wait $$types; types=$$?; cat $(VENV)/types.log; exit $$((tests ? tests : types))
 
-# Five processes share the GPU with a sixth, which alone builds engines whose memory is planned from what is free: two
-# plans at once would share out the same bytes. What measures the GPU's memory or its clock has it to itself, afterwards.
-# pytest ends with 5 where nothing is chosen, as ARGS='-k gguf' chooses nothing of the last part.
+# Five processes share the GPU with a sixth, which runs the tests that plan memory from what is free: two plans at once
+# would share out the same bytes. Tests outside tests/gpu, which measure memory or time, follow and have the GPU to
+# themselves. pytest exits with 5 if it finds no test, as the last call does with ARGS='-k gguf'.
 on_gpu = $(IN) pytest -m '$(if $(QUICK),quick and )gpu$(1)' $(2) --durations=15 $(ARGS)
 
 test-gpu: $(TEST_READY)
-	@echo 'In a process of its own, with the answer below the others: engines whose memory is planned'; \
+	@echo 'Tests that plan memory run in a process of their own; their output follows that of the others.'; \
 	$(call on_gpu, and plans_memory,tests/gpu) > $(VENV)/plans.log 2>&1 & plans=$$!; \
 	$(call on_gpu, and not plans_memory,tests/gpu -n 5 --dist worksteal); others=$$?; \
 	wait $$plans; plans=$$?; cat $(VENV)/plans.log; \

@@ -8,7 +8,7 @@ NOBODY_IS_GIVEN = range(20_000, 32_000)
 
 
 def free_port() -> int:
-    """Choose a port that nothing uses, and that no test beside this one is given before the server listens there."""
+    """Choose a port that nothing uses, and that no other test is given before the server listens there."""
     while True:
         port = random.SystemRandom().choice(NOBODY_IS_GIVEN)
         with socket.socket() as probe:

@@ -25,7 +25,7 @@ def phase_of(phase: str, *names: str, **settings: Any) -> LLM:
 
 @cache
 def reference_of(phase: str, *changing: str, numbers: tuple[int, ...]) -> list[list[Answer]]:
-    """Return the right answers to the requests of these numbers."""
+    """Return the right answers to the requests with these numbers."""
     if phase not in OTHER_NUMBERS:
         return reference(*changing, numbers=numbers)
     with phase_of(phase, *changing, max_sequences=1) as llm:

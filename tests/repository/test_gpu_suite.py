@@ -1,4 +1,4 @@
-"""`make test-gpu`, as far as it can be checked without a GPU: which tests are quick, and which keep to one process."""
+"""`make test-gpu`, checked without a GPU: each kernel has a quick test, and tests that plan memory are marked."""
 
 import ast
 import subprocess
@@ -17,7 +17,7 @@ FILES = sorted(path.name for path in FOLDER.glob("test_*.py"))
 JIT = {"triton.jit", "gluon.jit"}
 MOST_QUICK = 40  # the first 18 took 1.5 minutes of the five that they may take
 
-# Kernels that only engines launch, by the quick test whose engine does.
+# Kernels that only engines launch, under the quick test whose engine launches them.
 LAUNCHED_BY_ENGINES = {
     "test_graphs.py::test_a_step_draws_plainly_unless_one_of_its_rows_asks_for_more": {
         "step.decode_rows", "step.table_entries", "step.send_tokens", "step.prompt_history", "sampling.full",
@@ -52,14 +52,13 @@ def module(path: Path) -> ast.Module:
 
 
 def imported(tree: ast.AST) -> dict[str, str]:
-    """What each imported name stands for, with dots."""
+    """Map each imported name to its dotted origin."""
     froms = (node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom))
     return {each.asname or each.name: f"{node.module}.{each.name}" for node in froms for each in node.names}
 
 
 def reached(path: Path, name: str, seen: set[tuple[Path, str]]) -> Iterator[str]:
-    """All that a function, its fixtures and the functions and classes of tests it uses import, and the keywords that
-    they give."""
+    """Yield what a test, its fixtures and its helpers in tests/ import, and the keywords that they pass ("name=")."""
     defined = {each.name: each for each in module(path).body if isinstance(each, ast.FunctionDef | ast.ClassDef)}
     origins = imported(module(path))
     if name not in defined:
@@ -82,7 +81,7 @@ def reached(path: Path, name: str, seen: set[tuple[Path, str]]) -> Iterator[str]
 
 @pytest.fixture(scope="module")
 def found() -> dict[tuple[str, str], set[str]]:
-    """What each test in tests/gpu reaches."""
+    """Map each test in tests/gpu to all that it reaches."""
     tests = [(file, each.name) for file in FILES for each in module(FOLDER / file).body if hasattr(each, "name")]
     return {(file, name): set(reached(FOLDER / file, name, set())) for file, name in tests if name.startswith("test_")}
 
@@ -128,8 +127,8 @@ def test_each_kernel_is_launched_by_a_quick_case(found):
 
 
 def test_engines_whose_memory_is_planned_from_what_is_free_are_marked(found):
-    """An `LLM` plans it, and so does whoever gives a part of the GPU, and ranks, in processes of their own; another
-    engine in a test has room for its few sequences and no more."""
+    """An `LLM` plans its memory, an engine with `memory_fraction` does, and ranks do in their own processes. All other
+    engines of these tests have room for a few sequences and no more."""
     planning = {test for test, names in found.items() if names & {"gradus.LLM", "memory_fraction="}}
     planning |= {("test_tensor_parallel.py", name) for file, name in found if file == "test_tensor_parallel.py"}
     assert functions(chosen(FOLDER, "-m", "gpu and plans_memory")) == planning
