@@ -7,6 +7,7 @@ ARGS   ?=
 PYTHON ?=
 CPU    ?=
 CLIENTS ?=
+QUICK  ?=
 
 # The supported versions, newest first: pyproject.toml's requires-python, which tests/repository compares.
 PYTHONS := 3.14 3.13 3.12 3.11
@@ -27,7 +28,7 @@ TEST_READY  := $(VENV)/.ready-to-test
 BOOK_READY  := $(VENV)/.ready-for-the-book
 
 .DEFAULT_GOAL := help
-.PHONY: help serve course test lint stress weights clients nightly book dist clean
+.PHONY: help serve course test test-gpu lint stress weights clients nightly book dist clean
 
 help:
 	@echo 'Gradus: an LLM inference engine, built one optimization at a time.'
@@ -35,6 +36,7 @@ help:
 	@echo '  make serve     set up, fetch the model (98 MB) and serve it on http://127.0.0.1:8000'
 	@echo '  make course    set up for the course, with what `gradus check` needs, and fetch the model'
 	@echo '  make test      set up for development, then lint and run the tests; needs no network afterwards'
+	@echo '  make test-gpu  the tests that need a CUDA GPU, in minutes; `make stress` runs the rest of their combinations'
 	@echo '  make lint      ruff (errors, format) and mypy'
 	@echo '  make stress    property tests with many more examples, and what `make test` leaves out'
 	@echo '  make clients   install the programs of docs/clients.md, each by itself, and run them against a server'
@@ -49,6 +51,7 @@ help:
 	@echo '  make serve PHASE=p01                      serve with one phase of the course, not the final engine'
 	@echo '  make serve ARGS="--port 9000"             any option of `gradus serve`'
 	@echo '  make test ARGS="-k scheduler -x"          any option of pytest'
+	@echo '  make test-gpu QUICK=1                     each file and each kernel once'
 	@echo '  make clients CLIENTS="openai llm"         only these clients'
 	@echo '  make serve CPU=1                          PyTorch for CPUs, though there is an NVIDIA GPU (CPU=0: never)'
 	@echo '  make test PYTHON=/opt/python$(NEWEST)          make .venv with this Python ($(RANGE))'
@@ -74,6 +77,20 @@ test: $(TEST_READY)
 	$(IN) mypy > $(VENV)/types.log 2>&1 & types=$$!; \
 	$(IN) pytest $(PARALLEL) --durations=15 $(ARGS); tests=$$?; \
 	wait $$types; types=$$?; cat $(VENV)/types.log; exit $$((tests ? tests : types))
+
+# Five processes share the GPU with a sixth, which runs the tests that plan memory from what is free: two plans at once
+# would share out the same bytes. Tests outside tests/gpu, which measure memory or time, follow and have the GPU to
+# themselves. pytest exits with 5 if it finds no test, as the last call does with ARGS='-k gguf'.
+on_gpu = $(IN) pytest -m '$(if $(QUICK),quick and )gpu$(1)' $(2) --durations=15 $(ARGS)
+
+test-gpu: $(TEST_READY)
+	@echo 'Tests that plan memory run in a process of their own; their output follows that of the others.'; \
+	$(call on_gpu, and plans_memory,tests/gpu) > $(VENV)/plans.log 2>&1 & plans=$$!; \
+	$(call on_gpu, and not plans_memory,tests/gpu -n 5 --dist worksteal); others=$$?; \
+	wait $$plans; plans=$$?; cat $(VENV)/plans.log; \
+	$(if $(QUICK),alone=5,$(call on_gpu,,--ignore tests/gpu); alone=$$?); \
+	[ $$plans$$others$$alone != 555 ] || exit 5; \
+	for status in $$plans $$others $$alone; do [ $$status = 0 ] || [ $$status = 5 ] || exit $$status; done
 
 lint: $(TEST_READY)
 	$(IN) ruff check .

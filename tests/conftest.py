@@ -32,6 +32,7 @@ MARKERS = {
     "stress": "more examples, or combinations, than every run should pay for; run by `make stress`",
     "slow": "takes more than five seconds",
     "quick": "a file's cheapest representative; of a parametrized test, its first case alone",
+    "plans_memory": "plans memory from what is free on the GPU: `make test-gpu` runs these in one process",
     "clients": "runs a client's own program, which `make clients` installs and tests",
 }
 ASKED_FOR = ("stress", "clients")  # markers of tests that are left out unless they are asked for
@@ -48,7 +49,7 @@ FIRST = (
 
 # "ci": the same few examples every time, so a failure is the change's own. "stress": new ones at each run. "check": the
 # first of "ci", for `gradus check`: a student waits for it.
-settings.register_profile("ci", max_examples=15, derandomize=True, deadline=None)
+settings.register_profile("ci", max_examples=10, derandomize=True, deadline=None)
 settings.register_profile("check", max_examples=5, derandomize=True, deadline=None)
 settings.register_profile(
     "stress", max_examples=1000, deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True
@@ -86,10 +87,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Leave out tests that must be asked for, and put first what others wait for."""
     _leave_quick_to_first_cases(items)
     for marker in ASKED_FOR:
-        left_out = [item for item in items if item.get_closest_marker(marker)]
-        if left_out and marker not in config.option.markexpr:
+        if marker not in config.option.markexpr:
+            left_out = [item for item in items if item.get_closest_marker(marker)]
             config.hook.pytest_deselected(items=left_out)
-            items[:] = [item for item in items if item not in left_out]
+            items[:] = [item for item in items if not item.get_closest_marker(marker)]
+    items.sort(key=lambda item: item.get_closest_marker("plans_memory") is not None)  # behind the kernels they run
     items.sort(key=lambda item: next((place for place, end in enumerate(FIRST) if _is(item, end)), len(FIRST)))
 
 

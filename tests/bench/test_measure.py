@@ -50,7 +50,7 @@ def test_nothing_starts_before_it_arrives_and_nobody_waits_for_the_driver(bench)
     run = drive(engine, arrivals((0, 3, 2), (0.15, 3, 2)), CPU)
     first, second = (times[0] for times in run.token_times)
     assert second >= 0.15
-    assert time.perf_counter() - started < 2
+    assert time.perf_counter() - started < 10
     latencies = [first, second - 0.15]  # from its arrival, not from the start
     assert run.sample()["ttft_ms"]["p100"] == pytest.approx(1e3 * max(latencies), rel=1e-3)
 

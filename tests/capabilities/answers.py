@@ -1,6 +1,6 @@
 """Asks an engine for the answers of the table's requests, in a form that can be compared."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache
 from itertools import groupby
 from typing import Any
@@ -12,6 +12,9 @@ from tests.capabilities.table import CHANGING, SWITCHES, Asked, asked, settings_
 
 Answer = dict[str, Any]
 Scores = tuple[TokenLogprob, ...] | None
+
+EVERY = range(len(asked()))
+"""The numbers of all requests of the table."""
 
 NEAR = 3e-3
 """Log-probabilities may differ by this: sums differ in their order, and then fp8 rounds a key up instead of down."""
@@ -39,13 +42,16 @@ def written(done: Completion) -> Answer:
 
 
 @cache
-def reference(*changing: str, device: str = "cpu") -> list[list[Answer]]:
-    """Return the answers with every optimization switched off, to one request after the other."""
+def reference(*changing: str, numbers: Sequence[int] = EVERY, device: str = "cpu") -> list[list[Answer]]:
+    """Return the answers with every optimization switched off, to one request after the other.
+
+    numbers: of the requests, a range or a tuple.
+    """
     assert set(changing) <= set(CHANGING)
     off = SWITCHES if device == "cpu" else (*SWITCHES, "graphs")
     settings = settings_of(*changing, device=device) | {"switch_off": off, "max_sequences": 1}
     with LLM(**settings) as llm:
-        return [answers(llm, [request])[0] for request in asked()]
+        return [answers(llm, [asked()[number]])[0] for number in numbers]
 
 
 def differing(found: list[list[Answer]], wanted: list[list[Answer]]) -> list[str]:

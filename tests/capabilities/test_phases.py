@@ -24,14 +24,12 @@ def phase_of(phase: str, *names: str, **settings: Any) -> LLM:
 
 
 @cache
-def reference_of(phase: str, *names: str) -> dict[int, list[Answer]]:
-    """Return the right answers by the number of their request, for requests that all phases take or for all."""
-    changing = [name for name in names if name in CHANGING]
+def reference_of(phase: str, *changing: str, numbers: tuple[int, ...]) -> list[list[Answer]]:
+    """Return the right answers to the requests with these numbers."""
     if phase not in OTHER_NUMBERS:
-        return dict(enumerate(reference(*changing)))
+        return reference(*changing, numbers=numbers)
     with phase_of(phase, *changing, max_sequences=1) as llm:
-        plain = [(at, each) for at, each in enumerate(asked()) if every_phase_takes(each[1])]
-        return {at: answers(llm, [each])[0] for at, each in plain}
+        return [answers(llm, [asked()[number]])[0] for number in numbers]
 
 
 def every_phase_takes(sampling: SamplingParams) -> bool:
@@ -40,7 +38,8 @@ def every_phase_takes(sampling: SamplingParams) -> bool:
 
 def agree(llm: LLM, phase: str, names: tuple[str, ...], numbers: list[int]) -> None:
     found = answers(llm, [asked()[number] for number in numbers])
-    assert differing(found, [reference_of(phase, *names)[number] for number in numbers]) == []
+    changing = [name for name in names if name in CHANGING]
+    assert differing(found, reference_of(phase, *changing, numbers=tuple(numbers))) == []
 
 
 @pytest.mark.parametrize("model", [(), ("windows",)], ids=["alone", "windows"])

@@ -4,7 +4,6 @@ import os
 import re
 import shlex
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -15,6 +14,7 @@ from types import TracebackType
 
 from gradus.loading.fetch.catalogue import cache_folder
 from tests.commands.pages import ROOT
+from tests.ports import free_port
 
 PORT = re.compile(r"(127\.0\.0\.1|localhost):8000")
 SERVERS = re.compile(r"(\w+=\S+ )?(gradus serve\b(?!.*--dry-run)|python -m phases\.p13_serving( |$))")
@@ -84,9 +84,7 @@ class Clone:
 
     def _serve(self, command: str, seconds: float = 120) -> str:
         self.stop()
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = free.getsockname()[1]
+        self.port = free_port()
         with (self.root / "server.log").open("wb") as log:
             self._server = subprocess.Popen(
                 self._shell(f"exec {re.sub(r' --port [0-9]+', '', command)} --port {self.port}"),

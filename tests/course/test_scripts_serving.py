@@ -18,7 +18,8 @@ from gradus import phases
 from phases.p13_serving import demo, way
 from tests.cli.conftest import gradus  # noqa: F401  # the command line, as a fixture
 from tests.course.conftest import ROOT
-from tests.phases.test_serving import answers, free_port
+from tests.phases.test_serving import answers
+from tests.ports import free_port
 from tests.server.conftest import eventually
 
 FOLDER = ROOT / "phases/p13_serving"

@@ -25,7 +25,7 @@ def test_a_seed_is_a_request_that_is_answered(tmp_path):
     assert [each for each in answers if each[1] != 200] == []
 
 
-@pytest.mark.parametrize("count", [480, pytest.param(10_000, marks=pytest.mark.stress)])
+@pytest.mark.parametrize("count", [240, pytest.param(10_000, marks=pytest.mark.stress)])
 @pytest.mark.parametrize("kind", ["ranks", pytest.param("drafts", marks=pytest.mark.stress)])
 @pytest.mark.timeout(3600)
 def test_no_request_ends_an_engine(kind, count, tmp_path):

@@ -18,6 +18,7 @@ from gradus.quantization.gguf import FORMATS, GGUFLinear
 from tests.gpu.runners import model_of
 from tests.loading.builders import CONFIGS, tensors_of, write_gguf
 from tests.loading.gguf_blocks import random_blocks
+from tests.pairwise import pairwise
 
 pytestmark = pytest.mark.gpu
 
@@ -61,9 +62,8 @@ def test_rows_are_widened_and_looked_up_to_the_bit(kind, dtype):
     assert torch.equal(lookup(weights, ids, 1280, dtype), wide[ids].to(dtype))
 
 
-@pytest.mark.parametrize("dtype", ROUNDING)
-@pytest.mark.parametrize("rows", [1, 2, 7, 16, 33, 64, 200])
-@pytest.mark.parametrize("kind", KEPT)
+@pytest.mark.quick
+@pytest.mark.parametrize("kind, rows, dtype", pairwise([*KEPT], [1, 2, 7, 16, 33, 64, 200], [*ROUNDING]))
 def test_a_product_is_that_of_the_wide_matrix(kind, rows, dtype):
     from gradus.kernels.quantized.gguf import gguf_product, launch_for
     from gradus.kernels.quantized.pieces import product_in_pieces
@@ -90,6 +90,7 @@ def test_a_product_is_that_of_the_wide_matrix(kind, rows, dtype):
 
 
 @pytest.mark.quick
+@pytest.mark.plans_memory
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "gemma3"])
 def test_an_engine_s_tokens_are_those_of_the_widened_file(tmp_path, family):
     """float32, so that no two logits are close enough to change places; graphs, long prompts, and a mix of formats."""
@@ -107,6 +108,7 @@ def test_an_engine_s_tokens_are_those_of_the_widened_file(tmp_path, family):
     assert found[0] == found[1]
 
 
+@pytest.mark.plans_memory
 def test_bits_are_kept_if_asked_for_and_speculation_runs_on_them(tmp_path):
     names = [name for name in tensors_of(CONFIGS["llama"]) if name.endswith("_proj.weight")]
     kinds = dict.fromkeys(names, gguf.GGMLQuantizationType.Q4_K)

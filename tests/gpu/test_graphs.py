@@ -72,8 +72,9 @@ def test_a_draft_model_changes_no_token_and_a_model_that_drafts_for_itself_is_ri
             assert sum(told.accepted) > 0.9 * sum(told.drafted) > 0, switches
 
 
-@pytest.mark.parametrize("drafts", [None, 3])
-@pytest.mark.parametrize("kind", ["medusa", "eagle"])
+@pytest.mark.quick
+@pytest.mark.parametrize("drafts", [3, None])
+@pytest.mark.parametrize("kind", ["eagle", "medusa"])
 def test_heads_change_no_token_and_say_on_a_gpu_what_they_say_on_a_cpu(kind, drafts, tmp_path):
     shape = "tiny-llama"
     expected, model = oracle(shape, requests(shape)), model_on("cuda", shape, torch.float32)

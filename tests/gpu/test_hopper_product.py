@@ -15,6 +15,7 @@ from gradus.kernels.quantized.quantize import Rounded, quantize
 from gradus.kernels.quantized.tile import TileLaunch
 from gradus.models.layers import MatrixId
 from gradus.quantization.int8 import Int8Linear
+from tests.pairwise import pairwise
 
 on_hopper = pytest.mark.skipif(
     not torch.cuda.is_available() or capability(torch.device("cuda")) != (9, 0), reason="needs a Hopper GPU"
@@ -52,9 +53,10 @@ def multiplied(x: Rounded, weights: EightBitWeights, launch: HopperLaunch, strea
 
 
 @pytest.mark.quick
-@pytest.mark.parametrize("launch", [ALONE, ONTO], ids=["alone", "onto"])
-@pytest.mark.parametrize("n, steps", [(512, 1), (1024, 3), (4096, 16), (6144, 7)])
-@pytest.mark.parametrize("m", [1, 64, 100, 300, 2048, 4097])
+@pytest.mark.parametrize(
+    "m, n, steps, launch",
+    pairwise([1, 64, 100, 300, 2048, 4097], [(512, 1), (1024, 3), (4096, 16), (6144, 7)], [(ALONE,), (ONTO,)]),
+)
 def test_it_is_the_kernel_of_every_gpu_to_the_bit(m, n, steps, launch):
     """From fewer tiles than there are multiprocessors to many for each, and from one step to more than its stages."""
     x, weights = operands(m, n, steps * DEPTH)

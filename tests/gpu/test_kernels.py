@@ -9,6 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.pairwise import pairwise
+
 pytestmark = pytest.mark.gpu
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
@@ -69,16 +71,15 @@ def test_norms_with_a_residual(rows, width, dtype):
 
 
 # (query heads, key heads, head dim) of GPT-2, Qwen3, Llama-3.2-1B, Gemma 3, SmolLM2, and two that no model has
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(
-    "heads", [(12, 12, 64), (16, 8, 128), (32, 8, 64), (4, 1, 256), (9, 3, 64), (4, 2, 80), (6, 2, 24)]
-)
-@pytest.mark.parametrize("tokens", [1, 37, 300])
-def test_rope_and_storing(heads, tokens, dtype):
+HEADS = [(12, 12, 64), (16, 8, 128), (32, 8, 64), (4, 1, 256), (9, 3, 64), (4, 2, 80), (6, 2, 24)]
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize("q_heads, kv_heads, head_dim, tokens, dtype", pairwise(HEADS, [1, 37, 300], DTYPES))
+def test_rope_and_storing(q_heads, kv_heads, head_dim, tokens, dtype):
     from gradus.kernels.rows.reference import rope_store_reference
     from gradus.kernels.rows.rope_store import rope_store
 
-    q_heads, kv_heads, head_dim = heads
     qkv = noise(tokens, (q_heads + 2 * kv_heads) * head_dim, dtype=dtype)
     pages = tokens // 16 + 3
     slots = torch.randperm(pages * 16, device="cuda")[:tokens]
@@ -98,9 +99,11 @@ def test_rope_and_storing(heads, tokens, dtype):
         assert_close(values, expected_values)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("name", ["silu", "gelu", "gelu_tanh"])
-@pytest.mark.parametrize(("rows", "width"), [(1, 3072), (33, 8192), (7, 1000), (2, 3)])
+@pytest.mark.quick
+@pytest.mark.parametrize(
+    "rows, width, name, dtype",
+    pairwise([(1, 3072), (33, 8192), (7, 1000), (2, 3)], ["silu", "gelu", "gelu_tanh"], DTYPES),
+)
 def test_activations(rows, width, name, dtype):
     from gradus.kernels.rows import activation
     from gradus.kernels.rows.reference import activation_reference, gated_activation_reference
@@ -110,9 +113,15 @@ def test_activations(rows, width, name, dtype):
     assert_close(activation.activation(x, name), activation_reference(x, name))
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("n", "k"), [(768, 3072), (3072, 2048), (1001, 1000), (5, 24)])
-@pytest.mark.parametrize(("rows", "tile"), [(1, (1, 512, 4)), (1, (4, 1024, 4)), (3, (2, 512, 2)), (4, (1, 512, 4))])
+@pytest.mark.quick
+@pytest.mark.parametrize(
+    "n, k, rows, tile, dtype",
+    pairwise(
+        [(768, 3072), (3072, 2048), (1001, 1000), (5, 24)],
+        [(1, (1, 512, 4)), (1, (4, 1024, 4)), (3, (2, 512, 2)), (4, (1, 512, 4))],
+        DTYPES,
+    ),
+)
 def test_gemv_with_everything_around_it(n, k, rows, tile, dtype):
     from gradus.kernels.linear.epilogue import Norm
     from gradus.kernels.linear.gemv import gemv
@@ -133,11 +142,14 @@ def test_gemv_with_everything_around_it(n, k, rows, tile, dtype):
         assert_close(gemv(x, weight, GemvLaunch(*tile), **options), product_reference(x, weight, **expected))
 
 
-@pytest.mark.parametrize("dtype", DTYPES[1:])
-@pytest.mark.parametrize("rows", [*range(1, 9), 11, 16])
+@pytest.mark.quick
 @pytest.mark.parametrize(
-    ("n", "k", "launch"),
-    [(768, 3072, (16, 8, 14, 1)), (1001, 1000, (16, 4, 5, 2)), (5, 24, (16, 4, 1, 1)), (37, 1111, (32, 16, 2, 2))],
+    "n, k, launch, rows, dtype",
+    pairwise(
+        [(768, 3072, (16, 8, 14, 1)), (1001, 1000, (16, 4, 5, 2)), (5, 24, (16, 4, 1, 1)), (37, 1111, (32, 16, 2, 2))],
+        [*range(1, 9), 11, 16],
+        DTYPES[1:],
+    ),
 )
 def test_few_rows_with_everything_around_them_are_each_as_if_alone(n, k, rows, launch, dtype):
     from gradus.kernels.linear.epilogue import Norm
@@ -166,10 +178,16 @@ def test_few_rows_with_everything_around_them_are_each_as_if_alone(n, k, rows, l
 
 
 # all of a slice in shared memory, or a ring of tiles; whole slices, unequal ones, and fewer outputs than programs
-@pytest.mark.parametrize("dtype", DTYPES[1:])
-@pytest.mark.parametrize("early", [False, True])
-@pytest.mark.parametrize("launch", [(4, 1024, 1, 8, 100, 1), (8, 256, 2, 2, 24, 2), (16, 128, 4, 1, 40, 1)])
-@pytest.mark.parametrize(("n", "k"), [(4864, 896), (896, 4864), (3072, 2048), (1001, 1000), (5, 24), (1, 8)])
+@pytest.mark.quick
+@pytest.mark.parametrize(
+    "n, k, launch, early, dtype",
+    pairwise(
+        [(4864, 896), (896, 4864), (3072, 2048), (1001, 1000), (5, 24), (1, 8)],
+        [((4, 1024, 1, 8, 100, 1),), ((8, 256, 2, 2, 24, 2),), ((16, 128, 4, 1, 40, 1),)],
+        [False, True],
+        DTYPES[1:],
+    ),
+)
 def test_a_streamed_row_with_everything_around_it(n, k, launch, early, dtype):
     from gradus.device.capability import capability
     from gradus.kernels.core.overlap import early_launches
@@ -200,11 +218,17 @@ def test_a_streamed_row_with_everything_around_it(n, k, launch, early, dtype):
     assert torch.equal(stream[1], before[1]), "nothing is written behind the row"
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("early", [False, True])
-@pytest.mark.parametrize("launch", [(16, 512, 1, 8, 100, 1), (32, 128, 1, 2, 24, 2), (16, 1024, 1, 16, 200, 1)])
-@pytest.mark.parametrize("rows", [2, 4, 7, 16])
-@pytest.mark.parametrize(("n", "k"), [(4864, 896), (896, 2048), (3072, 1536), (1001, 1000), (5, 24)])
+@pytest.mark.quick
+@pytest.mark.parametrize(
+    "n, k, rows, launch, early, dtype",
+    pairwise(
+        [(4864, 896), (896, 2048), (3072, 1536), (1001, 1000), (5, 24)],
+        [2, 4, 7, 16],
+        [((16, 512, 1, 8, 100, 1),), ((32, 128, 1, 2, 24, 2),), ((16, 1024, 1, 16, 200, 1),)],
+        [False, True],
+        DTYPES[1:],
+    ),
+)
 def test_streamed_rows_with_everything_around_them(n, k, rows, launch, early, dtype):
     from gradus.device.capability import capability
     from gradus.kernels.core.overlap import early_launches
@@ -281,11 +305,15 @@ def test_streamed_rows_that_start_early_wait_for_each_other(rows, launch):
         assert error < 4 * ROUNDING[torch.bfloat16], "rounded twelve times, not always to the same side"
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.quick
 @pytest.mark.parametrize(
-    ("m", "n", "k"), [(2, 768, 3072), (16, 1001, 1024), (33, 2048, 1000), (64, 4096, 256), (7, 5, 24)]
+    "m, n, k, tile, dtype",
+    pairwise(
+        [(2, 768, 3072), (16, 1001, 1024), (33, 2048, 1000), (64, 4096, 256), (7, 5, 24)],
+        [((32, 64, 1, 3, 4),), ((64, 64, 5, 3, 4),), ((16, 128, 16, 2, 4),)],
+        DTYPES,
+    ),
 )
-@pytest.mark.parametrize("tile", [(32, 64, 1, 3, 4), (64, 64, 5, 3, 4), (16, 128, 16, 2, 4)])
 def test_splitk_products(m, n, k, tile, dtype):
     from gradus.kernels.core.counters import counters_of
     from gradus.kernels.linear.launches import SplitKLaunch
@@ -317,9 +345,7 @@ def test_linear_is_the_product_whatever_it_chooses(rows):
         assert_close(linear(x, weight, bias, residual=stream), expected)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("vocab_size", [50257, 151936, 700, 3])
-@pytest.mark.parametrize("rows", [1, 9])
+@pytest.mark.parametrize("rows, vocab_size, dtype", pairwise([1, 9], [50257, 151936, 700, 3], DTYPES))
 def test_samples_are_those_of_the_torch_sampler(rows, vocab_size, dtype):
     from gradus.kernels.sampling.plain import sample
     from gradus.kernels.sampling.reference import sample_reference
@@ -356,6 +382,7 @@ def test_a_step_of_decodes_starts_and_ends_in_the_tables_of_its_slots(rows):
     assert torch.equal(tokens, latest[where, 0])
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("count", [1, 256])
 def test_passes_of_a_draft_model_begin_as_they_do_in_torch(count):
     from gradus.device.capability import capability

@@ -25,6 +25,7 @@ from gradus.scheduling.scheduler import Scheduler
 from tests.execution.runners import in_torch
 from tests.gpu.test_phases import model_on, requests
 from tests.kernels.cases import Step
+from tests.pairwise import pairwise
 from tests.phases.conftest import FAMILIES, limits_of
 from tests.phases.drive import run
 
@@ -77,9 +78,14 @@ DECODES = [(1, 300), (1, 0), (1, 1), (1, 4000), (1, 17)]
 DRAFTED = [(3, 300), (1, 0), (2, 2), (4, 4001), (1, 17), (4, 131)]
 
 
-@pytest.mark.parametrize("spans", [DECODES, DRAFTED], ids=["decodes", "with drafts"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("group, head_dim, norms", [(1, 64, False), (4, 64, True), (3, 48, True), (2, 128, True)])
+@pytest.mark.parametrize(
+    "group, head_dim, norms, dtype, spans",
+    pairwise(
+        [(1, 64, False), (4, 64, True), (3, 48, True), (2, 128, True)],
+        [torch.float32, torch.bfloat16],
+        [DECODES, DRAFTED],
+    ),
+)
 def test_decodes_turn_their_heads_and_store_what_is_new(group, head_dim, norms, dtype, spans):
     step = Step(spans, group=group, head_dim=head_dim, dtype=dtype, device="cuda")
     launch = launches(head_dim, dtype, group)[0]

@@ -7,7 +7,7 @@ from gradus import LLM
 from tests.capabilities.answers import answers, differing, reference
 from tests.capabilities.table import CHANGING, asked, settings_of
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.plans_memory]
 
 COMMON = ("windows", "kv_dtype", "cache_tokens", "page_size", "policy")
 TOGETHER = [

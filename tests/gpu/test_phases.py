@@ -8,6 +8,7 @@ from gradus.config.options import EngineOptions
 from gradus.engine.request import Request, SamplingParams
 from gradus.models import Model, create_model
 from gradus.models.shapes import SHAPES
+from tests.pairwise import each_once
 from tests.phases.conftest import FAMILIES, NaiveAttention, limits_of, tiny_model
 from tests.phases.drive import Ending, run
 
@@ -62,8 +63,7 @@ def test_sampled_tokens_are_the_cpus_too(phase):
     assert answers(phase, model_on("cuda", shape, torch.float32), wanted, shape) == expected
 
 
-@pytest.mark.parametrize("phase", [info.name for info in phases.engines()])
-@pytest.mark.parametrize("shape", FAMILIES)
+@pytest.mark.parametrize("phase, shape", each_once([info.name for info in phases.engines()], FAMILIES))
 @torch.inference_mode()
 def test_bfloat16_parts_from_float32_only_at_close_calls(phase, shape):
     exact = model_on("cpu", shape, torch.float32)

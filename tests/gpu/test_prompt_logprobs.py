@@ -11,7 +11,7 @@ from gradus.engine.structured import Structured
 from gradus.loading import load_model, open_checkpoint
 from tests.assembly.test_prompt_logprobs import PROMPTS, check, params
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.plans_memory]
 
 MODEL = "random:tiny-qwen3"
 SETTINGS = {"device": "cuda", "dtype": "float32", "max_sequences": 4, "context_length": 256}

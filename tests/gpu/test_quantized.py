@@ -19,6 +19,7 @@ from gradus.quantization.int8 import Int8Linear
 from gradus.quantization.mix import Mix, factory
 from gradus.quantization.schemes import SCHEMES
 from tests.gpu.test_phases import requests
+from tests.pairwise import pairwise
 from tests.phases.conftest import NaiveAttention, limits_of
 from tests.phases.drive import run
 
@@ -27,6 +28,7 @@ pytestmark = pytest.mark.gpu
 Part = TypeVar("Part", bound=nn.Module)
 
 EIGHT_BITS = ["int8", "fp8", "fp8-block"]
+EVERY_SCHEME = ["int4-g128", "int4-g64", "int4-g32", *EIGHT_BITS]
 ROUNDING = {torch.float32: 2e-5, torch.float16: 1e-3, torch.bfloat16: 6e-3}  # of ‖out - reference‖ / ‖reference‖
 SUMS_OF_E4M3 = 2e-4  # the same where tensor cores add products of e4m3: with 14 bits
 # A value that is rounded to 8 bits may fall to either side where sums differ in their last bit. In bfloat16 that, and
@@ -43,7 +45,7 @@ def _poisoned():
     torch.use_deterministic_algorithms(False)
 
 
-@pytest.fixture(params=["int4-g128", "int4-g64", "int4-g32", *EIGHT_BITS])
+@pytest.fixture(params=EVERY_SCHEME)
 def scheme(request) -> str:
     if request.param.startswith("fp8") and not capability(torch.device("cuda")).multiplies_fp8:
         pytest.skip("no arithmetic for e4m3")
@@ -74,8 +76,11 @@ def assert_close(out: Tensor, reference: Tensor, times: float = 1.0, scheme: str
     assert error < times * bound, f"off by {error:.1e}"  # NaN is not below anything
 
 
-@pytest.mark.parametrize("dtype", ROUNDING)
-@pytest.mark.parametrize("rows", [1, 7, 16, 33, 64, 65, 200, 300])
+@pytest.mark.parametrize(
+    "scheme, rows, dtype",
+    pairwise(EVERY_SCHEME, [1, 7, 16, 33, 64, 65, 200, 300], [*ROUNDING]),
+    indirect=["scheme"],
+)
 @torch.inference_mode()
 def test_a_view_s_product_is_the_scheme_s(rows, scheme, dtype):
     """The sizes of odd matrices, and of ragged last tiles. Groups of 128 do not divide 576."""
@@ -102,9 +107,8 @@ def test_norms_and_gates_around_a_product(rows, scheme):
         assert_close(view(linear).after(view(norm), x, then), linear.after(norm, x, then), times=4)
 
 
-@pytest.mark.parametrize("k", [24, 128, 576, 4096, 14336])
-@pytest.mark.parametrize("rows", [67, 300])  # 300 wide ones in pieces
-@pytest.mark.parametrize("dtype", ROUNDING)
+# 300 wide rows are rounded in pieces
+@pytest.mark.parametrize("k, rows, dtype", pairwise([24, 128, 576, 4096, 14336], [67, 300], [*ROUNDING]))
 def test_activations_are_rounded_to_the_very_values_of_the_scheme(k, rows, dtype):
     from gradus.kernels.quantized.quantize import quantize
     from gradus.kernels.quantized.reference import quantize_reference
@@ -139,6 +143,7 @@ def test_what_a_gate_lets_through_is_rounded_as_it_would_be_alone(k, activation)
         assert (wide - exact).norm() < 0.02 * exact.norm()
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("group", [32, 64, 128])
 def test_weights_unpacked_in_registers_are_the_scheme_s_to_the_bit(group, dtype):
@@ -223,9 +228,10 @@ def quantized_in_4_bits(model: Model) -> Iterator[Int4Linear]:
     return (part for part in model.modules() if isinstance(part, Int4Linear))
 
 
-@pytest.mark.parametrize("dtype", CLOSE_CALL)
-@pytest.mark.parametrize("shape", ["tiny-llama", "tiny-gpt2", "tiny-gemma3"])
-@pytest.mark.parametrize("quantize", ["int4", *EIGHT_BITS])
+@pytest.mark.parametrize(
+    "quantize, shape, dtype",
+    pairwise(["int4", *EIGHT_BITS], ["tiny-llama", "tiny-gpt2", "tiny-gemma3"], [*CLOSE_CALL]),
+)
 @torch.inference_mode()
 def test_an_engine_s_tokens_part_from_the_reference_s_only_at_close_calls(quantize, shape, dtype):
     if quantize.startswith("fp8") and not capability(torch.device("cuda")).multiplies_fp8:

@@ -13,7 +13,7 @@ from gradus import LLM, SamplingParams
 from gradus.engine.structured import Structured
 from tests.structured.answers import SCHEMA
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.plans_memory]
 
 MODEL = "random:tiny-qwen3"
 PROMPTS = [[number] * (3 + 5 * number) for number in range(24)]

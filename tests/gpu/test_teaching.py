@@ -14,6 +14,7 @@ from phases.p09_triton_attention import norm
 from phases.p09_triton_attention.paged_attention import paged_attention
 from tests.gpu.test_phases import model_on, requests
 from tests.kernels.cases import Step
+from tests.pairwise import pairwise
 from tests.phases.conftest import FAMILIES, limits_of
 from tests.phases.drive import run
 from tests.phases.test_structured import ASKED, LIMITS, SHAPE, VOCABULARY, asked, is_right
@@ -30,10 +31,11 @@ SHAPES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("options", [{}, {"window": 100}, {"softcap": 1.5}], ids=["plain", "window", "softcap"])
-@pytest.mark.parametrize("spans", [MIXED, DECODES], ids=["mixed", "decodes"])
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.quick
+@pytest.mark.parametrize(
+    "shape, spans, options, dtype",
+    pairwise([*SHAPES], [MIXED, DECODES], [{}, {"window": 100}, {"softcap": 1.5}], [torch.float32, torch.bfloat16]),
+)
 def test_paged_attention_does_what_the_formula_says(shape, spans, options, dtype):
     step = Step(spans, device="cuda", dtype=dtype, **SHAPES[shape], **options)
     found = paged_attention(

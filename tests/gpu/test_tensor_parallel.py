@@ -19,6 +19,7 @@ from gradus.parallel.group import RankLost
 
 pytestmark = [
     pytest.mark.gpu,
+    pytest.mark.plans_memory,
     pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs"),
 ]
 

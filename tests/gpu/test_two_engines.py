@@ -52,6 +52,7 @@ def test_two_engines_on_two_streams_share_a_model_and_nothing_else(quantize, gra
     assert found == [[each] * 5 for each in expected]
 
 
+@pytest.mark.plans_memory
 def test_another_thread_that_allocates_does_not_end_the_recording_of_graphs():
     model = create_model(WIDE, dtype=torch.bfloat16, device="cuda")
     randomize(model, seed=0, std=0.05)

@@ -73,7 +73,7 @@ def test_a_rank_that_dies_or_hangs_ends_the_engine_in_one_line_within_seconds(sh
     with pytest.raises(RankLost, match=f"^rank 1 of 2 {what}: load the model again$"):
         while True:
             shared.generate([[1, 2, 3]] * 3, SamplingParams(max_tokens=400))
-    assert time.monotonic() - sent[0] < 6  # five, and room for a slow machine
+    assert time.monotonic() - sent[0] < 12  # five, and room for a busy machine
     with pytest.raises(GradusError, match="load the model again"):
         shared.generate([[1, 2]])
     shared.close()
@@ -200,7 +200,7 @@ def test_a_rank_that_dies_before_the_ranks_have_met_is_named_within_seconds(kind
     begun = time.monotonic()
     with pytest.raises(RankLost, match=r"^rank 1 of 2 has died: load the model again$"):
         LLM("random:tiny-llama", **{kind: 2}, **SETTINGS)
-    assert time.monotonic() - begun < 10  # its program takes most of it, to start and to import torch
+    assert time.monotonic() - begun < 60  # its program takes most of it, to start and to import torch
 
 
 @pytest.mark.parametrize(("tensor", "pipeline"), [(2, 1), pytest.param(1, 2, marks=pytest.mark.stress)])

@@ -24,6 +24,7 @@ from phases.p13_serving.local import local
 from phases.p13_serving.server import Server
 from tests.phases.conftest import build_engine, limits_of, of
 from tests.phases.drive import run
+from tests.ports import free_port
 from tests.repository.test_layout import ROOT
 from tests.server.conftest import eventually
 from tests.server.scripted import ScriptedCore
@@ -54,12 +55,6 @@ class Running:
     @property
     def idle(self):
         return self.server.desk.admission.inside == 0 and not self.engine.has_work
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 @contextlib.contextmanager

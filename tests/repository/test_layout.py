@@ -127,7 +127,9 @@ def test_the_check_for_long_teaching_files_catches(tmp_path):
     assert long_teaching_files(tmp_path) == {"p01_kv_cache/contiguous.py": 151}
 
 
-MOST_TEACHING_LINES = 2550  # of p00 to p08 together, counted as wc -l does: what a reader can read whole, runner included
+MOST_TEACHING_LINES = (
+    2550  # of p00 to p08 together, counted as wc -l does: what a reader can read whole, runner included
+)
 USUAL_FUNCTION = 12  # lines of the median function
 
 

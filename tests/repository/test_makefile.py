@@ -69,7 +69,20 @@ def make(
 def test_without_a_target_it_explains_itself(folder):
     done, _ = make(folder)
     assert done.returncode == 0
-    targets = ("serve", "course", "test", "lint", "stress", "weights", "clients", "nightly", "book", "dist", "clean")
+    targets = (
+        "serve",
+        "course",
+        "test",
+        "test-gpu",
+        "lint",
+        "stress",
+        "weights",
+        "clients",
+        "nightly",
+        "book",
+        "dist",
+        "clean",
+    )
     assert all(f"make {target}" in done.stdout for target in targets)
 
 
@@ -288,6 +301,30 @@ def test_weights_fetches_every_model_that_a_test_names():
 def test_test_fails_where_one_of_its_checks_does(folder, failing):
     command(folder, "python3.14", WORKING.replace('"-c "*)', f'"-m {failing}") status=3 ;;\n  "-c "*)'))
     assert (make(folder, "test")[0].returncode == 0) == (failing is None)
+
+
+ON_GPU = ["gpu and plans_memory tests/gpu", "gpu and not plans_memory tests/gpu -n 5", "gpu --ignore tests/gpu"]
+
+
+@pytest.mark.parametrize("quick", [False, True])
+def test_on_a_gpu_one_process_plans_memory_and_what_measures_the_gpu_has_it_to_itself(folder, quick):
+    command(folder, "python3.14", WORKING)
+    done, asked = make(folder, "test-gpu", "ARGS=-x", *(["QUICK=1"] if quick else []))
+    tests = [line.removeprefix("python -m pytest -m ") for line in asked if "-m pytest" in line]
+    wanted = [f"quick and {part}" for part in ON_GPU[:2]] if quick else ON_GPU
+    assert done.returncode == 0 and len(tests) == len(wanted)
+    for part in wanted:  # two of them begin at the same time
+        assert any(line.startswith(part) and line.endswith("--durations=15 -x") for line in tests)
+    assert quick or tests[2].startswith(ON_GPU[2])
+
+
+@pytest.mark.parametrize(("statuses", "ends"), [("0 0 1", 1), ("1 0 0", 1), ("0 2 5", 2), ("5 0 5", 0), ("5 5 5", 5)])
+def test_a_part_that_fails_fails_all_on_a_gpu_and_one_without_tests_does_not(folder, statuses, ends):
+    parts = zip(("and plans", "not plans", "--ignore"), statuses.split(), strict=True)
+    cases = "".join(f'*"{part}"*) status={status} ;;\n' for part, status in parts)
+    command(folder, "python3.14", WORKING.replace('case "$1 $2" in', f'case "$*" in\n{cases}esac\ncase "$1 $2" in'))
+    done, _ = make(folder, "test-gpu")
+    assert (done.returncode == 0) == (ends == 0) and (ends == 0 or f"Error {ends}" in done.stderr)
 
 
 @pytest.mark.parametrize("changed", ["pyproject.toml", "constraints.txt", "setup.py"])

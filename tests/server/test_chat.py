@@ -6,6 +6,7 @@ import pytest
 
 from gradus.server.api.chat import ChatCompletion
 from gradus.server.http.app import IGNORED
+from tests.pairwise import pairwise
 from tests.server.conftest import events, eventually, running
 from tests.server.dialogue import ANSWERS, TOOLS, Answering, asked, chat, chat_chunks, comparable, joined_chat
 from tests.server.odd import ODD, send_odd
@@ -39,8 +40,11 @@ def user(text):
 # -- answers -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", WHOLE)
-@pytest.mark.parametrize("more", [{}, {"tools": TOOLS}, {"max_tokens": 30, "tools": TOOLS}], ids=str)
+@pytest.mark.parametrize(
+    "server, name, more",
+    pairwise([1, 7], WHOLE, [{}, {"tools": TOOLS}, {"max_tokens": 30, "tools": TOOLS}]),
+    indirect=["server"],
+)
 def test_a_streamed_answer_is_the_whole_one(server, name, more):
     asks = {"logprobs": True, "top_logprobs": 2, "return_token_ids": True, **more}
     streamed = joined_chat(chat_chunks(server, name, stream_options={"include_usage": True}, **asks))

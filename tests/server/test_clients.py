@@ -25,7 +25,7 @@ def test_a_client_that_leaves_frees_the_engine_at_once(serving, body, reset):
     start = time.monotonic()
     server.leave(connection, reset)
     assert eventually(server.idle)
-    assert time.monotonic() - start < 0.01 + 0.25 + 0.1
+    assert time.monotonic() - start < 2  # 0.3 s on an idle machine; 4,000 steps would take 40 s
     assert server.stats()["abandoned"] == 1
     assert server.stats()["cancelled"] == 1
 

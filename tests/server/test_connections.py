@@ -154,7 +154,7 @@ def test_a_client_that_leaves_several_requests_is_noticed(server, logged, caplog
     left = time.monotonic()
     server.leave(connection, reset)
     assert eventually(server.idle)
-    assert time.monotonic() - left < 1.5
+    assert time.monotonic() - left < 4
     assert not [record for record in caplog.records if "status=500" in record.getMessage()]
 
 
@@ -165,7 +165,7 @@ def test_a_client_that_leaves_while_a_large_body_waits_is_noticed(server, logged
     left = time.monotonic()
     server.leave(connection, reset=False)
     assert eventually(server.idle)
-    assert time.monotonic() - left < 1.5
+    assert time.monotonic() - left < 4
 
 
 def test_many_connections_with_many_requests_each_stay_small(server, logged):

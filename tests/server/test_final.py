@@ -79,13 +79,13 @@ def test_an_answer_that_its_grammar_cannot_continue_is_the_requests_fault(servin
 # -- memory that runs out ----------------------------------------------------------------------------------------------
 
 
-def exhausted_in_step(number):
-    """An engine whose runner finds no memory in that step."""
+def exhausted_while(count, number):
+    """An engine whose runner finds no memory in the step of this number while `count` requests run."""
     llm = final()
     run, steps = llm.engine.runner.run, iter(range(1, 10**6))
 
     def failing(plan):
-        if next(steps) == number:
+        if llm.engine.scheduler.active_count == count and next(steps) == number:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. secret detail")
         return run(plan)
 
@@ -96,7 +96,7 @@ def exhausted_in_step(number):
 @pytest.fixture
 def ended(serving):
     """A server whose engine ran out of memory while three requests ran: their answers, one of them a stream."""
-    server = serving(partial(exhausted_in_step, 40))
+    server = serving(partial(exhausted_while, 3, 20))
     answers = []
 
     def ask(stream):

@@ -16,6 +16,7 @@ from gradus.server.api.anthropic.request import Messages
 from gradus.server.api.chat import ChatCompletion
 from gradus.server.api.responses.body import Responses
 from gradus.text.front_end import FrontEnd
+from tests.pairwise import each_once
 from tests.text.templates import HARMONY, LLAMA, MISTRAL
 from tests.text.tools.builders import CHATML, PLAIN, TAGS, tokenizer
 
@@ -153,8 +154,7 @@ def refusal(protocol, body, client):
     return None
 
 
-@pytest.mark.parametrize("name", PROTOCOLS)
-@pytest.mark.parametrize("template", TEMPLATES)
+@pytest.mark.parametrize("name, template", each_once([*PROTOCOLS], [*TEMPLATES]))
 def test_any_value_in_any_place_of_a_history_is_read_or_refused_by_name(name, template):
     protocol, body = PROTOCOLS[name]
     client = client_of(template)

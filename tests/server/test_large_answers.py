@@ -140,6 +140,7 @@ def test_later_content_is_made_after_all_before_it():
 
 # -- the largest answers -----------------------------------------------------------------------------------------------
 
+LONGEST_S = 0.05
 SAMPLES, TOKENS, TOP = 8, 600, 20  # 100,800 log-probabilities: a twentieth of the limit, so that a test takes a second
 
 
@@ -185,12 +186,12 @@ PROTOCOLS = {"generate": SAMPLES, "completions": SAMPLES, "chat": SAMPLES, "resp
 
 
 async def longest_pause(answer):
-    """The longest time, in seconds, for which `answer` keeps other callbacks of its loop waiting; and its bytes."""
-    loop, longest, last, over = asyncio.get_running_loop(), 0.0, time.perf_counter(), False
+    """The longest time, in seconds of its thread, for which `answer` keeps other callbacks waiting; and its bytes."""
+    loop, longest, last, over = asyncio.get_running_loop(), 0.0, time.thread_time(), False
 
     def turn():
         nonlocal longest, last
-        longest, last = max(longest, time.perf_counter() - last), time.perf_counter()
+        longest, last = max(longest, time.thread_time() - last), time.thread_time()
         if not over:
             loop.call_soon(turn)
 
@@ -211,8 +212,10 @@ def test_writing_a_large_answer_delays_no_other_request(protocol, samples):
         pause, found = asyncio.run(longest_pause(slices(encoder(protocol, samples).whole(completions))))
         best = min(best, pause)
         assert max(map(len, found)) < 2 * SLICE_BYTES
-        answer = json.loads(b"".join(found))
-    assert best < 0.05
+        if best < LONGEST_S:
+            break  # a first pause may have been another program's
+    answer = json.loads(b"".join(found))
+    assert best < LONGEST_S
     assert len(json.dumps(answer)) > 3_000_000
 
 
@@ -224,8 +227,8 @@ def test_the_end_of_a_large_stream_delays_no_other_request(protocol, samples):
         yield from writer.frames([delta(completion(tokens=TOKENS))])
         yield from writer.end()
 
-    best = min(asyncio.run(longest_pause(slices(frames(encoder(protocol, samples)))))[0] for _ in range(3))
-    assert best < 0.05
+    pauses = (asyncio.run(longest_pause(slices(frames(encoder(protocol, samples)))))[0] for _ in range(3))
+    assert any(pause < LONGEST_S for pause in pauses)
 
 
 def test_joined_deltas_with_logprobs_stay_small():

@@ -251,6 +251,6 @@ def test_a_path_of_many_words_is_masked_in_bounds():
     assert masked("/a/own-key-0123456789/b", keys) == "/a/…/b"
     cut = "/" + "y/" * 495 + "own-key-0123456789"  # at its middle, the text is cut
     assert masked(cut, keys) == "/" + "y/" * 495
-    start = time.perf_counter()
+    start = time.thread_time()
     assert len(masked("/".join(f"w{number}" for number in range(10_000)), keys)) <= 1000
-    assert time.perf_counter() - start < 0.1
+    assert time.thread_time() - start < 0.1

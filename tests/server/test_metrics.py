@@ -218,10 +218,12 @@ def test_times_lie_between_the_engines_steps_and_the_clients_clock(serving):
             pass
     whole = time.monotonic() - start
     families = scraped(server)
-    assert 0.05 <= value(families, "gradus_time_to_first_token_seconds_sum") <= first
+    to_first = value(families, "gradus_time_to_first_token_seconds_sum")
+    assert 0.05 <= to_first <= first
     assert 0.25 <= value(families, "gradus_request_seconds_sum") <= whole
     assert value(families, "gradus_inter_token_seconds_count") == 4
-    assert 0.19 <= value(families, "gradus_inter_token_seconds_sum") <= whole
+    between = value(families, "gradus_inter_token_seconds_sum")
+    assert 0.25 <= to_first + between <= whole  # the first token may be seen late
 
 
 def test_requests_are_counted_by_key_and_cost_what_they_used(tmp_path):

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from gradus.server.http.app import IGNORED
+from tests.pairwise import pairwise
 from tests.server.conftest import eventually, running
 from tests.server.dialogue import (
     ANSWERS,
@@ -36,9 +37,12 @@ def one():
 # -- answers -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", WHOLE)
 @pytest.mark.parametrize(
-    "more", [{}, {"tools": FLAT_TOOLS}, {"tools": FLAT_TOOLS, "max_output_tokens": 30}, {"top_logprobs": 2}], ids=str
+    "server, name, more",
+    pairwise(
+        [1, 7], WHOLE, [{}, {"tools": FLAT_TOOLS}, {"tools": FLAT_TOOLS, "max_output_tokens": 30}, {"top_logprobs": 2}]
+    ),
+    indirect=["server"],
 )
 def test_a_streamed_response_is_the_whole_one(server, name, more):
     streamed = joined_response(response_events(server, name, **more))

@@ -12,6 +12,7 @@ import pytest
 from gradus.server.config import ServerConfig
 from gradus.server.serve import leaves_on_failure
 from tests.pairwise import first
+from tests.ports import free_port
 from tests.server.conftest import Process, events, eventually
 
 SOON = 10  # seconds: enough for a process to end on a busy machine, and far from a drain_timeout that is waited for
@@ -164,9 +165,7 @@ def test_a_client_that_reads_nothing_does_not_keep_the_process():
 
 
 def test_a_signal_while_loading_ends_it():
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    with Process("time.sleep(600)", port=port) as server:
+    with Process("time.sleep(600)", port=(port := free_port())) as server:
         assert eventually(lambda: is_loading(port))
         server.signal()
         assert server.end()[0] == 0

@@ -56,13 +56,13 @@ def test_no_text_is_touched_on_the_engines_thread(serving):
 
 
 def test_while_a_long_prompt_is_encoded_streams_and_the_engine_go_on(serving):
-    server = serving(partial(scripted, seconds=0.6, step_s=0.01))
+    server = serving(partial(scripted, seconds=2, step_s=0.01))
     long = in_background(lambda: server.generate(prompt=LONG, max_tokens=2))
     assert server.engine.tokenizer.encoding.wait(5)
     start = time.monotonic()
     assert server.generate(prompt="short", max_tokens=10).status_code == 200
     assert server.health() == 200
-    assert time.monotonic() - start < 0.5
+    assert time.monotonic() - start < 1.5
     answer = long()
     assert answer.status_code == 200 and answer.json()["usage"]["prompt_tokens"] == 3
     assert eventually(server.idle)

@@ -23,7 +23,7 @@ from gradus.quantization.int8 import Int8Linear, integer_product, to_int8
 from gradus.quantization.linear import rounded_planes
 from gradus.quantization.parts import SideBySide
 from tests.kernels.cpu.steps import MANY, Pages, Step, close, dense, generator, made, only, poison, widened
-from tests.pairwise import pairwise
+from tests.pairwise import each_once, pairwise
 from tests.phases.conftest import FAMILIES
 
 CONTEXTS = [5, 31, 0, 16, 63, 1, 32, 200]
@@ -65,11 +65,8 @@ def side_by_side(*makers):
 # -- whole models ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("rows", [1, 2, 4, 7])
-@pytest.mark.parametrize(
-    "kind", ["bfloat16", "int4-g32"]
-)  # the only group size that divides all widths of these shapes
-@pytest.mark.parametrize("shape", FAMILIES)
+# int4-g32: the only group size that divides all widths of these shapes
+@pytest.mark.parametrize("shape, kind, rows", pairwise(FAMILIES, ["bfloat16", "int4-g32"], [1, 2, 4, 7]))
 def test_a_model_of_it_is_the_model_of_its_floats(shape, kind, rows):
     """The head, which is the table of embeddings, is included."""
     model = model_of(shape, FLOATS[kind])
@@ -87,21 +84,20 @@ def test_a_model_in_int8_is_the_model_in_int8(shape, rows):
     close(step.compiled(Pages(model).decode_model(model)), step.in_torch(model, Pages(model)), 3e-2)
 
 
+TOGETHER = {
+    "floats first": (Linear, NARROW, partial(Int4Linear, group=32)),
+    "int4 twice": (partial(Int4Linear, group=32), partial(Int4Linear, group=32, ordered=True), Linear),
+    "narrow twice": (NARROW, Linear, NARROW),
+}
+
+
 @pytest.mark.parametrize(
-    "makers",
-    [
-        (Linear, NARROW, partial(Int4Linear, group=32)),
-        (partial(Int4Linear, group=32), partial(Int4Linear, group=32, ordered=True), Linear),
-        (NARROW, Linear, NARROW),
-    ],
-    ids=["floats first", "int4 twice", "narrow twice"],
+    "shape, together, rows", pairwise(["tiny-gpt2", "tiny-qwen2", "tiny-gemma3"], list(TOGETHER), [1, 3, 8])
 )
-@pytest.mark.parametrize("rows", [1, 3, 8])
-@pytest.mark.parametrize("shape", ["tiny-gpt2", "tiny-qwen2", "tiny-gemma3"])
-def test_matrices_side_by_side(shape, makers, rows, monkeypatch):
+def test_matrices_side_by_side(shape, together, rows, monkeypatch):
     """Each wants its activations in its own way. Chunks are short, so that they end within parts and between them."""
     monkeypatch.setattr(kernel_model, "CHUNK_BYTES", 1)
-    model = model_of(shape, side_by_side(*makers))
+    model = model_of(shape, side_by_side(*TOGETHER[together]))
     step = Step(model, CONTEXTS[:rows])
     decode = Pages(model).decode_model(model)
     poison(decode)
@@ -182,8 +178,7 @@ def test_a_product_is_that_of_the_stored_floats(kind, width, rows, monkeypatch):
     is_product(down, features, added, FOR_INT4 if kind.startswith("int4") else 1e-6)
 
 
-@pytest.mark.parametrize("rows", [*range(1, 13), 17, 32])
-@pytest.mark.parametrize("kind", ["float32", "bfloat16"])
+@pytest.mark.parametrize("kind, rows", each_once(["float32", "bfloat16"], [*range(1, 13), 17, 32]))
 def test_chunks_of_more_weight_rows_than_a_turn_takes(kind, rows):
     """140 rows in chunks of 48 and a last one of 44, which neither 3 nor 33 divides."""
     down, features, added = product(FLOATS[kind], 96, rows, hidden=140)
@@ -198,9 +193,10 @@ def test_every_row_of_activations_begins_at_a_line_of_memory(width):
         assert each.ctypes.data % LINE == 0 and each.strides[0] % LINE == 0
 
 
-@pytest.mark.parametrize("rows", [1, 2, 3, 8, 9, 10, 20])
-@pytest.mark.parametrize("width", [192, 256])
-@pytest.mark.parametrize("kind", ["int4", "int4-g32", "int4-g64", "int4-ordered"])
+@pytest.mark.parametrize(
+    "kind, width, rows",
+    pairwise(["int4", "int4-g32", "int4-g64", "int4-ordered"], [192, 256], [1, 2, 3, 8, 9, 10, 20]),
+)
 def test_int4_multiplies_bfloat16_where_activations_are(kind, width, rows, monkeypatch):
     """Rounded as torch rounds them, where the processor multiplies them. Weights are not: that would be 1,000 times as
     far."""
@@ -303,10 +299,9 @@ def test_int4_made_wide_for_torch_is_the_same_matrix(kind, dtype, together, monk
     torch.testing.assert_close(product, down.forward(x))
 
 
-@pytest.mark.parametrize("rows", [1, 2, 3, 5, 8, 9, 10, 20])
-@pytest.mark.parametrize("width", [24, 64, 100, 128, 160, 192, 640])  # multiples of 64 are VNNI's
+# widths that are multiples of 64 are VNNI's
+@pytest.mark.parametrize("width, rows", each_once([24, 64, 100, 128, 160, 192, 640], [1, 2, 3, 5, 8, 9, 10, 20]))
 def test_int8_sums_are_those_of_integers(width, rows, monkeypatch):
-
     monkeypatch.setattr(kernel_model, "CHUNK_BYTES", 1)
     down, features, added = product(Int8Linear, width, rows, hidden=51)
     same_integers(down, features, added)

@@ -15,6 +15,7 @@ from gradus.text.front_end import FrontEnd
 from gradus.text.tools.calls import MAX_CALLS, MOST_CALLS
 from gradus.text.tools.dialect import Dialect
 from gradus.text.tools.events import Answer, joined
+from tests.pairwise import each_once
 from tests.text.tools.builders import FAMILIES, TOOLS, called, family, tokens_of
 from tests.text.tools.test_cuts import answers
 
@@ -125,8 +126,7 @@ def test_behind_a_forced_call_only_what_its_grammar_knows_is_a_call():
 # -- tokens ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("choice", ["auto", "required", "one"])
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name, choice", each_once([*FAMILIES], ["auto", "required", "one"]))
 @given(data=st.data())
 def test_the_tokens_up_to_the_end_say_all_that_the_answer_says(name, choice, data):
     dialect = family(name)

@@ -13,6 +13,7 @@ from gradus.structured import Grammars
 from gradus.structured.vocabulary import row_words
 from gradus.text.tools.dialect import Dialect
 from gradus.text.tools.events import Answer
+from tests.pairwise import pairwise
 from tests.text.tools.builders import FAMILIES, family, tokens_of
 
 FREE = [name for name in FAMILIES if family(name).format.free]
@@ -80,9 +81,7 @@ def is_valid(arguments: str) -> bool:
     return set(read) <= {"city", "days"} and read.get("city") in ("Oslo", "Ulm") and type(read.get("days", 0)) is int
 
 
-@pytest.mark.parametrize("parallel", [True, False], ids=["several", "one"])
-@pytest.mark.parametrize("strict", [True, False], ids=["strict", "loose"])
-@pytest.mark.parametrize("name", FREE)
+@pytest.mark.parametrize("name, strict, parallel", pairwise(FREE, [True, False], [True, False]))
 def test_a_call_that_has_begun_is_valid(name, strict, parallel):
     dialect, count = dialect_of(name), 0
     turn = dialect.turn(tools(strict), "auto", parallel=parallel)

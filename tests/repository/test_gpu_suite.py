@@ -1,0 +1,175 @@
+"""`make test-gpu`, checked without a GPU: each kernel has a quick test, and tests that plan memory are marked."""
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("triton", reason="without Triton, files of kernels are not collected")
+
+ROOT = Path(__file__).parents[2]
+FOLDER = ROOT / "tests" / "gpu"
+FILES = sorted(path.name for path in FOLDER.glob("test_*.py"))
+JIT = {"triton.jit", "gluon.jit"}
+MOST_QUICK = 40  # the first 18 took 1.5 minutes of the five that they may take
+
+# Kernels that only engines launch, under the quick test whose engine launches them.
+LAUNCHED_BY_ENGINES = {
+    "test_graphs.py::test_a_step_draws_plainly_unless_one_of_its_rows_asks_for_more": {
+        "step.decode_rows", "step.table_entries", "step.send_tokens", "step.prompt_history", "sampling.full",
+    },
+    "test_graphs.py::test_heads_change_no_token_and_say_on_a_gpu_what_they_say_on_a_cpu": {
+        "step.verify", "step.draft_inputs",
+    },
+    "test_pairs.py::test_all_pairs_of_fields_are_exact_with_many_settings_together": {"step.ngram"},
+    "test_tensor_parallel.py::test_all_activations_have_the_same_bits_on_both_ranks": {"rows.summed_norm"},
+}  # fmt: skip
+
+
+@cache
+def chosen(folder: Path, *arguments: str) -> list[str]:
+    """The ids of the tests that are chosen."""
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", *arguments, str(folder)]
+    listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=True)
+    return [line for line in listed.stdout.splitlines() if "::" in line]
+
+
+def functions(ids: list[str]) -> set[tuple[str, str]]:
+    """File and function of each test."""
+    return {(path.rsplit("/", 1)[1], name.split("[")[0]) for path, name in (line.split("::") for line in ids)}
+
+
+# -- what a test's code names ------------------------------------------------------------------------------------------
+
+
+@cache
+def module(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+def imported(tree: ast.AST) -> dict[str, str]:
+    """Map each imported name to its dotted origin."""
+    froms = (node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom))
+    return {each.asname or each.name: f"{node.module}.{each.name}" for node in froms for each in node.names}
+
+
+def reached(path: Path, name: str, seen: set[tuple[Path, str]]) -> Iterator[str]:
+    """Yield what a test, its fixtures and its helpers in tests/ import, and the keywords that they pass ("name=")."""
+    defined = {each.name: each for each in module(path).body if isinstance(each, ast.FunctionDef | ast.ClassDef)}
+    origins = imported(module(path))
+    if name not in defined:
+        origin = origins.get(name, "")
+        source = ROOT / (origin.rpartition(".")[0].replace(".", "/") + ".py")
+        if origin.startswith("tests.") and source.is_file():
+            yield from reached(source, name, seen)
+        elif origin:
+            yield origin
+    elif (path, name) not in seen:
+        seen.add((path, name))
+        for node in ast.walk(defined[name]):
+            if isinstance(node, ast.keyword) and node.arg:
+                yield f"{node.arg}="
+            for used in (getattr(node, "id", None), getattr(node, "arg", None)):
+                if isinstance(used, str):
+                    yield from reached(path, used, seen)
+        yield from imported(defined[name]).values()
+
+
+@pytest.fixture(scope="module")
+def found() -> dict[tuple[str, str], set[str]]:
+    """Map each test in tests/gpu to all that it reaches."""
+    tests = [(file, each.name) for file in FILES for each in module(FOLDER / file).body if hasattr(each, "name")]
+    return {(file, name): set(reached(FOLDER / file, name, set())) for file, name in tests if name.startswith("test_")}
+
+
+# -- the choice --------------------------------------------------------------------------------------------------------
+
+
+def test_each_file_has_a_quick_case_and_all_of_them_take_minutes():
+    ids = chosen(FOLDER, "-m", "gpu and quick")
+    assert sorted({file for file, _ in functions(ids)}) == FILES
+    assert len(ids) <= MOST_QUICK
+
+
+def launching() -> set[str]:
+    """The modules with a kernel that they launch."""
+    paths = [*(ROOT / "src/gradus/kernels").rglob("*.py"), *(ROOT / "phases/p09_triton_attention").glob("*.py")]
+    dotted = {path: ".".join(path.relative_to(ROOT).with_suffix("").parts).removeprefix("src.") for path in paths}
+    return {dotted[path] for path in paths if any(launches(module(path)))}
+
+
+def launches(tree: ast.Module) -> Iterator[str]:
+    compiled = {
+        each.name
+        for each in tree.body
+        if isinstance(each, ast.FunctionDef) and any(ast.unparse(by).split("(")[0] in JIT for by in each.decorator_list)
+    }
+    for node in ast.walk(tree):
+        match node:
+            case ast.Call(func=ast.Subscript(value=ast.Name(id=name))) if name in compiled:
+                yield name
+
+
+def test_each_kernel_is_launched_by_a_quick_case(found):
+    quick = functions(chosen(FOLDER, "-m", "gpu and quick"))
+    assert {tuple(test.split("::")) for test in LAUNCHED_BY_ENGINES} <= quick
+    names = [name for test in quick for name in found[test]]
+    by_engines = {f"gradus.kernels.{each}" for kernels in LAUNCHED_BY_ENGINES.values() for each in kernels}
+    kernels = launching()
+    assert len(kernels) > 25 and by_engines <= kernels
+    assert {each for each in kernels - by_engines if not any(f"{name}.".startswith(f"{each}.") for name in names)} == (
+        set()
+    )
+
+
+def test_engines_whose_memory_is_planned_from_what_is_free_are_marked(found):
+    """An `LLM` plans its memory, an engine with `memory_fraction` does, and ranks do in their own processes. All other
+    engines of these tests have room for a few sequences and no more."""
+    planning = {test for test, names in found.items() if names & {"gradus.LLM", "memory_fraction="}}
+    planning |= {("test_tensor_parallel.py", name) for file, name in found if file == "test_tensor_parallel.py"}
+    assert functions(chosen(FOLDER, "-m", "gpu and plans_memory")) == planning
+
+
+SUITE = """
+import pytest
+
+pytestmark = pytest.mark.gpu
+
+@pytest.mark.plans_memory
+def test_planned():
+    pass
+
+@pytest.mark.quick
+@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize("kind", ["a", "b"])
+def test_cases(size, kind):
+    pass
+
+def test_other():
+    pass
+"""
+
+
+@pytest.fixture
+def folder(tmp_path) -> Path:
+    (tmp_path / "conftest.py").write_text(
+        (ROOT / "tests" / "conftest.py").read_text(encoding="utf-8"), encoding="utf-8"
+    )
+    (tmp_path / "test_suite.py").write_text(SUITE, encoding="utf-8")
+    return tmp_path
+
+
+def test_of_a_parametrized_test_the_first_case_is_quick(folder):
+    assert [line.split("::")[1] for line in chosen(folder, "-m", "gpu and quick")] == ["test_cases[a-1]"]
+
+
+def test_what_plans_memory_comes_last(folder):
+    assert [line.split("::")[1].split("[")[0] for line in chosen(folder, "-m", "gpu")] == [
+        *["test_cases"] * 4,
+        "test_other",
+        "test_planned",
+    ]
