@@ -1,7 +1,8 @@
 """Kernels in Triton: one file per operation, each with its idea, its shapes, and the bytes it moves.
 
 Beside the kernels of each room is what they must compute, in torch; what begins and ends a step is in numpy, and a
-CPU's steps run it. Only what launches kernels imports them: without a GPU, Triton need not be installed. Read the rooms in this order:
+CPU's steps run it. Only what launches kernels imports them: without a GPU, Triton need not be installed. Read the rooms
+in this order:
 
     core/       launches that overlap, compilation, modules with other forward passes
     rows/       one pass over rows: norms, activations, rotation
