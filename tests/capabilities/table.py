@@ -70,18 +70,22 @@ DRAFTS_OF_THEIR_OWN = (
 )
 SWITCHED_OFF = "{} does nothing with {} switched off: leave one of them out"
 
-REFUSED_SETTINGS: dict[Pair, str] = {
-    frozenset({one, ranks}): WITH_RANKS.format(one)
-    for ranks in ("tensor_parallel", "pipeline_parallel")
-    for one in ("prefix_dir", "quantize")
-} | {
-    frozenset({"speculate", "pipeline_parallel"}): IN_STAGES,
-    frozenset({"speculate, a draft model", "pipeline_parallel"}): IN_STAGES,
-    frozenset({"speculate, a draft model", "tensor_parallel"}): DRAFTS_OF_THEIR_OWN,
-} | {
-    frozenset({one, switch}): SWITCHED_OFF.format(one, switch)
-    for one, switch in (("token_budget", "chunked"), ("step_target", "chunked"), ("prefix_dir", "prefix_cache"))
-}
+REFUSED_SETTINGS: dict[Pair, str] = (
+    {
+        frozenset({one, ranks}): WITH_RANKS.format(one)
+        for ranks in ("tensor_parallel", "pipeline_parallel")
+        for one in ("prefix_dir", "quantize")
+    }
+    | {
+        frozenset({"speculate", "pipeline_parallel"}): IN_STAGES,
+        frozenset({"speculate, a draft model", "pipeline_parallel"}): IN_STAGES,
+        frozenset({"speculate, a draft model", "tensor_parallel"}): DRAFTS_OF_THEIR_OWN,
+    }
+    | {
+        frozenset({one, switch}): SWITCHED_OFF.format(one, switch)
+        for one, switch in (("token_budget", "chunked"), ("step_target", "chunked"), ("prefix_dir", "prefix_cache"))
+    }
+)
 """Pairs of settings that raise a ConfigError, and its line."""
 
 ALTERNATIVES: set[Pair] = {frozenset({"speculate", "speculate, a draft model"})}
