@@ -64,16 +64,28 @@ NOT_ASKED = {
 }  # fmt: skip
 
 WITH_RANKS = "{} does not work with tensor_parallel or pipeline_parallel yet: leave one of them out"
+IN_STAGES = "speculate does not work with pipeline_parallel yet: leave one of them out"
+DRAFTS_OF_THEIR_OWN = (
+    "draft models and heads do not work with tensor_parallel yet: set speculate to ngram, or leave one of them out"
+)
 SWITCHED_OFF = "{} does nothing with {} switched off: leave one of them out"
 
-REFUSED_SETTINGS: dict[Pair, str] = {
-    frozenset({one, ranks}): WITH_RANKS.format(one.partition(",")[0])
-    for ranks in ("tensor_parallel", "pipeline_parallel")
-    for one in ("speculate", "speculate, a draft model", "prefix_dir", "quantize")
-} | {
-    frozenset({one, switch}): SWITCHED_OFF.format(one, switch)
-    for one, switch in (("token_budget", "chunked"), ("step_target", "chunked"), ("prefix_dir", "prefix_cache"))
-}
+REFUSED_SETTINGS: dict[Pair, str] = (
+    {
+        frozenset({one, ranks}): WITH_RANKS.format(one)
+        for ranks in ("tensor_parallel", "pipeline_parallel")
+        for one in ("prefix_dir", "quantize")
+    }
+    | {
+        frozenset({"speculate", "pipeline_parallel"}): IN_STAGES,
+        frozenset({"speculate, a draft model", "pipeline_parallel"}): IN_STAGES,
+        frozenset({"speculate, a draft model", "tensor_parallel"}): DRAFTS_OF_THEIR_OWN,
+    }
+    | {
+        frozenset({one, switch}): SWITCHED_OFF.format(one, switch)
+        for one, switch in (("token_budget", "chunked"), ("step_target", "chunked"), ("prefix_dir", "prefix_cache"))
+    }
+)
 """Pairs of settings that raise a ConfigError, and its line."""
 
 ALTERNATIVES: set[Pair] = {frozenset({"speculate", "speculate, a draft model"})}

@@ -28,12 +28,16 @@ from gradus.parallel.group import Group
 from gradus.parallel.model import load_part
 from gradus.parallel.place import Place
 from gradus.sampling.kernel_sampler import KernelSampler
+from gradus.scheduling.draft_shapes import DraftShapes
+from gradus.scheduling.drafting import DraftControl
 from gradus.scheduling.scheduler import Scheduler
 from gradus.speculative.history import History
 from tests.execution.runners import on_kernels
+from tests.kernels.interpreted_speculation import Known
 from tests.phases.drive import run
 
-CPU, RANKS, ROWS, SLOTS = torch.device("cpu"), 2, 16, 2
+CPU, RANKS, ROWS, SLOTS, DRAFTS = torch.device("cpu"), 2, 16, 2, 3
+PROMPTS = [(7 * i) % 300 for i in range(ROWS + 2)], [5], [3, 4, 9]
 
 
 def main(rank: int, path: str, shape: str) -> None:
@@ -70,19 +74,28 @@ def inboxes(group: Group, width: int) -> Inboxes:
 
 
 def tokens(model: Model, view: Model) -> list[tuple[int, ...]]:
+    """Answers with and without drafts, which are alike."""
+    found = answers(model, view)
+    said = [(*prompt, *answer) for prompt, answer in zip(PROMPTS, found, strict=True)]
+    assert answers(model, view, Known(said)) == found
+    return found
+
+
+def answers(model: Model, view: Model, drafter: Known | None = None) -> list[tuple[int, ...]]:
     """Answers to a prompt of more rows than an inbox has, and to two short ones, one greedy and one sampled."""
     config, limits = model.config, ModelLimits(model.config.vocab_size, 64)
     storage = PagedStorage(config, 32, 16, model.dtype, model.device)
     attention = GraphPagedAttention(config, storage, slots=SLOTS + 1)
-    sampler, history = KernelSampler(config.vocab_size, CPU, SLOTS), History(SLOTS, 64, CPU, whole=False)
-    runner = on_kernels(view, attention, sampler, history)
+    sampler, history = KernelSampler(config.vocab_size, CPU, SLOTS), History(SLOTS, 64, CPU, whole=drafter is not None)
+    runner = on_kernels(view, attention, sampler, history, drafter, drafts=DRAFTS)
+    control = None if drafter is None else DraftControl(DraftShapes(DRAFTS, SLOTS), SLOTS, lag=1, adaptive=False)
     cache = PagedCache(32, 16, [group.window for group in storage.groups])
-    engine = Engine(Scheduler(cache, SLOTS, 40), runner, limits, 1)
-    prompts = [(7 * i) % 300 for i in range(ROWS + 2)], [5], [3, 4, 9]
-    ways = [SamplingParams(max_tokens=3, ignore_eos=True, temperature=heat, seed=3) for heat in (0.0, 0.0, 0.9)]
-    asked = [Request.create(f"{i}", *each, limits) for i, each in enumerate(zip(prompts, ways, strict=True))]
-    answers = run(engine, asked)
-    return [answers[request.id, 0].tokens for request in asked]
+    engine = Engine(Scheduler(cache, SLOTS, 40, drafting=control), runner, limits, 1)
+    ways = [SamplingParams(max_tokens=5, ignore_eos=True, temperature=heat, seed=3) for heat in (0.0, 0.0, 0.9)]
+    asked = [Request.create(f"{i}", *each, limits) for i, each in enumerate(zip(PROMPTS, ways, strict=True))]
+    said = run(engine, asked)
+    assert drafter is None or sum(engine.scheduler.drafting.stats().accepted)
+    return [said[request.id, 0].tokens for request in asked]
 
 
 if __name__ == "__main__":

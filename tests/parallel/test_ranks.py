@@ -47,6 +47,28 @@ def test_it_has_the_tokens_of_the_reference(shape, tensor, pipeline):
         llm.check()
 
 
+COPYING = [[5, 6, 7, 8, 9] * 6, [9, 4] * 12, [3, 1, 4, 1, 5]]
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_drafts_are_verified_on_all_ranks_and_change_no_token(overlap):
+    """Each rank looks drafts up in its own history; texts are sampled, penalized and constrained as well as copied."""
+    params = [
+        SamplingParams(max_tokens=40, ignore_eos=True),
+        SamplingParams(max_tokens=40, ignore_eos=True, temperature=0.8, seed=3, repetition_penalty=1.1),
+        SamplingParams(max_tokens=40, structured={"regex": "[ab]{2,30}"}, logprobs=1),
+    ]
+    found = []
+    for settings in ({}, {"tensor_parallel": 2, "speculate": "ngram", "drafts": 3}):
+        off = () if overlap else ("overlap",)
+        with LLM("random:tiny-llama", switch_off=off, **settings, **SETTINGS) as llm:
+            found.append([each.token_ids for each in llm.generate(COPYING, params)])
+            speculation = llm.core.metrics().speculation
+            llm.check()
+    assert found[0] == found[1]
+    assert speculation is not None and sum(speculation.accepted) > 10
+
+
 @pytest.fixture
 def shared():
     llm = LLM("random:tiny-llama", tensor_parallel=2, **SETTINGS)
@@ -172,7 +194,8 @@ def test_no_rank_outlives_its_program():
     ("settings", "message"),
     [
         ({"tensor_parallel": 3}, "num_attention_heads 4 cannot be divided among 3 devices"),
-        ({"tensor_parallel": 2, "speculate": "ngram"}, "speculate does not work with tensor_parallel"),
+        ({"pipeline_parallel": 2, "speculate": "ngram"}, "speculate does not work with pipeline_parallel"),
+        ({"tensor_parallel": 2, "speculate": "draft:random:tiny-llama"}, "set speculate to ngram"),
         ({"tensor_parallel": 2, "quantize": "int8"}, "quantize does not work with tensor_parallel"),
         ({"pipeline_parallel": 64}, "pipeline_parallel 64: the model has only"),
         ({"tensor_parallel": 8, "pipeline_parallel": 9}, "must be at most 64, got 72"),

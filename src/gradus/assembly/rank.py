@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from gradus.assembly.final import storage_of
+from gradus.assembly.final import draft_shapes, storage_of
 from gradus.assembly.on_torch import torch_runner
 from gradus.assembly.parallel import choose_exchange, device_of, exchange_of, memory_report, options_of
 from gradus.config.options import EngineConfig
@@ -104,7 +104,8 @@ def runner_of(part: Part, config: EngineConfig, grammars: Grammars | None) -> Ru
         from gradus.assembly.on_gpu import gpu_runner  # here: Triton is not everywhere
 
         quiet = lambda done, total: None  # noqa: E731
-        return gpu_runner(part.model, storage, config, quiet, None, None, None, StepTimes(), constraints, exchange)
+        shapes = draft_shapes(config, None, False)
+        return gpu_runner(part.model, storage, config, quiet, None, None, shapes, StepTimes(), constraints, exchange)
     return torch_runner(part.model, storage, config, None, None, constraints, part.run)
 
 

@@ -237,9 +237,12 @@ class EngineConfig(EngineOptions):
             )
         if self.drafts is not None and self.speculate is None:
             raise ConfigError("drafts does nothing without speculate: set speculate, or leave drafts out")
-        if self.speculate is not None and self.ranks > 1:
+        if self.speculate is not None and self.pipeline_parallel > 1:
+            raise ConfigError("speculate does not work with pipeline_parallel yet: leave one of them out")
+        if self.speculate not in (None, NGRAM) and self.tensor_parallel > 1:
             raise ConfigError(
-                "speculate does not work with tensor_parallel or pipeline_parallel yet: leave one of them out"
+                f"draft models and heads do not work with tensor_parallel yet: set speculate to {NGRAM}, or leave one "
+                "of them out"
             )
         self._check_prefix_dir()
         if self.ranks > MOST_RANKS:

@@ -202,7 +202,7 @@ class Runner:
             return self.graphs.replay(decodes, full)
         shape = shape_of(decodes) if len(decodes.drafts) else NO_SHAPE
         accepted = self.step.run(self.step.operations.inputs(decodes, self.device), shape, full=full)
-        return accepted, len(decodes.slots) + shape.rows
+        return accepted, accepted.rows
 
     # -- with prompts --------------------------------------------------------------------------------------------------
 

@@ -40,9 +40,11 @@ from gradus.speculative.states import HiddenStates
 
 
 class Accepted(NamedTuple):
-    """The result of a step of B decodes. tokens: int64 [B, 1 + K], as in `Sampled`. pairs: each token's, as in
-    DrawnLogprobs; None if no row may ask for them. faults: as in `Sampled`."""
+    """The result of a step of B decodes. rows: how many the model computed, padding included. tokens: int64 [B, 1 + K],
+    as in `Sampled`. pairs: each token's, as in DrawnLogprobs; None if no row may ask for them. faults: as in `Sampled`.
+    """
 
+    rows: int
     tokens: Any
     pairs: Tensor | None
     faults: Mapping[int, str] = {}
@@ -139,10 +141,10 @@ class DecodeStep:
     ) -> Accepted:
         """Append the accepted tokens to the history."""
         if isinstance(rows, DecodeRows):
-            return Accepted(draw.tokens.reshape(-1, 1), draw.pairs, draw.faults)
+            return Accepted(len(rows.tokens), draw.tokens.reshape(-1, 1), draw.pairs, draw.faults)
         tokens, origins = self._accept(slots, rows, draw.tokens, hidden, shape, early)
         pairs = None if draw.pairs is None else draw.pairs[origins.flatten()]
-        return Accepted(tokens, pairs, _placed(draw.faults, origins) if draw.faults else {})
+        return Accepted(len(rows.tokens), tokens, pairs, _placed(draw.faults, origins) if draw.faults else {})
 
     def _accept(
         self, slots: Any, rows: VerifyRows, drawn: Any, hidden: Any, shape: DraftShape, early: bool

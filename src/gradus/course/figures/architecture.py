@@ -11,7 +11,7 @@ STOPS = (
     ("1 submit", "text/", 0, 0, TEXT),
     ("2 queue", "scheduling/", 0, 1, NUMBERS),
     ("3 plan", "scheduling/", 1, 1, NUMBERS),
-    ("4 batch", "execution/", 1, 2, DEVICE),
+    ("4 step", "execution/", 1, 2, DEVICE),
     ("5 model", "models/", 2, 2, DEVICE),
     ("6 attention", "attention/", 2, 3, DEVICE),
     ("7 sampler", "sampling/", 3, 2, DEVICE),
