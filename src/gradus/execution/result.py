@@ -1,8 +1,7 @@
 """A step's result: its tokens on their way from the device, or there already."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Mapping, Sequence
+from typing import Protocol, Self
 
 import torch
 
@@ -35,8 +34,8 @@ class Landing(Protocol):
     def wait(self) -> None: ...
 
 
-class Launched:
-    """A step that was launched: its tokens may still be on their way to the host until `get` returns.
+class StepResult:
+    """The result of a step that was launched: its tokens may be on their way to the host until `get` returns.
 
     rows: how many the model computed, padding included. tokens: int64 [R], valid once `landing` has come, if there is
     one. width, usual and faults: as in `Sampled`. scores: of the spans that ask for some. clock: given by a runner
@@ -64,6 +63,12 @@ class Launched:
         self._width, self._clock, self._usual, self._faults = width, clock, usual, faults or {}
         self._scores, self._seconds = scores, seconds
 
+    @classmethod
+    def of(cls, plan: Plan, rows: int, drawn: Drawn, device: torch.device) -> Self:
+        """Start copying what was drawn to the host, and return the result."""
+        logprobs = None if drawn.logprobs is None else drawn.logprobs.to_host()
+        return cls(plan, rows, to_host(drawn.tokens).numpy(), Arrival(device), logprobs, faults=drawn.faults)
+
     def get(self) -> Sampled:
         """Wait until the tokens have arrived, without waiting for later work."""
         if self._landing is not None:
@@ -76,21 +81,6 @@ class Launched:
         tokens = self._tokens.copy()  # a later step's result takes its place
         scores = [tuple(packed(each)) for each in self._scores] if self._scores else ()
         return Sampled(tokens, self._counts, logprobs, self._width, seconds, self._usual, self._faults, scores)
-
-
-@dataclass(slots=True)
-class StepResult:
-    """What every runner returns: see `gradus.engine.plan.Result`."""
-
-    rows: int
-    get: Callable[[], Sampled]
-
-    @classmethod
-    def of(cls, plan: Plan, rows: int, drawn: Drawn, device: torch.device) -> "StepResult":
-        """Start copying what was drawn to the host, and return the result."""
-        logprobs = None if drawn.logprobs is None else drawn.logprobs.to_host()
-        tokens = to_host(drawn.tokens).numpy()
-        return cls(rows, Launched(plan, rows, tokens, Arrival(device), logprobs, faults=drawn.faults).get)
 
 
 class Handed:

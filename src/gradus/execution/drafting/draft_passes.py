@@ -20,7 +20,8 @@ from gradus.attention.graph_paged import GraphPagedAttention
 from gradus.device.transfer import current, upload_parts
 from gradus.engine.plan import Decodes
 from gradus.execution.passes import RunModel, kernel_logits
-from gradus.kernels.step.draft_passes import Drafting, first_rows, keep_draft, next_rows
+from gradus.kernels.step.draft_passes import first_rows, keep_draft, next_rows
+from gradus.kernels.step.rows import Drafting
 from gradus.models import Model
 from gradus.sampling.kernel_sampler import KernelSampler
 from gradus.speculative.drafter import Drafter

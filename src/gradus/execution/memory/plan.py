@@ -41,7 +41,6 @@ from gradus.sampling.slots import table_bytes
 from gradus.scheduling.draft_shapes import MOST_ROWS, NO_SHAPE, DraftShapes, batch_sizes
 from gradus.speculative.heads_folder import heads_bytes
 from gradus.speculative.history import history_bytes
-from gradus.speculative.states import states_bytes
 
 log = logging.getLogger(__name__)
 
@@ -334,7 +333,8 @@ def _planned(at: "_At", options: EngineConfig, draft: Model | None = None) -> Me
     tables = table_bytes(config.vocab_size, slots, masks=kernels)
     tables += history_bytes(count, wanted, whole=bool(options.speculate))
     if options.heads is not None:
-        tables += heads_bytes(Path(options.heads), itemsize) + states_bytes(count, config.hidden_size, itemsize)
+        states = (count + 1) * config.hidden_size * itemsize  # one of each slot
+        tables += heads_bytes(Path(options.heads), itemsize) + states
     fraction = 1.0 if options.memory_fraction is None else options.memory_fraction
     usable = at.memory.usable(fraction)
     weights = at.weights + (0 if draft is None else weight_bytes(draft))
