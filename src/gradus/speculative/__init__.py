@@ -8,6 +8,6 @@ Read in this order:
     heads.py      drafts by matrices that were trained on the model's hidden states;
                   heads_drafter.py: how they run;  heads_folder.py: where they are kept
 
-Sampling verifies drafts (`gradus.sampling.sampler.standing`), and the scheduler chooses their number
+`gradus.kernels.step` verifies drafts (`accept_drafts`), and the scheduler chooses their number
 (`gradus.scheduling.drafting`). docs/design/speculation.md explains the design.
 """
