@@ -1,4 +1,4 @@
-"""Runs plans: decodes as one step (`step.py`), replayed on a GPU if it was captured, or beside prompts.
+"""Runs plans: decodes as one step (`step.py`), replayed on a GPU if it was captured, or together with prompts.
 
 A GPU's host launches a step with prompts kernel by kernel, except for the model's pass if that is short
 (`gpu/prompt_graphs.py`).
@@ -158,8 +158,7 @@ class Runner:
     def _watched(
         self, plan: Plan, slots: Column, rows: int, drawn: StepResult | Callable[[], StepResult]
     ) -> "StepResult | ConstrainedStep":
-        """Watch a step's answers that keep to a grammar. slots: of the rows that get tokens. drawn: the step, or the
-        draw that it holds back."""
+        """See `MaskedDraws.watch`."""
         assert self.masked_draws is not None
         return self.masked_draws.watch(slots, rows, drawn, partial(self._draw_again, plan))
 

@@ -8,7 +8,7 @@ prompt's last token is always run, even if the rest was found in the prefix cach
 Each draft is drawn with the noise of its position, at the request's temperature. So heads whose distribution is close
 to the model's draw the same token, at any temperature.
 
-On a GPU, launches take most of the time of a small model's heads. So one kernel prepares the input of a pass, and two
+Launches take most of the time of a small model's heads on a GPU. So one kernel prepares the input of a pass, and two
 draw its drafts and write them where they are needed. The heads' own products run in between.
 """
 

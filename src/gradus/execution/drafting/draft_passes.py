@@ -109,7 +109,7 @@ class DraftPasses(Drafter):
     @torch.inference_mode()
     def _run(self, history: History, spans: Sequence[Missing]) -> None:
         """Store the keys and values of the missing positions, in one pass. Their tokens come from the history."""
-        # the places of the tokens stand for them until they are looked up
+        # only the device knows the tokens: their positions fill in until they are looked up
         batch = lay_out(Plan([Span(None, slot, part.start, part, 0) for slot, part in spans]), self.model.device)
         batch.token_ids = history.tokens[batch.owners, batch.positions].long()
         self.attention.prepare(batch)

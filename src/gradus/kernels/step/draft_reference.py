@@ -1,6 +1,6 @@
 """The rows and inputs of drafters' passes in torch: the reference of `draft_passes.py` and `draft_inputs.py`.
 
-On a CPU, trained heads run on these inputs.
+Trained heads run on these inputs on a CPU.
 """
 
 from collections.abc import Callable
