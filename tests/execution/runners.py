@@ -12,7 +12,6 @@ from gradus.models import Model
 from gradus.sampling.sampler import Sampler
 from gradus.speculative.drafter import Drafter
 from gradus.speculative.history import History
-from gradus.speculative.states import HiddenStates
 
 
 def in_torch(model: Model, attention: PagedAttention, sampler: Sampler) -> Runner:
@@ -28,7 +27,7 @@ def on_kernels(
     sampler,
     history: History,
     drafter: Drafter | None = None,
-    states: HiddenStates | None = None,
+    states: torch.Tensor | None = None,
     drafts: int = 0,
 ) -> Runner:
     """A runner on a GPU's kernels, without graphs. drafts: the most that a sequence verifies."""

@@ -8,7 +8,7 @@ import torch
 
 from gradus.device.transfer import Arrival
 from gradus.engine.plan import Plan, Span
-from gradus.execution.result import Launched, StepClock
+from gradus.execution.result import StepClock, StepResult
 
 PROMPT = Plan([Span(None, 0, 0, (3, 4), 1)])
 CPU = torch.device("cpu")
@@ -20,7 +20,7 @@ def took():
     clock = StepClock()
 
     def ask(plan: Plan, usual: bool = True, *, look_after: float = 0.0) -> float:
-        result = Launched(plan, 1, np.array([5]), Arrival(CPU, timed=True), clock=clock, usual=usual)
+        result = StepResult(plan, 1, np.array([5]), Arrival(CPU, timed=True), clock=clock, usual=usual)
         time.sleep(look_after)
         sampled = result.get()
         assert sampled.usual is usual
@@ -55,6 +55,6 @@ def test_a_step_in_which_a_drafter_catches_up_is_timed_as_no_usual_one(took):
 
 def test_tokens_outlive_the_buffer_that_they_arrived_in():
     buffer = np.array([7, 8])
-    sampled = Launched(Plan(), 2, buffer, Arrival(CPU)).get()
+    sampled = StepResult(Plan(), 2, buffer, Arrival(CPU)).get()
     buffer[:] = 0
     assert sampled.tokens.tolist() == [7, 8] and sampled.seconds == 0.0

@@ -389,12 +389,13 @@ def test_passes_of_a_draft_model_begin_as_they_do_in_torch(count):
     from gradus.kernels.core.overlap import early_launches
     from gradus.kernels.step import draft_passes
     from gradus.kernels.step.draft_reference import first_rows_reference, next_rows_reference
+    from gradus.kernels.step.rows import Drafting
 
     known, history = torch.randint(1, 150, (301,)), torch.randint(0, 500, (301, 160), dtype=torch.int32)
     slots = torch.randint(0, 301, (count,), dtype=torch.int32)
     limits = (known[slots.long()] + torch.randint(-1, 5, (count,))).int()
-    spans, tables = draft_passes.Drafting(slots, limits, known, 140, 500), torch.randint(1, 2**31, (2, 301, 10))
-    there = draft_passes.Drafting(slots.cuda(), limits.cuda(), known.cuda(), 140, 500)
+    spans, tables = Drafting(slots, limits, known, 140, 500), torch.randint(1, 2**31, (2, 301, 10))
+    there = Drafting(slots.cuda(), limits.cuda(), known.cuda(), 140, 500)
     inputs = torch.zeros(2, 2 * count, dtype=torch.int64, device="cuda")
     found = draft_passes.first_rows(there, inputs, history.cuda(), tables.cuda(), 16)
     expected = first_rows_reference(spans, history, tables, 16)

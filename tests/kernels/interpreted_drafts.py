@@ -1,5 +1,7 @@
 """Run by test_drafts.py in a process of its own, where Triton interprets: drafts looked up, laid out, and kept."""
 
+from functools import partial
+
 import pytest
 import torch
 
@@ -7,7 +9,7 @@ from gradus.execution.gpu.results import Results
 from gradus.kernels.step import draft_inputs, plain
 from gradus.kernels.step.decode_rows import decode_rows
 from gradus.kernels.step.draft_inputs import first_inputs, next_inputs
-from gradus.kernels.step.draft_passes import Drafting, NextRows, first_rows, keep_draft, next_rows
+from gradus.kernels.step.draft_passes import first_rows, keep_draft, next_rows
 from gradus.kernels.step.draft_reference import (
     first_inputs_reference,
     first_rows_reference,
@@ -17,11 +19,12 @@ from gradus.kernels.step.draft_reference import (
 from gradus.kernels.step.ngram import look_up_slots
 from gradus.kernels.step.ngram_reference import look_up
 from gradus.kernels.step.prompt_history import keep_prompts
+from gradus.kernels.step.rows import Drafting, NextRows
 from gradus.kernels.step.table_entries import set_entries
 from gradus.kernels.step.verify import accept_drafts, pack_rows
 from gradus.models import SHAPES, create_model, randomize
+from gradus.models.layers import EmbeddingTables
 from gradus.speculative.history import History
-from gradus.speculative.states import HiddenStates
 from tests.kernels.cases import on_host
 
 SLOTS, CONTEXT, PAGE = 6, 64, 4
@@ -216,16 +219,16 @@ def test_prompts_leave_what_torch_would_in_a_dozen_operations(spans, drawing, si
     by_slot = {slot: end for slot, _, end in spans}
     ends = torch.tensor([by_slot.get(slot, 1) for slot in drawing], dtype=torch.int64)
     mine, theirs = (History(SLOTS, 1500, cpu) for _ in range(2))
-    kept = [HiddenStates(SLOTS, size, torch.float32, cpu) for _ in range(2)]
-    states = kept[0].values if size else None
+    kept = torch.zeros(2, SLOTS + 1, size)
+    states = kept[0] if size else None
     rows = torch.cat([torch.tensor([1, 3]), slots]), torch.cat([torch.tensor([7, 8]), ends]), drawn
     keep_prompts((owners, places, said), rows, 2, mine.tokens, mine.lengths, hidden, states)
     columns = [[part.numpy() for part in each] for each in ((owners, places, said), rows)]
-    states = kept[1].values if size else None
+    states = kept[1] if size else None
     plain.keep_prompts(*columns, 2, theirs.tokens.numpy(), theirs.lengths.numpy(), hidden, states)
     known = ~torch.isin(torch.arange(SLOTS + 1), slots)
     assert torch.equal(mine.tokens, theirs.tokens) and torch.equal(mine.lengths, theirs.lengths)
-    assert torch.equal(kept[0].values, kept[1].values)
+    assert torch.equal(kept[0], kept[1])
     assert mine.lengths[slots].tolist() == (ends + 1).tolist() and (mine.lengths[known] == 1).all()
 
 
@@ -244,6 +247,14 @@ def test_a_slot_is_left_with_the_state_of_its_last_row_that_stood(seed, drafts, 
     assert (found[1] == -7).all() and not (found[4] == -7).any()
 
 
+def looked_up(tables: EmbeddingTables, dtype: torch.dtype, tokens: torch.Tensor, positions: torch.Tensor):
+    """`Model.embed` for activations of any type, in tables."""
+    embedded = tables.tokens[tokens.clamp(0, len(tables.tokens) - 1)].to(dtype) * tables.scale
+    if tables.positions is not None:
+        embedded += tables.positions[positions.long().clamp(max=len(tables.positions) - 1)].to(dtype)
+    return embedded
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 @pytest.mark.parametrize("shape", ["tiny-llama", "tiny-gpt2", "tiny-gemma3"])
 def test_heads_read_states_beside_what_the_model_embeds(shape, dtype, monkeypatch):
@@ -256,8 +267,8 @@ def test_heads_read_states_beside_what_the_model_embeds(shape, dtype, monkeypatc
     for states in (torch.randn(5, size, dtype=dtype), torch.randn(5, size)):
         drafts = torch.tensor([[7, 0], [-1, 0], [319, 0], [5, 0], [5, 0]])
         positions = torch.tensor([0, 3, longest - 1, longest, longest + 5], dtype=torch.int32)
-        found = next_inputs(states, drafts[:, 0], positions, tables)
-        assert torch.equal(found, next_inputs_reference(states, drafts[:, 0], positions, tables))
+        found, embed = next_inputs(states, drafts[:, 0], positions, tables), partial(looked_up, tables, states.dtype)
+        assert torch.equal(found, next_inputs_reference(states, drafts[:, 0], positions, embed))
         if states.dtype == dtype:
             embedded = model.embed(drafts[:, 0].clamp(min=0), positions.long().clamp(max=longest - 1))
             assert torch.equal(found, torch.cat([states, embedded], dim=1))
@@ -270,9 +281,9 @@ def test_drafts_begin_with_the_newest_token_and_are_drawn_where_they_stand(slots
     model = create_model(SHAPES["tiny-gpt2"])
     randomize(model, seed=0, std=0.1)
     states = torch.randn(SLOTS + 1, model.config.hidden_size)
-    arguments = torch.tensor(slots, dtype=torch.int32), history, known, states, model.embedding_tables()
-    found = first_inputs(*arguments, count=count, together=together)
-    expected = first_inputs_reference(*arguments, count=count, together=together)
+    arguments = torch.tensor(slots, dtype=torch.int32), history, known, states
+    found = first_inputs(*arguments, model.embedding_tables(), count=count, together=together)
+    expected = first_inputs_reference(*arguments, model.embed, count=count, together=together)
     for name, mine, theirs in zip(found._fields, found, expected, strict=True):
         assert mine.dtype == theirs.dtype and torch.equal(mine, theirs), name
     newest = known[slots[0]] - 1

@@ -3,13 +3,14 @@
 import sys
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from torch.nn import functional as F
 from triton.runtime.interpreter import GridExecutor
 
+from gradus.assembly.heads import HeadsModule, heads_in_torch, heads_on_kernels
 from gradus.attention.graph_paged import GraphPagedAttention
 from gradus.attention.paged import PagedAttention
 from gradus.attention.storage import PagedStorage
@@ -22,7 +23,6 @@ from gradus.engine.plan import UNDRAFTED, Admission, Decodes, Plan, Span
 from gradus.engine.request import ModelLimits, Request, SamplingParams
 from gradus.execution.drafting.draft_passes import DraftPasses
 from gradus.kernels.core import overlap
-from gradus.kernels.core.view import view
 from gradus.kernels.fuse.model import fused
 from gradus.models import Model, create_model, randomize
 from gradus.models.layers import Linear
@@ -33,12 +33,9 @@ from gradus.sampling.sampler import Sampler
 from gradus.scheduling.draft_shapes import NO_SHAPE, DraftShape, DraftShapes
 from gradus.scheduling.drafting import DraftControl
 from gradus.scheduling.scheduler import Scheduler
-from gradus.speculative.heads import first_heads
-from gradus.speculative.heads_drafter import HeadsDrafter
+from gradus.speculative.heads_folder import read_config
 from gradus.speculative.history import History
-from gradus.speculative.kernel_heads_drafter import KernelHeadsDrafter
 from gradus.speculative.ngram import NgramDrafter
-from gradus.speculative.states import HiddenStates
 from tests.execution.runners import in_torch, on_kernels
 from tests.kernels.interpreted_fused_model import small
 from tests.pairwise import first
@@ -93,7 +90,7 @@ def requests() -> list[Request]:
 
 
 def engine(shape: str, drafter=None, drafts: int = 3) -> Engine:
-    """drafter: None is an engine in torch that does not speculate; a `Reference` has heads that draft; a model drafts
+    """drafter: None is an engine in torch that does not speculate; a `HeadsModule` drafts by its heads; a model drafts
     with pages of its own."""
     model = small(shape)
     storage = PagedStorage(model.config, 24, 4, model.dtype, model.device)
@@ -109,17 +106,12 @@ def engine(shape: str, drafter=None, drafts: int = 3) -> Engine:
         own = GraphPagedAttention(model.config, PagedStorage(model.config, 24, 4, model.dtype, model.device), SLOTS + 1)
         own.tables = attention.tables
         drafter = DraftPasses(fused(drafter), own, sampler, BUDGET)
-    states = HiddenStates(SLOTS, model.config.hidden_size, model.dtype, model.device)
-    if isinstance(drafter, Reference):
-        drafter = heads_on_kernels(drafter, states, sampler)
+    states = torch.zeros(SLOTS + 1, model.config.hidden_size)
+    if isinstance(drafter, HeadsModule):
+        drafter = heads_on_kernels(drafter, model, states, sampler)
     runner = on_kernels(fused(model), attention, sampler, history, drafter, states, drafts)
     control = DraftControl(DraftShapes(drafts, SLOTS), SLOTS, lag=1, adaptive=False)
     return Engine(Scheduler(cache, SLOTS, BUDGET, drafting=control), runner, LIMITS, 1)
-
-
-def heads_on_kernels(heads: Reference, states: HiddenStates, sampler: KernelSampler) -> KernelHeadsDrafter:
-    parts = [view(first_heads(heads.heads, count)) for count in range(1, DRAFTS + 1)]
-    return KernelHeadsDrafter(parts, view(heads.head), heads.model.embedding_tables(), states, sampler)
 
 
 def answers(engine: Engine, count: int = 3) -> tuple[dict, list]:
@@ -333,20 +325,24 @@ def _listening(heard: dict[str, set[bool]], kernel: str) -> bool:
     return False  # a launch on the CPU takes no such option
 
 
+def module_of(model: Model, folder: Path) -> HeadsModule:
+    return HeadsModule(folder, read_config(folder), model)
+
+
 @pytest.mark.parametrize("kind", first(["eagle", "medusa"]))
 def test_heads_draft_what_they_say_of_the_whole_text(kind, tmp_path):
     """On kernels as in torch; greedy requests of which one has its logits adjusted, so that its drafts wait."""
     model = small("tiny-llama")
     heads_of(model, tmp_path, kind, vocabulary=160)
     reference = Reference(model, tmp_path)
-    speculating = engine("tiny-llama", reference)
+    speculating = engine("tiny-llama", module_of(model, tmp_path))
     drafter = speculating.runner.step.drafter
     propose, heard = drafter.propose, []
 
     def listening(history, slots, count, limits):
         drafts = propose(history, slots, count, limits)
         for slot, said in zip(slots.tolist(), drafts.tolist(), strict=True):
-            if drafter.states.values[slot].any() and drafter_is_greedy(speculating, slot):
+            if drafter.states[slot].any() and drafter_is_greedy(speculating, slot):
                 heard.append((history.tokens[slot, : history.lengths[slot]].tolist(), said))
         return drafts
 
@@ -371,21 +367,15 @@ def test_heads_on_kernels_draft_what_they_draft_in_torch(shape, kind, tmp_path):
     """Any number of drafts for any slots, greedy or drawn: a lone sequence's heads draw by its own settings too."""
     model, device = small(shape), torch.device("cpu")
     heads_of(model, tmp_path, kind, vocabulary=160)
-    reference, sampler = Reference(model, tmp_path), KernelSampler(320, device, 4)
-    history, states = History(4, 64, device), HiddenStates(4, model.config.hidden_size, model.dtype, device)
+    module, sampler = module_of(model, tmp_path), KernelSampler(320, device, 4)
+    history, states = History(4, 64, device), torch.randn(5, model.config.hidden_size)
     history.tokens.copy_(torch.randint(0, 320, history.tokens.shape))
     history.lengths.copy_(torch.tensor([1, 9, 30, 63, 1]))
-    states.values.copy_(torch.randn(states.values.shape))
     params = [SamplingParams(temperature=1.5 * (slot % 2), seed=slot) for slot in range(4)]
     asked = [Request.create("r", [1], each, LIMITS) for each in params]
     sampler.admit([Admission(slot, request, 0, request.prompt) for slot, request in enumerate(asked)])
 
-    def guess(logits, slots, positions):
-        wide = F.pad(logits, (0, 160), value=float("-inf"))
-        return sampler.guess(wide, slots.numpy(), positions.numpy())
-
-    plain = HeadsDrafter(reference.heads, reference.head, model, states, guess)
-    kernels = heads_on_kernels(reference, states, sampler)
+    plain, kernels = (build(module, model, states, sampler) for build in (heads_in_torch, heads_on_kernels))
     for slots in ([1], [3], [3, 1, 0, 2, 4]):
         given = torch.tensor(slots, dtype=torch.int32), torch.full((len(slots),), 64, dtype=torch.int32)
         for count in range(1, DRAFTS + 1):
@@ -418,7 +408,7 @@ def test_every_launch_of_a_step_is_rehearsed(kind, tmp_path, monkeypatch):
     if kind != "ngram":
         heads_of(model, tmp_path, kind, vocabulary=160)
     step = engine(
-        "tiny-llama", NgramDrafter(kernel=True) if kind == "ngram" else Reference(model, tmp_path)
+        "tiny-llama", NgramDrafter(kernel=True) if kind == "ngram" else module_of(model, tmp_path)
     ).runner.step
     inputs = torch.tensor([[0, 1], [9, 9], [DRAFTS, 1]], dtype=torch.int32)
     shapes = [(1, NO_SHAPE), (2, NO_SHAPE), (1, DraftShape(DRAFTS, DRAFTS)), (2, DraftShape(DRAFTS, DRAFTS + 1))]

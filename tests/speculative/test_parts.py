@@ -8,7 +8,7 @@ from gradus.engine.plan import REJECTED, UNDRAFTED, Admission
 from gradus.engine.request import ModelLimits, Request, SamplingParams
 from gradus.kernels.step import plain
 from gradus.kernels.step.ngram_reference import look_up
-from gradus.sampling.sampler import standing
+from gradus.kernels.step.plain import standing
 from gradus.speculative.history import History
 
 
@@ -32,15 +32,15 @@ def test_a_draft_is_what_followed_the_longest_and_then_the_newest_match(said, dr
 
 def test_the_longest_agreeing_prefix_stands_in_each_span():
     """Three spans: 3 drafts of which 1 is right; none; 2 drafts, all right."""
-    drafts = torch.tensor([0, 1, 2, 3, 0, 0, 1, 2])
-    inputs = torch.tensor([9, 5, 7, 8, 9, 9, 1, 2])
-    drawn = torch.tensor([5, 6, 8, 8, 4, 1, 2, 3])
-    assert standing(drawn, inputs, drafts).tolist() == [5, 6, REJECTED, REJECTED, 4, 1, 2, 3]
+    before = np.array([0, 1, 2, 3, 0, 0, 1, 2])
+    tokens = np.array([9, 5, 7, 8, 9, 9, 1, 2])
+    drawn = np.array([5, 6, 8, 8, 4, 1, 2, 3])
+    assert standing(drawn, tokens, before).tolist() == [True, True, False, False, True, True, True, True]
 
 
 def test_a_row_without_a_finite_logit_stands_only_as_the_first_of_its_span():
-    drafts, inputs = torch.tensor([0, 0, 1, 2]), torch.tensor([9, 9, 5, -1])
-    assert standing(torch.tensor([-1, 5, -1, 3]), inputs, drafts).tolist() == [-1, 5, REJECTED, REJECTED]
+    before, tokens = np.array([0, 0, 1, 2]), np.array([9, 9, 5, -1])
+    assert standing(np.array([-1, 5, -1, 3]), tokens, before).tolist() == [True, True, False, False]
 
 
 def test_the_history_forgets_with_its_owner_and_padding_stays_one_token_long():

@@ -1,13 +1,15 @@
 """Builds drafters from trained heads and the model that they draft for."""
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-import numpy as np
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from gradus.config.options import EngineConfig
+from gradus.kernels.step.draft_reference import first_inputs_reference, next_inputs_reference
 from gradus.models import Model
 from gradus.models.config import ModelConfig
 from gradus.sampling.sampler import Sampler
@@ -21,11 +23,9 @@ from gradus.speculative.heads_folder import (
     read_config,
     read_heads,
 )
-from gradus.speculative.states import HiddenStates
 
 if TYPE_CHECKING:
     from gradus.sampling.kernel_sampler import KernelSampler
-    from gradus.speculative.kernel_heads_drafter import KernelHeadsDrafter
 
 
 def trained_heads(config: EngineConfig, model: ModelConfig) -> HeadsConfig | None:
@@ -49,41 +49,44 @@ def most_drafts(config: EngineConfig, trained: HeadsConfig | None) -> int:
     return config.most_drafts if trained is None else min(config.most_drafts, trained.shape.drafts)
 
 
-def hidden_states(config: EngineConfig, model: Model) -> HiddenStates:
-    return HiddenStates(config.max_sequences, model.config.hidden_size, model.dtype, model.device)
+def hidden_states(config: EngineConfig, model: Model) -> Tensor:
+    return torch.zeros(config.max_sequences + 1, model.config.hidden_size, dtype=model.dtype, device=model.device)
 
 
 class HeadsModule(nn.Module):
-    """The heads that `speculate` names, and the part of the model's output head that they draft with."""
+    """The heads in a folder, and the part of the model's output head that they draft with."""
 
-    def __init__(self, trained: HeadsConfig, config: EngineConfig, model: Model) -> None:
+    def __init__(self, folder: Path, trained: HeadsConfig, model: Model) -> None:
         super().__init__()
-        self.heads = read_heads(Path(config.heads or ""), trained, dtype=model.dtype, device=model.device)
+        self.trained = trained
+        self.heads = read_heads(folder, trained, dtype=model.dtype, device=model.device)
         self.output = draft_head(model, trained.shape.vocabulary)
 
 
-def heads_drafter(module: HeadsModule, model: Model, states: HiddenStates, sampler: Sampler) -> HeadsDrafter:
+def heads_in_torch(module: HeadsModule, model: Model, states: Tensor, sampler: Sampler) -> HeadsDrafter:
     """Build the drafter in torch. sampler: the model's."""
-    width = model.config.vocab_size
+    config, count = model.config, module.trained.shape.drafts
 
-    def guess(logits: Tensor, slots: Tensor, positions: Tensor) -> Tensor:
-        owners, places, logits = np.array(slots.tolist()), np.array(positions.tolist()), logits.float()
+    def embed(tokens: Tensor, positions: Tensor) -> Tensor:
+        return model.embed(tokens.clamp(0, config.vocab_size - 1), positions.clamp(max=config.context_length - 1))
+
+    def guess(logits: Tensor, slots: Tensor, positions: Tensor, out: Tensor) -> None:
+        owners, places, logits = slots.numpy(force=True), positions.numpy(force=True), logits.float()
         if not sampler.greedy(owners):  # sampling parameters cover the whole vocabulary, heads only its first tokens
-            logits = F.pad(logits, (0, width - logits.shape[1]), value=float("-inf"))
-        return sampler.guess(logits, owners, places)
+            logits = F.pad(logits, (0, config.vocab_size - logits.shape[1]), value=float("-inf"))
+        out.copy_(sampler.guess(logits, owners, places))
 
-    return HeadsDrafter(module.heads, module.output, model, states, guess)
+    begin, follow = partial(first_inputs_reference, embed=embed), partial(next_inputs_reference, embed=embed)
+    return HeadsDrafter([module.heads] * count, module.output, states, begin, follow, guess)
 
 
-def heads_on_kernels(
-    trained: HeadsConfig, config: EngineConfig, model: Model, states: HiddenStates, sampler: "KernelSampler"
-) -> "KernelHeadsDrafter":
+def heads_on_kernels(module: HeadsModule, model: Model, states: Tensor, sampler: "KernelSampler") -> HeadsDrafter:
     """Build the drafter on a GPU's kernels. model: as it was loaded."""
     from gradus.kernels.core.view import view  # here: Triton is not everywhere
-    from gradus.speculative.kernel_heads_drafter import KernelHeadsDrafter
+    from gradus.kernels.step.draft_inputs import first_inputs, next_inputs
 
-    module = HeadsModule(trained, config, model)
-    ours = [view(first_heads(module.heads, count)) for count in range(1, trained.shape.drafts + 1)]
-    return KernelHeadsDrafter(
-        cast(list[DraftHeads], ours), view(module.output), model.embedding_tables(), states, sampler
-    )
+    # the first few of all heads' features would need a copy
+    ours = [view(first_heads(module.heads, count)) for count in range(1, module.trained.shape.drafts + 1)]
+    tables = model.embedding_tables()
+    begin, follow = partial(first_inputs, tables=tables), partial(next_inputs, tables=tables)
+    return HeadsDrafter(cast(list[DraftHeads], ours), view(module.output), states, begin, follow, sampler.guess_slots)

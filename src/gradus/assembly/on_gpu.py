@@ -1,8 +1,10 @@
 """Composes the model's runner on a GPU's kernels: a fused view, attention that reads pages in place, captured steps."""
 
+from pathlib import Path
+
 import torch
 
-from gradus.assembly.heads import heads_on_kernels, hidden_states
+from gradus.assembly.heads import HeadsModule, heads_on_kernels, hidden_states
 from gradus.assembly.start_up import Reading, start_up
 from gradus.attention.graph_paged import GraphPagedAttention
 from gradus.attention.storage import PagedStorage
@@ -57,7 +59,7 @@ def gpu_runner(
         longest = min(own.chunk, draft.config.context_length, context)
         readings.append(Reading(own, own.model, own.attention, longest))
     elif trained is not None and states is not None:
-        drafter = heads_on_kernels(trained, config, model, states, sampler)
+        drafter = heads_on_kernels(HeadsModule(Path(config.heads or ""), trained, model), model, states, sampler)
     elif config.speculate:
         drafter = NgramDrafter(kernel=True)
     history = History(count, context, model.device, whole=drafter is not None)

@@ -1,11 +1,12 @@
 """Composes the model's runner on a CPU's kernels, or on torch alone: its tables are in the host's memory."""
 
 import logging
+from pathlib import Path
 
 import torch
 from torch import nn
 
-from gradus.assembly.heads import HeadsModule, heads_drafter, hidden_states
+from gradus.assembly.heads import HeadsModule, heads_in_torch, hidden_states
 from gradus.attention.paged import PagedAttention
 from gradus.attention.storage import PagedStorage
 from gradus.config.options import EngineConfig
@@ -49,7 +50,7 @@ def torch_runner(
     history = History(
         count, config.limits.context_length, torch.device("cpu"), whole=bool(config.speculate), on_host=True
     )
-    heads = None if trained is None else HeadsModule(trained, config, model)
+    heads = None if trained is None else HeadsModule(Path(config.heads or ""), trained, model)
     passes = quick_pass(model, attention, sampler, config, heads)
     if run_model is not None:
         passes = in_step(passes, run_model, history)
@@ -58,7 +59,7 @@ def torch_runner(
     if draft is not None:
         drafter = draft_drafter(draft, attention, sampler, config)
     if heads is not None and states is not None:
-        drafter = heads_drafter(heads, model, states, sampler)
+        drafter = heads_in_torch(heads, model, states, sampler)
     return Runner(DecodeStep(passes, history, PLAIN, Handed(), drafter, states))
 
 

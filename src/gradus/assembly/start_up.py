@@ -71,7 +71,7 @@ def start_up(
         short.capture()
     warm()
     if graphs is not None:
-        report(0, graphs.count)
+        report(0, len(graphs.shapes))
         graphs.capture(report, length=min(USUAL_LENGTH, config.limits.context_length), times=times)
 
 

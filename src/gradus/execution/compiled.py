@@ -73,8 +73,9 @@ class CompiledPass(TorchPass):
         self.most_tokens = most_rows(self.decode.kind, model.config.hidden_size)
         self.most_rows = min(self.most_tokens, MOST_ROWS)
         self._made: Tensor | None = None  # what the kernels have made of the newest step: tokens or logits
-        with announced():
-            self._warm_up()
+        nothing = np.zeros(1, np.int64)
+        with announced(), torch.inference_mode():  # its table is empty: it stores into page 0, which is padding
+            self.decode.run(nothing, nothing, nothing)
 
     def context(self, plan: Plan) -> AbstractContextManager[object]:
         """Keep torch to one thread if the kernels take the plan; otherwise let it use all its threads."""
@@ -152,12 +153,6 @@ class CompiledPass(TorchPass):
         if made is None:
             return super().guesses(rows, hidden)
         return self.sampler.guess(made, rows.slots, rows.positions) if made.is_floating_point() else made
-
-    @torch.inference_mode()
-    def _warm_up(self) -> None:
-        """Run one step without a sequence: its table is empty, so it stores into page 0, which is padding."""
-        nothing = np.zeros(1, np.int64)
-        self.decode.run(nothing, nothing, nothing)
 
 
 class KernelLinear(Linear):

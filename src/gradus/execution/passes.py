@@ -6,6 +6,7 @@ kernels; on a GPU `gpu/kernel_pass.py` runs all of them in Triton's.
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any, NamedTuple, Protocol
 
@@ -168,13 +169,12 @@ class TorchPass:
 
     def read(self, slots: Column, rows: StepRows | None, prompts: Batch, admissions: Sequence[Admission]) -> Reading:
         self.sampler.admit(admissions)
-        wanted = sampled_rows(prompts)
-        if rows is None:
-            batch, mine = prompts, wanted
-        else:
-            batch, mine = beside(self._batch(slots, rows), prompts), followed_by(sampling_rows(rows), wanted)
-        hidden, state, scores = self.run_prompts(batch, mine)
-        return Reading(len(batch.token_ids), hidden, state, mine.slots, mine.positions, scores)
+        batch = prompts if rows is None else beside(self._batch(slots, rows), prompts)
+        wanted = sampled_rows(batch)
+        if isinstance(rows, VerifyRows):
+            wanted = replace(wanted, inputs=batch.token_ids[batch.logits_rows].numpy(force=True))
+        hidden, state, scores = self.run_prompts(batch, wanted)
+        return Reading(len(batch.token_ids), hidden, state, wanted.slots, wanted.positions, scores)
 
     def run_prompts(self, batch: Batch, rows: Rows) -> tuple[Tensor | None, Rows, list[DrawnLogprobs]]:
         """Run the model on a batch. Returns the hidden states of its rows with logits, the rows, and scores."""
@@ -191,7 +191,8 @@ class TorchPass:
         """Store the keys and values of spans, whose tokens are all known."""
         plan = Plan([*spans])
         with self.context(plan):
-            self.run_prompts(lay_out(plan, self.model.device), NO_ROWS)
+            batch = lay_out(plan, self.model.device)
+            self.run_prompts(batch, sampled_rows(batch))
 
     def guess(self, spans: Sequence[Span]) -> list[int]:
         """Store spans, and return the token that each slot would draw next, without recording it."""
@@ -214,24 +215,12 @@ def kept(drawn: Drawn, rows: Rows, written: Column | None) -> SlotDraw:
     return SlotDraw(tokens, None if logprobs is None else logprobs.pairs, drawn.faults)
 
 
-NO_ROWS = Rows(np.empty(0, np.int64), np.empty(0, np.int64))
-
-
 def sampling_rows(rows: StepRows) -> Rows:
     """Convert rows of decodes to what a sampler in torch reads."""
     if isinstance(rows, DecodeRows):
         return Rows(rows.slots, rows.ends)
     _, before = spans_of(rows)
     return Rows(rows.slots, rows.ends, before, rows.tokens if before.any() else None)
-
-
-def followed_by(rows: Rows, prompts: Rows) -> Rows:
-    """Join rows of decodes and of prompts, which verify no drafts."""
-    slots, positions = np.concatenate([rows.slots, prompts.slots]), np.concatenate([rows.positions, prompts.positions])
-    if rows.drafts is None or rows.inputs is None:
-        return Rows(slots, positions)
-    nothing = np.zeros(len(prompts), np.int64)
-    return Rows(slots, positions, np.concatenate([rows.drafts, nothing]), np.concatenate([rows.inputs, nothing]))
 
 
 def laid_out(slots: Column, rows: StepRows) -> list[Span]:

@@ -1,8 +1,8 @@
 """A step's result: its tokens on their way from the device, or there already."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field
+from typing import Protocol, Self
 
 import torch
 
@@ -35,62 +35,47 @@ class Landing(Protocol):
     def wait(self) -> None: ...
 
 
-class Launched:
-    """A step that was launched: its tokens may still be on their way to the host until `get` returns.
+@dataclass(slots=True, eq=False)
+class StepResult:
+    """The result of a step that was launched: its tokens may be on their way to the host until `get` returns.
 
     rows: how many the model computed, padding included. tokens: int64 [R], valid once `landing` has come, if there is
     one. width, usual and faults: as in `Sampled`. scores: of the spans that ask for some. clock: given by a runner
     whose device times steps. seconds: given by a runner that has finished the step.
     """
 
-    def __init__(
-        self,
-        plan: Plan,
-        rows: int,
-        tokens: Column,
-        landing: Landing | None,
-        logprobs: DrawnLogprobs | None = None,
-        *,
-        width: int = 1,
-        clock: StepClock | None = None,
-        usual: bool = True,
-        faults: Mapping[int, str] | None = None,
-        scores: Sequence[DrawnLogprobs] = (),
-        seconds: float = 0.0,
-    ) -> None:
-        self.rows = rows
-        self._counts = [span.logits for span in plan.spans] if plan.spans else ()
-        self._tokens, self._landing, self._logprobs = tokens, landing, logprobs
-        self._width, self._clock, self._usual, self._faults = width, clock, usual, faults or {}
-        self._scores, self._seconds = scores, seconds
+    plan: Plan
+    rows: int
+    tokens: Column
+    landing: Landing | None
+    logprobs: DrawnLogprobs | None = None
+    _: KW_ONLY
+    width: int = 1
+    clock: StepClock | None = None
+    usual: bool = True
+    faults: Mapping[int, str] = field(default_factory=dict)
+    scores: Sequence[DrawnLogprobs] = ()
+    seconds: float = 0.0
+
+    @classmethod
+    def of(cls, plan: Plan, rows: int, drawn: Drawn, device: torch.device) -> Self:
+        """Start copying what was drawn to the host, and return the result."""
+        logprobs = None if drawn.logprobs is None else drawn.logprobs.to_host()
+        return cls(plan, rows, to_host(drawn.tokens).numpy(), Arrival(device), logprobs, faults=drawn.faults)
 
     def get(self) -> Sampled:
         """Wait until the tokens have arrived, without waiting for later work."""
-        if self._landing is not None:
-            self._landing.wait()
-        seconds = self._seconds
-        if self._clock is not None:
-            assert isinstance(self._landing, Arrival)
-            seconds = self._clock.seconds(self._landing, prompts=bool(self._counts))
-        logprobs = () if self._logprobs is None else packed(self._logprobs)
-        tokens = self._tokens.copy()  # a later step's result takes its place
-        scores = [tuple(packed(each)) for each in self._scores] if self._scores else ()
-        return Sampled(tokens, self._counts, logprobs, self._width, seconds, self._usual, self._faults, scores)
-
-
-@dataclass(slots=True)
-class StepResult:
-    """What every runner returns: see `gradus.engine.plan.Result`."""
-
-    rows: int
-    get: Callable[[], Sampled]
-
-    @classmethod
-    def of(cls, plan: Plan, rows: int, drawn: Drawn, device: torch.device) -> "StepResult":
-        """Start copying what was drawn to the host, and return the result."""
-        logprobs = None if drawn.logprobs is None else drawn.logprobs.to_host()
-        tokens = to_host(drawn.tokens).numpy()
-        return cls(rows, Launched(plan, rows, tokens, Arrival(device), logprobs, faults=drawn.faults).get)
+        if self.landing is not None:
+            self.landing.wait()
+        seconds, spans = self.seconds, self.plan.spans
+        if self.clock is not None:
+            assert isinstance(self.landing, Arrival)
+            seconds = self.clock.seconds(self.landing, prompts=bool(spans))
+        counts = [span.logits for span in spans] if spans else ()
+        logprobs = () if self.logprobs is None else packed(self.logprobs)
+        tokens = self.tokens.copy()  # a later step's result takes its place
+        scores = [tuple(packed(each)) for each in self.scores] if self.scores else ()
+        return Sampled(tokens, counts, logprobs, self.width, seconds, self.usual, self.faults, scores)
 
 
 class Handed:

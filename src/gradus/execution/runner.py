@@ -1,4 +1,4 @@
-"""Runs plans: decodes as one step (`step.py`), replayed on a GPU if it was captured, or beside prompts.
+"""Runs plans: decodes as one step (`step.py`), replayed on a GPU if it was captured, or together with prompts.
 
 A GPU's host launches a step with prompts kernel by kernel, except for the model's pass if that is short
 (`gpu/prompt_graphs.py`).
@@ -16,10 +16,10 @@ from torch import Tensor
 
 from gradus.attention.batch import Batch
 from gradus.attention.paged import PagedAttention
-from gradus.engine.plan import NO_DRAFTS, Column, Decodes, Plan, Sampled
+from gradus.engine.plan import NO_DRAFTS, Column, Decodes, Plan, Result, Sampled
 from gradus.execution.layout import lay_out, sampled_rows
 from gradus.execution.passes import Reading
-from gradus.execution.result import Launched, StepClock, StepResult
+from gradus.execution.result import StepClock, StepResult
 from gradus.execution.step import Accepted, DecodeStep
 from gradus.kernels.step.rows import StepRows, VerifyRows
 from gradus.models import Model
@@ -75,24 +75,23 @@ class Runner:
     def model(self) -> Model:
         return self.step.passes.model
 
-    def run(self, plan: Plan) -> StepResult:
+    def run(self, plan: Plan) -> Result:
         if self.masked_draws is None:
-            launched = self._launch(plan)
-            return StepResult(launched.rows, launched.get)
+            return self._launch(plan)
         before = self._newest
         if before is not None:
             before.settle()
         step = self._launch(plan)
-        self._newest = None if isinstance(step, Launched) else step
+        self._newest = None if isinstance(step, StepResult) else step
         if before is not None:
             before.get()  # the loop asks for it next, but other ranks do not
         if self._newest is not None:
             self._newest.begin()
         else:
             self.masked_draws.take_begun(())
-        return StepResult(step.rows, step.get)
+        return step
 
-    def _launch(self, plan: Plan) -> "Launched | ConstrainedStep":
+    def _launch(self, plan: Plan) -> "StepResult | ConstrainedStep":
         if self.graphs is not None and not (plan.spans or plan.admissions or plan.wiped):
             return self._run_decodes(plan)  # graphs are all that it launches
         self._began = time.perf_counter()
@@ -117,7 +116,7 @@ class Runner:
 
     # -- decodes alone -------------------------------------------------------------------------------------------------
 
-    def _run_decodes(self, plan: Plan) -> "Launched | ConstrainedStep":
+    def _run_decodes(self, plan: Plan) -> "StepResult | ConstrainedStep":
         step, decodes = self.step, plan.decodes
         if plan.admissions:
             self.sampler.admit(plan.admissions)
@@ -141,7 +140,7 @@ class Runner:
             self._asked = asked = Asked(slots, sampler.needs_full(slots), masked, table.turns)
         return asked
 
-    def _begin_masked(self, plan: Plan) -> tuple[int, Callable[[], Launched]]:
+    def _begin_masked(self, plan: Plan) -> tuple[int, Callable[[], StepResult]]:
         """Launch the model's pass of a step with masked rows, without drafts. Returns the number of rows, and what
         launches the draw once the masks are there."""
         step, decodes = self.step, replace(plan.decodes, drafts=NO_DRAFTS)
@@ -151,16 +150,15 @@ class Runner:
         inputs = step.operations.inputs(decodes, self.device)
         begun = step.begin(inputs, NO_SHAPE)
 
-        def draw() -> Launched:
+        def draw() -> StepResult:
             return self._decoded(plan, step.end(inputs, *begun, NO_SHAPE, full=True), decodes.rows, True)
 
         return decodes.rows, draw
 
     def _watched(
-        self, plan: Plan, slots: Column, rows: int, drawn: Launched | Callable[[], Launched]
-    ) -> "Launched | ConstrainedStep":
-        """Watch a step's answers that keep to a grammar. slots: of the rows that get tokens. drawn: the step, or the
-        draw that it holds back."""
+        self, plan: Plan, slots: Column, rows: int, drawn: StepResult | Callable[[], StepResult]
+    ) -> "StepResult | ConstrainedStep":
+        """See `MaskedDraws.watch`."""
         assert self.masked_draws is not None
         return self.masked_draws.watch(slots, rows, drawn, partial(self._draw_again, plan))
 
@@ -174,7 +172,7 @@ class Runner:
         draws.send()
         return draw().get()
 
-    def _decoded(self, plan: Plan, accepted: Accepted, rows: int, full: bool) -> Launched:
+    def _decoded(self, plan: Plan, accepted: Accepted, rows: int, full: bool) -> StepResult:
         """Return a step's result, its log-probabilities on their way. rows: the number that the model computed."""
         width = accepted.tokens.shape[1]
         logprobs = self._logprobs(accepted.pairs, plan.decodes.slots, width) if full else None
@@ -206,7 +204,7 @@ class Runner:
 
     # -- with prompts --------------------------------------------------------------------------------------------------
 
-    def _run_prompts(self, plan: Plan) -> "Launched | ConstrainedStep":
+    def _run_prompts(self, plan: Plan) -> "StepResult | ConstrainedStep":
         """Run a step with the rows of decodes, followed by the prompts' rows.
 
         Only this method admits new slot owners to the history: each begins with a span.
@@ -234,7 +232,7 @@ class Runner:
         slots, limits, most = step.operations.inputs(decodes, self.device)
         return slots, step.rows(slots, limits, most, shape_of(decodes))
 
-    def _draw_prompts(self, plan: Plan, mixed: "Mixed") -> Launched:
+    def _draw_prompts(self, plan: Plan, mixed: "Mixed") -> StepResult:
         """Draw, accept and send the tokens of a step with prompts.
 
         The host waits for the tokens, so the prompts are written to the history after these were sent.
@@ -264,14 +262,14 @@ class Runner:
 
         The spans lack the tokens that a new sequence found in the prefix cache: `history.admit` writes these.
         """
-        history, states = self.step.history, None if self.step.states is None else self.step.states.values
+        history = self.step.history
         if history.whole:
             hits = {span.slot for span in plan.spans if span.start > 0}
             history.admit([admission for admission in plan.admissions if admission.slot in hits])
         said = [prompts.owners, prompts.positions, prompts.token_ids]
         columns = [column.numpy(force=True) for column in said] if self.on_host else said
         drawn = reading.slots, reading.ends, tokens
-        self.step.operations.keep_prompts(columns, drawn, first, *history.columns, reading.hidden, states)
+        self.step.operations.keep_prompts(columns, drawn, first, *history.columns, reading.hidden, self.step.states)
 
     # -- what a step drew ----------------------------------------------------------------------------------------------
 
@@ -284,13 +282,13 @@ class Runner:
         width: int = 1,
         scores: Sequence[DrawnLogprobs] = (),
         faults: Mapping[int, str] = NO_FAULTS,
-    ) -> Launched:
+    ) -> StepResult:
         """Return the result of the step just launched, whose log-probabilities are sent now. rows: how many the model
         ran. count: how many tokens count; those after them are padding's."""
         usual = self.step.drafter is None or self.step.drafter.steady
         reported = None if logprobs is None else logprobs.to_host()
         tokens, landing = self.step.results.land(count)
-        return Launched(
+        return StepResult(
             plan, rows, tokens, landing, reported, width=width, clock=self.clock, usual=usual,
             faults=faults, scores=scores, seconds=time.perf_counter() - self._began if self.on_host else 0.0,
         )  # fmt: skip

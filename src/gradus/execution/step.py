@@ -36,7 +36,6 @@ from gradus.sampling.sampler import SlotDraw
 from gradus.scheduling.draft_shapes import DraftShape
 from gradus.speculative.drafter import Drafter
 from gradus.speculative.history import History
-from gradus.speculative.states import HiddenStates
 
 
 class Accepted(NamedTuple):
@@ -64,7 +63,8 @@ class DecodeStep:
     """Composes the parts of a step of decodes.
 
     passes: runs the model and draws; its tables, and the history, have room for one more slot, for padding. drafter:
-    None for an engine that does not speculate. states: hidden states, kept only if the drafter reads them.
+    None for an engine that does not speculate. states: each slot's newest hidden state, [slots + 1, D],
+    kept only if the drafter reads them.
 
     written: the history's tokens, where a draw without drafts writes to them; None where `accept` does.
     """
@@ -76,7 +76,7 @@ class DecodeStep:
         operations: StepOperations,
         results: Delivery,
         drafter: Drafter | None = None,
-        states: HiddenStates | None = None,
+        states: Tensor | None = None,
     ) -> None:
         self.passes, self.history, self.operations, self.results = passes, history, operations, results
         self.drafter, self.states = drafter, states
@@ -149,11 +149,9 @@ class DecodeStep:
     def _accept(
         self, slots: Any, rows: VerifyRows, drawn: Any, hidden: Any, shape: DraftShape, early: bool
     ) -> tuple[Any, Any]:
-        states = None if self.states is None else self.states.values
         with self.operations.early(early):
-            return self.operations.accept_drafts(
-                slots, rows, drawn, *self.history.columns, shape.drafts, hidden, states
-            )
+            columns = self.history.columns
+            return self.operations.accept_drafts(slots, rows, drawn, *columns, shape.drafts, hidden, self.states)
 
 
 def _placed(faults: Mapping[int, str], origins: Any) -> Mapping[int, str]:

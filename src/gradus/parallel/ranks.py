@@ -15,6 +15,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -24,7 +25,6 @@ from gradus.engine.engine import Runner
 from gradus.engine.plan import Plan, Result, Sampled
 from gradus.engine.wire import pack, unpack_sampled
 from gradus.execution.passes import RunModel
-from gradus.execution.result import StepResult
 from gradus.parallel.group import RankLost
 from gradus.parallel.messages import Channel
 
@@ -209,6 +209,14 @@ class RankZero(NamedTuple):
         return self.exchange is not None and self.exchange.aborted
 
 
+@dataclass(slots=True)
+class SharedResult:
+    """A step that all ranks run: see `gradus.engine.plan.Result`."""
+
+    rows: int
+    get: Callable[[], Sampled]
+
+
 class ParallelRunner:
     """Runs every plan on all ranks.
 
@@ -224,7 +232,7 @@ class ParallelRunner:
         self.ranks.wait_until_ready()
         weakref.finalize(self, _end, zero, drop_graphs)
 
-    def run(self, plan: Plan) -> StepResult:
+    def run(self, plan: Plan) -> Result:
         """Run the plan. Raises RankLost, naming the rank and the reason, if one is gone."""
         self.ranks.send(plan)
         try:
@@ -233,7 +241,7 @@ class ParallelRunner:
             self._blame()
             raise
         # results are asked for in the order of their plans
-        return StepResult(result.rows, self.ranks.sampled if self.far else partial(self._checked, result))
+        return SharedResult(result.rows, self.ranks.sampled if self.far else partial(self._checked, result))
 
     def _checked(self, result: Result) -> Sampled:
         """Wait for the tokens of a step on all ranks. Raises RankLost if one of them was lost meanwhile: the tokens are

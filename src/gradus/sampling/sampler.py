@@ -35,6 +35,7 @@ from gradus.device.transfer import to_host, upload, upload_parts
 from gradus.engine.plan import REJECTED, Admission, Column
 from gradus.kernels.sampling.noise import exponential
 from gradus.kernels.sampling.seen_words import COUNT, IN_PROMPT
+from gradus.kernels.step.plain import standing
 from gradus.sampling.constraints import Constrained, Constraints
 from gradus.sampling.observer import DrawObserver
 from gradus.sampling.slots import SlotTable
@@ -188,8 +189,9 @@ class Sampler:
         """Replace the tokens drawn after a wrong draft with REJECTED."""
         if rows.inputs is None or rows.drafts is None:
             return tokens
-        inputs, drafts = upload_parts([rows.inputs, rows.drafts], torch.int64, self.device)
-        return standing(tokens, inputs, drafts)
+        drawn = tokens.numpy(force=True)
+        stands = standing(drawn, rows.inputs, rows.drafts)
+        return torch.from_numpy(np.where(stands, drawn, REJECTED)).to(self.device)
 
     def _constrained(self, rows: Rows) -> list[Constrained]:
         """List the rows' answers that keep to a grammar."""
@@ -315,18 +317,6 @@ def drafted(rows: Rows, some: Mask) -> list[tuple[int, int]]:
         return []
     pairs = enumerate(np.flatnonzero(some))
     return [(row, int(token)) for row, at in pairs for token in rows.inputs[at - rows.drafts[at] + 1 : at + 1]]
-
-
-def standing(tokens: Tensor, inputs: Tensor, drafts: Tensor) -> Tensor:
-    """Put REJECTED in the rows up to which a draft was wrong: all int64 [R], as in `Rows`.
-
-    A draft is right if the row before it drew the same token. A row without a finite logit is rejected too, unless it
-    is its span's first: the next step computes that row first if the sequence really gets there.
-    """
-    wrong = ((tokens.roll(1) != inputs) | (tokens < 0)) & (drafts > 0)
-    count = wrong.cumsum(0)
-    first = torch.arange(len(tokens), device=tokens.device) - drafts
-    return torch.where(count > count[first], REJECTED, tokens)
 
 
 def greedy(logits: Tensor) -> Tensor:

@@ -9,18 +9,17 @@ has the missing tokens.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import accumulate
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from gradus.attention.batch import Batch
 from gradus.attention.graph_paged import GraphPagedAttention
-from gradus.device.transfer import current, upload_parts
-from gradus.engine.plan import Decodes
+from gradus.device.transfer import current
+from gradus.engine.plan import Decodes, Plan, Span
+from gradus.execution.layout import lay_out
 from gradus.execution.passes import RunModel, kernel_logits
-from gradus.kernels.step.draft_passes import Drafting, first_rows, keep_draft, next_rows
+from gradus.kernels.step.draft_passes import first_rows, keep_draft, next_rows
+from gradus.kernels.step.rows import Drafting
 from gradus.models import Model
 from gradus.sampling.kernel_sampler import KernelSampler
 from gradus.speculative.drafter import Drafter
@@ -110,22 +109,9 @@ class DraftPasses(Drafter):
     @torch.inference_mode()
     def _run(self, history: History, spans: Sequence[Missing]) -> None:
         """Store the keys and values of the missing positions, in one pass. Their tokens come from the history."""
-        slots, counts = [slot for slot, _ in spans], [len(span) for _, span in spans]
-        places = [place for _, span in spans for place in span]
-        positions, owners = upload_parts([places, np.repeat(slots, counts)], torch.int64, self.model.device)
-        batch = Batch(
-            token_ids=history.tokens[owners, positions].long(),
-            positions=positions,
-            owners=owners,
-            slots=slots,
-            query_start=[0, *accumulate(counts[:-1])],
-            counts=counts,
-            starts=[span.start for _, span in spans],
-            lengths=[span.stop for _, span in spans],
-            tables=[None] * len(spans),
-            logits_rows=positions[:0],
-            row_spans=[],
-        )
+        # only the device knows the tokens: their positions fill in until they are looked up
+        batch = lay_out(Plan([Span(None, slot, part.start, part, 0) for slot, part in spans]), self.model.device)
+        batch.token_ids = history.tokens[batch.owners, batch.positions].long()
         self.attention.prepare(batch)
         self.run_model(batch.token_ids, batch.positions, self.attention)
 

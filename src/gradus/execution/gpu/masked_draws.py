@@ -29,7 +29,7 @@ from torch import Tensor
 
 from gradus.device.transfer import Staging, current
 from gradus.engine.plan import REJECTED, Column, Sampled
-from gradus.execution.result import Launched
+from gradus.execution.result import StepResult
 from gradus.sampling.constraints import Constrained, Constraints
 from gradus.speculative.history import History
 
@@ -61,12 +61,12 @@ class MaskedDraws:
         self._answers: list[Constrained] = []
 
     def watch(
-        self, slots: Column, rows: int, drawn: Launched | Callable[[], Launched], draw_again: DrawAgain
-    ) -> "Launched | ConstrainedStep":
+        self, slots: Column, rows: int, drawn: StepResult | Callable[[], StepResult], draw_again: DrawAgain
+    ) -> "StepResult | ConstrainedStep":
         """Watch a step's answers that keep to a grammar. slots: of the rows that get tokens. drawn: the step, or the
         draw that it holds back. rows, draw_again: as in ConstrainedStep."""
         answers = self.answers(slots)
-        if not isinstance(drawn, Launched):
+        if not isinstance(drawn, StepResult):
             return ConstrainedStep(self, answers, rows, draw_again, draw=drawn)
         return ConstrainedStep(self, answers, rows, draw_again, result=drawn) if answers else drawn
 
@@ -133,8 +133,8 @@ class ConstrainedStep:
         rows: int,
         draw_again: DrawAgain,
         *,
-        result: Launched | None = None,
-        draw: Callable[[], Launched] | None = None,
+        result: StepResult | None = None,
+        draw: Callable[[], StepResult] | None = None,
     ) -> None:
         self.answers, self.rows = answers, rows
         self._draws, self._draw_again = draws, draw_again
@@ -158,7 +158,7 @@ class ConstrainedStep:
         if self._surplus:
             self.get()
 
-    def _drawn(self) -> Launched:
+    def _drawn(self) -> StepResult:
         if self._draw is not None:
             with current(self._draws.device):
                 self._draws.send()

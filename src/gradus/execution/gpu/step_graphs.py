@@ -66,11 +66,6 @@ class StepGraphs:
         self.recorder = Recorder(self.device, agree)
         self.inputs = Inputs(3, slots, self.device)  # slots, limits, drafts
 
-    @property
-    def count(self) -> int:
-        """The number of shapes to capture."""
-        return len(self.shapes)
-
     # -- once, at the start --------------------------------------------------------------------------------------------
 
     @torch.inference_mode()

@@ -14,6 +14,8 @@ from torch import Tensor
 from gradus.attention.batch import Batch
 from gradus.attention.graph_paged import GraphPagedAttention
 from gradus.cache import TableChange
+from gradus.engine.plan import Plan, Span
+from gradus.execution.layout import lay_out
 from gradus.execution.passes import RunModel
 from gradus.models import Model
 from gradus.sampling.kernel_sampler import KernelSampler
@@ -66,17 +68,4 @@ def crowds(crowd: int) -> set[int]:
 
 def padding_batch(counts: list[int], slot: int, device: torch.device) -> Batch:
     """Build a batch of prompts with `counts` tokens each, all in one slot."""
-    ends = torch.tensor(counts).cumsum(0)
-    return Batch(
-        token_ids=torch.zeros(sum(counts), dtype=torch.int64, device=device),
-        positions=torch.cat([torch.arange(count) for count in counts]).to(device),
-        owners=torch.full((sum(counts),), slot, device=device),
-        slots=[slot] * len(counts),
-        query_start=(ends - torch.tensor(counts)).tolist(),
-        counts=counts,
-        starts=[0] * len(counts),
-        lengths=list(counts),
-        tables=[None] * len(counts),
-        logits_rows=(ends - 1).to(device),
-        row_spans=list(range(len(counts))),
-    )
+    return lay_out(Plan([Span(None, slot, 0, [0] * count, 1) for count in counts]), device)

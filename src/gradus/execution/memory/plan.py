@@ -41,7 +41,6 @@ from gradus.sampling.slots import table_bytes
 from gradus.scheduling.draft_shapes import MOST_ROWS, NO_SHAPE, DraftShapes, batch_sizes
 from gradus.speculative.heads_folder import heads_bytes
 from gradus.speculative.history import history_bytes
-from gradus.speculative.states import states_bytes
 
 log = logging.getLogger(__name__)
 
@@ -334,20 +333,23 @@ def _planned(at: "_At", options: EngineConfig, draft: Model | None = None) -> Me
     tables = table_bytes(config.vocab_size, slots, masks=kernels)
     tables += history_bytes(count, wanted, whole=bool(options.speculate))
     if options.heads is not None:
-        tables += heads_bytes(Path(options.heads), itemsize) + states_bytes(count, config.hidden_size, itemsize)
+        states = (count + 1) * config.hidden_size * itemsize  # one of each slot
+        tables += heads_bytes(Path(options.heads), itemsize) + states
     fraction = 1.0 if options.memory_fraction is None else options.memory_fraction
     usable = at.memory.usable(fraction)
     weights = at.weights + (0 if draft is None else weight_bytes(draft))
     left = usable - weights - step - graphs - tables
-    beside = 0 if draft is None else draft_page_bytes(draft, options)
-    filled = _filling(config, options, itemsize, left, beside) if options.sized else options
+    others = 0  # bytes of the draft model's keys and values in each page
+    if draft is not None:
+        others = options.page_size * kv_bytes_per_token(draft.config, *kv_bytes(options, draft.dtype.itemsize))
+    filled = _filling(config, options, itemsize, left, others) if options.sized else options
     context = _longest(config, filled, budget)
     pages = PagePlan.of(config, replace(filled, limits=replace(options.limits, context_length=context)), itemsize)
     return MemoryPlan(
         **at.facts(options) | {"weight_bytes": weights},
         memory_fraction=fraction,
         usable_bytes=usable,
-        cache_bytes=pages.bytes + beside * (pages.count + 1),
+        cache_bytes=pages.bytes + others * (pages.count + 1),
         max_sequences=count,
         context_length=context,
         step_tokens=tokens,
@@ -417,20 +419,15 @@ def _in_fp8(options: EngineOptions) -> bool:
     return isinstance(options, EngineConfig) and options.kv_dtype == "fp8"
 
 
-def draft_page_bytes(draft: Model, options: EngineConfig) -> int:
-    """Count the bytes of a draft model's keys and values in one page."""
-    return options.page_size * kv_bytes_per_token(draft.config, *kv_bytes(options, draft.dtype.itemsize))
-
-
-def _filling(config: ModelConfig, options: EngineConfig, itemsize: int, room: int, beside: int = 0) -> EngineConfig:
+def _filling(config: ModelConfig, options: EngineConfig, itemsize: int, room: int, others: int) -> EngineConfig:
     """Set the cache's size to fill `room` bytes: at least a block, and at most what all sequences can fill.
 
-    beside: another model's bytes in each page.
+    others: the bytes of another model in each page.
 
     It also has at most MOST_PAGES: a larger cache needs larger pages, or an explicit cache_tokens.
     """
     block = PagePlan.of(config, replace(options, cache_tokens=options.page_size), itemsize)
-    page = block.bytes // (block.count + 1) + beside  # page 0 is allocated too
+    page = block.bytes // (block.count + 1) + others  # page 0 is allocated too
     blocks = min((room - page) // (block.count * page), options.cache_blocks, MOST_PAGES // block.count)
     return replace(options, cache_tokens=max(1, blocks) * options.page_size)
 

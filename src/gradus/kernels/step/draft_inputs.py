@@ -9,8 +9,6 @@ equal those of `Model.embed`, bit for bit.
 Bytes: 2 D numbers per sequence read, and as many written. A program takes BLOCK columns of both halves.
 """
 
-from typing import NamedTuple
-
 import torch
 import triton
 import triton.language as tl
@@ -18,21 +16,10 @@ from torch import Tensor
 from triton.language import constexpr, tensor
 
 from gradus.kernels.core.overlap import let_next_start, starts_early, wait_for_previous
+from gradus.kernels.step.rows import DraftInputs
 from gradus.models.layers import EmbeddingTables
 
 BLOCK = 512
-
-
-class DraftInputs(NamedTuple):
-    """The inputs of the first pass of heads for B sequences, and the slots and positions of all draws.
-
-    joined: [B, 2 D], states and embeddings. slots, positions: int32 [passes, B · together], of each draw's rows: the
-    drafts of one pass are drawn together, and a sequence's rows are adjacent.
-    """
-
-    joined: Tensor
-    slots: Tensor
-    positions: Tensor
 
 
 @triton.jit

@@ -12,8 +12,6 @@ stores nothing in its pages. A sequence of one token drafts nothing, since the f
 Bytes: some forty per sequence. A program takes BLOCK sequences.
 """
 
-from typing import NamedTuple
-
 import torch
 import triton
 import triton.language as tl
@@ -22,7 +20,7 @@ from triton.language import constexpr, tensor
 
 from gradus.kernels.core.overlap import let_next_start, starts_early, wait_for_previous
 from gradus.kernels.step import ngram_reference
-from gradus.kernels.step.rows import VerifyRows
+from gradus.kernels.step.rows import Drafting, NextRows, VerifyRows
 from gradus.kernels.step.verify import store_places
 
 BLOCK = 128
@@ -63,20 +61,6 @@ def first_rows_kernel(
         store_places(
             places_ptr, tables_ptr, row, owner, position, inside, 2 * spans, group_stride, slot_stride, PAGE, GROUPS
         )
-
-
-class Drafting(NamedTuple):
-    """B sequences that a draft model drafts for.
-
-    slots, limits: int32 [B]; limits are the positions that each may store. known: int64 [S], the number of tokens by
-    slot; the last slot is padding's. longest, vocabulary: the draft model's context length and number of tokens.
-    """
-
-    slots: Tensor
-    limits: Tensor
-    known: Tensor
-    longest: int
-    vocabulary: int
 
 
 def first_rows(spans: Drafting, inputs: Tensor, history: Tensor, tables: Tensor, page_size: int) -> VerifyRows:
@@ -126,16 +110,6 @@ def next_rows_kernel(
         tl.store(positions_ptr + span, tl.maximum(length - 1, 0).to(tl.int64), mask=inside)
         tl.store(owners_ptr + span, tl.where(live, slot, padding), mask=inside)
         tl.store(lengths_ptr + span, length, mask=inside)
-
-
-class NextRows(NamedTuple):
-    """One row for each of B sequences. tokens, positions: int64 [B]. slots, lengths: int32 [B]; lengths include the
-    row's own position, and are 0 for padding."""
-
-    tokens: Tensor
-    positions: Tensor
-    slots: Tensor
-    lengths: Tensor
 
 
 def next_rows(spans: Drafting, inputs: Tensor, drawn: Tensor, drafts: Tensor, number: int) -> NextRows:

@@ -1,13 +1,18 @@
-"""The rows and inputs of drafters' passes in torch: the reference of `draft_passes.py` and `draft_inputs.py`."""
+"""The rows and inputs of drafters' passes in torch: the reference of `draft_passes.py` and `draft_inputs.py`.
+
+Trained heads run on these inputs on a CPU.
+"""
+
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from gradus.kernels.step import ngram_reference
-from gradus.kernels.step.draft_inputs import DraftInputs
-from gradus.kernels.step.draft_passes import Drafting, NextRows
-from gradus.kernels.step.rows import VerifyRows
-from gradus.models.layers import EmbeddingTables
+from gradus.kernels.step.rows import Drafting, DraftInputs, NextRows, VerifyRows
+
+Embed = Callable[[Tensor, Tensor], Tensor]
+"""(tokens [B], positions [B]), any integers → embeddings [B, D]: see `Model.embed`."""
 
 
 def first_rows_reference(spans: Drafting, history: Tensor, tables: Tensor, page_size: int) -> VerifyRows:
@@ -42,23 +47,17 @@ def first_inputs_reference(
     history: Tensor,
     known: Tensor,
     states: Tensor,
-    tables: EmbeddingTables,
+    embed: Embed,
     *,
     count: int,
     together: int,
 ) -> DraftInputs:
-    slots = slots.long()
-    lengths, drafts = known[slots], torch.arange(count, device=slots.device)
-    newest = history[slots, lengths - 1].long()
-    owners, positions = (
-        numbers.view(-1, count // together, together).transpose(0, 1).flatten(1).int()
-        for numbers in (slots.unsqueeze(1).expand(-1, count).contiguous(), lengths.unsqueeze(1) + drafts)
-    )
-    return DraftInputs(next_inputs_reference(states[slots], newest, lengths - 1, tables), owners, positions)
+    lengths, pass_drafts = known[slots], torch.arange(count, device=slots.device).view(-1, 1, together)
+    owners = slots.view(-1, 1).expand(len(pass_drafts), -1, together).flatten(1).int()
+    positions = (lengths.view(-1, 1) + pass_drafts).flatten(1).int()
+    joined = next_inputs_reference(states[slots], history[slots, lengths - 1], lengths - 1, embed)
+    return DraftInputs(joined, owners, positions)
 
 
-def next_inputs_reference(states: Tensor, drafts: Tensor, positions: Tensor, tables: EmbeddingTables) -> Tensor:
-    embedded = tables.tokens[drafts.clamp(0, len(tables.tokens) - 1)].to(states.dtype) * tables.scale
-    if tables.positions is not None:
-        embedded += tables.positions[positions.long().clamp(max=len(tables.positions) - 1)].to(states.dtype)
-    return torch.cat([states, embedded], dim=-1)
+def next_inputs_reference(states: Tensor, drafts: Tensor, positions: Tensor, embed: Embed) -> Tensor:
+    return torch.cat([states, embed(drafts, positions)], dim=-1)

@@ -6,7 +6,7 @@ are those of the kernel with its name.
 """
 
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -88,9 +88,7 @@ def accept_drafts(
     """See `verify.py`. hidden, states: tensors, since numpy lacks their types."""
     spans, before = spans_of(rows)
     drawn, tokens = drawn[: len(spans)], rows.tokens[: len(spans)]
-    wrong = (before > 0) & ((np.roll(drawn, 1) != tokens) | (drawn < 0))
-    count = wrong.cumsum()
-    stands = count == count[np.arange(len(spans)) - before]
+    stands = standing(drawn, tokens, before)
     kept, origins = np.full((len(slots), 1 + depth), UNDRAFTED), np.zeros((len(slots), 1 + depth), np.int64)
     kept[spans, before], origins[spans, before] = np.where(stands, drawn, REJECTED), np.arange(len(spans))
     mine, accepted = slots[spans[stands]], np.bincount(spans[stands], minlength=len(slots))
@@ -100,6 +98,18 @@ def accept_drafts(
         last = (rows.query_start[:-1] + accepted - 1)[accepted > 0]
         states[torch.from_numpy(slots[accepted > 0])] = hidden[torch.from_numpy(last)].to(states.dtype)
     return kept, origins
+
+
+def standing(drawn: Column, tokens: Column, before: Column) -> NDArray[np.bool_]:
+    """Find the rows whose drawn tokens count, bool [R]: all drafts up to them are right.
+
+    tokens: what each row runs. before: how many drafts its span has up to and including it. A draft is right if the row
+    before it drew the same token. A row without a finite logit does not count either, unless it is its span's first:
+    the next step computes that row first if the sequence really gets there.
+    """
+    wrong = (before > 0) & ((np.roll(drawn, 1) != tokens) | (drawn < 0))
+    count = wrong.cumsum()
+    return cast(NDArray[np.bool_], count == count[np.arange(len(drawn)) - before])
 
 
 def keep_prompts(

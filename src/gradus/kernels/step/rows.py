@@ -1,10 +1,11 @@
-"""The rows of a step of decodes: its records, the same for every device, and the operations that make and end them."""
+"""The records of a step's rows and of drafters' passes, the same for every device, and the operations on them."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 from gradus.engine.plan import Decodes
 
@@ -39,6 +40,42 @@ class VerifyRows(NamedTuple):
 
 
 StepRows = DecodeRows | VerifyRows
+
+
+class Drafting(NamedTuple):
+    """B sequences that a draft model drafts for.
+
+    slots, limits: int32 [B]; limits are the positions that each may store. known: int64 [S], the number of tokens by
+    slot; the last slot is padding's. longest, vocabulary: the draft model's context length and number of tokens.
+    """
+
+    slots: Tensor
+    limits: Tensor
+    known: Tensor
+    longest: int
+    vocabulary: int
+
+
+class NextRows(NamedTuple):
+    """One row for each of B sequences. tokens, positions: int64 [B]. slots, lengths: int32 [B]; lengths include the
+    row's own position, and are 0 for padding."""
+
+    tokens: Tensor
+    positions: Tensor
+    slots: Tensor
+    lengths: Tensor
+
+
+class DraftInputs(NamedTuple):
+    """The inputs of the first pass of heads for B sequences, and the slots and positions of all draws.
+
+    joined: [B, 2 D], states and embeddings. slots, positions: int32 [passes, B · together], of each draw's rows: the
+    drafts of one pass are drawn together, and a sequence's rows are adjacent.
+    """
+
+    joined: Tensor
+    slots: Tensor
+    positions: Tensor
 
 
 class StepOperations(NamedTuple):
