@@ -14,7 +14,7 @@ from gradus.bench.contenders import llama_cpp
 from gradus.bench.contenders.gguf_files import GGUFFiles
 from gradus.bench.contenders.llama_cpp import Decoder, LlamaCpp, _Sequence
 from gradus.bench.contenders.workbench import Room
-from gradus.bench.declare.declaration import GGUF_FORMATS, LLAMA_CPP, in_scheme, quantized
+from gradus.bench.declare.declaration import GGUF_FORMATS, LLAMA_CPP, in_scheme
 from gradus.bench.declare.suites import CPU_DECODE
 from gradus.bench.measure.drive import ContenderFailed
 from gradus.bench.record import results
@@ -24,7 +24,6 @@ from gradus.bench.workloads import Arrival, burst, conversations
 from gradus.device.threads import use
 from gradus.loading import Checkpoint
 from gradus.models import create_model, randomize, read_config
-from gradus.quantization.schemes import SCHEMES
 from tests.loading.builders import CONFIGS
 from tests.phases.conftest import NaiveAttention
 
@@ -277,13 +276,6 @@ def test_in_a_quantized_run_no_contender_has_a_scheme_of_its_own_and_there_is_no
         assert found["final"].samples and found["final-kernels-graphs"].samples
         for contender in ("final:int8", "final:int4"):
             assert not found[contender].samples and "are quantized already (int8)" in found[contender].skipped
-
-
-def test_contenders_name_schemes_that_there_are():
-    for contender in registry.load(CPU_DECODE).table("decode").contenders:
-        name, scheme = quantized(contender)
-        assert in_scheme(name, scheme) == contender
-        assert scheme is None or scheme in (GGUF_FORMATS if name == LLAMA_CPP else SCHEMES)
 
 
 @pytest.mark.parametrize("contender", ["final:int9", "llama.cpp:fp8"])

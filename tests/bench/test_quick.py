@@ -79,15 +79,6 @@ def test_a_quick_look_shows_the_sign_of_the_effect(phase, table, tiny, virtual):
         assert trait is None or each[phase][trait] < each[table.against][trait]
 
 
-def test_a_longer_answer_gains_more_from_the_cache(tiny, virtual):  # noqa: F811
-    table = registry.load("p01").table("output-length")
-    gains = []
-    for row in table.quick:
-        cached, baseline = (measured(tiny, virtual, name, row) for name in ("p01", "p00"))
-        gains.append(better(table, cached, baseline))
-    assert gains == sorted(gains) and gains[-1] > 1.5 * gains[0]
-
-
 def test_quantized_weights_are_fewer_bytes(tiny):
     machine, config = Machine(1e10, 1e11), tiny.model.config
     for table in registry.load("p07").tables:

@@ -10,7 +10,7 @@ from gradus.bench import command, registry, report
 from gradus.bench.declare.declaration import FIRST_ROW, Benchmark, Row, Table
 from gradus.bench.predict.prediction import cached
 from gradus.bench.record import pages, plots, results
-from gradus.bench.record.metrics import shown, spread
+from gradus.bench.record.metrics import spread
 from gradus.bench.record.prose import ACCOUNT, account, fill, loose_numbers
 from gradus.bench.record.results import Cell, Entry, Results, Run
 from gradus.bench.workloads import single_stream
@@ -228,11 +228,6 @@ def test_a_page_that_asks_for_what_does_not_exist_is_refused(reports):
             list(report.outdated_pages(reports, [page]))
 
 
-def test_a_quick_look_says_that_it_is_one():
-    assert "not to be quoted" in report.render(made(quick=True), BENCHMARK)
-    assert "not to be quoted" not in report.render(made(), BENCHMARK)
-
-
 # -- figures -----------------------------------------------------------------------------------------------------------
 
 
@@ -305,13 +300,6 @@ def test_numbers_that_nothing_backs_are_found():
         "20",
         "3.5",
     ]
-
-
-def test_numbers_are_shown_with_three_digits():
-    assert [shown(value) for value in (0.0, 0.01234, 1.234, 12.34, 123.4, 1234.5)] == [
-        "0", "0.0123", "1.23", "12.3", "123", "1,234",
-    ]  # fmt: skip
-    assert [shown(value, "padding") for value in (0.0, 3.21, 45.6)] == ["0 %", "3.2 %", "46 %"]
 
 
 def test_a_metric_that_nobody_measured_has_no_spread():

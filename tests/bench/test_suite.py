@@ -16,7 +16,7 @@ from gradus.bench.contenders.workbench import Workbench
 from gradus.bench.measure import fingerprint, gpu
 from gradus.bench.predict.roofline import streamed_parameters
 from gradus.bench.record import results
-from gradus.bench.run.profiler import profile_steps, short, without_markers
+from gradus.bench.run.profiler import profile_steps, without_markers
 from gradus.errors import ConfigError
 from tests.cli.conftest import gradus  # noqa: F401  # the command line, as a fixture
 from tests.loading.quantized_builders import quantize_folder
@@ -125,12 +125,6 @@ def test_resuming_keeps_what_is_there_and_adds_what_is_not(tmp_path):
     assert {cell.table for cell in results.read(file).runs[0].cells} == {"padding"}
 
 
-def test_only_one_contender_can_be_asked_for(tmp_path):
-    assert plain.main(["ladder", "--quick", "--contender", "p03", "--out", str(tmp_path), *TINY]) == 0
-    (cell,) = results.read(tmp_path / "cpu" / "ladder" / "results.json").runs[0].cells
-    assert [entry.contender for entry in cell.entries] == ["p03"]
-
-
 def test_a_quantized_model_is_measured_under_the_name_of_its_scheme(tmp_path):
     """Two schemes of one model are two runs, also where the second was to be resumed; p07 has a scheme of its own."""
     for scheme in ("int8", "int4"):
@@ -189,11 +183,6 @@ def test_a_mistake_is_one_line(gradus, arguments, complaint):  # noqa: F811
     assert complaint in done.err and done.err.count("\n") == 1
 
 
-def test_the_plain_front_end_tells_a_mistake_in_one_line_too(capsys):
-    assert plain.main(["p99"]) == 2
-    assert capsys.readouterr().err.count("\n") == 1
-
-
 def test_the_plain_front_end_needs_no_docstring(monkeypatch, capsys):
     """`python -OO` strips them."""
     monkeypatch.setattr(plain, "__doc__", None)
@@ -222,19 +211,6 @@ def test_the_step_of_the_baseline_does_more_than_that_of_the_cache(bench):
     assert slow.device_ms > fast.device_ms
     assert 0 <= fast.idle_percent <= 100
     assert sum(share for _, share, _ in fast.top) <= 100.5
-
-
-@pytest.mark.parametrize(
-    ("name", "said"),
-    [
-        ("void at::native::(anonymous namespace)::layer_norm_kernel<float, float>(int)", "layer_norm_kernel"),
-        ("std::enable_if<!(false), void>::type internal::gemvx::kernel<int>(Params)", "internal::gemvx::kernel"),
-        ("aten::mm", "aten::mm"),
-        ("sgemm_largek_lds64", "sgemm_largek_lds64"),
-    ],
-)  # fmt: skip
-def test_kernels_have_names_that_can_be_read(name, said):
-    assert short(name) == said
 
 
 def test_the_ceilings_are_measured(monkeypatch):

@@ -31,21 +31,6 @@ def test_every_switch_of_the_engine_has_a_name():
     assert tuple(SWITCHES) == tuple(ENGINE_SWITCHES)
 
 
-@pytest.mark.parametrize(
-    ("contender", "title"),
-    [
-        (FINAL, "final engine"),
-        (f"{FINAL}-graphs", f"{FINAL} without graphs"),
-        (f"{FINAL}-prefix_cache", f"{FINAL} without prefix cache"),
-        (f"{FINAL}-kernels-graphs", f"{FINAL} without kernels and graphs"),
-        ("transformers-batch", "transformers generate_batch"),
-        ("vllm", "vLLM"),
-    ],
-)
-def test_a_title_says_what_is_switched_off(contender, title):
-    assert registry.title_of(contender) == title
-
-
 def test_the_engine_is_built_without_what_its_name_switches_off(bench):
     room = Room(40, 2)
     whole, single, alone = (bench.engine(name, room) for name in (FINAL, f"{FINAL}-overlap", f"{FINAL}-prefix_cache"))
@@ -85,13 +70,6 @@ def test_a_suite_runs_on_a_cpu_and_every_contender_brings_samples(name, table, t
     text = (tmp_path / "cpu" / name / "report.md").read_text()
     assert text.startswith(f"# {registry.title_of(name)}, measured on CPU")
     assert (f"{FINAL} without kernels and graphs" in text) == (name == ABLATION)
-
-
-@pytest.mark.parametrize("name", [ABLATION, MATRIX])
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_every_row_of_a_suite_is_there_on_both_devices(name, device):
-    for table in registry.load(name).tables:
-        assert all(row.on(device) for row in table.rows)
 
 
 def test_contenders_of_the_ablation_fit_side_by_side_on_one_gpu():
@@ -153,11 +131,6 @@ def test_every_part_asks_for_what_there_is_and_what_matters_most_comes_first(h20
     order = list(dict.fromkeys(part.benchmark for part in h200.PARTS))
     assert order[:4] == [beside.NAME, LADDER, ABLATION, MATRIX]
     assert {"p09", "p10"} <= set(order)
-
-
-def test_parts_are_chosen_by_number(h200):
-    assert h200.chosen("1-3,7") == [1, 2, 3, 7]
-    assert h200.chosen(None) == list(range(1, len(h200.PARTS) + 1))
 
 
 def test_results_of_before_are_kept_but_never_put_over_newer_ones(h200, tmp_path):

@@ -74,12 +74,6 @@ def test_an_answer_counts_only_with_the_commands_trace_and_a_trace_only_with_the
     assert task.command_ran(tmp_path) and not task.judge(tmp_path, "all tests pass")
 
 
-def test_there_are_ten_tasks_and_three_spell_the_command_out():
-    assert len(TASKS) == len({task.name for task in TASKS}) == 10
-    for task in TASKS:
-        assert (task.trace is not None) == (SOLUTIONS[task.name].removesuffix(" || true") in task.instruction)
-
-
 # -- the wire ------------------------------------------------------------------------------------------------------
 
 TOOL = {
