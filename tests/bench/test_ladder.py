@@ -25,14 +25,13 @@ from gradus.bench.record.results import Results
 from gradus.bench.statistics import median
 from gradus.bench.workloads import Arrival, chat_traffic, ladder
 from gradus.engine.engine import Engine
-from tests.bench.conftest import RATES
+from tests.bench.conftest import RATES, TINY
 from tests.bench.virtual import VirtualRunner, VirtualTime
 
 ROW = 1 / 32  # a row's time, relative to reading the weights
 CONTEXT, SLOTS, BUDGET = 352, 3, 64
 CHAT = chat_traffic(18, 1.5, 64, (4, 12), (6, 24), long=2, pasted=240, summary=4, lead=4.0)
 PHASES = ("p00", "p01", "p02", "p03", "p04", "p05", "p06")
-TINY = ["--model", "random:tiny-llama", "--device", "cpu", "--dtype", "float32"]
 
 
 @dataclass

@@ -24,11 +24,11 @@ from gradus.bench.workloads import Arrival, burst, conversations
 from gradus.device.threads import use
 from gradus.loading import Checkpoint
 from gradus.models import create_model, randomize, read_config
+from tests.bench.conftest import TINY
 from tests.loading.builders import CONFIGS
 from tests.phases.conftest import NaiveAttention
 
 VOCABULARY = 320
-TINY = ["--model", "random:tiny-llama", "--device", "cpu", "--dtype", "float32"]
 
 
 class Batch(ctypes.Structure):

@@ -298,41 +298,6 @@ def test_both_front_ends_measure_a_text_and_write_the_report(gradus, tmp_path, b
     assert command.report(tmp_path / "out", check=True) == 0
 
 
-@pytest.mark.parametrize(
-    ("options", "complaint"),
-    [
-        (["--text", "no/such/file"], "no/such/file: cannot be read: No such file or directory"),
-        (["--text", "."], "cannot be read: Is a directory"),
-        (["--text", "{binary}"], "not UTF-8 text: byte 3 is 0xff"),
-        (["--text", "{short}"], "short.txt: no document has more than 64 tokens"),
-        (
-            ["--text", "{book}", "--contender", "int3"],
-            "contender must be one of bfloat16, int8, fp8, fp8-block, int4, fp8-head, int4-head, fp8-kv, "
-            "int8-activations, int4-g64-rtn, "
-            "int4-g64-awq, int4-g64-gptq, got 'int3'",
-        ),
-        (["--text", "{book}", "--dtype", "float32"], "runs each model once, in number types of its own"),
-        (["--text", "{book}", "--table", "text"], "runs each model once"),
-        (["--text", "{book}", "--resume"], "runs each model once"),
-        (["--text", "{book}", "--repeats", "2"], "runs each model once"),
-    ],
-)
-def test_bad_input_gets_one_line(gradus, tmp_path, book, options, complaint):  # noqa: F811
-    (tmp_path / "binary").write_bytes(b"abc\xff")
-    (tmp_path / "short.txt").write_text("short")
-    named = {"book": book, "binary": tmp_path / "binary", "short": tmp_path / "short.txt"}
-    asked = [option.format(**named) for option in options]
-    done = gradus("bench", "quality", *asked, "--out", str(tmp_path / "o"), *TINY)
-    assert done.code == 2 and complaint in done.err and done.err.count("gradus: ") == 1
-    assert not (tmp_path / "o").exists()
-
-
-@pytest.mark.parametrize("target", ["p01", "sampling", "scheduler"])
-def test_a_text_is_for_quality_alone(gradus, tmp_path, book, target):  # noqa: F811
-    done = gradus("bench", target, "--text", str(book), "--out", str(tmp_path / "o"))
-    assert done.code == 2 and done.err.count("\n") == 1
-
-
 def test_a_model_without_a_tokenizer_cannot_read(monkeypatch, tmp_path):
     checkpoint = open_checkpoint("random:tiny-llama")
     checkpoint.tokenizer = None

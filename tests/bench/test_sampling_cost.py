@@ -16,10 +16,9 @@ from gradus.engine.logprobs import TokenLogprob
 from gradus.engine.request import SamplingParams
 from gradus.models.shapes import SHAPES
 from gradus.text.completion import Completion
-from tests.bench.conftest import RATES
+from tests.bench.conftest import RATES, TINY
 from tests.cli.conftest import gradus  # noqa: F401  # the command line, as a fixture
 
-TINY = ["--model", "random:tiny-llama", "--device", "cpu", "--dtype", "float32"]
 FLAT, PEAKED = TABLES
 
 
@@ -55,23 +54,6 @@ def test_the_other_front_end_measures_it_too_and_repeats_are_rounds(tmp_path, sm
     (run,) = results.read(tmp_path / "cpu" / "sampling" / "results.json").runs
     assert run.settings["commit"] == "abc"
     assert {len(ratios(cell, EVERYTHING)) for cell in run.cells} == {1}
-
-
-@pytest.mark.parametrize(
-    ("option", "complaint"),
-    [
-        (["--table", FLAT], "measures one engine, all of it"),
-        (["--contender", "top-k 50"], "measures one engine, all of it"),
-        (["--resume"], "measures one engine, all of it"),
-        (["--no-peers"], "measures one engine, all of it"),
-        (["--repeats", "0"], "repeats must be 1 or more, got 0"),
-        (["--requests", "5"], "are for `gradus bench scheduler`, not for sampling"),
-    ],
-)
-def test_options_of_other_benchmarks_are_refused_in_one_line(gradus, tmp_path, option, complaint):  # noqa: F811
-    done = gradus("bench", "sampling", *option, "--out", str(tmp_path), *TINY)
-    assert done.code == 2 and complaint in done.err and done.err.count("\n") == 1
-    assert not list(tmp_path.iterdir())
 
 
 def test_every_parameter_that_shapes_a_draw_is_measured_and_all_of_them_together():

@@ -106,22 +106,6 @@ def test_the_command_writes_results_and_a_report_that_is_checked(gradus, tmp_pat
     assert [stale.file for stale in report.outdated(tmp_path)] == [folder / "report.md"]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "complaint"),
-    [
-        (["scheduler", "--policy", "fifo"], "policy must be one of fcfs, priority, deadline, got 'fifo'"),
-        (["scheduler", "--requests", "0"], "requests must be 1 or more, got 0"),
-        (["scheduler", "--batch", "0"], "batch must be 1 or more, got 0"),
-        (["scheduler", "--device", "cpu"], "it takes --requests, --batch, --policy"),
-        (["p01", "--requests", "5"], "are for `gradus bench scheduler`, not for p01"),
-    ],
-)
-def test_what_cannot_be_simulated_is_refused_in_one_line(gradus, tmp_path, arguments, complaint):  # noqa: F811
-    done = gradus("bench", *arguments, "--out", str(tmp_path))
-    assert done.code == 2 and complaint in done.err and done.err.count("\n") == 1
-    assert not list(tmp_path.iterdir())
-
-
 @pytest.mark.parametrize("windows", [(None,), (None, 64)])
 def test_a_page_is_measured_in_a_fresh_pool_and_in_a_full_one(windows):
     sample = simulation.pages(256 * 12 * len(windows) + 64, windows, waves=1)

@@ -17,12 +17,11 @@ from gradus.bench.measure import fingerprint, gpu
 from gradus.bench.predict.roofline import streamed_parameters
 from gradus.bench.record import results
 from gradus.bench.run.profiler import profile_steps, without_markers
-from gradus.errors import ConfigError
+from tests.bench.conftest import TINY
 from tests.cli.conftest import gradus  # noqa: F401  # the command line, as a fixture
 from tests.loading.quantized_builders import quantize_folder
 
 ROOT = Path(__file__).parents[2]
-TINY = ["--model", "random:tiny-llama", "--device", "cpu", "--dtype", "float32"]
 
 
 pytestmark = pytest.mark.usefixtures("known_machine")
@@ -161,28 +160,6 @@ def test_the_prediction_counts_the_bytes_of_quantized_matrices(bench):
     assert narrow.widths("final").weight == pytest.approx(4 - saved / streamed_parameters(bench.model.config))
 
 
-@pytest.mark.parametrize(
-    ("arguments", "complaint"),
-    [
-        (["bench", "p99"], "benchmark must be one of p00, p01, p02, p03, p04, p05, p06, "),
-        (["bench", "p01", "--repeats", "0", *TINY], "repeats must be 1 or more, got 0"),
-        (["bench", "p01", "--model", "random:nothing"], "no shape named 'nothing'"),
-        (["bench", "p06", "--quantize", "int5", *TINY], "quantize must be int8, fp8, "),
-        (["bench", "p06", "--quantize", "int8", "--contender", "transformers", *TINY], "run no matrices that are"),
-        (["bench", "quality", "--quantize", "int8", "--model", TINY[1]], "it takes --model, --device"),
-        (["bench", "scheduler", "--quantize", "int8"], "loads no model"),
-        (["report", "nowhere"], "nowhere: no such folder"),
-        (["profile", "p99", *TINY], "phase must be one of p00"),
-        (["profile", "p01", "--context", "0", *TINY], "context must be between 1 and"),
-        (["profile", "p01", "--batch", "0", *TINY], "batch must be 1 or more, got 0"),
-    ],
-)
-def test_a_mistake_is_one_line(gradus, arguments, complaint):  # noqa: F811
-    done = gradus(*arguments)
-    assert done.code == 2
-    assert complaint in done.err and done.err.count("\n") == 1
-
-
 def test_the_plain_front_end_needs_no_docstring(monkeypatch, capsys):
     """`python -OO` strips them."""
     monkeypatch.setattr(plain, "__doc__", None)
@@ -248,9 +225,3 @@ def test_without_nvml_there_is_none_and_no_complaint(monkeypatch):
     with gpu.Utilization(period_s=0.001) as use:
         pass
     assert "no NVML" in use.summary()
-
-
-@pytest.mark.parametrize("arguments", [{"tables": ("nothing",)}, {"contenders": ("p77",)}])
-def test_asking_for_a_table_or_a_contender_that_is_not_there_is_refused(tmp_path, arguments):
-    with pytest.raises(ConfigError, match="p01 has no"):
-        command.bench("p01", model="random:tiny-llama", device="cpu", dtype="float32", out=tmp_path, **arguments)

@@ -18,10 +18,10 @@ from gradus.bench.workloads import burst
 from gradus.config.options import FINAL
 from gradus.config.options import SWITCHES as ENGINE_SWITCHES
 from gradus.errors import ConfigError
+from tests.bench.conftest import TINY
 from tests.pairwise import first
 
 ROOT = Path(__file__).parents[2]
-TINY = ["--model", "random:tiny-llama", "--device", "cpu", "--dtype", "float32"]
 
 
 # -- contenders with something switched off ----------------------------------------------------------------------------
