@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gradus.bench import __main__ as plain
-from gradus.bench import command, registry, report
+from gradus.bench import command, report
 from gradus.bench.record import results
 from gradus.bench.record.results import Cell, Entry, Results, Run
 from gradus.bench.run.blocks import Side, run_block
@@ -30,8 +29,8 @@ from gradus.bench.studies.beside import (
     vllm_config,
 )
 from gradus.bench.workloads import burst, single_stream
-from gradus.engine.request import SamplingParams
 from gradus.models import SHAPES, read_config
+from tests.bench.conftest import RATES
 from tests.bench.test_suites import script
 
 CASES = (
@@ -65,11 +64,16 @@ for case in asked["cases"]:
 Path(sys.argv[2]).write_text(json.dumps(dict(version="0.26.0", cases=cases)))
 """
 
-VLLM = """
+HEAD = """
 import time
 from types import SimpleNamespace
 
 __version__ = "0.26.0"
+SamplingParams = SimpleNamespace
+
+
+"""
+VLLM = """
 KNOWN = {"temperature", "top_p", "top_k", "presence_penalty", "frequency_penalty", "repetition_penalty", "logprobs"}
 
 
@@ -95,13 +99,6 @@ class LLM:
 
 
 VLLM_IN_8_BITS = """
-import time
-from types import SimpleNamespace
-
-__version__ = "0.26.0"
-SamplingParams = SimpleNamespace
-
-
 class LLM:
     def __init__(self, *, quantization, kv_cache_dtype, **others):
         assert (quantization, kv_cache_dtype) == ("fp8", "fp8")
@@ -125,13 +122,6 @@ class LLM:
 
 
 VLLM_IN_THE_STEADY_STATE = """
-import time
-from types import SimpleNamespace
-
-__version__ = "0.26.0"
-SamplingParams = SimpleNamespace
-
-
 class LLM:
     def __init__(self, *, enable_prefix_caching, num_gpu_blocks_override, max_model_len, **others):
         assert enable_prefix_caching and num_gpu_blocks_override * 16 >= max_model_len
@@ -178,9 +168,9 @@ def compared(driver, tmp_path: Path, text: str) -> Run:
 
 
 def measured(driver, tmp_path: Path, group: str, vllm: str) -> Run:
-    """Run the cases of a group with `vllm` in the place of the package."""
+    """Run the cases of a group with HEAD and `vllm` in the place of the package."""
     (tmp_path / "site").mkdir()
-    (tmp_path / "site" / "vllm.py").write_text(vllm)
+    (tmp_path / "site" / "vllm.py").write_text(HEAD + vllm)
     comparison(driver, tmp_path, group=group).measure()
     run = runs_in(tmp_path)[-1]
     for theirs, ours in (cell.entries for cell in run.cells):
@@ -330,8 +320,7 @@ def sample(seconds: float, block: str, **more: object) -> dict:
 
 def made(*groups: str) -> Results:
     """Ours takes 1.0 s, then 1.2 s, theirs 2 s; the floor is 0.9 s. groups: of the cases, a run each."""
-    rates = {"read_gb_s": 1.0, "copy_gb_s": 1.0, "float32_tflop_s": 1.0, "bfloat16_tflop_s": 1.0, "launch_us": 1.0}
-    machine = {"hardware": {"gpu": "one"}, "rates": rates, "versions": {"torch": "2", "vllm": "0.26.0"}}
+    machine = {"hardware": {"gpu": "one"}, "rates": RATES, "versions": {"torch": "2", "vllm": "0.26.0"}}
     settings = {"commit": "abc", "quick": False}
     runs = [
         Run("random:tiny-llama", "bfloat16", "cuda", machine, settings, made_cells(group), group=group)
@@ -428,28 +417,3 @@ def test_every_case_fits_its_context_and_both_engines_get_the_same_model():
     for group in beside.GROUPS:
         names = [case.name for case in beside.CASES if case.group == group]
         assert names and len(set(names)) == len(names)
-
-
-def test_every_sampling_parameter_is_asked_of_one_alone_and_of_crowds():
-    cases = cases_of("qwen3-0.6b", SAMPLING)
-    assert [(len(case.workload.jobs), case.label) for case in cases] == [
-        (count, label) for count in (1, 64, 256) for label in PARAMETERS
-    ]
-    for case in cases:
-        params = SamplingParams(**case.sampling)
-        assert params.temperature == 1 and (case.target.must, case.target.aim) == (1.3, 1.7)
-        job = case.workload.jobs[0]
-        assert (job.prompt, job.output) == ((128, 256) if len(case.workload.jobs) == 1 else (64, 128))
-
-
-def test_gradus_bench_does_not_start_two_engines(capsys):
-    assert plain.main([beside.NAME, "--model", "random:tiny-llama"]) == 2
-    assert "is measured by benchmarks/beside_vllm.py" in capsys.readouterr().err
-
-
-def test_its_benchmark_is_complete():
-    benchmark = registry.load(beside.NAME)
-    assert benchmark.question.endswith("?") and benchmark.prediction
-    for table in benchmark.tables:
-        assert table.contenders in ((THEIRS, OURS), (THEIRS, "final")) and table.against == THEIRS
-        assert len({row.label for row in table.rows}) == len(table.rows)

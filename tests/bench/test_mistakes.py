@@ -2,6 +2,7 @@
 
 import pytest
 
+from gradus.bench.studies import beside
 from tests.bench.conftest import TINY
 from tests.cli.conftest import gradus  # noqa: F401  # the command line, as a fixture
 
@@ -20,6 +21,7 @@ SCHEDULER = ["bench", "scheduler"]
         (["bench", "p01", "--contender", "p77", *TINY], "p01 has no"),
         (["bench", "p06", "--quantize", "int5", *TINY], "quantize must be int8, fp8, "),
         (["bench", "p06", "--quantize", "int8", "--contender", "transformers", *TINY], "run no matrices that are"),
+        (["bench", beside.NAME, *TINY[:2]], "is measured by benchmarks/beside_vllm.py"),
         (["report", "nowhere"], "nowhere: no such folder"),
         (["profile", "p99", *TINY], "phase must be one of p00"),
         (["profile", "p01", "--context", "0", *TINY], "context must be between 1 and"),

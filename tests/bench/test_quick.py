@@ -49,10 +49,6 @@ def better(table: Table, one: dict, other: dict) -> float:
     return gain if metric.more_is_better else 1 / gain
 
 
-def test_the_phases_with_an_idea_to_measure_on_a_cpu_have_quick_rows():
-    assert {phase for phase, _ in (param.values for param in QUICK)} >= {f"p0{number}" for number in range(8)}
-
-
 def timed() -> list:
     """All tables of the phases that save time; beyond the first of each phase for `make stress`."""
     params, seen = [], set()

@@ -23,7 +23,6 @@ from tests.loading.quantized_builders import quantize_folder
 
 ROOT = Path(__file__).parents[2]
 
-
 pytestmark = pytest.mark.usefixtures("known_machine")
 
 
@@ -181,13 +180,6 @@ def test_of_what_a_profiled_step_says_on_stderr_only_the_profilers_marks_are_lef
     with without_markers():
         os.write(2, b"USDT:2026-01-01 1:1 Handler.cpp:52] profiler_start\nan error\n")
     assert capfd.readouterr().err == "an error\n"
-
-
-def test_the_step_of_the_baseline_does_more_than_that_of_the_cache(bench):
-    slow, fast = (profile_steps(bench, phase, context=200) for phase in ("p00", "p01"))
-    assert slow.device_ms > fast.device_ms
-    assert 0 <= fast.idle_percent <= 100
-    assert sum(share for _, share, _ in fast.top) <= 100.5
 
 
 def test_the_ceilings_are_measured(monkeypatch):

@@ -14,7 +14,6 @@ from gradus.bench.declare.suites import ABLATION, LADDER, MATRIX, cache_for
 from gradus.bench.predict.prediction import continuous, reusing
 from gradus.bench.record import results
 from gradus.bench.studies import beside, sampling_report
-from gradus.bench.workloads import burst
 from gradus.config.options import FINAL
 from gradus.config.options import SWITCHES as ENGINE_SWITCHES
 from gradus.errors import ConfigError
@@ -45,15 +44,14 @@ def test_without_the_prefix_cache_nothing_is_expected_of_it():
     assert registry.policy_of(FINAL) is registry.policy_of(f"{FINAL}-graphs") is reusing
 
 
-@pytest.mark.parametrize("contender", [f"{FINAL}-nothing", "p03-overlap"])
-def test_a_switch_that_is_not_there_is_refused_in_one_line(bench, contender):
-    with pytest.raises(ConfigError, match=f"contender '{contender}': only {FINAL} can be run without some of"):
+@pytest.mark.parametrize(("contender", "why"), [
+    (f"{FINAL}-nothing", f"contender '{FINAL}-nothing': only {FINAL} can be run without some of"),
+    ("p03-overlap", f"contender 'p03-overlap': only {FINAL} can be run without some of"),
+    (f"{FINAL}-kernels", "graphs need kernels"),
+])  # fmt: skip
+def test_what_cannot_be_switched_off_is_refused_in_one_line(bench, contender, why):
+    with pytest.raises(ConfigError, match=why):
         bench.engine(contender, Room(40, 2))
-
-
-def test_graphs_are_made_of_kernels(bench):
-    with pytest.raises(ConfigError, match="graphs need kernels"):
-        bench.engine(f"{FINAL}-kernels", Room(40, 2))
 
 
 # -- ablation and matrix -----------------------------------------------------------------------------------------------
@@ -94,10 +92,6 @@ def test_memory_is_short_in_the_matrix_and_a_slot_is_longer_than_a_sequence():
         here = row.on(device)
         assert here.cache_tokens < cache_for([here.workload])
         assert here.context > here.workload.longest
-
-
-def test_a_cache_for_a_workload_holds_all_its_sequences_at_once():
-    assert cache_for([burst(2, 10, 6), burst(1, 10, 6)]) == 2 * (16 + 16)
 
 
 # -- the H200's --------------------------------------------------------------------------------------------------------

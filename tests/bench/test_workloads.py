@@ -69,17 +69,6 @@ def test_a_shared_prefix_is_shared_and_what_follows_is_not():
     assert len({arrival.prompt[64:72] for arrival in arrivals}) == 8
 
 
-def test_long_prompts_fall_into_steady_decodes():
-    jobs = long_prompts(steady=4, steady_output=100, injected=3, prompt=500, every=0.5).jobs
-    assert [job.at for job in jobs] == [0, 0, 0, 0, 0.5, 1.0, 1.5]
-    assert [job.prompt for job in jobs[4:]] == [500] * 3
-
-
-def test_memory_pressure_asks_for_more_than_there_is():
-    workload = memory_pressure(pool_tokens=4096, demand=1.1, prompt=100, output=28)
-    assert 1.1 * 4096 <= workload.prompt_tokens + workload.output_tokens < 1.1 * 4096 + 128
-
-
 def test_the_published_runs_have_their_published_shape():
     runs = {name: make() for name, make in PUBLISHED.items()}
     assert [len(run.jobs) for run in runs.values()] == [10, 32, 48, 48, 48]

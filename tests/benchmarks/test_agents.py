@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from benchmarks import agent_wire, agents
+from benchmarks import agents
 from benchmarks.agent_tasks import TASKS, Task, text
 from benchmarks.agent_wire import Answer, Recorder, Turn, declared, obeys, read
 from gradus.errors import ConfigError
@@ -277,7 +277,3 @@ def test_an_agent_that_is_not_installed_says_how(monkeypatch, tmp_path):
     monkeypatch.setattr(agents.installing, "HOMES", tmp_path)
     with pytest.raises(ConfigError, match=r"installing codex"):
         agents.agent_named("codex")
-
-
-def test_routes_of_models_are_those_of_the_server():
-    assert set(agent_wire.ROUTES) == set(BODIES)
