@@ -66,7 +66,7 @@ def definitions(path: Path) -> dict[str, ast.AST]:
 
 @cache
 def named(path: Path, name: str) -> tuple[set[str], set[str], set[str]]:
-    """What a definition names: its arguments and variables, its keywords, and the origins of what it imports."""
+    """Return the names in a definition: arguments and variables, keywords, and the origins of its imports."""
     nodes = list(ast.walk(definitions(path)[name]))
     used = {each for node in nodes for each in (getattr(node, "id", None), getattr(node, "arg", None))}
     keywords = {f"{node.arg}=" for node in nodes if isinstance(node, ast.keyword) and node.arg}
