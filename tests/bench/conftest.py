@@ -7,6 +7,7 @@ import pytest
 from gradus.bench.contenders.workbench import Workbench
 from gradus.bench.measure import fingerprint
 
+TINY = ["--model", "random:tiny-llama", "--device", "cpu", "--dtype", "float32"]
 RATES = {"read_gb_s": 10.0, "copy_gb_s": 8.0, "float32_tflop_s": 0.05, "bfloat16_tflop_s": 0.05, "launch_us": 3.0}
 
 

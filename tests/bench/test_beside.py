@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gradus.bench import __main__ as plain
-from gradus.bench import command, registry, report
+from gradus.bench import command, report
 from gradus.bench.record import results
 from gradus.bench.record.results import Cell, Entry, Results, Run
 from gradus.bench.run.blocks import Side, run_block
@@ -30,8 +29,8 @@ from gradus.bench.studies.beside import (
     vllm_config,
 )
 from gradus.bench.workloads import burst, single_stream
-from gradus.engine.request import SamplingParams
 from gradus.models import SHAPES, read_config
+from tests.bench.conftest import RATES
 from tests.bench.test_suites import script
 
 CASES = (
@@ -65,11 +64,16 @@ for case in asked["cases"]:
 Path(sys.argv[2]).write_text(json.dumps(dict(version="0.26.0", cases=cases)))
 """
 
-VLLM = """
+HEAD = """
 import time
 from types import SimpleNamespace
 
 __version__ = "0.26.0"
+SamplingParams = SimpleNamespace
+
+
+"""
+VLLM = """
 KNOWN = {"temperature", "top_p", "top_k", "presence_penalty", "frequency_penalty", "repetition_penalty", "logprobs"}
 
 
@@ -95,13 +99,6 @@ class LLM:
 
 
 VLLM_IN_8_BITS = """
-import time
-from types import SimpleNamespace
-
-__version__ = "0.26.0"
-SamplingParams = SimpleNamespace
-
-
 class LLM:
     def __init__(self, *, quantization, kv_cache_dtype, **others):
         assert (quantization, kv_cache_dtype) == ("fp8", "fp8")
@@ -125,13 +122,6 @@ class LLM:
 
 
 VLLM_IN_THE_STEADY_STATE = """
-import time
-from types import SimpleNamespace
-
-__version__ = "0.26.0"
-SamplingParams = SimpleNamespace
-
-
 class LLM:
     def __init__(self, *, enable_prefix_caching, num_gpu_blocks_override, max_model_len, **others):
         assert enable_prefix_caching and num_gpu_blocks_override * 16 >= max_model_len
@@ -161,27 +151,40 @@ def cases(monkeypatch):
     monkeypatch.setattr(beside, "BENCHMARK", benchmark_of(CASES))
 
 
+def comparison(driver, tmp_path: Path, **others):
+    """The comparison of tiny models on this CPU, which writes to out/."""
+    return driver.Comparison(
+        "tiny-llama", tmp_path, tmp_path / "out", "abc", device="cpu", dtype="float32", quick=True, **others
+    )
+
+
 def compared(driver, tmp_path: Path, text: str) -> Run:
     """Run the comparison with `text` in place of vllm_block.py."""
     stand_in = tmp_path / "stand_in.py"
     stand_in.write_text(text)
-    driver.Comparison(
-        "tiny-llama", tmp_path, tmp_path / "out", "abc", device="cpu", dtype="float32", quick=True, vllm_block=stand_in
-    ).measure()
-    (run,) = results.read(results.path(tmp_path / "out", "cpu", beside.NAME)).runs
+    comparison(driver, tmp_path, vllm_block=stand_in).measure()
+    (run,) = runs_in(tmp_path)
     return run
 
 
-def sampled(driver, tmp_path: Path, text: str) -> list[Run]:
-    """The sampling parameters, with this in the place of vLLM; what had been measured before is there as well."""
+def measured(driver, tmp_path: Path, group: str, vllm: str) -> Run:
+    """Run the cases of a group with HEAD and `vllm` in the place of the package."""
     (tmp_path / "site").mkdir()
-    (tmp_path / "site" / "vllm.py").write_text(text)
-    (before,) = made().runs
-    results.update(tmp_path / "out", "cpu", beside.NAME, replace(before, dtype="float32"))
-    driver.Comparison(
-        "tiny-llama", tmp_path, tmp_path / "out", "abc", device="cpu", dtype="float32", quick=True, group=SAMPLING
-    ).measure()
+    (tmp_path / "site" / "vllm.py").write_text(HEAD + vllm)
+    comparison(driver, tmp_path, group=group).measure()
+    run = runs_in(tmp_path)[-1]
+    for theirs, ours in (cell.entries for cell in run.cells):
+        assert len(ours.samples) == 6 and (theirs.skipped or len(theirs.samples) == 3), ours.skipped
+    return run
+
+
+def runs_in(tmp_path: Path) -> list[Run]:
     return results.read(results.path(tmp_path / "out", "cpu", beside.NAME)).runs
+
+
+def reported(tmp_path: Path) -> str:
+    command.report(tmp_path / "out", say=lambda _: None)
+    return (tmp_path / "out" / "cpu" / beside.NAME / "report.md").read_text()
 
 
 @pytest.mark.slow
@@ -202,8 +205,7 @@ def test_three_blocks_bring_the_same_work_of_both_sides_and_the_report_shows_all
     out = tmp_path / "out"
     assert driver.is_measured(out, "cpu", "tiny-llama", "float32", "abc")
     assert not driver.is_measured(out, "cpu", "tiny-llama", "float32", "def")
-    assert command.report(out, say=lambda _: None) > 0
-    text = (out / "cpu" / beside.NAME / "report.md").read_text()
+    text = reported(tmp_path)
     assert "A1 · A2" in text and "| tiny-llama | batch 3: " in text and "2.5×" in text and "1.25×, 80 %" in text
     assert not list(report.outdated(out))
 
@@ -215,23 +217,22 @@ def test_where_vllm_fails_our_samples_are_kept_with_its_reason(driver, cases, tm
         assert len(cell.entry(OURS).samples) == 6 and not cell.entry(THEIRS).samples
         assert cell.entry(THEIRS).skipped == "exit code 1: ModuleNotFoundError: No module named vllm._C"
     assert not driver.is_measured(tmp_path / "out", "cpu", "tiny-llama", "float32", "abc")
-    found = results.read(results.path(tmp_path / "out", "cpu", beside.NAME))
-    text = report.render(found, beside.BENCHMARK)
-    assert "tiny-llama, batch 1: vLLM was not measured: exit code 1: ModuleNotFoundError" in text
+    assert "tiny-llama, batch 1: vLLM was not measured: exit code 1: ModuleNotFoundError" in reported(tmp_path)
 
 
 @pytest.mark.stress
 def test_sampling_parameters_reach_both_sides_and_stand_in_a_run_beside_the_others(driver, cases, tmp_path):
-    before, run = sampled(driver, tmp_path, VLLM)
+    results.update(tmp_path / "out", "cpu", beside.NAME, replace(made().runs[0], dtype="float32"))
+    run = measured(driver, tmp_path, SAMPLING, VLLM)
+    before, _ = runs_in(tmp_path)
     assert (before.key, len(before.cells)) == (("random:tiny-llama", "float32", ""), 3)
     assert run.key == ("random:tiny-llama", "float32", SAMPLING) and run.title == "random:tiny-llama, sampling, float32"
     assert [(cell.table, cell.row) for cell in run.cells] == [
         (f"tiny-llama-sampling-{count}", label) for count in (1, 3) for label in PARAMETERS
     ]
     for cell in run.cells:
-        ours, theirs = cell.entry(OURS), cell.entry(THEIRS)
-        assert (len(ours.samples), len(theirs.samples)) == (6, 3), (ours.skipped, theirs.skipped)
-        for sample in ours.samples:
+        assert cell.entry(THEIRS).samples, cell.entry(THEIRS).skipped
+        for sample in cell.entry(OURS).samples:
             assert sample["output_tokens"] == cell.workload["output_tokens"] and sample["steps"] >= 6
             assert sample["ttft_ms"]["p50"] > 0 and sample["tpot_ms"]["p50"] > 0
     log = (tmp_path / "out" / "logs" / "beside-vllm-tiny-llama-sampling-B.txt").read_text()
@@ -239,11 +240,9 @@ def test_sampling_parameters_reach_both_sides_and_stand_in_a_run_beside_the_othe
         line for line in log.splitlines() if line.startswith("asked")
     }
     assert driver.is_measured(tmp_path / "out", "cpu", "tiny-llama", "float32", "abc", SAMPLING)
-    command.report(tmp_path / "out", say=lambda _: None)
-    text = (tmp_path / "out" / "cpu" / beside.NAME / "report.md").read_text()
-    assert (
-        "| tiny-llama | batch 3: work |" in text and "| tiny-llama | 5 log-probabilities: 3 requests at once, " in text
-    )
+    text = reported(tmp_path)
+    assert "| tiny-llama | batch 3: work |" in text
+    assert "| tiny-llama | 5 log-probabilities: 3 requests at once, " in text
     assert "--model tiny-llama --cases sampling" in text and "## random:tiny-llama, sampling, float32" in text
 
 
@@ -251,20 +250,13 @@ def test_sampling_parameters_reach_both_sides_and_stand_in_a_run_beside_the_othe
 def test_matrices_and_keys_in_8_bits_reach_both_sides_and_decoding_counts_from_the_last_first_token(
     driver, cases, tmp_path
 ):
-    (tmp_path / "site").mkdir()
-    (tmp_path / "site" / "vllm.py").write_text(VLLM_IN_8_BITS)
-    comparison = driver.Comparison(
-        "tiny-llama", tmp_path, tmp_path / "out", "abc", device="cpu", dtype="float32", quick=True, group="fp8-kv"
-    )
-    (cell,) = comparison.measure().cells
-    ours, theirs = cell.entry(OURS), cell.entry(THEIRS)
-    assert (len(ours.samples), len(theirs.samples)) == (6, 3), (ours.skipped, theirs.skipped)
+    run = measured(driver, tmp_path, "fp8-kv", VLLM_IN_8_BITS)
+    theirs, ours = run.cells[0].entries
     assert {sample["decode_tokens"] for sample in theirs.samples} == {5}  # two run at once, then the third alone
     for one in (*ours.samples, *theirs.samples):
         assert one["output_tokens"] == 18 and 0 < one["decode_s"] <= one["seconds"]
     log = (tmp_path / "out" / "logs" / "beside-vllm-tiny-llama-fp8-kv-A1.txt").read_text()
     assert "built in" in log
-    (run,) = results.read(results.path(tmp_path / "out", "cpu", beside.NAME)).runs
     assert run.settings["quantize"] == "fp8" and run.settings["cache"] == "fp8"
     header, (row,) = beside.summary(Results("cpu", beside.NAME, [run]), QUANTIZED)
     assert dict(zip(header, row, strict=True))["model"] == "tiny-llama, fp8-kv"
@@ -272,31 +264,20 @@ def test_matrices_and_keys_in_8_bits_reach_both_sides_and_decoding_counts_from_t
 
 @pytest.mark.stress
 def test_in_the_steady_state_both_pools_are_full_and_every_round_has_new_prompts(driver, cases, tmp_path):
-    (tmp_path / "site").mkdir()
-    (tmp_path / "site" / "vllm.py").write_text(VLLM_IN_THE_STEADY_STATE)
-    (cell,) = (
-        driver.Comparison(
-            "tiny-llama", tmp_path, tmp_path / "out", "abc", device="cpu", dtype="float32", quick=True, group=STEADY
-        )
-        .measure()
-        .cells
-    )
-    ours, theirs = cell.entry("final"), cell.entry(THEIRS)
-    assert (len(ours.samples), len(theirs.samples)) == (6, 3), (ours.skipped, theirs.skipped)
-    for sample in ours.samples:
+    run = measured(driver, tmp_path, STEADY, VLLM_IN_THE_STEADY_STATE)
+    (cell,) = run.cells
+    assert cell.entry(THEIRS).samples, cell.entry(THEIRS).skipped
+    for sample in cell.entry("final").samples:
         assert sample["evictions"] >= 3, "each request takes at least a page, and no page is free"
         assert sample["output_tokens"] == cell.workload["output_tokens"]
-    (run,) = results.read(results.path(tmp_path / "out", "cpu", beside.NAME)).runs
     assert run.settings["prefix cache"] == "on, and full"
-    command.report(tmp_path / "out", say=lambda _: None)
-    text = (tmp_path / "out" / "cpu" / beside.NAME / "report.md").read_text()
+    text = reported(tmp_path)
     assert "The steady state, as in a server that has been up for an hour" in text and "1.1×" in text
 
 
 @pytest.mark.slow
 def test_a_head_in_fewer_bits_is_asked_for_by_patterns(driver, cases, tmp_path):
-    comparison = driver.Comparison("tiny-llama", tmp_path, tmp_path, "abc", device="cpu", quick=True, group="int4-head")
-    asked = comparison._asked(cases_of("tiny-llama", "int4-head"), tmp_path)
+    asked = comparison(driver, tmp_path, group="int4-head")._asked(cases_of("tiny-llama", "int4-head"), tmp_path)
     assert json.loads(Path(asked["quantize"]).read_text()) == {"lm_head": "int8", "*": "int4"}
     described = json.loads((tmp_path / "tiny-llama" / "config.json").read_text())
     assert described["quantization_config"]["config_groups"]["group_0"]["weights"]["group_size"] == 128
@@ -304,7 +285,7 @@ def test_a_head_in_fewer_bits_is_asked_for_by_patterns(driver, cases, tmp_path):
 
 @pytest.mark.stress
 def test_an_answer_without_the_log_probabilities_that_were_asked_for_does_not_count(driver, cases, tmp_path):
-    _, run = sampled(driver, tmp_path, VLLM.replace("if params.logprobs else None", "[:-1]"))
+    run = measured(driver, tmp_path, SAMPLING, VLLM.replace("if params.logprobs else None", "[:-1]"))
     for cell in run.cells:
         theirs = cell.entry(THEIRS)
         if cell.row == "5 log-probabilities":
@@ -339,8 +320,7 @@ def sample(seconds: float, block: str, **more: object) -> dict:
 
 def made(*groups: str) -> Results:
     """Ours takes 1.0 s, then 1.2 s, theirs 2 s; the floor is 0.9 s. groups: of the cases, a run each."""
-    rates = {"read_gb_s": 1.0, "copy_gb_s": 1.0, "float32_tflop_s": 1.0, "bfloat16_tflop_s": 1.0, "launch_us": 1.0}
-    machine = {"hardware": {"gpu": "one"}, "rates": rates, "versions": {"torch": "2", "vllm": "0.26.0"}}
+    machine = {"hardware": {"gpu": "one"}, "rates": RATES, "versions": {"torch": "2", "vllm": "0.26.0"}}
     settings = {"commit": "abc", "quick": False}
     runs = [
         Run("random:tiny-llama", "bfloat16", "cuda", machine, settings, made_cells(group), group=group)
@@ -437,28 +417,3 @@ def test_every_case_fits_its_context_and_both_engines_get_the_same_model():
     for group in beside.GROUPS:
         names = [case.name for case in beside.CASES if case.group == group]
         assert names and len(set(names)) == len(names)
-
-
-def test_every_sampling_parameter_is_asked_of_one_alone_and_of_crowds():
-    cases = cases_of("qwen3-0.6b", SAMPLING)
-    assert [(len(case.workload.jobs), case.label) for case in cases] == [
-        (count, label) for count in (1, 64, 256) for label in PARAMETERS
-    ]
-    for case in cases:
-        params = SamplingParams(**case.sampling)
-        assert params.temperature == 1 and (case.target.must, case.target.aim) == (1.3, 1.7)
-        job = case.workload.jobs[0]
-        assert (job.prompt, job.output) == ((128, 256) if len(case.workload.jobs) == 1 else (64, 128))
-
-
-def test_gradus_bench_does_not_start_two_engines(capsys):
-    assert plain.main([beside.NAME, "--model", "random:tiny-llama"]) == 2
-    assert "is measured by benchmarks/beside_vllm.py" in capsys.readouterr().err
-
-
-def test_its_benchmark_is_complete():
-    benchmark = registry.load(beside.NAME)
-    assert benchmark.question.endswith("?") and benchmark.prediction
-    for table in benchmark.tables:
-        assert table.contenders in ((THEIRS, OURS), (THEIRS, "final")) and table.against == THEIRS
-        assert len({row.label for row in table.rows}) == len(table.rows)

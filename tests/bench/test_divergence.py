@@ -32,20 +32,6 @@ def test_two_tokens_by_hand():
     assert found.top1.tolist() == [0.0, 1.0]
 
 
-def test_divergence_is_from_the_reference_and_not_the_other_way():
-    p, q = logits((0.9, 0.1)), logits((0.5, 0.5))
-    there, back = (compare(*pair, torch.tensor([0])).kl.item() for pair in ((p, q), (q, p)))
-    assert there == pytest.approx(0.9 * math.log(1.8) + 0.1 * math.log(0.2), rel=1e-5)
-    assert back == pytest.approx(0.5 * math.log(5 / 9) + 0.5 * math.log(5), rel=1e-5)
-
-
-def test_a_model_does_not_diverge_from_itself():
-    same = torch.randn(7, 1000, generator=torch.Generator().manual_seed(0)) * 10
-    found = compare(same, same + 2.0, torch.arange(7))
-    assert found.kl.abs().max() < 1e-9 and found.top1.all()
-    assert compare(same, same, torch.arange(7)).kl.tolist() == [0.0] * 7
-
-
 def test_models_that_differ_in_the_last_digits_are_told_apart():
     """For small differences d of the logits the divergence is half the variance of d under p."""
     generator = torch.Generator().manual_seed(0)
@@ -127,8 +113,3 @@ def test_one_document_has_no_standard_error_and_numbers_of_documents_may_have_ga
     assert summarize(scores([0.1, 0.2, 0.4]), torch.tensor([5, 5, 5]))["kl_error"] is None
     gaps, dense = (summarize(scores([0.1, 0.2]), torch.tensor(which)) for which in ([3, 90], [0, 1]))
     assert gaps == dense and gaps["kl_error"] is not None
-
-
-def test_the_error_is_the_same_at_every_run():
-    first, second = (summarize(scores([0.1, 0.2, 0.4]), torch.tensor([0, 1, 2])) for _ in range(2))
-    assert first == second

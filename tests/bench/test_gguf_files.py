@@ -48,8 +48,10 @@ def test_a_checkpoint_comes_back_as_the_same_model(tmp_path, family, scheme, bou
 
 @pytest.mark.parametrize(("scheme", "kind"), SCHEMES.items())
 def test_matrices_of_the_layers_are_in_the_format_and_the_head_is_not(bench, scheme, kind):
-    tensors = GGUFFile(bench.gguf.path(scheme)).tensors
-    kinds = {name: entry.type.name for name, entry in tensors.items()}
+    """The file has no tokenizer, and says how many tokens there are."""
+    file = GGUFFile(bench.gguf.path(scheme))
+    kinds = {name: entry.type.name for name, entry in file.tensors.items()}
+    assert (file.metadata["llama.vocab_size"], file.metadata["tokenizer.ggml.model"]) == (320, "no_vocab")
     assert kinds["blk.0.attn_q.weight"] == kinds["blk.1.ffn_down.weight"] == kind
     assert kinds["token_embd.weight"] == "F16" and kinds["blk.0.attn_norm.weight"] == "F32"
 
@@ -86,21 +88,13 @@ def test_llama_3s_scaling_survives(tmp_path):
         ("tiny-llama", {"attention_scale": 0.5}, "scaled by 0.5"),
         ("tiny-qwen2", {}, "heads of 24 values"),
         ("tiny-gemma3", {"attention_softcap": 50.0}, "soft cap"),
+        ("tiny-llama", {"family": "toy"}, "toy"),
     ],
 )
 def test_what_llama_cpp_would_compute_in_another_way_is_refused(shape, changes, reason):
-    config = replace(SHAPES[shape], **changes)
-    model = create_model(config)
-    randomize(model, 0)
+    config, model = replace(SHAPES[shape], **changes), create_model(SHAPES[shape])
     with pytest.raises(ContenderFailed, match=f"llama.cpp has no such model: .*{reason}"):
         GGUFFiles(Checkpoint(shape, None, config, None, None, None, 0), model).path(None)
-
-
-def test_a_family_that_llama_cpp_lacks_is_refused(tmp_path):
-    model = create_model(SHAPES["tiny-llama"])
-    config = replace(model.config, family="toy")
-    with pytest.raises(ContenderFailed, match=r"llama\.cpp has no such model: toy"):
-        write(tmp_path / "model.gguf", config, OwnTensors(model), format_of(None))
 
 
 def test_a_scheme_without_a_format_is_refused(bench):
@@ -122,9 +116,3 @@ def test_the_prediction_counts_the_bytes_that_the_file_has(shape, tmp_path):
     looked_up = {"position_embd.weight"} if config.tie_embeddings else {"token_embd.weight"}
     read = sum(entry.size_bytes for name, entry in file.tensors.items() if name not in looked_up)
     assert widths(config, "int8").weight * streamed_parameters(config) == pytest.approx(read)
-
-
-def test_the_file_has_no_tokenizer_and_says_how_many_tokens_there_are(bench):
-    path = bench.gguf.path(None)
-    assert GGUFFile(path).metadata["llama.vocab_size"] == 320
-    assert GGUFFile(path).metadata["tokenizer.ggml.model"] == "no_vocab"

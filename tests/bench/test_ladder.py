@@ -4,81 +4,67 @@ A step takes as long as the weights do (1), and a little for each of its rows. S
 without a watch: rows, steps, filler, how long requests wait, and the worst gap between two tokens.
 """
 
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import pairwise
 
 import pytest
+import torch
 
 from gradus.bench import __main__ as plain
 from gradus.bench import registry, report
 from gradus.bench.contenders.workbench import Room, Workbench
-from gradus.bench.declare.suites import LADDER, MATRIX
+from gradus.bench.declare.suites import LADDER
+from gradus.bench.measure import drive as driver
 from gradus.bench.measure import fingerprint
+from gradus.bench.measure.drive import Run
 from gradus.bench.record import results
 from gradus.bench.record.prose import FIELD
 from gradus.bench.record.results import Results
 from gradus.bench.statistics import median
-from gradus.bench.workloads import Arrival, chat_traffic, ladder, sixteen
+from gradus.bench.workloads import Arrival, chat_traffic, ladder
 from gradus.engine.engine import Engine
-from gradus.engine.request import Request, SamplingParams
-from tests.bench.conftest import RATES
+from tests.bench.conftest import RATES, TINY
+from tests.bench.virtual import VirtualRunner, VirtualTime
 
 ROW = 1 / 32  # a row's time, relative to reading the weights
 CONTEXT, SLOTS, BUDGET = 352, 3, 64
 CHAT = chat_traffic(18, 1.5, 64, (4, 12), (6, 24), long=2, pasted=240, summary=4, lead=4.0)
 PHASES = ("p00", "p01", "p02", "p03", "p04", "p05", "p06")
-TINY = ["--model", "random:tiny-llama", "--device", "cpu", "--dtype", "float32"]
 
 
 @dataclass
 class Played:
-    """A phase's run of the workload: the times of tokens by request; `largest` is the step with the most rows."""
+    """A phase's run of the workload. largest: the rows of its largest step."""
 
-    arrivals: Sequence[Arrival]
-    times: dict[str, list[float]]
-    rows: int = 0
-    filler: int = 0
-    found: int = 0
-    steps: int = 0
-    largest: int = 0
-    together: list[int] = field(default_factory=list)
+    run: Run
+    largest: int
 
     @property
     def rate(self) -> float:
-        return sum(map(len, self.times.values())) / max(times[-1] for times in self.times.values())
+        return sum(map(len, self.run.token_times)) / max(times[-1] for times in self.run.token_times)
 
     @property
     def wait(self) -> float:
-        return median([self.times[str(i)][0] - arrival.at for i, arrival in enumerate(self.arrivals)])
+        return median([times[0] - each.at for each, times in zip(self.run.arrivals, self.run.token_times, strict=True)])
 
     @property
     def worst_gap(self) -> float:
-        return max(later - earlier for times in self.times.values() for earlier, later in pairwise(times))
+        return max(later - earlier for times in self.run.token_times for earlier, later in pairwise(times))
+
+    @property
+    def together(self) -> int:
+        """The most sequences that got a token in one step."""
+        return max(Counter(time for times in self.run.token_times for time in times).values())
 
 
 def play(engine: Engine, arrivals: Sequence[Arrival]) -> Played:
-    played = Played(arrivals, {str(i): [] for i in range(len(arrivals))})
-    due, now = list(enumerate(arrivals)), 0.0
-    while due or engine.has_work:
-        if not engine.has_work:
-            now = max(now, due[0][1].at)
-        while due and due[0][1].at <= now:
-            index, arrival = due.pop(0)
-            params = SamplingParams(max_tokens=arrival.max_tokens, ignore_eos=True)
-            engine.submit(Request.create(str(index), arrival.prompt, params, engine.limits))
-        before = engine.metrics().rows
-        outputs = engine.step()
-        rows = engine.metrics().rows - before
-        now += 1 + ROW * rows
-        played.largest = max(played.largest, rows)
-        played.together.append(len(outputs))
-        for output in outputs:
-            played.times[output.request_id] += [now] * len(output.tokens)
-    metrics = engine.metrics()
-    played.rows, played.steps = metrics.rows, metrics.steps
-    played.filler, played.found = metrics.padding_rows, metrics.cached_tokens
-    return played
+    clock = VirtualTime()
+    engine.runner = runner = VirtualRunner(engine.runner, clock, 1, ROW)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(driver, "time", clock)
+        return Played(driver.drive(engine, arrivals, torch.device("cpu")), runner.largest)
 
 
 @pytest.fixture(scope="module")
@@ -88,37 +74,31 @@ def runs(bench: Workbench) -> dict[str, Played]:
     return {phase: play(bench.engine(phase, room), arrivals) for phase in PHASES}
 
 
-def test_every_rung_gives_the_same_number_of_tokens(runs):
-    wanted = [job.output for job in CHAT.jobs]
-    for played in runs.values():
-        assert [len(played.times[str(i)]) for i in range(len(wanted))] == wanted
-
-
 def test_a_cache_saves_rows_and_waiting(runs):
-    assert runs["p01"].rows < runs["p00"].rows / 5 and runs["p01"].steps == runs["p00"].steps
+    assert runs["p01"].run.rows < runs["p00"].run.rows / 5 and runs["p01"].run.steps == runs["p00"].run.steps
     assert runs["p01"].wait < runs["p00"].wait / 2
 
 
 def test_a_batch_saves_steps_and_pays_with_filler(runs):
-    assert runs["p02"].steps < 0.6 * runs["p01"].steps and runs["p02"].filler > 0
-    assert max(runs["p02"].together) == SLOTS  # no more slots fit into the memory
+    assert runs["p02"].run.steps < 0.6 * runs["p01"].run.steps and runs["p02"].run.padding_rows > 0
+    assert runs["p02"].together == SLOTS  # no more slots fit into the memory
     assert runs["p02"].rate > 1.1 * runs["p01"].rate
 
 
 def test_choosing_the_batch_anew_saves_the_filler(runs):
-    assert runs["p03"].filler == 0 and runs["p03"].rows == runs["p01"].rows
+    assert runs["p03"].run.padding_rows == 0 and runs["p03"].run.rows == runs["p01"].run.rows
     assert runs["p03"].rate > 1.15 * runs["p02"].rate and runs["p03"].wait < runs["p02"].wait
-    assert max(runs["p03"].together) == SLOTS
+    assert runs["p03"].together == SLOTS
 
 
 def test_pages_let_more_sequences_into_the_same_memory(runs):
-    assert max(runs["p04"].together) >= 2 * SLOTS
+    assert runs["p04"].together >= 2 * SLOTS
     assert runs["p04"].rate > 1.15 * runs["p03"].rate and runs["p04"].wait < 0.8 * runs["p03"].wait
 
 
 def test_a_shared_system_prompt_is_computed_once(runs):
-    assert runs["p05"].found >= 64 * (len(CHAT.jobs) - 1)
-    assert runs["p05"].rows == runs["p04"].rows - runs["p05"].found
+    assert runs["p05"].run.cached_tokens >= 64 * (len(CHAT.jobs) - 1)
+    assert runs["p05"].run.rows == runs["p04"].run.rows - runs["p05"].run.cached_tokens
     assert runs["p05"].rate > 1.15 * runs["p04"].rate and runs["p05"].wait < 0.6 * runs["p04"].wait
 
 
@@ -140,11 +120,6 @@ def test_slots_reserve_whole_contexts_in_the_memory_that_pages_share(bench, devi
     room = Room(here.context, count, here.cache_tokens, here.token_budget)
     assert 3 <= room.of("p03").batch <= 4 and room.of("p04").batch == count
     assert here.token_budget < max(job.prompt for job in here.workload.jobs) / 2  # the long prompts are cut
-
-
-def test_sixteen_requests_are_a_table_of_the_matrix():
-    (row,) = registry.load(MATRIX).table("sixteen").rows
-    assert row.on("cuda").workload == sixteen("cuda")
 
 
 def test_a_sentence_about_a_rung_quotes_its_own_numbers_alone():

@@ -2,6 +2,8 @@
 
 import ctypes
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import SimpleNamespace
 
 import numpy as np
@@ -13,8 +15,8 @@ from gradus.bench import registry
 from gradus.bench.contenders import llama_cpp
 from gradus.bench.contenders.gguf_files import GGUFFiles
 from gradus.bench.contenders.llama_cpp import Decoder, LlamaCpp, _Sequence
-from gradus.bench.contenders.workbench import Room
-from gradus.bench.declare.declaration import GGUF_FORMATS, LLAMA_CPP, in_scheme, quantized
+from gradus.bench.contenders.workbench import Room, Workbench
+from gradus.bench.declare.declaration import LLAMA_CPP
 from gradus.bench.declare.suites import CPU_DECODE
 from gradus.bench.measure.drive import ContenderFailed
 from gradus.bench.record import results
@@ -24,12 +26,11 @@ from gradus.bench.workloads import Arrival, burst, conversations
 from gradus.device.threads import use
 from gradus.loading import Checkpoint
 from gradus.models import create_model, randomize, read_config
-from gradus.quantization.schemes import SCHEMES
+from tests.bench.conftest import TINY
 from tests.loading.builders import CONFIGS
 from tests.phases.conftest import NaiveAttention
 
 VOCABULARY = 320
-TINY = ["--model", "random:tiny-llama", "--device", "cpu", "--dtype", "float32"]
 
 
 class Batch(ctypes.Structure):
@@ -138,6 +139,16 @@ def llama(monkeypatch) -> FakeLlama:
     return fake
 
 
+@contextmanager
+def built(bench: Workbench, room: Room, contender: str = LLAMA_CPP) -> Iterator[LlamaCpp]:
+    peer = bench.contender(contender, room)
+    peer.build()
+    try:
+        yield peer
+    finally:
+        peer.close()
+
+
 def finish(decoder: Decoder, sequences: dict[int, _Sequence], count: int) -> dict[int, list[int]]:
     """`count` tokens after each prompt."""
     said: dict[int, list[int]] = {number: [] for number in sequences}
@@ -178,56 +189,45 @@ def test_a_prompt_that_is_longer_than_a_step_is_read_in_pieces(bench, llama, mon
 
 def test_every_token_is_timed_and_a_place_that_is_free_is_taken(bench, llama):
     work = burst(5, (4, 8), (1, 6))
-    peer = bench.contender(LLAMA_CPP, Room(work.longest, 2))
-    peer.build()
-    run = peer.run(work.arrivals(VOCABULARY))
+    with built(bench, Room(work.longest, 2)) as peer:
+        run = peer.run(work.arrivals(VOCABULARY))
+        first = llama.steps[:]
+        peer.run(work.arrivals(VOCABULARY))  # a second run finds nothing of the first
     assert [len(times) for times in run.token_times] == [job.output for job in work.jobs]
     assert all(times == sorted(times) and times[0] > 0 for times in run.token_times)
-    assert max(map(len, llama.steps)) == 2 and run.steps == len(llama.steps)
-    assert any(len(set(step.values())) == 2 for step in llama.steps[1:]), "prompts are read among decodes"
-    peer.run(work.arrivals(VOCABULARY))  # a second run finds nothing of the first
-    peer.close()
+    assert max(map(len, first)) == 2 and run.steps == len(first)
+    assert any(len(set(step.values())) == 2 for step in first[1:]), "prompts are read among decodes"
     assert llama.open == 0
 
 
 def test_requests_wait_until_their_time_has_come(bench, llama):
-    peer = bench.contender(LLAMA_CPP, Room(64, 2))
-    peer.build()
-    arrivals = [Arrival(0.05, (1, 2), 2), Arrival(0.0, (3,), 1)]
-    run = peer.run(arrivals)
-    peer.close()
+    with built(bench, Room(64, 2)) as peer:
+        run = peer.run([Arrival(0.05, (1, 2), 2), Arrival(0.0, (3,), 1)])
     assert run.token_times[0][0] >= 0.05 > run.token_times[1][0]
 
 
 def test_conversations_are_refused(bench, llama):
-    peer = bench.contender(LLAMA_CPP, Room(64, 2))
-    peer.build()
-    with pytest.raises(ContenderFailed, match="conversations"):
+    with built(bench, Room(64, 2)) as peer, pytest.raises(ContenderFailed, match="conversations"):
         peer.run(conversations(1, 2, 4, 2, 2, 0.0).arrivals(VOCABULARY))
-    peer.close()
 
 
 def test_it_gets_our_threads_and_room_for_exactly_what_is_asked_and_says_so(bench, llama):
-    peer = bench.contender("llama.cpp:int8", Room(300, 4))
-    peer.build()
+    with built(bench, Room(300, 4), "llama.cpp:int8") as peer:
+        about = peer.about
     assert llama.params.n_threads == llama.params.n_threads_batch == use(None)
     assert (llama.params.n_seq_max, llama.params.n_ctx) == (4, 4 * 512)
     size = bench.gguf.path("int8").stat().st_size
-    assert peer.about == (
+    assert about == (
         f"Q8_0 of {size / 1e6:.0f} MB in llama-cpp-python 0.0, {use(None)} threads, keys and values F16, "
         "compiled for AVX2 AVX512 OPENMP"
     )
     assert llama.loaded.endswith("Q8_0.gguf")
-    peer.close()
 
 
 def test_a_step_that_fails_is_told(bench, llama, monkeypatch):
-    peer = bench.contender(LLAMA_CPP, Room(64, 1))
-    peer.build()
     monkeypatch.setattr(llama, "llama_decode", lambda context, batch: 1)
-    with pytest.raises(ContenderFailed, match="llama_decode returned 1"):
+    with built(bench, Room(64, 1)) as peer, pytest.raises(ContenderFailed, match="llama_decode returned 1"):
         peer.run([Arrival(0.0, (1, 2), 2)])
-    peer.close()
 
 
 # -- in the suite ------------------------------------------------------------------------------------------------------
@@ -279,19 +279,6 @@ def test_in_a_quantized_run_no_contender_has_a_scheme_of_its_own_and_there_is_no
             assert not found[contender].samples and "are quantized already (int8)" in found[contender].skipped
 
 
-def test_contenders_name_schemes_that_there_are():
-    for contender in registry.load(CPU_DECODE).table("decode").contenders:
-        name, scheme = quantized(contender)
-        assert in_scheme(name, scheme) == contender
-        assert scheme is None or scheme in (GGUF_FORMATS if name == LLAMA_CPP else SCHEMES)
-
-
-@pytest.mark.parametrize("contender", ["final:int9", "llama.cpp:fp8"])
-def test_a_scheme_that_is_not_there_is_told_when_it_is_built(bench, llama, contender):
-    with pytest.raises(Exception, match=r"int9|fp8"):
-        bench.contender(contender, Room(40, 1)).build()
-
-
 def test_speed_ups_count_from_the_peer_of_the_same_width():
     def entry(name: str, gap: float) -> Entry:
         return Entry(name, samples=[{"itl_ms": {"p50": gap}}])
@@ -335,15 +322,3 @@ def test_llama_cpp_computes_what_we_compute(family):
             prompts[number].append(token)
             running[number].pending = [token]
     decoder.close()
-
-
-def test_the_real_peer_does_the_work(bench):
-    pytest.importorskip("llama_cpp")
-    work = burst(3, (4, 8), (3, 5))
-    for scheme in GGUF_FORMATS:
-        peer = bench.contender(in_scheme(LLAMA_CPP, scheme), Room(work.longest, 2))
-        assert isinstance(peer, LlamaCpp)
-        peer.build()
-        run = peer.run(work.arrivals(VOCABULARY))
-        peer.close()
-        assert [len(times) for times in run.token_times] == [job.output for job in work.jobs]

@@ -125,18 +125,16 @@ def only_contenders_take_time(monkeypatch):
     monkeypatch.setattr(driver, "time", VirtualTime())
 
 
-def test_contenders_are_built_once_and_take_turns():
-    log: list[str] = []
-    trials = compare([Scripted("A", log), Scripted("B", log)], WORK, WORK, Repeats(3, 3), free_bytes=2)
-    assert log == ["build A", "warm A", "build B", "warm B", "A", "B", "B", "A", "A", "B", "close A", "close B"]
-    assert [len(trial.samples) for trial in trials] == [3, 3]
+TURNS = ["build A", "warm A", "build B", "warm B", "A", "B", "B", "A", "A", "B", "close A", "close B"]
+BLOCKS = ["build A", "warm A", "A", "A", "close A", "build B", "warm B", "B", "B", "close B"]
+"""Where memory forbids two at once, and then one more run of each."""
 
 
-def test_where_memory_forbids_two_at_once_they_run_in_blocks():
+@pytest.mark.parametrize(("free_bytes", "begun"), [(2, TURNS), (1, BLOCKS)], ids=["side by side", "in blocks"])
+def test_contenders_take_turns_as_far_as_memory_allows(free_bytes, begun):
     log: list[str] = []
-    trials = compare([Scripted("A", log), Scripted("B", log)], WORK, WORK, Repeats(3, 3), free_bytes=1)
-    assert [entry for entry in log if len(entry) == 1] == ["A", "A", "B", "B", "A", "B"]
-    assert log[:5] == ["build A", "warm A", "A", "A", "close A"]
+    trials = compare([Scripted("A", log), Scripted("B", log)], WORK, WORK, Repeats(3, 3), free_bytes)
+    assert log[: len(begun)] == begun and [log.count(name) for name in "AB"] == [3, 3]
     assert [len(trial.samples) for trial in trials] == [3, 3]
 
 

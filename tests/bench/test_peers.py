@@ -10,36 +10,15 @@ from gradus.bench.contenders.workbench import Room
 from gradus.bench.workloads import burst
 from gradus.loading import Checkpoint
 from gradus.models import SHAPES, create_model, load_weights, read_config, write_config
+from tests.models.conftest import InMemory
+from tests.phases.conftest import NaiveAttention
+
+WINDOWS = [replace(SHAPES[shape], windows=(None, 16, None, 16)) for shape in ("tiny-qwen2", "tiny-qwen3")]
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-def test_a_configuration_survives_the_way_there_and_back(shape):
-    assert read_config(write_config(SHAPES[shape])) == SHAPES[shape]
-
-
-@pytest.mark.parametrize("shape", ["tiny-qwen2", "tiny-qwen3"])
-def test_windows_of_some_layers_survive_too(shape):
-    config = replace(SHAPES[shape], windows=(None, 16, None, 16))
+@pytest.mark.parametrize("config", [*SHAPES.values(), *WINDOWS], ids=[*SHAPES, "windows", "more windows"])
+def test_a_configuration_survives_the_way_there_and_back(config):
     assert read_config(write_config(config)) == config
-
-
-class Tensors:
-    """A model's own weights as a checkpoint's."""
-
-    def __init__(self, state: dict[str, torch.Tensor]) -> None:
-        self.state = state
-
-    def names(self):
-        return list(self.state)
-
-    def shape(self, name):
-        return tuple(self.state[name].shape)
-
-    def read(self, name):
-        return self.state[name]
-
-    def where(self, name):
-        return "memory"
 
 
 @pytest.mark.parametrize("shape", ["tiny-gpt2", "tiny-llama", "tiny-qwen2", "tiny-qwen3", "tiny-gemma3"])
@@ -51,15 +30,13 @@ def test_the_peer_computes_with_the_checkpoints_weights(shape):
     source = build_model(empty, config, torch.float32, torch.device("cpu"))
     for parameter in source.parameters():
         parameter.data.normal_(0.5 if parameter.dim() == 1 else 0.0, 0.1)
-    tensors = Tensors({name: value.detach() for name, value in source.named_parameters()})
+    tensors = InMemory({name: value.detach() for name, value in source.named_parameters()})
     peer = build_model(
         Checkpoint(shape, None, config, tensors, None, None, 0), config, torch.float32, torch.device("cpu")
     )
     ours = create_model(config)
     load_weights(ours, tensors)
     tokens = [3, 141, 59, 26, 53]
-    from tests.phases.conftest import NaiveAttention
-
     with torch.inference_mode():
         expected = ours.logits(ours(torch.tensor(tokens), torch.arange(5), NaiveAttention(ours)))
         found = peer(torch.tensor([tokens])).logits[0]

@@ -3,6 +3,7 @@ figures."""
 
 import tempfile
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -60,23 +61,12 @@ class Broken(Rounded):
         return super().forward(x) * float("nan")
 
 
-class Silence:
-    def cell(self, title, runs):
-        pass
-
-    def run_done(self):
-        pass
-
-    def note(self, text):
-        pass
-
-
 def measured(
     tmp_path: Path, *contenders: Contender, documents: int = 5, model: str = "random:tiny-llama", **asked
 ) -> Run:
     text = Text("a text", tuple(f"document {number}: " + "words and more words, " * 10 for number in range(documents)))
     settings = Settings(model, "cpu", "auto", commit="abc", **asked)
-    file = quality.measure(settings, text, tmp_path, Silence(), contenders=contenders)
+    file = quality.measure(settings, text, tmp_path, Mock(), contenders=contenders)
     (run,) = results.read(file).runs
     return run
 
@@ -221,7 +211,7 @@ def test_hidden_rows_and_targets_belong_together(tmp_path):
     """The reported perplexity is that of the model's own next-token distributions, computed with textbook attention."""
     checkpoint = open_checkpoint("random:tiny-llama")
     window = Window(0, tuple(range(1, CONTEXT + 4)))
-    reader = quality.Reader(checkpoint, torch.device("cpu"), [window], Silence(), Silent())
+    reader = quality.Reader(checkpoint, torch.device("cpu"), [window], Mock(), Silent())
     entry = reader.entry(quality.REFERENCE, against=reader.read(quality.REFERENCE))
     model = load_model(checkpoint, dtype=torch.float32, device="cpu")
     with torch.inference_mode():
@@ -263,8 +253,6 @@ def test_contenders_are_chosen_by_name(tmp_path, known_machine):
     assert [entry.contender for entry in cell.entries] == ["bfloat16", "b"]
     (cell,) = measured(tmp_path, *ways, contenders=("bfloat16",)).cells
     assert [entry.contender for entry in cell.entries] == ["bfloat16"]
-    with pytest.raises(ConfigError, match="contender must be one of bfloat16, a, b, got 'c'"):
-        measured(tmp_path, *ways, contenders=("c",))
 
 
 def test_one_document_is_measured_without_an_error(tmp_path, known_machine):
@@ -277,15 +265,10 @@ def test_one_document_is_measured_without_an_error(tmp_path, known_machine):
 # -- the command -------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def book(tmp_path) -> Path:
-    file = tmp_path / "book.txt"
-    file.write_text("\f".join("word " * 40 for _ in range(3)), encoding="utf-8")
-    return file
-
-
 @pytest.mark.parametrize("front_end", first(["typer", "plain"]))
-def test_both_front_ends_measure_a_text_and_write_the_report(gradus, tmp_path, book, known_machine, front_end):  # noqa: F811
+def test_both_front_ends_measure_a_text_and_write_the_report(gradus, tmp_path, known_machine, front_end):  # noqa: F811
+    book = tmp_path / "book.txt"
+    book.write_text("\f".join("word " * 40 for _ in range(3)), encoding="utf-8")
     arguments = ["quality", "--quick", "--text", str(book), "--out", str(tmp_path / "out"), *TINY]
     code = gradus("bench", *arguments).code if front_end == "typer" else plain.main(arguments)
     assert code == 0
@@ -296,41 +279,6 @@ def test_both_front_ends_measure_a_text_and_write_the_report(gradus, tmp_path, b
     assert "$ gradus bench quality --device cpu --model random:tiny-llama --text book.txt\n" in text
     assert str(tmp_path) not in (folder / "results.json").read_text()
     assert command.report(tmp_path / "out", check=True) == 0
-
-
-@pytest.mark.parametrize(
-    ("options", "complaint"),
-    [
-        (["--text", "no/such/file"], "no/such/file: cannot be read: No such file or directory"),
-        (["--text", "."], "cannot be read: Is a directory"),
-        (["--text", "{binary}"], "not UTF-8 text: byte 3 is 0xff"),
-        (["--text", "{short}"], "short.txt: no document has more than 64 tokens"),
-        (
-            ["--text", "{book}", "--contender", "int3"],
-            "contender must be one of bfloat16, int8, fp8, fp8-block, int4, fp8-head, int4-head, fp8-kv, "
-            "int8-activations, int4-g64-rtn, "
-            "int4-g64-awq, int4-g64-gptq, got 'int3'",
-        ),
-        (["--text", "{book}", "--dtype", "float32"], "runs each model once, in number types of its own"),
-        (["--text", "{book}", "--table", "text"], "runs each model once"),
-        (["--text", "{book}", "--resume"], "runs each model once"),
-        (["--text", "{book}", "--repeats", "2"], "runs each model once"),
-    ],
-)
-def test_bad_input_gets_one_line(gradus, tmp_path, book, options, complaint):  # noqa: F811
-    (tmp_path / "binary").write_bytes(b"abc\xff")
-    (tmp_path / "short.txt").write_text("short")
-    named = {"book": book, "binary": tmp_path / "binary", "short": tmp_path / "short.txt"}
-    asked = [option.format(**named) for option in options]
-    done = gradus("bench", "quality", *asked, "--out", str(tmp_path / "o"), *TINY)
-    assert done.code == 2 and complaint in done.err and done.err.count("gradus: ") == 1
-    assert not (tmp_path / "o").exists()
-
-
-@pytest.mark.parametrize("target", ["p01", "sampling", "scheduler"])
-def test_a_text_is_for_quality_alone(gradus, tmp_path, book, target):  # noqa: F811
-    done = gradus("bench", target, "--text", str(book), "--out", str(tmp_path / "o"))
-    assert done.code == 2 and done.err.count("\n") == 1
 
 
 def test_a_model_without_a_tokenizer_cannot_read(monkeypatch, tmp_path):

@@ -49,10 +49,6 @@ def better(table: Table, one: dict, other: dict) -> float:
     return gain if metric.more_is_better else 1 / gain
 
 
-def test_the_phases_with_an_idea_to_measure_on_a_cpu_have_quick_rows():
-    assert {phase for phase, _ in (param.values for param in QUICK)} >= {f"p0{number}" for number in range(8)}
-
-
 def timed() -> list:
     """All tables of the phases that save time; beyond the first of each phase for `make stress`."""
     params, seen = [], set()
@@ -77,15 +73,6 @@ def test_a_quick_look_shows_the_sign_of_the_effect(phase, table, tiny, virtual):
         assert better(table, each[phase], each[table.against]) > 1.1, table.title
         trait = TRAITS.get(phase)
         assert trait is None or each[phase][trait] < each[table.against][trait]
-
-
-def test_a_longer_answer_gains_more_from_the_cache(tiny, virtual):  # noqa: F811
-    table = registry.load("p01").table("output-length")
-    gains = []
-    for row in table.quick:
-        cached, baseline = (measured(tiny, virtual, name, row) for name in ("p01", "p00"))
-        gains.append(better(table, cached, baseline))
-    assert gains == sorted(gains) and gains[-1] > 1.5 * gains[0]
 
 
 def test_quantized_weights_are_fewer_bytes(tiny):

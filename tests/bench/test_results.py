@@ -10,9 +10,10 @@ from gradus.bench import command, registry, report
 from gradus.bench.declare.declaration import FIRST_ROW, Benchmark, Row, Table
 from gradus.bench.predict.prediction import cached
 from gradus.bench.record import pages, plots, results
-from gradus.bench.record.metrics import shown, spread
+from gradus.bench.record.metrics import spread
 from gradus.bench.record.prose import ACCOUNT, account, fill, loose_numbers
 from gradus.bench.record.results import Cell, Entry, Results, Run
+from gradus.bench.studies import beside
 from gradus.bench.workloads import single_stream
 from gradus.errors import ConfigError
 
@@ -162,12 +163,16 @@ def test_an_edited_report_is_stale(reports):
     assert "200 (95.2–205)" in file.read_text(), "checking changes nothing"
 
 
+def renewed(page: Path) -> str:
+    (stale,) = report.outdated_pages(page.parent, [page])
+    report.update(stale)
+    return page.read_text()
+
+
 def test_a_page_gets_its_tables_and_is_stale_when_they_are_not_the_results(reports):
     page = reports / "README.md"
     page.write_text("Before.\n\n<!-- results:begin p01/length -->\nold\n<!-- results:end -->\nAfter.\n")
-    (stale,) = report.outdated_pages(reports, [page])
-    report.update(stale)
-    text = page.read_text()
+    text = renewed(page)
     assert "| 200 | p00 Baseline | 50 (47.6–51.3) |" in text and "(cpu/p01/length.svg)" in text
     assert "old" not in text and text.startswith("Before.") and text.endswith("After.\n")
     assert not list(report.outdated_pages(reports, [page]))
@@ -178,9 +183,7 @@ def test_a_page_gets_its_tables_and_is_stale_when_they_are_not_the_results(repor
 def test_a_page_may_have_a_tables_chart_alone_with_the_way_to_the_report(reports):
     page = reports / "README.md"
     page.write_text("<!-- results:begin p01/length/chart -->\nold\n<!-- results:end -->\n")
-    (stale,) = report.outdated_pages(reports, [page])
-    report.update(stale)
-    shown = page.read_text().splitlines()
+    shown = renewed(page).splitlines()
     assert shown[2].startswith("![") and shown[2].endswith("](cpu/p01/length.svg)")
     assert "](cpu/p01/report.md)" in shown[4] and "|" not in page.read_text() and "old" not in page.read_text()
     page.write_text("<!-- results:begin p01/nothing/chart -->\n<!-- results:end -->\n")
@@ -188,21 +191,14 @@ def test_a_page_may_have_a_tables_chart_alone_with_the_way_to_the_report(reports
         list(report.outdated_pages(reports, [page]))
 
 
-def test_a_number_in_a_page_with_its_field_is_renewed_and_stale_when_it_is_not_measured(reports):
+@pytest.mark.parametrize(("before", "field", "after"), [
+    ("7.5", "speedup", "2"), ("24", "padding", "25 %"), ("24 %", "padding", "25 %"),
+])  # fmt: skip
+def test_a_number_in_a_page_with_its_field_is_renewed_with_its_sign(reports, before, field, after):
     page = reports / "README.md"
-    page.write_text("It is 7.5<!-- cpu/p01: length/200/p01/speedup --> times as fast, in 9 words.\n")
-    (stale,) = report.outdated_pages(reports, [page])
-    report.update(stale)
-    assert page.read_text() == "It is 2<!-- cpu/p01: length/200/p01/speedup --> times as fast, in 9 words.\n"
+    page.write_text(f"It is {before}<!-- cpu/p01: length/200/p01/{field} --> of them, in 9 words.\n")
+    assert renewed(page) == f"It is {after}<!-- cpu/p01: length/200/p01/{field} --> of them, in 9 words.\n"
     assert not list(report.outdated_pages(reports, [page]))
-
-
-@pytest.mark.parametrize("before", ["24", "24 %"])
-def test_a_percentage_in_a_page_is_renewed_with_its_sign_and_found_again(before, reports):
-    page = reports / "README.md"
-    page.write_text(f"Of the rows {before}<!-- cpu/p01: length/200/p01/padding --> are padding.\n")
-    (stale,) = report.outdated_pages(reports, [page])
-    assert stale.text == "Of the rows 25 %<!-- cpu/p01: length/200/p01/padding --> are padding.\n"
 
 
 def test_a_parts_sum_beyond_the_step_is_explained_and_only_there(reports):
@@ -228,30 +224,18 @@ def test_a_page_that_asks_for_what_does_not_exist_is_refused(reports):
             list(report.outdated_pages(reports, [page]))
 
 
-def test_a_quick_look_says_that_it_is_one():
-    assert "not to be quoted" in report.render(made(quick=True), BENCHMARK)
-    assert "not to be quoted" not in report.render(made(), BENCHMARK)
-
-
 # -- figures -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_figure_is_the_same_every_time_and_knows_its_numbers():
-    picture = report.picture_of(made(), made().runs[0], BENCHMARK.tables[0])
-    first, second = plots.draw(picture), plots.draw(picture)
-    assert first == second
-    assert picture.digest() in first
-    assert "p01 KV cache" in first and "<dc:date>" not in first
-
-
-def test_figures_of_one_row_and_of_many_are_drawn_transparent():
-    many = report.picture_of(made(), made().runs[0], BENCHMARK.tables[0])
+def test_figures_of_one_row_and_of_many_are_the_same_every_time_and_transparent():
     one = made()
     del one.runs[0].cells[1:]
-    single = report.picture_of(one, one.runs[0], BENCHMARK.tables[0])
-    assert (many.kind, single.kind) == ("lines", "levels")
-    for picture in (many, single):
+    pictures = [report.picture_of(each, each.runs[0], BENCHMARK.tables[0]) for each in (made(), one)]
+    assert [picture.kind for picture in pictures] == ["lines", "levels"]
+    for picture in pictures:
         svg = plots.draw(picture)
+        assert svg == plots.draw(picture) and picture.digest() in svg
+        assert "p01 KV cache" in svg and "<dc:date>" not in svg
         assert "#ffffff" not in svg and "fill: white" not in svg
 
 
@@ -261,12 +245,6 @@ def test_two_points_are_a_table_and_no_curve():
     assert not list(report.figures(found, BENCHMARK))
     assert "![" not in report.render(found, BENCHMARK)
     assert len(list(report.figures(made(), BENCHMARK))) == 1
-
-
-def test_the_names_of_lines_are_moved_apart_and_no_further_than_they_must():
-    assert plots.spread_out([0.1, 0.5, 0.9], 0.1) == [0.1, 0.5, 0.9]
-    assert plots.spread_out([0.5, 0.52, 0.54], 0.1) == pytest.approx([0.5, 0.6, 0.7])
-    assert plots.spread_out([0.96, 0.98], 0.1) == pytest.approx([0.9, 1.0])
 
 
 # -- prose -------------------------------------------------------------------------------------------------------------
@@ -305,13 +283,6 @@ def test_numbers_that_nothing_backs_are_found():
         "20",
         "3.5",
     ]
-
-
-def test_numbers_are_shown_with_three_digits():
-    assert [shown(value) for value in (0.0, 0.01234, 1.234, 12.34, 123.4, 1234.5)] == [
-        "0", "0.0123", "1.23", "12.3", "123", "1,234",
-    ]  # fmt: skip
-    assert [shown(value, "padding") for value in (0.0, 3.21, 45.6)] == ["0 %", "3.2 %", "46 %"]
 
 
 def test_a_metric_that_nobody_measured_has_no_spread():
@@ -353,13 +324,13 @@ def test_the_prose_on_results_has_no_number_of_its_own():
         assert not [text for text in account(folder) if loose_numbers(text)], folder
 
 
-@pytest.mark.parametrize("name", registry.names())
+@pytest.mark.parametrize("name", [*registry.names(), beside.NAME])
 def test_a_benchmark_is_complete(name):
     benchmark = registry.load(name)
     assert benchmark.question.endswith("?") and benchmark.prediction
     assert len({table.name for table in benchmark.tables}) == len(benchmark.tables)
     for table in benchmark.tables:
-        assert all(registry.policy_of(contender) for contender in table.contenders)
+        assert all(registry.policy_of(contender) for contender in table.contenders if contender != beside.THEIRS)
         assert set(table.gpu_only) < {*table.contenders, ""} and (not table.panels or len(table.rows) == 1)
         assert len({row.label for row in table.rows}) == len(table.rows)
         assert table.against in (None, FIRST_ROW, *table.contenders)

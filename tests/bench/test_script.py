@@ -71,14 +71,12 @@ def ends_of(paths: list[Path], out: Path, hidden: tuple[str, ...] = ()) -> dict[
     return {Path(path).stem: tuple(end) for path, end in json.loads(done.stdout).items()}
 
 
-def test_without_triton_a_script_says_so_in_one_line(tmp_path):
-    ends = ends_of(NEED_TRITON, tmp_path / "found.json", hidden=("triton",))
-    why = "Triton is not installed (it comes with torch's CUDA build)"
+@pytest.mark.parametrize(("hidden", "why"), [
+    (("triton",), "Triton is not installed (it comes with torch's CUDA build)"),
+    ((), "device 'cuda': no CUDA GPU is usable here; `gradus doctor` says why, `cpu` always works"),
+], ids=["no Triton", "no GPU"])  # fmt: skip
+def test_a_script_says_in_one_line_what_it_lacks(hidden, why, tmp_path):
+    if not hidden:
+        pytest.importorskip("triton", reason="Triton is for Linux alone")
+    ends = ends_of(NEED_TRITON, tmp_path / "found.json", hidden)
     assert ends == {path.stem: (2, f"{path.stem}: {why}\n") for path in NEED_TRITON} and len(ends) > 2
-
-
-def test_without_a_gpu_a_script_says_so_in_one_line(tmp_path):
-    pytest.importorskip("triton", reason="Triton is for Linux alone")
-    ends = ends_of(NEED_TRITON, tmp_path / "found.json")
-    why = "device 'cuda': no CUDA GPU is usable here; `gradus doctor` says why, `cpu` always works"
-    assert ends == {path.stem: (2, f"{path.stem}: {why}\n") for path in NEED_TRITON}

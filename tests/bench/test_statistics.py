@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gradus.bench.statistics import QUANTILES, distribution, median, percentile, significant
+from gradus.bench.statistics import QUANTILES, distribution, percentile, significant
 
 VALUES = st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=50)
 
@@ -14,10 +14,6 @@ VALUES = st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=50)
 @given(values=VALUES, share=st.floats(0, 100))
 def test_percentiles_are_those_of_numpy(values, share):
     assert percentile(values, share) == pytest.approx(float(numpy.percentile(values, share)), rel=1e-9, abs=1e-9)
-
-
-def test_the_median_of_an_even_number_is_between_the_two_in_the_middle():
-    assert median([4, 1, 3, 2]) == 2.5
 
 
 @pytest.mark.parametrize(("values", "share"), [([], 50), ([1.0], -1), ([1.0], 101)])

@@ -16,14 +16,12 @@ from gradus.bench.contenders.workbench import Workbench
 from gradus.bench.measure import fingerprint, gpu
 from gradus.bench.predict.roofline import streamed_parameters
 from gradus.bench.record import results
-from gradus.bench.run.profiler import profile_steps, short, without_markers
-from gradus.errors import ConfigError
+from gradus.bench.run.profiler import profile_steps, without_markers
+from tests.bench.conftest import TINY
 from tests.cli.conftest import gradus  # noqa: F401  # the command line, as a fixture
 from tests.loading.quantized_builders import quantize_folder
 
 ROOT = Path(__file__).parents[2]
-TINY = ["--model", "random:tiny-llama", "--device", "cpu", "--dtype", "float32"]
-
 
 pytestmark = pytest.mark.usefixtures("known_machine")
 
@@ -125,12 +123,6 @@ def test_resuming_keeps_what_is_there_and_adds_what_is_not(tmp_path):
     assert {cell.table for cell in results.read(file).runs[0].cells} == {"padding"}
 
 
-def test_only_one_contender_can_be_asked_for(tmp_path):
-    assert plain.main(["ladder", "--quick", "--contender", "p03", "--out", str(tmp_path), *TINY]) == 0
-    (cell,) = results.read(tmp_path / "cpu" / "ladder" / "results.json").runs[0].cells
-    assert [entry.contender for entry in cell.entries] == ["p03"]
-
-
 def test_a_quantized_model_is_measured_under_the_name_of_its_scheme(tmp_path):
     """Two schemes of one model are two runs, also where the second was to be resumed; p07 has a scheme of its own."""
     for scheme in ("int8", "int4"):
@@ -167,33 +159,6 @@ def test_the_prediction_counts_the_bytes_of_quantized_matrices(bench):
     assert narrow.widths("final").weight == pytest.approx(4 - saved / streamed_parameters(bench.model.config))
 
 
-@pytest.mark.parametrize(
-    ("arguments", "complaint"),
-    [
-        (["bench", "p99"], "benchmark must be one of p00, p01, p02, p03, p04, p05, p06, "),
-        (["bench", "p01", "--repeats", "0", *TINY], "repeats must be 1 or more, got 0"),
-        (["bench", "p01", "--model", "random:nothing"], "no shape named 'nothing'"),
-        (["bench", "p06", "--quantize", "int5", *TINY], "quantize must be int8, fp8, "),
-        (["bench", "p06", "--quantize", "int8", "--contender", "transformers", *TINY], "run no matrices that are"),
-        (["bench", "quality", "--quantize", "int8", "--model", TINY[1]], "it takes --model, --device"),
-        (["bench", "scheduler", "--quantize", "int8"], "loads no model"),
-        (["report", "nowhere"], "nowhere: no such folder"),
-        (["profile", "p99", *TINY], "phase must be one of p00"),
-        (["profile", "p01", "--context", "0", *TINY], "context must be between 1 and"),
-        (["profile", "p01", "--batch", "0", *TINY], "batch must be 1 or more, got 0"),
-    ],
-)
-def test_a_mistake_is_one_line(gradus, arguments, complaint):  # noqa: F811
-    done = gradus(*arguments)
-    assert done.code == 2
-    assert complaint in done.err and done.err.count("\n") == 1
-
-
-def test_the_plain_front_end_tells_a_mistake_in_one_line_too(capsys):
-    assert plain.main(["p99"]) == 2
-    assert capsys.readouterr().err.count("\n") == 1
-
-
 def test_the_plain_front_end_needs_no_docstring(monkeypatch, capsys):
     """`python -OO` strips them."""
     monkeypatch.setattr(plain, "__doc__", None)
@@ -215,26 +180,6 @@ def test_of_what_a_profiled_step_says_on_stderr_only_the_profilers_marks_are_lef
     with without_markers():
         os.write(2, b"USDT:2026-01-01 1:1 Handler.cpp:52] profiler_start\nan error\n")
     assert capfd.readouterr().err == "an error\n"
-
-
-def test_the_step_of_the_baseline_does_more_than_that_of_the_cache(bench):
-    slow, fast = (profile_steps(bench, phase, context=200) for phase in ("p00", "p01"))
-    assert slow.device_ms > fast.device_ms
-    assert 0 <= fast.idle_percent <= 100
-    assert sum(share for _, share, _ in fast.top) <= 100.5
-
-
-@pytest.mark.parametrize(
-    ("name", "said"),
-    [
-        ("void at::native::(anonymous namespace)::layer_norm_kernel<float, float>(int)", "layer_norm_kernel"),
-        ("std::enable_if<!(false), void>::type internal::gemvx::kernel<int>(Params)", "internal::gemvx::kernel"),
-        ("aten::mm", "aten::mm"),
-        ("sgemm_largek_lds64", "sgemm_largek_lds64"),
-    ],
-)  # fmt: skip
-def test_kernels_have_names_that_can_be_read(name, said):
-    assert short(name) == said
 
 
 def test_the_ceilings_are_measured(monkeypatch):
@@ -272,9 +217,3 @@ def test_without_nvml_there_is_none_and_no_complaint(monkeypatch):
     with gpu.Utilization(period_s=0.001) as use:
         pass
     assert "no NVML" in use.summary()
-
-
-@pytest.mark.parametrize("arguments", [{"tables": ("nothing",)}, {"contenders": ("p77",)}])
-def test_asking_for_a_table_or_a_contender_that_is_not_there_is_refused(tmp_path, arguments):
-    with pytest.raises(ConfigError, match="p01 has no"):
-        command.bench("p01", model="random:tiny-llama", device="cpu", dtype="float32", out=tmp_path, **arguments)

@@ -14,14 +14,13 @@ from gradus.bench.declare.suites import ABLATION, LADDER, MATRIX, cache_for
 from gradus.bench.predict.prediction import continuous, reusing
 from gradus.bench.record import results
 from gradus.bench.studies import beside, sampling_report
-from gradus.bench.workloads import burst
 from gradus.config.options import FINAL
 from gradus.config.options import SWITCHES as ENGINE_SWITCHES
 from gradus.errors import ConfigError
+from tests.bench.conftest import TINY
 from tests.pairwise import first
 
 ROOT = Path(__file__).parents[2]
-TINY = ["--model", "random:tiny-llama", "--device", "cpu", "--dtype", "float32"]
 
 
 # -- contenders with something switched off ----------------------------------------------------------------------------
@@ -29,21 +28,6 @@ TINY = ["--model", "random:tiny-llama", "--device", "cpu", "--dtype", "float32"]
 
 def test_every_switch_of_the_engine_has_a_name():
     assert tuple(SWITCHES) == tuple(ENGINE_SWITCHES)
-
-
-@pytest.mark.parametrize(
-    ("contender", "title"),
-    [
-        (FINAL, "final engine"),
-        (f"{FINAL}-graphs", f"{FINAL} without graphs"),
-        (f"{FINAL}-prefix_cache", f"{FINAL} without prefix cache"),
-        (f"{FINAL}-kernels-graphs", f"{FINAL} without kernels and graphs"),
-        ("transformers-batch", "transformers generate_batch"),
-        ("vllm", "vLLM"),
-    ],
-)
-def test_a_title_says_what_is_switched_off(contender, title):
-    assert registry.title_of(contender) == title
 
 
 def test_the_engine_is_built_without_what_its_name_switches_off(bench):
@@ -60,15 +44,14 @@ def test_without_the_prefix_cache_nothing_is_expected_of_it():
     assert registry.policy_of(FINAL) is registry.policy_of(f"{FINAL}-graphs") is reusing
 
 
-@pytest.mark.parametrize("contender", [f"{FINAL}-nothing", "p03-overlap"])
-def test_a_switch_that_is_not_there_is_refused_in_one_line(bench, contender):
-    with pytest.raises(ConfigError, match=f"contender '{contender}': only {FINAL} can be run without some of"):
+@pytest.mark.parametrize(("contender", "why"), [
+    (f"{FINAL}-nothing", f"contender '{FINAL}-nothing': only {FINAL} can be run without some of"),
+    ("p03-overlap", f"contender 'p03-overlap': only {FINAL} can be run without some of"),
+    (f"{FINAL}-kernels", "graphs need kernels"),
+])  # fmt: skip
+def test_what_cannot_be_switched_off_is_refused_in_one_line(bench, contender, why):
+    with pytest.raises(ConfigError, match=why):
         bench.engine(contender, Room(40, 2))
-
-
-def test_graphs_are_made_of_kernels(bench):
-    with pytest.raises(ConfigError, match="graphs need kernels"):
-        bench.engine(f"{FINAL}-kernels", Room(40, 2))
 
 
 # -- ablation and matrix -----------------------------------------------------------------------------------------------
@@ -85,13 +68,6 @@ def test_a_suite_runs_on_a_cpu_and_every_contender_brings_samples(name, table, t
     text = (tmp_path / "cpu" / name / "report.md").read_text()
     assert text.startswith(f"# {registry.title_of(name)}, measured on CPU")
     assert (f"{FINAL} without kernels and graphs" in text) == (name == ABLATION)
-
-
-@pytest.mark.parametrize("name", [ABLATION, MATRIX])
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_every_row_of_a_suite_is_there_on_both_devices(name, device):
-    for table in registry.load(name).tables:
-        assert all(row.on(device) for row in table.rows)
 
 
 def test_contenders_of_the_ablation_fit_side_by_side_on_one_gpu():
@@ -116,10 +92,6 @@ def test_memory_is_short_in_the_matrix_and_a_slot_is_longer_than_a_sequence():
         here = row.on(device)
         assert here.cache_tokens < cache_for([here.workload])
         assert here.context > here.workload.longest
-
-
-def test_a_cache_for_a_workload_holds_all_its_sequences_at_once():
-    assert cache_for([burst(2, 10, 6), burst(1, 10, 6)]) == 2 * (16 + 16)
 
 
 # -- the H200's --------------------------------------------------------------------------------------------------------
@@ -153,11 +125,6 @@ def test_every_part_asks_for_what_there_is_and_what_matters_most_comes_first(h20
     order = list(dict.fromkeys(part.benchmark for part in h200.PARTS))
     assert order[:4] == [beside.NAME, LADDER, ABLATION, MATRIX]
     assert {"p09", "p10"} <= set(order)
-
-
-def test_parts_are_chosen_by_number(h200):
-    assert h200.chosen("1-3,7") == [1, 2, 3, 7]
-    assert h200.chosen(None) == list(range(1, len(h200.PARTS) + 1))
 
 
 def test_results_of_before_are_kept_but_never_put_over_newer_ones(h200, tmp_path):

@@ -45,10 +45,6 @@ def test_requests_are_as_described_and_the_same_every_time(workload):
     assert all(arrival.at >= 0 and arrival.prompt and arrival.max_tokens >= 1 for arrival in arrivals)
 
 
-def test_a_range_of_lengths_is_said_in_words():
-    assert burst(16, (8, 16), (4, 48)).what == "16 requests at once, 8 to 16 tokens in, 4 to 48 out"
-
-
 def test_the_ids_of_a_seed_never_change():
     """Drawn once and written down here: on another machine or Python they must come out the same."""
     arrivals = burst(2, (4, 9), (4, 9)).arrivals(vocab_size=49152)
@@ -56,12 +52,6 @@ def test_the_ids_of_a_seed_never_change():
         ((46896, 47101, 42591), 9, 9),
         ((88, 32808, 47039), 9, 8),
     ]
-
-
-def test_another_seed_is_another_workload():
-    first, second = burst(4, (4, 90), 8, seed=0), burst(4, (4, 90), 8, seed=1)
-    assert first.digest() != second.digest()
-    assert first.arrivals(100) != second.arrivals(100)
 
 
 def test_poisson_arrivals_have_the_rate_and_begin_at_once():
@@ -79,17 +69,6 @@ def test_a_shared_prefix_is_shared_and_what_follows_is_not():
     assert len({arrival.prompt[64:72] for arrival in arrivals}) == 8
 
 
-def test_long_prompts_fall_into_steady_decodes():
-    jobs = long_prompts(steady=4, steady_output=100, injected=3, prompt=500, every=0.5).jobs
-    assert [job.at for job in jobs] == [0, 0, 0, 0, 0.5, 1.0, 1.5]
-    assert [job.prompt for job in jobs[4:]] == [500] * 3
-
-
-def test_memory_pressure_asks_for_more_than_there_is():
-    workload = memory_pressure(pool_tokens=4096, demand=1.1, prompt=100, output=28)
-    assert 1.1 * 4096 <= workload.prompt_tokens + workload.output_tokens < 1.1 * 4096 + 128
-
-
 def test_the_published_runs_have_their_published_shape():
     runs = {name: make() for name, make in PUBLISHED.items()}
     assert [len(run.jobs) for run in runs.values()] == [10, 32, 48, 48, 48]
@@ -105,12 +84,6 @@ def test_chat_traffic_has_one_system_prompt_and_its_long_prompts_evenly_among_th
     assert all(8 <= job.prompt - 160 <= 40 and 8 <= job.output <= 40 for job in jobs if job.prompt != 640)
     assert jobs[0].at == 0 and jobs[1].at > 0.2
     assert [job.at for job in jobs] == sorted(job.at for job in jobs)
-
-
-def test_sixteen_requests_have_mixed_lengths():
-    jobs = sixteen("cuda").jobs
-    assert len(jobs) == 16
-    assert all(32 <= job.prompt <= 256 and 32 <= job.output <= 256 for job in jobs)
 
 
 def test_a_sequence_longer_than_the_context_is_refused():

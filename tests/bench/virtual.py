@@ -27,14 +27,16 @@ class VirtualTime:
 
 
 class VirtualRunner:
-    """A runner that takes time by the rows it computes."""
+    """A runner that takes time by the rows it computes. largest: the rows of the largest step."""
 
-    def __init__(self, runner: Any, clock: VirtualTime) -> None:
-        self.runner, self.clock = runner, clock
+    def __init__(self, runner: Any, clock: VirtualTime, step: float = STEP, row: float = ROW) -> None:
+        self.runner, self.clock, self.step_s, self.row_s = runner, clock, step, row
+        self.largest = 0
 
     def run(self, plan: Plan) -> Result:
         result = self.runner.run(plan)
-        self.clock.now += STEP + ROW * result.rows
+        self.clock.now += self.step_s + self.row_s * result.rows
+        self.largest = max(self.largest, result.rows)
         return result
 
     def __getattr__(self, name: str) -> Any:

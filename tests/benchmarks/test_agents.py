@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from benchmarks import agent_wire, agents
+from benchmarks import agents
 from benchmarks.agent_tasks import TASKS, Task, text
 from benchmarks.agent_wire import Answer, Recorder, Turn, declared, obeys, read
 from gradus.errors import ConfigError
@@ -72,12 +72,6 @@ def test_an_answer_counts_only_with_the_commands_trace_and_a_trace_only_with_the
     assert not task.judge(tmp_path, "test_subtract fails") and task.command_ran(tmp_path) is False
     subprocess.run(["bash", "-c", SOLUTIONS["tests"]], cwd=tmp_path, capture_output=True, check=True)
     assert task.command_ran(tmp_path) and not task.judge(tmp_path, "all tests pass")
-
-
-def test_there_are_ten_tasks_and_three_spell_the_command_out():
-    assert len(TASKS) == len({task.name for task in TASKS}) == 10
-    for task in TASKS:
-        assert (task.trace is not None) == (SOLUTIONS[task.name].removesuffix(" || true") in task.instruction)
 
 
 # -- the wire ------------------------------------------------------------------------------------------------------
@@ -283,7 +277,3 @@ def test_an_agent_that_is_not_installed_says_how(monkeypatch, tmp_path):
     monkeypatch.setattr(agents.installing, "HOMES", tmp_path)
     with pytest.raises(ConfigError, match=r"installing codex"):
         agents.agent_named("codex")
-
-
-def test_routes_of_models_are_those_of_the_server():
-    assert set(agent_wire.ROUTES) == set(BODIES)

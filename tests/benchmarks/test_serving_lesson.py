@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from benchmarks.lessons import serving_lesson as script
-from gradus.course.figures.serving import recorded, streams, way
+from gradus.course.figures.serving import recorded, way
 from phases.p13_serving import demo
 from phases.p13_serving.way import ANN, CY
 
@@ -70,8 +70,3 @@ def test_the_way_s_figure_begins_with_a_step_and_ends_behind_cy_s_frames():
     shown = [note for note in notes if note.until >= start and note.at <= end]
     lanes = list(way.crossings(shown))
     assert ("Cy", "event loop", asked) in lanes and {up for _, up, _ in lanes} >= {"Ann", "Cy", "engine"}
-
-
-@pytest.mark.parametrize(("most", "ceiling"), [(10_540, 12_000), (81.8, 100), (12, 12), (1.5, 1.6), (300, 400)])
-def test_an_axis_ends_at_a_round_number(most, ceiling):
-    assert streams._ceiling(most) == pytest.approx(ceiling)

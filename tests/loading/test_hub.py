@@ -17,9 +17,9 @@ from tests.loading.builders import CHATML, write_folder
 
 COMMIT = "a" * 40
 LOAD = """
-import sys, json, torch
+import sys, json
 from gradus.errors import GradusError
-from gradus.loading import load_model, open_checkpoint
+from gradus.loading import open_checkpoint
 
 class Notes:
     tasks, done = [], 0
@@ -29,6 +29,8 @@ class Notes:
 
 try:
     checkpoint = open_checkpoint(sys.argv[1], progress=Notes())
+    import torch  # what cannot be had needs none
+    from gradus.loading import load_model
     model = load_model(checkpoint, dtype=torch.float32, device="cpu")
     files = sorted(str(path.relative_to(checkpoint.source)) for path in checkpoint.source.rglob("*") if path.is_file())
     norm = model.state_dict()["norm.weight"].tolist()

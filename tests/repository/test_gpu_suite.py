@@ -51,18 +51,32 @@ def module(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"))
 
 
+@cache
 def imported(tree: ast.AST) -> dict[str, str]:
     """Map each imported name to its dotted origin."""
     froms = (node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom))
     return {each.asname or each.name: f"{node.module}.{each.name}" for node in froms for each in node.names}
 
 
+@cache
+def definitions(path: Path) -> dict[str, ast.AST]:
+    """Map each function and class of a module to its definition."""
+    return {each.name: each for each in module(path).body if isinstance(each, ast.FunctionDef | ast.ClassDef)}
+
+
+@cache
+def named(path: Path, name: str) -> tuple[set[str], set[str], set[str]]:
+    """Return the names in a definition: arguments and variables, keywords, and the origins of its imports."""
+    nodes = list(ast.walk(definitions(path)[name]))
+    used = {each for node in nodes for each in (getattr(node, "id", None), getattr(node, "arg", None))}
+    keywords = {f"{node.arg}=" for node in nodes if isinstance(node, ast.keyword) and node.arg}
+    return {each for each in used if isinstance(each, str)}, keywords, set(imported(definitions(path)[name]).values())
+
+
 def reached(path: Path, name: str, seen: set[tuple[Path, str]]) -> Iterator[str]:
     """Yield what a test, its fixtures and its helpers in tests/ import, and the keywords that they pass ("name=")."""
-    defined = {each.name: each for each in module(path).body if isinstance(each, ast.FunctionDef | ast.ClassDef)}
-    origins = imported(module(path))
-    if name not in defined:
-        origin = origins.get(name, "")
+    if name not in definitions(path):
+        origin = imported(module(path)).get(name, "")
         source = ROOT / (origin.rpartition(".")[0].replace(".", "/") + ".py")
         if origin.startswith("tests.") and source.is_file():
             yield from reached(source, name, seen)
@@ -70,13 +84,10 @@ def reached(path: Path, name: str, seen: set[tuple[Path, str]]) -> Iterator[str]
             yield origin
     elif (path, name) not in seen:
         seen.add((path, name))
-        for node in ast.walk(defined[name]):
-            if isinstance(node, ast.keyword) and node.arg:
-                yield f"{node.arg}="
-            for used in (getattr(node, "id", None), getattr(node, "arg", None)):
-                if isinstance(used, str):
-                    yield from reached(path, used, seen)
-        yield from imported(defined[name]).values()
+        used, keywords, origins = named(path, name)
+        yield from keywords | origins
+        for each in used:
+            yield from reached(path, each, seen)
 
 
 @pytest.fixture(scope="module")
