@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 from gradus.config.options import EngineConfig
 from gradus.kernels.step.draft_reference import first_inputs_reference, next_inputs_reference
+from gradus.kernels.step.rows import DraftInputs
 from gradus.models import Model
 from gradus.models.config import ModelConfig
 from gradus.sampling.sampler import Sampler
@@ -64,11 +65,18 @@ class HeadsModule(nn.Module):
 
 
 def heads_in_torch(module: HeadsModule, model: Model, states: Tensor, sampler: Sampler) -> HeadsDrafter:
-    """Build the drafter in torch. sampler: the model's."""
-    config, count = model.config, module.trained.shape.drafts
+    """Build the drafter in torch. Slots and the history are in the host's memory. sampler: the model's."""
+    config, count, device = model.config, module.trained.shape.drafts, model.device
+
+    def begin(
+        slots: Tensor, history: Tensor, known: Tensor, states: Tensor, *, count: int, together: int
+    ) -> DraftInputs:
+        tables = (part.to(device) for part in (slots, history, known))
+        return first_inputs_reference(*tables, states, count=count, together=together, embed=embed)
 
     def embed(tokens: Tensor, positions: Tensor) -> Tensor:
-        return model.embed(tokens.clamp(0, config.vocab_size - 1), positions.clamp(max=config.context_length - 1))
+        tokens = tokens.to(device).clamp(0, config.vocab_size - 1)
+        return model.embed(tokens, positions.clamp(max=config.context_length - 1))
 
     def guess(logits: Tensor, slots: Tensor, positions: Tensor, out: Tensor) -> None:
         owners, places, logits = slots.numpy(force=True), positions.numpy(force=True), logits.float()
@@ -76,7 +84,7 @@ def heads_in_torch(module: HeadsModule, model: Model, states: Tensor, sampler: S
             logits = F.pad(logits, (0, config.vocab_size - logits.shape[1]), value=float("-inf"))
         out.copy_(sampler.guess(logits, owners, places))
 
-    begin, follow = partial(first_inputs_reference, embed=embed), partial(next_inputs_reference, embed=embed)
+    follow = partial(next_inputs_reference, embed=embed)
     return HeadsDrafter([module.heads] * count, module.output, states, begin, follow, guess)
 
 
