@@ -1,4 +1,4 @@
-"""What one turn of the engine's process passes on a CPU, where one sequence decodes: a token's way stays short."""
+"""Count what a turn of the engine's process passes on a CPU while one sequence decodes: a token's way stays short."""
 
 import queue
 import sys

@@ -71,8 +71,8 @@ def heads_in_torch(module: HeadsModule, model: Model, states: Tensor, sampler: S
     def begin(
         slots: Tensor, history: Tensor, known: Tensor, states: Tensor, *, count: int, together: int
     ) -> DraftInputs:
-        tables = (part.to(device) for part in (slots, history, known))
-        return first_inputs_reference(*tables, states, count=count, together=together, embed=embed)
+        slots, history, known = slots.to(device), history.to(device), known.to(device)
+        return first_inputs_reference(slots, history, known, states, embed, count=count, together=together)
 
     def embed(tokens: Tensor, positions: Tensor) -> Tensor:
         tokens = tokens.to(device).clamp(0, config.vocab_size - 1)

@@ -49,7 +49,7 @@ def lay_out(plan: Plan, device: torch.device) -> Batch:
 def sampled_rows(batch: Batch) -> Rows:
     """List the slot of each row with logits, and the position of the token that follows it.
 
-    In a span of a verification, each row also counts the drafts before it.
+    Also count the drafts before each row, in a span of a verification.
     """
     spans = np.array(batch.row_spans, np.int64)  # in their order: the rows of a span are adjacent
     counts = np.bincount(spans, minlength=len(batch.slots))

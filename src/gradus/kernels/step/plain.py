@@ -1,4 +1,5 @@
-"""The operations of a step in plain array code: what a CPU's step runs, and the reference of the kernels beside it.
+"""The operations of a step in plain array code: a CPU's step runs them, and the kernels of this room are tested against
+them.
 
 Arrays are numpy columns, which share their memory with the tables' tensors. Where torch would spend two or three
 microseconds on each small operation, numpy spends less than one. `rows.py` has the records; each function's arguments
@@ -49,7 +50,7 @@ def pack_rows(
     page_size: int = 1,
     rows: int | None = None,
 ) -> VerifyRows:
-    """See `verify.py`. barred: None bars no slot. rows: None packs exactly the rows that there are."""
+    """See `verify.py`. barred: None bars no slot. rows: None packs the rows in use alone."""
     lengths = known[slots]
     found = (drafts >= 0).cumprod(1).sum(1)
     if barred is not None:

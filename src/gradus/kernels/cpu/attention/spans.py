@@ -27,7 +27,7 @@ CONTEXT = np.dtype(
         ("together", np.int64),  # fewest rows of a sequence that attend as one block
     ]
 )
-"""What all steps of a group of layers have in common."""
+"""The part of a division that all steps of a group of layers share."""
 
 
 @njit(**FLAGS)
