@@ -285,7 +285,8 @@ class Runner:
     ) -> StepResult:
         """Return the result of the step just launched, whose log-probabilities are sent now. rows: how many the model
         ran. count: how many tokens count; those after them are padding's."""
-        usual = self.step.drafter is None or self.step.drafter.steady
+        drafter = self.step.drafter
+        usual = drafter is None or drafter.steady or not len(plan.decodes.drafts)
         reported = None if logprobs is None else logprobs.to_host()
         tokens, landing = self.step.results.land(count)
         return StepResult(
