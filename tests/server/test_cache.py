@@ -5,6 +5,7 @@ The engine is the final one with a tiny random model: byte tokens, so a prompt's
 
 import json
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
@@ -148,7 +149,9 @@ def test_samples_of_one_prompt_share_it(server):
     ids=["priority", "deadline"],
 )
 def test_the_policy_decides_who_of_the_waiting_is_next(server, field, hold, values, monkeypatch):
-    body = {"prompt": "a", "max_tokens": 400, "ignore_eos": True, field: hold}
+    core, body = server.engine.engine, {"prompt": "a", "max_tokens": 400, "ignore_eos": True, field: hold}
+    step = core.step
+    monkeypatch.setattr(core, "step", lambda: time.sleep(0.005) or step())  # all must wait before the first has ended
     running = server.send(json.dumps(body).encode())
     assert eventually(lambda: server.stats()["active"] == 1)
     ids, ended, front_end = {}, [], server.client._front_end

@@ -2,6 +2,7 @@
 
 import json
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import pytest
 
@@ -189,8 +190,7 @@ def test_a_fault_in_one_request_leaves_the_others_token_identical(real, monkeypa
             for row, span in enumerate(span for span in plan.expanded() if span.logits):
                 if span.sequence.request.prompt[0] == 42 and span.sequence.generated == 3:
                     sampled.tokens[row] = -1
-            result.get = lambda: sampled
-            return commit(self, plan, result)
+            return commit(self, plan, SimpleNamespace(rows=result.rows, get=lambda: sampled))
 
         monkeypatch.setattr(type(real.engine.engine.scheduler), "commit", faulty)
     with ThreadPoolExecutor(4) as pool:

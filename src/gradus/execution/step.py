@@ -28,7 +28,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gradus.engine.plan import Column
+from gradus.engine.plan import UNDRAFTED, Column
 from gradus.execution.passes import Pass
 from gradus.execution.result import Landing
 from gradus.kernels.step.rows import DecodeRows, StepOperations, StepRows, VerifyRows
@@ -63,8 +63,8 @@ class DecodeStep:
     """Composes the parts of a step of decodes.
 
     passes: runs the model and draws; its tables, and the history, have room for one more slot, for padding. drafter:
-    None for an engine that does not speculate. states: each slot's newest hidden state, [slots + 1, D],
-    kept only if the drafter reads them.
+    None for an engine that does not speculate. states: each slot's newest hidden state, [slots + 1, D], kept only if
+    the drafter reads them.
 
     written: the history's tokens, where a draw without drafts writes to them; None where `accept` does.
     """
@@ -144,7 +144,8 @@ class DecodeStep:
             return Accepted(len(rows.tokens), draw.tokens.reshape(-1, 1), draw.pairs, draw.faults)
         tokens, origins = self._accept(slots, rows, draw.tokens, hidden, shape, early)
         pairs = None if draw.pairs is None else draw.pairs[origins.flatten()]
-        return Accepted(len(rows.tokens), tokens, pairs, _placed(draw.faults, origins) if draw.faults else {})
+        faults = _placed(draw.faults, tokens, origins) if draw.faults else {}
+        return Accepted(len(rows.tokens), tokens, pairs, faults)
 
     def _accept(
         self, slots: Any, rows: VerifyRows, drawn: Any, hidden: Any, shape: DraftShape, early: bool
@@ -154,7 +155,9 @@ class DecodeStep:
             return self.operations.accept_drafts(slots, rows, drawn, *columns, shape.drafts, hidden, self.states)
 
 
-def _placed(faults: Mapping[int, str], origins: Any) -> Mapping[int, str]:
-    """Number the faults by the places of their tokens, instead of by row. origins: the row of each place."""
-    places = {row: place for place, row in reversed(list(enumerate(np.asarray(origins).ravel().tolist())))}
+def _placed(faults: Mapping[int, str], tokens: Column, origins: Column) -> Mapping[int, str]:
+    """Number the faults by the places of their tokens, instead of by row. origins: the row of each place that has
+    one."""
+    there = np.flatnonzero(tokens != UNDRAFTED)
+    places = dict(zip(origins.ravel()[there].tolist(), there.tolist(), strict=True))
     return {places[row]: reason for row, reason in faults.items() if row in places}
