@@ -89,7 +89,7 @@ def test_stats_show_the_cache(server):
     assert cache["evictions"] == cache["refusals"] == stats["preemptions"] == 0
 
 
-def test_stats_show_pages_in_use_and_their_unfilled_ends(server, monkeypatch):
+def test_stats_show_pages_in_use_and_their_unfilled_ends(server, slow, monkeypatch):
     # a busy engine takes its usage once per second, in which a fast machine makes all 500 tokens
     monkeypatch.setattr("gradus.cache.usage.AGE_S", 0.0)
     connection = server.send(b'{"prompt": "a", "max_tokens": 500, "ignore_eos": true}')
@@ -136,6 +136,14 @@ def test_samples_of_one_prompt_share_it(server):
     assert server.stats()["cached_tokens"] == 3 * 32
 
 
+@pytest.fixture
+def slow(server, monkeypatch):
+    """Steps of five milliseconds: 400 tokens of such a small model take no longer than a request does to arrive."""
+    core = server.engine.engine
+    step = core.step
+    monkeypatch.setattr(core, "step", lambda: time.sleep(0.005) or step())
+
+
 # -- who goes first ----------------------------------------------------------------------------------------------------
 
 
@@ -148,10 +156,8 @@ def test_samples_of_one_prompt_share_it(server):
     indirect=["server"],
     ids=["priority", "deadline"],
 )
-def test_the_policy_decides_who_of_the_waiting_is_next(server, field, hold, values, monkeypatch):
-    core, body = server.engine.engine, {"prompt": "a", "max_tokens": 400, "ignore_eos": True, field: hold}
-    step = core.step
-    monkeypatch.setattr(core, "step", lambda: time.sleep(0.005) or step())  # all must wait before the first has ended
+def test_the_policy_decides_who_of_the_waiting_is_next(server, field, hold, values, slow, monkeypatch):
+    body = {"prompt": "a", "max_tokens": 400, "ignore_eos": True, field: hold}
     running = server.send(json.dumps(body).encode())
     assert eventually(lambda: server.stats()["active"] == 1)
     ids, ended, front_end = {}, [], server.client._front_end
@@ -173,7 +179,7 @@ def test_the_policy_decides_who_of_the_waiting_is_next(server, field, hold, valu
 
 
 @pytest.mark.parametrize("server", [{"max_sequences": 1, "policy": "priority"}], indirect=True)
-def test_a_better_priority_takes_the_place_of_who_runs(server):
+def test_a_better_priority_takes_the_place_of_who_runs(server, slow):
     for _ in range(5):  # the first may end before its statistics are seen
         running = server.send(b'{"prompt": "a", "max_tokens": 500, "ignore_eos": true, "priority": 1}')
         eventually(lambda: server.stats()["active"] == 1, 1.0)
@@ -198,7 +204,7 @@ def test_a_deadline_that_cannot_be_met_is_told_before_it_has_passed(server):
 
 
 @pytest.mark.parametrize("server", [{"max_sequences": 1}], indirect=True)
-def test_a_waiting_request_that_times_out_frees_its_place_in_the_queue(server):
+def test_a_waiting_request_that_times_out_frees_its_place_in_the_queue(server, slow):
     running = server.send(b'{"prompt": "a", "max_tokens": 500, "ignore_eos": true}')
     assert eventually(lambda: server.stats()["active"] == 1)
     assert server.generate(prompt="b", max_tokens=1, timeout=0.05).status_code == 504
