@@ -129,6 +129,13 @@ def test_links_and_anchors_lead_somewhere(page):
     assert not broken(page)
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_a_link_to_a_page_leads_to_one_of_the_book(page):
+    """Sphinx refuses a link to any other Markdown file."""
+    paths = [page.parent / path for path, _ in LINK.findall(prose(page.read_text(encoding="utf-8"))) if path]
+    assert {path.resolve() for path in paths if path.suffix == ".md"} <= {each.resolve() for each in PAGES}
+
+
 def test_the_check_for_links_catches(tmp_path):
     (tmp_path / "other.md").write_text("# A title\n\n## Where it loses: `code`, and more\n\n## A title\n")
     page = tmp_path / "page.md"
