@@ -76,7 +76,7 @@ def test_a_history_of_newest_tokens_gives_the_same_rows():
 
 
 def test_drafts_are_packed_as_far_as_they_may_be_stored_and_the_agreeing_ones_are_appended():
-    """Two drafts of three, since only four positions may be stored; then three, of which one is right."""
+    """The first sequence may store four positions, hence two of three drafts. One of the second's three is right."""
     history, known = tables()
     slots, limits, most = np.array([0, 1]), np.array([4, 6]), np.array([3, 3])
     drafts = np.array([[6, 7, 8], [1, 2, 3]])

@@ -90,11 +90,11 @@ class Pass(Protocol):
     def draw(self, rows: StepRows, hidden: Any, written: Any, early: bool, full: bool) -> SlotDraw:
         """Draw a token for each row. written: the history's tokens, if it writes them there, each at its end."""
 
-    def read(self, slots: Any, rows: StepRows | None, prompts: Batch, admissions: Sequence[Admission]) -> Reading:
+    def read(self, rows: StepRows | None, prompts: Batch, admissions: Sequence[Admission]) -> Reading:
         """Run the model on the rows of decodes, if any, followed by prompts, and give slots to new owners. The decodes'
         block tables are up to date."""
 
-    def draw_read(self, rows: StepRows | None, reading: Reading, written: Any, full: bool) -> SlotDraw:
+    def draw_read(self, reading: Reading, written: Any, full: bool) -> SlotDraw:
         """Draw as `draw` does, after `read`."""
 
 
@@ -145,7 +145,7 @@ class TorchPass:
     def compute(self, slots: Column, rows: StepRows, shape: DraftShape, early: bool, full: bool) -> Tensor | None:
         if not len(rows.tokens):  # every sequence has reached its end
             return None
-        batch = self._batch(slots, rows)
+        batch = self._batch(rows)
         self.attention.prepare(batch)
         return self.run_model(batch.token_ids, batch.positions, self.attention)
 
@@ -159,17 +159,17 @@ class TorchPass:
         assert hidden is not None
         return kept(self.sampler.sample(self.model.logits(hidden), rows), rows, written)
 
-    def _batch(self, slots: Column, rows: StepRows) -> Batch:
-        batch = lay_out(Plan(laid_out(slots, rows)), self.model.device)
+    def _batch(self, rows: StepRows) -> Batch:
+        spans = laid_out(rows)
         if self.sampler.observer is not None:
-            self.sampler.observer.laid_out(laid_out(slots, rows))
-        return batch
+            self.sampler.observer.laid_out(spans)
+        return lay_out(Plan(spans), self.model.device)
 
     # -- with prompts --------------------------------------------------------------------------------------------------
 
-    def read(self, slots: Column, rows: StepRows | None, prompts: Batch, admissions: Sequence[Admission]) -> Reading:
+    def read(self, rows: StepRows | None, prompts: Batch, admissions: Sequence[Admission]) -> Reading:
         self.sampler.admit(admissions)
-        batch = prompts if rows is None else beside(self._batch(slots, rows), prompts)
+        batch = prompts if rows is None else beside(self._batch(rows), prompts)
         wanted = sampled_rows(batch)
         if isinstance(rows, VerifyRows):
             wanted = replace(wanted, inputs=batch.token_ids[batch.logits_rows].numpy(force=True))
@@ -182,7 +182,7 @@ class TorchPass:
         computed = self.run_model(batch.token_ids, batch.positions, self.attention)
         return computed[batch.logits_rows], rows, prompt_scores(self.model, computed, batch.scores)
 
-    def draw_read(self, rows: StepRows | None, reading: Reading, written: Column | None, full: bool) -> SlotDraw:
+    def draw_read(self, reading: Reading, written: Column | None, full: bool) -> SlotDraw:
         return self.choose(reading.state, reading.hidden, written, full)
 
     # -- a draft model -------------------------------------------------------------------------------------------------
@@ -223,7 +223,7 @@ def sampling_rows(rows: StepRows) -> Rows:
     return Rows(rows.slots, rows.ends, before, rows.tokens if before.any() else None)
 
 
-def laid_out(slots: Column, rows: StepRows) -> list[Span]:
+def laid_out(rows: StepRows) -> list[Span]:
     """Convert rows of decodes to spans: each sequence's newest token and its drafts."""
     tokens, positions, owners = rows.tokens.tolist(), rows.positions.tolist(), rows.slots.tolist()
     if isinstance(rows, VerifyRows):

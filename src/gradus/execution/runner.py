@@ -127,9 +127,8 @@ class Runner:
         asked = self.asked(decodes.slots)
         if asked.masked:
             return self._watched(plan, decodes.slots, *self._begin_masked(plan))
-        accepted, rows = self.verify(decodes, asked.full)
-        launched = self._decoded(plan, accepted, rows, asked.full)
-        return launched if self.masked_draws is None else self._watched(plan, decodes.slots, rows, launched)
+        launched = self._decoded(plan, self.verify(decodes, asked.full), asked.full)
+        return launched if self.masked_draws is None else self._watched(plan, decodes.slots, launched.rows, launched)
 
     def asked(self, slots: Column) -> Asked:
         """Look up what these slots ask of their draw; the same array, as in step after step, is looked up once."""
@@ -146,12 +145,12 @@ class Runner:
         step, decodes = self.step, replace(plan.decodes, drafts=NO_DRAFTS)
         if self.graphs is not None:
             rows, rest = self.graphs.begin(decodes)
-            return rows, lambda: self._decoded(plan, rest.replay(), rows, True)
+            return rows, lambda: self._decoded(plan, rest.replay(), True)
         inputs = step.operations.inputs(decodes, self.device)
         begun = step.begin(inputs, NO_SHAPE)
 
         def draw() -> StepResult:
-            return self._decoded(plan, step.end(inputs, *begun, NO_SHAPE, full=True), decodes.rows, True)
+            return self._decoded(plan, step.end(inputs, *begun, NO_SHAPE, full=True), True)
 
         return decodes.rows, draw
 
@@ -172,11 +171,12 @@ class Runner:
         draws.send()
         return draw().get()
 
-    def _decoded(self, plan: Plan, accepted: Accepted, rows: int, full: bool) -> StepResult:
-        """Return a step's result, its log-probabilities on their way. rows: the number that the model computed."""
+    def _decoded(self, plan: Plan, accepted: Accepted, full: bool) -> StepResult:
+        """Return a step's result, its log-probabilities on their way."""
         width = accepted.tokens.shape[1]
         logprobs = self._logprobs(accepted.pairs, plan.decodes.slots, width) if full else None
-        return self._result(plan, rows, len(plan.decodes.slots) * width, logprobs, width, faults=accepted.faults)
+        count = len(plan.decodes.slots) * width
+        return self._result(plan, accepted.rows, count, logprobs, width, faults=accepted.faults)
 
     def _logprobs(self, pairs: Tensor | None, slots: Column, width: int = 1) -> DrawnLogprobs | None:
         """Return what these slots ask for of the pairs of their rows, `width` each."""
@@ -193,14 +193,12 @@ class Runner:
             for slot, change in decodes.pages:
                 drafter.keep(slot, change.kept * attention.storage.page_size)
 
-    def verify(self, decodes: Decodes, full: bool) -> tuple[Accepted, int]:
-        """Run a step of decodes alone, whose block tables are up to date. Returns its result, and the number of its
-        rows, padding included."""
+    def verify(self, decodes: Decodes, full: bool) -> Accepted:
+        """Run a step of decodes alone, whose block tables are up to date."""
         if self.graphs is not None:
             return self.graphs.replay(decodes, full)
-        shape = shape_of(decodes) if len(decodes.drafts) else NO_SHAPE
-        accepted = self.step.run(self.step.operations.inputs(decodes, self.device), shape, full=full)
-        return accepted, accepted.rows
+        inputs = self.step.operations.inputs(decodes, self.device)
+        return self.step.run(inputs, shape_of(decodes), full=full)
 
     # -- with prompts --------------------------------------------------------------------------------------------------
 
@@ -213,7 +211,7 @@ class Runner:
         if not passes.drafts_with_prompts:
             decodes = replace(decodes, drafts=NO_DRAFTS)
         slots, rows = self._set_up_decodes(decodes, prompts) if len(decodes) else (None, None)
-        reading = passes.read(slots, rows, prompts, plan.admissions)
+        reading = passes.read(rows, prompts, plan.admissions)
         owners = np.concatenate([decodes.slots, sampled_rows(prompts).slots])
         finish = partial(self._draw_prompts, plan, Mixed(decodes, prompts, slots, rows, reading, owners))
         if self.masked_draws is None:
@@ -240,7 +238,7 @@ class Runner:
         step, rows, reading = self.step, mixed.rows, mixed.reading
         verifies, first = isinstance(rows, VerifyRows), 0 if rows is None else len(rows.tokens)
         full = self.sampler.needs_full(mixed.owners)
-        draw = step.passes.draw_read(rows, reading, None if verifies else step.written, full)
+        draw = step.passes.draw_read(reading, None if verifies else step.written, full)
         tokens, pairs, faults, width = draw.tokens, draw.pairs, draw.faults, 1
         if rows is not None and verifies:  # a decode that may store no more has drawn nothing
             mine = SlotDraw(tokens[:first], None if pairs is None else pairs[:first], faults)

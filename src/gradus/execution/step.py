@@ -13,7 +13,7 @@ a step can be replayed from a CUDA graph (`gpu/step_graphs.py`).
 
 `kernels/step/rows.py` names the operations on the tables, and a `Pass` runs the model and draws.
 
-On a GPU a step with masked rows is launched in two parts, because a grammar's mask depends on the tokens of the step
+A GPU's host launches a step with masked rows in two parts, because a grammar's mask depends on the tokens of the step
 before: rows and `compute` at once, the rest when the masks are there (`gpu/masked_draws.py`).
 
 A step without drafts is the same with one row per sequence, and every token is accepted. Then `accept` has nothing to

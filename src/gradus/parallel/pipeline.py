@@ -121,8 +121,8 @@ class StagePass(TorchPass):
             self._fetch_for(plan)
         return super().context(plan)
 
-    def read(self, slots: Column, rows: StepRows | None, prompts: Batch, admissions: Sequence[Admission]) -> Reading:
-        return super().read(slots, rows, prompts, admissions if self.stage.place.last else ())
+    def read(self, rows: StepRows | None, prompts: Batch, admissions: Sequence[Admission]) -> Reading:
+        return super().read(rows, prompts, admissions if self.stage.place.last else ())
 
     def run_prompts(self, batch: Batch, rows: Rows) -> tuple[Tensor | None, Rows, list[DrawnLogprobs]]:
         return super().run_prompts(batch if self.stage.place.last else replace(batch, scores=[]), rows)

@@ -11,7 +11,7 @@ from gradus.engine.plan import REJECTED, UNKNOWN, Span
 from gradus.sampling.observer import DrawObserver
 from gradus.sampling.sampler import Rows, Sampler
 
-NAMED = 4  # tokens named: of a mask, and of those that it removes
+NAMED = 4  # most tokens that a frame names of a mask, and of what it removes
 
 
 @dataclass(frozen=True, slots=True)

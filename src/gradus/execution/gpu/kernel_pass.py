@@ -70,7 +70,7 @@ class KernelPass:
 
     # -- with prompts --------------------------------------------------------------------------------------------------
 
-    def read(self, slots: Tensor, rows: StepRows | None, prompts: Batch, admissions: Sequence[Admission]) -> Reading:
+    def read(self, rows: StepRows | None, prompts: Batch, admissions: Sequence[Admission]) -> Reading:
         """First tokens wait for the host, so it sends the draw's inputs only after it has launched the model."""
         device, count = self.model.device, 0 if rows is None else len(rows.tokens)
         wanted = sampled_rows(prompts)
@@ -91,5 +91,5 @@ class KernelPass:
             owners, ends = torch.cat([rows.slots, owners]), torch.cat([rows.ends, ends])
         return Reading(len(computed), hidden, logits, owners, ends, scores)
 
-    def draw_read(self, rows: StepRows | None, reading: Reading, written: Tensor | None, full: bool) -> SlotDraw:
+    def draw_read(self, reading: Reading, written: Tensor | None, full: bool) -> SlotDraw:
         return self.sampler.draw_slots(reading.state, reading.slots, reading.ends, written, full=full)

@@ -136,8 +136,8 @@ class StepGraphs:
 
     # -- every step ----------------------------------------------------------------------------------------------------
 
-    def replay(self, decodes: Decodes, full: bool) -> tuple[Accepted, int]:
-        """Launch a step whose block tables are up to date. Returns its result, and the number of rows that it computes.
+    def replay(self, decodes: Decodes, full: bool) -> Accepted:
+        """Launch a step whose block tables are up to date.
 
         If no shape has enough rows for its drafts, the step runs without them.
         """
@@ -146,7 +146,7 @@ class StepGraphs:
         if len(drafts) and self.drafts is not None:
             shape = self.drafts.fitting(size, decodes.width - 1, decodes.rows - len(decodes)) or NO_SHAPE
         self._send(decodes.slots, decodes.limits, drafts if shape != NO_SHAPE else NO_DRAFTS, size)
-        return self.captured[size, shape, full].replay(), size + shape.rows
+        return self.captured[size, shape, full].replay()
 
     def begin(self, decodes: Decodes) -> tuple[int, Captured[Accepted]]:
         """Launch a step with masked rows up to its hidden states. Returns its size, and the graph of the rest."""

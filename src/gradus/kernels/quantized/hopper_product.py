@@ -149,7 +149,7 @@ def _until_full(ring: Ring, n: int, STAGES: constexpr) -> None:
 
 @gluon.jit
 def _until_empty(ring: Ring, n: int, STAGES: constexpr) -> None:
-    """In the first round this does not wait, since a barrier's phase before its first counts as completed."""
+    """The first round does not wait here, since a barrier's phase before its first counts as completed."""
     mbarrier.wait(ring.empty.index(n % STAGES), ((n // STAGES) & 1) ^ 1)
 
 

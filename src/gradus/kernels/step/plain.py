@@ -127,7 +127,7 @@ def keep_prompts(
     if history.shape[1] > 1:
         history[owners, places] = tokens
     slots, positions, drawn = (each[first:] for each in rows)
-    history[slots, np.minimum(positions, history.shape[1] - 1)] = np.maximum(drawn, 0)
+    write_drawn(slots, positions, drawn, history)
     known[slots] = positions + 1
     if states is not None:
         states[torch.from_numpy(slots)] = hidden[first:].to(states.dtype)
