@@ -7,6 +7,7 @@ Torch-free.
 """
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import NamedTuple
 
 from gradus.errors import ConfigError
@@ -34,16 +35,74 @@ class Llama3Scaling:
 
 
 @dataclass(frozen=True)
+class Yarn:
+    """YaRN (Peng et al. 2023): slow rotations are divided by `factor`, fast ones kept, and those between blended.
+
+    fast, slow: turns within original_context from which a rotation is kept, and up to which it is divided. whole: round
+    the bounds between them to whole pairs. amplitude: multiplies cosines and sines, and so sharpens the scores.
+    """
+
+    factor: float
+    original_context: int
+    fast: float = 32.0
+    slow: float = 1.0
+    whole: bool = True
+    amplitude: float = 1.0
+
+
+@dataclass(frozen=True)
+class LongRope:
+    """LongRoPE (Ding et al. 2024): every pair's wavelength has a factor of its own, found by search.
+
+    long: one factor per pair, for a model whose context_length exceeds original_context; short: for all others.
+    """
+
+    short: tuple[float, ...]
+    long: tuple[float, ...]
+    original_context: int
+    amplitude: float = 1.0
+
+
+Scaling = LinearScaling | Llama3Scaling | Yarn | LongRope
+
+
+@dataclass(frozen=True)
+class QueryGrowth:
+    """Queries grow with their position p, by 1 + beta * log(1 + p // original_context) (Llama 4, Ministral 3)."""
+
+    beta: float
+    original_context: int
+
+
+@dataclass(frozen=True)
 class Rope:
-    """Rotary position embedding (Su et al. 2021): theta is the base of its geometric series of wavelengths."""
+    """Rotary position embedding (Su et al. 2021): theta is the base of its geometric series of wavelengths.
+
+    turned: values of each head that turn, an even number; None: all. proportional: the wavelengths are the shortest of
+    the whole head's series (Gemma 4), not a series of their own (Phi). growth: of queries, after they are turned.
+    """
 
     theta: float
-    scaling: LinearScaling | Llama3Scaling | None = None
+    scaling: Scaling | None = None
+    turned: int | None = None
+    proportional: bool = False
+    growth: QueryGrowth | None = None
+
+
+class LayerSizes(NamedTuple):
+    """The sizes of one layer, where layers differ."""
+
+    num_kv_heads: int
+    head_dim: int
+    intermediate_size: int
 
 
 @dataclass(frozen=True)
 class ModelConfig:
     """One model's hyperparameters. Lengths and windows are in tokens.
+
+    num_kv_heads, head_dim and intermediate_size are those of every layer unless `sizes` lists them by layer; `layer(i)`
+    is the configuration that layer i is built from.
 
     Raises ConfigError when the numbers contradict each other.
     """
@@ -63,31 +122,45 @@ class ModelConfig:
     attention_bias: bool  # of queries, keys and values
     attention_output_bias: bool
     mlp_bias: bool
-    rope: Rope | None  # None: learned positions (GPT-2)
-    local_rope: Rope | None  # for the layers with a window, where they have their own (Gemma 3)
+    ropes: tuple[Rope | None, ...]  # one per layer; None: the layer's queries and keys do not turn
     windows: tuple[int | None, ...]  # one per layer: a query sees itself and window - 1 tokens before it; None: all
     attention_scale: float  # scores are q·k times this
     attention_softcap: float | None  # scores become softcap * tanh(score / softcap)
     final_softcap: float | None  # the same for the logits
     bos_token_id: int | None
     eos_token_ids: tuple[int, ...]
+    learned_positions: bool = False  # a table of positions is added to the embedding (GPT-2)
     gated: bool = True  # the MLP's first product makes a gate as well, which decides how much of each feature passes
     norm_bias: bool = False  # LayerNorm has a bias, RMSNorm has none
+    pre_norms: bool = True  # the inputs of attention and the MLP are normalized
+    post_norms: bool = False  # their outputs are normalized before they are added
     qk_norm: bool = False  # every query and key head is normalized before it is rotated
-    post_norms: bool = False  # the outputs of attention and the MLP are normalized too
+    qk_norm_across_heads: bool = False  # all of a token's query heads have one norm, all its key heads another (OLMo)
+    value_norm: bool = False  # every value head is normalized, without weights
+    embedding_scale: float = 1.0  # embeddings are multiplied by this
+    residual_scale: float = 1.0  # outputs of attention and the MLP are multiplied by this before they are added
+    logit_scale: float = 1.0  # logits are multiplied by this
+    layer_scales: bool = False  # each layer's result is multiplied by a number of its own, a weight
+    sizes: tuple[LayerSizes, ...] = ()  # one per layer, where they differ
+    keys_as_values: tuple[bool, ...] = ()  # one per layer: its values are its keys, before norm and rotation
+    kv_sources: tuple[int, ...] = ()  # one per layer: the layer whose keys and values it attends to, or itself
+    per_layer_width: int = 0  # values of each token's embedding in every layer (Gemma 4 E2B and E4B); 0: none
 
     def __post_init__(self) -> None:
-        if self.num_heads % self.num_kv_heads:
-            raise ConfigError(
-                f"model configuration: {self.num_heads} attention heads cannot share {self.num_kv_heads} "
-                "key-value heads evenly (num_attention_heads must be a multiple of num_key_value_heads)"
-            )
-        if self.rope is not None and self.head_dim % 2:
-            raise ConfigError(f"model configuration: head_dim must be even for rotary positions, got {self.head_dim}")
-        if len(self.windows) != self.num_layers:
-            raise ConfigError(
-                f"model configuration: {len(self.windows)} layer types are given for {self.num_layers} layers"
-            )
+        for layer in (self, *self.sizes):
+            if self.num_heads % layer.num_kv_heads:
+                raise ConfigError(
+                    f"model configuration: {self.num_heads} attention heads cannot share {layer.num_kv_heads} "
+                    "key-value heads evenly (num_attention_heads must be a multiple of num_key_value_heads)"
+                )
+            if layer.head_dim % 2 and not self.learned_positions:
+                raise ConfigError(
+                    f"model configuration: head_dim must be even for rotary positions, got {layer.head_dim}"
+                )
+        for what, each in [("layer types", self.windows), ("rotary embeddings", self.ropes), ("sizes", self.sizes),
+                           ("key-value sources", self.kv_sources)]:  # fmt: skip
+            if len(each) != self.num_layers and (each or what in ("layer types", "rotary embeddings")):
+                raise ConfigError(f"model configuration: {len(each)} {what} are given for {self.num_layers} layers")
         specials = [("eos_token_id", token) for token in self.eos_token_ids]
         specials += [] if self.bos_token_id is None else [("bos_token_id", self.bos_token_id)]
         for name, token in specials:
@@ -95,6 +168,25 @@ class ModelConfig:
                 raise ConfigError(
                     f"model configuration: {name} {token} is not in the vocabulary of {self.vocab_size} tokens"
                 )
+
+    def layer(self, index: int) -> "ModelConfig":
+        """The configuration with the sizes of one layer."""
+        return self._by_layer[index] if self.sizes else self
+
+    @cached_property
+    def _by_layer(self) -> tuple["ModelConfig", ...]:
+        return tuple(replace(self, sizes=(), **sizes._asdict()) for sizes in self.sizes)
+
+    def kv_source(self, layer: int) -> int:
+        """The layer whose keys and values a layer attends to: mostly itself."""
+        return self.kv_sources[layer] if self.kv_sources else layer
+
+    def stores_kv(self, layer: int) -> bool:
+        """Whether a layer has keys and values of its own."""
+        return self.kv_source(layer) == layer
+
+    def has_values_from_keys(self, layer: int) -> bool:
+        return bool(self.keys_as_values) and self.keys_as_values[layer]
 
     @property
     def q_width(self) -> int:
@@ -111,6 +203,11 @@ class ModelConfig:
         """The parts of the first product's result: queries, keys, values."""
         return self.q_width, self.kv_width, self.kv_width
 
+    def qkv_parts(self, layer: int) -> tuple[int, ...]:
+        """The parts of a layer's first product's result: queries alone where another layer has the keys and values."""
+        widths = self.layer(layer).qkv_widths
+        return widths if self.stores_kv(layer) else widths[:1]
+
     @property
     def up_widths(self) -> tuple[int, ...]:
         """The parts of the MLP's first product's result: gate and features, or features alone."""
@@ -125,17 +222,14 @@ class ModelConfig:
         """
         heads = _part("num_attention_heads", self.num_heads, rank, count)
         features = _part("intermediate_size", self.intermediate_size, rank, count)
-        if self.num_kv_heads < count and count % self.num_kv_heads == 0:
-            first = rank * self.num_kv_heads // count
-            kv_heads = range(first, first + 1)
-        else:
-            kv_heads = _part("num_key_value_heads", self.num_kv_heads, rank, count)
+        kv_heads = _kv_part(self.num_kv_heads, rank, count)
         rows = -(-self.vocab_size // count)
         config = replace(
             self,
             num_heads=len(heads),
             num_kv_heads=len(kv_heads),
             intermediate_size=len(features),
+            sizes=tuple(self._slice_sizes(sizes, rank, count) for sizes in self.sizes),
             vocab_size=rows,
             bos_token_id=None,
             eos_token_ids=(),  # these ids count all rows, and a slice has only some
@@ -143,11 +237,18 @@ class ModelConfig:
         return Shard(config, heads, kv_heads, features, range(rank * rows, (rank + 1) * rows))
 
 
+    @staticmethod
+    def _slice_sizes(sizes: LayerSizes, rank: int, count: int) -> LayerSizes:
+        kv_heads = _kv_part(sizes.num_kv_heads, rank, count)
+        features = _part("intermediate_size", sizes.intermediate_size, rank, count)
+        return LayerSizes(len(kv_heads), sizes.head_dim, len(features))
+
+
 class Shard(NamedTuple):
     """One rank's part of a model: its sizes, and the place of each in the whole.
 
-    config: the sizes; hidden_size is not divided. tokens: its rows of the embedding and the head, those from the whole
-    vocab_size on being padding.
+    config: the sizes; hidden_size is not divided. kv_heads, features: of a layer without `sizes` of its own. tokens:
+    its rows of the embedding and the head, those from the whole vocab_size on being padding.
     """
 
     config: ModelConfig
@@ -155,6 +256,13 @@ class Shard(NamedTuple):
     kv_heads: range
     features: range
     tokens: range
+
+
+def _kv_part(heads: int, rank: int, count: int) -> range:
+    if heads < count and count % heads == 0:
+        first = rank * heads // count
+        return range(first, first + 1)
+    return _part("num_key_value_heads", heads, rank, count)
 
 
 def _part(name: str, size: int, rank: int, count: int) -> range:
@@ -165,10 +273,17 @@ def _part(name: str, size: int, rank: int, count: int) -> range:
     return range(rank * size // count, (rank + 1) * size // count)
 
 
-def layer_matrix_parameters(config: ModelConfig) -> int:
+def layer_matrix_parameters(config: ModelConfig, layer: int) -> int:
     """Weights in one layer's matrices: each is multiplied once for every row. Biases and norms are not included."""
-    attention = config.hidden_size * sum(config.qkv_widths) + config.q_width * config.hidden_size
-    return attention + config.hidden_size * (sum(config.up_widths) + config.intermediate_size)
+    sizes, hidden = config.layer(layer), config.hidden_size
+    attention = hidden * sum(config.qkv_parts(layer)) + sizes.q_width * hidden
+    embedded = 2 * hidden * config.per_layer_width
+    return attention + hidden * (sum(sizes.up_widths) + sizes.intermediate_size) + embedded
+
+
+def matrix_parameters(config: ModelConfig) -> int:
+    """Weights in the matrices of all layers."""
+    return sum(layer_matrix_parameters(config, layer) for layer in range(config.num_layers))
 
 
 def even_position(config: ModelConfig) -> float:
@@ -176,30 +291,41 @@ def even_position(config: ModelConfig) -> float:
 
     Layers with a window attend to no more, however far on; a model of such layers alone counts them as if they did.
     """
-    layers = sum(window is None for window in config.windows) or config.num_layers
-    return config.num_layers * layer_matrix_parameters(config) / (2 * config.q_width * layers)
+    widths = [config.layer(layer).q_width for layer in range(config.num_layers)]
+    whole = [width for width, window in zip(widths, config.windows, strict=True) if window is None]
+    return matrix_parameters(config) / (2 * sum(whole or widths))
 
 
 def parameter_count(config: ModelConfig) -> int:
-    """Distinct weights of the model (a tied head counts once): times bytes per weight, the bytes of its weights."""
-    hidden = config.hidden_size
-    biases = sum(config.qkv_widths) * config.attention_bias + hidden * config.attention_output_bias
-    biases += (sum(config.up_widths) + hidden) * config.mlp_bias
-
-    norm = hidden * (2 if config.norm_bias else 1)
-    norms = norm * (4 if config.post_norms else 2)
-    norms += 2 * config.head_dim * config.qk_norm
-
+    """Weights of the model (a tied head counts once; keys that are values, which are stored twice, count twice)."""
+    hidden, norm = config.hidden_size, config.hidden_size * (2 if config.norm_bias else 1)
     embeddings = config.vocab_size * hidden * (1 if config.tie_embeddings else 2)
-    if config.rope is None:
+    if config.learned_positions:
         embeddings += config.context_length * hidden
-    return embeddings + config.num_layers * (layer_matrix_parameters(config) + biases + norms) + norm
+    if width := config.per_layer_width:
+        embeddings += config.num_layers * width * (config.vocab_size + hidden) + width
+    vectors = sum(_vector_parameters(config, layer, norm) for layer in range(config.num_layers))
+    return embeddings + matrix_parameters(config) + vectors + norm
+
+
+def _vector_parameters(config: ModelConfig, layer: int, norm: int) -> int:
+    """Biases and norms of one layer."""
+    sizes, hidden, own = config.layer(layer), config.hidden_size, config.stores_kv(layer)
+    biases = sum(config.qkv_parts(layer)) * config.attention_bias + hidden * config.attention_output_bias
+    biases += (sum(sizes.up_widths) + hidden) * config.mlp_bias
+    norms = norm * 2 * (config.pre_norms + config.post_norms) + norm * (config.per_layer_width > 0)
+    if config.qk_norm_across_heads:
+        norms += sizes.q_width + sizes.kv_width * own
+    elif config.qk_norm:
+        norms += sizes.head_dim * (1 + own)
+    return biases + norms + config.layer_scales
 
 
 def kv_bytes_per_token(config: ModelConfig, bytes_per_value: int = 2, bytes_per_scale: int = 0) -> int:
-    """Bytes that one more token adds to the KV cache: a key and a value in every layer.
+    """Bytes that one more token adds to the KV cache: a key and a value in every layer that has its own.
 
     bytes_per_scale: what each head's key, and its value, stores in addition to its numbers.
     A layer with a window stops growing once the window is full; this counts it as if it had none (the upper bound).
     """
-    return 2 * config.num_layers * config.num_kv_heads * (config.head_dim * bytes_per_value + bytes_per_scale)
+    own = [config.layer(layer) for layer in range(config.num_layers) if config.stores_kv(layer)]
+    return sum(2 * each.num_kv_heads * (each.head_dim * bytes_per_value + bytes_per_scale) for each in own)
