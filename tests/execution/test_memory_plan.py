@@ -347,7 +347,7 @@ def test_a_cache_that_memory_made_small_says_so_too():
 def test_the_longest_request_is_the_longest_that_the_cache_manager_takes(shape, budget):
     """With windows it may be longer than the positions that all layers have room for."""
     shown = plan(None, shape, cache_tokens=160, page_size=8, token_budget=budget)
-    windows = [group.window for group in layer_groups(SHAPES[shape].windows)]
+    windows = [group.window for group in layer_groups(SHAPES[shape])]
     cache, length = PagedCache(shown.pages.count, 8, windows), shown.context_length
     assert cache.fits(length, min(length, budget))
     assert length == shown.wanted_context or length == 512 or not cache.fits(length + 1, min(length + 1, budget))

@@ -24,19 +24,19 @@ class GatheredDecodes:
     def prepare(self, visible: Sequence[Visible]) -> None:
         self.visible = visible
         # One buffer to gather into, for all layers: on a CPU, new memory for each layer costs more than the copy itself
-        most = max(group.rows.numel() for group in visible)
-        keys = self.storage.keys
-        self.copies = keys.new_empty(2, most, *keys.shape[3:], dtype=self.storage.dtype)
+        groups = zip(visible, self.storage.groups, strict=True)
+        most = max(group.rows.numel() * sizes.width for group, sizes in groups)
+        self.copies = self.storage.keys.new_empty(2, most, dtype=self.storage.dtype)
 
     def attend(self, layer: int, q: Tensor) -> Tensor:
-        group, _ = self.storage.place(layer)
-        visible = self.visible[group]
+        visible, sizes = self.visible[self.storage.place(layer)[0]], self.storage.group(layer)
         rows = visible.rows.flatten()
+        out = self.copies[:, : len(rows) * sizes.width].unflatten(1, (-1, sizes.num_kv_heads, sizes.head_dim))
         keys, values = (
             part.unflatten(0, visible.rows.shape).transpose(1, 2)  # [B, Hkv, L, Dh]
-            for part in self.storage.read(layer, rows, out=self.copies[:, : len(rows)])
+            for part in self.storage.read(layer, rows, out=out)
         )
-        out = attend_masked(
+        attended = attend_masked(
             q.unsqueeze(1),
             keys,
             values,
@@ -44,4 +44,4 @@ class GatheredDecodes:
             scale=self.config.attention_scale,
             softcap=self.config.attention_softcap,
         )
-        return out.squeeze(1)
+        return attended.squeeze(1)
