@@ -1,4 +1,4 @@
-"""Models whose layers differ in their heads, and layers that read another's keys and values: on pages and by formula."""
+"""Models whose layers differ in their heads, and layers that read another's keys and values: pages and formula."""
 
 import random
 from collections.abc import Callable, Sequence
