@@ -5,9 +5,6 @@ from dataclasses import dataclass, replace
 from gradus.errors import ConfigError
 from gradus.models.config import ModelConfig, Shard
 
-BY_LAYER = ("ropes", "windows", "sizes", "keys_as_values", "kv_sources")
-"""The fields of a ModelConfig that have an entry for every layer, or none."""
-
 
 @dataclass(frozen=True, slots=True)
 class Place:
@@ -60,8 +57,8 @@ class Place:
     def shard(self, config: ModelConfig) -> Shard:
         """The rank's part of the model: its stage's layers, its heads and features, and its tokens of the vocabulary.
 
-        The ranks of a stage divide the vocabulary. Raises ConfigError if the model does not divide evenly, and if a
-        stage would need what only another one has.
+        The ranks of a stage divide the vocabulary. Raises ConfigError if the model does not divide evenly, or
+        if a stage would need what only another one has.
         """
         if config.num_layers < self.pipeline:
             raise ConfigError(f"pipeline_parallel {self.pipeline}: the model has only {config.num_layers} layers")
@@ -70,23 +67,8 @@ class Place:
         except ValueError as error:
             raise ConfigError(f"tensor_parallel {self.tensor}: {error}") from error
         rows = -(-config.vocab_size // self.tensor)
-        part = replace(self._stage_of(shard.config), vocab_size=rows)
+        try:
+            part = replace(shard.config.stage(self.layers(config.num_layers)), vocab_size=rows)
+        except ValueError as error:
+            raise ConfigError(f"pipeline_parallel {self.pipeline}: {error}; use tensor_parallel") from error
         return shard._replace(config=part, tokens=range(self.part * rows, (self.part + 1) * rows))
-
-    def _stage_of(self, config: ModelConfig) -> ModelConfig:
-        """The configuration of this stage's layers alone."""
-        layers = self.layers(config.num_layers)
-        each = {name: getattr(config, name)[layers.start : layers.stop] for name in BY_LAYER}
-        for layer, source in zip(layers, each["kv_sources"], strict=False):
-            if source < layers.start:
-                raise ConfigError(
-                    f"pipeline_parallel {self.pipeline}: layer {layer} attends to the keys and values of layer "
-                    f"{source}, which another stage has; use tensor_parallel"
-                )
-        if config.per_layer_width and self.pipeline > 1:
-            raise ConfigError(
-                f"pipeline_parallel {self.pipeline}: every layer needs the tokens' own embeddings, which the first "
-                "stage alone has; use tensor_parallel"
-            )
-        each["kv_sources"] = tuple(source - layers.start for source in each["kv_sources"])
-        return replace(config, num_layers=len(layers), **each)
