@@ -24,19 +24,22 @@ class GatheredDecodes:
     def prepare(self, visible: Sequence[Visible]) -> None:
         self.visible = visible
         # One buffer to gather into, for all layers: on a CPU, new memory for each layer costs more than the copy itself
-        groups = zip(visible, self.storage.groups, strict=True)
-        most = max(group.rows.numel() * sizes.width for group, sizes in groups)
-        self.copies = self.storage.keys.new_empty(2, most, dtype=self.storage.dtype)
+        sizes = [(group.rows.numel(), layers) for group, layers in zip(visible, self.storage.groups, strict=True)]
+        most = max(rows * layers.width for rows, layers in sizes)
+        room = self.storage.keys.new_empty(2, most, dtype=self.storage.dtype)
+        self.copies = [
+            room[:, : rows * layers.width].view(2, rows, layers.num_kv_heads, layers.head_dim) for rows, layers in sizes
+        ]
 
     def attend(self, layer: int, q: Tensor) -> Tensor:
-        visible, sizes = self.visible[self.storage.place(layer)[0]], self.storage.group(layer)
+        group, _ = self.storage.place(layer)
+        visible = self.visible[group]
         rows = visible.rows.flatten()
-        out = self.copies[:, : len(rows) * sizes.width].unflatten(1, (-1, sizes.num_kv_heads, sizes.head_dim))
         keys, values = (
             part.unflatten(0, visible.rows.shape).transpose(1, 2)  # [B, Hkv, L, Dh]
-            for part in self.storage.read(layer, rows, out=out)
+            for part in self.storage.read(layer, rows, out=self.copies[group])
         )
-        attended = attend_masked(
+        out = attend_masked(
             q.unsqueeze(1),
             keys,
             values,
@@ -44,4 +47,4 @@ class GatheredDecodes:
             scale=self.config.attention_scale,
             softcap=self.config.attention_softcap,
         )
-        return attended.squeeze(1)
+        return out.squeeze(1)
