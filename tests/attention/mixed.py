@@ -27,7 +27,7 @@ def mixed(
     layers = len(windows)
     each = [full if window is None else sliding for window in windows]
     settings = {
-        "family": "gemma3", "vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_layers": layers,
+        "family": "gemma3", "vocab_size": 96, "hidden_size": 32, "intermediate_size": 48, "num_layers": layers,
         "num_heads": heads, "num_kv_heads": sliding[0], "head_dim": sliding[1], "context_length": 96, "norm_eps": 1e-6,
         "activation": "gelu_tanh", "tie_embeddings": True, "attention_bias": False, "attention_output_bias": False,
         "mlp_bias": False, "ropes": (Rope(10000.0),) * layers, "windows": tuple(windows), "attention_scale": 0.35,
