@@ -10,16 +10,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gradus.assembly import final, prefixes
+from gradus.assembly.parallel import _check_stages
 from gradus.assembly.prefixes import Prefixes
 from gradus.cache.disk import tier as tiers
 from gradus.cache.disk.folder import PrefixFolder
 from gradus.config.options import EngineConfig
 from gradus.engine.engine import Engine
 from gradus.engine.request import ModelLimits, Request, SamplingParams, SchedulingParams
+from gradus.errors import ConfigError
 from gradus.models import SHAPES, Linear, MatrixId, Model, create_model, randomize
 from gradus.models.families.llama import Block, Llama
 from gradus.models.heads import Heads
-from tests.attention.mixed import MIXED, formula
+from gradus.parallel.place import Place
+from tests.attention.mixed import MIXED, formula, mixed
 from tests.phases.drive import Ending, nothing_is_left, run, run_schedule
 from tests.phases.test_paged_schedules import pools, requests
 
@@ -192,6 +195,19 @@ def test_a_draft_model_s_pages_have_the_model_s_numbers(name, monkeypatch):
     asked = {"r": ask(name, "r", range(9, 20)), "s": ask(name, "s", range(30, 35))}
     compare(name, asked, run(engine, asked.values()))
     assert len(checked) > 20
+
+
+def test_stages_of_a_pipeline_have_the_same_pages_or_are_refused():
+    config = mixed(4, (4, 8), (1, 16), [6, None, 6, None] * 2, [0, 1, 0, 1, 4, 5, 4, 5])
+    for rank in range(2):
+        part = Place(rank, 1, 2).shard(config).config
+        assert (part.windows, part.kv_sources, part.sizes) == (config.windows[:4], (0, 1, 0, 1), config.sizes[:4])
+    _check_stages(config, Place(0, 1, 2))
+    line = "pipeline_parallel 4: a layer attends to the keys and values of one in another stage; use tensor_parallel"
+    with pytest.raises(ConfigError, match=line):
+        _check_stages(config, Place(0, 1, 4))
+    with pytest.raises(ConfigError, match="pipeline_parallel 2: stages differ in how many layers have sliding windows"):
+        _check_stages(mixed(4, (4, 8), (1, 16), [6, None, 6, None, 6, 6, 6, None]), Place(0, 1, 2))
 
 
 @pytest.mark.parametrize("kv_dtype", ["auto", "fp8"])

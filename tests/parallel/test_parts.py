@@ -13,7 +13,6 @@ from gradus.models import SHAPES
 from gradus.models.weights import plan
 from gradus.parallel.model import load_part
 from gradus.parallel.place import Place
-from tests.attention.mixed import mixed
 from tests.loading.builders import write_folder
 from tests.models.conftest import NaiveAttention
 from tests.pairwise import pairwise
@@ -125,26 +124,7 @@ def test_what_does_not_divide_is_named():
     with pytest.raises(ConfigError, match=r"num_attention_heads 4 cannot be divided among 3"):
         Place(0, 3, 1).shard(SHAPES["tiny-llama"])
     with pytest.raises(ConfigError, match=r"has only 2 layers"):
-        Place(0, 1, 3).shard(replace(SHAPES["tiny-llama"], num_layers=2, windows=(None,) * 2, ropes=(None,) * 2))
-
-
-def test_a_stage_has_its_layers_own_sizes_and_sources():
-    config = mixed(4, (4, 8), (1, 16), [6, None, 6, None] * 2, [0, 1, 0, 1, 4, 5, 4, 5])
-    for rank in range(2):
-        part = Place(rank, 1, 2).shard(config).config
-        assert (part.windows, part.kv_sources, part.sizes) == (config.windows[:4], (0, 1, 0, 1), config.sizes[:4])
-
-
-def test_a_stage_that_needs_another_one_s_keys_and_values_is_refused():
-    config = mixed(4, (4, 8), (1, 16), [6, None, 6, None] * 2, [0, 1, 2, 3, 4, 3, 4, 3])
-    assert Place(0, 2, 1).shard(config).config.kv_sources == config.kv_sources
-    line = "pipeline_parallel 2: layer 5 attends to the keys and values of layer 3, in another stage; use tensor_par"
-    with pytest.raises(ConfigError, match=line):
-        Place(1, 1, 2).shard(config)
-    inputs = replace(config, kv_sources=(), per_layer_width=8)
-    assert Place(0, 2, 1).shard(inputs).config.per_layer_width == 8
-    with pytest.raises(ConfigError, match="pipeline_parallel 2: every layer needs inputs of its own"):
-        Place(0, 1, 2).shard(inputs)
+        Place(0, 1, 3).shard(replace(SHAPES["tiny-llama"], num_layers=2, windows=(None, None)))
 
 
 def test_tensors_of_a_parameter_stay_together():

@@ -164,9 +164,9 @@ def suits_hopper(config: ModelConfig, storage: PagedStorage, able: Capability) -
     return (
         able == (9, 0)
         and storage.dtype == storage.keys.dtype == torch.bfloat16
+        and not config.sizes
         and (config.head_dim, storage.page_size) == (HOPPER_HEAD_DIM, HOPPER_PAGE)
         and HOPPER.rows // 2 % group == 0  # each consumer handles whole tokens
-        and not config.sizes
         and config.attention_softcap is None
         and all(window is None for window in config.windows)
     )
