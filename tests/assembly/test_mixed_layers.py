@@ -18,6 +18,9 @@ from gradus.config.options import EngineConfig
 from gradus.engine.engine import Engine
 from gradus.engine.request import ModelLimits, Request, SamplingParams, SchedulingParams
 from gradus.errors import ConfigError
+from gradus.execution.memory import device_memory
+from gradus.execution.memory.device_memory import DeviceMemory
+from gradus.execution.memory.plan import _At, _final, weight_bytes
 from gradus.models import SHAPES, Linear, MatrixId, Model, create_model, randomize
 from gradus.models.families.llama import Block, Llama
 from gradus.models.heads import Heads
@@ -94,7 +97,7 @@ def ask(name: str, id: str, prompt, salt=None, **params) -> Request:
 
 
 def engine_of(name: str, model: Model | None = None, *, draft=None, prefixes=None, sequences=3, **options) -> Engine:
-    config = EngineConfig(limits(name), sequences, kernels=False, graphs=False, **options)
+    config = EngineConfig(limits(name), sequences, **{"kernels": False, "graphs": False} | options)
     return final.build(model or model_of(name), config, draft=draft, prefixes=prefixes)
 
 
@@ -195,6 +198,23 @@ def test_a_draft_model_s_pages_have_the_model_s_numbers(name, monkeypatch):
     asked = {"r": ask(name, "r", range(9, 20)), "s": ask(name, "s", range(30, 35))}
     compare(name, asked, run(engine, asked.values()))
     assert len(checked) > 20
+
+
+@pytest.mark.parametrize("kv_dtype", ["auto", "fp8"])
+@pytest.mark.parametrize("name", NAMES)
+def test_memory_sizes_the_cache_to_the_last_block(name, kv_dtype, monkeypatch):
+    room = 3 << 20
+    monkeypatch.setattr(device_memory, "free_memory", lambda device: room)
+    engine = engine_of(name, sequences=64, kv_dtype=kv_dtype, memory_fraction=1.0, token_budget=8)
+    storage, pages = engine.runner.attention.storage, engine.metrics().cache.pages
+    block = len(storage.groups) * storage.page_bytes
+    assert storage.nbytes == (pages + 1) * storage.page_bytes and pages % len(storage.groups) == 0
+    model = model_of(name)
+    options = EngineConfig(limits(name), 64, kernels=False, graphs=False, token_budget=8, memory_fraction=1.0)
+    before = DeviceMemory(room + weight_bytes(model))
+    planned = _final(_At(model, model.device, model.dtype, before), replace(options, kv_dtype=kv_dtype))
+    assert planned.cache_bytes == storage.nbytes and planned.pages.count == pages
+    assert 0 <= planned.left_bytes < block or planned.pages.positions == 64 * 96
 
 
 def test_stages_of_a_pipeline_have_the_same_pages_or_are_refused():

@@ -453,12 +453,15 @@ def step_bytes(config: ModelConfig, rows: int, sampled: int, itemsize: int) -> i
 
     Only the residual stream lives from layer to layer. In addition, a layer needs for every token the normed row (in
     float32 while it is made), and either queries, keys and values, before and after rotation, or the values between the
-    MLP's matrices: gate, up and their product.
+    MLP's matrices: gate, up and their product. Inputs that layers have of their own are made before the first, and
+    live until the last.
     """
     layers = range(config.num_layers)
     heads = max(sum(config.qkv_parts(layer)) for layer in layers)
     widest = max(2 * heads, 3 * max(config.layer(layer).intermediate_size for layer in layers))
-    row = (2 * config.hidden_size + widest) * itemsize + 2 * config.hidden_size * 4
+    inputs = config.num_layers * config.per_layer_width
+    narrow = 2 * config.hidden_size + inputs + max(widest, 3 * inputs)
+    row = narrow * itemsize + 2 * max(config.hidden_size, inputs) * 4
     return rows * row + sampled * config.vocab_size * SAMPLING_BYTES
 
 
