@@ -58,11 +58,10 @@ class TritonPagedAttention(PagedAttention):
         self.partials = Partials(
             self.launches, kv_heads=config.num_kv_heads, head_dim=config.head_dim, device=self.device
         )
-        # views are made once: making one takes the host a while, and every layer needs two
-        self._pages = list(zip(storage.keys.unbind(), storage.values.unbind(), strict=True))
         self._works: dict[tuple[Launch, int | None, int], Work] = {}
         hopper = suits_hopper(config, storage, able)
-        self.hopper = hopper_prompts(self._pages, self.processors) if hopper else None
+        every = [storage.pages(layer) for layer in range(config.num_layers)]
+        self.hopper = hopper_prompts(every, self.processors) if hopper else None
 
     def prepare(self, batch: Batch) -> None:
         self._begin(batch)
@@ -118,12 +117,16 @@ class TritonPagedAttention(PagedAttention):
     # -- in each layer -----------------------------------------------------------------------------------------------
 
     def destination(self, layer: int) -> tuple[Tensor, Tensor, Tensor, tuple[Tensor, Tensor] | None]:
-        """The storage where a kernel may put this step's keys and values itself: see `gradus.kernels.fuse.model`."""
-        group, index = self.storage.place(layer)
-        return *self._pages[index], self.new_rows[group], self.storage.scales(layer)
+        """The storage where a kernel may put this step's keys and values itself: see `gradus.kernels.fuse.model`.
 
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        self.storage.store(layer, self.new_rows[self.storage.place(layer)[0]], k, v)
+        Only for a layer that has keys and values of its own.
+        """
+        group, _ = self.storage.place(layer)
+        return *self.storage.pages(layer), self.new_rows[group], self.storage.scales(layer)
+
+    def attend(self, layer: int, q: Tensor, k: Tensor | None, v: Tensor | None) -> Tensor:
+        if k is not None and v is not None:
+            self.storage.store(layer, self.new_rows[self.storage.place(layer)[0]], k, v)
         return self.attend_stored(layer, q)
 
     def attend_stored(self, layer: int, q: Tensor) -> Tensor:
@@ -138,14 +141,14 @@ class TritonPagedAttention(PagedAttention):
         return self._attend(layer, qkv, rope)
 
     def _attend(self, layer: int, q: Tensor, rope: FusedRope | None) -> Tensor:
-        group, index = self.storage.place(layer)
+        group, _ = self.storage.place(layer)
         out = torch.empty(len(q), self.config.num_heads, self.config.head_dim, dtype=q.dtype, device=q.device)
         for work in self.works[self.config.windows[layer]]:
             if self.hopper is not None and work.launch is HOPPER:
-                self.hopper.attend(index, q, self.tables[group], work, out, self.config.attention_scale)
+                self.hopper.attend(layer, q, self.tables[group], work, out, self.config.attention_scale)
                 continue
             paged_attention(
-                q, *self._pages[index], self.tables[group], work, self.partials, out,
+                q, *self.storage.pages(layer), self.tables[group], work, self.partials, out,
                 scale=self.config.attention_scale, softcap=self.config.attention_softcap, rope=rope,
                 scales=self.storage.scales(layer),
             )  # fmt: skip
@@ -161,6 +164,7 @@ def suits_hopper(config: ModelConfig, storage: PagedStorage, able: Capability) -
     return (
         able == (9, 0)
         and storage.dtype == storage.keys.dtype == torch.bfloat16
+        and not config.sizes
         and (config.head_dim, storage.page_size) == (HOPPER_HEAD_DIM, HOPPER_PAGE)
         and HOPPER.rows // 2 % group == 0  # each consumer handles whole tokens
         and config.attention_softcap is None
