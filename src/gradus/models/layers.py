@@ -173,11 +173,19 @@ class Embedding(nn.Module):
 
 
 def packed_table(
-    linear: LinearFactory, rows: int, width: int, dtype: torch.dtype, device: torch.device | str
+    linear: LinearFactory,
+    rows: int,
+    width: int,
+    dtype: torch.dtype,
+    device: torch.device | str,
+    path: str = "embedding.weight",
 ) -> Linear | None:
-    """The factory's matrix for an embedding that is no head, if it keeps one in fewer bits; None: floats."""
+    """The factory's matrix for an embedding that is no head, if it keeps one in fewer bits; None: floats.
+
+    path: the embedding's in the family's table of weights.
+    """
     make = getattr(linear, "table", None)
-    return None if make is None else cast("Linear | None", make(rows, width, dtype, device))
+    return None if make is None else cast("Linear | None", make(rows, width, dtype, device, path))
 
 
 class RMSNorm(nn.Module):

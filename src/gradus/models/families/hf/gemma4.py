@@ -21,6 +21,7 @@ from gradus.models.families.hf.shared import (
     ends,
     layer_count,
     layer_types,
+    text_part,
     windows_by_type,
 )
 
@@ -37,19 +38,11 @@ def read_gemma4_unified(fields: Fields) -> ModelConfig:
 
 
 def read_gemma4_multimodal(fields: Fields) -> ModelConfig:
-    return read_gemma4(_text_part(fields))
+    return read_gemma4(text_part(fields, "Gemma 4"))
 
 
 def read_gemma4_unified_multimodal(fields: Fields) -> ModelConfig:
-    return read_gemma4_unified(_text_part(fields))
-
-
-def _text_part(fields: Fields) -> Fields:
-    if not fields.has("text_config"):
-        raise ConfigError("model configuration: text_config is missing (expected an object: Gemma 4's text part)")
-    outer = ("bos_token_id", "eos_token_id", "tie_word_embeddings")
-    inner = fields.section("text_config").raw
-    return Fields(inner | {key: fields.raw[key] for key in outer if fields.has(key)}, "text_config")
+    return read_gemma4_unified(text_part(fields, "Gemma 4"))
 
 
 def _read(fields: Fields, *, context: int, window: int, embedded: int) -> ModelConfig:
@@ -122,7 +115,7 @@ def _vocabulary(fields: Fields, per_layer_width: int) -> int:
 def _windows(fields: Fields, layers: int, window: int) -> tuple[int | None, ...]:
     """Every sixth layer sees everything, or those that `layer_types` lists, and the last one in any case."""
     usual = tuple(None if (layer + 1) % 6 == 0 else window for layer in range(layers))
-    return (*windows_by_type(fields, window, usual)[: layers - 1], None)
+    return (*windows_by_type(fields, window, usual)[:-1], None)
 
 
 def _sources(fields: Fields, windows: tuple[int | None, ...]) -> tuple[int, ...]:
