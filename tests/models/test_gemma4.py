@@ -151,11 +151,13 @@ def test_the_other_count_of_key_value_heads_needs_keys_as_values() -> None:
     assert {sizes.num_kv_heads for sizes in read_config(raw).sizes} == {2}
 
 
-@pytest.mark.parametrize(
-    ("kind", "text"), [("gemma4", "gemma4_text"), ("gemma4_unified", "gemma4_unified_text")]
-)
+@pytest.mark.parametrize(("kind", "text"), [("gemma4", "gemma4_text"), ("gemma4_unified", "gemma4_unified_text")])
 def test_the_text_part_of_a_multimodal_file_is_read(kind: str, text: str) -> None:
-    whole = {"model_type": kind, "text_config": {**DENSE, "model_type": text, "eos_token_id": 5}, "eos_token_id": [1, 9]}
+    whole = {
+        "model_type": kind,
+        "text_config": {**DENSE, "model_type": text, "eos_token_id": 5},
+        "eos_token_id": [1, 9],
+    }
     alone = {"model_type": text, **DENSE, "eos_token_id": [1, 9]}
     assert read_config(whole) == read_config(alone)
 
@@ -191,7 +193,7 @@ def test_bidirectional_attention_to_images_leaves_text_causal() -> None:
 def test_a_multimodal_checkpoint_is_loaded_without_its_other_parts() -> None:
     want = gemma4(**CORNERS["everything of E2B"])
     tensors = {name.replace("model.", "model.language_model.", 1): value for name, value in want.tensors.items()}
-    others = ("vision_tower.encoder.weight", "vision_embedder.patch_dense.bias", "embed_vision.embedding_projection.weight",
+    others = ("vision_tower.encoder.weight", "vision_embedder.patch_dense.bias", "embed_vision.pos_norm.weight",
               "audio_tower.layers.0.norm.weight", "embed_audio.embedding_projection.weight")  # fmt: skip
     tensors |= {f"model.{name}": torch.zeros(3) for name in others}
     assert want.error(loaded(want.config, tensors)) <= TOLERANCE
@@ -207,7 +209,9 @@ def test_keys_and_values_that_published_files_hold_for_shared_layers_are_not_use
 
 def test_scales_of_layers_are_read() -> None:
     want = gemma4()
-    ones = {name: torch.ones_like(value) if name.endswith("layer_scalar") else value for name, value in want.tensors.items()}
+    ones = {
+        name: torch.ones_like(value) if name.endswith("layer_scalar") else value for name, value in want.tensors.items()
+    }
     assert want.error(loaded(want.config, ones)) > NOTICEABLE
 
 

@@ -164,6 +164,11 @@ class Embedding(nn.Module):
     def forward(self, ids: Tensor) -> Tensor:
         return (F.embedding(ids, self.weight) if self.lookup is None else self.lookup(ids)).to(self.dtype)
 
+    def rounded(self, factor: float) -> float:
+        """A factor of rows in the table's type, in which Gemma was trained with it: sqrt(1152) is 34 in bfloat16, and
+        not 33.94."""
+        return torch.tensor(factor, dtype=self.table_dtype).item()
+
     def floats(self) -> Tensor:
         """The whole table, [V, D]: a copy in `dtype` where rows are widened as they are looked up."""
         if self.lookup is None:
@@ -254,6 +259,11 @@ class Model(nn.Module):
     ignored: ClassVar[tuple[Ignored, ...]] = (
         Ignored(r"\.rotary_emb\.inv_freq$", "the rotary frequencies that rope_theta gives", has_frequencies),
     )
+
+    @property
+    def token_tables(self) -> tuple[str, ...]:
+        """The names of all embeddings that have a row per token."""
+        return ("embedding",)
 
     def embed(self, token_ids: Tensor, positions: Tensor) -> Tensor:
         """[N], [N] → [N, D + L P]: the first layer's input, and behind it each layer's own where P is not 0."""

@@ -99,13 +99,11 @@ def tensors_of(source: Source) -> tuple[Stored, ...]:
     return (Stored(source) if isinstance(source, str) else source,)
 
 
-def tensors_at(
-    table: Mapping[str, Source], path: str, layer: int | None, config: ModelConfig
-) -> tuple[Stored, ...]:
+def tensors_at(table: Mapping[str, Source], path: str, layer: int | None, config: ModelConfig) -> tuple[Stored, ...]:
     """The tensors of a table's entry for one layer, by their names in the files, in the order of their rows.
 
-    Of queries, keys and values, a layer that attends to another one's keys and values has the first alone, and one whose
-    values are its keys has the second twice.
+    Of queries, keys and values, a layer that attends to those of another has the first alone, and one whose values are
+    its keys has the second twice.
     """
     found = tensors_of(table[path])
     if layer is None:

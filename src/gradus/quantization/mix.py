@@ -22,6 +22,7 @@ import torch
 import yaml
 
 from gradus.errors import ConfigError
+from gradus.models import embedded
 from gradus.models.config import ModelConfig
 from gradus.models.create import model_class
 from gradus.models.layers import Linear, LinearFactory, MatrixId, Role
@@ -36,14 +37,14 @@ log = logging.getLogger(__name__)
 NONE = "none"
 HEAD = "lm_head"
 TABLE = MatrixId("head", None)  # of an embedding in fewer bits: it has as many rows as the head
-EMBEDDING, LAYER_EMBEDDING = "embedding.weight", "layer_embedding.weight"  # paths in the weight tables
+EMBEDDING = "embedding.weight"  # its path in the weight tables
 PATHS: dict[Role, tuple[str, ...]] = {
     "qkv": ("layers.{}.qkv.weight",),
     "attn_out": ("layers.{}.output.weight",),
     "gate_up": ("layers.{}.gate_up.weight", "layers.{}.up.weight"),
     "down": ("layers.{}.down.weight",),
     "head": ("head.weight",),
-    "embed_in": ("embed_in.weight",),
+    "embed_in": ("inputs.product.weight",),
     "embed_gate": ("layers.{}.embedded.gate.weight",),
     "embed_out": ("layers.{}.embedded.out.weight",),
 }
@@ -122,11 +123,11 @@ def _rule(path: Path, setting: str, pattern: Any, scheme: Any) -> tuple[str, str
 
 def matrix_ids(config: ModelConfig) -> Iterator[MatrixId]:
     """Yield the id of every matrix of a model."""
-    embedded: tuple[Role, ...] = ("embed_gate", "embed_out") if config.per_layer_width else ()
+    around: tuple[Role, ...] = ("embed_gate", "embed_out") if config.per_layer_width else ()
     for layer in range(config.num_layers):
-        for role in ("qkv", "attn_out", "gate_up", "down", *embedded):
+        for role in ("qkv", "attn_out", "gate_up", "down", *around):
             yield MatrixId(role, layer)
-    if embedded:
+    if around:
         yield MatrixId("embed_in", None)
     yield MatrixId("head", None)
 
@@ -145,7 +146,7 @@ def table_name(config: ModelConfig, path: str = EMBEDDING) -> str:
 
 
 def _table_paths(config: ModelConfig) -> list[str]:
-    return [EMBEDDING, *([LAYER_EMBEDDING] if config.per_layer_width else [])]
+    return [EMBEDDING, *([embedded.TABLE] if config.per_layer_width else [])]
 
 
 def _every_name(config: ModelConfig) -> list[str]:

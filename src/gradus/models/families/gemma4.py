@@ -1,19 +1,15 @@
-"""Gemma 4's dense text models (Gemma Team 2026): 12B and 31B, and E2B and E4B, whose layers have embeddings of their own.
+"""Gemma 4's dense text models (Gemma Team 2026): 12B and 31B, and E2B and E4B, whose layers have their own embeddings.
 
-As in Gemma 3, most layers see only a window back, and both halves of a layer normalize what they read and what they add.
-New is what keeps the cache of a long context small. Layers that see everything have fewer key-value heads, twice as
-wide, whose values are their keys before norm and rotation; and only a quarter of each such head turns. In E2B and E4B
-the last layers have no keys and values at all: they attend to those of an earlier layer of their kind.
+As in Gemma 3, most layers see only a window back, and attention and MLP normalize what they read and what they add. New
+is how little a long context costs. Layers that see everything have fewer key-value heads, twice as wide, whose
+values are their keys before norm and rotation; and only a quarter of each such head turns. In E2B and E4B the last
+layers have no keys and values at all: they attend to those of an earlier layer of their kind. All values are
+normalized, and each layer's result is multiplied by a number of its own.
 
-E2B and E4B look every token up a second time, in a table with P values for each layer. Those come with the token's row
-to the layers, and each lets its own values decide how much of P features passes to the stream. A lookup costs no
-product, so such a table can be far larger than what the model multiplies with.
-
-Shapes: N tokens, D hidden_size, L layers, P per_layer_width; of each layer: Hq query heads, Hkv key-value heads, Dh
+Shapes: N tokens, D hidden_size, L layers, P per_layer_width; and of each layer Hq query heads, Hkv key-value heads, Dh
 head_dim, F intermediate_size.
 """
 
-from collections.abc import Sequence
 from typing import cast
 
 import torch
@@ -21,9 +17,9 @@ from torch import Tensor, nn
 
 from gradus.models.attention import Attention
 from gradus.models.config import ModelConfig
+from gradus.models.embedded import Embedded, LayerInputs
 from gradus.models.heads import Heads
 from gradus.models.layers import (
-    Activation,
     Embedding,
     EmbeddingTables,
     Gated,
@@ -34,17 +30,17 @@ from gradus.models.layers import (
     packed_table,
     parameter,
 )
-from gradus.models.parts import EmbeddedParts, LayerParts
+from gradus.models.parts import LayerParts
 from gradus.models.rope import RotaryTable, Rotation, Rotations
 from gradus.models.source import Ignored, Source
 
 LAYER, ATTENTION = "model.layers.{}", "model.layers.{}.self_attn"
-Q, K, V = (f"{ATTENTION}.{name}_proj" for name in "qkv")
+Q, K, V = (f"{ATTENTION}.{name}_proj" for name in "qkv")  # of a layer that has them all
 WEIGHTS: dict[str, Source] = {
     "embedding.weight": "model.embed_tokens.weight",
-    "layer_embedding.weight": "model.embed_tokens_per_layer.weight",
-    "embed_in.weight": "model.per_layer_model_projection.weight",
-    "inputs_norm.weight": "model.per_layer_projection_norm.weight",
+    "inputs.embedding.weight": "model.embed_tokens_per_layer.weight",
+    "inputs.product.weight": "model.per_layer_model_projection.weight",
+    "inputs.norm.weight": "model.per_layer_projection_norm.weight",
     "layers.{}.attention_norm.weight": f"{LAYER}.input_layernorm.weight",
     "layers.{}.qkv.weight": (f"{Q}.weight", f"{K}.weight", f"{V}.weight"),
     "layers.{}.qkv.bias": (f"{Q}.bias", f"{K}.bias", f"{V}.bias"),
@@ -66,43 +62,26 @@ WEIGHTS: dict[str, Source] = {
 }
 
 
-class Embedded(nn.Module):
-    """What a layer makes of its own embedding of each token: P features, the stream's, as far as the embedding lets them
-    pass."""
-
-    def __init__(
-        self, config: ModelConfig, index: int, linear: LinearFactory, dtype: torch.dtype, device: torch.device | str
-    ) -> None:
-        super().__init__()
-        hidden, width = config.hidden_size, config.per_layer_width
-        self.gate = linear(MatrixId("embed_gate", index), hidden, (width,), False, dtype, device)
-        self.activation = Activation(config.activation)
-        self.out = linear(MatrixId("embed_out", index), width, (hidden,), False, dtype, device)
-        self.norm = RMSNorm(hidden, config.norm_eps, dtype, device)
-
-    def forward(self, x: Tensor, inputs: Tensor, scale: Tensor | None) -> Tensor:
-        features = self.gate.after(None, x, self.activation) * inputs  # [N, D] → [N, P]
-        return self.norm.onto(x, self.out(features), scale)
-
-
 class Block(nn.Module):
-    """One layer: attention, an MLP, and the layer's own embedding of the token. All normalize what they add."""
+    """One layer: attention, an MLP, and in E2B and E4B the layer's own embedding of the token."""
 
     def __init__(
         self, whole: ModelConfig, index: int, linear: LinearFactory, dtype: torch.dtype, device: torch.device | str
     ) -> None:
         super().__init__()
         config = whole.layer(index)
-        hidden, eps, bias = config.hidden_size, config.norm_eps, config.attention_bias
-        q_norm, k_norm, *norms = (
-            RMSNorm(width, eps, dtype, device) for width in [config.head_dim] * 2 + [hidden] * 4
+        hidden, bias = config.hidden_size, (config.attention_bias, config.attention_output_bias)
+
+        def norm(width: int) -> RMSNorm:
+            return RMSNorm(width, config.norm_eps, dtype, device)
+
+        self.attention_norm, self.attention_out_norm = norm(hidden), norm(hidden)
+        self.qkv = linear(MatrixId("qkv", index), hidden, whole.qkv_parts(index), bias[0], dtype, device)
+        self.heads = Heads(
+            whole, index, norm(config.head_dim), norm(config.head_dim) if whole.stores_kv(index) else None
         )
-        self.attention_norm, self.attention_out_norm, self.mlp_norm, self.mlp_out_norm = norms
-        self.qkv = linear(MatrixId("qkv", index), hidden, whole.qkv_parts(index), bias, dtype, device)
-        self.heads = Heads(whole, index, q_norm, k_norm if whole.stores_kv(index) else None)
-        self.output = linear(
-            MatrixId("attn_out", index), config.q_width, (hidden,), config.attention_output_bias, dtype, device
-        )
+        self.output = linear(MatrixId("attn_out", index), config.q_width, (hidden,), bias[1], dtype, device)
+        self.mlp_norm, self.mlp_out_norm = norm(hidden), norm(hidden)
         self.gate_up = linear(MatrixId("gate_up", index), hidden, config.up_widths, False, dtype, device)
         self.gate = Gated(config.activation)
         self.down = linear(MatrixId("down", index), config.intermediate_size, (hidden,), False, dtype, device)
@@ -110,7 +89,7 @@ class Block(nn.Module):
         self.scale = parameter((1,), dtype, device)
 
     def forward(self, x: Tensor, inputs: Tensor | None, rotation: Rotation | None, attention: Attention) -> Tensor:
-        qkv = self.qkv.after(self.attention_norm, x)  # [N, (Hq + Hkv + Hkv) Dh]
+        qkv = self.qkv.after(self.attention_norm, x)  # [N, (Hq + Hkv + Hkv) Dh], or [N, Hq Dh]
         x = self.attention_out_norm.onto(x, self.output(self.heads(qkv.to(x.dtype), rotation, attention)))
         features = self.gate_up.after(self.mlp_norm, x, self.gate)  # [N, 2 F] → [N, F]
         if self.embedded is None or inputs is None:
@@ -121,11 +100,8 @@ class Block(nn.Module):
     def parts(self, rope: RotaryTable | None) -> LayerParts:
         attention = self.attention_norm, self.qkv, self.heads, self.output
         mlp = self.mlp_norm, self.gate_up, self.gate, self.down
-        own = self.embedded
-        embedded = None if own is None else EmbeddedParts(own.gate, own.activation, own.out, own.norm)
-        return LayerParts(
-            rope, *attention, *mlp, self.attention_out_norm, self.mlp_out_norm, embedded=embedded, scale=self.scale
-        )
+        embedded = None if self.embedded is None else self.embedded.parts()
+        return LayerParts(rope, *attention, *mlp, self.attention_out_norm, self.mlp_out_norm, embedded, self.scale)
 
 
 class Gemma4(Model):
@@ -147,57 +123,40 @@ class Gemma4(Model):
         table = config.vocab_size, config.hidden_size, dtype, device
         tied, packed = (head, None) if config.tie_embeddings else (None, packed_table(linear, *table))
         self.embedding = Embedding(*table, shared=tied, table=packed)
-        # Both factors are rounded to the weights' type, as in training: see gemma3.py.
-        self.embedding_scale = _rounded(config.embedding_scale, self.embedding)
-        if config.per_layer_width:
-            self._add_inputs(config, linear, dtype, device)
+        self.embedding_scale = self.embedding.rounded(config.embedding_scale)
+        self.inputs = LayerInputs(config, linear, dtype, device) if config.per_layer_width else None
         self.rotations = Rotations(config, dtype, device)
         self.layers = nn.ModuleList(Block(config, index, linear, dtype, device) for index in range(config.num_layers))
         self.norm = RMSNorm(config.hidden_size, config.norm_eps, dtype, device)
         self.head = head
-        without = "|".join(str(layer) for layer in range(config.num_layers) if not config.stores_kv(layer))
-        if without:  # published files hold keys' and values' matrices of these layers too
-            unused = Ignored(rf"^model\.layers\.({without})\.self_attn\.(k_proj|v_proj|k_norm)\.")
-            self.ignored = (*type(self).ignored, unused)
+        if without := [str(layer) for layer in range(config.num_layers) if not config.stores_kv(layer)]:
+            # published files have matrices of keys and values for these layers too, which nothing reads
+            unread = rf"^model\.layers\.({'|'.join(without)})\.self_attn\.(k_proj|v_proj|k_norm)\."
+            self.ignored = (*type(self).ignored, Ignored(unread))
 
-    def _add_inputs(
-        self, config: ModelConfig, linear: LinearFactory, dtype: torch.dtype, device: torch.device | str
-    ) -> None:
-        """Add what makes every layer's own embedding of a token."""
-        hidden, width = config.hidden_size, config.per_layer_width
-        every = config.num_layers * width
-        table = config.vocab_size, every, dtype, device
-        packed = packed_table(linear, *table, path="layer_embedding.weight")
-        self.layer_embedding = Embedding(*table, table=packed)
-        self.layer_embedding_scale = _rounded(width**0.5, self.layer_embedding)
-        self.embed_in = linear(MatrixId("embed_in", None), hidden, (every,), False, dtype, device)
-        # The product is divided by sqrt(D) before its norm, which sees that in its eps alone.
-        self.inputs_norm = RMSNorm(width, config.norm_eps * hidden, dtype, device)
+    @property
+    def token_tables(self) -> tuple[str, ...]:
+        return ("embedding",) if self.inputs is None else ("embedding", "inputs.embedding")
 
     def embed(self, token_ids: Tensor, positions: Tensor) -> Tensor:
         x = self.embedding(token_ids) * self.embedding_scale
-        width = self.config.per_layer_width
-        if not width:
-            return x
-        seen = self.inputs_norm(self.embed_in(x).to(x.dtype).unflatten(1, (-1, width)))  # [N, L P] → [N, L, P]
-        own = self.layer_embedding(token_ids) * self.layer_embedding_scale
-        return torch.cat((x, (seen.flatten(1) + own) * 0.5**0.5), dim=1)
+        return x if self.inputs is None else torch.cat((x, self.inputs(token_ids, x)), dim=1)  # [N, D + L P]
 
     def embedding_tables(self) -> EmbeddingTables:
         return EmbeddingTables(self.embedding.floats(), scale=self.embedding_scale)
 
     def run_layers(self, x: Tensor, positions: Tensor, attention: Attention) -> Tensor:
-        inputs: Sequence[Tensor | None] = [None] * len(self.layers)
-        if width := self.config.per_layer_width:
-            x, own = x.split_with_sizes((self.config.hidden_size, len(self.layers) * width), dim=1)
-            x, inputs = x.contiguous(), own.split(width, dim=1)
+        x, inputs = self.apart(x)
         for layer, mine, rotation in zip(self.layers, inputs, self.rotations(positions), strict=True):
             x = layer(x, mine, rotation, attention)
         return x
 
+    def apart(self, x: Tensor) -> tuple[Tensor, list[Tensor | None]]:
+        """[N, D + L P] → the stream [N, D], and each layer's inputs [N, P]."""
+        if self.inputs is None:
+            return x, [None] * len(self.layers)
+        hidden = self.config.hidden_size
+        return x[:, :hidden].contiguous(), [*x[:, hidden:].split(self.inputs.width, dim=1)]
+
     def parts(self) -> list[LayerParts]:
         return [cast(Block, layer).parts(self.rotations.table(number)) for number, layer in enumerate(self.layers)]
-
-
-def _rounded(factor: float, table: Embedding) -> float:
-    return torch.tensor(factor, dtype=table.table_dtype).item()

@@ -110,9 +110,7 @@ FAMILIES: dict[str, Family] = {
             "gemma4_text": ModelType("Gemma4ForCausalLM", gemma4.read_gemma4),
             "gemma4": ModelType("Gemma4ForConditionalGeneration", gemma4.read_gemma4_multimodal),
             "gemma4_unified_text": ModelType("Gemma4UnifiedForCausalLM", gemma4.read_gemma4_unified),
-            "gemma4_unified": ModelType(
-                "Gemma4UnifiedForConditionalGeneration", gemma4.read_gemma4_unified_multimodal
-            ),
+            "gemma4_unified": ModelType("Gemma4UnifiedForConditionalGeneration", gemma4.read_gemma4_unified_multimodal),
         },
         write=gemma4.write_gemma4,
     ),

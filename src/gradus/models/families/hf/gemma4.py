@@ -223,7 +223,9 @@ def write_gemma4(config: ModelConfig) -> dict[str, Any]:
         },
         "rope_parameters": {
             "full_attention": _spelled(config, config.num_layers - 1),
-            "sliding_attention": {"rope_type": "default", "rope_theta": 1e4} if local is None else _spelled(config, local),
+            "sliding_attention": {"rope_type": "default", "rope_theta": 1e4}
+            if local is None
+            else _spelled(config, local),
         },
     }
 
