@@ -132,7 +132,7 @@ def test_what_does_not_divide_is_named():
     with pytest.raises(ConfigError, match=r"has only 2 layers"):
         Place(0, 1, 3).shard(SHAPES["tiny-llama"].stage(range(2)))
     with pytest.raises(ConfigError, match="pipeline_parallel 2: a layer attends to the keys and values of one in an"):
-        Place(0, 1, 2).shard(replace(SHAPES["tiny-gemma4-e"], per_layer_width=0))
+        Place(1, 1, 2).shard(replace(SHAPES["tiny-gemma4-e"], per_layer_width=0))
     with pytest.raises(ConfigError, match="pipeline_parallel 2: layers have embeddings of their own"):
         Place(0, 1, 2).shard(replace(SHAPES["tiny-gemma4-e"], kv_sources=()))
 
