@@ -9,9 +9,22 @@ import pytest
 import torch
 
 from gradus.errors import ConfigError
-from gradus.models import ModelConfig, create_model, read_config, write_config
+from gradus.models import (
+    SHAPES,
+    Linear,
+    MatrixId,
+    ModelConfig,
+    create_model,
+    load_weights,
+    read_config,
+    write_config,
+)
 from gradus.models.config import LayerSizes, parameter_count
-from tests.models.conftest import NaiveAttention, Reference, loaded, reference, run
+from gradus.models.weights import plan
+from gradus.quantization.gguf import GGUFLinear
+from gradus.quantization.linear import QuantizedLinear
+from gradus.quantization.mix import Mix, factory, matrix_ids, names_of
+from tests.models.conftest import InMemory, NaiveAttention, Reference, loaded, reference, run
 
 TOLERANCE = 1e-4  # of the largest logit
 NOTICEABLE = 1e-2
@@ -233,3 +246,45 @@ def test_a_wrong_configuration_is_noticed(name: str) -> None:
     want = gemma4(**{**SHARED, "num_kv_shared_layers": 2})
     assert want.error(loaded(want.config, want.tensors)) <= TOLERANCE
     assert want.error(loaded(BROKEN[name](want.config), want.tensors)) > NOTICEABLE
+
+
+# -- in fewer bits -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("scheme", "error"), [("int8", 0.06), ("int4", 0.5), ("fp8", 0.2), ("fp8-block", 0.2)])
+@pytest.mark.parametrize("corner", ["values are keys", "everything of E2B"])
+def test_every_matrix_is_quantized_as_it_is_loaded(corner: str, scheme: str, error: float) -> None:
+    """error: the root mean square of the logits' error, as a part of theirs; 1.4 for those of another model."""
+    wide = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 16, "global_head_dim": 32}
+    embedded = {"hidden_size_per_layer_input": 32} if "E2B" in corner else {}
+    want = gemma4(**{**CORNERS[corner], **wide, **embedded})
+    # large scores would make a softmax of what rounding did to them
+    tensors = {name: value * 0.1 if "q_norm" in name else value for name, value in want.tensors.items()}
+    mix = Mix.of(scheme)
+    mix.check(want.config)
+    model = create_model(want.config, linear=factory(mix, want.config, Linear))
+    load_weights(model, InMemory(tensors))
+    matrices = [module for module in model.modules() if isinstance(module, Linear) and module is not model.head]
+    assert {module.matrix_id for module in matrices} == {*matrix_ids(want.config)} - {model.head.matrix_id}
+    assert all(isinstance(module, QuantizedLinear) for module in matrices)
+    floats = run(loaded(want.config, tensors), want.tokens)
+    found = run(model, want.tokens) - floats
+    assert found.square().mean().sqrt() < error * floats.square().mean().sqrt()
+
+
+def test_a_matrix_has_the_names_of_what_the_files_hold_for_it() -> None:
+    config = gemma4(**{**CORNERS["everything of E2B"], **KEYS_AS_VALUES}).config
+    assert names_of(MatrixId("qkv", 1), config) == [f"model.layers.1.self_attn.{name}_proj" for name in "qkk"]
+    assert names_of(MatrixId("qkv", 5), config) == ["model.layers.5.self_attn.q_proj"]
+    assert names_of(MatrixId("embed_gate", 5), config) == ["model.layers.5.per_layer_input_gate"]
+    assert names_of(MatrixId("embed_in", None), config) == ["model.per_layer_model_projection"]
+    Mix("", (("model.embed_tokens_per_layer", "int8"),)).check(config)
+
+
+def test_the_second_table_may_be_in_blocks_of_its_own() -> None:
+    config = SHAPES["tiny-gemma4-e"]
+    mix = Mix("", (("model.embed_tokens_per_layer", "q8_0"), ("*", "none")))
+    model = create_model(config, linear=factory(mix, config, Linear))
+    assert isinstance(model.inputs.embedding.table, GGUFLinear) and model.embedding.lookup is None
+    (piece,) = [piece for piece in plan(model) if piece.module is model.inputs.embedding.table]
+    assert piece.stored.name == "model.embed_tokens_per_layer.weight" and piece.shape == (320, 6 * 32)
