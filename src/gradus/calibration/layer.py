@@ -47,8 +47,9 @@ class LoneLayer:
         found = {module.matrix_id.role: module for module in self.model.layers.modules() if isinstance(module, Linear)}
         return {role: linear for role, linear in found.items() if isinstance(linear, ObservedLinear)}
 
-    def norm_before(self, matrix_id: MatrixId) -> nn.Module:
-        """The norm whose output a product reads: of "qkv" and "gate_up". Raises Undescribed where that is not known."""
+    def norm_before(self, matrix_id: MatrixId) -> nn.Module | None:
+        """The norm whose output a product reads: of "qkv" and "gate_up"; None if it reads the stream as it is. Raises
+        Undescribed where that is not known."""
         (layer,) = parts_of(self.model)
         return layer.attention_norm if matrix_id.role == "qkv" else layer.mlp_norm
 

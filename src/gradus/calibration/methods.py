@@ -56,8 +56,11 @@ def rescale(layer: LoneLayer, factors_of: FactorsOf) -> None:
     """
     linears, config = layer.linears(), layer.model.config
     for role in ("qkv", "gate_up"):
+        norm = layer.norm_before(linears[role].matrix_id)
+        if norm is None:  # nothing could undo the factors: the stream has other readers
+            continue
         factors = _rescale(linears[role], factors_of, lambda each: each)
-        for parameter in layer.norm_before(linears[role].matrix_id).parameters():
+        for parameter in norm.parameters():
             parameter.div_(factors)
     if len(linears["gate_up"].out_features) == 2:
         _divide_rows(linears["gate_up"], 1, _rescale(linears["down"], factors_of, lambda each: each))

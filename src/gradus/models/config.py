@@ -279,8 +279,8 @@ class Shard(NamedTuple):
     """One rank's part of a model: its sizes, and the place of each in the whole.
 
     config: the sizes; hidden_size is not divided. kv_heads, features: of a layer without `sizes` of its own. tokens:
-    its rows of the embedding and the head, those from the whole vocab_size on being padding. rank, count: as `shard`
-    was asked, which cuts a layer of other sizes alike: `config.layer(i).shard(rank, count)`.
+    its rows of the embedding and the head, those from the whole vocab_size on being padding. rank, ranks: this
+    part's number, and how many there are, by which a layer of other sizes is cut: `config.layer(i).shard(rank, ranks)`.
     """
 
     config: ModelConfig
@@ -289,7 +289,7 @@ class Shard(NamedTuple):
     features: range
     tokens: range
     rank: int
-    count: int
+    ranks: int
 
 
 def _kv_part(heads: int, rank: int, count: int) -> range:

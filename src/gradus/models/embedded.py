@@ -37,6 +37,11 @@ class LayerInputs(nn.Module):
         computed = self.norm(self.product(x).to(x.dtype).unflatten(1, (-1, self.width))).flatten(1)
         return (computed + self.embedding(token_ids) * self.scale) * BOTH
 
+    def apart(self, x: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """What `Model.embed` returns, [N, D + L P] → the stream [N, D], and each layer's inputs [N, P]."""
+        hidden = self.product.in_features
+        return x[:, :hidden].contiguous(), [*x[:, hidden:].split(self.width, dim=1)]
+
 
 class Embedded(nn.Module):
     """What a layer makes of the stream and its own embedding of each token."""

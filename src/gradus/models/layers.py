@@ -256,7 +256,7 @@ class Model(nn.Module):
 
     weights: Mapping[str, Source]  # our parameter → the checkpoint's tensors, `{}` being the layer
     renamed: ClassVar[tuple[tuple[str, str], ...]] = ()  # other beginnings of names → those in `weights`
-    ignored: ClassVar[tuple[Ignored, ...]] = (
+    ignored: tuple[Ignored, ...] = (
         Ignored(r"\.rotary_emb\.inv_freq$", "the rotary frequencies that rope_theta gives", has_frequencies),
     )
 

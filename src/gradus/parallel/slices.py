@@ -95,7 +95,7 @@ def _cut_in_layer(
     role, layer = matrix_id
     assert layer is not None
     sizes = config.layer(layer)
-    own = sizes.shard(shard.rank, shard.count)
+    own = sizes.shard(shard.rank, shard.ranks)
     if role == "qkv":
         widths = config.qkv_parts(layer)
         parts = [_spread(heads, sizes.head_dim) for heads in (own.heads, own.kv_heads, own.kv_heads)]

@@ -146,17 +146,10 @@ class Gemma4(Model):
         return EmbeddingTables(self.embedding.floats(), scale=self.embedding_scale)
 
     def run_layers(self, x: Tensor, positions: Tensor, attention: Attention) -> Tensor:
-        x, inputs = self.apart(x)
+        x, inputs = (x, [None] * len(self.layers)) if self.inputs is None else self.inputs.apart(x)
         for layer, mine, rotation in zip(self.layers, inputs, self.rotations(positions), strict=True):
             x = layer(x, mine, rotation, attention)
         return x
-
-    def apart(self, x: Tensor) -> tuple[Tensor, list[Tensor | None]]:
-        """[N, D + L P] → the stream [N, D], and each layer's inputs [N, P]."""
-        if self.inputs is None:
-            return x, [None] * len(self.layers)
-        hidden = self.config.hidden_size
-        return x[:, :hidden].contiguous(), [*x[:, hidden:].split(self.inputs.width, dim=1)]
 
     def parts(self) -> list[LayerParts]:
         return [cast(Block, layer).parts(self.rotations.table(number)) for number, layer in enumerate(self.layers)]
