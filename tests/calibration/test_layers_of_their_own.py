@@ -1,4 +1,4 @@
-"""`gradus quantize` of layers that differ: in sizes, without keys and values of their own, with embeddings of theirs."""
+"""`gradus quantize` of layers that differ in size, share keys and values, or have embeddings of their own."""
 
 import json
 

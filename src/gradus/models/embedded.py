@@ -1,8 +1,8 @@
 """Embeddings of each layer (Gemma 3n, Gemma 4 E2B and E4B): every token is looked up a second time, for all layers.
 
 The second table has P values for each of L layers. They are added to as many that are computed from the token's row,
-and come to the layers behind it. A layer lets its own decide how much of P features of the stream passes. A lookup is no
-product, so this table can be far larger than all that a step multiplies with.
+and come to the layers behind it. A layer's own P values decide how much of P features of the stream passes. A lookup is
+no product, so this table can be far larger than all that a step multiplies with.
 """
 
 import torch
