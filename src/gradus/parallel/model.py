@@ -1,7 +1,7 @@
 """A rank's model: the sizes of its part, its exchanging layers, and its slice of the weights."""
 
 from dataclasses import replace
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -11,7 +11,7 @@ from gradus.loading import Checkpoint, Progress
 from gradus.loading.checkpoint import RANDOM_SEED
 from gradus.models.config import Shard
 from gradus.models.create import create_model, noise, shorten_lookups
-from gradus.models.layers import Model
+from gradus.models.layers import Embedding, Model
 from gradus.models.weights import assign, checked, load_weights, parameters
 from gradus.parallel.group import Check, Group, nothing_known
 from gradus.parallel.layers import ParallelLinears, SummedEmbedding
@@ -68,7 +68,9 @@ def load_part(
             progress.begin(f"loading part {place.rank + 1} of {place.count} of {checkpoint.name}", None)
         load_weights(model, Slices(whole, model, kept, checked(whole, checkpoint.tensors), shard))
     if place.first:
-        model.embedding = SummedEmbedding(model.embedding, shard.tokens.start, stage)
+        for name in model.token_tables:
+            table = cast(Embedding, model.get_submodule(name))
+            model.set_submodule(name, SummedEmbedding(table, shard.tokens.start, stage))
     model.config = replace(
         shard.config,
         vocab_size=config.vocab_size,
