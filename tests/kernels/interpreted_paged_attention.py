@@ -91,6 +91,16 @@ def test_decodes_turn_their_heads_and_store_what_is_new(step, norms):
         )  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("step", "rotates"),
+    [(Step(DECODES, window=16), True), (Step(DRAFTED), True), (Step(DRAFTED, fp8=True), False)],
+    ids=["grown queries in a window", "with drafts", "with drafts, unrotated, fp8"],
+)
+def test_decodes_grow_queries_and_normalize_values(step, rotates):
+    for found, expected in step.attend_to_new_tokens(SMALL, norms=rotates, rotates=rotates, more=True):
+        torch.testing.assert_close(found.double(), expected.double(), rtol=1e-5, atol=1e-5, equal_nan=True)
+
+
 @pytest.mark.parametrize("window", [None, 40])
 def test_every_visible_key_is_in_exactly_one_item_of_its_tile(window):
     step = Step([(1, 300), (9, 9), (1, 20), (0, 0), (30, 150)], heads=1, window=window)
