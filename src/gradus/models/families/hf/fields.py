@@ -32,6 +32,14 @@ class Fields:
     def number(self, key: str, default: Any = REQUIRED) -> float:
         return float(self._read(key, default, "a number above 0 and below 1e12", _is_number))
 
+    def numbers(self, key: str) -> tuple[float, ...]:
+        """A list of numbers above 0."""
+
+        def accepts(value: Any) -> bool:
+            return isinstance(value, list) and value != [] and all(map(_is_number, value))
+
+        return tuple(map(float, self._read(key, REQUIRED, "a list of numbers above 0", accepts)))
+
     def boolean(self, key: str, default: bool) -> bool:
         return self._read(key, default, "true or false", lambda value: isinstance(value, bool))
 
