@@ -111,7 +111,7 @@ class Step:
         """Of decodes, with drafts or without, whose qkv product is noise: (found, expected) of the result, of all keys,
         of all values, and of their scales.
 
-        more: queries grow with their positions, and values are normalized.
+        more: queries grow with their positions, if they are rotated, and values are normalized.
         """
         tokens, device = self.query_start[-1], self.device
         width = (self.group + 2) * self.heads * self.head_dim
@@ -121,7 +121,8 @@ class Step:
         gains = torch.randn(2, self.head_dim).to(device, self.dtype)
         passage = Passage(
             rotary if rotates else None, (gains[0], gains[1]) if norms else None, 1e-5,
-            growth=1 + torch.rand(len(angles), device=device) if more else None, value_eps=1e-5 if more else None,
+            growth=1 + torch.rand(len(angles), device=device) if more and rotates else None,
+            value_eps=1e-5 if more else None,
         )  # fmt: skip
         work, out = self.work(launch), torch.full_like(self.q, float("nan"))
         partials = Partials([launch], kv_heads=self.heads, head_dim=self.head_dim, device=self.q.device)

@@ -204,7 +204,7 @@ class FusedRotaryTable(Twin, RotaryTable):
 
     def forward(self, positions: Tensor) -> Rotation:
         """The table, the positions and the queries' growth, for `FusedHeads`."""
-        return self.table, positions, self.query_scales
+        return Rotation(self.table, positions, self.query_scales)
 
 
 @twin_of(Heads)

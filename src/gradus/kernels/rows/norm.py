@@ -69,8 +69,8 @@ def norm_kernel(
 def add_rms_norm(x: Tensor, delta: Tensor | None, weight: Tensor, eps: float) -> Tensor:
     """x += delta (in place), then x / rms(x) * weight (Zhang and Sennrich 2019).
 
-    x, delta: [N, D], contiguous, of one floating dtype; None adds nothing. weight: [D] of any floating dtype.
-    Returns y [N, D].
+    x, delta: [N, D], or rows in any other shape [..., D], contiguous, of one floating dtype; None adds nothing. weight:
+    [D] of any floating dtype. Returns y, shaped as x.
     """
     y = torch.empty_like(x)
     _launch(x, delta, (None, None), weight, None, y, eps, center=False)
@@ -97,7 +97,8 @@ def _launch(
     bias: Tensor | None, y: Tensor | None, eps: float, *, center: bool,
 ) -> None:  # fmt: skip
     """of_delta: the weight of its norm, and the factor of the sum."""
-    rows, width = x.shape
+    width = x.shape[-1]
+    rows = x.numel() // width
     assert x.is_contiguous() and (delta is None or (delta.is_contiguous() and delta.shape == x.shape))
     if rows:
         block, early = triton.next_power_of_2(width), starts_early()

@@ -11,7 +11,7 @@ class Passage(NamedTuple):
     table: RotaryTable's [L, Dh], cosines then sines; None: heads are not rotated. norms: the weights of the RMSNorms of
     queries and keys, of any floating dtype: [Dh] each, or `across` all heads of a token, [Hq Dh] and [Hkv Dh]. The
     keys' is None where a layer has queries alone. growth: float32 [L], by which queries are multiplied at each position
-    once they are rotated. value_eps: of the values' RMSNorm, which has no weights; None: values have no norm.
+    once they are rotated; only with a table. value_eps: of the values' RMSNorm, which has no weights; None: no norm.
     """
 
     table: Tensor | None = None
