@@ -192,6 +192,8 @@ def test_activations(name):
     x = 4 * torch.randn(3, 2 * 40)
     assert_close(activation.gated_activation(x, name), gated_activation_reference(x, name))
     assert_close(activation.activation(x, name), activation_reference(x, name))
+    beside = torch.randn(3, 200)[:, 70:150]  # columns of a wider tensor
+    assert_close(activation.activation(x, name, beside), activation_reference(x, name, beside))
 
 
 @pytest.mark.parametrize(("rows", "name"), each_once([1, 3, 4], [None, "gelu_tanh", "silu"]))

@@ -63,8 +63,8 @@ TYPES = {torch.bfloat16: "*bf16", torch.float32: "*fp32"}
 # Bytes per thread that may be spilled on an H200, by how the name begins: the most that Triton 3.6 and 3.7 make of it.
 # In float32 a product is three, so registers are short. Of a prompt's 256 rows some values are spilled outside of the
 # loop (faster all the same, measured). Values of 8 bits take registers to be widened: in bfloat16, for heads of 128, a
-# prompt's fastest tile spills (`benchmarks/kernels/paged_attention_fp8.json`); heads of 256, and float32, were not
-# raced.
+# prompt's fastest tile spills (`benchmarks/kernels/paged_attention_fp8.json`); heads of 256 and 512, and float32, were
+# not raced. A tile of 64 rows of heads of 512 spills behind its loop.
 SPILLED = {
     "hopper prompt": 48,  # as in Triton 3.6; raced with them
     "decode 256 float32 fp8": 16,
@@ -78,6 +78,9 @@ SPILLED = {
     "prompt 256 bfloat16 fp8": 8,
     "prompt 256 float32 32": 368,
     "prompt 256 float32 fp8": 280,
+    "decode 512 float32": 1048,
+    "prompt 512 bfloat16 64": 424,
+    "prompt 512 float32 fp8": 1232,
 }
 
 
@@ -125,8 +128,14 @@ def beside_products(able: Capability) -> Iterator[tuple[str, Case]]:
     ranks = {"RANK": 0, "RANKS": 2, "ROWS": 256, "CAPACITY": 2048, "W": 2048, "BLOCK": 2048, "ids_ptr": None}
     ranks |= {"KIND": tl.bfloat16, "HALVES": True}
     yield "summed norm", Case(summed_norm_kernel, words | {"eps": "fp32"}, ranks, {"num_warps": 8})
-    gated = {"ACTIVATION": "silu", "GATED": True, "BLOCK": BLOCK}
+    alone = {"times_ptr": None, "stride": None}
+    gated = {"ACTIVATION": "silu", "GATED": True, "BLOCK": BLOCK} | alone
     yield "activation", Case(activation_kernel, {"width": "i32:16"}, gated, {"num_warps": 4})
+    times, strides = (
+        {"ACTIVATION": "gelu_tanh", "GATED": False, "BLOCK": BLOCK},
+        {"width": "i32:16", "stride": "i32:16"},
+    )
+    yield "activation times", Case(activation_kernel, strides, times, {"num_warps": 4})
     yield from passing_heads(able)
     tables = {"slots_ptr": "*i32", "lengths_ptr": "*i32"}
     strides = dict.fromkeys(("rows", "group_stride", "slot_stride"), "i32")
@@ -437,6 +446,7 @@ SAMPLE += ["int4 1", "int8 64", "fp8 16 gated", "fp8-block 256", "rounded *i8 16
 SAMPLE += ["rope and store fp8", "decode 128 bfloat16 fp8 16 2", "pack rows", "accept drafts", "look up"]
 SAMPLE += ["accept drafts without states", "first inputs", "next inputs"]
 SAMPLE += ["first rows", "next rows", "keep draft", "work"]
+SAMPLE += ["rope and store, norm across heads", "queries alone 512", "activation times", "decode 512 bfloat16 16 16"]
 
 
 def test_every_number_of_a_kernel_has_its_type_here():
@@ -528,8 +538,7 @@ def test_a_gpu_never_heard_of_is_given_the_least_shared_memory():
 
 
 @pytest.mark.parametrize("dtype", TYPES)
-@pytest.mark.parametrize("group", [1, 4, 7, 20])
-@pytest.mark.parametrize("head_dim", [20, 64, 96, 128, 256, 512])
+@pytest.mark.parametrize("head_dim, group", [*product([20, 64, 96, 128, 256], [1, 4, 7, 20]), (512, 8), (512, 16)])
 def test_tiles_are_cut_to_what_a_gpu_has_and_no_further(head_dim, group, dtype):
     wide = triton.next_power_of_2(head_dim) * dtype.itemsize
     here, there = launches(head_dim, dtype, group), launches(head_dim, dtype, group, able=Capability(8, 6))

@@ -187,6 +187,9 @@ class FusedActivation(Twin, Activation):
     def forward(self, x: Tensor) -> Tensor:
         return activation(x, self.name)
 
+    def times(self, x: Tensor, by: Tensor) -> Tensor:
+        return activation(x, self.name, by)
+
 
 @twin_of(Gated)
 class FusedGated(Twin, Gated):

@@ -32,7 +32,7 @@ def gated_activation_reference(gate_up: Tensor, activation: str) -> Tensor:
     return (activation_reference(gate, activation) * up).to(gate_up.dtype)
 
 
-def activation_reference(x: Tensor, activation: str) -> Tensor:
+def activation_reference(x: Tensor, activation: str, times: Tensor | None = None) -> Tensor:
     wide = x.float()
     match activation:
         case "silu":
@@ -41,7 +41,7 @@ def activation_reference(x: Tensor, activation: str) -> Tensor:
             wide = F.gelu(wide)
         case _:
             wide = F.gelu(wide, approximate="tanh")
-    return wide.to(x.dtype)
+    return (wide if times is None else wide * times.float()).to(x.dtype)
 
 
 def rope_store_reference(
