@@ -103,7 +103,7 @@ def launches(
     elif wide > 512 and dtype.itemsize == 2 and not eight_bits:
         shapes = [(16, 16, 4, 3), (64, 32, 8, 2)]
     elif wide > 1024 and group <= SMALLEST_TILE and not eight_bits:
-        shapes = [(16, 16, 4, 2)]
+        shapes = [(16, 16, 8, 2)]
     elif wide > 256:
         keys, tall, warps = (32, 64, 8) if wide <= 512 else (16, 32, 8)
         shapes = [(16, keys, 4, 3), (tall, keys, warps, 3)]
