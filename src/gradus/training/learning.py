@@ -27,7 +27,6 @@ def read(model: Model, texts: Texts) -> tuple[Tensor, Tensor]:
     positions = torch.arange(length, device=tokens.device).repeat(count)
     embedded = model.embed(tokens, positions)
     hidden = model.norm(model.run_layers(embedded, positions, WholeSequences(model.config, count)))
-    embedded = embedded[:, : model.config.hidden_size]
     return hidden.unflatten(0, (count, length)), embedded.unflatten(0, (count, length))
 
 
