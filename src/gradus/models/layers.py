@@ -33,6 +33,10 @@ class Activation(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return self.function(x)
 
+    def times(self, x: Tensor, by: Tensor) -> Tensor:
+        """The activated x, multiplied by another tensor of its shape, whose rows may lie apart (Gemma 4)."""
+        return self.forward(x) * by
+
 
 class Gated(Activation):
     """[N, 2 F] → [N, F]: the activated first half decides how much of each feature of the second passes."""
