@@ -117,9 +117,7 @@ class Layer(nn.Module):
 
 
 class Decoder(Model):
-    def __init__(
-        self, config: ModelConfig, linear: LinearFactory = Linear, dtype: torch.dtype = torch.float32
-    ) -> None:
+    def __init__(self, config: ModelConfig, linear: LinearFactory = Linear, dtype: torch.dtype = torch.float32) -> None:
         super().__init__()
         self.config, self.dtype, self.device = config, dtype, torch.device("cpu")
         hidden = config.hidden_size

@@ -17,7 +17,7 @@ from gradus.quantization.gguf import GGUFLinear
 from gradus.quantization.int4 import Int4Linear
 from gradus.quantization.int8 import Int8Linear
 from tests.kernels.cpu.decoder import ALL, ROPE, TRAITS, Decoder, PlainPages, decoder
-from tests.kernels.cpu.steps import MANY, Step, close, dense, generator, poison, same
+from tests.kernels.cpu.steps import MANY, Step, close, dense, poison, same
 
 MIXED = [5, 31, 0, 16, 63, 1, 32, 200]
 EVERY = TRAITS | {"all": ALL}
@@ -156,13 +156,11 @@ def test_a_row_that_is_not_finite_stays_alone_and_can_be_seen(bad):
 
 
 def test_queries_grow_beyond_the_positions_that_earlier_steps_reached():
-    traits = TRAITS["queries that grow"]
-    model = decoder(traits, context_length=4096)
-    decode = PlainPages(model).decode_model(model)
+    model = decoder(TRAITS["queries that grow"], context_length=4096)
+    decode, theirs = PlainPages(model).decode_model(model), PlainPages(model)
     for context in (3, 1500, 4000):
         step = Step(model, [context])
-        close(step.compiled(decode), step.in_torch(model, PlainPages(model)))
-        decode = PlainPages(model).decode_model(model)
+        close(step.compiled(decode), step.in_torch(model, theirs))
 
 
 # -- around a step -----------------------------------------------------------------------------------------------------

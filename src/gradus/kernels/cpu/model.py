@@ -300,7 +300,7 @@ def _make_step(
         contexts=groups,
         spans=np.zeros((len(groups), most), SPAN),
         span_starts=np.zeros((len(groups), MOST_ROWS + 1), np.int64),
-        x=buffer(config.hidden_size + config.num_layers * config.per_layer_width),
+        x=buffer(config.input_width),
         qkv=buffer(max(sum(layer.qkv.out_features) for layer in layers)),
         partials=np.empty((most, config.num_heads, head_dim + 2), f32),  # most are never written
         added=buffer(config.hidden_size),
