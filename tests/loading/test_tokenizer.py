@@ -461,7 +461,7 @@ def test_gemma4_takes_its_calls_whole_and_adds_no_space(tmp_path):
 
 
 def test_phi3s_control_tokens_swallow_the_space_behind_them(tmp_path):
-    """llama.cpp does it by the model's name, since the file does not say it; published tokenizers do, token by token."""
+    """Published tokenizers say so token by token, and the file does not: llama.cpp goes by the model's name."""
 
     def build(architecture):
         writer = gguf.GGUFWriter(tmp_path / "m.gguf", architecture)

@@ -205,6 +205,13 @@ def canonical_name(family: type[Model], name: str) -> str:
     return name
 
 
+def of_other_parts(family: type[Model], source: TensorSource) -> list[str]:
+    """List the tensors of a checkpoint's other parts (towers for images and sound), which compute no text."""
+    patterns = [ignored.pattern for ignored in family.ignored if ignored.holds is None]
+    names = ((name, canonical_name(family, name)) for name in source.names())
+    return [name for name, canonical in names if any(re.search(pattern, canonical) for pattern in patterns)]
+
+
 def tied_as_stored(config: ModelConfig, family: type[Model], source: TensorSource) -> ModelConfig:
     """The configuration, with a separate output head if the files have one that differs from the embedding.
 
