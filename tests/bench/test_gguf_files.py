@@ -9,8 +9,9 @@ from gradus.bench.contenders.gguf_files import GGUFFiles, OwnTensors, format_of,
 from gradus.bench.measure.drive import ContenderFailed
 from gradus.bench.predict.roofline import streamed_parameters
 from gradus.loading import Checkpoint, open_checkpoint
+from gradus.loading.gguf.architectures import hugging_face_config
 from gradus.loading.gguf.file import GGUFFile
-from gradus.loading.gguf.model import GGUFTensors, hugging_face_config
+from gradus.loading.gguf.model import GGUFTensors
 from gradus.models import SHAPES, ModelConfig, create_model, load_weights, randomize, read_config
 from tests.loading.builders import CONFIGS, write_folder
 

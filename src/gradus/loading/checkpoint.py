@@ -315,8 +315,9 @@ def _open_file(name: str, path: Path) -> Checkpoint:
     _check_kind(name, path)
     if path.suffix == LLAMA2C:
         return _open_llama2c(name, path)
+    from gradus.loading.gguf.architectures import hugging_face_config
     from gradus.loading.gguf.file import GGUFFile
-    from gradus.loading.gguf.model import GGUFTensors, hugging_face_config
+    from gradus.loading.gguf.model import GGUFTensors
     from gradus.loading.gguf.tokenizer import read_tokenizer
 
     file = GGUFFile(path)

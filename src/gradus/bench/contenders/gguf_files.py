@@ -2,19 +2,19 @@
 
 The layers' matrices are in the file's format, as they are in our schemes; norms and biases are float32, embedding and
 head float16. What the conversion changes is what `gradus.loading.gguf.model` changes back: Llama's q and k rows are
-interleaved, Gemma's norm scales have their one, GPT-2's matrices are transposed. The file has no tokenizer: the peer
+interleaved, Gemma 3's norm scales have their one, GPT-2's matrices are transposed. The file has no tokenizer: the peer
 is given token ids.
 """
 
 import tempfile
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from functools import cached_property
-from math import isclose, prod
+from math import isclose, log, prod
 from pathlib import Path
 
 import gguf
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -22,8 +22,11 @@ from gradus.bench.declare.declaration import GGUF_FORMATS
 from gradus.bench.measure.drive import ContenderFailed
 from gradus.bench.predict.roofline import Widths, streamed_parameters
 from gradus.loading import Checkpoint
-from gradus.loading.gguf.model import ARCHITECTURES
+from gradus.loading.gguf.architectures import ARCHITECTURES, Architecture
+from gradus.loading.gguf.model import CONVERTED
+from gradus.loading.gguf.rotary import FACTORS, LONG, SHORT
 from gradus.models import LinearScaling, Llama3Scaling, Model, ModelConfig, TensorSource, create_model
+from gradus.models.config import LongRope, Rope, Yarn
 from gradus.models.rope import frequencies
 from gradus.models.source import Shape
 from gradus.models.weights import Piece, checked, plan
@@ -116,7 +119,7 @@ def write(path: Path, config: ModelConfig, tensors: TensorSource, kind: Type) ->
     """Write all tensors of a model. kind: of the layers' matrices. Raises ContenderFailed if a shape does not fit."""
     if reason := _unknown(config):
         raise ContenderFailed(f"llama.cpp has no such model: {reason}")
-    writer = gguf.GGUFWriter(path, config.family, use_temp_file=True)
+    writer = gguf.GGUFWriter(path, architecture_of(config), use_temp_file=True)
     _describe(writer, config)
     for name, values in _converted(config, tensors):
         stored = _kind(name, values.shape, kind)
@@ -124,12 +127,21 @@ def write(path: Path, config: ModelConfig, tensors: TensorSource, kind: Type) ->
         if values.shape[-1] % block:
             raise ContenderFailed(f"{name}: {stored.name} has blocks of {block}, the rows are {values.shape[-1]} long")
         writer.add_tensor(_name(config, name), gguf.quants.quantize(values, stored), raw_dtype=stored)
-    if config.ropes[0] is not None and isinstance(config.ropes[0].scaling, Llama3Scaling):
-        writer.add_tensor("rope_freqs.weight", _rope_factors(config))
+    for name, factors in _rope_factors(config).items():
+        writer.add_tensor(name, factors)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+def architecture_of(config: ModelConfig) -> str | None:
+    """llama.cpp's name for a family; None if it has none."""
+    return next((name for name, each in ARCHITECTURES.items() if config.family in each.families), None)
+
+
+def _theirs(config: ModelConfig) -> Architecture:
+    return ARCHITECTURES[architecture_of(config) or config.family]
 
 
 def _kind(name: str, shape: Shape, kind: Type) -> Type:
@@ -140,8 +152,9 @@ def _kind(name: str, shape: Shape, kind: Type) -> Type:
 
 
 def _name(config: ModelConfig, name: str) -> str:
-    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[config.family.upper()], config.num_layers)
-    found = names.get_name(name, try_suffixes=(".weight", ".bias"))
+    architecture = architecture_of(config)
+    kind = next(key for key, value in gguf.MODEL_ARCH_NAMES.items() if value == architecture)
+    found = gguf.get_tensor_name_map(kind, config.num_layers).get_name(name, try_suffixes=(".weight", ".bias"))
     assert found is not None, name
     return found
 
@@ -149,15 +162,25 @@ def _name(config: ModelConfig, name: str) -> str:
 def _converted(config: ModelConfig, tensors: TensorSource) -> Iterator[tuple[str, NDArray[np.float32]]]:
     """Each tensor by its checkpoint name, with its values in llama.cpp's layout."""
     stored = {piece.stored.name: piece.stored for piece in plan(create_model(config, device="meta"))}
-    interleaved = ARCHITECTURES[config.family].interleaved
+    interleaved = _theirs(config).interleaved
     for name in tensors.names():
         value = tensors.read(name)
         if not isinstance(value, Tensor):
             raise ContenderFailed("the checkpoint is quantized already, and would have to be rounded again")
-        value = stored[name].convert(value.float())
+        value = stored[name].convert(value.float()) if isinstance(stored[name], CONVERTED) else value.float()
         if interleaved and (".q_proj." in name or ".k_proj." in name):
             value = _interleave(value, config.num_heads if ".q_proj." in name else config.num_kv_heads)
-        yield name, value.contiguous().numpy()
+        for part, rows in _cut(name, value):
+            yield part, rows.contiguous().numpy()
+
+
+def _cut(name: str, value: Tensor) -> Iterator[tuple[str, Tensor]]:
+    """Cut Granite 4's gate and features apart: llama.cpp names its dense layers as Granite 3's."""
+    if ".shared_mlp.input_linear." in name:
+        for part, rows in zip(("gate_proj", "up_proj"), value.chunk(2), strict=True):
+            yield name.replace("shared_mlp.input_linear", f"mlp.{part}"), rows
+    else:
+        yield name.replace("shared_mlp.output_linear", "mlp.down_proj"), value
 
 
 def _interleave(value: Tensor, heads: int) -> Tensor:
@@ -170,9 +193,9 @@ def _interleave(value: Tensor, heads: int) -> Tensor:
 
 def _unknown(config: ModelConfig) -> str | None:
     """The reason why llama.cpp would compute something different; None if it would not."""
-    theirs = ARCHITECTURES.get(config.family)
-    if theirs is None:
+    if architecture_of(config) is None:
         return config.family
+    theirs = _theirs(config)
     windows = [window for window in config.windows if window is not None]
     if windows and not theirs.windows:
         return f"{config.family} with windows of {windows[0]} tokens"
@@ -180,9 +203,21 @@ def _unknown(config: ModelConfig) -> str | None:
         return "attention scores with a soft cap"
     if not theirs.free_width and config.q_width != config.hidden_size:
         return f"{config.family} with heads of {config.head_dim} values, {config.num_heads} of which are not its width"
-    width = theirs.score_width(config.num_layers, config.hidden_size, config.num_heads, config.head_dim)
-    if not isclose(config.attention_scale, width**-0.5, rel_tol=1e-6):
+    if not isclose(config.attention_scale, theirs.score_scale(config), rel_tol=1e-6):
         return f"attention scores scaled by {config.attention_scale:g}"
+    return _unknown_rotation(config)
+
+
+def _unknown_rotation(config: ModelConfig) -> str | None:
+    if config.learned_positions:
+        return None
+    still = [layer for layer, rope in enumerate(config.ropes) if rope is None]
+    usual = list(range(3, config.num_layers, 4)) if architecture_of(config) == "smollm3" else []
+    if still != usual:
+        return f"{config.family} with layers {still} that do not turn"
+    scalings = [rope.scaling for rope in config.ropes if rope is not None]
+    if any(isinstance(each, Yarn) and not each.whole for each in scalings):
+        return "YaRN whose bounds are not whole pairs"
     return None
 
 
@@ -194,26 +229,56 @@ def _describe(writer: gguf.GGUFWriter, config: ModelConfig) -> None:
     writer.add_feed_forward_length(config.intermediate_size)
     writer.add_block_count(config.num_layers)
     writer.add_head_count(config.num_heads)
-    rope = config.ropes[0]
-    if rope is None:
+    if config.learned_positions:
         writer.add_layer_norm_eps(config.norm_eps)
         return
     writer.add_head_count_kv(config.num_kv_heads)
     writer.add_layer_norm_rms_eps(config.norm_eps)
     writer.add_key_length(config.head_dim)
     writer.add_value_length(config.head_dim)
-    writer.add_rope_dimension_count(config.head_dim)
-    writer.add_rope_freq_base(rope.theta)
-    if isinstance(rope.scaling, LinearScaling):
-        writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
-        writer.add_rope_scaling_factor(rope.scaling.factor)
-    if ARCHITECTURES[config.family].windows:
+    _describe_rotation(writer, config)
+    if _theirs(config).windows:
         _describe_windows(writer, config)
+    if architecture_of(config) == "granite":
+        _describe_multipliers(writer, config)
+
+
+def _main_rope(config: ModelConfig) -> Rope:
+    """The rotary embedding of the layers that see everything."""
+    ropes = zip(config.ropes, config.windows, strict=True)
+    return next(rope for rope, window in sorted(ropes, key=lambda each: each[1] is not None) if rope is not None)
+
+
+def _describe_rotation(writer: gguf.GGUFWriter, config: ModelConfig) -> None:
+    rope = _main_rope(config)
+    writer.add_rope_dimension_count(rope.turned or config.head_dim)
+    writer.add_rope_freq_base(rope.theta)
+    match rope.scaling:
+        case LinearScaling(factor):
+            writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
+            writer.add_rope_scaling_factor(factor)
+        case Yarn() as yarn:
+            writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+            writer.add_rope_scaling_factor(yarn.factor)
+            writer.add_rope_scaling_orig_ctx_len(yarn.original_context)
+            writer.add_rope_scaling_yarn_beta_fast(yarn.fast)
+            writer.add_rope_scaling_yarn_beta_slow(yarn.slow)
+            usual = 0.1 * log(yarn.factor) + 1 if yarn.factor > 1 else 1.0  # what llama.cpp multiplies by itself
+            writer.add_rope_scaling_attn_factors(yarn.amplitude / usual)
+        case LongRope() as long:
+            writer.add_rope_scaling_type(gguf.RopeScalingType.LONGROPE)
+            writer.add_rope_scaling_orig_ctx_len(long.original_context)
+            writer.add_rope_scaling_attn_factors(long.amplitude)
+    if rope.growth is not None:
+        writer.add_attn_temperature_scale(rope.growth.beta)
 
 
 def _describe_windows(writer: gguf.GGUFWriter, config: ModelConfig) -> None:
-    """Write which layers have a window, and their other metadata (Gemma 3)."""
-    writer.add_sliding_window(next((window for window in config.windows if window is not None), 0))
+    """Write which layers have a window, and their other metadata (Gemma 3, OLMo 3)."""
+    windows = [window for window in config.windows if window is not None]
+    if not windows and config.final_softcap is None and architecture_of(config) == "olmo2":
+        return
+    writer.add_sliding_window(next(iter(windows), 0))
     writer.add_sliding_window_pattern([window is not None for window in config.windows])
     local = next((rope for rope, window in zip(config.ropes, config.windows, strict=True) if window and rope), None)
     if local is not None:
@@ -222,9 +287,22 @@ def _describe_windows(writer: gguf.GGUFWriter, config: ModelConfig) -> None:
         writer.add_final_logit_softcapping(config.final_softcap)
 
 
-def _rope_factors(config: ModelConfig) -> NDArray[np.float32]:
-    """The factor by which Llama 3's scaling slows each rotation."""
-    rope = config.ropes[0]
-    assert rope is not None
-    plain = rope.theta ** -(torch.arange(0, config.head_dim, 2, dtype=torch.float32) / config.head_dim)
-    return (plain / frequencies(rope, config.head_dim)).numpy()
+def _describe_multipliers(writer: gguf.GGUFWriter, config: ModelConfig) -> None:
+    writer.add_attention_scale(config.attention_scale)
+    writer.add_embedding_scale(config.embedding_scale)
+    writer.add_residual_scale(config.residual_scale)
+    writer.add_logit_scale(1 / config.logit_scale)
+
+
+def _rope_factors(config: ModelConfig) -> dict[str, NDArray[np.float32]]:
+    """The tensors of factors by which a scaling slows each rotation."""
+    if config.learned_positions:
+        return {}
+    rope = _main_rope(config)
+    match rope.scaling:
+        case Llama3Scaling():
+            plain = frequencies(replace(rope, scaling=None), config.head_dim, config.context_length)
+            return {FACTORS: (plain / frequencies(rope, config.head_dim, config.context_length)).numpy()}
+        case LongRope() as long:
+            return {LONG: np.array(long.long, np.float32), SHORT: np.array(long.short, np.float32)}
+    return {}
