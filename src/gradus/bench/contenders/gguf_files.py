@@ -32,6 +32,7 @@ from gradus.models.source import Shape
 from gradus.models.weights import Piece, checked, plan
 
 Type = gguf.GGMLQuantizationType
+STOPPED = 1e30  # llama.cpp's factor for a rotation that is to rest
 KV_BYTES = 2  # of a key or value: float16
 
 
@@ -156,7 +157,7 @@ def _name(config: ModelConfig, name: str) -> str:
     kind = next(key for key, value in gguf.MODEL_ARCH_NAMES.items() if value == architecture)
     found = gguf.get_tensor_name_map(kind, config.num_layers).get_name(name, try_suffixes=(".weight", ".bias"))
     assert found is not None, name
-    return found
+    return found if found.endswith((".weight", ".bias")) else f"{found}.weight"
 
 
 def _converted(config: ModelConfig, tensors: TensorSource) -> Iterator[tuple[str, NDArray[np.float32]]]:
@@ -226,32 +227,42 @@ def _describe(writer: gguf.GGUFWriter, config: ModelConfig) -> None:
     writer.add_tokenizer_model("no_vocab")
     writer.add_context_length(config.context_length)
     writer.add_embedding_length(config.hidden_size)
-    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_feed_forward_length(_by_layer(config, "intermediate_size"))
     writer.add_block_count(config.num_layers)
     writer.add_head_count(config.num_heads)
     if config.learned_positions:
         writer.add_layer_norm_eps(config.norm_eps)
         return
-    writer.add_head_count_kv(config.num_kv_heads)
+    writer.add_head_count_kv(_by_layer(config, "num_kv_heads"))
     writer.add_layer_norm_rms_eps(config.norm_eps)
-    writer.add_key_length(config.head_dim)
-    writer.add_value_length(config.head_dim)
-    _describe_rotation(writer, config)
+    main = _main_layer(config)
+    writer.add_key_length(config.layer(main).head_dim)
+    writer.add_value_length(config.layer(main).head_dim)
+    _describe_rotation(writer, config, main)
     if _theirs(config).windows:
         _describe_windows(writer, config)
     if architecture_of(config) == "granite":
         _describe_multipliers(writer, config)
+    if architecture_of(config) == "gemma4":
+        _describe_gemma4(writer, config)
 
 
-def _main_rope(config: ModelConfig) -> Rope:
-    """The rotary embedding of the layers that see everything."""
-    ropes = zip(config.ropes, config.windows, strict=True)
-    return next(rope for rope, window in sorted(ropes, key=lambda each: each[1] is not None) if rope is not None)
+def _by_layer(config: ModelConfig, size: str) -> int | list[int]:
+    """A size of every layer, or of each."""
+    sizes = [getattr(config.layer(layer), size) for layer in range(config.num_layers)]
+    return sizes[0] if len(set(sizes)) == 1 else sizes
 
 
-def _describe_rotation(writer: gguf.GGUFWriter, config: ModelConfig) -> None:
-    rope = _main_rope(config)
-    writer.add_rope_dimension_count(rope.turned or config.head_dim)
+def _main_layer(config: ModelConfig) -> int:
+    """The first layer that turns, of those that see everything if there are any: the metadata describe it."""
+    turning = [layer for layer, rope in enumerate(config.ropes) if rope is not None]
+    return min(turning, key=lambda layer: (config.windows[layer] is not None, layer))
+
+
+def _describe_rotation(writer: gguf.GGUFWriter, config: ModelConfig, layer: int) -> None:
+    rope, head_dim = config.ropes[layer], config.layer(layer).head_dim
+    assert rope is not None
+    writer.add_rope_dimension_count(head_dim if rope.proportional else rope.turned or head_dim)
     writer.add_rope_freq_base(rope.theta)
     match rope.scaling:
         case LinearScaling(factor):
@@ -294,11 +305,27 @@ def _describe_multipliers(writer: gguf.GGUFWriter, config: ModelConfig) -> None:
     writer.add_logit_scale(1 / config.logit_scale)
 
 
+def _describe_gemma4(writer: gguf.GGUFWriter, config: ModelConfig) -> None:
+    """Write the heads of the layers with a window, and what shares keys and values, or has embeddings of its own."""
+    local = next((layer for layer, window in enumerate(config.windows) if window is not None), _main_layer(config))
+    width = config.layer(local).head_dim
+    writer.add_key_length_swa(width)
+    writer.add_value_length_swa(width)
+    writer.add_rope_dimension_count_swa(width)
+    writer.add_shared_kv_layers(sum(not config.stores_kv(layer) for layer in range(config.num_layers)))
+    writer.add_embedding_length_per_layer_input(config.per_layer_width)
+
+
 def _rope_factors(config: ModelConfig) -> dict[str, NDArray[np.float32]]:
-    """The tensors of factors by which a scaling slows each rotation."""
+    """The tensors of factors by which a scaling slows each rotation, or stops it."""
     if config.learned_positions:
         return {}
-    rope = _main_rope(config)
+    main = _main_layer(config)
+    rope, head_dim = config.ropes[main], config.layer(main).head_dim
+    assert rope is not None
+    if rope.proportional:
+        turned = (rope.turned or head_dim) // 2
+        return {FACTORS: np.array([1.0] * turned + [STOPPED] * (head_dim // 2 - turned), np.float32)}
     match rope.scaling:
         case Llama3Scaling():
             plain = frequencies(replace(rope, scaling=None), config.head_dim, config.context_length)

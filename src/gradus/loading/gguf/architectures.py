@@ -50,6 +50,9 @@ ARCHITECTURES = {
     "gemma3": Architecture(
         ("gemma3",), names.GEMMA3, configurations.gemma3, windows=True, score_scale=configurations.gemma3_scale
     ),
+    "gemma4": Architecture(
+        ("gemma4",), names.GEMMA4, configurations.gemma4, windows=True, score_scale=lambda config: 1.0
+    ),
     "gpt2": Architecture(("gpt2",), names.GPT2, configurations.gpt2),
 }
 

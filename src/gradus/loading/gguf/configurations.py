@@ -134,38 +134,47 @@ def gemma3_scale(config: ModelConfig) -> float:
 
 def gemma4(read: Metadata) -> dict[str, Any]:
     """Two kinds of layers, each with its own heads. Keys that end in `_swa` are of those with a window."""
-    kinds = _layer_types(read, None)
-    local, whole = ([index for index, kind in enumerate(kinds) if kind == name] for name in
-                    ("sliding_attention", "full_attention"))  # fmt: skip
-    wide, narrow = read.integer("attention.key_length"), read.integer("attention.key_length_swa")
     if read.number("attention.scale", 1.0) != 1.0:  # norms keep queries and keys short
         read.refuse("attention.scale", "other than 1 is not supported")
-    for key, width in (("attention.value_length", wide), ("attention.value_length_swa", narrow),
-                       ("rope.dimension_count", wide), ("rope.dimension_count_swa", narrow)):  # fmt: skip
+    kinds = _layer_types(read, None)
+    whole = [layer for layer, kind in enumerate(kinds) if kind == "full_attention"]
+    wide, narrow = _gemma4_head(read, ""), _gemma4_head(read, "_swa")
+    shared, kv_heads = read.integer("attention.shared_kv_layers", 0), read.each("attention.head_count_kv", len(kinds))
+    values = [f"blk.{layer}.attn_v.weight" in read.file.tensors for layer in whole if layer < len(kinds) - shared]
+    embedded = read.integer("embedding_length_per_layer_input", 0)
+    return (
+        _sizes(read)
+        | _gemma4_widths(read, len(kinds), shared)
+        | {
+            "model_type": "gemma4_text",
+            "head_dim": narrow,
+            "num_key_value_heads": kv_heads[0],
+            "per_layer_config": {
+                str(layer): {"head_dim": wide if layer in whole else narrow, "num_key_value_heads": heads}
+                for layer, heads in enumerate(kv_heads)
+            },
+            "attention_k_eq_v": bool(values) and not any(values),
+            "num_kv_shared_layers": shared,
+            "hidden_size_per_layer_input": embedded,
+            "vocab_size_per_layer_input": read.rows("per_layer_token_embd.weight" if embedded else "token_embd.weight"),
+            "sliding_window": read.integer("attention.sliding_window"),
+            "layer_types": kinds,
+            "final_logit_softcapping": read.number("final_logit_softcapping", 0.0) or None,
+            "rope_parameters": {
+                "full_attention": _gemma4_rope(read, wide),
+                "sliding_attention": {"rope_type": "default", "rope_theta": read.number("rope.freq_base_swa", 1e4)},
+            },
+        }
+    )
+
+
+def _gemma4_head(read: Metadata, kind: str) -> int:
+    """The size of a head, of which keys, values and what turns are the same."""
+    width = read.integer(f"attention.key_length{kind}")
+    for key in (f"attention.value_length{kind}", f"rope.dimension_count{kind}"):
         if read.integer(key, width) != width:
             read.refuse(key, f"other than the keys' length, {width}, is not supported")
-    shared = read.integer("attention.shared_kv_layers", 0)
-    kv_heads = read.each("attention.head_count_kv", len(kinds))
-    values = [f"blk.{layer}.attn_v.weight" in read.file.tensors for layer in whole if layer < len(kinds) - shared]
-    return _sizes(read) | {
-        "model_type": "gemma4_text",
-        "head_dim": narrow,
-        "global_head_dim": wide,
-        "num_key_value_heads": _same(read, "attention.head_count_kv", kv_heads, local),
-        "num_global_key_value_heads": _same(read, "attention.head_count_kv", kv_heads, whole),
-        "attention_k_eq_v": bool(values) and not any(values),
-        "num_kv_shared_layers": shared,
-        **_gemma4_widths(read, len(kinds), shared),
-        "hidden_size_per_layer_input": (width := read.integer("embedding_length_per_layer_input", 0)),
-        "vocab_size_per_layer_input": read.rows("per_layer_token_embd.weight") if width else 1,
-        "sliding_window": read.integer("attention.sliding_window"),
-        "layer_types": kinds,
-        "final_logit_softcapping": read.number("final_logit_softcapping", 0.0) or None,
-        "rope_parameters": {
-            "full_attention": _gemma4_rope(read, wide),
-            "sliding_attention": {"rope_type": "default", "rope_theta": read.number("rope.freq_base_swa", 1e4)},
-        },
-    }
+    return width
 
 
 def _gemma4_rope(read: Metadata, head_dim: int) -> dict[str, Any]:
@@ -246,11 +255,3 @@ def _layer_types(read: Metadata, period: int | None) -> list[str]:
     if len(pattern) != layers or not all(isinstance(item, int) for item in pattern):
         read.refuse(key, f"must say it of each layer, got {quoted(pattern)}")
     return ["sliding_attention" if item else "full_attention" for item in pattern]
-
-
-def _same(read: Metadata, key: str, values: list[int], layers: list[int]) -> int:
-    """The value that these layers share."""
-    found = {values[layer] for layer in layers} or set(values[:1])
-    if len(found) != 1:
-        read.refuse(key, f"must be the same in all layers of a kind, got {quoted(values)}")
-    return found.pop()
