@@ -269,8 +269,8 @@ def _skip_other_parts(tensors: "SafetensorsFolder", config: ModelConfig) -> str:
     from gradus.models.weights import of_other_parts
 
     names = of_other_parts(model_class(config.family), tensors)
-    size = tensors.leave_out(names)
     parts = sorted({name.removeprefix("model.").partition(".")[0] for name in names})
+    size = tensors.leave_out(names)
     return f"skipped {len(names)} tensors ({size / 1e6:.0f} MB) of {', '.join(parts)}: text alone" if names else ""
 
 

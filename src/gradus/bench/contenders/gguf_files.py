@@ -26,7 +26,7 @@ from gradus.loading.gguf.architectures import ARCHITECTURES, Architecture
 from gradus.loading.gguf.model import CONVERTED
 from gradus.loading.gguf.rotary import FACTORS, LONG, SHORT
 from gradus.models import LinearScaling, Llama3Scaling, Model, ModelConfig, TensorSource, create_model
-from gradus.models.config import LongRope, Rope, Yarn
+from gradus.models.config import LongRope, Yarn
 from gradus.models.rope import frequencies
 from gradus.models.source import Shape
 from gradus.models.weights import Piece, checked, plan
