@@ -79,7 +79,7 @@ def test_llama_3s_scaling_survives(tmp_path):
     model = create_model(config)
     randomize(model, 0)
     write(tmp_path / "model.gguf", config, OwnTensors(model), format_of(None))
-    assert read_back(tmp_path / "model.gguf")[0].rope == config.rope
+    assert read_back(tmp_path / "model.gguf")[0].ropes == config.ropes
 
 
 @pytest.mark.parametrize(

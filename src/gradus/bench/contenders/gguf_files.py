@@ -274,8 +274,11 @@ def _describe_rotation(writer: gguf.GGUFWriter, config: ModelConfig, layer: int)
             writer.add_rope_scaling_orig_ctx_len(yarn.original_context)
             writer.add_rope_scaling_yarn_beta_fast(yarn.fast)
             writer.add_rope_scaling_yarn_beta_slow(yarn.slow)
-            usual = 0.1 * log(yarn.factor) + 1 if yarn.factor > 1 else 1.0  # what llama.cpp multiplies by itself
-            writer.add_rope_scaling_attn_factors(yarn.amplitude / usual)
+            if architecture_of(config) == "mistral3" and yarn.amplitude == 1:
+                writer.add_rope_scaling_yarn_log_mul(1.0)
+            else:
+                usual = 0.1 * log(yarn.factor) + 1 if yarn.factor > 1 else 1.0  # what llama.cpp multiplies by itself
+                writer.add_rope_scaling_attn_factors(yarn.amplitude / usual)
         case LongRope() as long:
             writer.add_rope_scaling_type(gguf.RopeScalingType.LONGROPE)
             writer.add_rope_scaling_orig_ctx_len(long.original_context)
