@@ -173,7 +173,7 @@ def write_gguf(
     write_bpe_tokenizer(writer)
     for key, value in (more or {}).items():
         add_metadata(writer, key, value)
-    if family == "phi3":
+    if "rope_scaling" in config and family == "phi3":
         for kind in ("long", "short"):
             factors = np.array(config["rope_scaling"][f"{kind}_factor"], np.float32)
             writer.add_tensor(f"rope_factors_{kind}.weight", factors)
@@ -247,10 +247,11 @@ def _write_metadata(writer: gguf.GGUFWriter, family: str, config: dict[str, Any]
         writer.add_sliding_window_pattern([True, True, True, False])
     if family == "phi3":
         writer.add_rope_dimension_count(int(config["partial_rotary_factor"] * config["head_dim"]))
-        writer.add_rope_scaling_type(gguf.RopeScalingType.LONGROPE)
         writer.add_rope_scaling_orig_ctx_len(config["original_max_position_embeddings"])
-        writer.add_rope_scaling_attn_factors(config["rope_scaling"]["attention_factor"])
         writer.add_sliding_window(0)
+        if "rope_scaling" in config:
+            writer.add_rope_scaling_type(gguf.RopeScalingType.LONGROPE)
+            writer.add_rope_scaling_attn_factors(config["rope_scaling"]["attention_factor"])
     if family == "granite":
         writer.add_attention_scale(config["attention_multiplier"])
         writer.add_embedding_scale(config["embedding_multiplier"])

@@ -271,7 +271,9 @@ def _skip_other_parts(tensors: "SafetensorsFolder", config: ModelConfig) -> str:
     names = of_other_parts(model_class(config.family), tensors)
     parts = sorted({name.removeprefix("model.").partition(".")[0] for name in names})
     size = tensors.leave_out(names)
-    return f"skipped {len(names)} tensors ({size / 1e6:.0f} MB) of {', '.join(parts)}: text alone" if names else ""
+    if not names:
+        return ""
+    return f"skipped {len(names)} tensors ({size / 1e6:.1f} MB) of {', '.join(parts)}: only text is computed"
 
 
 def _unpacked(
