@@ -60,7 +60,7 @@ def test_fused_matrices_are_read_whole_and_their_rows_put_in_order(tmp_path, for
 def test_blocks_of_rows_across_fused_matrices_are_refused(tmp_path, form):
     """The first block of the gate's and the features' 96 + 96 rows ends among the features."""
     quantize_folder(tmp_path / "model", form, "phi3")
-    with pytest.raises(CheckpointError, match="_proj.weight' is in blocks of 128 rows, .* not supported$") as error:
+    with pytest.raises(CheckpointError, match=r"_proj.weight' is in blocks of 128 rows, .* not supported$") as error:
         LLM(str(tmp_path / "model"), phase="p00", **SETTINGS)
     assert "\n" not in str(error.value) and str(error.value).startswith("model.safetensors: tensor 'model.layers.")
 
@@ -79,7 +79,7 @@ def test_rows_change_places_inside_blocks_alone():
 def test_a_matrix_that_is_stored_transposed_is_not_taken_as_it_is(tmp_path):
     """GPT-2's output matrix is square, so that no shape would say it."""
     quantize_folder(tmp_path / "model", "int-quantized", "gpt2", ends=".attn.c_proj.weight")
-    with pytest.raises(CheckpointError, match="is quantized in another form than the model's .transposed.: not supp"):
+    with pytest.raises(CheckpointError, match=r"is quantized in another form than the model's .transposed.: not supp"):
         LLM(str(tmp_path / "model"), phase="p00", **SETTINGS)
 
 
@@ -104,9 +104,8 @@ def test_a_multimodal_checkpoint_in_8_bits_is_its_text_part(tmp_path):
     said = Said()
     checkpoint = open_checkpoint(str(tmp_path / "model"), progress=said)
     found = dict(matrices(LLM(checkpoint, phase="p00", **SETTINGS)))
-    assert said.notes == [
-        f"{tmp_path / 'model'}: skipped 2 tensors (0.0 MB) of multi_modal_projector, vision_tower: only text is computed"
-    ]
+    parts = "multi_modal_projector, vision_tower"
+    assert said.notes == [f"{tmp_path / 'model'}: skipped 2 tensors (0.0 MB) of {parts}: only text is computed"]
     assert checkpoint.size_bytes == file.stat().st_size - 8 * 8 * 2 - 4 * 2 * 4
     assert found.keys() == expected.keys()
     for name, matrix in expected.items():

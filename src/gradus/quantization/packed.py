@@ -25,7 +25,8 @@ class Packed:
         return sum(part.nbytes for part in self.parts)
 
     def reordered(self, order: Sequence[int]) -> "Packed":
-        """The matrix whose row i is row order[i] of this one. Raises ValueError if that tears rows with one scale apart."""
+        """The matrix whose row i is row order[i] of this one. Raises ValueError if rows with one scale would be torn
+        apart."""
         rows = torch.tensor(order)
         if self.scheme == "fp8-block":
             if not torch.equal(rows // BLOCK, torch.arange(len(rows)) // BLOCK):
