@@ -104,8 +104,10 @@ def widths(config: ModelConfig, scheme: str | None) -> Widths:
 
 def is_looked_up(piece: Piece, config: ModelConfig) -> bool:
     """Whether a step only looks up rows: in an embedding that is not also the head, or in learned positions."""
-    tables = ("wpe.weight",) if config.tie_embeddings else ("wpe.weight", "wte.weight", "model.embed_tokens.weight")
-    return piece.stored.name in tables
+    tables = {"wpe.weight", "model.embed_tokens_per_layer.weight"}
+    return piece.stored.name in (
+        tables if config.tie_embeddings else tables | {"wte.weight", "model.embed_tokens.weight"}
+    )
 
 
 def _nbytes(piece: Piece, kind: Type) -> float:
@@ -136,13 +138,16 @@ def write(path: Path, config: ModelConfig, tensors: TensorSource, kind: Type) ->
     writer.close()
 
 
-def architecture_of(config: ModelConfig) -> str | None:
-    """llama.cpp's name for a family; None if it has none."""
-    return next((name for name, each in ARCHITECTURES.items() if config.family in each.families), None)
+def architecture_of(config: ModelConfig) -> str:
+    """llama.cpp's name for a family. Raises ContenderFailed if it has none."""
+    for name, each in ARCHITECTURES.items():
+        if config.family in each.families:
+            return name
+    raise ContenderFailed(f"llama.cpp has no such model: {config.family}")
 
 
 def _theirs(config: ModelConfig) -> Architecture:
-    return ARCHITECTURES[architecture_of(config) or config.family]
+    return ARCHITECTURES[architecture_of(config)]
 
 
 def _kind(name: str, shape: Shape, kind: Type) -> Type:
@@ -194,8 +199,6 @@ def _interleave(value: Tensor, heads: int) -> Tensor:
 
 def _unknown(config: ModelConfig) -> str | None:
     """The reason why llama.cpp would compute something different; None if it would not."""
-    if architecture_of(config) is None:
-        return config.family
     theirs = _theirs(config)
     windows = [window for window in config.windows if window is not None]
     if windows and not theirs.windows:
