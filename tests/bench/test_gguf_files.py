@@ -53,6 +53,7 @@ def test_matrices_of_the_layers_are_in_the_format_and_the_head_is_not(bench, sch
     file = GGUFFile(bench.gguf.path(scheme))
     kinds = {name: entry.type.name for name, entry in file.tensors.items()}
     assert (file.metadata["llama.vocab_size"], file.metadata["tokenizer.ggml.model"]) == (320, "no_vocab")
+    assert open_checkpoint(str(bench.gguf.path(scheme))).tokenizer is None
     assert kinds["blk.0.attn_q.weight"] == kinds["blk.1.ffn_down.weight"] == kind
     assert kinds["token_embd.weight"] == "F16" and kinds["blk.0.attn_norm.weight"] == "F32"
 

@@ -68,6 +68,7 @@ RULES = {
 }
 """By llama.cpp's names."""
 
+NO_TOKENIZER = (None, "none", "no_vocab")
 PHI3_OTHERS = ("<unk>", "<s>", "<|endoftext|>")
 TURN_ENDS = ("<|im_end|>", "<|eot_id|>", "<end_of_turn>", "<|end|>", "<turn|>")
 
@@ -76,7 +77,7 @@ NAMES = ("general.basename", "general.name")  # as in "Qwen2.5-Coder", "Qwen2.5 
 
 def read_tokenizer(file: GGUFFile) -> Tokenizer | None:
     """Read the file's tokenizer; None if it has none. Raises CheckpointError if it is damaged or not supported."""
-    if "tokenizer.ggml.model" not in file.metadata:
+    if file.metadata.get("tokenizer.ggml.model") in NO_TOKENIZER:
         return None
     return tokenizer_of(file.metadata, file.path.name)
 
