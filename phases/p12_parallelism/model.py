@@ -62,6 +62,10 @@ def cut(whole: Model, exchange: Exchange) -> Model:
 def sizes(config: ModelConfig, place: Place) -> ModelConfig:
     """The rank's own layers, heads and features. Raises ConfigError for a model that cannot be divided so."""
     layers = place.layers(config.num_layers)
+    if config.sizes or config.kv_sources or config.per_layer_width:
+        raise ConfigError(f"p12 divides layers that are alike, and those of a {config.family} model differ")
+    if config.qk_norm_across_heads and place.parts > 1:
+        raise ConfigError(f"heads of a {config.family} model share a norm, so p12 divides only its layers (--stages)")
     if config.num_layers < place.stages:
         raise ConfigError(f"{config.num_layers} layers cannot be divided among {place.stages} stages")
     if config.intermediate_size % place.parts:
@@ -70,6 +74,7 @@ def sizes(config: ModelConfig, place: Place) -> ModelConfig:
     return replace(
         config,
         num_layers=len(layers),
+        ropes=config.ropes[layers.start : layers.stop],
         windows=config.windows[layers.start : layers.stop],
         num_heads=len(queries),
         num_kv_heads=len(keys),
