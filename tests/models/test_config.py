@@ -102,7 +102,10 @@ def test_both_spellings_of_gemmas_two_ropes_mean_the_same() -> None:
     newer = {key: value for key, value in GEMMA3.items() if not key.startswith("rope")} | {"rope_parameters": nested}
     config = read_config(newer)
     assert config == read_config(GEMMA3)
-    assert set(zip(config.windows, config.ropes)) == {(None, Rope(1e6, LinearScaling(8.0))), (16, Rope(1e4))}
+    assert set(zip(config.windows, config.ropes, strict=True)) == {
+        (None, Rope(1e6, LinearScaling(8.0))),
+        (16, Rope(1e4)),
+    }
 
 
 def test_absent_head_dim_and_kv_heads_follow_the_query_heads() -> None:

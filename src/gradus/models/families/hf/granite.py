@@ -24,8 +24,8 @@ def read_granite_hybrid(fields: Fields) -> ModelConfig:
     others = [kind for kind in kinds if kind not in ("attention", "full_attention")] if isinstance(kinds, list) else []
     if others:
         raise ConfigError(
-            f"model configuration: {fields.path}layer_types has {shown(others[0])} layers, whose state is not supported: "
-            "every layer must be 'attention'"
+            f"model configuration: {fields.path}layer_types has {shown(others[0])} layers, whose state is not "
+            "supported: every layer must be 'attention'"
         )
     if not isinstance(kinds, list) or len(kinds) != layers:
         raise ConfigError(
