@@ -74,7 +74,7 @@ def hidden_of(folder):
         return model(ids, torch.arange(64), WholeSequence(model.config))
 
 
-FAMILIES = pytest.mark.parametrize("family", ["llama", "qwen3", "gemma3"])
+FAMILIES = pytest.mark.parametrize("family", ["llama", "qwen3", "gemma3", "phi3", "olmo2", "granite4"])
 
 
 @FAMILIES
@@ -137,7 +137,7 @@ def test_statistics_are_of_all_rows_since_observing():
     torch.testing.assert_close(linear.magnitude, x.abs().mean(0))
 
 
-@pytest.mark.parametrize("family", ["llama", "gemma3"])
+@pytest.mark.parametrize("family", ["llama", "gemma3", "olmo2"])
 def test_scaled_columns_change_nothing_but_what_is_rounded(tmp_path, family):
     checkpoint = open_checkpoint(str(tame_folder(tmp_path / "float", family)))
     source = checked(create_model(checkpoint.config, device="meta"), checkpoint.tensors)

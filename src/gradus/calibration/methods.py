@@ -50,14 +50,17 @@ FactorsOf = Callable[[ObservedLinear, Alike], Tensor]
 def rescale(layer: LoneLayer, factors_of: FactorsOf) -> None:
     """Multiply columns of products by factors, and divide the sources of their inputs: the layer's result is unchanged.
 
-    The inputs of qkv and gate_up come from a norm; that of down from the rows of up, if the MLP is gated; that of the
-    output product from the rows of v, where all query heads of a group read the same rows.
+    The inputs of qkv and gate_up come from a norm, except where they are the stream as it is (OLMo), and stay so; that
+    of down from the rows of up, if the MLP is gated; that of the output product from the rows of v, where all query
+    heads of a group read the same rows.
     """
     linears, config = layer.linears(), layer.model.config
     for role in ("qkv", "gate_up"):
-        factors = _rescale(linears[role], factors_of, lambda each: each)
-        for parameter in layer.norm_before(linears[role].matrix_id).parameters():
-            parameter.div_(factors)
+        norm = layer.norm_before(linears[role].matrix_id)
+        if norm is not None:
+            factors = _rescale(linears[role], factors_of, lambda each: each)
+            for parameter in norm.parameters():
+                parameter.div_(factors)
     if len(linears["gate_up"].out_features) == 2:
         _divide_rows(linears["gate_up"], 1, _rescale(linears["down"], factors_of, lambda each: each))
     groups = (config.num_kv_heads, -1, config.head_dim)
