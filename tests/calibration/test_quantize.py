@@ -84,7 +84,7 @@ def test_eight_bits_in_a_file_are_those_made_on_the_fly(tmp_path, family, scheme
     out = written(folder, tmp_path / "out", scheme=scheme)
     checkpoint = open_checkpoint(str(out))
     assert checkpoint.quantized.label == f"compressed-tensors {scheme}"
-    assert [found for _, found in checkpoint.quantized.rules] == [scheme] * 14
+    assert {found for _, found in checkpoint.quantized.rules} == {scheme}
     settings = {"device": "cpu", "dtype": "float32"}
     found = dict(matrices(LLM(str(out), **settings)))
     expected = dict(matrices(LLM(str(folder), quantize=scheme, **settings)))
