@@ -7,6 +7,8 @@ from itertools import groupby
 import pytest
 import torch
 
+from gradus.assembly.parallel import for_each_rank
+from gradus.config.options import EngineConfig
 from gradus.errors import ConfigError
 from gradus.loading import load_model, open_checkpoint
 from gradus.models import SHAPES, write_config
@@ -16,8 +18,12 @@ from gradus.parallel.place import Place
 from tests.loading import builders
 from tests.models.conftest import NaiveAttention
 from tests.pairwise import pairwise
+from tests.phases.conftest import limits_of
 
-FAMILIES = ("tiny-gpt2", "tiny-llama", "tiny-qwen2", "tiny-qwen3", "tiny-gemma3", "tiny-gemma4")
+FAMILIES = (
+    *("tiny-gpt2", "tiny-llama", "tiny-qwen2", "tiny-qwen3", "tiny-gemma3", "tiny-gemma4"),
+    *("tiny-smollm3", "tiny-ministral3", "tiny-phi3", "tiny-olmo2", "tiny-olmo3", "tiny-granite", "tiny-granite4"),
+)
 PLACES = ((2, 1), (4, 1), (1, 2), (2, 2))
 CPU = torch.device("cpu")
 PLACE = Place(0)
@@ -79,7 +85,9 @@ def test_together_they_compute_what_the_whole_model_does(shape, places, tmp_path
     assert all(torch.equal(other, found[0]) for other in found), "the same bits on every rank"
 
 
-@pytest.mark.parametrize("family", ["gpt2", "llama", "qwen3", "gemma3", "gemma4", "gemma4-e"])
+@pytest.mark.parametrize(
+    "family", ["gpt2", "llama", "qwen3", "gemma3", "phi3", "olmo2", "granite4", "gemma4", "gemma4-e"]
+)
 def test_a_part_is_cut_from_the_files_as_it_is_from_the_whole(family, tmp_path, monkeypatch):
     if family not in builders.CONFIGS:
         monkeypatch.setitem(builders.CONFIGS, family, write_config(SHAPES[f"tiny-{family}"]))
@@ -135,6 +143,22 @@ def test_what_does_not_divide_is_named():
         Place(1, 1, 2).shard(replace(SHAPES["tiny-gemma4-e"], per_layer_width=0))
     with pytest.raises(ConfigError, match="pipeline_parallel 2: layers have embeddings of their own"):
         Place(0, 1, 2).shard(replace(SHAPES["tiny-gemma4-e"], kv_sources=()))
+
+
+def test_ranks_on_gpus_share_a_norm_of_all_heads_without_kernels():
+    options = EngineConfig(limits_of("tiny-olmo2"), 2, tensor_parallel=2, kernels=True, graphs=True)
+    each = for_each_rank(options, SHAPES["tiny-olmo2"], torch.device("cuda"))
+    assert (each.kernels, each.graphs) == (False, False)
+    assert for_each_rank(options, SHAPES["tiny-qwen3"], torch.device("cuda")) == options
+
+
+def test_the_check_notices_ranks_that_normalize_their_own_heads_alone(tmp_path, monkeypatch):
+    monkeypatch.setattr("gradus.parallel.model._share_norms", lambda *_: None)
+    whole = load_model(open_checkpoint("random:tiny-olmo2"), dtype=torch.float32, device="cpu")
+    with torch.inference_mode():
+        wanted = logits_of(whole, whole)
+    found = logits_of_parts("random:tiny-olmo2", (2, 1), str(tmp_path / "rendezvous"))
+    assert (found[0] - wanted).abs().max() > 1e-3
 
 
 def test_tensors_of_a_parameter_stay_together():

@@ -27,7 +27,7 @@ from gradus.models.config import ModelConfig
 from gradus.models.create import create_model, model_class
 from gradus.models.layers import Linear
 from gradus.models.source import Transposed
-from gradus.models.weights import CheckedSource, TensorSource, checked
+from gradus.models.weights import CheckedSource, Piece, TensorSource, checked
 from gradus.quantization.grid import wide
 from gradus.quantization.int4 import GROUPS
 from gradus.quantization.mix import matrix_ids, names_of
@@ -154,29 +154,37 @@ def _quantized(
             scale_columns(layer, group or 0, DTYPE)
     stored: dict[Linear, list[dict[str, Tensor]]] = {}
     for linear in layer.linears().values():
-        stored[linear] = _matrices(linear, recipe, group)
+        pieces = [piece for piece in layer.pieces() if piece.module is linear and piece.parameter == "weight"]
+        stored[linear] = _matrices(linear, pieces, recipe, group)
         linear.forget()
     return dict(_tensors(layer, stored)), None if hidden is None else layer.run(hidden)
 
 
-def _matrices(linear: ObservedLinear, recipe: Recipe, group: int | None) -> list[dict[str, Tensor]]:
-    """Quantize each fused matrix. Returns its tensors by the ends of their names; sets the weights to their values."""
-    parts = linear.weight.split(linear.out_features)
+def _matrices(
+    linear: ObservedLinear, pieces: list[Piece], recipe: Recipe, group: int | None
+) -> list[dict[str, Tensor]]:
+    """Quantize a matrix. Returns the tensors of each of its pieces in the file, by the ends of their names;
+    sets the weights to their values."""
+
+    def in_the_file(each: Tensor) -> list[Tensor]:
+        parts = zip(pieces, each.split([piece.shape[0] for piece in pieces]), strict=True)
+        return [piece.stored.restore(part) for piece, part in parts]
+
     if group is None:
         make = int8_tensors if recipe.scheme == "int8" else fp8_tensors
-        return [make(part) for part in parts]
+        return [make(part) for part in in_the_file(linear.weight)]
     values, grid = METHODS[recipe.method](linear, group, DTYPE)
     linear.weight.copy_(wide(values, grid.per_column(group)))
-    pieces = zip(*(each.split(linear.out_features) for each in (values, *grid)), strict=True)
-    return [int4_tensors(part, type(grid)(*scales), DTYPE) for part, *scales in pieces]
+    parts = zip(*(in_the_file(each) for each in (values, *grid)), strict=True)
+    return [int4_tensors(part, type(grid)(*scales), DTYPE) for part, *scales in parts]
 
 
 def _tensors(layer: LoneLayer, stored: Mapping[Linear, list[dict[str, Tensor]]]) -> Iterator[tuple[str, Tensor]]:
+    coming = {linear: iter(tensors) for linear, tensors in stored.items()}
     for piece in layer.pieces():
         name, module = layer.name(piece), piece.module
         if isinstance(module, Linear) and piece.parameter == "weight":
-            starts = [sum(module.out_features[:part]) for part in range(len(module.out_features))]
-            for end, tensor in stored[module][starts.index(piece.start)].items():
+            for end, tensor in next(coming[module]).items():
                 yield f"{name.removesuffix('weight')}{end}", tensor.cpu().contiguous()
         else:
             rows = getattr(module, piece.parameter)[piece.start : piece.start + piece.shape[0]]

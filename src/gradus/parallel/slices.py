@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from gradus.errors import ConfigError
 from gradus.models.config import ModelConfig, Shard
+from gradus.models.heads import Heads
 from gradus.models.layers import Linear, MatrixId, Model
 from gradus.models.source import Shape
 from gradus.models.weights import CheckedSource, Piece, Prepared, plan
@@ -36,7 +37,7 @@ class Slices:
         for here, (piece, number) in zip(plan(part), mine, strict=True):
             name, there = here.stored.name, piece.stored.name
             cut = cut_of(whole, piece.module, piece.parameter, piece.shape[0], number, shard)
-            self._names[name], self._cuts[name] = there, _in_the_file(piece, cut)
+            self._names[name], self._cuts[name] = there, _in_the_file(piece, here, cut)
             # cut a tensor without memory, to learn the result's shape
             self._shapes[name] = tuple(self._cuts[name](torch.empty(source.shape(there), device="meta")).shape)
 
@@ -85,7 +86,19 @@ def cut_of(whole: Model, module: nn.Module, parameter: str, rows: int, number: i
     tables = [whole.get_submodule(name) for name in whole.token_tables]
     if module is whole.head or any(module is table for table in tables):
         return _vocabulary(shard.tokens)
-    return _all
+    heads = _heads_of_norm(whole, module, shard)
+    return _all if heads is None else _rows([_spread(heads, config.head_dim)])
+
+
+def _heads_of_norm(whole: Model, module: nn.Module, shard: Shard) -> range | None:
+    """Find the rank's heads of a norm that all heads of a token share (OLMo). None: the module is no such norm."""
+    for heads in whole.modules():
+        if isinstance(heads, Heads) and heads.across_heads:
+            if module is heads.q_norm:
+                return shard.heads
+            if module is heads.k_norm:
+                return shard.kv_heads
+    return None
 
 
 def _cut_in_layer(
@@ -114,9 +127,9 @@ def _numbered(pieces: Iterable[Piece]) -> Iterator[tuple[Piece, int]]:
         yield from ((piece, number) for number, piece in enumerate(same))
 
 
-def _in_the_file(piece: Piece, cut: Cut) -> Cut:
-    """Cut a tensor in the file's own layout (GPT-2 stores matrices transposed)."""
-    return lambda value: piece.stored.restore(cut(piece.stored.convert(value)))
+def _in_the_file(whole: Piece, part: Piece, cut: Cut) -> Cut:
+    """Cut a tensor in the file's own layout: GPT-2 stores matrices transposed, and Phi's rows are in another order."""
+    return lambda value: part.stored.restore(cut(whole.stored.convert(value)))
 
 
 def _spread(units: range, width: int) -> range:
