@@ -236,7 +236,6 @@ class ModelConfig:
         )
         return Shard(config, heads, kv_heads, features, range(rank * rows, (rank + 1) * rows))
 
-
     @staticmethod
     def _slice_sizes(sizes: LayerSizes, rank: int, count: int) -> LayerSizes:
         kv_heads = _kv_part(sizes.num_kv_heads, rank, count)

@@ -61,8 +61,7 @@ SHAPES: dict[str, ModelConfig] = {
         "olmo3-7b": OLMO3_7B,
         "granite3.3-2b": GRANITE33_2B,
         "granite4-1b": GRANITE4_1B,
-        "tiny-gpt2": gpt2(64, 4, 4)
-        | {"vocab_size": 320, "n_positions": 512, "bos_token_id": 256, "eos_token_id": 257},
+        "tiny-gpt2": gpt2(64, 4, 4) | {"vocab_size": 320, "n_positions": 512, "bos_token_id": 256, "eos_token_id": 257},
         "tiny-llama": _TINY | {"model_type": "llama"},
         "tiny-mistral": _TINY | {"model_type": "mistral", "sliding_window": 16},
         "tiny-qwen2": _TINY | {"model_type": "qwen2"},
