@@ -5,9 +5,8 @@ brings with it, and what decides whether it fits at all. Torch-free.
 """
 
 from gradus.cache.windows import most_pages
+from gradus.config.options import DEFAULT_PAGE_SIZE
 from gradus.models.config import ModelConfig, parameter_count
-
-PAGE_SIZE = 16  # tokens, EngineConfig's default
 
 
 def weight_bytes(config: ModelConfig, bytes_per_weight: int = 2) -> int:
@@ -25,6 +24,6 @@ def context_bytes(config: ModelConfig, tokens: int, bytes_per_value: int = 2) ->
     for layer, window in enumerate(config.windows):
         if config.stores_kv(layer):
             sizes = config.layer(layer)
-            pages = most_pages(tokens, 1, window, PAGE_SIZE)
-            held += pages * PAGE_SIZE * 2 * sizes.num_kv_heads * sizes.head_dim * bytes_per_value
+            positions = DEFAULT_PAGE_SIZE * most_pages(tokens, 1, window, DEFAULT_PAGE_SIZE)
+            held += positions * 2 * sizes.num_kv_heads * sizes.head_dim * bytes_per_value
     return held
