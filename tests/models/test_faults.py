@@ -53,7 +53,7 @@ def test_what_an_unsupported_type_has_is_named_by_its_keys() -> None:
     assert found == [
         "model_type 'qwen3_5_moe' is not supported: experts and layers with a state are not computed; "
         "Qwen3-32B (qwen3) is the nearest that loads",
-        "text_config.layer_types has 3 layers of 4 that do not attend: layers with a state are not computed",
+        "text_config.layer_types: 3 of 4 layers do not attend: layers with a state are not computed",
         "text_config.num_experts is 256: mixtures of experts are not computed",
     ]
 

@@ -57,7 +57,7 @@ def traits(raw: object, path: str = "") -> Iterator[str]:
         elif key in ("layer_types", "layers_block_type") and isinstance(value, list):
             others = [kind for kind in value if kind not in ATTENTION]
             if others:
-                yield f"{path}{key} has {len(others)} layers of {len(value)} that do not attend: {STATES}"
+                yield f"{path}{key}: {len(others)} of {len(value)} layers do not attend: {STATES}"
         elif key == "text_config":
             yield from traits(value, "text_config.")
 
