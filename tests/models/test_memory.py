@@ -5,7 +5,6 @@ from dataclasses import replace
 import pytest
 import torch
 
-from gradus.cache.groups import layer_groups
 from gradus.cache.windows import most_pages
 from gradus.config.options import DEFAULT_PAGE_SIZE, EngineConfig
 from gradus.engine.request import ModelLimits
@@ -31,17 +30,15 @@ def test_a_context_without_windows_takes_the_pages_that_an_engine_reserves_for_i
     assert context_bytes(config, 8177) == context_bytes(config, 8192) > context_bytes(config, 8176)
 
 
-@pytest.mark.parametrize("tokens", [100, 4096, 5000, 65536])
-def test_a_window_keeps_the_pages_of_its_layer_groups(tokens):
-    config = SHAPES["olmo3-7b"]
-    page = 2 * DEFAULT_PAGE_SIZE * 8 * config.num_kv_heads * config.head_dim * 2  # of 8 layers: every group has as many
-    groups = layer_groups(config.windows)
-    pages = sum(most_pages(tokens, 1, group.window, DEFAULT_PAGE_SIZE) for group in groups)
-    assert [len(group.layers) for group in groups] == [8] * 4
-    assert context_bytes(config, tokens) == pages * page
-    if tokens > 4096:
-        whole = context_bytes(SHAPES["llama-3.1-8b"], tokens) * 4  # 32 key-value heads instead of 8
-        assert whole / 4 < context_bytes(config, tokens) < whole
+@pytest.mark.parametrize(
+    ("tokens", "seen"),
+    [(100, 7), (4096, 256), (5000, 257), (65536, 257)],  # pages of a window of 4096, in the worst alignment
+)
+def test_a_window_keeps_the_pages_that_its_next_query_sees(tokens, seen):
+    config = SHAPES["olmo3-7b"]  # 24 layers with a window, 8 without, 32 key-value heads of 128
+    assert seen == most_pages(tokens, 1, 4096, DEFAULT_PAGE_SIZE)
+    pages = 24 * seen + 8 * -(-tokens // 16)
+    assert context_bytes(config, tokens) == pages * 16 * 2 * 32 * 128 * 2
 
 
 def test_a_layer_that_attends_to_anothers_keys_and_values_keeps_none():

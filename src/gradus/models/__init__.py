@@ -13,8 +13,8 @@ Read in this order:
     weights.py      copies a checkpoint's tensors into a model;  source.py: which tensors a parameter comes from
     precision.py    the types it computes with
 
-config.py, shapes.py, memory.py and the records of families/ need no torch, so the names below are looked up when first used
-(PEP 562) and `import gradus.models` stays light.
+config.py, shapes.py, memory.py and the records of families/ need no torch, so the names below are looked up when first
+used (PEP 562) and `import gradus.models` stays light.
 """
 
 from importlib import import_module

@@ -147,7 +147,7 @@ class ModelConfig:
     per_layer_width: int = 0  # values of each token's embedding in every layer (Gemma 4 E2B and E4B); 0: none
 
     def __post_init__(self) -> None:
-        for layer in (self, *self.sizes):
+        for layer in (LayerSizes(self.num_kv_heads, self.head_dim, self.intermediate_size), *self.sizes):
             if self.num_heads % layer.num_kv_heads:
                 raise ConfigError(
                     f"model configuration: {self.num_heads} attention heads cannot share {layer.num_kv_heads} "
@@ -162,9 +162,7 @@ class ModelConfig:
             if len(each) != self.num_layers and (each or what in ("layer types", "rotary embeddings")):
                 raise ConfigError(f"model configuration: {len(each)} {what} are given for {self.num_layers} layers")
         if self.residual_scale != 1 and (self.per_layer_width or self.layer_scales or not self.pre_norms):
-            raise ConfigError(
-                "model configuration: a residual multiplier needs products that read the stream normalized"
-            )
+            raise ConfigError("model configuration: a residual multiplier needs normalized inputs of all products")
         specials = [("eos_token_id", token) for token in self.eos_token_ids]
         specials += [] if self.bos_token_id is None else [("bos_token_id", self.bos_token_id)]
         for name, token in specials:

@@ -43,13 +43,11 @@ class Fields:
 
     def numbers(self, key: str) -> tuple[float, ...]:
         """A list of numbers above 0."""
-        value = self._read(
-            key,
-            REQUIRED,
-            "a list of numbers above 0",
-            lambda v: isinstance(v, list) and v != [] and all(map(_is_number, v)),
-        )
-        return tuple(map(float, value))
+
+        def accepts(value: Any) -> bool:
+            return isinstance(value, list) and value != [] and all(map(_is_number, value))
+
+        return tuple(map(float, self._read(key, REQUIRED, "a list of numbers above 0", accepts)))
 
     def boolean(self, key: str, default: bool) -> bool:
         return self._read(key, default, "true or false", lambda value: isinstance(value, bool))
