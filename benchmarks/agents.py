@@ -33,9 +33,9 @@ import psutil
 
 from benchmarks.agent_tasks import AS_NOBODY, TASKS, Task
 from benchmarks.agent_wire import Recorder, Turn
-from gradus.doctor import machine
 from gradus.bench.measure.fingerprint import commit
 from gradus.bench.run.script import ran
+from gradus.doctor import machine
 from gradus.errors import ConfigError
 from tests.clients import installing, page
 

@@ -16,12 +16,12 @@ from typing import Any
 
 import numpy as np
 
-from gradus.doctor import machine
 from gradus.bench.contenders.gguf_files import KV_BYTES, GGUFFiles, format_of, widths
 from gradus.bench.declare.declaration import GGUF_FORMATS, quantized
 from gradus.bench.measure.drive import ContenderFailed, Run
 from gradus.bench.workloads import Arrival
 from gradus.device.threads import use
+from gradus.doctor import machine
 from gradus.models import kv_bytes_per_token, parameter_count
 
 LARGEST_STEP = 2048  # tokens: its own default

@@ -17,11 +17,11 @@ from typing import Any
 import torch
 
 import gradus
-from gradus.doctor import machine
 from gradus.bench.measure import gpu
 from gradus.bench.measure.drive import synchronize
 from gradus.bench.predict.roofline import Machine
 from gradus.bench.statistics import significant
+from gradus.doctor import machine
 
 PACKAGES = ("torch", "triton", "numba", "transformers", "llama-cpp-python", "numpy")
 

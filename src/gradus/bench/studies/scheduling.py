@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, cast
 
-from gradus.doctor import machine
 from gradus.bench.predict import simulation
 from gradus.bench.record import results
 from gradus.bench.record.metrics import shown
@@ -13,6 +12,7 @@ from gradus.bench.record.results import Cell, Entry, Results, Run
 from gradus.bench.record.study import Rows
 from gradus.bench.workloads import SEED
 from gradus.config.options import SETTINGS, Policy
+from gradus.doctor import machine
 from gradus.errors import ConfigError
 
 NAME = "scheduler"

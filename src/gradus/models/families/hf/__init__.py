@@ -1,7 +1,7 @@
 """How Hugging Face's config.json spells each family, in transformers 4 or 5: a reader, and a writer, per family.
 
-Absent keys take the value that transformers gives them; apart from that nothing is guessed. `records.py` names the
-readers by `model_type`. Torch-free. Read in this order:
+Absent keys take the value that transformers gives them; apart from that nothing is guessed. The families' records name
+the readers by `model_type`. Torch-free. Read in this order:
 
     fields.py   a JSON object, read strictly
     ropes.py    rotary embeddings and their scalings;  shared.py: the other parts that families share
