@@ -1,4 +1,4 @@
-"""What a model takes in memory, by its numbers alone: the engine's own figures, without building one."""
+"""The memory that a model takes, from its numbers alone, equals the engine's own figures."""
 
 from dataclasses import replace
 

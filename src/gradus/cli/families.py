@@ -27,7 +27,7 @@ def families() -> list[dict[str, Any]]:
 
 
 def costs() -> list[dict[str, Any]]:
-    """Every shape of a real model. context_bytes: by tokens, of those that fit its context."""
+    """Every shape of a real model. context_bytes: by number of tokens, up to the model's context."""
     return [
         {
             "name": f"random:{name}",

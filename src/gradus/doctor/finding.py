@@ -1,4 +1,4 @@
-"""What a check found: its status, and what to do about it."""
+"""The result of a check: its status, what was found, and what to do about it."""
 
 from dataclasses import dataclass
 

@@ -19,12 +19,19 @@ if TYPE_CHECKING:
     from gradus.loading.tokenizer import Tokenizer
 
 CONTEXTS = (8192, 32768, 131072)  # tokens
-OTHER_PARTS = {"vision_config": "images", "audio_config": "sound"}  # keys of what a text part stands next to
+OTHER_PARTS = {
+    "vision_config": "images",
+    "audio_config": "sound",
+}  # keys of the parts of a config.json that are not loaded
 
 
 @dataclass(frozen=True)
 class _Source:
-    """What a model's name leads to. raw: its config.json. stored: of its weights, in words; "" if there are none."""
+    """A model's files, found by its name.
+
+    raw: its config.json, or the same keys from another format. stored: the size of its weights' files, in words; "" if
+    there are none.
+    """
 
     where: str
     raw: dict[str, Any] | None

@@ -1,7 +1,7 @@
-"""What a model takes in memory, by its numbers alone: its weights, and the keys and values of one context.
+"""The memory that a model takes, from its numbers alone: its weights, and the keys and values of one context.
 
-An engine plans with more (its steps, CUDA graphs, tables: `execution/memory/plan.py`); these two are what a model
-brings with it, and what decides whether it fits at all. Torch-free.
+An engine also plans its steps, CUDA graphs and tables (`execution/memory/plan.py`). Weights and one context decide
+whether a model fits at all. Torch-free.
 """
 
 from gradus.cache.windows import most_pages

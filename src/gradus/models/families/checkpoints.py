@@ -1,7 +1,7 @@
 """The published checkpoints of each family, and the names by which GGUF files spell it.
 
-By its type alone a checkpoint belongs to a family; these are the names that people look for. docs/models.md shows the
-table, and tests compare it with the readers. Torch-free.
+A checkpoint's type alone decides its family; these are the names that people look for. docs/models.md shows the table,
+and tests compare it with the readers. Torch-free.
 """
 
 from collections.abc import Iterator
@@ -35,7 +35,7 @@ CHECKPOINTS: dict[str, tuple[str, ...]] = {
     "granite": ("Granite-3.3-2B", "Granite-3.3-8B"),
     "granitemoehybrid": ("Granite-4.0-350M", "Granite-4.0-1B", "Granite-4.0-Micro"),
 }  # fmt: skip
-"""By model_type, the text part alone of those that also see or hear."""
+"""Checkpoints by model_type. Those that also see or hear load as their text part."""
 
 GGUF: dict[str, str] = {"gpt2": "gpt2", "llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "gemma3": "gemma3"}
 """A GGUF file's general.architecture, and its family."""

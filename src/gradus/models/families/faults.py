@@ -37,7 +37,7 @@ def read_through(raw: object) -> tuple[ModelConfig | None, list[str]]:
             faults[fault.path] = _line(fault)
             raw = _mended(raw, fault.path.split("."), fault.instead)
         except ConfigError as error:
-            if not faults:  # otherwise it may speak of a value that stands in for the file's
+            if not faults:  # otherwise it may be about a value that replaced the file's
                 faults[""] = _line(error)
             break
         else:

@@ -1,4 +1,4 @@
-"""What published config.json files say: the keys that a model's computation and memory depend on.
+"""Published config.json files: the keys that a model's computation and memory depend on.
 
 `gradus.models.shapes` gives each a name. A file per maker, the oldest first:
 
