@@ -7,9 +7,11 @@ format of one model, which shares its template with others, precedes theirs.
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from gradus.text.tools import calls
 from gradus.text.tools.answer import Trigger
 from gradus.text.tools.layout import Layout
+from gradus.text.tools.syntaxes.json_calls import bare_json, json_fence, json_in_tags, mistral
+from gradus.text.tools.syntaxes.python_calls import python_fence, python_list
+from gradus.text.tools.syntaxes.xml_calls import xml_in_tags
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +45,7 @@ FORMATS: tuple[Format, ...] = (
         signs=("<function=", "<parameter="),
         markers=_IN_TAGS,
         layout=Layout("<tool_call>\n<function=$name>\n$xml</function>\n</tool_call>", "<tool_call>", between="\n"),
-        triggers=(Trigger("<tool_call>", calls.xml_in_tags("</tool_call>")),),
+        triggers=(Trigger("<tool_call>", xml_in_tags("</tool_call>")),),
     ),
     Format(
         name="hermes",
@@ -51,7 +53,7 @@ FORMATS: tuple[Format, ...] = (
         signs=("<tool_call>",),
         markers=_IN_TAGS,
         layout=_HERMES,
-        triggers=(Trigger("<tool_call>", calls.json_in_tags("</tool_call>")),),
+        triggers=(Trigger("<tool_call>", json_in_tags("</tool_call>")),),
     ),
     Format(
         name="qwen2.5-coder",
@@ -61,9 +63,9 @@ FORMATS: tuple[Format, ...] = (
         markers=_IN_TAGS,
         layout=replace(_HERMES, bare="json", fenced=True),
         triggers=(
-            Trigger("<tool_call>", calls.json_in_tags("</tool_call>")),
-            Trigger("{", calls.bare_json("```", "</tool_call>"), "start", part=True),
-            Trigger("```", calls.json_fence, "start"),
+            Trigger("<tool_call>", json_in_tags("</tool_call>")),
+            Trigger("{", bare_json("```", "</tool_call>"), "start", part=True),
+            Trigger("```", json_fence, "start"),
         ),
     ),
     Format(
@@ -73,7 +75,7 @@ FORMATS: tuple[Format, ...] = (
         markers=("[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"),
         tokens=("[TOOL_CALLS]", "[ARGS]"),
         layout=Layout("[TOOL_CALLS]$name[ARGS]$json", "[TOOL_CALLS]", between=""),
-        triggers=(Trigger("[TOOL_CALLS]", calls.mistral),),
+        triggers=(Trigger("[TOOL_CALLS]", mistral),),
     ),
     Format(
         name="mistral-v3",
@@ -84,7 +86,7 @@ FORMATS: tuple[Format, ...] = (
         layout=Layout(
             '{"name": "$name", "arguments": $json}', "[TOOL_CALLS]", opening="[TOOL_CALLS] [", closing="]", between=", "
         ),
-        triggers=(Trigger("[TOOL_CALLS]", calls.mistral),),
+        triggers=(Trigger("[TOOL_CALLS]", mistral),),
     ),
     Format(
         name="llama3-pythonic",
@@ -94,7 +96,7 @@ FORMATS: tuple[Format, ...] = (
         layout=Layout(
             "$name($python)", "[", opening="[", closing="]", between=", ", bare="python", also=("<|python_tag|>",)
         ),
-        triggers=(Trigger("[", calls.python_list, "start"), Trigger("<|python_tag|>", calls.python_fence)),
+        triggers=(Trigger("[", python_list, "start"), Trigger("<|python_tag|>", python_fence)),
     ),
     Format(
         name="llama3-json",
@@ -102,7 +104,7 @@ FORMATS: tuple[Format, ...] = (
         signs=("<|start_header_id|>", '"parameters"'),
         markers=("<|python_tag|>",),
         layout=Layout('{"name": "$name", "parameters": $json}', "{", bare="json", also=("<|python_tag|>",)),
-        triggers=(Trigger("{", calls.bare_json(), "start", part=True), Trigger("<|python_tag|>", calls.bare_json())),
+        triggers=(Trigger("{", bare_json(), "start", part=True), Trigger("<|python_tag|>", bare_json())),
     ),
     Format(
         name="gemma3",
@@ -113,8 +115,8 @@ FORMATS: tuple[Format, ...] = (
             "$name($python)", "```tool_code", opening="```tool_code\n[", closing="]\n```", between=", ", lines=True
         ),
         triggers=(
-            Trigger("```tool_code", calls.python_fence, "line"),
-            Trigger("[", calls.python_list, "line"),
+            Trigger("```tool_code", python_fence, "line"),
+            Trigger("[", python_list, "line"),
         ),
     ),
     Format(
@@ -122,7 +124,7 @@ FORMATS: tuple[Format, ...] = (
         families="any model that was not taught to call tools, such as SmolLM2",
         signs=(),
         layout=Layout('{"name": "$name", "arguments": $json}', "{"),
-        triggers=(Trigger("{", calls.bare_json(), "start", part=True),),
+        triggers=(Trigger("{", bare_json(), "start", part=True),),
         free=False,
     ),
 )  # fmt: skip

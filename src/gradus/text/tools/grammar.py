@@ -15,8 +15,8 @@ from gradus.errors import RequestError
 from gradus.structured.lark import lark_literal, lark_regex
 from gradus.text.tools.answer import Thoughts
 from gradus.text.tools.layout import Layout
+from gradus.text.tools.syntaxes.typed import is_text, kinds_of
 from gradus.text.tools.tool import Tool
-from gradus.text.tools.typed import is_text, kinds_of
 
 ANYTHING = "/(?s:.*)/"
 ANY_OBJECT: dict[str, Any] = {"type": "object"}

@@ -27,6 +27,11 @@ Parsing = Generator[None, None, Result]
 
 Write = Callable[[str], None]
 
+
+def ignore(text: str) -> None:
+    """Drop a value that is read only to get behind it."""
+
+
 BLANKS = frozenset(" \t\r\n")
 _BLANK_RUN = re.compile(r"[ \t\r\n]+")
 WORD = re.compile(r"[-+.\w]+", re.ASCII)

@@ -5,9 +5,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from gradus.structured.bounds import resolve
-from gradus.text.tools.json_text import copy_value
-from gradus.text.tools.python_text import copy_literal
 from gradus.text.tools.reader import read_all
+from gradus.text.tools.syntaxes.json_text import copy_value
+from gradus.text.tools.syntaxes.python_text import copy_literal
 
 DEEPEST_SCHEMA = 8
 
