@@ -41,11 +41,12 @@ def weights_of(model: Model) -> Weights:
     """Views of a loaded model's tensors. Raises ConfigError for a model that is more than the lesson's Llama."""
     config = model.config
     biases = config.attention_bias or config.attention_output_bias or config.mlp_bias
-    if config.family != "llama" or config.rope is None or config.rope.scaling or biases or any(config.windows):
+    rope = config.ropes[0]
+    if config.family != "llama" or rope is None or rope.scaling or biases or any(config.windows):
         raise ConfigError(f"the forward pass of p00 runs plain Llama, such as smollm2-135m, not this {config.family}")
     layers = [_layer(layer) for layer in model.layers if isinstance(layer, Block)]
     norm, head = model.get_parameter("norm.weight"), model.head.weight.T
-    return Weights(model.embedding.weight, layers, norm, head, config.head_dim, config.rope.theta, config.norm_eps)
+    return Weights(model.embedding.weight, layers, norm, head, config.head_dim, rope.theta, config.norm_eps)
 
 
 def _layer(layer: Block) -> Layer:

@@ -6,7 +6,7 @@ from gradus.bench.declare.declaration import Benchmark, Row, Table
 from gradus.bench.predict.prediction import Clock, reusing
 from gradus.bench.predict.roofline import Widths, streamed_parameters
 from gradus.bench.workloads import Job, Workload, burst, single_stream
-from gradus.models.config import ModelConfig, layer_matrix_parameters
+from gradus.models.config import ModelConfig, matrix_parameters
 
 BYTES = {"int8": 1.0, "int4": 4.5 / 8}
 """Per weight of the layers. p07's engine has eight bits; a row's scale, 4 bytes for all of it, is left out."""
@@ -17,7 +17,7 @@ def bytes_per_weight(config: ModelConfig, layers: float, rest: float) -> float:
 
     Most of the rest is the head, which is unchanged.
     """
-    matrices, read = config.num_layers * layer_matrix_parameters(config), streamed_parameters(config)
+    matrices, read = matrix_parameters(config), streamed_parameters(config)
     return (matrices * layers + (read - matrices) * rest) / read
 
 

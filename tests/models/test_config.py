@@ -18,7 +18,7 @@ from gradus.models.config import (
     kv_bytes_per_token,
     parameter_count,
 )
-from gradus.models.families.records import read_config
+from gradus.models.families.records import FAMILIES, read_config
 from gradus.models.shapes import SHAPES
 
 LLAMA: dict[str, Any] = {
@@ -91,7 +91,7 @@ def test_both_spellings_of_rope_mean_the_same() -> None:
     both = LLAMA | {"rope_parameters": parameters}
     older = LLAMA | {"rope_scaling": without(LLAMA["rope_scaling"], "rope_type") | {"type": "llama3"}}
     wanted = Rope(500000.0, Llama3Scaling(8.0, 1.0, 4.0, 128))
-    assert [read_config(raw).rope for raw in (LLAMA, newer, older, both)] == [wanted] * 4
+    assert [read_config(raw).ropes[0] for raw in (LLAMA, newer, older, both)] == [wanted] * 4
 
 
 def test_both_spellings_of_gemmas_two_ropes_mean_the_same() -> None:
@@ -102,7 +102,7 @@ def test_both_spellings_of_gemmas_two_ropes_mean_the_same() -> None:
     newer = {key: value for key, value in GEMMA3.items() if not key.startswith("rope")} | {"rope_parameters": nested}
     config = read_config(newer)
     assert config == read_config(GEMMA3)
-    assert (config.rope, config.local_rope) == (Rope(1e6, LinearScaling(8.0)), Rope(1e4))
+    assert set(zip(config.windows, config.ropes)) == {(None, Rope(1e6, LinearScaling(8.0))), (16, Rope(1e4))}
 
 
 def test_absent_head_dim_and_kv_heads_follow_the_query_heads() -> None:
@@ -198,8 +198,8 @@ REFUSED: list[tuple[object, str]] = [
     (LLAMA | {"eos_token_id": [1, "2"]}, "eos_token_id must be a token id or a list of them, got [1, '2']"),
     (LLAMA | {"rope_scaling": [8]}, "rope_scaling must be a JSON object, got [8]"),
     (
-        LLAMA | {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}},
-        "rope scaling 'yarn' is not supported; supported are default, linear and llama3",
+        LLAMA | {"rope_scaling": {"rope_type": "dynamic", "factor": 4.0}},
+        "rope scaling 'dynamic' is not supported; supported are default, linear, llama3, yarn and longrope",
     ),
     (LLAMA | {"rope_scaling": {"factor": 4.0}}, "rope_scaling.rope_type is missing"),
     (LLAMA | {"rope_scaling": {"type": "linear"}}, "rope_scaling.factor is missing"),
@@ -320,7 +320,7 @@ def test_a_token_of_smollm2_attends_as_much_as_it_multiplies_at_position_3072() 
 
 def test_tiny_shapes_have_every_trait_that_a_backend_could_miss() -> None:
     tiny = {name: config for name, config in SHAPES.items() if name.startswith("tiny-")}
-    assert {config.family for config in tiny.values()} == {"gpt2", "llama", "qwen2", "qwen3", "gemma3"}
+    assert {config.family for config in tiny.values()} == set(FAMILIES)
     for config in tiny.values():
         assert config.vocab_size > 256 and config.eos_token_ids and config.context_length == 512
     assert SHAPES["tiny-llama"].num_heads > SHAPES["tiny-llama"].num_kv_heads > 1

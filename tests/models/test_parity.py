@@ -147,8 +147,9 @@ def window_one_too_long(config: ModelConfig) -> ModelConfig:
 
 
 def rope_unscaled(config: ModelConfig) -> ModelConfig:
-    assert config.rope is not None and config.rope.scaling is not None
-    return replace(config, rope=Rope(config.rope.theta))
+    (rope,) = set(config.ropes)
+    assert rope is not None and rope.scaling is not None
+    return replace(config, ropes=(Rope(rope.theta),) * config.num_layers)
 
 
 BROKEN_CONFIGS: dict[str, tuple[str, Callable[[ModelConfig], ModelConfig]]] = {
@@ -158,7 +159,7 @@ BROKEN_CONFIGS: dict[str, tuple[str, Callable[[ModelConfig], ModelConfig]]] = {
     "linear scaling left out": ("llama, linear scaling, 8 to 1", rope_unscaled),
     "one rope for local and global": (
         "gemma3, local and global, tied, 2 to 1",
-        lambda config: replace(config, local_rope=config.rope),
+        lambda config: replace(config, ropes=(config.ropes[1],) * config.num_layers),
     ),
     "attention cap left out": (
         "gemma3, both caps, untied, biases, scaled",
@@ -243,7 +244,7 @@ def test_gemma_scales_embeddings_by_a_rounded_factor_in_bfloat16() -> None:
 
     from gradus.models import SHAPES, create_model, randomize
 
-    model = create_model(replace(SHAPES["tiny-gemma3"], hidden_size=72), dtype=torch.bfloat16)
+    model = create_model(replace(SHAPES["tiny-gemma3"], hidden_size=72, embedding_scale=72**0.5), dtype=torch.bfloat16)
     randomize(model, std=0.1)
     theirs = Gemma3TextScaledWordEmbedding(320, 72, 0, embed_scale=72**0.5).to(torch.bfloat16)
     theirs.weight.data.copy_(model.embedding.weight)

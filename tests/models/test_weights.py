@@ -80,7 +80,7 @@ def test_gemma_loads_from_a_multimodal_checkpoint(prefix: str, tiny_tokens: list
 
 
 def test_harmless_extras_are_ignored() -> None:
-    rope, width = SHAPES["tiny-llama"].rope, SHAPES["tiny-llama"].head_dim
+    rope, width = SHAPES["tiny-llama"].ropes[0], SHAPES["tiny-llama"].head_dim
     extras = {"model.layers.0.self_attn.rotary_emb.inv_freq": frequencies(rope, width).bfloat16()}
     load("tiny-llama", checkpoint("tiny-llama") | extras)
 

@@ -11,14 +11,14 @@ import torch
 from torch import Tensor, nn
 
 from gradus.models.config import ModelConfig, Rope
-from gradus.models.families.hf_fields import Fields
+from gradus.models.families.hf.fields import Fields
 from gradus.models.families.records import Family, ModelType
 from gradus.models.heads import Heads
 from gradus.models.layers import Activation, Embedding, MatrixId, Model, RMSNorm
 from gradus.models.parts import LayerParts
 from gradus.models.rope import RotaryTable
 
-# -- hf_config.py: its config.json ------------------------------------------------------------------------------------
+# -- hf/: its config.json ------------------------------------------------------------------------------------
 
 RAW: dict[str, Any] = {
     "model_type": "toy", "vocab_size": 320, "width": 48, "features": 100, "layers": 3, "heads": 4, "kv_heads": 2,
@@ -44,8 +44,7 @@ def read_toy(fields: Fields) -> ModelConfig:
         attention_bias=False,
         attention_output_bias=False,
         mlp_bias=False,
-        rope=Rope(1000.0),
-        local_rope=None,
+        ropes=(Rope(1000.0),) * layers,
         windows=(None,) * layers,
         attention_scale=head_dim**-0.5,
         attention_softcap=None,
@@ -121,7 +120,7 @@ class Toy(Model):
         self.config = config
         self.head = linear(MatrixId("head", None), config.hidden_size, (config.vocab_size,), False, dtype, device)
         self.embedding = Embedding(config.vocab_size, config.hidden_size, dtype, device, shared=self.head)
-        self.rope = RotaryTable(config.rope, config.head_dim, config.context_length, dtype, device)
+        self.rope = RotaryTable(config.ropes[0], config.head_dim, config.context_length, dtype, device)
         self.layers = nn.ModuleList(self.block(config, i, linear, dtype, device) for i in range(config.num_layers))
         self.norm = nn.LayerNorm(config.hidden_size, config.norm_eps, dtype=dtype, device=device)
 

@@ -2,7 +2,7 @@
 
 Everything downstream (the models, the KV cache, the memory plan, the roofline, the kernels) takes its sizes from a
 `ModelConfig` and never from the file, and asks it what a layer consists of, never which family it belongs to. Numbers
-that contradict each other stop here; `families/hf_config.py` stops a damaged file, with one line that names the key.
+that contradict each other stop here; `families/hf/` stops a damaged file, with one line that names the key.
 Torch-free.
 """
 
@@ -161,6 +161,10 @@ class ModelConfig:
                            ("key-value sources", self.kv_sources)]:  # fmt: skip
             if len(each) != self.num_layers and (each or what in ("layer types", "rotary embeddings")):
                 raise ConfigError(f"model configuration: {len(each)} {what} are given for {self.num_layers} layers")
+        if self.residual_scale != 1 and (self.per_layer_width or self.layer_scales or not self.pre_norms):
+            raise ConfigError(
+                "model configuration: a residual multiplier needs products that read the stream normalized"
+            )
         specials = [("eos_token_id", token) for token in self.eos_token_ids]
         specials += [] if self.bos_token_id is None else [("bos_token_id", self.bos_token_id)]
         for name, token in specials:
@@ -176,6 +180,17 @@ class ModelConfig:
     @cached_property
     def _by_layer(self) -> tuple["ModelConfig", ...]:
         return tuple(replace(self, sizes=(), **sizes._asdict()) for sizes in self.sizes)
+
+    def stage(self, layers: range) -> "ModelConfig":
+        """The configuration of some layers alone, whose keys and values must be their own.
+
+        Raises ValueError if one of them attends to the keys and values of a layer outside.
+        """
+        sources = tuple(self.kv_source(layer) - layers.start for layer in layers) if self.kv_sources else ()
+        if any(not 0 <= source < len(layers) for source in sources):
+            raise ValueError("a layer attends to the keys and values of one in another stage")
+        by_layer = {name: getattr(self, name)[layers.start : layers.stop] for name in _BY_LAYER}
+        return replace(self, num_layers=len(layers), kv_sources=sources, **by_layer)
 
     def kv_source(self, layer: int) -> int:
         """The layer whose keys and values a layer attends to: mostly itself."""
@@ -202,6 +217,20 @@ class ModelConfig:
     def qkv_widths(self) -> tuple[int, int, int]:
         """The parts of the first product's result: queries, keys, values."""
         return self.q_width, self.kv_width, self.kv_width
+
+    @property
+    def input_width(self) -> int:
+        """Values of a row that `Model.embed` makes: the stream, and behind it the inputs of every layer."""
+        return self.hidden_size + self.num_layers * self.per_layer_width
+
+    @property
+    def stream_eps(self) -> float:
+        """The eps of norms that read the residual stream, which is kept divided by residual_scale.
+
+        x + r f(norm(x)) is r (x/r + f(norm(x))), and a norm sees the stream's scale in its eps alone: so dividing the
+        embedding by r, and eps by r², does what multiplying every output by r would (Granite).
+        """
+        return self.norm_eps / self.residual_scale**2
 
     def qkv_parts(self, layer: int) -> tuple[int, ...]:
         """The parts of a layer's first product's result: queries alone where another layer has the keys and values."""
@@ -236,12 +265,14 @@ class ModelConfig:
         )
         return Shard(config, heads, kv_heads, features, range(rank * rows, (rank + 1) * rows))
 
-
     @staticmethod
     def _slice_sizes(sizes: LayerSizes, rank: int, count: int) -> LayerSizes:
         kv_heads = _kv_part(sizes.num_kv_heads, rank, count)
         features = _part("intermediate_size", sizes.intermediate_size, rank, count)
         return LayerSizes(len(kv_heads), sizes.head_dim, len(features))
+
+
+_BY_LAYER = ("ropes", "windows", "sizes", "keys_as_values")
 
 
 class Shard(NamedTuple):

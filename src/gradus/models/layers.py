@@ -42,14 +42,15 @@ class Gated(Activation):
         return self.function(gate) * up
 
 
-Role = Literal["qkv", "attn_out", "gate_up", "down", "head"]
+Role = Literal["qkv", "attn_out", "gate_up", "down", "head", "embed_in", "embed_gate", "embed_out"]
 
 
 class MatrixId(NamedTuple):
     """A matrix's place in a model, by which a factory decides how to store, shard and multiply it.
 
     role: the product that makes queries, keys and values; the one after attention; the MLP's first, gated or not, and
-    its second; the output head. layer: counted from 0, None for the head.
+    its second; the output head; and with embeddings per layer (Gemma 4) the one that makes every layer's input of a
+    token, and a layer's two around it. layer: counted from 0, None for the head and the inputs.
     """
 
     role: Role
@@ -107,9 +108,9 @@ class Linear(nn.Module):
     # kernel may compute both without a change to the model. (`forward` is called by its name here, because the detour
     # through nn.Module costs a CPU as much as a small operation.)
 
-    def after(self, norm: "RMSNorm | nn.LayerNorm", x: Tensor, then: Activation | None = None) -> Tensor:
+    def after(self, norm: "RMSNorm | nn.LayerNorm | None", x: Tensor, then: Activation | None = None) -> Tensor:
         """Normalize the rows, multiply them, and apply the activation."""
-        out = self.forward(norm.forward(x))
+        out = self.forward(x if norm is None else norm.forward(x))
         return out if then is None else then.forward(out)
 
     def onto(self, stream: Tensor, x: Tensor) -> Tensor:
@@ -202,9 +203,13 @@ class RMSNorm(nn.Module):
         length = torch.hypot(torch.linalg.vector_norm(x, dim=-1, keepdim=True), self.floor)
         return x * self.weight * (self.root_width / length)
 
-    def onto(self, stream: Tensor, x: Tensor) -> Tensor:
-        """Return stream + the normalized x, for layers whose output is normalized (Gemma 3): see `Linear.onto`."""
-        return stream + self(x)
+    def onto(self, stream: Tensor, x: Tensor, scale: Tensor | None = None) -> Tensor:
+        """Return stream + the normalized x, for layers whose output is normalized (Gemma 3): see `Linear.onto`.
+
+        scale: [1], by which the sum is multiplied (Gemma 4).
+        """
+        total = stream + self(x)
+        return total if scale is None else total * scale
 
 
 class EmbeddingTables(NamedTuple):
@@ -236,14 +241,14 @@ class Model(nn.Module):
     dtype: torch.dtype  # of activations, and so of keys and values
     device: torch.device
 
-    weights: ClassVar[Mapping[str, Source]]  # our parameter → the checkpoint's tensors, `{}` being the layer
+    weights: Mapping[str, Source]  # our parameter → the checkpoint's tensors, `{}` being the layer
     renamed: ClassVar[tuple[tuple[str, str], ...]] = ()  # other beginnings of names → those in `weights`
     ignored: ClassVar[tuple[Ignored, ...]] = (
         Ignored(r"\.rotary_emb\.inv_freq$", "the rotary frequencies that rope_theta gives", has_frequencies),
     )
 
     def embed(self, token_ids: Tensor, positions: Tensor) -> Tensor:
-        """[N], [N] → [N, D]: the first layer's input."""
+        """[N], [N] → [N, D + L P]: the first layer's input, and behind it each layer's own where P is not 0."""
         raise NotImplementedError
 
     def embedding_tables(self) -> EmbeddingTables:
@@ -251,7 +256,7 @@ class Model(nn.Module):
         return EmbeddingTables(self.embedding.floats())
 
     def run_layers(self, x: Tensor, positions: Tensor, attention: Attention) -> Tensor:
-        """[N, D] → [N, D] through `self.layers`: one stage of a pipeline."""
+        """[N, D + L P] → [N, D] through `self.layers`: one stage of a pipeline."""
         raise NotImplementedError
 
     def forward(self, token_ids: Tensor, positions: Tensor, attention: Attention) -> Tensor:

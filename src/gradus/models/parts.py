@@ -6,7 +6,7 @@ known, which every decoder here has. A model in any other order has no `parts`, 
 
 from typing import Any, NamedTuple, cast
 
-from torch import nn
+from torch import Tensor, nn
 
 from gradus.errors import ConfigError
 from gradus.models.heads import Heads
@@ -16,26 +16,40 @@ from gradus.models.rope import RotaryTable
 Norm = RMSNorm | nn.LayerNorm
 
 
+class EmbeddedParts(NamedTuple):
+    """What a layer makes of its own embedding of each token (Gemma 4 E2B). inputs: [N, P], from `Model.embed`."""
+
+    gate: Linear  # D → P
+    activation: Activation
+    out: Linear  # P → D
+    norm: RMSNorm
+
+
 class LayerParts(NamedTuple):
     """A layer that computes
 
         x = x + attention_out_norm(output(heads(qkv(attention_norm(x)), rope)))
         x = x + mlp_out_norm(down(activation(up(mlp_norm(x)))))
+        x = x + embedded.norm(embedded.out(embedded.activation(embedded.gate(x)) * inputs))
+        x = x * scale
 
-    rope: None where positions were added at the start. The out norms: None where sums are taken as they are.
+    rope: None where queries and keys do not turn. The norms: None where products read the stream, or sums take their
+    outputs, as they are. embedded, scale: None where a layer has neither of the last two lines.
     """
 
     rope: RotaryTable | None
-    attention_norm: Norm
+    attention_norm: Norm | None
     qkv: Linear
     heads: Heads
     output: Linear
-    mlp_norm: Norm
+    mlp_norm: Norm | None
     up: Linear
     activation: Activation  # Gated where `up` has two parts
     down: Linear
     attention_out_norm: Norm | None = None
     mlp_out_norm: Norm | None = None
+    embedded: EmbeddedParts | None = None
+    scale: Tensor | None = None  # [1]
 
 
 class Undescribed(ConfigError):

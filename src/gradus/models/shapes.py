@@ -132,6 +132,20 @@ _TINY = {
     "eos_token_id": 257,
 }
 
+_TINY_YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 1e4,
+    "factor": 8.0,
+    "original_max_position_embeddings": 32,
+    "llama_4_scaling_beta": 0.1,
+}
+_MULTIPLIERS = {
+    "embedding_multiplier": 12.0,
+    "residual_multiplier": 0.22,
+    "attention_multiplier": 0.125,
+    "logits_scaling": 4.0,
+}
+
 SHAPES: dict[str, ModelConfig] = {
     name: read_config(raw)
     for name, raw in {
@@ -156,6 +170,21 @@ SHAPES: dict[str, ModelConfig] = {
         "tiny-mistral": _TINY | {"model_type": "mistral", "sliding_window": 16},
         "tiny-qwen2": _TINY | {"model_type": "qwen2"},
         "tiny-qwen3": _TINY | {"model_type": "qwen3"},
+        "tiny-smollm3": _TINY | {"model_type": "smollm3", "no_rope_layer_interval": 2},
+        "tiny-ministral3": _TINY | {"model_type": "ministral3", "rope_parameters": _TINY_YARN},
+        "tiny-phi3": _TINY | {"model_type": "phi3", "partial_rotary_factor": 0.75, "head_dim": 16},
+        "tiny-olmo2": _TINY | {"model_type": "olmo2"},
+        "tiny-olmo3": _TINY | {"model_type": "olmo3", "sliding_window": 16},
+        "tiny-granite": _TINY | {"model_type": "granite"} | _MULTIPLIERS,
+        "tiny-granite4": _TINY
+        | {
+            "model_type": "granitemoehybrid",
+            "num_local_experts": 0,
+            "shared_intermediate_size": 160,
+            "layer_types": ["attention"] * 4,
+            "position_embedding_type": "nope",
+        }
+        | _MULTIPLIERS,
         "tiny-gemma3": _TINY
         | {
             "model_type": "gemma3_text",

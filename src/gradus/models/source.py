@@ -11,7 +11,7 @@ A checkpoint names and cuts its tensors in its own way. Each model file says how
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from torch import Tensor
+from torch import Tensor, empty_like
 
 from gradus.models.config import ModelConfig
 
@@ -59,6 +59,34 @@ class OnePlus(Stored):
 
     def restore(self, value: Tensor) -> Tensor:
         return value.float() - 1.0
+
+
+@dataclass(frozen=True)
+class Reordered(Stored):
+    """Rows in another order: row i here is row order[i] of the file."""
+
+    order: tuple[int, ...] = ()
+
+    def convert(self, value: Tensor) -> Tensor:
+        return value[list(self.order)]
+
+    def restore(self, value: Tensor) -> Tensor:
+        out = empty_like(value)
+        out[list(self.order)] = value
+        return out
+
+
+@dataclass(frozen=True)
+class Scaled(Stored):
+    """Weights times a number."""
+
+    factor: float = 1.0
+
+    def convert(self, value: Tensor) -> Tensor:
+        return value.float() * self.factor
+
+    def restore(self, value: Tensor) -> Tensor:
+        return value.float() / self.factor
 
 
 Source = str | tuple[str, ...] | Stored

@@ -179,7 +179,7 @@ def plan(model: Model) -> list[Piece]:
         number = layer[1] if layer else ""
         entry = model.weights[path.replace(f".{number}.", ".{}.") if layer else path]
         for stored, start, rows in _rows(entry, module, shape[0]):
-            stored = type(stored)(stored.name.replace("{}", number))
+            stored = replace(stored, name=stored.name.replace("{}", number))
             pieces.append(Piece(stored, module, name, start, (rows, *shape[1:])))
     return pieces
 

@@ -66,7 +66,8 @@ class Place:
         except ValueError as error:
             raise ConfigError(f"tensor_parallel {self.tensor}: {error}") from error
         rows = -(-config.vocab_size // self.tensor)
-        layers = self.layers(config.num_layers)
-        windows = config.windows[layers.start : layers.stop]
-        part = replace(shard.config, vocab_size=rows, num_layers=len(layers), windows=windows)
+        try:
+            part = replace(shard.config.stage(self.layers(config.num_layers)), vocab_size=rows)
+        except ValueError as error:
+            raise ConfigError(f"pipeline_parallel {self.pipeline}: {error}") from error
         return shard._replace(config=part, tokens=range(self.part * rows, (self.part + 1) * rows))

@@ -124,7 +124,7 @@ def write(path: Path, config: ModelConfig, tensors: TensorSource, kind: Type) ->
         if values.shape[-1] % block:
             raise ContenderFailed(f"{name}: {stored.name} has blocks of {block}, the rows are {values.shape[-1]} long")
         writer.add_tensor(_name(config, name), gguf.quants.quantize(values, stored), raw_dtype=stored)
-    if config.rope is not None and isinstance(config.rope.scaling, Llama3Scaling):
+    if config.ropes[0] is not None and isinstance(config.ropes[0].scaling, Llama3Scaling):
         writer.add_tensor("rope_freqs.weight", _rope_factors(config))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -194,7 +194,8 @@ def _describe(writer: gguf.GGUFWriter, config: ModelConfig) -> None:
     writer.add_feed_forward_length(config.intermediate_size)
     writer.add_block_count(config.num_layers)
     writer.add_head_count(config.num_heads)
-    if config.rope is None:
+    rope = config.ropes[0]
+    if rope is None:
         writer.add_layer_norm_eps(config.norm_eps)
         return
     writer.add_head_count_kv(config.num_kv_heads)
@@ -202,10 +203,10 @@ def _describe(writer: gguf.GGUFWriter, config: ModelConfig) -> None:
     writer.add_key_length(config.head_dim)
     writer.add_value_length(config.head_dim)
     writer.add_rope_dimension_count(config.head_dim)
-    writer.add_rope_freq_base(config.rope.theta)
-    if isinstance(config.rope.scaling, LinearScaling):
+    writer.add_rope_freq_base(rope.theta)
+    if isinstance(rope.scaling, LinearScaling):
         writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
-        writer.add_rope_scaling_factor(config.rope.scaling.factor)
+        writer.add_rope_scaling_factor(rope.scaling.factor)
     if ARCHITECTURES[config.family].windows:
         _describe_windows(writer, config)
 
@@ -214,14 +215,16 @@ def _describe_windows(writer: gguf.GGUFWriter, config: ModelConfig) -> None:
     """Write which layers have a window, and their other metadata (Gemma 3)."""
     writer.add_sliding_window(next((window for window in config.windows if window is not None), 0))
     writer.add_sliding_window_pattern([window is not None for window in config.windows])
-    if config.local_rope is not None:
-        writer.add_rope_freq_base_swa(config.local_rope.theta)
+    local = next((rope for rope, window in zip(config.ropes, config.windows, strict=True) if window and rope), None)
+    if local is not None:
+        writer.add_rope_freq_base_swa(local.theta)
     if config.final_softcap is not None:
         writer.add_final_logit_softcapping(config.final_softcap)
 
 
 def _rope_factors(config: ModelConfig) -> NDArray[np.float32]:
     """The factor by which Llama 3's scaling slows each rotation."""
-    assert config.rope is not None
-    plain = config.rope.theta ** -(torch.arange(0, config.head_dim, 2, dtype=torch.float32) / config.head_dim)
-    return (plain / frequencies(config.rope, config.head_dim)).numpy()
+    rope = config.ropes[0]
+    assert rope is not None
+    plain = rope.theta ** -(torch.arange(0, config.head_dim, 2, dtype=torch.float32) / config.head_dim)
+    return (plain / frequencies(rope, config.head_dim)).numpy()

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import NamedTuple
 
-from gradus.models.config import ModelConfig, layer_matrix_parameters, parameter_count
+from gradus.models.config import ModelConfig, matrix_parameters, parameter_count
 
 
 class SpanShape(NamedTuple):
@@ -83,29 +83,30 @@ def streamed_parameters(config: ModelConfig) -> int:
     A tied output head is: it is the same matrix, but the logits need all of it.
     """
     looked_up = 0 if config.tie_embeddings else config.vocab_size * config.hidden_size
-    if config.rope is None:
-        looked_up += config.context_length * config.hidden_size  # learned positions
+    if config.learned_positions:
+        looked_up += config.context_length * config.hidden_size
+    looked_up += config.vocab_size * config.num_layers * config.per_layer_width
     return parameter_count(config) - looked_up
 
 
 def step_cost(config: ModelConfig, spans: Iterable[SpanShape], widths: Widths) -> Cost:
     """One forward pass over these spans, padding included if it is among them: rows cost the same, useful or not."""
     rows = logits = 0
-    positions_moved = visible = 0.0
+    moved = visible = 0.0
     for span in spans:
         rows += span.rows
         logits += span.logits
-        for window, layers in _windows(config):
-            positions_moved += layers * (positions_read(span, window) + span.rows)  # read, and the new ones written
-            visible += layers * positions_visible(span, window)
-    kv_width = 2 * config.kv_width  # a key and a value, in one layer
+        for kind, layers in _kinds(config):
+            written = span.rows * kind.stores
+            moved += layers * 2 * kind.kv_width * (positions_read(span, kind.window) + written)  # keys and values
+            visible += layers * kind.q_width * positions_visible(span, kind.window)
     head = config.vocab_size * config.hidden_size
-    matrices = config.num_layers * layer_matrix_parameters(config)
+    matrices = matrix_parameters(config)
     return Cost(
         weight_bytes=streamed_parameters(config) * widths.weight + 4.0 * logits * config.vocab_size,
-        kv_bytes=positions_moved * kv_width * widths.kv,
+        kv_bytes=moved * widths.kv,
         matrix_flops=2.0 * (rows * matrices + logits * head),
-        attention_flops=4.0 * config.q_width * visible,
+        attention_flops=4.0 * visible,
     )
 
 
@@ -128,7 +129,22 @@ def _triangle(n: int) -> int:
     return n * (n + 1) // 2
 
 
+class _Kind(NamedTuple):
+    """Layers that are alike in all that attention costs. Widths are in values of a token."""
+
+    window: int | None
+    q_width: int
+    kv_width: int
+    stores: bool
+
+
 @cache
-def _windows(config: ModelConfig) -> tuple[tuple[int | None, int], ...]:
-    """(window, how many layers have it)."""
-    return tuple(Counter(config.windows).items())
+def _kinds(config: ModelConfig) -> tuple[tuple[_Kind, int], ...]:
+    """(kind, how many layers are of it)."""
+    layers = [config.layer(index) for index in range(config.num_layers)]
+    return tuple(
+        Counter(
+            _Kind(config.windows[index], layer.q_width, layer.kv_width, config.stores_kv(index))
+            for index, layer in enumerate(layers)
+        ).items()
+    )

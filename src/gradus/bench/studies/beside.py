@@ -236,10 +236,11 @@ def vllm_config(config: ModelConfig, group: str = "") -> dict[str, Any]:
     Llama 3's scaling of slow rotations is left out: it changes constants, and not how long anything takes.
     """
     common = write_config(config) | {"eos_token_id": config.eos_token_ids[0]}
-    if config.rope is None:
+    rope = config.ropes[0]
+    if rope is None:
         return common
-    more = {"rope_theta": config.rope.theta, "torch_dtype": "bfloat16"}
-    if config.local_rope is not None:
+    more = {"rope_theta": rope.theta, "torch_dtype": "bfloat16"}
+    if len(set(config.ropes)) > 1:
         return common | more
     del common["rope_parameters"]
     return common | more | dict(GROUPS[group].vllm_config)

@@ -75,7 +75,7 @@ POSITIONS, PAIRS, RADIUS = 8, (0, 2, 5, 12), 32
 
 def turns() -> list[list[float]]:
     """The angle at each position, for each pair in PAIRS."""
-    theta = CONFIG.rope.theta if CONFIG.rope else 0.0
+    theta = CONFIG.ropes[0].theta if CONFIG.ropes[0] else 0.0
     table = part("rope").angles(POSITIONS, CONFIG.head_dim, theta).tolist()
     return [[row[pair] for row in table] for pair in PAIRS]
 

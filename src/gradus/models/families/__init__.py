@@ -2,10 +2,11 @@
 
 Read in this order:
 
-    records.py     one record per family: how others spell it, and which class computes it
-    hf_fields.py   a JSON object, read strictly;  hf_config.py: each family's config.json, read and written
-    gpt2.py        the first model, whole
-    llama.py       Llama, Mistral, SmolLM2, Qwen2;  qwen3.py, gemma3.py: variations
+    records.py      one record per family: how others spell it, and which class computes it
+    hf/             each family's config.json, read and written
+    gpt2.py         the first model, whole
+    llama.py        Llama, Mistral, SmolLM2 and 3, Qwen2;  qwen3.py, ministral3.py, phi3.py, granite.py: variations
+    olmo2.py        norms behind instead of before;  gemma3.py: both
 
-records.py, hf_fields.py and hf_config.py need no torch.
+records.py and hf/ need no torch.
 """

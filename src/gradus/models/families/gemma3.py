@@ -27,7 +27,7 @@ from gradus.models.layers import (
     packed_table,
 )
 from gradus.models.parts import LayerParts
-from gradus.models.rope import RotaryTable, Rotation
+from gradus.models.rope import RotaryTable, Rotation, Rotations
 from gradus.models.source import Ignored, OnePlus, Source
 
 # Gemma's norms scale by 1 + weight, so that training starts from 0. The 1 is added once, when the file is read.
@@ -72,7 +72,6 @@ class Block(nn.Module):
         super().__init__()
         hidden, q_width, width = config.hidden_size, config.q_width, config.intermediate_size
         eps = config.norm_eps
-        self.local = config.windows[index] is not None
 
         self.attention_norm = wide_norm(hidden, eps, device)
         self.qkv = linear(MatrixId("qkv", index), hidden, config.qkv_widths, config.attention_bias, dtype, device)
@@ -88,13 +87,13 @@ class Block(nn.Module):
         self.down = linear(MatrixId("down", index), width, (hidden,), config.mlp_bias, dtype, device)
         self.mlp_out_norm = wide_norm(hidden, eps, device)
 
-    def forward(self, x: Tensor, rotation: Rotation, attention: Attention) -> Tensor:
+    def forward(self, x: Tensor, rotation: Rotation | None, attention: Attention) -> Tensor:
         qkv = self.qkv.after(self.attention_norm, x)  # [N, (Hq + Hkv + Hkv) Dh]
         x = self.attention_out_norm.onto(x, self.output(self.heads(qkv.to(x.dtype), rotation, attention)))
         features = self.gate_up.after(self.mlp_norm, x, self.gate)  # [N, 2 F] → [N, F]
         return self.mlp_out_norm.onto(x, self.down(features))
 
-    def parts(self, rope: RotaryTable) -> LayerParts:
+    def parts(self, rope: RotaryTable | None) -> LayerParts:
         attention = self.attention_norm, self.qkv, self.heads, self.output
         mlp = self.mlp_norm, self.gate_up, self.gate, self.down
         return LayerParts(rope, *attention, *mlp, self.attention_out_norm, self.mlp_out_norm)
@@ -121,10 +120,8 @@ class Gemma3(Model):
         tied, packed = (head, None) if config.tie_embeddings else (None, packed_table(linear, *table))
         self.embedding = Embedding(*table, shared=tied, table=packed)
         # Gemma was trained with this factor in the weights' type: for D = 1152, 34 in bfloat16 and not 33.94.
-        self.embedding_scale = torch.tensor(config.hidden_size**0.5, dtype=self.embedding.table_dtype).item()
-        assert config.rope is not None and config.local_rope is not None
-        self.rope = RotaryTable(config.rope, config.head_dim, config.context_length, dtype, device)
-        self.local_rope = RotaryTable(config.local_rope, config.head_dim, config.context_length, dtype, device)
+        self.embedding_scale = torch.tensor(config.embedding_scale, dtype=self.embedding.table_dtype).item()
+        self.rotations = Rotations(config, dtype, device)
         self.layers = nn.ModuleList(Block(config, index, linear, dtype, device) for index in range(config.num_layers))
         self.norm = wide_norm(config.hidden_size, config.norm_eps, device)
         self.head = head
@@ -136,11 +133,9 @@ class Gemma3(Model):
         return EmbeddingTables(self.embedding.floats(), scale=self.embedding_scale)
 
     def run_layers(self, x: Tensor, positions: Tensor, attention: Attention) -> Tensor:
-        everywhere, nearby = self.rope(positions), self.local_rope(positions)
-        for layer in self.layers:
-            x = layer(x, nearby if layer.local else everywhere, attention)
+        for layer, rotation in zip(self.layers, self.rotations(positions), strict=True):
+            x = layer(x, rotation, attention)
         return x
 
     def parts(self) -> list[LayerParts]:
-        layers = [cast(Block, layer) for layer in self.layers]
-        return [layer.parts(self.local_rope if layer.local else self.rope) for layer in layers]
+        return [cast(Block, layer).parts(self.rotations.table(number)) for number, layer in enumerate(self.layers)]

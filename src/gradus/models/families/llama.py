@@ -1,8 +1,9 @@
-"""Llama (Touvron et al. 2023), and with it Mistral, SmolLM2 and Qwen2: most open models vary this decoder.
+"""Llama (Touvron et al. 2023), and with it Mistral, SmolLM, Qwen2 and Ministral: most open models vary this decoder.
 
 Unlike GPT-2 it has RMSNorm instead of LayerNorm, rotary positions instead of learned ones, a gated MLP, no biases, and
 grouped-query attention: several query heads share one key and value head, which makes the KV cache smaller by that
-factor. Qwen2 again has biases, on queries, keys and values.
+factor. Qwen2 again has biases, on queries, keys and values. In SmolLM3 every fourth layer does without positions, and in
+Ministral 3 queries grow with theirs; the configuration says so, and `Heads` does it.
 
 Shapes: N tokens, D hidden_size, Hq query heads, Hkv key-value heads, Dh head_dim, F intermediate_size, V vocabulary.
 """
@@ -17,7 +18,7 @@ from gradus.models.config import ModelConfig
 from gradus.models.heads import Heads
 from gradus.models.layers import Embedding, Gated, LinearFactory, MatrixId, Model, RMSNorm, packed_table
 from gradus.models.parts import LayerParts
-from gradus.models.rope import RotaryTable, Rotation
+from gradus.models.rope import RotaryTable, Rotation, Rotations
 from gradus.models.source import Source
 
 WEIGHTS: dict[str, Source] = {
@@ -54,24 +55,24 @@ class Block(nn.Module):
         super().__init__()
         hidden, q_width, width = config.hidden_size, config.q_width, config.intermediate_size
 
-        self.attention_norm = RMSNorm(hidden, config.norm_eps, dtype, device)
+        self.attention_norm = RMSNorm(hidden, config.stream_eps, dtype, device)
         self.qkv = linear(MatrixId("qkv", index), hidden, config.qkv_widths, config.attention_bias, dtype, device)
         self.output = linear(
             MatrixId("attn_out", index), q_width, (hidden,), config.attention_output_bias, dtype, device
         )
-        self.mlp_norm = RMSNorm(hidden, config.norm_eps, dtype, device)
+        self.mlp_norm = RMSNorm(hidden, config.stream_eps, dtype, device)
         self.gate_up = linear(MatrixId("gate_up", index), hidden, config.up_widths, config.mlp_bias, dtype, device)
         self.gate = Gated(config.activation)
         self.down = linear(MatrixId("down", index), width, (hidden,), config.mlp_bias, dtype, device)
         self.heads = Heads(config, index)
 
-    def forward(self, x: Tensor, rotation: Rotation, attention: Attention) -> Tensor:
+    def forward(self, x: Tensor, rotation: Rotation | None, attention: Attention) -> Tensor:
         qkv = self.qkv.after(self.attention_norm, x)  # [N, (Hq + Hkv + Hkv) Dh]
         x = self.output.onto(x, self.heads(qkv.to(x.dtype), rotation, attention))  # [N, Hq Dh] → [N, D]
         features = self.gate_up.after(self.mlp_norm, x, self.gate)  # [N, 2 F] → [N, F]
         return self.down.onto(x, features)
 
-    def parts(self, rope: RotaryTable) -> LayerParts:
+    def parts(self, rope: RotaryTable | None) -> LayerParts:
         attention = self.attention_norm, self.qkv, self.heads, self.output
         mlp = self.mlp_norm, self.gate_up, self.gate, self.down
         return LayerParts(rope, *attention, *mlp)
@@ -92,22 +93,20 @@ class Llama(Model):
         table = config.vocab_size, config.hidden_size, dtype, device
         tied, packed = (head, None) if config.tie_embeddings else (None, packed_table(linear, *table))
         self.embedding = Embedding(*table, shared=tied, table=packed)
-        assert config.rope is not None
-        self.rope = RotaryTable(config.rope, config.head_dim, config.context_length, dtype, device)
+        self.rotations = Rotations(config, dtype, device)
         self.layers = nn.ModuleList(
             self.block(config, index, linear, dtype, device) for index in range(config.num_layers)
         )
-        self.norm = RMSNorm(config.hidden_size, config.norm_eps, dtype, device)
+        self.norm = RMSNorm(config.hidden_size, config.stream_eps, dtype, device)
         self.head = head
 
     def embed(self, token_ids: Tensor, positions: Tensor) -> Tensor:
         return self.embedding(token_ids)  # positions come in by rotation, inside the layers
 
     def run_layers(self, x: Tensor, positions: Tensor, attention: Attention) -> Tensor:
-        rotation = self.rope(positions)  # the same for all layers
-        for layer in self.layers:
+        for layer, rotation in zip(self.layers, self.rotations(positions), strict=True):
             x = layer(x, rotation, attention)
         return x
 
     def parts(self) -> list[LayerParts]:
-        return [cast(Block, layer).parts(self.rope) for layer in self.layers]
+        return [cast(Block, layer).parts(self.rotations.table(number)) for number, layer in enumerate(self.layers)]

@@ -10,8 +10,8 @@ from typing import Any
 
 from gradus.errors import ConfigError
 from gradus.models.config import ModelConfig
-from gradus.models.families import hf_config
-from gradus.models.families.hf_fields import Fields, shown
+from gradus.models.families.hf import gemma3, gpt2, granite, llama, mistral, olmo, phi3, qwen
+from gradus.models.families.hf.fields import Fields, shown
 
 
 @dataclass(frozen=True)
@@ -32,37 +32,77 @@ class Family:
     write: Callable[[ModelConfig], dict[str, Any]]
 
 
+HOME = "gradus.models.families"
+
 FAMILIES: dict[str, Family] = {
     "gpt2": Family(
-        model="gradus.models.families.gpt2:GPT2",
-        types={"gpt2": ModelType("GPT2LMHeadModel", hf_config.read_gpt2)},
-        write=hf_config.write_gpt2,
+        model=f"{HOME}.gpt2:GPT2",
+        types={"gpt2": ModelType("GPT2LMHeadModel", gpt2.read_gpt2)},
+        write=gpt2.write_gpt2,
     ),
     "llama": Family(
-        model="gradus.models.families.llama:Llama",
+        model=f"{HOME}.llama:Llama",
         types={
-            "llama": ModelType("LlamaForCausalLM", hf_config.read_llama),
-            "mistral": ModelType("MistralForCausalLM", hf_config.read_mistral),
+            "llama": ModelType("LlamaForCausalLM", llama.read_llama),
+            "mistral": ModelType("MistralForCausalLM", mistral.read_mistral),
         },
-        write=hf_config.write_llama,
+        write=llama.write_llama,
+    ),
+    "smollm3": Family(
+        model=f"{HOME}.llama:Llama",  # its configuration leaves some layers without a rotary embedding
+        types={"smollm3": ModelType("SmolLM3ForCausalLM", llama.read_smollm3)},
+        write=llama.write_smollm3,
+    ),
+    "ministral3": Family(
+        model=f"{HOME}.ministral3:Ministral3",
+        types={
+            "ministral3": ModelType("Ministral3ForCausalLM", mistral.read_ministral3),
+            "mistral3": ModelType("Mistral3ForConditionalGeneration", mistral.read_mistral3),
+        },
+        write=mistral.write_ministral3,
     ),
     "qwen2": Family(
-        model="gradus.models.families.llama:Llama",  # its configuration asks for biases on queries, keys and values
-        types={"qwen2": ModelType("Qwen2ForCausalLM", hf_config.read_qwen2)},
-        write=hf_config.write_qwen,
+        model=f"{HOME}.llama:Llama",  # its configuration asks for biases on queries, keys and values
+        types={"qwen2": ModelType("Qwen2ForCausalLM", qwen.read_qwen2)},
+        write=qwen.write_qwen,
     ),
     "qwen3": Family(
-        model="gradus.models.families.qwen3:Qwen3",
-        types={"qwen3": ModelType("Qwen3ForCausalLM", hf_config.read_qwen3)},
-        write=hf_config.write_qwen,
+        model=f"{HOME}.qwen3:Qwen3",
+        types={"qwen3": ModelType("Qwen3ForCausalLM", qwen.read_qwen3)},
+        write=qwen.write_qwen,
+    ),
+    "phi3": Family(
+        model=f"{HOME}.phi3:Phi3",
+        types={"phi3": ModelType("Phi3ForCausalLM", phi3.read_phi3)},
+        write=phi3.write_phi3,
+    ),
+    "olmo2": Family(
+        model=f"{HOME}.olmo2:Olmo2",
+        types={"olmo2": ModelType("Olmo2ForCausalLM", olmo.read_olmo2)},
+        write=olmo.write_olmo2,
+    ),
+    "olmo3": Family(
+        model=f"{HOME}.olmo2:Olmo2",  # its configuration has windows, and a rotary embedding for their layers
+        types={"olmo3": ModelType("Olmo3ForCausalLM", olmo.read_olmo3)},
+        write=olmo.write_olmo3,
+    ),
+    "granite": Family(
+        model=f"{HOME}.granite:Granite",
+        types={"granite": ModelType("GraniteForCausalLM", granite.read_granite)},
+        write=granite.write_granite,
+    ),
+    "granite4": Family(
+        model=f"{HOME}.granite:GraniteHybrid",
+        types={"granitemoehybrid": ModelType("GraniteMoeHybridForCausalLM", granite.read_granite_hybrid)},
+        write=granite.write_granite_hybrid,
     ),
     "gemma3": Family(
-        model="gradus.models.families.gemma3:Gemma3",
+        model=f"{HOME}.gemma3:Gemma3",
         types={
-            "gemma3_text": ModelType("Gemma3ForCausalLM", hf_config.read_gemma3),
-            "gemma3": ModelType("Gemma3ForConditionalGeneration", hf_config.read_gemma3_multimodal),
+            "gemma3_text": ModelType("Gemma3ForCausalLM", gemma3.read_gemma3),
+            "gemma3": ModelType("Gemma3ForConditionalGeneration", gemma3.read_gemma3_multimodal),
         },
-        write=hf_config.write_gemma3,
+        write=gemma3.write_gemma3,
     ),
 }
 

@@ -32,6 +32,16 @@ class Fields:
     def number(self, key: str, default: Any = REQUIRED) -> float:
         return float(self._read(key, default, "a number above 0 and below 1e12", _is_number))
 
+    def numbers(self, key: str) -> tuple[float, ...]:
+        """A list of numbers above 0."""
+        value = self._read(
+            key,
+            REQUIRED,
+            "a list of numbers above 0",
+            lambda v: isinstance(v, list) and v != [] and all(map(_is_number, v)),
+        )
+        return tuple(map(float, value))
+
     def boolean(self, key: str, default: bool) -> bool:
         return self._read(key, default, "true or false", lambda value: isinstance(value, bool))
 
