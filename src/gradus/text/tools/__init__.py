@@ -19,7 +19,7 @@ Read in this order:
     marks.py         tokens to text and marks
     answer.py        an answer as it arrives: reasoning, text and calls, and where it ends
     layout.py        how calls are written
-    grammar.py       the grammar of an answer with calls
+    gemma_grammar.py the grammar of Gemma 4's arguments;  grammar.py: of an answer with calls
     history.py       calls and results that go back to the model
     formats.py       the table of formats
     dialect.py       a format with one model's vocabulary: what front ends use

@@ -32,7 +32,12 @@ from gradus.text.tools.tool import Choice, Tool, read_choice, read_tools
 if TYPE_CHECKING:
     from gradus.loading import Tokenizer
 
-THOUGHTS = (Thoughts("<think>", "</think>"), Thoughts("[THINK]", "[/THINK]"))
+THOUGHTS = (
+    Thoughts("<think>", "</think>"),
+    Thoughts("[THINK]", "[/THINK]"),
+    Thoughts("<|channel>", "<channel|>", label="thought"),  # Gemma 4
+    Thoughts("Here is my thought process:", "Here is my response:"),  # Granite 3.2
+)
 PATIENCE = 1.0  # seconds to find out which of a request's schemas can be kept
 MOST_KEPT = 1024  # schemas, each known to be kept or not
 MOST_TAIL = 4096  # tokens of a prompt's end that are searched for an opened thought

@@ -8,4 +8,5 @@ Each is a parser that reads calls behind their opening marker and reports them (
     json_calls.py    {"name": …, "arguments": {…}}, and Mistral's name[ARGS]{…}
     xml_calls.py     <function=name><parameter=key>value</parameter></function>
     python_calls.py  [f(a=1), g()], or one call a line
+    gemma_calls.py   Gemma 4's call:f{key:<|"|>text<|"|>}
 """

@@ -182,7 +182,7 @@ def json_calls(calls: Calls) -> Parsing[None]:
     while True:
         if (yield from reader.blanks()) == "[":
             reader.take()
-            yield from _json_list(calls)
+            yield from rest_of_list(calls)
         else:
             yield from json_object(calls)
         char = yield from reader.blanks()
@@ -191,6 +191,13 @@ def json_calls(calls: Calls) -> Parsing[None]:
             char = yield from reader.blanks()
         if char != "{" and char != "[":
             return
+
+
+def json_list(calls: Calls) -> Parsing[None]:
+    """Read a list of JSON calls."""
+    yield from calls.reader.blanks()
+    yield from calls.reader.expect("[")
+    yield from rest_of_list(calls)
 
 
 def json_fence(calls: Calls) -> Parsing[None]:
@@ -224,12 +231,13 @@ def mistral(calls: Calls) -> Parsing[None]:
     char = yield from calls.reader.blanks()
     if char == "[":
         calls.reader.take()
-        yield from _json_list(calls)
+        yield from rest_of_list(calls)
     else:
         yield from _name_and_arguments(calls)
 
 
-def _json_list(calls: Calls) -> Parsing[None]:
+def rest_of_list(calls: Calls) -> Parsing[None]:
+    """Read a list of JSON calls behind its opening bracket."""
     reader = calls.reader
     while True:
         yield from json_object(calls)

@@ -3,8 +3,9 @@
 import json
 from collections.abc import Callable
 
-from gradus.text.tools.calls import LONGEST_KEY, NAME, Calls
+from gradus.text.tools.calls import LONGEST_KEY, NAME, Calls, Syntax
 from gradus.text.tools.reader import END, Malformed, Parsing
+from gradus.text.tools.syntaxes.json_calls import closed, json_calls, rest_of_list
 from gradus.text.tools.syntaxes.python_text import copy_literal
 from gradus.text.tools.tool import MAX_NAME
 
@@ -28,20 +29,45 @@ def python_list(calls: Calls) -> Parsing[None]:
 
 
 def python_fence(calls: Calls) -> Parsing[None]:
-    """Gemma: a list of calls, or one call a line, in a fence of Markdown whose opening line has been read."""
+    """Gemma 3: a list of calls, or one call a line, in a fence of Markdown whose opening line has been read."""
+    yield from _lines(calls, "`")
+    if (yield from calls.reader.match(("```",))):
+        calls.reader.forget()
+
+
+def python_in_tags(closing: str) -> Syntax:
+    """OLMo 3: one call a line, or calls as JSON, then the closing marker. A marker that is missing is forgiven."""
+
+    def read(calls: Calls) -> Parsing[None]:
+        if (yield from calls.reader.blanks()) == "{":
+            yield from json_calls(calls)
+        else:
+            yield from _lines(calls, closing[0], _list)
+        yield from closed(calls.reader, closing)
+
+    return read
+
+
+def _lines(calls: Calls, end: str, in_list: Syntax = python_list) -> Parsing[None]:
+    """Read calls and lists of calls, up to a character that begins none of them."""
     reader = calls.reader
     while True:
-        char = yield from reader.blanks()
-        if char == "[":
+        if (yield from reader.blanks()) == "[":
             reader.take()
-            yield from python_list(calls)
+            yield from in_list(calls)
         else:
             yield from python_call(calls)
         char = yield from reader.blanks()
-        if not isinstance(char, str) or char == "`":
-            break
-    if (yield from reader.match(("```",))):
-        reader.forget()
+        if not isinstance(char, str) or char == end:
+            return
+
+
+def _list(calls: Calls) -> Parsing[None]:
+    """Read a list behind its opening bracket: in Python's syntax, or of JSON calls."""
+    if (yield from calls.reader.blanks()) == "{":
+        yield from rest_of_list(calls)
+    else:
+        yield from python_list(calls)
 
 
 def python_call(calls: Calls) -> Parsing[None]:
