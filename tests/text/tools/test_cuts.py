@@ -28,9 +28,10 @@ FRAGMENTS = [
     "[TOOL_CALLS]", "[ARGS]", "[f(text='", "f(", "g()", "[g()]",
     '{"name": "f", "arguments": "', '{\\"text\\": \\"\\d\\"}', "\\.", "\\ud83d", "f(text=x",
     "```tool_code\n", "\\", "\\u00", "<|python_tag|>",
-    "<|tool_call>call:f{", "<|tool_call>", "call:g{}", "text:", '<|"|>', ",count:1", "list:[", "map:{a:", "<tool_call|>",
-    "<|tool_response>", "<|channel>", "thought\n", "thoughtful", "<channel|>", "<function_calls>", "</function_calls>",
-    "f(count=1)\n", "<|tool_call|>", "<|/tool_call|>", "functools", '[{"name": "f", "arguments": {"text": ',
+    "<|tool_call>call:f{", "<|tool_call>", "call:g{}", "text:", '<|"|>', ",count:1", "list:[", "map:{a:",
+    "<tool_call|>", "<|tool_response>", "<|channel>", "thought\n", "thoughtful", "<channel|>", "<function_calls>",
+    "</function_calls>", "f(count=1)\n", "<|tool_call|>", "<|/tool_call|>", "functools",
+    '[{"name": "f", "arguments": {"text": ',
     "; ", ", ", "{{", "}}", "'", '{"type": "function", "function": ', '{"name": "f", "arguments": {{"text": ',
 ]  # fmt: skip
 

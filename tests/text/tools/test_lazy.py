@@ -43,7 +43,9 @@ OWN = {  # pieces that mean something to one format
         "<|tool_call>", "<|tool_call>call:weather{city:", "<|tool_call>call:nope{", '<|"|>', "<tool_call|>", "days:x",
         "<|channel>", "<channel|>", "<|tool_response>",
     ],
-    "olmo3": ["<function_calls>", '<function_calls>\nclock(city="Ulm", days=', "<function_calls>[", "</function_calls>"],
+    "olmo3": [
+        "<function_calls>", '<function_calls>\nclock(city="Ulm", days=', "<function_calls>[", "</function_calls>",
+    ],
     "phi4": [
         "<|tool_call|>", '<|tool_call|>[{"name": "weather", "arguments": 5', "<|/tool_call|>", "functools",
         "functools[", "functools is", 'functools [{"name": "clock", ',

@@ -44,8 +44,8 @@ class Trigger:
 class Thoughts:
     """The markers around reasoning.
 
-    inside: whether the prompt has opened it: then the answer begins inside. label: a word right behind the opening marker
-    that is no thought.
+    inside: whether the prompt has opened it: then the answer begins inside. label: a word right behind the opening
+    marker that is no thought.
     """
 
     opening: str = "<think>"

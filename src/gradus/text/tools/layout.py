@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from string import Template
 from typing import Any
 
@@ -36,6 +36,14 @@ class Layout:
     def trigger_in_call(self) -> bool:
         """Whether every call begins with the trigger, rather than all of them together."""
         return not self.opening
+
+    @property
+    def in_words(self) -> "Layout":
+        """The layout without tokens, where `spelled` has one: a list of calls that its bracket closes."""
+        if not self.spelled:
+            return self
+        opening = self.spelled[0] + self.opening.removeprefix(self.trigger)
+        return replace(self, trigger=self.spelled[0], opening=opening, closing=self.closing[:1])
 
     def write(self, calls: Iterable[tuple[str, Mapping[str, Any]]]) -> str:
         """Write calls, each a name and its arguments."""
