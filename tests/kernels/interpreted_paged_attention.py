@@ -37,11 +37,13 @@ MIXED = [(1, 37), (3, 3), (0, 0), (20, 45), (1, 1), (1, 0)]  # decode, prefill, 
         Step(MIXED, softcap=1.5, page=24),
         Step([(22, 40), (1, 60)], group=3, head_dim=24),
         Step([(2, 90)], heads=1, group=5, head_dim=20, window=50, dtype=torch.float16),
+        Step([(1, 40), (3, 20), (5, 5)], heads=1, group=16, head_dim=512),
         Step(MIXED, fp8=True),
         Step([(22, 40), (1, 60)], group=3, head_dim=24, page=24, window=7, softcap=1.5, fp8=True),
     ],
     ids=[
-        "mixed", "window", "softcap", "odd group and width", "float16, split verification in a window", "fp8",
+        "mixed", "window", "softcap", "odd group and width", "float16, split verification in a window",
+        "heads of 512, all of which share keys", "fp8",
         "fp8, odd group and width, window, softcap",
     ],
 )  # fmt: skip
@@ -89,6 +91,16 @@ def test_decodes_turn_their_heads_and_store_what_is_new(step, norms):
         torch.testing.assert_close(
             found.double(), expected.double(), rtol=tolerance, atol=tolerance, equal_nan=True
         )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("step", "rotates"),
+    [(Step(DECODES, window=16), True), (Step(DRAFTED), True), (Step(DRAFTED, fp8=True), False)],
+    ids=["grown queries in a window", "with drafts", "with drafts, unrotated, fp8"],
+)
+def test_decodes_grow_queries_and_normalize_values(step, rotates):
+    for found, expected in step.attend_to_new_tokens(SMALL, norms=rotates, rotates=rotates, more=True):
+        torch.testing.assert_close(found.double(), expected.double(), rtol=1e-5, atol=1e-5, equal_nan=True)
 
 
 @pytest.mark.parametrize("window", [None, 40])
@@ -180,9 +192,13 @@ def test_a_tile_of_decodes_with_narrow_heads_stays_whole_where_others_are_split(
 
 
 @pytest.mark.parametrize("storage", [PagedStorage, Fp8Storage])
-def test_the_backend_attends_as_the_torch_backend_does(storage):
-    """A prompt, then a chunk of another beside its decode, on pages of two layer groups, one with a window."""
-    config = SHAPES["tiny-gemma3"]
+@pytest.mark.parametrize("shape", ["tiny-gemma3", "tiny-gemma4-e"])
+def test_the_backend_attends_as_the_torch_backend_does(shape, storage):
+    """A prompt, then a chunk of another beside its decode, on pages of two layer groups, one with a window.
+
+    Layers have heads of one size, or of two, and some read another layer's keys.
+    """
+    config = SHAPES[shape]
     one, two = TableChange(0, ((3, 1, 5), (2, 8, 4))), TableChange(0, ((6, 7, 9), (10, 11, 12)))
     steps = [
         Plan([Span(None, 2, 0, range(9), 1, one)]),
@@ -195,30 +211,32 @@ def test_the_backend_attends_as_the_torch_backend_does(storage):
     ]
     padding = backends[2]
     padding.sizes = (8, 16)
-    layers = [group.layers[0] for group in backends[0].storage.groups[:2]]
     generator = torch.Generator().manual_seed(0)
     for plan in steps:
         batch = lay_out(plan, torch.device("cpu"))
         for backend in backends:
             backend.prepare(batch)
-        for layer in layers:
-            shapes = [
-                (len(batch.positions), n, config.head_dim) for n in (config.num_heads, *[config.num_kv_heads] * 2)
-            ]
-            q, k, v = (torch.randn(shape, generator=generator) for shape in shapes)
-            expected, found = (backend.attend(layer, q, k, v) for backend in backends[:2])
+        for layer in range(config.num_layers):
+            sizes, rows = config.layer(layer), len(batch.positions)
+            heads = [sizes.num_heads, *[sizes.num_kv_heads] * 2]
+            q, k, v = (torch.randn(rows, count, sizes.head_dim, generator=generator) for count in heads)
+            parts = (q, k, v) if config.stores_kv(layer) else (q, None, None)
+            expected, found = (backend.attend(layer, *parts) for backend in backends[:2])
             torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
-            assert padding.padded >= len(q)
-            wide = [torch.cat([each, torch.ones(padding.padded - len(q), *each.shape[1:])]) for each in (q, k, v)]
-            found = padding.attend(layer, *wide)
-            torch.testing.assert_close(found[: len(q)], expected, rtol=1e-4, atol=1e-5)
-            assert not found[len(q) :].any(), "padding sees nothing"
+            assert padding.padded >= rows
+            found = padding.attend(layer, *(part if part is None else padded(part, padding.padded) for part in parts))
+            torch.testing.assert_close(found[:rows], expected, rtol=1e-4, atol=1e-5)
+            assert not found[rows:].any(), "padding sees nothing"
+
+
+def padded(part: torch.Tensor, rows: int) -> torch.Tensor:
+    return torch.cat([part, torch.ones(rows - len(part), *part.shape[1:])])
 
 
 SPANS = [[32], [1] * 32, [1] * 9 + [23], [5, 5, 5, 5, 5], [4, 1, 3, 2, 6, 1], [7]]
 
 
-@pytest.mark.parametrize("shape", ["tiny-gpt2", "tiny-gemma3"])
+@pytest.mark.parametrize("shape", ["tiny-gpt2", "tiny-gemma3", "tiny-gemma4"])
 def test_a_padded_step_has_room_for_whatever_spans_it_has(shape):
     """Launches are those of the size alone, and each row is in exactly one tile of one of them."""
     config, device = SHAPES[shape], torch.device("cpu")

@@ -81,7 +81,7 @@ def open_checkpoint(name: str, *, progress: Progress | None = None) -> Checkpoin
         return _open_random(name, config)
     with _readable(name):
         path = _find(name, progress)
-        checkpoint = _open_folder(name, path) if path.is_dir() else _open_file(name, path)
+        checkpoint = _open_folder(name, path, progress) if path.is_dir() else _open_file(name, path)
     give_back_host_memory()  # parsing a vocabulary takes several times the memory that it keeps
     if name in CATALOGUE:
         checkpoint.license = CATALOGUE[name].license.name
@@ -178,6 +178,16 @@ def model_name(name: str) -> str:
 
 def _find(name: str, progress: Progress | None) -> Path:
     """Find a model's folder or file. A hub id is downloaded if it is not in the cache."""
+    here = find_here(name)
+    if here is not None:
+        return here
+    from gradus.loading.fetch import hub
+
+    return hub.download(name, progress=progress)
+
+
+def find_here(name: str) -> Path | None:
+    """Find a model's folder or file without the hub; None for a hub id. Raises ConfigError or CheckpointError."""
     if name in CATALOGUE:
         return _pulled(CATALOGUE[name])
     try:
@@ -193,7 +203,7 @@ def _find(name: str, progress: Progress | None) -> Path:
             f"no model named {quoted(name)}{_near(name, CATALOGUE)}; a model is {', '.join(CATALOGUE)}, an existing "
             "folder of safetensors, a .gguf file, a hub id (org/name), or random:<shape>"
         )
-    return hub.download(name, progress=progress)
+    return None
 
 
 def _pulled(entry: Entry) -> Path:
@@ -223,7 +233,9 @@ def _random(name: str) -> ModelConfig | None:
         return None
     shape = name.removeprefix(RANDOM)
     if shape not in SHAPES:
-        raise ConfigError(f"no shape named {quoted(shape)}{_near(shape, SHAPES)}; known shapes are {', '.join(SHAPES)}")
+        raise ConfigError(
+            f"no shape named {quoted(shape)}{_near(shape, SHAPES)}; `gradus models` lists the known shapes"
+        )
     return SHAPES[shape]
 
 
@@ -239,7 +251,7 @@ def _open_random(name: str, config: ModelConfig) -> Checkpoint:
     )
 
 
-def _open_folder(name: str, folder: Path) -> Checkpoint:
+def _open_folder(name: str, folder: Path, progress: Progress | None) -> Checkpoint:
     from gradus.loading import folder as hugging_face
     from gradus.loading.safetensors import SafetensorsFolder
     from gradus.models.create import model_class
@@ -247,6 +259,8 @@ def _open_folder(name: str, folder: Path) -> Checkpoint:
 
     tensors = SafetensorsFolder(folder)
     quantization, config = hugging_face.read_quantization(folder), hugging_face.read_config(folder)
+    if (skipped := _skip_other_parts(tensors, config)) and progress is not None:
+        progress.note(f"{name}: {skipped}")
     source, quantized = _unpacked(tensors, quantization, config)
     return Checkpoint(
         name=name,
@@ -259,6 +273,19 @@ def _open_folder(name: str, folder: Path) -> Checkpoint:
         quantized=quantized,
         default_sampling=default_sampling.of_folder(folder),
     )
+
+
+def _skip_other_parts(tensors: "SafetensorsFolder", config: ModelConfig) -> str:
+    """Leave out what computes no text. Returns a line that says what; empty if there is nothing else."""
+    from gradus.models.create import model_class
+    from gradus.models.weights import of_other_parts
+
+    names = of_other_parts(model_class(config.family), tensors)
+    parts = sorted({name.removeprefix("model.").partition(".")[0] for name in names})
+    size = tensors.leave_out(names)
+    if not names:
+        return ""
+    return f"skipped {len(names)} tensors ({size / 1e6:.1f} MB) of {', '.join(parts)}: only text is computed"
 
 
 def _unpacked(
@@ -302,8 +329,9 @@ def _open_file(name: str, path: Path) -> Checkpoint:
     _check_kind(name, path)
     if path.suffix == LLAMA2C:
         return _open_llama2c(name, path)
+    from gradus.loading.gguf.architectures import hugging_face_config
     from gradus.loading.gguf.file import GGUFFile
-    from gradus.loading.gguf.model import GGUFTensors, hugging_face_config
+    from gradus.loading.gguf.model import GGUFTensors
     from gradus.loading.gguf.tokenizer import read_tokenizer
 
     file = GGUFFile(path)
