@@ -20,9 +20,6 @@ from gradus.quantization.gguf import FORMATS
 from gradus.quantization.mix import HEAD, Mix, matrix_ids, names_of, table_name
 from gradus.quantization.packed import Packed
 
-TABLES = ("embedding.weight", "layer_embedding.weight")
-"""The embeddings that are looked up in their bits, by their paths in the table of weights."""
-
 KEPT: dict[Type, str] = {kind: kind.name.lower() for kind in Type if kind.name.lower() in FORMATS}
 """A type's scheme."""
 
@@ -67,8 +64,7 @@ class PackedGGUF:
 
 
 def _tables(config: ModelConfig) -> Iterator[str]:
-    """The checkpoint's names of the embeddings."""
-    weights = model_class(config.family).weights
-    for path in TABLES:
-        if path in weights:
-            yield from (stored.name.removesuffix(".weight") for stored in tensors_of(weights[path]))
+    """The checkpoint's names of the embeddings of tokens: a family may have another one, for its layers."""
+    for path, source in model_class(config.family).weights.items():
+        if f".{path}".endswith(".embedding.weight"):
+            yield from (stored.name.removesuffix(".weight") for stored in tensors_of(source))
