@@ -36,11 +36,16 @@ class Recompute:
 
     def __init__(self, config: ModelConfig) -> None:
         self.config = config
+        self.shared: dict[int, tuple[Tensor, Tensor]] = {}  # keys and values that later layers attend to as well
 
     def prepare(self, batch: Batch) -> None:
         (self.length,) = batch.lengths
 
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def attend(self, layer: int, q: Tensor, k: Tensor | None, v: Tensor | None) -> Tensor:
+        if k is None or v is None:  # the layer has none of its own
+            k, v = self.shared[self.config.kv_source(layer)]
+        elif layer in self.config.kv_sources:
+            self.shared[layer] = k, v
         return attend_causal(
             q,
             k.transpose(0, 1),

@@ -30,10 +30,11 @@ EXERCISE = Exercise(
             "window) for window in set(self.config.windows)}.",
         ),
         "PaddedAttention.attend": (
-            "The same two acts as in p01: store, then attend. Only the real rows are stored; all rows attend.",
+            "The same two acts as in p01: store, unless k and v are None, then attend. Only the real rows are stored; "
+            "all rows attend.",
             "self.storage.store wants the slots and positions of the real rows, and k and v of just these. "
             "self.storage.seen gives the keys and values of the first `size` slots; q becomes [size, width, Hq, Dh].",
-            "store(layer, self.slots, self.positions, k[self.real], v[self.real]); keys, values = "
+            "if k is not None: store(layer, self.slots, self.positions, k[self.real], v[self.real]); keys, values = "
             "self.storage.seen(layer, self.size, self.length); then attend_masked(q.view(size, width, Hq, Dh), keys, "
             "values, the mask of this layer's window, scale=…, softcap=…), with the config's scale and cap, flattened "
             "to [N, Hq, Dh] again.",

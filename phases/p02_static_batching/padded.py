@@ -64,8 +64,9 @@ class PaddedAttention:
         # a query sees its own slot up to its own position: never padding, nor a predecessor's leftovers
         self.masks = {window: visible(queries, keys, window) for window in set(self.config.windows)}
 
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        self.storage.store(layer, self.slots, self.positions, k[self.real], v[self.real])
+    def attend(self, layer: int, q: Tensor, k: Tensor | None, v: Tensor | None) -> Tensor:
+        if k is not None and v is not None:
+            self.storage.store(layer, self.slots, self.positions, k[self.real], v[self.real])
         out = attend_masked(
             q.view(self.size, self.width, *q.shape[1:]),
             *self.storage.seen(layer, self.size, self.length),

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from gradus.models import ModelConfig
+from phases.p01_kv_cache.contiguous import layered
 
 
 class Slots:
@@ -41,7 +42,7 @@ class Slots:
 
 
 class SlotTensors:
-    """The keys and values of all slots: [layers, slots, Hkv, capacity, Dh] each.
+    """The keys and values of all slots: [slots, Hkv, capacity, Dh] per layer.
 
     Allocated once: a slot changes owner by being overwritten. It is filled with zeros, not with leftovers in memory:
     attention gives a position that a query may not see the weight 0, and 0 times an infinity would be NaN.
@@ -50,15 +51,16 @@ class SlotTensors:
     def __init__(
         self, config: ModelConfig, count: int, capacity: int, dtype: torch.dtype, device: torch.device
     ) -> None:
-        shape = (config.num_layers, count, config.num_kv_heads, capacity, config.head_dim)
-        self.keys = torch.zeros(shape, dtype=dtype, device=device)
-        self.values = torch.zeros(shape, dtype=dtype, device=device)
+        def room(heads: int, width: int) -> Tensor:
+            return torch.zeros(count, heads, capacity, width, dtype=dtype, device=device)
+
+        self.keys, self.values = layered(config, room), layered(config, room)
 
     def store(self, layer: int, slots: Tensor, positions: Tensor, k: Tensor, v: Tensor) -> None:
         """slots, positions: [N]; k, v: [N, Hkv, Dh]: row i goes to position positions[i] of slot slots[i]."""
-        self.keys[layer, slots, :, positions] = k
-        self.values[layer, slots, :, positions] = v
+        self.keys[layer][slots, :, positions] = k
+        self.values[layer][slots, :, positions] = v
 
     def seen(self, layer: int, slots: int, length: int) -> tuple[Tensor, Tensor]:
         """Views of the first `slots` slots, up to `length` positions: [slots, Hkv, length, Dh] each."""
-        return self.keys[layer, :slots, :, :length], self.values[layer, :slots, :, :length]
+        return self.keys[layer][:slots, :, :length], self.values[layer][:slots, :, :length]

@@ -42,12 +42,13 @@ class MixedAttention:
         keys = torch.arange(self.length, device=device)
         self.masks = {window: visible(newest.view(-1, 1, 1), keys, window) for window in set(self.config.windows)}
 
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        self.storage.store(layer, self.row_slots, self.positions, k, v)
+    def attend(self, layer: int, q: Tensor, k: Tensor | None, v: Tensor | None) -> Tensor:
+        if k is not None and v is not None:
+            self.storage.store(layer, self.row_slots, self.positions, k, v)
         out = torch.empty_like(q)
         for slot, row, count, start in self.prompts:
             rows, seen = slice(row, row + count), slice(start + count)
-            keys, values = self.storage.keys[layer, slot, :, seen], self.storage.values[layer, slot, :, seen]
+            keys, values = self.storage.keys[layer][slot, :, seen], self.storage.values[layer][slot, :, seen]
             out[rows] = attend_prompt(self.config, layer, q[rows], keys, values)
         if self.column:
             queries = q.new_zeros(self.column, *q.shape[1:])

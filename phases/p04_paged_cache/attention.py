@@ -10,12 +10,13 @@ from torch import Tensor
 
 from gradus.attention.batch import Batch
 from gradus.models import ModelConfig
+from phases.p01_kv_cache.contiguous import layered
 from phases.p02_static_batching.padded import visible
 from phases.p03_continuous_batching.mixed import attend_decodes, attend_prompt
 
 
 class PageTensors:
-    """Keys and values of all pages, [layers, pages + 1, page_size, Hkv, Dh] each. Page 0 belongs to none, and stays 0.
+    """Keys and values of all pages: [pages + 1, page_size, Hkv, Dh] per layer. Page 0 belongs to none, and stays 0.
 
     Allocated once: a page changes owner by being overwritten.
     """
@@ -23,10 +24,11 @@ class PageTensors:
     def __init__(
         self, config: ModelConfig, pages: int, page_size: int, dtype: torch.dtype, device: torch.device
     ) -> None:
+        def room(heads: int, width: int) -> Tensor:
+            return torch.zeros(pages + 1, page_size, heads, width, dtype=dtype, device=device)
+
         self.page_size = page_size
-        shape = (config.num_layers, pages + 1, page_size, config.num_kv_heads, config.head_dim)
-        self.keys = torch.zeros(shape, dtype=dtype, device=device)
-        self.values = torch.zeros(shape, dtype=dtype, device=device)
+        self.keys, self.values = layered(config, room), layered(config, room)
 
     def rows(self, layer: int) -> tuple[Tensor, Tensor]:
         """A layer's keys and values by row: views [(pages + 1) * page_size, Hkv, Dh]."""
@@ -71,8 +73,9 @@ class GatherAttention:
             keys = torch.arange(longest, device=seen.device)
             self.masks = {window: visible(queries, keys, window) for window in set(self.config.windows)}
 
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        self.storage.store(layer, self.new_rows, k, v)
+    def attend(self, layer: int, q: Tensor, k: Tensor | None, v: Tensor | None) -> Tensor:
+        if k is not None and v is not None:
+            self.storage.store(layer, self.new_rows, k, v)
         keys, values = self.storage.rows(layer)
         out = torch.empty_like(q)
         for span, rows in self.prompts:

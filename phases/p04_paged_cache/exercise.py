@@ -102,17 +102,18 @@ GATHER = Exercise(
             "return tables.gather(1, positions // page_size) * page_size + positions % page_size",
         ),
         "GatherAttention.attend": (
-            "The same two acts as ever: store, then attend. `prepare` has worked out the rows: of new tokens "
-            "(`new_rows`), of each prompt (`prompts`: where it is in the batch, and the rows it sees), and of all "
-            "decodes (`decode_rows` in the batch, `decode_seen` in the storage).",
+            "The same two acts as ever: store (unless k and v are None), then attend. `prepare` has worked out the "
+            "rows: of new tokens (`new_rows`), of each prompt (`prompts`: where it is in the batch, and the rows it "
+            "sees), and of all decodes (`decode_rows` in the batch, `decode_seen` in the storage).",
             "`self.storage.store` takes k and v to the new rows; `self.storage.rows` has all keys and values of the "
             "layer by row. For each prompt, index keys and values by the rows it sees, and call `attend_prompt`; then "
             "do the same for the decodes at once with `attend_decodes`, if there are any. Results go to the batch's "
             "rows of an empty tensor like q.",
-            "self.storage.store(layer, self.new_rows, k, v); keys, values = self.storage.rows(layer); out = "
-            "torch.empty_like(q); for span, rows in self.prompts: out[span] = self.attend_prompt(layer, q[span], "
-            "keys[rows], values[rows]); if len(self.decode_rows): rows = self.decode_seen; out[self.decode_rows] = "
-            "self.attend_decodes(layer, q[self.decode_rows], keys[rows], values[rows]); return out",
+            "if k is not None: self.storage.store(layer, self.new_rows, k, v); keys, values = "
+            "self.storage.rows(layer); out = torch.empty_like(q); for span, rows in self.prompts: out[span] = "
+            "self.attend_prompt(layer, q[span], keys[rows], values[rows]); if len(self.decode_rows): rows = "
+            "self.decode_seen; out[self.decode_rows] = self.attend_decodes(layer, q[self.decode_rows], keys[rows], "
+            "values[rows]); return out",
         ),
     },
     text="Find keys and values through the block tables. A position becomes a row of the storage; the rows that a "

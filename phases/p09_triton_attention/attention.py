@@ -45,8 +45,9 @@ class TritonAttention:
         self.spans = tables, query_start, lengths
         self.longest = longest
 
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        self.storage.store(layer, self.new_rows, k, v)
+    def attend(self, layer: int, q: Tensor, k: Tensor | None, v: Tensor | None) -> Tensor:
+        if k is not None and v is not None:
+            self.storage.store(layer, self.new_rows, k, v)
         return self.kernel(
             q,
             self.storage.keys[layer],

@@ -49,7 +49,7 @@ def cut(whole: Model, exchange: Exchange) -> Model:
     layers = place.layers(whole.config.num_layers)
     copy(part.layers, nn.ModuleList([whole.layers[index] for index in layers]), whole.config, place)
     for name, child in whole.named_children():
-        if name not in ("embedding", "layers", "head"):
+        if name not in ("embedding", "layers", "head", "rotations"):
             copy(part.get_submodule(name), child, whole.config, place)  # norms, learned positions
     # the first stage embeds, and the last one has the head
     tokens = tokens_of(whole.config.vocab_size, place.part, place.parts)
@@ -62,15 +62,19 @@ def cut(whole: Model, exchange: Exchange) -> Model:
 def sizes(config: ModelConfig, place: Place) -> ModelConfig:
     """The rank's own layers, heads and features. Raises ConfigError for a model that cannot be divided so."""
     layers = place.layers(config.num_layers)
+    if config.sizes or config.kv_sources or config.per_layer_width:
+        raise ConfigError(
+            f"p12 divides layers that are alike, and those of {config.family} differ: see src/gradus/parallel"
+        )
+    if config.qk_norm_across_heads and place.parts > 1:
+        raise ConfigError(f"the heads of {config.family} share a norm, so p12 can divide only its layers (--stages)")
     if config.num_layers < place.stages:
         raise ConfigError(f"{config.num_layers} layers cannot be divided among {place.stages} stages")
     if config.intermediate_size % place.parts:
         raise ConfigError(f"{config.intermediate_size} features cannot be divided among {place.parts} ranks")
     queries, keys = heads_of(config, place.part, place.parts)
     return replace(
-        config,
-        num_layers=len(layers),
-        windows=config.windows[layers.start : layers.stop],
+        config.stage(layers),
         num_heads=len(queries),
         num_kv_heads=len(keys),
         intermediate_size=config.intermediate_size // place.parts,

@@ -145,9 +145,9 @@ WRONG = {
     "p02: padding is stored": (
         "p02",
         "self.storage.store(layer, self.slots, self.positions, k[self.real], v[self.real])",
-        "self.storage.keys[layer, : self.size, :, : self.width] = "
+        "self.storage.keys[layer][: self.size, :, : self.width] = "
         "k.view(self.size, self.width, *k.shape[1:]).transpose(1, 2)\n"
-        "        self.storage.store(layer, self.slots, self.positions, k[self.real], v[self.real])",
+        "            self.storage.store(layer, self.slots, self.positions, k[self.real], v[self.real])",
         "the slots hold 6 and 5 tokens",
     ),
     "p02: the rectangle's last column is sampled": (
@@ -245,7 +245,7 @@ def test_an_exception_is_reported_with_its_place_and_what_the_file_printed(check
 @pytest.mark.parametrize(
     ("line", "says"),
     [
-        ("import numpi", "line 79: ModuleNotFoundError: No module named 'numpi'"),
+        ("import numpi", "line 88: ModuleNotFoundError: No module named 'numpi'"),
         ("del ContiguousAttention", "it does not define ContiguousAttention, which the rest of the phase imports"),
     ],
 )

@@ -144,7 +144,7 @@ def test_the_table_of_letters_is_smollm2s_shape():
     assert tuple(int(value.replace(",", "")) for value in rows.values()) == wanted
     assert list(rows) == ["D", "Hq", "Hkv", "Dh", "F", "V"]
     assert f"{2 * c.num_kv_heads * c.head_dim * c.num_layers:,}" in LESSON
-    assert f"(`theta` in the code) is {c.rope.theta:,.0f}" in LESSON
+    assert f"(`theta` in the code) is {c.ropes[0].theta:,.0f}" in LESSON
 
 
 def test_the_code_in_the_lesson_is_the_files():

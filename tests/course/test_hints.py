@@ -98,15 +98,13 @@ FOLLOWED = {
             return True
         """,
         "ContiguousAttention.prepare": """
-            (start,), (end,) = batch.starts, batch.lengths
-            self.start = start
-            self.new_keys, self.new_values = (x[:, :, start:end].unbind() for x in (self.keys, self.values))
-            self.all_keys, self.all_values = (x[:, :, :end].unbind() for x in (self.keys, self.values))
+            (self.start,), (self.end,) = batch.starts, batch.lengths
         """,
         "ContiguousAttention.attend": """
-            self.new_keys[layer].copy_(k.transpose(0, 1))
-            self.new_values[layer].copy_(v.transpose(0, 1))
-            keys, values = self.all_keys[layer], self.all_values[layer]
+            keys, values = self.keys[layer][:, : self.end], self.values[layer][:, : self.end]
+            if k is not None:
+                keys[:, self.start :] = k.transpose(0, 1)
+                values[:, self.start :] = v.transpose(0, 1)
             return attend_causal(
                 q, keys, values, start=self.start, scale=self.config.attention_scale,
                 window=self.config.windows[layer], softcap=self.config.attention_softcap,
@@ -147,7 +145,8 @@ FOLLOWED = {
             self.masks = {window: visible(queries, keys, window) for window in set(self.config.windows)}
         """,
         "PaddedAttention.attend": """
-            self.storage.store(layer, self.slots, self.positions, k[self.real], v[self.real])
+            if k is not None:
+                self.storage.store(layer, self.slots, self.positions, k[self.real], v[self.real])
             keys, values = self.storage.seen(layer, self.size, self.length)
             queries = q.view(self.size, self.width, q.shape[1], q.shape[2])
             mask = self.masks[self.config.windows[layer]]
@@ -218,7 +217,8 @@ FOLLOWED = {
             return tables.gather(1, positions // page_size) * page_size + positions % page_size
         """,
         "GatherAttention.attend": """
-            self.storage.store(layer, self.new_rows, k, v)
+            if k is not None:
+                self.storage.store(layer, self.new_rows, k, v)
             keys, values = self.storage.rows(layer)
             out = torch.empty_like(q)
             for span, rows in self.prompts:

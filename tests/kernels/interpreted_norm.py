@@ -84,7 +84,7 @@ def test_no_rows_are_no_work():
 
 def test_a_model_with_this_norm_gives_the_tokens_that_it_gives_without(monkeypatch):
     """Two layers, three tokens: every norm of the model adds nothing and normalizes."""
-    config = replace(SHAPES["tiny-llama"], num_layers=2, windows=SHAPES["tiny-llama"].windows[:2], context_length=16)
+    config = replace(SHAPES["tiny-llama"].stage(range(2)), context_length=16)
     model = create_model(config)
     randomize(model, seed=0, std=0.1)
     limits = ModelLimits(config.vocab_size, 16)

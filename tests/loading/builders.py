@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from tokenizers import AddedToken, decoders, models, pre_tokenizers, trainers
 from torch import Tensor
 
-from gradus.models import create_model, read_config
+from gradus.models import SHAPES, create_model, read_config, write_config
 from gradus.models.weights import plan
 from tests.loading.gguf_blocks import encode
 
@@ -131,8 +131,9 @@ TOKENS = backend().get_vocab_size()
 def write_folder(folder: Path, family: str = "llama", *, shards: int = 1, dtype: torch.dtype = torch.float32) -> Path:
     """A complete checkpoint, as transformers would save it."""
     folder.mkdir(parents=True, exist_ok=True)
-    tensors = {name: value.to(dtype) for name, value in tensors_of(CONFIGS[family]).items()}
-    write_json(folder / "config.json", CONFIGS[family])
+    config = CONFIGS.get(family) or write_config(SHAPES[f"tiny-{family}"])
+    tensors = {name: value.to(dtype) for name, value in tensors_of(config).items()}
+    write_json(folder / "config.json", config)
     write_json(folder / "generation_config.json", {"eos_token_id": [2, 0]})
     (folder / "tokenizer.json").write_text(backend().to_str())
     settings = {"bos_token": "<|endoftext|>", "eos_token": {"content": "<|im_end|>"}, "chat_template": CHATML}

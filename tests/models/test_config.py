@@ -21,6 +21,11 @@ from gradus.models.config import (
 from gradus.models.families.records import FAMILIES, read_config
 from gradus.models.shapes import SHAPES
 
+
+def without(raw: dict[str, Any], key: str) -> dict[str, Any]:
+    return {name: value for name, value in raw.items() if name != key}
+
+
 LLAMA: dict[str, Any] = {
     "model_type": "llama",
     "vocab_size": 320,
@@ -54,6 +59,18 @@ GPT2: dict[str, Any] = {
     "bos_token_id": 256,
     "eos_token_id": 256,
 }
+GEMMA4: dict[str, Any] = {
+    "model_type": "gemma4_text",
+    "vocab_size": 320,
+    "hidden_size": 64,
+    "num_hidden_layers": 6,
+    "head_dim": 24,
+    "num_kv_shared_layers": 2,
+    "layer_types": ["sliding_attention", "full_attention"] * 3,
+    "vocab_size_per_layer_input": 320,
+    "per_layer_config": {"1": {"head_dim": 32}, "3": {"head_dim": 32, "num_key_value_heads": 1}},
+    "rope_parameters": {"full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.5}},
+}
 QWEN2 = LLAMA | {"model_type": "qwen2", "rope_scaling": None, "use_sliding_window": True}
 QWEN3 = LLAMA | {"model_type": "qwen3", "head_dim": 24, "rope_scaling": None, "use_sliding_window": True}
 MISTRAL = LLAMA | {"model_type": "mistral", "rope_scaling": None, "sliding_window": 16}
@@ -75,11 +92,14 @@ GEMMA3: dict[str, Any] = {
     "bos_token_id": 256,
     "eos_token_id": 257,
 }
-ALL = [LLAMA, GPT2, QWEN2, QWEN3, MISTRAL, GEMMA3, {"model_type": "gemma3", "text_config": GEMMA3}]
-
-
-def without(raw: dict[str, Any], key: str) -> dict[str, Any]:
-    return {name: value for name, value in raw.items() if name != key}
+GRANITE4 = without(LLAMA, "rope_scaling") | {
+    "model_type": "granitemoehybrid",
+    "num_local_experts": 0,
+    "layer_types": ["attention"] * 2,
+    "shared_intermediate_size": 160,
+    "position_embedding_type": "rope",
+}
+ALL = [LLAMA, GPT2, QWEN2, QWEN3, MISTRAL, GEMMA3, GEMMA4, {"model_type": "gemma3", "text_config": GEMMA3}]
 
 
 # ---- What is read ----------------------------------------------------------------------------------------------------
@@ -102,7 +122,10 @@ def test_both_spellings_of_gemmas_two_ropes_mean_the_same() -> None:
     newer = {key: value for key, value in GEMMA3.items() if not key.startswith("rope")} | {"rope_parameters": nested}
     config = read_config(newer)
     assert config == read_config(GEMMA3)
-    assert set(zip(config.windows, config.ropes)) == {(None, Rope(1e6, LinearScaling(8.0))), (16, Rope(1e4))}
+    assert set(zip(config.windows, config.ropes, strict=True)) == {
+        (None, Rope(1e6, LinearScaling(8.0))),
+        (16, Rope(1e4)),
+    }
 
 
 def test_absent_head_dim_and_kv_heads_follow_the_query_heads() -> None:
@@ -174,9 +197,34 @@ def test_unscaled_gpt2_scores() -> None:
 REFUSED: list[tuple[object, str]] = [
     ([1, 2], "it must be a JSON object, got [1, 2]"),
     ({}, "model_type is missing"),
-    (LLAMA | {"model_type": "falcon"}, "'falcon' is not supported; supported model types are gemma3, gemma3_text, gpt"),
-    (LLAMA | {"model_type": ["llama"]}, "['llama'] is not supported"),
-    ({"architectures": ["BertModel"]}, "'BertModel' is not supported"),
+    (
+        LLAMA | {"model_type": "falcon"},
+        "model_type 'falcon' is not supported: nothing here computes it; `gradus models",
+    ),
+    (LLAMA | {"model_type": ["llama"]}, "model_type ['llama'] is not supported: nothing here computes it"),
+    (
+        LLAMA | {"model_type": "qwen3_5"},
+        "model_type 'qwen3_5' is not supported: layers with a state are not computed; "
+        "Qwen3-4B (qwen3) is the nearest that loads",
+    ),
+    (
+        {"architectures": ["BertModel"]},
+        "architecture 'BertModel' is not supported: encoders are not computed, only decoders of text; ",
+    ),
+    (LLAMA | {"model_type": "llama5"}, "the nearest name that is supported is llama; `gradus models --families` lists"),
+    (
+        GRANITE4 | {"num_local_experts": 64},
+        "num_local_experts is 64: mixtures of experts are not computed; Granite-4.0",
+    ),
+    (
+        GRANITE4 | {"layer_types": ["mamba", "attention"]},
+        "layer_types has 'mamba' layers: layers with a state are not computed; Granite-4.0-1B (granitemoehybrid)",
+    ),
+    (GRANITE4 | {"layer_types": ["attention"]}, "layer_types must list 2 layers, got ['attention']"),
+    (
+        {"model_type": "mistral3", "text_config": LLAMA | {"model_type": "mistral4"}},
+        "text_config.model_type 'mistral4' is not supported: experts and latent attention are not computed; Mistral-",
+    ),
     (without(LLAMA, "hidden_size"), "hidden_size is missing (expected an integer between 1 and"),
     (LLAMA | {"hidden_size": None}, "hidden_size is missing"),
     (LLAMA | {"hidden_size": "64"}, "hidden_size must be an integer between 1 and 16777216, got '64'"),
@@ -199,7 +247,7 @@ REFUSED: list[tuple[object, str]] = [
     (LLAMA | {"rope_scaling": [8]}, "rope_scaling must be a JSON object, got [8]"),
     (
         LLAMA | {"rope_scaling": {"rope_type": "dynamic", "factor": 4.0}},
-        "rope scaling 'dynamic' is not supported; supported are default, linear, llama3, yarn and longrope",
+        "rope_scaling.rope_type 'dynamic' is not supported; supported are default, linear, llama3, yarn and longrope",
     ),
     (LLAMA | {"rope_scaling": {"factor": 4.0}}, "rope_scaling.rope_type is missing"),
     (LLAMA | {"rope_scaling": {"type": "linear"}}, "rope_scaling.factor is missing"),
@@ -265,7 +313,10 @@ def test_one_junk_value_gives_a_configuration_or_one_line(data: st.DataObject, r
 
 
 @settings(max_examples=100, deadline=None)
-@given(raw=JUNK, model_type=st.sampled_from(["llama", "gpt2", "mistral", "qwen2", "qwen3", "gemma3_text", "gemma3"]))
+@given(
+    raw=JUNK,
+    model_type=st.sampled_from(["llama", "gpt2", "mistral", "qwen2", "qwen3", "gemma3_text", "gemma3", "gemma4_text"]),
+)
 @example(raw={"text_config": {}}, model_type="gemma3")
 def test_anything_at_all_gives_a_configuration_or_one_line(raw: object, model_type: str) -> None:
     read_or_refused(raw)
@@ -277,7 +328,7 @@ def read_or_refused(raw: Any) -> None:
     try:
         assert isinstance(read_config(raw), ModelConfig)
     except ConfigError as error:
-        assert str(error) and "\n" not in str(error) and len(str(error)) < 400
+        assert str(error) and "\n" not in str(error) and len(str(error)) < 450
 
 
 # ---- The named shapes ------------------------------------------------------------------------------------------------
@@ -298,6 +349,17 @@ PUBLISHED = {
     "qwen3-8b": 8_190_735_360,
     "gemma3-270m": 268_098_176,
     "gemma3-1b": 999_885_952,
+    "smollm3-3b": 3_075_098_624,
+    "ministral3-3b": 3_429_006_336,
+    "ministral3-8b": 8_489_553_920,
+    "mistral-small-24b": 23_572_403_200,
+    "phi3.5-mini": 3_821_079_552,
+    "phi4-mini": 3_836_021_760,
+    "phi4-14b": 14_659_507_200,
+    "olmo2-1b": 1_484_916_736,
+    "olmo3-7b": 7_298_011_136,
+    "granite3.3-2b": 2_533_539_840,
+    "granite4-1b": 1_631_750_144,
 }
 
 

@@ -67,9 +67,9 @@ def test_a_prompt_and_decodes_share_a_step():
 def test_slots_are_reused_and_nothing_is_allocated_again():
     engine = build_engine("p03", SHAPE, max_sequences=2)
     probe = EngineProbe(engine)
-    addresses = [tensor.data_ptr() for tensor in probe.memory()]
+    addresses = [layer.data_ptr() for kept in probe.memory() for layer in kept]
     run(engine, [ask(str(i), 1 + i % 5, 1 + i % 4) for i in range(20)])
-    assert addresses == [tensor.data_ptr() for tensor in probe.memory()]
+    assert addresses == [layer.data_ptr() for kept in probe.memory() for layer in kept]
     submit(engine, [ask("a", 3, 1), ask("b", 3, 1)])
     assert [span.slot for span in next_step(engine).spans] == [0, 1]
 

@@ -15,7 +15,7 @@ from gradus.course.probe import EngineProbe, walk
 from gradus.engine.engine import Engine
 from gradus.engine.request import Request, SamplingParams, SchedulingParams
 from gradus.models.shapes import SHAPES
-from tests.phases.conftest import FAMILIES, build_engine, limits_of, of, reached
+from tests.phases.conftest import EVERY_FAMILY, FAMILIES, build_engine, limits_of, of, reached
 from tests.phases.drive import run, step
 
 ROUNDING = 1e-5
@@ -62,13 +62,13 @@ def contenders_and_shapes() -> list:
     `test_oracle` compares the tokens of every phase in every family.
     """
     names = reached("p04")
-    others = [shape for shape in FAMILIES if shape != "tiny-gemma3"]
+    others = [shape for shape in EVERY_FAMILY if shape != "tiny-gemma3"]
     pairs = {(name, others[place % len(others)]) for place, name in enumerate(names)}
-    pairs |= {(name, "tiny-gemma3") for name in names} | {(FINAL, shape) for shape in FAMILIES}
+    pairs |= {(name, "tiny-gemma3") for name in names} | {(FINAL, shape) for shape in EVERY_FAMILY}
     return [
         pytest.param(name, shape, marks=() if (name, shape) in pairs else pytest.mark.stress)
         for name in names
-        for shape in FAMILIES
+        for shape in EVERY_FAMILY
     ]
 
 

@@ -18,7 +18,7 @@ from gradus.engine.request import Request, SamplingParams, SchedulingParams
 from gradus.errors import RequestError
 from gradus.models import Model
 from tests.phases import drive
-from tests.phases.conftest import FAMILIES, build_engine, limits_of, rounded_otherwise, since
+from tests.phases.conftest import EVERY_FAMILY, FAMILIES, build_engine, limits_of, rounded_otherwise, since
 from tests.phases.drive import Answers, Ending, nothing_is_left, record, run, step, submit
 
 SHAPE = "tiny-llama"
@@ -95,7 +95,7 @@ def requests(draw, longest: int) -> list[dict]:
 
 @since("p04")
 @settings(max_examples=-(-settings.default.max_examples // 3))  # a schedule is long: up to hundreds of steps
-@given(data=st.data(), shape=st.sampled_from(FAMILIES), pool=pools())
+@given(data=st.data(), shape=st.sampled_from(EVERY_FAMILY), pool=pools())
 def test_whatever_the_schedule_each_request_gets_its_own_tokens_and_no_page_is_lost(phase, data, shape, pool):
     longest = min(pool["cache_tokens"], LONGEST)
     plan = data.draw(requests(longest))

@@ -1,7 +1,9 @@
 """p12's ranks compute together what one process does. Ranks are threads here; once they are processes."""
 
+import re
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
@@ -9,10 +11,11 @@ import torch
 from gradus import phases
 from gradus.engine.request import Request, SamplingParams
 from gradus.errors import ConfigError
+from gradus.models.shapes import SHAPES
 from phases.p12_parallelism import process
 from phases.p12_parallelism.exchange import Exchange
 from phases.p12_parallelism.linear import all_reduce
-from phases.p12_parallelism.model import cut
+from phases.p12_parallelism.model import cut, sizes
 from phases.p12_parallelism.place import Place
 from phases.p12_parallelism.process import Job, launch
 from phases.p12_parallelism.rank import answers, engines
@@ -40,7 +43,12 @@ def tokens_of_one_process(shape, phase="p00"):
 
 @pytest.mark.parametrize(
     ("shape", "places"),
-    [*(("tiny-llama", each) for each in PLACES), ("tiny-gpt2", (2, 2, 2)), ("tiny-gemma3", (2, 2, 2))],
+    [
+        *(("tiny-llama", each) for each in PLACES),
+        *((shape, (2, 2, 2)) for shape in ("tiny-gpt2", "tiny-gemma3", "tiny-phi3", "tiny-granite")),
+        ("tiny-smollm3", (1, 4, 2)),  # two stages turn no queries, and so have no rotary table
+        ("tiny-olmo3", (1, 2, 2)),
+    ],
 )
 def test_all_ranks_have_the_tokens_of_p00(shape, places):
     parts, stages, micro_batches = places
@@ -61,6 +69,21 @@ def test_the_engine_of_any_phase_with_a_plain_runner_can_be_cut(phase):
 def test_a_phase_with_a_runner_of_its_own_is_refused():
     with pytest.raises(ConfigError, match=r"p02 has a runner of its own: choose p00, p01, p03, p04, p05 or p06"):
         on_all_ranks(lambda exchange: engines(tiny_model("tiny-llama"), exchange, "p02"))
+
+
+@pytest.mark.parametrize(
+    ("config", "line"),
+    [
+        (SHAPES["tiny-olmo2"], "the heads of olmo2 share a norm, so p12 can divide only its layers (--stages)"),
+        (
+            replace(SHAPES["tiny-llama"], kv_sources=(0, 1, 1, 1)),
+            "p12 divides layers that are alike, and those of llama",
+        ),
+    ],
+)
+def test_a_model_whose_parts_would_need_each_other_is_refused(config, line):
+    with pytest.raises(ConfigError, match=re.escape(line)):
+        sizes(config, Place(0, parts=2))
 
 
 def test_all_ranks_have_the_same_bits_and_one_process_nearly_so():

@@ -4,6 +4,8 @@ Most of these run the scheduler with a stand-in for the model, so that a mistake
 Each runs for the phase that makes the promise and for those that keep it.
 """
 
+import torch
+
 from gradus.course.probe import EngineProbe
 from gradus.engine.engine import Engine
 from gradus.engine.request import Request, SamplingParams
@@ -113,8 +115,8 @@ def test_padding_is_stored_nowhere(phase):
     engine = engine_of(phase, ask("long", [5, 6, 7, 8, 9, 10], max_tokens=1), ask("short", [3, 4], max_tokens=4))
     while engine.has_work:
         engine.step()
-    keys, _ = EngineProbe(engine).memory()  # [layers, slots, Hkv, capacity, Dh]
-    written = keys.abs().sum((0, 2, 4)) > 0
+    keys, _ = EngineProbe(engine).memory()  # of each layer [slots, Hkv, capacity, Dh]
+    written = torch.stack(tuple(keys)).abs().sum((0, 2, 4)) > 0
     counts = written.sum(1).tolist()
     assert counts == [6, 5], f"the slots hold 6 and 5 tokens of their sequences; yours hold {counts}"
 
@@ -135,8 +137,9 @@ def test_nothing_that_lay_in_a_slot_before_changes_a_token(phase):
     requests = [ask("long", [5, 6, 7, 8, 9, 10]), ask("short", [3, 4]), ask("next", [11, 12, 13], max_tokens=6)]
     engine = engine_of(phase)
     keys, values = EngineProbe(engine).memory()
-    keys.fill_(3.0)
-    values.fill_(50.0)
+    for layer in range(len(keys)):
+        keys[layer].fill_(3.0)
+        values[layer].fill_(50.0)
     done = run(engine, requests)
     for request in requests:
         tokens, alone = (ending[request.id, 0].tokens for ending in (done, run(engine_of("p00"), [request])))

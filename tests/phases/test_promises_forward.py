@@ -10,7 +10,7 @@ from gradus.engine.request import Request, SamplingParams
 from gradus.errors import ConfigError
 from phases.p00_baseline import attention, embedding, forward, heads, rope, sampling
 from phases.p00_baseline.weights import weights_of
-from tests.phases.conftest import build_engine, limits_of, next_logits, of, tiny_model
+from tests.phases.conftest import EVERY_FAMILY, build_engine, limits_of, next_logits, of, tiny_model
 from tests.phases.drive import parting, run
 
 SHAPE = "tiny-llama"
@@ -297,7 +297,7 @@ def test_a_drawn_text_has_the_token_whose_piece_holds_each_draw(phase):
 
 
 @of("p00")
-@pytest.mark.parametrize("shape", ["tiny-gpt2", "tiny-qwen2", "tiny-qwen3", "tiny-mistral", "tiny-gemma3"])
+@pytest.mark.parametrize("shape", [shape for shape in EVERY_FAMILY if shape != SHAPE])
 def test_a_model_that_is_more_than_plain_llama_is_refused(phase, shape):
     with pytest.raises(ConfigError, match="runs plain Llama, such as smollm2-135m"):
         weights_of(tiny_model(shape))

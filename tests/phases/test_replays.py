@@ -5,7 +5,7 @@ import pytest
 pytest.importorskip("triton", reason="Triton is for Linux alone")
 
 from gradus.engine.request import Request, SamplingParams
-from tests.phases.conftest import FAMILIES, build_engine, limits_of, of
+from tests.phases.conftest import EVERY_FAMILY, build_engine, limits_of, of
 from tests.phases.drive import run
 from tests.phases.test_promises_graphs import SLOTS, graphed
 
@@ -21,7 +21,7 @@ def asked(shape: str, **params) -> list[Request]:
 
 
 @of("p10")
-@pytest.mark.parametrize("shape", FAMILIES)
+@pytest.mark.parametrize("shape", EVERY_FAMILY)
 def test_replayed_steps_give_the_tokens_of_p06(phase, shape):
     expected = run(build_engine("p06", shape, max_sequences=SLOTS), asked(shape))
     engine = graphed(shape)

@@ -53,7 +53,7 @@ def assemble_ranks(
     precision = precision_of_ranks(precision)
     shard = place.shard(checkpoint.config)
     _check_stages(checkpoint.config, place)
-    each = runnable(for_each_rank(options, device), device)
+    each = runnable(for_each_rank(options, checkpoint.config, device), device)
     grammars = None if checkpoint.tokenizer is None else grammars_of(checkpoint.tokenizer, options.limits)
     ranks = Ranks(place.count, OTHER_RANK, _job(checkpoint, place, precision, device))
     try:
@@ -80,12 +80,15 @@ def assemble_ranks(
     return engine, config
 
 
-def for_each_rank(options: EngineConfig, device: torch.device) -> EngineConfig:
+def for_each_rank(options: EngineConfig, model: ModelConfig, device: torch.device) -> EngineConfig:
     """Reduce the options to one rank's share: on a CPU, the ranks divide its memory and its cores."""
     count = options.ranks
     if device.type == "cuda":
         if options.pipeline_parallel > 1 and options.kernels:
             log.info("%d ranks run on torch: stages of a pipeline have neither kernels nor CUDA graphs yet", count)
+            return replace(options, kernels=False, graphs=False)
+        if options.tensor_parallel > 1 and model.qk_norm_across_heads and options.kernels:
+            log.info("%d ranks run on torch: kernels do not share a norm of all heads among ranks yet", count)
             return replace(options, kernels=False, graphs=False)
         return options
     if options.kernels:
@@ -144,10 +147,11 @@ def device_of(device: torch.device, place: Place) -> torch.device:
 
 def _check_stages(config: ModelConfig, place: Place) -> None:
     """Raise ConfigError if stages differ in their kinds of layers: all stages' caches must have the same pages."""
-    kinds = [layer_groups(replace(place, rank=rank).shard(config).config.windows) for rank in range(place.count)]
+    kinds = [layer_groups(replace(place, rank=rank).shard(config).config) for rank in range(place.count)]
     if any([group.window for group in other] != [group.window for group in kinds[0]] for other in kinds):
         raise ConfigError(
-            f"pipeline_parallel {place.pipeline}: some stages have sliding windows that others lack; take fewer stages"
+            f"pipeline_parallel {place.pipeline}: stages differ in how many layers have sliding windows, or in their "
+            "sizes, so their caches would differ in pages; take fewer stages"
         )
 
 

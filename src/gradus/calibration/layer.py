@@ -26,10 +26,7 @@ class LoneLayer:
     @classmethod
     def load(cls, config: ModelConfig, number: int, source: TensorSource, device: torch.device) -> "LoneLayer":
         """Load the layer in float32. The checkpoint's names and shapes have been checked."""
-        alone = replace(
-            config, num_layers=1, windows=(config.windows[number],), vocab_size=1, bos_token_id=None, eos_token_ids=()
-        )
-        layer = cls(number, create_model(alone, device=device, linear=ObservedLinear))
+        layer = cls(number, create_model(_alone(config, number), device=device, linear=ObservedLinear))
         for piece in layer.pieces():
             value = source.read(layer.name(piece))
             assert isinstance(value, Tensor)
@@ -50,8 +47,9 @@ class LoneLayer:
         found = {module.matrix_id.role: module for module in self.model.layers.modules() if isinstance(module, Linear)}
         return {role: linear for role, linear in found.items() if isinstance(linear, ObservedLinear)}
 
-    def norm_before(self, matrix_id: MatrixId) -> nn.Module:
-        """The norm whose output a product reads: of "qkv" and "gate_up". Raises Undescribed where that is not known."""
+    def norm_before(self, matrix_id: MatrixId) -> nn.Module | None:
+        """The norm whose output a product reads: of "qkv" and "gate_up"; None if it reads the stream as it is. Raises
+        Undescribed where that is not known."""
         (layer,) = parts_of(self.model)
         return layer.attention_norm if matrix_id.role == "qkv" else layer.mlp_norm
 
@@ -67,9 +65,25 @@ class LoneLayer:
         return self.run(hidden)
 
 
+def _alone(config: ModelConfig, number: int) -> ModelConfig:
+    """The configuration of one layer, which may attend to the keys and values of a layer before it, not here."""
+    source = config.kv_source(number) - number
+    return replace(
+        config.layer(number),
+        num_layers=1,
+        ropes=(config.ropes[number],),
+        windows=(config.windows[number],),
+        keys_as_values=config.keys_as_values[number : number + 1],
+        kv_sources=(source,) if source else (),
+        vocab_size=1,
+        bos_token_id=None,
+        eos_token_ids=(),
+    )
+
+
 def around_layers(config: ModelConfig, source: TensorSource, device: torch.device) -> Model:
     """Load the model without its layers, in float32: the embedding, the last norm, and the head."""
-    model = create_model(replace(config, num_layers=0, windows=()), device=device)
+    model = create_model(config.stage(range(0)), device=device)
     for piece in plan(model):
         value = source.read(piece.stored.name)
         assert isinstance(value, Tensor)

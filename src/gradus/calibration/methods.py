@@ -51,15 +51,21 @@ def rescale(layer: LoneLayer, factors_of: FactorsOf) -> None:
     """Multiply columns of products by factors, and divide the sources of their inputs: the layer's result is unchanged.
 
     The inputs of qkv and gate_up come from a norm; that of down from the rows of up, if the MLP is gated; that of the
-    output product from the rows of v, where all query heads of a group read the same rows.
+    output product from the rows of v, where all query heads of a group read the same rows. The two products around a
+    layer's own embedding keep theirs.
     """
     linears, config = layer.linears(), layer.model.config
     for role in ("qkv", "gate_up"):
+        norm = layer.norm_before(linears[role].matrix_id)
+        if norm is None:  # nothing could undo the factors: the stream has other readers
+            continue
         factors = _rescale(linears[role], factors_of, lambda each: each)
-        for parameter in layer.norm_before(linears[role].matrix_id).parameters():
+        for parameter in norm.parameters():
             parameter.div_(factors)
     if len(linears["gate_up"].out_features) == 2:
         _divide_rows(linears["gate_up"], 1, _rescale(linears["down"], factors_of, lambda each: each))
+    if config.value_norm or config.has_values_from_keys(0):
+        return  # values do not grow with the rows of v, or those are the rows of k too
     groups = (config.num_kv_heads, -1, config.head_dim)
 
     def of_group(each: Tensor) -> Tensor:

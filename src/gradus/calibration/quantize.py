@@ -27,9 +27,10 @@ from gradus.models.config import ModelConfig
 from gradus.models.create import create_model, model_class
 from gradus.models.layers import Linear
 from gradus.models.source import Transposed
-from gradus.models.weights import CheckedSource, TensorSource, checked
+from gradus.models.weights import CheckedSource, Piece, TensorSource, checked
 from gradus.quantization.grid import wide
 from gradus.quantization.int4 import GROUPS
+from gradus.quantization.mix import matrix_ids, names_of
 
 SCHEMES = ("int4", "int8", "fp8")
 STATE = "quantize.json"
@@ -64,7 +65,11 @@ class Recipe:
         """Choose one group size for all matrices. Raises ConfigError if it does not divide the rows of each."""
         if self.scheme != "int4":
             return None
-        widths = sorted({config.hidden_size, config.intermediate_size, config.q_width})
+        layers = [config.layer(layer) for layer in range(config.num_layers)]
+        widths = sorted(
+            {width for each in layers for width in (each.hidden_size, each.intermediate_size, each.q_width)}
+            | ({config.per_layer_width} - {0})
+        )
         fitting = [group for group in GROUPS if all(width % group == 0 for width in widths)]
         if not fitting or (self.group or fitting[0]) not in fitting:
             wanted = f"groups of {self.group}" if self.group else "no group of 128, 64, 32"
@@ -104,7 +109,8 @@ def quantize(
             tensors, hidden = _quantized(layer, recipe, group, hidden)
             run.write(number, tensors, hidden)
             progress.advance(1)
-    run.finish(_around(source), config | {"quantization_config": quantization_config(recipe.scheme, group)}, texts)
+    described = quantization_config(recipe.scheme, group, _unquantized(checkpoint.config))
+    run.finish(_around(source), config | {"quantization_config": described}, texts)
 
 
 def _checked(checkpoint: Checkpoint, recipe: Recipe) -> tuple[CheckedSource, int | None]:
@@ -115,6 +121,11 @@ def _checked(checkpoint: Checkpoint, recipe: Recipe) -> tuple[CheckedSource, int
         raise ConfigError(f"{checkpoint.name}: random weights have no files to write others like")
     if any(isinstance(source, Transposed) for source in model_class(config.family).weights.values()):
         raise ConfigError(f"{checkpoint.name}: no format has quantized {config.family}, whose matrices lie transposed")
+    if recipe.method != "rtn" and (config.kv_sources or config.per_layer_width):
+        raise ConfigError(
+            f"{checkpoint.name}: method {recipe.method} observes one layer at a time, and these layers share keys and "
+            "values or have embeddings of their own: take method rtn"
+        )
     group = recipe.group_of(config)
     return checked(create_model(config, device="meta", linear=ObservedLinear), checkpoint.tensors), group
 
@@ -143,33 +154,46 @@ def _quantized(
             scale_columns(layer, group or 0, DTYPE)
     stored: dict[Linear, list[dict[str, Tensor]]] = {}
     for linear in layer.linears().values():
-        stored[linear] = _matrices(linear, recipe, group)
+        pieces = [piece for piece in layer.pieces() if piece.module is linear and piece.parameter == "weight"]
+        stored[linear] = _matrices(linear, pieces, recipe, group)
         linear.forget()
     return dict(_tensors(layer, stored)), None if hidden is None else layer.run(hidden)
 
 
-def _matrices(linear: ObservedLinear, recipe: Recipe, group: int | None) -> list[dict[str, Tensor]]:
-    """Quantize each fused matrix. Returns its tensors by the ends of their names; sets the weights to their values."""
-    parts = linear.weight.split(linear.out_features)
+def _matrices(
+    linear: ObservedLinear, pieces: list[Piece], recipe: Recipe, group: int | None
+) -> list[dict[str, Tensor]]:
+    """Quantize a matrix. Returns the tensors of each of its pieces in the file, by the ends of their names;
+    sets the weights to their values."""
+
+    def in_the_file(each: Tensor) -> list[Tensor]:
+        parts = zip(pieces, each.split([piece.shape[0] for piece in pieces]), strict=True)
+        return [piece.stored.restore(part) for piece, part in parts]
+
     if group is None:
         make = int8_tensors if recipe.scheme == "int8" else fp8_tensors
-        return [make(part) for part in parts]
+        return [make(part) for part in in_the_file(linear.weight)]
     values, grid = METHODS[recipe.method](linear, group, DTYPE)
     linear.weight.copy_(wide(values, grid.per_column(group)))
-    pieces = zip(*(each.split(linear.out_features) for each in (values, *grid)), strict=True)
-    return [int4_tensors(part, type(grid)(*scales), DTYPE) for part, *scales in pieces]
+    parts = zip(*(in_the_file(each) for each in (values, *grid)), strict=True)
+    return [int4_tensors(part, type(grid)(*scales), DTYPE) for part, *scales in parts]
 
 
 def _tensors(layer: LoneLayer, stored: Mapping[Linear, list[dict[str, Tensor]]]) -> Iterator[tuple[str, Tensor]]:
+    coming = {linear: iter(tensors) for linear, tensors in stored.items()}
     for piece in layer.pieces():
         name, module = layer.name(piece), piece.module
         if isinstance(module, Linear) and piece.parameter == "weight":
-            starts = [sum(module.out_features[:part]) for part in range(len(module.out_features))]
-            for end, tensor in stored[module][starts.index(piece.start)].items():
+            for end, tensor in next(coming[module]).items():
                 yield f"{name.removesuffix('weight')}{end}", tensor.cpu().contiguous()
         else:
             rows = getattr(module, piece.parameter)[piece.start : piece.start + piece.shape[0]]
             yield name, piece.stored.restore(rows).to(DTYPE).cpu().contiguous()
+
+
+def _unquantized(config: ModelConfig) -> list[str]:
+    """The matrices outside of all layers, by their names in the file."""
+    return [name for matrix in matrix_ids(config) if matrix.layer is None for name in names_of(matrix, config)]
 
 
 def _around(source: TensorSource) -> dict[str, Tensor]:

@@ -28,7 +28,7 @@ which asserts its own and the cache's invariants. A scheduler that speculates (p
 verified drafts in `drafted`, the right ones in `accepted`.
 
 **An attention backend** for more than one sequence (from p02 on) keeps its keys and values in `storage.keys` and
-`storage.values`, in any layout.
+`storage.values`, layer by layer, in any layout.
 
 **A runner** has `model`, the model that it runs: the one passed in, or a phase's own version of it (p07's is
 quantized).

@@ -158,7 +158,7 @@ def half_order(head_dim: int, turned: int) -> list[int]:
     """
     half, rest = turned // 2, (head_dim - turned) // 2
     first = [*range(half), *range(turned, turned + rest)]
-    return first + [*range(half, turned), *range(turned + rest, head_dim)]
+    return [*first, *range(half, turned), *range(turned + rest, head_dim)]
 
 
 def _query_scales(rope: Rope, context_length: int, device: torch.device | str) -> Tensor | None:

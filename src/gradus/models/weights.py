@@ -18,7 +18,7 @@ from gradus.device.threads import own_threads, use
 from gradus.errors import CheckpointError
 from gradus.models.config import ModelConfig
 from gradus.models.layers import FLOATS, Linear, Model
-from gradus.models.source import Reordered, Shape, Source, Stored, tensors_of
+from gradus.models.source import Reordered, Shape, Stored, tensors_at
 
 MOST_READERS = 8  # threads: each holds a tensor in memory, and memory's rate is shared
 
@@ -192,18 +192,18 @@ def plan(model: Model) -> list[Piece]:
         if path == "head.weight" and model.config.tie_embeddings:  # tied, but stored twice: the same tensor again
             path = "embedding.weight"
         path = path.replace("embedding.table.", "embedding.")  # a matrix of its own, for a table in fewer bits
-        layer = re.search(r"\.(\d+)\.", path)
-        number = layer[1] if layer else ""
-        entry = model.weights[path.replace(f".{number}.", ".{}.") if layer else path]
-        for stored, start, rows in _rows(entry, module, shape[0]):
-            stored = replace(stored, name=stored.name.replace("{}", number))
+        found = re.search(r"\.(\d+)\.", path)
+        layer = int(found[1]) if found else None
+        path = path if layer is None else path.replace(f".{layer}.", ".{}.")
+        tensors = tensors_at(model.weights, path, layer, model.config)
+        for stored, start, rows in _rows(tensors, module, shape[0]):
             pieces.append(Piece(stored, module, name, start, (rows, *shape[1:])))
     return pieces
 
 
-def _rows(entry: Source, module: nn.Module, rows: int) -> Iterator[tuple[Stored, int, int]]:
+def _rows(tensors: tuple[Stored, ...], module: nn.Module, rows: int) -> Iterator[tuple[Stored, int, int]]:
     """Yield the tensors of one table entry, each with its first row and its number of rows."""
-    tensors, start = tensors_of(entry), 0
+    start = 0
     if len(tensors) > 1:
         assert isinstance(module, Linear)
         widths = module.out_features

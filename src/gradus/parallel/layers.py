@@ -3,14 +3,15 @@
 A product that reads the residual stream is cut by rows: each rank computes its own heads or features, and nothing is
 exchanged. The product after it is cut by columns, so each rank's result is a summand. That makes two sums per layer.
 The head is cut by rows of the vocabulary, and its logits are joined. With tied weights the embedding has the same rows:
-each rank looks up its own tokens, and the sum is exact, because all other summands are zero.
+each rank looks up its own tokens, and the sum is exact, because all other summands are zero. A norm that all heads of a
+token share (OLMo) takes the ranks' sums of squares.
 """
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from gradus.models.layers import Embedding, Linear, MatrixId
+from gradus.models.layers import Embedding, Linear, MatrixId, RMSNorm
 from gradus.parallel.group import Group
 
 
@@ -50,6 +51,23 @@ class SummedEmbedding(Embedding):
         mine = (rows >= 0) & (rows < self.weight.shape[0])
         found = F.embedding(rows.where(mine, 0), self.weight).to(self.dtype)
         return self.group.sum(found.where(mine[:, None], 0.0))
+
+
+class SummedNorm(RMSNorm):
+    """The rank's part of a norm over all heads of a token. [N, part] → [N, part].
+
+    width: of all heads. copies: ranks that hold the same heads, each of which counts once.
+    """
+
+    def __init__(self, part: RMSNorm, width: int, copies: int, group: Group) -> None:
+        torch.nn.Module.__init__(self)
+        self.weight, self.eps = part.weight, part.eps
+        self.width, self.copies, self.group = width, copies, group
+
+    def forward(self, x: Tensor) -> Tensor:
+        wide = x.float()
+        total = self.group.sum(wide.square().sum(dim=-1, keepdim=True)) / self.copies
+        return (wide * torch.rsqrt(total / self.width + self.eps) * self.weight.float()).to(x.dtype)
 
 
 class ParallelLinears:

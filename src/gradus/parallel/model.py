@@ -1,7 +1,7 @@
 """A rank's model: the sizes of its part, its exchanging layers, and its slice of the weights."""
 
 from dataclasses import replace
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -9,12 +9,13 @@ from torch import Tensor
 from gradus.execution.passes import RunModel
 from gradus.loading import Checkpoint, Progress
 from gradus.loading.checkpoint import RANDOM_SEED
-from gradus.models.config import Shard
+from gradus.models.config import ModelConfig, Shard
 from gradus.models.create import create_model, noise, shorten_lookups
-from gradus.models.layers import Model
+from gradus.models.heads import Heads
+from gradus.models.layers import Embedding, Model
 from gradus.models.weights import assign, checked, load_weights, parameters
 from gradus.parallel.group import Check, Group, nothing_known
-from gradus.parallel.layers import ParallelLinears, SummedEmbedding
+from gradus.parallel.layers import ParallelLinears, SummedEmbedding, SummedNorm
 from gradus.parallel.pipeline import Ends, Stage
 from gradus.parallel.place import Place
 from gradus.parallel.slices import Slices, cut_of, left_out, modules_of
@@ -67,8 +68,12 @@ def load_part(
         if progress is not None:
             progress.begin(f"loading part {place.rank + 1} of {place.count} of {checkpoint.name}", None)
         load_weights(model, Slices(whole, model, kept, checked(whole, checkpoint.tensors), shard))
+    if place.tensor > 1:
+        _share_norms(model, config, stage)
     if place.first:
-        model.embedding = SummedEmbedding(model.embedding, shard.tokens.start, stage)
+        for name in model.token_tables:
+            table = cast(Embedding, model.get_submodule(name))
+            model.set_submodule(name, SummedEmbedding(table, shard.tokens.start, stage))
     model.config = replace(
         shard.config,
         vocab_size=config.vocab_size,
@@ -77,6 +82,15 @@ def load_part(
     )
     shorten_lookups(model)
     return Part(model, model, stage) if ends is None else Part(model, Stage(model, place, ends), stage, ends)
+
+
+def _share_norms(part: Model, whole: ModelConfig, stage: Group) -> None:
+    """Let the ranks of a stage normalize all heads of a token together, where the model does (OLMo)."""
+    for heads in part.modules():
+        if isinstance(heads, Heads) and heads.across_heads and heads.q_norm is not None and heads.k_norm is not None:
+            copies = stage.size * heads.num_kv_heads // whole.num_kv_heads
+            heads.q_norm = SummedNorm(heads.q_norm, whole.q_width, 1, stage)
+            heads.k_norm = SummedNorm(heads.k_norm, whole.kv_width, copies, stage)
 
 
 @torch.no_grad()

@@ -2,8 +2,7 @@
 
 Unlike GPT-2 it has RMSNorm instead of LayerNorm, rotary positions instead of learned ones, a gated MLP, no biases, and
 grouped-query attention: several query heads share one key and value head, which makes the KV cache smaller by that
-factor. Qwen2 again has biases, on queries, keys and values. In SmolLM3 every fourth layer does without positions, and in
-Ministral 3 queries grow with theirs; the configuration says so, and `Heads` does it.
+factor. Qwen2 again has biases, on queries, keys and values. In SmolLM3, every fourth layer does without positions.
 
 Shapes: N tokens, D hidden_size, Hq query heads, Hkv key-value heads, Dh head_dim, F intermediate_size, V vocabulary.
 """
@@ -82,7 +81,7 @@ class Llama(Model):
     """forward(token_ids[N], positions[N], attention) → hidden[N, D]; logits(hidden[R, D]) → [R, V]."""
 
     weights = WEIGHTS
-    block: type[Block] = Block
+    block: type[nn.Module] = Block
 
     def __init__(
         self, config: ModelConfig, linear: LinearFactory, dtype: torch.dtype, device: torch.device | str

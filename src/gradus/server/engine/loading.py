@@ -56,7 +56,7 @@ def planned(settings: ServerConfig, checkpoint: "Checkpoint") -> "tuple[MemoryPl
     checkpoint = as_asked(checkpoint, settings.quantize, keeps_bits=keeps)
     precision = resolve(settings.dtype, settings.quantize, device, config, checkpoint.quantized)
     if isinstance(options, EngineConfig) and options.ranks > 1:  # the plan is per rank
-        config, options = place_of(options, 0).shard(config).config, for_each_rank(options, device)
+        options, config = for_each_rank(options, config, device), place_of(options, 0).shard(config).config
         precision = precision_of_ranks(precision)
     draft = open_draft(checkpoint, options, device, precision) if isinstance(options, EngineConfig) else None
     drafting = None if draft is None else (draft[0].config, draft[1])

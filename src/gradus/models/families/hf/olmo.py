@@ -7,13 +7,20 @@ from gradus.models.families.hf.fields import Fields
 from gradus.models.families.hf.ropes import read_rope, refuse_partial, spelled_rope
 from gradus.models.families.hf.shared import common_rotary, layer_count, layer_types, rotary, windows_by_type
 
-TRAITS = {"pre_norms": False, "post_norms": True, "qk_norm": True, "qk_norm_across_heads": True}
+TRAITS: dict[str, Any] = {"pre_norms": False, "post_norms": True, "qk_norm": True, "qk_norm_across_heads": True}
 
 
 def read_olmo2(fields: Fields) -> ModelConfig:
     bias = fields.boolean("attention_bias", False)
-    own = {"attention_bias": bias, "attention_output_bias": bias, "norm_eps": fields.number("rms_norm_eps", 1e-5)}
-    return rotary(fields, family="olmo2", eos=50_279, **own, **TRAITS)
+    return rotary(
+        fields,
+        family="olmo2",
+        eos=50_279,
+        attention_bias=bias,
+        attention_output_bias=bias,
+        norm_eps=fields.number("rms_norm_eps", 1e-5),
+        **TRAITS,
+    )
 
 
 def read_olmo3(fields: Fields) -> ModelConfig:

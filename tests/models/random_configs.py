@@ -1,0 +1,161 @@
+"""Random configurations of the families that arrived in 2026, in transformers' own keys: tiny, and with odd corners.
+
+Each draw varies sizes, biases, ties and windows, the family's own traits, and the kind of rotary scaling. The length
+that a scaled model was trained with is below the length of the compared text, so every scaling shows.
+"""
+
+from collections.abc import Callable
+from random import Random
+from typing import Any
+
+Settings = dict[str, Any]
+
+LENGTH = 40  # tokens of the compared text
+TRAINED = 24  # tokens that a model saw before its rotations were scaled
+
+
+def sizes(draw: Random) -> Settings:
+    heads, kv_heads = draw.choice([(4, 2), (4, 1), (3, 3), (6, 2), (8, 1), (6, 3)])
+    return {
+        "vocab_size": draw.randrange(257, 340),
+        "hidden_size": heads * draw.choice([8, 10, 12, 16]),
+        "intermediate_size": draw.choice([52, 84, 97]),
+        "num_hidden_layers": draw.randrange(2, 6),
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "max_position_embeddings": 96,
+        "rms_norm_eps": draw.choice([1e-6, 1e-5, 1e-2]),
+        "tie_word_embeddings": draw.random() < 0.5,
+        "bos_token_id": 0,
+        "eos_token_id": 1,
+        "pad_token_id": 2,
+    }
+
+
+# -- rotary scaling ----------------------------------------------------------------------------------------------------
+
+
+def theta(draw: Random) -> Settings:
+    return {"rope_theta": draw.choice([100.0, 500.0, 10_000.0])}
+
+
+def plain(draw: Random) -> Settings:
+    return {"rope_type": "default", **theta(draw)}
+
+
+def linear(draw: Random) -> Settings:
+    return {"rope_type": "linear", "factor": draw.choice([2.0, 3.5]), **theta(draw)}
+
+
+def llama3(draw: Random) -> Settings:
+    return {
+        "rope_type": "llama3",
+        "factor": draw.choice([4.0, 8.0]),
+        "low_freq_factor": 1.0,
+        "high_freq_factor": draw.choice([2.0, 4.0]),
+        "original_max_position_embeddings": TRAINED,
+        **theta(draw),
+    }
+
+
+def yarn(draw: Random) -> Settings:
+    amplitude = draw.choice(
+        [{}, {"attention_factor": 0.7}, {"mscale": 1.0, "mscale_all_dim": 1.0}, {"mscale": 0.7, "mscale_all_dim": 1.5}]
+    )
+    turns = draw.choice([{}, {"beta_fast": 8.0, "beta_slow": 2.0}, {"beta_fast": 4.0, "beta_slow": 0.5}])
+    whole = draw.choice([{}, {"truncate": False}, {"truncate": True}])
+    length = {"factor": draw.choice([2.0, 4.0]), "original_max_position_embeddings": TRAINED}
+    return {"rope_type": "yarn", **length, **amplitude, **turns, **whole, **theta(draw)}
+
+
+def longrope(draw: Random, pairs: int) -> Settings:
+    """Trained with TRAINED tokens, so that the factors for long texts count; or with all, so that the short ones do."""
+    factors = {name: [draw.uniform(1, 6) for _ in range(pairs)] for name in ("short_factor", "long_factor")}
+    amplitude = draw.choice([{}, {"attention_factor": 1.3}])
+    return {"rope_type": "longrope", **factors, **amplitude, **theta(draw)}
+
+
+SCALINGS: list[Callable[[Random], Settings]] = [plain, linear, llama3, yarn, yarn]
+
+
+def scaled(draw: Random) -> Settings:
+    return {"rope_parameters": draw.choice(SCALINGS)(draw)}
+
+
+# -- families ----------------------------------------------------------------------------------------------------------
+
+
+def smollm3(draw: Random) -> Settings:
+    """Layers that do not turn, by a list or by an interval; some of them look a window back."""
+    drawn = sizes(draw)
+    layers = drawn["num_hidden_layers"]
+    still = draw.choice(
+        [{}, {"no_rope_layer_interval": 2}, {"no_rope_layers": [draw.randrange(2) for _ in range(layers)]}]
+    )
+    windows = draw.choice([{}, {"use_sliding_window": True, "sliding_window": draw.choice([1, 7, 16])}])
+    biases = {"attention_bias": draw.random() < 0.3, "mlp_bias": draw.random() < 0.3}
+    return drawn | scaled(draw) | still | windows | biases
+
+
+def ministral3(draw: Random) -> Settings:
+    """Queries that grow with their position; YaRN as published, or with other amplitudes."""
+    growth = {"llama_4_scaling_beta": draw.choice([0.1, 0.5])}
+    window = {"sliding_window": draw.choice([None, None, 9])}
+    rope = yarn(draw) | growth
+    return sizes(draw) | {"head_dim": draw.choice([8, 12, 22])} | {"rope_parameters": rope} | window
+
+
+def mistral(draw: Random) -> Settings:
+    """Mistral Small 3: wide heads, no window."""
+    return sizes(draw) | {"head_dim": draw.choice([8, 12, 22]), "sliding_window": None} | scaled(draw)
+
+
+def phi3(draw: Random) -> Settings:
+    """Heads that turn in part, and LongRoPE."""
+    drawn = sizes(draw)
+    width = drawn["hidden_size"] // drawn["num_attention_heads"]
+    turned = draw.choice(range(2, width + 1, 2))
+    parts = {"partial_rotary_factor": turned / width}
+    rope = draw.choice([plain, lambda draw: longrope(draw, turned // 2)])(draw)
+    trained = {"original_max_position_embeddings": draw.choice([TRAINED, drawn["max_position_embeddings"]])}
+    window = {"sliding_window": draw.choice([None, 11])}
+    return drawn | {"rope_parameters": rope | parts} | trained | window
+
+
+def olmo2(draw: Random) -> Settings:
+    return sizes(draw) | scaled(draw) | {"attention_bias": draw.random() < 0.3}
+
+
+def olmo3(draw: Random) -> Settings:
+    """Three of four layers look a window back; only those that see everything have scaled rotations."""
+    drawn = sizes(draw)
+    kinds = ["sliding_attention", "full_attention"]
+    types = draw.choice([{}, {"layer_types": [draw.choice(kinds) for _ in range(drawn["num_hidden_layers"])]}])
+    whole = draw.choice(SCALINGS)(draw)
+    whole.pop("truncate", None)  # transformers looks for it where it is not, if ropes are nested
+    ropes = {"full_attention": whole, "sliding_attention": plain(draw)}
+    window = {"sliding_window": draw.choice([1, 5, 16])}
+    return drawn | {"rope_parameters": ropes, "attention_bias": draw.random() < 0.3} | types | window
+
+
+def granite(draw: Random) -> Settings:
+    multipliers = {
+        "embedding_multiplier": draw.choice([1.0, 3.0, 12.0]),
+        "residual_multiplier": draw.choice([1.0, 0.22, 0.6]),
+        "attention_multiplier": draw.choice([0.0625, 0.3]),
+        "logits_scaling": draw.choice([1.0, 4.0, 0.5]),
+    }
+    biases = {"attention_bias": draw.random() < 0.3, "mlp_bias": draw.random() < 0.3}
+    return sizes(draw) | scaled(draw) | multipliers | biases
+
+
+RANDOM: dict[str, Callable[[Random], Settings]] = {
+    "SmolLM3": smollm3,
+    "Ministral3": ministral3,
+    "Mistral": mistral,
+    "Phi3": phi3,
+    "Olmo2": olmo2,
+    "Olmo3": olmo3,
+    "Granite": granite,
+}
+"""By the prefix of the names of transformers' classes."""
