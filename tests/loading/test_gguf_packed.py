@@ -21,17 +21,24 @@ from tests.loading.quantized_builders import matrices
 CPU = {"device": "cpu"}
 GREEDY = SamplingParams(max_tokens=8, ignore_eos=True)
 LAYER = "model.layers.0.self_attn"
+MATRICES = ("_proj.weight", "_input_gate.weight", "_projection.weight")
 WIDE = {  # K-formats have blocks of 256
     family: CONFIGS[family]
     | {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64, "query_pre_attn_scalar": 64}
     for family in ("llama", "qwen2", "qwen3", "gemma3", "smollm3", "olmo3", "granite", "phi3")
+}
+WIDE |= {
+    family: CONFIGS[family]
+    | {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64, "global_head_dim": 128}
+    | ({"hidden_size_per_layer_input": 256} if family == "gemma4-e" else {})
+    for family in ("gemma4", "gemma4-e")
 }
 WIDE["phi3"] = {key: value for key, value in WIDE["phi3"].items() if key != "rope_scaling"}
 
 
 def stored_as(kinds, family="llama"):
     """Hugging Face name → type, in turns, for every matrix of the layers."""
-    names = [name for name in tensors_of(CONFIGS[family]) if name.endswith("_proj.weight")]
+    names = [name for name in tensors_of(CONFIGS[family]) if name.endswith(MATRICES)]
     return {name: kinds[number % len(kinds)] for number, name in enumerate(names)}
 
 
@@ -133,6 +140,16 @@ def test_a_tied_head_is_kept_once_and_looked_up_in_its_bits(tmp_path, kind):
     assert torch.equal(model.embed(ids, ids), expected[ids])
     assert not list(model.embedding.parameters()), "no second table"
     assert torch.equal(model.embedding_tables().tokens, expected), "as draft heads take it"
+
+
+def test_a_table_of_every_layers_embeddings_is_looked_up_in_its_bits(tmp_path):
+    name = "model.embed_tokens_per_layer.weight"
+    path = str(write(tmp_path / "m.gguf", [Type.Q4_K], "gemma4-e", **{name: Type.Q6_K}))
+    embedding = LLM(path, phase="p00", quantize="stored", **CPU).engine.runner.model.inputs.embedding
+    assert embedding.table.format.name == "q6_k" and not hasattr(embedding, "weight")
+    values = tensors_of(WIDE["gemma4-e"])[name].numpy()
+    expected = torch.from_numpy(gguf.quants.dequantize(encode(values, Type.Q6_K), Type.Q6_K))
+    assert torch.equal(embedding(torch.arange(320)), expected)
 
 
 def test_an_embedding_that_is_no_head_is_looked_up_in_its_bits(tmp_path):
