@@ -106,8 +106,8 @@ def _of_file(path: Path) -> _Source:
         return _Source(str(path), stories.config, config, faults, stories.tokenizer(), stored)
     if path.suffix != ".gguf":
         raise ConfigError(f"{path}: give its folder, its config.json, or a .gguf file")
+    from gradus.loading.gguf.architectures import hugging_face_config
     from gradus.loading.gguf.file import GGUFFile
-    from gradus.loading.gguf.model import hugging_face_config
     from gradus.loading.gguf.tokenizer import read_tokenizer
 
     file = GGUFFile(path)

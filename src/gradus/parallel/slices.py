@@ -87,7 +87,7 @@ def cut_of(whole: Model, module: nn.Module, parameter: str, rows: int, number: i
     if module is whole.head or any(module is table for table in tables):
         return _vocabulary(shard.tokens)
     heads = _heads_of_norm(whole, module, shard)
-    return _all if heads is None else _rows([_spread(heads, config.head_dim)])
+    return _all if heads is None else _rows([_spread(heads, whole.config.head_dim)])
 
 
 def _heads_of_norm(whole: Model, module: nn.Module, shard: Shard) -> range | None:
