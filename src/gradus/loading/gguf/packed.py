@@ -1,8 +1,9 @@
 """A GGUF file whose matrices stay in the bits that they are stored in, if the engine has a scheme for their type.
 
 A matrix is then the file's own bytes, mapped: on a CPU nothing is copied, except the rows of queries and keys that
-llama.cpp interleaves. An embedding is looked up in its bits, and one that is also the output head is kept once.
-Everything else becomes floats, as usual: other types, norms, and matrices that are stored transposed.
+llama.cpp interleaves, or that Phi pairs in its own way. An embedding is looked up in its bits, and one that is also the
+output head is kept once. Everything else becomes floats, as usual: other types, norms, and matrices that are stored
+transposed.
 """
 
 from collections.abc import Iterable, Iterator
