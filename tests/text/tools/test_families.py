@@ -2,6 +2,7 @@
 
 import json
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 
@@ -12,6 +13,8 @@ from gradus.text.tools.formats import detect
 from gradus.text.tools.reader import Reader, next_is_end
 from tests.text import templates
 from tests.text.tools.builders import FAMILIES, TOOLS, called, events_of, family, read, tokenizer, tokens_of
+
+PAGE = Path(__file__).parents[3] / "docs" / "tools.md"
 
 SCHEMA = {
     "type": "object",
@@ -102,6 +105,29 @@ def test_gemmas_arguments_are_typed_by_the_schema(written, expected):
 )  # fmt: skip
 def test_gemmas_deviations_are_read_as_they_were_meant(written, expected):
     assert arguments_of("gemma4", gemma(written)) == expected
+
+
+def documented():
+    """The rows of the page about Gemma 4, where a quote stands for the token around strings."""
+    rows = PAGE.read_text(encoding="utf-8").split("| Gemma 4 writes |")[1].split("\n\n")[0].splitlines()[2:]
+    cells = [[cell.strip(" `") for cell in row.strip("| ").split(" | ")] for row in rows]
+    return [(written.replace('"', '<|"|>'), json.loads(expected)) for _, written, expected in cells]
+
+
+@pytest.mark.parametrize(("written", "expected"), documented())
+def test_the_pages_examples_are_read_as_it_says(written, expected):
+    schema = {
+        "type": "object",
+        "properties": {
+            "city": {"type": "string"}, "code": {"type": "string"}, "cities": {"type": "array"},
+            "now": {"type": "boolean"}, "days": {"type": "integer"},
+        },
+    }  # fmt: skip
+    for size in (None, 1):
+        answer = answer_of(
+            "gemma4", f"<|tool_call>call:f{written}<tool_call|>", size, [{"name": "f", "input_schema": schema}]
+        )
+        assert json.loads(answer.calls[0].arguments) == expected and answer.calls[0].complete
 
 
 def test_gemmas_call_may_lack_its_word_and_its_end():
