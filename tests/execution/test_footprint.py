@@ -48,6 +48,6 @@ def test_a_layer_that_attends_to_anothers_keys_and_values_keeps_none():
 
 
 def test_layers_of_several_widths_share_pages_as_the_cache_divides_them():
-    """Gemma 4 E4B: a page is 4 strips of 1,024 values; 4 full layers, 20 with a window in 3 groups, the last half full."""
+    """Gemma 4 E4B: pages of 4 strips of 1,024 values; 4 full layers, and 20 with a window in 3 groups."""
     pages = 512 + 3 * 33  # of 8,192 tokens, and of a window of 512 in the worst alignment
     assert context_bytes(SHAPES["gemma4-e4b"], 8192) == pages * 16 * 2 * 4 * 1024 * 2
