@@ -140,7 +140,7 @@ class Comparison:
         """Give vLLM as many pages as we have, one per layer group for each block of positions, and its prefix cache."""
         if not beside.GROUPS[self.group].steady:
             return {}
-        groups = len(layer_groups(SHAPES[self.shape].windows))
+        groups = len(layer_groups(SHAPES[self.shape]))
         pages = -(-positions // DEFAULT_PAGE_SIZE) * groups
         return {"enable_prefix_caching": True, "num_gpu_blocks_override": pages}
 

@@ -37,10 +37,10 @@ if __name__ == "__main__":
 
 from gradus.attention.triton_paged import FUSED_ROPE_WIDTH
 from gradus.kernels.attention.launch import Launch, launches
-from gradus.kernels.attention.new_token import FusedRope
 from gradus.kernels.attention.paged import paged_attention
 from gradus.kernels.attention.splits import Partials
 from gradus.kernels.attention.work import Work
+from gradus.kernels.rows.passage import Passage
 
 PAGE = 16
 CACHE = 400 << 20  # bytes a graph reads at least: several times an H200's L2
@@ -105,10 +105,10 @@ class Step:
         heads = shape.kv_heads * shape.group
         self.q = torch.randn(sum(counts), heads, shape.head_dim, device="cuda", dtype=torch.bfloat16)
         self.out = torch.empty_like(self.q)
-        self.rope: FusedRope | None = None
+        self.passage: Passage | None = None
         if max(counts) == 1 and shape.head_dim <= FUSED_ROPE_WIDTH:
             angles = torch.randn(max(lengths) + 1, shape.head_dim, device="cuda") if shape.rotates else None
-            self.rope = FusedRope(angles, None, 0.0)
+            self.passage = Passage(angles)
             width = (heads + 2 * shape.kv_heads) * shape.head_dim
             self.q = torch.randn(len(counts), width, device="cuda", dtype=torch.bfloat16)
         ends = torch.tensor([0, *counts]).cumsum(0)
@@ -162,7 +162,7 @@ class Step:
     def attend(self, index: int, work: Work, partials: Partials) -> None:
         paged_attention(
             self.q, self.keys[index], self.values[index], self.tables, work, partials, self.out,
-            scale=self.shape.head_dim**-0.5, rope=self.rope,
+            scale=self.shape.head_dim**-0.5, passage=self.passage,
             scales=self.scales[index] if self.scales else None,
         )  # fmt: skip
 

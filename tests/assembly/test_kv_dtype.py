@@ -106,14 +106,15 @@ def test_a_nan_ends_its_own_sequence_and_leaves_no_trace(shape, part):
         engine.submit(request)
     record(done, step(engine))
     storage, pages = engine.runner.attention.storage, [table[-1] for table in EngineProbe(engine).tables("r1")]
-    getattr(storage, part).view(torch.uint8)[:, pages] = 0x7F
-    getattr(storage, f"{part.removesuffix('s')}_scales")[:, pages] = float("nan")
+    number = ("keys", "values").index(part)
+    storage.tensors[number].view(torch.uint8)[:, pages] = 0x7F
+    storage.tensors[2 + number][:, pages] = float("nan")
     while engine.has_work:
         record(done, step(engine))
     assert {name: ending.finish_reason for (name, _), ending in done.items()} == {
         "r0": "length", "r1": "error", "r2": "length",
     }  # fmt: skip
-    assert storage.key_scales.isfinite().all() and storage.value_scales.isfinite().all()
+    assert all(scales.isfinite().all() for scales in storage.tensors[2:])
     del done["r1", 0]
     compare(shape, asked, done | {(name, 0): end for (name, _), end in run(engine, [asked["r1"]]).items()})
     nothing_is_left(engine)

@@ -108,8 +108,8 @@ def test_a_number_that_is_not_finite_stays_in_its_own_sequence_until_its_pages_a
     pages.forget(0)
     assert near(pages.step((1, 5), wiped=tuple(used)), pages.right((1, 5)))
     assert near(pages.step((1, 1)), pages.right((1, 1)))
-    for part in (pages.storage.key_scales, pages.storage.value_scales, pages.storage.keys.float()):
-        assert part.isfinite().all()
+    for part in pages.storage.tensors:
+        assert part.float().isfinite().all()
 
 
 def _heads(config) -> tuple[int, int, int]:
@@ -120,14 +120,14 @@ def test_page_0_is_nobodys():
     pages = Fp8Pages(SHAPES["tiny-gemma3"])
     pages.step((0, 9), (1, 1))
     pages.step((0, 1), (1, 2))
-    for part in (pages.storage.keys.float(), pages.storage.key_scales, pages.storage.value_scales):
-        assert not part[:, 0].any()
+    for part in pages.storage.tensors:
+        assert not part[:, 0].float().any()
 
 
 def test_a_nan_in_page_0_reaches_no_sequence_and_is_wiped_with_any_page():
     pages = Fp8Pages(SHAPES["tiny-llama"])
     pages.step((0, 9), (1, 2))
-    everything = pages.storage.keys, pages.storage.values, pages.storage.key_scales, pages.storage.value_scales
+    everything = pages.storage.tensors
     for part in everything:
         part[:, 0] = float("nan")
     assert near(pages.step((0, 1), (1, 1)), pages.right((0, 1), (1, 1)))

@@ -15,12 +15,12 @@ from gradus.attention.triton_paged import hopper_prompts, suits_hopper
 from gradus.device.capability import Capability
 from gradus.kernels.attention.launch import fills_hopper
 from gradus.kernels.core import gluon
-from gradus.models.config import ModelConfig
+from gradus.models.config import LayerSizes, ModelConfig
 from gradus.models.shapes import SHAPES
 from tests.kernels.ahead_of_time import EVERY, H200
 
 RACE = Path(__file__).parents[2] / "benchmarks" / "answered" / "prompt_attention.json"
-LLAMA = replace(SHAPES["llama-3.1-8b"], num_layers=1, windows=(None,))
+LLAMA = SHAPES["llama-3.1-8b"].stage(range(1))
 
 
 def suits(config: ModelConfig = LLAMA, able: Capability = H200, page_size: int = 16, dtype=torch.bfloat16) -> bool:
@@ -36,6 +36,7 @@ def test_only_what_the_kernel_was_written_for_takes_it():
     assert not suits(replace(LLAMA, num_heads=24)), "three heads to a key head do not fill a tile"
     assert not suits(replace(LLAMA, attention_softcap=30.0))
     assert not suits(replace(LLAMA, windows=(1024,)))
+    assert not suits(replace(LLAMA, sizes=(LayerSizes(8, 128, 14336),))), "layers may differ"
 
 
 def test_keys_in_8_bits_take_the_kernel_that_widens_them():

@@ -9,8 +9,9 @@ from gradus.bench.contenders.gguf_files import GGUFFiles, OwnTensors, format_of,
 from gradus.bench.measure.drive import ContenderFailed
 from gradus.bench.predict.roofline import streamed_parameters
 from gradus.loading import Checkpoint, open_checkpoint
+from gradus.loading.gguf.architectures import hugging_face_config
 from gradus.loading.gguf.file import GGUFFile
-from gradus.loading.gguf.model import GGUFTensors, hugging_face_config
+from gradus.loading.gguf.model import GGUFTensors
 from gradus.models import SHAPES, ModelConfig, create_model, load_weights, randomize, read_config
 from tests.loading.builders import CONFIGS, write_folder
 
@@ -52,6 +53,7 @@ def test_matrices_of_the_layers_are_in_the_format_and_the_head_is_not(bench, sch
     file = GGUFFile(bench.gguf.path(scheme))
     kinds = {name: entry.type.name for name, entry in file.tensors.items()}
     assert (file.metadata["llama.vocab_size"], file.metadata["tokenizer.ggml.model"]) == (320, "no_vocab")
+    assert open_checkpoint(str(bench.gguf.path(scheme))).tokenizer is None
     assert kinds["blk.0.attn_q.weight"] == kinds["blk.1.ffn_down.weight"] == kind
     assert kinds["token_embd.weight"] == "F16" and kinds["blk.0.attn_norm.weight"] == "F32"
 
@@ -78,7 +80,7 @@ def test_llama_3s_scaling_survives(tmp_path):
     model = create_model(config)
     randomize(model, 0)
     write(tmp_path / "model.gguf", config, OwnTensors(model), format_of(None))
-    assert read_back(tmp_path / "model.gguf")[0].rope == config.rope
+    assert read_back(tmp_path / "model.gguf")[0].ropes == config.ropes
 
 
 @pytest.mark.parametrize(

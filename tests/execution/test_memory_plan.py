@@ -8,6 +8,7 @@ import torch
 
 from gradus import LLM
 from gradus.assembly.final import EngineConfig, build
+from gradus.attention.fp8_storage import Fp8Storage
 from gradus.attention.storage import PagedStorage
 from gradus.cache.groups import layer_groups
 from gradus.cache.paged import PagedCache
@@ -22,12 +23,14 @@ from gradus.execution.memory.device_memory import DeviceMemory, free_memory, rea
 from gradus.execution.memory.plan import MemoryPlan, PagePlan, memory_plan, step_bytes
 from gradus.kernels import check_kv_dtype
 from gradus.models import create_model, randomize
+from gradus.models.config import LayerSizes
 from gradus.models.precision import resolve_precision
 from gradus.models.shapes import SHAPES
 from gradus.quantization.precision import resolve
 from gradus.sampling.sampler import Sampler
 from gradus.sampling.slots import SlotTable, table_bytes
 from gradus.speculative.history import history_bytes
+from tests.attention.mixed import MIXED
 
 CPU = torch.device("cpu")
 TINY = SHAPES["tiny-llama"]
@@ -122,6 +125,17 @@ def test_pages_are_counted_as_they_are_allocated(shape):
     assert pages.full_sequences == 3  # 7 pages each, of 21
     cache = PagedCache(pages.count, 16, [group.window for group in storage.groups])
     assert all(cache.reserve(number, 100) for number in range(3)) and not cache.reserve(3, 1)
+
+
+@pytest.mark.parametrize("kv_dtype", ["auto", "fp8"])
+@pytest.mark.parametrize("name", MIXED)
+def test_pages_of_mixed_layers_are_counted_as_they_are_allocated(name, kv_dtype):
+    """Two kinds of heads, windows, and layers that store nothing."""
+    config, kind = MIXED[name], Fp8Storage if kv_dtype == "fp8" else PagedStorage
+    pages = PagePlan.of(config, options(context=90, page_size=8, cache_tokens=300, kv_dtype=kv_dtype), itemsize=4)
+    storage = kind(config, pages.count, 8, torch.float32, CPU)
+    assert pages.bytes == storage.nbytes == (pages.count + 1) * storage.page_bytes
+    assert pages.count == 38 * len(layer_groups(config))
 
 
 @pytest.mark.parametrize("shape", ["tiny-llama", "tiny-gemma3"])
@@ -241,6 +255,10 @@ def test_a_step_on_paper():
     assert (TINY.hidden_size, TINY.num_heads, TINY.intermediate_size, TINY.vocab_size) == (64, 4, 160, 320)
     row = (2 * 64 + 3 * 160) * 4 + 2 * 64 * 4
     assert step_bytes(TINY, 100, 7, itemsize=4) == 100 * row + 7 * 320 * 48
+    wide = [LayerSizes(2, 24, 160)] * 3 + [LayerSizes(2, 24, 320)]
+    assert step_bytes(replace(TINY, sizes=tuple(wide)), 100, 0, itemsize=4) == 100 * (row + 3 * 160 * 4)
+    narrow, inputs = (2 * 64 + 3 * 160) * 4, 4 * 8
+    assert step_bytes(replace(TINY, per_layer_width=8), 100, 0, itemsize=4) == 100 * (narrow + inputs * 4 + 2 * 64 * 4)
 
 
 @pytest.mark.usefixtures("prompts_are_not_raced")
@@ -347,7 +365,7 @@ def test_a_cache_that_memory_made_small_says_so_too():
 def test_the_longest_request_is_the_longest_that_the_cache_manager_takes(shape, budget):
     """With windows it may be longer than the positions that all layers have room for."""
     shown = plan(None, shape, cache_tokens=160, page_size=8, token_budget=budget)
-    windows = [group.window for group in layer_groups(SHAPES[shape].windows)]
+    windows = [group.window for group in layer_groups(SHAPES[shape])]
     cache, length = PagedCache(shown.pages.count, 8, windows), shown.context_length
     assert cache.fits(length, min(length, budget))
     assert length == shown.wanted_context or length == 512 or not cache.fits(length + 1, min(length + 1, budget))

@@ -111,7 +111,7 @@ def launches_of(attention: TritonPagedAttention, *spans: tuple[int, int]) -> lis
     starts = [sum(counts[:number]) for number in range(len(counts) + 1)]
     numbers = [torch.tensor(part, dtype=torch.int32, device="cuda") for part in ([0, 1], starts, lengths)]
     attention.plan(numbers[0][: len(spans)], numbers[1], numbers[2], list(counts))
-    return [work.launch is HOPPER for work in attention.works[None]]
+    return [work.launch is HOPPER for works in attention.works.values() for work in works]
 
 
 def test_long_prompts_take_it_and_what_is_beside_them_does_not():

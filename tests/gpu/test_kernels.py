@@ -57,8 +57,9 @@ def test_norms_with_a_residual(rows, width, dtype):
     assert_close(y, add_rms_norm_reference(theirs, delta, weight.to(dtype), 1e-5))
     assert_close(mine, theirs)
     mine, theirs = x.clone(), x.clone()
-    norm.add_normalized(mine, delta, bias, 1e-5)
-    add_normalized_reference(theirs, delta, bias, 1e-5)
+    factor = noise(1).to(dtype)
+    norm.add_normalized(mine, delta, bias, 1e-5, factor)
+    add_normalized_reference(theirs, delta, bias, 1e-5, factor)
     assert_close(mine, theirs)
     if width > 1:
         mine, theirs = x.clone(), x.clone()
@@ -70,33 +71,41 @@ def test_norms_with_a_residual(rows, width, dtype):
     )
 
 
-# (query heads, key heads, head dim) of GPT-2, Qwen3, Llama-3.2-1B, Gemma 3, SmolLM2, and two that no model has
-HEADS = [(12, 12, 64), (16, 8, 128), (32, 8, 64), (4, 1, 256), (9, 3, 64), (4, 2, 80), (6, 2, 24)]
+# (query heads, key heads, head dim) of GPT-2, Qwen3, Llama-3.2-1B, Gemma 3, Gemma 4, SmolLM2, and two that no model has
+HEADS = [(12, 12, 64), (16, 8, 128), (32, 8, 64), (4, 1, 256), (16, 1, 512), (9, 3, 64), (4, 2, 80), (6, 2, 24)]
 
 
 @pytest.mark.quick
 @pytest.mark.parametrize("q_heads, kv_heads, head_dim, tokens, dtype", pairwise(HEADS, [1, 37, 300], DTYPES))
 def test_rope_and_storing(q_heads, kv_heads, head_dim, tokens, dtype):
-    from gradus.kernels.rows.reference import rope_store_reference
-    from gradus.kernels.rows.rope_store import rope_store
+    from gradus.kernels.rows.passage import Passage
+    from gradus.kernels.rows.reference import rope_store_reference, turned_queries_reference
+    from gradus.kernels.rows.rope_store import rope_store, turned_queries
 
     qkv = noise(tokens, (q_heads + 2 * kv_heads) * head_dim, dtype=dtype)
     pages = tokens // 16 + 3
     slots = torch.randperm(pages * 16, device="cuda")[:tokens]
     slots[::5] = -1
     angles = torch.rand(1000, head_dim // 2, device="cuda") * 6
-    rotation: dict[str, Any] = {
-        "table": torch.cat((angles.cos(), angles.sin()), 1).to(dtype),
-        "positions": torch.randint(0, 1000, (tokens,), device="cuda"),
-    }
-    norms: dict[str, Any] = {"norms": (noise(head_dim).to(dtype), noise(head_dim).to(dtype)), "eps": 1e-6}
-    for options in (rotation | norms, rotation, {}):
+    table = torch.cat((angles.cos(), angles.sin()), 1).to(dtype)
+    positions = torch.randint(0, 1000, (tokens,), device="cuda")
+    norms = noise(head_dim).to(dtype), noise(head_dim).to(dtype)
+    across = noise(q_heads * head_dim).to(dtype), noise(kv_heads * head_dim).to(dtype)
+    growth = 1 + torch.rand(1000, device="cuda")
+    for passage in (
+        Passage(table, norms, 1e-6), Passage(table), Passage(), Passage(table, across, 1e-6, across=True),
+        Passage(table, norms, 1e-6, growth=growth, value_eps=1e-6),
+    ):  # fmt: skip
         keys, values = (noise(pages, 16, kv_heads, head_dim, dtype=dtype) for _ in range(2))
         expected_keys, expected_values = keys.clone(), values.clone()
-        q = rope_store(qkv, keys, values, slots, **options)
-        assert_close(q, rope_store_reference(qkv, expected_keys, expected_values, slots, **options))
+        q = rope_store(qkv, keys, values, slots, passage, positions)
+        right = rope_store_reference(qkv, expected_keys, expected_values, slots, passage, positions)
+        assert_close(q, right)
         assert_close(keys, expected_keys)
         assert_close(values, expected_values)
+        queries = qkv[:, : q_heads * head_dim].contiguous()
+        assert_close(turned_queries(queries, head_dim, passage, positions), right)
+        assert_close(turned_queries_reference(queries, head_dim, passage, positions), right)
 
 
 @pytest.mark.quick
@@ -111,6 +120,8 @@ def test_activations(rows, width, name, dtype):
     x = 4 * noise(rows, 2 * width, dtype=dtype)
     assert_close(activation.gated_activation(x, name), gated_activation_reference(x, name))
     assert_close(activation.activation(x, name), activation_reference(x, name))
+    beside = noise(rows, 5 * width, dtype=dtype)[:, width : 3 * width]
+    assert_close(activation.activation(x, name, beside), activation_reference(x, name, beside))
 
 
 @pytest.mark.quick

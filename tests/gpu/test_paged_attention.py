@@ -31,6 +31,9 @@ from tests.phases.drive import run
 
 pytestmark = pytest.mark.gpu
 
+needs_fp8 = pytest.mark.skipif(
+    torch.cuda.is_available() and not capability(torch.device("cuda")).multiplies_fp8, reason="a GPU without fp8"
+)
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}
 # decodes long, short and first; verifications; chunks and prompts; padding
 SPANS = [(1, 1000), (1, 1), (5, 777), (0, 0), (100, 100), (300, 2049), (1, 0), (2, 65), (1, 4097), (17, 17)]
@@ -50,7 +53,7 @@ def assert_close(step: Step) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
-@pytest.mark.parametrize("head_dim", [64, 80, 96, 128, 256])
+@pytest.mark.parametrize("head_dim", [64, 80, 96, 128, 256, 512])
 def test_every_width_and_type(head_dim, dtype):
     assert_close(Step(SPANS, heads=2, group=4, head_dim=head_dim, dtype=dtype, device="cuda"))
 
@@ -61,6 +64,14 @@ def test_pages_windows_and_soft_caps(page, window, softcap):
     assert_close(
         Step(SPANS, page=page, window=window, softcap=softcap, head_dim=64, dtype=torch.bfloat16, device="cuda")
     )
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize("fp8", [False, pytest.param(True, marks=needs_fp8)], ids=["16 bits", "8 bits"])
+@pytest.mark.parametrize("group, spans", [(8, SPANS), (16, SPANS), (16, [(1, 9000)])])
+def test_heads_of_512_that_share_a_key_head(group, spans, fp8):
+    """Of Gemma 4's layers that see everything."""
+    assert_close(Step(spans, heads=1, group=group, head_dim=512, dtype=torch.bfloat16, device="cuda", fp8=fp8))
 
 
 @pytest.mark.quick
@@ -94,11 +105,15 @@ def test_decodes_turn_their_heads_and_store_what_is_new(group, head_dim, norms, 
         torch.testing.assert_close(found.double(), expected.double(), rtol=tolerance, atol=tolerance, equal_nan=True)
 
 
-# -- keys and values in 8 bits -----------------------------------------------------------------------------------------
+@pytest.mark.quick
+@pytest.mark.parametrize("spans", [DECODES, DRAFTED], ids=["decodes", "with drafts"])
+def test_decodes_grow_queries_and_normalize_values(spans):
+    step = Step(spans, group=4, head_dim=64, dtype=torch.bfloat16, device="cuda")
+    for found, expected in step.attend_to_new_tokens(launches(64, step.dtype, 4)[0], norms=True, more=True):
+        torch.testing.assert_close(found.double(), expected.double(), rtol=2e-2, atol=2e-2, equal_nan=True)
 
-needs_fp8 = pytest.mark.skipif(
-    torch.cuda.is_available() and not capability(torch.device("cuda")).multiplies_fp8, reason="a GPU without fp8"
-)
+
+# -- keys and values in 8 bits -----------------------------------------------------------------------------------------
 
 
 @needs_fp8

@@ -6,11 +6,11 @@ import torch
 from torch import Tensor
 
 from gradus.kernels.attention.launch import Launch
-from gradus.kernels.attention.new_token import FusedRope
 from gradus.kernels.attention.paged import paged_attention
 from gradus.kernels.attention.reference import paged_attention_reference
 from gradus.kernels.attention.splits import Partials
 from gradus.kernels.attention.work import Work
+from gradus.kernels.rows.passage import Passage
 from gradus.kernels.rows.reference import rope_store_reference
 from gradus.kernels.step.plain import places
 from gradus.quantization.kv import to_e4m3
@@ -105,23 +105,32 @@ class Step:
             scale=0.3, window=self.window, softcap=self.softcap,
         )  # fmt: skip
 
-    def attend_to_new_tokens(self, launch: Launch, norms: bool) -> list[tuple[Tensor, Tensor]]:
+    def attend_to_new_tokens(
+        self, launch: Launch, norms: bool, rotates: bool = True, more: bool = False
+    ) -> list[tuple[Tensor, Tensor]]:
         """Of decodes, with drafts or without, whose qkv product is noise: (found, expected) of the result, of all keys,
         of all values, and of their scales.
+
+        more: queries grow with their positions, if they are rotated, and values are normalized.
         """
         tokens, device = self.query_start[-1], self.device
         width = (self.group + 2) * self.heads * self.head_dim
         qkv = torch.randn(tokens, width).to(device, self.dtype)
         angles = 6 * torch.rand(max(self.lengths), self.head_dim // 2)
         rotary = torch.cat((angles.cos(), angles.sin()), 1).to(device, self.dtype)
-        gains = tuple(torch.randn(2, self.head_dim).to(device, self.dtype)) if norms else None
+        gains = torch.randn(2, self.head_dim).to(device, self.dtype)
+        passage = Passage(
+            rotary if rotates else None, (gains[0], gains[1]) if norms else None, 1e-5,
+            growth=1 + torch.rand(len(angles), device=device) if more and rotates else None,
+            value_eps=1e-5 if more else None,
+        )  # fmt: skip
         work, out = self.work(launch), torch.full_like(self.q, float("nan"))
         partials = Partials([launch], kv_heads=self.heads, head_dim=self.head_dim, device=self.q.device)
         keys, values = self.keys.clone(), self.values.clone()
         scales = self.scales and tuple(part.clone() for part in self.scales)
         paged_attention(
             qkv, keys, values, self.tables, work, partials, out, scale=0.3, softcap=self.softcap,
-            rope=FusedRope(rotary, gains, 1e-5), scales=scales,
+            passage=passage, scales=scales,
         )  # fmt: skip
 
         each = [length - count + new for count, length in self.spans for new in range(count)]
@@ -131,8 +140,8 @@ class Step:
             torch.tensor(owners), positions.clamp(min=0), self.tables[None].cpu(), self.page
         )[0].where(positions >= 0, -1)  # fmt: skip
         self.q = rope_store_reference(
-            qkv, self.keys, self.values, rows.to(device), table=rotary, positions=positions.clamp(min=0).to(device),
-            norms=gains, eps=1e-5, scales=self.scales,
+            qkv, self.keys, self.values, rows.to(device), passage, positions.clamp(min=0).to(device),
+            scales=self.scales,
         )  # fmt: skip
         stored = [(keys, self.keys), (values, self.values), *zip(scales or (), self.scales or (), strict=True)]
         return [(out, self.expected()), *stored]

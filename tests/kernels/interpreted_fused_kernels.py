@@ -30,6 +30,7 @@ from gradus.kernels.quantized.reference import product_reference
 from gradus.kernels.rows import activation, norm
 from gradus.kernels.rows import rope_store as rope_store_module
 from gradus.kernels.rows.e4m3 import largest_of, scales_of, to_e4m3
+from gradus.kernels.rows.passage import Passage
 from gradus.kernels.rows.reference import (
     activation_reference,
     add_layer_norm_reference,
@@ -37,8 +38,9 @@ from gradus.kernels.rows.reference import (
     add_rms_norm_reference,
     gated_activation_reference,
     rope_store_reference,
+    turned_queries_reference,
 )
-from gradus.kernels.rows.rope_store import heads_together, rope_store
+from gradus.kernels.rows.rope_store import heads_together, rope_store, turned_queries
 from gradus.kernels.sampling.noise import exponential
 from gradus.kernels.sampling.plain import sample
 from gradus.kernels.sampling.reference import sample_reference
@@ -76,10 +78,17 @@ def test_a_norm_adds_the_residual_in_place_and_normalizes_the_sum(dtype):
         a, b = x.clone(), x.clone()
         assert_close(mine(a, *arguments), theirs(b, *arguments))
         assert_close(a, b)
-    a, b = x.clone(), x.clone()
-    norm.add_normalized(a, delta, weight, 1e-5)
-    add_normalized_reference(b, delta, weight, 1e-5)
-    assert_close(a, b)
+    for factor in (None, torch.tensor([0.3]).to(dtype)):
+        a, b = x.clone(), x.clone()
+        norm.add_normalized(a, delta, weight, 1e-5, factor)
+        add_normalized_reference(b, delta, weight, 1e-5, factor)
+        assert_close(a, b)
+
+
+def passages(head_dim: int) -> list[Passage]:
+    """With head norms and without, and of layers whose heads are not rotated (the last one's pass nothing)."""
+    norms = torch.randn(head_dim), torch.randn(head_dim)
+    return [Passage(torch.randn(12, head_dim), norms, 1e-6), Passage(torch.randn(12, head_dim)), Passage()]
 
 
 @pytest.mark.parametrize("heads", [(4, 2, 24), (3, 3, 16)], ids=["grouped, odd width", "one key head each"])
@@ -87,13 +96,13 @@ def test_heads_are_normalized_turned_and_stored_where_their_slot_says(heads):
     q_heads, kv_heads, head_dim = heads
     qkv = torch.randn(3, (q_heads + 2 * kv_heads) * head_dim)
     slots = torch.tensor([16, -1, 63])  # the second is padding
-    rotation = {"table": torch.randn(12, head_dim), "positions": torch.tensor([0, 1, 9])}
-    norms = {"norms": (torch.randn(head_dim), torch.randn(head_dim)), "eps": 1e-6}
-    for options in (rotation | norms, rotation, {}):
+    positions = torch.tensor([0, 1, 9])
+    for passage in passages(head_dim):
         storage = torch.randn(2, 4, 16, kv_heads, head_dim)
         expected = storage.clone()
         assert_close(
-            rope_store(qkv, *storage, slots, **options), rope_store_reference(qkv, *expected, slots, **options)
+            rope_store(qkv, *storage, slots, passage, positions),
+            rope_store_reference(qkv, *expected, slots, passage, positions),
         )
         assert_close(storage, expected)
         rows = (expected[1] == qkv.view(3, -1, head_dim)[2, -kv_heads:]).all(-1).all(-1).nonzero().tolist()
@@ -111,19 +120,41 @@ def test_keys_and_values_in_8_bits_are_stored_with_their_scales(heads, together,
     qkv[1, -3], qkv[2, -head_dim:] = float("inf"), 0.0
     slots = torch.randperm(tokens + 16)[:tokens] + 16
     slots[0] = -1
-    rotation = {"table": torch.randn(12, head_dim), "positions": torch.randint(0, 12, (tokens,))}
-    for options in (rotation | {"norms": (torch.randn(head_dim), torch.randn(head_dim)), "eps": 1e-6}, rotation, {}):
+    positions = torch.randint(0, 12, (tokens,))
+    for passage in passages(head_dim):
         storage = torch.zeros(2, tokens // 16 + 3, 16, kv_heads, head_dim).to(E4M3)
         scales = torch.full((2, tokens // 16 + 3, kv_heads, 16), -7.0)
         expected, expected_scales = storage.clone(), scales.clone()
-        found = rope_store(qkv, *storage, slots, scales=tuple(scales), **options)
-        right = rope_store_reference(qkv, *expected, slots, scales=tuple(expected_scales), **options)
+        found = rope_store(qkv, *storage, slots, passage, positions, scales=tuple(scales))
+        right = rope_store_reference(qkv, *expected, slots, passage, positions, scales=tuple(expected_scales))
         torch.testing.assert_close(found, right, equal_nan=True)
         torch.testing.assert_close(scales, expected_scales, rtol=0, atol=0, equal_nan=True)
         steps = (storage.view(torch.uint8).int() - expected.view(torch.uint8).int()).abs()
         # rotated in another order of sums, a key may fall to the other side; a value is as it came
         assert not steps[1].any() and steps.max() <= 1 and steps.count_nonzero() <= 1
         assert (scales != -7.0).sum() == 2 * kv_heads * (tokens - 1)
+
+
+@pytest.mark.parametrize("heads", [(6, 2, 24), (8, 8, 16)], ids=["grouped, odd width", "one key head each"])
+@pytest.mark.parametrize("together", [False, True])
+def test_one_norm_over_all_heads_grown_queries_and_normalized_values(heads, together, monkeypatch):
+    """What OLMo, Ministral 3 and Gemma 4 have of their own, each alone and then all at once."""
+    (q_heads, kv_heads, head_dim), tokens = heads, 5
+    if together:
+        monkeypatch.setattr(rope_store_module, "heads_together", lambda tokens, *heads: heads_together(256, *heads))
+    qkv = torch.randn(tokens, (q_heads + 2 * kv_heads) * head_dim)
+    slots, positions = torch.randperm(32)[:tokens] + 16, torch.randint(0, 12, (tokens,))
+    across = {"norms": (torch.randn(q_heads * head_dim), torch.randn(kv_heads * head_dim)), "eps": 1e-3, "across": True}
+    grown = {"table": torch.randn(12, head_dim), "growth": 1 + torch.rand(12)}
+    for passage in (Passage(**across), Passage(**grown), Passage(value_eps=1e-3), Passage(**across, **grown)):
+        storage = torch.randn(2, 4, 16, kv_heads, head_dim)
+        expected = storage.clone()
+        right = rope_store_reference(qkv, *expected, slots, passage, positions)
+        assert_close(rope_store(qkv, *storage, slots, passage, positions), right)
+        assert_close(storage, expected)
+        queries = qkv[:, : q_heads * head_dim].contiguous()
+        assert_close(turned_queries(queries, head_dim, passage, positions), right)
+        assert_close(turned_queries_reference(queries, head_dim, passage, positions), right)
 
 
 @triton.jit
@@ -161,6 +192,8 @@ def test_activations(name):
     x = 4 * torch.randn(3, 2 * 40)
     assert_close(activation.gated_activation(x, name), gated_activation_reference(x, name))
     assert_close(activation.activation(x, name), activation_reference(x, name))
+    beside = torch.randn(3, 200)[:, 70:150]  # columns of a wider tensor
+    assert_close(activation.activation(x, name, beside), activation_reference(x, name, beside))
 
 
 @pytest.mark.parametrize(("rows", "name"), each_once([1, 3, 4], [None, "gelu_tanh", "silu"]))

@@ -21,7 +21,9 @@ from gradus.kernels.linear import dispatch as linear
 from gradus.kernels.linear import few_rows, streamed_rows
 from gradus.kernels.linear.launch_tables import matching
 from gradus.models import SHAPES, Model, create_model, randomize
+from gradus.models.config import QueryGrowth
 from gradus.models.layers import Embedding
+from gradus.models.rope import Rotations
 from gradus.sampling.sampler import Sampler
 from gradus.scheduling.scheduler import Scheduler
 from tests.execution.runners import in_torch
@@ -66,12 +68,16 @@ class OneSequence:
 
 
 def small(shape: str, dtype: torch.dtype = torch.float32, layers: int = 2) -> Model:
-    """Two layers: one of each kind where a family has two."""
-    config = SHAPES[shape]
-    config = replace(config, num_layers=layers, windows=config.windows[:layers], context_length=64)
+    """Two layers: one of each kind where a family has two. Queries that grow do so much, and within a short prompt."""
+    config = replace(SHAPES[shape].stage(range(layers)), context_length=64)
+    config = replace(config, ropes=tuple(rope and replace(rope, growth=soon(rope.growth)) for rope in config.ropes))
     model = create_model(config, dtype=dtype)
     randomize(model, seed=0, std=0.1)
     return model
+
+
+def soon(growth: QueryGrowth | None) -> QueryGrowth | None:
+    return growth and replace(growth, beta=4.0, original_context=5)
 
 
 def answers(
@@ -87,24 +93,25 @@ def answers(
     return run(Engine(Scheduler(cache, max_sequences=2), runner, LIMITS), requests)
 
 
-NEEDED = ["tiny-gpt2", "tiny-gemma3", "tiny-qwen3"]
+NEEDED = ["tiny-gpt2", "tiny-gemma3", "tiny-qwen3", "tiny-smollm3", "tiny-ministral3", "tiny-olmo3"]
 """Families that have, between them, each kind of norm, position, activation, attention and projection."""
 
 
-@pytest.mark.parametrize("shape", first(NEEDED + [shape for shape in FAMILIES if shape not in NEEDED], count=3))
+@pytest.mark.parametrize("shape", first(NEEDED + [shape for shape in FAMILIES if shape not in NEEDED], count=6))
 def test_a_fused_model_gives_the_models_tokens(shape):
     model = small(shape)
     assert answers(fused(model), TritonPagedAttention) == answers(model)
 
 
-@pytest.mark.parametrize("shape", first(["tiny-llama", "tiny-gpt2", "tiny-gemma3"]))  # one kind of heads each
+# one kind of heads each
+@pytest.mark.parametrize("shape", first(["tiny-llama", "tiny-olmo2", "tiny-gpt2", "tiny-gemma3"], count=2))
 def test_with_a_cache_in_8_bits_a_fused_model_gives_the_models_tokens(shape):
     model = small(shape)
     assert answers(fused(model), TritonPagedAttention, Fp8Storage) == answers(model, PagedAttention, Fp8Storage)
 
 
 @pytest.mark.parametrize(
-    "shape", first(["tiny-gpt2", "tiny-gemma3", "tiny-qwen3"], count=2)
+    "shape", first(["tiny-gpt2", "tiny-gemma3", "tiny-olmo2", "tiny-qwen3"], count=3)
 )  # every twin in two widths
 @torch.inference_mode()
 def test_a_fused_layer_in_half_precision_does_what_the_layer_does(shape):
@@ -126,7 +133,7 @@ def test_a_view_shares_every_weight_and_leaves_the_model_as_it_was(shape):
     view = fused(model)
     assert [type(part) for part in model.modules()] == kinds
     for part, twin in zip(model.modules(), view.modules(), strict=True):
-        kept = isinstance(part, Embedding | nn.ModuleList | Model) or type(part).__name__ == "Block"
+        kept = isinstance(part, Embedding | nn.ModuleList | Model | Rotations) or type(part).__name__ == "Block"
         assert isinstance(twin, Twin) != kept
     tensors = [[*each.parameters(), *each.buffers()] for each in (view, model)]
     assert all(mine is theirs for mine, theirs in zip(*tensors, strict=True))

@@ -22,8 +22,7 @@ from tests.loading.gguf_blocks import Type, encode
 
 def kept(shape: str, scheme: str) -> Model:
     """A model with all of its matrices in blocks, one of each qkv in other ones, and its embedding too."""
-    config = SHAPES[shape]
-    config = replace(config, num_layers=2, windows=config.windows[:2], context_length=64)
+    config = replace(SHAPES[shape].stage(range(2)), context_length=64)
     mix = Mix("gguf", (("*.v_proj", "q8_0"), ("*", scheme)))
     model = create_model(config, dtype=torch.float32, linear=factory(mix, config, Linear))
     randomize_floats(model)

@@ -131,7 +131,7 @@ def test_the_backend_attends_as_the_torch_backend_does():
 def test_the_kernel_gives_the_tokens_of_p06(shape):
     """Two sequences and a third that waits, in chunks, on few pages: p06's engine, but for its attention."""
     windows = tuple(dict.fromkeys(SHAPES[shape].windows))  # a layer of each kind that the family has
-    config = replace(SHAPES[shape], num_layers=len(windows), windows=windows, context_length=64)
+    config = replace(SHAPES[shape].stage(range(len(windows))), windows=windows, context_length=64)
     model = create_model(config)
     randomize(model, seed=0, std=0.1)
     limits = ModelLimits(config.vocab_size, 64)

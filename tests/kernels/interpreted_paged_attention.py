@@ -37,11 +37,13 @@ MIXED = [(1, 37), (3, 3), (0, 0), (20, 45), (1, 1), (1, 0)]  # decode, prefill, 
         Step(MIXED, softcap=1.5, page=24),
         Step([(22, 40), (1, 60)], group=3, head_dim=24),
         Step([(2, 90)], heads=1, group=5, head_dim=20, window=50, dtype=torch.float16),
+        Step([(1, 40), (3, 20), (5, 5)], heads=1, group=16, head_dim=512),
         Step(MIXED, fp8=True),
         Step([(22, 40), (1, 60)], group=3, head_dim=24, page=24, window=7, softcap=1.5, fp8=True),
     ],
     ids=[
-        "mixed", "window", "softcap", "odd group and width", "float16, split verification in a window", "fp8",
+        "mixed", "window", "softcap", "odd group and width", "float16, split verification in a window",
+        "heads of 512, all of which share keys", "fp8",
         "fp8, odd group and width, window, softcap",
     ],
 )  # fmt: skip
@@ -89,6 +91,16 @@ def test_decodes_turn_their_heads_and_store_what_is_new(step, norms):
         torch.testing.assert_close(
             found.double(), expected.double(), rtol=tolerance, atol=tolerance, equal_nan=True
         )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("step", "rotates"),
+    [(Step(DECODES, window=16), True), (Step(DRAFTED), True), (Step(DRAFTED, fp8=True), False)],
+    ids=["grown queries in a window", "with drafts", "with drafts, unrotated, fp8"],
+)
+def test_decodes_grow_queries_and_normalize_values(step, rotates):
+    for found, expected in step.attend_to_new_tokens(SMALL, norms=rotates, rotates=rotates, more=True):
+        torch.testing.assert_close(found.double(), expected.double(), rtol=1e-5, atol=1e-5, equal_nan=True)
 
 
 @pytest.mark.parametrize("window", [None, 40])

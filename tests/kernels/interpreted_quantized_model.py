@@ -29,8 +29,7 @@ def _as_on_a_gpu():
 
 
 def quantized(shape: str, mix: Mix, layers: int = 2) -> Model:
-    config = SHAPES[shape]
-    config = replace(config, num_layers=layers, windows=config.windows[:layers], context_length=64)
+    config = replace(SHAPES[shape].stage(range(layers)), context_length=64)
     model = create_model(config, dtype=torch.float32, linear=factory(mix, config, Linear))
     randomize(model, seed=0, std=0.1)
     return model
@@ -99,8 +98,11 @@ def test_a_norm_before_and_an_activation_or_a_sum_behind(scheme, rows, dtype):
     if scheme.endswith("ordered"):
         linear.order.copy_(torch.randperm(96))
     twin, before = view(linear), view(norm)
-    for then in (None, Gated("silu"), Activation("gelu_tanh")):
-        found, expected = twin.after(before, x, then), linear.after(norm, x, then)
+    for norms, then in (
+        ((before, norm), None), ((before, norm), Gated("silu")), ((before, norm), Activation("gelu_tanh")),
+        ((None, None), None), ((None, None), Gated("silu")),
+    ):  # fmt: skip
+        found, expected = twin.after(norms[0], x, then), linear.after(norms[1], x, then)
         assert found.shape == expected.shape and found.dtype == expected.dtype
         torch.testing.assert_close(found, expected, rtol=4e-3, atol=2e-2)  # float16 rounds gate and up apart
     stream = torch.randn(rows, 40).to(dtype)

@@ -31,7 +31,14 @@ def empty_cache(monkeypatch, tmp_path) -> Iterator[None]:
 
 def source(**constants: object) -> ASTSource:
     types = {"in_ptr": "*bf16", "out_ptr": "*bf16", "width": "i32:16"}
-    given = {"ACTIVATION": "silu", "GATED": True, "BLOCK": 256, "PDL": False} | constants
+    given = {
+        "ACTIVATION": "silu",
+        "GATED": True,
+        "BLOCK": 256,
+        "PDL": False,
+        "times_ptr": None,
+        "stride": None,
+    } | constants
     return source_of(activation_kernel, types, given)
 
 

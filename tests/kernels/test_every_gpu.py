@@ -63,8 +63,8 @@ TYPES = {torch.bfloat16: "*bf16", torch.float32: "*fp32"}
 # Bytes per thread that may be spilled on an H200, by how the name begins: the most that Triton 3.6 and 3.7 make of it.
 # In float32 a product is three, so registers are short. Of a prompt's 256 rows some values are spilled outside of the
 # loop (faster all the same, measured). Values of 8 bits take registers to be widened: in bfloat16, for heads of 128, a
-# prompt's fastest tile spills (`benchmarks/kernels/paged_attention_fp8.json`); heads of 256, and float32, were not
-# raced.
+# prompt's fastest tile spills (`benchmarks/kernels/paged_attention_fp8.json`); heads of 256 and 512, and float32, were
+# not raced. A tile of 64 rows of heads of 512 spills behind its loop.
 SPILLED = {
     "hopper prompt": 48,  # as in Triton 3.6; raced with them
     "decode 256 float32 fp8": 16,
@@ -78,6 +78,9 @@ SPILLED = {
     "prompt 256 bfloat16 fp8": 8,
     "prompt 256 float32 32": 368,
     "prompt 256 float32 fp8": 280,
+    "decode 512 float32": 920,
+    "prompt 512 bfloat16 64": 424,
+    "prompt 512 float32 fp8": 1232,
 }
 
 
@@ -105,7 +108,7 @@ def cases(able: Capability) -> Iterator[tuple[str, Case]]:
     yield from asked_samplers()
     yield from hopper_prompts(able)
     yield from hopper_products(able)
-    for head_dim, group in ((64, 4), (64, 1), (128, 2), (256, 4)):
+    for head_dim, group in ((64, 4), (64, 1), (128, 2), (256, 4), (512, 8), (512, 16)):
         for dtype in TYPES:
             yield from attention(able, head_dim, group, dtype)
             if able.multiplies_fp8:
@@ -113,22 +116,27 @@ def cases(able: Capability) -> Iterator[tuple[str, Case]]:
 
 
 def beside_products(able: Capability) -> Iterator[tuple[str, Case]]:
-    norm = {"D": 4096, "CENTER": False, "BLOCK": 4096, "delta_weight_ptr": None, "bias_ptr": None}
-    yield "norm", Case(norm_kernel, {"eps": "fp32"}, norm, {"num_warps": warps_of(4096)})
+    norm = {"D": 4096, "CENTER": False, "BLOCK": 4096, "bias_ptr": None}
+    plain, ends = {"delta_weight_ptr": None, "factor_ptr": None}, {"weight_ptr": None, "y_ptr": None}
+    yield "norm", Case(norm_kernel, {"eps": "fp32"}, norm | plain, {"num_warps": warps_of(4096)})
+    yield (
+        "norm of what is added, scaled",
+        Case(norm_kernel, {"eps": "fp32"}, norm | ends, {"num_warps": warps_of(4096)}),
+    )
     words = dict.fromkeys(["x_ptr", "stream_ptr", "weight_ptr", "y_ptr", "epochs_ptr", "stop_ptr"], "*i32")
     words |= dict.fromkeys(["first_id", "last_id"], "i32") | dict.fromkeys(["inbox_ptr", "addresses_ptr"], "*i64")
     ranks = {"RANK": 0, "RANKS": 2, "ROWS": 256, "CAPACITY": 2048, "W": 2048, "BLOCK": 2048, "ids_ptr": None}
     ranks |= {"KIND": tl.bfloat16, "HALVES": True}
     yield "summed norm", Case(summed_norm_kernel, words | {"eps": "fp32"}, ranks, {"num_warps": 8})
-    gated = {"ACTIVATION": "silu", "GATED": True, "BLOCK": BLOCK}
+    alone = {"times_ptr": None, "stride": None}
+    gated = {"ACTIVATION": "silu", "GATED": True, "BLOCK": BLOCK} | alone
     yield "activation", Case(activation_kernel, {"width": "i32:16"}, gated, {"num_warps": 4})
-    heads = {"Q_HEADS": 16, "KV_HEADS": 8, "HALF": 64, "HEADS": heads_together(4096, 16, 8), "BLOCK": 64, "PAGE": 16}
-    numbers = {"slots_ptr": "*i64", "positions_ptr": "*i64", "eps": "fp32"}
-    unscaled = {"key_scales_ptr": None, "value_scales_ptr": None}
-    yield "rope and store", Case(rope_store_kernel, numbers, heads | unscaled, {"num_warps": 1})
-    if able.multiplies_fp8:
-        stored = {"keys_ptr": "*fp8e4nv", "values_ptr": "*fp8e4nv"} | dict.fromkeys(unscaled, "*fp32")
-        yield "rope and store fp8", Case(rope_store_kernel, numbers | stored, heads, {"num_warps": 1})
+    times, strides = (
+        {"ACTIVATION": "gelu_tanh", "GATED": False, "BLOCK": BLOCK},
+        {"width": "i32:16", "stride": "i32:16"},
+    )
+    yield "activation times", Case(activation_kernel, strides, times, {"num_warps": 4})
+    yield from passing_heads(able)
     tables = {"slots_ptr": "*i32", "lengths_ptr": "*i32"}
     strides = dict.fromkeys(("rows", "group_stride", "slot_stride"), "i32")
     found = {"tables_ptr": "*i64", "places_ptr": "*i64"}
@@ -142,6 +150,31 @@ def beside_products(able: Capability) -> Iterator[tuple[str, Case]]:
     numbers |= {"adding": "fp32"}
     lists = dict.fromkeys(("items", "slots", "query_start", "lengths"), "*i32")
     yield "work", Case(attention_work._lay_out, numbers | lists, {"WINDOW": 512, "SPANS": 256}, {"num_warps": 8})
+
+
+def passing_heads(able: Capability) -> Iterator[tuple[str, Case]]:
+    """Of a prompt: Qwen3's heads; OLMo 2 7B's, whose norm spans them; Gemma 4's widest, and those without keys."""
+    numbers = {"slots_ptr": "*i64", "positions_ptr": "*i64", "eps": "fp32"}
+    usual = {"Q_HEADS": 16, "KV_HEADS": 8, "HALF": 64, "HEADS": heads_together(4096, 16, 8, 128), "BLOCK": 64}
+    usual |= {"PAGE": 16, "SPAN": 0, "growth_ptr": None, "value_eps": None}
+    unscaled = {"key_scales_ptr": None, "value_scales_ptr": None}
+    yield "rope and store", Case(rope_store_kernel, numbers, usual | unscaled, {"num_warps": 1})
+    if able.multiplies_fp8:
+        stored = {"keys_ptr": "*fp8e4nv", "values_ptr": "*fp8e4nv"} | dict.fromkeys(unscaled, "*fp32")
+        yield "rope and store fp8", Case(rope_store_kernel, numbers | stored, usual, {"num_warps": 1})
+    across = usual | unscaled | {"Q_HEADS": 32, "KV_HEADS": 32, "SPAN": 4096}
+    yield "rope and store, norm across heads", Case(rope_store_kernel, numbers, across, {"num_warps": 4})
+    grown = {name: value for name, value in usual.items() if name != "growth_ptr"} | unscaled
+    yield "rope and store, grown", Case(rope_store_kernel, numbers | {"growth_ptr": "*fp32"}, grown, {"num_warps": 1})
+    wide = usual | unscaled | {"HALF": 256, "HEADS": heads_together(4096, 16, 4, 512), "BLOCK": 256, "KV_HEADS": 4}
+    del wide["value_eps"]
+    yield "rope and store 512", Case(rope_store_kernel, numbers | {"value_eps": "fp32"}, wide, {"num_warps": 1})
+    alone = usual | unscaled | dict.fromkeys(("keys_ptr", "values_ptr", "slots_ptr", "k_weight_ptr"))
+    alone |= {"HALF": 256, "HEADS": heads_together(4096, 8, 0, 512), "BLOCK": 256, "Q_HEADS": 8, "KV_HEADS": 0}
+    yield (
+        "queries alone 512",
+        Case(rope_store_kernel, {"positions_ptr": "*i64", "eps": "fp32"}, alone, {"num_warps": 1}),
+    )
 
 
 def drafts() -> Iterator[tuple[str, Case]]:
@@ -338,6 +371,7 @@ def attention(
         )  # fmt: skip
         options = {"num_warps": launch.warps, "num_stages": launch.stages}
         norms = {"q_gain": None, "k_gain": None} | ({} if fp8 else dict.fromkeys(scales))
+        norms |= {"growth": None, "value_eps": None}
         plain = constants | norms | {"NEW": 0, "rotary": None}
         kind = "decode" if tokens == 1 else "prompt"
         yield f"{kind} {what} {launch.rows} {group}", Case(paged_attention._attend, types, plain, options)
@@ -412,6 +446,7 @@ SAMPLE += ["int4 1", "int8 64", "fp8 16 gated", "fp8-block 256", "rounded *i8 16
 SAMPLE += ["rope and store fp8", "decode 128 bfloat16 fp8 16 2", "pack rows", "accept drafts", "look up"]
 SAMPLE += ["accept drafts without states", "first inputs", "next inputs"]
 SAMPLE += ["first rows", "next rows", "keep draft", "work"]
+SAMPLE += ["rope and store, norm across heads", "queries alone 512", "activation times", "decode 512 bfloat16 16 16"]
 
 
 def test_every_number_of_a_kernel_has_its_type_here():
@@ -503,8 +538,7 @@ def test_a_gpu_never_heard_of_is_given_the_least_shared_memory():
 
 
 @pytest.mark.parametrize("dtype", TYPES)
-@pytest.mark.parametrize("group", [1, 4, 7, 20])
-@pytest.mark.parametrize("head_dim", [20, 64, 96, 128, 256])
+@pytest.mark.parametrize("head_dim, group", [*product([20, 64, 96, 128, 256], [1, 4, 7, 20]), (512, 8), (512, 16)])
 def test_tiles_are_cut_to_what_a_gpu_has_and_no_further(head_dim, group, dtype):
     wide = triton.next_power_of_2(head_dim) * dtype.itemsize
     here, there = launches(head_dim, dtype, group), launches(head_dim, dtype, group, able=Capability(8, 6))

@@ -48,7 +48,8 @@ def wide_loads(used: Resources) -> int:
 @pytest.mark.parametrize("width", [768, 4096])
 def test_a_norm_reads_16_bytes_at_a_time(width):
     block = 1024 if width == 768 else 4096
-    constants = {"D": width, "CENTER": False, "BLOCK": block, "delta_weight_ptr": None, "bias_ptr": None}
+    constants = {"D": width, "CENTER": False, "BLOCK": block, "delta_weight_ptr": None, "factor_ptr": None}
+    constants["bias_ptr"] = None
     used = compiled(norm_kernel, constants, {"eps": "fp32"}, num_warps=warps_of(block))
     assert_within(used, 64)
     assert wide_loads(used) == 6  # x, delta and the weight, 16 values of each a thread
@@ -56,13 +57,15 @@ def test_a_norm_reads_16_bytes_at_a_time(width):
 
 def test_rope_and_storing_fit_registers():
     constants = {"Q_HEADS": 16, "KV_HEADS": 8, "HALF": 64, "HEADS": heads_together(4096, 16, 8), "BLOCK": 64}
-    constants |= {"PAGE": 16, "key_scales_ptr": None, "value_scales_ptr": None}
+    constants |= {"PAGE": 16, "SPAN": 0, "growth_ptr": None, "value_eps": None}
+    constants |= {"key_scales_ptr": None, "value_scales_ptr": None}
     numbers = {"slots_ptr": "*i64", "positions_ptr": "*i64"}
     assert_within(compiled(rope_store_kernel, constants, {"eps": "fp32"}, numbers, num_warps=1), 96)
 
 
 def test_an_activation_reads_16_bytes_at_a_time():
-    used = compiled(activation_kernel, {"ACTIVATION": "silu", "GATED": True, "BLOCK": 1024}, {"width": "i32:16"})
+    constants = {"ACTIVATION": "silu", "GATED": True, "BLOCK": 1024, "times_ptr": None, "stride": None}
+    used = compiled(activation_kernel, constants, {"width": "i32:16"})
     assert_within(used, 48)
     assert wide_loads(used) == 2
 

@@ -36,6 +36,8 @@ def compiled(head_dim: int, group: int, launch: Launch, tokens: int, new: int = 
         "PDL": True,
         "NEW": new,
         "rotary": None,
+        "growth": None,
+        "value_eps": None,
         "q_gain": None,
         "k_gain": None,
         "key_scales": None,

@@ -37,6 +37,14 @@ _COMMON = {
     "bos_token_id": 0,
     "eos_token_id": 2,
 }
+_YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 1e6,
+    "factor": 2.0,
+    "original_max_position_embeddings": 64,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+}
 CONFIGS: dict[str, dict[str, Any]] = {
     "llama": _COMMON | {"model_type": "llama", "rope_theta": 10000.0, "tie_word_embeddings": False},
     "qwen2": _COMMON | {"model_type": "qwen2", "rope_theta": 1e6, "tie_word_embeddings": False},
@@ -53,8 +61,45 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "bos_token_id": 0,
         "eos_token_id": 2,
     },
+    "smollm3": _COMMON
+    | {"model_type": "smollm3", "num_hidden_layers": 4, "rope_theta": 1e6, "tie_word_embeddings": True},
+    "ministral3": _COMMON | {"model_type": "ministral3", "rope_parameters": _YARN | {"llama_4_scaling_beta": 0.25}},
+    "phi3": _COMMON
+    | {
+        "model_type": "phi3",
+        "rope_theta": 10000.0,
+        "partial_rotary_factor": 0.5,
+        "original_max_position_embeddings": 64,
+        "rope_scaling": {
+            "rope_type": "longrope",
+            "short_factor": [1.0, 1.25, 1.5, 2.0],
+            "long_factor": [1.0, 2.0, 3.0, 4.0],
+            "attention_factor": 1.25,
+        },
+    },
+    "olmo2": _COMMON | {"model_type": "olmo2", "rope_theta": 500000.0},
+    "olmo3": _COMMON
+    | {
+        "model_type": "olmo3",
+        "num_hidden_layers": 4,
+        "rope_theta": 500000.0,
+        "sliding_window": 32,
+        "rope_scaling": {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 64},
+    },
+    "granite": _COMMON
+    | {
+        "model_type": "granite",
+        "rope_theta": 10000.0,
+        "tie_word_embeddings": True,
+        "embedding_multiplier": 12.0,
+        "residual_multiplier": 0.25,
+        "attention_multiplier": 0.125,
+        "logits_scaling": 8.0,
+    },
 }
 FAMILIES = tuple(CONFIGS)
+ARCHITECTURES = {family: family for family in FAMILIES} | {"ministral3": "mistral3", "olmo3": "olmo2"}
+INTERLEAVED = ("llama", "smollm3", "ministral3", "granite")  # what llama.cpp converts by its LlamaModel
 
 
 def tensors_of(config: dict[str, Any], seed: int = 0) -> dict[str, Tensor]:
@@ -124,11 +169,15 @@ def write_gguf(
     """quantize: Hugging Face name → type; the others stay float32. config: the family's in CONFIGS, if None. more:
     further metadata, each of the type that its Python type suggests."""
     config = config or CONFIGS[family]
-    writer = gguf.GGUFWriter(path, family)
+    writer = gguf.GGUFWriter(path, ARCHITECTURES[family])
     _write_metadata(writer, family, config)
     write_bpe_tokenizer(writer)
     for key, value in (more or {}).items():
         add_metadata(writer, key, value)
+    if "rope_scaling" in config and family == "phi3":
+        for kind in ("long", "short"):
+            factors = np.array(config["rope_scaling"][f"{kind}_factor"], np.float32)
+            writer.add_tensor(f"rope_factors_{kind}.weight", factors)
     for name, value in tensors_of(config).items():
         stored, values = as_llama_cpp(family, config, name, value)
         kind = (quantize or {}).get(name)
@@ -155,11 +204,11 @@ def add_metadata(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
 
 def as_llama_cpp(family: str, config: dict[str, Any], name: str, value: Tensor) -> tuple[str, np.ndarray]:
     """A tensor's name and values after llama.cpp's conversion."""
-    architecture = getattr(gguf.MODEL_ARCH, family.upper())
-    stored = gguf.get_tensor_name_map(architecture, 2).get_name(name, try_suffixes=(".weight", ".bias"))
+    architecture = getattr(gguf.MODEL_ARCH, ARCHITECTURES[family].upper())
+    stored = gguf.get_tensor_name_map(architecture, 4).get_name(name, try_suffixes=(".weight", ".bias"))
     assert stored is not None, name
     values = value.numpy()
-    if family == "llama" and (".q_proj." in name or ".k_proj." in name):
+    if family in INTERLEAVED and (".q_proj." in name or ".k_proj." in name):
         heads = config["num_attention_heads" if ".q_proj." in name else "num_key_value_heads"]
         # verbatim from its LlamaModel.permute
         values = (
@@ -175,7 +224,7 @@ def as_llama_cpp(family: str, config: dict[str, Any], name: str, value: Tensor) 
 
 
 def _write_metadata(writer: gguf.GGUFWriter, family: str, config: dict[str, Any]) -> None:
-    writer.add_block_count(2)
+    writer.add_block_count(config.get("num_hidden_layers", 2))
     writer.add_context_length(128)
     writer.add_embedding_length(config.get("hidden_size", 64))
     writer.add_head_count(4)
@@ -192,6 +241,32 @@ def _write_metadata(writer: gguf.GGUFWriter, family: str, config: dict[str, Any]
     writer.add_rope_freq_base(config.get("rope_theta", 1e6))
     if family == "gemma3":
         writer.add_sliding_window(32)
+    if family in ("ministral3", "olmo3"):
+        _write_yarn(writer, config.get("rope_parameters") or config["rope_scaling"])
+    if family == "olmo3":
+        writer.add_sliding_window(32)
+        writer.add_sliding_window_pattern([True, True, True, False])
+    if family == "phi3":
+        writer.add_rope_dimension_count(int(config["partial_rotary_factor"] * config["head_dim"]))
+        writer.add_rope_scaling_orig_ctx_len(config["original_max_position_embeddings"])
+        writer.add_sliding_window(0)
+        if "rope_scaling" in config:
+            writer.add_rope_scaling_type(gguf.RopeScalingType.LONGROPE)
+            writer.add_rope_scaling_attn_factors(config["rope_scaling"]["attention_factor"])
+    if family == "granite":
+        writer.add_attention_scale(config["attention_multiplier"])
+        writer.add_embedding_scale(config["embedding_multiplier"])
+        writer.add_residual_scale(config["residual_multiplier"])
+        writer.add_logit_scale(config["logits_scaling"])
+
+
+def _write_yarn(writer: gguf.GGUFWriter, rope: dict[str, Any]) -> None:
+    writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+    writer.add_rope_scaling_factor(rope["factor"])
+    writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+    if "llama_4_scaling_beta" in rope:
+        writer.add_rope_scaling_yarn_log_mul(rope["mscale_all_dim"])
+        writer.add_attn_temperature_scale(rope["llama_4_scaling_beta"])
 
 
 def write_bpe_tokenizer(writer: gguf.GGUFWriter, pre: str = "gpt-2") -> None:

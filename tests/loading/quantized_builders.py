@@ -159,15 +159,15 @@ FORMATS: dict[str, tuple[Callable[..., Matrix], dict[str, Any]]] = {
 }
 
 
-def quantize_folder(folder: Path, form: str) -> dict[str, Tensor]:
+def quantize_folder(folder: Path, form: str, family: str = "llama", *, ends: str = "_proj.weight") -> dict[str, Tensor]:
     """Rewrite a checkpoint's matrices in a format, with new random values. Returns the float matrix that each encodes,
-    by name."""
+    by name. ends: of the names of those matrices."""
     make, config = FORMATS[form]
-    write_folder(folder)
+    write_folder(folder, family)
     tensors = load_file(folder / "model.safetensors")
     found = {}
     for number, name in enumerate(sorted(tensors)):
-        if name.endswith("_proj.weight"):
+        if name.endswith(ends):
             n, k = tensors.pop(name).shape
             prefix = name.removesuffix(".weight")
             parts, found[prefix] = make(n, k, number)
@@ -186,7 +186,9 @@ def matrices(llm: LLM) -> Iterator[tuple[str, Tensor]]:
             continue
         module = getattr(model.layers[matrix_id.layer], modules[matrix_id.role])
         names = names_of(matrix_id, llm.config)
-        if isinstance(module, SideBySide):
+        if len(names) == 1:
+            yield names[0], module.dequantized()
+        elif isinstance(module, SideBySide):
             yield from zip(names, (part.dequantized() for part in module.parts), strict=True)
         else:
             yield from zip(names, module.dequantized().split(module.out_features), strict=True)

@@ -1,5 +1,6 @@
 """GGUF: what llama.cpp's conversion changed is changed back, and quantized values are exactly what they encode."""
 
+import math
 from dataclasses import replace
 
 import gguf
@@ -12,6 +13,7 @@ from gradus.errors import CheckpointError, ConfigError
 from gradus.loading import open_checkpoint
 from gradus.loading.gguf.file import GGUFFile
 from gradus.models import Llama3Scaling, Rope
+from gradus.models.config import LongRope, QueryGrowth, Yarn
 from gradus.models.rope import frequencies
 from tests.loading.builders import CONFIGS, FAMILIES, add_metadata, tensors_of, write_folder, write_gguf
 
@@ -116,15 +118,28 @@ LLAMA = {
     "llama.rope.freq_base": 500000.0,
 }
 EMBEDDING = {"token_embd.weight": np.zeros((8, 32), np.float32)}
+YARN = {
+    "llama.rope.scaling.type": "yarn",
+    "llama.rope.scaling.factor": 4.0,
+    "llama.rope.scaling.original_context_length": 16,
+}
+
+
+def config_of(path, architecture, more=None, tensors=None):
+    """The configuration of a file of another architecture: LLAMA's keys, and `more` without their prefix."""
+    metadata = {key.replace("llama", architecture): value for key, value in LLAMA.items()}
+    metadata |= {f"{architecture}.{key}": value for key, value in (more or {}).items()}
+    written = write(path, {"general.architecture": architecture} | metadata, EMBEDDING | (tensors or {}))
+    return open_checkpoint(str(written)).config
 
 
 def test_llama3_scaling_is_recognized_by_its_factors(tmp_path):
     scaling = Llama3Scaling(32.0, 1.0, 4.0, 8192)
     rope = Rope(500000.0, scaling)
-    factors = (frequencies(Rope(500000.0), 16) / frequencies(rope, 16)).numpy()
+    factors = (frequencies(Rope(500000.0), 16, 64) / frequencies(rope, 16, 64)).numpy()
     path = write(tmp_path / "m.gguf", dict(LLAMA), EMBEDDING | {"rope_freqs.weight": factors})
     checkpoint = open_checkpoint(str(path))
-    assert checkpoint.config.rope == rope
+    assert checkpoint.config.ropes == (rope,)
     assert "rope_freqs.weight" not in checkpoint.tensors.names()
     path = write(tmp_path / "n.gguf", dict(LLAMA), EMBEDDING | {"rope_freqs.weight": factors[::-1].copy()})
     with pytest.raises(CheckpointError, match="does not hold the factors of Llama 3's scaling"):
@@ -147,14 +162,98 @@ def test_llama3_scaling_is_recognized_by_its_factors(tmp_path):
 )
 def test_positions_are_scaled_as_in_llama_cpp(tmp_path, keys, factor):
     more = {f"llama.{key}": value for key, value in keys.items()}
-    rope = open_checkpoint(str(write(tmp_path / "m.gguf", LLAMA | more, EMBEDDING))).config.rope
+    rope = open_checkpoint(str(write(tmp_path / "m.gguf", LLAMA | more, EMBEDDING))).config.ropes[0]
     assert (rope.scaling and rope.scaling.factor) == factor
+
+
+@pytest.mark.parametrize(
+    ("more", "amplitude"),
+    [
+        ({}, 0.1 * math.log(4) + 1),
+        ({"yarn_log_multiplier": 1.0}, 1.0),
+        ({"yarn_log_multiplier": 0.5}, (0.1 * math.log(4) + 1) / (0.05 * math.log(4) + 1)),
+        ({"attn_factor": 0.5}, 0.5 * (0.1 * math.log(4) + 1)),
+        ({"yarn_attn_factor": 1.25}, 1.25),  # what config.json calls attention_factor
+    ],
+)
+def test_yarn_sharpens_scores_as_in_llama_cpp(tmp_path, more, amplitude):
+    keys = {f"llama.rope.scaling.{key}": value for key, value in more.items()}
+    rope = open_checkpoint(str(write(tmp_path / "m.gguf", LLAMA | YARN | keys, EMBEDDING))).config.ropes[0]
+    assert rope == Rope(500000.0, Yarn(4.0, 16, amplitude=rope.scaling.amplitude))
+    assert rope.scaling.amplitude == pytest.approx(amplitude, rel=1e-7)
+
+
+def test_yarns_bounds_are_read(tmp_path):
+    more = {"llama.rope.scaling.yarn_beta_fast": 8.0, "llama.rope.scaling.yarn_beta_slow": 2.0}
+    rope = open_checkpoint(str(write(tmp_path / "m.gguf", LLAMA | YARN | more, EMBEDDING))).config.ropes[0]
+    assert (rope.scaling.fast, rope.scaling.slow, rope.scaling.original_context) == (8.0, 2.0, 16)
+
+
+def test_ministral3s_queries_grow_beyond_the_trained_context(tmp_path):
+    more = {key.removeprefix("llama."): value for key, value in YARN.items()} | {"attention.temperature_scale": 0.5}
+    config = config_of(tmp_path / "m.gguf", "mistral3", more)
+    assert config.family == "ministral3" and config.ropes[0].growth == QueryGrowth(0.5, 16)
+    assert config_of(tmp_path / "n.gguf", "mistral3").ropes == (Rope(500000.0),), "Mistral Small 3"
+    with pytest.raises(CheckpointError, match="temperature_length other than the trained context, 16, is not supp"):
+        config_of(tmp_path / "o.gguf", "mistral3", more | {"attention.temperature_length": 32})
+
+
+def test_phi3_turns_a_part_of_each_head_by_factors_of_its_own(tmp_path):
+    factors = {
+        f"rope_factors_{kind}.weight": np.array(values, np.float32)
+        for kind, values in (("long", [2.0, 3.0, 4.0]), ("short", [1.0, 1.5, 2.0]))
+    }
+    more = {"rope.dimension_count": 6, "rope.scaling.original_context_length": 16, "rope.scaling.attn_factor": 1.25}
+    config = config_of(tmp_path / "m.gguf", "phi3", more | {"attention.sliding_window": 8}, factors)
+    scaling = LongRope((1.0, 1.5, 2.0), (2.0, 3.0, 4.0), 16, 1.25)
+    assert config.ropes == (Rope(500000.0, scaling, turned=6),)
+    assert config.windows == (8,), "the model's, although llama.cpp computes none"
+    assert config_of(tmp_path / "n.gguf", "phi3", {"attention.sliding_window": 0}).windows == (None,)
+
+
+def test_olmo3_is_olmo2_with_windows(tmp_path):
+    yarn = {key.removeprefix("llama."): value for key, value in YARN.items()}
+    assert config_of(tmp_path / "2.gguf", "olmo2", {"block_count": 4}).family == "olmo2"
+    three = config_of(tmp_path / "3.gguf", "olmo2", {"block_count": 4, "attention.sliding_window": 16} | yarn)
+    assert (three.family, three.windows) == ("olmo3", (16, 16, 16, None))
+    scaled = Rope(500000.0, Yarn(4.0, 16, amplitude=0.1 * math.log(4) + 1))
+    assert three.ropes == (*[Rope(500000.0)] * 3, scaled), "layers with a window turn at the plain frequencies"
+
+
+def test_granites_multipliers_are_read_and_parts_that_it_lacks_change_nothing(tmp_path):
+    scales = {"attention.scale": 0.5, "embedding_scale": 12.0, "residual_scale": 0.25, "logit_scale": 8.0}
+    config = config_of(tmp_path / "m.gguf", "granite", scales)
+    found = config.attention_scale, config.embedding_scale, config.residual_scale, config.logit_scale
+    assert found == (0.5, 12.0, 0.25, 0.125)
+    plain = config_of(tmp_path / "n.gguf", "granite", {"logit_scale": 1.0})
+    assert (plain.attention_scale, plain.embedding_scale, plain.residual_scale) == (0.25, 1.0, 1.0)
+    dense = {  # what Granite 4's conversion writes for models that attend in every layer
+        "ssm.conv_kernel": 4, "ssm.inner_size": 64, "expert_count": 0, "expert_shared_feed_forward_length": 32,
+        "attention.head_count_kv": [2], "rope.scaling.finetuned": True,
+    }  # fmt: skip
+    assert config_of(tmp_path / "o.gguf", "granite", scales | dense) == config
+    assert config_of(tmp_path / "p.gguf", "granitehybrid", scales | dense) == config
+    state = {"blk.0.ssm_in.weight": np.zeros((8, 32), np.float32)}
+    for more, tensors, words in (
+        ({}, state, "layers with a state are not supported"),
+        ({"rope.scaling.finetuned": False}, {}, "rope.scaling.finetuned = False leaves out rotary positions"),
+        ({"attention.head_count_kv": [0, 2], "block_count": 2}, {}, "head_count_kv must be an integer, got [0, 2]"),
+    ):
+        with pytest.raises(CheckpointError) as error:
+            config_of(tmp_path / "w.gguf", "granitehybrid", scales | more, tensors)
+        assert words in str(error.value)
+
+
+def test_a_number_may_be_listed_for_each_layer(tmp_path):
+    more = {"llama.block_count": 2, "llama.feed_forward_length": [32, 32], "llama.attention.head_count": [2, 2]}
+    config = open_checkpoint(str(write(tmp_path / "m.gguf", LLAMA | more, EMBEDDING))).config
+    assert (config.intermediate_size, config.num_heads) == (32, 2)
 
 
 def test_linear_scaling_and_absent_keys_have_their_meaning(tmp_path):
     more = {"llama.rope.scaling.type": "linear", "llama.rope.scaling.factor": 8.0}
     config = open_checkpoint(str(write(tmp_path / "m.gguf", LLAMA | more, EMBEDDING))).config
-    assert config.rope.scaling.factor == 8.0
+    assert config.ropes[0].scaling.factor == 8.0
     assert (config.num_kv_heads, config.head_dim, config.tie_embeddings, config.vocab_size) == (2, 16, True, 8)
     assert config.eos_token_ids == () and open_checkpoint(str(tmp_path / "m.gguf")).tokenizer is None
 
@@ -162,14 +261,17 @@ def test_linear_scaling_and_absent_keys_have_their_meaning(tmp_path):
 @pytest.mark.parametrize(
     ("more", "words"),
     [
-        ({"llama.rope.scaling.type": "yarn"}, "rope scaling 'yarn' is not supported"),
+        ({"llama.rope.scaling.type": "dynamic"}, "rope scaling 'dynamic' is not supported; supported are none, linear"),
+        ({"llama.rope.scaling.type": "yarn"}, "factor"),
+        (YARN | {"llama.rope.scaling.yarn_ext_factor": 0.5}, "rope.scaling.yarn_ext_factor other than 1"),
+        ({"llama.rope.scaling.type": "longrope"}, "tensor 'rope_factors_long.weight' is missing, which LongRoPE needs"),
         ({"llama.expert_count": 8}, "mixtures of experts"),
         ({"llama.rope.dimension_count": 8}, "16 values with 8 of them rotated"),
         ({"llama.attention.value_length": 8}, "values of 8"),
         ({"llama.feed_forward_length": [1, 2]}, "feed_forward_length must be an integer, got [1, 2]"),
         ({"llama.attention.layer_norm_rms_epsilon": "small"}, "must be a number, got 'small'"),
         ({"llama.rope.scaling.factor": -2.0}, "factor"),
-        ({"general.architecture": "phi3"}, "architecture 'phi3' is not supported; supported are llama, qwen2"),
+        ({"general.architecture": "phi2"}, "architecture 'phi2' is not supported; supported are llama, smollm3"),
     ],
 )
 def test_what_is_not_supported_is_refused_in_one_line(tmp_path, more, words):
@@ -269,7 +371,7 @@ def test_a_value_that_matters_is_refused(tmp_path, key, value, words):
 
 def test_positions_are_not_scaled_twice(tmp_path):
     factors = (
-        frequencies(Rope(500000.0), 16) / frequencies(Rope(500000.0, Llama3Scaling(32.0, 1.0, 4.0, 8192)), 16)
+        frequencies(Rope(500000.0), 16, 64) / frequencies(Rope(500000.0, Llama3Scaling(32.0, 1.0, 4.0, 8192)), 16, 64)
     ).numpy()
     path = write(
         tmp_path / "m.gguf", LLAMA | {"llama.rope.scaling.factor": 4.0}, EMBEDDING | {"rope_freqs.weight": factors}

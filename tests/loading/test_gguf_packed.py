@@ -14,7 +14,7 @@ from gradus.models.layers import Linear
 from gradus.models.precision import NarrowLinear, Precision
 from gradus.quantization.gguf import GGUFLinear
 from gradus.quantization.parts import SideBySide
-from tests.loading.builders import CONFIGS, as_llama_cpp, tensors_of, write_folder, write_gguf
+from tests.loading.builders import CONFIGS, INTERLEAVED, as_llama_cpp, tensors_of, write_folder, write_gguf
 from tests.loading.gguf_blocks import encode
 from tests.loading.quantized_builders import matrices
 
@@ -24,8 +24,9 @@ LAYER = "model.layers.0.self_attn"
 WIDE = {  # K-formats have blocks of 256
     family: CONFIGS[family]
     | {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64, "query_pre_attn_scalar": 64}
-    for family in ("llama", "qwen2", "qwen3", "gemma3")
+    for family in ("llama", "qwen2", "qwen3", "gemma3", "smollm3", "olmo3", "granite", "phi3")
 }
+WIDE["phi3"] = {key: value for key, value in WIDE["phi3"].items() if key != "rope_scaling"}
 
 
 def stored_as(kinds, family="llama"):
@@ -45,17 +46,29 @@ def expected_of(family, kinds):
         if name in kinds:
             _, values = as_llama_cpp(family, config, name, value)
             wide = torch.from_numpy(gguf.quants.dequantize(encode(values, kinds[name]), kinds[name]))
-            if family == "llama" and (".q_proj." in name or ".k_proj." in name):
+            if family in INTERLEAVED and (".q_proj." in name or ".k_proj." in name):
                 heads = config["num_attention_heads" if ".q_proj." in name else "num_key_value_heads"]
                 wide = torch.cat([torch.cat([head[0::2], head[1::2]]) for head in wide.chunk(heads)])
+            if name.endswith("qkv_proj.weight"):
+                wide = in_halves(wide)
             found[name.removesuffix(".weight")] = wide
     return found
+
+
+def in_halves(qkv):
+    """Phi-3's rows as they are here. Half of each head's 64 values turn, and there value i is paired with i + 16: here
+    with i + 32, and those that rest follow, in halves too. Four heads of queries, two of keys, then the values."""
+    heads = qkv[: 6 * 64].view(6, 64, -1)
+    turned, rest = (heads[:, :16], heads[:, 16:32]), (heads[:, 32:48], heads[:, 48:])
+    return torch.cat([torch.cat([turned[0], rest[0], turned[1], rest[1]], 1).flatten(0, 1), qkv[6 * 64 :]])
 
 
 @pytest.mark.parametrize("family", WIDE)
 def test_every_matrix_is_what_the_file_says_bit_for_bit(tmp_path, family):
     kinds = stored_as(list(KEPT), family)
-    found = dict(matrices(LLM(str(write(tmp_path / "m.gguf", list(KEPT), family)), **CPU)))
+    found = dict(
+        matrices(LLM(str(write(tmp_path / "m.gguf", list(KEPT), family)), phase="p00", quantize="stored", **CPU))
+    )
     expected = expected_of(family, kinds)
     assert found.keys() == expected.keys()
     assert all(torch.equal(found[name], expected[name]) for name in expected)
@@ -130,6 +143,17 @@ def test_an_embedding_that_is_no_head_is_looked_up_in_its_bits(tmp_path):
     values = tensors_of(WIDE["llama"])["model.embed_tokens.weight"].numpy()
     expected = torch.from_numpy(gguf.quants.dequantize(encode(values, Type.Q4_K), Type.Q4_K))
     assert torch.equal(model.embed(torch.arange(320), torch.zeros(320)), expected)
+
+
+@pytest.mark.parametrize("family", ["phi3", "granite", "olmo3", "smollm3"])
+def test_torch_computes_with_the_bits_of_every_family(tmp_path, family):
+    path = str(write(tmp_path / "m.gguf", list(KEPT), family, **{"model.embed_tokens.weight": Type.Q5_K}))
+    prompts, torch_alone = [[5, 6, 7], [9] * 40], {"switch_off": ["kernels"], **CPU}
+    settings = {"dtype": "float32"}, {"quantize": "stored"}
+    found = [
+        [done.token_ids for done in LLM(path, **torch_alone, **each).generate(prompts, GREEDY)] for each in settings
+    ]
+    assert found[0] == found[1]
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma3"])

@@ -8,6 +8,7 @@ from gradus import LLM, SamplingParams
 from gradus.errors import CheckpointError, ConfigError
 from gradus.loading import open_checkpoint
 from gradus.loading.json_file import read_object
+from gradus.loading.progress import Silent
 from gradus.loading.quantized import formats
 from gradus.models.layers import MatrixId
 from gradus.quantization.fp8 import Fp8BlockLinear
@@ -36,6 +37,89 @@ def test_every_matrix_is_what_its_format_says(tmp_path, form):
         torch.testing.assert_close(
             found[name], matrix, rtol=0, atol=3e-4 if "int4" in str(llm.precision.scheme) else 2e-4
         )
+
+
+def turned_by_half(qkv):
+    """Phi-3's rows as they are here. Half of each head's 16 values turn, and there value i is paired with i + 4: here
+    with i + 8, and those that rest follow, in halves too. Four heads of queries, two of keys, then the values."""
+    order = [*range(4), *range(8, 12), *range(4, 8), *range(12, 16)]
+    return torch.cat([qkv[: 6 * 16].view(6, 16, -1)[:, order].flatten(0, 1), qkv[6 * 16 :]])
+
+
+@pytest.mark.parametrize("form", [form for form in FORMATS if "block" not in form])
+def test_fused_matrices_are_read_whole_and_their_rows_put_in_order(tmp_path, form):
+    expected = quantize_folder(tmp_path / "model", form, "phi3")
+    found = dict(matrices(LLM(str(tmp_path / "model"), phase="p00", **SETTINGS)))
+    assert found.keys() == expected.keys() and any(name.endswith("qkv_proj") for name in found)
+    for name, matrix in expected.items():
+        matrix = turned_by_half(matrix) if name.endswith("qkv_proj") else matrix
+        torch.testing.assert_close(found[name], matrix, rtol=0, atol=3e-4)
+
+
+@pytest.mark.parametrize("form", [form for form in FORMATS if "block" in form])
+def test_blocks_of_rows_across_fused_matrices_are_refused(tmp_path, form):
+    """The first block of the gate's and the features' 96 + 96 rows ends among the features."""
+    quantize_folder(tmp_path / "model", form, "phi3")
+    with pytest.raises(CheckpointError, match=r"_proj.weight' is in blocks of 128 rows, .* not supported$") as error:
+        LLM(str(tmp_path / "model"), phase="p00", **SETTINGS)
+    assert "\n" not in str(error.value) and str(error.value).startswith("model.safetensors: tensor 'model.layers.")
+
+
+def test_rows_change_places_inside_blocks_alone():
+    tensors, expected = fp8(256, 100, 0, scales="block")
+    packed = formats.fp8(tensors["weight"], tensors["weight_scale"])
+    inside = [*reversed(range(128)), *range(128, 256)]
+    linear = Fp8BlockLinear(MatrixId("qkv", 0), 100, (128, 128), False)
+    packed.reordered(inside).into(linear, 0)
+    torch.testing.assert_close(linear.dequantized(), expected[inside])
+    with pytest.raises(ValueError, match="in blocks of 128 rows, and rows of several blocks have to change places"):
+        packed.reordered([*reversed(range(256))])
+
+
+def test_a_matrix_that_is_stored_transposed_is_not_taken_as_it_is(tmp_path):
+    """GPT-2's output matrix is square, so that no shape would say it."""
+    quantize_folder(tmp_path / "model", "int-quantized", "gpt2", ends=".attn.c_proj.weight")
+    with pytest.raises(CheckpointError, match=r"is quantized in another form than the model's .transposed.: not supp"):
+        LLM(str(tmp_path / "model"), phase="p00", **SETTINGS)
+
+
+def test_a_multimodal_checkpoint_in_8_bits_is_its_text_part(tmp_path):
+    """As Ministral 3 is published: one scale for each matrix, scales of activations, and a tower in 16 bits."""
+    expected = quantize_folder(tmp_path / "model", "fp8 tensor", "ministral3")
+    file = tmp_path / "model" / "model.safetensors"
+    tensors = {}
+    for name, value in load_file(file).items():
+        name = name.replace(".weight_scale", ".weight_scale_inv").replace(".input_scale", ".activation_scale")
+        name = f"language_model.{name}"
+        tensors[name] = value
+    tensors |= {
+        "vision_tower.transformer.layers.0.attention.q_proj.weight": torch.ones(8, 8, dtype=torch.bfloat16),
+        "multi_modal_projector.linear_1.weight_packed": torch.ones(4, 2, dtype=torch.int32),
+    }
+    save_file(tensors, file, metadata={"format": "pt"})
+    text = read_object(tmp_path / "model" / "config.json")
+    quantization = {"quant_method": "fp8", "activation_scheme": "static", "weight_block_size": None}
+    whole = {"model_type": "mistral3", "text_config": text, "quantization_config": quantization}
+    write_json(tmp_path / "model" / "config.json", whole)
+    said = Said()
+    checkpoint = open_checkpoint(str(tmp_path / "model"), progress=said)
+    found = dict(matrices(LLM(checkpoint, phase="p00", **SETTINGS)))
+    parts = "multi_modal_projector, vision_tower"
+    assert said.notes == [f"{tmp_path / 'model'}: skipped 2 tensors (0.0 MB) of {parts}: only text is computed"]
+    assert checkpoint.size_bytes == file.stat().st_size - 8 * 8 * 2 - 4 * 2 * 4
+    assert found.keys() == expected.keys()
+    for name, matrix in expected.items():
+        torch.testing.assert_close(found[name], matrix)
+
+
+class Said(Silent):
+    """The lines that loading leaves on the screen."""
+
+    def __init__(self):
+        self.notes = []
+
+    def note(self, text):
+        self.notes.append(text)
 
 
 @pytest.mark.parametrize("form", FORMATS)

@@ -251,28 +251,46 @@ def gguf_with(path, build):
     return read_tokenizer(GGUFFile(path))
 
 
-@pytest.mark.parametrize(
-    ("pre", "words"),
-    [
-        ("gpt-2", ["it", "'s", " 2024", ",", " ok", "   \n", "\n", "x"]),
-        ("smollm", ["it", "'s", " ", "2", "0", "2", "4", ",", " ok", "   \n", "\n", "x"]),
-        ("llama-bpe", ["it", "'s", " ", "202", "4", ",", " ok", "   \n\n", "x"]),
-        ("qwen2", ["it", "'s", " ", "2", "0", "2", "4", ",", " ok", "   \n\n", "x"]),
+SAMPLE = "it's 2024, okThen HÉLLo's  x/\n\n \t{ }"
+WORDS = {
+    "gpt-2": ["it", "'s", " 2024", ",", " okThen", " HÉLLo", "'s", " ", " x", "/", "\n\n ", "\t", "{", " }"],
+    "smollm": ["it", "'s", " ", *"2024", ",", " okThen", " HÉLLo", "'s", " ", " x", "/", "\n\n ", "\t", "{", " }"],
+    "llama-bpe": [
+        "it",
+        "'s",
+        " ",
+        "202",
+        "4",
+        ",",
+        " okThen",
+        " HÉLLo",
+        "'s",
+        " ",
+        " x",
+        "/\n\n",
+        " ",
+        "\t",
+        "{",
+        " }",
     ],
-)
-def test_text_is_cut_into_words_as_the_file_names_it(tmp_path, pre, words):
+    "qwen2": ["it", "'s", " ", *"2024", ",", " okThen", " HÉLLo", "'s", " ", " x", "/\n\n", " ", "\t", "{", " }"],
+    "tekken": ["it", "'s", " ", *"2024", ",", " ok", "Then", " HÉLLo", "'s", " ", " x", "/\n\n", " ", "\t", "{", " }"],
+    "gpt-4o": ["it's", " ", "202", "4", ",", " ok", "Then", " HÉLLo's", " ", " x", "/\n\n", " ", "\t", "{", " }"],
+}
+WORDS |= dict.fromkeys(["refact", "starcoder"], WORDS["smollm"])
+WORDS |= dict.fromkeys(["smaug-bpe", "dbrx"], WORDS["llama-bpe"])
+
+
+@pytest.mark.parametrize("pre", WORDS)
+def test_text_is_cut_into_words_as_the_file_names_it(tmp_path, pre):
     """The cuts show where every merge that exists is applied: with a vocabulary in which each word is one token."""
-    from gradus.loading.gguf.tokenizer import _words
+    from gradus.loading.gguf.tokenizer import RULES, _words
 
-    class Parts:
-        def __init__(self):
-            self.pre = pre
-
-    cuts = _words(Parts()).pre_tokenize_str("it's 2024, ok   \n\nx")
-    spaces = {"Ġ": " ", "Ċ": "\n"}
-    found = ["".join(spaces.get(character, character) for character in word) for word, _ in cuts]
-    assert "".join(found) == "it's 2024, ok   \n\nx"
-    assert found == words
+    assert WORDS.keys() == RULES.keys()
+    cuts = _words(RULES[pre]).pre_tokenize_str(SAMPLE)
+    found = [SAMPLE[start:end] for _, (start, end) in cuts]
+    assert "".join(found) == SAMPLE
+    assert found == WORDS[pre]
     assert gguf_with(tmp_path / "m.gguf", lambda writer: write_bpe_tokenizer(writer, pre)).decode([10]) is not None
 
 
@@ -285,6 +303,24 @@ def test_qwen2_text_is_cut_as_transformers_cuts_it(tmp_path):
         assert ours.encode(text) == theirs.encode(text)
 
 
+def test_a_word_that_is_a_token_is_that_token_where_the_rule_says_so(tmp_path):
+    """No merge makes "abc". Only the rules of Llama 3 and Mistral find it."""
+
+    def build(pre):
+        def fill(writer):
+            writer.add_tokenizer_model("gpt2")
+            writer.add_tokenizer_pre(pre)
+            writer.add_token_list(["a", "b", "c", "bc", "abc"])
+            writer.add_token_types([1] * 5)
+            writer.add_token_merges(["b c"])
+            writer.add_add_bos_token(False)
+
+        return gguf_with(tmp_path / f"{pre}.gguf", fill).encode("abc")
+
+    assert build("llama-bpe") == build("tekken") == [4]
+    assert build("dbrx") == build("smaug-bpe") == build("gpt-4o") == [0, 3]
+
+
 def test_llama3_begins_texts_and_others_do_not_unless_told(tmp_path):
     def build(pre, **flags):
         def fill(writer):
@@ -294,7 +330,8 @@ def test_llama3_begins_texts_and_others_do_not_unless_told(tmp_path):
 
         return gguf_with(tmp_path / "m.gguf", fill).encode("the")
 
-    assert build("llama-bpe")[0] == 0 and build("gpt-2")[0] != 0
+    assert build("llama-bpe")[0] == build("tekken")[0] == 0
+    assert build("gpt-2")[0] != 0 and build("smaug-bpe")[0] != 0 and build("gpt-4o")[0] != 0
     assert build("gpt-2", add_add_bos_token=True)[0] == 0 and build("llama-bpe", add_add_bos_token=False)[0] != 0
     assert build("gpt-2", add_add_eos_token=True)[-1] == 2
 
@@ -376,6 +413,73 @@ def test_user_defined_pieces_match_whole_and_first(tmp_path):
     assert tokenizer.encode("   a") == [first + 2, 259]
     assert tokenizer.encode("<td>") == [first + 3] and tokenizer.decode([first + 3, first + 2]) == "<td>   "
     assert first not in tokenizer.special_token_ids
+
+
+def gemma4(path, **flags):
+    """Gemma 4's kind: SentencePiece's pieces, and their merges in the order of a tokenizer.json."""
+    merges = ["\u2581 a", "a b", "c d", "\u2581a b", "ab cd", "\n \n", "\u2581 \u2581"]
+    pieces = ["a", "b", "c", "d", "\u2581", "\n", *(merge.replace(" ", "") for merge in merges)]
+    tokens = ["<pad>", "<eos>", "<bos>", "<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), *pieces, "<|x>"]
+
+    def build(writer):
+        writer.add_tokenizer_model("gemma4")
+        writer.add_token_list(tokens)
+        writer.add_token_scores([0.0] * len(tokens))
+        writer.add_token_types([3, 3, 3, 2, *[6] * 256, *[1] * len(pieces), 4])
+        writer.add_token_merges(merges)
+        writer.add_bos_token_id(2)
+        writer.add_eos_token_id(1)
+        for name, value in flags.items():
+            getattr(writer, name)(value)
+
+    return gguf_with(path, build), tokens, [tuple(merge.split(" ")) for merge in merges]
+
+
+@given(st.text("abcd \né", max_size=24))
+def test_gemma4_merges_as_its_tokenizer_json_does(tmp_path_factory, text):
+    """Against the `tokenizers` library, with the steps of Gemma's published tokenizer.json."""
+    if "gemma4" not in _MADE:
+        ours, tokens, merges = gemma4(tmp_path_factory.mktemp("gemma4") / "m.gguf")
+        vocabulary = {token: index for index, token in enumerate(tokens)}
+        theirs = tokenizers.Tokenizer(
+            models.BPE(vocab=vocabulary, merges=merges, unk_token="<unk>", fuse_unk=True, byte_fallback=True)
+        )
+        theirs.normalizer = normalizers.Replace(" ", "\u2581")
+        theirs.pre_tokenizer = pre_tokenizers.Split(" ", "merged_with_previous")
+        _MADE["gemma4"] = ours, theirs
+    ours, theirs = _MADE["gemma4"]
+    assert ours.encode(text, special_tokens=False) == theirs.encode(text).ids
+    assert ours.encode(text)[0] == 2 and ours.decode(ours.encode(text)) == text
+
+
+def test_gemma4_takes_its_calls_whole_and_adds_no_space(tmp_path):
+    tokenizer, tokens, _ = gemma4(tmp_path / "m.gguf")
+    last = len(tokens) - 1
+    assert [tokens[token] for token in tokenizer.encode("ab<|x> ab")] == ["<bos>", "ab", "<|x>", "\u2581ab"]
+    assert tokenizer.decode([last]) == "<|x>"  # for parsers of tool calls
+    assert gemma4(tmp_path / "n.gguf", add_add_bos_token=False)[0].encode("ab") == [tokens.index("ab")]
+
+
+def test_phi3s_control_tokens_swallow_the_space_behind_them(tmp_path):
+    """Published tokenizers say so token by token, and the file does not: llama.cpp goes by the model's name."""
+
+    def build(architecture):
+        writer = gguf.GGUFWriter(tmp_path / "m.gguf", architecture)
+        tokens = ["<unk>", "<s>", "<|end|>", "\u2581", "a", *(f"<0x{byte:02X}>" for byte in range(256))]
+        writer.add_tokenizer_model("llama")
+        writer.add_token_list(tokens)
+        writer.add_token_scores([0.0] * len(tokens))
+        writer.add_token_types([2, 3, 3, 1, 1, *[6] * 256])
+        writer.add_add_bos_token(False)
+        writer.add_add_space_prefix(False)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+        return read_tokenizer(GGUFFile(tmp_path / "m.gguf")).encode("<s> <|end|>\n a")
+
+    assert build("phi3") == [1, 3, 2, 4]
+    assert build("llama") == [1, 3, 2, 5 + 10, 3, 4]
 
 
 def test_the_end_of_a_turn_ends_a_text(tmp_path):

@@ -20,12 +20,14 @@ class NaiveAttention:
     keys: dict[int, Tensor] = field(default_factory=dict)
     values: dict[int, Tensor] = field(default_factory=dict)
 
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        config = self.config
-        if layer in self.keys:
-            k, v = torch.cat((self.keys[layer], k)), torch.cat((self.values[layer], v))
-        self.keys[layer], self.values[layer] = k, v
-        group = config.num_heads // config.num_kv_heads
+    def attend(self, layer: int, q: Tensor, k: Tensor | None, v: Tensor | None) -> Tensor:
+        config, source = self.config, self.config.kv_source(layer)
+        if k is not None and v is not None:
+            if layer in self.keys:
+                k, v = torch.cat((self.keys[layer], k)), torch.cat((self.values[layer], v))
+            self.keys[layer], self.values[layer] = k, v
+        k, v = self.keys[source], self.values[source]
+        group = config.num_heads // config.layer(layer).num_kv_heads
         visible = self.visible(q.shape[0], k.shape[0], config.windows[layer])
         out = []
         for head in range(config.num_heads):
@@ -104,8 +106,12 @@ def reference(kind: str, *, softcap: float | None = None, **settings: object) ->
     for name, weight in model.named_parameters():
         centre = 1.0 if weight.ndim == 1 and name.endswith("weight") and kind != "Gemma3Text" else 0.0
         torch.nn.init.normal_(weight, centre, 0.2 if weight.ndim == 1 else 0.1)  # norms and biases count as well
+    for name, number in model.named_buffers():
+        if name.endswith("layer_scalar"):  # Gemma 4's, which is no parameter for transformers
+            torch.nn.init.normal_(number, 1.0, 0.2)
     tokens = torch.randint(0, hf_config.vocab_size, (40,)).tolist()
-    extra = {} if softcap is None else {"softcap": softcap}
+    # transformers skips rows of Gemma 4's sharing layers unless it is to return all, and fails without layers' inputs
+    extra: dict[str, object] = {"output_hidden_states": True} | ({} if softcap is None else {"softcap": softcap})
     with torch.inference_mode():
         logits = model(torch.tensor([tokens]), **extra).logits[0]
     raw = hf_config.to_dict()

@@ -79,7 +79,7 @@ def build(
     check_kv_dtype(config.kv_dtype, model.device, config.kernels)
     config = runnable(sized(model, config, draft), model.device)
     page_size, count, device = config.page_size, config.max_sequences, model.device
-    windows = [group.window for group in layer_groups(model.config.windows)]
+    windows = [group.window for group in layer_groups(model.config)]
     pages = config.cache_blocks * len(windows)
     storage = storage_of(model, config)
     shapes = draft_shapes(config, trained, draft is not None)
@@ -115,7 +115,7 @@ def build(
 
 def storage_of(model: Model, config: EngineConfig) -> PagedStorage:
     """Allocate the pages of keys and values."""
-    pages = config.cache_blocks * len(layer_groups(model.config.windows))
+    pages = config.cache_blocks * len(layer_groups(model.config))
     kind = Fp8Storage if config.kv_dtype == "fp8" else PagedStorage
     return kind(model.config, pages, config.page_size, model.dtype, model.device)
 
@@ -161,10 +161,10 @@ def check_draft(config: ModelConfig, draft: ModelConfig) -> None:
         raise ConfigError(
             f"the draft has logits for {draft.vocab_size} tokens, the model for {config.vocab_size}: both need as many"
         )
-    if len(layer_groups(draft.windows)) > 1 or layer_groups(config.windows)[0].window is not None:
+    if len(layer_groups(draft)) > 1 or layer_groups(config)[0].window is not None:
         raise ConfigError(
             "a draft reads the pages of layers that see everything: the model must have such layers, and the draft no "
-            "mixture of sliding windows; use speculate=ngram"
+            "mixture of sliding windows or head sizes; use speculate=ngram"
         )
 
 

@@ -76,7 +76,7 @@ def heads_in_torch(module: HeadsModule, model: Model, states: Tensor, sampler: S
 
     def embed(tokens: Tensor, positions: Tensor) -> Tensor:
         tokens = tokens.to(device).clamp(0, config.vocab_size - 1)
-        return model.embed(tokens, positions.clamp(max=config.context_length - 1))
+        return model.embed(tokens, positions.clamp(max=config.context_length - 1))[:, : config.hidden_size]
 
     def guess(logits: Tensor, slots: Tensor, positions: Tensor, out: Tensor) -> None:
         owners, places, logits = slots.numpy(force=True), positions.numpy(force=True), logits.float()

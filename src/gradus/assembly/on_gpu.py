@@ -80,9 +80,7 @@ def draft_passes(
     draft: Model, attention: GraphPagedAttention, sampler: KernelSampler, config: EngineConfig
 ) -> DraftPasses:
     """Build the draft model's passes. attention, sampler: the model's."""
-    storage, count = attention.storage, config.max_sequences
-    kind, pages = type(storage), storage.keys.shape[1] - 1
-    own_storage = kind(draft.config, pages, storage.page_size, draft.dtype, draft.device)
+    own_storage, count = attention.storage.of_draft(draft.config, draft.dtype, draft.device), config.max_sequences
     own = GraphPagedAttention(draft.config, own_storage, slots=count + 1)
     own.tables = attention.tables[:1]  # of layers without a window; the draft's pages have the same numbers
     return DraftPasses(fused(draft), own, sampler, config.budget("cuda"))

@@ -75,9 +75,7 @@ def draft_drafter(draft: Model, attention: PagedAttention, sampler: Sampler, con
     """Build the draft model's drafter. attention, sampler: the model's."""
     if config.activations == "int8":
         round_activations(draft)
-    storage = attention.storage
-    kind, pages = type(storage), storage.keys.shape[1] - 1
-    own = PagedAttention(draft.config, kind(draft.config, pages, storage.page_size, draft.dtype, draft.device), slots=1)
+    own = PagedAttention(draft.config, attention.storage.of_draft(draft.config, draft.dtype, draft.device), slots=1)
     own.tables = attention.tables[:1]  # of layers without a window; the draft's pages have the same numbers
     return DraftModel(quick_pass(draft, own, sampler, config))
 

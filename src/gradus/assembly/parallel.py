@@ -147,10 +147,11 @@ def device_of(device: torch.device, place: Place) -> torch.device:
 
 def _check_stages(config: ModelConfig, place: Place) -> None:
     """Raise ConfigError if stages differ in their kinds of layers: all stages' caches must have the same pages."""
-    kinds = [layer_groups(replace(place, rank=rank).shard(config).config.windows) for rank in range(place.count)]
+    kinds = [layer_groups(replace(place, rank=rank).shard(config).config) for rank in range(place.count)]
     if any([group.window for group in other] != [group.window for group in kinds[0]] for other in kinds):
         raise ConfigError(
-            f"pipeline_parallel {place.pipeline}: some stages have sliding windows that others lack; take fewer stages"
+            f"pipeline_parallel {place.pipeline}: stages differ in how many layers have sliding windows, or in their "
+            "sizes, so their caches would differ in pages; take fewer stages"
         )
 
 

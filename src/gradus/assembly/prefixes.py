@@ -4,7 +4,7 @@ import hashlib
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
 from typing import Any
 from weakref import finalize
@@ -67,7 +67,7 @@ def disk_tier(prefixes: Prefixes | None, config: EngineConfig, storage: PagedSto
         "code": (_code(), torch.__version__),
         "bytes": (sys.byteorder, storage.page_bytes),
         "tensors": [(str(tensor.dtype), (tensor.shape[0], *tensor.shape[2:])) for tensor in storage.tensors],
-        "groups": [(group.window, group.layers) for group in storage.groups],
+        "groups": [astuple(group) for group in storage.groups],
         "page_size": config.page_size,
         "kernels": config.kernels,
         "activations": config.activations,

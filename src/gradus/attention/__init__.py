@@ -5,6 +5,7 @@ Read in this order:
     backend.py        the protocol of a backend
     batch.py          one step as the device sees it
     reference.py      attention in plain torch;  whole.py: over a whole sequence in one step
+    lent.py           keys and values that several layers read
     storage.py        the tensors of keys and values, in pages;  fp8_storage.py: in 8 bits
     paged.py          attention through block tables
     decodes.py        the protocol of attention for decodes

@@ -24,9 +24,12 @@ class GatheredDecodes:
     def prepare(self, visible: Sequence[Visible]) -> None:
         self.visible = visible
         # One buffer to gather into, for all layers: on a CPU, new memory for each layer costs more than the copy itself
-        most = max(group.rows.numel() for group in visible)
-        keys = self.storage.keys
-        self.copies = keys.new_empty(2, most, *keys.shape[3:], dtype=self.storage.dtype)
+        sizes = [(group.rows.numel(), layers) for group, layers in zip(visible, self.storage.groups, strict=True)]
+        most = max(rows * layers.width for rows, layers in sizes)
+        room = self.storage.keys.new_empty(2, most, dtype=self.storage.dtype)
+        self.copies = [
+            room[:, : rows * layers.width].view(2, rows, layers.num_kv_heads, layers.head_dim) for rows, layers in sizes
+        ]
 
     def attend(self, layer: int, q: Tensor) -> Tensor:
         group, _ = self.storage.place(layer)
@@ -34,7 +37,7 @@ class GatheredDecodes:
         rows = visible.rows.flatten()
         keys, values = (
             part.unflatten(0, visible.rows.shape).transpose(1, 2)  # [B, Hkv, L, Dh]
-            for part in self.storage.read(layer, rows, out=self.copies[:, : len(rows)])
+            for part in self.storage.read(layer, rows, out=self.copies[group])
         )
         out = attend_masked(
             q.unsqueeze(1),

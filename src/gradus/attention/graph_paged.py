@@ -17,7 +17,6 @@ from gradus.attention.batch import Batch
 from gradus.attention.storage import PagedStorage
 from gradus.attention.triton_paged import TritonPagedAttention
 from gradus.device.transfer import Staging, current, upload, upload_parts
-from gradus.kernels.attention.new_token import MOST_NEW
 from gradus.kernels.step.places import places
 from gradus.kernels.step.rows import StepRows, VerifyRows
 from gradus.kernels.step.table_entries import set_entries
@@ -89,17 +88,12 @@ class GraphPagedAttention(TritonPagedAttention):
     def prepare_drafts(self, slots: Tensor, rows: VerifyRows, most: int) -> None:
         """Set up a span of up to `most` rows for each of these slots, int32 [B]. rows: their number. May be
         captured."""
-        tokens = [launch.rows // self.group for launch in self.launches]
-        # a tall tile in 8 bits has no registers left for new keys; without shared key heads no tile has
-        tallest = tokens[0] if self.storage.scales(0) is not None else tokens[-1]
-        self.fuses_rope = self.may_fuse_rope and self.group > 1 and most <= min(MOST_NEW, tallest)
-        number = next((number for number, each in enumerate(tokens) if each >= most), len(tokens) - 1)
-        tiles = len(slots) * triton.cdiv(most, tokens[number])
-        self.works = {}
-        for window in {group.window for group in self.storage.groups}:
-            work = self._work(self.launches[number], window, triton.next_power_of_2(tiles))
-            work.lay_out(slots, rows.query_start, rows.lengths, most=most)
-            self.works[window] = [work]
+        self.fuses_rope = self.may_fuse_rope and all(tiles.takes_in(most) for tiles in self.tiles)
+        self.works = self._no_works()
+        for tiles in self.tiles:
+            number = tiles.holding(most)
+            count = len(slots) * triton.cdiv(most, tiles.tokens[number])
+            self._plan_spans(tiles, tiles.launches[number], slots, rows.query_start, rows.lengths, 1, most, count)
         if not self.fuses_rope:
             self.new_rows = list(rows.places)
 
@@ -146,14 +140,14 @@ class GraphPagedAttention(TritonPagedAttention):
         else the tallest. The number of rows bounds the tiles of each launch.
         """
         self.fuses_rope = False
-        size, tokens = self.padded, [launch.rows // self.group for launch in self.launches]
-        number = next((number for number, each in enumerate(tokens) if each >= size), len(tokens) - 1)
-        short = tokens[0] if number else size
-        self.works = {group.window: [] for group in self.storage.groups}
-        crowd = min(size, self.padding + 1) if number else size  # a slot has one span, and a short one fits one tile
-        self._plan_spans(self.launches[0], slots, query_start, lengths, fewest=1, most=short, tiles=crowd)
-        if number:
-            tiles = size // (short + 1) + size // tokens[number]  # a span's last tile is not full
-            self._plan_spans(
-                self.launches[number], slots, query_start, lengths, fewest=short + 1, most=size, tiles=tiles
-            )
+        size, spans = self.padded, (slots, query_start, lengths)
+        self.works = self._no_works()
+        for tiles in self.tiles:
+            number = tiles.holding(size)
+            short = tiles.tokens[0] if number else size
+            # a slot has one span, and a short one fits one tile
+            crowd = min(size, self.padding + 1) if number else size
+            self._plan_spans(tiles, tiles.launches[0], *spans, 1, short, crowd)
+            if number:
+                count = size // (short + 1) + size // tiles.tokens[number]  # a span's last tile is not full
+                self._plan_spans(tiles, tiles.launches[number], *spans, short + 1, size, count)

@@ -17,6 +17,7 @@ from torch import Tensor
 from gradus.attention.batch import Batch
 from gradus.attention.decodes import Decodes, Visible
 from gradus.attention.gathered import GatheredDecodes
+from gradus.attention.lent import Lent
 from gradus.attention.reference import attend_causal
 from gradus.attention.sparse import SparseDecodes
 from gradus.attention.storage import PagedStorage
@@ -51,6 +52,7 @@ class PagedAttention:
         self.device = storage.keys.device
         longest = -(-config.context_length // storage.page_size)
         self.tables = torch.zeros(len(storage.groups), slots, longest, dtype=torch.int64, device=self.device)
+        self.lent = Lent(config)
         sparse = SparseDecodes.supports(storage)
         self.decodes: Decodes = SparseDecodes(config, storage) if sparse else GatheredDecodes(config, storage)
 
@@ -89,6 +91,7 @@ class PagedAttention:
             if kept + new > longest:  # the rest would overwrite the next slot's table
                 raise ValueError(f"slot {slot} has {kept + new} pages, and its block table room for {longest}")
             first = slot * longest + kept
+            tables = self.storage.numbered(tables)
             if new == groups == 1:  # as nearly always: a decode has entered a page
                 places.append(first)
                 pages.append(tables[0][0])
@@ -142,9 +145,11 @@ class PagedAttention:
 
     # -- in each layer -----------------------------------------------------------------------------------------------
 
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        # use the stored values: a prompt's logits must not depend on how it was divided into chunks
-        k, v = self.storage.store(layer, self.new_rows[self.storage.place(layer)[0]], k, v)
+    def attend(self, layer: int, q: Tensor, k: Tensor | None, v: Tensor | None) -> Tensor:
+        if k is not None and v is not None:
+            # use the stored values: a prompt's logits must not depend on how it was divided into chunks
+            k, v = self.storage.store(layer, self.new_rows[self.storage.place(layer)[0]], k, v)
+        k, v = self.lent.through(layer, k, v)
         out = torch.empty_like(q)
         for prompt in self.prompts:
             out[prompt.span] = self._attend_prompt(layer, prompt, q[prompt.span], k[prompt.span], v[prompt.span])

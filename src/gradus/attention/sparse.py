@@ -52,23 +52,26 @@ class SparseDecodes:
         self.storage = storage
         # each layer's keys and values as matrices, [rows * Hkv, Dh]: views
         self.matrices = [[part.flatten(0, 1) for part in storage.rows(layer)] for layer in range(config.num_layers)]
-        self.heads = torch.arange(config.num_heads) // (config.num_heads // config.num_kv_heads)
+        heads = torch.arange(config.num_heads)
+        # each query head's key head, in each layer group
+        self.heads = [heads // (config.num_heads // group.num_kv_heads) for group in storage.groups]
         with warnings.catch_warnings():  # torch warns once that CSR tensors are in beta: trigger and silence it here
             warnings.simplefilter("ignore")
             _csr(torch.zeros(2, dtype=torch.int64), torch.zeros(0, dtype=torch.int64), count=1)
 
     def prepare(self, visible: Sequence[Visible]) -> None:
-        self.patterns = [self._pattern(group) for group in visible]
+        self.patterns = [self._pattern(number, group) for number, group in enumerate(visible)]
 
-    def _pattern(self, visible: Visible) -> Pattern:
+    def _pattern(self, number: int, visible: Visible) -> Pattern:
+        group, heads = self.storage.groups[number], self.heads[number]
         size, width = visible.rows.shape
-        lines = size * len(self.heads)
-        columns = visible.rows.unsqueeze(1) * self.config.num_kv_heads + self.heads.unsqueeze(1)  # [B, Hq, L]
+        lines = size * len(heads)
+        columns = visible.rows.unsqueeze(1) * group.num_kv_heads + heads.unsqueeze(1)  # [B, Hq, L]
         cells = visible.seen.unsqueeze(1).expand(columns.shape).flatten().nonzero().squeeze(1)
         columns = columns.flatten().index_select(0, cells)
         ends = torch.zeros(lines + 1, dtype=torch.int64)
-        torch.cumsum(visible.seen.sum(1).repeat_interleave(len(self.heads)), 0, out=ends[1:])
-        count = len(self.matrices[0][0])
+        torch.cumsum(visible.seen.sum(1).repeat_interleave(len(heads)), 0, out=ends[1:])
+        count = len(self.matrices[group.layers[0]][0])
         return Pattern(_csr(ends, columns, count), ends, columns, torch.full((lines, width), float("-inf")), cells)
 
     def attend(self, layer: int, q: Tensor) -> Tensor:

@@ -3,6 +3,10 @@
 A page is `page_size` positions of one sequence, for all layers of a group. Within a layer the positions of all pages
 lie one after the other, so position p of a sequence is row page * page_size + p % page_size of the layer, `page` being
 entry p // page_size of its block table (Kwon et al. 2023, section 4.2). Attention needs only this row number.
+
+Where `together` narrow layers share a strip (`gradus.cache.groups`), each sees the strip of all pages as a heap of
+pages of its own size, of which every together-th is its own. So a device's block tables name page p as p * together
+(`numbered`), layer i of a strip begins i pages in, and the rule above holds for every layer.
 """
 
 from collections.abc import Sequence
@@ -13,39 +17,71 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gradus.cache.groups import layer_groups
+from gradus.cache.groups import LayerGroup, page_layout
 from gradus.device.transfer import upload
 from gradus.device.zeros import zeros
 from gradus.models.config import ModelConfig
 
 
 class PagedStorage:
-    """keys, values: [depth, pages + 1, page_size, Hkv, Dh], `depth` being the layers of a group. Page 0 is for padding.
+    """keys, values: [depth, pages + 1, page_size, Hkv, Dh], `depth` being the strips of a page. Page 0 is for padding.
+
+    Where layers differ, Hkv and Dh are those of the widest, and page_size counts the positions of all its layers that
+    share a strip.
 
     It is allocated once, and filled with zeros: a masked position has the weight 0, but 0 times an infinity left in
     memory would be NaN. On a CPU a page takes memory once something is stored in it. dtype: the type of tensors that
-    `store` takes and `read` returns.
+    `store` takes and `read` returns. together: the fewest layers that share a strip, where another model's block tables
+    are read.
     """
 
     kept_as: ClassVar[torch.dtype | None] = None
     """The type of keys and values in memory, if it differs from `dtype`."""
 
     def __init__(
-        self, config: ModelConfig, pages: int, page_size: int, dtype: torch.dtype, device: torch.device
+        self,
+        config: ModelConfig,
+        pages: int,
+        page_size: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        together: int = 1,
     ) -> None:
         self.dtype = dtype
-        self.groups = layer_groups(config.windows)
+        self.layout = page_layout(config, together)
+        self.groups = self.layout.groups
         self.page_size = page_size
-        self._places = {
+        own = {
             layer: (number, index)
             for number, group in enumerate(self.groups)
             for index, layer in enumerate(group.layers)
         }
-        depth = max(len(group.layers) for group in self.groups)
-        shape = (depth, pages + 1, page_size, config.num_kv_heads, config.head_dim)
+        self._shares = any(group.together > 1 for group in self.groups)
+        self._places = [own[config.kv_source(layer)] for layer in range(config.num_layers)]
+        widest = max(self.groups, key=lambda group: group.width)
+        page = widest.together * page_size, widest.num_kv_heads, widest.head_dim
+        shape = (self.layout.depth, pages + 1, *page)
         self.keys, self.values = (zeros(shape, self.kept_as or dtype, device) for _ in range(2))
-        # Every layer's rows, [rows, Hkv, Dh]: making these views in each layer would cost more than using them
-        self._rows = list(zip(self.keys.flatten(1, 2).unbind(), self.values.flatten(1, 2).unbind(), strict=True))
+        # Making these views in each layer would cost more than using them
+        self._pages = [self._views(self.keys, self.values, layer) for layer in range(config.num_layers)]
+        self._rows = [(keys.flatten(0, 1), values.flatten(0, 1)) for keys, values in self._pages]
+
+    def _views(self, keys: Tensor, values: Tensor, layer: int) -> tuple[Tensor, Tensor]:
+        group = self.group(layer)
+        page = self.page_size, group.num_kv_heads, group.head_dim
+        return self._pages_of(layer, keys, *page), self._pages_of(layer, values, *page)
+
+    def _pages_of(self, layer: int, kept: Tensor, *page: int) -> Tensor:
+        """View a layer's part of `kept`, [depth, pages + 1, …], as pages of the shape `page`."""
+        number, index = self._places[layer]
+        together = self.groups[number].together
+        strip, first = divmod(index, together)
+        return kept[strip].view(-1, *page)[first : first + (kept.shape[1] - 1) * together + 1]
+
+    def of_draft(self, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> "PagedStorage":
+        """Allocate pages with the same numbers for a draft model, which reads the block tables of the first group."""
+        pages = self.keys.shape[1] - 1
+        return type(self)(config, pages, self.page_size, dtype, device, self.groups[0].together)
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
@@ -57,15 +93,30 @@ class PagedStorage:
         return sum(tensor.nbytes for tensor in self.tensors)
 
     def place(self, layer: int) -> tuple[int, int]:
-        """The group of a layer, and its index within the group."""
+        """The group whose pages a layer reads, and the place there of the layer that stores them."""
         return self._places[layer]
 
+    def group(self, layer: int) -> LayerGroup:
+        """The group whose pages a layer reads."""
+        return self.groups[self._places[layer][0]]
+
+    def numbered(self, tables: Sequence[Sequence[int]]) -> Sequence[Sequence[int]]:
+        """Turn pages, by group, into the numbers that block tables on the device have for them."""
+        if not self._shares:
+            return tables
+        return [[page * group.together for page in table] for group, table in zip(self.groups, tables, strict=True)]
+
+    def pages(self, layer: int) -> tuple[Tensor, Tensor]:
+        """The keys and values that a layer reads, by page: contiguous views [pages * together + 1, page_size, Hkv,
+        Dh]."""
+        return self._pages[layer]
+
     def rows(self, layer: int) -> tuple[Tensor, Tensor]:
-        """All keys and all values of a layer, by row: views [(pages + 1) * page_size, Hkv, Dh]."""
-        return self._rows[self._places[layer][1]]
+        """The same by row: views [(pages * together + 1) * page_size, Hkv, Dh]."""
+        return self._rows[layer]
 
     def scales(self, layer: int) -> tuple[Tensor, Tensor] | None:
-        """The scales of a layer's keys and values; None if they are stored unrounded."""
+        """The scales of the keys and values that a layer reads; None if they are stored unrounded."""
         return None
 
     def store(self, layer: int, rows: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
@@ -117,8 +168,11 @@ class PagedStorage:
             first += inside.size
 
     def wipe(self, pages: Sequence[int]) -> None:
-        """Fill pages with zeros, in all layers, and page 0 too: padding may have stored the same poison there."""
+        """Fill pages with zeros, in all layers, and page 0 too: padding may have stored the same poison there.
+
+        pages: as the cache manager numbers them.
+        """
         if pages:
             where = upload([0, *pages], torch.int64, self.keys.device)
-            self.keys.index_fill_(1, where, 0)
-            self.values.index_fill_(1, where, 0)
+            for tensor in self.tensors:  # of 8 bits, torch can fill bytes by index, but not floats
+                (tensor.view(torch.uint8) if tensor.itemsize == 1 else tensor).index_fill_(1, where, 0)

@@ -15,6 +15,7 @@ from torch import Tensor
 from gradus.attention.batch import Batch
 from gradus.attention.paged import PagedAttention
 from gradus.attention.storage import PagedStorage
+from gradus.attention.tiles import Kind, Tiles, kinds_of
 from gradus.device.capability import Capability, capability, multiprocessors
 from gradus.device.transfer import upload_parts
 from gradus.kernels.attention.launch import (
@@ -23,13 +24,11 @@ from gradus.kernels.attention.launch import (
     HOPPER_PAGE,
     Launch,
     fills_hopper,
-    launches,
 )
-from gradus.kernels.attention.new_token import FusedRope
 from gradus.kernels.attention.paged import paged_attention
-from gradus.kernels.attention.splits import Partials
 from gradus.kernels.attention.work import Work
 from gradus.kernels.core.gluon import in_gluon
+from gradus.kernels.rows.passage import Passage
 from gradus.models.config import ModelConfig
 
 if TYPE_CHECKING:
@@ -49,20 +48,14 @@ class TritonPagedAttention(PagedAttention):
 
     def __init__(self, config: ModelConfig, storage: PagedStorage, slots: int) -> None:
         super().__init__(config, storage, slots)
-        self.group = config.num_heads // config.num_kv_heads
-        self.may_fuse_rope = config.head_dim <= FUSED_ROPE_WIDTH
         able, self.processors = capability(self.device), multiprocessors(self.device)
-        self.launches = launches(
-            config.head_dim, storage.dtype, self.group, self.processors, able, eight_bits=storage.scales(0) is not None,
-        )  # fmt: skip
-        self.partials = Partials(
-            self.launches, kv_heads=config.num_kv_heads, head_dim=config.head_dim, device=self.device
-        )
-        # views are made once: making one takes the host a while, and every layer needs two
-        self._pages = list(zip(storage.keys.unbind(), storage.values.unbind(), strict=True))
-        self._works: dict[tuple[Launch, int | None, int], Work] = {}
+        self.kinds = kinds_of(config, storage, self.processors, able)
+        self.tiles = list(dict.fromkeys(tiles for tiles, _ in self.kinds))
+        widest = max(tiles.head_dim for tiles in self.tiles)
+        self.may_fuse_rope = widest <= FUSED_ROPE_WIDTH and not config.qk_norm_across_heads
         hopper = suits_hopper(config, storage, able)
-        self.hopper = hopper_prompts(self._pages, self.processors) if hopper else None
+        every = [storage.pages(layer) for layer in range(config.num_layers)]
+        self.hopper = hopper_prompts(every, self.processors) if hopper else None
 
     def prepare(self, batch: Batch) -> None:
         self._begin(batch)
@@ -78,75 +71,74 @@ class TritonPagedAttention(PagedAttention):
         with other slots and lengths.
         """
         self.fuses_rope = self.may_fuse_rope and max(counts) == 1
-        self.works: dict[int | None, list[Work]] = {group.window: [] for group in self.storage.groups}
-        fewest = 1
-        for launch in self.launches:
-            tokens = launch.rows // self.group
-            mine = [count for count in counts if count >= fewest and (count <= tokens or launch is self.launches[-1])]
-            if mine:
-                chosen = self._of_prompts(mine) if launch is self.launches[-1] else launch
-                tiles = sum(triton.cdiv(count, chosen.rows // self.group) for count in mine)
-                self._plan_spans(chosen, slots, query_start, lengths, fewest=fewest, most=max(mine), tiles=tiles)
-            fewest = tokens + 1
+        self.works = self._no_works()
+        for tiles in self.tiles:
+            fewest = 1
+            for launch, tokens in zip(tiles.launches, tiles.tokens, strict=True):
+                last = launch is tiles.launches[-1]
+                mine = [count for count in counts if count >= fewest and (count <= tokens or last)]
+                if mine:
+                    chosen = self._of_prompts(tiles, mine) if last else launch
+                    most = sum(triton.cdiv(count, chosen.rows // tiles.group) for count in mine)
+                    self._plan_spans(tiles, chosen, slots, query_start, lengths, fewest, max(mine), most)
+                fewest = tokens + 1
+
+    def _no_works(self) -> dict[Kind, list[Work]]:
+        return {(tiles, window): [] for tiles in self.tiles for window in tiles.windows}
 
     def _plan_spans(
-        self, launch: Launch, slots: Tensor, query_start: Tensor, lengths: Tensor, *, fewest: int, most: int, tiles: int
-    ) -> None:
-        """Plan the spans of `fewest` to `most` new tokens, in at most `tiles` tiles."""
-        for window, works in self.works.items():
-            work = self._work(launch, window, triton.next_power_of_2(tiles))
+        self, tiles: Tiles, launch: Launch, slots: Tensor, query_start: Tensor, lengths: Tensor, fewest: int, most: int,
+        count: int,
+    ) -> None:  # fmt: skip
+        """Plan the spans of `fewest` to `most` new tokens, in at most `count` tiles, for layers of one kind."""
+        for window in tiles.windows:
+            work = tiles.work(launch, window, count)
             work.lay_out(slots, query_start, lengths, fewest=fewest, most=most)
-            works.append(work)
+            self.works[tiles, window].append(work)
 
-    def _of_prompts(self, counts: Sequence[int]) -> Launch:
+    def _of_prompts(self, tiles: Tiles, counts: Sequence[int]) -> Launch:
         """Choose the launch shape for the longest spans, with `counts` new tokens. Kernels differ only in the order of
         sums."""
-        fills = fills_hopper(counts, self.group, self.config.num_kv_heads, self.processors)
-        return HOPPER if self.hopper is not None and fills else self.launches[-1]
-
-    def _work(self, launch: Launch, window: int | None, tiles: int) -> Work:
-        """Get or make a work list. They are kept, since captured graphs hold their addresses. Sizes are powers of two,
-        so there are few."""
-        key = (launch, window, tiles)
-        if key not in self._works:
-            self._works[key] = Work(
-                launch, tiles=tiles, group=self.group, kv_heads=self.config.num_kv_heads, window=window,
-                device=self.device,
-            )  # fmt: skip
-        return self._works[key]
+        fills = fills_hopper(counts, tiles.group, tiles.kv_heads, self.processors)
+        return HOPPER if self.hopper is not None and fills else tiles.launches[-1]
 
     # -- in each layer -----------------------------------------------------------------------------------------------
 
     def destination(self, layer: int) -> tuple[Tensor, Tensor, Tensor, tuple[Tensor, Tensor] | None]:
-        """The storage where a kernel may put this step's keys and values itself: see `gradus.kernels.fuse.model`."""
-        group, index = self.storage.place(layer)
-        return *self._pages[index], self.new_rows[group], self.storage.scales(layer)
+        """The storage where a kernel may put this step's keys and values itself: see `gradus.kernels.fuse.model`.
 
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        self.storage.store(layer, self.new_rows[self.storage.place(layer)[0]], k, v)
+        Only for a layer that has keys and values of its own.
+        """
+        group, _ = self.storage.place(layer)
+        return *self.storage.pages(layer), self.new_rows[group], self.storage.scales(layer)
+
+    def attend(self, layer: int, q: Tensor, k: Tensor | None, v: Tensor | None) -> Tensor:
+        if k is not None and v is not None:
+            self.storage.store(layer, self.new_rows[self.storage.place(layer)[0]], k, v)
         return self.attend_stored(layer, q)
 
     def attend_stored(self, layer: int, q: Tensor) -> Tensor:
         """Attend. q: [N, Hq, Dh], rotated, whose keys and values are stored already. Returns [N, Hq, Dh]."""
         return self._attend(layer, q, None)
 
-    def store_and_attend(self, layer: int, qkv: Tensor, rope: FusedRope) -> Tensor:
+    def store_and_attend(self, layer: int, qkv: Tensor, passage: Passage) -> Tensor:
         """In a step that `fuses_rope`: from the qkv product [N, (Hq + 2 Hkv) Dh] to what attention gives, [N, Hq, Dh].
 
-        rope: what its heads pass on the way.
+        passage: what its heads pass on the way. The layer has keys and values of its own.
         """
-        return self._attend(layer, qkv, rope)
+        return self._attend(layer, qkv, passage)
 
-    def _attend(self, layer: int, q: Tensor, rope: FusedRope | None) -> Tensor:
-        group, index = self.storage.place(layer)
-        out = torch.empty(len(q), self.config.num_heads, self.config.head_dim, dtype=q.dtype, device=q.device)
-        for work in self.works[self.config.windows[layer]]:
+    def _attend(self, layer: int, q: Tensor, passage: Passage | None) -> Tensor:
+        group, _ = self.storage.place(layer)
+        tiles, _ = kind = self.kinds[layer]
+        out = torch.empty(len(q), self.config.num_heads, tiles.head_dim, dtype=q.dtype, device=q.device)
+        for work in self.works[kind]:
             if self.hopper is not None and work.launch is HOPPER:
-                self.hopper.attend(index, q, self.tables[group], work, out, self.config.attention_scale)
+                self.hopper.attend(layer, q, self.tables[group], work, out, self.config.attention_scale)
                 continue
             paged_attention(
-                q, *self._pages[index], self.tables[group], work, self.partials, out,
-                scale=self.config.attention_scale, softcap=self.config.attention_softcap, rope=rope,
+                q, *self.storage.pages(layer), self.tables[group], work, tiles.partials, out,
+                scale=self.config.attention_scale, softcap=self.config.attention_softcap, passage=passage,
                 scales=self.storage.scales(layer),
             )  # fmt: skip
         return out
@@ -161,6 +153,7 @@ def suits_hopper(config: ModelConfig, storage: PagedStorage, able: Capability) -
     return (
         able == (9, 0)
         and storage.dtype == storage.keys.dtype == torch.bfloat16
+        and not config.sizes
         and (config.head_dim, storage.page_size) == (HOPPER_HEAD_DIM, HOPPER_PAGE)
         and HOPPER.rows // 2 % group == 0  # each consumer handles whole tokens
         and config.attention_softcap is None

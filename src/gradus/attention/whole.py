@@ -6,6 +6,7 @@ It serves to examine a model without an engine: its statistics, its divergence f
 import torch
 from torch import Tensor
 
+from gradus.attention.lent import Lent
 from gradus.attention.reference import attend_causal, attend_masked, attend_side_by_side, causal_mask
 from gradus.models.config import ModelConfig
 from gradus.quantization.kv import rounded
@@ -20,10 +21,12 @@ class WholeSequence:
     def __init__(self, config: ModelConfig, fp8: bool = False) -> None:
         self.config = config
         self.fp8 = fp8
+        self._lent = Lent(config)
 
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        if self.fp8:
+    def attend(self, layer: int, q: Tensor, k: Tensor | None, v: Tensor | None) -> Tensor:
+        if self.fp8 and k is not None and v is not None:
             k, v = rounded(k), rounded(v)
+        k, v = self._lent.through(layer, k, v)
         return attend_causal(
             q, k.transpose(0, 1), v.transpose(0, 1), start=0, scale=self.config.attention_scale,
             window=self.config.windows[layer], softcap=self.config.attention_softcap,
@@ -38,10 +41,11 @@ class WholeSequences:
 
     def __init__(self, config: ModelConfig, count: int) -> None:
         self.config, self.count = config, count
-        self._masks: dict[int | None, Tensor] = {}
+        self._lent, self._masks = Lent(config), dict[int | None, Tensor]()
 
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def attend(self, layer: int, q: Tensor, k: Tensor | None, v: Tensor | None) -> Tensor:
         config, window = self.config, self.config.windows[layer]
+        k, v = self._lent.through(layer, k, v)
         q, k, v = (each.unflatten(0, (self.count, -1)) for each in (q, k, v))
         length = q.shape[1]
         keys, values = k.transpose(1, 2), v.transpose(1, 2)

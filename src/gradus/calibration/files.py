@@ -45,7 +45,7 @@ def fp8_tensors(weight: Tensor) -> dict[str, Tensor]:
     return dict(zip(("weight", "weight_scale"), to_fp8(weight), strict=True))
 
 
-def quantization_config(scheme: str, group: int | None) -> dict[str, Any]:
+def quantization_config(scheme: str, group: int | None, unquantized: list[str]) -> dict[str, Any]:
     """Describe the matrices for config.json. scheme: int4, int8 or fp8."""
     kind, bits = ("float" if scheme == "fp8" else "int"), int(scheme[-1])
     weights = {"num_bits": bits, "type": kind, "symmetric": bits == 8, "dynamic": False, "group_size": group}
@@ -58,5 +58,5 @@ def quantization_config(scheme: str, group: int | None) -> dict[str, Any]:
         "quantization_status": "compressed",
         "format": name,
         "config_groups": {"group_0": group_0},
-        "ignore": ["lm_head"],
+        "ignore": unquantized,
     }

@@ -30,6 +30,7 @@ from gradus.models.source import Transposed
 from gradus.models.weights import CheckedSource, Piece, TensorSource, checked
 from gradus.quantization.grid import wide
 from gradus.quantization.int4 import GROUPS
+from gradus.quantization.mix import matrix_ids, names_of
 
 SCHEMES = ("int4", "int8", "fp8")
 STATE = "quantize.json"
@@ -64,7 +65,11 @@ class Recipe:
         """Choose one group size for all matrices. Raises ConfigError if it does not divide the rows of each."""
         if self.scheme != "int4":
             return None
-        widths = sorted({config.hidden_size, config.intermediate_size, config.q_width})
+        layers = [config.layer(layer) for layer in range(config.num_layers)]
+        widths = sorted(
+            {width for each in layers for width in (each.hidden_size, each.intermediate_size, each.q_width)}
+            | ({config.per_layer_width} - {0})
+        )
         fitting = [group for group in GROUPS if all(width % group == 0 for width in widths)]
         if not fitting or (self.group or fitting[0]) not in fitting:
             wanted = f"groups of {self.group}" if self.group else "no group of 128, 64, 32"
@@ -104,7 +109,8 @@ def quantize(
             tensors, hidden = _quantized(layer, recipe, group, hidden)
             run.write(number, tensors, hidden)
             progress.advance(1)
-    run.finish(_around(source), config | {"quantization_config": quantization_config(recipe.scheme, group)}, texts)
+    described = quantization_config(recipe.scheme, group, _unquantized(checkpoint.config))
+    run.finish(_around(source), config | {"quantization_config": described}, texts)
 
 
 def _checked(checkpoint: Checkpoint, recipe: Recipe) -> tuple[CheckedSource, int | None]:
@@ -115,6 +121,11 @@ def _checked(checkpoint: Checkpoint, recipe: Recipe) -> tuple[CheckedSource, int
         raise ConfigError(f"{checkpoint.name}: random weights have no files to write others like")
     if any(isinstance(source, Transposed) for source in model_class(config.family).weights.values()):
         raise ConfigError(f"{checkpoint.name}: no format has quantized {config.family}, whose matrices lie transposed")
+    if recipe.method != "rtn" and (config.kv_sources or config.per_layer_width):
+        raise ConfigError(
+            f"{checkpoint.name}: method {recipe.method} observes one layer at a time, and these layers share keys and "
+            "values or have embeddings of their own: take method rtn"
+        )
     group = recipe.group_of(config)
     return checked(create_model(config, device="meta", linear=ObservedLinear), checkpoint.tensors), group
 
@@ -178,6 +189,11 @@ def _tensors(layer: LoneLayer, stored: Mapping[Linear, list[dict[str, Tensor]]])
         else:
             rows = getattr(module, piece.parameter)[piece.start : piece.start + piece.shape[0]]
             yield name, piece.stored.restore(rows).to(DTYPE).cpu().contiguous()
+
+
+def _unquantized(config: ModelConfig) -> list[str]:
+    """The matrices outside of all layers, by their names in the file."""
+    return [name for matrix in matrix_ids(config) if matrix.layer is None for name in names_of(matrix, config)]
 
 
 def _around(source: TensorSource) -> dict[str, Tensor]:

@@ -81,7 +81,7 @@ def open_checkpoint(name: str, *, progress: Progress | None = None) -> Checkpoin
         return _open_random(name, config)
     with _readable(name):
         path = _find(name, progress)
-        checkpoint = _open_folder(name, path) if path.is_dir() else _open_file(name, path)
+        checkpoint = _open_folder(name, path, progress) if path.is_dir() else _open_file(name, path)
     give_back_host_memory()  # parsing a vocabulary takes several times the memory that it keeps
     if name in CATALOGUE:
         checkpoint.license = CATALOGUE[name].license.name
@@ -239,7 +239,7 @@ def _open_random(name: str, config: ModelConfig) -> Checkpoint:
     )
 
 
-def _open_folder(name: str, folder: Path) -> Checkpoint:
+def _open_folder(name: str, folder: Path, progress: Progress | None) -> Checkpoint:
     from gradus.loading import folder as hugging_face
     from gradus.loading.safetensors import SafetensorsFolder
     from gradus.models.create import model_class
@@ -247,6 +247,8 @@ def _open_folder(name: str, folder: Path) -> Checkpoint:
 
     tensors = SafetensorsFolder(folder)
     quantization, config = hugging_face.read_quantization(folder), hugging_face.read_config(folder)
+    if (skipped := _skip_other_parts(tensors, config)) and progress is not None:
+        progress.note(f"{name}: {skipped}")
     source, quantized = _unpacked(tensors, quantization, config)
     return Checkpoint(
         name=name,
@@ -259,6 +261,19 @@ def _open_folder(name: str, folder: Path) -> Checkpoint:
         quantized=quantized,
         default_sampling=default_sampling.of_folder(folder),
     )
+
+
+def _skip_other_parts(tensors: "SafetensorsFolder", config: ModelConfig) -> str:
+    """Leave out what computes no text. Returns a line that says what; empty if there is nothing else."""
+    from gradus.models.create import model_class
+    from gradus.models.weights import of_other_parts
+
+    names = of_other_parts(model_class(config.family), tensors)
+    parts = sorted({name.removeprefix("model.").partition(".")[0] for name in names})
+    size = tensors.leave_out(names)
+    if not names:
+        return ""
+    return f"skipped {len(names)} tensors ({size / 1e6:.1f} MB) of {', '.join(parts)}: only text is computed"
 
 
 def _unpacked(
@@ -302,8 +317,9 @@ def _open_file(name: str, path: Path) -> Checkpoint:
     _check_kind(name, path)
     if path.suffix == LLAMA2C:
         return _open_llama2c(name, path)
+    from gradus.loading.gguf.architectures import hugging_face_config
     from gradus.loading.gguf.file import GGUFFile
-    from gradus.loading.gguf.model import GGUFTensors, hugging_face_config
+    from gradus.loading.gguf.model import GGUFTensors
     from gradus.loading.gguf.tokenizer import read_tokenizer
 
     file = GGUFFile(path)

@@ -50,6 +50,14 @@ class SafetensorsFolder:
         self._open: dict[Path, Any] = {}
         self.size_bytes = sum(path.stat().st_size for path in files)
 
+    def leave_out(self, names: Iterable[str]) -> int:
+        """Forget tensors that nothing will read. Returns their bytes, which `size_bytes` no longer counts."""
+        before = self.size_bytes
+        for name in names:
+            begin, end = self._headers[self._file_of.pop(name)][name]["data_offsets"]
+            self.size_bytes -= end - begin
+        return before - self.size_bytes
+
     def names(self) -> Iterable[str]:
         return self._file_of
 

@@ -6,8 +6,8 @@ from typing import Any
 from gradus.errors import ConfigError
 from gradus.loading.checkpoint import Checkpoint
 from gradus.loading.folder import MORE_TEMPLATES
+from gradus.loading.gguf.architectures import hugging_face_config
 from gradus.loading.gguf.file import GGUFFile
-from gradus.loading.gguf.model import hugging_face_config
 from gradus.loading.json_file import read_object, read_text
 from gradus.loading.llama2c import Llama2cFile
 from gradus.loading.templates import TOOL_USE

@@ -4,9 +4,9 @@ Read in this order:
 
     config.py       a model in numbers;  shapes.py: known ones by name
     attention.py    the one seam to the engine: how keys and values are kept and read
-    families/       GPT-2, Llama, Qwen3 and Gemma 3, and how config.json spells them
+    families/       GPT-2, Llama and all others, and how config.json spells them
     heads.py        between the qkv product and the output product;  rope.py: a token's position as an angle
-    layers.py       linear layers, embeddings, norms
+    layers.py       linear layers, embeddings, norms;  embedded.py: embeddings of each layer
     parts.py        a model's description of its layers, for kernels that compute them whole
     create.py       a model from its configuration
     weights.py      copies a checkpoint's tensors into a model;  source.py: which tensors a parameter comes from

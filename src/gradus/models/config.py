@@ -187,6 +187,8 @@ class ModelConfig:
         sources = tuple(self.kv_source(layer) - layers.start for layer in layers) if self.kv_sources else ()
         if any(not 0 <= source < len(layers) for source in sources):
             raise ValueError("a layer attends to the keys and values of one in another stage")
+        if self.per_layer_width and len(layers) < self.num_layers:
+            raise ValueError("layers have embeddings of their own, which do not pass from stage to stage")
         by_layer = {name: getattr(self, name)[layers.start : layers.stop] for name in _BY_LAYER}
         return replace(self, num_layers=len(layers), kv_sources=sources, **by_layer)
 
@@ -261,7 +263,7 @@ class ModelConfig:
             bos_token_id=None,
             eos_token_ids=(),  # these ids count all rows, and a slice has only some
         )
-        return Shard(config, heads, kv_heads, features, range(rank * rows, (rank + 1) * rows))
+        return Shard(config, heads, kv_heads, features, range(rank * rows, (rank + 1) * rows), rank, count)
 
     @staticmethod
     def _slice_sizes(sizes: LayerSizes, rank: int, count: int) -> LayerSizes:
@@ -277,7 +279,8 @@ class Shard(NamedTuple):
     """One rank's part of a model: its sizes, and the place of each in the whole.
 
     config: the sizes; hidden_size is not divided. kv_heads, features: of a layer without `sizes` of its own. tokens:
-    its rows of the embedding and the head, those from the whole vocab_size on being padding.
+    its rows of the embedding and the head, those from the whole vocab_size on being padding. rank, ranks: this
+    part's number, and how many there are, by which a layer of other sizes is cut: `config.layer(i).shard(rank, ranks)`.
     """
 
     config: ModelConfig
@@ -285,6 +288,8 @@ class Shard(NamedTuple):
     kv_heads: range
     features: range
     tokens: range
+    rank: int
+    ranks: int
 
 
 def _kv_part(heads: int, rank: int, count: int) -> range:

@@ -73,7 +73,8 @@ def noise(
     for path, module, name, shape in parameters(model):
         if path == "head.weight" and model.config.tie_embeddings:  # tied, but stored twice: the embedding again
             continue
-        center = 1.0 if name == "weight" and len(shape) == 1 else 0.0  # a vector of weights belongs to a norm
+        # a vector of weights belongs to a norm, and a scale to a layer's result
+        center = 1.0 if name == "scale" or (name == "weight" and len(shape) == 1) else 0.0
         step = max(1, CHUNK // prod(shape[1:]))
         for start in range(0, shape[0], step):
             rows = min(step, shape[0] - start)

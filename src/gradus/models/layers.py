@@ -33,6 +33,10 @@ class Activation(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return self.function(x)
 
+    def times(self, x: Tensor, by: Tensor) -> Tensor:
+        """The activated x, multiplied by another tensor of its shape, whose rows may lie apart (Gemma 4)."""
+        return self.forward(x) * by
+
 
 class Gated(Activation):
     """[N, 2 F] → [N, F]: the activated first half decides how much of each feature of the second passes."""
@@ -164,6 +168,11 @@ class Embedding(nn.Module):
     def forward(self, ids: Tensor) -> Tensor:
         return (F.embedding(ids, self.weight) if self.lookup is None else self.lookup(ids)).to(self.dtype)
 
+    def rounded(self, factor: float) -> float:
+        """A factor of rows in the table's type, in which Gemma was trained with it: sqrt(1152) is 34 in bfloat16, and
+        not 33.94."""
+        return torch.tensor(factor, dtype=self.table_dtype).item()
+
     def floats(self) -> Tensor:
         """The whole table, [V, D]: a copy in `dtype` where rows are widened as they are looked up."""
         if self.lookup is None:
@@ -173,11 +182,19 @@ class Embedding(nn.Module):
 
 
 def packed_table(
-    linear: LinearFactory, rows: int, width: int, dtype: torch.dtype, device: torch.device | str
+    linear: LinearFactory,
+    rows: int,
+    width: int,
+    dtype: torch.dtype,
+    device: torch.device | str,
+    path: str = "embedding.weight",
 ) -> Linear | None:
-    """The factory's matrix for an embedding that is no head, if it keeps one in fewer bits; None: floats."""
+    """The factory's matrix for an embedding that is no head, if it keeps one in fewer bits; None: floats.
+
+    path: the embedding's in the family's table of weights.
+    """
     make = getattr(linear, "table", None)
-    return None if make is None else cast("Linear | None", make(rows, width, dtype, device))
+    return None if make is None else cast("Linear | None", make(rows, width, dtype, device, path))
 
 
 class RMSNorm(nn.Module):
@@ -243,9 +260,14 @@ class Model(nn.Module):
 
     weights: Mapping[str, Source]  # our parameter → the checkpoint's tensors, `{}` being the layer
     renamed: ClassVar[tuple[tuple[str, str], ...]] = ()  # other beginnings of names → those in `weights`
-    ignored: ClassVar[tuple[Ignored, ...]] = (
+    ignored: tuple[Ignored, ...] = (
         Ignored(r"\.rotary_emb\.inv_freq$", "the rotary frequencies that rope_theta gives", has_frequencies),
     )
+
+    @property
+    def token_tables(self) -> tuple[str, ...]:
+        """The names of all embeddings that have a row per token."""
+        return ("embedding",)
 
     def embed(self, token_ids: Tensor, positions: Tensor) -> Tensor:
         """[N], [N] → [N, D + L P]: the first layer's input, and behind it each layer's own where P is not 0."""

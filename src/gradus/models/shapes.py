@@ -139,6 +139,15 @@ _TINY_YARN = {
     "original_max_position_embeddings": 32,
     "llama_4_scaling_beta": 0.1,
 }
+_TINY_GEMMA4 = _TINY | {
+    "model_type": "gemma4_text",
+    "head_dim": 16,
+    "global_head_dim": 32,
+    "sliding_window": 16,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+    "hidden_size_per_layer_input": 0,
+    "final_logit_softcapping": 30.0,
+}
 _MULTIPLIERS = {
     "embedding_multiplier": 12.0,
     "residual_multiplier": 0.22,
@@ -192,6 +201,17 @@ SHAPES: dict[str, ModelConfig] = {
             "sliding_window_pattern": 2,  # local, global, local, global
             "query_pre_attn_scalar": 24,
             "final_logit_softcapping": 30.0,
+        },
+        "tiny-gemma4": _TINY_GEMMA4 | {"attention_k_eq_v": True, "num_global_key_value_heads": 1},
+        "tiny-gemma4-e": _TINY_GEMMA4
+        | {
+            "num_hidden_layers": 6,
+            "layer_types": ["sliding_attention", "full_attention"] * 3,
+            "num_key_value_heads": 1,
+            "num_kv_shared_layers": 3,  # local, global, local: each attends to one of the first three
+            "use_double_wide_mlp": True,
+            "hidden_size_per_layer_input": 32,
+            "vocab_size_per_layer_input": 320,
         },
     }.items()
 }

@@ -8,8 +8,8 @@ A checkpoint names and cuts its tensors in its own way. Each model file says how
 `{}` is the layer.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 
 from torch import Tensor, empty_like
 
@@ -97,6 +97,22 @@ def tensors_of(source: Source) -> tuple[Stored, ...]:
     if isinstance(source, tuple):
         return tuple(map(Stored, source))
     return (Stored(source) if isinstance(source, str) else source,)
+
+
+def tensors_at(table: Mapping[str, Source], path: str, layer: int | None, config: ModelConfig) -> tuple[Stored, ...]:
+    """The tensors of a table's entry for one layer, by their names in the files, in the order of their rows.
+
+    Of queries, keys and values, a layer that attends to those of another has the first alone, and one whose values are
+    its keys has the second twice.
+    """
+    found = tensors_of(table[path])
+    if layer is None:
+        return found
+    if path.startswith("layers.{}.qkv.") and len(found) == 3:
+        q, k, v = found
+        v = k if config.has_values_from_keys(layer) else v
+        found = (q, k, v) if config.stores_kv(layer) else (q,)
+    return tuple(replace(stored, name=stored.name.replace("{}", str(layer))) for stored in found)
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ loading needs little more memory than the model itself. Each model file says whi
 """
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -18,7 +18,7 @@ from gradus.device.threads import own_threads, use
 from gradus.errors import CheckpointError
 from gradus.models.config import ModelConfig
 from gradus.models.layers import FLOATS, Linear, Model
-from gradus.models.source import Shape, Source, Stored, tensors_of
+from gradus.models.source import Reordered, Shape, Stored, tensors_at
 
 MOST_READERS = 8  # threads: each holds a tensor in memory, and memory's rate is shared
 
@@ -29,7 +29,11 @@ class Prepared(Protocol):
     @property
     def nbytes(self) -> int: ...
 
-    def into(self, module: nn.Module, start: int) -> None: ...
+    def reordered(self, order: Sequence[int]) -> "Prepared":
+        """The matrix whose row i is row order[i] of this one. Raises ValueError if that cannot be."""
+
+    def into(self, module: nn.Module, start: int) -> None:
+        """Write it from a row of the module on. Raises ValueError if it does not fit there."""
 
 
 class TensorSource(Protocol):
@@ -126,9 +130,22 @@ def _copy(
                 _check_values(value, piece, f"{source.where(name)}: tensor {name!r}")
                 assign(piece.module, piece.parameter, piece.start, piece.stored.convert(value))
             else:
-                value.into(piece.module, piece.start)
+                _store(value, piece, f"{source.where(name)}: tensor {name!r}")
             copied.append((name, value.nbytes))
     return copied
+
+
+def _store(value: Prepared, piece: Piece, what: str) -> None:
+    """Fill rows with a matrix that is not made of floats."""
+    stored = piece.stored
+    try:
+        if isinstance(stored, Reordered):
+            value = value.reordered(stored.order)
+        elif type(stored) is not Stored:
+            raise ValueError(f"is quantized in another form than the model's ({type(stored).__name__.lower()})")
+        value.into(piece.module, piece.start)
+    except ValueError as error:
+        raise CheckpointError(f"{what} {error}: not supported") from error
 
 
 def parameters(model: Model) -> Iterator[tuple[str, nn.Module, str, Shape]]:
@@ -175,18 +192,18 @@ def plan(model: Model) -> list[Piece]:
         if path == "head.weight" and model.config.tie_embeddings:  # tied, but stored twice: the same tensor again
             path = "embedding.weight"
         path = path.replace("embedding.table.", "embedding.")  # a matrix of its own, for a table in fewer bits
-        layer = re.search(r"\.(\d+)\.", path)
-        number = layer[1] if layer else ""
-        entry = model.weights[path.replace(f".{number}.", ".{}.") if layer else path]
-        for stored, start, rows in _rows(entry, module, shape[0]):
-            stored = replace(stored, name=stored.name.replace("{}", number))
+        found = re.search(r"\.(\d+)\.", path)
+        layer = int(found[1]) if found else None
+        path = path if layer is None else path.replace(f".{layer}.", ".{}.")
+        tensors = tensors_at(model.weights, path, layer, model.config)
+        for stored, start, rows in _rows(tensors, module, shape[0]):
             pieces.append(Piece(stored, module, name, start, (rows, *shape[1:])))
     return pieces
 
 
-def _rows(entry: Source, module: nn.Module, rows: int) -> Iterator[tuple[Stored, int, int]]:
+def _rows(tensors: tuple[Stored, ...], module: nn.Module, rows: int) -> Iterator[tuple[Stored, int, int]]:
     """Yield the tensors of one table entry, each with its first row and its number of rows."""
-    tensors, start = tensors_of(entry), 0
+    start = 0
     if len(tensors) > 1:
         assert isinstance(module, Linear)
         widths = module.out_features
@@ -203,6 +220,13 @@ def canonical_name(family: type[Model], name: str) -> str:
         if name.startswith(prefix):
             return replacement + name.removeprefix(prefix)
     return name
+
+
+def of_other_parts(family: type[Model], source: TensorSource) -> list[str]:
+    """List the tensors of a checkpoint's other parts (towers for images and sound), which compute no text."""
+    patterns = [ignored.pattern for ignored in family.ignored if ignored.holds is None]
+    names = ((name, canonical_name(family, name)) for name in source.names())
+    return [name for name, canonical in names if any(re.search(pattern, canonical) for pattern in patterns)]
 
 
 def tied_as_stored(config: ModelConfig, family: type[Model], source: TensorSource) -> ModelConfig:

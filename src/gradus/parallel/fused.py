@@ -30,18 +30,19 @@ def fused_part(part: Model, exchange: Exchange) -> Model:
     return seen
 
 
-def _neighbors(seen: Model) -> list[tuple[Linear, nn.Module]]:
-    """List the products whose results are added to the residual stream as they are, each with the next norm."""
+def _neighbors(seen: Model) -> list[tuple[Linear, nn.Module | None]]:
+    """List the products whose results are added to the residual stream as they are, each with the norm that reads the
+    stream next. A stream that is scaled, or added to, before then is read by something else."""
     try:
         parts = parts_of(seen)
     except Undescribed:
         return []
-    found: list[tuple[Linear, nn.Module]] = []
+    found: list[tuple[Linear, nn.Module | None]] = []
     after = [layer.attention_norm for layer in parts[1:]] + [seen.norm]
     for layer, following in zip(parts, after, strict=True):
         if layer.attention_out_norm is None:
             found.append((layer.output, layer.mlp_norm))
-        if layer.mlp_out_norm is None:
+        if layer.mlp_out_norm is None and layer.scale is None and layer.embedded is None:
             found.append((layer.down, following))
     return found
 
@@ -57,7 +58,7 @@ class FusedSummed(FusedLinear, SummedLinear):
         out = self.exchange.sum(self._summand(x))
         return out if self.bias is None else out + self.bias  # once, not once per rank
 
-    def after(self, norm: RMSNorm | nn.LayerNorm, x: Tensor, then: Activation | None = None) -> Tensor:
+    def after(self, norm: RMSNorm | nn.LayerNorm | None, x: Tensor, then: Activation | None = None) -> Tensor:
         return Linear.after(self, norm, x, then)
 
     def onto(self, stream: Tensor, x: Tensor) -> Tensor:

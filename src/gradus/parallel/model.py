@@ -1,7 +1,7 @@
 """A rank's model: the sizes of its part, its exchanging layers, and its slice of the weights."""
 
 from dataclasses import replace
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -12,7 +12,7 @@ from gradus.loading.checkpoint import RANDOM_SEED
 from gradus.models.config import ModelConfig, Shard
 from gradus.models.create import create_model, noise, shorten_lookups
 from gradus.models.heads import Heads
-from gradus.models.layers import Model
+from gradus.models.layers import Embedding, Model
 from gradus.models.weights import assign, checked, load_weights, parameters
 from gradus.parallel.group import Check, Group, nothing_known
 from gradus.parallel.layers import ParallelLinears, SummedEmbedding, SummedNorm
@@ -71,7 +71,9 @@ def load_part(
     if place.tensor > 1:
         _share_norms(model, config, stage)
     if place.first:
-        model.embedding = SummedEmbedding(model.embedding, shard.tokens.start, stage)
+        for name in model.token_tables:
+            table = cast(Embedding, model.get_submodule(name))
+            model.set_submodule(name, SummedEmbedding(table, shard.tokens.start, stage))
     model.config = replace(
         shard.config,
         vocab_size=config.vocab_size,

@@ -57,7 +57,8 @@ class Place:
     def shard(self, config: ModelConfig) -> Shard:
         """The rank's part of the model: its stage's layers, its heads and features, and its tokens of the vocabulary.
 
-        The ranks of a stage divide the vocabulary. Raises ConfigError if the model does not divide evenly.
+        The ranks of a stage divide the vocabulary. Raises ConfigError if the model does not divide evenly, or
+        if a stage would need what only another one has.
         """
         if config.num_layers < self.pipeline:
             raise ConfigError(f"pipeline_parallel {self.pipeline}: the model has only {config.num_layers} layers")
@@ -69,5 +70,5 @@ class Place:
         try:
             part = replace(shard.config.stage(self.layers(config.num_layers)), vocab_size=rows)
         except ValueError as error:
-            raise ConfigError(f"pipeline_parallel {self.pipeline}: {error}") from error
+            raise ConfigError(f"pipeline_parallel {self.pipeline}: {error}; use tensor_parallel") from error
         return shard._replace(config=part, tokens=range(self.part * rows, (self.part + 1) * rows))

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from gradus.errors import ConfigError
 from gradus.models.config import ModelConfig, Shard
 from gradus.models.heads import Heads
-from gradus.models.layers import Linear, Model
+from gradus.models.layers import Linear, MatrixId, Model
 from gradus.models.source import Shape
 from gradus.models.weights import CheckedSource, Piece, Prepared, plan
 from gradus.parallel.place import Place
@@ -81,20 +81,13 @@ def cut_of(whole: Model, module: nn.Module, parameter: str, rows: int, number: i
 
     rows: the tensor's. The tensor is a whole parameter, or piece `number` of one (q, k and v are pieces 0, 1 and 2).
     """
-    config = whole.config
-    role = module.matrix_id.role if isinstance(module, Linear) else None
-    if role == "qkv":
-        parts = [_spread(heads, config.head_dim) for heads in (shard.heads, shard.kv_heads, shard.kv_heads)]
-        return _rows(_places(parts, config.qkv_widths, rows, number))
-    if role == "gate_up":
-        return _rows(_places([shard.features] * len(config.up_widths), config.up_widths, rows, number))
-    if role in ("attn_out", "down"):
-        columns = _spread(shard.heads, config.head_dim) if role == "attn_out" else shard.features
-        return _columns(columns) if parameter == "weight" else _all  # a bias is added once, after the sum
-    if role == "head" or module is whole.embedding:
+    if isinstance(module, Linear) and module.matrix_id.layer is not None:
+        return _cut_in_layer(whole.config, module.matrix_id, parameter, rows, number, shard)
+    tables = [whole.get_submodule(name) for name in whole.token_tables]
+    if module is whole.head or any(module is table for table in tables):
         return _vocabulary(shard.tokens)
     heads = _heads_of_norm(whole, module, shard)
-    return _all if heads is None else _rows([_spread(heads, config.head_dim)])
+    return _all if heads is None else _rows([_spread(heads, whole.config.head_dim)])
 
 
 def _heads_of_norm(whole: Model, module: nn.Module, shard: Shard) -> range | None:
@@ -106,6 +99,26 @@ def _heads_of_norm(whole: Model, module: nn.Module, shard: Shard) -> range | Non
             if module is heads.k_norm:
                 return shard.kv_heads
     return None
+
+
+def _cut_in_layer(
+    config: ModelConfig, matrix_id: MatrixId, parameter: str, rows: int, number: int, shard: Shard
+) -> Cut:
+    """Choose the cut of one tensor of a layer's matrix. The two around a layer's own embedding are whole everywhere."""
+    role, layer = matrix_id
+    assert layer is not None
+    sizes = config.layer(layer)
+    own = sizes.shard(shard.rank, shard.ranks)
+    if role == "qkv":
+        widths = config.qkv_parts(layer)
+        parts = [_spread(heads, sizes.head_dim) for heads in (own.heads, own.kv_heads, own.kv_heads)]
+        return _rows(_places(parts[: len(widths)], widths, rows, number))
+    if role == "gate_up":
+        return _rows(_places([own.features] * len(sizes.up_widths), sizes.up_widths, rows, number))
+    if role in ("attn_out", "down"):
+        columns = _spread(own.heads, sizes.head_dim) if role == "attn_out" else own.features
+        return _columns(columns) if parameter == "weight" else _all  # a bias is added once, after the sum
+    return _all
 
 
 def _numbered(pieces: Iterable[Piece]) -> Iterator[tuple[Piece, int]]:

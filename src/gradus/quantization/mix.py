@@ -22,10 +22,11 @@ import torch
 import yaml
 
 from gradus.errors import ConfigError
+from gradus.models import embedded
 from gradus.models.config import ModelConfig
 from gradus.models.create import model_class
 from gradus.models.layers import Linear, LinearFactory, MatrixId, Role
-from gradus.models.source import tensors_of
+from gradus.models.source import tensors_at, tensors_of
 from gradus.quantization.gguf import FORMATS
 from gradus.quantization.int4 import GROUPS, group_for
 from gradus.quantization.parts import SideBySide
@@ -35,13 +36,17 @@ log = logging.getLogger(__name__)
 
 NONE = "none"
 HEAD = "lm_head"
-TABLE = MatrixId("head", None)  # of an embedding in fewer bits: it is as wide as the head
+TABLE = MatrixId("head", None)  # of an embedding in fewer bits: it has as many rows as the head
+EMBEDDING = "embedding.weight"  # its path in the weight tables
 PATHS: dict[Role, tuple[str, ...]] = {
     "qkv": ("layers.{}.qkv.weight",),
     "attn_out": ("layers.{}.output.weight",),
     "gate_up": ("layers.{}.gate_up.weight", "layers.{}.up.weight"),
     "down": ("layers.{}.down.weight",),
     "head": ("head.weight",),
+    "embed_in": ("inputs.product.weight",),
+    "embed_gate": ("layers.{}.embedded.gate.weight",),
+    "embed_out": ("layers.{}.embedded.out.weight",),
 }
 """A role's paths in the weight tables of the model files; an MLP without a gate calls its matrix `up`."""
 
@@ -82,7 +87,7 @@ class Mix:
 
     def check(self, config: ModelConfig) -> None:
         """Raises ConfigError for a pattern that no matrix of the model has."""
-        names = [*_every_name(config), table_name(config)]
+        names = [*_every_name(config), *(table_name(config, path) for path in _table_paths(config))]
         for pattern, _ in self.rules:
             if not any(fnmatchcase(name, pattern) for name in names):
                 raise ConfigError(
@@ -118,23 +123,30 @@ def _rule(path: Path, setting: str, pattern: Any, scheme: Any) -> tuple[str, str
 
 def matrix_ids(config: ModelConfig) -> Iterator[MatrixId]:
     """Yield the id of every matrix of a model."""
+    around: tuple[Role, ...] = ("embed_gate", "embed_out") if config.per_layer_width else ()
     for layer in range(config.num_layers):
-        for role in ("qkv", "attn_out", "gate_up", "down"):
+        for role in ("qkv", "attn_out", "gate_up", "down", *around):
             yield MatrixId(role, layer)
+    if around:
+        yield MatrixId("embed_in", None)
     yield MatrixId("head", None)
 
 
 def names_of(matrix_id: MatrixId, config: ModelConfig) -> list[str]:
     """List the checkpoint's tensors that are stacked into this matrix, top to bottom."""
     table = model_class(config.family).weights
-    entry = next(table[path] for path in PATHS[matrix_id.role] if path in table)
-    return [stored.name.replace("{}", str(matrix_id.layer)).removesuffix(".weight") for stored in tensors_of(entry)]
+    path = next(path for path in PATHS[matrix_id.role] if path in table)
+    return [stored.name.removesuffix(".weight") for stored in tensors_at(table, path, matrix_id.layer, config)]
 
 
-def table_name(config: ModelConfig) -> str:
-    """The checkpoint's name of the embedding."""
-    (stored,) = tensors_of(model_class(config.family).weights["embedding.weight"])
+def table_name(config: ModelConfig, path: str = EMBEDDING) -> str:
+    """The checkpoint's name of an embedding, whose path in the weight table is given."""
+    (stored,) = tensors_of(model_class(config.family).weights[path])
     return stored.name.removesuffix(".weight")
+
+
+def _table_paths(config: ModelConfig) -> list[str]:
+    return [EMBEDDING, *([embedded.TABLE] if config.per_layer_width else [])]
 
 
 def _every_name(config: ModelConfig) -> list[str]:
@@ -173,9 +185,11 @@ class _Factory:
         except ConfigError as error:
             raise ConfigError(f"{names[0]}: {error}") from error
 
-    def table(self, rows: int, width: int, dtype: torch.dtype, device: torch.device | str) -> Linear | None:
-        """Make the embedding's table, if a file has it in blocks: see `gradus.models.layers.packed_table`."""
-        scheme = self.mix.scheme(table_name(self.config))
+    def table(
+        self, rows: int, width: int, dtype: torch.dtype, device: torch.device | str, path: str = EMBEDDING
+    ) -> Linear | None:
+        """Make an embedding's table, if a file has it in blocks: see `gradus.models.layers.packed_table`."""
+        scheme = self.mix.scheme(table_name(self.config, path))
         return STORED[scheme](TABLE, width, (rows,), False, dtype, device) if scheme in FORMATS else None
 
 

@@ -190,7 +190,7 @@ def embedding_scale(model: Model) -> float:
     At the end it is multiplied into the heads' first matrix.
     """
     sample = torch.arange(0, model.config.vocab_size, max(1, model.config.vocab_size // 4096), device=model.device)
-    embedded = model.embed(sample, torch.zeros_like(sample))
+    embedded = model.embed(sample, torch.zeros_like(sample))[:, : model.config.hidden_size]
     return 1 / max(1e-6, float(embedded.float().square().mean().sqrt()))
 
 

@@ -21,12 +21,13 @@ LOGITS = 1 << 27  # at once
 
 @torch.no_grad()
 def read(model: Model, texts: Texts) -> tuple[Tensor, Tensor]:
-    """Run the model over texts. Returns its hidden states and embeddings, [S, L, D] each."""
+    """Run the model over texts. Returns its hidden states and embeddings, [S, L, D] each, without layers' inputs."""
     count, length = texts.tokens.shape
     tokens = texts.tokens.flatten()
     positions = torch.arange(length, device=tokens.device).repeat(count)
     embedded = model.embed(tokens, positions)
     hidden = model.norm(model.run_layers(embedded, positions, WholeSequences(model.config, count)))
+    embedded = embedded[:, : model.config.hidden_size]
     return hidden.unflatten(0, (count, length)), embedded.unflatten(0, (count, length))
 
 

@@ -100,7 +100,8 @@ class Pages:
             kept.copy_(torch.randn(kept.shape, generator=generator(seed)))
         self.attention = PagedAttention(config, self.storage, slots=slots)
         order = torch.randperm(count, generator=generator(3)) + 1
-        self.attention.tables.copy_(order.view(groups, slots, longest))
+        for table, group, mine in zip(self.attention.tables, self.storage.groups, order.chunk(groups), strict=True):
+            table.copy_(mine.view(slots, longest) * group.together)
 
     def decode_model(self, model: Model, threads: int = 2, beside: Sequence[Linear] = ()) -> DecodeModel:
         storage = self.storage

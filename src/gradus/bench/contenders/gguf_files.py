@@ -2,19 +2,19 @@
 
 The layers' matrices are in the file's format, as they are in our schemes; norms and biases are float32, embedding and
 head float16. What the conversion changes is what `gradus.loading.gguf.model` changes back: Llama's q and k rows are
-interleaved, Gemma's norm scales have their one, GPT-2's matrices are transposed. The file has no tokenizer: the peer
+interleaved, Gemma 3's norm scales have their one, GPT-2's matrices are transposed. The file has no tokenizer: the peer
 is given token ids.
 """
 
 import tempfile
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from functools import cached_property
-from math import isclose, prod
+from math import isclose, log, prod
 from pathlib import Path
 
 import gguf
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -22,13 +22,17 @@ from gradus.bench.declare.declaration import GGUF_FORMATS
 from gradus.bench.measure.drive import ContenderFailed
 from gradus.bench.predict.roofline import Widths, streamed_parameters
 from gradus.loading import Checkpoint
-from gradus.loading.gguf.model import ARCHITECTURES
+from gradus.loading.gguf.architectures import ARCHITECTURES, Architecture
+from gradus.loading.gguf.model import CONVERTED
+from gradus.loading.gguf.rotary import FACTORS, LONG, SHORT
 from gradus.models import LinearScaling, Llama3Scaling, Model, ModelConfig, TensorSource, create_model
+from gradus.models.config import LongRope, Yarn
 from gradus.models.rope import frequencies
 from gradus.models.source import Shape
 from gradus.models.weights import Piece, checked, plan
 
 Type = gguf.GGMLQuantizationType
+STOPPED = 1e30  # llama.cpp's factor for a rotation that is to rest
 KV_BYTES = 2  # of a key or value: float16
 
 
@@ -100,8 +104,10 @@ def widths(config: ModelConfig, scheme: str | None) -> Widths:
 
 def is_looked_up(piece: Piece, config: ModelConfig) -> bool:
     """Whether a step only looks up rows: in an embedding that is not also the head, or in learned positions."""
-    tables = ("wpe.weight",) if config.tie_embeddings else ("wpe.weight", "wte.weight", "model.embed_tokens.weight")
-    return piece.stored.name in tables
+    tables = {"wpe.weight", "model.embed_tokens_per_layer.weight"}
+    return piece.stored.name in (
+        tables if config.tie_embeddings else tables | {"wte.weight", "model.embed_tokens.weight"}
+    )
 
 
 def _nbytes(piece: Piece, kind: Type) -> float:
@@ -116,7 +122,7 @@ def write(path: Path, config: ModelConfig, tensors: TensorSource, kind: Type) ->
     """Write all tensors of a model. kind: of the layers' matrices. Raises ContenderFailed if a shape does not fit."""
     if reason := _unknown(config):
         raise ContenderFailed(f"llama.cpp has no such model: {reason}")
-    writer = gguf.GGUFWriter(path, config.family, use_temp_file=True)
+    writer = gguf.GGUFWriter(path, architecture_of(config), use_temp_file=True)
     _describe(writer, config)
     for name, values in _converted(config, tensors):
         stored = _kind(name, values.shape, kind)
@@ -124,12 +130,24 @@ def write(path: Path, config: ModelConfig, tensors: TensorSource, kind: Type) ->
         if values.shape[-1] % block:
             raise ContenderFailed(f"{name}: {stored.name} has blocks of {block}, the rows are {values.shape[-1]} long")
         writer.add_tensor(_name(config, name), gguf.quants.quantize(values, stored), raw_dtype=stored)
-    if config.ropes[0] is not None and isinstance(config.ropes[0].scaling, Llama3Scaling):
-        writer.add_tensor("rope_freqs.weight", _rope_factors(config))
+    for name, factors in _rope_factors(config).items():
+        writer.add_tensor(name, factors)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+def architecture_of(config: ModelConfig) -> str:
+    """llama.cpp's name for a family. Raises ContenderFailed if it has none."""
+    for name, each in ARCHITECTURES.items():
+        if config.family in each.families:
+            return name
+    raise ContenderFailed(f"llama.cpp has no such model: {config.family}")
+
+
+def _theirs(config: ModelConfig) -> Architecture:
+    return ARCHITECTURES[architecture_of(config)]
 
 
 def _kind(name: str, shape: Shape, kind: Type) -> Type:
@@ -140,24 +158,35 @@ def _kind(name: str, shape: Shape, kind: Type) -> Type:
 
 
 def _name(config: ModelConfig, name: str) -> str:
-    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[config.family.upper()], config.num_layers)
-    found = names.get_name(name, try_suffixes=(".weight", ".bias"))
+    architecture = architecture_of(config)
+    kind = next(key for key, value in gguf.MODEL_ARCH_NAMES.items() if value == architecture)
+    found = gguf.get_tensor_name_map(kind, config.num_layers).get_name(name, try_suffixes=(".weight", ".bias"))
     assert found is not None, name
-    return found
+    return found if found.endswith((".weight", ".bias")) else f"{found}.weight"
 
 
 def _converted(config: ModelConfig, tensors: TensorSource) -> Iterator[tuple[str, NDArray[np.float32]]]:
     """Each tensor by its checkpoint name, with its values in llama.cpp's layout."""
     stored = {piece.stored.name: piece.stored for piece in plan(create_model(config, device="meta"))}
-    interleaved = ARCHITECTURES[config.family].interleaved
+    interleaved = _theirs(config).interleaved
     for name in tensors.names():
         value = tensors.read(name)
         if not isinstance(value, Tensor):
             raise ContenderFailed("the checkpoint is quantized already, and would have to be rounded again")
-        value = stored[name].convert(value.float())
+        value = stored[name].convert(value.float()) if isinstance(stored[name], CONVERTED) else value.float()
         if interleaved and (".q_proj." in name or ".k_proj." in name):
             value = _interleave(value, config.num_heads if ".q_proj." in name else config.num_kv_heads)
-        yield name, value.contiguous().numpy()
+        for part, rows in _cut(name, value):
+            yield part, rows.contiguous().numpy()
+
+
+def _cut(name: str, value: Tensor) -> Iterator[tuple[str, Tensor]]:
+    """Cut Granite 4's gate and features apart: llama.cpp names its dense layers as Granite 3's."""
+    if ".shared_mlp.input_linear." in name:
+        for part, rows in zip(("gate_proj", "up_proj"), value.chunk(2), strict=True):
+            yield name.replace("shared_mlp.input_linear", f"mlp.{part}"), rows
+    else:
+        yield name.replace("shared_mlp.output_linear", "mlp.down_proj"), value
 
 
 def _interleave(value: Tensor, heads: int) -> Tensor:
@@ -170,9 +199,7 @@ def _interleave(value: Tensor, heads: int) -> Tensor:
 
 def _unknown(config: ModelConfig) -> str | None:
     """The reason why llama.cpp would compute something different; None if it would not."""
-    theirs = ARCHITECTURES.get(config.family)
-    if theirs is None:
-        return config.family
+    theirs = _theirs(config)
     windows = [window for window in config.windows if window is not None]
     if windows and not theirs.windows:
         return f"{config.family} with windows of {windows[0]} tokens"
@@ -180,9 +207,21 @@ def _unknown(config: ModelConfig) -> str | None:
         return "attention scores with a soft cap"
     if not theirs.free_width and config.q_width != config.hidden_size:
         return f"{config.family} with heads of {config.head_dim} values, {config.num_heads} of which are not its width"
-    width = theirs.score_width(config.num_layers, config.hidden_size, config.num_heads, config.head_dim)
-    if not isclose(config.attention_scale, width**-0.5, rel_tol=1e-6):
+    if not isclose(config.attention_scale, theirs.score_scale(config), rel_tol=1e-6):
         return f"attention scores scaled by {config.attention_scale:g}"
+    return _unknown_rotation(config)
+
+
+def _unknown_rotation(config: ModelConfig) -> str | None:
+    if config.learned_positions:
+        return None
+    still = [layer for layer, rope in enumerate(config.ropes) if rope is None]
+    usual = list(range(3, config.num_layers, 4)) if architecture_of(config) == "smollm3" else []
+    if still != usual:
+        return f"{config.family} with layers {still} that do not turn"
+    scalings = [rope.scaling for rope in config.ropes if rope is not None]
+    if any(isinstance(each, Yarn) and not each.whole for each in scalings):
+        return "YaRN whose bounds are not whole pairs"
     return None
 
 
@@ -191,29 +230,72 @@ def _describe(writer: gguf.GGUFWriter, config: ModelConfig) -> None:
     writer.add_tokenizer_model("no_vocab")
     writer.add_context_length(config.context_length)
     writer.add_embedding_length(config.hidden_size)
-    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_feed_forward_length(_by_layer(config, "intermediate_size"))
     writer.add_block_count(config.num_layers)
     writer.add_head_count(config.num_heads)
-    rope = config.ropes[0]
-    if rope is None:
+    if config.learned_positions:
         writer.add_layer_norm_eps(config.norm_eps)
         return
-    writer.add_head_count_kv(config.num_kv_heads)
+    writer.add_head_count_kv(_by_layer(config, "num_kv_heads"))
     writer.add_layer_norm_rms_eps(config.norm_eps)
-    writer.add_key_length(config.head_dim)
-    writer.add_value_length(config.head_dim)
-    writer.add_rope_dimension_count(config.head_dim)
-    writer.add_rope_freq_base(rope.theta)
-    if isinstance(rope.scaling, LinearScaling):
-        writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
-        writer.add_rope_scaling_factor(rope.scaling.factor)
-    if ARCHITECTURES[config.family].windows:
+    main = _main_layer(config)
+    writer.add_key_length(config.layer(main).head_dim)
+    writer.add_value_length(config.layer(main).head_dim)
+    _describe_rotation(writer, config, main)
+    if _theirs(config).windows:
         _describe_windows(writer, config)
+    if architecture_of(config) == "granite":
+        _describe_multipliers(writer, config)
+    if architecture_of(config) == "gemma4":
+        _describe_gemma4(writer, config)
+
+
+def _by_layer(config: ModelConfig, size: str) -> int | list[int]:
+    """A size of every layer, or of each."""
+    sizes = [getattr(config.layer(layer), size) for layer in range(config.num_layers)]
+    return sizes[0] if len(set(sizes)) == 1 else sizes
+
+
+def _main_layer(config: ModelConfig) -> int:
+    """The first layer that turns, of those that see everything if there are any: the metadata describe it."""
+    turning = [layer for layer, rope in enumerate(config.ropes) if rope is not None]
+    return min(turning, key=lambda layer: (config.windows[layer] is not None, layer))
+
+
+def _describe_rotation(writer: gguf.GGUFWriter, config: ModelConfig, layer: int) -> None:
+    rope, head_dim = config.ropes[layer], config.layer(layer).head_dim
+    assert rope is not None
+    writer.add_rope_dimension_count(head_dim if rope.proportional else rope.turned or head_dim)
+    writer.add_rope_freq_base(rope.theta)
+    match rope.scaling:
+        case LinearScaling(factor):
+            writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
+            writer.add_rope_scaling_factor(factor)
+        case Yarn() as yarn:
+            writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+            writer.add_rope_scaling_factor(yarn.factor)
+            writer.add_rope_scaling_orig_ctx_len(yarn.original_context)
+            writer.add_rope_scaling_yarn_beta_fast(yarn.fast)
+            writer.add_rope_scaling_yarn_beta_slow(yarn.slow)
+            if architecture_of(config) == "mistral3" and yarn.amplitude == 1:
+                writer.add_rope_scaling_yarn_log_mul(1.0)
+            else:
+                usual = 0.1 * log(yarn.factor) + 1 if yarn.factor > 1 else 1.0  # what llama.cpp multiplies by itself
+                writer.add_rope_scaling_attn_factors(yarn.amplitude / usual)
+        case LongRope() as long:
+            writer.add_rope_scaling_type(gguf.RopeScalingType.LONGROPE)
+            writer.add_rope_scaling_orig_ctx_len(long.original_context)
+            writer.add_rope_scaling_attn_factors(long.amplitude)
+    if rope.growth is not None:
+        writer.add_attn_temperature_scale(rope.growth.beta)
 
 
 def _describe_windows(writer: gguf.GGUFWriter, config: ModelConfig) -> None:
-    """Write which layers have a window, and their other metadata (Gemma 3)."""
-    writer.add_sliding_window(next((window for window in config.windows if window is not None), 0))
+    """Write which layers have a window, and their other metadata (Gemma 3, OLMo 3)."""
+    windows = [window for window in config.windows if window is not None]
+    if not windows and config.final_softcap is None and architecture_of(config) == "olmo2":
+        return
+    writer.add_sliding_window(next(iter(windows), 0))
     writer.add_sliding_window_pattern([window is not None for window in config.windows])
     local = next((rope for rope, window in zip(config.ropes, config.windows, strict=True) if window and rope), None)
     if local is not None:
@@ -222,9 +304,38 @@ def _describe_windows(writer: gguf.GGUFWriter, config: ModelConfig) -> None:
         writer.add_final_logit_softcapping(config.final_softcap)
 
 
-def _rope_factors(config: ModelConfig) -> NDArray[np.float32]:
-    """The factor by which Llama 3's scaling slows each rotation."""
-    rope = config.ropes[0]
+def _describe_multipliers(writer: gguf.GGUFWriter, config: ModelConfig) -> None:
+    writer.add_attention_scale(config.attention_scale)
+    writer.add_embedding_scale(config.embedding_scale)
+    writer.add_residual_scale(config.residual_scale)
+    writer.add_logit_scale(1 / config.logit_scale)
+
+
+def _describe_gemma4(writer: gguf.GGUFWriter, config: ModelConfig) -> None:
+    """Write the heads of the layers with a window, and what shares keys and values, or has embeddings of its own."""
+    local = next((layer for layer, window in enumerate(config.windows) if window is not None), _main_layer(config))
+    width = config.layer(local).head_dim
+    writer.add_key_length_swa(width)
+    writer.add_value_length_swa(width)
+    writer.add_rope_dimension_count_swa(width)
+    writer.add_shared_kv_layers(sum(not config.stores_kv(layer) for layer in range(config.num_layers)))
+    writer.add_embedding_length_per_layer_input(config.per_layer_width)
+
+
+def _rope_factors(config: ModelConfig) -> dict[str, NDArray[np.float32]]:
+    """The tensors of factors by which a scaling slows each rotation, or stops it."""
+    if config.learned_positions:
+        return {}
+    main = _main_layer(config)
+    rope, head_dim = config.ropes[main], config.layer(main).head_dim
     assert rope is not None
-    plain = rope.theta ** -(torch.arange(0, config.head_dim, 2, dtype=torch.float32) / config.head_dim)
-    return (plain / frequencies(rope, config.head_dim)).numpy()
+    if rope.proportional:
+        turned = (rope.turned or head_dim) // 2
+        return {FACTORS: np.array([1.0] * turned + [STOPPED] * (head_dim // 2 - turned), np.float32)}
+    match rope.scaling:
+        case Llama3Scaling():
+            plain = frequencies(replace(rope, scaling=None), config.head_dim, config.context_length)
+            return {FACTORS: (plain / frequencies(rope, config.head_dim, config.context_length)).numpy()}
+        case LongRope() as long:
+            return {LONG: np.array(long.long, np.float32), SHORT: np.array(long.short, np.float32)}
+    return {}

@@ -39,7 +39,8 @@ def warm_up(
     """
     padding = attention.padding
     attention.update_tables([(padding, TableChange(0, ((0,),) * len(attention.tables)))])
-    for counts in steps(attention.launches[-1].rows, most, crowd):
+    tallest = max(tiles.launches[-1].rows for tiles in attention.tiles)
+    for counts in steps(tallest, most, crowd):
         batch = padding_batch(counts, padding, model.device)
         attention.prepare(batch)
         hidden = run_model(batch.token_ids, batch.positions, attention)

@@ -5,7 +5,10 @@
 Weights are counted on a model built without memory (torch's "meta" device), so the count matches what the model and the
 precision really allocate. The cache is arithmetic:
 
-    bytes per token = 2 (key, value) x layers x key-value heads x (head dimension x bytes per number + bytes per scale)
+    bytes per token = 2 (key, value) x the sum over layers that store them of
+                      key-value heads x (head dimension x bytes per number + bytes per scale)
+
+and pages take what `gradus.cache.groups` says: the same, but for a group of layers that does not fill its pages.
 
 A phase's cache has a fixed size: its slots, or the requested pages; part of the free memory is left to its steps. The
 final engine's cache gets the remaining memory. The memory that its steps need is estimated from their shapes, on the
@@ -23,7 +26,7 @@ from typing import Any
 
 import torch
 
-from gradus.cache.groups import layer_groups
+from gradus.cache.groups import layer_groups, page_layout
 from gradus.cache.windows import longest_sequence
 from gradus.config.options import EngineConfig, EngineOptions
 from gradus.config.settings import capacity, heeded
@@ -74,16 +77,16 @@ class PagePlan:
         Each layer group of the final engine has its own pages, all from one pool: a block is one page per group. A
         phase's page holds all layers.
         """
-        windows = config.windows if isinstance(options, EngineConfig) else (None,) * config.num_layers
-        groups = layer_groups(windows)
-        blocks = options.cache_blocks
-        count = blocks * len(groups)
-        per_value, per_scale = kv_bytes(options, itemsize)
-        heads = 2 * len(groups[0].layers) * options.page_size * config.num_kv_heads  # keys' and values'
+        blocks, per = options.cache_blocks, kv_bytes(options, itemsize)
+        if isinstance(options, EngineConfig):
+            layout = page_layout(config)
+            count, position = blocks * len(layout.groups), layout.position_bytes(*per)
+        else:
+            count, position = blocks, kv_bytes_per_token(config, *per)
         return cls(
             page_size=options.page_size,
             count=count,
-            bytes=(count + 1) * heads * (config.head_dim * per_value + per_scale),
+            bytes=(count + 1) * options.page_size * position,
             positions=blocks * options.page_size,
             full_sequences=blocks // -(-options.limits.context_length // options.page_size),
         )
@@ -305,7 +308,7 @@ def _final(at: "_At", options: EngineConfig, draft: Model | None = None) -> Memo
     """Plan for the final engine, with the fewest concessions that leave a cache worth having, or with all of them."""
     for tried in descending(options, at.memory):
         plan = _planned(at, tried, draft)
-        if plan.fits and _worth_having(plan, tried, len(layer_groups(at.config.windows))):
+        if plan.fits and _worth_having(plan, tried, len(layer_groups(at.config))):
             break
     return replace(plan, concessions=conceded(options, tried))
 
@@ -341,7 +344,8 @@ def _planned(at: "_At", options: EngineConfig, draft: Model | None = None) -> Me
     left = usable - weights - step - graphs - tables
     others = 0  # bytes of the draft model's keys and values in each page
     if draft is not None:
-        others = options.page_size * kv_bytes_per_token(draft.config, *kv_bytes(options, draft.dtype.itemsize))
+        layout = page_layout(draft.config, layer_groups(config)[0].together)
+        others = options.page_size * layout.position_bytes(*kv_bytes(options, draft.dtype.itemsize))
     filled = _filling(config, options, itemsize, left, others) if options.sized else options
     context = _longest(config, filled, budget)
     pages = PagePlan.of(config, replace(filled, limits=replace(options.limits, context_length=context)), itemsize)
@@ -434,7 +438,7 @@ def _filling(config: ModelConfig, options: EngineConfig, itemsize: int, room: in
 
 def _longest(config: ModelConfig, options: EngineConfig, budget: int | None) -> int:
     """Count the tokens of the longest sequence that fits an empty cache (`PagedCache.fits`), up to context_length."""
-    windows = [group.window for group in layer_groups(config.windows)]
+    windows = [group.window for group in layer_groups(config)]
     pages = options.cache_blocks * len(windows)
     return longest_sequence(pages, windows, options.page_size, budget, options.limits.context_length)
 
@@ -449,11 +453,15 @@ def step_bytes(config: ModelConfig, rows: int, sampled: int, itemsize: int) -> i
 
     Only the residual stream lives from layer to layer. In addition, a layer needs for every token the normed row (in
     float32 while it is made), and either queries, keys and values, before and after rotation, or the values between the
-    MLP's matrices: gate, up and their product.
+    MLP's matrices: gate, up and their product. Inputs that layers have of their own are made before the first, and
+    live until the last.
     """
-    heads = (config.num_heads + 2 * config.num_kv_heads) * config.head_dim
-    widest = max(2 * heads, 3 * config.intermediate_size)
-    row = (2 * config.hidden_size + widest) * itemsize + 2 * config.hidden_size * 4
+    layers = range(config.num_layers)
+    heads = max(sum(config.qkv_parts(layer)) for layer in layers)
+    widest = max(2 * heads, 3 * max(config.layer(layer).intermediate_size for layer in layers))
+    inputs = config.num_layers * config.per_layer_width
+    narrow = 2 * config.hidden_size + inputs + max(widest, 3 * inputs)
+    row = narrow * itemsize + 2 * max(config.hidden_size, inputs) * 4
     return rows * row + sampled * config.vocab_size * SAMPLING_BYTES
 
 

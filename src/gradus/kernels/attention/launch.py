@@ -92,11 +92,18 @@ def launches(
     key head also have a tile of 32 rows, for eight tokens with up to four heads each. With it, steps of up to eight
     sequences that verify drafts take up to 14 % less time than with 64 rows (`benchmarks/answered/draft_steps.json`, on
     an H100). In float32 a step's widened keys are in registers, each in two parts for TF32 products. Where heads are 64
-    wide, 64 of them spill and 32 do not (compiled for sm_90, not raced).
+    wide, 64 of them spill and 32 do not (compiled for sm_90, not raced). Nor were heads of 512 raced, only compiled: a
+    tile of 64 rows, whose products are warpgroups' on a Hopper GPU, spills where partial results are added up, behind
+    its loop; of 128 rows it does not compile, and over 8 bits 64 rows spill within the loop, and 32 do not. In float32
+    every shape of them spills, and one of 32 rows nearly all that it has.
     """
     wide = triton.next_power_of_2(head_dim) * dtype.itemsize  # bytes of a key
     if eight_bits and wide <= 256 and dtype.itemsize == 2:
         shapes = [(16, 128, 4, 2), (64, 128, 4, 2 if wide > 128 else 3)]
+    elif wide > 512 and dtype.itemsize == 2 and not eight_bits:
+        shapes = [(16, 16, 4, 3), (64, 32, 8, 2)]
+    elif wide > 1024 and group <= SMALLEST_TILE and not eight_bits:
+        shapes = [(16, 16, 8, 2)]
     elif wide > 256:
         keys, tall, warps = (32, 64, 8) if wide <= 512 else (16, 32, 8)
         shapes = [(16, keys, 4, 3), (tall, keys, warps, 3)]

@@ -4,17 +4,14 @@ Idea: `rope_store` is a launch that moves a few kilobytes, and attention's first
 new token per sequence, or a few drafts behind it, both fit into one launch. Each program that attends for a key head
 rotates that head's queries for itself, straight from the qkv product. The program that has the last of the earlier keys
 takes in the new keys and values behind them, out of registers, and writes both into their pages, where later steps read
-them.
+them. A norm across all of a token's heads does not work: there, no program has seen them all.
 
 Layout: qkv [N, (Hq + 2 Hkv) Dh], the heads of q, k and v side by side. With a prompt this does not work: there, most
 tokens attend to keys that other programs would still have to store.
 """
 
-from typing import NamedTuple
-
 import triton
 import triton.language as tl
-from torch import Tensor
 from triton.language import constexpr, tensor
 
 from gradus.kernels.attention.online_softmax import capped, weights
@@ -25,22 +22,10 @@ MOST_NEW = 16
 """Most new tokens per span. The matrix units need 16 keys per tile; fewer are padded."""
 
 
-class FusedRope(NamedTuple):
-    """Transformations of queries and keys before attention: head norms and rotation.
-
-    table: RotaryTable's [L, Dh], cosines then sines, or None (GPT-2). norms: the weights [Dh] of q's and k's RMSNorm,
-    or None.
-    """
-
-    table: Tensor | None
-    norms: tuple[Tensor, Tensor] | None
-    eps: float
-
-
 @triton.jit
 def new_tokens(
-    product: tensor, stride: int, rotary: tensor, q_gain: tensor, table: tensor, position: int, tokens: int,
-    split: int, splits: int, head: int, there: tensor, eps: float,
+    product: tensor, stride: int, rotary: tensor, growth: tensor, q_gain: tensor, table: tensor, position: int,
+    tokens: int, split: int, splits: int, head: int, there: tensor, eps: float,
     GROUP: constexpr, HEADS: constexpr, HEAD_DIM: constexpr, PAGE: constexpr, ROWS: constexpr, WIDTH: constexpr,
     NEW: constexpr,
 ) -> tensor:  # fmt: skip
@@ -65,7 +50,7 @@ def new_tokens(
     value = tl.load(keys + HEADS * HEAD_DIM + d, mask=inside, other=0.0)
     last = (split == splits - 1) & (position >= 0)
     page = tl.load(table + (position + new) // PAGE, mask=counts & last, other=0).to(tl.int64)
-    queries = _turned(query, query_partner, q_gain, rotary, at, d, eps, HEAD_DIM)
+    queries = _turned(query, query_partner, q_gain, rotary, growth, at, d, eps, HEAD_DIM)
     return queries, key, key_partner, value, last, page
 
 
@@ -74,6 +59,7 @@ def store_and_take_in(
     seen: tensor, total: tensor, peak: tensor, queries: tensor, key: tensor, key_partner: tensor, value: tensor,
     page: tensor, keys: tensor, values: tensor, key_scales: tensor, value_scales: tensor, rotary: tensor,
     k_gain: tensor, position: int, tokens: int, last: tensor, scale: float, softcap: float, eps: float,
+    value_eps: float,
     GROUP: constexpr, HEADS: constexpr, HEAD_DIM: constexpr, PAGE: constexpr, WIDTH: constexpr, WINDOW: constexpr,
     SOFTCAP: constexpr, NEW: constexpr,
 ) -> tensor:  # fmt: skip
@@ -85,17 +71,20 @@ def store_and_take_in(
     at = position
     if NEW > 1:
         at += new[:, None]
+    if value_eps is not None:
+        wide = value.to(tl.float32)
+        value = (wide * tl.rsqrt(tl.sum(wide * wide, 1) / HEAD_DIM + value_eps)[:, None]).to(value.dtype)
     place = (position + new) % PAGE
     home = ((page * PAGE + place) * (HEADS * HEAD_DIM))[:, None] + d
     if key_scales is None:
-        turned = _turned(key, key_partner, k_gain, rotary, at, d, eps, HEAD_DIM)
+        turned = _turned(key, key_partner, k_gain, rotary, None, at, d, eps, HEAD_DIM)
         tl.store(keys + home, turned, mask=inside & last)
         tl.store(values + home, value, mask=inside & last)
         seen, total, peak = _taken_in(
             seen, total, peak, queries, turned, value, position, tokens, last, scale, softcap, GROUP, WINDOW, SOFTCAP
         )
     elif last:  # there is more to do here, and a branch takes fewer registers
-        turned = _turned(key, key_partner, k_gain, rotary, at, d, eps, HEAD_DIM)
+        turned = _turned(key, key_partner, k_gain, rotary, None, at, d, eps, HEAD_DIM)
         scales_home = page * (HEADS * PAGE) + place
         kept_key = _stored_in_8_bits(turned, keys + home, key_scales + scales_home, inside, new < tokens)
         kept_value = _stored_in_8_bits(value, values + home, value_scales + scales_home, inside, new < tokens)
@@ -127,10 +116,11 @@ def _loaded(heads: tensor, d: tensor, inside: tensor, HEAD_DIM: constexpr) -> te
 
 @triton.jit
 def _turned(
-    value: tensor, partner: tensor, gain: tensor, rotary: tensor, position: int, d: tensor, eps: float,
+    value: tensor, partner: tensor, gain: tensor, rotary: tensor, growth: tensor, position: int, d: tensor, eps: float,
     HEAD_DIM: constexpr,
 ) -> tensor:  # fmt: skip
-    """Normalize the heads (gain: None skips it) and rotate them by their positions (rotary: None skips it).
+    """Normalize the heads (gain: None skips it), rotate them by their positions (rotary: None skips it), and multiply
+    them by what the positions say (growth: None skips it).
 
     position: one for all heads, or [R, 1]. See `gradus.models.rope.rotate`. The result is rounded as if it were stored.
     """
@@ -146,6 +136,8 @@ def _turned(
         cos = tl.load(angles + d % HALF, mask=inside, other=0.0).to(tl.float32)
         sin = tl.load(angles + HALF + d % HALF, mask=inside, other=0.0).to(tl.float32)
         x = x * cos + tl.where(d < HALF, -partner, partner) * sin
+        if growth is not None:
+            x *= tl.load(growth + tl.maximum(position, 0))
     return x.to(value.dtype)
 
 

@@ -29,11 +29,12 @@ from torch import Tensor
 from triton.language import constexpr, tensor
 
 from gradus.kernels.attention.launch import SMALLEST_TILE, Launch
-from gradus.kernels.attention.new_token import MOST_NEW, FusedRope, new_tokens, store_and_take_in
+from gradus.kernels.attention.new_token import MOST_NEW, new_tokens, store_and_take_in
 from gradus.kernels.attention.online_softmax import sweep
 from gradus.kernels.attention.splits import Partials, merge_splits
 from gradus.kernels.attention.work import ITEM, Work
 from gradus.kernels.core.overlap import let_next_start, starts_early, wait_for_previous
+from gradus.kernels.rows.passage import NOTHING, Passage
 
 NEAR = 1 << 31  # values that offsets of 32 bits reach
 MERGED_PER_WARP = 1024  # values that a warp adds up at once: 32 registers of each thread
@@ -50,12 +51,12 @@ def paged_attention(
     *,
     scale: float,
     softcap: float | None = None,
-    rope: FusedRope | None = None,
+    passage: Passage | None = None,
     scales: tuple[Tensor, Tensor] | None = None,
 ) -> None:
     """Attend causally, as `work` was laid out for this step; fills the rows of `out` that it covers.
 
-    The keys of this step's own tokens must be stored already. Or `rope` is given, every span has MOST_NEW tokens at
+    The keys of this step's own tokens must be stored already. Or `passage` is given, every span has MOST_NEW tokens at
     most and fits one tile, and q is the qkv product [N, (Hq + 2 Hkv) Dh] (see `new_token`). One launch, and nothing is
     read back.
     scales: of keys and of values, float32 [pages, Hkv, page_size] each, where those are e4m3.
@@ -68,13 +69,15 @@ def paged_attention(
         eight_bits=scales is not None, packed=q.is_cuda and q.dtype == torch.bfloat16,
     )  # fmt: skip
     early = starts_early()
-    rotary, norms, eps = rope or (None, None, 0.0)
+    rotary, norms, eps, across, growth, value_eps = passage or NOTHING
+    assert not across, "no program sees all heads of a token"
     q_gain, k_gain = norms or (None, None)
     key_scales, value_scales = scales or (None, None)
     kernel = _attend[(heads, len(work.items))](
         out, partials.sums, partials.peaks, partials.totals, partials.tickets, q, keys, values, tables, work.items,
-        rotary, q_gain, k_gain, key_scales, value_scales, q.stride(0), tables.stride(0), scale, softcap or 1.0, eps,
-        **shape, NEW=0 if rope is None else 1 if work.longest == 1 else MOST_NEW, PDL=early,
+        rotary, growth, q_gain, k_gain, key_scales, value_scales, q.stride(0), tables.stride(0), scale, softcap or 1.0,
+        eps, value_eps,
+        **shape, NEW=0 if passage is None else 1 if work.longest == 1 else MOST_NEW, PDL=early,
         num_warps=launch.warps, num_stages=launch.stages, launch_pdl=early,
     )  # fmt: skip
     work.kernels.add(kernel)  # None where Triton interprets it
@@ -104,8 +107,9 @@ def constants(
 @triton.jit
 def _attend(
     out: tensor, sums: tensor, peaks: tensor, totals: tensor, tickets: tensor, q: tensor, keys: tensor,
-    values: tensor, tables: tensor, items: tensor, rotary: tensor, q_gain: tensor, k_gain: tensor, key_scales: tensor,
-    value_scales: tensor, q_stride: int, table_stride: int, scale: float, softcap: float, eps: float,
+    values: tensor, tables: tensor, items: tensor, rotary: tensor, growth: tensor, q_gain: tensor, k_gain: tensor,
+    key_scales: tensor, value_scales: tensor, q_stride: int, table_stride: int, scale: float, softcap: float,
+    eps: float, value_eps: float,
     GROUP: constexpr, HEADS: constexpr, HEAD_DIM: constexpr, PAGE: constexpr, WINDOW: constexpr, SOFTCAP: constexpr,
     ROWS: constexpr, KEYS: constexpr, WIDTH: constexpr, UNMASKED: constexpr, AHEAD: constexpr,
     FAR: constexpr, PACKED: constexpr, TAKEN: constexpr, SPLITS: constexpr, NEW: constexpr, PDL: constexpr,
@@ -131,8 +135,8 @@ def _attend(
     total, peak = tl.zeros([ROWS], tl.float32), tl.full([ROWS], float("-inf"), tl.float32)
     if NEW:
         queries, key, key_partner, value, last, page = new_tokens(
-            q + first.to(tl.int64) * q_stride, q_stride, rotary, q_gain, table, position, tokens, split, splits, head,
-            there, eps, GROUP, HEADS, HEAD_DIM, PAGE, ROWS, WIDTH, NEW,
+            q + first.to(tl.int64) * q_stride, q_stride, rotary, growth, q_gain, table, position, tokens, split, splits,
+            head, there, eps, GROUP, HEADS, HEAD_DIM, PAGE, ROWS, WIDTH, NEW,
         )  # fmt: skip
         high = tl.minimum(high, position)
     else:
@@ -153,8 +157,8 @@ def _attend(
     if NEW:
         seen, total, peak = store_and_take_in(
             seen, total, peak, queries, key, key_partner, value, page, keys, values, key_scales, value_scales, rotary,
-            k_gain, position, tokens, last, scale, softcap, eps, GROUP, HEADS, HEAD_DIM, PAGE, WIDTH, WINDOW, SOFTCAP,
-            NEW,
+            k_gain, position, tokens, last, scale, softcap, eps, value_eps, GROUP, HEADS, HEAD_DIM, PAGE, WIDTH, WINDOW,
+            SOFTCAP, NEW,
         )  # fmt: skip
 
     _write(

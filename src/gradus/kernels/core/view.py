@@ -30,7 +30,7 @@ class Twin(nn.Module):
 
 Make = TypeVar("Make", bound=Callable[..., nn.Module | None])  # a twin's class, or a function that chooses one or none
 _TWINS: dict[type[nn.Module], Callable[..., nn.Module | None]] = {}
-COMPUTES = ("forward", "after", "onto")  # the methods that a twin replaces: see `Linear` and `RMSNorm`
+COMPUTES = ("forward", "after", "onto", "times")  # what a twin replaces: see `Linear`, `RMSNorm` and `Activation`
 
 
 def twin_of(*kinds: type[nn.Module]) -> Callable[[Make], Make]:

@@ -6,9 +6,11 @@
     up         normalize, multiply, activate                               x → features
     down       multiply, add to the stream                                 → x
 
-and `head` at the end. If a model normalizes a block's output before adding it (Gemma 3), a sixth stage does that. Each
-stage is divided into chunks of columns (attention: spans of positions), which threads take as they become free
-(`team.py`). Each thread normalizes and rounds a stage's input once for itself, which costs less than another stage.
+and `head` at the end. Some models have more: a stage that normalizes a block's output before adding it (Gemma 3); one
+before `attend` that normalizes all of a token's query heads together, and all its key heads (OLMo); and `gate` and a
+second `down`, where every layer has an embedding of its own of each token (Gemma 4 E2B). Each stage is divided into
+chunks of columns (attention: spans of positions), which threads take as they become free (`team.py`). Each thread
+normalizes and rounds a stage's input once for itself, which costs less than another stage.
 
 A step's data lies in a few arrays, allocated once; each step fills in its rows and calls `run`. One function
 serves every model, number of layers and scheme, so it is compiled once, and its code is kept on disk.
@@ -25,7 +27,7 @@ from gradus.kernels.cpu.activations import Rows, padded, prepare
 from gradus.kernels.cpu.attention.block import Block, attend_block
 from gradus.kernels.cpu.attention.row import Scratch, attend, gather
 from gradus.kernels.cpu.attention.spans import divide
-from gradus.kernels.cpu.elementary import activate, add_to, copy, normalize, tanh
+from gradus.kernels.cpu.elementary import activate, add_scaled, copy, multiply_each, normalize, tanh
 from gradus.kernels.cpu.greedy import NOTHING, token, winner
 from gradus.kernels.cpu.kept import kept, sources
 from gradus.kernels.cpu.machine import FLAGS, load
@@ -34,8 +36,9 @@ from gradus.kernels.cpu.team import BETWEEN_STEPS, FIRST, OVER, PATIENCE, WITHIN
 
 f32 = np.float32
 
-QKV, ATTEND, OUTPUT, ADD_NORMALIZED, UP, DOWN, HEAD, BESIDE = range(8)
-"""BESIDE: a product outside the model's step, which runs on its own."""
+QKV, NORMALIZE_HEADS, ATTEND, OUTPUT, ADD_NORMALIZED, UP, DOWN, GATE, HEAD, BESIDE = range(10)
+"""GATE: the product that gates a layer's own embedding of each token. BESIDE: a product outside the model's step, which
+runs on its own."""
 
 STAGE = np.dtype(
     [
@@ -43,13 +46,17 @@ STAGE = np.dtype(
         ("layer", np.int64),
         ("matrix", np.int64),  # the first of `parts` records
         ("parts", np.int64),
-        ("columns", np.int64),  # of the result; of half of it if `up` is gated
+        ("columns", np.int64),  # of the result, or of each of its halves
+        ("halves", np.int64),  # 2 if the result is [gate, up]
         ("chunk", np.int64),  # columns of a chunk
         ("norm", np.int64),  # addresses of float32; 0: none
         ("norm_bias", np.int64),
+        ("key_norm", np.int64),  # of all key heads as one row, `norm` being that of the query heads
         ("eps", np.float32),
         ("alike", np.int64),  # whether activations are prepared once for all of them
+        ("activation", np.int64),
         ("onto", np.int64),  # whether the result is added to the stream; else it goes to `added`
+        ("scale", np.float32),  # of the stream, once the result is added to it
     ]
 )
 
@@ -60,9 +67,6 @@ SHAPE = np.dtype(
         ("rows", np.int64),  # of this step
         ("wanted", np.int64),  # number of rows that get logits
         ("hidden", np.int64),
-        ("features", np.int64),
-        ("activation", np.int64),
-        ("gated", np.int64),
         ("softcap", np.float32),  # of the logits; 0: none
         ("greedy", np.int64),  # whether the head chooses tokens and stores no logits
     ]
@@ -72,13 +76,14 @@ SHAPE = np.dtype(
 class Step(NamedTuple):
     """All data of a step. Buffers are float32 [R, …], R being MOST_ROWS: one row per new token.
 
-    shape: SHAPE [1]; heads: HEADS [1]; stages: STAGE [S]; matrices: MATRIX; layers: LAYER.
+    shape: SHAPE [1]; heads: HEADS [layers]; stages: STAGE [S]; matrices: MATRIX; layers: LAYER [layers].
     chunks: int64 [S], the number of chunks of each stage in this step.
     rows: int64 [4, R]: each row's slot, its position, and the number of rows of the same slot right before it; then
     the numbers of the rows that get logits.
     contexts: CONTEXT [groups of layers]; spans: SPAN [groups, most]; span_starts: int64 [groups, R + 1], the first
     partial of each row, and the end.
-    partials: float32 [most, Hq, Dh + 2].
+    x: the stream, [R, D], and behind it the tokens' embeddings of every layer, [R, layers, P], if there are any.
+    partials: float32 [most, Hq, Dh + 2], Dh being that of the widest layer, as in qkv and features.
     winners: int64 [chunks of the head, R], see `greedy.py`; tokens: int64 [R], the choice.
     given, made: inputs and results of products outside the step, as wide as the widest of each.
     """
@@ -123,12 +128,15 @@ def run_chunk(step: Step, worker: Worker, number: int, index: int, chunk: int) -
         layer = step.layers[stage.layer]
         span = step.spans[layer.group, chunk]
         if span.rows == 1:
-            attend(step.heads[0], layer, span, step.qkv, worker.scratch, step.partials[span.partial])
+            attend(step.heads[stage.layer], layer, span, step.qkv, worker.scratch, step.partials[span.partial])
         else:
-            attend_block(step.heads[0], layer, span, step.qkv, worker.block, step.partials)
+            attend_block(step.heads[stage.layer], layer, span, step.qkv, worker.block, step.partials)
         return
     if stage.kind == ADD_NORMALIZED:
         _add_normalized(step, stage, worker)
+        return
+    if stage.kind == NORMALIZE_HEADS:
+        _normalize_heads(step, stage)
         return
     low = chunk * stage.chunk
     high = min(low + stage.chunk, stage.columns)
@@ -139,11 +147,10 @@ def run_chunk(step: Step, worker: Worker, number: int, index: int, chunk: int) -
     chooses = stage.kind == HEAD and step.shape[0].greedy != 0
     y = _result(step, stage, worker, chooses)
     before = low if chooses else 0  # columns of the result that y leaves out
-    halves = 2 if stage.kind == UP and step.shape[0].gated else 1  # a gated product is [gate, up]
-    for half in range(halves):
+    for half in range(stage.halves):
         _multiply(step, stage, before, low + half * stage.columns, high + half * stage.columns, worker.rows, y)
-    if stage.kind == UP:
-        _activate(step, low, high, y)
+    if stage.kind == UP or stage.kind == GATE:
+        _activate(step, stage, low, high, y)
     elif stage.kind == HEAD:
         _cap(step, low - before, high - before, y)
         if chooses:
@@ -163,14 +170,16 @@ def _fill(step: Step, stage: Any, rows: Rows) -> None:
         if stage.kind == OUTPUT:
             group = step.layers[stage.layer].group
             first, end = step.span_starts[group, r], step.span_starts[group, r + 1]
-            gather(step.heads[0], step.partials, first, end - first, rows.x[r])
+            gather(step.heads[stage.layer], step.partials, first, end - first, rows.x[r])
         elif stage.kind == DOWN:
-            copy(step.features[r, : shape.features], rows.x[r])
+            copy(step.features[r, : step.matrices[stage.matrix].width], rows.x[r])
         elif stage.kind == BESIDE:
             copy(step.given[r, : step.matrices[stage.matrix].width], rows.x[r])
         elif stage.kind == HEAD:
             row = step.x[step.rows[WANTED, r]]
             normalize(row, shape.hidden, stage.norm, stage.norm_bias, stage.eps, rows.x[r])
+        elif not stage.norm:
+            copy(step.x[r, : shape.hidden], rows.x[r])
         else:
             normalize(step.x[r], shape.hidden, stage.norm, stage.norm_bias, stage.eps, rows.x[r])
     for r in range(count, padded(count)):
@@ -214,7 +223,7 @@ def _result(step: Step, stage: Any, worker: Worker, chooses: bool) -> Any:
 def _add(step: Step, stage: Any, low: int, high: int, products: Any) -> None:
     for r in range(step.shape[0].rows):
         if stage.onto:
-            add_to(step.x[r, low:high], products[r, low:high])
+            add_scaled(step.x[r, low:high], products[r, low:high], stage.scale)
         else:
             copy(products[r, low:high], step.added[r, low:high])
 
@@ -225,17 +234,35 @@ def _add_normalized(step: Step, stage: Any, worker: Worker) -> None:
     for r in range(shape.rows):
         out = worker.products[r]
         normalize(step.added[r], shape.hidden, stage.norm, stage.norm_bias, stage.eps, out)
-        add_to(step.x[r, : shape.hidden], out[: shape.hidden])
+        add_scaled(step.x[r, : shape.hidden], out[: shape.hidden], stage.scale)
 
 
 @njit(**FLAGS)
-def _activate(step: Step, low: int, high: int, products: Any) -> None:
-    """Compute features low to high from the first half of the product and, if it is gated, the second."""
-    shape = step.shape[0]
-    for r in range(shape.rows):
-        activate(shape.activation, products[r, low:high])
-        for i in range(low, high):
-            step.features[r, i] = products[r, i] * products[r, shape.features + i] if shape.gated else products[r, i]
+def _normalize_heads(step: Step, stage: Any) -> None:
+    """Normalize each row's query heads as one row of numbers, and its key heads as another, if it has any."""
+    shape = step.heads[stage.layer]
+    q_width, kv_width = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+    for r in range(step.shape[0].rows):
+        queries, keys = step.qkv[r, :q_width], step.qkv[r, q_width : q_width + kv_width]
+        normalize(queries, q_width, stage.norm, 0, stage.eps, queries)
+        if stage.key_norm:
+            normalize(keys, kv_width, stage.key_norm, 0, stage.eps, keys)
+
+
+@njit(**FLAGS)
+def _activate(step: Step, stage: Any, low: int, high: int, products: Any) -> None:
+    """Compute features low to high from the first half of the product and what it gates: the second half, if there is
+    one, or the token's own embedding in this layer."""
+    own = step.shape[0].hidden + stage.layer * stage.columns
+    for r in range(step.shape[0].rows):
+        gates, features = products[r, low:high], step.features[r, low:high]
+        activate(stage.activation, gates)
+        if stage.halves == 2:
+            multiply_each(gates, products[r, stage.columns + low :], features)
+        elif stage.kind == GATE:
+            multiply_each(gates, step.x[r, own + low :], features)
+        else:
+            copy(gates, features)
 
 
 @njit(**FLAGS)

@@ -55,10 +55,17 @@ def copy(x: Any, out: Any) -> None:
 
 
 @njit(**FLAGS)
-def add_to(x: Any, y: Any) -> None:
-    """x += y, of two vectors that do not overlap."""
+def add_scaled(x: Any, y: Any, scale: Any) -> None:
+    """x = (x + y) scale, of two vectors that do not overlap."""
     for j in range(x.shape[0]):
-        x[j] += y[j]
+        x[j] = (x[j] + y[j]) * scale
+
+
+@njit(**FLAGS)
+def multiply_each(x: Any, y: Any, out: Any) -> None:
+    """out = x times y, value by value, for all of x."""
+    for j in range(x.shape[0]):
+        out[j] = x[j] * y[j]
 
 
 @njit(**FLAGS)
@@ -75,6 +82,17 @@ def activate(kind: int, x: Any) -> None:
     else:
         for j in range(x.shape[0]):
             x[j] = f32(0.5) * x[j] * f32(1 + math.erf(x[j] * math.sqrt(0.5)))
+
+
+@njit(**FLAGS)
+def normalize_plainly(x: Any, width: int, eps: Any, out: Any) -> None:
+    """Apply RMSNorm without weights. The output may be the input."""
+    squares = f32(0)
+    for j in range(width):
+        squares += x[j] * x[j]
+    factor = f32(1) / np.sqrt(squares / f32(width) + eps)
+    for j in range(width):
+        out[j] = x[j] * factor
 
 
 @njit(**FLAGS)

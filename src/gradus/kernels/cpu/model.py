@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Sequence
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 from weakref import finalize
 
 import numpy as np
@@ -19,7 +19,9 @@ from gradus.kernels.cpu.decode_step import (
     ATTEND,
     BESIDE,
     DOWN,
+    GATE,
     HEAD,
+    NORMALIZE_HEADS,
     OUTPUT,
     QKV,
     SHAPE,
@@ -40,7 +42,7 @@ from gradus.kernels.cpu.vectors import LANES
 from gradus.models import Model
 from gradus.models.heads import Heads
 from gradus.models.layers import Activation, Gated, Linear, RMSNorm
-from gradus.models.parts import LayerParts, Undescribed, parts_of
+from gradus.models.parts import EmbeddedParts, LayerParts, Undescribed, parts_of
 from gradus.models.precision import widens_prompts
 from gradus.models.rope import RotaryTable
 from gradus.quantization.gguf import GGUFLinear
@@ -52,7 +54,6 @@ CHUNK_BYTES = 1 << 20  # most bytes of a chunk's weights, because threads wait f
 f32 = np.float32
 Rows = NDArray[np.int64]
 """A number for each row."""
-Value = TypeVar("Value")
 
 KNOWN_PARTS = (nn.LayerNorm, RMSNorm, Heads, RotaryTable, Activation, Gated)
 """Classes that the stages compute, not their subclasses, which may differ. `Matrices` checks the matrices."""
@@ -64,11 +65,16 @@ def known_layers(model: Model) -> list[LayerParts]:
         layers = parts_of(model)
     except Undescribed as error:
         raise Unsupported(error.kind) from error
-    norms = [norm for layer in layers for norm in (layer.heads.q_norm, layer.heads.k_norm)]
-    for part in (model.norm, *(part for layer in layers for part in layer), *norms):
-        if part is not None and not isinstance(part, Linear) and type(part) not in KNOWN_PARTS:
+    parts = [part for layer in layers for part in (*layer, *(layer.embedded or ()), *_head_norms(layer))]
+    for part in (model.norm, *parts):
+        known = part is None or isinstance(part, Linear | Tensor | EmbeddedParts)
+        if not known and type(part) not in KNOWN_PARTS:
             raise Unsupported(f"{type(part).__module__}.{type(part).__qualname__}")
     return layers
+
+
+def _head_norms(layer: LayerParts) -> tuple[RMSNorm | None, RMSNorm | None]:
+    return layer.heads.q_norm, layer.heads.k_norm
 
 
 class Stages:
@@ -90,45 +96,62 @@ class Stages:
             self._add_product(BESIDE, 0, linear)
 
     def _add_layer(self, index: int, layer: LayerParts) -> None:
-        self._add_product(QKV, index, layer.qkv, norm=layer.attention_norm)
+        embedded, scale = layer.embedded, 1.0 if layer.scale is None else layer.scale.item()
+        q_norm, k_norm = _head_norms(layer)
+        self._add_product(QKV, index, layer.qkv, layer.attention_norm)
+        if layer.heads.across_heads and q_norm is not None:
+            self._add(NORMALIZE_HEADS, index, q_norm, key_norm=self._weight(k_norm))
         self._add(ATTEND, index)
         self._add_to_stream(OUTPUT, index, layer.output, layer.attention_out_norm)
-        halves = 1 + isinstance(layer.activation, Gated)
-        self._add_product(UP, index, layer.up, norm=layer.mlp_norm, halves=halves)
-        self._add_to_stream(DOWN, index, layer.down, layer.mlp_out_norm)
+        self._add_product(UP, index, layer.up, layer.mlp_norm, layer.activation)
+        self._add_to_stream(DOWN, index, layer.down, layer.mlp_out_norm, 1.0 if embedded else scale)
+        if embedded:
+            self._add_product(GATE, index, embedded.gate, then=embedded.activation)
+            self._add_to_stream(DOWN, index, embedded.out, embedded.norm, scale)
 
-    def _add_to_stream(self, kind: int, layer: int, linear: Linear, norm: nn.Module | None) -> None:
-        self._add_product(kind, layer, linear, onto=norm is None)
-        if norm is not None:
-            self._add(ADD_NORMALIZED, layer, norm=norm)
+    def _add_to_stream(self, kind: int, layer: int, linear: Linear, norm: nn.Module | None, scale: float = 1.0) -> None:
+        if norm is None:
+            self._add_product(kind, layer, linear, onto=True, scale=scale)
+        else:
+            self._add_product(kind, layer, linear)
+            self._add(ADD_NORMALIZED, layer, norm, scale=scale)
 
     def _add_product(
-        self, kind: int, layer: int, linear: Linear, norm: nn.Module | None = None, onto: bool = False, halves: int = 1
+        self,
+        kind: int,
+        layer: int,
+        linear: Linear,
+        norm: nn.Module | None = None,
+        then: Activation | None = None,
+        **fields: float,
     ) -> None:
         matrix, parts = self.matrices.add(linear)
+        halves = 1 + isinstance(then, Gated)
         columns = sum(linear.out_features) // halves
         chunk = self._chunk(columns, sum(each.nbytes for each in linear.parameters()))
-        self._add(kind, layer, (matrix, parts, columns, chunk), norm, onto)
+        fields |= {"matrix": matrix, "parts": parts, "alike": self.matrices.alike(matrix, parts)}
+        fields |= {"columns": columns, "halves": halves, "chunk": chunk}
+        self._add(kind, layer, norm, **fields, activation=0 if then is None else ACTIVATIONS[then.name])
 
     def _chunk(self, columns: int, matrix_bytes: int) -> int:
         """Columns of a chunk, a multiple of 16. A stage has equal chunks, one per thread and round."""
         rounds = max(ROUNDS, -(-matrix_bytes // (self.threads * CHUNK_BYTES)))
         return -(-columns // (rounds * self.threads * 16)) * 16
 
-    def _add(
-        self,
-        kind: int,
-        layer: int,
-        product: tuple[int, int, int, int] = (0, 0, 1, 1),
-        norm: nn.Module | None = None,
-        onto: bool = False,
-    ) -> None:
-        weight = bias = eps = 0.0
+    def _add(self, kind: int, layer: int, norm: nn.Module | None = None, **fields: float) -> None:
+        """Add a stage: one chunk, unless `fields` of STAGE say otherwise."""
+        fields |= {"kind": kind, "layer": layer, "norm": self._weight(norm)}
         if isinstance(norm, RMSNorm | nn.LayerNorm):
-            weight, eps = self.matrices.address(norm.weight.float()), norm.eps
-            bias = self.matrices.address(norm.bias.float()) if isinstance(norm, nn.LayerNorm) else 0
-        alike = self.matrices.alike(*product[:2])
-        self.rows.append((kind, layer, *product, weight, bias, eps, alike, onto))
+            fields["eps"] = norm.eps
+        if isinstance(norm, nn.LayerNorm):
+            fields["norm_bias"] = self.matrices.address(norm.bias.float())
+        fields = {"columns": 1, "chunk": 1, "scale": 1.0} | fields
+        assert STAGE.names is not None
+        self.rows.append(tuple(fields.get(name, 0) for name in STAGE.names))
+
+    def _weight(self, norm: nn.Module | None) -> int:
+        """The address of a norm's weights in float32; 0: none."""
+        return self.matrices.address(norm.weight.float()) if isinstance(norm, RMSNorm | nn.LayerNorm) else 0
 
 
 class Work:
@@ -149,9 +172,9 @@ class Work:
 class DecodeModel:
     """Runs steps of up to MOST_ROWS rows on a model's weights and an engine's pages.
 
-    keys and values: of each layer, [rows, Hkv, Dh] float32 or bfloat16, and its group. tables: int64 [groups, slots,
-    longest]. threads: that share a step, the caller included. extra_linears: what `multiply` takes, which the same
-    threads share. Raises Unsupported.
+    cache: the keys and values that each layer attends to, [rows, Hkv, Dh] float32 or bfloat16, and their group.
+    tables: int64 [groups, slots, longest]. threads: that share a step, the caller included. extra_linears: what
+    `multiply` takes, which the same threads share. Raises Unsupported.
     """
 
     def __init__(
@@ -168,12 +191,12 @@ class DecodeModel:
         stages = Stages(model, extra_linears, threads)
         self.kept = stages.matrices, cache, tables
         self.kind = KINDS[stages.matrices.rows[0][0]]  # of the first matrix; in a mix others may differ
-        whole = model.config.head_dim % SQUARE == 0
+        whole = all(layer.heads.head_dim % SQUARE == 0 for layer in stages.layers)
         together = SQUARE if whole else MOST_ROWS + 1  # rows of a sequence, from which they attend as one block
         groups = contexts(tables.numpy(), windows, threads, together)
         self.step = _make_step(model, stages, cache, page_size, groups)
         self.shape = self.step.shape[0]
-        self.count = stages.count
+        self.count, self.width = stages.count, model.config.hidden_size
         self.tables_of_angles, self._reached = _tables(stages.layers), 0
         self.work = Work(self.step, [_make_worker(model, self.step) for _ in range(threads)])
         _add_panels(model)
@@ -223,7 +246,7 @@ class DecodeModel:
     def hidden(self, rows: Rows | slice = slice(None)) -> Tensor:
         """The last step's hidden states of these rows, [rows, D], after the final norm, as the model's head reads
         them."""
-        states = torch.from_numpy(self.step.x[: self.shape["rows"]][rows])
+        states = torch.from_numpy(self.step.x[: self.shape["rows"], : self.width][rows])
         return cast(Tensor, self.model.norm(states.to(self.model.dtype)))
 
     def multiply(self, number: int, x: Tensor) -> Tensor:
@@ -258,7 +281,8 @@ def _make_step(
     page_size: int,
     groups: NDArray[np.void],
 ) -> Step:
-    config, rows = model.config, np.array(stages.rows, STAGE)
+    config, rows, layers = model.config, np.array(stages.rows, STAGE), stages.layers
+    head_dim = max(layer.heads.head_dim for layer in layers)
     most = most_spans(MOST_ROWS, config.context_length, stages.threads)
     chunks = -(-rows["columns"] // rows["chunk"])
 
@@ -266,21 +290,21 @@ def _make_step(
         return np.zeros((MOST_ROWS, width), f32)
 
     return Step(
-        shape=_shape(model, stages.layers),
-        heads=_heads(model, stages.layers, cache[0][0], page_size),
+        shape=np.array([(0, 0, config.hidden_size, config.final_softcap or 0.0, 0)], SHAPE),
+        heads=_heads(model, layers, cache, page_size),
         stages=rows,
         chunks=chunks,
         rows=np.zeros((WANTED + 1, MOST_ROWS), np.int64),
         matrices=stages.matrices.records,
-        layers=_layers(stages.layers, cache, stages.matrices),
+        layers=_layers(layers, cache, stages.matrices),
         contexts=groups,
         spans=np.zeros((len(groups), most), SPAN),
         span_starts=np.zeros((len(groups), MOST_ROWS + 1), np.int64),
-        x=buffer(config.hidden_size),
-        qkv=buffer(sum(config.qkv_widths)),
-        partials=np.empty((most, config.num_heads, config.head_dim + 2), f32),  # most are never written
+        x=buffer(config.input_width),
+        qkv=buffer(max(sum(layer.qkv.out_features) for layer in layers)),
+        partials=np.empty((most, config.num_heads, head_dim + 2), f32),  # most are never written
         added=buffer(config.hidden_size),
-        features=buffer(config.intermediate_size),
+        features=buffer(rows["columns"][np.isin(rows["kind"], (UP, GATE))].max()),
         logits=buffer(config.vocab_size),
         winners=np.zeros((chunks[stages.count - 1], MOST_ROWS), np.int64),
         tokens=np.zeros(MOST_ROWS, np.int64),
@@ -289,36 +313,21 @@ def _make_step(
     )
 
 
-def _shape(model: Model, layers: Sequence[LayerParts]) -> NDArray[np.void]:
-    config = model.config
-    gated, name = _same("activation", [(isinstance(each.activation, Gated), each.activation.name) for each in layers])
-    shape = config.hidden_size, config.intermediate_size, ACTIVATIONS[name], gated, config.final_softcap or 0.0
-    return np.array([(0, 0, *shape, 0)], SHAPE)
-
-
-def _same(what: str, values: Sequence[Value]) -> Value:
-    """Return the value that all layers share: a step stores it only once."""
-    if len(set(values)) != 1:
-        raise Unsupported(f"layers that differ in {what}")
-    return values[0]
-
-
-def _heads(model: Model, layers: Sequence[LayerParts], keys: Tensor, page_size: int) -> NDArray[np.void]:
-    config = model.config
-    if keys.dtype not in (torch.float32, torch.bfloat16):
-        raise Unsupported(f"a cache in {keys.dtype}")
-    norms = [norm for layer in layers for norm in (layer.heads.q_norm, layer.heads.k_norm)]
-    eps = _same("the eps of their heads' norms", [0.0 if norm is None else norm.eps for norm in norms])
-    return np.array(
-        [
-            (
-                config.num_heads, config.num_kv_heads, config.head_dim, page_size, len(keys),
-                keys.dtype == torch.bfloat16, config.attention_scale, config.attention_softcap or 0.0,
-                eps,
-            )
-        ],
-        HEADS,
-    )  # fmt: skip
+def _heads(
+    model: Model, layers: Sequence[LayerParts], cache: Sequence[tuple[Tensor, Tensor, int]], page_size: int
+) -> NDArray[np.void]:
+    rows = []
+    for layer, (keys, _, _) in zip(layers, cache, strict=True):
+        if keys.dtype not in (torch.float32, torch.bfloat16):
+            raise Unsupported(f"a cache in {keys.dtype}")
+        eps = {norm.eps for norm in _head_norms(layer) if norm is not None} or {0.0}
+        if len(eps) > 1:
+            raise Unsupported("queries and keys that differ in their norms' eps")
+        heads, config = layer.heads, model.config
+        sizes = heads.num_heads, heads.num_kv_heads, heads.head_dim, page_size, keys.dtype == torch.bfloat16
+        value_eps = -1.0 if heads.value_eps is None else heads.value_eps
+        rows.append((*sizes, config.attention_scale, config.attention_softcap or 0.0, *eps, value_eps))
+    return np.array(rows, HEADS)
 
 
 def _tables(layers: Sequence[LayerParts]) -> set[RotaryTable]:
@@ -332,26 +341,30 @@ def _layers(
     for rope in ropes:
         if rope.table.dtype != torch.float32:  # the kernels then have a copy, as long as the context
             rope.reach(len(rope.table))
-    rotations = {rope: matrices.address(rope.table.float()) for rope in ropes}
+    rotations = {rope: (matrices.address(rope.table.float()), _query_scales(rope, matrices)) for rope in ropes}
     rows = []
     for layer, (keys, values, group) in zip(layers, cache, strict=True):
-        rotation = 0 if layer.rope is None else rotations[layer.rope]
-        norms = (layer.heads.q_norm, layer.heads.k_norm)
+        rotation = (0, 0) if layer.rope is None else rotations[layer.rope]
+        norms = (None, None) if layer.heads.across_heads else _head_norms(layer)  # those have a stage
         addresses = [0 if norm is None else matrices.address(norm.weight.float()) for norm in norms]
-        rows.append((keys.data_ptr(), values.data_ptr(), rotation, *addresses, group))
+        rows.append((keys.data_ptr(), values.data_ptr(), layer.heads.stores, *rotation, *addresses, group))
     return np.array(rows, LAYER)
 
 
+def _query_scales(rope: RotaryTable, matrices: Matrices) -> int:
+    return 0 if rope.query_scales is None else matrices.address(rope.query_scales)
+
+
 def _make_worker(model: Model, step: Step) -> Worker:
-    config = model.config
-    (head,) = step.stages[step.stages["kind"] == HEAD]
-    inside = max(config.hidden_size, config.intermediate_size, config.q_width)
-    widest = max(inside, step.given.shape[1])
-    columns = max(config.hidden_size, sum(config.up_widths), head["chunk"])
+    stages, heads = step.stages, step.heads
+    (head,) = stages[stages["kind"] == HEAD]
+    products = stages[np.isin(stages["kind"], (OUTPUT, UP, DOWN, GATE))]
+    columns = max(*(products["columns"] * products["halves"]), head["chunk"])
+    head_dim = heads["head_dim"].max()
     return Worker(
-        make_rows(widest),
-        make_scratch(config.num_heads, config.head_dim),
-        make_block(config.num_heads // config.num_kv_heads, config.head_dim),
+        make_rows(step.matrices["width"].max()),
+        make_scratch(model.config.num_heads, head_dim),
+        make_block((heads["heads"] // heads["kv_heads"]).max(), head_dim),
         np.full(1, -1, np.int64),
         np.zeros((MOST_ROWS, _unaligned(columns)), f32),
     )

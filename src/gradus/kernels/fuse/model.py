@@ -20,16 +20,17 @@ from typing import Protocol, cast
 from torch import Tensor, nn
 
 from gradus.errors import ConfigError
-from gradus.kernels.attention.new_token import FusedRope
 from gradus.kernels.core.overlap import early_launches
 from gradus.kernels.core.view import Twin, is_known, twin_of, view
 from gradus.kernels.fuse import quantized  # names the twins of quantized matrices, too
 from gradus.kernels.linear.dispatch import choose_fused, fused_linear, linear
 from gradus.kernels.linear.epilogue import Norm
+from gradus.kernels.linear.launch_tables import FusedLaunch
 from gradus.kernels.linear.launches import GemvLaunch
 from gradus.kernels.rows.activation import activation, gated_activation
 from gradus.kernels.rows.norm import add_layer_norm, add_normalized, add_rms_norm
-from gradus.kernels.rows.rope_store import rope_store
+from gradus.kernels.rows.passage import Passage
+from gradus.kernels.rows.rope_store import rope_store, turned_queries
 from gradus.models.attention import Attention
 from gradus.models.heads import Heads
 from gradus.models.layers import Activation, Gated, Linear, Model, RMSNorm
@@ -74,7 +75,7 @@ class PagesAttention(Attention, Protocol):
     def attend_stored(self, layer: int, q: Tensor) -> Tensor:
         """q: [N, Hq, Dh], rotated, whose keys and values are stored by now. Returns [N, Hq, Dh]."""
 
-    def store_and_attend(self, layer: int, qkv: Tensor, rope: FusedRope) -> Tensor:
+    def store_and_attend(self, layer: int, qkv: Tensor, passage: Passage) -> Tensor:
         """Take the qkv product [N, (Hq + 2 Hkv) Dh] in a step that `fuses_rope`; return attention's [N, Hq, Dh]."""
 
 
@@ -89,23 +90,29 @@ class FusedLinear(Twin, Linear):
     def forward(self, x: Tensor) -> Tensor:
         return linear(x, self.weight, self.bias, counters=self.counters)
 
-    def after(self, norm: RMSNorm | nn.LayerNorm, x: Tensor, then: Activation | None = None) -> Tensor:
+    def after(self, norm: RMSNorm | nn.LayerNorm | None, x: Tensor, then: Activation | None = None) -> Tensor:
         if not (is_known(norm) and is_known(then)):
             return super().after(norm, x, then)
         gated = isinstance(then, Gated)
         launch = choose_fused(x.shape[0], *self.weight.shape, gated, x.device) if x.element_size() == 2 else None
         if launch is None:
             return super().after(norm, x, then)
-        inside, centered = None, isinstance(norm, nn.LayerNorm)
-        may_go_within = self.in_features <= NORM_WITHIN and getattr(norm, "summands", None) is None
-        if may_go_within and (isinstance(launch, GemvLaunch) or not centered):
-            inside = Norm(norm.weight, norm.bias if isinstance(norm, nn.LayerNorm) else None, norm.eps)
-        elif then is None and not centered:
-            return self(norm(x))
+        inside, centered = self._within(norm, launch), isinstance(norm, nn.LayerNorm)
+        if norm is not None and inside is None:
+            x = norm(x)
+        if then is None and inside is None and not centered:
+            return self(x)
         return fused_linear(
-            x if inside else norm(x), self.weight, launch, bias=self.bias, norm=inside,
-            activation=then.name if then else None, gated=gated,
-        )  # fmt: skip
+            x, self.weight, launch, bias=self.bias, norm=inside, activation=then.name if then else None, gated=gated
+        )
+
+    def _within(self, norm: RMSNorm | nn.LayerNorm | None, launch: FusedLaunch) -> Norm | None:
+        """The norm as the launch computes it; None where there is none, or where a launch of its own is faster."""
+        if norm is None or self.in_features > NORM_WITHIN or getattr(norm, "summands", None) is not None:
+            return None
+        if isinstance(norm, nn.LayerNorm):
+            return Norm(norm.weight, norm.bias, norm.eps) if isinstance(launch, GemvLaunch) else None
+        return Norm(norm.weight, None, norm.eps)
 
     def onto(self, stream: Tensor, x: Tensor) -> Tensor:
         return linear(x, self.weight, self.bias, stream, counters=self.counters)
@@ -164,8 +171,8 @@ class FusedRMSNorm(Twin, RMSNorm):
             return self.summands.add_rms_norm(x, self.weight, self.eps)
         return add_rms_norm(x, None, self.weight, self.eps)
 
-    def onto(self, stream: Tensor, x: Tensor) -> Tensor:
-        add_normalized(stream, x, self.weight, self.eps)
+    def onto(self, stream: Tensor, x: Tensor, scale: Tensor | None = None) -> Tensor:
+        add_normalized(stream, x, self.weight, self.eps, scale)
         return stream
 
 
@@ -179,6 +186,9 @@ class FusedLayerNorm(Twin, nn.LayerNorm):
 class FusedActivation(Twin, Activation):
     def forward(self, x: Tensor) -> Tensor:
         return activation(x, self.name)
+
+    def times(self, x: Tensor, by: Tensor) -> Tensor:
+        return activation(x, self.name, by)
 
 
 @twin_of(Gated)
@@ -196,8 +206,8 @@ class FusedRotaryTable(Twin, RotaryTable):
         super().__init__(part)
 
     def forward(self, positions: Tensor) -> Rotation:
-        """The table and the positions, for `FusedHeads`."""
-        return self.table, positions
+        """The table, the positions and the queries' growth, for `FusedHeads`."""
+        return Rotation(self.table, positions, self.query_scales)
 
 
 @twin_of(Heads)
@@ -211,12 +221,16 @@ class FusedHeads(Twin, Heads):
 
     def forward(self, qkv: Tensor, rotation: Rotation | None, attention: Attention) -> Tensor:
         pages = cast(PagesAttention, attention)
-        table, positions = rotation or (None, None)
+        table, positions, growth = rotation or (None, None, None)
         norms, eps = None, 0.0
-        if self.q_norm is not None and self.k_norm is not None:
-            norms, eps = (self.q_norm.weight, self.k_norm.weight), self.q_norm.eps
+        if self.q_norm is not None:
+            norms = self.q_norm.weight, None if self.k_norm is None else self.k_norm.weight
+            eps = self.q_norm.eps
+        passage = Passage(table, norms, eps, self.across_heads, growth, self.value_eps)
+        if not self.stores:
+            return pages.attend_stored(self.layer, turned_queries(qkv, self.head_dim, passage, positions)).flatten(1)
         if pages.fuses_rope:
-            return pages.store_and_attend(self.layer, qkv, FusedRope(table, norms, eps)).flatten(1)
+            return pages.store_and_attend(self.layer, qkv, passage).flatten(1)
         *storage, scales = pages.destination(self.layer)
-        q = rope_store(qkv, *storage, table=table, positions=positions, norms=norms, eps=eps, scales=scales)
+        q = rope_store(qkv, *storage, passage, positions, scales=scales)
         return pages.attend_stored(self.layer, q).flatten(1)

@@ -54,7 +54,7 @@ class FusedQuantized(Twin, QuantizedLinear):
     def forward(self, x: Tensor) -> Tensor:
         return self.run(x.shape[0], x, None)
 
-    def after(self, norm: RMSNorm | nn.LayerNorm, x: Tensor, then: Activation | None = None) -> Tensor:
+    def after(self, norm: RMSNorm | nn.LayerNorm | None, x: Tensor, then: Activation | None = None) -> Tensor:
         if not (is_known(norm) and is_known(then)):
             return super().after(norm, x, then)
         if then is None:

@@ -6,6 +6,9 @@ product.
 
 Elements moved per token: 2 F read, F written (without a gate: F and F). Layout: gate_up [N, 2 F] contiguous, gate
 first; a program takes BLOCK columns of one row. The arithmetic is float32 whatever the dtype, rounded once at the end.
+
+The factor may also come from elsewhere: Gemma 4's layers multiply their activated gate by their own embeddings. These
+are columns of a wider tensor, and read in place.
 """
 
 import torch
@@ -35,14 +38,16 @@ def activate(x: tensor, ACTIVATION: constexpr) -> tensor:
 @triton.jit
 def activation_kernel(
     in_ptr: tensor,
+    times_ptr: tensor,
     out_ptr: tensor,
     width: int,
+    stride: int,
     ACTIVATION: constexpr,
     GATED: constexpr,
     BLOCK: constexpr,
     PDL: constexpr,
 ) -> None:
-    """Row program_id(0), columns from program_id(1) * BLOCK on."""
+    """Row program_id(0), columns from program_id(1) * BLOCK on. times: factors, rows `stride` apart; None: none."""
     let_next_start(PDL)
     wait_for_previous(PDL)
     row = tl.program_id(0).to(tl.int64)
@@ -54,6 +59,8 @@ def activation_kernel(
         out = activate(tl.load(here, mask=inside, other=0.0).to(tl.float32), ACTIVATION) * up
     else:
         out = activate(tl.load(in_ptr + row * width + column, mask=inside, other=0.0).to(tl.float32), ACTIVATION)
+    if times_ptr is not None:
+        out *= tl.load(times_ptr + row * stride + column, mask=inside, other=0.0).to(tl.float32)
     tl.store(out_ptr + row * width + column, out.to(out_ptr.dtype.element_ty), mask=inside)
 
 
@@ -65,15 +72,21 @@ def gated_activation(gate_up: Tensor, activation: str) -> Tensor:
     return _launch(gate_up, gate_up.shape[1] // 2, activation, gated=True)
 
 
-def activation(x: Tensor, activation: str) -> Tensor:
-    """The activation alone (GPT-2). x: [N, F], contiguous. Returns [N, F]."""
-    return _launch(x, x.shape[1], activation, gated=False)
+def activation(x: Tensor, activation: str, times: Tensor | None = None) -> Tensor:
+    """The activation alone (GPT-2), or its product with `times` (Gemma 4). x: [N, F], contiguous. Returns [N, F].
+
+    times: [N, F], of any floating dtype, rows any distance apart.
+    """
+    return _launch(x, x.shape[1], activation, times, gated=False)
 
 
-def _launch(x: Tensor, width: int, activation: str, *, gated: bool) -> Tensor:
-    assert x.is_contiguous()
+def _launch(x: Tensor, width: int, activation: str, times: Tensor | None = None, *, gated: bool) -> Tensor:
+    assert x.is_contiguous() and (times is None or (times.shape == x.shape and times.stride(1) == 1))
     out = torch.empty(x.shape[0], width, dtype=x.dtype, device=x.device)
     if out.numel():
         grid, early = (x.shape[0], triton.cdiv(width, BLOCK)), starts_early()
-        activation_kernel[grid](x, out, width, activation, gated, BLOCK, early, num_warps=4, launch_pdl=early)
+        stride = None if times is None else times.stride(0)
+        activation_kernel[grid](
+            x, times, out, width, stride, activation, gated, BLOCK, early, num_warps=4, launch_pdl=early
+        )
     return out

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from gradus.kernels.rows.passage import NOTHING, Passage
 from gradus.quantization import kv
 
 
@@ -13,8 +14,11 @@ def add_rms_norm_reference(x: Tensor, delta: Tensor | None, weight: Tensor, eps:
     return F.rms_norm(x.float(), x.shape[-1:], weight.float(), eps).to(x.dtype)
 
 
-def add_normalized_reference(x: Tensor, delta: Tensor, delta_weight: Tensor, eps: float) -> None:
-    x.copy_(x.float() + F.rms_norm(delta.float(), delta.shape[-1:], delta_weight.float(), eps))
+def add_normalized_reference(
+    x: Tensor, delta: Tensor, delta_weight: Tensor, eps: float, factor: Tensor | None = None
+) -> None:
+    total = x.float() + F.rms_norm(delta.float(), delta.shape[-1:], delta_weight.float(), eps)
+    x.copy_(total if factor is None else total * factor.float())
 
 
 def add_layer_norm_reference(x: Tensor, delta: Tensor | None, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
@@ -28,7 +32,7 @@ def gated_activation_reference(gate_up: Tensor, activation: str) -> Tensor:
     return (activation_reference(gate, activation) * up).to(gate_up.dtype)
 
 
-def activation_reference(x: Tensor, activation: str) -> Tensor:
+def activation_reference(x: Tensor, activation: str, times: Tensor | None = None) -> Tensor:
     wide = x.float()
     match activation:
         case "silu":
@@ -37,7 +41,7 @@ def activation_reference(x: Tensor, activation: str) -> Tensor:
             wide = F.gelu(wide)
         case _:
             wide = F.gelu(wide, approximate="tanh")
-    return wide.to(x.dtype)
+    return (wide if times is None else wide * times.float()).to(x.dtype)
 
 
 def rope_store_reference(
@@ -45,21 +49,18 @@ def rope_store_reference(
     keys: Tensor,
     values: Tensor,
     slots: Tensor,
-    *,
-    table: Tensor | None = None,
+    passage: Passage = NOTHING,
     positions: Tensor | None = None,
-    norms: tuple[Tensor, Tensor] | None = None,
-    eps: float = 0.0,
+    *,
     scales: tuple[Tensor, Tensor] | None = None,
 ) -> Tensor:
     page, kv_heads, head_dim = keys.shape[-3:]
     heads = qkv.float().view(qkv.shape[0], -1, head_dim)
     q, k, v = heads.split_with_sizes((heads.shape[1] - 2 * kv_heads, kv_heads, kv_heads), dim=1)
-    if norms is not None:
-        q, k = (F.rms_norm(x, (head_dim,), weight.float(), eps) for x, weight in zip((q, k), norms, strict=True))
-    if table is not None:
-        cos, sin = table[positions].float().unsqueeze(1).chunk(2, dim=-1)  # [N, 1, Dh / 2] each
-        q, k = (_rotated(x, cos, sin) for x in (q, k))
+    gains = passage.norms or (None, None)
+    q, k = (_passed(x, gain, passage, positions) for x, gain in zip((q, k), gains, strict=True))
+    if passage.value_eps is not None:
+        v = F.rms_norm(v, (head_dim,), eps=passage.value_eps)
     stored = slots >= 0
     rows = slots[stored]
     for number, (storage, new) in enumerate(((keys, k), (values, v))):
@@ -68,7 +69,28 @@ def rope_store_reference(
             new, found = kv.to_e4m3(new)
             scales[number][rows // page, :, rows % page] = found
         storage.view(-1, kv_heads, head_dim)[rows] = new
-    return q.to(qkv.dtype).contiguous()
+    return _grown(q, passage, positions).to(qkv.dtype).contiguous()
+
+
+def turned_queries_reference(qkv: Tensor, head_dim: int, passage: Passage, positions: Tensor | None = None) -> Tensor:
+    gain, _ = passage.norms or (None, None)
+    q = _passed(qkv.float().view(qkv.shape[0], -1, head_dim), gain, passage, positions)
+    return _grown(q, passage, positions).to(qkv.dtype)
+
+
+def _passed(x: Tensor, gain: Tensor | None, passage: Passage, positions: Tensor | None) -> Tensor:
+    """Normalize and rotate the heads of queries or of keys, float32 [N, H, Dh]."""
+    if gain is not None:
+        whole = x.flatten(1) if passage.across else x
+        x = F.rms_norm(whole, whole.shape[-1:], gain.float(), passage.eps).view(x.shape)
+    if passage.table is not None:
+        cos, sin = passage.table[positions].float().unsqueeze(1).chunk(2, dim=-1)  # [N, 1, Dh / 2] each
+        x = _rotated(x, cos, sin)
+    return x
+
+
+def _grown(q: Tensor, passage: Passage, positions: Tensor | None) -> Tensor:
+    return q if passage.growth is None else q * passage.growth[positions][:, None, None]
 
 
 def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -4,9 +4,13 @@ Idea: separately, these take up to eight launches (two norms, two rotations of s
 writes), and each reads and writes the previous one's result. All of these operations treat heads separately, so
 a program can take a head from the product's output to its destination without memory in between.
 
+Where one norm spans all heads of a token (OLMo), every program reads them all again for their mean square, from the L2
+cache. For a prompt those are about as many bytes as a launch of its own would move, and for few rows it saves a launch.
+
 Elements moved per token: (Hq + 2 Hkv) Dh read, as many written; Dh of the rotary table and the norms' weights come
 from the cache. Layout: qkv [N, (Hq + 2 Hkv) Dh], the heads of q, k and v side by side; a program takes HEADS of them,
-all of one kind, as two tiles [HEADS, Dh / 2], because rotation pairs value i with value i + Dh / 2.
+all of one kind, as two tiles [HEADS, Dh / 2], because rotation pairs value i with value i + Dh / 2. A layer that
+attends to another one's keys has queries alone.
 """
 
 import math
@@ -19,20 +23,23 @@ from triton.language import constexpr, tensor
 
 from gradus.kernels.core.overlap import let_next_start, starts_early, wait_for_previous
 from gradus.kernels.rows.e4m3 import largest_of, scales_of, to_e4m3
+from gradus.kernels.rows.passage import NOTHING, Passage
 from gradus.quantization.fp8 import E4M3
 
 
 @triton.jit
 def rope_store_kernel(
     qkv_ptr: tensor, q_ptr: tensor, keys_ptr: tensor, values_ptr: tensor, slots_ptr: tensor, positions_ptr: tensor,
-    table_ptr: tensor, q_weight_ptr: tensor, k_weight_ptr: tensor, key_scales_ptr: tensor, value_scales_ptr: tensor,
-    eps: float,
+    table_ptr: tensor, growth_ptr: tensor, q_weight_ptr: tensor, k_weight_ptr: tensor, key_scales_ptr: tensor,
+    value_scales_ptr: tensor, eps: float, value_eps: float,
     Q_HEADS: constexpr, KV_HEADS: constexpr, HALF: constexpr, HEADS: constexpr, BLOCK: constexpr, PAGE: constexpr,
-    PDL: constexpr,
+    SPAN: constexpr, PDL: constexpr,
 ) -> None:  # fmt: skip
     """Token program_id(0), heads from program_id(1) * HEADS on. table: None: no rotation. q_weight: None: no norm.
 
-    key_scales: None: keys and values are stored as they are.
+    growth: of queries by position, after they are turned; None: none. value_eps: None: values have no norm. key_scales:
+    None: keys and values are stored as they are. KV_HEADS: 0: there are queries alone, and nothing is stored. SPAN: 0:
+    each head has a norm of its own; else lanes enough for all heads of a kind, which share one.
     """
     let_next_start(PDL)
     wait_for_previous(PDL)
@@ -46,22 +53,37 @@ def rope_store_kernel(
     here = qkv_ptr + token * ((Q_HEADS + 2 * KV_HEADS) * 2 * HALF) + head * (2 * HALF) + pair
     low = tl.load(here, mask=inside, other=0.0).to(tl.float32)
     high = tl.load(here + HALF, mask=inside, other=0.0).to(tl.float32)
-    slot = tl.load(slots_ptr + token)
+    if KV_HEADS:
+        slot = tl.load(slots_ptr + token)
 
-    if first < Q_HEADS + KV_HEADS:  # values carry neither norm nor position
+    if first < Q_HEADS + KV_HEADS:  # values carry no position
         if q_weight_ptr is not None:
-            weight = (q_weight_ptr if is_query else k_weight_ptr) + pair
-            scale = tl.rsqrt((tl.sum(low * low, 1) + tl.sum(high * high, 1)) / (2 * HALF) + eps)[:, None]
-            low *= scale * tl.load(weight, mask=pair < HALF, other=0.0).to(tl.float32)
-            high *= scale * tl.load(weight + HALF, mask=pair < HALF, other=0.0).to(tl.float32)
+            row = qkv_ptr + token * ((Q_HEADS + 2 * KV_HEADS) * 2 * HALF)
+            low, high = _normalized(
+                low, high, row, q_weight_ptr, k_weight_ptr, is_query, head, pair, inside, eps,
+                Q_HEADS, KV_HEADS, HALF, SPAN,
+            )  # fmt: skip
         if table_ptr is not None:
-            angle = table_ptr + tl.load(positions_ptr + token) * (2 * HALF) + pair
+            position = tl.load(positions_ptr + token)
+            angle = table_ptr + position * (2 * HALF) + pair
             cos = tl.load(angle, mask=pair < HALF, other=0.0).to(tl.float32)
             sin = tl.load(angle + HALF, mask=pair < HALF, other=0.0).to(tl.float32)
             low, high = low * cos - high * sin, high * cos + low * sin
+            if growth_ptr is not None:
+                growth = tl.where(is_query, tl.load(growth_ptr + position), 1.0)
+                low, high = low * growth, high * growth
+    elif value_eps is not None:
+        scale = _scale_of(low, high, value_eps, HALF)
+        low, high = low * scale, high * scale
 
-    kept = inside & (is_query | (slot >= 0))  # padding rows have no place in the storage
-    if key_scales_ptr is None:
+    kept = inside
+    if KV_HEADS:
+        kept = inside & (is_query | (slot >= 0))  # padding rows have no place in the storage
+    if KV_HEADS == 0:
+        there = q_ptr + token * (Q_HEADS * 2 * HALF) + head * (2 * HALF)
+        tl.store(there + pair, low.to(q_ptr.dtype.element_ty), mask=kept)
+        tl.store(there + pair + HALF, high.to(q_ptr.dtype.element_ty), mask=kept)
+    elif key_scales_ptr is None:
         if is_query:
             there = q_ptr + token * (Q_HEADS * 2 * HALF) + head * (2 * HALF)
         elif first < Q_HEADS + KV_HEADS:
@@ -80,6 +102,46 @@ def rope_store_kernel(
             low.to(dtype), high.to(dtype), keys_ptr, values_ptr, key_scales_ptr, value_scales_ptr, slot, first, head,
             pair, kept, Q_HEADS, KV_HEADS, HALF, PAGE,
         )  # fmt: skip
+
+
+@triton.jit
+def _normalized(
+    low: tensor, high: tensor, row: tensor, q_weight: tensor, k_weight: tensor, is_query: tensor, head: tensor,
+    pair: tensor, inside: tensor, eps: float,
+    Q_HEADS: constexpr, KV_HEADS: constexpr, HALF: constexpr, SPAN: constexpr,
+) -> tensor:  # fmt: skip
+    """Normalize heads of queries or of keys, in halves [HEADS, BLOCK]. row: the token's first query."""
+    weight = q_weight
+    if KV_HEADS:
+        weight = q_weight if is_query else k_weight
+    weight += pair
+    if SPAN:
+        weight += (head - tl.where(is_query, 0, Q_HEADS)) * (2 * HALF)
+        scale = _scale_across(row, is_query, eps, Q_HEADS, KV_HEADS, HALF, SPAN)
+    else:
+        inside = pair < HALF
+        scale = _scale_of(low, high, eps, HALF)
+    low *= scale * tl.load(weight, mask=inside, other=0.0).to(tl.float32)
+    high *= scale * tl.load(weight + HALF, mask=inside, other=0.0).to(tl.float32)
+    return low, high
+
+
+@triton.jit
+def _scale_of(low: tensor, high: tensor, eps: float, HALF: constexpr) -> tensor:
+    """1 / rms of each head, [HEADS, 1]."""
+    return tl.rsqrt((tl.sum(low * low, 1) + tl.sum(high * high, 1)) / (2 * HALF) + eps)[:, None]
+
+
+@triton.jit
+def _scale_across(
+    row: tensor, is_query: tensor, eps: float,
+    Q_HEADS: constexpr, KV_HEADS: constexpr, HALF: constexpr, SPAN: constexpr,
+) -> tensor:  # fmt: skip
+    """1 / rms of all query heads of a token, or of all its key heads. row: the token's first query."""
+    width = tl.where(is_query, Q_HEADS, KV_HEADS) * (2 * HALF)
+    lane = tl.arange(0, SPAN)
+    x = tl.load(row + tl.where(is_query, 0, Q_HEADS * 2 * HALF) + lane, mask=lane < width, other=0.0).to(tl.float32)
+    return tl.rsqrt(tl.sum(x * x) / width + eps)
 
 
 @triton.jit
@@ -107,41 +169,54 @@ def rope_store(
     keys: Tensor,
     values: Tensor,
     slots: Tensor,
-    *,
-    table: Tensor | None = None,
+    passage: Passage = NOTHING,
     positions: Tensor | None = None,
-    norms: tuple[Tensor, Tensor] | None = None,
-    eps: float = 0.0,
+    *,
     scales: tuple[Tensor, Tensor] | None = None,
 ) -> Tensor:
     """Store this step's keys and values of one layer, and return its queries, ready to attend: q [N, Hq, Dh].
 
     qkv: [N, (Hq + 2 Hkv) Dh], contiguous. keys, values: [pages + 1, page_size, Hkv, Dh], one layer's pages,
     contiguous, of qkv's dtype. slots: int64 [N], page * page_size + position % page_size of each token, negative
-    where nothing is to be stored (padding). table: RotaryTable's [L, Dh], cosines then sines, and positions: int64
-    [N]; None does not rotate (GPT-2). norms: the weights [Dh] of q's and k's RMSNorm, of any floating dtype.
+    where nothing is to be stored (padding). positions: int64 [N], where heads are rotated.
     scales: of keys and of values, float32 [pages + 1, Hkv, page_size] each, where those are e4m3: see
     `gradus.quantization.kv`.
     """
     page, kv_heads, head_dim = keys.shape[-3:]
+    assert keys.is_contiguous() and values.is_contiguous()
+    assert keys.dtype == values.dtype == (E4M3 if scales else qkv.dtype)
+    return _launch(qkv, (keys, values, slots), head_dim, kv_heads, page, passage, positions, scales or (None, None))
+
+
+def turned_queries(qkv: Tensor, head_dim: int, passage: Passage, positions: Tensor | None = None) -> Tensor:
+    """Return the queries of a layer that stores no keys, ready to attend. qkv: [N, Hq Dh] → [N, Hq, Dh]."""
+    return _launch(qkv, (None, None, None), head_dim, 0, 1, passage, positions, (None, None))
+
+
+def _launch(
+    qkv: Tensor, storage: tuple[Tensor | None, Tensor | None, Tensor | None], head_dim: int, kv_heads: int, page: int,
+    passage: Passage, positions: Tensor | None, scales: tuple[Tensor | None, Tensor | None],
+) -> Tensor:  # fmt: skip
     tokens, q_heads = qkv.shape[0], qkv.shape[1] // head_dim - 2 * kv_heads
-    assert qkv.is_contiguous() and keys.is_contiguous() and values.is_contiguous()
-    assert keys.dtype == values.dtype == (E4M3 if scales else qkv.dtype) and head_dim % 2 == 0
+    assert qkv.is_contiguous() and head_dim % 2 == 0
     q = torch.empty(tokens, q_heads, head_dim, dtype=qkv.dtype, device=qkv.device)
-    heads = heads_together(tokens, q_heads, kv_heads)
-    q_weight, k_weight = norms or (None, None)
-    key_scales, value_scales = scales or (None, None)
-    early = starts_early()
+    keys, values, slots = storage
+    heads, early = heads_together(tokens, q_heads, kv_heads, head_dim), starts_early()
+    span = triton.next_power_of_2(max(q_heads, kv_heads) * head_dim) if passage.across else 0
     if tokens:
         rope_store_kernel[(tokens, (q_heads + 2 * kv_heads) // heads)](
-            qkv, q, keys, values, slots, positions, table, q_weight, k_weight, key_scales, value_scales, eps,
-            q_heads, kv_heads, head_dim // 2, heads, triton.next_power_of_2(head_dim // 2), page, early,
-            num_warps=1, launch_pdl=early,
+            qkv, q, keys, values, slots, positions, passage.table, passage.growth, *(passage.norms or (None, None)),
+            *scales, passage.eps, passage.value_eps,
+            q_heads, kv_heads, head_dim // 2, heads, triton.next_power_of_2(head_dim // 2), page, span, early,
+            num_warps=4 if span else 1, launch_pdl=early,
         )  # fmt: skip
     return q
 
 
-def heads_together(tokens: int, q_heads: int, kv_heads: int) -> int:
-    """Heads per program: all of one kind, so a power of two that divides both counts; one where programs are few."""
+def heads_together(tokens: int, q_heads: int, kv_heads: int, head_dim: int = 256) -> int:
+    """Heads per program: all of one kind, so a power of two that divides both counts; one where programs are few.
+
+    Of heads wider than 256, fewer: a program is one warp, whose registers hold them.
+    """
     common = math.gcd(q_heads, kv_heads)
-    return min(common & -common, 8 if tokens >= 256 else 1)
+    return min(common & -common, max(1, min(8, 2048 // head_dim)) if tokens >= 256 else 1)

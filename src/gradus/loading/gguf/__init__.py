@@ -2,9 +2,11 @@
 
 Read in this order:
 
-    file.py         the format: metadata, a table of tensors, their bytes;  parts.py: a model in several files
-    model.py        its metadata as a configuration, its tensors by their names elsewhere
-    metadata.py     which of the metadata are read, and which are refused
-    packed.py       its matrices in the packed form they are stored in
-    tokenizer.py    its tokenizer, rebuilt
+    file.py             the format: metadata, a table of tensors, their bytes;  parts.py: a model in several files
+    metadata.py         which of the metadata are read, and which are refused
+    architectures.py    what differs by architecture:  configurations.py: its metadata as a configuration,
+                        rotary.py: how positions are scaled, names.py: the tensors' names elsewhere
+    model.py            the tensors by those names, as they were before the conversion
+    packed.py           matrices in the packed form they are stored in
+    tokenizer.py        the tokenizer, rebuilt
 """

@@ -24,8 +24,8 @@ CHANGES = re.compile(  # keys that change what a model computes, in some archite
     r"|decoder_block_count|dense_\d_feat_(in|out)"
 )
 UNUSED = {  # by the architectures that are read here, whatever the values
-    "rope.scaling.finetuned",
-    "rope.scaling.original_context_length",  # YaRN's, which is refused
+    "rope.scaling.finetuned",  # except Granite, which asks for it
+    "rope.scaling.original_context_length",  # read where a scaling depends on it
     "attention.layer_norm_epsilon",
     "attention.layer_norm_rms_epsilon",
     "decoder_block_count",
@@ -43,10 +43,25 @@ class Metadata:
         self._asked: set[str] = set()
 
     def integer(self, key: str, default: int | None = None) -> int:
+        """A number, perhaps listed for each layer, which are then all the same."""
         value = self.get(key, default)
+        if (
+            isinstance(value, list)
+            and len(value) == self.get("block_count", None)
+            and value.count(value[0]) == len(value)
+        ):
+            value = value[0]
         if type(value) is not int:
             self.refuse(key, f"must be an integer, got {quoted(value)}")
         return value
+
+    def each(self, key: str, layers: int) -> list[int]:
+        """One number per layer, or the same one for all."""
+        value = self.get(key, None)
+        values = value if isinstance(value, list) else [value] * layers
+        if len(values) != layers or not all(type(item) is int for item in values):
+            self.refuse(key, f"must be an integer, or one for each of {layers} layers, got {quoted(value)}")
+        return values
 
     def number(self, key: str, default: float | None = None) -> float:
         value = self.get(key, default)
@@ -60,6 +75,12 @@ class Metadata:
         if value is None:
             self.refuse(key, "is missing")
         return value
+
+    def disregard(self, pattern: str) -> None:
+        """Count keys as asked for: they belong to parts that this model does not have."""
+        start = f"{self.prefix}."
+        keys = (name.removeprefix(start) for name in self.file.metadata if name.startswith(start))
+        self._asked |= {key for key in keys if re.fullmatch(pattern, key)}
 
     def has(self, key: str) -> bool:
         return f"{self.prefix}.{key}" in self.file.metadata

@@ -5,7 +5,7 @@ llama.cpp interleaves. An embedding is looked up in its bits, and one that is al
 Everything else becomes floats, as usual: other types, norms, and matrices that are stored transposed.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from torch import Tensor
 
@@ -14,9 +14,14 @@ from gradus.loading.gguf.file import Type
 from gradus.loading.gguf.model import GGUFTensors
 from gradus.loading.quoting import quoted
 from gradus.models.config import ModelConfig
+from gradus.models.create import model_class
+from gradus.models.source import tensors_of
 from gradus.quantization.gguf import FORMATS
 from gradus.quantization.mix import HEAD, Mix, matrix_ids, names_of, table_name
 from gradus.quantization.packed import Packed
+
+TABLES = ("embedding.weight", "layer_embedding.weight")
+"""The embeddings that are looked up in their bits, by their paths in the table of weights."""
 
 KEPT: dict[Type, str] = {kind: kind.name.lower() for kind in Type if kind.name.lower() in FORMATS}
 """A type's scheme."""
@@ -27,8 +32,8 @@ class PackedGGUF:
 
     def __init__(self, tensors: GGUFTensors, config: ModelConfig) -> None:
         self._tensors = tensors
-        table = table_name(config)
-        matrices = {name for matrix_id in matrix_ids(config) for name in names_of(matrix_id, config)} | {table}
+        table, matrices = table_name(config), {*_tables(config)}
+        matrices |= {name for matrix_id in matrix_ids(config) for name in names_of(matrix_id, config)}
         self._kept: dict[str, Type] = {}
         rules = []
         for name in tensors.names():
@@ -59,3 +64,11 @@ class PackedGGUF:
             if (bits == 0x7C).any():
                 raise CheckpointError(f"{self.where(name)}: {quoted(name)} has scales that are not finite")
         return Packed(scheme, (blocks,))
+
+
+def _tables(config: ModelConfig) -> Iterator[str]:
+    """The checkpoint's names of the embeddings."""
+    weights = model_class(config.family).weights
+    for path in TABLES:
+        if path in weights:
+            yield from (stored.name.removesuffix(".weight") for stored in tensors_of(weights[path]))

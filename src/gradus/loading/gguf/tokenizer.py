@@ -1,11 +1,13 @@
 """The tokenizer inside a GGUF file, rebuilt with the `tokenizers` library.
 
-There are two kinds. Byte-level BPE ("gpt2") comes with its merges, but only the name of its rule for cutting text into
-words (`tokenizer.ggml.pre`). A wrong rule gives plausible but wrong tokens, so an unknown name is refused.
+There are three kinds. Byte-level BPE ("gpt2") comes with its merges, but only the name of its rule for cutting text
+into words (`tokenizer.ggml.pre`). A wrong rule gives plausible but wrong tokens, so an unknown name is refused.
 SentencePiece style ("llama") comes with scores and no merges: pieces merge whenever their union is a token, the best
-score first. So every pair of tokens whose union is a token becomes a merge, ranked by the union's score.
+score first. So every pair of tokens whose union is a token becomes a merge, ranked by the union's score. Gemma 4's
+("gemma4") has SentencePiece's pieces and the merges as well.
 """
 
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import tokenizers
@@ -24,13 +26,58 @@ _LLAMA3_WORDS = (
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 _QWEN2_WORDS = _LLAMA3_WORDS.replace(r"\p{N}{1,3}", r"\p{N}")
+_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_TEKKEN_WORDS = (  # a word ends where its case changes, as in camelCase
+    rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*"
+    r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_SUFFIX = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+_GPT4O_WORDS = (
+    rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+{_SUFFIX}|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*{_SUFFIX}"
+    r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
+
+@dataclass(frozen=True)
+class Rule:
+    """How a byte-level BPE cuts text into words, which merges never cross.
+
+    words: matches one word; None: GPT-2's rule. digits: each digit is a word. whole: a word that is a token is that
+    token, even if its merges would lead elsewhere. begins: texts begin with the bos token unless the file says
+    otherwise. composed: characters are composed first (NFC).
+    """
+
+    words: str | None = None
+    digits: bool = False
+    whole: bool = False
+    begins: bool = False
+    composed: bool = False
+
+
+RULES = {
+    "gpt-2": Rule(),
+    "smollm": Rule(digits=True),
+    "refact": Rule(digits=True),  # Granite 3
+    "starcoder": Rule(digits=True),
+    "llama-bpe": Rule(_LLAMA3_WORDS, whole=True, begins=True),
+    "smaug-bpe": Rule(_LLAMA3_WORDS),  # SmolLM3
+    "dbrx": Rule(_LLAMA3_WORDS),  # Phi-4, OLMo 2 and 3, Granite 4
+    "qwen2": Rule(_QWEN2_WORDS, composed=True),
+    "tekken": Rule(_TEKKEN_WORDS, whole=True, begins=True),  # Mistral Small 3, Ministral 3
+    "gpt-4o": Rule(_GPT4O_WORDS),  # Phi-4-mini
+}
+"""By llama.cpp's names."""
+
+NO_TOKENIZER = (None, "none", "no_vocab")
+PHI3_OTHERS = ("<unk>", "<s>", "<|endoftext|>")
+TURN_ENDS = ("<|im_end|>", "<|eot_id|>", "<end_of_turn>", "<|end|>", "<turn|>")
 
 NAMES = ("general.basename", "general.name")  # as in "Qwen2.5-Coder", "Qwen2.5 Coder 0.5B Instruct AWQ"
 
 
 def read_tokenizer(file: GGUFFile) -> Tokenizer | None:
     """Read the file's tokenizer; None if it has none. Raises CheckpointError if it is damaged or not supported."""
-    if "tokenizer.ggml.model" not in file.metadata:
+    if file.metadata.get("tokenizer.ggml.model") in NO_TOKENIZER:
         return None
     return tokenizer_of(file.metadata, file.path.name)
 
@@ -46,13 +93,16 @@ def _build(parts: "_Parts") -> Tokenizer:
         case "gpt2":
             backend = _byte_level(parts)
         case "llama":
-            backend = _sentencepiece(parts)
+            backend = _sentencepiece(parts, _merges(parts), parts.flag("add_space_prefix", True))
+        case "gemma4":
+            backend = _sentencepiece(parts, _stored_merges(parts), parts.flag("add_space_prefix", False))
         case other:
-            parts.refuse(f"tokenizer model {quoted(other)} is not supported (gpt2 and llama are)")
+            parts.refuse(f"tokenizer model {quoted(other)} is not supported (gpt2, llama and gemma4 are)")
     _add_special(backend, parts)
+    begins = _rule(parts).begins if parts.kind == "gpt2" else True
     begin_texts_with(
         backend,
-        parts.bos_token_id if parts.flag("add_bos_token", parts.kind == "llama" or parts.pre == "llama-bpe") else None,
+        parts.bos_token_id if parts.flag("add_bos_token", begins) else None,
         parts.eos_token_id if parts.flag("add_eos_token", False) else None,
     )
     templates = _chat_templates(parts)
@@ -120,57 +170,61 @@ class _Parts:
 
 
 def _byte_level(parts: _Parts) -> tokenizers.Tokenizer:
-    merges = [tuple(merge.split(" ")) for merge in parts.items("merges", str)]
-    for merge in merges:
-        if len(merge) != 2 or not {*merge, "".join(merge)} <= parts.vocabulary.keys():
-            parts.refuse(f"tokenizer merge {quoted(' '.join(merge))} does not join two tokens into one")
-    # Llama 3 takes a word that is a token as a whole, even if its merges would lead elsewhere
+    rule = _rule(parts)
     backend = tokenizers.Tokenizer(
-        models.BPE(vocab=parts.vocabulary, merges=merges, ignore_merges=parts.pre == "llama-bpe")
+        models.BPE(vocab=parts.vocabulary, merges=_stored_merges(parts), ignore_merges=rule.whole)
     )
-    if parts.pre == "qwen2":
+    if rule.composed:
         backend.normalizer = normalizers.NFC()
-    backend.pre_tokenizer = _words(parts)
+    backend.pre_tokenizer = _words(rule)
     backend.decoder = decoders.ByteLevel()
     return backend
 
 
-def _words(parts: _Parts) -> pre_tokenizers.PreTokenizer:
-    """The rule that cuts text into words, which merges never cross, and words into bytes."""
-    split = {"llama-bpe": _LLAMA3_WORDS, "qwen2": _QWEN2_WORDS}
-    if parts.pre in split:
-        words = pre_tokenizers.Split(Regex(split[parts.pre]), behavior="isolated")
+def _rule(parts: _Parts) -> Rule:
+    if parts.pre not in RULES:
+        parts.refuse(
+            f"pre-tokenizer {quoted(parts.pre)} is not known ({', '.join(RULES)} are): text would be cut into the "
+            "wrong words"
+        )
+    return RULES[parts.pre]
+
+
+def _words(rule: Rule) -> pre_tokenizers.PreTokenizer:
+    """Cut text into words, and words into bytes."""
+    if rule.words is not None:
+        words = pre_tokenizers.Split(Regex(rule.words), behavior="isolated")
         return pre_tokenizers.Sequence([words, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
     gpt2 = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
-    if parts.pre == "gpt-2":
-        return gpt2
-    if parts.pre == "smollm":
+    if rule.digits:
         return pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), gpt2])
-    parts.refuse(
-        f"pre-tokenizer {quoted(parts.pre)} is not known (gpt-2, smollm, llama-bpe and qwen2 are): text would be cut "
-        "into the wrong words"
-    )
+    return gpt2
+
+
+def _stored_merges(parts: _Parts) -> list[tuple[str, str]]:
+    merges = [tuple(merge.split(" ")) for merge in parts.items("merges", str)]
+    for merge in merges:
+        if len(merge) != 2 or not {*merge, "".join(merge)} <= parts.vocabulary.keys():
+            parts.refuse(f"tokenizer merge {quoted(' '.join(merge))} does not join two tokens into one")
+    return merges
 
 
 # -- SentencePiece style -----------------------------------------------------------------------------------------------
 
 
-def _sentencepiece(parts: _Parts) -> tokenizers.Tokenizer:
-    scores: list[float] = parts.items("scores", float)
-    if len(scores) != len(parts.tokens):
-        parts.refuse(f"tokenizer has {len(parts.tokens)} tokens and {len(scores)} scores, expected as many")
+def _sentencepiece(parts: _Parts, merges: list[tuple[str, str]], prefixed: bool) -> tokenizers.Tokenizer:
+    """prefixed: whether a text begins with a space."""
     has_bytes = len(parts.of_type(BYTE)) == 256
     unknown = next(iter(parts.of_type(UNKNOWN)), None) or _unknown_by_id(parts)
     backend = tokenizers.Tokenizer(
         models.BPE(
             vocab=parts.vocabulary,
-            merges=_merges(parts, scores),
+            merges=merges,
             unk_token=unknown,
             fuse_unk=True,
             byte_fallback=has_bytes,
         )
     )
-    prefixed = parts.flag("add_space_prefix", True)
     steps: list[normalizers.Normalizer] = [normalizers.Prepend(SPACE)] if prefixed else []
     backend.normalizer = normalizers.Sequence([*steps, normalizers.Replace(" ", SPACE)])
     spoken: list[decoders.Decoder] = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
@@ -178,11 +232,14 @@ def _sentencepiece(parts: _Parts) -> tokenizers.Tokenizer:
     return backend
 
 
-def _merges(parts: _Parts, scores: list[float]) -> list[tuple[str, str]]:
+def _merges(parts: _Parts) -> list[tuple[str, str]]:
     """Every pair of tokens whose union is a token, the union with the best score first.
 
     Only normal tokens take part: the others match as a whole, or not at all.
     """
+    scores: list[float] = parts.items("scores", float)
+    if len(scores) != len(parts.tokens):
+        parts.refuse(f"tokenizer has {len(parts.tokens)} tokens and {len(scores)} scores, expected as many")
     normal = [index for index, kind in enumerate(parts.types) if kind == NORMAL]
     pieces = {parts.tokens[index] for index in normal}
     normal.sort(key=lambda index: -scores[index])
@@ -217,8 +274,14 @@ def _chat_templates(parts: _Parts) -> ChatTemplates:
 
 def _add_special(backend: tokenizers.Tokenizer, parts: _Parts) -> None:
     """Add control tokens, and user-defined tokens, which match as a whole wherever their text occurs."""
+    # Phi-3's control tokens swallow the white space behind them. No key says so: llama.cpp too goes by the model
+    swallow = parts.kind == "llama" and parts.metadata.get("general.architecture") == "phi3"
     backend.add_special_tokens(
-        [AddedToken(token, special=True, normalized=False) for token in parts.of_type(CONTROL) if token]
+        [
+            AddedToken(token, special=True, normalized=False, rstrip=swallow and token not in PHI3_OTHERS)
+            for token in parts.of_type(CONTROL)
+            if token
+        ]
     )
     # llama.cpp writes their spaces as spaces, and matches them before spaces are replaced
     whole = [token for token in parts.of_type(USER_DEFINED) if token]
@@ -228,7 +291,7 @@ def _add_special(backend: tokenizers.Tokenizer, parts: _Parts) -> None:
 def _ends(parts: _Parts, template: str) -> list[int]:
     """The tokens that end a text: those that the file names, and the control tokens that end a turn in its template."""
     named = [parts.token_id(name) for name in ("eos", "eot", "eom")]
-    spelled = [token for token in ("<|im_end|>", "<|eot_id|>", "<end_of_turn>") if token in template]
+    spelled = [token for token in TURN_ENDS if token in template]
     controls = set(parts.of_type(CONTROL))
     ids = [token for token in named if token is not None]
     ids += [parts.vocabulary[token] for token in spelled if token in controls]

@@ -20,7 +20,7 @@ from gradus.quantization.packed import Packed
 
 Shape = tuple[int, ...]
 FP8, INT8 = "F8_E4M3", "I8"
-IGNORED = ("input_scale", "output_scale", "k_scale", "v_scale", "kv_scale")
+IGNORED = ("input_scale", "output_scale", "activation_scale", "k_scale", "v_scale", "kv_scale")
 """Scales of activations in the file; we compute them at run time instead."""
 
 

@@ -7,6 +7,7 @@ Read in this order:
     gpt2.py         the first model, whole
     llama.py        Llama, Mistral, SmolLM2 and 3, Qwen2;  qwen3.py, ministral3.py, phi3.py, granite.py: variations
     olmo2.py        norms behind instead of before;  gemma3.py: both
+    gemma4.py       layers of different sizes, shared keys and values, and embeddings of each layer
 
 records.py and hf/ need no torch.
 """

@@ -119,8 +119,7 @@ class Gemma3(Model):
         table = config.vocab_size, config.hidden_size, dtype, device
         tied, packed = (head, None) if config.tie_embeddings else (None, packed_table(linear, *table))
         self.embedding = Embedding(*table, shared=tied, table=packed)
-        # Gemma was trained with this factor in the weights' type: for D = 1152, 34 in bfloat16 and not 33.94.
-        self.embedding_scale = torch.tensor(config.embedding_scale, dtype=self.embedding.table_dtype).item()
+        self.embedding_scale = self.embedding.rounded(config.embedding_scale)
         self.rotations = Rotations(config, dtype, device)
         self.layers = nn.ModuleList(Block(config, index, linear, dtype, device) for index in range(config.num_layers))
         self.norm = wide_norm(config.hidden_size, config.norm_eps, device)

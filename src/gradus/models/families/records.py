@@ -10,7 +10,7 @@ from typing import Any
 
 from gradus.errors import ConfigError
 from gradus.models.config import ModelConfig
-from gradus.models.families.hf import gemma3, gpt2, granite, llama, mistral, olmo, phi3, qwen
+from gradus.models.families.hf import gemma3, gemma4, gpt2, granite, llama, mistral, olmo, phi3, qwen
 from gradus.models.families.hf.fields import Fields, shown
 
 
@@ -103,6 +103,16 @@ FAMILIES: dict[str, Family] = {
             "gemma3": ModelType("Gemma3ForConditionalGeneration", gemma3.read_gemma3_multimodal),
         },
         write=gemma3.write_gemma3,
+    ),
+    "gemma4": Family(
+        model=f"{HOME}.gemma4:Gemma4",
+        types={
+            "gemma4_text": ModelType("Gemma4ForCausalLM", gemma4.read_gemma4),
+            "gemma4": ModelType("Gemma4ForConditionalGeneration", gemma4.read_gemma4_multimodal),
+            "gemma4_unified_text": ModelType("Gemma4UnifiedForCausalLM", gemma4.read_gemma4_unified),
+            "gemma4_unified": ModelType("Gemma4UnifiedForConditionalGeneration", gemma4.read_gemma4_unified_multimodal),
+        },
+        write=gemma4.write_gemma4,
     ),
 }
 

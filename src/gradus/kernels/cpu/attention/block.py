@@ -13,7 +13,7 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from gradus.kernels.cpu.attention.row import place, store, turn
+from gradus.kernels.cpu.attention.row import first_new, place, scale_at, store, turn
 from gradus.kernels.cpu.elementary import tanh
 from gradus.kernels.cpu.machine import FLAGS, address, floats, halves, longs, widen, zeros
 from gradus.kernels.cpu.outer import (
@@ -41,7 +41,7 @@ NONE_YET = f32(-1e30)
 
 
 class Block(NamedTuple):
-    """A thread's own buffers, for the query heads of one key head.
+    """A thread's own buffers, for the query heads of one key head. Dh and panels: the most of all layers.
 
     turned: float32 [SQUARE, Dh]; key: float32 [Dh]. queries, sums: float32 [panels, Dh, PANEL]. positions: int64
     [panels, PANEL], -1 where a lane has no row. largest, totals: float32 [panels, PANEL]; factors: float32 [PANEL].
@@ -62,7 +62,7 @@ class Block(NamedTuple):
 
 
 def make_block(sharing: int, head_dim: int) -> Block:
-    """Allocate a thread's buffers. sharing: query heads per key head."""
+    """Allocate a thread's buffers. sharing: query heads per key head; like head_dim, the most of all layers."""
     panels = -(-sharing * MOST_TOGETHER // PANEL)
     return Block(
         zeros((SQUARE, head_dim), f32), zeros(head_dim, f32), zeros((panels, head_dim, PANEL), f32),
@@ -80,7 +80,7 @@ def attend_block(shape: Any, layer: Any, span: Any, qkv: Any, block: Any, partia
     lanes = shape.heads // shape.kv_heads * _padded(span.rows)
     for head in range(shape.kv_heads):
         # A span stores the new keys that it reads, as in `row.py`: a block reads those of the blocks before it.
-        for new in range(max(span.low, span.position - span.before), span.high):
+        for new in range(first_new(layer, span), span.high):
             store(shape, layer, table, new, qkv[span.row + new - span.position], head, block.key)
         _begin(shape, layer, span, qkv, head, block)
         low = span.low
@@ -118,15 +118,16 @@ def _begin(shape: Any, layer: Any, span: Any, qkv: Any, kv_head: int, block: Any
             if row + r < span.rows:
                 own = qkv[span.row + row + r, head * width : (head + 1) * width]
                 turn(shape, layer.q_norm, layer.rotation, position, own, turned)
+                scale = scale_at(shape, layer, position)
                 for j in range(width):
-                    turned[j] *= shape.scale
+                    turned[j] *= scale
                 block.positions[panel, lane + r] = position
             else:
                 for j in range(width):
                     turned[j] = f32(0)
-        to = address(block.queries) + 4 * (panel * width * PANEL + lane)
+        to = address(block.queries[panel]) + 4 * lane
         for j in range(0, width, SQUARE):
-            transpose(address(block.turned) + 4 * j, 4 * width, to + 4 * j * PANEL, 4 * PANEL)
+            transpose(address(block.turned) + 4 * j, block.turned.strides[0], to + 4 * j * PANEL, 4 * PANEL)
 
 
 @njit(**FLAGS)
@@ -150,7 +151,7 @@ def _score(shape: Any, span: Any, low: int, count: int, panel: int, block: Any) 
     """Compute a tile's scores for a panel of queries, and turn them into exponentials. Returns 0 if earlier sums keep
     their scale."""
     width, scores = shape.head_dim, block.scores
-    queries, row = address(block.queries) + 4 * panel * width * PANEL, 4 * width
+    queries, row = address(block.queries[panel]), block.keys.strides[0]
     for p in range(0, count, BESIDE):  # keys behind the last are those of an earlier tile: hidden below
         keys, out = address(block.keys) + p * row, address(scores) + 4 * p * PANEL
         outer_tile(0, BESIDE, WRITES, 0, keys, row, 4, width, queries, 4 * PANEL, out, 4 * PANEL)
@@ -192,7 +193,8 @@ def _add(shape: Any, count: int, rescales: int, panel: int, block: Any) -> None:
     for j in range(0, width, BESIDE):
         values, out = address(block.values) + 4 * j, address(sums) + 4 * j * PANEL
         outer_tile(
-            0, BESIDE, ADDS, 0, values, 4, 4 * width, count, address(block.scores), 4 * PANEL, out, 4 * PANEL
+            0, BESIDE, ADDS, 0, values, 4, block.values.strides[0], count, address(block.scores), 4 * PANEL, out,
+            4 * PANEL,
         )  # fmt: skip
 
 
@@ -206,7 +208,7 @@ def _leave(shape: Any, span: Any, kv_head: int, block: Any, partials: Any) -> No
         panel, lane = first // PANEL, first % PANEL
         some, partial = min(SQUARE, span.rows - row), span.partial + row * span.partials
         if some == SQUARE:
-            sums = address(block.sums) + 4 * (panel * width * PANEL + lane)
+            sums = address(block.sums[panel]) + 4 * lane
             for j in range(0, width, SQUARE):
                 out = address(partials) + partial * partials.strides[0] + head * partials.strides[1] + 4 * j
                 transpose(sums + 4 * j * PANEL, 4 * PANEL, out, to_next)

@@ -15,7 +15,7 @@ from numba import njit, types
 from numba.extending import overload
 from numpy.typing import NDArray
 
-from gradus.kernels.cpu.elementary import exp, normalize, tanh
+from gradus.kernels.cpu.elementary import exp, normalize, normalize_plainly, tanh
 from gradus.kernels.cpu.machine import FLAGS, address, floats, halves, longs, narrow, widen, zeros
 from gradus.kernels.cpu.vectors import FLOAT_STEP, KEEP, SUM_STEP, float_tile, sum_tile
 
@@ -43,7 +43,9 @@ LAYER = np.dtype(
     [
         ("keys", np.int64),  # addresses: [rows, Hkv, Dh]
         ("values", np.int64),
+        ("stores", np.int64),  # whether the layer has keys and values of its own; else it reads another's
         ("rotation", np.int64),  # float32 [L, Dh], cosines and sines; 0: none
+        ("query_scales", np.int64),  # float32 [L], by position; 0: none
         ("q_norm", np.int64),  # float32 [Dh]; 0: none
         ("k_norm", np.int64),
         ("group", np.int64),  # of layers with the same block tables
@@ -56,13 +58,14 @@ HEADS = np.dtype(
         ("kv_heads", np.int64),
         ("head_dim", np.int64),
         ("page_size", np.int64),
-        ("cache_rows", np.int64),  # positions of all pages
         ("halves", np.int64),  # whether keys and values are bfloat16
         ("scale", np.float32),
         ("softcap", np.float32),  # 0: none
-        ("eps", np.float32),  # of the heads' norms
+        ("eps", np.float32),  # of the norms of queries and keys
+        ("value_eps", np.float32),  # of the value heads' norm, which has no weights; negative: none
     ]
 )
+"""One layer's heads: Hq, Hkv and Dh may differ between layers, and buffers are as wide as the widest."""
 
 
 class Scratch(NamedTuple):
@@ -85,19 +88,34 @@ def attend(shape: Any, layer: Any, span: Any, qkv: Any, scratch: Any, partial: A
     table = longs(span.table, (position // shape.page_size + 1,))
     # Every span stores the new keys and values that it reads, since no span waits for another: rows that verify drafts
     # read the keys of the rows before them. Two spans that store the same key store the same bits.
-    for new in range(max(span.low, position - span.before), span.high):
+    for new in range(first_new(layer, span), span.high):
         for head in range(shape.kv_heads):
             store(shape, layer, table, new, qkv[span.row - (position - new)], head, scratch.key)
     for head in range(shape.heads):
         query = scratch.queries[head]
         own = qkv[span.row, head * width : (head + 1) * width]
         turn(shape, layer.q_norm, layer.rotation, position, own, query)
+        scale = scale_at(shape, layer, position)
         for j in range(width):
-            query[j] *= shape.scale
+            query[j] *= scale
     _walk(0, shape, table, span, scratch, partial, layer.keys)
     for head in range(shape.heads):
         _exponentials(shape, scratch.weights[head, : span.high - span.low], partial[head])
     _walk(1, shape, table, span, scratch, partial, layer.values)
+
+
+@njit(**FLAGS)
+def first_new(layer: Any, span: Any) -> int:
+    """The first position of a span whose key and value the span stores, as all after it; its end if there is none."""
+    return max(span.low, span.position - span.before) if layer.stores else span.high
+
+
+@njit(**FLAGS)
+def scale_at(shape: Any, layer: Any, position: int) -> Any:
+    """The factor of the scores of a query at this position."""
+    if not layer.query_scales:
+        return shape.scale
+    return shape.scale * floats(layer.query_scales + 4 * position, (1,))[0]
 
 
 @njit(**FLAGS)
@@ -126,7 +144,12 @@ def store(shape: Any, layer: Any, table: Any, position: int, qkv: Any, head: int
     turn(shape, layer.k_norm, layer.rotation, position, qkv[first : first + width], key)
     _put(shape, key, layer.keys + at)
     first += shape.kv_heads * width
-    _put(shape, qkv[first : first + width], layer.values + at)
+    value = qkv[first : first + width]
+    if shape.value_eps >= 0:
+        normalize_plainly(value, width, shape.value_eps, key)
+        _put(shape, key, layer.values + at)
+    else:
+        _put(shape, value, layer.values + at)
 
 
 @njit(**FLAGS)
@@ -221,7 +244,7 @@ def _together(
             while p + 4 <= positions:
                 float_tile(
                     of_halves, 4, count, 1, KEEP, at + p * stride, stride, width, size * width, address(queries),
-                    4 * width, address(weights) + 4 * p, weights.strides[0],
+                    queries.strides[0], address(weights) + 4 * p, weights.strides[0],
                 )  # fmt: skip
                 p += 4
         for rest in range(p, positions):

@@ -5,5 +5,6 @@ the readers by `model_type`. Torch-free. Read in this order:
 
     fields.py   a JSON object, read strictly
     ropes.py    rotary embeddings and their scalings;  shared.py: the other parts that families share
-    gpt2.py, llama.py (SmolLM3 too), mistral.py, qwen.py, gemma3.py, phi3.py, olmo.py, granite.py: the families
+    gpt2.py, llama.py (SmolLM3 too), mistral.py, qwen.py, gemma3.py, gemma4.py, phi3.py, olmo.py, granite.py:
+                the families
 """
