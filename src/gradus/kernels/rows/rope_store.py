@@ -49,15 +49,14 @@ def rope_store_kernel(
     head = first + tl.arange(0, HEADS)[:, None]
     pair = tl.arange(0, BLOCK)[None, :]
     inside = (pair < HALF) & (head < Q_HEADS + 2 * KV_HEADS)
-
-    here = qkv_ptr + token * ((Q_HEADS + 2 * KV_HEADS) * 2 * HALF) + head * (2 * HALF) + pair
+    row = qkv_ptr + token * ((Q_HEADS + 2 * KV_HEADS) * 2 * HALF)
+    here = row + head * (2 * HALF) + pair
     low = tl.load(here, mask=inside, other=0.0).to(tl.float32)
     high = tl.load(here + HALF, mask=inside, other=0.0).to(tl.float32)
     if KV_HEADS:
         slot = tl.load(slots_ptr + token)
 
     if first < Q_HEADS + KV_HEADS:  # values carry no position
-        row = qkv_ptr + token * ((Q_HEADS + 2 * KV_HEADS) * 2 * HALF)
         if q_weight_ptr is not None:
             low, high = _normalized(
                 low, high, row, q_weight_ptr, k_weight_ptr, is_query, head, pair, inside, eps,
@@ -69,26 +68,25 @@ def rope_store_kernel(
         scale = _scale_of(low, high, value_eps, HALF)
         low, high = low * scale, high * scale
 
-    kept = inside
     if KV_HEADS:
-        kept = inside & (is_query | (slot >= 0))  # padding rows have no place in the storage
+        inside = inside & (is_query | (slot >= 0))  # padding rows have no place in the storage
     there = q_ptr + token * (Q_HEADS * 2 * HALF) + head * (2 * HALF) + pair
     if KV_HEADS == 0:
-        _store(there, low, high, kept, HALF)
+        _store(there, low, high, inside, HALF)
     elif key_scales_ptr is None:
         if not is_query:
             if first < Q_HEADS + KV_HEADS:
                 there = keys_ptr + slot * (KV_HEADS * 2 * HALF) + (head - Q_HEADS) * (2 * HALF) + pair
             else:
                 there = values_ptr + slot * (KV_HEADS * 2 * HALF) + (head - Q_HEADS - KV_HEADS) * (2 * HALF) + pair
-        _store(there, low, high, kept, HALF)
+        _store(there, low, high, inside, HALF)
     elif is_query:
-        _store(there, low, high, kept, HALF)
+        _store(there, low, high, inside, HALF)
     else:
         dtype: tl.constexpr = qkv_ptr.dtype.element_ty  # rounded to it first, as where no kernel runs
         _store_in_8_bits(
             low.to(dtype), high.to(dtype), keys_ptr, values_ptr, key_scales_ptr, value_scales_ptr, slot, first, head,
-            pair, kept, Q_HEADS, KV_HEADS, HALF, PAGE,
+            pair, inside, Q_HEADS, KV_HEADS, HALF, PAGE,
         )  # fmt: skip
 
 
