@@ -349,6 +349,13 @@ PUBLISHED = {
     "qwen3-8b": 8_190_735_360,
     "gemma3-270m": 268_098_176,
     "gemma3-1b": 999_885_952,
+    # Published counts of Gemma 4 are those of the GGUF files, with 256 factors of rotary positions. E2B's and E4B's
+    # include keys and values of layers that attend to another's, which nothing reads. Keys of 12B and 31B that are
+    # values are stored twice here.
+    "gemma4-e2b": 4_647_450_147 - 256 - 16 * (2 * 1536 * 256 + 256) - 4 * (2 * 1536 * 512 + 512),
+    "gemma4-e4b": 7_518_069_290 - 256 - 15 * (2 * 2560 * 512 + 256) - 3 * (2 * 2560 * 1024 + 512),
+    "gemma4-12b": 11_907_350_576 - 256 + 8 * 3840 * 512,
+    "gemma4-31b": 30_697_345_596 - 256 + 10 * 5376 * 4 * 512,
     "smollm3-3b": 3_075_098_624,
     "ministral3-3b": 3_429_006_336,
     "ministral3-8b": 8_489_553_920,

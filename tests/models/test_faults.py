@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gradus.models.families.checkpoints import CHECKPOINTS, GGUF, loadable
+from gradus.models.families.checkpoints import CHECKPOINTS, loadable
 from gradus.models.families.faults import read_through
 from gradus.models.families.records import FAMILIES, read_config
 from gradus.models.families.unsupported import UNSUPPORTED, why
@@ -76,18 +76,11 @@ def test_anything_ends_in_a_configuration_or_in_lines(data: st.DataObject, raw: 
 # ---- The tables ------------------------------------------------------------------------------------------------------
 
 
-def test_every_type_that_is_read_has_published_checkpoints() -> None:
+def test_every_type_that_is_read_is_listed() -> None:
     assert set(CHECKPOINTS) == TYPES
     names = [name for named in CHECKPOINTS.values() for name in named]
     assert len(names) == len(set(names))
-    assert [family.family for family in loadable()] == list(FAMILIES)
-
-
-def test_gguf_files_are_named_as_the_reader_names_them() -> None:
-    from gradus.loading.gguf.model import ARCHITECTURES
-
-    assert set(GGUF) == set(ARCHITECTURES)
-    assert set(GGUF.values()) <= set(FAMILIES)
+    assert [family.name for family in loadable()] == list(FAMILIES)
 
 
 def test_the_nearest_that_loads_does_load() -> None:

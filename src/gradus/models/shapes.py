@@ -7,7 +7,7 @@ are those of `published/`. Torch-free.
 
 from gradus.models.config import ModelConfig
 from gradus.models.families.records import read_config
-from gradus.models.published.gemma import gemma3
+from gradus.models.published.gemma import gemma3, gemma4_dense, gemma4_embedded
 from gradus.models.published.gpt2 import gpt2
 from gradus.models.published.granite import GRANITE4_1B, GRANITE33_2B
 from gradus.models.published.llama import llama3
@@ -74,6 +74,10 @@ SHAPES: dict[str, ModelConfig] = {
         "qwen3-8b": qwen3(4096, 12288, 36, 32, tied=False),
         "gemma3-270m": gemma3(640, 2048, 18),
         "gemma3-1b": gemma3(1152, 6912, 26),
+        "gemma4-e2b": gemma4_embedded(1536, 6144, 35, 1, pattern=5, shared=20, wide=True),
+        "gemma4-e4b": gemma4_embedded(2560, 10240, 42, 2, pattern=6, shared=18, wide=False),
+        "gemma4-12b": gemma4_dense(3840, 15360, 48, 16, 8, 1, "gemma4_unified"),
+        "gemma4-31b": gemma4_dense(5376, 21504, 60, 32, 16, 4, "gemma4"),
         "ministral3-3b": ministral3(3072, 9216, 26, theta=1e6, tied=True),
         "ministral3-8b": ministral3(4096, 14336, 34, theta=1e6, tied=False),
         "mistral-small-24b": MISTRAL_SMALL_24B,

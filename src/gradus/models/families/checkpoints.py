@@ -1,4 +1,4 @@
-"""The published checkpoints of each family, and the names by which GGUF files spell it.
+"""The published checkpoints of each family.
 
 A checkpoint's type alone decides its family; these are the names that people look for. docs/models.md shows the table,
 and tests compare it with the readers. Torch-free.
@@ -29,24 +29,25 @@ CHECKPOINTS: dict[str, tuple[str, ...]] = {
     "qwen3": ("Qwen3-0.6B", "Qwen3-1.7B", "Qwen3-4B", "Qwen3-8B", "Qwen3-14B", "Qwen3-32B"),
     "gemma3_text": ("Gemma-3-270M", "Gemma-3-1B"),
     "gemma3": ("Gemma-3-4B", "Gemma-3-12B", "Gemma-3-27B"),
+    "gemma4_text": (),
+    "gemma4": ("Gemma-4-E2B", "Gemma-4-E4B", "Gemma-4-31B"),
+    "gemma4_unified_text": (),
+    "gemma4_unified": ("Gemma-4-12B",),
     "phi3": ("Phi-3-mini", "Phi-3-medium", "Phi-3.5-mini", "Phi-4", "Phi-4-mini"),
     "olmo2": ("OLMo-2-1B", "OLMo-2-7B", "OLMo-2-13B", "OLMo-2-32B"),
     "olmo3": ("Olmo-3-7B", "Olmo-3-32B", "Olmo-3.1-32B"),
     "granite": ("Granite-3.3-2B", "Granite-3.3-8B"),
     "granitemoehybrid": ("Granite-4.0-350M", "Granite-4.0-1B", "Granite-4.0-Micro"),
 }  # fmt: skip
-"""Checkpoints by model_type. Those that also see or hear load as their text part."""
-
-GGUF: dict[str, str] = {"gpt2": "gpt2", "llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "gemma3": "gemma3"}
-"""A GGUF file's general.architecture, and its family."""
+"""Checkpoints by model_type, none for types that only occur inside others. Those that also see or hear load as their
+text part."""
 
 
 class Loads(NamedTuple):
-    """One family, by the names that others have for it."""
+    """One family: its own name, and those that others have for it."""
 
-    family: str
+    name: str
     model_types: tuple[str, ...]
-    gguf: tuple[str, ...]
     checkpoints: tuple[str, ...]
 
 
@@ -56,6 +57,5 @@ def loadable() -> Iterator[Loads]:
         yield Loads(
             name,
             tuple(family.types),
-            tuple(spelled for spelled, of in GGUF.items() if of == name),
             tuple(checkpoint for kind in family.types for checkpoint in CHECKPOINTS.get(kind, ())),
         )

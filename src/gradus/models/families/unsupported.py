@@ -40,6 +40,7 @@ _QWEN3 = Nearest("Qwen3-8B", "qwen3")
 _QWEN3_LARGE = Nearest("Qwen3-32B", "qwen3")
 _GEMMA_SMALL = Nearest("Gemma-3-270M", "gemma3_text")
 _GEMMA = Nearest("Gemma-3-4B", "gemma3")
+_GEMMA4 = Nearest("Gemma-4-E2B", "gemma4")
 _PHI = Nearest("Phi-3.5-mini", "phi3")
 _PHI4 = Nearest("Phi-4-mini", "phi3")
 _OLMO = Nearest("OLMo-2-7B", "olmo2")
@@ -80,8 +81,8 @@ UNSUPPORTED: dict[str, tuple[str, Nearest]] = {
     "olmoe": (EXPERTS, _OLMO),
     "granitemoe": (EXPERTS, _GRANITE),
     "granitemoeshared": (EXPERTS, _GRANITE),
-    "gemma3n": (ALTERED, _GEMMA),
-    "gemma3n_text": (ALTERED, _GEMMA),
+    "gemma3n": (ALTERED, _GEMMA4),
+    "gemma3n_text": (ALTERED, _GEMMA4),
     "recurrent_gemma": (STATES, _GEMMA),
     "lfm2": (STATES, _QWEN3_SMALL),
     "lfm2_moe": (BOTH, _QWEN3),
