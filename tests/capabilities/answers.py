@@ -8,7 +8,7 @@ from typing import Any
 from gradus import LLM
 from gradus.engine.logprobs import TokenLogprob
 from gradus.text.completion import Completion
-from tests.capabilities.table import CHANGING, SWITCHES, Asked, asked, settings_of
+from tests.capabilities.table import CHANGING, FAMILIES, SWITCHES, Asked, asked, settings_of
 
 Answer = dict[str, Any]
 Scores = tuple[TokenLogprob, ...] | None
@@ -47,7 +47,7 @@ def reference(*changing: str, numbers: Sequence[int] = EVERY, device: str = "cpu
 
     numbers: of the requests, a range or a tuple.
     """
-    assert set(changing) <= set(CHANGING)
+    assert set(changing) <= {*CHANGING, *FAMILIES}
     off = SWITCHES if device == "cpu" else (*SWITCHES, "graphs")
     settings = settings_of(*changing, device=device) | {"switch_off": off, "max_sequences": 1}
     with LLM(**settings) as llm:

@@ -17,6 +17,7 @@ from gradus.engine.request import SamplingParams, SchedulingParams
 from gradus.engine.structured import Lazy, Structured
 from gradus.errors import RequestError
 from tests.engine import every_field
+from tests.phases.conftest import NEWER
 
 Pair = frozenset[str]
 
@@ -36,6 +37,9 @@ CHANGING: dict[str, dict[str, Any]] = {
     "quantize": {"quantize": "int4-g32"},  # int8 rounds activations too, so sums in another order may change a token
 }
 """Another model, or other numbers: the reference has them too."""
+
+FAMILIES = {shape: {"model": f"random:{shape}"} for shape in NEWER}
+"""Models with other layers than those of tiny-llama, each with many settings at once."""
 
 SAME: dict[str, dict[str, Any]] = {
     "tensor_parallel": {"tensor_parallel": 2},
@@ -99,7 +103,7 @@ def settings_of(*names: str, device: str = "cpu") -> dict[str, Any]:
         if name in SWITCHES:
             merged["switch_off"] = (*merged.get("switch_off", ()), name)
         else:
-            merged |= CHANGING.get(name) or SAME[name]
+            merged |= (CHANGING | FAMILIES | SAME)[name]
     return PLAIN | merged | {"device": device}
 
 

@@ -14,6 +14,7 @@ from gradus.errors import ConfigError, RequestError
 from tests.capabilities.answers import EVERY, answers, differing, reference
 from tests.capabilities.table import (
     CHANGING,
+    FAMILIES,
     FIELDS,
     NOT_ASKED,
     REFUSED_FIELDS,
@@ -88,7 +89,7 @@ def test_every_pair_of_settings_is_in_one_of_the_engines():
 def agree(settings: tuple[str, ...], requests: range = EVERY) -> None:
     """Assert that an engine with these settings gives the answers of the reference, and so does one that finds some of
     their prompts on disk."""
-    changing = [name for name in CHANGING if name in settings]
+    changing = [name for name in (*CHANGING, *FAMILIES) if name in settings]
     runs = [(SOME, False), (requests, True)] if "prefix_dir" in settings else [(requests, False)]
     for numbers, restarted in runs:
         with LLM(**settings_of(*settings)) as llm:
@@ -102,6 +103,17 @@ def agree(settings: tuple[str, ...], requests: range = EVERY) -> None:
 def test_all_pairs_of_fields_are_exact_with_many_settings_together(settings):
     # a step of several processes takes long where other tests run, and int4 is widened for each product
     agree(settings, SOME if {*RANKS, "quantize"} & set(settings) else EVERY)
+
+
+EVERYTHING = ("kv_dtype", "cache_tokens", "page_size", "policy", "token_budget", "speculate", "prefix_dir")
+USUAL = ("tiny-ministral3", "tiny-olmo3", "tiny-gemma4-e")  # `make stress` has the others
+
+
+@pytest.mark.parametrize(
+    "shape", [pytest.param(shape, marks=() if shape in USUAL else pytest.mark.stress) for shape in FAMILIES]
+)
+def test_every_family_is_exact_with_many_settings_together(shape):
+    agree((shape, *EVERYTHING), SOME)
 
 
 def test_some_of_the_requests_have_every_field():

@@ -27,7 +27,9 @@ def logits(model: Model, count: int) -> Tensor:
 @pytest.mark.parametrize(
     ("shape", "left"),
     [
-        ("tiny-llama", 2), pytest.param("tiny-gpt2", 0, marks=pytest.mark.stress), ("tiny-gemma3", 0),
+        ("tiny-llama", 2),
+        pytest.param("tiny-gpt2", 0, marks=pytest.mark.stress),
+        ("tiny-gemma3", 0),
         ("tiny-gemma4-e", 0),
     ],
 )

@@ -11,11 +11,11 @@ from gradus.assembly.parallel import for_each_rank
 from gradus.config.options import EngineConfig
 from gradus.errors import ConfigError
 from gradus.loading import load_model, open_checkpoint
-from gradus.models import SHAPES, write_config
+from gradus.models import SHAPES
 from gradus.models.weights import plan
 from gradus.parallel.model import load_part
 from gradus.parallel.place import Place
-from tests.loading import builders
+from tests.loading.builders import write_folder
 from tests.models.conftest import NaiveAttention
 from tests.pairwise import pairwise
 from tests.phases.conftest import limits_of
@@ -88,10 +88,8 @@ def test_together_they_compute_what_the_whole_model_does(shape, places, tmp_path
 @pytest.mark.parametrize(
     "family", ["gpt2", "llama", "qwen3", "gemma3", "phi3", "olmo2", "granite4", "gemma4", "gemma4-e"]
 )
-def test_a_part_is_cut_from_the_files_as_it_is_from_the_whole(family, tmp_path, monkeypatch):
-    if family not in builders.CONFIGS:
-        monkeypatch.setitem(builders.CONFIGS, family, write_config(SHAPES[f"tiny-{family}"]))
-    folder = builders.write_folder(tmp_path / "model", family)
+def test_a_part_is_cut_from_the_files_as_it_is_from_the_whole(family, tmp_path):
+    folder = write_folder(tmp_path / "model", family)
     whole = load_model(open_checkpoint(str(folder)), dtype=torch.float32, device="cpu")
     with torch.inference_mode():
         wanted = logits_of(whole, whole)

@@ -31,12 +31,14 @@ NEWER = [
     "tiny-olmo3",  # the same with windows
     "tiny-granite",  # multipliers
     "tiny-granite4",  # multipliers, and no layer that turns
+    "tiny-gemma4",  # heads of two sizes, and keys that are values
+    "tiny-gemma4-e",  # layers that attend to another one's keys and values, and embeddings of their own
 ]
 EVERY_FAMILY = [*FAMILIES, *NEWER]
-"""All families give the oracle's tokens in every phase, and draw random schedules there.
+"""All families give the oracle's tokens in every phase, and take their turns in its random schedules.
 
-What is not about a layer's parts (sampling, prefixes, preemption and pages, one by one) runs with FAMILIES, which have
-every kind of cache; the final engine also with the newer ones.
+What does not depend on a layer's parts (sampling, prefixes, preemption) runs with FAMILIES in every phase, and with the
+others in the final engine alone.
 """
 PHASES = [info.name for info in phases.engines()]
 CONTENDERS = [*PHASES, FINAL]

@@ -3,7 +3,6 @@
 import re
 import subprocess
 import sys
-from dataclasses import replace
 
 import pytest
 import torch
@@ -76,8 +75,8 @@ def test_a_phase_with_a_runner_of_its_own_is_refused():
     [
         (SHAPES["tiny-olmo2"], "the heads of olmo2 share a norm, so p12 can divide only its layers (--stages)"),
         (
-            replace(SHAPES["tiny-llama"], kv_sources=(0, 1, 1, 1)),
-            "p12 divides layers that are alike, and those of llama",
+            SHAPES["tiny-gemma4"],
+            "p12 divides layers that are alike, and those of gemma4 differ: see src/gradus/parallel",
         ),
     ],
 )

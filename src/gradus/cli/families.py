@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from gradus.cli.terminal import size
+from gradus.execution.memory.footprint import context_bytes, weight_bytes
 from gradus.loading.gguf.architectures import ARCHITECTURES
 from gradus.models import SHAPES, parameter_count
 from gradus.models.families.checkpoints import loadable
-from gradus.models.memory import context_bytes, weight_bytes
 
 CONTEXTS = {"8k": 8192, "32k": 32768, "128k": 131072}  # tokens
 FAMILY_COLUMNS = ("family", "model_type", "GGUF", "checkpoints")

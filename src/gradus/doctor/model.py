@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from gradus.doctor.finding import FAILED, NOTE, OK, WARNING, Finding
 from gradus.errors import CheckpointError, ConfigError
+from gradus.execution.memory.footprint import context_bytes, weight_bytes
 from gradus.models.config import LinearScaling, Llama3Scaling, LongRope, ModelConfig, Scaling, Yarn, parameter_count
 from gradus.models.families.faults import read_through
-from gradus.models.memory import context_bytes, weight_bytes
 
 if TYPE_CHECKING:
     from gradus.loading.tokenizer import Tokenizer

@@ -143,7 +143,7 @@ class DecodeStep:
         if isinstance(rows, DecodeRows):
             return Accepted(len(rows.tokens), draw.tokens.reshape(-1, 1), draw.pairs, draw.faults)
         tokens, origins = self._accept(slots, rows, draw.tokens, hidden, shape, early)
-        pairs = None if draw.pairs is None else draw.pairs[origins.flatten()]
+        pairs = None if draw.pairs is None else _pairs_of(draw.pairs, origins.flatten())
         faults = _placed(draw.faults, tokens, origins) if draw.faults else {}
         return Accepted(len(rows.tokens), tokens, pairs, faults)
 
@@ -153,6 +153,11 @@ class DecodeStep:
         with self.operations.early(early):
             columns = self.history.columns
             return self.operations.accept_drafts(slots, rows, drawn, *columns, shape.drafts, hidden, self.states)
+
+
+def _pairs_of(pairs: Tensor, origins: Any) -> Tensor:
+    """The pairs of each place's row. A place without a row has any, and zeros where no decode may store any more."""
+    return pairs[origins] if len(pairs) else pairs.new_zeros(len(origins), *pairs.shape[1:])
 
 
 def _placed(faults: Mapping[int, str], tokens: Column, origins: Column) -> Mapping[int, str]:

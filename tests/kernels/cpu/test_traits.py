@@ -188,7 +188,7 @@ def test_greedy_tokens_are_the_logits():
 
 
 def test_the_embeddings_own_product_runs_in_the_kernels_and_its_model_stays_as_it_is(monkeypatch):
-    """In four bits torch takes a tenth of a second for a row. Two kernels may share a model."""
+    """Two kernels may share a model, and neither outlives its owner for it."""
     model = decoder(ALL, KINDS["int4"][0])
     product, step = model.inputs["product"], Step(model, MIXED)
     decode = PlainPages(model).decode_model(model)

@@ -53,7 +53,7 @@ FAMILIES: dict[str, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
     "qwen2.5-coder": (CHATML, (*TAGS, *THINK), ()),
     "qwen3-coder": (CHATML + "{# <function= <parameter= #}", (*TAGS, *THINK), ()),
     "gemma4": (
-        CHATML.replace("<tool_call>", "") + '{# <|tool_call> <|"|> #}',
+        CHATML.replace("<tool_call>", "").replace("<think>\n\n</think>\n\n", "") + '{# <|tool_call> <|"|> #}',
         (),
         ("<|tool_call>", "<tool_call|>", '<|"|>', "<|tool_response>", "<|channel>", "<channel|>"),
     ),

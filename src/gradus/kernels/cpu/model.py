@@ -284,8 +284,7 @@ class KernelLinear(Linear):
 
 
 def input_products(model: Model) -> dict[str, Linear]:
-    """The matrices of `Model.embed`, by path: torch would multiply a token's row by them on one thread, and in 4 bits
-    hundreds of times slower."""
+    """The matrices of `Model.embed`, by path: in torch, a step's one thread takes 1.5 to 8 times as long for them."""
     parts = model.named_modules()
     return {path: part for path, part in parts if isinstance(part, Linear) and part.matrix_id.role == "embed_in"}
 

@@ -135,18 +135,19 @@ class _Arguments:
 
     def _value(self, schema: Any) -> Parsing[None]:
         reader, char = self._reader, (yield from self._reader.blanks())
+        kinds = kinds_of(schema, self._root)
         if (yield from _quote(reader, char)):
             yield from self._string()
-        elif char == "{":
-            reader.take()
-            yield from self.members(schema)
-        elif char == "[":
-            reader.take()
-            yield from self._items(schema)
         elif char == '"' or char == "'":
             yield from copy_string(reader, self._write)
+        elif char == "{" and kinds != _STRING:
+            reader.take()
+            yield from self.members(schema)
+        elif char == "[" and kinds != _STRING:
+            reader.take()
+            yield from self._items(schema)
         else:
-            yield from self._bare(kinds_of(schema, self._root))
+            yield from self._bare(kinds)
 
     def _string(self) -> Parsing[None]:
         """Read a string behind its opening token. Another token is a quote in it unless the arguments go on there."""

@@ -8,9 +8,9 @@ import torch
 from gradus.cache.windows import most_pages
 from gradus.config.options import DEFAULT_PAGE_SIZE, EngineConfig
 from gradus.engine.request import ModelLimits
+from gradus.execution.memory.footprint import context_bytes, weight_bytes
 from gradus.execution.memory.plan import PagePlan
 from gradus.models.create import create_model
-from gradus.models.memory import context_bytes, weight_bytes
 from gradus.models.shapes import SHAPES
 
 
@@ -45,3 +45,9 @@ def test_a_layer_that_attends_to_anothers_keys_and_values_keeps_none():
     config = SHAPES["tiny-llama"]
     shared = replace(config, kv_sources=(0, 1, 1, 1))
     assert context_bytes(shared, 64) * 2 == context_bytes(config, 64)
+
+
+def test_layers_of_several_widths_share_pages_as_the_cache_divides_them():
+    """Gemma 4 E4B: pages of 4 strips of 1,024 values; 4 full layers, and 20 with a window in 3 groups."""
+    pages = 512 + 3 * 33  # of 8,192 tokens, and of a window of 512 in the worst alignment
+    assert context_bytes(SHAPES["gemma4-e4b"], 8192) == pages * 16 * 2 * 4 * 1024 * 2
