@@ -150,7 +150,7 @@ def test_a_sequence_fed_in_pieces_gives_the_same_logits(corner: str) -> None:
 
 @pytest.mark.parametrize("corner", ["values are keys", "everything of E2B"])
 def test_bfloat16_loses_no_more_than_in_transformers(corner: str) -> None:
-    """Scores are not scaled, so a softmax here makes more of what rounding did than in other families."""
+    """Scores are not scaled, so a softmax here magnifies rounding more than in other families."""
     import transformers
 
     want = gemma4(**CORNERS[corner])
@@ -279,7 +279,7 @@ def test_every_matrix_is_quantized_as_it_is_loaded(corner: str, scheme: str, err
     wide = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 16, "global_head_dim": 32}
     embedded = {"hidden_size_per_layer_input": 32} if "E2B" in corner else {}
     want = gemma4(**{**CORNERS[corner], **wide, **embedded})
-    # large scores would make a softmax of what rounding did to them
+    # large scores would magnify what rounding did to them
     tensors = {name: value * 0.1 if "q_norm" in name else value for name, value in want.tensors.items()}
     mix = Mix.of(scheme)
     mix.check(want.config)
