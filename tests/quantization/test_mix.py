@@ -132,7 +132,10 @@ def test_groups_that_are_smaller_than_usual_are_said_once_per_width(caplog):
 # -- whole models ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("shape", ["tiny-gpt2", "tiny-llama", "tiny-qwen3", "tiny-gemma3", "tiny-mistral"])
+@pytest.mark.parametrize(
+    "shape",
+    ["tiny-gpt2", "tiny-llama", "tiny-qwen3", "tiny-gemma3", "tiny-mistral", "tiny-gemma4", "tiny-gemma4-e"],
+)
 @pytest.mark.parametrize("quantize", ["int8", "fp8", "fp8-block", "int4"])
 def test_every_engine_gives_a_quantized_model_s_tokens(quantize, shape):
     """The oracle: the plainest engine, over the same quantized weights."""
