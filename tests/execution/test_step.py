@@ -25,7 +25,7 @@ class Step(DecodeStep):
 def test_decodes_that_may_store_no_more_have_places_for_log_probabilities_and_no_rows():
     """Both sequences have reached their limits in steps under way, and a prompt joins them."""
     nothing = np.zeros(0, np.int64)
-    rows = VerifyRows(**{name: nothing for name in VerifyRows._fields} | {"query_start": np.zeros(3, np.int64)})
+    rows = VerifyRows(**dict.fromkeys(VerifyRows._fields, nothing) | {"query_start": np.zeros(3, np.int64)})
     draw = SlotDraw(nothing, torch.zeros(0, 3, 2, dtype=torch.int32), {})
     accepted = Step().accept(np.array([0, 1]), rows, draw, None, DraftShape(2, 0))
     assert accepted.tokens.tolist() == [[UNDRAFTED] * 3] * 2
