@@ -33,9 +33,9 @@ import psutil
 
 from benchmarks.agent_tasks import AS_NOBODY, TASKS, Task
 from benchmarks.agent_wire import Recorder, Turn
-from gradus import doctor
 from gradus.bench.measure.fingerprint import commit
 from gradus.bench.run.script import ran
+from gradus.doctor import machine
 from gradus.errors import ConfigError
 from tests.clients import installing, page
 
@@ -283,7 +283,7 @@ def _check_that_nobody_reads(agents: Iterable[Agent]) -> None:
 def _read(out: Path | None) -> dict[str, Any]:
     if out is not None and out.is_file():
         return json.loads(out.read_text(encoding="utf-8"))
-    hardware = doctor.hardware()
+    hardware = machine.hardware()
     return {"hardware": {name: hardware[name] for name in ("processor", "cores")}, "sessions": []}
 
 

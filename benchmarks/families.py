@@ -1,6 +1,6 @@
 """Are all families as near to the memory's floor as Llama is? One engine per shape, in turn, on random weights.
 
-    PYTHONPATH=src:. python3 benchmarks/families.py --models llama-3.2-3b smollm3-3b gemma4-e2b --out "$OUT"/families.json
+    PYTHONPATH=src:. python3 benchmarks/families.py --models llama-3.2-3b smollm3-3b --out "$OUT"/families.json
 
 A row has the tokens per second of every run and the share of the floor: the time that the step's bytes and operations
 take at the machine's own measured rates (`gradus.bench.predict.roofline`), divided by the time taken. Results are

@@ -16,7 +16,7 @@ START = "phases/p00_baseline/forward_pass"
 """Where the cover sends a reader who is new."""
 
 DOCS = (
-    *("install", "commands", "serving", "deploy", "clients", "agents", "tools", "architecture", "parts"),
+    *("install", "commands", "models", "serving", "deploy", "clients", "agents", "tools", "architecture", "parts"),
     *("results", "comparisons", "measuring", "glossary"),
 )
 """In the order of reading; docs/design/ follows them."""

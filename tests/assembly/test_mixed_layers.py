@@ -35,6 +35,8 @@ SWITCHES = [
     {},
     {"overlap": False, "chunked": False, "cache_tokens": 36},  # a whole prompt needs pages for all groups at once
     {"speculate": "ngram", "drafts": 3},
+    {"kernels": True},
+    {"kernels": True, "speculate": "ngram", "drafts": 3},
 ]
 
 

@@ -63,6 +63,14 @@ def test_random_weights_are_the_very_ones_that_we_run(bench):
     assert largest_difference(bench.model, theirs) < 5e-4
 
 
+def test_random_keys_that_are_values_are_both(tmp_path):
+    config = SHAPES["tiny-gemma4"]
+    model = create_model(config)
+    randomize(model, 0)
+    write(tmp_path / "model.gguf", config, OwnTensors(model), format_of(None))
+    assert largest_difference(model, read_back(tmp_path / "model.gguf")[1]) < 5e-4
+
+
 def test_a_file_is_written_once(bench):
     first = bench.gguf.path("int8").stat()
     assert bench.gguf.path("int8").stat() == first

@@ -7,10 +7,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from gradus import doctor
 from gradus.device.host_memory import HostMemory
 from gradus.device.threads import use
-from gradus.doctor import FAILED, NOTE, OK, WARNING, Finding, Report
+from gradus.doctor import machine as doctor
+from gradus.doctor.finding import FAILED, NOTE, OK, WARNING, Finding
+from gradus.doctor.machine import Report
 
 
 def finding(name: str) -> Finding:

@@ -89,3 +89,23 @@ def test_bars_appear_on_a_terminal_only(capsys, monkeypatch):
     monkeypatch.setenv("FORCE_COLOR", "1")
     assert "first" in shown() and "second" in shown()
     assert "3/27" in counted()
+
+
+def test_families_are_listed_with_their_checkpoints_and_what_shapes_cost(gradus):
+    out = gradus("models", "--families").out
+    row = next(line for line in out.splitlines() if line.startswith("phi3 "))
+    assert "Phi-4-mini" in row
+    row = next(line for line in out.splitlines() if line.startswith("random:llama-3.1-8b "))
+    assert row.rstrip().endswith("17.2 GB") and "1.07 GB" in row and "16.1 GB" in row
+    assert "tiny-" not in out
+
+
+def test_families_as_json_have_bytes(gradus):
+    listed = json.loads(gradus("models", "--families", "--json").out)
+    families = {row["family"]: row for row in listed["families"]}
+    assert families["llama"]["model_types"] == ["llama", "mistral"] and families["llama"]["gguf"] == ["llama"]
+    assert "SmolLM3-3B" in families["smollm3"]["checkpoints"]
+    shapes = {row["name"]: row for row in listed["shapes"]}
+    small = shapes["random:olmo2-1b"]
+    assert (small["weight_bytes"], small["context_length"], small["context_bytes"]) == (2_969_833_472, 4096, {})
+    assert shapes["random:llama-3.1-8b"]["context_bytes"]["131072"] == 131072 * 131072

@@ -21,7 +21,7 @@ from gradus.scheduling.draft_shapes import NO_SHAPE
 from tests.assembly.mixture import answers, assert_same, mixture
 from tests.gpu.runners import graphs_of, prompt_graphs_of
 from tests.gpu.test_phases import model_on, requests
-from tests.phases.conftest import FAMILIES, NaiveAttention, limits_of
+from tests.phases.conftest import EVERY_FAMILY, NaiveAttention, limits_of
 from tests.phases.drive import Ending, run
 from tests.speculative.heads import heads_of
 
@@ -41,7 +41,7 @@ def oracle(shape: str, wanted: list[Request]) -> dict[tuple[str, int], Ending]:
     return run(phases.load("p01").build(model_on("cpu", shape, torch.float32), options), wanted)
 
 
-@pytest.mark.parametrize("shape", FAMILIES)
+@pytest.mark.parametrize("shape", EVERY_FAMILY)
 def test_float32_gives_the_cpus_tokens_whatever_is_switched_off(shape):
     expected, model = oracle(shape, requests(shape)), model_on("cuda", shape, torch.float32)
     for switches in SWITCHES if shape == "tiny-llama" else SWITCHES[:1]:
@@ -146,7 +146,7 @@ def gap(model: Model, tokens: list[int], token: int) -> float:
     return float(logits.max() - logits[token])
 
 
-@pytest.mark.parametrize("shape", FAMILIES)
+@pytest.mark.parametrize("shape", EVERY_FAMILY)
 def test_with_a_cache_in_8_bits_tokens_part_from_the_cpus_only_at_close_calls(shape):
     if not capability(torch.device("cuda")).multiplies_fp8:
         pytest.skip("a GPU without fp8")

@@ -26,7 +26,7 @@ from tests.execution.runners import in_torch
 from tests.gpu.test_phases import model_on, requests
 from tests.kernels.cases import Step
 from tests.pairwise import pairwise
-from tests.phases.conftest import FAMILIES, limits_of
+from tests.phases.conftest import EVERY_FAMILY, limits_of
 from tests.phases.drive import run
 
 pytestmark = pytest.mark.gpu
@@ -234,7 +234,7 @@ def test_pages_beyond_two_to_the_31_values_are_found():
 
 
 @pytest.mark.parametrize("budget", [None, 7])
-@pytest.mark.parametrize("shape", FAMILIES)
+@pytest.mark.parametrize("shape", EVERY_FAMILY)
 def test_the_backend_gives_the_cpus_tokens(shape, budget):
     """Prompts whole and in chunks, with preemptions: the pool holds less than what runs."""
     wanted = requests(shape)

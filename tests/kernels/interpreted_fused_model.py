@@ -22,6 +22,7 @@ from gradus.kernels.linear import few_rows, streamed_rows
 from gradus.kernels.linear.launch_tables import matching
 from gradus.models import SHAPES, Model, create_model, randomize
 from gradus.models.config import QueryGrowth
+from gradus.models.embedded import Embedded, LayerInputs
 from gradus.models.layers import Embedding
 from gradus.models.rope import Rotations
 from gradus.sampling.sampler import Sampler
@@ -29,7 +30,7 @@ from gradus.scheduling.scheduler import Scheduler
 from tests.execution.runners import in_torch
 from tests.kernels.interpreted_gluon import interpret
 from tests.pairwise import first
-from tests.phases.conftest import FAMILIES
+from tests.phases.conftest import EVERY_FAMILY
 from tests.phases.drive import run
 
 LIMITS = ModelLimits(320, 64)
@@ -50,26 +51,30 @@ class OneSequence:
 
     def __init__(self, model: Model) -> None:
         self.config, self.fuses_rope = (config := model.config), False
-        shape = (config.num_layers, 2, 16, config.num_kv_heads, config.head_dim)
-        self.keys, self.values = torch.zeros(2, *shape, dtype=model.dtype)
+        sizes = [config.layer(layer) for layer in range(config.num_layers)]
+        self.pages = [torch.zeros(2, 2, 16, each.num_kv_heads, each.head_dim, dtype=model.dtype) for each in sizes]
 
     def destination(self, layer):
-        return self.keys[layer], self.values[layer], torch.arange(16, 32), None  # page 1
+        return *self.pages[layer], torch.arange(16, 32), None  # page 1
 
     def attend(self, layer, q, k, v):
-        self.keys[layer, 1, : len(k)], self.values[layer, 1, : len(v)] = k, v
+        if k is not None:
+            keys, values = self.pages[layer]
+            keys[1, : len(k)], values[1, : len(v)] = k, v
         return self.attend_stored(layer, q)
 
     def attend_stored(self, layer, q):
-        k, v = (kept[layer, 1, : len(q)].transpose(0, 1) for kept in (self.keys, self.values))
+        k, v = self.pages[self.config.kv_source(layer)][:, 1, : len(q)].transpose(1, 2)
         return attend_causal(
             q, k, v, start=0, scale=self.config.attention_scale, window=self.config.windows[layer]
         ).contiguous()
 
 
 def small(shape: str, dtype: torch.dtype = torch.float32, layers: int = 2) -> Model:
-    """Two layers: one of each kind where a family has two. Queries that grow do so much, and within a short prompt."""
-    config = replace(SHAPES[shape].stage(range(layers)), context_length=64)
+    """Two layers: one of each kind where a family has two; all, where layers attend to others' keys and values. Queries
+    that grow do so much, and within a short prompt."""
+    whole = SHAPES[shape]
+    config = replace(whole if whole.kv_sources else whole.stage(range(layers)), context_length=64)
     config = replace(config, ropes=tuple(rope and replace(rope, growth=soon(rope.growth)) for rope in config.ropes))
     model = create_model(config, dtype=dtype)
     randomize(model, seed=0, std=0.1)
@@ -93,25 +98,36 @@ def answers(
     return run(Engine(Scheduler(cache, max_sequences=2), runner, LIMITS), requests)
 
 
-NEEDED = ["tiny-gpt2", "tiny-gemma3", "tiny-qwen3", "tiny-smollm3", "tiny-ministral3", "tiny-olmo3"]
+NEEDED = [
+    "tiny-gpt2",
+    "tiny-gemma3",
+    "tiny-qwen3",
+    "tiny-smollm3",
+    "tiny-ministral3",
+    "tiny-olmo3",
+    "tiny-gemma4",
+    "tiny-gemma4-e",
+]
 """Families that have, between them, each kind of norm, position, activation, attention and projection."""
 
 
-@pytest.mark.parametrize("shape", first(NEEDED + [shape for shape in FAMILIES if shape not in NEEDED], count=6))
+@pytest.mark.parametrize("shape", first(NEEDED + [shape for shape in EVERY_FAMILY if shape not in NEEDED], count=8))
 def test_a_fused_model_gives_the_models_tokens(shape):
     model = small(shape)
     assert answers(fused(model), TritonPagedAttention) == answers(model)
 
 
 # one kind of heads each
-@pytest.mark.parametrize("shape", first(["tiny-llama", "tiny-olmo2", "tiny-gpt2", "tiny-gemma3"], count=2))
+@pytest.mark.parametrize(
+    "shape", first(["tiny-llama", "tiny-gemma4-e", "tiny-olmo2", "tiny-gpt2", "tiny-gemma3"], count=3)
+)
 def test_with_a_cache_in_8_bits_a_fused_model_gives_the_models_tokens(shape):
     model = small(shape)
     assert answers(fused(model), TritonPagedAttention, Fp8Storage) == answers(model, PagedAttention, Fp8Storage)
 
 
 @pytest.mark.parametrize(
-    "shape", first(["tiny-gpt2", "tiny-gemma3", "tiny-olmo2", "tiny-qwen3"], count=3)
+    "shape", first(["tiny-gpt2", "tiny-gemma3", "tiny-olmo2", "tiny-gemma4-e", "tiny-qwen3"], count=4)
 )  # every twin in two widths
 @torch.inference_mode()
 def test_a_fused_layer_in_half_precision_does_what_the_layer_does(shape):
@@ -126,14 +142,18 @@ def test_a_fused_layer_in_half_precision_does_what_the_layer_does(shape):
         assert (found.float() - expected).norm() < 5e-3 * expected.norm()
 
 
-@pytest.mark.parametrize("shape", FAMILIES)
+COMPOSED = Embedding | nn.ModuleList | Model | Rotations | LayerInputs | Embedded
+"""Parts that compute by parts of their own, which have twins; and tables that torch looks up."""
+
+
+@pytest.mark.parametrize("shape", dict.fromkeys([*EVERY_FAMILY, "tiny-gemma4-e"]))
 def test_a_view_shares_every_weight_and_leaves_the_model_as_it_was(shape):
     model = small(shape)
     kinds = [type(part) for part in model.modules()]
     view = fused(model)
     assert [type(part) for part in model.modules()] == kinds
     for part, twin in zip(model.modules(), view.modules(), strict=True):
-        kept = isinstance(part, Embedding | nn.ModuleList | Model | Rotations) or type(part).__name__ == "Block"
+        kept = isinstance(part, COMPOSED) or type(part).__name__ == "Block"
         assert isinstance(twin, Twin) != kept
     tensors = [[*each.parameters(), *each.buffers()] for each in (view, model)]
     assert all(mine is theirs for mine, theirs in zip(*tensors, strict=True))

@@ -26,7 +26,12 @@ def logits(model: Model, count: int) -> Tensor:
 
 @pytest.mark.parametrize(
     ("shape", "left"),
-    [("tiny-llama", 2), pytest.param("tiny-gpt2", 0, marks=pytest.mark.stress), ("tiny-gemma3", 0)],
+    [
+        ("tiny-llama", 2),
+        pytest.param("tiny-gpt2", 0, marks=pytest.mark.stress),
+        ("tiny-gemma3", 0),
+        ("tiny-gemma4-e", 0),
+    ],
 )
 @torch.inference_mode()
 def test_it_is_the_model_with_few_rows_and_with_many(shape, left, tmp_path):

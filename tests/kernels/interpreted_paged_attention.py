@@ -192,9 +192,13 @@ def test_a_tile_of_decodes_with_narrow_heads_stays_whole_where_others_are_split(
 
 
 @pytest.mark.parametrize("storage", [PagedStorage, Fp8Storage])
-def test_the_backend_attends_as_the_torch_backend_does(storage):
-    """A prompt, then a chunk of another beside its decode, on pages of two layer groups, one with a window."""
-    config = SHAPES["tiny-gemma3"]
+@pytest.mark.parametrize("shape", ["tiny-gemma3", "tiny-gemma4-e"])
+def test_the_backend_attends_as_the_torch_backend_does(shape, storage):
+    """A prompt, then a chunk of another beside its decode, on pages of two layer groups, one with a window.
+
+    Layers have heads of one size, or of two, and some read another layer's keys.
+    """
+    config = SHAPES[shape]
     one, two = TableChange(0, ((3, 1, 5), (2, 8, 4))), TableChange(0, ((6, 7, 9), (10, 11, 12)))
     steps = [
         Plan([Span(None, 2, 0, range(9), 1, one)]),
@@ -207,30 +211,32 @@ def test_the_backend_attends_as_the_torch_backend_does(storage):
     ]
     padding = backends[2]
     padding.sizes = (8, 16)
-    layers = [group.layers[0] for group in backends[0].storage.groups[:2]]
     generator = torch.Generator().manual_seed(0)
     for plan in steps:
         batch = lay_out(plan, torch.device("cpu"))
         for backend in backends:
             backend.prepare(batch)
-        for layer in layers:
-            shapes = [
-                (len(batch.positions), n, config.head_dim) for n in (config.num_heads, *[config.num_kv_heads] * 2)
-            ]
-            q, k, v = (torch.randn(shape, generator=generator) for shape in shapes)
-            expected, found = (backend.attend(layer, q, k, v) for backend in backends[:2])
+        for layer in range(config.num_layers):
+            sizes, rows = config.layer(layer), len(batch.positions)
+            heads = [sizes.num_heads, *[sizes.num_kv_heads] * 2]
+            q, k, v = (torch.randn(rows, count, sizes.head_dim, generator=generator) for count in heads)
+            parts = (q, k, v) if config.stores_kv(layer) else (q, None, None)
+            expected, found = (backend.attend(layer, *parts) for backend in backends[:2])
             torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
-            assert padding.padded >= len(q)
-            wide = [torch.cat([each, torch.ones(padding.padded - len(q), *each.shape[1:])]) for each in (q, k, v)]
-            found = padding.attend(layer, *wide)
-            torch.testing.assert_close(found[: len(q)], expected, rtol=1e-4, atol=1e-5)
-            assert not found[len(q) :].any(), "padding sees nothing"
+            assert padding.padded >= rows
+            found = padding.attend(layer, *(part if part is None else padded(part, padding.padded) for part in parts))
+            torch.testing.assert_close(found[:rows], expected, rtol=1e-4, atol=1e-5)
+            assert not found[rows:].any(), "padding sees nothing"
+
+
+def padded(part: torch.Tensor, rows: int) -> torch.Tensor:
+    return torch.cat([part, torch.ones(rows - len(part), *part.shape[1:])])
 
 
 SPANS = [[32], [1] * 32, [1] * 9 + [23], [5, 5, 5, 5, 5], [4, 1, 3, 2, 6, 1], [7]]
 
 
-@pytest.mark.parametrize("shape", ["tiny-gpt2", "tiny-gemma3"])
+@pytest.mark.parametrize("shape", ["tiny-gpt2", "tiny-gemma3", "tiny-gemma4"])
 def test_a_padded_step_has_room_for_whatever_spans_it_has(shape):
     """Launches are those of the size alone, and each row is in exactly one tile of one of them."""
     config, device = SHAPES[shape], torch.device("cpu")

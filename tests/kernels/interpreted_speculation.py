@@ -131,7 +131,15 @@ def answers(engine: Engine, count: int = 3) -> tuple[dict, list]:
 @pytest.mark.parametrize(
     ("shape", "kind"),
     first(
-        [("tiny-llama", "known"), ("tiny-gemma3", "ngram"), ("tiny-llama", "ngram"), ("tiny-gemma3", "known")], count=2
+        [
+            ("tiny-llama", "known"),
+            ("tiny-gemma3", "ngram"),
+            ("tiny-gemma4-e", "known"),
+            ("tiny-llama", "ngram"),
+            ("tiny-gemma3", "known"),
+            ("tiny-olmo3", "known"),
+        ],
+        count=3,
     ),
 )
 def test_no_token_and_no_log_probability_changes(shape, kind):

@@ -23,7 +23,7 @@ TYPES = {
 
 
 def test_the_kernels_are_right_when_interpreted():
-    run_interpreted("interpreted_paged_attention.py")
+    run_interpreted("interpreted_paged_attention.py", "interpreted_mixed_layers.py")
 
 
 def compiled(head_dim: int, group: int, launch: Launch, tokens: int, new: int = 0, fp8: bool = False):

@@ -45,6 +45,16 @@ _YARN = {
     "mscale": 1.0,
     "mscale_all_dim": 1.0,
 }
+_GEMMA4 = _COMMON | {
+    "model_type": "gemma4_text",
+    "num_hidden_layers": 4,
+    "global_head_dim": 32,
+    "sliding_window": 32,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+    "hidden_size_per_layer_input": 0,
+    "final_logit_softcapping": 30.0,
+    "tie_word_embeddings": True,
+}
 CONFIGS: dict[str, dict[str, Any]] = {
     "llama": _COMMON | {"model_type": "llama", "rope_theta": 10000.0, "tie_word_embeddings": False},
     "qwen2": _COMMON | {"model_type": "qwen2", "rope_theta": 1e6, "tie_word_embeddings": False},
@@ -96,9 +106,21 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "attention_multiplier": 0.125,
         "logits_scaling": 8.0,
     },
+    "gemma4": _GEMMA4 | {"attention_k_eq_v": True, "num_global_key_value_heads": 1},
+    "gemma4-e": _GEMMA4
+    | {
+        "hidden_size_per_layer_input": 32,
+        "vocab_size_per_layer_input": VOCABULARY,
+        "num_kv_shared_layers": 2,
+        "use_double_wide_mlp": True,
+    },
 }
 FAMILIES = tuple(CONFIGS)
-ARCHITECTURES = {family: family for family in FAMILIES} | {"ministral3": "mistral3", "olmo3": "olmo2"}
+ARCHITECTURES = {family: family for family in FAMILIES} | {
+    "ministral3": "mistral3",
+    "olmo3": "olmo2",
+    "gemma4-e": "gemma4",
+}
 INTERLEAVED = ("llama", "smollm3", "ministral3", "granite")  # what llama.cpp converts by its LlamaModel
 
 
@@ -178,6 +200,10 @@ def write_gguf(
         for kind in ("long", "short"):
             factors = np.array(config["rope_scaling"][f"{kind}_factor"], np.float32)
             writer.add_tensor(f"rope_factors_{kind}.weight", factors)
+    if family.startswith("gemma4"):  # a quarter of the pairs turns
+        half = config["global_head_dim"] // 2
+        factors = np.array([1.0] * (half // 4) + [1e30] * (half - half // 4), np.float32)
+        writer.add_tensor("rope_freqs.weight", factors)
     for name, value in tensors_of(config).items():
         stored, values = as_llama_cpp(family, config, name, value)
         kind = (quantize or {}).get(name)
@@ -220,6 +246,7 @@ def as_llama_cpp(family: str, config: dict[str, Any], name: str, value: Tensor) 
         values = values + 1
     if family == "gpt2" and name.endswith((".c_attn.weight", ".c_proj.weight", ".c_fc.weight")):
         values = values.T
+    stored = stored if stored.endswith((".weight", ".bias")) else f"{stored}.weight"
     return stored, np.ascontiguousarray(values)
 
 
@@ -233,9 +260,12 @@ def _write_metadata(writer: gguf.GGUFWriter, family: str, config: dict[str, Any]
         writer.add_feed_forward_length(256)
         writer.add_layer_norm_eps(1e-5)
         return
+    writer.add_layer_norm_rms_eps(1e-5)
+    if family.startswith("gemma4"):
+        _write_gemma4(writer, config)
+        return
     writer.add_feed_forward_length(config["intermediate_size"])
     writer.add_head_count_kv(2)
-    writer.add_layer_norm_rms_eps(1e-5)
     writer.add_key_length(config["head_dim"])
     writer.add_value_length(config["head_dim"])
     writer.add_rope_freq_base(config.get("rope_theta", 1e6))
@@ -258,6 +288,30 @@ def _write_metadata(writer: gguf.GGUFWriter, family: str, config: dict[str, Any]
         writer.add_embedding_scale(config["embedding_multiplier"])
         writer.add_residual_scale(config["residual_multiplier"])
         writer.add_logit_scale(config["logits_scaling"])
+
+
+def _write_gemma4(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
+    shared, local = config.get("num_kv_shared_layers", 0), [kind[0] == "s" for kind in config["layer_types"]]
+    width = config["intermediate_size"]
+    if config.get("use_double_wide_mlp"):
+        writer.add_feed_forward_length([width * (1 + (layer >= len(local) - shared)) for layer in range(len(local))])
+    else:
+        writer.add_feed_forward_length(width)
+    if whole := config.get("num_global_key_value_heads"):
+        writer.add_head_count_kv([2 if each else whole for each in local])
+    else:
+        writer.add_head_count_kv(2)
+    for suffix, head in (("", config["global_head_dim"]), ("_swa", config["head_dim"])):
+        getattr(writer, f"add_key_length{suffix}")(head)
+        getattr(writer, f"add_value_length{suffix}")(head)
+        getattr(writer, f"add_rope_dimension_count{suffix}")(head)
+    writer.add_rope_freq_base(1e6)
+    writer.add_rope_freq_base_swa(1e4)
+    writer.add_sliding_window(config["sliding_window"])
+    writer.add_sliding_window_pattern(local)
+    writer.add_shared_kv_layers(shared)
+    writer.add_embedding_length_per_layer_input(config["hidden_size_per_layer_input"])
+    writer.add_final_logit_softcapping(config["final_logit_softcapping"])
 
 
 def _write_yarn(writer: gguf.GGUFWriter, rope: dict[str, Any]) -> None:

@@ -161,7 +161,7 @@ FORMATS: dict[str, tuple[Callable[..., Matrix], dict[str, Any]]] = {
 
 def quantize_folder(folder: Path, form: str, family: str = "llama", *, ends: str = "_proj.weight") -> dict[str, Tensor]:
     """Rewrite a checkpoint's matrices in a format, with new random values. Returns the float matrix that each encodes,
-    by name. ends: of the names of those matrices."""
+    by name. ends: how the names of those matrices end."""
     make, config = FORMATS[form]
     write_folder(folder, family)
     tensors = load_file(folder / "model.safetensors")
@@ -180,11 +180,15 @@ def quantize_folder(folder: Path, form: str, family: str = "llama", *, ends: str
 def matrices(llm: LLM) -> Iterator[tuple[str, Tensor]]:
     """Name in the checkpoint → the float matrix that is stored here, for every quantized one."""
     model = llm.engine.runner.model
-    modules = {"qkv": "qkv", "attn_out": "output", "gate_up": "gate_up", "down": "down"}
+    modules = {
+        "qkv": "qkv", "attn_out": "output", "gate_up": "gate_up", "down": "down",
+        "embed_gate": "embedded.gate", "embed_out": "embedded.out",
+    }  # fmt: skip
     for matrix_id in matrix_ids(llm.config):
         if matrix_id.role == "head":
             continue
-        module = getattr(model.layers[matrix_id.layer], modules[matrix_id.role])
+        whole = matrix_id.layer is None
+        module = model.inputs.product if whole else model.layers[matrix_id.layer].get_submodule(modules[matrix_id.role])
         names = names_of(matrix_id, llm.config)
         if len(names) == 1:
             yield names[0], module.dequantized()

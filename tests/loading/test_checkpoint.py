@@ -254,7 +254,7 @@ def test_nothing_in_a_model_folder_is_executed(tmp_path):
         ("config.json", "{", "config.json: not valid JSON"),
         ("config.json", "[]", "config.json: must be a JSON object"),
         ("config.json", "[" * 100_000, "config.json: not valid JSON"),
-        ("config.json", '{"model_type": "mamba"}', "config.json: model configuration: architecture 'mamba'"),
+        ("config.json", '{"model_type": "mamba"}', "config.json: model configuration: model_type 'mamba'"),
         ("config.json", '{"quantization_config": 4}', "quantization_config must be an object"),
         ("config.json", b"\xff\xfe", "config.json: not UTF-8"),
         ("generation_config.json", '{"eos_token_id": "end"}', "eos_token_id must be a token id"),

@@ -244,6 +244,47 @@ def test_granites_multipliers_are_read_and_parts_that_it_lacks_change_nothing(tm
         assert words in str(error.value)
 
 
+GEMMA4 = {
+    "block_count": 3, "attention.key_length": 16, "attention.key_length_swa": 8, "attention.head_count_kv": [2, 1, 1],
+    "attention.sliding_window": 16, "attention.sliding_window_pattern": [True, False, False],
+    "attention.shared_kv_layers": 1, "feed_forward_length": [32, 32, 64], "final_logit_softcapping": 30.0,
+}  # fmt: skip
+QUARTER = {"rope_freqs.weight": np.array([1.0, 1.0, *[1e30] * 6], np.float32)}
+
+
+def test_gemma4s_layers_have_the_sizes_that_the_file_lists(tmp_path):
+    config = config_of(tmp_path / "m.gguf", "gemma4", GEMMA4, QUARTER)
+    assert [config.layer(layer) for layer in range(3)] == [
+        replace(config, sizes=(), num_kv_heads=heads, head_dim=width, intermediate_size=features)
+        for heads, width, features in ((2, 8, 32), (1, 16, 32), (1, 16, 64))
+    ]
+    assert (config.windows, config.kv_sources) == ((16, None, None), (0, 1, 1))
+    whole = Rope(500000.0, turned=4, proportional=True)
+    assert config.ropes == (Rope(10000.0), whole, whole)
+    assert (config.attention_scale, config.final_softcap, config.per_layer_width) == (1.0, 30.0, 0)
+    assert config.keys_as_values == (False, True, False), "no layer that sees everything has attn_v"
+
+
+@pytest.mark.parametrize(
+    ("more", "tensors", "words"),
+    [
+        ({"attention.scale": 0.5}, {}, "attention.scale other than 1 is not supported"),
+        ({"attention.value_length": 8}, {}, "attention.value_length other than the keys' length, 16"),
+        ({"rope.dimension_count_swa": 4}, {}, "rope.dimension_count_swa other than the keys' length, 8"),
+        ({"feed_forward_length": [32, 64, 64]}, {}, "feed_forward_length must be the same in all layers, or twice in"),
+        ({"attention.head_count_kv": [2, 1]}, {}, "head_count_kv must be an integer, or one for each of 3 layers"),
+        ({"expert_count": 4}, {}, "mixtures of experts"),
+        ({"altup.num_inputs": 4}, {}, "altup.num_inputs = 4 changes what the model computes"),
+        ({}, {"rope_freqs.weight": np.array([1.0, 2.0, *[1e30] * 6], np.float32)}, "the factors of Gemma 4's rotation"),
+        ({}, {"rope_freqs.weight": np.ones(4, np.float32)}, "does not hold the factors of Gemma 4's rotation"),
+    ],
+)
+def test_what_gemma4_is_not_is_refused_in_one_line(tmp_path, more, tensors, words):
+    with pytest.raises(CheckpointError) as error:
+        config_of(tmp_path / "m.gguf", "gemma4", GEMMA4 | more, QUARTER | tensors)
+    assert str(error.value).startswith("m.gguf: ") and words in str(error.value) and "\n" not in str(error.value)
+
+
 def test_a_number_may_be_listed_for_each_layer(tmp_path):
     more = {"llama.block_count": 2, "llama.feed_forward_length": [32, 32], "llama.attention.head_count": [2, 2]}
     config = open_checkpoint(str(write(tmp_path / "m.gguf", LLAMA | more, EMBEDDING))).config
@@ -271,7 +312,10 @@ def test_linear_scaling_and_absent_keys_have_their_meaning(tmp_path):
         ({"llama.feed_forward_length": [1, 2]}, "feed_forward_length must be an integer, got [1, 2]"),
         ({"llama.attention.layer_norm_rms_epsilon": "small"}, "must be a number, got 'small'"),
         ({"llama.rope.scaling.factor": -2.0}, "factor"),
-        ({"general.architecture": "phi2"}, "architecture 'phi2' is not supported; supported are llama, smollm3"),
+        (
+            {"general.architecture": "phi2"},
+            "architecture 'phi2' is not supported: nothing here computes it; the nearest",
+        ),
     ],
 )
 def test_what_is_not_supported_is_refused_in_one_line(tmp_path, more, words):

@@ -21,17 +21,24 @@ from tests.loading.quantized_builders import matrices
 CPU = {"device": "cpu"}
 GREEDY = SamplingParams(max_tokens=8, ignore_eos=True)
 LAYER = "model.layers.0.self_attn"
+MATRICES = ("_proj.weight", "_input_gate.weight", "_projection.weight")
 WIDE = {  # K-formats have blocks of 256
     family: CONFIGS[family]
     | {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64, "query_pre_attn_scalar": 64}
     for family in ("llama", "qwen2", "qwen3", "gemma3", "smollm3", "olmo3", "granite", "phi3")
+}
+WIDE |= {
+    family: CONFIGS[family]
+    | {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64, "global_head_dim": 128}
+    | ({"hidden_size_per_layer_input": 256} if family == "gemma4-e" else {})
+    for family in ("gemma4", "gemma4-e")
 }
 WIDE["phi3"] = {key: value for key, value in WIDE["phi3"].items() if key != "rope_scaling"}
 
 
 def stored_as(kinds, family="llama"):
     """Hugging Face name → type, in turns, for every matrix of the layers."""
-    names = [name for name in tensors_of(CONFIGS[family]) if name.endswith("_proj.weight")]
+    names = [name for name in tensors_of(CONFIGS[family]) if name.endswith(MATRICES)]
     return {name: kinds[number % len(kinds)] for number, name in enumerate(names)}
 
 
@@ -135,6 +142,16 @@ def test_a_tied_head_is_kept_once_and_looked_up_in_its_bits(tmp_path, kind):
     assert torch.equal(model.embedding_tables().tokens, expected), "as draft heads take it"
 
 
+def test_a_table_of_every_layers_embeddings_is_looked_up_in_its_bits(tmp_path):
+    name = "model.embed_tokens_per_layer.weight"
+    path = str(write(tmp_path / "m.gguf", [Type.Q4_K], "gemma4-e", **{name: Type.Q6_K}))
+    embedding = LLM(path, phase="p00", quantize="stored", **CPU).engine.runner.model.inputs.embedding
+    assert embedding.table.format.name == "q6_k" and not hasattr(embedding, "weight")
+    values = tensors_of(WIDE["gemma4-e"])[name].numpy()
+    expected = torch.from_numpy(gguf.quants.dequantize(encode(values, Type.Q6_K), Type.Q6_K))
+    assert torch.equal(embedding(torch.arange(320)), expected)
+
+
 def test_an_embedding_that_is_no_head_is_looked_up_in_its_bits(tmp_path):
     kinds = {"model.embed_tokens.weight": Type.Q4_K, "lm_head.weight": Type.Q6_K}
     llm = LLM(str(write(tmp_path / "m.gguf", [Type.Q4_K], **kinds)), **CPU)
@@ -145,18 +162,7 @@ def test_an_embedding_that_is_no_head_is_looked_up_in_its_bits(tmp_path):
     assert torch.equal(model.embed(torch.arange(320), torch.zeros(320)), expected)
 
 
-@pytest.mark.parametrize("family", ["phi3", "granite", "olmo3", "smollm3"])
-def test_torch_computes_with_the_bits_of_every_family(tmp_path, family):
-    path = str(write(tmp_path / "m.gguf", list(KEPT), family, **{"model.embed_tokens.weight": Type.Q5_K}))
-    prompts, torch_alone = [[5, 6, 7], [9] * 40], {"switch_off": ["kernels"], **CPU}
-    settings = {"dtype": "float32"}, {"quantize": "stored"}
-    found = [
-        [done.token_ids for done in LLM(path, **torch_alone, **each).generate(prompts, GREEDY)] for each in settings
-    ]
-    assert found[0] == found[1]
-
-
-@pytest.mark.parametrize("family", ["llama", "gemma3"])
+@pytest.mark.parametrize("family", ["llama", "gemma3", "phi3", "granite", "olmo3", "smollm3", "gemma4", "gemma4-e"])
 def test_tokens_are_those_of_the_widened_file_in_every_engine(tmp_path, family):
     """Decodes in kernels, prompts in torch, and a phase of the course, which multiplies in torch alone."""
     table = {"model.embed_tokens.weight": Type.Q5_K}

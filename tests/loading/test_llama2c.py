@@ -11,6 +11,7 @@ from gradus.calibration.quantize import Recipe, quantize
 from gradus.errors import CheckpointError
 from gradus.loading import load_model, open_checkpoint
 from gradus.loading.progress import Silent
+from gradus.models import Rope
 from tests.loading.builders import CONFIGS, tensors_of
 
 CONFIG = CONFIGS["llama"] | {"tie_word_embeddings": True, "bos_token_id": 1}
@@ -71,7 +72,7 @@ def test_configuration_and_tensors_are_those_that_were_written(path):
     config = checkpoint.config
     assert (config.hidden_size, config.intermediate_size, config.num_layers) == (DIM, HIDDEN, LAYERS)
     assert (config.num_heads, config.num_kv_heads, config.vocab_size) == (HEADS, KV_HEADS, VOCABULARY)
-    assert (config.context_length, config.tie_embeddings, config.rope.theta) == (CONTEXT, True, 10000.0)
+    assert (config.context_length, config.tie_embeddings, config.ropes[0]) == (CONTEXT, True, Rope(10000.0))
     assert sorted(checkpoint.tensors.names()) == sorted(expected)
     for name, value in expected.items():
         assert checkpoint.tensors.shape(name) == value.shape and torch.equal(checkpoint.tensors.read(name), value)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -11,6 +12,7 @@ import pytest
 
 from gradus.errors import CheckpointError, RequestError
 from gradus.loading.chat import ChatTemplate
+from gradus.text.tools.tool import MAX_TOOLS
 from tests.loading.hostile import HOSTILE
 from tests.text import templates
 
@@ -197,8 +199,8 @@ def test_a_template_that_would_take_long_to_compile_is_refused(source):
 
 SHAPES = {
     "one long message": [{"role": "user", "content": "wörd " * 200_000}],
-    "many messages": [{"role": ("user", "assistant")[n % 2], "content": "x" * 100} for n in range(9_999)],
-    "long messages": [{"role": ("user", "assistant")[n % 2], "content": "言葉" * 2_000} for n in range(251)],
+    "many messages": [{"role": ("user", "assistant")[n % 2], "content": f"{n:100}"} for n in range(9_999)],
+    "long messages": [{"role": ("user", "assistant")[n % 2], "content": f"{n}{'言葉' * 2_000}"} for n in range(251)],
     "control characters": [{"role": "user", "content": "\x01" * 1_000_000}],
 }
 QWEN_LIKE = (
@@ -213,11 +215,57 @@ QWEN_LIKE = (
 REAL = {name: source for name, source in vars(templates).items() if name.isupper()} | {"QWEN_LIKE": QWEN_LIKE}
 
 
+CALLS = [
+    {"id": f"00000000{n}", "type": "function", "function": {"name": name, "arguments": arguments}}
+    for n, (name, arguments) in enumerate([("f", {"a": 'ß "x"', "b": [1.5, {"d": True, "c": "y"}]}), ("g", {"z": 1})])
+]
+TURNS = [
+    {"role": "system", "content": " Be brief. /no_think"},
+    {"role": "user", "content": " Where?\n"},
+    {"role": "assistant", "content": "<|channel>x<channel|>", "tool_calls": CALLS, "reasoning_content": "Hm."},
+    {"role": "tool", "content": '<b> & "here"', "tool_call_id": "000000000"},
+    {"role": "tool", "content": "there", "tool_call_id": "000000001", "name": "g"},
+    {"role": "assistant", "content": "\nHere.\n"},
+    {"role": "user", "content": "Thanks 👍"},
+]
+DEEP = {
+    "type": "object",
+    "properties": {
+        "place": {
+            "type": "object",
+            "description": "Où?",
+            "properties": {"city": {"type": "string", "enum": ["é", "b"]}},
+        },
+        "days": {"type": "array", "items": {"type": "string", "description": "d"}},
+    },
+    "required": ["place"],
+}
+DECLARED = [
+    {"type": "function", "function": {"name": n, "description": "<Does> it.", "parameters": DEEP}} for n in "fg"
+]
+
+
+@pytest.mark.parametrize("turns", [TURNS, TURNS[1:], TURNS[:2], TURNS[1:5]], ids=["all", "no system", "one", "results"])
+@pytest.mark.parametrize("name", REAL)
+def test_the_templates_of_families_render_as_in_transformers(name, turns):
+    utilities = pytest.importorskip("transformers.utils.chat_template_utils")
+    theirs, ours = utilities._compile_jinja_template(REAL[name]), ChatTemplate(REAL[name])
+    for tools in (None, DECLARED):
+        for settings in ({}, {"enable_thinking": True}, {"enable_thinking": False}, {"thinking": True}):
+            try:
+                expected = theirs.render(messages=turns, tools=tools, documents=None, **CALL, **settings)
+            except Exception as error:
+                with pytest.raises(RequestError, match=re.escape(str(error)[:60])):
+                    ours.render(turns, tools=tools, settings=settings, **CALL)
+            else:
+                assert ours.render(turns, tools=tools, settings=settings, **CALL) == expected
+
+
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("name", REAL)
 def test_long_conversations_with_many_tools_are_rendered(name, shape):
     schema = {"type": "object", "properties": {f"p{n}": {"type": "string", "description": "d" * 80} for n in range(30)}}
-    tools = [{"type": "function", "function": {"name": f"f{n}", "parameters": schema}} for n in range(200)]
+    tools = [{"type": "function", "function": {"name": f"f{n}", "parameters": schema}} for n in range(MAX_TOOLS)]
     text = ChatTemplate(REAL[name]).render(SHAPES[shape], tools=tools, **CALL)
     assert sum(len(message["content"].strip()) for message in SHAPES[shape]) <= len(text)
 

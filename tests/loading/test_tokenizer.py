@@ -490,6 +490,20 @@ def test_the_end_of_a_turn_ends_a_text(tmp_path):
     assert gguf_with(tmp_path / "m.gguf", build).eos_token_ids == (2, 1)
 
 
+@pytest.mark.parametrize("end", ["<|im_end|>", "<|end|>", "<turn|>"])
+def test_a_control_token_that_ends_turns_in_the_template_ends_a_text(tmp_path, end):
+    def build(writer):
+        writer.add_tokenizer_model("gpt2")
+        writer.add_tokenizer_pre("gpt-4o")
+        writer.add_token_list(["a", "</s>", end, "<|other|>", "aa"])
+        writer.add_token_types([1, 3, 3, 3, 1])
+        writer.add_token_merges(["a a"])
+        writer.add_eos_token_id(1)
+        writer.add_chat_template("{% for m in messages %}{{ m.content }}" + end + "{% endfor %}<|other|>")
+
+    assert gguf_with(tmp_path / "m.gguf", build).eos_token_ids == (1, 2)
+
+
 # -- the real ones -----------------------------------------------------------------------------------------------------
 
 

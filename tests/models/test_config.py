@@ -23,6 +23,11 @@ from gradus.models.config import (
 from gradus.models.families.records import FAMILIES, read_config, write_config
 from gradus.models.shapes import SHAPES
 
+
+def without(raw: dict[str, Any], key: str) -> dict[str, Any]:
+    return {name: value for name, value in raw.items() if name != key}
+
+
 LLAMA: dict[str, Any] = {
     "model_type": "llama",
     "vocab_size": 320,
@@ -89,11 +94,14 @@ GEMMA3: dict[str, Any] = {
     "bos_token_id": 256,
     "eos_token_id": 257,
 }
+GRANITE4 = without(LLAMA, "rope_scaling") | {
+    "model_type": "granitemoehybrid",
+    "num_local_experts": 0,
+    "layer_types": ["attention"] * 2,
+    "shared_intermediate_size": 160,
+    "position_embedding_type": "rope",
+}
 ALL = [LLAMA, GPT2, QWEN2, QWEN3, MISTRAL, GEMMA3, GEMMA4, {"model_type": "gemma3", "text_config": GEMMA3}]
-
-
-def without(raw: dict[str, Any], key: str) -> dict[str, Any]:
-    return {name: value for name, value in raw.items() if name != key}
 
 
 # ---- What is read ----------------------------------------------------------------------------------------------------
@@ -206,9 +214,34 @@ def test_unscaled_gpt2_scores() -> None:
 REFUSED: list[tuple[object, str]] = [
     ([1, 2], "it must be a JSON object, got [1, 2]"),
     ({}, "model_type is missing"),
-    (LLAMA | {"model_type": "falcon"}, "'falcon' is not supported; supported model types are gemma3, gemma3_text, gem"),
-    (LLAMA | {"model_type": ["llama"]}, "['llama'] is not supported"),
-    ({"architectures": ["BertModel"]}, "'BertModel' is not supported"),
+    (
+        LLAMA | {"model_type": "falcon"},
+        "model_type 'falcon' is not supported: nothing here computes it; `gradus models",
+    ),
+    (LLAMA | {"model_type": ["llama"]}, "model_type ['llama'] is not supported: nothing here computes it"),
+    (
+        LLAMA | {"model_type": "qwen3_5"},
+        "model_type 'qwen3_5' is not supported: layers with a state are not computed; "
+        "Qwen3-4B (qwen3) is the nearest that loads",
+    ),
+    (
+        {"architectures": ["BertModel"]},
+        "architecture 'BertModel' is not supported: encoders are not computed, only decoders of text; ",
+    ),
+    (LLAMA | {"model_type": "llama5"}, "the nearest name that is supported is llama; `gradus models --families` lists"),
+    (
+        GRANITE4 | {"num_local_experts": 64},
+        "num_local_experts is 64: mixtures of experts are not computed; Granite-4.0",
+    ),
+    (
+        GRANITE4 | {"layer_types": ["mamba", "attention"]},
+        "layer_types has 'mamba' layers: layers with a state are not computed; Granite-4.0-1B (granitemoehybrid)",
+    ),
+    (GRANITE4 | {"layer_types": ["attention"]}, "layer_types must list 2 layers, got ['attention']"),
+    (
+        {"model_type": "mistral3", "text_config": LLAMA | {"model_type": "mistral4"}},
+        "text_config.model_type 'mistral4' is not supported: experts and latent attention are not computed; Mistral-",
+    ),
     (without(LLAMA, "hidden_size"), "hidden_size is missing (expected an integer between 1 and"),
     (LLAMA | {"hidden_size": None}, "hidden_size is missing"),
     (LLAMA | {"hidden_size": "64"}, "hidden_size must be an integer between 1 and 16777216, got '64'"),
@@ -231,7 +264,7 @@ REFUSED: list[tuple[object, str]] = [
     (LLAMA | {"rope_scaling": [8]}, "rope_scaling must be a JSON object, got [8]"),
     (
         LLAMA | {"rope_scaling": {"rope_type": "dynamic", "factor": 4.0}},
-        "rope scaling 'dynamic' is not supported; supported are default, linear, llama3, yarn and longrope",
+        "rope_scaling.rope_type 'dynamic' is not supported; supported are default, linear, llama3, yarn and longrope",
     ),
     (LLAMA | {"rope_scaling": {"factor": 4.0}}, "rope_scaling.rope_type is missing"),
     (LLAMA | {"rope_scaling": {"type": "linear"}}, "rope_scaling.factor is missing"),
@@ -333,6 +366,24 @@ PUBLISHED = {
     "qwen3-8b": 8_190_735_360,
     "gemma3-270m": 268_098_176,
     "gemma3-1b": 999_885_952,
+    # Published counts of Gemma 4 are those of the GGUF files, with 256 factors of rotary positions. E2B's and E4B's
+    # include keys and values of layers that attend to another's, which nothing reads. Keys of 12B and 31B that are
+    # values are stored twice here.
+    "gemma4-e2b": 4_647_450_147 - 256 - 16 * (2 * 1536 * 256 + 256) - 4 * (2 * 1536 * 512 + 512),
+    "gemma4-e4b": 7_518_069_290 - 256 - 15 * (2 * 2560 * 512 + 256) - 3 * (2 * 2560 * 1024 + 512),
+    "gemma4-12b": 11_907_350_576 - 256 + 8 * 3840 * 512,
+    "gemma4-31b": 30_697_345_596 - 256 + 10 * 5376 * 4 * 512,
+    "smollm3-3b": 3_075_098_624,
+    "ministral3-3b": 3_429_006_336,
+    "ministral3-8b": 8_489_553_920,
+    "mistral-small-24b": 23_572_403_200,
+    "phi3.5-mini": 3_821_079_552,
+    "phi4-mini": 3_836_021_760,
+    "phi4-14b": 14_659_507_200,
+    "olmo2-1b": 1_484_916_736,
+    "olmo3-7b": 7_298_011_136,
+    "granite3.3-2b": 2_533_539_840,
+    "granite4-1b": 1_631_750_144,
 }
 
 

@@ -93,7 +93,9 @@ def asks_for_a_family(source: str) -> list[str]:
             found += [text] if "family" in text and re.search(r"family( (==|!=|in|not in) |$)", text) else []
         if isinstance(node, ast.Import | ast.ImportFrom):
             text = ast.unparse(node)
-            found += [text] if re.search(r"gradus\.models\b.*\b(gpt2|llama|qwen3|gemma3)\b", text) else []
+            found += (
+                [text] if re.search(r"gradus\.models\b(?!\.published).*\b(gpt2|llama|qwen3|gemma3)\b", text) else []
+            )
     return found
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from gradus import doctor
+from gradus.doctor import machine
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
@@ -16,7 +16,7 @@ SUPPORTED = [f"3.{minor}" for minor in range(OLDEST, BEYOND)]
 
 
 def test_the_doctor_knows_the_range():
-    assert ((3, OLDEST), (3, BEYOND - 1)) == (doctor.OLDEST_PYTHON, doctor.NEWEST_PYTHON)
+    assert ((3, OLDEST), (3, BEYOND - 1)) == (machine.OLDEST_PYTHON, machine.NEWEST_PYTHON)
 
 
 def test_make_tries_each_version_and_the_newest_first():

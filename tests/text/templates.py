@@ -1,4 +1,7 @@
-"""Chat templates with the conditions of the families' own, and their order; the markers are ChatML's."""
+"""Chat templates with the conditions and the constructs of the families' own, and their order.
+
+The markers of the first are ChatML's.
+"""
 
 GEMMA = (
     "{% if messages[0]['role'] == 'system' %}{% set first = messages[0]['content'] + '\n\n' %}"
@@ -70,3 +73,376 @@ QUERY = (  # as Qwen3.5's: somewhere there must be a user's turn
     "{% for call in m.tool_calls or [] %}{{ call.function.name }}{% endfor %}<|im_end|>{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
+
+# -- the dense families of 2026, with their own markers ----------------------------------------------------------------
+
+SMOLLM3 = """{%- if enable_thinking is not defined -%}{%- set enable_thinking = true -%}{%- endif -%}
+{%- set mode = "/think" if enable_thinking else "/no_think" -%}
+{{- "<|im_start|>system\n" -}}
+{%- if messages[0].role == "system" -%}
+    {%- set said = messages[0].content -%}
+    {%- if "/no_think" in said -%}{%- set mode = "/no_think" -%}{%- endif -%}
+    {%- set own = said.replace("/no_think", "").replace("/think", "").rstrip() -%}
+{%- endif -%}
+{%- set today = strftime_now("%d %B %Y") -%}
+{{- "Today: " ~ (today | length > 0) ~ "\nReasoning Mode: " + mode + "\n" -}}
+{%- if "/system_override" in said -%}{{- own.replace("/system_override", "").rstrip() -}}
+{%- elif own -%}{{- own + "\n\n" -}}{%- endif -%}
+{%- if xml_tools or python_tools or tools -%}
+    {%- if tools -%}{%- set xml_tools = tools -%}{%- endif -%}
+    {%- set ns = namespace(shown="<tools>\n") -%}
+    {%- for tool in xml_tools[:] -%}{# a list #}{%- set ns.shown = ns.shown ~ (tool | string) ~ "\n" -%}{%- endfor -%}
+    {{- ns.shown + "</tools>\n<tool_call>\n{\\"name\\": <function-name>}\n</tool_call>" -}}
+{%- endif -%}
+{{- "<|im_end|>\n" -}}
+{%- for message in messages -%}
+    {%- set content = message.content if message.content is string else "" -%}
+    {%- if message.role == "user" -%}{{ "<|im_start|>" + message.role + "\n" + content + "<|im_end|>\n" }}
+    {%- elif message.role == "assistant" -%}
+        {% generation %}{{ "<|im_start|>assistant\n" + ("" if mode == "/think" else "<think>\n\n</think>\n") }}
+        {{- content.lstrip("\n") + "<|im_end|>\n" }}{% endgeneration %}
+    {%- elif message.role == "tool" -%}{{ "<|im_start|>" + "user\n" + content + "<|im_end|>\n" }}
+    {%- endif -%}
+{%- endfor -%}
+{%- if add_generation_prompt -%}
+    {{- "<|im_start|>assistant\n" + ("" if mode == "/think" else "<think>\n\n</think>\n") -}}
+{%- endif -%}
+"""
+MINISTRAL_3 = """{{- bos_token }}
+{%- if messages[0]['role'] == 'system' %}
+    {{- '[SYSTEM_PROMPT]' -}}
+    {%- if messages[0]['content'] is string %}{{- messages[0]['content'] -}}
+    {%- else %}{%- for block in messages[0]['content'] %}
+        {%- if block['type'] == 'thinking' %}{{- '[THINK]' + block['thinking'] + '[/THINK]' }}{%- endif %}
+    {%- endfor %}{%- endif %}
+    {{- '[/SYSTEM_PROMPT]' -}}
+    {%- set rest = messages[1:] %}
+{%- else %}
+    {%- set rest = messages %}
+    {{- '[SYSTEM_PROMPT]Your thinking process: [THINK]thoughts[/THINK]Here, the answer.[/SYSTEM_PROMPT]' }}
+{%- endif %}
+{%- if tools is defined and tools is not none and tools|length > 0 %}
+    {{- '[AVAILABLE_TOOLS]' + (tools| tojson) + '[/AVAILABLE_TOOLS]' }}
+{%- endif %}
+{%- set ns = namespace(index=0) %}
+{%- for m in rest %}
+    {%- if m.role == 'user' or (m.role == 'assistant' and (m.tool_calls is not defined or m.tool_calls is none)) %}
+        {%- if (m['role'] == 'user') != (ns.index % 2 == 0) %}
+            {{- raise_exception('conversation roles must alternate except for tool calls and results.') }}
+        {%- endif %}
+        {%- set ns.index = ns.index + 1 %}
+    {%- endif %}
+{%- endfor %}
+{%- for m in rest %}
+    {%- if m['role'] == 'user' %}{{- '[INST]' + m['content'] + '[/INST]' }}
+    {%- elif m['role'] == 'assistant' %}
+        {%- if m['content'] == '' and (m['tool_calls'] is not defined or m['tool_calls']|length == 0) %}
+            {{- raise_exception('Assistant message must have a string or a list of tool calls.') }}
+        {%- endif %}
+        {%- if m['content'] is string and m['content'] != '' %}{{- m['content'] }}{%- endif %}
+        {%- for tool in m['tool_calls'] or [] %}
+            {%- set arguments = tool['function']['arguments'] %}
+            {%- if arguments is not string %}{%- set arguments = arguments|tojson|safe %}{%- endif %}
+            {{- '[TOOL_CALLS]' + tool['function']['name'] + '[ARGS]' + arguments }}
+        {%- endfor %}
+        {{- eos_token }}
+    {%- elif m['role'] == 'tool' %}{{- '[TOOL_RESULTS]' + m['content']|string + '[/TOOL_RESULTS]' }}
+    {%- else %}{{- raise_exception('got ' + m['role'] + '.') }}
+    {%- endif %}
+{%- endfor %}
+"""
+MISTRAL_SMALL_3 = """{%- set today = strftime_now("%Y-%m-%d") %}
+{%- set default = "The current date is " + today + ".\\
+\\
+(\\"Where?\\" => \\"Here.\\")" %}
+{{- bos_token }}
+{%- if messages[0]['role'] == 'system' %}
+    {%- set system = messages[0]['content'] %}{%- set rest = messages[1:] %}
+{%- else %}
+    {%- set system = default[:9] %}{%- set rest = messages %}
+{%- endif %}
+{%- if not tools is defined %}{%- set tools = none %}
+{%- elif tools is not none %}{%- set system = "Call tools." + "\\n\\n" + system %}
+{%- endif %}
+{{- '[SYSTEM_PROMPT]' + system + '[/SYSTEM_PROMPT]' }}
+{%- set users = rest | selectattr("role", "equalto", "user") | list %}
+{%- set said = [] %}
+{%- for m in rest %}{%- if m["role"] not in ["tool", "tool_results"] and not m.get("tool_calls") %}
+    {%- set said = said + [m] %}
+{%- endif %}{%- endfor %}
+{%- for m in said %}{%- if (m["role"] == "user") != (loop.index0 % 2 == 0) %}
+    {{- raise_exception("roles must alternate") }}
+{%- endif %}{%- endfor %}
+{%- for m in rest %}
+    {%- if m["role"] == "user" %}
+        {%- if tools is not none and (m == users[-1]) %}
+            {{- "[AVAILABLE_TOOLS] [" }}
+            {%- for tool in tools %}
+                {%- set tool = tool.function %}
+                {{- '{"type": "function", "function": {' }}
+                {%- for key, val in tool.items() if key != "return" %}
+                    {%- if val is string %}{{- '"' + key + '": "' + val + '"' }}
+                    {%- else %}{{- '"' + key + '": ' + val|tojson }}{%- endif %}
+                    {{- ", " if not loop.last }}
+                {%- endfor %}
+                {{- "}}" }}{{- "]" if loop.last else ", " }}
+            {%- endfor %}
+            {{- "[/AVAILABLE_TOOLS]" }}
+        {%- endif %}
+        {{- '[INST]' + m['content'] + '[/INST]' }}
+    {%- elif m["role"] == "tool_calls" or m.tool_calls is defined %}
+        {{- "[TOOL_CALLS] [" }}
+        {%- for call in m.tool_calls if m.tool_calls is defined %}
+            {%- set out = call.function|tojson %}
+            {%- if not call.id is defined or call.id|length < 9 %}{{- raise_exception("id" + call.id) }}{%- endif %}
+            {{- out[:-1] + ', "id": "' + call.id[-9:] + '"}' }}{{- "]" + eos_token if loop.last else ", " }}
+        {%- endfor %}
+    {%- elif m['role'] == 'assistant' %}{{- m['content'] + eos_token }}
+    {%- elif m["role"] == "tool_results" or m["role"] == "tool" %}
+        {%- if m.content is defined and m.content.content is defined %}{%- set content = m.content.content %}
+        {%- else %}{%- set content = m.content %}{%- endif %}
+        {{- '[TOOL_RESULTS] {"content": ' + content|string + ', "call_id": "' + m.tool_call_id[-9:] + '"}' }}
+    {%- else %}{{- raise_exception("Only user and assistant roles are supported") }}
+    {%- endif %}
+{%- endfor %}
+"""
+OLMO_3 = """{%- set has_system = messages|selectattr('role', 'equalto', 'system')|list|length > 0 -%}
+{%- if not has_system -%}
+    {{- '<|im_start|>system\nYou are Olmo. ' -}}
+    {%- if tools is none or (tools | length) == 0 -%}{{- 'No functions. <functions></functions><|im_end|>\n' -}}
+    {%- else -%}{{- 'Write calls within <function_calls></function_calls>.<functions>' ~ tools | tojson -}}
+        {{- '</functions><|im_end|>\n' -}}
+    {%- endif -%}
+{%- endif -%}
+{%- for m in messages -%}
+    {%- if m['role'] == 'system' -%}
+        {{- '<|im_start|>system\n' + m['content'] -}}
+        {%- if tools is not none -%}{{- '<functions>' -}}{{- tools | tojson -}}{{- '</functions>' -}}
+        {%- elif m.get('functions', none) is not none -%}{{- m['functions'] -}}{%- endif -%}
+        {{- '<|im_end|>\n' -}}
+    {%- elif m['role'] == 'user' -%}{{- '<|im_start|>user\n' + m['content'] + '<|im_end|>\n' -}}
+    {%- elif m['role'] == 'assistant' -%}
+        {{- '<|im_start|>assistant\n' -}}
+        {%- if m.get('content', none) is not none -%}{{- m['content'] -}}{%- endif -%}
+        {%- if m.get('tool_calls', none) is not none -%}
+            {{- '<function_calls>' -}}
+            {%- for call in m['tool_calls'] -%}
+                {%- if call is mapping and call.get('function', none) is not none -%}
+                    {%- set ns = namespace(written=[]) -%}
+                    {%- for key, value in call['function']['arguments'].items() -%}
+                        {%- set ns.written = ns.written + [key ~ '=' ~ (value | tojson)] -%}
+                    {%- endfor -%}
+                    {{- call['function']['name'] + '(' + (ns.written | join(', ')) + ')' -}}
+                    {%- if not loop.last -%}{{- '\n' -}}{%- endif -%}
+                {%- endif -%}
+            {%- endfor -%}
+            {{- '</function_calls>' -}}
+        {%- endif -%}
+        {%- if not loop.last -%}{{- '<|im_end|>' + '\n' -}}{%- else -%}{{- eos_token -}}{%- endif -%}
+    {%- elif m['role'] == 'tool' -%}{{- '<|im_start|>environment\n' + m['content'] + '<|im_end|>\n' -}}
+    {%- endif -%}
+    {%- if loop.last and add_generation_prompt -%}{{- '<|im_start|>assistant\n' -}}{%- endif -%}
+{%- endfor -%}
+"""
+GRANITE_3 = """{%- if tools and not available_tools -%}{%- set available_tools = tools -%}{%- endif -%}
+{%- if messages[0]['role'] == 'system' %}
+    {%- set system = messages[0]['content'] %}{%- set rest = messages[1:] %}
+{%- else %}
+    {%- set system = "Today's Date: " + strftime_now('%B %d, %Y')[:0] + ". You are Granite." %}
+    {%- if available_tools and documents %}{%- set system = system + " Both." %}
+    {%- elif available_tools %}{%- set system = system + " Respond only with <|tool_call|> and a list of tools used." %}
+    {%- elif thinking %}{%- set system = system + " Write your thoughts between <think></think>." %}
+    {%- endif %}
+    {%- if 'citations' in controls and documents %}{%- set system = system + ' Cite.' %}{%- endif %}
+    {%- set rest = messages %}
+{%- endif %}
+{{- '<|start_of_role|>system<|end_of_role|>' + system + '<|end_of_text|>\n' }}
+{%- if available_tools %}
+    {{- '<|start_of_role|>available_tools<|end_of_role|>' }}
+    {{- available_tools | tojson(indent=4) }}
+    {{- '<|end_of_text|>\n' }}
+{%- endif %}
+{%- for m in rest %}
+    {{- '<|start_of_role|>' + m['role'] + '<|end_of_role|>' + m['content'] + '<|end_of_text|>\n' }}
+    {%- if loop.last and add_generation_prompt %}
+        {{- '<|start_of_role|>assistant' }}{%- if controls %}{{- ' ' + controls | tojson()}}{%- endif %}
+        {{- '<|end_of_role|>' }}
+    {%- endif %}
+{%- endfor %}
+"""
+GRANITE_4 = """{%- set ns = namespace(tools='<tools>',
+                       system=''
+                       ) %}
+{%- if available_tools is defined and available_tools %}{%- set tools = available_tools %}{%- endif %}
+{%- if tools %}
+    {%- for tool in tools %}{%- set ns.tools = ns.tools + '\n' + (tool | tojson) %}{%- endfor %}
+    {%- set ns.tools = ns.tools + '\n</tools>\n<tool_call>\n{\\"name\\": <function-name>}\n</tool_call>' %}
+{%- else %}{%- set ns.tools = '' %}
+{%- endif %}
+{%- if messages[0].role == 'system' %}
+    {%- if messages[0].content is string %}{%- set ns.system = messages[0].content %}
+    {%- elif messages[0].content is iterable %}
+        {%- for entry in messages[0].content %}{%- set ns.system = ns.system + entry.text %}{%- endfor %}
+    {%- endif %}
+    {%- if tools %}{%- set ns.system = ns.system + '\n\n' + ns.tools %}{%- endif %}
+{%- elif tools %}{%- set ns.system = ns.tools %}
+{%- endif %}
+{{- '<|start_of_role|>system<|end_of_role|>' + (ns.system or 'Help.') + '<|end_of_text|>\n' }}
+{%- for m in messages %}
+    {%- set content = namespace(val='') %}
+    {%- if m.content is string %}{%- set content.val = m.content %}{%- endif %}
+    {%- if (m.role == 'user') or (m.role == 'system' and not loop.first) %}
+        {{- '<|start_of_role|>' + m.role + '<|end_of_role|>' + content.val + '<|end_of_text|>\n' }}
+    {%- elif m.role == 'assistant' %}
+        {{- '<|start_of_role|>' + m.role + '<|end_of_role|>' + content.val }}
+        {%- for call in m.tool_calls or [] %}
+            {%- if (loop.first and content.val) or (not loop.first) %}{{- '\n' }}{%- endif %}
+            {%- if call.function %}{%- set call = call.function %}{%- endif %}
+            {{- '<tool_call>\n{"name": "' }}{{- call.name }}{{- '", "arguments": ' }}
+            {{- call.arguments if call.arguments is string else call.arguments | tojson }}
+            {{- '}\n</tool_call>' }}
+        {%- endfor %}
+        {{- '<|end_of_text|>\n' }}
+    {%- elif m.role == 'tool' %}
+        {%- if loop.first or (messages[loop.index0 - 1].role != 'tool') %}
+            {{- '<|start_of_role|>user<|end_of_role|>' }}
+        {%- endif %}
+        {{- '\n<tool_response>\n' }}{{- content.val }}{{- '\n</tool_response>' }}
+        {%- if loop.last or (messages[loop.index0 + 1].role != 'tool') %}{{- '<|end_of_text|>\n' }}{%- endif %}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|start_of_role|>assistant<|end_of_role|>' }}{%- endif %}
+"""
+PHI_4 = """{%- for m in messages -%}
+    {%- if m['role'] == 'system' and 'tools' in m and m['tools'] is not none -%}
+        {{- '<|' + m['role'] + '|>' + m['content'] + '<|tool|>' + m['tools'] + '<|/tool|>' + '<|end|>' -}}
+    {%- else -%}
+        {{- '<|' + m['role'] + '|>' + m['content'] + '<|end|>' -}}
+    {%- endif -%}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{- '<|assistant|>' -}}{%- else -%}{{- eos_token -}}{%- endif -%}
+"""
+GEMMA_4 = """{%- macro parameters(properties, required, filter_keys=false) -%}
+    {%- set standard = ['description', 'type', 'properties', 'required', 'nullable'] -%}
+    {%- set ns = namespace(found=false) -%}
+    {%- for key, value in properties | dictsort -%}
+        {%- set comma = false -%}
+        {%- if not filter_keys or key not in standard -%}
+            {%- if ns.found %},{% endif -%}
+            {%- set ns.found = true -%}
+            {{ key }}:{
+            {%- if value['description'] -%}
+                description:<|"|>{{ value['description'] }}<|"|>{%- set comma = true -%}
+            {%- endif -%}
+            {%- if value['type'] | upper == 'STRING' and value['enum'] -%}
+                {%- if comma %},{%- else -%} {%- set comma = true -%} {% endif -%}
+                enum:{{ argument(value['enum']) }}
+            {%- elif value['type'] | upper == 'ARRAY' and value['items'] is mapping -%}
+                {%- for name, item in value['items'] | dictsort -%}
+                    {%- if item is string -%}{{ name }}:{{ argument(item | upper) }}
+                    {%- elif name == 'type' -%}{{ argument(item | map('upper') | list) }}{%- endif -%}
+                {%- endfor -%}
+            {%- elif value['properties'] is defined and value['properties'] is mapping -%}
+                properties:{ {{- parameters(value['properties'], value['required'] | default([])) -}} }
+            {%- endif -%}
+            {%- if comma %},{%- endif -%}
+            type:<|"|>{{ value['type'] | upper }}<|"|>}
+        {%- endif -%}
+    {%- endfor -%}
+{%- endmacro -%}
+{%- macro argument(value, escape_keys=True) -%}
+    {%- if value is string -%}{{- '<|"|>' + value + '<|"|>' -}}
+    {%- elif value is boolean -%}{{- 'true' if value else 'false' -}}
+    {%- elif value is mapping -%}
+        {{- '{' -}}
+        {%- set ns = namespace(found=false) -%}
+        {%- for key, item in value | dictsort -%}
+            {%- if ns.found %},{% endif -%}
+            {%- set ns.found = true -%}
+            {{- '<|"|>' + key + '<|"|>' if escape_keys else key -}}:{{- argument(item, escape_keys=escape_keys) -}}
+        {%- endfor -%}
+        {{- '}' -}}
+    {%- elif value is sequence -%}
+        {{- '[' -}}
+        {%- for item in value -%}
+            {{- argument(item, escape_keys=escape_keys) -}}{%- if not loop.last %},{% endif -%}
+        {%- endfor -%}
+        {{- ']' -}}
+    {%- else -%}{{- value -}}
+    {%- endif -%}
+{%- endmacro -%}
+{%- macro without_thoughts(text) -%}
+    {%- set ns = namespace(result='') -%}
+    {%- for part in text.split('<channel|>') -%}
+        {%- set ns.result = ns.result + (part.split('<|channel>')[0] if '<|channel>' in part else part) -%}
+    {%- endfor -%}
+    {{- ns.result | trim -}}
+{%- endmacro -%}
+{%- set ns = namespace(before=None, last_user=-1) -%}
+{%- set rest = messages -%}
+{{- bos_token -}}
+{%- if (enable_thinking is defined and enable_thinking) or tools or messages[0]['role'] in ['system', 'developer'] -%}
+    {{- '<|turn>system\n' -}}
+    {%- if enable_thinking is defined and enable_thinking -%}{{- '<|think|>\n' -}}{%- endif -%}
+    {%- if messages[0]['role'] in ['system', 'developer'] -%}
+        {{- messages[0]['content'] | trim -}}
+        {%- set rest = messages[1:] -%}
+    {%- endif -%}
+    {%- for tool in tools or [] %}
+        {%- set function = tool['function'] -%}
+        {{- '<|tool>' -}}declaration:{{- function['name'] -}}
+        {description:<|"|>{{- function['description'] -}}<|"|>
+        {%- if function['parameters'] -%}
+            ,parameters:{properties:{ {{- parameters(function['parameters']['properties'] or {}, []) | trim -}} }
+            {{- ',type:<|"|>' + function['parameters']['type'] | upper + '<|"|>}' -}}
+        {%- endif -%}
+        }{{- '<tool|>' -}}
+    {%- endfor %}
+    {{- '<turn|>\n' -}}
+{%- endif %}
+{%- for i in range(rest | length) -%}
+    {%- if rest[i]['role'] == 'user' -%}{%- set ns.last_user = i -%}{%- endif -%}
+{%- endfor -%}
+{%- for m in rest -%}
+    {%- if m['role'] != 'tool' -%}
+        {%- set role = 'model' if m['role'] == 'assistant' else m['role'] -%}
+        {%- if not (role == 'model' and ns.before == 'model') -%}{{- '<|turn>' + role + '\n' }}{%- endif -%}
+        {%- set ns.before = role -%}
+        {%- set thought = m.get('reasoning') or m.get('reasoning_content') -%}
+        {%- if thought and loop.index0 > ns.last_user and m.get('tool_calls') -%}
+            {{- '<|channel>thought\n' + thought + '\n<channel|>' -}}
+        {%- endif -%}
+        {%- for call in m['tool_calls'] or [] -%}
+            {{- '<|tool_call>call:' + call['function']['name'] -}}
+            {{- argument(call['function']['arguments'], escape_keys=False) + '<tool_call|>' -}}
+        {%- endfor -%}
+        {%- set ns.results = false -%}
+        {%- if m.get('tool_calls') -%}
+            {%- for k in range(loop.index0 + 1, rest | length) -%}
+                {%- if rest[k]['role'] != 'tool' -%}{%- break -%}{%- endif -%}
+                {%- set name = namespace(of=rest[k].get('name') | default('unknown', true)) -%}
+                {%- for call in m['tool_calls'] -%}
+                    {%- if call.get('id') == rest[k].get('tool_call_id') -%}
+                        {%- set name.of = call['function']['name'] -%}
+                    {%- endif -%}
+                {%- endfor -%}
+                {{- '<|tool_response>response:' + name.of + '{value:' -}}
+                {{- argument(rest[k].get('content')) + '}<tool_response|>' -}}
+                {%- set ns.results = true -%}
+            {%- endfor -%}
+        {%- endif -%}
+        {%- set said -%}
+            {{- without_thoughts(m['content']) if role == 'model' else m['content'] | trim -}}
+        {%- endset -%}
+        {{- said -}}
+        {%- if m['tool_calls'] and not ns.results -%}{{- '<|tool_response>' -}}
+        {%- elif not (ns.results and not said | trim | length > 0) -%}{{- '<turn|>\n' -}}
+        {%- endif -%}
+        {%- set ns.called = m['tool_calls'] and not said -%}
+    {%- endif -%}
+{%- endfor -%}
+{%- if add_generation_prompt and not ns.called -%}
+    {{- '<|turn>model\n' -}}
+    {%- if not enable_thinking | default(false) -%}{{- '<|channel>thought\n<channel|>' -}}{%- endif -%}
+{%- endif -%}
+"""

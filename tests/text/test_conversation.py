@@ -15,7 +15,7 @@ from tests.text.tools.builders import CHATML, PLAIN, TOOLS, tokenizer
 
 TEMPLATES = {
     "chatml": (CHATML, Takes()),
-    "plain": (PLAIN, Takes()),
+    "plain": (PLAIN, Takes(calls=False)),
     "gemma": (GEMMA, Takes(late_system=False, neighbors=False, no_user_first=False)),
     "gemma-2": (GEMMA_2, Takes(system=False, late_system=False, neighbors=False, no_user_first=False)),
     "mistral": (
@@ -33,8 +33,8 @@ TEMPLATES = {
     "llama": (LLAMA, Takes(parallel_calls=False)),
     "harmony": (HARMONY, Takes(parallel_calls=False, late_results=False, stray_results=False)),
     "query": (QUERY, Takes(late_system=False, no_user_first=False)),
-    "first-only": (FIRST_ONLY, Takes(late_system=False)),
-    "silent": (SILENT, Takes(late_system=False)),
+    "first-only": (FIRST_ONLY, Takes(late_system=False, calls=False)),
+    "silent": (SILENT, Takes(late_system=False, calls=False)),
 }
 
 

@@ -11,6 +11,6 @@ Read in this order:
     decodes.py        the protocol of attention for decodes
     gathered.py       decodes on any device: gather pages, then one attention for all
     sparse.py         decodes on a CPU, without gathering
-    triton_paged.py   kernels on a GPU
+    triton_paged.py   kernels on a GPU;  tiles.py: their shapes for each kind of heads
     graph_paged.py    the same in steps that are replayed
 """

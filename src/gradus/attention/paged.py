@@ -86,12 +86,12 @@ class PagedAttention:
         """
         groups, rows, longest = self.tables.shape
         pages, places, table = list[int](), list[int](), rows * longest
-        for slot, (kept, tables) in changes:
+        for slot, (kept, taken) in changes:
+            tables = self.storage.numbered(taken)
             new = len(tables[0])
             if kept + new > longest:  # the rest would overwrite the next slot's table
                 raise ValueError(f"slot {slot} has {kept + new} pages, and its block table room for {longest}")
             first = slot * longest + kept
-            tables = self.storage.numbered(tables)
             if new == groups == 1:  # as nearly always: a decode has entered a page
                 places.append(first)
                 pages.append(tables[0][0])

@@ -18,10 +18,36 @@ that read another layer's keys and values take no room. Values of a position's k
 No torch here.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import lcm
+from typing import Protocol
 
-from gradus.models.config import ModelConfig
+
+class Heads(Protocol):
+    """The key-value heads of a layer."""
+
+    @property
+    def num_kv_heads(self) -> int: ...
+
+    @property
+    def head_dim(self) -> int: ...
+
+
+class Layers(Protocol):
+    """What a model's configuration (`gradus.models.config.ModelConfig`) says of its layers."""
+
+    @property
+    def num_layers(self) -> int: ...
+
+    @property
+    def windows(self) -> Sequence[int | None]: ...
+
+    def layer(self, index: int) -> Heads:
+        """The sizes of one layer."""
+
+    def stores_kv(self, layer: int) -> bool:
+        """Whether a layer has keys and values of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +96,7 @@ class PageLayout:
         return 2 * self.depth * (self.width * per_value + scales * per_scale)
 
 
-def page_layout(config: ModelConfig, together: int = 1) -> PageLayout:
+def page_layout(config: Layers, together: int = 1) -> PageLayout:
     """Divide a model's layers into groups, and a page among the layers of a group.
 
     The kind of layer that fills the fewest strips decides their number per page. The last group of another kind may
@@ -92,6 +118,6 @@ def page_layout(config: ModelConfig, together: int = 1) -> PageLayout:
     return PageLayout(tuple(groups), depth, width)
 
 
-def layer_groups(config: ModelConfig) -> tuple[LayerGroup, ...]:
+def layer_groups(config: Layers) -> tuple[LayerGroup, ...]:
     """The groups of a model's layers, as its pages hold them."""
     return page_layout(config).groups

@@ -24,7 +24,7 @@ from gradus.execution.passes import TorchPass, kept
 from gradus.kernels.cpu.activations import MOST_ROWS
 from gradus.kernels.cpu.decode_step import run
 from gradus.kernels.cpu.kept import place_of, watched
-from gradus.kernels.cpu.model import DecodeModel
+from gradus.kernels.cpu.model import DecodeModel, KernelLinear
 from gradus.kernels.cpu.rows import most_rows
 from gradus.kernels.step.plain import spans_of, write_drawn
 from gradus.kernels.step.rows import StepRows, VerifyRows
@@ -153,23 +153,6 @@ class CompiledPass(TorchPass):
         if made is None:
             return super().guesses(rows, hidden)
         return self.sampler.guess(made, rows.slots, rows.positions) if made.is_floating_point() else made
-
-
-class KernelLinear(Linear):
-    """A matrix that the kernels multiply with few rows, in float32, and torch with more."""
-
-    def __init__(self, linear: Linear, decode: DecodeModel, number: int) -> None:
-        super().__init__(linear.matrix_id, linear.in_features, linear.out_features, False, torch.float32, "meta")
-        self.linear, self.decode, self.number = linear, decode, number
-
-    def allocate(self, dtype: torch.dtype, device: torch.device | str) -> None:
-        """Allocate nothing: the weights are those of `linear`."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        rows = x.reshape(-1, x.shape[-1])
-        if not 0 < len(rows) <= MOST_ROWS:
-            return self.linear(x)
-        return self.decode.multiply(self.number, rows).view(*x.shape[:-1], -1)
 
 
 @contextmanager

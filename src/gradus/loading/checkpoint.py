@@ -178,6 +178,16 @@ def model_name(name: str) -> str:
 
 def _find(name: str, progress: Progress | None) -> Path:
     """Find a model's folder or file. A hub id is downloaded if it is not in the cache."""
+    here = find_here(name)
+    if here is not None:
+        return here
+    from gradus.loading.fetch import hub
+
+    return hub.download(name, progress=progress)
+
+
+def find_here(name: str) -> Path | None:
+    """Find a model's folder or file without the hub; None for a hub id. Raises ConfigError or CheckpointError."""
     if name in CATALOGUE:
         return _pulled(CATALOGUE[name])
     try:
@@ -193,7 +203,7 @@ def _find(name: str, progress: Progress | None) -> Path:
             f"no model named {quoted(name)}{_near(name, CATALOGUE)}; a model is {', '.join(CATALOGUE)}, an existing "
             "folder of safetensors, a .gguf file, a hub id (org/name), or random:<shape>"
         )
-    return hub.download(name, progress=progress)
+    return None
 
 
 def _pulled(entry: Entry) -> Path:
@@ -223,7 +233,9 @@ def _random(name: str) -> ModelConfig | None:
         return None
     shape = name.removeprefix(RANDOM)
     if shape not in SHAPES:
-        raise ConfigError(f"no shape named {quoted(shape)}{_near(shape, SHAPES)}; known shapes are {', '.join(SHAPES)}")
+        raise ConfigError(
+            f"no shape named {quoted(shape)}{_near(shape, SHAPES)}; `gradus models` lists the known shapes"
+        )
     return SHAPES[shape]
 
 

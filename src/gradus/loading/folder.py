@@ -32,6 +32,15 @@ MORE_TEMPLATES = "additional_chat_templates"  # transformers 5's folder of named
 
 def read_config(folder: Path) -> ModelConfig:
     """Read config.json. Raises ConfigError or CheckpointError, naming the file and the key."""
+    raw = read_raw_config(folder)
+    try:
+        return records.read_config(raw)
+    except ConfigError as error:
+        raise ConfigError(f"config.json: {error}") from error
+
+
+def read_raw_config(folder: Path) -> dict[str, Any]:
+    """Read config.json as it is, with the end-of-text tokens that generation_config.json adds."""
     path = folder / "config.json"
     if not path.is_file():
         raise CheckpointError(f"{folder}: has no config.json")
@@ -39,10 +48,7 @@ def read_config(folder: Path) -> ModelConfig:
     more_ends = read_object_if_there(folder / "generation_config.json").get("eos_token_id")
     if more_ends is not None:
         raw["eos_token_id"] = [*_as_list(raw.get("eos_token_id")), *_as_list(more_ends)]
-    try:
-        return records.read_config(raw)
-    except ConfigError as error:
-        raise ConfigError(f"{path.name}: {error}") from error
+    return raw
 
 
 def read_quantization(folder: Path) -> dict[str, Any] | None:

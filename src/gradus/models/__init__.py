@@ -2,7 +2,7 @@
 
 Read in this order:
 
-    config.py       a model in numbers;  shapes.py: known ones by name
+    config.py       a model in numbers;  published/: what config.json files say of known ones;  shapes.py: their names
     attention.py    the one seam to the engine: how keys and values are kept and read
     families/       GPT-2, Llama and all others, and how config.json spells them
     heads.py        between the qkv product and the output product;  rope.py: a token's position as an angle
@@ -12,8 +12,8 @@ Read in this order:
     weights.py      copies a checkpoint's tensors into a model;  source.py: which tensors a parameter comes from
     precision.py    the types it computes with
 
-config.py, shapes.py and the records of families/ need no torch, so the names below are looked up when first used
-(PEP 562) and `import gradus.models` stays light.
+config.py, shapes.py and the records of families/ need no torch, so the names below are looked up when first
+used (PEP 562) and `import gradus.models` stays light.
 """
 
 from importlib import import_module

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from importlib import import_module
+from itertools import accumulate
 from math import prod
 from typing import cast
 
@@ -75,11 +76,27 @@ def noise(
             continue
         # a vector of weights belongs to a norm, and a scale to a layer's result
         center = 1.0 if name == "scale" or (name == "weight" and len(shape) == 1) else 0.0
-        step = max(1, CHUNK // prod(shape[1:]))
-        for start in range(0, shape[0], step):
-            rows = min(step, shape[0] - start)
+        step, again = max(1, CHUNK // prod(shape[1:])), _rows_again(model.config, module)
+        drawn, kept = shape[0] - len(again), []
+        for start in range(0, drawn, step):
+            rows = min(step, drawn - start)
             values = torch.empty((rows, *shape[1:]), device=device).normal_(center, std, generator=generator)
             yield module, name, start, values
+            if again and start + rows > again.start:
+                kept.append(values[max(again.start - start, 0) :])
+        for start, values in zip(accumulate(map(len, kept), initial=drawn), kept, strict=False):
+            yield module, name, start, values
+
+
+def _rows_again(config: ModelConfig, module: nn.Module) -> range:
+    """The rows of a matrix that are its last ones too: those of keys that are values."""
+    if not isinstance(module, Linear) or module.matrix_id.role != "qkv":
+        return range(0)
+    layer = module.matrix_id.layer
+    if layer is None or not config.has_values_from_keys(layer):
+        return range(0)
+    queries, keys, _ = module.out_features
+    return range(queries, queries + keys)
 
 
 def _copy_tied(model: Model) -> None:

@@ -58,7 +58,7 @@ class Embedded(nn.Module):
 
     def forward(self, x: Tensor, inputs: Tensor, scale: Tensor | None) -> Tensor:
         """x: [N, D], the stream, to which the result is added. inputs: [N, P]. scale: [1], of the sum."""
-        features = self.gate.after(None, x, self.activation) * inputs
+        features = self.activation.times(self.gate(x), inputs)
         return self.norm.onto(x, self.out(features), scale)
 
     def parts(self) -> EmbeddedParts:

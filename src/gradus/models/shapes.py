@@ -1,121 +1,21 @@
 """Shapes by name, for `random:<name>`: models of real proportions whose weights are noise.
 
 Speed, memory and every scheduling decision depend on shapes alone, so these measure the same as the real checkpoints,
-without a download. Quality, acceptance of drafts and early stops depend on meaning, and need real weights. Each entry
-holds the relevant part of the published config.json. Torch-free.
+without a download. Quality, acceptance of drafts and early stops depend on meaning, and need real weights. The numbers
+are those of `published/`. Torch-free.
 """
-
-from typing import Any
 
 from gradus.models.config import ModelConfig
 from gradus.models.families.records import read_config
-
-
-def _gpt2(width: int, layers: int, heads: int) -> dict[str, Any]:
-    return {
-        "model_type": "gpt2",
-        "vocab_size": 50257,
-        "n_positions": 1024,
-        "n_embd": width,
-        "n_layer": layers,
-        "n_head": heads,
-    }
-
-
-def _llama3(hidden: int, intermediate: int, layers: int, heads: int, factor: float, tied: bool) -> dict[str, Any]:
-    return {
-        "model_type": "llama",
-        "vocab_size": 128256,
-        "hidden_size": hidden,
-        "intermediate_size": intermediate,
-        "num_hidden_layers": layers,
-        "num_attention_heads": heads,
-        "num_key_value_heads": 8,
-        "max_position_embeddings": 131072,
-        "rms_norm_eps": 1e-5,
-        "rope_theta": 500000.0,
-        "rope_scaling": {
-            "rope_type": "llama3",
-            "factor": factor,
-            "low_freq_factor": 1.0,
-            "high_freq_factor": 4.0,
-            "original_max_position_embeddings": 8192,
-        },
-        "tie_word_embeddings": tied,
-        "bos_token_id": 128000,
-        "eos_token_id": [128001, 128008, 128009],
-    }
-
-
-def _qwen2(hidden: int, intermediate: int, layers: int, heads: int) -> dict[str, Any]:
-    return {
-        "model_type": "qwen2",
-        "vocab_size": 151936,
-        "hidden_size": hidden,
-        "intermediate_size": intermediate,
-        "num_hidden_layers": layers,
-        "num_attention_heads": heads,
-        "num_key_value_heads": 2,
-        "max_position_embeddings": 32768,
-        "rms_norm_eps": 1e-6,
-        "rope_theta": 1000000.0,
-        "tie_word_embeddings": True,
-        "bos_token_id": 151643,
-        "eos_token_id": [151645, 151643],
-    }
-
-
-def _qwen3(hidden: int, intermediate: int, layers: int, heads: int, tied: bool) -> dict[str, Any]:
-    return {
-        "model_type": "qwen3",
-        "vocab_size": 151936,
-        "hidden_size": hidden,
-        "intermediate_size": intermediate,
-        "num_hidden_layers": layers,
-        "num_attention_heads": heads,
-        "num_key_value_heads": 8,
-        "head_dim": 128,
-        "max_position_embeddings": 40960,
-        "rms_norm_eps": 1e-6,
-        "rope_theta": 1000000.0,
-        "tie_word_embeddings": tied,
-        "bos_token_id": 151643,
-        "eos_token_id": [151645, 151643],
-    }
-
-
-def _gemma3(hidden: int, intermediate: int, layers: int) -> dict[str, Any]:
-    return {
-        "model_type": "gemma3_text",
-        "vocab_size": 262144,
-        "hidden_size": hidden,
-        "intermediate_size": intermediate,
-        "num_hidden_layers": layers,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 1,
-        "head_dim": 256,
-        "max_position_embeddings": 32768,
-        "sliding_window": 512,
-        "bos_token_id": 2,
-        "eos_token_id": [1, 106],
-    }
-
-
-_SMOLLM2_135M = {
-    "model_type": "llama",
-    "vocab_size": 49152,
-    "hidden_size": 576,
-    "intermediate_size": 1536,
-    "num_hidden_layers": 30,
-    "num_attention_heads": 9,
-    "num_key_value_heads": 3,
-    "max_position_embeddings": 8192,
-    "rms_norm_eps": 1e-5,
-    "rope_theta": 100000.0,
-    "tie_word_embeddings": True,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
+from gradus.models.published.gemma import gemma3, gemma4_dense, gemma4_embedded
+from gradus.models.published.gpt2 import gpt2
+from gradus.models.published.granite import GRANITE4_1B, GRANITE33_2B
+from gradus.models.published.llama import llama3
+from gradus.models.published.mistral import MISTRAL_SMALL_24B, ministral3
+from gradus.models.published.olmo import OLMO2_1B, OLMO3_7B
+from gradus.models.published.phi import PHI4_14B, PHI4_MINI, PHI35_MINI
+from gradus.models.published.qwen import qwen2, qwen3
+from gradus.models.published.smollm import SMOLLM2_135M, SMOLLM3_3B
 
 # The tiny ones are for tests: 256 bytes and a few specials as vocabulary, and every trait that a backend could miss
 # (grouped queries, heads whose widths do not add up to the hidden size, windows shorter than a prompt).
@@ -158,23 +58,37 @@ _MULTIPLIERS = {
 SHAPES: dict[str, ModelConfig] = {
     name: read_config(raw)
     for name, raw in {
-        "gpt2-124m": _gpt2(768, 12, 12),
-        "gpt2-medium": _gpt2(1024, 24, 16),
-        "gpt2-xl": _gpt2(1600, 48, 25),
-        "smollm2-135m": _SMOLLM2_135M,
-        "llama-3.2-1b": _llama3(2048, 8192, 16, 32, factor=32.0, tied=True),
-        "llama-3.2-3b": _llama3(3072, 8192, 28, 24, factor=32.0, tied=True),
-        "llama-3.1-8b": _llama3(4096, 14336, 32, 32, factor=8.0, tied=False),
-        "llama-3.1-70b": _llama3(8192, 28672, 80, 64, factor=8.0, tied=False),
-        "qwen2.5-0.5b": _qwen2(896, 4864, 24, 14),
-        "qwen2.5-1.5b": _qwen2(1536, 8960, 28, 12),
-        "qwen3-0.6b": _qwen3(1024, 3072, 28, 16, tied=True),
-        "qwen3-4b": _qwen3(2560, 9728, 36, 32, tied=True),
-        "qwen3-8b": _qwen3(4096, 12288, 36, 32, tied=False),
-        "gemma3-270m": _gemma3(640, 2048, 18),
-        "gemma3-1b": _gemma3(1152, 6912, 26),
-        "tiny-gpt2": _gpt2(64, 4, 4)
-        | {"vocab_size": 320, "n_positions": 512, "bos_token_id": 256, "eos_token_id": 257},
+        "gpt2-124m": gpt2(768, 12, 12),
+        "gpt2-medium": gpt2(1024, 24, 16),
+        "gpt2-xl": gpt2(1600, 48, 25),
+        "smollm2-135m": SMOLLM2_135M,
+        "smollm3-3b": SMOLLM3_3B,
+        "llama-3.2-1b": llama3(2048, 8192, 16, 32, factor=32.0, tied=True),
+        "llama-3.2-3b": llama3(3072, 8192, 28, 24, factor=32.0, tied=True),
+        "llama-3.1-8b": llama3(4096, 14336, 32, 32, factor=8.0, tied=False),
+        "llama-3.1-70b": llama3(8192, 28672, 80, 64, factor=8.0, tied=False),
+        "qwen2.5-0.5b": qwen2(896, 4864, 24, 14),
+        "qwen2.5-1.5b": qwen2(1536, 8960, 28, 12),
+        "qwen3-0.6b": qwen3(1024, 3072, 28, 16, tied=True),
+        "qwen3-4b": qwen3(2560, 9728, 36, 32, tied=True),
+        "qwen3-8b": qwen3(4096, 12288, 36, 32, tied=False),
+        "gemma3-270m": gemma3(640, 2048, 18),
+        "gemma3-1b": gemma3(1152, 6912, 26),
+        "gemma4-e2b": gemma4_embedded(1536, 6144, 35, 1, pattern=5, shared=20, wide=True),
+        "gemma4-e4b": gemma4_embedded(2560, 10240, 42, 2, pattern=6, shared=18, wide=False),
+        "gemma4-12b": gemma4_dense(3840, 15360, 48, 16, 8, 1, "gemma4_unified"),
+        "gemma4-31b": gemma4_dense(5376, 21504, 60, 32, 16, 4, "gemma4"),
+        "ministral3-3b": ministral3(3072, 9216, 26, theta=1e6, tied=True),
+        "ministral3-8b": ministral3(4096, 14336, 34, theta=1e6, tied=False),
+        "mistral-small-24b": MISTRAL_SMALL_24B,
+        "phi3.5-mini": PHI35_MINI,
+        "phi4-mini": PHI4_MINI,
+        "phi4-14b": PHI4_14B,
+        "olmo2-1b": OLMO2_1B,
+        "olmo3-7b": OLMO3_7B,
+        "granite3.3-2b": GRANITE33_2B,
+        "granite4-1b": GRANITE4_1B,
+        "tiny-gpt2": gpt2(64, 4, 4) | {"vocab_size": 320, "n_positions": 512, "bos_token_id": 256, "eos_token_id": 257},
         "tiny-llama": _TINY | {"model_type": "llama"},
         "tiny-mistral": _TINY | {"model_type": "mistral", "sliding_window": 16},
         "tiny-qwen2": _TINY | {"model_type": "qwen2"},

@@ -18,9 +18,9 @@ class Takes:
 
     system: a system message at the beginning. late_system: another one later, in its place. neighbors: consecutive
     messages of one role. user_after_results: a user's turn right after the results of calls. parallel_calls: several
-    calls in one message. late_results: a turn between calls and their results. stray_results: results of no call.
-    unanswered_calls: calls without results. no_user_first: a conversation that begins with another turn than the
-    user's, or has none.
+    calls in one message. calls: calls at all; otherwise their message shows its content alone. late_results: a turn
+    between calls and their results. stray_results: results of no call. unanswered_calls: calls without results.
+    no_user_first: a conversation that begins with another turn than the user's, or has none.
     """
 
     system: bool = True
@@ -28,6 +28,7 @@ class Takes:
     neighbors: bool = True
     user_after_results: bool = True
     parallel_calls: bool = True
+    calls: bool = True
     late_results: bool = True
     stray_results: bool = True
     unanswered_calls: bool = True
@@ -60,6 +61,7 @@ def takes(render: Callable[[list[Message]], str]) -> Takes:
         or not shown("user", "call", "tool", "assistant", "user"),
         parallel_calls=shown("user", "calls", "tool", "tool", "assistant")
         or not shown("user", "call", "tool", "call", "tool", "assistant"),
+        calls=called or not shown("user", "assistant", "tool", "assistant"),
         late_results=not called
         or (shown("user", "call", "user", "tool", "assistant") and shown("user", "call", "assistant", "tool", "user")),
         stray_results=not called or (shown("user", "assistant", "tool", "user") and shown("user", "tool", "user")),

@@ -122,17 +122,28 @@ class Decoder(Model):
         self.config, self.dtype, self.device = config, dtype, torch.device("cpu")
         hidden = config.hidden_size
         self.embedding = Embedding(config.vocab_size, config.input_width, dtype, "cpu")
+        self.inputs = nn.ModuleDict()
+        if width := config.num_layers * config.per_layer_width:
+            self.inputs["product"] = linear(MatrixId("embed_in", None), hidden, (width,), False, dtype, "cpu")
         self.rotations = Rotations(config, dtype, "cpu")
         self.layers = nn.ModuleList(Layer(config, index, linear, dtype) for index in range(config.num_layers))
         self.norm = RMSNorm(hidden, config.norm_eps, dtype, "cpu")
         self.head = linear(MatrixId("head", None), hidden, (config.vocab_size,), False, dtype, "cpu")
 
     def embed(self, token_ids: Tensor, positions: Tensor) -> Tensor:
-        return self.embedding(token_ids)
+        x = self.embedding(token_ids)
+        for product in self.inputs.values():
+            stream, inputs = self._apart(x)
+            x = torch.cat((stream, inputs + product(stream).to(x.dtype)), dim=1)
+        return x
+
+    def _apart(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """The stream, and all layers' inputs."""
+        return x.tensor_split([self.config.hidden_size], dim=1)
 
     def run_layers(self, x: Tensor, positions: Tensor, attention) -> Tensor:
         config, rotations = self.config, self.rotations(positions)
-        x, inputs = x.split((config.hidden_size, config.input_width - config.hidden_size), dim=1)
+        x, inputs = self._apart(x)
         inputs = inputs.unflatten(1, (config.num_layers, config.per_layer_width))
         for index, layer in enumerate(self.layers):
             x = layer(x, inputs[:, index], rotations[index], attention)

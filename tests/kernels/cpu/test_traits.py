@@ -1,6 +1,7 @@
 """Each trait of a layer alone, and all together: a step by the compiled kernels is the decoder's torch forward."""
 
 from functools import partial
+from weakref import ref
 
 import pytest
 import torch
@@ -184,6 +185,20 @@ def test_greedy_tokens_are_the_logits():
     decode = PlainPages(model).decode_model(model)
     logits = step.compiled(decode)
     assert decode.run(*step.columns, greedy=True).tolist() == logits.argmax(-1).tolist()
+
+
+def test_the_embeddings_own_product_runs_in_the_kernels_and_its_model_stays_as_it_is(monkeypatch):
+    """Two kernels may share a model, and neither outlives its owner for it."""
+    model = decoder(ALL, KINDS["int4"][0])
+    product, step = model.inputs["product"], Step(model, MIXED)
+    decode = PlainPages(model).decode_model(model)
+    other = PlainPages(model).decode_model(model)
+    monkeypatch.setattr(product, "forward", lambda x: pytest.fail("torch multiplies"))
+    same(step.compiled(decode), step.compiled(other))
+    assert model.inputs["product"] is product
+    gone = ref(decode)
+    del decode
+    assert gone() is None
 
 
 def test_as_many_rows_as_a_step_takes():

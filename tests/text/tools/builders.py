@@ -52,6 +52,26 @@ FAMILIES: dict[str, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
     "hermes": (CHATML, (*TAGS, *THINK), ()),
     "qwen2.5-coder": (CHATML, (*TAGS, *THINK), ()),
     "qwen3-coder": (CHATML + "{# <function= <parameter= #}", (*TAGS, *THINK), ()),
+    "gemma4": (
+        CHATML.replace("<tool_call>", "").replace("<think>\n\n</think>\n\n", "") + '{# <|tool_call> <|"|> #}',
+        (),
+        ("<|tool_call>", "<tool_call|>", '<|"|>', "<|tool_response>", "<|channel>", "<channel|>"),
+    ),
+    "olmo3": (
+        CHATML.replace("<tool_call>", "<function_calls>"),
+        ("<function_calls>", "</function_calls>"),
+        (),
+    ),
+    "phi4": (
+        CHATML.replace("<tool_call>", "<|tool_call|>") + "{# <|/tool_call|> #}",
+        ("<|tool_call|>", "<|/tool_call|>"),
+        (),
+    ),
+    "granite3": (
+        CHATML.replace("<tool_call>", "<|tool_call|>") + "{# <|start_of_role|> #}",
+        THINK,
+        ("<|start_of_role|>", "<|tool_call|>"),
+    ),
     "mistral-v3": (CHATML.replace("<tool_call>", "[TOOL_CALLS]"), (), ("[TOOL_CALLS]",)),
     "mistral-v11": (
         CHATML.replace("<tool_call>", "[TOOL_CALLS]") + "{# [ARGS] #}",
@@ -86,6 +106,13 @@ def tokenizer(
         chat_template=ChatTemplate(template) if template else None,
         model_name=model_name,
     )
+
+
+def shown(name: str, text: str) -> str:
+    """A text as a client sees it: a family's control tokens add nothing to it."""
+    for control in FAMILIES[name][2]:
+        text = text.replace(control, "")
+    return text
 
 
 def family(name: str, *, by_text: bool = False) -> Dialect:

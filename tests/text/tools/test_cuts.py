@@ -28,6 +28,10 @@ FRAGMENTS = [
     "[TOOL_CALLS]", "[ARGS]", "[f(text='", "f(", "g()", "[g()]",
     '{"name": "f", "arguments": "', '{\\"text\\": \\"\\d\\"}', "\\.", "\\ud83d", "f(text=x",
     "```tool_code\n", "\\", "\\u00", "<|python_tag|>",
+    "<|tool_call>call:f{", "<|tool_call>", "call:g{}", "text:", '<|"|>', ",count:1", "list:[", "map:{a:",
+    "<tool_call|>", "<|tool_response>", "<|channel>", "thought\n", "thoughtful", "<channel|>", "<function_calls>",
+    "</function_calls>", "f(count=1)\n", "<|tool_call|>", "<|/tool_call|>", "functools",
+    '[{"name": "f", "arguments": {"text": ',
     "; ", ", ", "{{", "}}", "'", '{"type": "function", "function": ', '{"name": "f", "arguments": {{"text": ',
 ]  # fmt: skip
 
@@ -127,6 +131,8 @@ def test_arguments_arrive_as_they_were_written(name, arguments, data):
     dialect = family(name)
     if dialect.format.layout.between is None:
         arguments = arguments[:1]
+    if name == "gemma4":
+        arguments = [with_bare_keys(each) for each in arguments]
     canonical = [json.dumps(each, sort_keys=True) for each in arguments]
     assume(all(one != other for one, other in pairwise(canonical)))  # a repeated call ends the answer
     text = dialect.format.layout.write(("f", each) for each in arguments)
@@ -137,6 +143,16 @@ def test_arguments_arrive_as_they_were_written(name, arguments, data):
     answer = Answer.of(events_of(dialect, text, sizes))
     assert [json.loads(call.arguments) for call in answer.calls] == arguments
     assert all(call.complete for call in answer.calls) and answer.text == ""
+
+
+def with_bare_keys(value, depth=0):
+    """Rename the keys inside an argument: Gemma 4 writes them without quotes, so few characters can be in them."""
+    if isinstance(value, dict):
+        return {
+            f"k{at}" if depth > 1 or (depth and key != "city") else key: with_bare_keys(each, depth + 1)
+            for at, (key, each) in enumerate(value.items())
+        }
+    return [with_bare_keys(each, depth + 1) for each in value] if isinstance(value, list) else value
 
 
 @pytest.mark.parametrize("name", FAMILIES)

@@ -129,7 +129,7 @@ def test_calls_and_results_become_text_and_results_of_one_turn_one_message():
 def test_contents_in_parts_are_joined_where_they_become_text():
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     given = normalized([{"role": "system", "content": parts}, result(content=parts)])
-    system, joined = as_plain_text(given, family("grammar").format, read_tools(TOOLS))
+    system, joined = as_plain_text(given, family("grammar").format.layout, read_tools(TOOLS))
     assert system["content"].startswith("a\nb\n\n") and joined["content"] == "Result of the function:\na\nb"
 
 

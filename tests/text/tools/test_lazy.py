@@ -38,6 +38,22 @@ SAID = [
 ]  # fmt: skip
 
 
+OWN = {  # pieces that mean something to one format
+    "gemma4": [
+        "<|tool_call>", "<|tool_call>call:weather{city:", "<|tool_call>call:nope{", '<|"|>', "<tool_call|>", "days:x",
+        "<|channel>", "<channel|>", "<|tool_response>",
+    ],
+    "olmo3": [
+        "<function_calls>", '<function_calls>\nclock(city="Ulm", days=', "<function_calls>[", "</function_calls>",
+    ],
+    "phi4": [
+        "<|tool_call|>", '<|tool_call|>[{"name": "weather", "arguments": 5', "<|/tool_call|>", "functools",
+        "functools[", "functools is", 'functools [{"name": "clock", ',
+    ],
+    "granite3": ["<|tool_call|>", '<|tool_call|>[{"name": "nope"', '<tool_call>[{"name": "nope"', "<tool_call>\n["],
+}  # fmt: skip
+
+
 def tools(strict: bool) -> list[dict]:
     function = {"parameters": SCHEMA, "strict": strict}
     return [{"type": "function", "function": function | {"name": name}} for name in NAMES]
@@ -58,9 +74,10 @@ def drawn(dialect: Dialect, constraint: Structured, seed: int, most: int = 160) 
     """Draw the answer of a model that says pieces of calls. A token that is not legal is replaced by one that is."""
     chance, made, found = random.Random(seed), dialect.tokenizer, list[int]()
     matcher = grammars(dialect.format.name, not dialect.markers).matcher(constraint)
+    pieces = SAID + OWN.get(dialect.format.name, [])
     row, said = np.zeros(row_words(made.vocab_size), np.int32), list[int]()
     while len(found) < most:
-        said = said or tokens_of(dialect, chance.choice(SAID))
+        said = said or tokens_of(dialect, chance.choice(pieces))
         token = said.pop(0)
         if matcher.masks:
             matcher.fill(row)

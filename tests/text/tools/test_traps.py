@@ -18,6 +18,7 @@ from tests.text.tools.builders import (
     events_of,
     family,
     read,
+    shown,
     stream_of,
     tokenizer,
     tokens_of,
@@ -97,7 +98,7 @@ def test_8_a_call_that_breaks_off_is_shown_alike_streamed_and_whole(name):
     for end in range(len(text)):
         whole = read(name, text[:end])
         assert Answer.of(one_by_one(name, text[:end])) == whole
-        assert whole.text or whole.calls or not text[:end].replace("[TOOL_CALLS]", ""), "what was said is not lost"
+        assert whole.text or whole.calls or not shown(name, text[:end]), "what was said is not lost"
 
 
 def test_8_a_call_that_breaks_off_is_not_complete():
@@ -224,7 +225,7 @@ def test_19_a_call_whose_arguments_do_not_begin_is_text(name, written):
     text = with_string(name, written)
     for events in (one_by_one(name, text), events_of(family(name), text)):
         answer = Answer.of(events)
-        assert answer.calls == () and answer.text == text.replace("[TOOL_CALLS]", "").replace("[ARGS]", "")
+        assert answer.calls == () and answer.text == shown(name, text)
 
 
 @pytest.mark.parametrize(("written", "arguments"), [('""', "{}"), ('" "', "{}"), ('"{ }"', "{}"), ("null", "{}")])
@@ -272,8 +273,7 @@ def test_13_a_name_that_was_not_declared_is_text(name):
     written = family(name).format.layout.write([("nope", {"count": 1})])
     answer = read(name, written)
     assert answer.calls == ()
-    # control tokens add nothing to a text
-    assert answer.text == written.replace("[TOOL_CALLS]", "").replace("[ARGS]", "")
+    assert answer.text == shown(name, written)
 
 
 def test_14_the_finish_reason_agrees_with_the_calls_and_never_hides_length():

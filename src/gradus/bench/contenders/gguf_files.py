@@ -257,7 +257,7 @@ def _by_layer(config: ModelConfig, size: str) -> int | list[int]:
 
 
 def _main_layer(config: ModelConfig) -> int:
-    """The first layer that turns, of those that see everything if there are any: the metadata describe it."""
+    """The layer that the metadata describe: the first one that turns and sees everything, or else that turns."""
     turning = [layer for layer, rope in enumerate(config.ropes) if rope is not None]
     return min(turning, key=lambda layer: (config.windows[layer] is not None, layer))
 

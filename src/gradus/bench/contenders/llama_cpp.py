@@ -16,12 +16,12 @@ from typing import Any
 
 import numpy as np
 
-from gradus import doctor
 from gradus.bench.contenders.gguf_files import KV_BYTES, GGUFFiles, format_of, widths
 from gradus.bench.declare.declaration import GGUF_FORMATS, quantized
 from gradus.bench.measure.drive import ContenderFailed, Run
 from gradus.bench.workloads import Arrival
 from gradus.device.threads import use
+from gradus.doctor import machine
 from gradus.models import kv_bytes_per_token, parameter_count
 
 LARGEST_STEP = 2048  # tokens: its own default
@@ -132,7 +132,7 @@ def _load(llama: Any, path: Path) -> Any:
     params = llama.llama_model_default_params()
     params.n_gpu_layers = 0
     # Its AMX path has crashed in the first step; without repacked buffers it is not taken.
-    params.use_extra_bufts = "amx" not in doctor.hardware()["instruction sets"]
+    params.use_extra_bufts = "amx" not in machine.hardware()["instruction sets"]
     model = llama.llama_model_load_from_file(str(path).encode(), params)
     if not model:
         raise ContenderFailed("llama.cpp did not load the file that was written for it")

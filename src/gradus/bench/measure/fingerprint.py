@@ -17,18 +17,18 @@ from typing import Any
 import torch
 
 import gradus
-from gradus import doctor
 from gradus.bench.measure import gpu
 from gradus.bench.measure.drive import synchronize
 from gradus.bench.predict.roofline import Machine
 from gradus.bench.statistics import significant
+from gradus.doctor import machine
 
 PACKAGES = ("torch", "triton", "numba", "transformers", "llama-cpp-python", "numpy")
 
 
 def fingerprint(device: torch.device, *, quick: bool = False) -> dict[str, Any]:
     """The machine for results.json: hardware, rates, versions. quick: less exact rates, from less work."""
-    known = doctor.hardware()
+    known = machine.hardware()
     hardware = {name: known[name] for name in ("processor", "cores", "instruction sets")}
     hardware["memory"] = known["memory"].split(",")[0]
     if device.type == "cuda":

@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, cast
 
-from gradus import doctor
 from gradus.bench.predict import simulation
 from gradus.bench.record import results
 from gradus.bench.record.metrics import shown
@@ -13,6 +12,7 @@ from gradus.bench.record.results import Cell, Entry, Results, Run
 from gradus.bench.record.study import Rows
 from gradus.bench.workloads import SEED
 from gradus.config.options import SETTINGS, Policy
+from gradus.doctor import machine
 from gradus.errors import ConfigError
 
 NAME = "scheduler"
@@ -88,9 +88,9 @@ def _cell(table: str, row: str, x: float, batch: int, workload: dict[str, Any], 
 
 
 def _machine() -> dict[str, Any]:
-    known = doctor.hardware()
+    known = machine.hardware()
     hardware = {name: known[name] for name in ("processor", "cores")}
-    return {"hardware": hardware, "versions": {"python": doctor.versions()["python"]}}
+    return {"hardware": hardware, "versions": {"python": machine.versions()["python"]}}
 
 
 def _settings(quick: bool, commit: str | None) -> dict[str, Any]:

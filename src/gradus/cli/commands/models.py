@@ -8,20 +8,31 @@ from typer import Argument, Option
 from gradus.cli import options, terminal
 
 
-def models(json: options.Json = False) -> int:
+def models(
+    families: Annotated[
+        bool, Option("--families", help="What loads from elsewhere: every family, and what its shapes cost.")
+    ] = False,
+    json: options.Json = False,
+) -> int:
     """List the models to pull, and the shapes to fill with random weights.
 
     A model's weights take its size in memory: the final engine keeps the bits of a GGUF
     file, unless --dtype names a type to widen them to. Random weights serve to measure
     speed; their text is meaningless. A folder of safetensors, a .gguf file and a hub id
-    work everywhere as well.
+    work everywhere as well, if their family is one of --families; `gradus doctor MODEL`
+    says whether one would load.
 
     Examples:
 
       gradus models
+      gradus models --families
       gradus generate "Hello" --model random:llama-3.2-1b --max-tokens 8
       gradus models --json
     """
+    if families:
+        return _families(json)
+    from gradus.cli.families import count
+
     known, shapes = _catalogue(), _shapes()
     if json:
         terminal.print_json({"catalogue": known, "random": shapes})
@@ -43,7 +54,7 @@ def models(json: options.Json = False) -> int:
     terminal.print_table(
         ["random weights", "parameters", "layers", "width", "context"],
         [
-            [row["name"], _count(row["parameters"]), str(row["layers"]), str(row["width"]), str(row["context_length"])]
+            [row["name"], count(row["parameters"]), str(row["layers"]), str(row["width"]), str(row["context_length"])]
             for row in shapes
         ],
     )
@@ -163,6 +174,19 @@ def pull(
     return 0
 
 
+def _families(json: bool) -> int:
+    from gradus.cli import families
+
+    known, costs = families.families(), families.costs()
+    if json:
+        terminal.print_json({"families": known, "shapes": costs})
+        return 0
+    terminal.print_table(families.FAMILY_COLUMNS, [families.family_cells(row) for row in known])
+    print()
+    terminal.print_table(families.COST_COLUMNS, [families.cost_cells(row) for row in costs])
+    return 0
+
+
 def _catalogue() -> list[dict[str, Any]]:
     from gradus.loading import entries
 
@@ -194,7 +218,3 @@ def _shapes() -> list[dict[str, Any]]:
         }
         for name, shape in SHAPES.items()
     ]
-
-
-def _count(parameters: int) -> str:
-    return f"{parameters / 1e9:.1f} B" if parameters >= 0.95e9 else f"{parameters / 1e6:.3g} M"

@@ -59,7 +59,7 @@ def store_and_take_in(
     seen: tensor, total: tensor, peak: tensor, queries: tensor, key: tensor, key_partner: tensor, value: tensor,
     page: tensor, keys: tensor, values: tensor, key_scales: tensor, value_scales: tensor, rotary: tensor,
     k_gain: tensor, position: int, tokens: int, last: tensor, scale: float, softcap: float, eps: float,
-    value_eps: float,
+    value_eps: constexpr,
     GROUP: constexpr, HEADS: constexpr, HEAD_DIM: constexpr, PAGE: constexpr, WIDTH: constexpr, WINDOW: constexpr,
     SOFTCAP: constexpr, NEW: constexpr,
 ) -> tensor:  # fmt: skip

@@ -109,7 +109,7 @@ def _attend(
     out: tensor, sums: tensor, peaks: tensor, totals: tensor, tickets: tensor, q: tensor, keys: tensor,
     values: tensor, tables: tensor, items: tensor, rotary: tensor, growth: tensor, q_gain: tensor, k_gain: tensor,
     key_scales: tensor, value_scales: tensor, q_stride: int, table_stride: int, scale: float, softcap: float,
-    eps: float, value_eps: float,
+    eps: float, value_eps: constexpr,
     GROUP: constexpr, HEADS: constexpr, HEAD_DIM: constexpr, PAGE: constexpr, WINDOW: constexpr, SOFTCAP: constexpr,
     ROWS: constexpr, KEYS: constexpr, WIDTH: constexpr, UNMASKED: constexpr, AHEAD: constexpr,
     FAR: constexpr, PACKED: constexpr, TAKEN: constexpr, SPLITS: constexpr, NEW: constexpr, PDL: constexpr,

@@ -2,8 +2,9 @@
 
 import sys
 from collections.abc import Sequence
+from copy import copy
 from typing import Any, cast
-from weakref import finalize
+from weakref import finalize, proxy
 
 import numpy as np
 import torch
@@ -188,7 +189,8 @@ class DecodeModel:
         extra_linears: Sequence[Linear] = (),
     ) -> None:
         self.model, self.threads = model, threads
-        stages = Stages(model, extra_linears, threads)
+        inputs = input_products(model)
+        stages = Stages(model, [*extra_linears, *inputs.values()], threads)
         self.kept = stages.matrices, cache, tables
         self.kind = KINDS[stages.matrices.rows[0][0]]  # of the first matrix; in a mix others may differ
         whole = all(layer.heads.head_dim % SQUARE == 0 for layer in stages.layers)
@@ -202,6 +204,10 @@ class DecodeModel:
         _add_panels(model)
         self.logits, self.tokens = torch.from_numpy(self.step.logits), torch.from_numpy(self.step.tokens)
         self.given, self.made = torch.from_numpy(self.step.given), torch.from_numpy(self.step.made)
+        embedder = model
+        for number, (path, linear) in enumerate(inputs.items(), len(extra_linears)):
+            embedder = with_part(embedder, path, KernelLinear(linear, proxy(self), number))
+        self.embed = embedder.embed
         self.team = Team(threads, self.work, self.work.words)
         finalize(self, self.team.close)  # at exit at the latest: compiled code would not notice that the process ends
 
@@ -226,7 +232,7 @@ class DecodeModel:
         rows = len(slots)
         count = rows if wanted is None else len(wanted)
         given = torch.from_numpy(tokens), torch.from_numpy(positions)
-        self.step.x[:rows] = self.model.embed(*given).float().numpy()
+        self.step.x[:rows] = self.embed(*given).float().numpy()
         mine = self.step.rows
         mine[0, :rows], mine[1, :rows], mine[2, :rows] = slots, positions, before
         mine[WANTED, :count] = np.arange(count) if wanted is None else wanted
@@ -257,6 +263,39 @@ class DecodeModel:
         self.work.opened = index, 1
         self.team.run()
         return self.made[:rows, : self.step.stages["columns"][index]].clone()
+
+
+class KernelLinear(Linear):
+    """A matrix that the kernels multiply with few rows, in float32, and torch with more. number: of the extra linears
+    that `decode` has."""
+
+    def __init__(self, linear: Linear, decode: DecodeModel, number: int) -> None:
+        super().__init__(linear.matrix_id, linear.in_features, linear.out_features, False, torch.float32, "meta")
+        self.linear, self.decode, self.number = linear, decode, number
+
+    def allocate(self, dtype: torch.dtype, device: torch.device | str) -> None:
+        """Allocate nothing: the weights are those of `linear`."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = x.reshape(-1, x.shape[-1])
+        if not 0 < len(rows) <= MOST_ROWS:
+            return cast(Tensor, self.linear(x))
+        return self.decode.multiply(self.number, rows).view(*x.shape[:-1], -1)
+
+
+def input_products(model: Model) -> dict[str, Linear]:
+    """The matrices of `Model.embed`, by path: in torch, a step's one thread takes 1.5 to 8 times as long for them."""
+    parts = model.named_modules()
+    return {path: part for path, part in parts if isinstance(part, Linear) and part.matrix_id.role == "embed_in"}
+
+
+def with_part(module: nn.Module, path: str, part: nn.Module) -> Any:
+    """A copy of a module with another part at this path. It shares all others; the module stays as it is."""
+    name, _, rest = path.partition(".")
+    copied = copy(module)
+    copied._modules = dict(module._modules)
+    setattr(copied, name, with_part(getattr(module, name), rest, part) if rest else part)
+    return copied
 
 
 def _add_panels(model: Model) -> None:

@@ -231,6 +231,6 @@ class FusedHeads(Twin, Heads):
             return pages.attend_stored(self.layer, turned_queries(qkv, self.head_dim, passage, positions)).flatten(1)
         if pages.fuses_rope:
             return pages.store_and_attend(self.layer, qkv, passage).flatten(1)
-        *storage, scales = pages.destination(self.layer)
-        q = rope_store(qkv, *storage, passage, positions, scales=scales)
+        keys, values, rows, scales = pages.destination(self.layer)
+        q = rope_store(qkv, keys, values, rows, passage, positions, scales=scales)
         return pages.attend_stored(self.layer, q).flatten(1)

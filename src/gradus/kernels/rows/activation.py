@@ -85,7 +85,7 @@ def _launch(x: Tensor, width: int, activation: str, times: Tensor | None = None,
     out = torch.empty(x.shape[0], width, dtype=x.dtype, device=x.device)
     if out.numel():
         grid, early = (x.shape[0], triton.cdiv(width, BLOCK)), starts_early()
-        stride = None if times is None else times.stride(0)
+        stride = 0 if times is None else times.stride(0)
         activation_kernel[grid](
             x, times, out, width, stride, activation, gated, BLOCK, early, num_warps=4, launch_pdl=early
         )

@@ -31,7 +31,7 @@ from gradus.quantization.fp8 import E4M3
 def rope_store_kernel(
     qkv_ptr: tensor, q_ptr: tensor, keys_ptr: tensor, values_ptr: tensor, slots_ptr: tensor, positions_ptr: tensor,
     table_ptr: tensor, growth_ptr: tensor, q_weight_ptr: tensor, k_weight_ptr: tensor, key_scales_ptr: tensor,
-    value_scales_ptr: tensor, eps: float, value_eps: float,
+    value_scales_ptr: tensor, eps: float, value_eps: constexpr,
     Q_HEADS: constexpr, KV_HEADS: constexpr, HALF: constexpr, HEADS: constexpr, BLOCK: constexpr, PAGE: constexpr,
     SPAN: constexpr, PDL: constexpr,
 ) -> None:  # fmt: skip

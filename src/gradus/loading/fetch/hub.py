@@ -28,6 +28,12 @@ def is_hub_id(name: str) -> bool:
     return re.fullmatch(r"[\w-][\w.-]{0,95}/[\w-][\w.-]{0,95}", name) is not None and ".." not in name
 
 
+def cached(repository: str, name: str) -> Path | None:
+    """One file of a repository in the hub's cache, if it is there. Nothing is downloaded."""
+    found = huggingface_hub.try_to_load_from_cache(repository, name)
+    return Path(found) if isinstance(found, str) else None
+
+
 def download(repository: str, *, progress: Progress | None = None) -> Path:
     """Download a model's files unless they are in the cache. Returns their folder. Raises CheckpointError in one
     line."""

@@ -10,6 +10,7 @@ from gradus.loading.gguf.file import GGUFFile
 from gradus.loading.gguf.metadata import Metadata
 from gradus.loading.quoting import quoted
 from gradus.models.config import ModelConfig
+from gradus.models.families.unsupported import why
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,7 @@ def architecture(file: GGUFFile) -> str:
     found = file.metadata.get("general.architecture")
     if not isinstance(found, str) or found not in ARCHITECTURES:
         raise CheckpointError(
-            f"{file.path.name}: architecture {quoted(found)} is not supported; supported are {', '.join(ARCHITECTURES)}"
+            f"{file.path.name}: architecture {quoted(found)} is not supported: {why(found, ARCHITECTURES)}"
         )
     return found
 

@@ -110,7 +110,7 @@ def granite(read: Metadata) -> dict[str, Any]:
 
 
 def gemma3(read: Metadata) -> dict[str, Any]:
-    """No key says how scores are scaled: llama.cpp tells the largest model by its depth."""
+    """No key says how scores are scaled: llama.cpp recognizes the largest model, the exception, by its depth."""
     config = _rotary(read)
     hidden, heads = config["hidden_size"], config["num_attention_heads"]
     by_stream = config["num_hidden_layers"] == GEMMA3_BY_STREAM
@@ -127,13 +127,13 @@ def gemma3(read: Metadata) -> dict[str, Any]:
 
 
 def gemma3_scale(config: ModelConfig) -> float:
-    """What llama.cpp multiplies Gemma 3's scores by."""
+    """Return llama.cpp's factor of Gemma 3's scores."""
     by_stream = config.num_layers == GEMMA3_BY_STREAM
     return float((config.hidden_size // config.num_heads if by_stream else config.head_dim) ** -0.5)
 
 
 def gemma4(read: Metadata) -> dict[str, Any]:
-    """Two kinds of layers, each with its own heads. Keys that end in `_swa` are of those with a window."""
+    """Two kinds of layers, each with its own heads. Keys that end in `_swa` describe layers with a window."""
     if read.number("attention.scale", 1.0) != 1.0:  # norms keep queries and keys short
         read.refuse("attention.scale", "other than 1 is not supported")
     kinds = _layer_types(read, None)
@@ -169,7 +169,7 @@ def gemma4(read: Metadata) -> dict[str, Any]:
 
 
 def _gemma4_head(read: Metadata, kind: str) -> int:
-    """The size of a head, of which keys, values and what turns are the same."""
+    """Read the size of a head. Keys, values and the part that turns must have the same."""
     width = read.integer(f"attention.key_length{kind}")
     for key in (f"attention.value_length{kind}", f"rope.dimension_count{kind}"):
         if read.integer(key, width) != width:

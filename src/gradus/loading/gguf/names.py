@@ -1,7 +1,7 @@
 """llama.cpp's names of tensors → Hugging Face's, by architecture.
 
-A name without its layer and ending (`attn_q`) stands for that layer's weight and bias; `{}` is the layer. A name with
-its ending stands for that tensor alone.
+A name without its layer and ending (`attn_q`) means that layer's weight and bias; `{}` is the layer. A name with its
+ending means that tensor alone.
 """
 
 LLAMA = {

@@ -1,8 +1,9 @@
 """A GGUF file whose matrices stay in the bits that they are stored in, if the engine has a scheme for their type.
 
 A matrix is then the file's own bytes, mapped: on a CPU nothing is copied, except the rows of queries and keys that
-llama.cpp interleaves. An embedding is looked up in its bits, and one that is also the output head is kept once.
-Everything else becomes floats, as usual: other types, norms, and matrices that are stored transposed.
+llama.cpp interleaves, or that Phi pairs in its own way. An embedding is looked up in its bits, and one that is also the
+output head is kept once. Everything else becomes floats, as usual: other types, norms, and matrices that are stored
+transposed.
 """
 
 from collections.abc import Iterable, Iterator
@@ -19,9 +20,6 @@ from gradus.models.source import tensors_of
 from gradus.quantization.gguf import FORMATS
 from gradus.quantization.mix import HEAD, Mix, matrix_ids, names_of, table_name
 from gradus.quantization.packed import Packed
-
-TABLES = ("embedding.weight", "layer_embedding.weight")
-"""The embeddings that are looked up in their bits, by their paths in the table of weights."""
 
 KEPT: dict[Type, str] = {kind: kind.name.lower() for kind in Type if kind.name.lower() in FORMATS}
 """A type's scheme."""
@@ -67,8 +65,7 @@ class PackedGGUF:
 
 
 def _tables(config: ModelConfig) -> Iterator[str]:
-    """The checkpoint's names of the embeddings."""
-    weights = model_class(config.family).weights
-    for path in TABLES:
-        if path in weights:
-            yield from (stored.name.removesuffix(".weight") for stored in tensors_of(weights[path]))
+    """The checkpoint's names of the embeddings of tokens: a family may have another one, for its layers."""
+    for path, source in model_class(config.family).weights.items():
+        if f".{path}".endswith(".embedding.weight"):
+            yield from (stored.name.removesuffix(".weight") for stored in tensors_of(source))

@@ -66,11 +66,17 @@ RULES = {
     "tekken": Rule(_TEKKEN_WORDS, whole=True, begins=True),  # Mistral Small 3, Ministral 3
     "gpt-4o": Rule(_GPT4O_WORDS),  # Phi-4-mini
 }
-"""By llama.cpp's names."""
+"""Each rule by the name that llama.cpp has for it."""
 
 NO_TOKENIZER = (None, "none", "no_vocab")
 PHI3_OTHERS = ("<unk>", "<s>", "<|endoftext|>")
-TURN_ENDS = ("<|im_end|>", "<|eot_id|>", "<end_of_turn>", "<|end|>", "<turn|>")
+TURN_ENDS = (  # control tokens that end a turn in some family's template
+    "<|im_end|>",
+    "<|eot_id|>",
+    "<end_of_turn>",
+    "<|end|>",
+    "<turn|>",
+)
 
 NAMES = ("general.basename", "general.name")  # as in "Qwen2.5-Coder", "Qwen2.5 Coder 0.5B Instruct AWQ"
 

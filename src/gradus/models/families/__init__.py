@@ -3,11 +3,12 @@
 Read in this order:
 
     records.py      one record per family: how others spell it, and which class computes it
-    hf/             each family's config.json, read and written
+    checkpoints.py  published names by family;  unsupported.py: types that do not load, and what to take instead
+    hf/             each family's config.json, read and written;  faults.py: every fault of one
     gpt2.py         the first model, whole
     llama.py        Llama, Mistral, SmolLM2 and 3, Qwen2;  qwen3.py, ministral3.py, phi3.py, granite.py: variations
     olmo2.py        norms behind instead of before;  gemma3.py: both
     gemma4.py       layers of different sizes, shared keys and values, and embeddings of each layer
 
-records.py and hf/ need no torch.
+records.py, checkpoints.py, unsupported.py, faults.py and hf/ need no torch.
 """

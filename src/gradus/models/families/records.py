@@ -12,6 +12,7 @@ from gradus.errors import ConfigError
 from gradus.models.config import ModelConfig
 from gradus.models.families.hf import gemma3, gemma4, gpt2, granite, llama, mistral, olmo, phi3, qwen
 from gradus.models.families.hf.fields import Fields, shown
+from gradus.models.families.unsupported import why
 
 
 @dataclass(frozen=True)
@@ -144,16 +145,16 @@ def _types() -> dict[str, ModelType]:
 
 def _model_type(fields: Fields) -> str:
     """model_type, or where that is absent the one of the architecture's class."""
-    name: Any = fields.raw.get("model_type")
+    key, name = "model_type", fields.raw.get("model_type")
     if name is None:
         architectures = fields.raw.get("architectures")
-        name = architectures[0] if isinstance(architectures, list) and architectures else architectures
+        key, name = (
+            "architecture",
+            architectures[0] if isinstance(architectures, list) and architectures else architectures,
+        )
         if name is None:
             raise ConfigError("model configuration: model_type is missing, and so is architectures")
         name = next((kind for kind in _types() if architecture(kind) == name), name)
     if isinstance(name, str) and name in _types():
         return name
-    raise ConfigError(
-        f"model configuration: architecture {shown(name)} is not supported; "
-        f"supported model types are {', '.join(sorted(_types()))}"
-    )
+    raise ConfigError(f"model configuration: {key} {shown(name)} is not supported: {why(name, _types())}")

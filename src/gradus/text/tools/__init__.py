@@ -14,12 +14,12 @@ Read in this order:
     tool.py          tools and the choice among them, as clients send them
     events.py        what an answer consists of
     reader.py        text that arrives in pieces, read as if it were all there
-    python_text.py   Python's literals as they arrive;  json_text.py: JSON;  typed.py: raw text typed by a schema
-    calls.py         the syntaxes of calls
+    calls.py         the calls of an answer, as they are reported
+    syntaxes/        how each family of models writes them
     marks.py         tokens to text and marks
     answer.py        an answer as it arrives: reasoning, text and calls, and where it ends
     layout.py        how calls are written
-    grammar.py       the grammar of an answer with calls
+    gemma_grammar.py the grammar of Gemma 4's arguments;  grammar.py: of an answer with calls
     history.py       calls and results that go back to the model
     formats.py       the table of formats
     dialect.py       a format with one model's vocabulary: what front ends use

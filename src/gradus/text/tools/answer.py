@@ -42,11 +42,16 @@ class Trigger:
 
 @dataclass(frozen=True, slots=True)
 class Thoughts:
-    """The markers around reasoning, and whether the prompt has opened it: then the answer begins inside."""
+    """The markers around reasoning.
+
+    inside: whether the prompt has opened it: then the answer begins inside. label: a word right behind the opening
+    marker that is no thought.
+    """
 
     opening: str = "<think>"
     closing: str = "</think>"
     inside: bool = False
+    label: str = ""
 
 
 class _Shown:
@@ -176,6 +181,8 @@ class AnswerParser:
         thought = _Shown(lambda text: self._events.append(Reasoning(text)))
         plain = _all_but(thoughts.closing[0] if self._thoughts_by_text else "")
         yield from self._drop_blanks()
+        if thoughts.label and not thoughts.inside:
+            yield from self._drop_label(thoughts.label)
         while (char := (yield from reader.peek())) is not END:
             if isinstance(char, Mark):
                 reader.take()
@@ -188,6 +195,14 @@ class AnswerParser:
         self.thinking = False
         reader.forget()
         yield from self._drop_blanks()
+
+    def _drop_label(self, label: str) -> Parsing[None]:
+        ahead, _ = yield from self._reader.look(len(label) + 1)
+        if ahead.rstrip() == label:
+            for _ in ahead:
+                self._reader.take()
+            self._reader.forget()
+            yield from self._drop_blanks()
 
     def _drop_blanks(self) -> Parsing[None]:
         while (yield from self._reader.peek()) in BLANKS:

@@ -25,6 +25,7 @@ from gradus.text.tools.calls import MAX_CALLS, MOST_CALLS
 from gradus.text.tools.events import Answer, call_ids
 from gradus.text.tools.formats import FORMATS, NAMES, Format, detect
 from gradus.text.tools.grammar import answer_grammar, lazy_grammar, text_grammar
+from gradus.text.tools.layout import Layout
 from gradus.text.tools.marks import Marks
 from gradus.text.tools.reader import Mark
 from gradus.text.tools.tool import Choice, Tool, read_choice, read_tools
@@ -32,7 +33,12 @@ from gradus.text.tools.tool import Choice, Tool, read_choice, read_tools
 if TYPE_CHECKING:
     from gradus.loading import Tokenizer
 
-THOUGHTS = (Thoughts("<think>", "</think>"), Thoughts("[THINK]", "[/THINK]"))
+THOUGHTS = (
+    Thoughts("<think>", "</think>"),
+    Thoughts("[THINK]", "[/THINK]"),
+    Thoughts("<|channel>", "<channel|>", label="thought"),  # Gemma 4
+    Thoughts("Here is my thought process:", "Here is my response:"),  # Granite 3.2
+)
 PATIENCE = 1.0  # seconds to find out which of a request's schemas can be kept
 MOST_KEPT = 1024  # schemas, each known to be kept or not
 MOST_TAIL = 4096  # tokens of a prompt's end that are searched for an opened thought
@@ -139,13 +145,34 @@ class Dialect:
         template = self.tokenizer.chat_templates.choose(has_tools)
         return template is not None and "tools" in template.variables
 
+    @cached_property
+    def tools_in_system(self) -> bool:
+        """Whether the template shows tools that the system message has, as a text: Phi-4-mini's does."""
+        probe = [{"role": "system", "content": "", "tools": "[probe]"}, {"role": "user", "content": "x"}]
+        try:
+            return "[probe]" in self.tokenizer.render_chat(probe)
+        except RequestError:
+            return False
+
+    @property
+    def layout_in_text(self) -> Layout:
+        """How calls are written in contents, where control tokens cannot be."""
+        marker = self.markers.get(self.format.layout.trigger)
+        control = marker is not None and marker in self.tokenizer.special_token_ids
+        return self.format.layout.in_words if control else self.format.layout
+
     def messages(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Tool] = ()) -> list[dict[str, Any]]:
         """Prepare a conversation for the chat template, as gradus.text.conversation describes. tools: what the model is
         shown. Raises RequestError naming the message and the field."""
         found = history.normalized(conversation.read(messages))
-        if not self.shows_tools(bool(tools)):
-            found = history.as_plain_text(found, self.format, tools)
-        return arrangement.arranged(found, self.takes_with_tools if tools else self.takes)
+        takes, shows = self.takes_with_tools if tools else self.takes, self.shows_tools(bool(tools))
+        in_system = bool(tools) and not shows and self.tools_in_system
+        if not shows:
+            found = history.as_plain_text(found, self.layout_in_text, () if in_system else tools)
+        elif not takes.calls:
+            found = history.with_calls_as_text(found, self.layout_in_text)
+        found = arrangement.arranged(found, takes)
+        return history.with_tools_in_system(found, tools) if in_system else found
 
     def thoughts_after(self, prompt: Sequence[int]) -> Thoughts | None:
         """Find out whether a prompt leaves reasoning open: the answer begins inside it then.

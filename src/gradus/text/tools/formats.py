@@ -7,9 +7,12 @@ format of one model, which shares its template with others, precedes theirs.
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from gradus.text.tools import calls
 from gradus.text.tools.answer import Trigger
 from gradus.text.tools.layout import Layout
+from gradus.text.tools.syntaxes.gemma_calls import CLOSING, OPENING, QUOTE, RESULT, gemma
+from gradus.text.tools.syntaxes.json_calls import bare_json, json_fence, json_in_tags, json_list, mistral
+from gradus.text.tools.syntaxes.python_calls import python_fence, python_in_tags, python_list
+from gradus.text.tools.syntaxes.xml_calls import xml_in_tags
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +37,7 @@ class Format:
 
 
 _IN_TAGS = ("<tool_call>", "</tool_call>")
+_LIST_ITEM = '{"name": "$name", "arguments": $json}'
 _HERMES = Layout('<tool_call>\n{"name": "$name", "arguments": $json}\n</tool_call>', "<tool_call>", between="\n")
 
 FORMATS: tuple[Format, ...] = (
@@ -43,15 +47,15 @@ FORMATS: tuple[Format, ...] = (
         signs=("<function=", "<parameter="),
         markers=_IN_TAGS,
         layout=Layout("<tool_call>\n<function=$name>\n$xml</function>\n</tool_call>", "<tool_call>", between="\n"),
-        triggers=(Trigger("<tool_call>", calls.xml_in_tags("</tool_call>")),),
+        triggers=(Trigger("<tool_call>", xml_in_tags("</tool_call>")),),
     ),
     Format(
         name="hermes",
-        families="Qwen2.5, Qwen3, SmolLM3, Hermes",
+        families="Qwen2.5, Qwen3, SmolLM3, Granite 4, Hermes",
         signs=("<tool_call>",),
         markers=_IN_TAGS,
         layout=_HERMES,
-        triggers=(Trigger("<tool_call>", calls.json_in_tags("</tool_call>")),),
+        triggers=(Trigger("<tool_call>", json_in_tags("</tool_call>")),),
     ),
     Format(
         name="qwen2.5-coder",
@@ -61,30 +65,76 @@ FORMATS: tuple[Format, ...] = (
         markers=_IN_TAGS,
         layout=replace(_HERMES, bare="json", fenced=True),
         triggers=(
-            Trigger("<tool_call>", calls.json_in_tags("</tool_call>")),
-            Trigger("{", calls.bare_json("```", "</tool_call>"), "start", part=True),
-            Trigger("```", calls.json_fence, "start"),
+            Trigger("<tool_call>", json_in_tags("</tool_call>")),
+            Trigger("{", bare_json("```", "</tool_call>"), "start", part=True),
+            Trigger("```", json_fence, "start"),
         ),
     ),
     Format(
+        name="gemma4",
+        families="Gemma 4",
+        signs=(OPENING, QUOTE),
+        markers=(OPENING, CLOSING, QUOTE, RESULT),
+        tokens=(OPENING, CLOSING, QUOTE),
+        layout=Layout(f"{OPENING}call:$name{{$gemma}}{CLOSING}", OPENING, between=""),
+        triggers=(Trigger(OPENING, gemma),),
+    ),
+    Format(
+        name="olmo3",
+        families="OLMo 3",
+        signs=("<function_calls>",),
+        markers=("<function_calls>", "</function_calls>"),
+        tokens=("<function_calls>", "</function_calls>"),
+        layout=Layout(
+            "$name($keywords)", "<function_calls>",
+            opening="<function_calls>", closing="</function_calls>", between="\n",
+        ),
+        triggers=(Trigger("<function_calls>", python_in_tags("</function_calls>")),),
+    ),
+    Format(
+        name="phi4",
+        families="Phi-4-mini",
+        signs=("<|tool_call|>", "<|/tool_call|>"),
+        markers=("<|tool_call|>", "<|/tool_call|>"),
+        tokens=("<|tool_call|>", "<|/tool_call|>"),
+        layout=Layout(
+            _LIST_ITEM, "<|tool_call|>", opening="<|tool_call|>[", closing="]<|/tool_call|>", between=", ",
+            spelled=("functools",),
+        ),
+        triggers=(
+            Trigger("<|tool_call|>", json_in_tags("<|/tool_call|>")),
+            Trigger("functools", json_list, "start"),
+        ),
+    ),
+    Format(
+        name="granite3",
+        families="Granite 3",
+        signs=("<|start_of_role|>", "<|tool_call|>"),
+        markers=("<|tool_call|>",),
+        layout=Layout(
+            _LIST_ITEM, "<|tool_call|>", opening="<|tool_call|>[", closing="]", between=", ", spelled=("<tool_call>",)
+        ),
+        triggers=(Trigger("<|tool_call|>", json_list), Trigger("<tool_call>", json_list, "start")),
+    ),
+    Format(
         name="mistral-v11",
-        families="Mistral from version 11 of its tokenizer on",
+        families="Ministral 3, Mistral Small 3.2, others from version 11 of the tokenizer on",
         signs=("[TOOL_CALLS]", "[ARGS]"),
         markers=("[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"),
         tokens=("[TOOL_CALLS]", "[ARGS]"),
         layout=Layout("[TOOL_CALLS]$name[ARGS]$json", "[TOOL_CALLS]", between=""),
-        triggers=(Trigger("[TOOL_CALLS]", calls.mistral),),
+        triggers=(Trigger("[TOOL_CALLS]", mistral),),
     ),
     Format(
         name="mistral-v3",
-        families="Mistral 7B v0.3, Nemo, Mixtral",
+        families="Mistral 7B v0.3, Nemo, Mixtral, Mistral Small 3 and 3.1",
         signs=("[TOOL_CALLS]",),
         markers=("[TOOL_CALLS]",),
         tokens=("[TOOL_CALLS]",),
         layout=Layout(
-            '{"name": "$name", "arguments": $json}', "[TOOL_CALLS]", opening="[TOOL_CALLS] [", closing="]", between=", "
+            _LIST_ITEM, "[TOOL_CALLS]", opening="[TOOL_CALLS] [", closing="]", between=", "
         ),
-        triggers=(Trigger("[TOOL_CALLS]", calls.mistral),),
+        triggers=(Trigger("[TOOL_CALLS]", mistral),),
     ),
     Format(
         name="llama3-pythonic",
@@ -94,7 +144,7 @@ FORMATS: tuple[Format, ...] = (
         layout=Layout(
             "$name($python)", "[", opening="[", closing="]", between=", ", bare="python", also=("<|python_tag|>",)
         ),
-        triggers=(Trigger("[", calls.python_list, "start"), Trigger("<|python_tag|>", calls.python_fence)),
+        triggers=(Trigger("[", python_list, "start"), Trigger("<|python_tag|>", python_fence)),
     ),
     Format(
         name="llama3-json",
@@ -102,7 +152,7 @@ FORMATS: tuple[Format, ...] = (
         signs=("<|start_header_id|>", '"parameters"'),
         markers=("<|python_tag|>",),
         layout=Layout('{"name": "$name", "parameters": $json}', "{", bare="json", also=("<|python_tag|>",)),
-        triggers=(Trigger("{", calls.bare_json(), "start", part=True), Trigger("<|python_tag|>", calls.bare_json())),
+        triggers=(Trigger("{", bare_json(), "start", part=True), Trigger("<|python_tag|>", bare_json())),
     ),
     Format(
         name="gemma3",
@@ -113,8 +163,8 @@ FORMATS: tuple[Format, ...] = (
             "$name($python)", "```tool_code", opening="```tool_code\n[", closing="]\n```", between=", ", lines=True
         ),
         triggers=(
-            Trigger("```tool_code", calls.python_fence, "line"),
-            Trigger("[", calls.python_list, "line"),
+            Trigger("```tool_code", python_fence, "line"),
+            Trigger("[", python_list, "line"),
         ),
     ),
     Format(
@@ -122,7 +172,7 @@ FORMATS: tuple[Format, ...] = (
         families="any model that was not taught to call tools, such as SmolLM2",
         signs=(),
         layout=Layout('{"name": "$name", "arguments": $json}', "{"),
-        triggers=(Trigger("{", calls.bare_json(), "start", part=True),),
+        triggers=(Trigger("{", bare_json(), "start", part=True),),
         free=False,
     ),
 )  # fmt: skip

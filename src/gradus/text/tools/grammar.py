@@ -8,15 +8,16 @@ such a text ends a lazy lexeme: everything up to it is free, and the call behind
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from gradus.engine.structured import Lazy, Structured
-from gradus.errors import RequestError
 from gradus.structured.lark import lark_literal, lark_regex
 from gradus.text.tools.answer import Thoughts
+from gradus.text.tools.gemma_grammar import GemmaValues
 from gradus.text.tools.layout import Layout
+from gradus.text.tools.syntaxes.typed import is_text, kinds_of, properties
 from gradus.text.tools.tool import Tool
-from gradus.text.tools.typed import is_text, kinds_of
 
 ANYTHING = "/(?s:.*)/"
 ANY_OBJECT: dict[str, Any] = {"type": "object"}
@@ -68,16 +69,18 @@ def lazy_grammar(
     tokens = tuple(text for text in (layout.trigger, *layout.also) if text in markers)
     if layout.trigger not in markers and layout.trigger not in ("{", "["):
         return lark.whole(layout, tools, several, exact, thoughts), Lazy(whole=True)
-    found = []
+    found, certain = list[str](), list[str]()
     if layout.trigger in markers:
-        found.append(lark.calls(layout, tools, several and not layout.trigger_in_call, exact))
+        found += lark.beginnings(layout, tools, several and not layout.trigger_in_call, exact)
+        certain += [rf"{re.escape(text)}\s*\[" for text in layout.spelled]
     if layout.bare:
         bare = lark.rule("bare", lark.bare(layout, tools, several, exact))
         found += [bare, *(f"{lark.text(text)} BLANKS {bare}" for text in layout.also if text in markers)]
     shown = () if thoughts is None else (thoughts.opening, thoughts.closing)
     inside = thoughts is not None and thoughts.inside
-    certain = CERTAIN[layout.bare] if layout.bare else None
-    return lark.written(" | ".join(found)), Lazy(tokens, certain, several, shown, inside)
+    if layout.bare:
+        certain.append(CERTAIN[layout.bare])
+    return lark.written(" | ".join(found)), Lazy(tokens, "|".join(certain) or None, several, shown, inside)
 
 
 def text_grammar(text: Structured, markers: Mapping[str, int], thoughts: Thoughts) -> str:
@@ -91,7 +94,7 @@ class _Lark:
     """Rules in the order of their making."""
 
     def __init__(self, markers: Mapping[str, int]) -> None:
-        self._markers = markers
+        self.markers = markers
         self._rules: list[str] = []
         self._shared: set[str] = set()
         self._split = re.compile("(" + "|".join(map(re.escape, markers)) + ")") if markers else None
@@ -106,7 +109,7 @@ class _Lark:
     def text(self, text: str) -> str:
         """A text as literals and marker tokens."""
         parts = self._split.split(text) if self._split else [text]
-        return " ".join(_token(part) if part in self._markers else lark_literal(part) for part in parts if part)
+        return " ".join(_token(part) if part in self.markers else lark_literal(part) for part in parts if part)
 
     def json(self, schema: Any) -> str:
         given = dict(schema) if isinstance(schema, Mapping) else {} if schema is True else {"allOf": [schema]}
@@ -130,6 +133,16 @@ class _Lark:
         trigger, behind, more = self.text(layout.trigger), *self._behind(layout, tools, several, exact)
         return f"{trigger} {behind}{more}"
 
+    def beginnings(
+        self, layout: Layout, tools: Sequence[Tool], several: bool, exact: Callable[[Tool], bool]
+    ) -> list[str]:
+        """Calls behind each text that may begin them: the trigger, and others in its place."""
+        behind, more = self._behind(layout, tools, several, exact)
+        if layout.spelled:
+            self.once("BLANKS", lambda: r"/[ \t\r\n]*/")
+        others = [f"BLANKS {self.text(text)} BLANKS {behind}" for text in layout.spelled]
+        return [f"{self.text(layout.trigger)} {behind}{more}", *others]
+
     def forced(self, layout: Layout, tools: Sequence[Tool], several: bool, exact: Callable[[Tool], bool]) -> str:
         """A call, and behind it any text, with further calls in it, if several may begin with the trigger.
 
@@ -139,7 +152,7 @@ class _Lark:
         trigger, behind, more = self.text(layout.trigger), *self._behind(layout, tools, several, exact)
         if not more:
             return f"{trigger} {behind}"
-        if layout.trigger in self._markers:
+        if layout.trigger in self.markers:
             self.rule("text", ANYTHING)
             return f"{trigger} {behind} text ({trigger} {behind} text)*"
         self.rule("head[lazy]", f"{ANYTHING} {trigger}")
@@ -194,7 +207,7 @@ class _Lark:
 
         Up to where they are certain, all that the reader takes for the beginning of a call is one here, too.
         """
-        self.rule("BLANKS", r"/[ \t\r\n]*/")
+        self.once("BLANKS", lambda: r"/[ \t\r\n]*/")
         if layout.bare == "python":
             calls = " | ".join(
                 f'{lark_literal(tool.name + "(")} {self._arguments(number, tool, "python", exact)} ")"'
@@ -229,14 +242,21 @@ class _Lark:
     def call(self, layout: Layout, number: int, tool: Tool, exact: Callable[[Tool], bool]) -> str:
         """Write the rules of a call behind its trigger. Returns the name of the first."""
         template = layout.call.removeprefix(layout.trigger) if layout.trigger_in_call else layout.call
-        before, kind, after = re.split(r"\$(json|xml|python)", template.replace("$name", tool.name))
+        before, kind, after = re.split(r"\$(json|xml|python|keywords|gemma)", template.replace("$name", tool.name))
         arguments = self._arguments(number, tool, kind, exact)
         return self.rule(f"call_{number}", f"{self.text(before)} {arguments} {self.text(after)}".strip())
 
     def _arguments(self, number: int, tool: Tool, kind: str, exact: Callable[[Tool], bool]) -> str:
         """Write the rules of a tool's arguments once, for all calls of it. Returns the name of the first."""
-        make = {"json": self._json_arguments, "xml": self._xml_arguments, "python": self._python_arguments}[kind]
-        self._once(f"arguments_{number}", lambda: make(number, tool, exact(tool)) or '""')
+        makers: dict[str, Callable[[int, Tool, bool], str | None]] = {
+            "json": self._json_arguments,
+            "xml": self._xml_arguments,
+            "python": partial(self._keywords, value=self._python_value),
+            "keywords": partial(self._keywords, value=self.inner),
+            "gemma": self._gemma_arguments,
+        }
+        make = makers[kind]
+        self.once(f"arguments_{number}", lambda: make(number, tool, exact(tool)) or '""')
         return f"arguments_{number}"
 
     def _json_arguments(self, number: int, tool: Tool, exact: bool) -> str:
@@ -244,11 +264,11 @@ class _Lark:
 
     def _xml_arguments(self, number: int, tool: Tool, exact: bool) -> str:
         """Parameters in the schema's order. A text is free up to its closing tag, whatever pattern or length it has."""
-        self._once("raw[lazy]", lambda: f'{ANYTHING} "\\n</parameter>\\n"')
+        self.once("raw[lazy]", lambda: f'{ANYTHING} "\\n</parameter>\\n"')
         if not exact:
             return '("<parameter=" /[^<>\\n]+/ ">\\n" raw)*'
         found = []
-        for key, schema, required in _properties(tool, re.compile(r"[^<>\n]+")):
+        for key, schema, required in properties(tool.schema, re.compile(r"[^<>\n]+"), tool.name):
             value = self._xml_value(schema, tool.schema)
             found.append(f"({lark_literal(f'<parameter={key}>' + chr(10))} {value})" + ("" if required else "?"))
         return " ".join(found)
@@ -259,38 +279,46 @@ class _Lark:
         if isinstance(words, list) and words and all(isinstance(word, str) for word in words):
             return f"({' | '.join(lark_literal(word) for word in words)}) {end}"
         kinds = kinds_of(schema, root)
-        return "raw" if is_text(kinds) or "string" in kinds else f"{self._inner(schema, root)} {end}"
+        return "raw" if is_text(kinds) or "string" in kinds else f"{self.inner(schema, root)} {end}"
 
-    def _python_arguments(self, number: int, tool: Tool, exact: bool) -> str:
-        """Keyword arguments in the schema's order, with commas between those that are there."""
+    def _keywords(self, number: int, tool: Tool, exact: bool, value: Callable[[Any, Mapping[str, Any]], str]) -> str:
+        """Keyword arguments in the schema's order. value: writes the rule of one."""
         if not exact:
-            self._once("keyword", lambda: f'/[A-Za-z_][A-Za-z0-9_]*/ "=" {self._inner({}, {})}')
+            self.once("keyword", lambda: f'/[A-Za-z_][A-Za-z0-9_]*/ "=" {self.inner({}, {})}')
             return '(keyword (", " keyword)*)?'
-        properties = _properties(tool, re.compile(r"[A-Za-z_]\w*", re.ASCII))
-        first = rest = '""'  # the arguments from here on: none came before; some did
-        for index in reversed(range(len(properties))):
-            key, schema, required = properties[index]
-            value = self.rule(
-                f"value_{number}_{index}", f"{lark_literal(key + '=')} {self._python_value(schema, tool.schema)}"
-            )
-            behind = self.rule(f"rest_{number}_{index + 1}", rest)
-            rest = f'", " {value} {behind}' + ("" if required else f" | {behind}")
-            first = f"{value} {behind}" + ("" if required else f" | {self.rule(f'first_{number}_{index + 1}', first)}")
+        found = properties(tool.schema, re.compile(r"[A-Za-z_]\w*", re.ASCII), tool.name)
+        members = [
+            (f"{lark_literal(key + '=')} {value(schema, tool.schema)}", required) for key, schema, required in found
+        ]
+        return self.members(str(number), members, ", ")
+
+    def members(self, name: str, members: Sequence[tuple[str, bool]], between: str) -> str:
+        """Write members in their order, each with whether it is required, and what is between those that are there."""
+        first = rest = '""'  # the members from here on: none came before; some did
+        for index in reversed(range(len(members))):
+            body, required = members[index]
+            value = self.rule(f"value_{name}_{index}", body)
+            behind = self.rule(f"rest_{name}_{index + 1}", rest)
+            rest = f"{lark_literal(between)} {value} {behind}" + ("" if required else f" | {behind}")
+            first = f"{value} {behind}" + ("" if required else f" | {self.rule(f'first_{name}_{index + 1}', first)}")
         return first
+
+    def _gemma_arguments(self, number: int, tool: Tool, exact: bool) -> str:
+        return GemmaValues(self, number, tool).arguments(exact)
 
     def _python_value(self, schema: Any, root: Mapping[str, Any]) -> str:
         literal = isinstance(schema, Mapping) and ("enum" in schema or "const" in schema)
         if not literal and kinds_of(schema, root) == {"boolean"}:
             return '("True" | "False")'
-        return self._inner(schema, root)
+        return self.inner(schema, root)
 
-    def _inner(self, schema: Any, root: Mapping[str, Any]) -> str:
+    def inner(self, schema: Any, root: Mapping[str, Any]) -> str:
         """A part of a schema, with the definitions that it may refer to. A rule of its own: `%json` takes the line."""
         shared = {key: root[key] for key in ("$defs", "definitions") if key in root}
         given = {**schema, **shared} if isinstance(schema, Mapping) else schema
         return self.rule(f"json_{len(self._rules)}", self.json(given))
 
-    def _once(self, name: str, body: Callable[[], str]) -> None:
+    def once(self, name: str, body: Callable[[], str]) -> None:
         """Write a rule that several tools share."""
         if name not in self._shared:
             self._shared.add(name)
@@ -302,7 +330,7 @@ class _Lark:
         """Write the reasoning before the answer: the rest of one that the prompt began, or a whole, optional one."""
         if thoughts is None or not (thoughts.inside or optional):
             return ""
-        if thoughts.closing in self._markers:
+        if thoughts.closing in self.markers:
             rest = f"{ANYTHING} {self.text(thoughts.closing)} /[ \\n]*/"
         else:
             rest = self.rule("thought[lazy]", f"{ANYTHING} {self.text(thoughts.closing)}") + " /[ \\n]*/"
@@ -312,18 +340,3 @@ class _Lark:
 def _token(marker: str) -> str:
     """Name a token by its spelling, in angle brackets: gradus.structured puts its number in the name's place."""
     return marker if re.fullmatch(r"<[^<>\s]+>", marker) else f"<{marker}>"
-
-
-def _properties(tool: Tool, allowed: re.Pattern[str]) -> list[tuple[str, Any, bool]]:
-    """List name, schema and whether it is required, of each property. Raises RequestError for a name that the format
-    cannot write."""
-    required = tool.schema.get("required", ())
-    found = [(key, schema, key in required) for key, schema in tool.schema.get("properties", {}).items()]
-    wrong = next((key for key, _, _ in found if not allowed.fullmatch(key)), None)
-    if wrong is not None:
-        raise RequestError(
-            f"tools[{tool.name}].parameters: this model's format cannot write a property named {ascii(wrong)[:60]}",
-            param="tools",
-            limit="property names that the model's format can write",
-        )
-    return found

@@ -2,7 +2,8 @@
 
 Clients send None as content, arguments as text, and ids of any length, and each is an error in some template. So a
 conversation is brought into the one form that every template takes. Where a template shows no tools at all, calls,
-results and the tools themselves become plain text.
+results and the tools themselves become plain text. Some templates show tools, but not the calls of earlier turns; some
+read the tools off the system message.
 """
 
 import json
@@ -11,10 +12,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gradus.text.tools.events import ID_LENGTH, call_ids
-from gradus.text.tools.formats import Format
+from gradus.text.tools.layout import Layout
 from gradus.text.tools.tool import Tool
 
 Message = dict[str, Any]
+
+WITH_TOOLS = "You are a helpful assistant with some tools."  # what Phi-4-mini was taught with
 
 _GOOD_ID = re.compile(rf"[A-Za-z0-9]{{{ID_LENGTH}}}")
 
@@ -87,42 +90,55 @@ def _result_id(identifier: Any, unanswered: list[str]) -> str:
 # -- templates that show no tools --------------------------------------------------------------------------------------
 
 
-def instructions(format: Format, tools: Sequence[Tool]) -> str:
+def instructions(layout: Layout, tools: Sequence[Tool]) -> str:
     """Describe the tools, and how to call them, to a model whose template does not."""
     lines = "\n".join(json.dumps(tool.shown()["function"], ensure_ascii=False) for tool in tools)
-    several = "one or more functions" if format.layout.between is not None else "one function"
+    several = "one or more functions" if layout.between is not None else "one function"
     return (
         f"You can call functions. These are their names, descriptions and parameters:\n{lines}\n\n"
-        f"To call {several}, write nothing but the call, in this form:\n{format.layout.example}"
+        f"To call {several}, write nothing but the call, in this form:\n{layout.example}"
     )
 
 
-def as_plain_text(messages: Sequence[Message], format: Format, tools: Sequence[Tool]) -> list[Message]:
+def as_plain_text(messages: Sequence[Message], layout: Layout, tools: Sequence[Tool]) -> list[Message]:
     """Write tools, calls and results into contents. Results are the user's words then, and roles alternate."""
     found: list[Message] = []
     names: dict[str, str] = {}  # of the called functions, by the calls' ids
     results = False  # whether the last message has results in it
     for message in messages:
         result = message.get("role") == "tool"
-        plain = _result(message, names) if result else _words(message, format, names)
+        plain = _result(message, names) if result else _words(message, layout, names)
         joins = found and found[-1].get("role") == plain.get("role") == "user" and (result or results)
         if joins:
             found[-1] = found[-1] | {"content": f"{_text(found[-1].get('content'))}\n\n{_text(plain.get('content'))}"}
         else:
             found.append(plain)
         results = result
-    return _with_system(found, instructions(format, tools)) if tools else found
+    return _with_system(found, instructions(layout, tools)) if tools else found
 
 
-def _words(message: Message, format: Format, names: dict[str, str]) -> Message:
+def with_calls_as_text(messages: Sequence[Message], layout: Layout) -> list[Message]:
+    """Write calls into the contents of their messages. Results stay as they are."""
+    return [_words(message, layout, {}) for message in messages]
+
+
+def with_tools_in_system(messages: Sequence[Message], tools: Sequence[Tool]) -> list[Message]:
+    """Add the tools to the system message, as a text of its own."""
+    described = json.dumps([tool.shown()["function"] for tool in tools], ensure_ascii=False)
+    first = messages[0] if messages[0]["role"] == "system" else {"role": "system", "content": WITH_TOOLS}
+    return [first | {"tools": described}, *(message for message in messages if message is not first)]
+
+
+def _words(message: Message, layout: Layout, names: dict[str, str]) -> Message:
     """Return a message with its calls as text, and note their names."""
     calls = message.get("tool_calls")
     if not calls:
         return message
     names |= {call["id"]: call["function"]["name"] for call in calls}
-    written = format.layout.write((call["function"]["name"], call["function"]["arguments"]) for call in calls)
+    written = layout.write((call["function"]["name"], call["function"]["arguments"]) for call in calls)
     said = _text(message.get("content"))
-    return {"role": "assistant", "content": f"{said}\n{written}" if said else written}
+    others = {key: value for key, value in message.items() if key != "tool_calls"}
+    return others | {"content": f"{said}\n{written}" if said else written}
 
 
 def _result(message: Message, names: dict[str, str]) -> Message:

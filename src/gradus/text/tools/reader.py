@@ -4,7 +4,8 @@ A parser is a generator. It takes characters; where there are none yet, it yield
 its code has the order of the text, and it cannot depend on how the text was cut: it sees only characters and marks.
 
 The reader keeps what was taken and not yet shown. A parser that meets what it does not expect raises Malformed, and
-the kept text is shown as it is. Nothing is read twice, so the time is linear in the text.
+the kept text is shown as it is. Nothing is read twice, except for the few characters that a parser looks ahead: so the
+time is linear in the text.
 """
 
 import json
@@ -26,6 +27,11 @@ Parsing = Generator[None, None, Result]
 """Yields when more input is needed; returns its result."""
 
 Write = Callable[[str], None]
+
+
+def ignore(text: str) -> None:
+    """Drop a value that is read only to get behind it."""
+
 
 BLANKS = frozenset(" \t\r\n")
 _BLANK_RUN = re.compile(r"[ \t\r\n]+")
@@ -89,6 +95,22 @@ class Reader:
                 self._chunk, self._at = first, 0
             else:
                 return first
+
+    def look(self, size: int) -> Parsing[tuple[str, Piece | None]]:
+        """Return the next `size` characters without taking them. Fewer come with the mark or END behind them."""
+        while True:
+            ahead = self._chunk[self._at : self._at + size]
+            if len(ahead) == size:
+                return ahead, None
+            if not self._pieces:
+                if self._ended:
+                    return ahead, END
+                yield
+            elif isinstance(first := self._pieces[0], str):
+                self._pieces.popleft()
+                self._chunk, self._at = ahead + first, 0
+            else:
+                return ahead, first
 
     def take(self) -> None:
         """Take what `peek` returned."""

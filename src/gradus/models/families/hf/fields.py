@@ -12,6 +12,15 @@ from gradus.errors import ConfigError
 LARGEST = 1 << 24  # of any count in a configuration: far above every real model, low enough to never exhaust memory
 
 REQUIRED: Any = object()
+STAND_INS = (64, 2, 1.0, [1.0], "silu")  # one of them is accepted wherever a key is required
+
+
+class KeyFault(ConfigError):
+    """The fault of one key. path: where the file has it. instead: a value with which reading goes on to the next."""
+
+    def __init__(self, path: str, problem: str, instead: Any = None) -> None:
+        super().__init__(f"model configuration: {path} {problem}")
+        self.path, self.instead = path, instead
 
 
 class Fields:
@@ -60,17 +69,25 @@ class Fields:
     def refuse(self, key: str, reason: str) -> None:
         """These are switches that change the mathematics, off in every model supported here."""
         if self.boolean(key, False):
-            raise ConfigError(f"model configuration: {self.path}{key} is set, but {reason}")
+            raise self.fault(key, f"is set, but {reason}", False)
+
+    def fault(self, key: str, problem: str, instead: Any = None) -> KeyFault:
+        return KeyFault(f"{self.path}{key}", problem, instead)
 
     def _read(self, key: str, default: Any, expected: str, accepts: Callable[[Any], bool]) -> Any:
         if not self.has(key):
             if default is REQUIRED:
-                raise ConfigError(f"model configuration: {self.path}{key} is missing (expected {expected})")
+                raise self.fault(key, f"is missing (expected {expected})", _stand_in(accepts))
             return default
         value = self.raw[key]
         if not accepts(value):
-            raise ConfigError(f"model configuration: {self.path}{key} must be {expected}, got {shown(value)}")
+            instead = _stand_in(accepts) if default is REQUIRED else default
+            raise self.fault(key, f"must be {expected}, got {shown(value)}", instead)
         return value
+
+
+def _stand_in(accepts: Callable[[Any], bool]) -> Any:
+    return next((value for value in STAND_INS if accepts(value)), None)
 
 
 def is_integer(value: object) -> bool:

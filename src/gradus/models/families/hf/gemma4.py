@@ -24,7 +24,9 @@ from gradus.models.families.hf.shared import (
     text_part,
     windows_by_type,
 )
+from gradus.models.families.unsupported import EXPERTS, Nearest
 
+DENSE = Nearest("Gemma-4-31B", "gemma4")
 GLOBAL_HEAD_DIM = 512  # of layers that see everything, where config.json does not say
 
 
@@ -94,7 +96,7 @@ def _read(fields: Fields, *, context: int, window: int, embedded: int) -> ModelC
 
 
 def _refuse(fields: Fields) -> None:
-    fields.refuse("enable_moe_block", "experts are not supported: only dense models are")
+    fields.refuse("enable_moe_block", f"{EXPERTS}; {DENSE} is the nearest that loads")
     if fields.has("use_bidirectional_attention") and fields.text("use_bidirectional_attention") != "vision":
         raise ConfigError(  # "vision" leaves text causal
             f"model configuration: {fields.path}use_bidirectional_attention is "

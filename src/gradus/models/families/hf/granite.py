@@ -2,10 +2,12 @@
 
 from typing import Any
 
-from gradus.errors import ConfigError
 from gradus.models.config import ModelConfig
 from gradus.models.families.hf.fields import Fields, shown
 from gradus.models.families.hf.shared import common_rotary, layer_count, rotary
+from gradus.models.families.unsupported import EXPERTS, STATES, Nearest
+
+DENSE = Nearest("Granite-4.0-1B", "granitemoehybrid")
 
 
 def read_granite(fields: Fields) -> ModelConfig:
@@ -16,21 +18,15 @@ def read_granite_hybrid(fields: Fields) -> ModelConfig:
     """Granite 4: dense where it has no experts and every layer attends."""
     experts = fields.integer("num_local_experts", 8, least=0)
     if experts:
-        raise ConfigError(
-            f"model configuration: {fields.path}num_local_experts is {experts}: experts are not supported"
-        )
+        raise fields.fault("num_local_experts", f"is {experts}: {EXPERTS}; {DENSE} is the nearest that loads", 0)
     layers = layer_count(fields)
     kinds = fields.raw.get("layer_types") or fields.raw.get("layers_block_type") or ["linear_attention"] * layers
     others = [kind for kind in kinds if kind not in ("attention", "full_attention")] if isinstance(kinds, list) else []
     if others:
-        raise ConfigError(
-            f"model configuration: {fields.path}layer_types has {shown(others[0])} layers, whose state is not "
-            "supported: every layer must be 'attention'"
-        )
+        problem = f"has {shown(others[0])} layers: {STATES}; {DENSE} is the nearest that loads"
+        raise fields.fault("layer_types", problem, ["attention"] * layers)
     if not isinstance(kinds, list) or len(kinds) != layers:
-        raise ConfigError(
-            f"model configuration: {fields.path}layer_types must list {layers} layers, got {shown(kinds)}"
-        )
+        raise fields.fault("layer_types", f"must list {layers} layers, got {shown(kinds)}", ["attention"] * layers)
     turns = fields.text("position_embedding_type", "none") == "rope"
     own: dict[str, Any] = {} if turns else {"ropes": (None,) * layers}
     return _read(fields, "granite4", width_key="shared_intermediate_size", **own)

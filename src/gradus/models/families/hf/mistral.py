@@ -3,11 +3,11 @@
 from dataclasses import replace
 from typing import Any
 
-from gradus.errors import ConfigError
 from gradus.models.config import ModelConfig, QueryGrowth, Rope, Yarn
 from gradus.models.families.hf.fields import Fields, shown
 from gradus.models.families.hf.ropes import read_rope, rope_section, spelled_rope
 from gradus.models.families.hf.shared import common_rotary, layer_count, rotary, some_rope, text_part
+from gradus.models.families.unsupported import why
 
 
 def read_mistral(fields: Fields) -> ModelConfig:
@@ -37,10 +37,7 @@ def read_mistral3(fields: Fields) -> ModelConfig:
     readers = {"mistral": read_mistral, "ministral3": read_ministral3}
     kind = text.text("model_type", "mistral")
     if kind not in readers:
-        raise ConfigError(
-            f"model configuration: text_config.model_type {shown(kind)} is not supported; "
-            f"supported are {' and '.join(readers)}"
-        )
+        raise text.fault("model_type", f"{shown(kind)} is not supported: {why(kind, readers)}", "mistral")
     if "tie_word_embeddings" not in text.raw:
         text = Fields({**text.raw, "tie_word_embeddings": fields.boolean("tie_word_embeddings", False)}, "text_config")
     return replace(readers[kind](text), family="ministral3")

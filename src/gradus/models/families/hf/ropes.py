@@ -43,7 +43,8 @@ def read_rope(scaling: Fields, theta: float, context: int, original: int | None 
         refuse_partial(scaling)
     theta = scaling.number("rope_theta", theta)
     absent = REQUIRED if scaling.has("factor") else "default"
-    kind = scaling.text("type" if scaling.has("type") and not scaling.has("rope_type") else "rope_type", absent)
+    key = "type" if scaling.has("type") and not scaling.has("rope_type") else "rope_type"
+    kind = scaling.text(key, absent)
     if original is None:
         original = scaling.integer("original_max_position_embeddings", context)
     match kind:
@@ -57,7 +58,7 @@ def read_rope(scaling: Fields, theta: float, context: int, original: int | None 
             return Rope(theta, _yarn(scaling, context, original))
         case "longrope" | "su":
             return Rope(theta, _longrope(scaling, context, original))
-    raise ConfigError(f"model configuration: rope scaling {shown(kind)} is not supported; supported are {KINDS}")
+    raise scaling.fault(key, f"{shown(kind)} is not supported; supported are {KINDS}", "default")
 
 
 def turned_values(fields: Fields, head_dim: int) -> int | None:

@@ -106,12 +106,10 @@ def windows_by_type(fields: Fields, window: int | None, usual: tuple[int | None,
         return usual
     types = fields.raw["layer_types"]
     if not isinstance(types, list) or not all(kind in ("full_attention", "sliding_attention") for kind in types):
-        raise ConfigError(
-            f"model configuration: {fields.path}layer_types must be a list of 'full_attention' and "
-            f"'sliding_attention', got {shown(types)}"
-        )
+        kinds = "must be a list of 'full_attention' and 'sliding_attention'"
+        raise fields.fault("layer_types", f"{kinds}, got {shown(types)}")
     if window is None and "sliding_attention" in types:
-        raise ConfigError(f"model configuration: {fields.path}layer_types has sliding attention, but no window is set")
+        raise fields.fault("layer_types", "has sliding attention, but no window is set")
     return tuple(window if kind == "sliding_attention" else None for kind in types)
 
 

@@ -14,8 +14,8 @@ The output is strict JSON. What models write instead is mended on the way where 
 import json
 import re
 
-from gradus.text.tools.python_text import copy_string as copy_python_string
 from gradus.text.tools.reader import DEEPEST, HEX, LONGEST_WORD, WORD, Malformed, Parsing, Reader, Write
+from gradus.text.tools.syntaxes.python_text import copy_string as copy_python_string
 
 _SCALAR = re.compile(r"-?(0|[1-9]\d*)(\.\d+)?([eE][-+]?\d+)?|true|false|null", re.ASCII)
 _PYTHON = {"True": "true", "False": "false", "None": "null"}

@@ -20,12 +20,11 @@ from typing import TYPE_CHECKING
 
 from gradus.device.processor import instruction_sets, processor_name
 from gradus.device.threads import usable_cores, use
+from gradus.doctor.finding import FAILED, NOTE, OK, WARNING, Finding
 from gradus.errors import ConfigError
 
 if TYPE_CHECKING:
     import torch
-
-OK, NOTE, WARNING, FAILED = "ok", "note", "warning", "failed"
 
 PACKAGES = (
     "torch", "triton", "numba", "numpy", "psutil", "tokenizers", "safetensors", "gguf",
@@ -35,20 +34,6 @@ OLDEST_PYTHON, NEWEST_PYTHON = (3, 11), (3, 14)
 """The range of pyproject.toml, repeated: an installation's metadata may be missing or out of date."""
 FREE_DISK_WANTED = 2 * 2**30
 SERVER_PORT = 8000
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One check's result.
-
-    status: "ok"; "note" (absent, and fine without); "warning" (something will not work); "failed" (nothing will).
-    advice: what to do about it, empty when all is well.
-    """
-
-    name: str
-    status: str
-    detail: str
-    advice: str = ""
 
 
 @dataclass(frozen=True, slots=True)

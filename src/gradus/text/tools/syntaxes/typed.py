@@ -1,18 +1,21 @@
 """Raw text typed by a schema: for formats that write values without quotes."""
 
+import json
 import re
 from collections.abc import Mapping
 from typing import Any
 
+from gradus.errors import RequestError
 from gradus.structured.bounds import resolve
-from gradus.text.tools.json_text import copy_value
-from gradus.text.tools.python_text import copy_literal
 from gradus.text.tools.reader import read_all
+from gradus.text.tools.syntaxes.json_text import copy_value
+from gradus.text.tools.syntaxes.python_text import copy_literal
 
 DEEPEST_SCHEMA = 8
 
 _NUMBER = re.compile(r"-?(0|[1-9]\d*)(\.\d+)?([eE][-+]?\d+)?", re.ASCII)
 _WHOLE = re.compile(r"(-?(?:0|[1-9]\d*))(?:\.0+)?", re.ASCII)
+_WORDS = {"true": "true", "false": "false", "null": "null", "none": "null", "nil": "null"}
 _CONSTANTS = {"true": "boolean", "false": "boolean", "null": "null", "none": "null"}
 _KINDS: tuple[tuple[type, str], ...] = (
     (str, "string"), (bool, "boolean"), (int, "integer"), (float, "number"), (type(None), "null"), (list, "array"),
@@ -24,6 +27,21 @@ def property_schema(schema: Mapping[str, Any], name: str) -> Any:
     """Return the schema of a property, or one that says nothing."""
     properties = schema.get("properties")
     return properties.get(name, {}) if isinstance(properties, Mapping) else {}
+
+
+def properties(schema: Mapping[str, Any], allowed: re.Pattern[str], name: str) -> list[tuple[str, Any, bool]]:
+    """List name, schema and whether it is required, of each property. Raises RequestError for a name that the format
+    cannot write."""
+    required = schema.get("required", ())
+    found = [(key, each, key in required) for key, each in schema.get("properties", {}).items()]
+    wrong = next((key for key, _, _ in found if not allowed.fullmatch(key)), None)
+    if wrong is not None:
+        raise RequestError(
+            f"tools[{name}].parameters: this model's format cannot write a property named {ascii(wrong)[:60]}",
+            param="tools",
+            limit="property names that the model's format can write",
+        )
+    return found
 
 
 def kinds_of(schema: Any, root: Mapping[str, Any], depth: int = DEEPEST_SCHEMA) -> frozenset[str]:
@@ -44,6 +62,23 @@ def kinds_of(schema: Any, root: Mapping[str, Any], depth: int = DEEPEST_SCHEMA) 
         if isinstance(branches := schema.get(key), list):
             return frozenset().union(*(kinds_of(branch, root, depth - 1) for branch in branches))
     return frozenset()
+
+
+def followed(schema: Any, root: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Follow a schema's references, and its alternatives to the first with members: {} where that leads nowhere."""
+    for _ in range(DEEPEST_SCHEMA):
+        if not isinstance(schema, Mapping):
+            return {}
+        branches = next(
+            (found for key in ("anyOf", "oneOf", "allOf") if isinstance(found := schema.get(key), list)), ()
+        )
+        if isinstance(reference := schema.get("$ref"), str):
+            schema = resolve(root, reference) if reference.startswith("#/") else None
+        elif branches and "properties" not in schema:
+            schema = next((each for each in branches if kinds_of(each, root) & {"object", "array"}), None)
+        else:
+            return schema
+    return {}
 
 
 def is_text(kinds: frozenset[str]) -> bool:
@@ -68,3 +103,16 @@ def typed(text: str, kinds: frozenset[str]) -> str | None:
             written = read_all(word, copy_value)
             return written if written is not None else read_all(word, copy_literal)
     return None
+
+
+def scalar(text: str, kinds: frozenset[str]) -> str:
+    """Write a bare value as JSON of an allowed type, or else of the type that it looks like."""
+    word = text.strip()
+    if (found := typed(word, kinds)) is not None:
+        return found
+    if "string" not in kinds:
+        if _NUMBER.fullmatch(word):
+            return word
+        if (constant := _WORDS.get(word.lower())) is not None:
+            return constant
+    return json.dumps(word, ensure_ascii=False)

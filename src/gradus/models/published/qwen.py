@@ -1,0 +1,40 @@
+"""Qwen2.5 (Qwen Team 2024) and Qwen3 (2025): Qwen/Qwen2.5-0.5B, Qwen/Qwen3-4B and their siblings."""
+
+from typing import Any
+
+
+def qwen2(hidden: int, intermediate: int, layers: int, heads: int) -> dict[str, Any]:
+    return {
+        "model_type": "qwen2",
+        "vocab_size": 151936,
+        "hidden_size": hidden,
+        "intermediate_size": intermediate,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 32768,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 1000000.0,
+        "tie_word_embeddings": True,
+        "bos_token_id": 151643,
+        "eos_token_id": [151645, 151643],
+    }
+
+
+def qwen3(hidden: int, intermediate: int, layers: int, heads: int, tied: bool) -> dict[str, Any]:
+    return {
+        "model_type": "qwen3",
+        "vocab_size": 151936,
+        "hidden_size": hidden,
+        "intermediate_size": intermediate,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "max_position_embeddings": 40960,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 1000000.0,
+        "tie_word_embeddings": tied,
+        "bos_token_id": 151643,
+        "eos_token_id": [151645, 151643],
+    }
