@@ -12,22 +12,15 @@ from tests.models.random_configs import RANDOM
 
 RELATIVE = 1e-4  # of the largest logit
 NOTICEABLE = 1e-2
-FEW, MANY = 6, 20  # configurations of each family: in `make test`, and in `make stress`
-
-
-def numbered() -> list:
-    return [
-        pytest.param(kind, number, marks=() if number < FEW else pytest.mark.stress, id=f"{kind} {number}")
-        for kind in RANDOM
-        for number in range(MANY)
-    ]
+FEW, MANY = 6, 20  # configurations of each family
 
 
 def drawn(kind: str, number: int) -> Reference:
     return reference(kind, **RANDOM[kind](Random(f"{kind} {number}")))
 
 
-@pytest.mark.parametrize(("kind", "number"), numbered())
+@pytest.mark.parametrize("number", range(MANY))
+@pytest.mark.parametrize("kind", RANDOM)
 def test_a_random_configuration_gives_the_logits_of_transformers(kind: str, number: int) -> None:
     want = drawn(kind, number)
     found = run(loaded(want.config, want.tensors), want.tokens)
