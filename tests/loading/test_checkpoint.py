@@ -11,7 +11,9 @@ from gradus import LLM, SamplingParams
 from gradus.errors import CheckpointError, ConfigError, RequestError
 from gradus.execution.memory.plan import memory_plan
 from gradus.loading import Tokenizer, load_model, open_checkpoint
+from gradus.loading.folder import read_config
 from gradus.models import SHAPES, parameter_count
+from gradus.models.families.records import write_config
 from tests.loading.builders import CHATML, CONFIGS, FAMILIES, tensors_of, write_folder, write_gguf, write_json
 
 
@@ -84,6 +86,21 @@ def test_a_checkpoint_says_what_it_is(tmp_path):
     assert checkpoint.config.eos_token_ids == (2, 0)  # of config.json, then of generation_config.json
     assert checkpoint.tokenizer.bos_token_id == 0 and checkpoint.tokenizer.eos_token_ids == (2,)
     assert open_checkpoint(str(write_gguf(tmp_path / "m.gguf"))).license == "apache-2.0"
+
+
+@pytest.mark.parametrize(
+    ("shape", "nested", "more", "ends"),
+    [
+        ("tiny-phi3", False, [7, 257, 8], (257, 7, 8)),  # the end of a text, and Phi's <|end|> and <|assistant|>
+        ("tiny-ministral3", False, 257, (257,)),
+        ("tiny-ministral3", True, [257, 106, 50], (257, 106, 50)),  # as Gemma 4's: of a text, a turn and a call
+    ],
+)
+def test_all_ends_of_the_generation_config_count_also_for_a_text_part(tmp_path, shape, nested, more, ends):
+    raw = write_config(SHAPES[shape])
+    write_json(tmp_path / "config.json", {"model_type": "mistral3", "text_config": raw} if nested else raw)
+    write_json(tmp_path / "generation_config.json", {"eos_token_id": more})
+    assert read_config(tmp_path).eos_token_ids == ends
 
 
 def test_stored_types_are_converted_to_the_one_asked_for(tmp_path):

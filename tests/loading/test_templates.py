@@ -104,7 +104,12 @@ def test_the_format_of_calls_is_that_of_the_template_that_shows_tools(tmp_path, 
 
 def test_calls_of_earlier_turns_are_text_where_the_template_without_tools_shows_none(tmp_path):
     """A client that sends the history without its tools: the default template would leave the calls out."""
-    dialect = Dialect(open_tokenizer(str(folder_with(tmp_path / "tiny", *LAYOUTS["a list"]))))
+    shows_calls = (
+        "{{ tools | tojson }}{% for m in messages %}{{ m.content }}"
+        "{% for c in m.tool_calls or [] %}<tool_call>{{ c.function.name }}{% endfor %}{% endfor %}"
+    )
+    entry = listed(default=CHATML, tool_use=shows_calls)
+    dialect = Dialect(open_tokenizer(str(folder_with(tmp_path / "tiny", entry, {}))))
     history = [
         USER,
         {"role": "assistant", "content": None, "tool_calls": [CALL]},

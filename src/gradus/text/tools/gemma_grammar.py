@@ -1,17 +1,15 @@
 """The grammar of Gemma 4's arguments: key:<|"|>text<|"|>,list:[1,true],object:{key:null}."""
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from gradus.structured.bounds import resolve
 from gradus.structured.lark import lark_literal, lark_regex
 from gradus.text.tools.layout import gemma_text
-from gradus.text.tools.syntaxes.gemma_calls import QUOTE
+from gradus.text.tools.syntaxes.gemma_calls import KEY, QUOTE
 from gradus.text.tools.syntaxes.typed import kinds_of, properties
 from gradus.text.tools.tool import Tool
 
-KEY = re.compile(r"""[^:,{}\[\]<>()"'\n]+""")
 _SIGNS = {"object": "properties", "array": "items"}  # of a schema's type, where it names none
 
 

@@ -26,7 +26,7 @@ from gradus.text.tools.tool import MAX_NAME, Tool
 OPENING, CLOSING, QUOTE, RESULT = "<|tool_call>", "<tool_call|>", '<|"|>', "<|tool_response>"
 LONGEST_LOOK = 128  # characters behind a quote that show whether a string ends there
 
-_KEY = re.compile(r"""[^:,{}\[\]<>()"'\n]*""")
+KEY = re.compile(r"""[^:,{}\[\]<>()"'\n]+""")
 _IDENTIFIER = re.compile(r"[A-Za-z_][\w.-]*", re.ASCII)
 _TEXT_RUN = re.compile(r"[^<]+")
 _BARE_RUN = re.compile(r"[^,}\]<]+")
@@ -126,7 +126,7 @@ class _Arguments:
         elif char == '"' or char == "'":
             key = yield from reader.string(LONGEST_KEY)
         else:
-            key = (yield from reader.word(_KEY, LONGEST_KEY)).strip()
+            key = (yield from reader.word(KEY, LONGEST_KEY)).strip()
         yield from reader.blanks()
         yield from reader.expect(":")
         return key
@@ -225,7 +225,7 @@ class _Arguments:
             return (isinstance(declared, Mapping) and key.strip() in declared) or bool(_IDENTIFIER.fullmatch(key))
         if behind is not None:
             return behind is END
-        return None if _KEY.fullmatch(key) else False  # a key may become longer
+        return None if not key or KEY.fullmatch(key) else False  # it may become longer
 
 
 def _named(piece: Piece | None, name: str) -> bool:
