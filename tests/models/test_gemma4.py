@@ -4,11 +4,13 @@ import random
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import islice
+from pathlib import Path
 
 import pytest
 import torch
 
 from gradus.errors import ConfigError
+from gradus.loading import load_model, open_checkpoint
 from gradus.models import (
     SHAPES,
     Linear,
@@ -231,6 +233,40 @@ def test_a_multimodal_checkpoint_is_loaded_without_its_other_parts() -> None:
               "audio_tower.layers.0.norm.weight", "embed_audio.embedding_projection.weight")  # fmt: skip
     tensors |= {f"model.{name}": torch.zeros(3) for name in others}
     assert want.error(loaded(want.config, tensors)) <= TOLERANCE
+
+
+SIGHT = {
+    "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 2,
+    "num_key_value_heads": 2, "head_dim": 16, "position_embedding_size": 64,
+}  # fmt: skip
+HEARING = {"hidden_size": 32, "num_attention_heads": 2, "output_proj_dims": 32, "subsampling_conv_channels": [8, 8]}
+SEEING: dict[str, tuple[dict[str, object], dict[str, object], dict[str, object]]] = {
+    "Gemma4": (CORNERS["everything of E2B"], SIGHT, {**HEARING, "num_hidden_layers": 1}),
+    "Gemma4Unified": (
+        KEYS_AS_VALUES,
+        {"mm_embed_dim": 48, "output_proj_dims": 48, "mm_posemb_size": 8, "patch_size": 2},
+        {"audio_embed_dim": 16},
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", SEEING)
+def test_a_folder_of_a_model_that_sees_and_hears_loads_as_its_text_part(kind: str, tmp_path: Path) -> None:
+    import transformers
+
+    text, sight, hearing = SEEING[kind]
+    unused = {"hidden_size_per_layer_input"} if kind == "Gemma4Unified" else set()
+    text = {key: value for key, value in {**DENSE, **text}.items() if key not in unused}
+    settings = getattr(transformers, f"{kind}Config")(text_config=text, vision_config=sight, audio_config=hearing)
+    theirs = getattr(transformers, f"{kind}ForConditionalGeneration")(settings).eval()
+    for weight in theirs.parameters():
+        torch.nn.init.normal_(weight, 1.0 if weight.ndim == 1 else 0.0, 0.2 if weight.ndim == 1 else 0.1)
+    theirs.save_pretrained(tmp_path)
+    ours = load_model(open_checkpoint(str(tmp_path)), dtype=torch.float32, device="cpu")
+    tokens = [*range(3, 40)]
+    with torch.inference_mode():
+        want = theirs(torch.tensor([tokens]), output_hidden_states=True).logits[0]
+    assert (run(ours, tokens) - want).abs().max() <= TOLERANCE * want.abs().max()
 
 
 def test_keys_and_values_that_published_files_hold_for_shared_layers_are_not_used() -> None:
