@@ -1,5 +1,5 @@
 """The final engine on models whose layers differ in their heads, or read another layer's keys and values: the tokens of
-a request are those of the whole sequence computed at once, whatever runs beside it and wherever its pages were."""
+a request are those of the whole sequence computed at once, whatever else runs and wherever its pages were."""
 
 from dataclasses import replace
 from functools import cache
@@ -121,7 +121,7 @@ def compare(name: str, asked: dict[str, Request], done: dict[tuple[str, int], En
 @pytest.mark.parametrize("switches", SWITCHES, ids=str)
 def test_chunks_preemptions_and_hits_change_no_token(name, switches):
     asked, engine = crowd(name), engine_of(name, **MANY | switches)
-    for _ in range(2):  # the second time, what is left of the first one's prefixes is hit
+    for _ in range(2):  # the second round hits prefixes of the first
         done = run(engine, asked.values())
         assert len(done) == len(asked)
         compare(name, asked, done)
@@ -150,7 +150,7 @@ def in_8_bits(name: str, prompt: tuple[int, ...]) -> tuple[int, ...]:
 
 @cache
 def exact(name: str) -> Model:
-    """In float64: rounding to 8 bits hardly ever falls to the other side for an order of sums."""
+    """The model in float64, where the order of sums hardly ever changes what a value is rounded to in 8 bits."""
     model = model_of(name, torch.float64)
     for mine, theirs in zip(model.parameters(), model_of(name).parameters(), strict=True):
         mine.copy_(theirs)

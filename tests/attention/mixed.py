@@ -23,7 +23,7 @@ def mixed(
     sources: Sequence[int] = (),
     **changed: object,
 ) -> ModelConfig:
-    """A tiny model. sliding, full: (num_kv_heads, head_dim) of layers with a window, and of those without."""
+    """Make a tiny model. sliding, full: (num_kv_heads, head_dim) of layers with a window, and without."""
     layers = len(windows)
     each = [full if window is None else sliding for window in windows]
     settings = {
@@ -124,7 +124,7 @@ class MixedPages:
         return gone
 
     def right(self, *spans: tuple[int, int], kept: Callable[[Tensor], Tensor] = lambda x: x) -> list[Tensor]:
-        """What the last step should have computed. kept: what the cache keeps of keys and values."""
+        """Return the right results of the last step. kept: rounds keys and values as the cache does."""
         found = []
         for layer in range(self.config.num_layers):
             source = self.config.kv_source(layer)

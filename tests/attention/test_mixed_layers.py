@@ -49,7 +49,7 @@ def test_any_mixture_of_spans_attends_as_the_formula_says(name, page_size, kind)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", MIXED)
 def test_pages_go_from_group_to_group_and_poison_stays_behind(name, kind):
-    """As a pool hands them on: pages that a window gave back, filled with other numbers, serve other groups."""
+    """Pages that a window gave back serve other groups; all free pages hold other numbers meanwhile."""
     pages, kept = pages_of(name, kind, page_size=2, pages=150), rounded if kind == "8 bits" else torch.clone
     draw = random.Random(name)
     for _ in range(12):
@@ -90,7 +90,7 @@ def test_layers_of_a_group_divide_a_page_and_touch_no_other(name, kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_copied_pages_hold_the_same_wherever_they_are_put(kind):
-    """As the tier on disk does, and as another process does after a restart."""
+    """The tier on disk copies them so, within a process and after a restart."""
     name = "wide full layers"
     pages, other = pages_of(name, kind), pages_of(name, kind)
     pages.step((0, 13))

@@ -5,7 +5,7 @@ lie one after the other, so position p of a sequence is row page * page_size + p
 entry p // page_size of its block table (Kwon et al. 2023, section 4.2). Attention needs only this row number.
 
 Where `together` narrow layers share a strip (`gradus.cache.groups`), each sees the strip of all pages as a heap of
-pages of its own size, of which every together-th is its own. So a device's block tables name page p as p * together
+pages of its own size, and owns every together-th of them. So a device's block tables name page p as p * together
 (`numbered`), layer i of a strip begins i pages in, and the rule above holds for every layer.
 """
 

@@ -35,7 +35,7 @@ class Heads(Protocol):
 
 
 class Layers(Protocol):
-    """What a model's configuration (`gradus.models.config.ModelConfig`) says of its layers."""
+    """A model's layers, as its configuration (`gradus.models.config.ModelConfig`) describes them."""
 
     @property
     def num_layers(self) -> int: ...

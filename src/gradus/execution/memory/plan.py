@@ -8,7 +8,7 @@ precision really allocate. The cache is arithmetic:
     bytes per token = 2 (key, value) x the sum over layers that store them of
                       key-value heads x (head dimension x bytes per number + bytes per scale)
 
-and pages take what `gradus.cache.groups` says: the same, but for a group of layers that does not fill its pages.
+Pages take as much (`gradus.cache.groups`), and more where a group of layers does not fill its pages.
 
 A phase's cache has a fixed size: its slots, or the requested pages; part of the free memory is left to its steps. The
 final engine's cache gets the remaining memory. The memory that its steps need is estimated from their shapes, on the

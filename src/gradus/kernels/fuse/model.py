@@ -66,10 +66,10 @@ class PagesAttention(Attention, Protocol):
     fuses_rope: bool
 
     def destination(self, layer: int) -> tuple[Tensor, Tensor, Tensor, tuple[Tensor, Tensor] | None]:
-        """The layer's keys and values, [pages + 1, page_size, Hkv, Dh] each, and the rows that are this step's.
+        """The layer's keys and values, [pages, page_size, Hkv, Dh] each, and the rows that are this step's.
 
         Rows are int64 [N], page * page_size + position % page_size of every token of the flat batch. Last come the
-        scales of keys and values, [pages + 1, Hkv, page_size] each, where those are e4m3.
+        scales of keys and values, [pages, Hkv, page_size] each, where those are e4m3.
         """
 
     def attend_stored(self, layer: int, q: Tensor) -> Tensor:
