@@ -75,6 +75,10 @@ def main() -> None:
     parser.add_argument("--length", type=int, default=LENGTH, help=f"tokens of each sequence ({LENGTH})")
     asked = parser.parse_args()
     config = SHAPES[asked.model]
+    try:
+        sizes(config, Place(0))
+    except ConfigError as error:
+        parser.error(str(error))
     print("batch  devices  weights  cache  exchanges     ms  tokens/s   gain")
     for batch in asked.batch:
         alone = step(config, 1, batch, asked.length).seconds

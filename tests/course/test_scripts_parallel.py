@@ -146,6 +146,13 @@ def test_a_step_on_one_device_is_its_bytes_and_on_two_half_of_them_and_the_toll(
     assert two.exchanges == pytest.approx(64 * 14.1e-6)
     assert roofline.step(config, 16, 1).cache == roofline.step(config, 8, 1).cache, "8 key-value heads"
     assert roofline.divisors(config) == [1, 2, 4, 8] and roofline.reduce_us(9) == 17.9
+
+
+def test_a_roofline_of_layers_that_differ_is_refused_in_one_line(monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["roofline", "--model", "tiny-gemma4"])
+    with pytest.raises(SystemExit):
+        roofline.main()
+    assert "error: p12 divides layers that are alike, and those of gemma4 differ" in capsys.readouterr().err
     assert roofline.divisors(roofline.SHAPES["smollm2-135m"]) == [1, 3]
 
 
