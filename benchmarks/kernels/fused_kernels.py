@@ -73,19 +73,25 @@ MODELS = {
     "smollm2-135m": (49152, 576, 9, 3, 64, 1536, 30, True),
     "qwen2.5-coder-0.5b": (151936, 896, 14, 2, 64, 4864, 24, True),
     "qwen2.5-coder-1.5b": (151936, 1536, 12, 2, 128, 8960, 28, True),
+    "smollm3-3b": (128256, 2048, 16, 4, 128, 11008, 36, True),
+    "gemma4-e2b": (262144, 1536, 8, 1, 256, 6144, 35, True),  # of the layers with a window
 }
 BIASED = ("qwen2.5-coder-0.5b", "qwen2.5-coder-1.5b")  # in their qkv
 # (vocabulary, hidden, MLP width, drafts) of draft heads, of the kinds in gradus.speculative.heads
 HEADS = {"smollm2-135m-heads": (21504, 576, 1536, 4)}
+EMBEDDED = {"gemma4-e2b-embedded": (1536, 256)}  # (hidden, width) of a layer's own embeddings
 PADDED_HEAD = (50304, 768)  # GPT-2's, with rows added up to a multiple of 128: what an odd N costs
 
 
 def matrices(model: str) -> dict[str, tuple[int, int]]:
-    """Return [N, K] of every product of a model by name, or of draft heads of either kind."""
+    """Return [N, K] of every product of a model by name, of draft heads of either kind, or of layers' embeddings."""
     if model in HEADS:
         vocabulary, hidden, width, drafts = HEADS[model]
         layer = {"fuse": (hidden, 2 * hidden), "up": (2 * width, hidden), "down": (hidden, width)}
         return layer | {"out": (hidden, hidden), "blocks": (drafts * hidden, hidden), "head": (vocabulary, hidden)}
+    if model in EMBEDDED:
+        hidden, width = EMBEDDED[model]
+        return {"gate": (width, hidden), "out": (hidden, width)}
     vocabulary, hidden, heads, kv_heads, dim, width, _, gated = MODELS[model]
     return {
         "qkv": ((heads + 2 * kv_heads) * dim, hidden),
@@ -239,6 +245,8 @@ def uses(model: str) -> list[Use]:
             Use(*shapes["blocks"], norm="rms"),
             Use(*shapes["head"], head=True),
         ]
+    if model in EMBEDDED:
+        return [Use(*shapes["gate"]), Use(*shapes["out"])]
     gated = MODELS[model][-1]
     before, act = ("rms", "silu") if gated else ("layer", "gelu_tanh")
     return [
@@ -426,7 +434,7 @@ def measure_chains(models: list[str], counts: list[int], few: list[dict], produc
 
 
 def layers_of(model: str) -> int:
-    """A model's layers; of heads that draft as many passes as exceed the cache."""
+    """A model's layers; of heads that draft, or of layers' embeddings, as many passes as exceed the cache."""
     return MODELS[model][6] if model in MODELS else copies(2 * sum(use.n * use.k for use in uses(model)[:-1]), CACHE)
 
 
@@ -630,7 +638,7 @@ def measure(part: str, asked: Asked, found: dict[str, Any]) -> Iterator[dict]:
 
 def main() -> None:
     parser = racing.table_arguments(__doc__, parts="gemv,splitk,few,chains")
-    parser.add_argument("--models", default=",".join([*MODELS, *HEADS]))
+    parser.add_argument("--models", default=",".join([*MODELS, *HEADS, *EMBEDDED]))
     parser.add_argument("--rows", default=",".join(map(str, FEW)), help="row counts of the part chains")
     options = racing.options_of(parser)
     if options.table:

@@ -86,7 +86,7 @@ def test_a_norm_adds_the_residual_in_place_and_normalizes_the_sum(dtype):
 
 
 def passages(head_dim: int) -> list[Passage]:
-    """With head norms and without, and of layers whose heads are not rotated (the last one's pass nothing)."""
+    """Passages with head norms, without, and of heads that are not even rotated."""
     norms = torch.randn(head_dim), torch.randn(head_dim)
     return [Passage(torch.randn(12, head_dim), norms, 1e-6), Passage(torch.randn(12, head_dim)), Passage()]
 

@@ -153,7 +153,7 @@ def beside_products(able: Capability) -> Iterator[tuple[str, Case]]:
 
 
 def passing_heads(able: Capability) -> Iterator[tuple[str, Case]]:
-    """Of a prompt: Qwen3's heads; OLMo 2 7B's, whose norm spans them; Gemma 4's widest, and those without keys."""
+    """Qwen3's heads in a prompt; OLMo 2 7B's, whose norm spans them; Gemma 4's widest, and those without keys."""
     numbers = {"slots_ptr": "*i64", "positions_ptr": "*i64", "eps": "fp32"}
     usual = {"Q_HEADS": 16, "KV_HEADS": 8, "HALF": 64, "HEADS": heads_together(4096, 16, 8, 128), "BLOCK": 64}
     usual |= {"PAGE": 16, "SPAN": 0, "growth_ptr": None, "value_eps": None}

@@ -241,7 +241,10 @@ GGUF_DAMAGES: dict[str, tuple[Callable[[bytes], bytes], str]] = {
     "no layers": (after("llama.block_count", "<I", 0, skip=4), "num_hidden_layers must be an integer between 1"),
     "too many layers": (after("llama.block_count", "<I", 4000, skip=4), "do not belong together"),
     "a layer too many": (after("llama.block_count", "<I", 1, skip=4), "has no place"),
-    "no heads": (after("llama.attention.head_count", "<I", 0, skip=4), "num_attention_heads"),
+    "no heads": (
+        after("llama.attention.head_count", "<I", 0, skip=4),
+        "attention.head_count must be at least 1, got 0",
+    ),
     "odd heads": (after("llama.attention.head_count", "<I", 3, skip=4), "heads"),
     "more vocabulary": (
         after("tokenizer.ggml.eos_token_id", "<I", 9999, skip=4),

@@ -285,6 +285,39 @@ def test_what_gemma4_is_not_is_refused_in_one_line(tmp_path, more, tensors, word
     assert str(error.value).startswith("m.gguf: ") and words in str(error.value) and "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize(
+    ("architecture", "more"),
+    [
+        *((each, {"attention.head_count": 0}) for each in ("llama", "phi3", "granite", "gemma4")),
+        *((each, {"attention.key_length": 0}) for each in ("llama", "phi3", "granite", "gemma4", "gemma3")),
+        *((each, {"block_count": 0}) for each in ("llama", "olmo2", "gemma4", "gemma3")),
+        *((each, {"block_count": 1 << 31, "attention.sliding_window_pattern": 2}) for each in ("olmo2", "gemma4")),
+        ("llama", {"block_count": 0, "attention.head_count_kv": []}),
+        ("gemma4", {"attention.shared_kv_layers": 9}),
+        ("gemma4", {"attention.head_count_kv": []}),
+        ("granite", {"logit_scale": 0.0}),
+        ("granite", {"residual_scale": -1.0}),
+        ("mistral3", {"attention.temperature_scale": float("nan")}),
+        *(
+            ("llama", {key.removeprefix("llama."): value for key, value in YARN.items()} | more)
+            for more in (
+                {"rope.scaling.factor": 0.0},
+                {"rope.scaling.original_context_length": 0},
+                {"rope.scaling.yarn_log_multiplier": -10.0},
+                {"rope.scaling.yarn_log_multiplier": float("nan")},
+                {"rope.scaling.yarn_beta_fast": float("inf")},
+            )
+        ),
+    ],
+)
+def test_numbers_that_cannot_be_are_refused_in_one_line(tmp_path, architecture, more):
+    window = {"attention.sliding_window": 16}
+    usual = {"gemma4": GEMMA4, "granite": {"logit_scale": 8.0}, "olmo2": window, "gemma3": window}.get(architecture, {})
+    with pytest.raises((CheckpointError, ConfigError)) as error:
+        config_of(tmp_path / "m.gguf", architecture, usual | more, QUARTER if architecture == "gemma4" else {})
+    assert str(error.value).startswith("m.gguf: ") and "\n" not in str(error.value)
+
+
 def test_a_number_may_be_listed_for_each_layer(tmp_path):
     more = {"llama.block_count": 2, "llama.feed_forward_length": [32, 32], "llama.attention.head_count": [2, 2]}
     config = open_checkpoint(str(write(tmp_path / "m.gguf", LLAMA | more, EMBEDDING))).config

@@ -1,6 +1,7 @@
 """A configuration is read as transformers reads it, or refused in one line that names the key."""
 
 import json
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -14,11 +15,12 @@ from gradus.models.config import (
     Llama3Scaling,
     ModelConfig,
     Rope,
+    Yarn,
     even_position,
     kv_bytes_per_token,
     parameter_count,
 )
-from gradus.models.families.records import FAMILIES, read_config
+from gradus.models.families.records import FAMILIES, read_config, write_config
 from gradus.models.shapes import SHAPES
 
 
@@ -112,6 +114,21 @@ def test_both_spellings_of_rope_mean_the_same() -> None:
     older = LLAMA | {"rope_scaling": without(LLAMA["rope_scaling"], "rope_type") | {"type": "llama3"}}
     wanted = Rope(500000.0, Llama3Scaling(8.0, 1.0, 4.0, 128))
     assert [read_config(raw).ropes[0] for raw in (LLAMA, newer, older, both)] == [wanted] * 4
+
+
+@pytest.mark.parametrize(
+    ("raw", "trained"), [(QWEN2, 32_768), (QWEN3, 40_960)], ids=["as Qwen 2.5's page says", "as Qwen 3's page says"]
+)
+def test_yarn_extends_qwen_beyond_its_trained_length(raw: dict[str, Any], trained: int) -> None:
+    numbers = {"factor": 4.0, "original_max_position_embeddings": 32_768}
+    raw = raw | {"max_position_embeddings": trained, "rope_theta": 1e6}
+    older = [raw | {"rope_scaling": {key: "yarn", **numbers}} for key in ("type", "rope_type")]
+    parameters = {"rope_type": "yarn", "rope_theta": 1e6, **numbers}
+    newer = without(without(raw, "rope_scaling"), "rope_theta") | {"rope_parameters": parameters}
+    plain, *found = map(read_config, (raw, *older, newer))
+    rope = Rope(1e6, Yarn(4.0, 32_768, amplitude=0.1 * math.log(4) + 1))
+    assert found == [replace(plain, ropes=(rope,) * 2, context_length=131_072)] * 3
+    assert plain.context_length == trained and read_config(write_config(found[0])) == found[0]
 
 
 def test_both_spellings_of_gemmas_two_ropes_mean_the_same() -> None:

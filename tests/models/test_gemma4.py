@@ -148,6 +148,24 @@ def test_a_sequence_fed_in_pieces_gives_the_same_logits(corner: str) -> None:
     assert (torch.cat(pieces) - want.logits).abs().max() <= TOLERANCE * want.logits.abs().max()
 
 
+@pytest.mark.parametrize("corner", ["values are keys", "everything of E2B"])
+def test_bfloat16_loses_no_more_than_in_transformers(corner: str) -> None:
+    """Scores are not scaled, so a softmax here magnifies rounding more than in other families."""
+    import transformers
+
+    want = gemma4(**CORNERS[corner])
+    tensors = {name: value.bfloat16() for name, value in want.tensors.items()}
+    settings = transformers.Gemma4TextConfig(**{**DENSE, **CORNERS[corner]}, attn_implementation="eager")
+    theirs = transformers.Gemma4ForCausalLM(settings).eval().bfloat16()
+    theirs.load_state_dict(tensors)
+    ours = create_model(want.config, dtype=torch.bfloat16)
+    load_weights(ours, InMemory(tensors))
+    exact = run(loaded(want.config, tensors), want.tokens)
+    with torch.inference_mode():
+        found = theirs(torch.tensor([want.tokens]), output_hidden_states=True).logits[0].float()
+    assert (run(ours, want.tokens) - exact).abs().mean() < 1.3 * (found - exact).abs().mean() < 0.2 * exact.std()
+
+
 # -- what is read ------------------------------------------------------------------------------------------------------
 
 
@@ -261,7 +279,7 @@ def test_every_matrix_is_quantized_as_it_is_loaded(corner: str, scheme: str, err
     wide = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 16, "global_head_dim": 32}
     embedded = {"hidden_size_per_layer_input": 32} if "E2B" in corner else {}
     want = gemma4(**{**CORNERS[corner], **wide, **embedded})
-    # large scores would make a softmax of what rounding did to them
+    # large scores would magnify what rounding did to them
     tensors = {name: value * 0.1 if "q_norm" in name else value for name, value in want.tensors.items()}
     mix = Mix.of(scheme)
     mix.check(want.config)

@@ -42,6 +42,12 @@ def llama3_rope(**settings: object) -> dict:
     }
 
 
+def yarn_rope(**settings: object) -> dict:
+    """A trained context of 16 tokens, of 40 that are compared."""
+    trained = {"factor": 4.0, "original_max_position_embeddings": 16}
+    return {"rope_type": "yarn", "rope_theta": 500.0, "beta_fast": 4.0, **trained, **settings}
+
+
 GEMMA_ROPES = {
     "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 5000.0},
     "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
@@ -101,6 +107,14 @@ CASES: dict[str, Callable[[], Reference]] = {
         "Qwen3", vocab_size=300, hidden_size=48, num_attention_heads=3, num_key_value_heads=3, head_dim=16,
         use_sliding_window=True, sliding_window=5, max_window_layers=1,
     ),
+    "qwen2, yarn, beyond the trained length": lambda: rotary(
+        "Qwen2", vocab_size=257, hidden_size=64, num_attention_heads=4, num_key_value_heads=2,
+        max_position_embeddings=16, rope_parameters=yarn_rope(),
+    ),
+    "qwen3, yarn, beyond the trained length": lambda: rotary(
+        "Qwen3", vocab_size=257, hidden_size=48, num_attention_heads=4, num_key_value_heads=2, head_dim=20,
+        max_position_embeddings=20, rope_parameters=yarn_rope(attention_factor=1.5, truncate=False),
+    ),
     "gemma3, local and global, tied, 2 to 1": lambda: rotary(
         "Gemma3Text", vocab_size=257, hidden_size=48, num_attention_heads=4, num_key_value_heads=2, head_dim=24,
         sliding_window=7, layer_types=LOCAL_GLOBAL, query_pre_attn_scalar=40,
@@ -152,6 +166,12 @@ def rope_unscaled(config: ModelConfig) -> ModelConfig:
     return replace(config, ropes=(Rope(rope.theta),) * config.num_layers)
 
 
+def with_scaling(config: ModelConfig, **changes: object) -> ModelConfig:
+    (rope,) = set(config.ropes)
+    assert rope is not None and rope.scaling is not None
+    return replace(config, ropes=(replace(rope, scaling=replace(rope.scaling, **changes)),) * config.num_layers)
+
+
 BROKEN_CONFIGS: dict[str, tuple[str, Callable[[ModelConfig], ModelConfig]]] = {
     "mistral window too long by one": ("mistral, window 7", window_one_too_long),
     "gemma window too long by one": ("gemma3, local and global, tied, 2 to 1", window_one_too_long),
@@ -172,6 +192,14 @@ BROKEN_CONFIGS: dict[str, tuple[str, Callable[[ModelConfig], ModelConfig]]] = {
     "scores scaled by head_dim": (
         "gemma3, local and global, tied, 2 to 1",
         lambda config: replace(config, attention_scale=config.head_dim**-0.5),
+    ),
+    "yarn's amplitude left out": (
+        "qwen3, yarn, beyond the trained length",
+        lambda config: with_scaling(config, amplitude=1.0),
+    ),
+    "yarn rounding the bounds of its blend": (
+        "qwen3, yarn, beyond the trained length",
+        lambda config: with_scaling(config, whole=True),
     ),
     "norm without epsilon": (
         "llama 3, scaled, tied, 3 to 1",
@@ -254,17 +282,7 @@ def test_gemma_scales_embeddings_by_a_rounded_factor_in_bfloat16() -> None:
 
 
 @pytest.mark.parametrize(
-    "shape",
-    [
-        "tiny-gpt2",
-        "tiny-llama",
-        "tiny-mistral",
-        "tiny-qwen2",
-        "tiny-qwen3",
-        "tiny-gemma3",
-        "tiny-gemma4",
-        "tiny-gemma4-e",
-    ],
+    "shape", ["tiny-gpt2", "tiny-llama", "tiny-mistral", "tiny-qwen2", "tiny-qwen3", "tiny-gemma3"]
 )
 def test_bfloat16_stays_near_float32_and_gives_float32_logits(shape: str, tiny_tokens: list[int]) -> None:
     from gradus.models import SHAPES, create_model, randomize

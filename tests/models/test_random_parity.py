@@ -1,28 +1,61 @@
 """Whatever a family's configuration says, our model computes what transformers computes: logits, and so tokens."""
 
+from collections.abc import Callable
+from dataclasses import replace
 from random import Random
 
 import pytest
 
-from tests.models.conftest import loaded, reference, run
+from gradus.models import ModelConfig
+from tests.models.conftest import Reference, loaded, reference, run
 from tests.models.random_configs import RANDOM
 
 RELATIVE = 1e-4  # of the largest logit
-FEW, MANY = 3, 20  # configurations of each family: in `make test`, and in `make stress`
+NOTICEABLE = 1e-2
+FEW, MANY = 6, 20  # configurations of each family
 
 
-def numbered() -> list:
-    return [
-        pytest.param(kind, number, marks=() if number < FEW else pytest.mark.stress, id=f"{kind} {number}")
-        for kind in RANDOM
-        for number in range(MANY)
-    ]
+def drawn(kind: str, number: int) -> Reference:
+    return reference(kind, **RANDOM[kind](Random(f"{kind} {number}")))
 
 
-@pytest.mark.parametrize(("kind", "number"), numbered())
+@pytest.mark.parametrize("number", range(MANY))
+@pytest.mark.parametrize("kind", RANDOM)
 def test_a_random_configuration_gives_the_logits_of_transformers(kind: str, number: int) -> None:
-    want = reference(kind, **RANDOM[kind](Random(f"{kind} {number}")))
+    want = drawn(kind, number)
     found = run(loaded(want.config, want.tensors), want.tokens)
     assert want.logits.std() > 0.1, "weights too small for the comparison to mean anything"
     assert (found - want.logits).abs().max() <= RELATIVE * want.logits.abs().max()
     assert found.argmax(-1).tolist() == want.logits.argmax(-1).tolist()
+
+
+def all_layers_turn(config: ModelConfig) -> ModelConfig:
+    rope = next((rope for rope in config.ropes if rope is not None), None)
+    return replace(config, ropes=(rope,) * config.num_layers)
+
+
+def queries_do_not_grow(config: ModelConfig) -> ModelConfig:
+    return replace(config, ropes=tuple(rope and replace(rope, growth=None) for rope in config.ropes))
+
+
+def whole_heads_turn(config: ModelConfig) -> ModelConfig:
+    return replace(config, ropes=tuple(rope and replace(rope, turned=None, scaling=None) for rope in config.ropes))
+
+
+WITHOUT: dict[str, tuple[str, Callable[[ModelConfig], ModelConfig]]] = {
+    "layers that do not turn": ("SmolLM3", all_layers_turn),
+    "growing queries": ("Ministral3", queries_do_not_grow),
+    "a part of each head that rests": ("Phi3", whole_heads_turn),
+    "OLMo's windows": ("Olmo3", lambda config: replace(config, windows=(None,) * config.num_layers)),
+    "Granite's multiplier of the stream": ("Granite", lambda config: replace(config, residual_scale=1.0)),
+    "Granite's multiplier of the logits": ("Granite", lambda config: replace(config, logit_scale=1.0)),
+}
+
+
+@pytest.mark.parametrize("trait", WITHOUT)
+def test_a_trait_that_is_left_out_is_noticed(trait: str) -> None:
+    """In one of the first few that have it: behind a window of one token, for instance, turning changes nothing."""
+    kind, leave_out = WITHOUT[trait]
+    having = [each for each in (drawn(kind, number) for number in range(FEW)) if leave_out(each.config) != each.config]
+    errors = [each.error(loaded(leave_out(each.config), each.tensors)) / each.logits.abs().max() for each in having]
+    assert max(errors) > NOTICEABLE

@@ -2,12 +2,14 @@
 
 import logging
 import re
+from itertools import product
 
 import pytest
 import torch
 
 from gradus import LLM, SamplingParams
 from gradus.errors import ConfigError
+from gradus.models import create_model, load_weights, write_config
 from gradus.models.layers import Linear, MatrixId
 from gradus.models.shapes import SHAPES
 from gradus.quantization import mix as mix_module
@@ -15,6 +17,9 @@ from gradus.quantization.int4 import Int4Linear
 from gradus.quantization.int8 import Int8Linear
 from gradus.quantization.mix import Mix, factory, matrix_ids, names_of
 from gradus.quantization.parts import SideBySide
+from tests.loading.builders import tensors_of
+from tests.models.conftest import InMemory
+from tests.phases.conftest import NEWER
 
 LLAMA = SHAPES["tiny-llama"]
 GREEDY = SamplingParams(max_tokens=12, ignore_eos=True)
@@ -132,8 +137,18 @@ def test_groups_that_are_smaller_than_usual_are_said_once_per_width(caplog):
 # -- whole models ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("shape", ["tiny-gpt2", "tiny-llama", "tiny-qwen3", "tiny-gemma3", "tiny-mistral"])
-@pytest.mark.parametrize("quantize", ["int8", "fp8", "fp8-block", "int4"])
+SCHEMES = ["int8", "fp8", "fp8-block", "int4"]
+OLDER = ["tiny-gpt2", "tiny-llama", "tiny-qwen3", "tiny-gemma3", "tiny-mistral"]
+USUAL = [("int8", "tiny-phi3"), ("fp8", "tiny-olmo3"), ("fp8-block", "tiny-granite4"), ("int4", "tiny-gemma4-e")]
+
+
+def with_newer_families() -> list:
+    """Each scheme with one of them; `make stress` has the others."""
+    pairs = product(SCHEMES, NEWER)
+    return [pytest.param(*pair, marks=() if pair in USUAL else pytest.mark.stress) for pair in pairs]
+
+
+@pytest.mark.parametrize(("quantize", "shape"), [*product(SCHEMES, OLDER), *with_newer_families()])
 def test_every_engine_gives_a_quantized_model_s_tokens(quantize, shape):
     """The oracle: the plainest engine, over the same quantized weights."""
     settings = {"device": "cpu", "dtype": "float32", "quantize": quantize}
@@ -144,6 +159,24 @@ def test_every_engine_gives_a_quantized_model_s_tokens(quantize, shape):
         engine = LLM(f"random:{shape}", phase=phase, max_sequences=2, **settings)
         assert [done.token_ids for done in engine.generate(prompts, GREEDY)] == expected, phase
     assert engine.precision.name == f"{quantize} weights, float32"
+
+
+@pytest.mark.parametrize("shape", NEWER)
+@pytest.mark.parametrize("quantize", SCHEMES)
+def test_a_checkpoint_s_matrices_are_rounded_as_ours_are(quantize, shape):
+    """Rows that come in another order, or with those of other matrices, have scales of their own."""
+    config = SHAPES[shape]
+    tensors = InMemory(tensors_of(write_config(config)))
+    wide, narrow = (create_model(config, linear=make) for make in (Linear, factory(Mix.of(quantize), config, Linear)))
+    for model in (wide, narrow):
+        load_weights(model, tensors)
+    pairs = [pair for pair in zip(wide.modules(), narrow.modules(), strict=True) if isinstance(pair[0], Linear)]
+    assert {type(mine) for _, mine in pairs} > {Linear}
+    for float_one, mine in pairs:
+        again = type(mine)(mine.matrix_id, mine.in_features, mine.out_features, mine.has_bias)
+        again.assign("weight", 0, float_one.weight)
+        for name, value in again.named_parameters():
+            assert name == "bias" or torch.equal(value, mine.get_parameter(name)), mine.matrix_id
 
 
 def test_a_mix_goes_through_an_engine_from_a_file_of_weights(tmp_path):

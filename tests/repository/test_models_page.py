@@ -45,7 +45,8 @@ def test_the_page_has_the_codes_table(name):
 
 
 def test_the_page_has_no_other_tables():
-    assert len(re.findall(r"^\|---", PAGE, re.MULTILINE)) == len(TABLES)
+    """But the one of speeds, which tests/benchmarks/test_families.py compares with the samples."""
+    assert len(re.findall(r"^\|---", PAGE, re.MULTILINE)) == len(TABLES) + 1
 
 
 def test_what_the_doctor_is_shown_to_say_is_what_it_says(capsys, monkeypatch):

@@ -1,4 +1,4 @@
-"""What layers with the same heads share in paged attention: launch shapes, work lists, and room for partial results.
+"""Launch shapes, work lists and room for partial results, which layers with the same heads share.
 
 Most models have one kind of heads. Where layers differ (Gemma 4: narrow heads that look back a window, wide ones that
 see everything), each kind has shapes of its own, since a tile that suits one does not fit the other.
@@ -17,7 +17,7 @@ from gradus.kernels.attention.work import Work
 from gradus.models.config import ModelConfig
 
 Kind = tuple["Tiles", int | None]
-"""What a layer's attention takes: tiles, and the window."""
+"""A layer's tiles, and its window."""
 
 
 def kinds_of(config: ModelConfig, storage: PagedStorage, processors: int, able: Capability) -> list[Kind]:
@@ -50,7 +50,7 @@ class Tiles:
         processors: int,
         able: Capability,
     ) -> None:
-        """sizes: of these layers (`ModelConfig.layer`)."""
+        """sizes: the configuration of one of these layers."""
         self.kv_heads, self.head_dim = sizes.num_kv_heads, sizes.head_dim
         self.group, self.windows = sizes.num_heads // sizes.num_kv_heads, tuple(dict.fromkeys(windows))
         self.device, self.eight_bits = storage.keys.device, storage.scales(0) is not None
@@ -60,7 +60,7 @@ class Tiles:
         self._works: dict[tuple[Launch, int | None, int], Work] = {}
 
     def holding(self, tokens: int) -> int:
-        """The number of the smallest shape whose tile holds so many tokens, or else of the last."""
+        """The number of the first shape whose tile holds that many tokens, or else of the last."""
         return next((number for number, most in enumerate(self.tokens) if most >= tokens), len(self.tokens) - 1)
 
     def takes_in(self, most: int) -> bool:

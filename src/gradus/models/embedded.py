@@ -17,7 +17,7 @@ BOTH = 0.5**0.5  # of the sum of two values that vary alike
 
 
 class LayerInputs(nn.Module):
-    """What every layer gets of a token. A model calls it `inputs`."""
+    """Makes every layer's inputs from a token. A model calls it `inputs`."""
 
     def __init__(
         self, config: ModelConfig, linear: LinearFactory, dtype: torch.dtype, device: torch.device | str
@@ -44,7 +44,7 @@ class LayerInputs(nn.Module):
 
 
 class Embedded(nn.Module):
-    """What a layer makes of the stream and its own embedding of each token."""
+    """Adds to the stream what a layer's own embedding of each token lets pass."""
 
     def __init__(
         self, config: ModelConfig, index: int, linear: LinearFactory, dtype: torch.dtype, device: torch.device | str

@@ -102,8 +102,8 @@ def tensors_of(source: Source) -> tuple[Stored, ...]:
 def tensors_at(table: Mapping[str, Source], path: str, layer: int | None, config: ModelConfig) -> tuple[Stored, ...]:
     """The tensors of a table's entry for one layer, by their names in the files, in the order of their rows.
 
-    Of queries, keys and values, a layer that attends to those of another has the first alone, and one whose values are
-    its keys has the second twice.
+    A layer that attends to the keys and values of another has queries alone; one whose values are its keys has these
+    twice.
     """
     found = tensors_of(table[path])
     if layer is None:

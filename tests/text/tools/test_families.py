@@ -1,4 +1,4 @@
-"""What the dense families of 2026 write: as they were taught, and as they deviate from it."""
+"""Calls and reasoning of the dense families of 2026, as they were taught and as they deviate from it."""
 
 import json
 from itertools import pairwise
@@ -108,7 +108,7 @@ def test_gemmas_deviations_are_read_as_they_were_meant(written, expected):
 
 
 def documented():
-    """The rows of the page about Gemma 4, where a quote stands for the token around strings."""
+    """Read the page's rows about Gemma 4: a quote in them means the token around strings."""
     rows = PAGE.read_text(encoding="utf-8").split("| Gemma 4 writes |")[1].split("\n\n")[0].splitlines()[2:]
     cells = [[cell.strip(" `") for cell in row.strip("| ").split(" | ")] for row in rows]
     return [(written.replace('"', '<|"|>'), json.loads(expected)) for _, written, expected in cells]

@@ -140,10 +140,11 @@ def write(path: Path, config: ModelConfig, tensors: TensorSource, kind: Type) ->
 
 def architecture_of(config: ModelConfig) -> str:
     """llama.cpp's name for a family. Raises ContenderFailed if it has none."""
-    for name, each in ARCHITECTURES.items():
-        if config.family in each.families:
-            return name
-    raise ContenderFailed(f"llama.cpp has no such model: {config.family}")
+    names = {family: name for name, each in reversed(ARCHITECTURES.items()) for family in each.families}
+    name = names.get(config.family)  # the first, where two architectures spell a family
+    if name is None:
+        raise ContenderFailed(f"llama.cpp has no such model: {config.family}")
+    return name
 
 
 def _theirs(config: ModelConfig) -> Architecture:

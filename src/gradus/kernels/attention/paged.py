@@ -160,7 +160,6 @@ def _attend(
             k_gain, position, tokens, last, scale, softcap, eps, value_eps, GROUP, HEADS, HEAD_DIM, PAGE, WIDTH, WINDOW,
             SOFTCAP, NEW,
         )  # fmt: skip
-
     _write(
         out + first.to(tl.int64) * (HEADS * GROUP * HEAD_DIM), sums, peaks, totals, tickets, seen, total, peak,
         partial, split, splits, head, tokens, token, there, head_d,

@@ -306,6 +306,7 @@ def _add_panels(model: Model) -> None:
     room = torch.empty(PIECE, dtype=torch.bfloat16 if narrow else torch.float32)
     for part in model.modules():
         if isinstance(part, Int4Linear):
+            part.use_lanes()  # those that torch alone multiplies are as they were loaded
             part.panels = Panels(part, room)
             next(iter(part.panels))
         elif isinstance(part, GGUFLinear):

@@ -1,4 +1,4 @@
-"""What a layer's heads pass between the qkv product and attention, as kernels take it."""
+"""Norms and rotation of a layer's heads, between the qkv product and attention, as kernels take them."""
 
 from typing import NamedTuple
 

@@ -49,8 +49,8 @@ def rope_store_kernel(
     head = first + tl.arange(0, HEADS)[:, None]
     pair = tl.arange(0, BLOCK)[None, :]
     inside = (pair < HALF) & (head < Q_HEADS + 2 * KV_HEADS)
-
-    here = qkv_ptr + token * ((Q_HEADS + 2 * KV_HEADS) * 2 * HALF) + head * (2 * HALF) + pair
+    row = qkv_ptr + token * ((Q_HEADS + 2 * KV_HEADS) * 2 * HALF)
+    here = row + head * (2 * HALF) + pair
     low = tl.load(here, mask=inside, other=0.0).to(tl.float32)
     high = tl.load(here + HALF, mask=inside, other=0.0).to(tl.float32)
     if KV_HEADS:
@@ -58,50 +58,59 @@ def rope_store_kernel(
 
     if first < Q_HEADS + KV_HEADS:  # values carry no position
         if q_weight_ptr is not None:
-            row = qkv_ptr + token * ((Q_HEADS + 2 * KV_HEADS) * 2 * HALF)
             low, high = _normalized(
                 low, high, row, q_weight_ptr, k_weight_ptr, is_query, head, pair, inside, eps,
                 Q_HEADS, KV_HEADS, HALF, SPAN,
             )  # fmt: skip
         if table_ptr is not None:
-            position = tl.load(positions_ptr + token)
-            angle = table_ptr + position * (2 * HALF) + pair
-            cos = tl.load(angle, mask=pair < HALF, other=0.0).to(tl.float32)
-            sin = tl.load(angle + HALF, mask=pair < HALF, other=0.0).to(tl.float32)
-            low, high = low * cos - high * sin, high * cos + low * sin
-            if growth_ptr is not None:
-                growth = tl.where(is_query, tl.load(growth_ptr + position), 1.0)
-                low, high = low * growth, high * growth
+            low, high = _rotated(low, high, table_ptr, growth_ptr, tl.load(positions_ptr + token), is_query, pair, HALF)
     elif value_eps is not None:
         scale = _scale_of(low, high, value_eps, HALF)
         low, high = low * scale, high * scale
 
-    kept = inside
     if KV_HEADS:
-        kept = inside & (is_query | (slot >= 0))  # padding rows have no place in the storage
+        inside = inside & (is_query | (slot >= 0))  # padding rows have no place in the storage
+    there = q_ptr + token * (Q_HEADS * 2 * HALF) + head * (2 * HALF) + pair
     if KV_HEADS == 0:
-        there = q_ptr + token * (Q_HEADS * 2 * HALF) + head * (2 * HALF)
-        tl.store(there + pair, low.to(q_ptr.dtype.element_ty), mask=kept)
-        tl.store(there + pair + HALF, high.to(q_ptr.dtype.element_ty), mask=kept)
+        _store(there, low, high, inside, HALF)
     elif key_scales_ptr is None:
-        if is_query:
-            there = q_ptr + token * (Q_HEADS * 2 * HALF) + head * (2 * HALF)
-        elif first < Q_HEADS + KV_HEADS:
-            there = keys_ptr + slot * (KV_HEADS * 2 * HALF) + (head - Q_HEADS) * (2 * HALF)
-        else:
-            there = values_ptr + slot * (KV_HEADS * 2 * HALF) + (head - Q_HEADS - KV_HEADS) * (2 * HALF)
-        tl.store(there + pair, low.to(q_ptr.dtype.element_ty), mask=kept)
-        tl.store(there + pair + HALF, high.to(q_ptr.dtype.element_ty), mask=kept)
+        if not is_query:
+            if first < Q_HEADS + KV_HEADS:
+                there = keys_ptr + slot * (KV_HEADS * 2 * HALF) + (head - Q_HEADS) * (2 * HALF) + pair
+            else:
+                there = values_ptr + slot * (KV_HEADS * 2 * HALF) + (head - Q_HEADS - KV_HEADS) * (2 * HALF) + pair
+        _store(there, low, high, inside, HALF)
     elif is_query:
-        there = q_ptr + token * (Q_HEADS * 2 * HALF) + head * (2 * HALF)
-        tl.store(there + pair, low.to(q_ptr.dtype.element_ty), mask=kept)
-        tl.store(there + pair + HALF, high.to(q_ptr.dtype.element_ty), mask=kept)
+        _store(there, low, high, inside, HALF)
     else:
         dtype: tl.constexpr = qkv_ptr.dtype.element_ty  # rounded to it first, as where no kernel runs
         _store_in_8_bits(
             low.to(dtype), high.to(dtype), keys_ptr, values_ptr, key_scales_ptr, value_scales_ptr, slot, first, head,
-            pair, kept, Q_HEADS, KV_HEADS, HALF, PAGE,
+            pair, inside, Q_HEADS, KV_HEADS, HALF, PAGE,
         )  # fmt: skip
+
+
+@triton.jit
+def _store(there: tensor, low: tensor, high: tensor, kept: tensor, HALF: constexpr) -> None:
+    """Store heads in halves [HEADS, BLOCK], the first of which begins at `there`."""
+    tl.store(there, low.to(there.dtype.element_ty), mask=kept)
+    tl.store(there + HALF, high.to(there.dtype.element_ty), mask=kept)
+
+
+@triton.jit
+def _rotated(
+    low: tensor, high: tensor, table: tensor, growth: tensor, position: tensor, is_query: tensor, pair: tensor,
+    HALF: constexpr,
+) -> tensor:  # fmt: skip
+    """Rotate heads in halves [HEADS, BLOCK] by a token's angles, and let queries grow (growth: None skips that)."""
+    angle = table + position * (2 * HALF) + pair
+    cos = tl.load(angle, mask=pair < HALF, other=0.0).to(tl.float32)
+    sin = tl.load(angle + HALF, mask=pair < HALF, other=0.0).to(tl.float32)
+    low, high = low * cos - high * sin, high * cos + low * sin
+    if growth is not None:
+        factor = tl.where(is_query, tl.load(growth + position), 1.0)
+        low, high = low * factor, high * factor
+    return low, high
 
 
 @triton.jit
@@ -216,7 +225,7 @@ def _launch(
 def heads_together(tokens: int, q_heads: int, kv_heads: int, head_dim: int = 256) -> int:
     """Heads per program: all of one kind, so a power of two that divides both counts; one where programs are few.
 
-    Of heads wider than 256, fewer: a program is one warp, whose registers hold them.
+    Heads wider than 256 are fewer: a program is one warp, whose registers hold them.
     """
     common = math.gcd(q_heads, kv_heads)
     return min(common & -common, max(1, min(8, 2048 // head_dim)) if tokens >= 256 else 1)

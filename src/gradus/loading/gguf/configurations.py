@@ -171,6 +171,8 @@ def gemma4(read: Metadata) -> dict[str, Any]:
 def _gemma4_head(read: Metadata, kind: str) -> int:
     """Read the size of a head. Keys, values and the part that turns must have the same."""
     width = read.integer(f"attention.key_length{kind}")
+    if width < 1:
+        read.refuse(f"attention.key_length{kind}", f"must be at least 1, got {width}")
     for key in (f"attention.value_length{kind}", f"rope.dimension_count{kind}"):
         if read.integer(key, width) != width:
             read.refuse(key, f"other than the keys' length, {width}, is not supported")
@@ -221,6 +223,7 @@ def _rotary(read: Metadata, partial: bool = False) -> dict[str, Any]:
     sizes = _sizes(read)
     hidden, heads = sizes["hidden_size"], sizes["num_attention_heads"]
     head_dim = read.integer("attention.key_length", hidden // heads if heads > 0 else 0)
+    _check_head(read, heads, head_dim)
     turned, values = read.integer("rope.dimension_count", head_dim), read.integer("attention.value_length", head_dim)
     if (turned != head_dim and not partial) or values != head_dim:
         raise CheckpointError(
@@ -237,6 +240,14 @@ def _rotary(read: Metadata, partial: bool = False) -> dict[str, Any]:
     }
 
 
+def _check_head(read: Metadata, heads: int, head_dim: int) -> None:
+    """Refuse sizes that cannot be computed with."""
+    if heads < 1:
+        read.refuse("attention.head_count", f"must be at least 1, got {heads}")
+    if head_dim < 1:
+        read.refuse("attention.key_length", f"must be at least 1, got {head_dim}")
+
+
 def _without_windows(read: Metadata) -> dict[str, Any]:
     """The keys of families in which llama.cpp computes no windows. One as long as the context changes nothing."""
     key, context = "attention.sliding_window", read.integer("context_length")
@@ -247,7 +258,7 @@ def _without_windows(read: Metadata) -> dict[str, Any]:
 
 def _layer_types(read: Metadata, period: int | None) -> list[str]:
     """Which layers have the window: all but every n-th one, or as a list says. period: n where no key says it."""
-    key, layers = "attention.sliding_window_pattern", read.integer("block_count")
+    key, layers = "attention.sliding_window_pattern", read.layers()
     pattern = read.get(key, period)
     if not isinstance(pattern, list):
         period = read.integer(key, period)

@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 from gradus.errors import CheckpointError
 from gradus.loading.gguf.file import GGUFFile
 from gradus.loading.quoting import quoted
+from gradus.models.families.hf.shared import MOST_LAYERS
 
 NUMBERS = (int, float)
 
@@ -47,6 +48,7 @@ class Metadata:
         value = self.get(key, default)
         if (
             isinstance(value, list)
+            and value
             and len(value) == self.get("block_count", None)
             and value.count(value[0]) == len(value)
         ):
@@ -54,6 +56,13 @@ class Metadata:
         if type(value) is not int:
             self.refuse(key, f"must be an integer, got {quoted(value)}")
         return value
+
+    def layers(self) -> int:
+        """The number of layers, small enough to list something of each."""
+        count = self.integer("block_count")
+        if not 1 <= count <= MOST_LAYERS:
+            self.refuse("block_count", f"must be between 1 and {MOST_LAYERS}, got {count}")
+        return count
 
     def each(self, key: str, layers: int) -> list[int]:
         """One number per layer, or the same one for all."""

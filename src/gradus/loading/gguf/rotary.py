@@ -56,7 +56,10 @@ def _yarn(read: Metadata, factor: float) -> dict[str, Any]:
     def sharper(weight: float) -> float:
         return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
 
-    amplitude = sharper(1.0) / sharper(read.number("rope.scaling.yarn_log_multiplier", 0.0))
+    key = "rope.scaling.yarn_log_multiplier"
+    if not (weight := read.number(key, 0.0)) >= 0:
+        read.refuse(key, f"must be at least 0, got {weight}")
+    amplitude = sharper(1.0) / sharper(weight)
     amplitude *= read.number("rope.scaling.attn_factor", 1.0)
     return {
         "rope_type": "yarn",

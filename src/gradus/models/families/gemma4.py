@@ -1,9 +1,9 @@
 """Gemma 4's dense text models (Gemma Team 2026): 12B and 31B, and E2B and E4B, whose layers have their own embeddings.
 
-As in Gemma 3, most layers see only a window back, and attention and MLP normalize what they read and what they add. New
-is how little a long context costs. Layers that see everything have fewer key-value heads, twice as wide, whose
-values are their keys before norm and rotation; and only a quarter of each such head turns. In E2B and E4B the last
-layers have no keys and values at all: they attend to those of an earlier layer of their kind. All values are
+Most layers see only a window back, and attention and MLP normalize what they read and what they add, as in Gemma 3. A
+long context costs less than there. In 12B and 31B, layers that see everything have fewer key-value heads, twice as
+wide, and their values are their keys before norm and rotation. In E2B and E4B, the last layers have no keys and values
+at all: they attend to those of an earlier layer of their kind. Only a quarter of each wide head turns, all values are
 normalized, and each layer's result is multiplied by a number of its own.
 
 Shapes: N tokens, D hidden_size, L layers, P per_layer_width; and of each layer Hq query heads, Hkv key-value heads, Dh

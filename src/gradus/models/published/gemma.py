@@ -1,5 +1,5 @@
-"""Gemma 3 (Gemma Team 2025): google/gemma-3-270m, google/gemma-3-1b-it. The text parts of Gemma 4 (2026), all of which
-see: google/gemma-4-E2B-it, google/gemma-4-E4B-it, google/gemma-4-12B-it and google/gemma-4-31B-it.
+"""Gemma 3 (Gemma Team 2025): google/gemma-3-270m, google/gemma-3-1b-it; and Gemma 4 (2026), the text parts:
+google/gemma-4-E2B-it, google/gemma-4-E4B-it, google/gemma-4-12B-it and google/gemma-4-31B-it.
 """
 
 from typing import Any
@@ -25,7 +25,7 @@ def gemma3(hidden: int, intermediate: int, layers: int) -> dict[str, Any]:
 def gemma4(
     hidden: int, intermediate: int, layers: int, heads: int, kv_heads: int, pattern: int, model_type: str = "gemma4"
 ) -> dict[str, Any]:
-    """pattern: every so many layers, one sees everything."""
+    """pattern: the last of each `pattern` layers sees everything."""
     text = {
         "model_type": f"{model_type}_text",
         "vocab_size": 262144,

@@ -248,15 +248,14 @@ class _Lark:
 
     def _arguments(self, number: int, tool: Tool, kind: str, exact: Callable[[Tool], bool]) -> str:
         """Write the rules of a tool's arguments once, for all calls of it. Returns the name of the first."""
-        makers: dict[str, Callable[[int, Tool, bool], str | None]] = {
+        writers: dict[str, Callable[[int, Tool, bool], str]] = {
             "json": self._json_arguments,
             "xml": self._xml_arguments,
             "python": partial(self._keywords, value=self._python_value),
             "keywords": partial(self._keywords, value=self.inner),
             "gemma": self._gemma_arguments,
         }
-        make = makers[kind]
-        self.once(f"arguments_{number}", lambda: make(number, tool, exact(tool)) or '""')
+        self.once(f"arguments_{number}", lambda: writers[kind](number, tool, exact(tool)) or '""')
         return f"arguments_{number}"
 
     def _json_arguments(self, number: int, tool: Tool, exact: bool) -> str:

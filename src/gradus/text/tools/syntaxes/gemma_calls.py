@@ -202,7 +202,7 @@ class _Arguments:
         return bool(found)
 
     def _continued(self, ahead: tuple[str, Piece | None]) -> bool | None:
-        """Whether this much of what follows continues the arguments; None if it does not show that yet."""
+        """Decide whether a text, and the mark behind it, continue the arguments. None: more text must come first."""
         text, behind = ahead
         rest, level = text.lstrip(), 0
         while level < len(self._open) and rest[:1] == self._open[-1 - level].closing:
