@@ -33,6 +33,8 @@ def answer(prompt=PROMPT, salt=None, **settings):
         {},
         {"kv_dtype": "fp8"},
         {"model": "random:tiny-gemma3"},
+        {"model": "random:tiny-gemma4"},
+        {"model": "random:tiny-gemma4-e", "kv_dtype": "fp8"},
         {"speculate": "ngram", "drafts": 3},
         {"speculate": "draft:random:tiny-llama", "drafts": 3},
         {"switch_off": ("kernels",)},
