@@ -39,7 +39,7 @@ def test_decodes(trait, rows):
 
 @pytest.mark.parametrize("trait", EVERY)
 def test_prompts_and_decodes_together(trait):
-    """Rows that attend as blocks, of one sequence and of two, beside others that attend alone."""
+    """Rows that attend as blocks, and rows of other sequences that attend alone."""
     close(*both(EVERY[trait], lambda model: Step(model, [3, 0, 60, 17], [12, 1, MOST_TOGETHER + 9, 3])))
 
 
