@@ -77,9 +77,8 @@ class Block(nn.Module):
 
         self.attention_norm, self.attention_out_norm = norm(hidden), norm(hidden)
         self.qkv = linear(MatrixId("qkv", index), hidden, whole.qkv_parts(index), bias[0], dtype, device)
-        self.heads = Heads(
-            whole, index, norm(config.head_dim), norm(config.head_dim) if whole.stores_kv(index) else None
-        )
+        k_norm = norm(config.head_dim) if whole.stores_kv(index) else None
+        self.heads = Heads(whole, index, norm(config.head_dim), k_norm)
         self.output = linear(MatrixId("attn_out", index), config.q_width, (hidden,), bias[1], dtype, device)
         self.mlp_norm, self.mlp_out_norm = norm(hidden), norm(hidden)
         self.gate_up = linear(MatrixId("gate_up", index), hidden, config.up_widths, False, dtype, device)
@@ -109,10 +108,7 @@ class Gemma4(Model):
 
     weights = WEIGHTS
     renamed = (("model.language_model.", "model."),)  # the multimodal checkpoints' names for the text part
-    ignored = (
-        *Model.ignored,
-        Ignored(r"^(model\.)?(vision_tower|vision_embedder|embed_vision|audio_tower|embed_audio)\."),
-    )
+    ignored = (*Model.ignored, Ignored(r"^(model\.)?(vision_(tower|embedder)|audio_tower|embed_(vision|audio))\."))
 
     def __init__(
         self, config: ModelConfig, linear: LinearFactory, dtype: torch.dtype, device: torch.device | str
