@@ -1,4 +1,4 @@
-"""What a step's rows drew, by the places of its decodes."""
+"""The tokens that a step's rows draw, by the places of its decodes."""
 
 import numpy as np
 import torch

@@ -50,7 +50,7 @@ class Tiles:
         processors: int,
         able: Capability,
     ) -> None:
-        """sizes: the configuration of one of these layers."""
+        """sizes: one of the layers' configurations."""
         self.kv_heads, self.head_dim = sizes.num_kv_heads, sizes.head_dim
         self.group, self.windows = sizes.num_heads // sizes.num_kv_heads, tuple(dict.fromkeys(windows))
         self.device, self.eight_bits = storage.keys.device, storage.scales(0) is not None

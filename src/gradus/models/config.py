@@ -38,8 +38,8 @@ class Llama3Scaling:
 class Yarn:
     """YaRN (Peng et al. 2023): slow rotations are divided by `factor`, fast ones kept, and those between blended.
 
-    fast, slow: turns within original_context from which a rotation is kept, and up to which it is divided. whole: round
-    the bounds between them to whole pairs. amplitude: multiplies cosines and sines, and so sharpens the scores.
+    A rotation of `fast` turns or more within original_context is fast, and one of `slow` turns or fewer is slow. whole:
+    the bounds between them are rounded to whole pairs. amplitude: multiplies cosines and sines, and so sharpens scores.
     """
 
     factor: float

@@ -186,7 +186,7 @@ def _yarn(plain: Tensor, theta: float, turned: int, scaling: Yarn) -> Tensor:
     `slow` turns within the trained context, keep what completes `fast`, and blend linearly by the pair's number."""
 
     def pair(turns: float) -> float:
-        """The number of the pair, counted in values, that completes so many turns."""
+        """Number, counted in values, of the pair that completes `turns` turns within the trained context."""
         return turned * math.log(scaling.original_context / (turns * 2 * math.pi)) / (2 * math.log(theta))
 
     low, high = pair(scaling.fast), pair(scaling.slow)

@@ -56,7 +56,7 @@ class SummedEmbedding(Embedding):
 class SummedNorm(RMSNorm):
     """The rank's part of a norm over all heads of a token. [N, part] → [N, part].
 
-    width: of all heads. copies: ranks that hold the same heads, each of which counts once.
+    width: of all heads. copies: ranks that hold the same heads, which are counted once.
     """
 
     def __init__(self, part: RMSNorm, width: int, copies: int, group: Group) -> None:

@@ -1,10 +1,9 @@
 """Gemma 4's dense text models (Gemma Team 2026): 12B and 31B, and E2B and E4B, whose layers have their own embeddings.
 
-Most layers see only a window back, and attention and MLP normalize what they read and what they add, as in Gemma 3. A
-long context costs less than there. In 12B and 31B, layers that see everything have fewer key-value heads, twice as
-wide, and their values are their keys before norm and rotation. In E2B and E4B, the last layers have no keys and values
-at all: they attend to those of an earlier layer of their kind. Only a quarter of each wide head turns, all values are
-normalized, and each layer's result is multiplied by a number of its own.
+Most layers see only a window back, and attention and MLP normalize what they read and add, as in Gemma 3. But a long
+context costs less. In 12B and 31B, layers that see everything have fewer key-value heads, twice as wide, and their
+values are their keys before norm and rotation. In E2B and E4B, the last layers attend to the keys and values of an
+earlier layer of their kind. Only a quarter of each wide head turns, and all values are normalized.
 
 Shapes: N tokens, D hidden_size, L layers, P per_layer_width; and of each layer Hq query heads, Hkv key-value heads, Dh
 head_dim, F intermediate_size.
