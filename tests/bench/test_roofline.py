@@ -30,7 +30,7 @@ BYTES = Widths(weight=2, kv=2)
 
 
 def test_the_weights_of_a_toy_are_counted_by_hand():
-    assert layer_matrix_parameters(TOY) == 576
+    assert layer_matrix_parameters(TOY, 0) == layer_matrix_parameters(TOY, 1) == 576
     assert streamed_parameters(TOY) == 1272
 
 

@@ -236,7 +236,8 @@ def vllm_config(config: ModelConfig, group: str = "") -> dict[str, Any]:
     Llama 3's scaling of slow rotations is left out: it changes constants, and not how long anything takes.
     """
     common = write_config(config) | {"eos_token_id": config.eos_token_ids[0]}
-    rope = config.ropes[0]
+    whole = [rope for rope, window in zip(config.ropes, config.windows, strict=True) if window is None]
+    rope = whole[0] if whole else config.ropes[0]
     if rope is None:
         return common
     more = {"rope_theta": rope.theta, "torch_dtype": "bfloat16"}

@@ -204,10 +204,9 @@ class DecodeModel:
         _add_panels(model)
         self.logits, self.tokens = torch.from_numpy(self.step.logits), torch.from_numpy(self.step.tokens)
         self.given, self.made = torch.from_numpy(self.step.given), torch.from_numpy(self.step.made)
-        embedder = model
+        self.embedder = model
         for number, (path, linear) in enumerate(inputs.items(), len(extra_linears)):
-            embedder = with_part(embedder, path, KernelLinear(linear, proxy(self), number))
-        self.embed = embedder.embed
+            self.embedder = with_part(self.embedder, path, KernelLinear(linear, proxy(self), number))
         self.team = Team(threads, self.work, self.work.words)
         finalize(self, self.team.close)  # at exit at the latest: compiled code would not notice that the process ends
 
@@ -232,7 +231,7 @@ class DecodeModel:
         rows = len(slots)
         count = rows if wanted is None else len(wanted)
         given = torch.from_numpy(tokens), torch.from_numpy(positions)
-        self.step.x[:rows] = self.embed(*given).float().numpy()
+        self.step.x[:rows] = self.embedder.embed(*given).float().numpy()
         mine = self.step.rows
         mine[0, :rows], mine[1, :rows], mine[2, :rows] = slots, positions, before
         mine[WANTED, :count] = np.arange(count) if wanted is None else wanted
