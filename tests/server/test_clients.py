@@ -120,7 +120,8 @@ def test_steps_that_only_advance_the_prompt_are_no_frames(serving):
 
     answer = serving(Chunked).generate(prompt="a", max_tokens=2, stream=True)
     frames, done = events(answer)
-    assert [frame["token_ids"] for frame in frames] == [[0], [1]] and done
+    assert [token for frame in frames for token in frame["token_ids"]] == [0, 1] and done
+    assert all(frame["token_ids"] for frame in frames), "on busy cores one frame may have both"
     assert ": ping" not in answer.text
 
 

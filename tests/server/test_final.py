@@ -2,6 +2,7 @@
 memory."""
 
 import threading
+import time
 from functools import partial
 
 import pytest
@@ -80,13 +81,16 @@ def test_an_answer_that_its_grammar_cannot_continue_is_the_requests_fault(servin
 
 
 def exhausted_while(count, number):
-    """An engine whose runner finds no memory in the step of this number while `count` requests run."""
+    """An engine whose runner finds no memory in the step of this number while `count` requests run, and whose steps
+    last long enough for the first tokens to reach their client."""
     llm = final()
     run, steps = llm.engine.runner.run, iter(range(1, 10**6))
 
     def failing(plan):
-        if llm.engine.scheduler.active_count == count and next(steps) == number:
-            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. secret detail")
+        if llm.engine.scheduler.active_count == count:
+            time.sleep(0.02)
+            if next(steps) == number:
+                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. secret detail")
         return run(plan)
 
     llm.engine.runner.run = failing
