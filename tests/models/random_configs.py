@@ -149,6 +149,16 @@ def granite(draw: Random) -> Settings:
     return sizes(draw) | scaled(draw) | multipliers | biases
 
 
+def granite4(draw: Random) -> Settings:
+    """Granite 4's dense models. Their type also has experts and layers with a state; most models do not turn."""
+    drawn = granite(draw)
+    del drawn["mlp_bias"]
+    dense = {"num_local_experts": 0, "num_experts_per_tok": 0, "mamba_n_heads": 2}
+    layers = {"layer_types": ["full_attention"] * drawn["num_hidden_layers"]}
+    width = {"shared_intermediate_size": drawn.pop("intermediate_size")}
+    return drawn | dense | layers | width | {"position_embedding_type": draw.choice([None, None, "rope"])}
+
+
 RANDOM: dict[str, Callable[[Random], Settings]] = {
     "SmolLM3": smollm3,
     "Ministral3": ministral3,
@@ -157,5 +167,6 @@ RANDOM: dict[str, Callable[[Random], Settings]] = {
     "Olmo2": olmo2,
     "Olmo3": olmo3,
     "Granite": granite,
+    "GraniteMoeHybrid": granite4,
 }
 """By the prefix of the names of transformers' classes."""
