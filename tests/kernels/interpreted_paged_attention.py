@@ -194,7 +194,7 @@ def test_a_tile_of_decodes_with_narrow_heads_stays_whole_where_others_are_split(
 @pytest.mark.parametrize("storage", [PagedStorage, Fp8Storage])
 @pytest.mark.parametrize("shape", ["tiny-gemma3", "tiny-gemma4-e"])
 def test_the_backend_attends_as_the_torch_backend_does(shape, storage):
-    """A prompt, then a chunk of another beside its decode, on pages of two layer groups, one with a window.
+    """A prompt, then a chunk of another next to its decode, on pages of two layer groups, one with a window.
 
     Layers have heads of one size, or of two, and some read another layer's keys.
     """

@@ -449,8 +449,8 @@ SAMPLE += ["rope and store, norm across heads", "queries alone 512", "activation
 
 
 def test_every_number_of_a_kernel_has_its_type_here():
-    """What has none would be compiled as a pointer, and only the stress test would notice. None is no number: Triton's
-    interpreter takes it, and a GPU's launcher raises TypeError."""
+    """A number without a type would be compiled as a pointer, and only the stress test would notice. None is no number:
+    Triton's interpreter takes it, and a GPU's launcher raises TypeError."""
     for name, case in cases(H200):
         numbers = {argument for argument, kind in case.kernel.fn.__annotations__.items() if kind in (int, float)}
         assert numbers <= {*case.types, *case.constants}, name

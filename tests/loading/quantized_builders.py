@@ -161,7 +161,7 @@ FORMATS: dict[str, tuple[Callable[..., Matrix], dict[str, Any]]] = {
 
 def quantize_folder(folder: Path, form: str, family: str = "llama", *, ends: str = "_proj.weight") -> dict[str, Tensor]:
     """Rewrite a checkpoint's matrices in a format, with new random values. Returns the float matrix that each encodes,
-    by name. ends: how the names of those matrices end."""
+    by name. ends: the suffix of the matrices' names."""
     make, config = FORMATS[form]
     write_folder(folder, family)
     tensors = load_file(folder / "model.safetensors")

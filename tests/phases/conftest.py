@@ -37,8 +37,8 @@ NEWER = [
 EVERY_FAMILY = [*FAMILIES, *NEWER]
 """All families give the oracle's tokens in every phase, and take their turns in its random schedules.
 
-What does not depend on a layer's parts (sampling, prefixes, preemption) runs with FAMILIES in every phase, and with the
-others in the final engine alone.
+Tests of sampling, prefixes and preemption, which do not depend on a layer's parts, run with FAMILIES in every phase,
+and with the others in the final engine alone.
 """
 PHASES = [info.name for info in phases.engines()]
 CONTENDERS = [*PHASES, FINAL]

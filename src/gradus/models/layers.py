@@ -181,13 +181,16 @@ class Embedding(nn.Module):
         return cast(Tensor, found.dequantized().to(self.dtype))
 
 
+EMBEDDING = "embedding.weight"  # the path of the tokens' table in the families' tables of weights
+
+
 def packed_table(
     linear: LinearFactory,
     rows: int,
     width: int,
     dtype: torch.dtype,
     device: torch.device | str,
-    path: str = "embedding.weight",
+    path: str = EMBEDDING,
 ) -> Linear | None:
     """The factory's matrix for an embedding that is no head, if it keeps one in fewer bits; None: floats.
 

@@ -17,7 +17,7 @@ Norm = RMSNorm | nn.LayerNorm
 
 
 class EmbeddedParts(NamedTuple):
-    """What a layer makes of its own embedding of each token (Gemma 4 E2B). inputs: [N, P], from `Model.embed`."""
+    """The parts that add a layer's own embedding of each token (Gemma 4 E2B). inputs: [N, P], from `Model.embed`."""
 
     gate: Linear  # D → P
     activation: Activation

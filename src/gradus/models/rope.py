@@ -95,22 +95,21 @@ class Rotations(nn.Module):
 
     def __init__(self, config: ModelConfig, dtype: torch.dtype, device: torch.device | str) -> None:
         super().__init__()
-        kinds = [(rope, config.layer(layer).head_dim) for layer, rope in enumerate(config.ropes) if rope is not None]
-        self.tables = nn.ModuleList(
-            RotaryTable(rope, head_dim, config.context_length, dtype, device) for rope, head_dim in dict.fromkeys(kinds)
-        )
-        numbers = {kind: number for number, kind in enumerate(dict.fromkeys(kinds))}
-        self.of_layer = [
-            None if rope is None else numbers[rope, config.layer(layer).head_dim]
-            for layer, rope in enumerate(config.ropes)
+        kinds = [
+            None if rope is None else (rope, config.layer(layer).head_dim) for layer, rope in enumerate(config.ropes)
         ]
+        distinct = [*dict.fromkeys(kind for kind in kinds if kind is not None)]
+        self.tables = nn.ModuleList(
+            RotaryTable(rope, head_dim, config.context_length, dtype, device) for rope, head_dim in distinct
+        )
+        self.of_layer = [None if kind is None else distinct.index(kind) for kind in kinds]
 
     def table(self, layer: int) -> RotaryTable | None:
         number = self.of_layer[layer]
         return None if number is None else cast(RotaryTable, self.tables[number])
 
     def forward(self, positions: Tensor) -> list[Rotation | None]:
-        """[N] → each layer's rotation of these positions."""
+        """Look up the positions, [N], once for each kind of layer. Returns every layer's rotation."""
         found = [table(positions) for table in self.tables]
         return [None if number is None else found[number] for number in self.of_layer]
 

@@ -115,6 +115,13 @@ def tensors_at(table: Mapping[str, Source], path: str, layer: int | None, config
     return tuple(replace(stored, name=stored.name.replace("{}", str(layer))) for stored in found)
 
 
+TEXT_PART = (  # names of the text part in checkpoints that also hold a vision tower, of transformers 5 and 4
+    ("model.language_model.", "model."),
+    ("language_model.model.", "model."),
+    ("language_model.lm_head.", "lm_head."),
+)
+
+
 @dataclass(frozen=True)
 class Ignored:
     """Tensors that no model needs. pattern: matches their names.
@@ -126,3 +133,6 @@ class Ignored:
     pattern: str
     meaning: str = ""
     holds: Callable[[ModelConfig, Tensor], bool] | None = None
+
+
+VISION = Ignored(r"^(model\.)?(vision_tower|multi_modal_projector)\.")

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from gradus.device.threads import own_threads, use
 from gradus.errors import CheckpointError
 from gradus.models.config import ModelConfig
-from gradus.models.layers import FLOATS, Linear, Model
+from gradus.models.layers import EMBEDDING, FLOATS, Linear, Model
 from gradus.models.source import Reordered, Shape, Stored, tensors_at
 
 MOST_READERS = 8  # threads: each holds a tensor in memory, and memory's rate is shared
@@ -190,7 +190,7 @@ def plan(model: Model) -> list[Piece]:
     pieces = []
     for path, module, name, shape in parameters(model):
         if path == "head.weight" and model.config.tie_embeddings:  # tied, but stored twice: the same tensor again
-            path = "embedding.weight"
+            path = EMBEDDING
         path = path.replace("embedding.table.", "embedding.")  # a matrix of its own, for a table in fewer bits
         found = re.search(r"\.(\d+)\.", path)
         layer = int(found[1]) if found else None

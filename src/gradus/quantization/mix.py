@@ -25,7 +25,7 @@ from gradus.errors import ConfigError
 from gradus.models import embedded
 from gradus.models.config import ModelConfig
 from gradus.models.create import model_class
-from gradus.models.layers import Linear, LinearFactory, MatrixId, Role
+from gradus.models.layers import EMBEDDING, Linear, LinearFactory, MatrixId, Role
 from gradus.models.source import tensors_at, tensors_of
 from gradus.quantization.gguf import FORMATS
 from gradus.quantization.int4 import GROUPS, group_for
@@ -37,7 +37,6 @@ log = logging.getLogger(__name__)
 NONE = "none"
 HEAD = "lm_head"
 TABLE = MatrixId("head", None)  # of an embedding in fewer bits: it has as many rows as the head
-EMBEDDING = "embedding.weight"  # its path in the weight tables
 PATHS: dict[Role, tuple[str, ...]] = {
     "qkv": ("layers.{}.qkv.weight",),
     "attn_out": ("layers.{}.output.weight",),

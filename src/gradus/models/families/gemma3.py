@@ -28,7 +28,7 @@ from gradus.models.layers import (
 )
 from gradus.models.parts import LayerParts
 from gradus.models.rope import RotaryTable, Rotation, Rotations
-from gradus.models.source import Ignored, OnePlus, Source
+from gradus.models.source import TEXT_PART, VISION, OnePlus, Source
 
 # Gemma's norms scale by 1 + weight, so that training starts from 0. The 1 is added once, when the file is read.
 WEIGHTS: dict[str, Source] = {
@@ -103,12 +103,8 @@ class Gemma3(Model):
     """forward(token_ids[N], positions[N], attention) → hidden[N, D]; logits(hidden[R, D]) → [R, V]."""
 
     weights = WEIGHTS
-    renamed = (  # the multimodal checkpoints' names for the text part, of transformers 5 and 4
-        ("model.language_model.", "model."),
-        ("language_model.model.", "model."),
-        ("language_model.lm_head.", "lm_head."),
-    )
-    ignored = (*Model.ignored, Ignored(r"^(model\.)?(vision_tower|multi_modal_projector)\."))
+    renamed = TEXT_PART
+    ignored = (*Model.ignored, VISION)
 
     def __init__(
         self, config: ModelConfig, linear: LinearFactory, dtype: torch.dtype, device: torch.device | str

@@ -4,15 +4,11 @@ In Ministral 3, queries grow with their position, so that scores stay as sharp i
 """
 
 from gradus.models.families import llama
-from gradus.models.source import Ignored
+from gradus.models.source import TEXT_PART, VISION
 
 
 class Ministral3(llama.Llama):
     """forward(token_ids[N], positions[N], attention) → hidden[N, D]; logits(hidden[R, D]) → [R, V]."""
 
-    renamed = (  # the multimodal checkpoints' names for the text part, of transformers 5 and 4
-        ("model.language_model.", "model."),
-        ("language_model.model.", "model."),
-        ("language_model.lm_head.", "lm_head."),
-    )
-    ignored = (*llama.Llama.ignored, Ignored(r"^(model\.)?(vision_tower|multi_modal_projector)\."))
+    renamed = TEXT_PART
+    ignored = (*llama.Llama.ignored, VISION)

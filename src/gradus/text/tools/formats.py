@@ -37,8 +37,8 @@ class Format:
 
 
 _IN_TAGS = ("<tool_call>", "</tool_call>")
-_LIST_ITEM = '{"name": "$name", "arguments": $json}'
-_HERMES = Layout('<tool_call>\n{"name": "$name", "arguments": $json}\n</tool_call>', "<tool_call>", between="\n")
+_JSON_CALL = '{"name": "$name", "arguments": $json}'
+_HERMES = Layout(f"<tool_call>\n{_JSON_CALL}\n</tool_call>", "<tool_call>", between="\n")
 
 FORMATS: tuple[Format, ...] = (
     Format(
@@ -98,7 +98,7 @@ FORMATS: tuple[Format, ...] = (
         markers=("<|tool_call|>", "<|/tool_call|>"),
         tokens=("<|tool_call|>", "<|/tool_call|>"),
         layout=Layout(
-            _LIST_ITEM, "<|tool_call|>", opening="<|tool_call|>[", closing="]<|/tool_call|>", between=", ",
+            _JSON_CALL, "<|tool_call|>", opening="<|tool_call|>[", closing="]<|/tool_call|>", between=", ",
             spelled=("functools",),
         ),
         triggers=(
@@ -112,7 +112,7 @@ FORMATS: tuple[Format, ...] = (
         signs=("<|start_of_role|>", "<|tool_call|>"),
         markers=("<|tool_call|>",),
         layout=Layout(
-            _LIST_ITEM, "<|tool_call|>", opening="<|tool_call|>[", closing="]", between=", ", spelled=("<tool_call>",)
+            _JSON_CALL, "<|tool_call|>", opening="<|tool_call|>[", closing="]", between=", ", spelled=("<tool_call>",)
         ),
         triggers=(Trigger("<|tool_call|>", json_list), Trigger("<tool_call>", json_list, "start")),
     ),
@@ -132,7 +132,7 @@ FORMATS: tuple[Format, ...] = (
         markers=("[TOOL_CALLS]",),
         tokens=("[TOOL_CALLS]",),
         layout=Layout(
-            _LIST_ITEM, "[TOOL_CALLS]", opening="[TOOL_CALLS] [", closing="]", between=", "
+            _JSON_CALL, "[TOOL_CALLS]", opening="[TOOL_CALLS] [", closing="]", between=", "
         ),
         triggers=(Trigger("[TOOL_CALLS]", mistral),),
     ),
@@ -171,7 +171,7 @@ FORMATS: tuple[Format, ...] = (
         name="grammar",
         families="any model that was not taught to call tools, such as SmolLM2",
         signs=(),
-        layout=Layout('{"name": "$name", "arguments": $json}', "{"),
+        layout=Layout(_JSON_CALL, "{"),
         triggers=(Trigger("{", bare_json(), "start", part=True),),
         free=False,
     ),

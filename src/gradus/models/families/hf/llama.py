@@ -25,7 +25,7 @@ def write_llama(config: ModelConfig) -> dict[str, Any]:
 
 def read_smollm3(fields: Fields) -> ModelConfig:
     """Llama in which some layers do not turn queries and keys; usually every fourth."""
-    layers, context = layer_count(fields), fields.integer("max_position_embeddings", 32_768)
+    layers, context = layer_count(fields), fields.integer("max_position_embeddings")
     interval = fields.integer("no_rope_layer_interval", 4)
     turns = fields.raw.get("no_rope_layers")
     turns = [int((layer + 1) % interval != 0) for layer in range(layers)] if turns is None else turns

@@ -17,7 +17,7 @@ def read_mistral(fields: Fields) -> ModelConfig:
 
 def read_ministral3(fields: Fields) -> ModelConfig:
     """Mistral with YaRN, and with queries that grow with their position."""
-    context = fields.integer("max_position_embeddings", 262_144)
+    context = fields.integer("max_position_embeddings")
     return rotary(
         fields,
         family="ministral3",

@@ -59,7 +59,7 @@ def write_olmo3(config: ModelConfig) -> dict[str, Any]:
 
 
 def _ropes(fields: Fields) -> tuple[Rope, Rope]:
-    """The rotary embeddings of layers that see everything, and of those with a window: only the first is scaled."""
+    """Read two rotary embeddings: of layers that see everything, which may be scaled, and of layers with a window."""
     refuse_partial(fields)
     context, theta = fields.integer("max_position_embeddings"), fields.number("rope_theta", 5e5)
     parameters = fields.section("rope_parameters")
