@@ -364,6 +364,7 @@ PUBLISHED = {
     "qwen3-0.6b": 596_049_920,
     "qwen3-4b": 4_022_468_096,
     "qwen3-8b": 8_190_735_360,
+    "qwen3-30b-a3b": 30_532_122_624,
     "gemma3-270m": 268_098_176,
     "gemma3-1b": 999_885_952,
     # Published counts of Gemma 4 are those of the GGUF files, with 256 factors of rotary positions. E2B's and E4B's

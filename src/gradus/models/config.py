@@ -89,6 +89,45 @@ class Rope:
     growth: QueryGrowth | None = None
 
 
+@dataclass(frozen=True)
+class Experts:
+    """A layer's experts: MLPs of which a router chooses a few for each token (Shazeer et al. 2017).
+
+    count: how many there are. chosen: how many a token takes. width: features of one.
+    sigmoid: each expert's score is the sigmoid of its logit (DeepSeek V3), not a softmax over all. normalized: the
+    scores of the chosen are divided by their sum. scale: multiplies the weights that result.
+    biased: the router's product and the experts' have biases. corrected: a bias per expert is added to its score for
+    the choice alone. groups, chosen_groups: experts are chosen from the best groups; a group's score is the sum of its
+    two best experts' (DeepSeek V3). scaled: the weight of each expert has a factor of its own (Gemma 4).
+    """
+
+    count: int
+    chosen: int
+    width: int
+    sigmoid: bool = False
+    normalized: bool = True
+    scale: float = 1.0
+    biased: bool = False
+    corrected: bool = False
+    groups: int = 1
+    chosen_groups: int = 1
+    scaled: bool = False
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.chosen <= self.count:
+            raise ConfigError(f"model configuration: {self.chosen} of {self.count} experts cannot be chosen")
+        if self.count % self.groups or not 1 <= self.chosen_groups <= self.groups:
+            raise ConfigError(
+                f"model configuration: {self.count} experts cannot be chosen from {self.chosen_groups} of "
+                f"{self.groups} equal groups"
+            )
+        if self.chosen > self.chosen_groups * (self.count // self.groups):
+            raise ConfigError(
+                f"model configuration: {self.chosen_groups} groups of {self.count // self.groups} experts have no "
+                f"{self.chosen} to choose"
+            )
+
+
 class LayerSizes(NamedTuple):
     """The sizes of one layer, where layers differ."""
 
@@ -102,7 +141,8 @@ class ModelConfig:
     """One model's hyperparameters. Lengths and windows are in tokens.
 
     num_kv_heads, head_dim and intermediate_size are those of every layer unless `sizes` lists them by layer; `layer(i)`
-    is the configuration that layer i is built from.
+    is the configuration that layer i is built from. intermediate_size counts the features of a layer's dense MLP: next
+    to experts that is the one that all tokens share, and 0 where a layer has experts alone.
 
     Raises ConfigError when the numbers contradict each other.
     """
@@ -145,6 +185,10 @@ class ModelConfig:
     keys_as_values: tuple[bool, ...] = ()  # one per layer: its values are its keys, before norm and rotation
     kv_sources: tuple[int, ...] = ()  # one per layer: the layer whose keys and values it attends to, or itself
     per_layer_width: int = 0  # values of each token's embedding in every layer (Gemma 4 E2B and E4B); 0: none
+    experts: tuple[Experts | None, ...] = ()  # one per layer; None: a layer without; (): no layer has any
+    experts_apart: bool = False  # experts and dense MLP have norms of their own, before and behind (Gemma 4)
+    shared_gate: bool = False  # the dense MLP next to experts is multiplied by a gate of the token (Qwen2-MoE)
+    attention_sinks: bool = False  # each query head has one more logit in its softmax, which stands for nothing
 
     def __post_init__(self) -> None:
         for layer in (LayerSizes(self.num_kv_heads, self.head_dim, self.intermediate_size), *self.sizes):
@@ -158,7 +202,7 @@ class ModelConfig:
                     f"model configuration: head_dim must be even for rotary positions, got {layer.head_dim}"
                 )
         for what, each in [("layer types", self.windows), ("rotary embeddings", self.ropes), ("sizes", self.sizes),
-                           ("key-value sources", self.kv_sources)]:  # fmt: skip
+                           ("key-value sources", self.kv_sources), ("experts", self.experts)]:  # fmt: skip
             if len(each) != self.num_layers and (each or what in ("layer types", "rotary embeddings")):
                 raise ConfigError(f"model configuration: {len(each)} {what} are given for {self.num_layers} layers")
         if self.residual_scale != 1 and (self.per_layer_width or self.layer_scales or not self.pre_norms):
@@ -191,6 +235,9 @@ class ModelConfig:
             raise ValueError("layers have embeddings of their own, which do not pass from stage to stage")
         by_layer = {name: getattr(self, name)[layers.start : layers.stop] for name in _BY_LAYER}
         return replace(self, num_layers=len(layers), kv_sources=sources, **by_layer)
+
+    def experts_at(self, layer: int) -> Experts | None:
+        return self.experts[layer] if self.experts else None
 
     def kv_source(self, layer: int) -> int:
         """The layer whose keys and values a layer attends to: mostly itself."""
@@ -272,7 +319,7 @@ class ModelConfig:
         return LayerSizes(len(kv_heads), sizes.head_dim, len(features))
 
 
-_BY_LAYER = ("ropes", "windows", "sizes", "keys_as_values")
+_BY_LAYER = ("ropes", "windows", "sizes", "keys_as_values", "experts")
 
 
 class Shard(NamedTuple):
@@ -308,16 +355,43 @@ def _part(name: str, size: int, rank: int, count: int) -> range:
 
 
 def layer_matrix_parameters(config: ModelConfig, layer: int) -> int:
-    """Weights in one layer's matrices: each is multiplied once for every row. Biases and norms are not included."""
-    sizes, hidden = config.layer(layer), config.hidden_size
+    """Weights in one layer's matrices, those of all its experts included. Biases and norms are not."""
+    experts = config.experts_at(layer)
+    others = 0 if experts is None else expert_parameters(config, experts) * (experts.count - experts.chosen)
+    return layer_active_parameters(config, layer) + others
+
+
+def layer_active_parameters(config: ModelConfig, layer: int) -> int:
+    """Weights of one layer's matrices that each row is multiplied by: of its experts, those chosen for a token."""
+    sizes, hidden, experts = config.layer(layer), config.hidden_size, config.experts_at(layer)
     attention = hidden * sum(config.qkv_parts(layer)) + sizes.q_width * hidden
     embedded = 2 * hidden * config.per_layer_width
-    return attention + hidden * (sum(sizes.up_widths) + sizes.intermediate_size) + embedded
+    dense = hidden * (sum(sizes.up_widths) + sizes.intermediate_size)
+    chosen = 0
+    if experts is not None:
+        router = hidden * (experts.count + config.shared_gate)
+        chosen = router + experts.chosen * expert_parameters(config, experts)
+    return attention + dense + embedded + chosen
+
+
+def expert_parameters(config: ModelConfig, experts: Experts) -> int:
+    """Weights in the matrices of one expert."""
+    return (3 if config.gated else 2) * config.hidden_size * experts.width
+
+
+def distinct_experts(experts: Experts, rows: int) -> float:
+    """Expected number of experts that at least one of `rows` tokens takes, each as likely as any other."""
+    return experts.count * (1 - (1 - experts.chosen / experts.count) ** rows)
 
 
 def matrix_parameters(config: ModelConfig) -> int:
     """Weights in the matrices of all layers."""
     return sum(layer_matrix_parameters(config, layer) for layer in range(config.num_layers))
+
+
+def active_parameters(config: ModelConfig) -> int:
+    """Weights of all layers' matrices that each row is multiplied by."""
+    return sum(layer_active_parameters(config, layer) for layer in range(config.num_layers))
 
 
 def even_position(config: ModelConfig) -> float:
@@ -327,7 +401,7 @@ def even_position(config: ModelConfig) -> float:
     """
     widths = [config.layer(layer).q_width for layer in range(config.num_layers)]
     whole = [width for width, window in zip(widths, config.windows, strict=True) if window is None]
-    return matrix_parameters(config) / (2 * sum(whole or widths))
+    return active_parameters(config) / (2 * sum(whole or widths))
 
 
 def parameter_count(config: ModelConfig) -> int:
@@ -352,7 +426,17 @@ def _vector_parameters(config: ModelConfig, layer: int, norm: int) -> int:
         norms += sizes.q_width + sizes.kv_width * own
     elif config.qk_norm:
         norms += sizes.head_dim * (1 + own)
-    return biases + norms + config.layer_scales
+    sinks = sizes.num_heads * config.attention_sinks
+    return biases + norms + sinks + config.layer_scales + _expert_vectors(config, layer)
+
+
+def _expert_vectors(config: ModelConfig, layer: int) -> int:
+    """Biases, norms and factors of one layer's experts and router."""
+    experts, hidden = config.experts_at(layer), config.hidden_size
+    if experts is None:
+        return 0
+    biases = experts.count * (1 + hidden + experts.width * (2 if config.gated else 1)) * experts.biased
+    return biases + experts.count * (experts.corrected + experts.scaled) + 4 * hidden * config.experts_apart
 
 
 def kv_bytes_per_token(config: ModelConfig, bytes_per_value: int = 2, bytes_per_scale: int = 0) -> int:

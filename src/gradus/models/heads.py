@@ -15,11 +15,17 @@ class Heads(nn.Module):
     source: the layer whose keys and values it attends to. stores: whether that is itself; if not, the rows hold queries
     alone. q_norm, k_norm: normalize each query and key head separately before it is rotated (Qwen3, Gemma), or all of a
     token's query heads together, and all its key heads (across_heads: OLMo). value_eps: of the norm of each value head,
-    which has no weights (Gemma 4); None: no norm.
+    which has no weights (Gemma 4); None: no norm. sinks: float32 [Hq], each query head's logit that stands for nothing
+    (gpt-oss); None: its weights add up to one.
     """
 
     def __init__(
-        self, config: ModelConfig, layer: int, q_norm: RMSNorm | None = None, k_norm: RMSNorm | None = None
+        self,
+        config: ModelConfig,
+        layer: int,
+        q_norm: RMSNorm | None = None,
+        k_norm: RMSNorm | None = None,
+        sinks: nn.Parameter | None = None,
     ) -> None:
         super().__init__()
         sizes = config.layer(layer)
@@ -27,6 +33,7 @@ class Heads(nn.Module):
         self.head_dim, self.num_heads, self.num_kv_heads = sizes.head_dim, sizes.num_heads, sizes.num_kv_heads
         self.q_norm, self.k_norm, self.across_heads = q_norm, k_norm, config.qk_norm_across_heads
         self.value_eps = config.norm_eps if config.value_norm else None
+        self.sinks = sinks
 
     def forward(self, qkv: Tensor, rotation: Rotation | None, attention: Attention) -> Tensor:
         """qkv: [N, (Hq + Hkv + Hkv) Dh], or [N, Hq Dh] of a layer that stores nothing. rotation: None does not turn.
@@ -37,7 +44,7 @@ class Heads(nn.Module):
         if not self.stores:
             q = heads if self.q_norm is None else self._normalized(self.q_norm, heads)
             q = q if rotation is None else _grown(rotate(q, rotation), rotation)
-            return attention.attend(self.layer, q, None, None).flatten(1)
+            return self._attended(attention, q, None, None)
         qk, v = heads.split_with_sizes((self.num_heads + self.num_kv_heads, self.num_kv_heads), dim=1)
         if self.q_norm is not None and self.k_norm is not None:
             q, k = qk.split_with_sizes((self.num_heads, self.num_kv_heads), dim=1)
@@ -49,7 +56,12 @@ class Heads(nn.Module):
         q, k = qk.split_with_sizes((self.num_heads, self.num_kv_heads), dim=1)
         if rotation is not None:
             q = _grown(q, rotation)
-        return attention.attend(self.layer, q, k, v).flatten(1)
+        return self._attended(attention, q, k, v)
+
+    def _attended(self, attention: Attention, q: Tensor, k: Tensor | None, v: Tensor | None) -> Tensor:
+        if self.sinks is None:
+            return attention.attend(self.layer, q, k, v).flatten(1)
+        return attention.attend(self.layer, q, k, v, self.sinks).flatten(1)
 
     def _normalized(self, norm: RMSNorm, heads: Tensor) -> Tensor:
         """[N, H, Dh] → the same, normalized by the head or by the token."""

@@ -5,6 +5,7 @@ allocated but not initialized; `gradus.models.weights` fills them from a checkpo
 """
 
 from collections.abc import Callable, Mapping
+from copy import copy
 from typing import ClassVar, Literal, NamedTuple, Protocol, cast
 
 import torch
@@ -46,15 +47,43 @@ class Gated(Activation):
         return self.function(gate) * up
 
 
-Role = Literal["qkv", "attn_out", "gate_up", "down", "head", "embed_in", "embed_gate", "embed_out"]
+CLAMPED = "clamped_silu"  # the name of gpt-oss's gate
+
+
+class Clamped(Gated):
+    """gpt-oss's gate: silu(1.702 g) / 1.702 times u + 1, both clamped, g from above alone."""
+
+    LIMIT, STEEPNESS = 7.0, 1.702
+
+    def __init__(self) -> None:
+        super().__init__("silu")
+        self.name = CLAMPED
+
+    def forward(self, x: Tensor) -> Tensor:
+        gate, up = x.chunk(2, dim=-1)
+        gate, up = gate.clamp(max=self.LIMIT), up.clamp(-self.LIMIT, self.LIMIT)
+        return gate * torch.sigmoid(self.STEEPNESS * gate) * (up + 1)
+
+
+def gated(name: str) -> Gated:
+    """The gate by its name."""
+    return Clamped() if name == CLAMPED else Gated(name)
+
+
+Role = Literal[
+    "qkv", "attn_out", "gate_up", "down", "head", "embed_in", "embed_gate", "embed_out",
+    "router", "shared_gate", "experts_up", "experts_down",
+]  # fmt: skip
 
 
 class MatrixId(NamedTuple):
     """A matrix's place in a model, by which a factory decides how to store, shard and multiply it.
 
     role: the product that makes queries, keys and values; the one after attention; the MLP's first, gated or not, and
-    its second; the output head; and with embeddings per layer (Gemma 4) the one that makes every layer's input of a
-    token, and a layer's two around it. layer: counted from 0, None for the head and the inputs.
+    its second; the output head; with embeddings per layer (Gemma 4) the one that makes every layer's input of a token,
+    and a layer's two around it; and with experts the small one that chooses them and the one that gates the MLP which
+    all tokens share (both never quantized), and the experts' first and second, stacked. layer: counted from 0, None for
+    the head and the inputs.
     """
 
     role: Role
@@ -111,6 +140,17 @@ class Linear(nn.Module):
     # Every product follows a norm, or precedes an activation or a sum. A layer asks for them together, so that one
     # kernel may compute both without a change to the model. (`forward` is called by its name here, because the detour
     # through nn.Module costs a CPU as much as a small operation.)
+
+    def part(self, first: int, end: int) -> "Linear":
+        """Rows first to end as a matrix of their own, in the same memory: an expert's."""
+        part, rows = copy(self), sum(self.out_features)
+        part.out_features = (end - first,)
+        part._parameters = {
+            name: value if value is None or len(value) != rows else nn.Parameter(value[first:end], requires_grad=False)
+            for name, value in self._parameters.items()
+        }
+        vars(part).update(part._parameters)
+        return part
 
     def after(self, norm: "RMSNorm | nn.LayerNorm | None", x: Tensor, then: Activation | None = None) -> Tensor:
         """Normalize the rows, multiply them, and apply the activation."""

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, cast
 from torch import Tensor, nn
 
 from gradus.errors import ConfigError
+from gradus.models.experts import Mixture
 from gradus.models.heads import Heads
 from gradus.models.layers import Activation, Linear, Model, RMSNorm
 from gradus.models.rope import RotaryTable
@@ -29,12 +30,14 @@ class LayerParts(NamedTuple):
     """A layer that computes
 
         x = x + attention_out_norm(output(heads(qkv(attention_norm(x)), rope)))
-        x = x + mlp_out_norm(down(activation(up(mlp_norm(x)))))
+        x = x + mlp_out_norm(dense_out_norm(down(activation(up(mlp_norm(x))) * sigmoid(shared_gate(mlp_norm(x)))))
+                             + experts(x, mlp_norm))
         x = x + embedded.norm(embedded.out(embedded.activation(embedded.gate(x)) * inputs))
         x = x * scale
 
     rope: None where queries and keys do not turn. The norms: None where products read the stream, or sums take their
-    outputs, as they are. embedded, scale: None where a layer has neither of the last two lines.
+    outputs, as they are. up, down: None where a layer has experts alone. experts, shared_gate: None where it has none.
+    embedded, scale: None where a layer has neither of the last two lines.
     """
 
     rope: RotaryTable | None
@@ -43,13 +46,16 @@ class LayerParts(NamedTuple):
     heads: Heads
     output: Linear
     mlp_norm: Norm | None
-    up: Linear
+    up: Linear | None
     activation: Activation  # Gated where `up` has two parts
-    down: Linear
+    down: Linear | None
     attention_out_norm: Norm | None = None
     mlp_out_norm: Norm | None = None
     embedded: EmbeddedParts | None = None
     scale: Tensor | None = None  # [1]
+    experts: Mixture | None = None
+    shared_gate: Linear | None = None  # D → 1
+    dense_out_norm: Norm | None = None
 
 
 class Undescribed(ConfigError):

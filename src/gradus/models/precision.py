@@ -87,6 +87,11 @@ class NarrowLinear(Linear):
         if self.bias is not None:
             self.bias = torch.nn.Parameter(self.bias.to(dtype), requires_grad=False)  # a vector: nothing to save
 
+    def part(self, first: int, end: int) -> Linear:
+        part = super().part(first, end)
+        part.transposed = part.weight.t()
+        return part
+
     def forward(self, x: Tensor) -> Tensor:
         if x.shape[0] >= self.widen_from:
             bias = None if self.bias is None else self.bias.float()
@@ -208,7 +213,9 @@ def widens_prompts(config: ModelConfig) -> bool:
 
 
 def _shape(config: ModelConfig) -> tuple[int, int]:
-    return sum(config.up_widths), config.hidden_size
+    experts = next((each for each in config.experts if each is not None), None)
+    rows = max(config.layer(layer).intermediate_size for layer in range(config.num_layers))
+    return (2 if config.gated else 1) * (rows if experts is None else experts.width), config.hidden_size
 
 
 def measure_cpu(config: ModelConfig) -> Precision:

@@ -14,7 +14,7 @@ from gradus.models.published.llama import llama3
 from gradus.models.published.mistral import MISTRAL_SMALL_24B, ministral3
 from gradus.models.published.olmo import OLMO2_1B, OLMO3_7B
 from gradus.models.published.phi import PHI4_14B, PHI4_MINI, PHI35_MINI
-from gradus.models.published.qwen import qwen2, qwen3
+from gradus.models.published.qwen import qwen2, qwen3, qwen3_moe
 from gradus.models.published.smollm import SMOLLM2_135M, SMOLLM3_3B
 
 # The tiny ones are for tests: 256 bytes and a few specials as vocabulary, and every trait that a backend could miss
@@ -48,6 +48,13 @@ _TINY_GEMMA4 = _TINY | {
     "hidden_size_per_layer_input": 0,
     "final_logit_softcapping": 30.0,
 }
+_EXPERTS = {
+    "num_experts": 8,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 96,
+    "norm_topk_prob": True,
+    "mlp_only_layers": [1],
+}
 _MULTIPLIERS = {
     "embedding_multiplier": 12.0,
     "residual_multiplier": 0.22,
@@ -72,6 +79,7 @@ SHAPES: dict[str, ModelConfig] = {
         "qwen3-0.6b": qwen3(1024, 3072, 28, 16, tied=True),
         "qwen3-4b": qwen3(2560, 9728, 36, 32, tied=True),
         "qwen3-8b": qwen3(4096, 12288, 36, 32, tied=False),
+        "qwen3-30b-a3b": qwen3_moe(),
         "gemma3-270m": gemma3(640, 2048, 18),
         "gemma3-1b": gemma3(1152, 6912, 26),
         "gemma4-e2b": gemma4_embedded(1536, 6144, 35, 1, pattern=5, shared=20, wide=True),
@@ -93,6 +101,7 @@ SHAPES: dict[str, ModelConfig] = {
         "tiny-mistral": _TINY | {"model_type": "mistral", "sliding_window": 16},
         "tiny-qwen2": _TINY | {"model_type": "qwen2"},
         "tiny-qwen3": _TINY | {"model_type": "qwen3"},
+        "tiny-qwen3-moe": _TINY | {"model_type": "qwen3_moe"} | _EXPERTS,
         "tiny-smollm3": _TINY | {"model_type": "smollm3", "no_rope_layer_interval": 2},
         "tiny-ministral3": _TINY | {"model_type": "ministral3", "rope_parameters": _TINY_YARN},
         "tiny-phi3": _TINY | {"model_type": "phi3", "partial_rotary_factor": 0.75, "head_dim": 16},

@@ -8,7 +8,7 @@ A checkpoint names and cuts its tensors in its own way. Each model file says how
 `{}` is the layer.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from torch import Tensor, empty_like
@@ -89,14 +89,53 @@ class Scaled(Stored):
         return value.float() / self.factor
 
 
-Source = str | tuple[str, ...] | Stored
+@dataclass(frozen=True)
+class ByExpert(Stored):
+    """One tensor per expert, whose rows come one expert above another: `{expert}` in its name is the number."""
+
+
+@dataclass(frozen=True)
+class Stack(Stored):
+    """One tensor [E, rows, K] for all experts, or [E, K, rows] where it is `turned`.
+
+    halves: each expert's rows are gates and features, one half above the other, or `alternating`. Here all experts'
+    gates come above all experts' features. Biases have no last dimension. experts: E, filled in by `tensors_at`.
+    """
+
+    turned: bool = False
+    halves: bool = False
+    alternating: bool = False
+    experts: int = 0
+
+    def file_shape(self, shape: Shape) -> Shape:
+        rows, *width = shape
+        inner = (rows // self.experts, *width)
+        return self.experts, *(inner[::-1] if self.turned else inner)
+
+    def convert(self, value: Tensor) -> Tensor:
+        value = value.transpose(1, 2) if self.turned and value.dim() == 3 else value  # [E, rows, K] or [E, rows]
+        if self.halves and self.alternating:
+            value = value.unflatten(1, (-1, 2)).movedim(2, 0).flatten(0, 1)
+        elif self.halves:
+            value = value.unflatten(1, (2, -1)).movedim(1, 0).flatten(0, 1)
+        return value.flatten(0, 1)
+
+    def restore(self, value: Tensor) -> Tensor:
+        if self.halves:
+            value = value.unflatten(0, (2, self.experts, -1))
+            value = value.movedim(0, 2 if self.alternating else 1).flatten(1, 2)
+        else:
+            value = value.unflatten(0, (self.experts, -1))
+        return value.transpose(1, 2) if self.turned and value.dim() == 3 else value
+
+
+Source = str | tuple[str | Stored, ...] | Stored
 
 
 def tensors_of(source: Source) -> tuple[Stored, ...]:
     """The tensors of a table's entry, in the order of their rows."""
-    if isinstance(source, tuple):
-        return tuple(map(Stored, source))
-    return (Stored(source) if isinstance(source, str) else source,)
+    sources = source if isinstance(source, tuple) else (source,)
+    return tuple(Stored(each) if isinstance(each, str) else each for each in sources)
 
 
 def tensors_at(table: Mapping[str, Source], path: str, layer: int | None, config: ModelConfig) -> tuple[Stored, ...]:
@@ -112,7 +151,16 @@ def tensors_at(table: Mapping[str, Source], path: str, layer: int | None, config
         q, k, v = found
         v = k if config.has_values_from_keys(layer) else v
         found = (q, k, v) if config.stores_kv(layer) else (q,)
+    if (experts := config.experts_at(layer)) is not None:
+        found = tuple(each for stored in found for each in _of_experts(stored, experts.count))
     return tuple(replace(stored, name=stored.name.replace("{}", str(layer))) for stored in found)
+
+
+def _of_experts(stored: Stored, count: int) -> Iterator[Stored]:
+    if isinstance(stored, ByExpert):
+        yield from (replace(stored, name=stored.name.replace("{expert}", str(number))) for number in range(count))
+    else:
+        yield replace(stored, experts=count) if isinstance(stored, Stack) else stored
 
 
 TEXT_PART = (  # names of the text part in checkpoints that also hold a vision tower, of transformers 5 and 4

@@ -202,11 +202,15 @@ def plan(model: Model) -> list[Piece]:
 
 
 def _rows(tensors: tuple[Stored, ...], module: nn.Module, rows: int) -> Iterator[tuple[Stored, int, int]]:
-    """Yield the tensors of one table entry, each with its first row and its number of rows."""
+    """Yield the tensors of one table entry, each with its first row and its number of rows.
+
+    Experts' tensors are several to a part of the matrix, and equal ones.
+    """
     start = 0
     if len(tensors) > 1:
         assert isinstance(module, Linear)
-        widths = module.out_features
+        each = len(tensors) // len(module.out_features)
+        widths = tuple(width // each for width in module.out_features for _ in range(each))
     else:
         widths = (rows,)
     for stored, width in zip(tensors, widths, strict=True):

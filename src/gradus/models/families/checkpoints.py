@@ -27,6 +27,7 @@ CHECKPOINTS: dict[str, tuple[str, ...]] = {
         "Qwen2.5-Coder-0.5B", "Qwen2.5-Coder-1.5B", "DeepSeek-R1-Distill-Qwen-7B",
     ),
     "qwen3": ("Qwen3-0.6B", "Qwen3-1.7B", "Qwen3-4B", "Qwen3-8B", "Qwen3-14B", "Qwen3-32B"),
+    "qwen3_moe": ("Qwen3-30B-A3B", "Qwen3-Coder-30B-A3B", "Qwen3-235B-A22B"),
     "gemma3_text": ("Gemma-3-270M", "Gemma-3-1B"),
     "gemma3": ("Gemma-3-4B", "Gemma-3-12B", "Gemma-3-27B"),
     "gemma4_text": (),

@@ -72,6 +72,11 @@ FAMILIES: dict[str, Family] = {
         types={"qwen3": ModelType("Qwen3ForCausalLM", qwen.read_qwen3)},
         write=qwen.write_qwen,
     ),
+    "qwen3_moe": Family(
+        model=f"{HOME}.mixtures:Qwen3Moe",
+        types={"qwen3_moe": ModelType("Qwen3MoeForCausalLM", qwen.read_qwen3_moe)},
+        write=qwen.write_qwen3_moe,
+    ),
     "phi3": Family(
         model=f"{HOME}.phi3:Phi3",
         types={"phi3": ModelType("Phi3ForCausalLM", phi3.read_phi3)},

@@ -50,7 +50,6 @@ UNSUPPORTED: dict[str, tuple[str, Nearest]] = {
     "mixtral": (EXPERTS, _MISTRAL),
     "mistral4": (LATENTS, _MISTRAL),
     "qwen2_moe": (EXPERTS, _QWEN2),
-    "qwen3_moe": (EXPERTS, _QWEN3),
     "qwen3_next": (BOTH, _QWEN3_LARGE),
     "qwen3_5": (STATES, _QWEN3_SMALL),
     "qwen3_5_text": (STATES, _QWEN3_SMALL),

@@ -38,3 +38,15 @@ def qwen3(hidden: int, intermediate: int, layers: int, heads: int, tied: bool) -
         "bos_token_id": 151643,
         "eos_token_id": [151645, 151643],
     }
+
+
+def qwen3_moe(layers: int = 48) -> dict[str, Any]:
+    """Qwen3-30B-A3B: 128 experts, eight of which a token takes."""
+    return qwen3(2048, 6144, layers, 32, tied=False) | {
+        "model_type": "qwen3_moe",
+        "num_key_value_heads": 4,
+        "num_experts": 128,
+        "num_experts_per_tok": 8,
+        "moe_intermediate_size": 768,
+        "norm_topk_prob": True,
+    }
