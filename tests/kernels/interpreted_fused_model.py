@@ -57,16 +57,16 @@ class OneSequence:
     def destination(self, layer):
         return *self.pages[layer], torch.arange(16, 32), None  # page 1
 
-    def attend(self, layer, q, k, v):
+    def attend(self, layer, q, k, v, sinks=None):
         if k is not None:
             keys, values = self.pages[layer]
             keys[1, : len(k)], values[1, : len(v)] = k, v
-        return self.attend_stored(layer, q)
+        return self.attend_stored(layer, q, sinks)
 
-    def attend_stored(self, layer, q):
+    def attend_stored(self, layer, q, sinks=None):
         k, v = self.pages[self.config.kv_source(layer)][:, 1, : len(q)].transpose(1, 2)
         return attend_causal(
-            q, k, v, start=0, scale=self.config.attention_scale, window=self.config.windows[layer]
+            q, k, v, start=0, scale=self.config.attention_scale, window=self.config.windows[layer], sinks=sinks
         ).contiguous()
 
 
