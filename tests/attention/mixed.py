@@ -131,7 +131,8 @@ class MixedPages:
         for layer in range(self.config.num_layers):
             source = self.config.kv_source(layer)
             each = [(self.history[slot][layer][0][-n:], *self.history[slot][source][1:]) for slot, n in spans]
-            found.append(torch.cat([formula(self.config, layer, q, kept(k), kept(v)) for q, k, v in each]))
+            sinks = sinks_of(self.config, layer)
+            found.append(torch.cat([formula(self.config, layer, q, kept(k), kept(v), sinks) for q, k, v in each]))
         return found
 
 
@@ -141,7 +142,7 @@ def sinks_of(config: ModelConfig, layer: int) -> Tensor | None:
     return 3 * torch.randn(config.num_heads, generator=draw) if config.attention_sinks else None
 
 
-def formula(config: ModelConfig, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+def formula(config: ModelConfig, layer: int, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None = None) -> Tensor:
     """Attend in float64 with the last rows of a sequence, [n, Hq, Dh], over all of it."""
     group, n, m = config.num_heads // k.shape[1], len(q), len(k)
     k, v = (each.double().repeat_interleave(group, 1) for each in (k, v))
@@ -151,7 +152,6 @@ def formula(config: ModelConfig, layer: int, q: Tensor, k: Tensor, v: Tensor) ->
     behind = torch.arange(m - n, m)[:, None] - torch.arange(m)[None]
     window = config.windows[layer] or m
     scores = scores.masked_fill((behind < 0) | (behind >= window), float("-inf"))
-    sinks = sinks_of(config, layer)
     if sinks is not None:
         scores = torch.cat((scores, sinks.double()[:, None, None].expand(-1, n, 1)), -1)
     return torch.einsum("hnm,mhd->nhd", scores.softmax(-1)[..., :m], v)

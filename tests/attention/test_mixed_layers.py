@@ -114,8 +114,8 @@ def test_whole_sequences_lend_keys_and_values_too(name):
     whole, double = WholeSequence(config), WholeSequences(config, 2)
     for layer, parts in enumerate(pages.history[0]):
         q, k, v = parts if len(parts) == 3 else (*parts, None, None)
-        right = formula(config, layer, q, *pages.history[0][config.kv_source(layer)][1:])
         sinks = sinks_of(config, layer)
+        right = formula(config, layer, q, *pages.history[0][config.kv_source(layer)][1:], sinks)
         assert near([whole.attend(layer, q, k, v, sinks)], [right])
         twice = [None if part is None else torch.cat([part, part]) for part in (q, k, v)]
         assert near([double.attend(layer, *twice, sinks)], [torch.cat([right, right])])

@@ -117,6 +117,18 @@ def test_a_fused_model_gives_the_models_tokens(shape):
     assert answers(fused(model), TritonPagedAttention) == answers(model)
 
 
+@pytest.mark.parametrize("kind", [PagedStorage, Fp8Storage])
+def test_heads_with_sinks_give_the_models_tokens(kind):
+    """Alone in a layer whose keys are stored before attention, and where attention stores them."""
+    model, draw = small("tiny-mistral"), torch.Generator().manual_seed(0)
+    plain = answers(model, PagedAttention, kind)
+    for layer in model.layers:
+        layer.heads.sinks = nn.Parameter(2 * torch.randn(layer.heads.num_heads, generator=draw), False)
+    found = answers(model, PagedAttention, kind)
+    assert found != plain
+    assert answers(fused(model), TritonPagedAttention, kind) == found
+
+
 # one kind of heads each
 @pytest.mark.parametrize(
     "shape", first(["tiny-llama", "tiny-gemma4-e", "tiny-olmo2", "tiny-gpt2", "tiny-gemma3"], count=3)
