@@ -22,14 +22,14 @@ computed in float32, as by llama.cpp, and rounded once to the type of the activa
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from gradus.errors import ConfigError
-from gradus.models.layers import MatrixId, parameter
+from gradus.models.layers import Linear, MatrixId, parameter
 from gradus.quantization.linear import PIECE, QuantizedLinear, rounded_planes
 
 NIBBLE = 15
@@ -83,6 +83,11 @@ class GGUFLinear(QuantizedLinear):
             self.blocks.data = blocks
         else:
             self.blocks[start : start + len(blocks)] = blocks
+
+    def part(self, first: int, end: int) -> Linear:
+        part = cast(GGUFLinear, super().part(first, end))
+        part.widen = None  # it counts the rows of the whole
+        return part
 
     def dequantized(self) -> Tensor:
         return self.wide_rows(0, sum(self.out_features))

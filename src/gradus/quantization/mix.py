@@ -26,7 +26,7 @@ from gradus.models import embedded
 from gradus.models.config import ModelConfig
 from gradus.models.create import model_class
 from gradus.models.layers import EMBEDDING, Linear, LinearFactory, MatrixId, Role
-from gradus.models.source import tensors_at, tensors_of
+from gradus.models.source import Source, tensors_at, tensors_of
 from gradus.quantization.gguf import FORMATS
 from gradus.quantization.int4 import GROUPS, group_for
 from gradus.quantization.parts import SideBySide
@@ -46,6 +46,8 @@ PATHS: dict[Role, tuple[str, ...]] = {
     "embed_in": ("inputs.product.weight",),
     "embed_gate": ("layers.{}.embedded.gate.weight",),
     "embed_out": ("layers.{}.embedded.out.weight",),
+    "experts_up": ("layers.{}.experts.up.weight",),
+    "experts_down": ("layers.{}.experts.down.weight",),
 }
 """A role's paths in the weight tables of the model files; an MLP without a gate calls its matrix `up`."""
 
@@ -54,11 +56,13 @@ PATHS: dict[Role, tuple[str, ...]] = {
 class Mix:
     """label: for people and files; a YAML file's label includes a digest of its rules, to distinguish files of one
     name.
-    rules: (pattern, scheme or NONE), the first match decides. setting: the name of the setting, for messages."""
+    rules: (pattern, scheme or NONE), the first match decides. setting: the name of the setting, for messages.
+    layout: entries of the model's table in place of its own (see `gradus.models.weights.layout_of`)."""
 
     label: str
     rules: tuple[tuple[str, str], ...]
     setting: str = field(default="quantize", compare=False)
+    layout: Mapping[str, Source] = field(default_factory=dict, compare=False)
 
     @classmethod
     def of(cls, quantize: str, setting: str = "quantize", *, head: bool = False) -> Self:
@@ -86,7 +90,7 @@ class Mix:
 
     def check(self, config: ModelConfig) -> None:
         """Raises ConfigError for a pattern that no matrix of the model has."""
-        names = [*_every_name(config), *(table_name(config, path) for path in _table_paths(config))]
+        names = [*self._every_name(config), *(table_name(config, path) for path in _table_paths(config))]
         for pattern, _ in self.rules:
             if not any(fnmatchcase(name, pattern) for name in names):
                 raise ConfigError(
@@ -96,7 +100,10 @@ class Mix:
 
     def covers(self, config: ModelConfig) -> bool:
         """Whether every matrix of the model has a scheme."""
-        return all(self.scheme(name) != NONE for name in _every_name(config))
+        return all(self.scheme(name) != NONE for name in self._every_name(config))
+
+    def _every_name(self, config: ModelConfig) -> list[str]:
+        return [name for matrix_id in matrix_ids(config) for name in names_of(matrix_id, config, self.layout)]
 
 
 def _rules(path: Path, setting: str) -> Iterator[tuple[str, str]]:
@@ -121,19 +128,21 @@ def _rule(path: Path, setting: str, pattern: Any, scheme: Any) -> tuple[str, str
 
 
 def matrix_ids(config: ModelConfig) -> Iterator[MatrixId]:
-    """Yield the id of every matrix of a model."""
+    """Yield the id of every matrix of a model that may be quantized: routers and gates of shared experts may not."""
     around: tuple[Role, ...] = ("embed_gate", "embed_out") if config.per_layer_width else ()
     for layer in range(config.num_layers):
-        for role in ("qkv", "attn_out", "gate_up", "down", *around):
+        dense: tuple[Role, ...] = ("gate_up", "down") if config.layer(layer).intermediate_size else ()
+        experts: tuple[Role, ...] = ("experts_up", "experts_down") if config.experts_at(layer) else ()
+        for role in ("qkv", "attn_out", *dense, *experts, *around):
             yield MatrixId(role, layer)
     if around:
         yield MatrixId("embed_in", None)
     yield MatrixId("head", None)
 
 
-def names_of(matrix_id: MatrixId, config: ModelConfig) -> list[str]:
-    """List the checkpoint's tensors that are stacked into this matrix, top to bottom."""
-    table = model_class(config.family).weights
+def names_of(matrix_id: MatrixId, config: ModelConfig, layout: Mapping[str, Source] | None = None) -> list[str]:
+    """List the checkpoint's tensors that are stacked into this matrix, top to bottom. layout: see `Mix`."""
+    table = {**model_class(config.family).weights, **(layout or {})}
     path = next(path for path in PATHS[matrix_id.role] if path in table)
     return [stored.name.removesuffix(".weight") for stored in tensors_at(table, path, matrix_id.layer, config)]
 
@@ -146,10 +155,6 @@ def table_name(config: ModelConfig, path: str = EMBEDDING) -> str:
 
 def _table_paths(config: ModelConfig) -> list[str]:
     return [EMBEDDING, *([embedded.TABLE] if config.per_layer_width else [])]
-
-
-def _every_name(config: ModelConfig) -> list[str]:
-    return [name for matrix_id in matrix_ids(config) for name in names_of(matrix_id, config)]
 
 
 def factory(mix: Mix, config: ModelConfig, otherwise: LinearFactory) -> LinearFactory:
@@ -174,7 +179,9 @@ class _Factory:
         dtype: torch.dtype,
         device: torch.device | str,
     ) -> Linear:
-        names = names_of(matrix_id, self.config)
+        if matrix_id.role not in PATHS:
+            return self.otherwise(matrix_id, in_features, out_features, bias, dtype, device)
+        names = names_of(matrix_id, self.config, self.mix.layout)
         schemes = [self.mix.scheme(name) for name in names]
         try:
             makers = [_maker(scheme, in_features, self.otherwise) for scheme in schemes]

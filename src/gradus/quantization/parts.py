@@ -39,6 +39,11 @@ class SideBySide(Linear):
     def forward(self, x: Tensor) -> Tensor:
         return torch.cat([part(x).to(x.dtype) for part in self.parts], 1)
 
+    def part(self, first: int, end: int) -> Linear:
+        """Rows of one of the matrices: of one expert, never of two halves of a stack."""
+        found, start = self.part_at(first)
+        return found.part(start, start + end - first)
+
     def part_at(self, row: int) -> tuple[Linear, int]:
         """The part that has this row, and the row's index within it."""
         return next((part, row - first) for part, first, rows in self._rows() if first <= row < first + rows)

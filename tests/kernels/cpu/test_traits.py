@@ -72,7 +72,8 @@ def exact(model):
     plain = Decoder(model.config)
     for (_, mine), (_, theirs) in zip(plain.named_modules(), model.named_modules(), strict=True):
         for name, value in mine.named_parameters(recurse=False):
-            value.copy_(dense(theirs) if isinstance(mine, Linear) else getattr(theirs, name))
+            matrix = isinstance(mine, Linear) and name == "weight"
+            value.copy_(dense(theirs) if matrix else getattr(theirs, name))
     return plain
 
 

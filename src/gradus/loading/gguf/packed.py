@@ -30,8 +30,9 @@ class PackedGGUF:
 
     def __init__(self, tensors: GGUFTensors, config: ModelConfig) -> None:
         self._tensors = tensors
+        self.layout = tensors.layout
         table, matrices = table_name(config), {*_tables(config)}
-        matrices |= {name for matrix_id in matrix_ids(config) for name in names_of(matrix_id, config)}
+        matrices |= {name for matrix_id in matrix_ids(config) for name in names_of(matrix_id, config, self.layout)}
         self._kept: dict[str, Type] = {}
         rules = []
         for name in tensors.names():
@@ -40,7 +41,8 @@ class PackedGGUF:
             if matrix in matrices and kind in KEPT:
                 self._kept[name] = kind
                 rules.append((HEAD if config.tie_embeddings and matrix == table else matrix, KEPT[kind]))
-        self.mix = Mix(" ".join(["gguf", *sorted({kind.name for kind in self._kept.values()})]), tuple(rules))
+        label = " ".join(["gguf", *sorted({kind.name for kind in self._kept.values()})])
+        self.mix = Mix(label, tuple(rules), layout=self.layout)
 
     def names(self) -> Iterable[str]:
         return self._tensors.names()
