@@ -28,6 +28,7 @@ if TYPE_CHECKING:
         Shard,
         kv_bytes_per_token,
         parameter_count,
+        parameters_per_token,
     )
     from gradus.models.create import create_model, randomize
     from gradus.models.families.records import read_config, write_config
@@ -43,6 +44,7 @@ _HOMES = {
     "Shard": "config",
     "kv_bytes_per_token": "config",
     "parameter_count": "config",
+    "parameters_per_token": "config",
     "create_model": "create",
     "randomize": "create",
     "read_config": "families.records",
@@ -72,6 +74,7 @@ __all__ = [
     "kv_bytes_per_token",
     "load_weights",
     "parameter_count",
+    "parameters_per_token",
     "randomize",
     "read_config",
     "write_config",
