@@ -7,6 +7,7 @@ Read in this order:
     families/       GPT-2, Llama and all others, and how config.json spells them
     heads.py        between the qkv product and the output product;  rope.py: a token's position as an angle
     layers.py       linear layers, embeddings, norms;  embedded.py: embeddings of each layer
+    experts.py      a layer's experts, and the router that chooses some for each token
     parts.py        a model's description of its layers, for kernels that compute them whole
     create.py       a model from its configuration
     weights.py      copies a checkpoint's tensors into a model;  source.py: which tensors a parameter comes from
