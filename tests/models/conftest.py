@@ -35,11 +35,7 @@ class NaiveAttention:
             if config.attention_softcap is not None:
                 scores = config.attention_softcap * torch.tanh(scores / config.attention_softcap)
             scores = torch.where(visible, scores, torch.tensor(-1e30)).float()
-<<<<<<< HEAD
-            if sinks is not None:
-=======
             if sinks is not None:  # one more column, whose weight goes nowhere
->>>>>>> families
                 scores = torch.cat((scores, sinks[head].expand(len(scores), 1)), dim=1)
             weights = scores.softmax(-1)[:, : len(k)].to(v.dtype)
             out.append(weights @ v[:, head // group])
