@@ -19,7 +19,9 @@ from gradus.models.create import model_class
 from gradus.models.source import tensors_of
 from gradus.quantization.gguf import FORMATS
 from gradus.quantization.mix import HEAD, Mix, matrix_ids, names_of, table_name
+from gradus.quantization.mxfp4 import NOT_A_NUMBER
 from gradus.quantization.packed import Packed
+from gradus.quantization.schemes import MXFP4
 
 KEPT: dict[Type, str] = {kind: kind.name.lower() for kind in Type if kind.name.lower() in FORMATS}
 """A type's scheme."""
@@ -61,6 +63,8 @@ class PackedGGUF:
             bits = blocks.view(-1, form.size)[:, at + 1] & 0x7C  # the exponent, all ones if not finite
             if (bits == 0x7C).any():
                 raise CheckpointError(f"{self.where(name)}: {quoted(name)} has scales that are not finite")
+        if scheme == MXFP4 and (blocks.view(-1, form.size)[:, 0] == NOT_A_NUMBER).any():
+            raise CheckpointError(f"{self.where(name)}: {quoted(name)} has exponents that stand for no number")
         return Packed(scheme, (blocks,))
 
 
