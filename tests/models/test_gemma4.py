@@ -198,10 +198,7 @@ def test_the_text_part_of_a_multimodal_file_is_read(kind: str, text: str) -> Non
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        (
-            {"enable_moe_block": True},
-            "enable_moe_block is set, but mixtures of experts are not computed; Gemma-4-31B",
-        ),
+        ({"enable_moe_block": True, "num_experts": 8}, "top_k_experts is missing"),
         ({"use_bidirectional_attention": "all"}, "use_bidirectional_attention is 'all', but only causal"),
         ({"num_kv_shared_layers": 5}, "num_kv_shared_layers 5 leaves no full_attention layer"),
         ({"num_kv_shared_layers": 6}, "num_kv_shared_layers must be an integer between 0 and 5"),
