@@ -39,6 +39,7 @@ GRANITE4 = {
     "layer_types": ["attention"] * 4,
     "position_embedding_type": "rope",
 }
+EXPERTS = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 96, "norm_topk_prob": True}
 PHI4_MINI = {"model_type": "phi3", "partial_rotary_factor": 0.75, "rope_scaling": LONG}
 CASES = {
     "llama": {"model_type": "llama"},
@@ -50,6 +51,7 @@ CASES = {
         "rope_parameters": GROWING | {"beta_fast": 8.0, "beta_slow": 2.0},
     },
     "qwen3": {"model_type": "qwen3"},
+    "qwen3_moe": {"model_type": "qwen3_moe"} | EXPERTS,
     "phi3": {"model_type": "phi3", "num_key_value_heads": 4},
     "phi4-mini, short": PHI4_MINI | {"original_max_position_embeddings": 256},
     "phi4-mini, long": PHI4_MINI | {"original_max_position_embeddings": 64},

@@ -26,7 +26,7 @@ from gradus.models import embedded
 from gradus.models.config import ModelConfig
 from gradus.models.create import model_class
 from gradus.models.layers import EMBEDDING, Linear, LinearFactory, MatrixId, Role
-from gradus.models.source import tensors_at, tensors_of
+from gradus.models.source import Source, tensors_at, tensors_of
 from gradus.quantization.fp8 import Fp8BlockLinear
 from gradus.quantization.gguf import FORMATS
 from gradus.quantization.int4 import GROUPS, group_for
@@ -63,11 +63,13 @@ PATHS: dict[Role, tuple[str, ...]] = {
 class Mix:
     """label: for people and files; a YAML file's label includes a digest of its rules, to distinguish files of one
     name.
-    rules: (pattern, scheme or NONE), the first match decides. setting: the name of the setting, for messages."""
+    rules: (pattern, scheme or NONE), the first match decides. setting: the name of the setting, for messages.
+    layout: entries of the model's table in place of its own (see `gradus.models.weights.layout_of`)."""
 
     label: str
     rules: tuple[tuple[str, str], ...]
     setting: str = field(default="quantize", compare=False)
+    layout: Mapping[str, Source] = field(default_factory=dict, compare=False)
 
     @classmethod
     def of(cls, quantize: str, setting: str = "quantize", *, head: bool = False) -> Self:
@@ -110,7 +112,7 @@ class Mix:
 
     def check(self, config: ModelConfig) -> None:
         """Raises ConfigError for a pattern that no matrix of the model has, or a router alone."""
-        names = [*_every_name(config), *(table_name(config, path) for path in _table_paths(config))]
+        names = [*self._every_name(config), *(table_name(config, path) for path in _table_paths(config))]
         there = set(names)
         for pattern, _ in self.rules:
             if pattern in there:
@@ -128,7 +130,10 @@ class Mix:
 
     def covers(self, config: ModelConfig) -> bool:
         """Whether every matrix of the model has a scheme."""
-        return all(self.scheme(name) != NONE for name in _every_name(config))
+        return all(self.scheme(name) != NONE for name in self._every_name(config))
+
+    def _every_name(self, config: ModelConfig) -> list[str]:
+        return [name for matrix_id in matrix_ids(config) for name in names_of(matrix_id, config, self.layout)]
 
 
 def _rules(path: Path, setting: str) -> Iterator[tuple[str, str]]:
@@ -153,7 +158,7 @@ def _rule(path: Path, setting: str, pattern: Any, scheme: Any) -> tuple[str, str
 
 
 def matrix_ids(config: ModelConfig) -> Iterator[MatrixId]:
-    """Yield the id of every matrix of a model that may be quantized."""
+    """Yield the id of every matrix of a model that may be quantized: routers and gates of shared experts may not."""
     around: tuple[Role, ...] = ("embed_gate", "embed_out") if config.per_layer_width else ()
     for layer in range(config.num_layers):
         dense: tuple[Role, ...] = ("gate_up", "down") if config.layer(layer).intermediate_size else ()
@@ -173,9 +178,9 @@ def _floats_alone(config: ModelConfig) -> Iterator[str]:
                 yield from names_of(MatrixId(role, layer), config)
 
 
-def names_of(matrix_id: MatrixId, config: ModelConfig) -> list[str]:
-    """List the checkpoint's tensors that are stacked into this matrix, top to bottom."""
-    table = model_class(config.family).weights
+def names_of(matrix_id: MatrixId, config: ModelConfig, layout: Mapping[str, Source] | None = None) -> list[str]:
+    """List the checkpoint's tensors that are stacked into this matrix, top to bottom. layout: see `Mix`."""
+    table = {**model_class(config.family).weights, **(layout or {})}
     path = next(path for path in PATHS[matrix_id.role] if path in table)
     return [stored.name.removesuffix(".weight") for stored in tensors_at(table, path, matrix_id.layer, config)]
 
@@ -188,10 +193,6 @@ def table_name(config: ModelConfig, path: str = EMBEDDING) -> str:
 
 def _table_paths(config: ModelConfig) -> list[str]:
     return [EMBEDDING, *([embedded.TABLE] if config.per_layer_width else [])]
-
-
-def _every_name(config: ModelConfig) -> list[str]:
-    return [name for matrix_id in matrix_ids(config) for name in names_of(matrix_id, config)]
 
 
 def factory(mix: Mix, config: ModelConfig, otherwise: LinearFactory) -> LinearFactory:
@@ -218,7 +219,7 @@ class _Factory:
     ) -> Linear:
         if matrix_id.role in FLOATS_ALONE:
             return self.otherwise(matrix_id, in_features, out_features, bias, dtype, device)
-        names, widths = names_of(matrix_id, self.config), out_features
+        names, widths = names_of(matrix_id, self.config, self.mix.layout), out_features
         try:
             schemes = [self.mix.scheme(name) for name in names]
             if matrix_id.role in EXPERTS:

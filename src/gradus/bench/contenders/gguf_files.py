@@ -18,15 +18,19 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from gradus.bench.contenders import gguf_experts
+from gradus.bench.contenders.gguf_experts import ExpertTensors
 from gradus.bench.declare.declaration import GGUF_FORMATS
 from gradus.bench.measure.drive import ContenderFailed
 from gradus.bench.predict.roofline import Widths, streamed_parameters
 from gradus.loading import Checkpoint
 from gradus.loading.gguf.architectures import ARCHITECTURES, Architecture
+from gradus.loading.gguf.experts import STACKS
 from gradus.loading.gguf.model import CONVERTED
 from gradus.loading.gguf.rotary import FACTORS, LONG, SHORT
 from gradus.models import LinearScaling, Llama3Scaling, Model, ModelConfig, TensorSource, create_model
 from gradus.models.config import LongRope, Yarn
+from gradus.models.families.hf.experts import widest_dense
 from gradus.models.rope import frequencies
 from gradus.models.source import Shape
 from gradus.models.weights import Piece, checked, plan
@@ -98,7 +102,7 @@ def format_of(scheme: str | None) -> Type:
 def widths(config: ModelConfig, scheme: str | None) -> Widths:
     """Bytes per weight, averaged over those that a step reads, and per stored key or value."""
     model = create_model(config, device="meta")
-    read = [piece for piece in plan(model) if not is_looked_up(piece, config)]
+    read = [piece for piece in plan(model, STACKS) if not is_looked_up(piece, config)]
     return Widths(sum(_nbytes(piece, format_of(scheme)) for piece in read) / streamed_parameters(config), KV_BYTES)
 
 
@@ -153,12 +157,14 @@ def _theirs(config: ModelConfig) -> Architecture:
 
 def _kind(name: str, shape: Shape, kind: Type) -> Type:
     """The type that a tensor is stored in."""
-    if len(shape) == 1 or name == "wpe.weight":
+    if len(shape) == 1 or name == "wpe.weight" or ".ffn_gate_inp." in name:
         return Type.F32
-    return kind if ".layers." in name or name.startswith("h.") else Type.F16
+    return kind if ".layers." in name or name.startswith(("h.", "blk.")) else Type.F16
 
 
 def _name(config: ModelConfig, name: str) -> str:
+    if name.startswith("blk."):
+        return name
     architecture = architecture_of(config)
     kind = next(key for key, value in gguf.MODEL_ARCH_NAMES.items() if value == architecture)
     found = gguf.get_tensor_name_map(kind, config.num_layers).get_name(name, try_suffixes=(".weight", ".bias"))
@@ -169,8 +175,12 @@ def _name(config: ModelConfig, name: str) -> str:
 def _converted(config: ModelConfig, tensors: TensorSource) -> Iterator[tuple[str, NDArray[np.float32]]]:
     """Each tensor by its checkpoint name, with its values in llama.cpp's layout."""
     stored = {piece.stored.name: piece.stored for piece in plan(create_model(config, device="meta"))}
-    interleaved = _theirs(config).interleaved
+    interleaved, experts = _theirs(config).interleaved, ExpertTensors(config)
+    for name, value in experts.stacks(tensors):
+        yield name, value.contiguous().numpy()
     for name in tensors.names():
+        if name in experts.replaced:
+            continue
         value = tensors.read(name)
         if not isinstance(value, Tensor):
             raise ContenderFailed("the checkpoint is quantized already, and would have to be rounded again")
@@ -231,7 +241,11 @@ def _describe(writer: gguf.GGUFWriter, config: ModelConfig) -> None:
     writer.add_tokenizer_model("no_vocab")
     writer.add_context_length(config.context_length)
     writer.add_embedding_length(config.hidden_size)
-    writer.add_feed_forward_length(_by_layer(config, "intermediate_size"))
+    if config.experts:
+        gguf_experts.describe(writer, config)
+        writer.add_feed_forward_length(widest_dense(config))
+    else:
+        writer.add_feed_forward_length(_by_layer(config, "intermediate_size"))
     writer.add_block_count(config.num_layers)
     writer.add_head_count(config.num_heads)
     if config.learned_positions:

@@ -6,6 +6,7 @@ Read in this order:
     metadata.py         which of the metadata are read, and which are refused
     architectures.py    what differs by architecture:  configurations.py: its metadata as a configuration,
                         rotary.py: how positions are scaled, names.py: the tensors' names elsewhere
+    experts.py          stacks of experts, which keep their names
     model.py            the tensors by those names, as they were before the conversion
     packed.py           matrices in the packed form they are stored in
     tokenizer.py        the tokenizer, rebuilt

@@ -38,6 +38,7 @@ ARCHITECTURES = {
     "mistral3": Architecture(("ministral3",), names.LLAMA, configurations.mistral3, interleaved=True),
     "qwen2": Architecture(("qwen2",), names.LLAMA, configurations.qwen2, free_width=False),
     "qwen3": Architecture(("qwen3",), names.QWEN3, configurations.qwen3),
+    "qwen3moe": Architecture(("qwen3_moe",), names.QWEN3, configurations.qwen3moe),
     "phi3": Architecture(("phi3",), names.PHI3, configurations.phi3, free_width=False),
     "olmo2": Architecture(("olmo2", "olmo3"), names.OLMO2, configurations.olmo2, free_width=False, windows=True),
     "granite": Architecture(

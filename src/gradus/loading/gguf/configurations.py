@@ -13,6 +13,7 @@ from gradus.loading.quoting import quoted
 from gradus.models.config import ModelConfig
 
 GEMMA3_BY_STREAM = 62  # layers of the one Gemma 3 that scales its scores by the width of its stream
+SOFTMAX = 1  # llama.cpp's number of the router's function
 LONGEST_ROTATION = 1e20  # a factor from which on a pair of values rests: llama.cpp writes 1e30
 
 
@@ -40,6 +41,11 @@ def qwen2(read: Metadata) -> dict[str, Any]:
 
 def qwen3(read: Metadata) -> dict[str, Any]:
     return _without_windows(read) | {"model_type": "qwen3"}
+
+
+def qwen3moe(read: Metadata) -> dict[str, Any]:
+    """Every layer has experts, whose weights llama.cpp divides by their sum."""
+    return _without_windows(read) | _experts(read) | {"model_type": "qwen3_moe", "norm_topk_prob": True}
 
 
 def smollm3(read: Metadata) -> dict[str, Any]:
@@ -95,8 +101,9 @@ def granite(read: Metadata) -> dict[str, Any]:
     models lack. The scale of scores is a number of its own; the others are 1 where absent or 0, as in llama.cpp."""
     if any(".ssm_" in name for name in read.file.tensors):
         raise CheckpointError(f"{read.label}: layers with a state are not supported: every layer must attend")
+    _refuse_experts(read)
     config = _without_windows(read)
-    read.disregard(r"ssm\..*|expert_.*")  # _without_windows has refused experts
+    read.disregard(r"ssm\..*|expert_.*")
     if read.get("rope.scaling.finetuned", True) is not True:  # a switch of the rotation, in this architecture
         read.refuse("rope.scaling.finetuned", "= False leaves out rotary positions, and is not supported")
     return config | {
@@ -204,9 +211,23 @@ def _gemma4_widths(read: Metadata, layers: int, shared: int) -> dict[str, Any]:
 # -- parts that architectures share ------------------------------------------------------------------------------------
 
 
-def _sizes(read: Metadata) -> dict[str, Any]:
+def _experts(read: Metadata) -> dict[str, Any]:
+    """The keys that families with experts share."""
+    if read.integer("expert_gating_func", SOFTMAX) != SOFTMAX:
+        read.refuse("expert_gating_func", "other than 1, softmax, is not supported")
+    return {
+        "num_experts": read.integer("expert_count"),
+        "num_experts_per_tok": read.integer("expert_used_count"),
+        "moe_intermediate_size": read.integer("expert_feed_forward_length"),
+    }
+
+
+def _refuse_experts(read: Metadata) -> None:
     if read.integer("expert_count", 0):
-        raise CheckpointError(f"{read.label}: mixtures of experts are not supported")
+        raise CheckpointError(f"{read.label}: mixtures of experts are not supported in architecture {read.prefix}")
+
+
+def _sizes(read: Metadata) -> dict[str, Any]:
     return {
         "vocab_size": read.rows("token_embd.weight"),
         "hidden_size": read.integer("embedding_length"),

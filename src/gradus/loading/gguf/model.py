@@ -7,29 +7,34 @@ model computes with, as the model's table of weights says.
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from torch import Tensor
 
 from gradus.errors import CheckpointError
 from gradus.loading.gguf.architectures import ARCHITECTURES, architecture
+from gradus.loading.gguf.experts import layout_of
 from gradus.loading.gguf.file import PLAIN, GGUFFile, Type
 from gradus.loading.gguf.metadata import Metadata
 from gradus.loading.gguf.rotary import DESCRIBING
 from gradus.loading.quoting import quoted
 from gradus.models.create import model_class
-from gradus.models.source import OnePlus, Stored, Transposed, tensors_of
+from gradus.models.source import OnePlus, Source, Stored, Transposed, tensors_of
 
 CONVERTED = (OnePlus, Transposed)
 """The forms that llama.cpp's conversion changes into what the model computes with. It leaves all others alone."""
 
 
 class GGUFTensors:
-    """The tensors under their Hugging Face names: a TensorSource."""
+    """The tensors under their Hugging Face names: a TensorSource.
+
+    layout: where the file's stacks of experts belong, which keep llama.cpp's names.
+    """
 
     def __init__(self, file: GGUFFile) -> None:
         self._file = file
         self._architecture = ARCHITECTURES[architecture(file)]
+        self.layout: Mapping[str, Source] = layout_of(file.tensors)
         table = model_class(self._architecture.families[0]).weights
         tensors = [stored for source in table.values() for stored in tensors_of(source)]
         self._changes = {stored.name: stored for stored in tensors if isinstance(stored, CONVERTED)}
@@ -47,10 +52,10 @@ class GGUFTensors:
         return self._change(name).restore(value).contiguous()
 
     def packing(self, name: str) -> Type | None:
-        """A matrix's quantization type; None if it is plain, not a matrix, or stored transposed."""
+        """The quantization type of a matrix or a stack; None if it is plain, a vector, or stored transposed."""
         entry = self._file.tensors[self._stored[name]]
         as_it_is = type(self._change(name)) is Stored
-        return None if entry.type in PLAIN or len(entry.shape) != 2 or not as_it_is else entry.type
+        return None if entry.type in PLAIN or len(entry.shape) < 2 or not as_it_is else entry.type
 
     def blocks(self, name: str) -> Tensor:
         """A quantized matrix as stored (see `GGUFFile.blocks`). Its rows are in Hugging Face's order: if the file has

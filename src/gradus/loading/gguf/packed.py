@@ -32,8 +32,9 @@ class PackedGGUF:
 
     def __init__(self, tensors: GGUFTensors, config: ModelConfig) -> None:
         self._tensors = tensors
+        self.layout = tensors.layout
         table, matrices = table_name(config), {*_tables(config)}
-        matrices |= {name for matrix_id in matrix_ids(config) for name in names_of(matrix_id, config)}
+        matrices |= {name for matrix_id in matrix_ids(config) for name in names_of(matrix_id, config, self.layout)}
         self._kept: dict[str, Type] = {}
         rules = []
         for name in tensors.names():
@@ -42,7 +43,8 @@ class PackedGGUF:
             if matrix in matrices and kind in KEPT:
                 self._kept[name] = kind
                 rules.append((HEAD if config.tie_embeddings and matrix == table else matrix, KEPT[kind]))
-        self.mix = Mix(" ".join(["gguf", *sorted({kind.name for kind in self._kept.values()})]), tuple(rules))
+        label = " ".join(["gguf", *sorted({kind.name for kind in self._kept.values()})])
+        self.mix = Mix(label, tuple(rules), layout=self.layout)
 
     def names(self) -> Iterable[str]:
         return self._tensors.names()
@@ -59,12 +61,11 @@ class PackedGGUF:
             return self._tensors.read(name)
         scheme, blocks = KEPT[self._kept[name]], self._tensors.blocks(name)
         form = FORMATS[scheme]
-        for at in form.scales:
-            bits = blocks.view(-1, form.size)[:, at + 1] & 0x7C  # the exponent, all ones if not finite
-            if (bits == 0x7C).any():
-                raise CheckpointError(f"{self.where(name)}: {quoted(name)} has scales that are not finite")
-        if scheme == MXFP4 and (blocks.view(-1, form.size)[:, 0] == NOT_A_NUMBER).any():
-            raise CheckpointError(f"{self.where(name)}: {quoted(name)} has exponents that stand for no number")
+        one_by_one = blocks.view(-1, form.size)
+        found = [(one_by_one[:, at + 1] & 0x7C) == 0x7C for at in form.scales]  # the exponent, all ones if not finite
+        found += [one_by_one[:, 0] == NOT_A_NUMBER] if scheme == MXFP4 else []
+        if any(bad.any() for bad in found):
+            raise CheckpointError(f"{self.where(name)}: {quoted(name)} has scales that are not finite")
         return Packed(scheme, (blocks,))
 
 
