@@ -154,7 +154,7 @@ def _store(value: Prepared, piece: Piece, what: str) -> None:
         if isinstance(stored, Reordered):
             value = value.reordered(stored.order)
         elif isinstance(stored, Stack):
-            value = value if stored.as_it_lies else value.reordered(stored.order(piece.shape[0]))
+            value = value.reordered(stored.order(piece.shape[0])) if stored.halves else value
         elif type(stored) not in (Stored, ByExpert):
             raise ValueError(f"is quantized in another form than the model's ({type(stored).__name__.lower()})")
         value.into(piece.module, piece.start)

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from gradus.errors import ConfigError
 from gradus.models.layers import MatrixId, parameter
-from gradus.quantization.linear import QuantizedLinear, product_in_pieces
+from gradus.quantization.linear import ASSIGNED, QuantizedLinear, product_in_pieces
 
 BLOCK, SIZE = 32, 17  # values and bytes
 BIAS = 127
@@ -59,10 +59,11 @@ class Mxfp4Linear(QuantizedLinear):
 
     def store(self, start: int, blocks: Tensor) -> None:
         """Store rows of a file: uint8 [rows, 17 K / 32]."""
-        blocks = blocks.to(self._device).unflatten(1, (-1, SIZE))
-        rows = slice(start, start + len(blocks))
-        self.scales[rows] = blocks[..., 0]
-        self.words[rows] = to_words(_codes(blocks[..., 1:]).flatten(1))
+        for some in blocks.split(max(1, ASSIGNED // self.in_features)):
+            rows, here = slice(start, start + len(some)), some.to(self._device).unflatten(1, (-1, SIZE))
+            self.scales[rows] = here[..., 0]
+            self.words[rows] = to_words(_codes(here[..., 1:]).flatten(1))
+            start += len(some)
 
     def dequantized(self) -> Tensor:
         return self.wide_rows(0, sum(self.out_features))
