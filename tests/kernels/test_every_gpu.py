@@ -113,6 +113,7 @@ def cases(able: Capability) -> Iterator[tuple[str, Case]]:
             yield from attention(able, head_dim, group, dtype)
             if able.multiplies_fp8:
                 yield from attention(able, head_dim, group, dtype, fp8=True)
+    yield from attention(able, 64, 8, torch.bfloat16, sinks=True)  # gpt-oss
 
 
 def beside_products(able: Capability) -> Iterator[tuple[str, Case]]:
@@ -352,13 +353,13 @@ def asked_samplers() -> Iterator[tuple[str, Case]]:
 
 
 def attention(
-    able: Capability, head_dim: int, group: int, dtype: torch.dtype, fp8: bool = False
+    able: Capability, head_dim: int, group: int, dtype: torch.dtype, fp8: bool = False, sinks: bool = False
 ) -> Iterator[tuple[str, Case]]:
     """Decodes, then every taller tile; with heads rotated before or in the kernel. fp8: of keys and values."""
     types = {"tickets": "*i32", "tables": "*i64", "items": "*i32", "q_stride": "i32:16", "table_stride": "i32:16"}
     types |= dict.fromkeys(("sums", "peaks", "totals"), "*fp32") | dict.fromkeys(("scale", "softcap", "eps"), "fp32")
-    types |= dict.fromkeys(("out", "q", "keys", "values"), TYPES[dtype])
-    what = f"{head_dim} {str(dtype).removeprefix('torch.')}{' fp8' if fp8 else ''}"
+    types |= dict.fromkeys(("out", "q", "keys", "values"), TYPES[dtype]) | ({"sinks": "*fp32"} if sinks else {})
+    what = f"{head_dim} {str(dtype).removeprefix('torch.')}{' fp8' if fp8 else ''}{' sinks' if sinks else ''}"
     scales = ("key_scales", "value_scales")
     types |= dict.fromkeys(scales, "*fp32") | dict.fromkeys(("keys", "values"), "*fp8e4nv") if fp8 else {}
     chosen = launches(head_dim, dtype, group, able=able, eight_bits=fp8)
@@ -370,7 +371,7 @@ def attention(
         )  # fmt: skip
         options = {"num_warps": launch.warps, "num_stages": launch.stages}
         norms = {"q_gain": None, "k_gain": None} | ({} if fp8 else dict.fromkeys(scales))
-        norms |= {"growth": None, "value_eps": None}
+        norms |= {"growth": None, "value_eps": None} | ({} if sinks else {"sinks": None})
         plain = constants | norms | {"NEW": 0, "rotary": None}
         kind = "decode" if tokens == 1 else "prompt"
         yield f"{kind} {what} {launch.rows} {group}", Case(paged_attention._attend, types, plain, options)

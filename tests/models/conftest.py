@@ -20,7 +20,7 @@ class NaiveAttention:
     keys: dict[int, Tensor] = field(default_factory=dict)
     values: dict[int, Tensor] = field(default_factory=dict)
 
-    def attend(self, layer: int, q: Tensor, k: Tensor | None, v: Tensor | None) -> Tensor:
+    def attend(self, layer: int, q: Tensor, k: Tensor | None, v: Tensor | None, sinks: Tensor | None = None) -> Tensor:
         config, source = self.config, self.config.kv_source(layer)
         if k is not None and v is not None:
             if layer in self.keys:
@@ -34,7 +34,10 @@ class NaiveAttention:
             scores = q[:, head] @ k[:, head // group].T * config.attention_scale
             if config.attention_softcap is not None:
                 scores = config.attention_softcap * torch.tanh(scores / config.attention_softcap)
-            weights = torch.where(visible, scores, torch.tensor(-1e30)).float().softmax(-1).to(v.dtype)
+            scores = torch.where(visible, scores, torch.tensor(-1e30)).float()
+            if sinks is not None:
+                scores = torch.cat((scores, sinks[head].expand(len(scores), 1)), dim=1)
+            weights = scores.softmax(-1)[:, : len(k)].to(v.dtype)
             out.append(weights @ v[:, head // group])
         return torch.stack(out, dim=1)
 

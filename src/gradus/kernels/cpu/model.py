@@ -386,7 +386,8 @@ def _layers(
         rotation = (0, 0) if layer.rope is None else rotations[layer.rope]
         norms = (None, None) if layer.heads.across_heads else _head_norms(layer)  # those have a stage
         addresses = [0 if norm is None else matrices.address(norm.weight.float()) for norm in norms]
-        rows.append((keys.data_ptr(), values.data_ptr(), layer.heads.stores, *rotation, *addresses, group))
+        sinks = 0 if layer.heads.sinks is None else matrices.address(layer.heads.sinks.float())
+        rows.append((keys.data_ptr(), values.data_ptr(), layer.heads.stores, *rotation, *addresses, sinks, group))
     return np.array(rows, LAYER)
 
 
