@@ -74,7 +74,10 @@ class GGUFLinear(QuantizedLinear):
 
     def allocate(self, dtype: torch.dtype, device: torch.device | str) -> None:
         row = self.in_features // self.format.values * self.format.size
-        self.blocks = parameter((sum(self.out_features), row), torch.uint8, device)
+        rows, on_cpu = sum(self.out_features), torch.device(device).type == "cpu"
+        self.blocks = parameter((1, 1) if on_cpu else (rows, row), torch.uint8, device)
+        if on_cpu:  # a file's memory mostly takes its place: see `store`
+            self.blocks.data = self.blocks.data.expand(rows, row)
         self.widen: Callable[[int, int], Tensor] | None = None
 
     def store(self, start: int, blocks: Tensor) -> None:
@@ -82,7 +85,15 @@ class GGUFLinear(QuantizedLinear):
         if self.blocks.is_cpu and blocks.shape == self.blocks.shape and blocks.is_contiguous():
             self.blocks.data = blocks
         else:
+            if self.blocks.stride(0) == 0:
+                self.blocks.data = torch.empty(self.blocks.shape, dtype=torch.uint8)
             self.blocks[start : start + len(blocks)] = blocks
+
+    @property
+    def stays_in_file(self) -> bool:
+        """Whether a CPU need not hold all of the matrix in memory: a whole stack of experts, of which tokens choose a
+        few. One of gates and features is a copy in another order."""
+        return self.matrix_id.role in ("experts_up", "experts_down") and len(self.out_features) == 1
 
     def part(self, first: int, end: int) -> Linear:
         part = cast(GGUFLinear, super().part(first, end))
