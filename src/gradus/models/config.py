@@ -128,6 +128,9 @@ class Experts:
             )
 
 
+CLAMPED = "clamped_silu"  # the activation that stands for gpt-oss's gate: `layers.Clamped`
+
+
 class LayerSizes(NamedTuple):
     """The sizes of one layer, where layers differ."""
 
@@ -157,7 +160,7 @@ class ModelConfig:
     head_dim: int  # not always hidden_size // num_heads
     context_length: int
     norm_eps: float
-    activation: str  # a key of layers.ACTIVATIONS
+    activation: str  # a key of layers.ACTIVATIONS, or CLAMPED
     tie_embeddings: bool  # the output head is the input embedding's matrix
     attention_bias: bool  # of queries, keys and values
     attention_output_bias: bool

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from gradus.models.attention import Attention
-from gradus.models.config import ModelConfig
+from gradus.models.config import CLAMPED, ModelConfig
 from gradus.models.rope import has_frequencies
 from gradus.models.source import Ignored, Source
 
@@ -45,9 +45,6 @@ class Gated(Activation):
     def forward(self, x: Tensor) -> Tensor:
         gate, up = x.chunk(2, dim=-1)
         return self.function(gate) * up
-
-
-CLAMPED = "clamped_silu"  # the name of gpt-oss's gate
 
 
 class Clamped(Gated):
