@@ -53,6 +53,7 @@ class Format(NamedTuple):
 class GGUFLinear(QuantizedLinear):
     """blocks: uint8 [N, bytes per row]. Raises ConfigError if rows are not whole blocks.
 
+    from_file: whether the blocks are those of a GGUF file, and not made here or converted from another format.
     rounds: whether activations are rounded to int8, 32 columns with one scale.
     widen: a kernel that returns rows first to end as floats in the type of activations, or in float32 where this
     processor multiplies that faster, valid until its next call; None without such a kernel.
@@ -70,8 +71,9 @@ class GGUFLinear(QuantizedLinear):
         device: torch.device | str = "cpu",
         *,
         format: str,
+        from_file: bool = True,
     ) -> None:
-        self.format = FORMATS[format]
+        self.format, self.from_file = FORMATS[format], from_file
         if in_features % self.format.values:
             raise ConfigError(f"{format}: blocks of {self.format.values} do not divide rows of {in_features} weights")
         super().__init__(matrix_id, in_features, out_features, bias, dtype, device)
@@ -83,20 +85,35 @@ class GGUFLinear(QuantizedLinear):
 
     def allocate(self, dtype: torch.dtype, device: torch.device | str) -> None:
         row = self.in_features // self.format.values * self.format.size
-        self.blocks = parameter((sum(self.out_features), row), torch.uint8, device)
+        rows, on_cpu = sum(self.out_features), torch.device(device).type == "cpu"
+        self.blocks = parameter((1, 1) if on_cpu else (rows, row), torch.uint8, device)
+        if on_cpu:  # a file's memory mostly takes its place: see `store`
+            self.blocks.data = self.blocks.data.expand(rows, row)
         self.widen: Callable[[int, int], Tensor] | None = None
 
     def quantize(self, start: int, weight: Tensor) -> None:
         form = self.format
         assert form.pack is not None, f"{form.name} is only read"
-        self.blocks[start : start + len(weight)] = form.pack(weight.reshape(-1, form.values)).view(len(weight), -1)
+        self._copy(start, form.pack(weight.reshape(-1, form.values)).view(len(weight), -1))
 
     def store(self, start: int, blocks: Tensor) -> None:
         """Store rows of a file: uint8 [rows, bytes per row]. On a CPU, a whole matrix is not copied but referred to."""
         if self.blocks.is_cpu and blocks.shape == self.blocks.shape and blocks.is_contiguous():
             self.blocks.data = blocks
         else:
-            self.blocks[start : start + len(blocks)] = blocks
+            self._copy(start, blocks)
+
+    def _copy(self, start: int, blocks: Tensor) -> None:
+        if self.blocks.is_cpu and self.blocks.stride(0) == 0:
+            self.blocks.data = torch.empty(self.blocks.shape, dtype=torch.uint8)
+        self.blocks[start : start + len(blocks)] = blocks
+
+    @property
+    def stays_in_file(self) -> bool:
+        """Whether a CPU need not hold all of the matrix in memory: a whole stack of experts, of which tokens choose a
+        few. One of gates and features is a copy in another order."""
+        stack = self.matrix_id.role in ("experts_up", "experts_down")
+        return self.from_file and stack and len(self.out_features) == 1
 
     def dequantized(self) -> Tensor:
         return self.wide_rows(0, sum(self.out_features))

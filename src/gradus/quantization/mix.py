@@ -28,10 +28,10 @@ from gradus.models.create import model_class
 from gradus.models.layers import EMBEDDING, Linear, LinearFactory, MatrixId, Role
 from gradus.models.source import Source, tensors_at, tensors_of
 from gradus.quantization.fp8 import Fp8BlockLinear
-from gradus.quantization.gguf import FORMATS
+from gradus.quantization.gguf import FORMATS, GGUFLinear
 from gradus.quantization.int4 import GROUPS, group_for
 from gradus.quantization.parts import SideBySide
-from gradus.quantization.schemes import AS_STORED, ORDERED, SCHEMES, STORED
+from gradus.quantization.schemes import AS_STORED, MXFP4, ORDERED, SCHEMES, STORED
 
 log = logging.getLogger(__name__)
 
@@ -224,7 +224,7 @@ class _Factory:
             schemes = [self.mix.scheme(name) for name in names]
             if matrix_id.role in EXPERTS:
                 schemes, widths = self._of_experts(matrix_id, schemes, out_features)
-            makers = [self._maker(scheme, in_features, matrix_id) for scheme in schemes]
+            makers = [self._maker(scheme, in_features, matrix_id, device) for scheme in schemes]
             if len(set(schemes)) == 1 and not (_apart(schemes[0], device) and len(schemes) > 1):
                 return makers[0](matrix_id, in_features, out_features, bias, dtype, device)
             shape = matrix_id, in_features, out_features
@@ -259,11 +259,13 @@ class _Factory:
         experts = None if matrix_id.layer is None else self.config.experts_at(matrix_id.layer)
         return 1 if experts is None or matrix_id.role not in EXPERTS else experts.count
 
-    def _maker(self, scheme: str, width: int, matrix_id: MatrixId) -> LinearFactory:
+    def _maker(self, scheme: str, width: int, matrix_id: MatrixId, device: torch.device | str) -> LinearFactory:
         if scheme == "int4":
             _say_group(width)
         if scheme == NONE:
             return self.otherwise
+        if scheme == MXFP4 and self.mix.layout and torch.device(device).type != "cuda":
+            return partial(GGUFLinear, format=MXFP4)  # the file's own bytes
         count = self._experts_of(matrix_id)
         return partial(Fp8BlockLinear, experts=count) if scheme == "fp8-block" and count > 1 else STORED[scheme]
 

@@ -17,6 +17,9 @@ ORDERED = "-ordered"
 MXFP4 = "mxfp4"
 
 
+IN_BLOCKS = partial(GGUFLinear, format=MXFP4, from_file=False)
+
+
 def _mxfp4(
     matrix_id: MatrixId,
     in_features: int,
@@ -25,9 +28,9 @@ def _mxfp4(
     dtype: torch.dtype = torch.float32,
     device: torch.device | str = "cpu",
 ) -> Linear:
-    """In blocks on a CPU, which a GGUF file's memory may be, and in words elsewhere: see `mxfp4.py`."""
+    """In blocks on a CPU and in words elsewhere: see `mxfp4.py`."""
     if torch.device(device).type == "cpu":
-        return GGUFLinear(matrix_id, in_features, out_features, bias, dtype, device, format=MXFP4)
+        return IN_BLOCKS(matrix_id, in_features, out_features, bias, dtype, device)
     return Mxfp4Linear(matrix_id, in_features, out_features, bias, dtype, device)
 
 

@@ -4,6 +4,9 @@ A matrix is then the file's own bytes, mapped: on a CPU nothing is copied, excep
 llama.cpp interleaves, or that Phi pairs in its own way. An embedding is looked up in its bits, and one that is also the
 output head is kept once. Everything else becomes floats, as usual: other types, norms, and matrices that are stored
 transposed.
+
+Experts that no token chooses are never read: a file may be larger than the memory, whose pages the system drops and
+reads again.
 """
 
 from collections.abc import Iterable, Iterator
@@ -56,11 +59,17 @@ class PackedGGUF:
         return self._tensors.where(name)
 
     def read(self, name: str) -> Tensor | Packed:
-        """Read a tensor, packed if its type is kept. Raises CheckpointError for scales that are not finite."""
+        """Read a tensor, packed if its type is kept. Raises CheckpointError for scales that are not finite.
+
+        Stacks of experts are not looked at: that would read most of the file from the disk. Where an expert's scales
+        are not finite, its results are not, and they end the sequence that chose it.
+        """
         if name not in self._kept:
             return self._tensors.read(name)
         scheme, blocks = KEPT[self._kept[name]], self._tensors.blocks(name)
         form = FORMATS[scheme]
+        if len(self.shape(name)) > 2:
+            return Packed(scheme, (blocks,))
         one_by_one = blocks.view(-1, form.size)
         found = [(one_by_one[:, at + 1] & 0x7C) == 0x7C for at in form.scales]  # the exponent, all ones if not finite
         found += [one_by_one[:, 0] == NOT_A_NUMBER] if scheme == MXFP4 else []
