@@ -11,7 +11,7 @@ A checkpoint names and cuts its tensors in its own way. Each model file says how
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from torch import Tensor, empty_like
+from torch import Tensor, arange, empty_like
 
 from gradus.models.config import ModelConfig
 
@@ -124,6 +124,10 @@ class Stack(Stored):
         elif self.halves:
             value = value.unflatten(1, (2, -1)).movedim(1, 0).flatten(0, 1)
         return value.flatten(0, 1)
+
+    def order(self, rows: int) -> Tensor:
+        """Which row of the file, all experts' one above another, is each row here: int64 [rows]."""
+        return self.convert(arange(rows).view(self.experts, -1))
 
     def restore(self, value: Tensor) -> Tensor:
         if self.halves:

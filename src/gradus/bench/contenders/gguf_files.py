@@ -176,8 +176,8 @@ def _converted(config: ModelConfig, tensors: TensorSource) -> Iterator[tuple[str
     """Each tensor by its checkpoint name, with its values in llama.cpp's layout."""
     stored = {piece.stored.name: piece.stored for piece in plan(create_model(config, device="meta"))}
     interleaved, experts = _theirs(config).interleaved, ExpertTensors(config)
-    for name, value in experts.stacks(tensors):
-        yield name, value.contiguous().numpy()
+    for name, stack in experts.stacks(tensors):
+        yield name, stack.contiguous().numpy()
     for name in tensors.names():
         if name in experts.replaced:
             continue
