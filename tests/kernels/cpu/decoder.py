@@ -31,7 +31,7 @@ KINDS = {format: kind for kind, format in KEPT.items()}
 ROPE, OTHER = Rope(10000.0), Rope(500.0, turned=8, proportional=True)
 NARROW, WIDE = LayerSizes(2, 24, 160), LayerSizes(1, 48, 320)  # as in Gemma 4: fewer heads, of more values
 
-FEW_EXPERTS = Experts(6, 2, 48)
+FEW_EXPERTS = Experts(6, 2, 64)
 
 
 def experts(*, alone: bool = True, **fields: object) -> dict[str, object]:
@@ -89,7 +89,7 @@ ALL = {
     "activation": "gelu_tanh",
     "attention_sinks": True,
     "experts": (
-        Experts(6, 2, 48, scaled=True, biased=True),
+        Experts(6, 2, 96, scaled=True, biased=True),
         None,
         Experts(12, 3, 64, sigmoid=True, normalized=False, scale=1.5, corrected=True, groups=4, chosen_groups=2),
         Experts(5, 5, 32, corrected=True),
@@ -225,7 +225,7 @@ def decoder(
     for path, module, name, shape in parameters(model):
         center = 1.0 if len(shape) == 1 else 0.0
         values = center + std * torch.randn(shape, generator=generator(crc32(path.encode())))
-        if isinstance(module, GGUFLinear):
+        if isinstance(module, GGUFLinear) and name != "bias":
             module.store(0, torch.from_numpy(encode(values.numpy(), KINDS[module.format.name])))
         else:
             assign(module, name, 0, values)
