@@ -10,7 +10,6 @@ from torch import Tensor
 from gradus.kernels.experts.dispatch import dispatch
 from gradus.kernels.experts.grouped import down_product, up_product
 from gradus.kernels.experts.grouped_launch import GroupedLaunch
-from gradus.kernels.experts.grouped_tables import choose_launch
 from gradus.kernels.experts.reference import dispatch_reference, down_reference, up_reference
 from gradus.models import SHAPES, create_model, randomize
 from gradus.models.experts import Mixture
@@ -104,8 +103,3 @@ def test_rows_through_their_experts_add_up_to_the_model_s_mixture(tokens):
     results = down_product(features, mixture.down.weight, plan)
     total = (results.unflatten(0, (tokens, -1)) * weights[:, :, None]).sum(1)
     torch.testing.assert_close(total, mixture(x, None), rtol=1e-4, atol=1e-5)
-
-
-def test_without_a_measurement_a_launch_fits_what_it_is_chosen_for():
-    assert choose_launch("up", 256, 128, 768, 2048, 2, True, torch.device("cpu")).tokens == 16
-    assert choose_launch("down", 65536, 128, 2048, 768, 2, False, torch.device("cpu")).tokens == 128
