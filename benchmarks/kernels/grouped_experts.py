@@ -122,7 +122,7 @@ def fits(use: Use, launch: AnyLaunch, shape: Shape, device: torch.device) -> boo
     """Whether it has its shared memory, and the copy engine where it needs that."""
     able = capability(device)
     if isinstance(launch, HopperGroupedLaunch):
-        return hopper_grouped is not None and suits_hopper(able, shape.matrix(use)[1], torch.bfloat16)
+        return hopper_grouped is not None and suits_hopper(able, shape.matrix(use)[1], 2)
     room = able.shared_memory - 2048 >= launch.shared_bytes(gated=use == "up")
     return room and (not launch.copied or able >= (9, 0))
 

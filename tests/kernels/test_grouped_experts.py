@@ -123,8 +123,8 @@ def measured(monkeypatch):
     choose_launch.cache_clear()
 
 
-def chosen(pairs: int, k: int = 2048, dtype=torch.bfloat16, *, gated: bool = True) -> AnyLaunch:
-    return choose_launch("up", pairs, 128, 768, k, dtype, gated, torch.device("cuda"))
+def chosen(pairs: int, k: int = 2048, *, gated: bool = True) -> AnyLaunch:
+    return choose_launch("up", pairs, 128, 768, k, torch.bfloat16, gated, torch.device("cuda"))
 
 
 def test_the_next_measured_number_of_rows_per_expert_chooses_and_beyond_all_the_last(measured):
@@ -135,7 +135,7 @@ def test_the_next_measured_number_of_rows_per_expert_chooses_and_beyond_all_the_
 
 def test_what_hopper_s_kernel_does_not_multiply_takes_the_rule_s_launch(measured):
     many = 512 * 128
-    for launch in (chosen(many, 2080), chosen(many, dtype=torch.float16), chosen(many, gated=False)):
+    for launch in (chosen(many, 2080), chosen(many, gated=False)):
         assert launch == unmeasured(512)
     assert chosen(8, 2044).copied is False
 

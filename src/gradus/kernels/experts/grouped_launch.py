@@ -29,6 +29,7 @@ KINDS["grouped"] = GroupedLaunch
 
 
 HIGH = 128  # rows of one expert in a tile of `hopper_grouped`
+DEEP = 64  # columns of its tiles
 CONSUMERS = 2  # warp groups that multiply them
 
 

@@ -16,7 +16,7 @@ import torch
 from gradus.device.capability import Capability, capability
 from gradus.kernels.core import tuning
 from gradus.kernels.core.gluon import in_gluon
-from gradus.kernels.experts.grouped_launch import AnyLaunch, GroupedLaunch, HopperGroupedLaunch
+from gradus.kernels.experts.grouped_launch import DEEP, AnyLaunch, GroupedLaunch, HopperGroupedLaunch
 
 Use = Literal["up", "down"]
 USES: tuple[Use, ...] = ("up", "down")
@@ -45,16 +45,16 @@ def choose_launch(
     table = table_of(device) if item == 2 else None
     launch = None if table is None else table.choose(use, rows, n, k)
     if isinstance(launch, HopperGroupedLaunch):
-        if suits_hopper(able, k, dtype) and gated == (use == "up") and hopper_grouped is not None:
+        if suits_hopper(able, k, item) and gated == (use == "up") and hopper_grouped is not None:
             return launch
         launch = None
     launch = unmeasured(rows, item) if launch is None else launch
     return fitted(launch, able, gated=gated, item=item)._replace(copied=launch.copied and copies(able, k, item))
 
 
-def suits_hopper(able: Capability, k: int, dtype: torch.dtype) -> bool:
-    """Whether `hopper_grouped` multiplies rows of k values of that type."""
-    return able == (9, 0) and dtype == torch.bfloat16 and k % 64 == 0
+def suits_hopper(able: Capability, k: int, item: int) -> bool:
+    """Whether `hopper_grouped` multiplies rows of k values of `item` bytes."""
+    return able == (9, 0) and item == 2 and k % DEEP == 0
 
 
 @cache

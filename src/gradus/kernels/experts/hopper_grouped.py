@@ -18,7 +18,6 @@ Layouts and bytes: as in `grouped.py`.
 
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -34,10 +33,10 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.language import constexpr, tensor
 
 from gradus.kernels.experts.dispatch import Dispatch
-from gradus.kernels.experts.grouped_launch import CONSUMERS, HIGH, HopperGroupedLaunch
+from gradus.kernels.experts.grouped_launch import CONSUMERS, DEEP, HIGH, HopperGroupedLaunch
 from gradus.kernels.rows.activation import activate_gated
 
-DEPTH = gl.constexpr(64)  # columns of x and the weights in a tile: a swizzled row of shared memory, 128 bytes
+DEPTH = gl.constexpr(DEEP)  # columns of x and the weights in a tile: a swizzled row of shared memory, 128 bytes
 ROWS = gl.constexpr(HIGH // CONSUMERS)  # of x, per consumer
 PART = gl.constexpr(128)  # rows of weights that are copied together: gates, or features, or outputs
 PIECE = gl.constexpr(64)  # columns of results that are written together
@@ -50,10 +49,10 @@ def hopper_grouped(
 ) -> None:  # fmt: skip
     """activation: of the first product, whose gates it is for; None is the second. Others: as in `grouped.py`.
 
-    All are bfloat16, x's rows a multiple of DEPTH values long.
+    Values have 16 bits, and x's rows are a multiple of DEPTH long.
     """
     up, (n, k) = activation is not None, (out.shape[1], x.shape[1])
-    assert k % DEPTH.value == 0 and x.dtype == torch.bfloat16
+    assert k % DEPTH.value == 0 and x.element_size() == 2
     columns = PART.value if up else 2 * PART.value
     tiles = -(-n // columns)
     places = plan.tiles(HIGH)
@@ -139,14 +138,14 @@ class Ring(NamedTuple):
 
 
 @gluon.jit
-def _ring(STAGES: constexpr, ARRIVALS: constexpr) -> Ring:
+def _ring(KIND: constexpr, STAGES: constexpr, ARRIVALS: constexpr) -> Ring:
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     for i in gl.static_range(STAGES):
         mbarrier.init(full.index(i), count=ARRIVALS)
         mbarrier.init(empty.index(i), count=2)
-    x = gl.allocate_shared_memory(gl.bfloat16, [STAGES, 2 * ROWS, DEPTH], tiles_of())
-    weights = gl.allocate_shared_memory(gl.bfloat16, [STAGES, 2 * PART, DEPTH], tiles_of())
+    x = gl.allocate_shared_memory(KIND, [STAGES, 2 * ROWS, DEPTH], tiles_of())
+    weights = gl.allocate_shared_memory(KIND, [STAGES, 2 * PART, DEPTH], tiles_of())
     return Ring(x, weights, full, empty)
 
 
@@ -161,7 +160,7 @@ def _ranges(work: Work, EXPERTS: constexpr) -> tensor:
 
 @gluon.jit
 def _tile(ranges: tensor, place: tensor, EXPERTS: constexpr) -> tensor:
-    """The expert of a tile of rows, and where they begin and end: as `dispatch.tile_at` finds them."""
+    """The expert of a tile of rows, where they begin, and where the expert's end: as `dispatch.tile_at` finds them."""
     starts, ends = ranges
     each = gl.arange(0, EXPERTS, layout=listed())
     begun = starts // (2 * ROWS) + each <= place
@@ -169,7 +168,7 @@ def _tile(ranges: tensor, place: tensor, EXPERTS: constexpr) -> tensor:
     start = gl.max(gl.where(begun, starts, 0), 0)
     end = gl.max(gl.where(begun, ends, 0), 0)
     first = start + (place - start // (2 * ROWS) - expert) * (2 * ROWS)
-    return expert, first, gl.minimum(first + 2 * ROWS, end)
+    return expert, first, end
 
 
 # -- the producer ------------------------------------------------------------------------------------------------------
@@ -182,8 +181,8 @@ def _produce(
     """Copy what the consumers will ask for, in their order."""
     PARTS: constexpr = 2  # of a tile of weights
     ranges = _ranges(work, EXPERTS)
-    weights = ring.weights._reinterpret(gl.bfloat16, [STAGES * PARTS, PART, DEPTH], tiles_of())
-    halves = ring.x._reinterpret(gl.bfloat16, [STAGES * 2, ROWS, DEPTH], tiles_of())
+    weights = ring.weights._reinterpret(ring.weights.dtype, [STAGES * PARTS, PART, DEPTH], tiles_of())
+    halves = ring.x._reinterpret(ring.x.dtype, [STAGES * 2, ROWS, DEPTH], tiles_of())
     n = 0
     for tile in range(gl.program_id(0), work.places * work.tiles, gl.num_programs(0)):
         expert, first, end = _tile(ranges, tile // work.tiles, EXPERTS)
@@ -231,7 +230,7 @@ def _halves(sums: tensor) -> tensor:
 @gluon.jit
 def _multiplied(ring: Ring, n: tensor, steps: tensor, CONSUMER: constexpr, STAGES: constexpr) -> tensor:
     """Sum `steps` tiles from the n-th on."""
-    x = ring.x._reinterpret(gl.bfloat16, [STAGES * 2, ROWS, DEPTH], tiles_of())
+    x = ring.x._reinterpret(ring.x.dtype, [STAGES * 2, ROWS, DEPTH], tiles_of())
     sums = gl.zeros([ROWS, 2 * PART], gl.float32, products(2 * PART))
     for step in range(0, steps):
         stage = n % STAGES
@@ -271,7 +270,7 @@ def _biased(values: tensor, bias_ptr: tensor, row: tensor, left: tensor, BIASED:
 def _written(values: tensor, out: tensor, inside: tensor, column: tensor, N: tensor) -> None:
     """Store a piece of results in lines of 128 bytes. out: where each row begins."""
     columns = column + gl.arange(0, PIECE, layout=gl.SliceLayout(0, lines()))
-    lying = gl.convert_layout(values.to(gl.bfloat16), lines())
+    lying = gl.convert_layout(values.to(out.dtype.element_ty), lines())
     gl.store(out[:, None] + columns[None, :], lying, mask=inside[:, None] & (columns < N)[None, :])
 
 
@@ -329,7 +328,7 @@ def hopper_grouped_kernel(
     CHOSEN: constexpr, ACTIVATION: constexpr, BIASED: constexpr, EXPERTS: constexpr, STAGES: constexpr,
 ) -> None:  # fmt: skip
     """x: a pointer for the first product, a descriptor for the second. weight: a descriptor."""
-    ring = _ring(STAGES, 1 + COPIERS if CHOSEN else 1)
+    ring = _ring(out_ptr.dtype.element_ty, STAGES, 1 + COPIERS if CHOSEN else 1)
     work = Work(pairs_ptr, starts_ptr, experts, N, steps, tiles, places)
     fence_async_shared()
     # Registers of each thread: 65,536 for 384 threads.
