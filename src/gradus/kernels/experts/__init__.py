@@ -9,5 +9,6 @@ dispatch.py        the rows of each expert, in their order
 grouped_launch.py  launch shapes of grouped products
 grouped_tables.py  which launch for which product (measured/)
 grouped.py         the products of many rows: each expert's rows with its matrix
+hopper_grouped.py  prompts on Hopper, in Gluon
 reference.py       what these compute, in torch
 """
