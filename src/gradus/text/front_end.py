@@ -143,7 +143,7 @@ class FrontEnd:
         tokenizer = self._need_tokenizer("messages")
         shown = read_tools(tools)
         found = self.dialect.messages(messages, shown)
-        return tokenizer.chat(found, tools=[tool.shown() for tool in shown], **settings)
+        return tokenizer.chat(found, tools=self.dialect.shown(shown), **settings)
 
     @functools.cached_property
     def infill(self) -> Infill:
