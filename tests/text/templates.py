@@ -462,7 +462,7 @@ GPT_OSS = """{%- macro kind_of(spec, required, nullable=false) -%}
     {%- elif spec.type == "object" and spec.properties -%}
         {{- "{\n" }}
         {%- for name, inner in spec.properties.items() -%}
-            {{- name + ("?" if name not in (spec.required or [])) + ": " + kind_of(inner, spec.required or []) }}
+            {{- name + ("" if name in (spec.required or []) else "?") + ": " + kind_of(inner, spec.required or []) }}
             {{- ", " if not loop.last }}
         {%- endfor -%}
         {{- "}" }}
@@ -477,7 +477,7 @@ GPT_OSS = """{%- macro kind_of(spec, required, nullable=false) -%}
         {%- if tool.parameters and tool.parameters.properties %}
             {{- "(_: {\n" }}
             {%- for name, spec in tool.parameters.properties.items() %}
-                {{- name + ("?" if name not in (tool.parameters.required or [])) + ": " }}
+                {{- name + ("" if name in (tool.parameters.required or []) else "?") + ": " }}
                 {{- kind_of(spec, tool.parameters.required or []) }}
                 {%- if spec.default is defined %}{{- ", // default: " + spec.default|tojson }}{%- endif %}
                 {{- ",\n" }}

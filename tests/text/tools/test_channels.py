@@ -4,9 +4,10 @@ import json
 
 import pytest
 
-from gradus.engine.request import SamplingParams
+from gradus.engine.request import ModelLimits, SamplingParams
 from gradus.engine.structured import Structured
 from gradus.structured import Grammars
+from gradus.text.front_end import FrontEnd
 from gradus.text.tools.channels import MARKERS
 from gradus.text.tools.dialect import Dialect
 from gradus.text.tools.events import Answer
@@ -308,3 +309,16 @@ def test_a_text_that_the_prompt_has_begun_is_constrained_as_it_stands():
     inside = [*prompt_of(), *GPT.encode("<|channel|>analysis<|message|>Hm", special_tokens=False)]
     constraint = dialect().turn().constrain(form, inside).structured
     assert accepts(constraint, f"m.<|end|><|start|>assistant{FINAL}lm") and not accepts(constraint, "lm")
+
+
+# -- the front end -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [("none", "low"), ("minimal", "low"), ("low", "low"), ("medium", "medium"), ("xhigh", "high"), ("max", "high")],
+)
+def test_an_effort_that_the_model_does_not_know_is_the_nearest_that_it_does(asked, said):
+    front_end = FrontEnd(GPT, ModelLimits(300, 4096), "model", lambda *_: ())
+    text = GPT.decode(front_end.chat_prompt([USER], reasoning_effort=asked), skip_special=False)
+    assert f"Reasoning: {said}\n" in text

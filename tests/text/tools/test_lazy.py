@@ -52,7 +52,8 @@ OWN = {  # pieces that mean something to one format
     ],
     "harmony": [
         "<|channel|>", "<|start|>", "<|message|>", "<|end|>", "<|call|>", "<|constrain|>", "<|start|>user",
-        "<|channel|>analysis<|message|>", "<|start|>assistant", "<|channel|>commentary to=functions.", " to=functions.weather", "to=functions.nope",
+        "<|channel|>analysis<|message|>", "<|start|>assistant", "<|channel|>commentary to=functions.",
+        " to=functions.weather", "to=functions.nope",
         "<|start|>assistant to=functions.clock<|channel|>commentary json<|message|>", "<|channel|>final",
         "<|channel|>commentary to=functions.weather <|constrain|>json<|message|>", "<|channel|>analysis to=python code",
     ],

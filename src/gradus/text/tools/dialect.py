@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from gradus.engine.request import SamplingParams
 from gradus.engine.structured import MAX_GRAMMAR_BYTES, Lazy, Structured
 from gradus.errors import ConfigError, RequestError
+from gradus.loading.chat import EFFORTS
 from gradus.text import arrangement, conversation
 from gradus.text.arrangement import Takes
 from gradus.text.completion import Completion
@@ -147,6 +148,13 @@ class Dialect:
     def shown(self, tools: Sequence[Tool]) -> list[dict[str, Any]]:
         """The tools in the shape that the chat template takes."""
         return [tool.shown(self._wants_descriptions) for tool in tools]
+
+    def effort(self, asked: Any) -> Any:
+        """The effort of reasoning that the model knows and that is nearest to one of EFFORTS."""
+        known = self.format.efforts
+        if not known or asked not in EFFORTS:
+            return asked
+        return min(known, key=lambda each: abs(EFFORTS.index(each) - EFFORTS.index(asked)))
 
     @cached_property
     def _wants_descriptions(self) -> bool:

@@ -24,7 +24,7 @@ class Format:
     vocabulary that say the same, for templates that show no tools. markers: tokens where the vocabulary has them, text
     otherwise. free: models may decide by themselves whether to call; otherwise only a grammar makes them. model: a part
     of the names of the models that have this format, in lower-case letters and digits; "": any. triggers: none where
-    answers are messages in channels.
+    answers are messages in channels. efforts: of reasoning, of which the prompt names one; (): any.
     """
 
     name: str
@@ -36,6 +36,7 @@ class Format:
     tokens: tuple[str, ...] = ()
     free: bool = True
     model: str = ""
+    efforts: tuple[str, ...] = ()
 
 
 _IN_TAGS = ("<tool_call>", "</tool_call>")
@@ -128,6 +129,7 @@ FORMATS: tuple[Format, ...] = (
             f"{CHANNEL}commentary {ADDRESS}$name {CONSTRAIN}json{MESSAGE}$json{CALL}", CHANNEL, channels=True
         ),
         triggers=(),
+        efforts=("low", "medium", "high"),
     ),
     Format(
         name="mistral-v11",
