@@ -11,7 +11,7 @@ A checkpoint names and cuts its tensors in its own way. Each model file says how
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from torch import Tensor, empty_like
+from torch import Tensor, arange, empty_like
 
 from gradus.models.config import ModelConfig
 
@@ -107,10 +107,9 @@ class Stack(Stored):
     alternating: bool = False
     experts: int = 0
 
-    @property
-    def as_it_lies(self) -> bool:
-        """Whether the rows have their order in the file."""
-        return not (self.turned or self.halves)
+    def order(self, rows: int) -> tuple[int, ...]:
+        """The places in the file of this many rows here, one expert after another there."""
+        return tuple(self.convert(arange(rows).view(self.experts, -1)).tolist())
 
     def file_shape(self, shape: Shape) -> Shape:
         rows, *width = shape

@@ -153,7 +153,9 @@ def _store(value: Prepared, piece: Piece, what: str) -> None:
     try:
         if isinstance(stored, Reordered):
             value = value.reordered(stored.order)
-        elif type(stored) is not Stored and not (isinstance(stored, Stack) and stored.as_it_lies):
+        elif isinstance(stored, Stack) and not stored.turned:
+            value = value if not stored.halves else value.reordered(stored.order(piece.shape[0]))
+        elif type(stored) is not Stored:
             raise ValueError(f"is quantized in another form than the model's ({type(stored).__name__.lower()})")
         value.into(piece.module, piece.start)
     except ValueError as error:
