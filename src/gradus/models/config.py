@@ -210,6 +210,8 @@ class ModelConfig:
                 raise ConfigError(f"model configuration: {len(each)} {what} are given for {self.num_layers} layers")
         if self.residual_scale != 1 and (self.per_layer_width or self.layer_scales or not self.pre_norms):
             raise ConfigError("model configuration: a residual multiplier needs normalized inputs of all products")
+        if self.attention_sinks and self.attention_softcap is not None:
+            raise ConfigError("model configuration: attention has either sinks or a soft cap of its scores")
         specials = [("eos_token_id", token) for token in self.eos_token_ids]
         specials += [] if self.bos_token_id is None else [("bos_token_id", self.bos_token_id)]
         for name, token in specials:

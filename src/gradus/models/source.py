@@ -107,10 +107,6 @@ class Stack(Stored):
     alternating: bool = False
     experts: int = 0
 
-    def order(self, rows: int) -> tuple[int, ...]:
-        """The places in the file of this many rows here, one expert after another there."""
-        return tuple(self.convert(arange(rows).view(self.experts, -1)).tolist())
-
     def file_shape(self, shape: Shape) -> Shape:
         rows, *width = shape
         inner = (rows // self.experts, *width)
@@ -123,6 +119,10 @@ class Stack(Stored):
         elif self.halves:
             value = value.unflatten(1, (2, -1)).movedim(1, 0).flatten(0, 1)
         return value.flatten(0, 1)
+
+    def order(self, rows: int) -> Tensor:
+        """Which row of the file, all experts' one above another, is each row here: int64 [rows]."""
+        return self.convert(arange(rows).view(self.experts, -1))
 
     def restore(self, value: Tensor) -> Tensor:
         if self.halves:

@@ -18,7 +18,7 @@ from gradus.device.threads import own_threads, use
 from gradus.errors import CheckpointError
 from gradus.models.config import ModelConfig
 from gradus.models.layers import EMBEDDING, FLOATS, Linear, Model
-from gradus.models.source import Reordered, Shape, Source, Stack, Stored, tensors_at
+from gradus.models.source import ByExpert, Reordered, Shape, Source, Stack, Stored, tensors_at
 
 MOST_READERS = 8  # threads: each holds a tensor in memory, and memory's rate is shared
 
@@ -29,7 +29,7 @@ class Prepared(Protocol):
     @property
     def nbytes(self) -> int: ...
 
-    def reordered(self, order: Sequence[int]) -> "Prepared":
+    def reordered(self, order: Sequence[int] | Tensor) -> "Prepared":
         """The matrix whose row i is row order[i] of this one. Raises ValueError if that cannot be."""
 
     def into(self, module: nn.Module, start: int) -> None:
@@ -153,9 +153,9 @@ def _store(value: Prepared, piece: Piece, what: str) -> None:
     try:
         if isinstance(stored, Reordered):
             value = value.reordered(stored.order)
-        elif isinstance(stored, Stack) and not stored.turned:
-            value = value if not stored.halves else value.reordered(stored.order(piece.shape[0]))
-        elif type(stored) is not Stored:
+        elif isinstance(stored, Stack):
+            value = value.reordered(stored.order(piece.shape[0])) if stored.halves else value
+        elif type(stored) not in (Stored, ByExpert):
             raise ValueError(f"is quantized in another form than the model's ({type(stored).__name__.lower()})")
         value.into(piece.module, piece.start)
     except ValueError as error:

@@ -14,7 +14,7 @@ import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from functools import cache
+from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -27,16 +27,21 @@ from gradus.models.config import ModelConfig
 from gradus.models.create import model_class
 from gradus.models.layers import EMBEDDING, Linear, LinearFactory, MatrixId, Role
 from gradus.models.source import Source, tensors_at, tensors_of
-from gradus.quantization.gguf import FORMATS
+from gradus.quantization.fp8 import Fp8BlockLinear
+from gradus.quantization.gguf import FORMATS, GGUFLinear
 from gradus.quantization.int4 import GROUPS, group_for
 from gradus.quantization.parts import SideBySide
-from gradus.quantization.schemes import AS_STORED, ORDERED, SCHEMES, STORED
+from gradus.quantization.schemes import AS_STORED, MXFP4, ORDERED, SCHEMES, STORED
 
 log = logging.getLogger(__name__)
 
 NONE = "none"
 HEAD = "lm_head"
 TABLE = MatrixId("head", None)  # of an embedding in fewer bits: it has as many rows as the head
+EXPERTS: tuple[Role, ...] = ("experts_up", "experts_down")
+FLOATS_ALONE: tuple[Role, ...] = ("router", "shared_gate")
+"""Roles of matrices that are never quantized: they are small, and rounding a router would change the choice."""
+
 PATHS: dict[Role, tuple[str, ...]] = {
     "qkv": ("layers.{}.qkv.weight",),
     "attn_out": ("layers.{}.output.weight",),
@@ -46,6 +51,8 @@ PATHS: dict[Role, tuple[str, ...]] = {
     "embed_in": ("inputs.product.weight",),
     "embed_gate": ("layers.{}.embedded.gate.weight",),
     "embed_out": ("layers.{}.embedded.out.weight",),
+    "router": ("layers.{}.experts.router.product.weight",),
+    "shared_gate": ("layers.{}.shared_gate.weight",),
     "experts_up": ("layers.{}.experts.up.weight",),
     "experts_down": ("layers.{}.experts.down.weight",),
 }
@@ -86,13 +93,36 @@ class Mix:
 
     def scheme(self, name: str) -> str:
         """The scheme of a matrix, by its name in the checkpoint."""
-        return next((scheme for pattern, scheme in self.rules if fnmatchcase(name, pattern)), NONE)
+        exact, patterns = self._sorted_rules
+        number, found = exact.get(name, (len(self.rules), NONE))
+        return next((scheme for at, pattern, scheme in patterns if at < number and fnmatchcase(name, pattern)), found)
+
+    @cached_property
+    def _sorted_rules(self) -> tuple[dict[str, tuple[int, str]], list[tuple[int, str, str]]]:
+        """The rules of one name each, which a checkpoint with experts has by the ten thousand, and the others; each
+        with its place."""
+        exact: dict[str, tuple[int, str]] = {}
+        patterns = []
+        for number, (pattern, scheme) in enumerate(self.rules):
+            if any(sign in pattern for sign in "*?["):
+                patterns.append((number, pattern, scheme))
+            else:
+                exact.setdefault(pattern, (number, scheme))
+        return exact, patterns
 
     def check(self, config: ModelConfig) -> None:
-        """Raises ConfigError for a pattern that no matrix of the model has."""
+        """Raises ConfigError for a pattern that no matrix of the model has, or a router alone."""
         names = [*self._every_name(config), *(table_name(config, path) for path in _table_paths(config))]
+        there = set(names)
         for pattern, _ in self.rules:
+            if pattern in there:
+                continue
             if not any(fnmatchcase(name, pattern) for name in names):
+                if any(fnmatchcase(name, pattern) for name in _floats_alone(config)):
+                    raise ConfigError(
+                        f"{self.setting} {self.label}: {pattern!r} is a router or a gate of experts, which stays in "
+                        "floats: leave it out"
+                    )
                 raise ConfigError(
                     f"{self.setting} {self.label}: pattern {pattern!r} matches no matrix of this {config.family} "
                     f"model, whose names are like {names[0]!r}"
@@ -132,12 +162,20 @@ def matrix_ids(config: ModelConfig) -> Iterator[MatrixId]:
     around: tuple[Role, ...] = ("embed_gate", "embed_out") if config.per_layer_width else ()
     for layer in range(config.num_layers):
         dense: tuple[Role, ...] = ("gate_up", "down") if config.layer(layer).intermediate_size else ()
-        experts: tuple[Role, ...] = ("experts_up", "experts_down") if config.experts_at(layer) else ()
+        experts: tuple[Role, ...] = EXPERTS if config.experts_at(layer) is not None else ()
         for role in ("qkv", "attn_out", *dense, *experts, *around):
             yield MatrixId(role, layer)
     if around:
         yield MatrixId("embed_in", None)
     yield MatrixId("head", None)
+
+
+def _floats_alone(config: ModelConfig) -> Iterator[str]:
+    """Yield the names of matrices that are never quantized."""
+    for layer in range(config.num_layers):
+        if config.experts_at(layer) is not None:
+            for role in FLOATS_ALONE[: 1 + config.shared_gate]:
+                yield from names_of(MatrixId(role, layer), config)
 
 
 def names_of(matrix_id: MatrixId, config: ModelConfig, layout: Mapping[str, Source] | None = None) -> list[str]:
@@ -179,17 +217,57 @@ class _Factory:
         dtype: torch.dtype,
         device: torch.device | str,
     ) -> Linear:
-        if matrix_id.role not in PATHS:
+        if matrix_id.role in FLOATS_ALONE:
             return self.otherwise(matrix_id, in_features, out_features, bias, dtype, device)
-        names = names_of(matrix_id, self.config, self.mix.layout)
-        schemes = [self.mix.scheme(name) for name in names]
+        names, widths = names_of(matrix_id, self.config, self.mix.layout), out_features
         try:
-            makers = [_maker(scheme, in_features, self.otherwise) for scheme in schemes]
+            schemes = [self.mix.scheme(name) for name in names]
+            if matrix_id.role in EXPERTS:
+                schemes, widths = self._of_experts(matrix_id, schemes, out_features)
+            makers = [self._maker(scheme, in_features, matrix_id, device) for scheme in schemes]
             if len(set(schemes)) == 1 and not (_apart(schemes[0], device) and len(schemes) > 1):
                 return makers[0](matrix_id, in_features, out_features, bias, dtype, device)
-            return SideBySide(matrix_id, in_features, out_features, bias, dtype, device, makers=makers)
+            shape = matrix_id, in_features, out_features
+            return SideBySide(*shape, bias, dtype, device, makers=makers, widths=widths)
         except ConfigError as error:
             raise ConfigError(f"{names[0]}: {error}") from error
+
+    def _of_experts(
+        self, matrix_id: MatrixId, schemes: list[str], out_features: tuple[int, ...]
+    ) -> tuple[list[str], tuple[int, ...]]:
+        """The schemes of the matrices that a stack consists of, and their rows: gates and features, or the experts one
+        by one if each has an order of columns of its own.
+
+        schemes: of the checkpoint's tensors: one for all, one for each half, or one per expert and half.
+        """
+        each = max(1, len(schemes) // len(out_features))
+        halves = [schemes[first : first + each] for first in range(0, len(schemes), each)]
+        for half in halves:
+            if len(set(half)) > 1:
+                raise ConfigError(
+                    f"experts of one layer have the schemes {', '.join(sorted(set(half)))}: they need the same one"
+                )
+        found = [half[0] for half in halves] * (len(out_features) // len(halves))
+        if not any(scheme.endswith(ORDERED) for scheme in found):
+            return found, out_features
+        count = self._experts_of(matrix_id)
+        return [scheme for scheme in found for _ in range(count)], tuple(
+            rows // count for rows in out_features for _ in range(count)
+        )
+
+    def _experts_of(self, matrix_id: MatrixId) -> int:
+        experts = None if matrix_id.layer is None else self.config.experts_at(matrix_id.layer)
+        return 1 if experts is None or matrix_id.role not in EXPERTS else experts.count
+
+    def _maker(self, scheme: str, width: int, matrix_id: MatrixId, device: torch.device | str) -> LinearFactory:
+        if scheme == "int4":
+            _say_group(width)
+        if scheme == NONE:
+            return self.otherwise
+        if scheme == MXFP4 and self.mix.layout and torch.device(device).type != "cuda":
+            return partial(GGUFLinear, format=MXFP4)  # the file's own bytes
+        count = self._experts_of(matrix_id)
+        return partial(Fp8BlockLinear, experts=count) if scheme == "fp8-block" and count > 1 else STORED[scheme]
 
     def table(
         self, rows: int, width: int, dtype: torch.dtype, device: torch.device | str, path: str = EMBEDDING
@@ -203,12 +281,6 @@ def _apart(scheme: str, device: torch.device | str) -> bool:
     """Whether matrices with this scheme are never one: each may have an order of columns of its own, and on a CPU
     GGUF's blocks stay where they are in the file."""
     return scheme.endswith(ORDERED) or (scheme in FORMATS and torch.device(device).type != "cuda")
-
-
-def _maker(scheme: str, width: int, otherwise: LinearFactory) -> LinearFactory:
-    if scheme == "int4":
-        _say_group(width)
-    return otherwise if scheme == NONE else STORED[scheme]
 
 
 @cache

@@ -43,6 +43,7 @@ TRAITS = {
     "scales behind norms": {"layer_scales": True, "post_norms": True},
     "embeddings per layer": {"per_layer_width": 32},
     "a plain MLP": {"gated": False, "activation": "gelu"},
+    "sinks": {"attention_sinks": True},
 }
 """Each trait: the fields that a configuration has it by."""
 
@@ -58,6 +59,7 @@ ALL = {
     "per_layer_width": 32,
     "final_softcap": 20.0,
     "activation": "gelu_tanh",
+    "attention_sinks": True,
 }
 
 
@@ -79,7 +81,8 @@ class Layer(nn.Module):
         across = config.qk_norm_across_heads
         q_norm = norm(sizes.q_width if across else sizes.head_dim, config.qk_norm)
         k_norm = norm(sizes.kv_width if across else sizes.head_dim, config.qk_norm and config.stores_kv(index))
-        self.heads = Heads(config, index, q_norm, k_norm)
+        sinks = nn.Parameter(torch.empty(sizes.num_heads), False) if config.attention_sinks else None
+        self.heads = Heads(config, index, q_norm, k_norm, sinks)
         self.attention_norm, self.mlp_norm = norm(hidden, config.pre_norms), norm(hidden, config.pre_norms)
         self.attention_out_norm, self.mlp_out_norm = norm(hidden, config.post_norms), norm(hidden, config.post_norms)
         self.qkv = linear(MatrixId("qkv", index), hidden, config.qkv_parts(index), False, *rest)
@@ -215,19 +218,22 @@ class PlainPages:
         pages = self.tables[self._group(layer), slot, positions // self.page_size]
         return pages * self.page_size + positions % self.page_size
 
-    def attend(self, layer: int, q: Tensor, k: Tensor | None, v: Tensor | None) -> Tensor:
+    def attend(self, layer: int, q: Tensor, k: Tensor | None, v: Tensor | None, sinks: Tensor | None = None) -> Tensor:
         keys, values = self.kept[self.config.kv_source(layer)]
         each = list(zip(self.slots, self.positions, strict=True))
         if k is not None and v is not None:
             for row, (slot, position) in enumerate(each):
                 place = self.rows(layer, slot, position, position + 1)
                 keys[place], values[place] = k[row].to(keys.dtype), v[row].to(values.dtype)
-        return torch.stack([self._row(layer, q[row], keys, values, *one) for row, one in enumerate(each)])
+        return torch.stack([self._row(layer, q[row], keys, values, sinks, *one) for row, one in enumerate(each)])
 
-    def _row(self, layer: int, q: Tensor, keys: Tensor, values: Tensor, slot: int, position: int) -> Tensor:
+    def _row(
+        self, layer: int, q: Tensor, keys: Tensor, values: Tensor, sinks: Tensor | None, slot: int, position: int
+    ) -> Tensor:
         """Attend with one row's queries, [Hq, Dh]."""
         window, sharing = self.config.windows[layer], q.shape[0] // keys.shape[1]
         seen = self.rows(layer, slot, max(0, position + 1 - window) if window else 0, position + 1)
         mine, theirs = (kept[seen].to(q.dtype).repeat_interleave(sharing, 1) for kept in (keys, values))
         scores = torch.einsum("hd,lhd->hl", q, mine) * self.config.attention_scale
-        return torch.einsum("hl,lhd->hd", scores.softmax(-1), theirs)
+        scores = scores if sinks is None else torch.cat((scores, sinks[:, None]), 1)
+        return torch.einsum("hl,lhd->hd", scores.softmax(-1)[:, : len(seen)], theirs)

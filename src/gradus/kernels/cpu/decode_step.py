@@ -168,9 +168,9 @@ def _fill(step: Step, stage: Any, rows: Rows) -> None:
     shape, count = step.shape[0], _count(step, stage)
     for r in range(count):
         if stage.kind == OUTPUT:
-            group = step.layers[stage.layer].group
-            first, end = step.span_starts[group, r], step.span_starts[group, r + 1]
-            gather(step.heads[stage.layer], step.partials, first, end - first, rows.x[r])
+            layer = step.layers[stage.layer]
+            first, end = step.span_starts[layer.group, r], step.span_starts[layer.group, r + 1]
+            gather(step.heads[stage.layer], layer, step.partials, first, end - first, rows.x[r])
         elif stage.kind == DOWN:
             copy(step.features[r, : step.matrices[stage.matrix].width], rows.x[r])
         elif stage.kind == BESIDE:

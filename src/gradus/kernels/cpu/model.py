@@ -36,7 +36,7 @@ from gradus.kernels.cpu.decode_step import (
 from gradus.kernels.cpu.elementary import ACTIVATIONS
 from gradus.kernels.cpu.gguf.product import Widened
 from gradus.kernels.cpu.int4.panel import Panels
-from gradus.kernels.cpu.matrix import KINDS, Matrices, Unsupported
+from gradus.kernels.cpu.matrix import KINDS, NAMES, Matrices, Unsupported
 from gradus.kernels.cpu.outer import SQUARE
 from gradus.kernels.cpu.team import WORDS, Team
 from gradus.kernels.cpu.vectors import LANES
@@ -308,7 +308,7 @@ def _add_panels(model: Model) -> None:
             part.use_lanes()  # those that torch alone multiplies are as they were loaded
             part.panels = Panels(part, room)
             next(iter(part.panels))
-        elif isinstance(part, GGUFLinear):
+        elif isinstance(part, GGUFLinear) and part.format.name in NAMES:
             part.widen = Widened(part, room)
             part.widen(0, 1)
 
@@ -386,7 +386,8 @@ def _layers(
         rotation = (0, 0) if layer.rope is None else rotations[layer.rope]
         norms = (None, None) if layer.heads.across_heads else _head_norms(layer)  # those have a stage
         addresses = [0 if norm is None else matrices.address(norm.weight.float()) for norm in norms]
-        rows.append((keys.data_ptr(), values.data_ptr(), layer.heads.stores, *rotation, *addresses, group))
+        sinks = 0 if layer.heads.sinks is None else matrices.address(layer.heads.sinks.float())
+        rows.append((keys.data_ptr(), values.data_ptr(), layer.heads.stores, *rotation, *addresses, sinks, group))
     return np.array(rows, LAYER)
 
 

@@ -44,8 +44,8 @@ STRING, ARRAY = 8, 9
 Type = gguf.GGMLQuantizationType
 PLAIN = {Type.F32: "float32", Type.F16: "float16", Type.BF16: "bfloat16"}  # torch's names
 QUANTIZED = {
-    *(Type.Q4_0, Type.Q4_1, Type.Q5_0, Type.Q5_1, Type.Q8_0),
-    *(Type.Q2_K, Type.Q3_K, Type.Q4_K, Type.Q5_K, Type.Q6_K, Type.IQ4_NL, Type.IQ4_XS, Type.MXFP4),
+    *(Type.Q4_0, Type.Q4_1, Type.Q5_0, Type.Q5_1, Type.Q8_0, Type.MXFP4),
+    *(Type.Q2_K, Type.Q3_K, Type.Q4_K, Type.Q5_K, Type.Q6_K, Type.IQ4_NL, Type.IQ4_XS),
 }
 
 

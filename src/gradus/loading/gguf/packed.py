@@ -22,7 +22,9 @@ from gradus.models.create import model_class
 from gradus.models.source import tensors_of
 from gradus.quantization.gguf import FORMATS
 from gradus.quantization.mix import HEAD, Mix, matrix_ids, names_of, table_name
+from gradus.quantization.mxfp4 import NOT_A_NUMBER
 from gradus.quantization.packed import Packed
+from gradus.quantization.schemes import MXFP4
 
 KEPT: dict[Type, str] = {kind: kind.name.lower() for kind in Type if kind.name.lower() in FORMATS}
 """A type's scheme."""
@@ -66,10 +68,13 @@ class PackedGGUF:
             return self._tensors.read(name)
         scheme, blocks = KEPT[self._kept[name]], self._tensors.blocks(name)
         form = FORMATS[scheme]
-        for at in () if len(self.shape(name)) > 2 else form.scales:
-            bits = blocks.view(-1, form.size)[:, at + 1] & 0x7C  # the exponent, all ones if not finite
-            if (bits == 0x7C).any():
-                raise CheckpointError(f"{self.where(name)}: {quoted(name)} has scales that are not finite")
+        if len(self.shape(name)) > 2:
+            return Packed(scheme, (blocks,))
+        one_by_one = blocks.view(-1, form.size)
+        found = [(one_by_one[:, at + 1] & 0x7C) == 0x7C for at in form.scales]  # the exponent, all ones if not finite
+        found += [one_by_one[:, 0] == NOT_A_NUMBER] if scheme == MXFP4 else []
+        if any(bad.any() for bad in found):
+            raise CheckpointError(f"{self.where(name)}: {quoted(name)} has scales that are not finite")
         return Packed(scheme, (blocks,))
 
 

@@ -1,0 +1,8 @@
+"""Mixtures of experts: which rows each expert has, and the products of all experts in one launch.
+
+dispatch.py        the rows of each expert, in their order
+grouped_launch.py  launch shapes of grouped products
+grouped_tables.py  which launch for which product (measured/)
+grouped.py         the products of many rows: each expert's rows with its matrix
+reference.py       what these compute, in torch
+"""
