@@ -27,6 +27,12 @@ from gradus.kernels.attention.new_token import MOST_NEW
 from gradus.kernels.experts import grouped_tables
 from gradus.kernels.experts.dispatch import dispatch_kernel
 from gradus.kernels.experts.grouped import grouped_kernel
+from gradus.kernels.experts.combine import BLOCK as COMBINED
+from gradus.kernels.experts.combine import combine_kernel
+from gradus.kernels.experts.few import few_experts_kernel
+from gradus.kernels.experts.launches import MOST_FEW, launch_of
+from gradus.kernels.experts.pairs import down_pairs_kernel, up_pairs_kernel
+from gradus.kernels.experts.routing import route_kernel
 from gradus.kernels.fuse.quantized import FUSED_ROWS
 from gradus.kernels.linear.few_rows import few_rows_kernel
 from gradus.kernels.linear.gemv import gemv_kernel
@@ -105,6 +111,7 @@ def cases(able: Capability) -> Iterator[tuple[str, Case]]:
     """By name, the kernels of a Qwen3-like model on this GPU."""
     yield from beside_products(able)
     yield from products(able)
+    yield from experts()
     yield from quantized_products(able)
     yield from beside_quantized(able)
     yield from samplers()
@@ -155,6 +162,42 @@ def beside_products(able: Capability) -> Iterator[tuple[str, Case]]:
     numbers |= {"adding": "fp32"}
     lists = dict.fromkeys(("items", "slots", "query_start", "lengths"), "*i32")
     yield "work", Case(attention_work._lay_out, numbers | lists, {"WINDOW": 512, "SPANS": 256}, {"num_warps": 8})
+
+
+def experts() -> Iterator[tuple[str, Case]]:
+    """Qwen3-30B-A3B's: one row, 8 and 64."""
+    router = {"E": 128, "BLOCK_E": 128, "CHOSEN": 8, "PLACES": 8, "SIGMOID": False, "NORMALIZED": True, "SCALE": 1.0}
+    router |= {"GROUPS": 1, "CHOSEN_GROUPS": 1, "correction_ptr": None, "factors_ptr": None}
+    deepseek = router | {"E": 256, "BLOCK_E": 256, "SIGMOID": True, "GROUPS": 8, "CHOSEN_GROUPS": 4}
+    result = {"chosen_ptr": "*i32", "weights_ptr": "*fp32"}
+    yield "experts' choice", Case(route_kernel, result, router, {"num_warps": 4})
+    grouped = {name: value for name, value in deepseek.items() if name != "correction_ptr"}
+    yield (
+        "experts' choice in groups",
+        Case(route_kernel, result | {"correction_ptr": "*fp32"}, grouped, {"num_warps": 8}),
+    )
+    combined = {"D": 2048, "CHOSEN": 8, "BLOCK": COMBINED}
+    yield "experts' sum", Case(combine_kernel, {"weights_ptr": "*fp32"}, combined, {"num_warps": 4})
+    gate = {"ACTIVATION": "silu", "GATED": True, "bias_ptr": None}
+    up, down = launch_of(1, 2048, 768, 128)
+    sizes = router | {"D": 2048, "F": 768}
+    tile = {"BLOCK_N": up.rows, "BLOCK_K": up.columns}
+    yield "experts of a row, up", Case(
+        up_pairs_kernel, {"eps": "fp32"}, sizes | gate | tile, {"num_warps": up.warps}
+    )  # fmt: skip
+    tile = {"BLOCK_N": down.rows, "BLOCK_K": down.columns, "bias_ptr": None}
+    yield "experts of a row, down", Case(down_pairs_kernel, {}, sizes | tile, {"num_warps": down.warps})
+    for rows in (8, MOST_FEW):
+        up, down = launch_of(rows, 2048, 768, 128)
+        shared = {"E": 128, "CHOSEN": 8, "PLACES": 8, "ROWS": max(16, rows), "BY_EXPERT": rows > 16}
+        types = {"M": "i32", "chosen_ptr": "*i32"}
+        for name, launch, more in (
+            ("up", up, {"K": 2048, "N": 768, "BY_PAIR": False} | gate),
+            ("down", down, {"K": 768, "N": 2048, "BY_PAIR": True} | gate | {"ACTIVATION": None, "GATED": False}),
+        ):
+            tile = {"BLOCK_N": launch.outputs, "BLOCK_K": launch.columns}
+            options = {"num_warps": launch.warps, "num_stages": launch.stages}
+            yield f"experts of few rows {rows}, {name}", Case(few_experts_kernel, types, shared | more | tile, options)
 
 
 def passing_heads(able: Capability) -> Iterator[tuple[str, Case]]:

@@ -36,6 +36,16 @@ def activate(x: tensor, ACTIVATION: constexpr) -> tensor:
 
 
 @triton.jit
+def activate_gated(gate: tensor, up: tensor, ACTIVATION: constexpr) -> tensor:
+    """activation(gate) * up of float32 values; or gpt-oss's gate, whose two sides are clamped (`Clamped`)."""
+    if ACTIVATION == "clamped_silu":
+        gate, up = tl.minimum(gate, 7.0), tl.minimum(tl.maximum(up, -7.0), 7.0)
+        return gate * tl.sigmoid(1.702 * gate) * (up + 1)
+    else:
+        return activate(gate, ACTIVATION) * up
+
+
+@triton.jit
 def activation_kernel(
     in_ptr: tensor,
     times_ptr: tensor,
@@ -56,7 +66,7 @@ def activation_kernel(
     if GATED:
         here = in_ptr + row * (2 * width) + column
         up = tl.load(here + width, mask=inside, other=0.0).to(tl.float32)
-        out = activate(tl.load(here, mask=inside, other=0.0).to(tl.float32), ACTIVATION) * up
+        out = activate_gated(tl.load(here, mask=inside, other=0.0).to(tl.float32), up, ACTIVATION)
     else:
         out = activate(tl.load(in_ptr + row * width + column, mask=inside, other=0.0).to(tl.float32), ACTIVATION)
     if times_ptr is not None:
@@ -65,7 +75,7 @@ def activation_kernel(
 
 
 def gated_activation(gate_up: Tensor, activation: str) -> Tensor:
-    """activation(gate) * up (Shazeer 2020): SwiGLU with "silu", GeGLU with "gelu_tanh" or "gelu".
+    """activation(gate) * up (Shazeer 2020): SwiGLU with "silu", GeGLU with "gelu_tanh" or "gelu"; or "clamped_silu".
 
     gate_up: [N, 2 F], contiguous, gate first. Returns [N, F].
     """
