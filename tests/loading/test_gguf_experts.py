@@ -63,8 +63,10 @@ def test_experts_are_what_the_file_says(tmp_path, family, kept):
     if kept:
         llm = LLM(checkpoint, phase="p00", quantize="stored", **CPU)
         read = llm.engine.runner.model
-        up, together = read.layers[1].experts.up, family == "gemma4-moe"
-        assert [type(part) for part in ([up] if together else up.parts)] == [GGUFLinear] * (1 if together else 2)
+        parts = [*read.layers[1].experts.up.parts, read.layers[1].experts.down]
+        assert [type(part) for part in parts] == [GGUFLinear] * 3
+        kept_there = family != "gemma4-moe"  # whose gates and features are one tensor, and copies here
+        assert [part.stays_in_file for part in parts] == [kept_there, kept_there, True]
     else:
         read = load_model(checkpoint, dtype=torch.float32, device="cpu")
     expected = run(rounded(model, kind), PROMPTS[1])
