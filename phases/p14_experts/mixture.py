@@ -65,8 +65,3 @@ def with_sorted_mixtures(model: Model) -> Model:
 def mixtures(model: Model) -> list[SortedMixture]:
     """The mixtures of a model that `with_sorted_mixtures` has made, in the order of the layers."""
     return [part for part in model.layers.modules() if isinstance(part, SortedMixture)]
-
-
-def loads(chosen: Tensor, count: int) -> Tensor:
-    """How many pairs each expert has: [N, k] → float32 [count]."""
-    return torch.bincount(chosen.flatten(), minlength=count).float()
