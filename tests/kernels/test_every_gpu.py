@@ -24,9 +24,13 @@ from gradus.kernels.attention import paged as paged_attention
 from gradus.kernels.attention import work as attention_work
 from gradus.kernels.attention.launch import bytes_needed, fitted, launches
 from gradus.kernels.attention.new_token import MOST_NEW
+from gradus.kernels.experts import grouped_tables, hopper_grouped
 from gradus.kernels.experts.combine import BLOCK as COMBINED
 from gradus.kernels.experts.combine import combine_kernel
+from gradus.kernels.experts.dispatch import dispatch_kernel
 from gradus.kernels.experts.few import few_experts_kernel
+from gradus.kernels.experts.grouped import grouped_kernel
+from gradus.kernels.experts.grouped_launch import HopperGroupedLaunch
 from gradus.kernels.experts.launches import MOST_FEW, launch_of
 from gradus.kernels.experts.pairs import down_pairs_kernel, up_pairs_kernel
 from gradus.kernels.experts.routing import route_kernel
@@ -115,11 +119,14 @@ def cases(able: Capability) -> Iterator[tuple[str, Case]]:
     yield from asked_samplers()
     yield from hopper_prompts(able)
     yield from hopper_products(able)
+    yield from grouped_experts(able)
+    yield from hopper_experts(able)
     for head_dim, group in ((64, 4), (64, 1), (128, 2), (256, 4), (512, 8), (512, 16)):
         for dtype in TYPES:
             yield from attention(able, head_dim, group, dtype)
             if able.multiplies_fp8:
                 yield from attention(able, head_dim, group, dtype, fp8=True)
+    yield from attention(able, 64, 8, torch.bfloat16, sinks=True)  # gpt-oss
 
 
 def beside_products(able: Capability) -> Iterator[tuple[str, Case]]:
@@ -395,13 +402,13 @@ def asked_samplers() -> Iterator[tuple[str, Case]]:
 
 
 def attention(
-    able: Capability, head_dim: int, group: int, dtype: torch.dtype, fp8: bool = False
+    able: Capability, head_dim: int, group: int, dtype: torch.dtype, fp8: bool = False, sinks: bool = False
 ) -> Iterator[tuple[str, Case]]:
     """Decodes, then every taller tile; with heads rotated before or in the kernel. fp8: of keys and values."""
     types = {"tickets": "*i32", "tables": "*i64", "items": "*i32", "q_stride": "i32:16", "table_stride": "i32:16"}
     types |= dict.fromkeys(("sums", "peaks", "totals"), "*fp32") | dict.fromkeys(("scale", "softcap", "eps"), "fp32")
-    types |= dict.fromkeys(("out", "q", "keys", "values"), TYPES[dtype])
-    what = f"{head_dim} {str(dtype).removeprefix('torch.')}{' fp8' if fp8 else ''}"
+    types |= dict.fromkeys(("out", "q", "keys", "values"), TYPES[dtype]) | ({"sinks": "*fp32"} if sinks else {})
+    what = f"{head_dim} {str(dtype).removeprefix('torch.')}{' fp8' if fp8 else ''}{' sinks' if sinks else ''}"
     scales = ("key_scales", "value_scales")
     types |= dict.fromkeys(scales, "*fp32") | dict.fromkeys(("keys", "values"), "*fp8e4nv") if fp8 else {}
     chosen = launches(head_dim, dtype, group, able=able, eight_bits=fp8)
@@ -413,7 +420,7 @@ def attention(
         )  # fmt: skip
         options = {"num_warps": launch.warps, "num_stages": launch.stages}
         norms = {"q_gain": None, "k_gain": None} | ({} if fp8 else dict.fromkeys(scales))
-        norms |= {"growth": None, "value_eps": None}
+        norms |= {"growth": None, "value_eps": None} | ({} if sinks else {"sinks": None})
         plain = constants | norms | {"NEW": 0, "rotary": None}
         kind = "decode" if tokens == 1 else "prompt"
         yield f"{kind} {what} {launch.rows} {group}", Case(paged_attention._attend, types, plain, options)
@@ -461,6 +468,45 @@ def hopper_products(able: Capability) -> Iterator[tuple[str, Case]]:
         yield f"hopper product {name}", Case(hopper_product.hopper_product_kernel, types, constants, {"num_warps": 4})
 
 
+def grouped_experts(able: Capability) -> Iterator[tuple[str, Case]]:
+    """A few rows per expert, and many, through gpt-oss's experts: of biases, a gate of their own and odd sizes."""
+    lists = {"chosen_ptr": "*i32", "pairs_ptr": "*i32", "starts_ptr": "*i32"}
+    for block, warps in ((256, 4), (4096, 8)):
+        yield (
+            f"dispatch {block}",
+            Case(dispatch_kernel, lists | {"count": "i32"}, {"BLOCK": block}, {"num_warps": warps}),
+        )
+    types = {name: "*i32" for name in lists if name != "chosen_ptr"}
+    types |= {"experts": "i32", "N": "i32:16", "K": "i32:16", "ahead": "i32"}
+    uses = {
+        "up": {"CHOSEN": 4, "ACTIVATION": "clamped_silu", "GATED": True},
+        "down": {"CHOSEN": 0, "ACTIVATION": None, "GATED": False},
+    }
+    for (use, constants), rows, dtype in product(uses.items(), (2, 64, 512), TYPES):
+        item, gated = dtype.itemsize, use == "up"
+        launch = grouped_tables.fitted(grouped_tables.unmeasured(rows, item), able, gated=gated, item=item)
+        here = constants | {"described": None, "EVEN_K": 2880 % launch.columns == 0, "EXPERTS": 32}
+        here |= {"BLOCK_M": launch.tokens, "BLOCK_N": launch.rows, "BLOCK_K": launch.columns}
+        values = dict.fromkeys(("x_ptr", "weight_ptr", "bias_ptr", "out_ptr"), TYPES[dtype])
+        options = {"num_warps": launch.warps, "num_stages": launch.stages}
+        what = f"experts {use} {rows} {str(dtype).removeprefix('torch.')}"
+        yield what, Case(grouped_kernel, types | values, here, options)
+
+
+def hopper_experts(able: Capability) -> Iterator[tuple[str, Case]]:
+    """A prompt through gpt-oss's experts."""
+    if able != H200:
+        return
+    numbers = {"pairs_ptr": "*i32", "starts_ptr": "*i32", "N": "i32:16"}
+    numbers |= dict.fromkeys(("experts", "steps", "tiles", "places"), "i32")
+    for use, activation in (("up", "clamped_silu"), ("down", None)):
+        boxes = {"weight": 128} | ({} if activation else {"x": 64})
+        types = {name: f"tensordesc<bf16[{rows},64],{hopper_grouped.TILE!r}>" for name, rows in boxes.items()}
+        constants = hopper_grouped.constants(HopperGroupedLaunch(4), 32, 4, activation, biased=True)
+        case = Case(hopper_grouped.hopper_grouped_kernel, types | numbers, constants, {"num_warps": 4})
+        yield f"hopper experts {use}", case
+
+
 def name_of(able: Capability) -> str:
     return f"sm_{10 * able.major + able.minor}"
 
@@ -488,6 +534,7 @@ SAMPLE += ["int4 1", "int8 64", "fp8 16 gated", "fp8-block 256", "rounded *i8 16
 SAMPLE += ["rope and store fp8", "decode 128 bfloat16 fp8 16 2", "pack rows", "accept drafts", "look up"]
 SAMPLE += ["accept drafts without states", "first inputs", "next inputs"]
 SAMPLE += ["first rows", "next rows", "keep draft", "work"]
+SAMPLE += ["dispatch 4096", "experts up 2 bfloat16", "experts down 512 bfloat16"]
 SAMPLE += ["rope and store, norm across heads", "queries alone 512", "activation times", "decode 512 bfloat16 16 16"]
 
 

@@ -68,10 +68,10 @@ class PagesAttention(Attention, Protocol):
         scales of keys and values, [pages, Hkv, page_size] each, where those are e4m3.
         """
 
-    def attend_stored(self, layer: int, q: Tensor) -> Tensor:
+    def attend_stored(self, layer: int, q: Tensor, sinks: Tensor | None = None) -> Tensor:
         """q: [N, Hq, Dh], rotated, whose keys and values are stored by now. Returns [N, Hq, Dh]."""
 
-    def store_and_attend(self, layer: int, qkv: Tensor, passage: Passage) -> Tensor:
+    def store_and_attend(self, layer: int, qkv: Tensor, passage: Passage, sinks: Tensor | None = None) -> Tensor:
         """Take the qkv product [N, (Hq + 2 Hkv) Dh] in a step that `fuses_rope`; return attention's [N, Hq, Dh]."""
 
 
@@ -224,9 +224,10 @@ class FusedHeads(Twin, Heads):
             eps = self.q_norm.eps
         passage = Passage(table, norms, eps, self.across_heads, growth, self.value_eps)
         if not self.stores:
-            return pages.attend_stored(self.layer, turned_queries(qkv, self.head_dim, passage, positions)).flatten(1)
+            q = turned_queries(qkv, self.head_dim, passage, positions)
+            return pages.attend_stored(self.layer, q, self.sinks).flatten(1)
         if pages.fuses_rope:
-            return pages.store_and_attend(self.layer, qkv, passage).flatten(1)
+            return pages.store_and_attend(self.layer, qkv, passage, self.sinks).flatten(1)
         keys, values, rows, scales = pages.destination(self.layer)
         q = rope_store(qkv, keys, values, rows, passage, positions, scales=scales)
-        return pages.attend_stored(self.layer, q).flatten(1)
+        return pages.attend_stored(self.layer, q, self.sinks).flatten(1)
