@@ -128,7 +128,7 @@ class Experts:
             )
 
 
-CLAMPED = "clamped_silu"  # the activation that stands for gpt-oss's gate: `layers.Clamped`
+CLAMPED = "clamped_silu"  # gpt-oss's gate: `layers.Clamped`
 
 
 class LayerSizes(NamedTuple):
