@@ -24,10 +24,10 @@ from gradus.kernels.attention import paged as paged_attention
 from gradus.kernels.attention import work as attention_work
 from gradus.kernels.attention.launch import bytes_needed, fitted, launches
 from gradus.kernels.attention.new_token import MOST_NEW
-from gradus.kernels.experts import grouped_tables, hopper_grouped
+from gradus.kernels.experts import grouped_tables, hopper_grouped, hopper_streamed, hopper_tiles
 from gradus.kernels.experts.dispatch import dispatch_kernel
 from gradus.kernels.experts.grouped import grouped_kernel
-from gradus.kernels.experts.grouped_launch import HopperGroupedLaunch
+from gradus.kernels.experts.grouped_launch import HopperGroupedLaunch, HopperStreamedLaunch
 from gradus.kernels.fuse.quantized import FUSED_ROWS
 from gradus.kernels.linear.few_rows import few_rows_kernel
 from gradus.kernels.linear.gemv import gemv_kernel
@@ -450,17 +450,22 @@ def grouped_experts(able: Capability) -> Iterator[tuple[str, Case]]:
 
 
 def hopper_experts(able: Capability) -> Iterator[tuple[str, Case]]:
-    """A prompt through gpt-oss's experts."""
+    """A few rows per expert, and a prompt, through gpt-oss's experts."""
     if able != H200:
         return
     numbers = {"pairs_ptr": "*i32", "starts_ptr": "*i32", "N": "i32:16"}
-    numbers |= dict.fromkeys(("experts", "steps", "tiles", "places"), "i32")
+    numbers |= dict.fromkeys(("experts", "steps", "tiles"), "i32")
     for use, activation in (("up", "clamped_silu"), ("down", None)):
-        boxes = {"weight": 128} | ({} if activation else {"x": 64})
-        types = {name: f"tensordesc<bf16[{rows},64],{hopper_grouped.TILE!r}>" for name, rows in boxes.items()}
-        constants = hopper_grouped.constants(HopperGroupedLaunch(4), 32, 4, activation, biased=True)
-        case = Case(hopper_grouped.hopper_grouped_kernel, types | numbers, constants, {"num_warps": 4})
-        yield f"hopper experts {use}", case
+        for tokens in (8, 16, 32, 64, 128):
+            boxes = {"weight": 128 if tokens == 128 else 64} | ({} if activation else {"x": min(tokens, 64)})
+            types = {name: f"tensordesc<bf16[{rows},64],{hopper_tiles.TILE!r}>" for name, rows in boxes.items()}
+            if tokens == 128:
+                kernel, launch = hopper_grouped.hopper_grouped_kernel, HopperGroupedLaunch(4)
+                constants = hopper_grouped.constants(launch, 32, 4, activation, biased=True)
+            else:
+                kernel, streamed = hopper_streamed.hopper_streamed_kernel, HopperStreamedLaunch(tokens, 8)
+                constants = hopper_streamed.constants(streamed, 32, 4, activation, biased=True, early=True)
+            yield f"hopper experts {use} {tokens}", Case(kernel, types | numbers, constants, {"num_warps": 4})
 
 
 def name_of(able: Capability) -> str:
