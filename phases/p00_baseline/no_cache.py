@@ -41,7 +41,7 @@ class Recompute:
     def prepare(self, batch: Batch) -> None:
         (self.length,) = batch.lengths
 
-    def attend(self, layer: int, q: Tensor, k: Tensor | None, v: Tensor | None) -> Tensor:
+    def attend(self, layer: int, q: Tensor, k: Tensor | None, v: Tensor | None, sinks: Tensor | None = None) -> Tensor:
         if k is None or v is None:  # the layer has none of its own
             k, v = self.shared[self.config.kv_source(layer)]
         elif layer in self.config.kv_sources:
@@ -54,4 +54,5 @@ class Recompute:
             scale=self.config.attention_scale,
             window=self.config.windows[layer],
             softcap=self.config.attention_softcap,
+            sinks=sinks,
         )

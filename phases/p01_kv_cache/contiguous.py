@@ -58,7 +58,7 @@ class ContiguousAttention:
     def prepare(self, batch: Batch) -> None:
         (self.start,), (self.end,) = batch.starts, batch.lengths
 
-    def attend(self, layer: int, q: Tensor, k: Tensor | None, v: Tensor | None) -> Tensor:
+    def attend(self, layer: int, q: Tensor, k: Tensor | None, v: Tensor | None, sinks: Tensor | None = None) -> Tensor:
         keys, values = self.keys[layer][:, : self.end], self.values[layer][:, : self.end]
         if k is not None and v is not None:  # else an earlier layer has stored them
             keys[:, self.start :] = k.transpose(0, 1)
@@ -71,6 +71,7 @@ class ContiguousAttention:
             scale=self.config.attention_scale,
             window=self.config.windows[layer],
             softcap=self.config.attention_softcap,
+            sinks=sinks,
         )
 
 

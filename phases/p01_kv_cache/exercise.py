@@ -30,7 +30,7 @@ EXERCISE = Exercise(
             "earlier one has stored, and stores nothing.",
             "keys = self.keys[layer][:, : self.end], and if k is not None: keys[:, self.start :] = k.transpose(0, 1); "
             "the same for values. Then attend_causal(q, keys, values, start=self.start, scale=…, "
-            "window=self.config.windows[layer], softcap=…) with the config's scale and cap.",
+            "window=self.config.windows[layer], softcap=…, sinks=sinks) with the config's scale and cap.",
         ),
     },
     text="Keep every key and value, so that a step computes only the rows that are new. `Contiguous` knows how many "

@@ -36,8 +36,8 @@ EXERCISE = Exercise(
             "self.storage.seen gives the keys and values of the first `size` slots; q becomes [size, width, Hq, Dh].",
             "if k is not None: store(layer, self.slots, self.positions, k[self.real], v[self.real]); keys, values = "
             "self.storage.seen(layer, self.size, self.length); then attend_masked(q.view(size, width, Hq, Dh), keys, "
-            "values, the mask of this layer's window, scale=…, softcap=…), with the config's scale and cap, flattened "
-            "to [N, Hq, Dh] again.",
+            "values, the mask of this layer's window, scale=…, softcap=…, sinks=sinks), with the config's scale and "
+            "cap, flattened to [N, Hq, Dh] again.",
         ),
         "visible": (
             "p01's causal mask, said with positions: which keys may a query see, and how far back does a window reach?",

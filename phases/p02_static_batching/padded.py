@@ -64,7 +64,7 @@ class PaddedAttention:
         # a query sees its own slot up to its own position: never padding, nor a predecessor's leftovers
         self.masks = {window: visible(queries, keys, window) for window in set(self.config.windows)}
 
-    def attend(self, layer: int, q: Tensor, k: Tensor | None, v: Tensor | None) -> Tensor:
+    def attend(self, layer: int, q: Tensor, k: Tensor | None, v: Tensor | None, sinks: Tensor | None = None) -> Tensor:
         if k is not None and v is not None:
             self.storage.store(layer, self.slots, self.positions, k[self.real], v[self.real])
         out = attend_masked(
@@ -73,6 +73,7 @@ class PaddedAttention:
             self.masks[self.config.windows[layer]],
             scale=self.config.attention_scale,
             softcap=self.config.attention_softcap,
+            sinks=sinks,
         )
         return out.flatten(0, 1)
 

@@ -42,25 +42,27 @@ class MixedAttention:
         keys = torch.arange(self.length, device=device)
         self.masks = {window: visible(newest.view(-1, 1, 1), keys, window) for window in set(self.config.windows)}
 
-    def attend(self, layer: int, q: Tensor, k: Tensor | None, v: Tensor | None) -> Tensor:
+    def attend(self, layer: int, q: Tensor, k: Tensor | None, v: Tensor | None, sinks: Tensor | None = None) -> Tensor:
         if k is not None and v is not None:
             self.storage.store(layer, self.row_slots, self.positions, k, v)
         out = torch.empty_like(q)
         for slot, row, count, start in self.prompts:
             rows, seen = slice(row, row + count), slice(start + count)
             keys, values = self.storage.keys[layer][slot, :, seen], self.storage.values[layer][slot, :, seen]
-            out[rows] = attend_prompt(self.config, layer, q[rows], keys, values)
+            out[rows] = attend_prompt(self.config, layer, q[rows], keys, values, sinks)
         if self.column:
             queries = q.new_zeros(self.column, *q.shape[1:])
             queries[self.decode_slots] = q[self.decode_rows]
             keys, values = self.storage.seen(layer, self.column, self.length)
             mask = self.masks[self.config.windows[layer]]
-            decoded = attend_decodes(self.config, queries, keys, values, mask)
+            decoded = attend_decodes(self.config, queries, keys, values, mask, sinks)
             out[self.decode_rows] = decoded[self.decode_slots]
         return out
 
 
-def attend_prompt(config: ModelConfig, layer: int, q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+def attend_prompt(
+    config: ModelConfig, layer: int, q: Tensor, keys: Tensor, values: Tensor, sinks: Tensor | None = None
+) -> Tensor:
     """q: [n, Hq, Dh], the newest n of m positions; keys, values: [Hkv, m, Dh]. Returns [n, Hq, Dh]."""
     return attend_causal(
         q,
@@ -70,10 +72,13 @@ def attend_prompt(config: ModelConfig, layer: int, q: Tensor, keys: Tensor, valu
         scale=config.attention_scale,
         window=config.windows[layer],
         softcap=config.attention_softcap,
+        sinks=sinks,
     )
 
 
-def attend_decodes(config: ModelConfig, q: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:
+def attend_decodes(
+    config: ModelConfig, q: Tensor, keys: Tensor, values: Tensor, mask: Tensor, sinks: Tensor | None = None
+) -> Tensor:
     """q: [B, Hq, Dh], one query per sequence; keys, values: [B, Hkv, m, Dh]; mask: [B, 1, m]. Returns [B, Hq, Dh]."""
     scale, softcap = config.attention_scale, config.attention_softcap
-    return attend_masked(q.unsqueeze(1), keys, values, mask, scale=scale, softcap=softcap).squeeze(1)
+    return attend_masked(q.unsqueeze(1), keys, values, mask, scale=scale, softcap=softcap, sinks=sinks).squeeze(1)

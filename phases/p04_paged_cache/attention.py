@@ -73,26 +73,28 @@ class GatherAttention:
             keys = torch.arange(longest, device=seen.device)
             self.masks = {window: visible(queries, keys, window) for window in set(self.config.windows)}
 
-    def attend(self, layer: int, q: Tensor, k: Tensor | None, v: Tensor | None) -> Tensor:
+    def attend(self, layer: int, q: Tensor, k: Tensor | None, v: Tensor | None, sinks: Tensor | None = None) -> Tensor:
         if k is not None and v is not None:
             self.storage.store(layer, self.new_rows, k, v)
         keys, values = self.storage.rows(layer)
         out = torch.empty_like(q)
         for span, rows in self.prompts:
-            out[span] = self.attend_prompt(layer, q[span], keys[rows], values[rows])
+            out[span] = self.attend_prompt(layer, q[span], keys[rows], values[rows], sinks)
         if len(self.decode_rows):
             rows = self.decode_seen
-            out[self.decode_rows] = self.attend_decodes(layer, q[self.decode_rows], keys[rows], values[rows])
+            out[self.decode_rows] = self.attend_decodes(layer, q[self.decode_rows], keys[rows], values[rows], sinks)
         return out
 
-    def attend_prompt(self, layer: int, q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    def attend_prompt(self, layer: int, q: Tensor, keys: Tensor, values: Tensor, sinks: Tensor | None = None) -> Tensor:
         """q: [n, Hq, Dh], the newest n of m positions; keys, values: [m, Hkv, Dh]. Returns [n, Hq, Dh]."""
-        return attend_prompt(self.config, layer, q, keys.transpose(0, 1), values.transpose(0, 1))
+        return attend_prompt(self.config, layer, q, keys.transpose(0, 1), values.transpose(0, 1), sinks)
 
-    def attend_decodes(self, layer: int, q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    def attend_decodes(
+        self, layer: int, q: Tensor, keys: Tensor, values: Tensor, sinks: Tensor | None = None
+    ) -> Tensor:
         """q: [B, Hq, Dh], one query per sequence; keys, values: [B, m, Hkv, Dh]. Returns [B, Hq, Dh]."""
         mask = self.masks[self.config.windows[layer]]
-        return attend_decodes(self.config, q, keys.transpose(1, 2), values.transpose(1, 2), mask)
+        return attend_decodes(self.config, q, keys.transpose(1, 2), values.transpose(1, 2), mask, sinks)
 
 
 def block_tables(batch: Batch) -> Tensor:

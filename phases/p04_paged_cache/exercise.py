@@ -111,9 +111,9 @@ GATHER = Exercise(
             "rows of an empty tensor like q.",
             "if k is not None: self.storage.store(layer, self.new_rows, k, v); keys, values = "
             "self.storage.rows(layer); out = torch.empty_like(q); for span, rows in self.prompts: out[span] = "
-            "self.attend_prompt(layer, q[span], keys[rows], values[rows]); if len(self.decode_rows): rows = "
+            "self.attend_prompt(layer, q[span], keys[rows], values[rows], sinks); if len(self.decode_rows): rows = "
             "self.decode_seen; out[self.decode_rows] = self.attend_decodes(layer, q[self.decode_rows], keys[rows], "
-            "values[rows]); return out",
+            "values[rows], sinks); return out",
         ),
     },
     text="Find keys and values through the block tables. A position becomes a row of the storage; the rows that a "

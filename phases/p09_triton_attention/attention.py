@@ -45,7 +45,7 @@ class TritonAttention:
         self.spans = tables, query_start, lengths
         self.longest = longest
 
-    def attend(self, layer: int, q: Tensor, k: Tensor | None, v: Tensor | None) -> Tensor:
+    def attend(self, layer: int, q: Tensor, k: Tensor | None, v: Tensor | None, sinks: Tensor | None = None) -> Tensor:
         if k is not None and v is not None:
             self.storage.store(layer, self.new_rows, k, v)
         return self.kernel(
@@ -57,6 +57,7 @@ class TritonAttention:
             scale=self.config.attention_scale,
             window=self.config.windows[layer],
             softcap=self.config.attention_softcap,
+            sinks=sinks,
         )
 
 

@@ -38,7 +38,7 @@ def take_in(seen: tensor, total: tensor, peak: tensor, score: tensor, values: te
 @triton.jit
 def paged_attention_kernel(
     out: tensor, q: tensor, keys: tensor, values: tensor, tables: tensor, query_start: tensor, lengths: tensor,
-    table_width: int, scale: float, softcap: float,
+    sinks: tensor, table_width: int, scale: float, softcap: float,
     HEADS: constexpr, GROUP: constexpr, HEAD_DIM: constexpr, PAGE: constexpr, WINDOW: constexpr, SOFTCAP: constexpr,
     ROWS: constexpr, KEYS: constexpr, WIDTH: constexpr,
 ) -> None:  # fmt: skip
@@ -65,6 +65,8 @@ def paged_attention_kernel(
     start = tl.maximum(length - count + begin - WINDOW + 1, 0) if WINDOW else 0
     peak = tl.full([ROWS], float("-inf"), tl.float32)
     total, seen = tl.zeros([ROWS], tl.float32), tl.zeros([ROWS, WIDTH], tl.float32)
+    if sinks is not None:  # a score that comes first, and has no value
+        peak, total = tl.load(sinks + head * GROUP + row % GROUP), total + 1
     for low in range(start, stop, KEYS):
         key = low + tl.arange(0, KEYS)
         page = tl.load(pages + key // PAGE, mask=key < stop, other=0).to(tl.int64)
@@ -85,14 +87,14 @@ def paged_attention_kernel(
 
 def paged_attention(
     q: Tensor, keys: Tensor, values: Tensor, tables: Tensor, query_start: Tensor, lengths: Tensor, *,
-    longest: int, scale: float, window: int | None = None, softcap: float | None = None,
+    longest: int, scale: float, window: int | None = None, softcap: float | None = None, sinks: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """Causal attention of S spans, whose new keys and values are stored already. Returns [N, Hq, Dh].
 
     q: [N, Hq, Dh], a span's rows one after the other. keys, values: [pages, page_size, Hkv, Dh]. tables: [S, W], the
     pages of each span's sequence. query_start: [S + 1], where a span's rows begin. lengths: [S], counting the new
     tokens; 0 is padding, whose rows become zeros. These are int64, on the device. longest: most new tokens of a span,
-    from which the grid follows. window, softcap: as in `gradus.attention.reference.attend_causal`.
+    from which the grid follows. window, softcap, sinks: as in `gradus.attention.reference.attend_causal`.
     """
     page, heads, head_dim = keys.shape[1:]
     group = q.shape[1] // heads
@@ -100,7 +102,7 @@ def paged_attention(
     rows = max(DECODE_ROWS if longest == 1 else PROMPT_ROWS, triton.next_power_of_2(group))
     grid = (len(tables), triton.cdiv(longest, rows // group), heads)
     paged_attention_kernel[grid](
-        out, q, keys, values, tables, query_start, lengths, tables.stride(0), scale, softcap or 0.0,
+        out, q, keys, values, tables, query_start, lengths, sinks, tables.stride(0), scale, softcap or 0.0,
         HEADS=heads, GROUP=group, HEAD_DIM=head_dim, PAGE=page, WINDOW=window or 0, SOFTCAP=softcap is not None,
         ROWS=rows, KEYS=KEYS, WIDTH=max(16, triton.next_power_of_2(head_dim)), num_warps=4, num_stages=2,
     )  # fmt: skip
@@ -109,7 +111,7 @@ def paged_attention(
 
 def paged_attention_reference(
     q: Tensor, keys: Tensor, values: Tensor, tables: Tensor, query_start: Tensor, lengths: Tensor, *,
-    longest: int, scale: float, window: int | None = None, softcap: float | None = None,
+    longest: int, scale: float, window: int | None = None, softcap: float | None = None, sinks: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """The same in torch: each row gathers every page that its block table could name, and masks what it does not see.
 
@@ -128,6 +130,10 @@ def paged_attention_reference(
     scores = torch.einsum("nhgd,nlhd->nhgl", grouped, k) * scale
     if softcap is not None:
         scores = softcap * torch.tanh(scores / softcap)
-    weights = scores.masked_fill(~visible[:, None, None], float("-inf")).softmax(-1).nan_to_num()
+    scores = scores.masked_fill(~visible[:, None, None], float("-inf"))
+    if sinks is not None:
+        last = sinks.view(scores.shape[1:3]).unsqueeze(-1).expand(*scores.shape[:-1], 1)
+        scores = torch.cat((scores, last), -1)
+    weights = scores.softmax(-1)[..., : len(key)].nan_to_num()
     v = v.masked_fill(~visible[:, :, None, None], 0)
     return torch.einsum("nhgl,nlhd->nhgd", weights, v).flatten(1, 2).to(q.dtype)

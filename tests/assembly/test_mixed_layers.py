@@ -24,12 +24,13 @@ from gradus.execution.memory.plan import _At, _final, weight_bytes
 from gradus.models import SHAPES, Linear, MatrixId, Model, create_model, randomize
 from gradus.models.families.llama import Block, Llama
 from gradus.models.heads import Heads
+from gradus.models.layers import parameter
 from gradus.parallel.place import Place
 from tests.attention.mixed import MIXED, formula, mixed
 from tests.phases.drive import Ending, nothing_is_left, run, run_schedule
 from tests.phases.test_paged_schedules import pools, requests
 
-NAMES = ["narrow full layers", "wide full layers", "neither divides", "one size"]
+NAMES = ["narrow full layers", "wide full layers", "neither divides", "one size", "sinks"]
 MANY = {"page_size": 4, "cache_tokens": 28, "token_budget": 5}
 SWITCHES = [
     {},
@@ -45,7 +46,8 @@ class MixedBlock(Block):
         sizes = config.layer(index)
         super().__init__(sizes, index, linear, dtype, device)
         self.qkv = linear(MatrixId("qkv", index), config.hidden_size, config.qkv_parts(index), False, dtype, device)
-        self.heads = Heads(config, index)
+        sinks = parameter((config.num_heads,), torch.float32, device) if config.attention_sinks else None
+        self.heads = Heads(config, index, sinks=sinks)
 
 
 class MixedModel(Llama):
@@ -58,6 +60,9 @@ def model_of(name: str, dtype: torch.dtype = torch.float32) -> Model:
     model = MixedModel(config, Linear, dtype, "cpu").requires_grad_(False).eval()
     model.dtype, model.device = dtype, torch.device("cpu")
     randomize(model, seed=5, std=0.2)
+    for layer in model.layers:
+        if layer.heads.sinks is not None:
+            layer.heads.sinks.mul_(10)
     return model
 
 
@@ -67,10 +72,10 @@ class Formula:
     def __init__(self, config) -> None:
         self.config, self.kept = config, {}
 
-    def attend(self, layer, q, k, v):
+    def attend(self, layer, q, k, v, sinks=None):
         if k is not None:
             self.kept[layer] = k, v
-        return formula(self.config, layer, q, *self.kept[self.config.kv_source(layer)]).to(q.dtype)
+        return formula(self.config, layer, q, *self.kept[self.config.kv_source(layer)], sinks).to(q.dtype)
 
 
 @cache

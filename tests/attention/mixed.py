@@ -47,13 +47,15 @@ MIXED = {
     "one size": mixed(4, (2, 8), (2, 8), [6, 6, FULL, 6], (0, 1, 2, 1), sizes=()),
     "no windows": mixed(4, (2, 8), (1, 8), [FULL] * 3, sizes=tuple(LayerSizes(n, 8, 48) for n in (2, 1, 1))),
     "capped": mixed(4, (4, 8), (1, 16), [6, FULL, 6, 6, FULL, 6, FULL], attention_softcap=5.0),
+    # as in gpt-oss: every other layer has a window, and eight query heads share a key head
+    "sinks": mixed(16, (2, 8), (2, 8), [6, FULL, 6, FULL], sizes=(), attention_sinks=True),
 }
 
 
 class MixedPages:
     """Keys and values of some slots on pages in random order, and all that attention should see.
 
-    attend: (layer, q, k, v) → what a backend computes; the torch backend's by default.
+    attend: (layer, q, k, v, sinks) → what a backend computes; the torch backend's by default.
     """
 
     def __init__(
@@ -82,7 +84,7 @@ class MixedPages:
         found = []
         for layer in range(self.config.num_layers):
             q, k, v = (torch.cat(each) if each else None for each in self._by_kind(new, layer))
-            found.append(self.attend(layer, q, k, v))
+            found.append(self.attend(layer, q, k, v, sinks_of(self.config, layer)))
         return found
 
     def _by_kind(self, new: list[list[list[Tensor]]], layer: int) -> list[list[Tensor]]:
@@ -129,11 +131,18 @@ class MixedPages:
         for layer in range(self.config.num_layers):
             source = self.config.kv_source(layer)
             each = [(self.history[slot][layer][0][-n:], *self.history[slot][source][1:]) for slot, n in spans]
-            found.append(torch.cat([formula(self.config, layer, q, kept(k), kept(v)) for q, k, v in each]))
+            sinks = sinks_of(self.config, layer)
+            found.append(torch.cat([formula(self.config, layer, q, kept(k), kept(v), sinks) for q, k, v in each]))
         return found
 
 
-def formula(config: ModelConfig, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+def sinks_of(config: ModelConfig, layer: int) -> Tensor | None:
+    """A layer's sinks, some greater than any score and some below all: float32 [Hq]."""
+    draw = torch.Generator().manual_seed(layer)
+    return 3 * torch.randn(config.num_heads, generator=draw) if config.attention_sinks else None
+
+
+def formula(config: ModelConfig, layer: int, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None = None) -> Tensor:
     """Attend in float64 with the last rows of a sequence, [n, Hq, Dh], over all of it."""
     group, n, m = config.num_heads // k.shape[1], len(q), len(k)
     k, v = (each.double().repeat_interleave(group, 1) for each in (k, v))
@@ -143,7 +152,9 @@ def formula(config: ModelConfig, layer: int, q: Tensor, k: Tensor, v: Tensor) ->
     behind = torch.arange(m - n, m)[:, None] - torch.arange(m)[None]
     window = config.windows[layer] or m
     scores = scores.masked_fill((behind < 0) | (behind >= window), float("-inf"))
-    return torch.einsum("hnm,mhd->nhd", scores.softmax(-1), v)
+    if sinks is not None:
+        scores = torch.cat((scores, sinks.double()[:, None, None].expand(-1, n, 1)), -1)
+    return torch.einsum("hnm,mhd->nhd", scores.softmax(-1)[..., :m], v)
 
 
 def batch_of(spans: Sequence[tuple[int, int]], starts: Sequence[int], changes: Sequence[TableChange | None]) -> Batch:

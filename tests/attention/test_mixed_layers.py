@@ -13,7 +13,7 @@ from gradus.attention.storage import PagedStorage
 from gradus.attention.whole import WholeSequence, WholeSequences
 from gradus.cache import TableChange
 from gradus.quantization.kv import rounded
-from tests.attention.mixed import MIXED, MixedPages, formula, near
+from tests.attention.mixed import MIXED, MixedPages, formula, near, sinks_of
 
 CPU = torch.device("cpu")
 KINDS = {"sparse": (PagedStorage, SparseDecodes), "gathered": (PagedStorage, GatheredDecodes),
@@ -114,10 +114,11 @@ def test_whole_sequences_lend_keys_and_values_too(name):
     whole, double = WholeSequence(config), WholeSequences(config, 2)
     for layer, parts in enumerate(pages.history[0]):
         q, k, v = parts if len(parts) == 3 else (*parts, None, None)
-        right = formula(config, layer, q, *pages.history[0][config.kv_source(layer)][1:])
-        assert near([whole.attend(layer, q, k, v)], [right])
+        sinks = sinks_of(config, layer)
+        right = formula(config, layer, q, *pages.history[0][config.kv_source(layer)][1:], sinks)
+        assert near([whole.attend(layer, q, k, v, sinks)], [right])
         twice = [None if part is None else torch.cat([part, part]) for part in (q, k, v)]
-        assert near([double.attend(layer, *twice)], [torch.cat([right, right])])
+        assert near([double.attend(layer, *twice, sinks)], [torch.cat([right, right])])
 
 
 def test_only_numbers_of_pages_that_layers_share_change():

@@ -6,8 +6,10 @@ import pytest
 import torch
 
 from gradus.attention import reference
-from gradus.attention.reference import attend_causal, attend_masked, without_cudnn_attention
+from gradus.attention.reference import attend_causal, attend_masked, causal_mask, without_cudnn_attention
 from gradus.models.precision import resolve_device
+
+CPU = torch.device("cpu")
 
 
 @pytest.fixture(params=[True, False], ids=["cudnn on", "cudnn off"])
@@ -61,6 +63,36 @@ def test_on_a_cpu_nothing_is_switched(setting, monkeypatch):
     q, k = torch.zeros(1, 2, 4), torch.zeros(2, 3, 4)
     call = lambda: attend_causal(q, k, k, start=2, scale=1.0)  # noqa: E731
     assert allowed_during(call, monkeypatch) == [setting]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("window", [None, 3])
+@pytest.mark.parametrize("n", [1, 4, 9])
+def test_a_sink_takes_its_share_and_gives_nothing(n, window, dtype, device=CPU):
+    """In bfloat16 as exactly as in float32, although 3.14159 / 0.3 has more digits than one of its numbers."""
+    draw = torch.Generator().manual_seed(n)
+    q, keys, values = (
+        torch.randn(shape, generator=draw).to(device, dtype) for shape in ((n, 8, 16), *[(2, 9, 16)] * 2)
+    )
+    sinks = torch.tensor([-30.0, -2.0, 0.0, 1.0, 3.14159, 7.0, 30.0, 100.0], device=device)
+    scores = torch.einsum("nhd,hmd->hnm", q.double(), keys.double().repeat_interleave(4, 0)) * 0.3
+    visible = causal_mask(n, 9, 9 - n, window, device)
+    scores = scores.masked_fill(~visible, float("-inf"))
+    weights = scores.exp() / (scores.exp().sum(-1, keepdim=True) + sinks.double().exp()[:, None, None])
+    right = torch.einsum("hnm,hmd->nhd", weights, values.double().repeat_interleave(4, 0))
+    tolerance = 1e-6 if dtype == torch.float32 else 1e-2
+    found = attend_causal(q, keys, values, start=9 - n, scale=0.3, window=window, sinks=sinks)
+    torch.testing.assert_close(found.double(), right, atol=tolerance, rtol=tolerance)
+    found = attend_masked(q[None], keys[None], values[None], visible[None], scale=0.3, sinks=sinks)[0]
+    torch.testing.assert_close(found.double(), right, atol=tolerance, rtol=tolerance)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_on_a_gpu_a_sink_takes_its_share(dtype):
+    for n in (1, 4, 9):
+        for window in (None, 3):
+            test_a_sink_takes_its_share_and_gives_nothing(n, window, dtype, torch.device("cuda"))
 
 
 @pytest.mark.gpu

@@ -245,7 +245,7 @@ def test_an_exception_is_reported_with_its_place_and_what_the_file_printed(check
 @pytest.mark.parametrize(
     ("line", "says"),
     [
-        ("import numpi", "line 88: ModuleNotFoundError: No module named 'numpi'"),
+        ("import numpi", "line 89: ModuleNotFoundError: No module named 'numpi'"),
         ("del ContiguousAttention", "it does not define ContiguousAttention, which the rest of the phase imports"),
     ],
 )

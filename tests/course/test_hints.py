@@ -107,7 +107,7 @@ FOLLOWED = {
                 values[:, self.start :] = v.transpose(0, 1)
             return attend_causal(
                 q, keys, values, start=self.start, scale=self.config.attention_scale,
-                window=self.config.windows[layer], softcap=self.config.attention_softcap,
+                window=self.config.windows[layer], softcap=self.config.attention_softcap, sinks=sinks,
             )
         """,
     },
@@ -151,7 +151,7 @@ FOLLOWED = {
             queries = q.view(self.size, self.width, q.shape[1], q.shape[2])
             mask = self.masks[self.config.windows[layer]]
             scale, softcap = self.config.attention_scale, self.config.attention_softcap
-            out = attend_masked(queries, keys, values, mask, scale=scale, softcap=softcap)
+            out = attend_masked(queries, keys, values, mask, scale=scale, softcap=softcap, sinks=sinks)
             return out.reshape(-1, q.shape[1], q.shape[2])
         """,
         "visible": """
@@ -222,10 +222,10 @@ FOLLOWED = {
             keys, values = self.storage.rows(layer)
             out = torch.empty_like(q)
             for span, rows in self.prompts:
-                out[span] = self.attend_prompt(layer, q[span], keys[rows], values[rows])
+                out[span] = self.attend_prompt(layer, q[span], keys[rows], values[rows], sinks)
             if len(self.decode_rows):
                 rows = self.decode_seen
-                out[self.decode_rows] = self.attend_decodes(layer, q[self.decode_rows], keys[rows], values[rows])
+                out[self.decode_rows] = self.attend_decodes(layer, q[self.decode_rows], keys[rows], values[rows], sinks)
             return out
         """,
     },

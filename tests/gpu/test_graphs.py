@@ -129,8 +129,8 @@ def test_short_prompts_are_replayed_alone_and_beside_decodes(shape, speculate, m
 class RoundedAttention(NaiveAttention):
     """Over keys and values as 8 bits keep them."""
 
-    def attend(self, layer, q, k, v):
-        return super().attend(layer, q, rounded(k), rounded(v))
+    def attend(self, layer, q, k, v, sinks=None):
+        return super().attend(layer, q, rounded(k), rounded(v), sinks)
 
 
 # Another order of sums may put one value on the other side of a rounding step, among thousands. Keys and values that

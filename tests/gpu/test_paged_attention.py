@@ -75,6 +75,15 @@ def test_heads_of_512_that_share_a_key_head(group, spans, fp8):
 
 
 @pytest.mark.quick
+@pytest.mark.parametrize("fp8", [False, pytest.param(True, marks=needs_fp8)], ids=["16 bits", "8 bits"])
+@pytest.mark.parametrize("window", [None, 128])
+def test_sinks(window, fp8):
+    """Heads as gpt-oss has them, in splits as well."""
+    heads = {"heads": 8, "group": 8, "head_dim": 64, "window": window, "fp8": fp8, "sinks": True}
+    assert_close(Step(SPANS, dtype=torch.bfloat16, device="cuda", **heads))
+
+
+@pytest.mark.quick
 @pytest.mark.parametrize("heads, group", [(8, 1), (3, 3), (1, 7), (2, 16), (1, 20)])
 def test_groups(heads, group):
     assert_close(Step(SPANS, heads=heads, group=group, head_dim=64, dtype=torch.bfloat16, device="cuda"))

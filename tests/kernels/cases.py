@@ -30,6 +30,7 @@ class Step:
     dtype: torch.dtype = torch.float32
     device: str = "cpu"
     fp8: bool = False  # keys and values in 8 bits
+    sinks: bool = False
 
     def __post_init__(self) -> None:
         generator = torch.Generator().manual_seed(sum(length for _, length in self.spans))
@@ -58,6 +59,9 @@ class Step:
             (self.keys, key_scales), (self.values, value_scales) = to_e4m3(self.keys), to_e4m3(self.values)
             self.scales = tuple(scales.transpose(1, 2).contiguous() for scales in (key_scales, value_scales))
         self.tables = tables.to(self.device)
+        # some outweigh all scores, and some hardly count
+        noise = 3 * torch.randn(self.heads * self.group, generator=generator)
+        self.sink_logits = noise.to(self.device) if self.sinks else None
         self.lengths = [length for _, length in self.spans]
 
     def numbers(self, values: list[int]) -> Tensor:
@@ -90,7 +94,7 @@ class Step:
                 part.fill_(float("nan"))
             paged_attention(
                 self.q, self.keys, self.values, self.tables, work, partials, out, scale=0.3, softcap=self.softcap,
-                scales=self.scales,
+                scales=self.scales, sinks=self.sink_logits,
             )  # fmt: skip
             fewest = most + 1
         return out
@@ -102,7 +106,7 @@ class Step:
             part *= scales.transpose(1, 2).unsqueeze(-1)
         return paged_attention_reference(
             *exact, self.tables, self.slots, self.query_start, self.lengths,
-            scale=0.3, window=self.window, softcap=self.softcap,
+            scale=0.3, window=self.window, softcap=self.softcap, sinks=self.sink_logits,
         )  # fmt: skip
 
     def attend_to_new_tokens(
@@ -130,7 +134,7 @@ class Step:
         scales = self.scales and tuple(part.clone() for part in self.scales)
         paged_attention(
             qkv, keys, values, self.tables, work, partials, out, scale=0.3, softcap=self.softcap,
-            passage=passage, scales=scales,
+            passage=passage, scales=scales, sinks=self.sink_logits,
         )  # fmt: skip
 
         each = [length - count + new for count, length in self.spans for new in range(count)]

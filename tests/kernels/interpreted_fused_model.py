@@ -57,16 +57,16 @@ class OneSequence:
     def destination(self, layer):
         return *self.pages[layer], torch.arange(16, 32), None  # page 1
 
-    def attend(self, layer, q, k, v):
+    def attend(self, layer, q, k, v, sinks=None):
         if k is not None:
             keys, values = self.pages[layer]
             keys[1, : len(k)], values[1, : len(v)] = k, v
-        return self.attend_stored(layer, q)
+        return self.attend_stored(layer, q, sinks)
 
-    def attend_stored(self, layer, q):
+    def attend_stored(self, layer, q, sinks=None):
         k, v = self.pages[self.config.kv_source(layer)][:, 1, : len(q)].transpose(1, 2)
         return attend_causal(
-            q, k, v, start=0, scale=self.config.attention_scale, window=self.config.windows[layer]
+            q, k, v, start=0, scale=self.config.attention_scale, window=self.config.windows[layer], sinks=sinks
         ).contiguous()
 
 
@@ -115,6 +115,18 @@ NEEDED = [
 def test_a_fused_model_gives_the_models_tokens(shape):
     model = small(shape)
     assert answers(fused(model), TritonPagedAttention) == answers(model)
+
+
+@pytest.mark.parametrize("kind", [PagedStorage, Fp8Storage])
+def test_heads_with_sinks_give_the_models_tokens(kind):
+    """Alone in a layer whose keys are stored before attention, and where attention stores them."""
+    model, draw = small("tiny-mistral"), torch.Generator().manual_seed(0)
+    plain = answers(model, PagedAttention, kind)
+    for layer in model.layers:
+        layer.heads.sinks = nn.Parameter(2 * torch.randn(layer.heads.num_heads, generator=draw), False)
+    found = answers(model, PagedAttention, kind)
+    assert found != plain
+    assert answers(fused(model), TritonPagedAttention, kind) == found
 
 
 # one kind of heads each

@@ -51,12 +51,17 @@ def assert_close(out: Tensor, reference: Tensor) -> None:
 def test_pairs_are_sorted_by_expert_and_keep_their_order(tokens, chosen, experts, how, monkeypatch):
     monkeypatch.setattr("gradus.kernels.experts.dispatch.MOST_AT_ONCE", 512)  # several rounds
     taken = choices(tokens, chosen, experts, how)
-    found, expected = dispatch(taken, experts), dispatch_reference(taken, experts)
-    assert torch.equal(found.pairs, expected.pairs) and torch.equal(found.starts, expected.starts)
+    expected = dispatch_reference(taken, experts)
+    for most in (10_000, 0):
+        monkeypatch.setattr("gradus.kernels.experts.dispatch.MOST_IN_ONE_LAUNCH", most)
+        found = dispatch(taken, experts)
+        assert torch.equal(found.pairs, expected.pairs) and torch.equal(found.starts, expected.starts)
 
 
-def test_a_choice_of_an_expert_elsewhere_has_no_place():
-    taken = torch.tensor([[0, 4], [9, 2], [4, 3]], dtype=torch.int32)
+@pytest.mark.parametrize("most", [10_000, 0], ids=["one launch", "two"])
+def test_a_choice_of_an_expert_elsewhere_has_no_place(most, monkeypatch):
+    monkeypatch.setattr("gradus.kernels.experts.dispatch.MOST_IN_ONE_LAUNCH", most)
+    taken = torch.tensor([[0, 4], [90, 2], [4, 3]], dtype=torch.int32)
     found = dispatch(taken, 4)
     assert found.starts.tolist() == [0, 1, 1, 2, 3] and found.pairs[:3].tolist() == [0, 3, 5]
 

@@ -23,6 +23,8 @@ STEPS = [[(2, 9)], [(2, 1), (0, 5)], [(0, 1), (1, 3), (2, 1)], [(2, 1), (1, 1), 
         ("narrow full layers", GraphPagedAttention, Fp8Storage),
         ("wide full layers", GraphPagedAttention, PagedStorage),
         ("neither divides", TritonPagedAttention, PagedStorage),
+        ("sinks", TritonPagedAttention, PagedStorage),
+        ("sinks", GraphPagedAttention, Fp8Storage),
     ],
 )
 def test_kernels_attend_as_the_formula_says(name, backend, kind):
@@ -31,15 +33,15 @@ def test_kernels_attend_as_the_formula_says(name, backend, kind):
     storage = kind(config, 100, 4, torch.float32, torch.device("cpu"))
     attention, at_once = backend(config, storage, 4), []
 
-    def attend(layer, q, k, v):
+    def attend(layer, q, k, v, sinks):
         if k is None:
-            return attention.attend(layer, q, None, None)
+            return attention.attend(layer, q, None, None, sinks)
         product = torch.cat([each.flatten(1) for each in (q, k, v)], dim=1)
         if attention.fuses_rope:
             at_once.append(layer)
-            return attention.store_and_attend(layer, product, NOTHING)
+            return attention.store_and_attend(layer, product, NOTHING, sinks)
         *pages, rows, scales = attention.destination(layer)
-        return attention.attend_stored(layer, rope_store(product, *pages, rows, scales=scales))
+        return attention.attend_stored(layer, rope_store(product, *pages, rows, scales=scales), sinks)
 
     pages, kept = MixedPages(config, storage, attention, attend), rounded if kind is Fp8Storage else torch.clone
     for spans in STEPS:

@@ -43,7 +43,7 @@ def attend(kernel, step: Step) -> Tensor:
     numbers = (step.numbers(part).long() for part in (step.query_start, step.lengths))
     return kernel(
         step.q, step.keys, step.values, tables, *numbers, longest=max(count for count, _ in step.spans),
-        scale=0.3, window=step.window, softcap=step.softcap,
+        scale=0.3, window=step.window, softcap=step.softcap, sinks=step.sink_logits,
     )  # fmt: skip
 
 
@@ -57,6 +57,7 @@ STEPS = {
     "a mixed step": Step(MIXED),
     "a mixed step in a window": Step(MIXED, window=7),
     "a soft cap, odd pages": Step(MIXED, softcap=1.5, page=24),
+    "sinks in a window": Step(MIXED, window=7, group=8, sinks=True),
     "an odd group and width": Step([(22, 40), (1, 60)], group=3, head_dim=24),
     "one key head of 17": Step([(5, 20), (1, 9)], heads=1, group=17, head_dim=16),
     "float16": Step([(2, 90), (1, 33)], heads=1, group=5, head_dim=20, window=50, dtype=torch.float16),

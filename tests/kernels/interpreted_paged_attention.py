@@ -40,11 +40,14 @@ MIXED = [(1, 37), (3, 3), (0, 0), (20, 45), (1, 1), (1, 0)]  # decode, prefill, 
         Step([(1, 40), (3, 20), (5, 5)], heads=1, group=16, head_dim=512),
         Step(MIXED, fp8=True),
         Step([(22, 40), (1, 60)], group=3, head_dim=24, page=24, window=7, softcap=1.5, fp8=True),
+        Step(MIXED, sinks=True, window=7),
+        Step([(22, 90), (1, 130), (1, 0)], group=8, heads=1, sinks=True),
+        Step([(22, 40), (1, 60)], group=3, head_dim=24, sinks=True, fp8=True),
     ],
     ids=[
         "mixed", "window", "softcap", "odd group and width", "float16, split verification in a window",
         "heads of 512, all of which share keys", "fp8",
-        "fp8, odd group and width, window, softcap",
+        "fp8, odd group and width, window, softcap", "sinks in a window", "sinks of splits", "sinks, fp8",
     ],
 )  # fmt: skip
 def test_the_kernels_attend_as_torch_does(step):
@@ -74,6 +77,8 @@ TURNED = {
     "drafts, a window shorter than they are, odd group and width": Step(DRAFTED, window=3, group=3, head_dim=24),
     "drafts": Step(DRAFTED),
     "drafts, fp8, odd group and width": Step(DRAFTED, group=3, head_dim=24, fp8=True),
+    "sinks": Step(DECODES, group=8, heads=1, sinks=True),
+    "drafts, sinks, window": Step(DRAFTED, window=16, sinks=True),
 }
 
 

@@ -24,10 +24,15 @@ from gradus.kernels.attention import paged as paged_attention
 from gradus.kernels.attention import work as attention_work
 from gradus.kernels.attention.launch import bytes_needed, fitted, launches
 from gradus.kernels.attention.new_token import MOST_NEW
-from gradus.kernels.experts import grouped_tables, hopper_grouped, hopper_streamed, hopper_tiles
-from gradus.kernels.experts.dispatch import dispatch_kernel
+from gradus.kernels.experts import dispatch, grouped_tables, hopper_grouped, hopper_streamed, hopper_tiles
+from gradus.kernels.experts.combine import BLOCK as COMBINED
+from gradus.kernels.experts.combine import combine_kernel
+from gradus.kernels.experts.few import few_experts_kernel
 from gradus.kernels.experts.grouped import grouped_kernel
 from gradus.kernels.experts.grouped_launch import HopperGroupedLaunch, HopperStreamedLaunch
+from gradus.kernels.experts.launches import MOST_FEW, launch_of
+from gradus.kernels.experts.pairs import down_pairs_kernel, up_pairs_kernel
+from gradus.kernels.experts.routing import route_kernel
 from gradus.kernels.fuse.quantized import FUSED_ROWS
 from gradus.kernels.linear.few_rows import few_rows_kernel
 from gradus.kernels.linear.gemv import gemv_kernel
@@ -106,6 +111,7 @@ def cases(able: Capability) -> Iterator[tuple[str, Case]]:
     """By name, the kernels of a Qwen3-like model on this GPU."""
     yield from beside_products(able)
     yield from products(able)
+    yield from experts()
     yield from quantized_products(able)
     yield from beside_quantized(able)
     yield from samplers()
@@ -119,6 +125,7 @@ def cases(able: Capability) -> Iterator[tuple[str, Case]]:
             yield from attention(able, head_dim, group, dtype)
             if able.multiplies_fp8:
                 yield from attention(able, head_dim, group, dtype, fp8=True)
+    yield from attention(able, 64, 8, torch.bfloat16, sinks=True)  # gpt-oss
 
 
 def beside_products(able: Capability) -> Iterator[tuple[str, Case]]:
@@ -156,6 +163,42 @@ def beside_products(able: Capability) -> Iterator[tuple[str, Case]]:
     numbers |= {"adding": "fp32"}
     lists = dict.fromkeys(("items", "slots", "query_start", "lengths"), "*i32")
     yield "work", Case(attention_work._lay_out, numbers | lists, {"WINDOW": 512, "SPANS": 256}, {"num_warps": 8})
+
+
+def experts() -> Iterator[tuple[str, Case]]:
+    """Qwen3-30B-A3B's: one row, 8 and 64."""
+    router = {"E": 128, "BLOCK_E": 128, "CHOSEN": 8, "PLACES": 8, "SIGMOID": False, "NORMALIZED": True, "SCALE": 1.0}
+    router |= {"GROUPS": 1, "CHOSEN_GROUPS": 1, "correction_ptr": None, "factors_ptr": None}
+    deepseek = router | {"E": 256, "BLOCK_E": 256, "SIGMOID": True, "GROUPS": 8, "CHOSEN_GROUPS": 4}
+    result = {"chosen_ptr": "*i32", "weights_ptr": "*fp32"}
+    yield "experts' choice", Case(route_kernel, result, router, {"num_warps": 4})
+    grouped = {name: value for name, value in deepseek.items() if name != "correction_ptr"}
+    yield (
+        "experts' choice in groups",
+        Case(route_kernel, result | {"correction_ptr": "*fp32"}, grouped, {"num_warps": 8}),
+    )
+    combined = {"D": 2048, "CHOSEN": 8, "BLOCK": COMBINED}
+    yield "experts' sum", Case(combine_kernel, {"weights_ptr": "*fp32"}, combined, {"num_warps": 4})
+    gate = {"ACTIVATION": "silu", "GATED": True, "bias_ptr": None}
+    up, down = launch_of(1, 2048, 768, 128)
+    sizes = router | {"D": 2048, "F": 768}
+    tile = {"BLOCK_N": up.rows, "BLOCK_K": up.columns}
+    yield "experts of a row, up", Case(
+        up_pairs_kernel, {"eps": "fp32"}, sizes | gate | tile, {"num_warps": up.warps}
+    )  # fmt: skip
+    tile = {"BLOCK_N": down.rows, "BLOCK_K": down.columns, "bias_ptr": None}
+    yield "experts of a row, down", Case(down_pairs_kernel, {}, sizes | tile, {"num_warps": down.warps})
+    for rows in (8, MOST_FEW):
+        up, down = launch_of(rows, 2048, 768, 128)
+        shared = {"E": 128, "CHOSEN": 8, "PLACES": 8, "ROWS": max(16, rows), "BY_EXPERT": rows > 16}
+        types = {"M": "i32", "chosen_ptr": "*i32"}
+        for name, launch, more in (
+            ("up", up, {"K": 2048, "N": 768, "BY_PAIR": False} | gate),
+            ("down", down, {"K": 768, "N": 2048, "BY_PAIR": True} | gate | {"ACTIVATION": None, "GATED": False}),
+        ):
+            tile = {"BLOCK_N": launch.outputs, "BLOCK_K": launch.columns}
+            options = {"num_warps": launch.warps, "num_stages": launch.stages}
+            yield f"experts of few rows {rows}, {name}", Case(few_experts_kernel, types, shared | more | tile, options)
 
 
 def passing_heads(able: Capability) -> Iterator[tuple[str, Case]]:
@@ -358,13 +401,13 @@ def asked_samplers() -> Iterator[tuple[str, Case]]:
 
 
 def attention(
-    able: Capability, head_dim: int, group: int, dtype: torch.dtype, fp8: bool = False
+    able: Capability, head_dim: int, group: int, dtype: torch.dtype, fp8: bool = False, sinks: bool = False
 ) -> Iterator[tuple[str, Case]]:
     """Decodes, then every taller tile; with heads rotated before or in the kernel. fp8: of keys and values."""
     types = {"tickets": "*i32", "tables": "*i64", "items": "*i32", "q_stride": "i32:16", "table_stride": "i32:16"}
     types |= dict.fromkeys(("sums", "peaks", "totals"), "*fp32") | dict.fromkeys(("scale", "softcap", "eps"), "fp32")
-    types |= dict.fromkeys(("out", "q", "keys", "values"), TYPES[dtype])
-    what = f"{head_dim} {str(dtype).removeprefix('torch.')}{' fp8' if fp8 else ''}"
+    types |= dict.fromkeys(("out", "q", "keys", "values"), TYPES[dtype]) | ({"sinks": "*fp32"} if sinks else {})
+    what = f"{head_dim} {str(dtype).removeprefix('torch.')}{' fp8' if fp8 else ''}{' sinks' if sinks else ''}"
     scales = ("key_scales", "value_scales")
     types |= dict.fromkeys(scales, "*fp32") | dict.fromkeys(("keys", "values"), "*fp8e4nv") if fp8 else {}
     chosen = launches(head_dim, dtype, group, able=able, eight_bits=fp8)
@@ -376,7 +419,7 @@ def attention(
         )  # fmt: skip
         options = {"num_warps": launch.warps, "num_stages": launch.stages}
         norms = {"q_gain": None, "k_gain": None} | ({} if fp8 else dict.fromkeys(scales))
-        norms |= {"growth": None, "value_eps": None}
+        norms |= {"growth": None, "value_eps": None} | ({} if sinks else {"sinks": None})
         plain = constants | norms | {"NEW": 0, "rotary": None}
         kind = "decode" if tokens == 1 else "prompt"
         yield f"{kind} {what} {launch.rows} {group}", Case(paged_attention._attend, types, plain, options)
@@ -427,12 +470,14 @@ def hopper_products(able: Capability) -> Iterator[tuple[str, Case]]:
 def grouped_experts(able: Capability) -> Iterator[tuple[str, Case]]:
     """A few rows per expert, and many, through gpt-oss's experts: of biases, a gate of their own and odd sizes."""
     lists = {"chosen_ptr": "*i32", "pairs_ptr": "*i32", "starts_ptr": "*i32"}
-    for block, warps in ((256, 4), (4096, 8)):
-        yield (
-            f"dispatch {block}",
-            Case(dispatch_kernel, lists | {"count": "i32"}, {"BLOCK": block}, {"num_warps": warps}),
-        )
-    types = {name: "*i32" for name in lists if name != "chosen_ptr"}
+    one = {"BLOCK": 2048}
+    yield "dispatch", Case(dispatch.dispatch_kernel, lists | {"count": "i32"}, one, {"num_warps": 4})
+    lists |= {"counts_ptr": "*i32"} | dict.fromkeys(("count", "experts", "blocks"), "i32")
+    for kernel in (dispatch.count_kernel, dispatch.place_kernel):
+        constants = {"EXPERTS": 128, "BLOCK": dispatch.BLOCK_OF_PAIRS}
+        here = {name: kind for name, kind in lists.items() if name in kernel.arg_names}
+        yield f"dispatch {kernel.__name__}", Case(kernel, here, constants, {"num_warps": 8})
+    types = dict.fromkeys(("pairs_ptr", "starts_ptr"), "*i32")
     types |= {"experts": "i32", "N": "i32:16", "K": "i32:16", "ahead": "i32"}
     uses = {
         "up": {"CHOSEN": 4, "ACTIVATION": "clamped_silu", "GATED": True},
@@ -495,7 +540,7 @@ SAMPLE += ["int4 1", "int8 64", "fp8 16 gated", "fp8-block 256", "rounded *i8 16
 SAMPLE += ["rope and store fp8", "decode 128 bfloat16 fp8 16 2", "pack rows", "accept drafts", "look up"]
 SAMPLE += ["accept drafts without states", "first inputs", "next inputs"]
 SAMPLE += ["first rows", "next rows", "keep draft", "work"]
-SAMPLE += ["dispatch 4096", "experts up 2 bfloat16", "experts down 512 bfloat16"]
+SAMPLE += ["dispatch", "dispatch place_kernel", "experts up 2 bfloat16", "experts down 512 bfloat16"]
 SAMPLE += ["rope and store, norm across heads", "queries alone 512", "activation times", "decode 512 bfloat16 16 16"]
 
 

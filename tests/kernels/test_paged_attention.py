@@ -26,7 +26,9 @@ def test_the_kernels_are_right_when_interpreted():
     run_interpreted("interpreted_paged_attention.py", "interpreted_mixed_layers.py")
 
 
-def compiled(head_dim: int, group: int, launch: Launch, tokens: int, new: int = 0, fp8: bool = False):
+def compiled(
+    head_dim: int, group: int, launch: Launch, tokens: int, new: int = 0, fp8: bool = False, sinks: bool = False
+):
     kernel, width = paged_attention._attend, triton.next_power_of_2(head_dim)
     shape = paged_attention.constants(
         launch, group, 8, head_dim, tokens, page=16, window=None, softcap=False, far=False,
@@ -42,11 +44,15 @@ def compiled(head_dim: int, group: int, launch: Launch, tokens: int, new: int = 
         "k_gain": None,
         "key_scales": None,
         "value_scales": None,
+        "sinks": None,
     }
     values = dict.fromkeys(("out", "q", "keys", "values"), "*bf16")
     if new:
         del constants["rotary"]
         values["rotary"] = "*bf16"
+    if sinks:
+        del constants["sinks"]
+        values["sinks"] = "*fp32"
     if fp8:
         del constants["key_scales"], constants["value_scales"]
         values |= dict.fromkeys(("keys", "values"), "*fp8e4nv") | dict.fromkeys(("key_scales", "value_scales"), "*fp32")
@@ -54,12 +60,14 @@ def compiled(head_dim: int, group: int, launch: Launch, tokens: int, new: int = 
     return compile_for(H200, kernel, TYPES | values, constants, num_warps=launch.warps, num_stages=launch.stages)
 
 
-# (head dim, group): of Qwen3-0.6B and Llama-3.2-1B; most registers that a thread may take for four decodes to run at
-# once on a multiprocessor
-@pytest.mark.parametrize("head_dim, group, new", first([(64, 4, 1), (128, 2, 0), (64, 4, 0)]))
-def test_a_decode_compiled_for_an_h200_spills_nothing_and_leaves_room_for_four(head_dim, group, new):
+# (head dim, group): of Qwen3-0.6B, Llama-3.2-1B and gpt-oss; most registers that a thread may take for four decodes to
+# run at once on a multiprocessor
+@pytest.mark.parametrize(
+    "head_dim, group, new, sinks", first([(64, 4, 1, False), (128, 2, 0, False), (64, 8, 1, True), (64, 4, 0, False)])
+)
+def test_a_decode_compiled_for_an_h200_spills_nothing_and_leaves_room_for_four(head_dim, group, new, sinks):
     launch = launches(head_dim, torch.bfloat16, group)[0]
-    found = compiled(head_dim, group, launch, tokens=1, new=new)
+    found = compiled(head_dim, group, launch, tokens=1, new=new, sinks=sinks)
     assert found.spilled == 0
     assert found.registers * launch.warps * 32 * 4 <= 65536
     assert found.shared * 4 <= H200.shared_memory

@@ -25,7 +25,9 @@ def random_blocks(kind: Type, rows: int, width: int, seed: int = 0) -> Array:
     values, size = gguf.GGML_QUANT_SIZES[kind]
     blocks = draw.integers(0, 256, (rows * width // values, size), dtype=np.uint8)
     scales = (draw.standard_normal((len(blocks), 2)) * 0.01).astype(np.float16).view(np.uint8)
-    if kind == Type.Q6_K:
+    if kind == Type.MXFP4:
+        blocks[:, 0] = draw.integers(110, 125, len(blocks))  # exponents
+    elif kind == Type.Q6_K:
         blocks[:, 208:] = scales[:, :2]
     else:
         count = 4 if kind in (Type.Q4_1, Type.Q5_1, Type.Q4_K, Type.Q5_K) else 2

@@ -115,6 +115,20 @@ def fp8(n: int, k: int, seed: int, *, scales: str = "row", name: str = "weight_s
     return {"weight": weight, name: scale, "input_scale": torch.tensor(0.5)}, weight.float() * wide
 
 
+def mxfp4(experts: int, n: int, k: int, seed: int) -> Matrix:
+    """A stack of experts: float32 [E, N, K]."""
+    draw = np.random.default_rng(seed)
+    blocks = draw.integers(0, 256, (experts, n, k // 32, 16), dtype=np.uint8)
+    scales = draw.integers(118, 124, (experts, n, k // 32), dtype=np.uint8)
+    values = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6])
+    found = np.zeros((experts, n, k), np.float32)
+    for column in range(k):
+        byte = blocks[..., column // 32, column % 32 // 2]
+        nibble = byte >> 4 if column % 2 else byte & 15
+        found[..., column] = values[nibble] * 2.0 ** (scales[..., column // 32].astype(int) - 127)
+    return {"blocks": torch.from_numpy(blocks), "scales": torch.from_numpy(scales)}, torch.from_numpy(found)
+
+
 def compressed(strategy: str, kind: str = "int", *, symmetric: bool = True) -> dict[str, Any]:
     """By groups in 4 bits, otherwise in 8."""
     bits, group_size, activations = (
@@ -177,12 +191,38 @@ def quantize_folder(folder: Path, form: str, family: str = "llama", *, ends: str
     return found
 
 
+MXFP4_CONFIG = {
+    "quant_method": "mxfp4",
+    "modules_to_not_convert": [
+        "model.layers.*.self_attn",
+        "model.layers.*.mlp.router",
+        "model.embed_tokens",
+        "lm_head",
+    ],
+}
+
+
+def mxfp4_folder(folder: Path) -> dict[str, Tensor]:
+    """Rewrite gpt-oss's experts as it is published. Returns the float stack [E, N, K] that each encodes, by name."""
+    write_folder(folder, "gpt-oss")
+    tensors, found = load_file(folder / "model.safetensors"), {}
+    for number, name in enumerate(sorted(tensors)):
+        if name.endswith(("experts.gate_up_proj", "experts.down_proj")):
+            experts, k, n = tensors.pop(name).shape
+            parts, found[name] = mxfp4(experts, n, k, number)
+            tensors |= {f"{name}_{end}": part for end, part in parts.items()}
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    write_json(folder / "config.json", read_object(folder / "config.json") | {"quantization_config": MXFP4_CONFIG})
+    return found
+
+
 def matrices(llm: LLM) -> Iterator[tuple[str, Tensor]]:
     """Name in the checkpoint → the float matrix that is stored here, for every quantized one."""
     model = llm.engine.runner.model
     modules = {
         "qkv": "qkv", "attn_out": "output", "gate_up": "gate_up", "down": "down",
         "embed_gate": "embedded.gate", "embed_out": "embedded.out",
+        "experts_up": "experts.up", "experts_down": "experts.down",
     }  # fmt: skip
     for matrix_id in matrix_ids(llm.config):
         if matrix_id.role == "head":
@@ -190,9 +230,10 @@ def matrices(llm: LLM) -> Iterator[tuple[str, Tensor]]:
         whole = matrix_id.layer is None
         module = model.inputs.product if whole else model.layers[matrix_id.layer].get_submodule(modules[matrix_id.role])
         names = names_of(matrix_id, llm.config)
-        if len(names) == 1:
-            yield names[0], module.dequantized()
-        elif isinstance(module, SideBySide):
-            yield from zip(names, (part.dequantized() for part in module.parts), strict=True)
-        else:
-            yield from zip(names, module.dequantized().split(module.out_features), strict=True)
+        parts = module.parts if isinstance(module, SideBySide) else [module]
+        whole_matrix = torch.cat([part.dequantized() for part in parts])
+        each = len(names) // len(module.out_features) or 1
+        sizes = (
+            [rows // each for rows in module.out_features for _ in range(each)] if len(names) > 1 else len(whole_matrix)
+        )
+        yield from zip(names, whole_matrix.split(sizes), strict=True)

@@ -12,10 +12,11 @@ import torch
 from gguf import GGMLQuantizationType as Type
 from torch import Tensor
 
-from gradus.models import create_model, read_config
+from gradus.models import SHAPES, create_model, read_config, write_config
 from gradus.models.weights import plan
 from tests.loading import builders
 from tests.loading.builders import CONFIGS, write_gguf
+from tests.loading.expert_files import write_random
 from tests.loading.gguf_blocks import random_blocks
 
 ROOT = Path(__file__).parents[2]
@@ -47,14 +48,45 @@ print(json.dumps(found | {"answered": most()}))
 """
 
 
-def measured(path: Path, dtype: str) -> dict[str, float]:
-    """Answer in a new process, and return the most memory that it has had by then, in MB."""
+PRIVATE = """
+import json, resource, sys
+from pathlib import Path
+
+import gradus.kernels.cpu.model, gradus.text.llm
+from gradus import LLM, SamplingParams
+
+
+def now() -> dict[str, float]:  # in MB: what is private to this process, and all that is in memory for it
+    lines = [line.split() for line in Path("/proc/self/smaps_rollup").read_text().splitlines()[1:]]
+    found = {name: int(size) * 1024 / 1e6 for name, size, _ in lines}
+    return {"private": found["Anonymous:"], "all": found["Rss:"]}
+
+
+path, room = sys.argv[1:]
+before = now()
+lines = Path("/proc/self/status").read_text().split("VmData:")[1].split()
+most = int(lines[0]) * 1024 + int(room)  # from here on: more private memory is refused
+resource.setrlimit(resource.RLIMIT_DATA, (most, most))
+llm = LLM(path, device="cpu", max_sequences=1, context_length=256)
+loaded = now()
+(answer,) = llm.generate([list(range(32))], SamplingParams(max_tokens=24, ignore_eos=True))
+print(json.dumps({"before": before, "loaded": loaded, "answered": now(), "tokens": len(answer.token_ids)}))
+"""
+
+
+def run(script: str, *arguments: str) -> dict[str, Any]:
+    """Run a script in a new process, and return the JSON that it prints last."""
     environment = os.environ | {"PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}"}
-    command = [sys.executable, "-c", ANSWER, str(path), dtype]
+    command = [sys.executable, "-c", script, *arguments]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=170)
     assert done.returncode == 0, done.stderr
-    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found
+
+
+def measured(path: Path, dtype: str) -> dict[str, float]:
+    """Answer in a new process, and return the most memory that it has had by then, in MB."""
+    return run(ANSWER, str(path), dtype)
 
 
 def tensors_of(config: dict[str, Any], seed: int = 0) -> dict[str, Tensor]:
@@ -87,3 +119,21 @@ def test_a_model_takes_the_bytes_of_its_file_once(file):
 def test_a_widened_model_takes_more_as_this_measures(file):
     found = measured(file, WIDE)
     assert found["loaded"] - found["before"] > 3 * file.stat().st_size / 1e6
+
+
+@pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="only Linux says which memory is private")
+def test_experts_stay_in_the_file_and_are_read_as_tokens_choose_them(tmp_path):
+    """Neither loading nor answering takes private memory for experts: a limit on it would end the process."""
+    shape = {"hidden_size": 512, "moe_intermediate_size": 768, "num_experts": 128, "mlp_only_layers": []}
+    config = read_config(write_config(SHAPES["tiny-qwen3-moe"]) | shape)
+    path = write_random(tmp_path / "m.gguf", config, Type.Q8_0, holes=True)
+    size, room = path.stat().st_size / 1e6, 300  # MB; room: for all else, the reserves of each thread among it
+    assert size > 2 * room
+    found = run(PRIVATE, str(path), str(room * 10**6))
+    assert found["tokens"] == 24
+    loaded, answered = (
+        {kind: found[when][kind] - found["before"][kind] for kind in ("private", "all")}
+        for when in ("loaded", "answered")
+    )
+    assert loaded["all"] < 0.2 * size, "loading does not read the experts"
+    assert answered["private"] < 0.2 * size < answered["all"], "answering reads those that are chosen, and copies none"

@@ -20,7 +20,7 @@ class NaiveAttention:
     keys: dict[int, Tensor] = field(default_factory=dict)
     values: dict[int, Tensor] = field(default_factory=dict)
 
-    def attend(self, layer: int, q: Tensor, k: Tensor | None, v: Tensor | None) -> Tensor:
+    def attend(self, layer: int, q: Tensor, k: Tensor | None, v: Tensor | None, sinks: Tensor | None = None) -> Tensor:
         config, source = self.config, self.config.kv_source(layer)
         if k is not None and v is not None:
             if layer in self.keys:
@@ -34,7 +34,10 @@ class NaiveAttention:
             scores = q[:, head] @ k[:, head // group].T * config.attention_scale
             if config.attention_softcap is not None:
                 scores = config.attention_softcap * torch.tanh(scores / config.attention_softcap)
-            weights = torch.where(visible, scores, torch.tensor(-1e30)).float().softmax(-1).to(v.dtype)
+            scores = torch.where(visible, scores, torch.tensor(-1e30)).float()
+            if sinks is not None:  # one more column, whose weight goes nowhere
+                scores = torch.cat((scores, sinks[head].expand(len(scores), 1)), dim=1)
+            weights = scores.softmax(-1)[:, : len(k)].to(v.dtype)
             out.append(weights @ v[:, head // group])
         return torch.stack(out, dim=1)
 
@@ -98,24 +101,29 @@ class Reference:
 def reference(kind: str, *, softcap: float | None = None, **settings: object) -> Reference:
     """`kind` is transformers' class prefix. softcap: passed at the call, as transformers' Gemma 3 forgets it."""
     import transformers
+    from transformers.core_model_loading import revert_weight_conversion
 
     torch.manual_seed(hash_of(settings))
-    hf_config = getattr(transformers, f"{kind}Config")(**settings, attn_implementation="eager")
+    hf_config = getattr(transformers, f"{kind}Config")(
+        **settings, attn_implementation="eager", experts_implementation="eager"
+    )
     class_name = "GPT2LMHeadModel" if kind == "GPT2" else f"{kind.removesuffix('Text')}ForCausalLM"
     model = getattr(transformers, class_name)(hf_config).eval()
     for name, weight in model.named_parameters():
-        centre = 1.0 if weight.ndim == 1 and name.endswith("weight") and kind != "Gemma3Text" else 0.0
+        around_one = name.endswith(("weight", "scale")) and kind != "Gemma3Text"
+        centre = 1.0 if weight.ndim == 1 and around_one else 0.0
         torch.nn.init.normal_(weight, centre, 0.2 if weight.ndim == 1 else 0.1)  # norms and biases count as well
-    for name, number in model.named_buffers():
-        if name.endswith("layer_scalar"):  # Gemma 4's, which is no parameter for transformers
-            torch.nn.init.normal_(number, 1.0, 0.2)
+    for name, number in model.named_buffers():  # weights that are no parameters for transformers
+        if name.endswith(("layer_scalar", "e_score_correction_bias")):
+            torch.nn.init.normal_(number, float(name.endswith("layer_scalar")), 0.2)
     tokens = torch.randint(0, hf_config.vocab_size, (40,)).tolist()
     # transformers skips rows of Gemma 4's sharing layers unless it is to return all, and fails without layers' inputs
     extra: dict[str, object] = {"output_hidden_states": True} | ({} if softcap is None else {"softcap": softcap})
     with torch.inference_mode():
         logits = model(torch.tensor([tokens]), **extra).logits[0]
     raw = hf_config.to_dict()
-    tensors = {name: value.detach().clone() for name, value in model.state_dict().items()}
+    stored = revert_weight_conversion(model, model.state_dict())  # the names and cuts of files, not of memory
+    tensors = {name: value.detach().clone() for name, value in stored.items()}
     return Reference(raw, read_config(raw), tensors, tokens, logits)
 
 

@@ -150,13 +150,92 @@ def granite(draw: Random) -> Settings:
 
 
 def granite4(draw: Random) -> Settings:
-    """Granite 4's dense models. Their type also has experts and layers with a state; most models do not turn."""
+    """Granite 4, dense or with experts. Its type also has layers with a state; most models do not turn."""
     drawn = granite(draw)
     del drawn["mlp_bias"]
-    dense = {"num_local_experts": 0, "num_experts_per_tok": 0, "mamba_n_heads": 2}
-    layers = {"layer_types": ["full_attention"] * drawn["num_hidden_layers"]}
+    dense = {"num_local_experts": 0, "num_experts_per_tok": 0}
+    layers = {"layer_types": ["full_attention"] * drawn["num_hidden_layers"], "mamba_n_heads": 2}
     width = {"shared_intermediate_size": drawn.pop("intermediate_size")}
-    return drawn | dense | layers | width | {"position_embedding_type": draw.choice([None, None, "rope"])}
+    turning = {"position_embedding_type": draw.choice([None, None, "rope"])}
+    experts = draw.choice([dense, chosen(draw, "num_local_experts", "intermediate_size")])
+    return drawn | layers | width | turning | experts
+
+
+# -- families with experts ---------------------------------------------------------------------------------------------
+
+
+def chosen(draw: Random, count: str = "num_experts", width: str = "moe_intermediate_size") -> Settings:
+    experts = draw.choice([4, 5, 8])
+    return {count: experts, width: draw.choice([20, 33, 52]), "num_experts_per_tok": draw.randrange(1, 4)}
+
+
+def mixtral(draw: Random) -> Settings:
+    own = {"sliding_window": draw.choice([None, None, 9]), "head_dim": draw.choice([8, 12, 22])}
+    return sizes(draw) | chosen(draw, "num_local_experts", "intermediate_size") | own | scaled(draw)
+
+
+def olmoe(draw: Random) -> Settings:
+    own = {"norm_topk_prob": draw.random() < 0.5, "attention_bias": draw.random() < 0.3}
+    return sizes(draw) | chosen(draw, width="intermediate_size") | own | scaled(draw)
+
+
+def qwen2_moe(draw: Random) -> Settings:
+    """Layers that are dense by a list or by a step, and an MLP that all tokens share."""
+    drawn = sizes(draw) | chosen(draw)
+    dense = draw.choice([{}, {"mlp_only_layers": [0]}, {"decoder_sparse_step": 2}])
+    windows = {"use_sliding_window": True, "sliding_window": 7, "max_window_layers": draw.choice([2, 28])}
+    own = {"norm_topk_prob": draw.random() < 0.5, "qkv_bias": draw.random() < 0.7}
+    shared = {"shared_expert_intermediate_size": draw.choice([24, 52])}
+    return drawn | dense | draw.choice([{}, windows]) | own | shared | scaled(draw)
+
+
+def qwen3_moe(draw: Random) -> Settings:
+    drawn = sizes(draw) | chosen(draw)
+    dense = draw.choice([{}, {"mlp_only_layers": [0]}, {"decoder_sparse_step": 2}])
+    window = draw.choice([{}, {"use_sliding_window": True, "sliding_window": 7}])
+    own = {"norm_topk_prob": draw.random() < 0.5, "attention_bias": draw.random() < 0.3}
+    return drawn | dense | window | own | {"head_dim": draw.choice([8, 12, 22])} | scaled(draw)
+
+
+def granite_moe(draw: Random) -> Settings:
+    drawn = granite(draw)
+    del drawn["mlp_bias"]
+    return drawn | chosen(draw, "num_local_experts", "intermediate_size")
+
+
+def granite_moe_shared(draw: Random) -> Settings:
+    return granite_moe(draw) | {"shared_intermediate_size": draw.choice([0, 24, 52])}
+
+
+def gpt_oss(draw: Random) -> Settings:
+    """Sinks, windows, biases, and a gate whose limits some values reach."""
+    drawn = sizes(draw) | chosen(draw, "num_local_experts", "intermediate_size")
+    kinds = ["sliding_attention", "full_attention"]
+    types = draw.choice([{}, {"layer_types": [draw.choice(kinds) for _ in range(drawn["num_hidden_layers"])]}])
+    rope = draw.choice([{}, {"rope_parameters": yarn(draw)}])
+    own = {"sliding_window": draw.choice([1, 5, 16]), "attention_bias": draw.random() < 0.7}
+    return drawn | types | rope | own | {"head_dim": draw.choice([8, 12, 22])}
+
+
+def glm4_moe(draw: Random) -> Settings:
+    """Groups of experts, dense first layers, heads that turn in part."""
+    drawn = sizes(draw) | chosen(draw, "n_routed_experts")
+    groups = draw.choice([1, 2, 4])
+    drawn |= {"n_routed_experts": groups * draw.choice([2, 3]), "n_group": groups}
+    least = -(-drawn["num_experts_per_tok"] // (drawn["n_routed_experts"] // groups))
+    drawn["topk_group"] = draw.randrange(min(least, groups), groups + 1)
+    drawn["num_experts_per_tok"] = min(drawn["num_experts_per_tok"], drawn["n_routed_experts"])
+    own = {
+        "first_k_dense_replace": draw.randrange(2),
+        "n_shared_experts": draw.choice([1, 2]),
+        "routed_scaling_factor": draw.choice([1.0, 2.5]),
+        "norm_topk_prob": draw.random() < 0.7,
+        "use_qk_norm": draw.random() < 0.5,
+        "attention_bias": draw.random() < 0.5,
+        "head_dim": draw.choice([8, 16, 24]),
+    }
+    rope = draw.choice(SCALINGS)(draw) | {"partial_rotary_factor": draw.choice([0.25, 0.5, 1.0])}
+    return drawn | own | {"rope_parameters": rope}
 
 
 RANDOM: dict[str, Callable[[Random], Settings]] = {
@@ -168,5 +247,13 @@ RANDOM: dict[str, Callable[[Random], Settings]] = {
     "Olmo3": olmo3,
     "Granite": granite,
     "GraniteMoeHybrid": granite4,
+    "Mixtral": mixtral,
+    "Olmoe": olmoe,
+    "Qwen2Moe": qwen2_moe,
+    "Qwen3Moe": qwen3_moe,
+    "GraniteMoe": granite_moe,
+    "GraniteMoeShared": granite_moe_shared,
+    "GptOss": gpt_oss,
+    "Glm4Moe": glm4_moe,
 }
 """By the prefix of the names of transformers' classes."""

@@ -46,6 +46,7 @@ DENSE = {
 KEYS_AS_VALUES = {"attention_k_eq_v": True, "num_global_key_value_heads": 1}
 EMBEDDED = {"hidden_size_per_layer_input": 20, "vocab_size_per_layer_input": 257}
 SHARED = {"num_kv_shared_layers": 3, "use_double_wide_mlp": True}
+EXPERTS = {"enable_moe_block": True, "num_experts": 8, "top_k_experts": 2, "moe_intermediate_size": 36}
 
 CORNERS: dict[str, dict[str, object]] = {
     "two head sizes": {},
@@ -61,6 +62,9 @@ CORNERS: dict[str, dict[str, object]] = {
     "shared, not wider": {**SHARED, "use_double_wide_mlp": False},
     "embeddings of each layer": EMBEDDED,
     "everything of E2B": {**SHARED, **EMBEDDED, "final_logit_softcapping": 3.0},
+    "experts": EXPERTS,
+    "everything of 26B-A4B": {**EXPERTS, **KEYS_AS_VALUES, "final_logit_softcapping": 3.0},
+    "experts and embeddings of each layer": {**EXPERTS, **EMBEDDED, **SHARED},
     "a cap": {"final_logit_softcapping": 1.5},
     "untied": {"tie_word_embeddings": False},
     "untied, embeddings of each layer": {**EMBEDDED, "tie_word_embeddings": False},
@@ -122,6 +126,7 @@ def drawn(seed: int) -> dict[str, object]:
         "use_double_wide_mlp": draw.random() < 0.5,
         "hidden_size_per_layer_input": embedded,
         "final_logit_softcapping": draw.choice((None, 2.0, 30.0)),
+        **draw.choice(({}, {**EXPERTS, "top_k_experts": draw.randint(1, 4)})),
         "tie_word_embeddings": draw.random() < 0.7,
         "rms_norm_eps": draw.choice((1e-6, 1e-3)),
         "rope_parameters": {**ROPES, WHOLE: {**ROPES[WHOLE], "partial_rotary_factor": turned}},
@@ -198,10 +203,7 @@ def test_the_text_part_of_a_multimodal_file_is_read(kind: str, text: str) -> Non
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        (
-            {"enable_moe_block": True},
-            "enable_moe_block is set, but mixtures of experts are not computed; Gemma-4-31B",
-        ),
+        ({"enable_moe_block": True, "num_experts": 8}, "top_k_experts is missing"),
         ({"use_bidirectional_attention": "all"}, "use_bidirectional_attention is 'all', but only causal"),
         ({"num_kv_shared_layers": 5}, "num_kv_shared_layers 5 leaves no full_attention layer"),
         ({"num_kv_shared_layers": 6}, "num_kv_shared_layers must be an integer between 0 and 5"),

@@ -11,10 +11,11 @@ from gradus.assembly.parallel import for_each_rank
 from gradus.config.options import EngineConfig
 from gradus.errors import ConfigError
 from gradus.loading import load_model, open_checkpoint
-from gradus.models import SHAPES
+from gradus.models import SHAPES, create_model
 from gradus.models.weights import plan
 from gradus.parallel.model import load_part
 from gradus.parallel.place import Place
+from gradus.parallel.slices import cut_of
 from tests.loading.builders import write_folder
 from tests.models.conftest import NaiveAttention
 from tests.pairwise import pairwise
@@ -96,6 +97,19 @@ def test_a_part_is_cut_from_the_files_as_it_is_from_the_whole(family, tmp_path):
     places = (2, 1) if SHAPES[f"tiny-{family}"].per_layer_width else (2, 2)
     found = logits_of_parts(str(folder), places, str(tmp_path / "meet"))
     torch.testing.assert_close(found[0], wanted, atol=5e-5, rtol=1e-4)
+
+
+def test_each_rank_has_the_sinks_of_its_query_heads():
+    config = replace(SHAPES["tiny-qwen3-moe"], attention_sinks=True)
+    model, sinks = create_model(config, device="meta"), torch.arange(config.num_heads)
+    for ranks in (2, 4):
+        cuts = [
+            cut_of(model, layer.heads, "sinks", config.num_heads, 0, config.shard(rank, ranks))
+            for layer in model.layers
+            for rank in range(ranks)
+        ]
+        found = [cut(sinks).tolist() for cut in cuts]
+        assert found == [[*config.shard(rank, ranks).heads] for _ in model.layers for rank in range(ranks)]
 
 
 def test_each_rank_keeps_its_share_of_the_weights(tmp_path):

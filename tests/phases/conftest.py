@@ -18,6 +18,7 @@ from gradus.config.options import FINAL, EngineConfig, EngineOptions
 from gradus.engine.engine import Engine
 from gradus.engine.request import ModelLimits
 from gradus.models import Linear, Model, create_model, randomize
+from gradus.models.heads import Heads
 from gradus.models.shapes import SHAPES
 
 Test = TypeVar("Test")
@@ -42,11 +43,13 @@ and with the others in the final engine alone.
 """
 PHASES = [info.name for info in phases.engines()]
 CONTENDERS = [*PHASES, FINAL]
+BRANCHES = {"p14": "p06"}
+"""Phases that stand on an earlier one than the phase before them, and owe nothing to those in between."""
 
 
 def reached(first: str) -> list[str]:
     """The contenders that build on phase `first`: it, those after it, and the final engine."""
-    return [name for name in CONTENDERS if name == FINAL or name >= first]
+    return [name for name in CONTENDERS if name in (FINAL, first) or BRANCHES.get(name, name) >= first]
 
 
 def since(first: str) -> pytest.MarkDecorator:
@@ -75,7 +78,12 @@ CAPPED = "capped"
 
 Without them no test would notice an engine that drops the cap, or computes the scale itself.
 """
-OWN_SHAPES = {CAPPED: replace(SHAPES["tiny-gemma3"], attention_scale=0.9, attention_softcap=2.0)}
+SINKS = "sinks"
+"""As in gpt-oss: each query head has a sink, and every other layer a window. The MLPs are dense."""
+OWN_SHAPES = {
+    CAPPED: replace(SHAPES["tiny-gemma3"], attention_scale=0.9, attention_softcap=2.0),
+    SINKS: replace(SHAPES["tiny-qwen3-moe"], experts=(), sizes=(), attention_sinks=True, windows=(16, None) * 2),
+}
 EVERY_SHAPE = SHAPES | OWN_SHAPES
 SEEDS = {"tiny-olmo3": 8, "tiny-granite4": 10}
 """Of weights, where 7 would make two tokens of an oracle's choice nearly equal."""
@@ -91,6 +99,8 @@ def tiny_model(shape: str) -> Model:
     model = create_model(EVERY_SHAPE[shape])
     randomize(model, seed=SEEDS.get(shape, 7), std=0.1)
     for part in model.layers.modules():
+        if isinstance(part, Heads) and part.sinks is not None:
+            part.sinks.mul_(20)  # as great as scores are, so that each head's is its own
         if isinstance(part, Linear):
             scale = part.weight.abs().amax(dim=1, keepdim=True) / 127
             part.weight.copy_((part.weight / scale).round() * scale)
@@ -136,7 +146,7 @@ class NaiveAttention:
         self.config = model.config
         self.kept = {}
 
-    def attend(self, layer, q, k, v):
+    def attend(self, layer, q, k, v, sinks=None):
         if k is None:
             k, v = self.kept[self.config.kv_source(layer)]
         self.kept[layer] = k, v
@@ -148,7 +158,9 @@ class NaiveAttention:
             seen = slice(0 if window is None else max(0, i - window + 1), i + 1)
             scores = torch.einsum("hd,mhd->hm", q[i].double(), keys[seen]) * self.config.attention_scale
             scores = scores if cap is None else cap * torch.tanh(scores / cap)
-            out[i] = torch.einsum("hm,mhd->hd", scores.softmax(-1), values[seen]).to(out.dtype)
+            scores = scores if sinks is None else torch.cat((scores, sinks[:, None].double()), 1)
+            weights = scores.softmax(-1)[:, : len(values[seen])]
+            out[i] = torch.einsum("hm,mhd->hd", weights, values[seen]).to(out.dtype)
         return out
 
 

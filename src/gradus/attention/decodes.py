@@ -25,6 +25,6 @@ class Decodes(Protocol):
     def prepare(self, visible: Sequence[Visible]) -> None:
         """Set up a step. visible: the positions that the decodes see, in each layer group."""
 
-    def attend(self, layer: int, q: Tensor) -> Tensor:
-        """Attend. q: [B, Hq, Dh], one query per sequence, whose key and value are stored already. Returns [B, Hq,
-        Dh]."""
+    def attend(self, layer: int, q: Tensor, sinks: Tensor | None = None) -> Tensor:
+        """Attend. q: [B, Hq, Dh], one query per sequence, whose key and value are stored already. sinks: see
+        `gradus.models.attention`. Returns [B, Hq, Dh]."""

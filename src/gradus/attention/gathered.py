@@ -31,7 +31,7 @@ class GatheredDecodes:
             room[:, : rows * layers.width].view(2, rows, layers.num_kv_heads, layers.head_dim) for rows, layers in sizes
         ]
 
-    def attend(self, layer: int, q: Tensor) -> Tensor:
+    def attend(self, layer: int, q: Tensor, sinks: Tensor | None = None) -> Tensor:
         group, _ = self.storage.place(layer)
         visible = self.visible[group]
         rows = visible.rows.flatten()
@@ -46,5 +46,6 @@ class GatheredDecodes:
             visible.seen.unsqueeze(1),
             scale=self.config.attention_scale,
             softcap=self.config.attention_softcap,
+            sinks=sinks,
         )
         return out.squeeze(1)

@@ -145,19 +145,22 @@ class PagedAttention:
 
     # -- in each layer -----------------------------------------------------------------------------------------------
 
-    def attend(self, layer: int, q: Tensor, k: Tensor | None, v: Tensor | None) -> Tensor:
+    def attend(self, layer: int, q: Tensor, k: Tensor | None, v: Tensor | None, sinks: Tensor | None = None) -> Tensor:
         if k is not None and v is not None:
             # use the stored values: a prompt's logits must not depend on how it was divided into chunks
             k, v = self.storage.store(layer, self.new_rows[self.storage.place(layer)[0]], k, v)
         k, v = self.lent.through(layer, k, v)
         out = torch.empty_like(q)
         for prompt in self.prompts:
-            out[prompt.span] = self._attend_prompt(layer, prompt, q[prompt.span], k[prompt.span], v[prompt.span])
+            span = prompt.span
+            out[span] = self._attend_prompt(layer, prompt, q[span], k[span], v[span], sinks)
         if self.any_decodes:
-            out[self.decode_rows] = self.decodes.attend(layer, q[self.decode_rows])
+            out[self.decode_rows] = self.decodes.attend(layer, q[self.decode_rows], sinks)
         return out
 
-    def _attend_prompt(self, layer: int, prompt: Prompt, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def _attend_prompt(
+        self, layer: int, prompt: Prompt, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None
+    ) -> Tensor:
         first = 0
         if prompt.seen:
             first, rows = prompt.seen[self.storage.place(layer)[0]]
@@ -170,6 +173,7 @@ class PagedAttention:
             scale=self.config.attention_scale,
             window=self.config.windows[layer],
             softcap=self.config.attention_softcap,
+            sinks=sinks,
         )
 
 

@@ -8,6 +8,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+SINK_WIDTH = 8
+"""Numbers that a head has in addition where there are sinks: torch's kernels want heads of a multiple of eight."""
+
 
 def attend_causal(
     q: Tensor,
@@ -18,17 +21,22 @@ def attend_causal(
     scale: float,
     window: int | None = None,
     softcap: float | None = None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Compute softmax attention (Vaswani et al. 2017, section 3.2.1) for the queries at positions start, start + 1, …
 
     q: [n, Hq, Dh]; keys, values: [Hkv, m, Dh], positions 0 … m - 1, m = start + n. Returns [n, Hq, Dh].
     window: a query sees itself and the window - 1 positions before it (Mistral, Gemma 3); None sees all.
     softcap: scores become softcap * tanh(score / softcap) before the mask (Gemma 2).
+    sinks: float32 [Hq]; one more logit of each query head's softmax, whose value is nothing (gpt-oss). No model has
+    both.
     """
     n, m = q.shape[0], keys.shape[1]
     if n == 1 and window is not None and m > window:
         keys, values = keys[:, -window:], values[:, -window:]  # a lone query reads only its window
         start, m = window - 1, window
+    if sinks is not None:
+        return _attend_with_sinks(q, keys, values, sinks, start, scale, window)
     if softcap is not None:
         visible = causal_mask(n, m, start, window, q.device)[None]
         return attend_masked(q[None], keys[None], values[None], visible, scale=scale, softcap=softcap)[0]
@@ -40,6 +48,39 @@ def attend_causal(
     if sees_all and q.is_cuda:
         return _attend_to_the_end(q, keys, values, scale)
     return _attend(q, keys, values, scale, mask=causal_mask(n, m, start, window, q.device))
+
+
+def _attend_with_sinks(
+    q: Tensor, keys: Tensor, values: Tensor, sinks: Tensor, start: int, scale: float, window: int | None
+) -> Tensor:
+    """Attend like `attend_causal`, with the sink as a key before all others."""
+    n, m, width = q.shape[0], keys.shape[1], q.shape[2]
+    q, keys, values = _sink_first(q, keys, values, sinks, scale)
+    if q.is_cuda and (window is None or window >= m):
+        return _attend_to_the_end(q, keys, values, scale)[..., :width]
+    mask = None if n == 1 else _and_the_sink(causal_mask(n, m, start, window, q.device))
+    return _attend(q, keys, values, scale, mask=mask)[..., :width]
+
+
+def _sink_first(q: Tensor, keys: Tensor, values: Tensor, sinks: Tensor, scale: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Append SINK_WIDTH numbers to each head, and put a key in front whose score is the query head's sink.
+
+    q: [..., Hq, Dh]; keys, values: [..., Hkv, m, Dh]. So torch's fused attention computes the sink like any score, and
+    no score is written out. The key's own numbers and its value are zeros. The sink is a sum of two of the queries'
+    numbers, since one of bfloat16 alone would round it to three digits.
+    """
+    wanted = sinks / scale
+    high = wanted.to(q.dtype)
+    low = (wanted - high.float()).to(q.dtype)
+    own = F.pad(torch.stack((high, low), -1), (0, SINK_WIDTH - 2)).expand(*q.shape[:-1], SINK_WIDTH)
+    q, keys, values = torch.cat((q, own), -1), F.pad(keys, (0, SINK_WIDTH, 1, 0)), F.pad(values, (0, SINK_WIDTH, 1, 0))
+    keys[..., 0, -SINK_WIDTH : 2 - SINK_WIDTH] = 1
+    return q, keys, values
+
+
+def _and_the_sink(mask: Tensor) -> Tensor:
+    """[..., m] → [..., 1 + m]: every query sees the sink."""
+    return F.pad(mask, (1, 0), value=True)
 
 
 def _attend_to_the_end(q: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
@@ -87,13 +128,24 @@ def causal_mask(n: int, m: int, start: int, window: int | None, device: torch.de
 
 
 def attend_masked(
-    q: Tensor, keys: Tensor, values: Tensor, visible: Tensor, *, scale: float, softcap: float | None = None
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    visible: Tensor,
+    *,
+    scale: float,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Attend in B sequences side by side, each over its own keys.
 
     q: [B, n, Hq, Dh]; keys, values: [B, Hkv, m, Dh]; visible: bool [B, n, m], with at least one key per query.
-    Returns [B, n, Hq, Dh].
+    softcap, sinks: see `attend_causal`. Returns [B, n, Hq, Dh].
     """
+    if sinks is not None:
+        width, visible = q.shape[-1], _and_the_sink(visible)
+        q, keys, values = _sink_first(q, keys, values, sinks, scale)
+        return attend_masked(q, keys, values, visible, scale=scale)[..., :width]
     heads, group = keys.shape[1], q.shape[2] // keys.shape[1]
     # Query heads that share a key head become additional queries of it, so no key is copied: [B, Hkv, n · group, Dh]
     grouped = q.unflatten(2, (heads, group)).transpose(1, 2).flatten(2, 3)

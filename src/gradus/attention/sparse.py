@@ -74,7 +74,7 @@ class SparseDecodes:
         count = len(self.matrices[group.layers[0]][0])
         return Pattern(_csr(ends, columns, count), ends, columns, torch.full((lines, width), float("-inf")), cells)
 
-    def attend(self, layer: int, q: Tensor) -> Tensor:
+    def attend(self, layer: int, q: Tensor, sinks: Tensor | None = None) -> Tensor:
         pattern = self.patterns[self.storage.place(layer)[0]]
         keys, values = self.matrices[layer]
         scores = torch.sparse.sampled_addmm(
@@ -83,12 +83,20 @@ class SparseDecodes:
         cap = self.config.attention_softcap
         scores = scores if cap is None else cap * torch.tanh(scores / cap)
         pattern.padded.view(-1).scatter_(0, pattern.cells, scores)
-        weights = pattern.padded.softmax(-1).view(-1).index_select(0, pattern.cells)
+        weights = _softmax(pattern.padded, sinks).view(-1).index_select(0, pattern.cells)
         # a bag is a line of the sparse matrix: the weighted sum of its columns' values
         out = F.embedding_bag(
             pattern.columns, values, pattern.ends, mode="sum", per_sample_weights=weights, include_last_offset=True
         )
         return out.view(q.shape)
+
+
+def _softmax(scores: Tensor, sinks: Tensor | None) -> Tensor:
+    """Softmax of [B * Hq, L], with each head's sink as one more score."""
+    if sinks is None:
+        return scores.softmax(-1)
+    ends = sinks.repeat(len(scores) // len(sinks)).unsqueeze(1)
+    return torch.cat((scores, ends), 1).softmax(-1)[:, :-1].contiguous()
 
 
 def _csr(ends: Tensor, columns: Tensor, count: int) -> Tensor:

@@ -112,23 +112,23 @@ class TritonPagedAttention(PagedAttention):
         group, _ = self.storage.place(layer)
         return *self.storage.pages(layer), self.new_rows[group], self.storage.scales(layer)
 
-    def attend(self, layer: int, q: Tensor, k: Tensor | None, v: Tensor | None) -> Tensor:
+    def attend(self, layer: int, q: Tensor, k: Tensor | None, v: Tensor | None, sinks: Tensor | None = None) -> Tensor:
         if k is not None and v is not None:
             self.storage.store(layer, self.new_rows[self.storage.place(layer)[0]], k, v)
-        return self.attend_stored(layer, q)
+        return self.attend_stored(layer, q, sinks)
 
-    def attend_stored(self, layer: int, q: Tensor) -> Tensor:
+    def attend_stored(self, layer: int, q: Tensor, sinks: Tensor | None = None) -> Tensor:
         """Attend. q: [N, Hq, Dh], rotated, whose keys and values are stored already. Returns [N, Hq, Dh]."""
-        return self._attend(layer, q, None)
+        return self._attend(layer, q, None, sinks)
 
-    def store_and_attend(self, layer: int, qkv: Tensor, passage: Passage) -> Tensor:
+    def store_and_attend(self, layer: int, qkv: Tensor, passage: Passage, sinks: Tensor | None = None) -> Tensor:
         """In a step that `fuses_rope`: from the qkv product [N, (Hq + 2 Hkv) Dh] to what attention gives, [N, Hq, Dh].
 
         passage: what its heads pass on the way. The layer has keys and values of its own.
         """
-        return self._attend(layer, qkv, passage)
+        return self._attend(layer, qkv, passage, sinks)
 
-    def _attend(self, layer: int, q: Tensor, passage: Passage | None) -> Tensor:
+    def _attend(self, layer: int, q: Tensor, passage: Passage | None, sinks: Tensor | None) -> Tensor:
         group, _ = self.storage.place(layer)
         tiles, _ = kind = self.kinds[layer]
         out = torch.empty(len(q), self.config.num_heads, tiles.head_dim, dtype=q.dtype, device=q.device)
@@ -139,7 +139,7 @@ class TritonPagedAttention(PagedAttention):
             paged_attention(
                 q, *self.storage.pages(layer), self.tables[group], work, tiles.partials, out,
                 scale=self.config.attention_scale, softcap=self.config.attention_softcap, passage=passage,
-                scales=self.storage.scales(layer),
+                scales=self.storage.scales(layer), sinks=sinks,
             )  # fmt: skip
         return out
 
@@ -157,6 +157,7 @@ def suits_hopper(config: ModelConfig, storage: PagedStorage, able: Capability) -
         and (config.head_dim, storage.page_size) == (HOPPER_HEAD_DIM, HOPPER_PAGE)
         and HOPPER.rows // 2 % group == 0  # each consumer handles whole tokens
         and config.attention_softcap is None
+        and not config.attention_sinks
         and all(window is None for window in config.windows)
     )
 

@@ -23,13 +23,13 @@ class WholeSequence:
         self.fp8 = fp8
         self._lent = Lent(config)
 
-    def attend(self, layer: int, q: Tensor, k: Tensor | None, v: Tensor | None) -> Tensor:
+    def attend(self, layer: int, q: Tensor, k: Tensor | None, v: Tensor | None, sinks: Tensor | None = None) -> Tensor:
         if self.fp8 and k is not None and v is not None:
             k, v = rounded(k), rounded(v)
         k, v = self._lent.through(layer, k, v)
         return attend_causal(
             q, k.transpose(0, 1), v.transpose(0, 1), start=0, scale=self.config.attention_scale,
-            window=self.config.windows[layer], softcap=self.config.attention_softcap,
+            window=self.config.windows[layer], softcap=self.config.attention_softcap, sinks=sinks,
         )  # fmt: skip
 
 
@@ -43,18 +43,18 @@ class WholeSequences:
         self.config, self.count = config, count
         self._lent, self._masks = Lent(config), dict[int | None, Tensor]()
 
-    def attend(self, layer: int, q: Tensor, k: Tensor | None, v: Tensor | None) -> Tensor:
+    def attend(self, layer: int, q: Tensor, k: Tensor | None, v: Tensor | None, sinks: Tensor | None = None) -> Tensor:
         config, window = self.config, self.config.windows[layer]
         k, v = self._lent.through(layer, k, v)
         q, k, v = (each.unflatten(0, (self.count, -1)) for each in (q, k, v))
         length = q.shape[1]
         keys, values = k.transpose(1, 2), v.transpose(1, 2)
-        if config.attention_softcap is None and (window is None or window >= length):
+        if config.attention_softcap is None and sinks is None and (window is None or window >= length):
             out = attend_side_by_side(q, keys, values, scale=config.attention_scale)
         else:
             visible = self._mask(length, window, q.device)
             out = attend_masked(
-                q, keys, values, visible, scale=config.attention_scale, softcap=config.attention_softcap
+                q, keys, values, visible, scale=config.attention_scale, softcap=config.attention_softcap, sinks=sinks
             )
         return out.flatten(0, 1)
 

@@ -21,6 +21,11 @@ def render(plan: MemoryPlan) -> str:
         ("device", f"{plan.device}, {plan.dtype}"),
         ("free now", _free(plan)),
         ("weights", readable(plan.weight_bytes)),
+        *(
+            [("in the file", f"{readable(plan.mapped_bytes)} of experts, read as tokens choose them")]
+            if plan.mapped_bytes
+            else ()
+        ),
         *(_step_lines(plan) if plan.step_tokens else ()),
         ("cache", f"{readable(plan.cache_bytes)}, {plan.cache_dtype}, {per_token} per token"),
         *_page_lines(plan),

@@ -128,6 +128,9 @@ class Experts:
             )
 
 
+CLAMPED = "clamped_silu"  # the activation that stands for gpt-oss's gate: `layers.Clamped`
+
+
 class LayerSizes(NamedTuple):
     """The sizes of one layer, where layers differ."""
 
@@ -157,7 +160,7 @@ class ModelConfig:
     head_dim: int  # not always hidden_size // num_heads
     context_length: int
     norm_eps: float
-    activation: str  # a key of layers.ACTIVATIONS
+    activation: str  # a key of layers.ACTIVATIONS, or CLAMPED
     tie_embeddings: bool  # the output head is the input embedding's matrix
     attention_bias: bool  # of queries, keys and values
     attention_output_bias: bool
@@ -207,6 +210,8 @@ class ModelConfig:
                 raise ConfigError(f"model configuration: {len(each)} {what} are given for {self.num_layers} layers")
         if self.residual_scale != 1 and (self.per_layer_width or self.layer_scales or not self.pre_norms):
             raise ConfigError("model configuration: a residual multiplier needs normalized inputs of all products")
+        if self.attention_sinks and self.attention_softcap is not None:
+            raise ConfigError("model configuration: attention has either sinks or a soft cap of its scores")
         specials = [("eos_token_id", token) for token in self.eos_token_ids]
         specials += [] if self.bos_token_id is None else [("bos_token_id", self.bos_token_id)]
         for name, token in specials:
@@ -414,6 +419,14 @@ def parameter_count(config: ModelConfig) -> int:
         embeddings += config.num_layers * width * (config.vocab_size + hidden) + width
     vectors = sum(_vector_parameters(config, layer, norm) for layer in range(config.num_layers))
     return embeddings + matrix_parameters(config) + vectors + norm
+
+
+def parameters_per_token(config: ModelConfig) -> int:
+    """Weights of the model without the experts that a token does not take.
+
+    Most makers call these active. Some leave out the embedding, and some the head as well.
+    """
+    return parameter_count(config) - matrix_parameters(config) + active_parameters(config)
 
 
 def _vector_parameters(config: ModelConfig, layer: int, norm: int) -> int:

@@ -74,8 +74,8 @@ def noise(
     for path, module, name, shape in parameters(model):
         if path == "head.weight" and model.config.tie_embeddings:  # tied, but stored twice: the embedding again
             continue
-        # a vector of weights belongs to a norm, and a scale to a layer's result
-        center = 1.0 if name == "scale" or (name == "weight" and len(shape) == 1) else 0.0
+        # a vector of weights belongs to a norm, a scale to a layer's result, and factors to experts
+        center = 1.0 if name in ("scale", "factors") or (name == "weight" and len(shape) == 1) else 0.0
         step, again = max(1, CHUNK // prod(shape[1:])), _rows_again(model.config, module)
         drawn, kept = shape[0] - len(again), []
         for start in range(0, drawn, step):

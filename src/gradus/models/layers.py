@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from gradus.models.attention import Attention
-from gradus.models.config import ModelConfig
+from gradus.models.config import CLAMPED, ModelConfig
 from gradus.models.rope import has_frequencies
 from gradus.models.source import Ignored, Source
 
@@ -45,9 +45,6 @@ class Gated(Activation):
     def forward(self, x: Tensor) -> Tensor:
         gate, up = x.chunk(2, dim=-1)
         return self.function(gate) * up
-
-
-CLAMPED = "clamped_silu"  # the name of gpt-oss's gate
 
 
 class Clamped(Gated):
@@ -143,14 +140,22 @@ class Linear(nn.Module):
 
     def part(self, first: int, end: int) -> "Linear":
         """Rows first to end as a matrix of their own, in the same memory: an expert's."""
-        part, rows = copy(self), sum(self.out_features)
+        part = copy(self)
         part.out_features = (end - first,)
         part._parameters = {
-            name: value if value is None or len(value) != rows else nn.Parameter(value[first:end], requires_grad=False)
+            name: None if value is None else nn.Parameter(self.rows_of(name, value, first, end), requires_grad=False)
             for name, value in self._parameters.items()
         }
-        vars(part).update(part._parameters)
+        part._buffers = {
+            name: None if value is None else self.rows_of(name, value, first, end)
+            for name, value in self._buffers.items()
+        }
+        vars(part).update(part._parameters, **part._buffers)
         return part
+
+    def rows_of(self, name: str, value: Tensor, first: int, end: int) -> Tensor:
+        """What of a tensor of this matrix belongs to its rows first to end: a view."""
+        return value[first:end]
 
     def after(self, norm: "RMSNorm | nn.LayerNorm | None", x: Tensor, then: Activation | None = None) -> Tensor:
         """Normalize the rows, multiply them, and apply the activation."""

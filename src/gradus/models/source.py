@@ -11,7 +11,7 @@ A checkpoint names and cuts its tensors in its own way. Each model file says how
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from torch import Tensor, empty_like
+from torch import Tensor, arange, empty_like
 
 from gradus.models.config import ModelConfig
 
@@ -120,6 +120,10 @@ class Stack(Stored):
             value = value.unflatten(1, (2, -1)).movedim(1, 0).flatten(0, 1)
         return value.flatten(0, 1)
 
+    def order(self, rows: int) -> Tensor:
+        """Which row of the file, all experts' one above another, is each row here: int64 [rows]."""
+        return self.convert(arange(rows).view(self.experts, -1))
+
     def restore(self, value: Tensor) -> Tensor:
         if self.halves:
             value = value.unflatten(0, (2, self.experts, -1))
@@ -127,6 +131,13 @@ class Stack(Stored):
         else:
             value = value.unflatten(0, (self.experts, -1))
         return value.transpose(1, 2) if self.turned and value.dim() == 3 else value
+
+
+@dataclass(frozen=True)
+class Either(Stored):
+    """A tensor of the dense MLP, which has another name, `shared`, in layers where it is next to experts."""
+
+    shared: str = ""
 
 
 Source = str | tuple[str | Stored, ...] | Stored
@@ -151,9 +162,16 @@ def tensors_at(table: Mapping[str, Source], path: str, layer: int | None, config
         q, k, v = found
         v = k if config.has_values_from_keys(layer) else v
         found = (q, k, v) if config.stores_kv(layer) else (q,)
-    if (experts := config.experts_at(layer)) is not None:
+    experts = config.experts_at(layer)
+    found = tuple(_named(stored, experts is not None) for stored in found)
+    if experts is not None:
         found = tuple(each for stored in found for each in _of_experts(stored, experts.count))
     return tuple(replace(stored, name=stored.name.replace("{}", str(layer))) for stored in found)
+
+
+def _named(stored: Stored, beside: bool) -> Stored:
+    """A tensor by the name that it has in layers with experts, or in those without."""
+    return Stored(stored.shared if beside else stored.name) if isinstance(stored, Either) else stored
 
 
 def _of_experts(stored: Stored, count: int) -> Iterator[Stored]:

@@ -5,7 +5,7 @@ loading needs little more memory than the model itself. Each model file says whi
 """
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -18,7 +18,7 @@ from gradus.device.threads import own_threads, use
 from gradus.errors import CheckpointError
 from gradus.models.config import ModelConfig
 from gradus.models.layers import EMBEDDING, FLOATS, Linear, Model
-from gradus.models.source import Reordered, Shape, Stored, tensors_at
+from gradus.models.source import ByExpert, Reordered, Shape, Source, Stack, Stored, tensors_at
 
 MOST_READERS = 8  # threads: each holds a tensor in memory, and memory's rate is shared
 
@@ -29,7 +29,7 @@ class Prepared(Protocol):
     @property
     def nbytes(self) -> int: ...
 
-    def reordered(self, order: Sequence[int]) -> "Prepared":
+    def reordered(self, order: Sequence[int] | Tensor) -> "Prepared":
         """The matrix whose row i is row order[i] of this one. Raises ValueError if that cannot be."""
 
     def into(self, module: nn.Module, start: int) -> None:
@@ -48,6 +48,13 @@ class TensorSource(Protocol):
 
     def where(self, name: str) -> str:
         """The file that holds it, for messages."""
+
+
+def layout_of(source: TensorSource) -> Mapping[str, Source]:
+    """Entries of the model's table that these files cut in another way, if the source has a `layout`: llama.cpp's
+    stacks of experts."""
+    found: Mapping[str, Source] = getattr(source, "layout", {})
+    return found
 
 
 @dataclass(frozen=True)
@@ -83,11 +90,15 @@ class CheckedSource:
     def where(self, name: str) -> str:
         return self.source.where(self.spelling[name])
 
+    @property
+    def layout(self) -> Mapping[str, Source]:
+        return layout_of(self.source)
+
 
 def checked(model: Model, source: TensorSource) -> CheckedSource:
     """Raises CheckpointError when a tensor is missing, unknown, or of another shape than the configuration says, and
     when an ignored tensor's values contradict the configuration."""
-    pieces, spelling = plan(model), _spellings(model, source)
+    pieces, spelling = plan(model, layout_of(source)), _spellings(model, source)
     _check_ignored(model, source)
     _check_names(model, pieces, spelling, source)
     _check_shapes(pieces, spelling, source)
@@ -105,7 +116,8 @@ def load_weights(model: Model, source: TensorSource, *, on_tensor: Callable[[str
     """
     spelling = checked(model, source).spelling
     # one thread takes all pieces of a module, because how it stores one may depend on another
-    modules = [list(pieces) for _, pieces in groupby(plan(model), lambda piece: id(piece.module))]
+    by_module = groupby(plan(model, layout_of(source)), lambda piece: id(piece.module))
+    modules = [list(pieces) for _, pieces in by_module]
     pool = ThreadPoolExecutor(min(MOST_READERS, use(None)), "gradus-load")
     inference = torch.is_inference_mode_enabled()  # each thread has its own
     try:
@@ -141,7 +153,9 @@ def _store(value: Prepared, piece: Piece, what: str) -> None:
     try:
         if isinstance(stored, Reordered):
             value = value.reordered(stored.order)
-        elif type(stored) is not Stored:
+        elif isinstance(stored, Stack):
+            value = value.reordered(stored.order(piece.shape[0])) if stored.halves else value
+        elif type(stored) not in (Stored, ByExpert):
             raise ValueError(f"is quantized in another form than the model's ({type(stored).__name__.lower()})")
         value.into(piece.module, piece.start)
     except ValueError as error:
@@ -185,9 +199,9 @@ def assign(module: nn.Module, name: str, start: int, value: Tensor) -> None:
         module.get_parameter(name)[start : start + value.shape[0]].copy_(value)
 
 
-def plan(model: Model) -> list[Piece]:
-    """List every tensor that the model needs, under its canonical name, with its place."""
-    pieces = []
+def plan(model: Model, layout: Mapping[str, Source] | None = None) -> list[Piece]:
+    """List every tensor that the model needs, under its canonical name, with its place. layout: see `layout_of`."""
+    pieces, table = [], {**model.weights, **(layout or {})}
     for path, module, name, shape in parameters(model):
         if path == "head.weight" and model.config.tie_embeddings:  # tied, but stored twice: the same tensor again
             path = EMBEDDING
@@ -195,7 +209,7 @@ def plan(model: Model) -> list[Piece]:
         found = re.search(r"\.(\d+)\.", path)
         layer = int(found[1]) if found else None
         path = path if layer is None else path.replace(f".{layer}.", ".{}.")
-        tensors = tensors_at(model.weights, path, layer, model.config)
+        tensors = tensors_at(table, path, layer, model.config)
         for stored, start, rows in _rows(tensors, module, shape[0]):
             pieces.append(Piece(stored, module, name, start, (rows, *shape[1:])))
     return pieces

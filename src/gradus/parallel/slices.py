@@ -86,6 +86,8 @@ def cut_of(whole: Model, module: nn.Module, parameter: str, rows: int, number: i
     tables = [whole.get_submodule(name) for name in whole.token_tables]
     if module is whole.head or any(module is table for table in tables):
         return _vocabulary(shard.tokens)
+    if isinstance(module, Heads):  # its own tensors are the sinks, one for each query head
+        return _rows([shard.heads])
     heads = _heads_of_norm(whole, module, shard)
     return _all if heads is None else _rows([_spread(heads, whole.config.head_dim)])
 

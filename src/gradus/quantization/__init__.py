@@ -6,6 +6,7 @@ Read in this order:
     int8.py       integers of 8 bits, for weights and activations
     fp8.py        floats of 8 bits, for both: one scale per row and token, or per block
     int4.py       weights of 4 bits in groups, activations unrounded
+    mxfp4.py      floats of 4 bits in blocks with a power of two, as gpt-oss has them, activations unrounded
     gguf.py       blocks of 4 to 8 bits, as in files of llama.cpp, activations unrounded
     schemes.py    the schemes by name
     mix.py        the scheme of each matrix: one for all, or patterns of names from a file

@@ -8,11 +8,13 @@ per 128 activations of a token (`fp8-block`, as DeepSeek-V3 was trained: arXiv 2
 their scales at run time, from the token alone. Sums are float32. (e4m3: Micikevicius et al. 2022, arXiv 2209.05433.)
 """
 
+from typing import cast
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from gradus.models.layers import parameter
+from gradus.models.layers import Linear, MatrixId, parameter
 from gradus.quantization.linear import QuantizedLinear, row_scales, wide_product
 
 E4M3 = torch.float8_e4m3fn
@@ -48,19 +50,46 @@ class Fp8Linear(QuantizedLinear):
 class Fp8BlockLinear(QuantizedLinear):
     """values: e4m3 [N, K]; scales: float32 [blocks, ⌈K / 128⌉]; block_of_row: int64 [N], the row of `scales`.
 
-    Every fused matrix has its own blocks; its last ones may be smaller than 128.
+    Every fused matrix has its own blocks; its last ones may be smaller than 128. experts: the number of equal matrices
+    that each of out_features consists of.
     """
 
     whole = True
     block_of_row: Tensor
 
+    def __init__(
+        self,
+        matrix_id: MatrixId,
+        in_features: int,
+        out_features: tuple[int, ...],
+        bias: bool,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+        *,
+        experts: int = 1,
+    ) -> None:
+        self.experts = experts
+        super().__init__(matrix_id, in_features, out_features, bias, dtype, device)
+
+    @property
+    def matrices(self) -> tuple[int, ...]:
+        return tuple(rows // self.experts for rows in self.out_features for _ in range(self.experts))
+
+    def rows_of(self, name: str, value: Tensor, first: int, end: int) -> Tensor:
+        return value if name == "scales" else value[first:end]
+
+    def part(self, first: int, end: int) -> Linear:
+        part = cast(Fp8BlockLinear, super().part(first, end))
+        part.experts = 1
+        return part
+
     def allocate(self, dtype: torch.dtype, device: torch.device | str) -> None:
         rows = sum(self.out_features)
-        counts = [blocks(width) for width in self.out_features]
+        counts = [blocks(width) for width in self.matrices]
         self.values = parameter((rows, self.in_features), E4M3, device)
         self.scales = parameter((sum(counts), blocks(self.in_features)), torch.float32, device)
         first, places = 0, []
-        for width, count in zip(self.out_features, counts, strict=True):
+        for width, count in zip(self.matrices, counts, strict=True):
             places.append(first + torch.arange(width, device=device) // BLOCK)
             first += count
         self.register_buffer("block_of_row", torch.cat(places))

@@ -15,6 +15,7 @@ with q in 4, 5, 6 or 8 bits, and a scale and an offset for each group of 32 or 1
 | q4_k | 256 | 144 | 4.5 | d f16 · m f16 · 8 + 8 integers of 6 bits · nibbles         scale d s, offset -m t |
 | q5_k | 256 | 176 | 5.5 | d f16 · m f16 · 8 + 8 integers of 6 bits · fifth bits · nibbles    the same |
 | q6_k | 256 | 210 | 6.56 | nibbles · upper two bits · 16 int8 · d f16                 scale d s, offset -32 d s |
+| mxfp4 | 32 | 17 | 4.25 | exponent u8 · nibbles, which are floats: see `mxfp4.py` |
 
 A scale of a K-format is a product that float16 cannot hold, and in float32 it would take as many bytes as two more bits
 per weight. So the matrix is the file's bytes themselves: on a CPU they are not even copied, but mapped. The weight is
@@ -22,14 +23,15 @@ computed in float32, as by llama.cpp, and rounded once to the type of the activa
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from gradus.errors import ConfigError
-from gradus.models.layers import MatrixId, parameter
+from gradus.models.layers import Linear, MatrixId, parameter
+from gradus.quantization import mxfp4
 from gradus.quantization.linear import PIECE, QuantizedLinear, rounded_planes
 
 NIBBLE = 15
@@ -37,18 +39,21 @@ NIBBLE = 15
 
 class Format(NamedTuple):
     """values, size: of a block, its number of weights and of bytes. scales: the bytes at which float16 numbers begin.
-    unpack: uint8 [n, size] → float32 [n, values]."""
+    unpack: uint8 [n, size] → float32 [n, values]. pack: the same backwards, for the format that matrices may also be
+    rounded to here."""
 
     name: str
     values: int
     size: int
     scales: tuple[int, ...]
     unpack: Callable[[Tensor], Tensor]
+    pack: Callable[[Tensor], Tensor] | None = None
 
 
 class GGUFLinear(QuantizedLinear):
     """blocks: uint8 [N, bytes per row]. Raises ConfigError if rows are not whole blocks.
 
+    from_file: whether the blocks are those of a GGUF file, and not made here, converted, or copied in another order.
     rounds: whether activations are rounded to int8, 32 columns with one scale.
     widen: a kernel that returns rows first to end as floats in the type of activations, or in float32 where this
     processor multiplies that faster, valid until its next call; None without such a kernel.
@@ -66,23 +71,47 @@ class GGUFLinear(QuantizedLinear):
         device: torch.device | str = "cpu",
         *,
         format: str,
+        from_file: bool = True,
     ) -> None:
-        self.format = FORMATS[format]
+        self.format, self.from_file = FORMATS[format], from_file
         if in_features % self.format.values:
             raise ConfigError(f"{format}: blocks of {self.format.values} do not divide rows of {in_features} weights")
         super().__init__(matrix_id, in_features, out_features, bias, dtype, device)
 
+    def part(self, first: int, end: int) -> Linear:
+        part, widen = cast(GGUFLinear, super().part(first, end)), self.widen
+        part.widen = None if widen is None else lambda low, high: widen(first + low, first + high)
+        return part
+
     def allocate(self, dtype: torch.dtype, device: torch.device | str) -> None:
         row = self.in_features // self.format.values * self.format.size
-        self.blocks = parameter((sum(self.out_features), row), torch.uint8, device)
+        rows, on_cpu = sum(self.out_features), torch.device(device).type == "cpu"
+        self.blocks = parameter((1, 1) if on_cpu else (rows, row), torch.uint8, device)
+        if on_cpu:  # a file's memory mostly takes its place: see `store`
+            self.blocks.data = self.blocks.data.expand(rows, row)
         self.widen: Callable[[int, int], Tensor] | None = None
+
+    def quantize(self, start: int, weight: Tensor) -> None:
+        form = self.format
+        assert form.pack is not None, f"{form.name} is only read"
+        self._copy(start, form.pack(weight.reshape(-1, form.values)).view(len(weight), -1))
 
     def store(self, start: int, blocks: Tensor) -> None:
         """Store rows of a file: uint8 [rows, bytes per row]. On a CPU, a whole matrix is not copied but referred to."""
         if self.blocks.is_cpu and blocks.shape == self.blocks.shape and blocks.is_contiguous():
             self.blocks.data = blocks
         else:
-            self.blocks[start : start + len(blocks)] = blocks
+            self._copy(start, blocks)
+
+    def _copy(self, start: int, blocks: Tensor) -> None:
+        if self.blocks.is_cpu and self.blocks.stride(0) == 0:
+            self.blocks.data = torch.empty(self.blocks.shape, dtype=torch.uint8)
+        self.blocks[start : start + len(blocks)] = blocks
+
+    @property
+    def stays_in_file(self) -> bool:
+        """Whether a CPU need not hold all of the matrix in memory: a stack of experts, of which tokens choose a few."""
+        return self.from_file and self.matrix_id.role in ("experts_up", "experts_down")
 
     def dequantized(self) -> Tensor:
         return self.wide_rows(0, sum(self.out_features))
@@ -206,5 +235,6 @@ FORMATS = {
         Format("q4_k", 256, 144, (0, 2), _q4_k),
         Format("q5_k", 256, 176, (0, 2), _q5_k),
         Format("q6_k", 256, 210, (208,), _q6_k),
+        Format("mxfp4", mxfp4.BLOCK, mxfp4.SIZE, (), mxfp4.wide_blocks, mxfp4.to_blocks),
     )
 }

@@ -23,13 +23,14 @@ The CPU kernels need 16 rows side by side, one per lane of a vector. `use_lanes`
 """
 
 from collections.abc import Iterable
+from typing import cast
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from gradus.errors import ConfigError
-from gradus.models.layers import MatrixId, parameter
+from gradus.models.layers import Linear, MatrixId, parameter
 from gradus.quantization.linear import PLANE, QuantizedLinear, product_in_pieces, quotient, rounded_planes
 
 TILE, PLANES = 128, 4
@@ -71,7 +72,7 @@ class Int4Linear(QuantizedLinear):
         self.words = parameter((tiles, rows, PLANE), torch.int16, device)
         self.pairs = parameter((tiles * TILE // self.group, rows), torch.int32, device)
         self.order = parameter((self.in_features,), torch.int64, device) if self.ordered else None
-        self.in_lanes = False
+        self.in_lanes, self.above = False, 0  # rows of another part, with which this one shares its first lanes
         self.panels: Iterable[Tensor] | None = None
 
     def use_lanes(self) -> None:
@@ -82,6 +83,23 @@ class Int4Linear(QuantizedLinear):
         if not self.in_lanes:
             self.in_lanes = True
             self.words.data, self.pairs.data = to_lanes(self.words.data), pairs_to_lanes(self.pairs.data)
+
+    def rows_of(self, name: str, value: Tensor, first: int, end: int) -> Tensor:
+        if name == "order":
+            return value
+        if name == "bias":
+            return value[first:end]
+        return (
+            value[(self.above + first) // LANES : -(-(self.above + end) // LANES)]
+            if self.in_lanes
+            else value[:, first:end]
+        )
+
+    def part(self, first: int, end: int) -> Linear:
+        part = cast(Int4Linear, super().part(first, end))
+        part.panels = None  # they are the whole matrix's
+        part.above = (self.above + first) % LANES if self.in_lanes else 0
+        return part
 
     def quantize(self, start: int, weight: Tensor) -> None:
         self.store(start, *to_int4(weight, self.group, self.kind))
@@ -115,6 +133,7 @@ class Int4Linear(QuantizedLinear):
         """Return words and pairs of some rows, in the layout without lanes."""
         if not self.in_lanes:
             return self.words[:, first:end], self.pairs[:, first:end]
+        first, end = first + self.above, end + self.above
         blocks, rows = slice(first // LANES, -(-end // LANES)), slice(first % LANES, first % LANES + end - first)
         words = from_lanes(self.words[blocks])
         return words[:, rows], self.pairs[blocks].permute(1, 0, 2).flatten(1)[:, rows]

@@ -16,6 +16,7 @@ from gradus.models.precision import widened_product
 
 PLANE = 32  # activations that are rounded with one scale
 PIECE = 1 << 20  # values to widen at a time: 4 MB, which a processor's cache holds
+ASSIGNED = 1 << 26  # values to quantize at a time: all experts' weights at once would take gigabytes of float32
 
 
 class QuantizedLinear(Linear):
@@ -33,7 +34,14 @@ class QuantizedLinear(Linear):
         elif self.whole:
             self._collect(start, value)
         else:
-            self.quantize(start, value.to(self._device).float())
+            for rows in value.split(max(1, ASSIGNED // self.in_features)):
+                self.quantize(start, rows.to(self._device).float())
+                start += len(rows)
+
+    @property
+    def matrices(self) -> tuple[int, ...]:
+        """The rows of each matrix that is quantized on its own, one above another."""
+        return self.out_features
 
     def forward(self, x: Tensor) -> Tensor:
         """Multiply by the scheme's rules, and return x's type."""
@@ -57,7 +65,7 @@ class QuantizedLinear(Linear):
     def _collect(self, start: int, value: Tensor) -> None:
         """Keep rows until a matrix is whole. Fused matrices (q, k and v) are collected separately."""
         first = 0
-        for rows in self.out_features:
+        for rows in self.matrices:
             low, high = max(start, first), min(start + len(value), first + rows)
             if low < high:
                 self._collect_one(first, rows, low, value[low - start : high - start])

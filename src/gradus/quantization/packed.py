@@ -24,16 +24,29 @@ class Packed:
     def nbytes(self) -> int:
         return sum(part.nbytes for part in self.parts)
 
-    def reordered(self, order: Sequence[int]) -> "Packed":
+    def reordered(self, order: Sequence[int] | Tensor) -> "Packed":
         """The matrix whose row i is row order[i] of this one. Raises ValueError if rows with one scale would be torn
         apart."""
-        rows = torch.tensor(order)
+        rows = torch.as_tensor(order)
         if self.scheme == "fp8-block":
             if not torch.equal(rows // BLOCK, torch.arange(len(rows)) // BLOCK):
                 raise ValueError(f"is in blocks of {BLOCK} rows, and rows of several blocks have to change places")
             return Packed(self.scheme, (_taken(self.parts[0], rows), self.parts[1]))
-        count = len(self.parts) - int(self.scheme.endswith(ORDERED))  # an order has columns, not rows
-        return Packed(self.scheme, (*(_taken(part, rows) for part in self.parts[:count]), *self.parts[count:]))
+        return Packed(self.scheme, (*(_taken(part, rows) for part in self._by_row), *self.parts[len(self._by_row) :]))
+
+    @property
+    def _by_row(self) -> tuple[Tensor, ...]:
+        """The parts that have a row for each of the matrix's: an order has columns."""
+        return self.parts[: len(self.parts) - int(self.scheme.endswith(ORDERED))]
+
+    def _rows(self, first: int, end: int) -> "Packed":
+        """Some rows. Raises ValueError where rows share scales."""
+        if (first, end) == (0, len(self.parts[0])):
+            return self
+        if self.scheme == "fp8-block":
+            raise ValueError(f"is in blocks of {BLOCK} rows, and some of these belong to two matrices")
+        cut = (part[first:end] for part in self._by_row)
+        return Packed(self.scheme, (*cut, *self.parts[len(self._by_row) :]))
 
     def into(self, module: nn.Module, start: int) -> None:
         """Store as rows start, start + 1, … of a matrix that was made for this scheme.
@@ -41,7 +54,9 @@ class Packed:
         Raises ValueError if blocks of rows with one scale belong to two of the matrices that are one here.
         """
         if isinstance(module, SideBySide):
-            module, start = module.part_at(start)
+            for part, first, end, at in module.shares(start, start + len(self.parts[0])):
+                self._rows(at, at + end - first).into(part, first)
+            return
         assert isinstance(module, QuantizedLinear), f"{type(module).__name__} is not made for {self.scheme}"
         if isinstance(module, Fp8BlockLinear):
             found = module.block_of_row[start : start + len(self.parts[0])]

@@ -10,7 +10,7 @@ from gradus.models.layers import Linear
 from gradus.models.precision import Precision, resolve_precision
 from gradus.quantization.gguf import FORMATS
 from gradus.quantization.mix import Mix, factory
-from gradus.quantization.schemes import AS_STORED, check_device
+from gradus.quantization.schemes import AS_STORED, MXFP4, check_device
 
 
 def resolve(
@@ -33,7 +33,7 @@ def _without_race(stored: Mix, config: ModelConfig) -> Precision | None:
     """Return the precision of a CPU's unquantized parts, or None where it has to be measured."""
     if stored.covers(config):
         reason = "no matrix is made of floats"
-    elif not FORMATS.keys().isdisjoint(stored.schemes):
+    elif not (FORMATS.keys() - {MXFP4}).isdisjoint(stored.schemes):  # which files of other kinds have, too
         reason = "all numbers of a GGUF file keep their bits"
     else:
         return None

@@ -6,4 +6,5 @@ Read in this order:
     yours.py         a student's phases
     transformers.py  Hugging Face transformers
     llama_cpp.py     llama.cpp;  gguf_files.py: our checkpoints in its format
+                    gguf_experts.py: their experts
 """

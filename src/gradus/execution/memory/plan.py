@@ -3,7 +3,8 @@
     cache <= usable - weights - largest step - CUDA graphs - tables of the sampler
 
 Weights are counted on a model built without memory (torch's "meta" device), so the count matches what the model and the
-precision really allocate. The cache is arithmetic:
+precision really allocate. A CPU leaves the experts of a GGUF file in the file, and they are not counted: the system
+keeps their pages while it has room. The cache is arithmetic:
 
     bytes per token = 2 (key, value) x the sum over layers that store them of
                       key-value heads x (head dimension x bytes per number + bytes per scale)
@@ -39,6 +40,7 @@ from gradus.models.config import ModelConfig, kv_bytes_per_token
 from gradus.models.create import create_model
 from gradus.models.precision import Precision
 from gradus.quantization.fp8 import E4M3
+from gradus.quantization.gguf import GGUFLinear
 from gradus.quantization.kv import SCALE
 from gradus.sampling.slots import table_bytes
 from gradus.scheduling.draft_shapes import MOST_ROWS, NO_SHAPE, DraftShapes, batch_sizes
@@ -99,7 +101,7 @@ class MemoryPlan:
     dtype: of weights, then of activations if that differs. cache_dtype: of keys and values.
     free_bytes, total_bytes, own_bytes: of the device now (see DeviceMemory). memory_fraction: the part of it that may
     be in use. usable_bytes: how much can therefore be taken.
-    weight_bytes: weights and constant tables.
+    weight_bytes: weights and constant tables. mapped_bytes: experts that stay in their file, in addition.
     step_tokens, step_bytes: tokens of the largest step, and its memory; graph_bytes: CUDA graphs. Both are estimates.
     table_bytes: sampling's tables by slot. These four are the final engine's alone.
     cache_bytes: of all slots, or all pages. cache_bytes_per_token: all layers, a window counted as full attention.
@@ -129,6 +131,7 @@ class MemoryPlan:
     sized: bool = False
     wanted_context: int | None = None
     own_bytes: int = 0
+    mapped_bytes: int = 0
     concessions: tuple[Concession, ...] = ()
 
     @property
@@ -284,7 +287,7 @@ def sized(model: Model, options: EngineConfig, draft: Model | None = None) -> En
     if not options.sized:
         return options
     now = DeviceMemory.of(model.device)
-    loaded = weight_bytes(model) + (0 if draft is None else weight_bytes(draft))
+    loaded = sum(resident_bytes(each, model.device) for each in (model, draft) if each is not None)
     before = replace(now, free=now.free + loaded, own=max(0, now.own - loaded))
     return _final(_At(model, model.device, model.dtype, before), options, draft).applied(options)
 
@@ -340,7 +343,7 @@ def _planned(at: "_At", options: EngineConfig, draft: Model | None = None) -> Me
         tables += heads_bytes(Path(options.heads), itemsize) + states
     fraction = 1.0 if options.memory_fraction is None else options.memory_fraction
     usable = at.memory.usable(fraction)
-    weights = at.weights + (0 if draft is None else weight_bytes(draft))
+    weights = at.weights + (0 if draft is None else resident_bytes(draft, at.device))
     left = usable - weights - step - graphs - tables
     others = 0  # bytes of the draft model's keys and values in each page
     if draft is not None:
@@ -385,7 +388,7 @@ class _At:
 
     @property
     def weights(self) -> int:
-        return weight_bytes(self.model)
+        return resident_bytes(self.model, self.device)
 
     def scratch(self, rows: int, sampled: int) -> int:
         """Count the bytes of scratch memory that kernels need for products with quantized matrices."""
@@ -406,6 +409,7 @@ class _At:
             "total_bytes": self.memory.total,
             "own_bytes": self.memory.own,
             "weight_bytes": self.weights,
+            "mapped_bytes": mapped_bytes(self.model, self.device),
             "cache_dtype": "fp8" if _in_fp8(options) else _name(self.dtype),
             "cache_bytes_per_token": kv_bytes_per_token(self.config, *kv_bytes(options, self.itemsize)),
         }
@@ -448,21 +452,44 @@ def weight_bytes(model: Model) -> int:
     return sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))
 
 
+def mapped_bytes(model: Model, device: torch.device) -> int:
+    """Count the bytes of experts that stay in a GGUF file, which only a CPU reads."""
+    if device.type != "cpu":
+        return 0
+    found = (part for part in model.modules() if isinstance(part, GGUFLinear) and part.stays_in_file)
+    return sum(part.blocks.nbytes for part in found)
+
+
+def resident_bytes(model: Model, device: torch.device) -> int:
+    """Count the bytes of weights and constant tables that must be in the device's memory."""
+    return weight_bytes(model) - mapped_bytes(model, device)
+
+
 def step_bytes(config: ModelConfig, rows: int, sampled: int, itemsize: int) -> int:
     """Estimate the most memory that a step of `rows` tokens, `sampled` of them with logits, needs at once.
 
     Only the residual stream lives from layer to layer. In addition, a layer needs for every token the normed row (in
     float32 while it is made), and either queries, keys and values, before and after rotation, or the values between the
-    MLP's matrices: gate, up and their product. Inputs that layers have of their own are made before the first, and
-    live until the last.
+    MLP's matrices: gate, up and their product. For each of a token's experts these are its own, with its row and its
+    result, in addition to those of the dense MLP next to the experts. Inputs that layers have of their own are made
+    before the first, and live until the last.
     """
     layers = range(config.num_layers)
     heads = max(sum(config.qkv_parts(layer)) for layer in layers)
-    widest = max(2 * heads, 3 * max(config.layer(layer).intermediate_size for layer in layers))
+    widest = max(2 * heads, *(_mlp_values(config, layer) for layer in layers))
     inputs = config.num_layers * config.per_layer_width
     narrow = 2 * config.hidden_size + inputs + max(widest, 3 * inputs)
     row = narrow * itemsize + 2 * max(config.hidden_size, inputs) * 4
     return rows * row + sampled * config.vocab_size * SAMPLING_BYTES
+
+
+def _mlp_values(config: ModelConfig, layer: int) -> int:
+    """Count the values of a token between the matrices of a layer's MLP and of its experts."""
+    dense, experts = 3 * config.layer(layer).intermediate_size, config.experts_at(layer)
+    if experts is None:
+        return dense
+    each = 3 * experts.width + 2 * config.hidden_size  # gate, features, their product; the row and the result
+    return dense + experts.chosen * each + 2 * experts.count  # and the router's logits, in float32
 
 
 def graph_bytes(at: "_At", options: EngineConfig, sampled: int, draft: Model | None = None) -> int:

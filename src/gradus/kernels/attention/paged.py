@@ -33,6 +33,7 @@ from gradus.kernels.attention.new_token import MOST_NEW, new_tokens, store_and_t
 from gradus.kernels.attention.online_softmax import sweep
 from gradus.kernels.attention.splits import Partials, merge_splits
 from gradus.kernels.attention.work import ITEM, Work
+from gradus.kernels.core.constants import LOG2_E
 from gradus.kernels.core.overlap import let_next_start, starts_early, wait_for_previous
 from gradus.kernels.rows.passage import NOTHING, Passage
 
@@ -53,6 +54,7 @@ def paged_attention(
     softcap: float | None = None,
     passage: Passage | None = None,
     scales: tuple[Tensor, Tensor] | None = None,
+    sinks: Tensor | None = None,
 ) -> None:
     """Attend causally, as `work` was laid out for this step; fills the rows of `out` that it covers.
 
@@ -60,6 +62,7 @@ def paged_attention(
     most and fits one tile, and q is the qkv product [N, (Hq + 2 Hkv) Dh] (see `new_token`). One launch, and nothing is
     read back.
     scales: of keys and of values, float32 [pages, Hkv, page_size] each, where those are e4m3.
+    sinks: float32 [Hq], one more logit of each query head's softmax, whose value is nothing.
     """
     page, heads, head_dim = keys.shape[1:]
     launch, group = work.launch, out.shape[1] // heads
@@ -75,8 +78,8 @@ def paged_attention(
     key_scales, value_scales = scales or (None, None)
     kernel = _attend[(heads, len(work.items))](
         out, partials.sums, partials.peaks, partials.totals, partials.tickets, q, keys, values, tables, work.items,
-        rotary, growth, q_gain, k_gain, key_scales, value_scales, q.stride(0), tables.stride(0), scale, softcap or 1.0,
-        eps, value_eps,
+        rotary, growth, q_gain, k_gain, key_scales, value_scales, sinks, q.stride(0), tables.stride(0), scale,
+        softcap or 1.0, eps, value_eps,
         **shape, NEW=0 if passage is None else 1 if work.longest == 1 else MOST_NEW, PDL=early,
         num_warps=launch.warps, num_stages=launch.stages, launch_pdl=early,
     )  # fmt: skip
@@ -108,8 +111,8 @@ def constants(
 def _attend(
     out: tensor, sums: tensor, peaks: tensor, totals: tensor, tickets: tensor, q: tensor, keys: tensor,
     values: tensor, tables: tensor, items: tensor, rotary: tensor, growth: tensor, q_gain: tensor, k_gain: tensor,
-    key_scales: tensor, value_scales: tensor, q_stride: int, table_stride: int, scale: float, softcap: float,
-    eps: float, value_eps: constexpr,
+    key_scales: tensor, value_scales: tensor, sinks: tensor, q_stride: int, table_stride: int, scale: float,
+    softcap: float, eps: float, value_eps: constexpr,
     GROUP: constexpr, HEADS: constexpr, HEAD_DIM: constexpr, PAGE: constexpr, WINDOW: constexpr, SOFTCAP: constexpr,
     ROWS: constexpr, KEYS: constexpr, WIDTH: constexpr, UNMASKED: constexpr, AHEAD: constexpr,
     FAR: constexpr, PACKED: constexpr, TAKEN: constexpr, SPLITS: constexpr, NEW: constexpr, PDL: constexpr,
@@ -133,6 +136,9 @@ def _attend(
         key_scales, value_scales = key_scales + head * PAGE, value_scales + head * PAGE
     seen = tl.zeros([ROWS, WIDTH], tl.float32)
     total, peak = tl.zeros([ROWS], tl.float32), tl.full([ROWS], float("-inf"), tl.float32)
+    if sinks is not None:  # a key without a value, which the first split takes in before all others
+        sink = tl.load(sinks + head * GROUP + row % GROUP) * LOG2_E
+        total, peak = tl.where(split == 0, 1.0, total), tl.where(split == 0, sink, peak)
     if NEW:
         queries, key, key_partner, value, last, page = new_tokens(
             q + first.to(tl.int64) * q_stride, q_stride, rotary, growth, q_gain, table, position, tokens, split, splits,

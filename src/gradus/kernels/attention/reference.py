@@ -18,6 +18,7 @@ def paged_attention_reference(
     scale: float,
     window: int | None = None,
     softcap: float | None = None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Gather each span's pages, then attend. Shapes as in `paged_attention`; slots, lengths: S numbers, query_start one
     more. Rows outside of every span, and of a padded one (length 0), are zeros.
@@ -27,12 +28,18 @@ def paged_attention_reference(
         if stop > first and length:
             pages = tables[slot, : -(-length // keys.shape[1])].long()
             k, v = (kept[pages].flatten(0, 1)[:length] for kept in (keys, values))
-            out[first:stop] = _attended(q[first:stop], k, v, scale, window, softcap)
+            out[first:stop] = _attended(q[first:stop], k, v, scale, window, softcap, sinks)
     return out
 
 
 def _attended(
-    q: Tensor, keys: Tensor, values: Tensor, scale: float, window: int | None, softcap: float | None
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    scale: float,
+    window: int | None,
+    softcap: float | None,
+    sinks: Tensor | None,
 ) -> Tensor:
     """Softmax attention written out, in float32 at least. q: [n, Hq, Dh], the last of the m positions; [m, Hkv, Dh]."""
     n, m, group = len(q), len(keys), q.shape[1] // keys.shape[1]
@@ -44,6 +51,9 @@ def _attended(
     query = torch.arange(m - n, m, device=q.device).unsqueeze(1)
     key = torch.arange(m, device=q.device)
     visible = (key <= query) & (key > query - (window or m))
-    weights = scores.masked_fill(~visible, float("-inf")).softmax(-1)
+    scores = scores.masked_fill(~visible, float("-inf"))
+    if sinks is not None:  # in the sum of weights, and nowhere else
+        scores = torch.cat((scores, sinks.to(wide)[:, None, None].expand(-1, n, 1)), -1)
+    weights = scores.softmax(-1)[..., :m]
     values = values.masked_fill(~visible.any(0)[:, None, None], 0)  # pages before the window may be anyone's by now
     return torch.einsum("hqk,khd->qhd", weights, values).to(q.dtype)

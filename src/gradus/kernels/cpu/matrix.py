@@ -14,12 +14,13 @@ from gradus.quantization.gguf import FORMATS, GGUFLinear
 from gradus.quantization.int4 import Int4Linear
 from gradus.quantization.int8 import Int8Linear
 from gradus.quantization.parts import SideBySide
+from gradus.quantization.schemes import MXFP4
 
 FLOAT32, BFLOAT16, INT8, INT4, INT4_HALF, BLOCKS = range(6)
 """How a matrix is stored. INT4 has scales and offsets in bfloat16, INT4_HALF in float16. From BLOCKS on: GGUF's
 formats, in the order of NAMES."""
 
-NAMES = tuple(FORMATS)
+NAMES = tuple(name for name in FORMATS if name != MXFP4)
 KINDS = {FLOAT32: "float32", BFLOAT16: "bfloat16", INT8: "int8", INT4: "int4", INT4_HALF: "int4"} | {
     BLOCKS + number: name for number, name in enumerate(NAMES)
 }
@@ -63,21 +64,22 @@ class Matrices:
     def records(self) -> NDArray[np.void]:
         return np.array(self.rows, MATRIX)
 
-    def add(self, linear: Linear) -> tuple[int, int]:
-        """Add a matrix. Returns the index of its first record, and how many it has. Raises Unsupported."""
+    def add(self, *linears: Linear) -> tuple[int, int]:
+        """Add matrices side by side. Returns the index of their first record, and their number. Raises Unsupported."""
         start = len(self.rows)
         first = 0
-        for part in linear.parts if type(linear) is SideBySide else [linear]:
-            assert isinstance(part, Linear)
-            self._add(part, first)
-            first += sum(part.out_features)
+        for linear in linears:
+            for part in linear.parts if type(linear) is SideBySide else [linear]:
+                assert isinstance(part, Linear)
+                self._add(part, first)
+                first += sum(part.out_features)
         return start, len(self.rows) - start
 
     def alike(self, first: int, count: int) -> bool:
         """Whether `count` records, from `first` on, take activations that are prepared in the same way."""
         records = np.array(self.rows[first : first + count], MATRIX)
         blocks = (records["kind"] >= BLOCKS).all() and len(set(records["rounds"])) == 1
-        return count == 1 or bool(blocks)
+        return count == 1 or bool(blocks or (records["kind"] <= BFLOAT16).all())
 
     def _add(self, linear: Linear, first: int) -> None:
         rows, width = sum(linear.out_features), linear.in_features
@@ -93,7 +95,7 @@ class Matrices:
             rounds = int(linear.rounds)
             values, scales, group, pairs = linear.words, self.address(linear.pairs), linear.group, linear.pairs.shape[1]
             order = 0 if linear.order is None else self.address(linear.order)
-        elif type(linear) is GGUFLinear:
+        elif type(linear) is GGUFLinear and linear.format.name in NAMES:
             kind, values = BLOCKS + NAMES.index(linear.format.name), linear.blocks
             stride, blocks, rounds = linear.blocks.shape[1], width // linear.format.values, int(linear.rounds)
         else:

@@ -2,4 +2,5 @@
 
 model.py       16-bit weights
 quantized.py   quantized weights
+experts.py     mixtures of experts
 """

@@ -22,9 +22,9 @@ from torch import Tensor, nn
 from gradus.errors import ConfigError
 from gradus.kernels.core.overlap import early_launches
 from gradus.kernels.core.view import Twin, is_known, twin_of, view
-from gradus.kernels.fuse import quantized  # names the twins of quantized matrices, too
+from gradus.kernels.fuse import experts, quantized  # noqa: F401  # these name twins, too
 from gradus.kernels.linear.dispatch import choose_fused, fused_linear, linear
-from gradus.kernels.linear.epilogue import Norm
+from gradus.kernels.linear.epilogue import NORM_WITHIN, Norm
 from gradus.kernels.linear.launch_tables import FusedLaunch
 from gradus.kernels.linear.launches import GemvLaunch
 from gradus.kernels.rows.activation import activation, gated_activation
@@ -33,13 +33,9 @@ from gradus.kernels.rows.passage import Passage
 from gradus.kernels.rows.rope_store import rope_store, turned_queries
 from gradus.models.attention import Attention
 from gradus.models.heads import Heads
-from gradus.models.layers import Activation, Gated, Linear, Model, RMSNorm
+from gradus.models.layers import Activation, Clamped, Gated, Linear, Model, RMSNorm
 from gradus.models.rope import RotaryTable, Rotation
 
-# Every program of a product can normalize a few rows for itself. Up to this width that takes less time than a separate
-# launch, where launches start early, and beyond it more (Llama-3.2-1B and 8B with one row on an H200: the
-# steps in benchmarks/kernels/fused_kernels.json).
-NORM_WITHIN = 2048
 ALIGNED_ROWS = 8  # 16-bit values in 16 bytes
 
 
@@ -72,10 +68,10 @@ class PagesAttention(Attention, Protocol):
         scales of keys and values, [pages, Hkv, page_size] each, where those are e4m3.
         """
 
-    def attend_stored(self, layer: int, q: Tensor) -> Tensor:
+    def attend_stored(self, layer: int, q: Tensor, sinks: Tensor | None = None) -> Tensor:
         """q: [N, Hq, Dh], rotated, whose keys and values are stored by now. Returns [N, Hq, Dh]."""
 
-    def store_and_attend(self, layer: int, qkv: Tensor, passage: Passage) -> Tensor:
+    def store_and_attend(self, layer: int, qkv: Tensor, passage: Passage, sinks: Tensor | None = None) -> Tensor:
         """Take the qkv product [N, (Hq + 2 Hkv) Dh] in a step that `fuses_rope`; return attention's [N, Hq, Dh]."""
 
 
@@ -191,7 +187,7 @@ class FusedActivation(Twin, Activation):
         return activation(x, self.name, by)
 
 
-@twin_of(Gated)
+@twin_of(Gated, Clamped)
 class FusedGated(Twin, Gated):
     def forward(self, x: Tensor) -> Tensor:
         return gated_activation(x, self.name)
@@ -228,9 +224,10 @@ class FusedHeads(Twin, Heads):
             eps = self.q_norm.eps
         passage = Passage(table, norms, eps, self.across_heads, growth, self.value_eps)
         if not self.stores:
-            return pages.attend_stored(self.layer, turned_queries(qkv, self.head_dim, passage, positions)).flatten(1)
+            q = turned_queries(qkv, self.head_dim, passage, positions)
+            return pages.attend_stored(self.layer, q, self.sinks).flatten(1)
         if pages.fuses_rope:
-            return pages.store_and_attend(self.layer, qkv, passage).flatten(1)
+            return pages.store_and_attend(self.layer, qkv, passage, self.sinks).flatten(1)
         keys, values, rows, scales = pages.destination(self.layer)
         q = rope_store(qkv, keys, values, rows, passage, positions, scales=scales)
-        return pages.attend_stored(self.layer, q).flatten(1)
+        return pages.attend_stored(self.layer, q, self.sinks).flatten(1)

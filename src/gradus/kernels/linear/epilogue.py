@@ -14,7 +14,12 @@ import triton.language as tl
 from torch import Tensor
 from triton.language import constexpr, tensor
 
-from gradus.kernels.rows.activation import activate
+from gradus.kernels.rows.activation import activate, activate_gated
+
+# Every program of a product can normalize a few rows for itself. Up to this width that takes less time than a separate
+# launch, where launches start early, and beyond it more (Llama-3.2-1B and 8B with one row on an H200: the
+# steps in benchmarks/kernels/fused_kernels.json).
+NORM_WITHIN = 2048
 
 
 class Norm(NamedTuple):
@@ -56,10 +61,10 @@ def finish(
 ) -> None:  # fmt: skip
     """Store residual + activation(sums + bias) where `out` points; with a gate activation(…) * (ups + up_bias)."""
     sums += bias
-    if ACTIVATION is not None:
-        sums = activate(sums, ACTIVATION)
     if GATED:
-        sums *= ups + up_bias
+        sums = activate_gated(sums, ups + up_bias, ACTIVATION)
+    elif ACTIVATION is not None:
+        sums = activate(sums, ACTIVATION)
     tl.store(out, (sums + residual).to(out.dtype.element_ty), mask=inside)
 
 

@@ -23,12 +23,13 @@ from gradus.kernels.core.overlap import let_next_start, starts_early, wait_for_p
 from gradus.kernels.linear.splits import finish_tile
 from gradus.kernels.quantized.tile import Around, TileLaunch, multiply
 from gradus.quantization.gguf import FORMATS, Format
+from gradus.quantization.schemes import MXFP4
 
 UNROLLED = tl.constexpr(4)  # groups per turn of a program's loop
 TILE = 32 * 4  # columns of a turn
 MOST_ROWS = 64  # of x that unpack the matrix in their own tiles
 MOST_SPLITS = 8  # programs that share a sum
-NUMBERS = {name: number for number, name in enumerate(FORMATS)}  # of the formats, in the kernels
+NUMBERS = {name: number for number, name in enumerate(name for name in FORMATS if name != MXFP4)}  # in the kernels
 Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K = (tl.constexpr(number) for number in NUMBERS.values())
 
 

@@ -27,7 +27,7 @@ from triton.language import constexpr, tensor
 
 from gradus.kernels.core.overlap import let_next_start, starts_early, wait_for_previous
 from gradus.kernels.linear.epilogue import Norm
-from gradus.kernels.rows.activation import activate
+from gradus.kernels.rows.activation import activate_gated
 from gradus.kernels.rows.norm import moments, warps_of
 from gradus.quantization import fp8, int8
 
@@ -66,7 +66,7 @@ def quantize_kernel(
     else:
         gate = x_ptr + here + row.to(tl.int64) * K
         up = tl.load(gate + K, mask=inside, other=0.0).to(tl.float32)
-        x = activate(tl.load(gate, mask=inside, other=0.0).to(tl.float32), ACTIVATION) * up
+        x = activate_gated(tl.load(gate, mask=inside, other=0.0).to(tl.float32), up, ACTIVATION)
         x = x.to(x_ptr.dtype.element_ty).to(tl.float32)
     if gain_ptr is not None:
         x, scale = moments(x, inside, K, shift_ptr is not None, eps)

@@ -5,6 +5,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from gradus.kernels.rows.passage import NOTHING, Passage
+from gradus.models.layers import gated
 from gradus.quantization import kv
 
 
@@ -28,8 +29,7 @@ def add_layer_norm_reference(x: Tensor, delta: Tensor | None, weight: Tensor, bi
 
 
 def gated_activation_reference(gate_up: Tensor, activation: str) -> Tensor:
-    gate, up = gate_up.float().chunk(2, dim=-1)
-    return (activation_reference(gate, activation) * up).to(gate_up.dtype)
+    return gated(activation)(gate_up.float()).to(gate_up.dtype)
 
 
 def activation_reference(x: Tensor, activation: str, times: Tensor | None = None) -> Tensor:

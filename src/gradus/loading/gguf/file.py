@@ -44,7 +44,7 @@ STRING, ARRAY = 8, 9
 Type = gguf.GGMLQuantizationType
 PLAIN = {Type.F32: "float32", Type.F16: "float16", Type.BF16: "bfloat16"}  # torch's names
 QUANTIZED = {
-    *(Type.Q4_0, Type.Q4_1, Type.Q5_0, Type.Q5_1, Type.Q8_0),
+    *(Type.Q4_0, Type.Q4_1, Type.Q5_0, Type.Q5_1, Type.Q8_0, Type.MXFP4),
     *(Type.Q2_K, Type.Q3_K, Type.Q4_K, Type.Q5_K, Type.Q6_K, Type.IQ4_NL, Type.IQ4_XS),
 }
 
@@ -122,15 +122,27 @@ class GGUFFile:
         return found
 
     def _raw(self, entry: TensorEntry) -> NDArray[np.uint8]:
-        return np.frombuffer(self._bytes[entry.name], dtype=np.uint8, count=entry.size_bytes, offset=entry.start)
+        return np.asarray(_Mapped(self._bytes[entry.name], entry.start, entry.size_bytes))
+
+
+class _Mapped:
+    """Bytes of a mapped file, as an array that claims that it may be written: torch takes no other.
+
+    Nothing writes to it. The mapping is read-only, so the system would end the process.
+    """
+
+    def __init__(self, data: mmap.mmap, start: int, size: int) -> None:
+        self._data = data  # the array keeps this object, and so the mapping
+        first = np.frombuffer(data, np.uint8).ctypes.data
+        self.__array_interface__ = {"data": (first + start, False), "shape": (size,), "typestr": "|u1", "version": 3}
 
 
 def _open(path: Path) -> tuple[dict[str, Any], dict[str, TensorEntry], mmap.mmap]:
     """Map one file, and read its metadata and its table of tensors."""
     try:
         with open(path, "rb") as file:
-            # private rather than read-only: torch takes only memory that may be written, though nothing writes it
-            data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+            # read-only and shared: a private mapping would be refused if the file is larger than the memory
+            data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     except ValueError:  # raised by mmap
         raise CheckpointError(f"{path.name}: the file is empty") from None
     except OSError as error:

@@ -7,33 +7,41 @@ model computes with, as the model's table of weights says.
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from torch import Tensor
 
 from gradus.errors import CheckpointError
 from gradus.loading.gguf.architectures import ARCHITECTURES, architecture
+from gradus.loading.gguf.experts import layout_of, names_in
 from gradus.loading.gguf.file import PLAIN, GGUFFile, Type
 from gradus.loading.gguf.metadata import Metadata
 from gradus.loading.gguf.rotary import DESCRIBING
 from gradus.loading.quoting import quoted
 from gradus.models.create import model_class
-from gradus.models.source import OnePlus, Stored, Transposed, tensors_of
+from gradus.models.source import OnePlus, Source, Stored, Transposed, tensors_of
 
 CONVERTED = (OnePlus, Transposed)
 """The forms that llama.cpp's conversion changes into what the model computes with. It leaves all others alone."""
 
 
 class GGUFTensors:
-    """The tensors under their Hugging Face names: a TensorSource."""
+    """The tensors under their Hugging Face names: a TensorSource.
+
+    layout: where the file's stacks of experts belong, which keep llama.cpp's names.
+    """
 
     def __init__(self, file: GGUFFile) -> None:
         self._file = file
         self._architecture = ARCHITECTURES[architecture(file)]
+        self.layout: Mapping[str, Source] = layout_of(file.tensors)
         table = model_class(self._architecture.families[0]).weights
         tensors = [stored for source in table.values() for stored in tensors_of(source)]
         self._changes = {stored.name: stored for stored in tensors if isinstance(stored, CONVERTED)}
-        self._stored = {self._hugging_face_name(name): name for name in file.tensors if name not in DESCRIBING}
+        self._own_names = names_in(self.layout)
+        layers = _layers(file)
+        read = (name for name in file.tensors if name not in DESCRIBING and (block_of(name) or 0) < layers)
+        self._stored = {self._hugging_face_name(name): name for name in read}
 
     def names(self) -> Iterable[str]:
         return self._stored
@@ -47,10 +55,10 @@ class GGUFTensors:
         return self._change(name).restore(value).contiguous()
 
     def packing(self, name: str) -> Type | None:
-        """A matrix's quantization type; None if it is plain, not a matrix, or stored transposed."""
+        """The quantization type of a matrix or a stack; None if it is plain, a vector, or stored transposed."""
         entry = self._file.tensors[self._stored[name]]
         as_it_is = type(self._change(name)) is Stored
-        return None if entry.type in PLAIN or len(entry.shape) != 2 or not as_it_is else entry.type
+        return None if entry.type in PLAIN or len(entry.shape) < 2 or not as_it_is else entry.type
 
     def blocks(self, name: str) -> Tensor:
         """A quantized matrix as stored (see `GGUFFile.blocks`). Its rows are in Hugging Face's order: if the file has
@@ -74,9 +82,11 @@ class GGUFTensors:
 
     def _hugging_face_name(self, stored: str) -> str:
         names = self._architecture.names
+        if re.sub(r"^blk\.\d{1,4}\.", "blk.{}.", stored) in self._own_names:
+            return stored
         if stored in names:
             return names[stored]
-        block = re.fullmatch(r"blk\.(\d{1,4})\.(\w+)\.(weight|bias)", stored)
+        block = re.fullmatch(r"blk\.(\d{1,4})\.(\w+)\.(weight|bias|scale)", stored)
         if block and (alone := f"{block[2]}.{block[3]}") in names:
             return names[alone].format(int(block[1]))
         if block and block[2] in names:
@@ -98,6 +108,18 @@ class GGUFTensors:
                 f"{self._file.path.name}: tensor {quoted(stored)} has {rows} rows, not a multiple of 2 x {heads} heads"
             )
         return heads
+
+
+def block_of(stored: str) -> int | None:
+    """The number in a tensor's name: of its layer."""
+    found = re.match(r"blk\.(\d{1,4})\.", stored)
+    return int(found[1]) if found else None
+
+
+def _layers(file: GGUFFile) -> int:
+    """The layers that compute hidden states: those behind them draft tokens (GLM)."""
+    read = Metadata(file, architecture(file))
+    return read.layers() - read.integer("nextn_predict_layers", 0)
 
 
 def uninterleave(value: Tensor, heads: int) -> Tensor:

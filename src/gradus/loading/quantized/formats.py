@@ -5,9 +5,10 @@
     compressed-tensors  weight_packed i32 [N, K / 8], weight_scale [N, G], weight_zero_point i32 [N / 8, G]
                         weight int8 or e4m3 [N, K], weight_scale [1], [N, 1] or [blocks, blocks]
     block FP8           weight e4m3 [N, K], weight_scale_inv [⌈N / 128⌉, ⌈K / 128⌉], to multiply by despite its name
+    MXFP4 (gpt-oss)     …_blocks u8 [E, N, K / 32, 16], …_scales u8 [E, N, K / 32]: a stack of experts
 
-K inputs, N outputs, g weights per group, G groups per row. A 32-bit word holds eight 4-bit integers, lowest first.
-All 4-bit integers become q in 0 … 15 with w = scale q + offset.
+K inputs, N outputs, g weights per group, G groups per row, E experts. A 32-bit word holds eight 4-bit integers, lowest
+first. All 4-bit integers become q in 0 … 15 with w = scale q + offset.
 """
 
 import torch
@@ -15,8 +16,9 @@ from torch import Tensor
 
 from gradus.quantization.fp8 import BLOCK, blocks
 from gradus.quantization.int4 import GROUPS, MOST
+from gradus.quantization.mxfp4 import NOT_A_NUMBER, blocks_of_pairs
 from gradus.quantization.packed import Packed
-from gradus.quantization.schemes import ORDERED
+from gradus.quantization.schemes import MXFP4, ORDERED
 
 Shape = tuple[int, ...]
 
@@ -72,6 +74,14 @@ def fp8(weight: Tensor, scale: Tensor, blocked: bool = False) -> Packed:
     """Convert FP8. scale: one for all, one per row, or one per block of 128 x 128. blocked: as in `fp8_scheme`."""
     scheme = fp8_scheme(tuple(weight.shape), tuple(scale.shape), blocked)
     return Packed(scheme, (weight, _finite(scale) if scheme == "fp8-block" else _per_row(scale, len(weight))))
+
+
+def mxfp4(blocks: Tensor, scales: Tensor) -> Packed:
+    """Convert gpt-oss's stacks: rows of all experts one above another, in the file's order."""
+    if (scales == NOT_A_NUMBER).any():
+        raise NotReadable("has scales that are not finite")
+    found = blocks_of_pairs(blocks.reshape(-1, blocks.shape[-1]), scales.reshape(-1))
+    return Packed(MXFP4, (found.view(scales[..., 0].numel(), -1),))
 
 
 def fp8_scheme(shape: Shape, scale: Shape, blocked: bool = False) -> str:

@@ -15,8 +15,10 @@ from gradus.loading.quantized import formats
 from gradus.loading.quantized.configuration import QuantizationConfig, require
 from gradus.loading.quantized.formats import NotReadable
 from gradus.loading.quoting import quoted
+from gradus.quantization import mxfp4
 from gradus.quantization.mix import Mix
 from gradus.quantization.packed import Packed
+from gradus.quantization.schemes import MXFP4
 
 Shape = tuple[int, ...]
 FP8, INT8 = "F8_E4M3", "I8"
@@ -36,12 +38,16 @@ class TypedTensors(Protocol):
 
 @dataclass(frozen=True)
 class Found:
-    """A quantized matrix. scheme: our name of its format. parts: the names of its tensors. read: makes them Packed."""
+    """A quantized matrix. scheme: our name of its format. parts: the names of its tensors. read: makes them Packed.
+
+    end: what its own name has after theirs has ended.
+    """
 
     scheme: str
     parts: tuple[str, ...]
     shape: Shape
     read: Callable[[], Packed]
+    end: str = ".weight"
 
 
 class QuantizedTensors:
@@ -50,7 +56,7 @@ class QuantizedTensors:
     def __init__(self, tensors: TypedTensors, config: dict[str, Any]) -> None:
         self._tensors, self._config = tensors, QuantizationConfig(config)
         self._there = frozenset(tensors.names())
-        self._found = {f"{name}.weight": found for name in self._prefixes() if (found := self._look(name))}
+        self._found = {f"{name}{found.end}": found for name in self._prefixes() if (found := self._look(name))}
         if not self._found:
             raise CheckpointError(
                 f"config.json: quantization {quoted(self._config.method)}, but no matrix is quantized"
@@ -87,7 +93,7 @@ class QuantizedTensors:
     # -- recognizing a matrix by its tensors ---------------------------------------------------------------------------
 
     def _prefixes(self) -> list[str]:
-        ends = (".qweight", ".weight_packed", ".weight")
+        ends = (".qweight", ".weight_packed", ".weight", "_blocks")
         return sorted({name.removesuffix(end) for name in self._there for end in ends if name.endswith(end)})
 
     def _look(self, name: str) -> Found | None:
@@ -96,6 +102,8 @@ class QuantizedTensors:
                 return self._words(name)
             if f"{name}.weight_packed" in self._there:
                 return self._pack_quantized(name)
+            if f"{name}_blocks" in self._there:
+                return self._mxfp4(name)
             kind = self._tensors.kind(f"{name}.weight")
             return self._eight_bits(name, kind) if kind in (FP8, INT8) else None
         except NotReadable as error:
@@ -156,6 +164,21 @@ class QuantizedTensors:
             (height, width),
             lambda: formats.packed_int4(*self._two(parts), self._read_if_there(zero_point), g_idx, symmetric),
         )
+
+    def _mxfp4(self, name: str) -> Found:
+        """Recognize a stack of experts as gpt-oss has it; in floats it would lie turned, [E, K, N]."""
+        parts = f"{name}_blocks", f"{name}_scales"
+        require(parts[1] in self._there, f"lacks {quoted(parts[1])}")
+        blocks, scales = (self._tensors.shape(part) for part in parts)
+        require(
+            len(blocks) == 4 and blocks == (*scales, mxfp4.BLOCK // 2),
+            f"has blocks of shape {blocks} and scales of shape {scales}: [E, N, K / 32, 16] and [E, N, K / 32] can be "
+            "read",
+        )
+        require(self._config.method == MXFP4, f"is of the method {self._config.method!r}: {MXFP4} can be read")
+        experts, rows, groups = scales
+        shape = experts, groups * mxfp4.BLOCK, rows
+        return Found(MXFP4, parts, shape, lambda: formats.mxfp4(*self._two(parts)), end="")
 
     def _eight_bits(self, name: str, kind: str) -> Found:
         scale = next((end for end in ("weight_scale", "weight_scale_inv") if f"{name}.{end}" in self._there), None)

@@ -8,7 +8,8 @@ Read in this order:
     gpt2.py         the first model, whole
     llama.py        Llama, Mistral, SmolLM2 and 3, Qwen2;  qwen3.py, ministral3.py, phi3.py, granite.py: variations
     olmo2.py        norms behind instead of before;  gemma3.py: both
-    gemma4.py       layers of different sizes, shared keys and values, and embeddings of each layer
+    gemma4/         layers of different sizes, shared keys and values, embeddings of each layer, and experts
+    mixtures/       families whose layers have experts
 
 records.py, checkpoints.py, unsupported.py, faults.py and hf/ need no torch.
 """

@@ -27,11 +27,10 @@ CHECKPOINTS: dict[str, tuple[str, ...]] = {
         "Qwen2.5-Coder-0.5B", "Qwen2.5-Coder-1.5B", "DeepSeek-R1-Distill-Qwen-7B",
     ),
     "qwen3": ("Qwen3-0.6B", "Qwen3-1.7B", "Qwen3-4B", "Qwen3-8B", "Qwen3-14B", "Qwen3-32B"),
-    "qwen3_moe": ("Qwen3-30B-A3B", "Qwen3-Coder-30B-A3B", "Qwen3-235B-A22B"),
     "gemma3_text": ("Gemma-3-270M", "Gemma-3-1B"),
     "gemma3": ("Gemma-3-4B", "Gemma-3-12B", "Gemma-3-27B"),
     "gemma4_text": (),
-    "gemma4": ("Gemma-4-E2B", "Gemma-4-E4B", "Gemma-4-31B"),
+    "gemma4": ("Gemma-4-E2B", "Gemma-4-E4B", "Gemma-4-26B-A4B", "Gemma-4-31B"),
     "gemma4_unified_text": (),
     "gemma4_unified": ("Gemma-4-12B",),
     "phi3": ("Phi-3-mini", "Phi-3-medium", "Phi-3.5-mini", "Phi-4", "Phi-4-mini"),
@@ -39,6 +38,14 @@ CHECKPOINTS: dict[str, tuple[str, ...]] = {
     "olmo3": ("Olmo-3-7B", "Olmo-3-32B", "Olmo-3.1-32B"),
     "granite": ("Granite-3.3-2B", "Granite-3.3-8B"),
     "granitemoehybrid": ("Granite-4.0-350M", "Granite-4.0-1B", "Granite-4.0-Micro"),
+    "mixtral": ("Mixtral-8x7B", "Mixtral-8x22B"),
+    "qwen2_moe": ("Qwen1.5-MoE-A2.7B", "Qwen2-57B-A14B"),
+    "qwen3_moe": ("Qwen3-30B-A3B", "Qwen3-Coder-30B-A3B", "Qwen3-235B-A22B"),
+    "olmoe": ("OLMoE-1B-7B",),
+    "granitemoe": ("Granite-3.1-1B-A400M", "Granite-3.1-3B-A800M"),
+    "granitemoeshared": (),
+    "gpt_oss": ("gpt-oss-20b", "gpt-oss-120b"),
+    "glm4_moe": ("GLM-4.5-Air", "GLM-4.5", "GLM-4.6"),
 }  # fmt: skip
 """Checkpoints by model_type, none for types that only occur inside others. Those that also see or hear load as their
 text part."""

@@ -11,18 +11,16 @@ from gradus.errors import ConfigError
 from gradus.models.config import ModelConfig
 from gradus.models.families.hf.fields import KeyFault, shown
 from gradus.models.families.records import read_config
-from gradus.models.families.unsupported import ENCODERS, EXPERTS, STATES
+from gradus.models.families.unsupported import ENCODERS, LATENTS, STATES
 
 MOST_FAULTS = 50  # more say nothing new of one file
-LATENT = "latent attention is not computed"
 ATTENTION = ("attention", "full_attention", "sliding_attention")
 
 _COUNTED = {  # keys that are above 0 in models with the trait
-    **dict.fromkeys(("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts"), EXPERTS),
     **dict.fromkeys(("ssm_state_size", "mamba_d_state", "conv_L_cache", "linear_num_value_heads"), STATES),
-    **dict.fromkeys(("kv_lora_rank", "q_lora_rank"), LATENT),
+    **dict.fromkeys(("kv_lora_rank", "q_lora_rank"), LATENTS),
 }
-_SWITCHES = {"enable_moe_block": EXPERTS, "is_encoder_decoder": ENCODERS}
+_SWITCHES = {"is_encoder_decoder": ENCODERS}
 
 
 def read_through(raw: object) -> tuple[ModelConfig | None, list[str]]:

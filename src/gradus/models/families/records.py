@@ -12,6 +12,8 @@ from gradus.errors import ConfigError
 from gradus.models.config import ModelConfig
 from gradus.models.families.hf import gemma3, gemma4, gpt2, granite, llama, mistral, olmo, phi3, qwen
 from gradus.models.families.hf.fields import Fields, shown
+from gradus.models.families.hf.mixtures import glm4, gpt_oss, mixtral, olmoe
+from gradus.models.families.hf.mixtures import qwen as qwen_moe
 from gradus.models.families.unsupported import why
 
 
@@ -72,11 +74,6 @@ FAMILIES: dict[str, Family] = {
         types={"qwen3": ModelType("Qwen3ForCausalLM", qwen.read_qwen3)},
         write=qwen.write_qwen,
     ),
-    "qwen3_moe": Family(
-        model=f"{HOME}.mixtures:Qwen3Moe",
-        types={"qwen3_moe": ModelType("Qwen3MoeForCausalLM", qwen.read_qwen3_moe)},
-        write=qwen.write_qwen3_moe,
-    ),
     "phi3": Family(
         model=f"{HOME}.phi3:Phi3",
         types={"phi3": ModelType("Phi3ForCausalLM", phi3.read_phi3)},
@@ -111,7 +108,7 @@ FAMILIES: dict[str, Family] = {
         write=gemma3.write_gemma3,
     ),
     "gemma4": Family(
-        model=f"{HOME}.gemma4:Gemma4",
+        model=f"{HOME}.gemma4.model:Gemma4",
         types={
             "gemma4_text": ModelType("Gemma4ForCausalLM", gemma4.read_gemma4),
             "gemma4": ModelType("Gemma4ForConditionalGeneration", gemma4.read_gemma4_multimodal),
@@ -119,6 +116,44 @@ FAMILIES: dict[str, Family] = {
             "gemma4_unified": ModelType("Gemma4UnifiedForConditionalGeneration", gemma4.read_gemma4_unified_multimodal),
         },
         write=gemma4.write_gemma4,
+    ),
+    "mixtral": Family(
+        model=f"{HOME}.mixtures.mixtral:Mixtral",
+        types={"mixtral": ModelType("MixtralForCausalLM", mixtral.read_mixtral)},
+        write=mixtral.write_mixtral,
+    ),
+    "qwen2_moe": Family(
+        model=f"{HOME}.mixtures.qwen:Qwen2Moe",
+        types={"qwen2_moe": ModelType("Qwen2MoeForCausalLM", qwen_moe.read_qwen2_moe)},
+        write=qwen_moe.write_qwen2_moe,
+    ),
+    "qwen3_moe": Family(
+        model=f"{HOME}.mixtures.qwen:Qwen3Moe",
+        types={"qwen3_moe": ModelType("Qwen3MoeForCausalLM", qwen_moe.read_qwen3_moe)},
+        write=qwen_moe.write_qwen3_moe,
+    ),
+    "olmoe": Family(
+        model=f"{HOME}.mixtures.olmoe:Olmoe",
+        types={"olmoe": ModelType("OlmoeForCausalLM", olmoe.read_olmoe)},
+        write=olmoe.write_olmoe,
+    ),
+    "granitemoe": Family(
+        model=f"{HOME}.mixtures.granite:GraniteMoe",  # Granite 4 with experts too, whose type is with the dense ones
+        types={
+            "granitemoe": ModelType("GraniteMoeForCausalLM", granite.read_granite_moe),
+            "granitemoeshared": ModelType("GraniteMoeSharedForCausalLM", granite.read_granite_moe_shared),
+        },
+        write=granite.write_granite_moe,
+    ),
+    "gpt_oss": Family(
+        model=f"{HOME}.mixtures.gpt_oss:GptOss",
+        types={"gpt_oss": ModelType("GptOssForCausalLM", gpt_oss.read_gpt_oss)},
+        write=gpt_oss.write_gpt_oss,
+    ),
+    "glm4_moe": Family(
+        model=f"{HOME}.mixtures.glm4:Glm4Moe",
+        types={"glm4_moe": ModelType("Glm4MoeForCausalLM", glm4.read_glm4_moe)},
+        write=glm4.write_glm4_moe,
     ),
 }
 

@@ -9,11 +9,9 @@ import re
 from collections.abc import Collection
 from typing import NamedTuple
 
-EXPERTS = "mixtures of experts are not computed"
+EXPERTS = "its experts are chosen or stored in a way that is not computed"
 STATES = "layers with a state are not computed"
-LATENTS = "experts and latent attention are not computed"
-BOTH = "experts and layers with a state are not computed"
-SINKS = "experts and attention sinks are not computed"
+LATENTS = "latent attention is not computed"
 ENCODERS = "encoders are not computed, only decoders of text"
 IMAGES = "it reads images, and its text part is not loaded alone"
 SOUND = "it reads sound, and its text part is not loaded alone"
@@ -31,66 +29,60 @@ class Nearest(NamedTuple):
 
 
 _LLAMA = Nearest("Llama-3.1-8B", "llama")
-_LLAMA_LARGE = Nearest("Llama-3.3-70B", "llama")
-_DISTILLED = Nearest("DeepSeek-R1-Distill-Llama-8B", "llama")
 _MISTRAL = Nearest("Mistral-Small-3.2-24B", "mistral3")
 _QWEN2 = Nearest("Qwen2.5-7B", "qwen2")
 _QWEN3_SMALL = Nearest("Qwen3-4B", "qwen3")
-_QWEN3 = Nearest("Qwen3-8B", "qwen3")
-_QWEN3_LARGE = Nearest("Qwen3-32B", "qwen3")
 _GEMMA_SMALL = Nearest("Gemma-3-270M", "gemma3_text")
 _GEMMA = Nearest("Gemma-3-4B", "gemma3")
 _GEMMA4 = Nearest("Gemma-4-E2B", "gemma4")
-_PHI = Nearest("Phi-3.5-mini", "phi3")
 _PHI4 = Nearest("Phi-4-mini", "phi3")
-_OLMO = Nearest("OLMo-2-7B", "olmo2")
 _GRANITE = Nearest("Granite-3.3-2B", "granite")
+_QWEN2_MOE = Nearest("Qwen1.5-MoE-A2.7B", "qwen2_moe")
+_QWEN3_MOE = Nearest("Qwen3-30B-A3B", "qwen3_moe")
+_MIXTRAL = Nearest("Mixtral-8x7B", "mixtral")
+_MIXTRAL_LARGE = Nearest("Mixtral-8x22B", "mixtral")
+_OLMOE = Nearest("OLMoE-1B-7B", "olmoe")
+_GLM_AIR = Nearest("GLM-4.5-Air", "glm4_moe")
+_GLM = Nearest("GLM-4.5", "glm4_moe")
 
 UNSUPPORTED: dict[str, tuple[str, Nearest]] = {
-    "mixtral": (EXPERTS, _MISTRAL),
     "mistral4": (LATENTS, _MISTRAL),
-    "qwen2_moe": (EXPERTS, _QWEN2),
-    "qwen3_next": (BOTH, _QWEN3_LARGE),
+    "qwen3_next": (STATES, _QWEN3_MOE),
     "qwen3_5": (STATES, _QWEN3_SMALL),
     "qwen3_5_text": (STATES, _QWEN3_SMALL),
-    "qwen3_5_moe": (BOTH, _QWEN3_LARGE),
-    "qwen3_5_moe_text": (BOTH, _QWEN3_LARGE),
+    "qwen3_5_moe": (STATES, _QWEN3_MOE),
+    "qwen3_5_moe_text": (STATES, _QWEN3_MOE),
     "qwen2_vl": (IMAGES, _QWEN2),
     "qwen2_5_vl": (IMAGES, _QWEN2),
     "qwen3_vl": (IMAGES, _QWEN3_SMALL),
-    "qwen3_vl_moe": (EXPERTS, _QWEN3_LARGE),
+    "qwen3_vl_moe": (IMAGES, _QWEN3_MOE),
     "qwen2_5_omni": (SOUND, _QWEN2),
-    "gpt_oss": (SINKS, _QWEN3),
-    "llama4": (EXPERTS, _LLAMA_LARGE),
-    "llama4_text": (EXPERTS, _LLAMA_LARGE),
+    "llama4": (EXPERTS, _GLM_AIR),
+    "llama4_text": (EXPERTS, _GLM_AIR),
     "mllama": (IMAGES, _LLAMA),
-    "deepseek": (EXPERTS, _DISTILLED),
-    "deepseek2": (LATENTS, _DISTILLED),  # in GGUF files: V2, V3 and R1
-    "deepseek_v2": (LATENTS, _DISTILLED),
-    "deepseek_v3": (LATENTS, _DISTILLED),
-    "deepseek_v32": (LATENTS, _DISTILLED),
-    "kimi_k2": (LATENTS, _LLAMA_LARGE),
-    "glm4_moe": (EXPERTS, _QWEN3_LARGE),
-    "minimax": (BOTH, _LLAMA_LARGE),
-    "minimax_m2": (EXPERTS, _LLAMA_LARGE),
-    "dbrx": (EXPERTS, _LLAMA_LARGE),
-    "phimoe": (EXPERTS, _PHI),
+    "deepseek": (EXPERTS, _QWEN2_MOE),
+    "deepseek2": (LATENTS, _GLM),  # in GGUF files: V2, V3 and R1
+    "deepseek_v2": (LATENTS, _GLM),
+    "deepseek_v3": (LATENTS, _GLM),
+    "deepseek_v32": (LATENTS, _GLM),
+    "kimi_k2": (LATENTS, _GLM),
+    "minimax": (STATES, _GLM_AIR),
+    "minimax_m2": (EXPERTS, _GLM),
+    "dbrx": (EXPERTS, _MIXTRAL_LARGE),
+    "phimoe": (EXPERTS, _MIXTRAL),
     "phi4mm": (IMAGES, _PHI4),
     "phi4_multimodal": (IMAGES, _PHI4),
-    "olmoe": (EXPERTS, _OLMO),
-    "granitemoe": (EXPERTS, _GRANITE),
-    "granitemoeshared": (EXPERTS, _GRANITE),
     "gemma3n": (ALTERED, _GEMMA4),
     "gemma3n_text": (ALTERED, _GEMMA4),
     "recurrent_gemma": (STATES, _GEMMA),
     "lfm2": (STATES, _QWEN3_SMALL),
-    "lfm2_moe": (BOTH, _QWEN3),
+    "lfm2_moe": (STATES, _OLMOE),
     "lfm2_vl": (STATES, _QWEN3_SMALL),
     "falcon_h1": (STATES, _LLAMA),
     "falcon_mamba": (STATES, _LLAMA),
     "mamba": (STATES, _LLAMA),
     "mamba2": (STATES, _LLAMA),
-    "jamba": (BOTH, _LLAMA),
+    "jamba": (STATES, _MIXTRAL),
     "bamba": (STATES, _GRANITE),
     "zamba2": (STATES, _LLAMA),
     "rwkv": (STATES, _LLAMA),

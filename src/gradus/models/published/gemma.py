@@ -1,5 +1,6 @@
 """Gemma 3 (Gemma Team 2025): google/gemma-3-270m, google/gemma-3-1b-it; and Gemma 4 (2026), the text parts:
-google/gemma-4-E2B-it, google/gemma-4-E4B-it, google/gemma-4-12B-it and google/gemma-4-31B-it.
+google/gemma-4-E2B-it, google/gemma-4-E4B-it, google/gemma-4-12B-it, google/gemma-4-26B-A4B-it and
+google/gemma-4-31B-it.
 """
 
 from typing import Any
@@ -78,5 +79,17 @@ def gemma4_dense(
         "hidden_size_per_layer_input": 0,
         "num_global_key_value_heads": global_kv_heads,
         "attention_k_eq_v": True,
+    }
+    return raw
+
+
+def gemma4_moe() -> dict[str, Any]:
+    """26B-A4B: the same with experts next to a narrow MLP."""
+    raw = gemma4_dense(2816, 2112, 30, 16, 8, 2, "gemma4")
+    raw["text_config"] |= {
+        "enable_moe_block": True,
+        "num_experts": 128,
+        "top_k_experts": 8,
+        "moe_intermediate_size": 704,
     }
     return raw

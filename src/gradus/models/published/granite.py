@@ -1,9 +1,30 @@
-"""Granite 3.3 (Granite Team 2025) and the dense models of Granite 4.0: ibm-granite/granite-3.3-2b-instruct,
-ibm-granite/granite-4.0-1b.
+"""Granite 3.1 with experts (Granite Team 2024), Granite 3.3 (2025) and the dense models of Granite 4.0:
+ibm-granite/granite-3.1-1b-a400m-instruct, ibm-granite/granite-3.3-2b-instruct, ibm-granite/granite-4.0-1b.
 """
 
 from typing import Any
 
+GRANITE31_1B_A400M: dict[str, Any] = {
+    "model_type": "granitemoe",
+    "vocab_size": 49155,
+    "hidden_size": 1024,
+    "intermediate_size": 512,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "num_local_experts": 32,
+    "num_experts_per_tok": 8,
+    "max_position_embeddings": 131072,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 1500000.0,
+    "embedding_multiplier": 12.0,
+    "residual_multiplier": 0.22,
+    "attention_multiplier": 0.015625,
+    "logits_scaling": 6.0,
+    "tie_word_embeddings": True,
+    "bos_token_id": 0,
+    "eos_token_id": 0,
+}
 GRANITE33_2B: dict[str, Any] = {
     "model_type": "granite",
     "vocab_size": 49159,

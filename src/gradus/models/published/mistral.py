@@ -1,8 +1,27 @@
-"""Mistral Small 3 (Mistral AI 2025) and Ministral 3 (Liu et al. 2026), the text parts of models that see:
-mistralai/Mistral-Small-3.2-24B-Instruct-2506, mistralai/Ministral-3-3B-Instruct-2512 and its siblings.
+"""Mixtral (Jiang et al. 2024); Mistral Small 3 (Mistral AI 2025) and Ministral 3 (Liu et al. 2026), the text parts of
+models that see: mistralai/Mixtral-8x7B-Instruct-v0.1, mistralai/Mistral-Small-3.2-24B-Instruct-2506,
+mistralai/Ministral-3-3B-Instruct-2512 and its siblings.
 """
 
 from typing import Any
+
+MIXTRAL_8X7B: dict[str, Any] = {
+    "model_type": "mixtral",
+    "vocab_size": 32000,
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "num_local_experts": 8,
+    "num_experts_per_tok": 2,
+    "max_position_embeddings": 32768,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 1e6,
+    "tie_word_embeddings": False,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
 
 _TEXT = {
     "vocab_size": 131072,

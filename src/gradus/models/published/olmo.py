@@ -1,7 +1,26 @@
-"""OLMo 2 (OLMo Team 2024) and OLMo 3 (2025): allenai/OLMo-2-0425-1B, allenai/Olmo-3-7B-Instruct."""
+"""OLMoE (Muennighoff et al. 2024), OLMo 2 (OLMo Team 2024) and OLMo 3 (2025): allenai/OLMoE-1B-7B-0924,
+allenai/OLMo-2-0425-1B, allenai/Olmo-3-7B-Instruct.
+"""
 
 from typing import Any
 
+OLMOE_7B: dict[str, Any] = {
+    "model_type": "olmoe",
+    "vocab_size": 50304,
+    "hidden_size": 2048,
+    "intermediate_size": 1024,
+    "num_hidden_layers": 16,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 16,
+    "num_experts": 64,
+    "num_experts_per_tok": 8,
+    "norm_topk_prob": False,
+    "max_position_embeddings": 4096,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 10000.0,
+    "tie_word_embeddings": False,
+    "eos_token_id": 50279,
+}
 OLMO2_1B: dict[str, Any] = {
     "model_type": "olmo2",
     "vocab_size": 100352,

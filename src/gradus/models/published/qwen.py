@@ -1,6 +1,29 @@
-"""Qwen2.5 (Qwen Team 2024) and Qwen3 (2025): Qwen/Qwen2.5-0.5B, Qwen/Qwen3-4B and their siblings."""
+"""Qwen1.5 with experts and Qwen2.5 (Qwen Team 2024), and Qwen3 (2025): Qwen/Qwen1.5-MoE-A2.7B, Qwen/Qwen2.5-0.5B,
+Qwen/Qwen3-4B and their siblings, Qwen/Qwen3-30B-A3B.
+"""
 
 from typing import Any
+
+QWEN15_MOE: dict[str, Any] = {
+    "model_type": "qwen2_moe",
+    "vocab_size": 151936,
+    "hidden_size": 2048,
+    "intermediate_size": 5632,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 16,
+    "num_experts": 60,
+    "num_experts_per_tok": 4,
+    "moe_intermediate_size": 1408,
+    "shared_expert_intermediate_size": 5632,
+    "norm_topk_prob": False,
+    "max_position_embeddings": 8192,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 1000000.0,
+    "tie_word_embeddings": False,
+    "bos_token_id": 151643,
+    "eos_token_id": 151643,
+}
 
 
 def qwen2(hidden: int, intermediate: int, layers: int, heads: int) -> dict[str, Any]:

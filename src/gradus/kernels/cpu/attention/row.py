@@ -48,6 +48,7 @@ LAYER = np.dtype(
         ("query_scales", np.int64),  # float32 [L], by position; 0: none
         ("q_norm", np.int64),  # float32 [Dh]; 0: none
         ("k_norm", np.int64),
+        ("sinks", np.int64),  # float32 [Hq], one more logit of each head's softmax, of no value; 0: none
         ("group", np.int64),  # of layers with the same block tables
     ]
 )
@@ -297,14 +298,19 @@ def _exponentials(shape: Any, weights: Any, partial: Any) -> None:
 
 
 @njit(**FLAGS)
-def gather(shape: Any, partials: Any, first: int, count: int, out: Any) -> None:
-    """Combine a row's spans: partials [first : first + count] of [spans, Hq, Dh + 2] → out float32 [Hq Dh]."""
+def gather(shape: Any, layer: Any, partials: Any, first: int, count: int, out: Any) -> None:
+    """Combine a row's spans, and its heads' sinks: partials [first : first + count] of [spans, Hq, Dh + 2] → out
+    float32 [Hq Dh]."""
     width = shape.head_dim
     for head in range(shape.heads):
         largest = partials[first, head, width]
         for span in range(first, first + count):
             largest = max(largest, partials[span, head, width])
         total = f32(0)
+        if layer.sinks:
+            sink = floats(layer.sinks + 4 * head, (1,))[0]
+            largest = max(largest, sink)
+            total = exp(sink - largest)
         for span in range(first, first + count):
             total += partials[span, head, width + 1] * exp(partials[span, head, width] - largest)
         for span in range(first, first + count):

@@ -10,7 +10,8 @@ import math
 from typing import Any
 
 from gradus.errors import ConfigError
-from gradus.models.config import LayerSizes, LinearScaling, ModelConfig, Rope
+from gradus.models.config import Experts, LayerSizes, LinearScaling, ModelConfig, Rope
+from gradus.models.families.hf.experts import some_experts
 from gradus.models.families.hf.fields import Fields, shown
 from gradus.models.families.hf.ropes import read_rope, spelled_rope
 from gradus.models.families.hf.shared import (
@@ -24,9 +25,7 @@ from gradus.models.families.hf.shared import (
     text_part,
     windows_by_type,
 )
-from gradus.models.families.unsupported import EXPERTS, Nearest
 
-DENSE = Nearest("Gemma-4-31B", "gemma4")
 GLOBAL_HEAD_DIM = 512  # of layers that see everything, where config.json does not say
 
 
@@ -59,7 +58,7 @@ def _read(fields: Fields, *, context: int, window: int, embedded: int) -> ModelC
     hidden = fields.integer("hidden_size", 2304)
     width = fields.integer("hidden_size_per_layer_input", embedded, least=0) if embedded else 0
     vocabulary = _vocabulary(fields, width)
-    keys_as_values = fields.boolean("attention_k_eq_v", False)
+    keys_as_values, experts = fields.boolean("attention_k_eq_v", False), _experts(fields)
     return ModelConfig(
         family="gemma4",
         vocab_size=vocabulary,
@@ -92,11 +91,20 @@ def _read(fields: Fields, *, context: int, window: int, embedded: int) -> ModelC
         keys_as_values=_keys_as_values(windows, sources) if keys_as_values else (),
         kv_sources=sources if sources != tuple(range(layers)) else (),
         per_layer_width=width,
+        experts=() if experts is None else (experts,) * layers,
+        experts_apart=experts is not None,
     )
 
 
+def _experts(fields: Fields) -> Experts | None:
+    """The experts next to each layer's MLP (26B-A4B)."""
+    if not fields.boolean("enable_moe_block", False):
+        return None
+    keys = ("num_experts", "top_k_experts", "moe_intermediate_size")
+    return Experts(*(fields.integer(key) for key in keys), scaled=True)
+
+
 def _refuse(fields: Fields) -> None:
-    fields.refuse("enable_moe_block", f"{EXPERTS}; {DENSE} is the nearest that loads")
     if fields.has("use_bidirectional_attention") and fields.text("use_bidirectional_attention") != "vision":
         raise ConfigError(  # "vision" leaves text causal
             f"model configuration: {fields.path}use_bidirectional_attention is "
@@ -207,28 +215,44 @@ def write_gemma4(config: ModelConfig) -> dict[str, Any]:
     del raw["hidden_act"]
     layers = range(config.num_layers)
     local = next((layer for layer in layers if config.windows[layer] is not None), None)
-    return raw | {
-        "model_type": "gemma4_text",
-        "hidden_activation": SPELLED[config.activation],
-        "sliding_window": config.context_length if local is None else config.windows[local],
-        "layer_types": layer_types(config),
-        "final_logit_softcapping": config.final_softcap,
-        "use_bidirectional_attention": None,
-        "attention_k_eq_v": any(config.keys_as_values),
-        "num_kv_shared_layers": sum(not config.stores_kv(layer) for layer in layers),
-        "use_double_wide_mlp": any(size.intermediate_size != config.intermediate_size for size in config.sizes),
-        "vocab_size_per_layer_input": config.vocab_size,
-        "hidden_size_per_layer_input": config.per_layer_width,
-        "per_layer_config": {
-            str(layer): {"num_key_value_heads": size.num_kv_heads, "head_dim": size.head_dim}
-            for layer, size in enumerate(config.sizes)
-        },
-        "rope_parameters": {
-            "full_attention": _spelled(config, config.num_layers - 1),
-            "sliding_attention": {"rope_type": "default", "rope_theta": 1e4}
-            if local is None
-            else _spelled(config, local),
-        },
+    return (
+        raw
+        | {
+            "model_type": "gemma4_text",
+            "hidden_activation": SPELLED[config.activation],
+            "sliding_window": config.context_length if local is None else config.windows[local],
+            "layer_types": layer_types(config),
+            "final_logit_softcapping": config.final_softcap,
+            "use_bidirectional_attention": None,
+            "attention_k_eq_v": any(config.keys_as_values),
+            "num_kv_shared_layers": sum(not config.stores_kv(layer) for layer in layers),
+            "use_double_wide_mlp": any(size.intermediate_size != config.intermediate_size for size in config.sizes),
+            "vocab_size_per_layer_input": config.vocab_size,
+            "hidden_size_per_layer_input": config.per_layer_width,
+            "per_layer_config": {
+                str(layer): {"num_key_value_heads": size.num_kv_heads, "head_dim": size.head_dim}
+                for layer, size in enumerate(config.sizes)
+            },
+            "rope_parameters": {
+                "full_attention": _spelled(config, config.num_layers - 1),
+                "sliding_attention": {"rope_type": "default", "rope_theta": 1e4}
+                if local is None
+                else _spelled(config, local),
+            },
+        }
+        | _spelled_experts(config)
+    )
+
+
+def _spelled_experts(config: ModelConfig) -> dict[str, Any]:
+    if not config.experts:
+        return {}
+    experts = some_experts(config)
+    return {
+        "enable_moe_block": True,
+        "num_experts": experts.count,
+        "top_k_experts": experts.chosen,
+        "moe_intermediate_size": experts.width,
     }
 
 

@@ -2,17 +2,9 @@
 
 from typing import Any
 
-from gradus.models.config import Experts, ModelConfig
-from gradus.models.families.hf.experts import expert_count, some_experts, widest_dense, with_dense_layers
+from gradus.models.config import ModelConfig
 from gradus.models.families.hf.fields import Fields
-from gradus.models.families.hf.shared import (
-    common_rotary,
-    head_width,
-    layer_count,
-    layer_types,
-    rotary,
-    windows_by_type,
-)
+from gradus.models.families.hf.shared import common_rotary, layer_count, layer_types, rotary, windows_by_type
 
 
 def read_qwen2(fields: Fields) -> ModelConfig:
@@ -32,44 +24,6 @@ def read_qwen3(fields: Fields) -> ModelConfig:
         windows=_windows(fields),
         qk_norm=True,
     )
-
-
-def read_qwen3_moe(fields: Fields) -> ModelConfig:
-    """Qwen3 with experts in the MLP's place, but for layers that a list or a step leaves dense."""
-    layers, bias = layer_count(fields), fields.boolean("attention_bias", False)
-    experts = Experts(
-        count=expert_count(fields, 128),
-        chosen=fields.integer("num_experts_per_tok", 8),
-        width=fields.integer("moe_intermediate_size", 768),
-        normalized=fields.boolean("norm_topk_prob", False),
-    )
-    step, dense = fields.integer("decoder_sparse_step", 1), set(fields.raw.get("mlp_only_layers") or ())
-    each = tuple(None if layer in dense or (layer + 1) % step else experts for layer in range(layers))
-    read = rotary(
-        fields,
-        family="qwen3_moe",
-        kv_heads=4,
-        head_dim=head_width(fields),
-        attention_bias=bias,
-        attention_output_bias=bias,
-        windows=_windows(fields),
-        qk_norm=True,
-        experts=each,
-    )
-    return with_dense_layers(read)
-
-
-def write_qwen3_moe(config: ModelConfig) -> dict[str, Any]:
-    experts = some_experts(config)
-    dense = [layer for layer in range(config.num_layers) if config.experts_at(layer) is None]
-    return write_qwen(config) | {
-        "intermediate_size": widest_dense(config),
-        "num_experts": experts.count,
-        "num_experts_per_tok": experts.chosen,
-        "moe_intermediate_size": experts.width,
-        "norm_topk_prob": experts.normalized,
-        "mlp_only_layers": dense,
-    }
 
 
 def write_qwen(config: ModelConfig) -> dict[str, Any]:

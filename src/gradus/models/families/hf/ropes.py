@@ -61,10 +61,11 @@ def read_rope(scaling: Fields, theta: float, context: int, original: int | None 
     raise scaling.fault(key, f"{shown(kind)} is not supported; supported are {KINDS}", "default")
 
 
-def turned_values(fields: Fields, head_dim: int) -> int | None:
-    """The values of a head that turn, of a family whose heads may turn in part. None: all."""
+def turned_values(fields: Fields, head_dim: int, absent: float = 1.0) -> int | None:
+    """The values of a head that turn, of a family whose heads may turn in part. None: all. absent: the family's part
+    where the file has none."""
     parameters = fields.section("rope_parameters") if fields.has("rope_parameters") else fields.section("rope_scaling")
-    part = parameters.number("partial_rotary_factor", fields.number("partial_rotary_factor", 1.0))
+    part = parameters.number("partial_rotary_factor", fields.number("partial_rotary_factor", absent))
     turned = int(head_dim * part)
     if not 2 <= turned <= head_dim or turned % 2:
         raise ConfigError(

@@ -3,7 +3,7 @@
 from typing import Any
 
 from gradus.errors import ConfigError
-from gradus.models.config import ModelConfig, Rope
+from gradus.models.config import CLAMPED, ModelConfig, Rope
 from gradus.models.families.hf.fields import LARGEST, REQUIRED, Fields, is_integer, shown
 from gradus.models.families.hf.ropes import reach, read_rope, rope_section, spelled_rope
 
@@ -17,7 +17,7 @@ ACTIVATIONS = {
     "gelu_fast": "gelu_tanh",
     "gelu_pytorch_tanh": "gelu_tanh",
 }
-SPELLED = {"silu": "silu", "gelu": "gelu", "gelu_tanh": "gelu_pytorch_tanh"}
+SPELLED = {"silu": "silu", "gelu": "gelu", "gelu_tanh": "gelu_pytorch_tanh", CLAMPED: "silu"}
 
 
 def rotary(

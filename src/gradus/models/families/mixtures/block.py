@@ -1,7 +1,7 @@
-"""Mixtures of experts of Llama's make: Mixtral (Jiang et al. 2024), Qwen3-MoE and their kin.
+"""One layer of most models with experts: attention of Llama's make, then the MLP, the experts, or both.
 
-The configuration decides whether attention is that of Llama, Qwen3 or OLMo, and whether a layer has a dense MLP, a
-mixture of experts, or a mixture next to a dense MLP that all tokens share. So the families here differ in their
+The configuration decides whether attention is that of Llama, Qwen3, OLMo or gpt-oss, and whether a layer has a dense
+MLP, a mixture of experts, or a mixture next to a dense MLP that all tokens share. So the families differ in their
 checkpoints' names alone.
 
 Shapes: N tokens, D hidden_size, Hq query heads, Hkv key-value heads, Dh head_dim, F features of the dense MLP.
@@ -13,19 +13,10 @@ from torch import Tensor, nn
 from gradus.models.attention import Attention
 from gradus.models.config import ModelConfig
 from gradus.models.experts import Mixture
-from gradus.models.families import llama, qwen3
 from gradus.models.heads import Heads
 from gradus.models.layers import LinearFactory, MatrixId, RMSNorm, gated, parameter
 from gradus.models.parts import LayerParts
 from gradus.models.rope import RotaryTable, Rotation
-from gradus.models.source import ByExpert, Source
-
-MLP, EXPERT = "model.layers.{}.mlp", "model.layers.{}.mlp.experts.{expert}"
-QWEN3_MOE: dict[str, Source] = qwen3.WEIGHTS | {
-    "layers.{}.experts.router.product.weight": f"{MLP}.gate.weight",
-    "layers.{}.experts.up.weight": (ByExpert(f"{EXPERT}.gate_proj.weight"), ByExpert(f"{EXPERT}.up_proj.weight")),
-    "layers.{}.experts.down.weight": ByExpert(f"{EXPERT}.down_proj.weight"),
-}
 
 
 class Block(nn.Module):
@@ -80,10 +71,3 @@ class Block(nn.Module):
         attention = self.attention_norm, self.qkv, self.heads, self.output
         mlp = self.mlp_norm, self.gate_up, self.gate, self.down
         return LayerParts(rope, *attention, *mlp, experts=self.experts, shared_gate=self.shared_gate)
-
-
-class Qwen3Moe(llama.Llama):
-    """forward(token_ids[N], positions[N], attention) → hidden[N, D]; logits(hidden[R, D]) → [R, V]."""
-
-    weights = QWEN3_MOE
-    block = Block

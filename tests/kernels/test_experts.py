@@ -1,0 +1,39 @@
+"""Kernels of mixtures of experts: interpreted on the CPU, and compiled for an H200."""
+
+import pytest
+
+pytest.importorskip("triton", reason="Triton is for Linux alone")
+
+from tests.kernels.ahead_of_time import H200
+from tests.kernels.interpreter import run_interpreted
+from tests.kernels.test_every_gpu import experts
+
+
+def test_interpreted_they_are_the_reference():
+    run_interpreted("interpreted_experts.py")
+
+
+def test_they_spill_nothing_and_leave_room_for_several_programs():
+    """A program waits for memory most of the time, so several share a multiprocessor: 512 of its 2048 threads at least
+    with the registers that one takes."""
+    for name, case in experts():
+        used = case.compiled(H200, early=True)
+        assert used.spilled == 0 or "groups" in name, name
+        assert used.registers <= 128 or "groups" in name, name
+        if "few" in name:
+            assert "wgmma" in used.assembly or "mma.sync" in used.assembly, name
+
+
+def test_the_second_products_weights_are_requested_before_the_features_are_there():
+    case = dict(experts())["experts of a row, down"]
+    assembly = case.compiled(H200, early=True).assembly
+    wait = assembly.index("griddepcontrol.wait")
+    assert assembly[:wait].count("L1::evict_first") > 0
+    assert assembly[wait:].count("L1::evict_first") == 0
+
+
+def test_the_next_launch_starts_only_when_the_logits_are_complete():
+    """The second product reads them without a wait of its own."""
+    case = dict(experts())["experts of a row, up"]
+    assembly = case.compiled(H200, early=True).assembly
+    assert assembly.index("griddepcontrol.wait") < assembly.index("griddepcontrol.launch_dependents")
