@@ -7,10 +7,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from gradus.kernels.experts import hopper_grouped, hopper_streamed
 from gradus.kernels.experts.dispatch import dispatch
 from gradus.kernels.experts.grouped import down_product, up_product
 from gradus.kernels.experts.grouped_launch import GroupedLaunch, HopperGroupedLaunch, HopperStreamedLaunch
+from gradus.kernels.experts.hopper import grouped as hopper_grouped
+from gradus.kernels.experts.hopper import streamed as hopper_streamed
 from gradus.kernels.experts.reference import dispatch_reference, down_reference, up_reference
 from gradus.models import SHAPES, create_model, randomize
 from gradus.models.experts import Mixture

@@ -24,12 +24,15 @@ from gradus.kernels.attention import paged as paged_attention
 from gradus.kernels.attention import work as attention_work
 from gradus.kernels.attention.launch import bytes_needed, fitted, launches
 from gradus.kernels.attention.new_token import MOST_NEW
-from gradus.kernels.experts import dispatch, grouped_tables, hopper_grouped, hopper_streamed, hopper_tiles
+from gradus.kernels.experts import dispatch, grouped_tables
 from gradus.kernels.experts.combine import BLOCK as COMBINED
 from gradus.kernels.experts.combine import combine_kernel
 from gradus.kernels.experts.few import few_experts_kernel
 from gradus.kernels.experts.grouped import grouped_kernel
 from gradus.kernels.experts.grouped_launch import HopperGroupedLaunch, HopperStreamedLaunch
+from gradus.kernels.experts.hopper import grouped as hopper_grouped
+from gradus.kernels.experts.hopper import streamed as hopper_streamed
+from gradus.kernels.experts.hopper import tiles as hopper_tiles
 from gradus.kernels.experts.launches import MOST_FEW, launch_of
 from gradus.kernels.experts.pairs import down_pairs_kernel, up_pairs_kernel
 from gradus.kernels.experts.routing import route_kernel

@@ -7,7 +7,7 @@ pytest.importorskip("triton", reason="Triton is for Linux alone")
 import torch
 
 from gradus.device.capability import Capability
-from gradus.kernels.experts import grouped_tables, hopper_grouped, hopper_streamed, hopper_tiles
+from gradus.kernels.experts import grouped_tables
 from gradus.kernels.experts.grouped import grouped_kernel
 from gradus.kernels.experts.grouped_launch import (
     AnyLaunch,
@@ -17,6 +17,9 @@ from gradus.kernels.experts.grouped_launch import (
     HopperStreamedLaunch,
 )
 from gradus.kernels.experts.grouped_tables import MeasuredGroups, choose_launch, copies, fitted, unmeasured
+from gradus.kernels.experts.hopper import grouped as hopper_grouped
+from gradus.kernels.experts.hopper import streamed as hopper_streamed
+from gradus.kernels.experts.hopper import tiles as hopper_tiles
 from tests.kernels.ahead_of_time import EVERY, H200, Resources, compile_for, instructions
 from tests.kernels.interpreter import run_interpreted
 

@@ -21,8 +21,8 @@ from gradus.kernels.experts.grouped_launch import DEEP, AnyLaunch, GroupedLaunch
 Use = Literal["up", "down"]
 USES: tuple[Use, ...] = ("up", "down")
 MOST_TOKENS = 128  # of a tile
-hopper_grouped = in_gluon("experts.hopper_grouped", "hopper_grouped")
-hopper_streamed = in_gluon("experts.hopper_streamed", "hopper_streamed")
+hopper_grouped = in_gluon("experts.hopper.grouped", "hopper_grouped")
+hopper_streamed = in_gluon("experts.hopper.streamed", "hopper_streamed")
 
 
 class MeasuredGroups(tuning.Measured):

@@ -1,19 +1,20 @@
 """Prompts through their experts on Hopper: one group of warps copies tiles, two multiply them and write results.
 
-What `grouped.py` computes, for many rows per expert, in Gluon and with the schedule of `quantized/hopper_product.py`:
-copies, products and results overlap, programs are persistent, and a tile is as wide as registers allow. New are
+What `experts/grouped.py` computes, for many rows per expert, in Gluon and with the schedule of
+`quantized/hopper_product.py`: copies, products and results overlap, programs are persistent, and a tile is as wide as
+registers allow. New are
 
 - *Gathered rows.* The first product's rows lie anywhere in x. The copy engine of a Hopper copies no list of rows, so
   the producer is four warps, which request 16 bytes per thread, and the tile's barrier counts them. Weights, and the
   second product's rows, which are sorted, come by the copy engine.
-- *Tiles from registers.* Each warp group holds where every expert's rows begin (`hopper_tiles.py`).
+- *Tiles from registers.* Each warp group holds where every expert's rows begin (`tiles.py`).
 - *Half a tile.* An expert's last rows may be a consumer's alone. The other then multiplies nothing, and the matrix
   units are the first one's.
 
 A tile of weights is 256 rows: of the first product 128 gates and the 128 features that they gate, which meet in
 registers; of the second 256 outputs. Rows behind an expert's last, and outputs behind an expert's, are not stored.
 
-Layouts and bytes: as in `grouped.py`.
+Layouts and bytes: as in `experts/grouped.py`.
 """
 
 from typing import Any, NamedTuple
@@ -33,7 +34,7 @@ from triton.language import constexpr, tensor
 
 from gradus.kernels.experts.dispatch import Dispatch
 from gradus.kernels.experts.grouped_launch import CONSUMERS, HIGH, HopperGroupedLaunch
-from gradus.kernels.experts.hopper_tiles import (
+from gradus.kernels.experts.hopper.tiles import (
     DEPTH,
     Work,
     described,
@@ -55,7 +56,7 @@ def hopper_grouped(
     x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, plan: Dispatch, processors: int,
     launch: HopperGroupedLaunch, activation: str | None,
 ) -> None:  # fmt: skip
-    """activation: of the first product, whose gates it is for; None is the second. Others: as in `grouped.py`.
+    """activation: of the first product, whose gates it is for; None is the second. Others: as in `experts/grouped.py`.
 
     Values have 16 bits, and x's rows are a multiple of DEPTH long.
     """

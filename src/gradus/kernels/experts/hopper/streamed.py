@@ -1,7 +1,8 @@
 """A few rows per expert on Hopper: weights stream through shared memory without a pause from tile to tile.
 
-What `grouped.py` computes. There, a program has one tile of weights' rows: it waits for its rows' numbers, fills its
-pipeline, and drains it. Here programs are persistent, one per multiprocessor, and groups of warps pass tiles on:
+What `experts/grouped.py` computes. There, a program has one tile of weights' rows: it waits for its rows' numbers,
+fills its pipeline, and drains it. Here programs are persistent, one per multiprocessor, and groups of warps pass tiles
+on:
 
 - *One warp asks the copy engine for weights*, as far ahead as shared memory has room: of the next tile while this one
   is multiplied and written. So about 200 KB per multiprocessor are always under way.
@@ -11,8 +12,8 @@ pipeline, and drains it. Here programs are persistent, one per multiprocessor, a
 - *The second product's weights are on their way before the first has ended*, if it starts early: which experts there
   are was known before. Only the warp that copies features waits for them.
 
-Layouts and bytes: as in `grouped.py`. An expert's rows beyond `tokens` are a tile of their own, which finds its weights
-in the L2 cache: its programs run at the same time.
+Layouts and bytes: as in `experts/grouped.py`. An expert's rows beyond `tokens` are a tile of their own, which finds its
+weights in the L2 cache: its programs run at the same time.
 """
 
 from typing import Any, NamedTuple
@@ -33,7 +34,7 @@ from triton.language import constexpr, tensor
 from gradus.kernels.core.overlap import let_next_start, starts_early, wait_for_previous
 from gradus.kernels.experts.dispatch import Dispatch
 from gradus.kernels.experts.grouped_launch import HopperStreamedLaunch
-from gradus.kernels.experts.hopper_tiles import (
+from gradus.kernels.experts.hopper.tiles import (
     DEPTH,
     Work,
     described,
@@ -53,7 +54,7 @@ def hopper_streamed(
     x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, plan: Dispatch, processors: int,
     launch: HopperStreamedLaunch, activation: str | None,
 ) -> None:  # fmt: skip
-    """activation: of the first product, whose gates it is for; None is the second. Others: as in `grouped.py`.
+    """activation: of the first product, whose gates it is for; None is the second. Others: as in `experts/grouped.py`.
 
     Values have 16 bits, and x's rows are a multiple of DEPTH long.
     """

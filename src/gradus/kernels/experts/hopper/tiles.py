@@ -1,4 +1,4 @@
-"""Tiles of persistent programs on Hopper: which expert, and which of its rows, `hopper_grouped` and its like have.
+"""Tiles of persistent programs on Hopper: which expert, and which of its rows.
 
 Each warp group holds, for every expert, where its rows begin and end and how many tiles come before it: a number or two
 in each thread. It finds a tile's expert by comparing, without a list of tiles in memory, and without a wait for one.
