@@ -103,7 +103,13 @@ def warpgroup_mma(a: Memory, b: Memory, sums: Any, *, is_async: bool) -> Product
 
 
 def warpgroup_mma_wait(outstanding: int, deps: list[Product]) -> Any:
-    sums, under_way = deps[0].sums, list(deps[0].under_way)
+    """Products are issued in turn, so each of several sums has its share of those that may be under way."""
+    found = [waited(product, outstanding // len(deps)) for product in deps]
+    return found[0] if len(found) == 1 else tuple(found)
+
+
+def waited(product: Product, outstanding: int) -> Any:
+    sums, under_way = product.sums, list(product.under_way)
     while len(under_way) > outstanding:
         a, b = (side.load(None) for side in under_way.pop(0))
         sums = added_up(a[None, :, :], b[None, :, :], sums[None, :, :]).reshape(sums.shape)
@@ -148,7 +154,7 @@ def interpret(module: ModuleType, patch: pytest.MonkeyPatch, copiers: int) -> No
     patch.setattr(module, "warpgroup_mma", warpgroup_mma)
     patch.setattr(module, "warpgroup_mma_wait", warpgroup_mma_wait)
     patch.setattr(module, "fence_async_shared", lambda: None)
-    patch.setattr(module, "_described", described)
+    patch.setattr(module, "described", described)
 
 
 def described(matrix: Any, box: list[int]) -> TensorDescriptor:

@@ -8,7 +8,7 @@ combine.py         the weighted sum of a row's experts
 dispatch.py        the rows of each expert, in their order
 grouped_launch.py  launch shapes of grouped products
 grouped_tables.py  which launch for which product (measured/)
-grouped.py         the products of many rows: each expert's rows with its matrix
-hopper_grouped.py  prompts on Hopper, in Gluon
+grouped.py         the products of more rows: each expert's rows with its matrix
+hopper/            both on Hopper, in Gluon
 reference.py       what these compute, in torch
 """
