@@ -126,13 +126,13 @@ def write(path: Path, config: ModelConfig, tensors: TensorSource, kind: Type) ->
     if reason := _unknown(config):
         raise ContenderFailed(f"llama.cpp has no such model: {reason}")
     writer = gguf.GGUFWriter(path, architecture_of(config), use_temp_file=True)
-    _describe(writer, config)
+    describe(writer, config)
     for name, values in _converted(config, tensors):
         stored = _kind(name, values.shape, kind)
         block, _ = gguf.GGML_QUANT_SIZES[stored]
         if values.shape[-1] % block:
             raise ContenderFailed(f"{name}: {stored.name} has blocks of {block}, the rows are {values.shape[-1]} long")
-        writer.add_tensor(_name(config, name), gguf.quants.quantize(values, stored), raw_dtype=stored)
+        writer.add_tensor(name_of(config, name), gguf.quants.quantize(values, stored), raw_dtype=stored)
     for name, factors in _rope_factors(config).items():
         writer.add_tensor(name, factors)
     writer.write_header_to_file()
@@ -161,7 +161,7 @@ def _kind(name: str, shape: Shape, kind: Type) -> Type:
     return kind if ".layers." in name or name.startswith(("h.", "blk.")) else Type.F16
 
 
-def _name(config: ModelConfig, name: str) -> str:
+def name_of(config: ModelConfig, name: str) -> str:
     if name.startswith("blk."):
         return name
     if router := re.fullmatch(r"(model\.layers\.)(\d+)(\.router\..*scale)", name):  # Gemma 4's
@@ -240,7 +240,7 @@ def _unknown_rotation(config: ModelConfig) -> str | None:
     return None
 
 
-def _describe(writer: gguf.GGUFWriter, config: ModelConfig) -> None:
+def describe(writer: gguf.GGUFWriter, config: ModelConfig) -> None:
     writer.add_vocab_size(config.vocab_size)
     writer.add_tokenizer_model("no_vocab")
     writer.add_context_length(config.context_length)
