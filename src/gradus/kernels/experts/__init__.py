@@ -1,7 +1,7 @@
 """Mixtures of experts: products with the matrices that a router chose for each row.
 
-launches.py        the launch shapes of few rows, and which one a number of rows takes
 routing.py         logits to the chosen experts and their weights
+launches.py        launch shapes of few rows, and which one a number of rows takes
 pairs.py           one row, or two: each chosen expert is a matrix times a vector
 few.py             up to 64 rows: each chosen expert is read once for all of its rows
 combine.py         the weighted sum of a row's experts
@@ -9,5 +9,6 @@ dispatch.py        the rows of each expert, in their order
 grouped_launch.py  launch shapes of grouped products
 grouped_tables.py  which launch for which product (measured/)
 grouped.py         the products of many rows: each expert's rows with its matrix
+hopper_grouped.py  prompts on Hopper, in Gluon
 reference.py       what these compute, in torch
 """

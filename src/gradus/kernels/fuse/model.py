@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from gradus.errors import ConfigError
 from gradus.kernels.core.overlap import early_launches
 from gradus.kernels.core.view import Twin, is_known, twin_of, view
-from gradus.kernels.fuse import quantized  # these name twins, too
+from gradus.kernels.fuse import experts, quantized  # noqa: F401  # these name twins, too
 from gradus.kernels.linear.dispatch import choose_fused, fused_linear, linear
 from gradus.kernels.linear.epilogue import NORM_WITHIN, Norm
 from gradus.kernels.linear.launch_tables import FusedLaunch
