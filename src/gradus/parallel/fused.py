@@ -40,9 +40,10 @@ def _neighbors(seen: Model) -> list[tuple[Linear, nn.Module | None]]:
     found: list[tuple[Linear, nn.Module | None]] = []
     after = [layer.attention_norm for layer in parts[1:]] + [seen.norm]
     for layer, following in zip(parts, after, strict=True):
-        if layer.attention_out_norm is None:
+        if layer.attention_out_norm is None and layer.experts is None:  # which read the stream, or the norm again
             found.append((layer.output, layer.mlp_norm))
-        if layer.mlp_out_norm is None and layer.scale is None and layer.embedded is None:
+        plain = layer.mlp_out_norm is None and layer.scale is None and layer.embedded is None
+        if layer.down is not None and plain:
             found.append((layer.down, following))
     return found
 
@@ -68,7 +69,7 @@ class FusedSummed(FusedLinear, SummedLinear):
         return stream
 
     def _summand(self, x: Tensor) -> Tensor:
-        return linear(x, self.weight, counters=self.counters)
+        return self.with_carried(linear(x, self.weight, counters=self.counters))
 
 
 @twin_of(JoinedLinear)

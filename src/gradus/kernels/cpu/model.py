@@ -201,7 +201,9 @@ class Stages:
         halves = 1 + isinstance(then, Gated)
         columns = sum(sum(each.out_features) for each in linears) // (halves * stacked)
         size = sum(each.nbytes for each in linear.parameters())
-        chunk = self._chunk(columns, size) if stacked == 1 else _columns_of(columns, -(-size // (stacked * CHUNK_BYTES)))
+        chunk = (
+            self._chunk(columns, size) if stacked == 1 else _columns_of(columns, -(-size // (stacked * CHUNK_BYTES)))
+        )
         fields |= {"matrix": matrix, "parts": parts, "alike": self.matrices.alike(matrix, parts)}
         fields |= {"columns": columns, "halves": halves, "chunk": chunk}
         self._add(kind, layer, norm, **fields, activation=0 if then is None else ACTIVATIONS[then.name])
