@@ -7,6 +7,7 @@ pytest.importorskip("triton", reason="Triton is for Linux alone")
 import torch
 
 from gradus.device.capability import Capability
+from gradus.execution.gpu.warm_up import steps
 from gradus.kernels.experts import grouped_tables
 from gradus.kernels.experts.grouped import grouped_kernel
 from gradus.kernels.experts.grouped_launch import (
@@ -171,3 +172,25 @@ def test_launches_are_read_as_they_were_stored():
     table = MeasuredGroups.read(found)
     assert table.choose("up", 1, 768, 2048) == HopperStreamedLaunch(16, 11)
     assert table.choose("up", 8, 768, 2048) == HopperGroupedLaunch(4)
+
+
+@pytest.mark.parametrize(("experts", "taken"), [(128, 8), (8, 2), (32, 4)])
+def test_warm_up_meets_every_launch_that_a_prompt_can_take(experts, taken, monkeypatch):
+    """For models with experts, `steps` ends with the longest prompt."""
+    rows = (1, 2, 4, 8, 16, 64, 256, 512)
+    launches = {
+        use: {(768, 2048): tuple(HopperStreamedLaunch(16, number) for number in rows)} for use in ("up", "down")
+    }
+    table = MeasuredGroups("NVIDIA H200", H200, rows, launches)
+    monkeypatch.setattr(grouped_tables, "table_of", lambda device: table)
+    monkeypatch.setattr(grouped_tables, "capability", lambda device: H200)
+    choose_launch.cache_clear()
+
+    def met(lengths):
+        device = torch.device("cuda")
+        sizes = 768, 2048, torch.bfloat16, True, device
+        return {choose_launch("up", tokens * taken, experts, *sizes) for tokens in lengths}
+
+    warmed = {sum(counts) for counts in steps(8192, most=8192, crowd=64)}
+    assert met(warmed) == met(range(2, 8193))
+    choose_launch.cache_clear()
