@@ -8,6 +8,8 @@ dispatch.py        the rows of each expert, in their order
 grouped_launch.py  launch shapes of grouped products
 grouped_tables.py  which launch for which product (measured/)
 grouped.py         the products of many rows: each expert's rows with its matrix
+packed_tiles.py    tiles of weights in fewer bits, in each form that they are kept in
+packed.py          the products of experts in fewer bits, of few rows and of many
 combine.py         the weighted sum of a row's experts
 reference.py       what these compute, in torch
 """

@@ -47,7 +47,7 @@ def few_experts_kernel(
     expert = number
     if not BY_EXPERT:
         expert = tl.load(chosen_ptr + number)
-    first, pair = _pairs(chosen_ptr, expert, M, CHOSEN, PLACES, ROWS)
+    first, pair = pairs_of_expert(chosen_ptr, expert, M, CHOSEN, PLACES, ROWS)
     mine = pair >= 0
     if first == (number if not BY_EXPERT else first) and first < M * CHOSEN:
         n, k = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_K)
@@ -80,7 +80,7 @@ def few_experts_kernel(
 
 
 @triton.jit
-def _pairs(
+def pairs_of_expert(
     chosen_ptr: tensor, expert: tensor, M: int, CHOSEN: constexpr, PLACES: constexpr, ROWS: constexpr
 ) -> tensor:  # fmt: skip
     """The first pair that chose this expert, or M * CHOSEN; and for each row its pair, or -1: [ROWS]."""
