@@ -41,8 +41,8 @@ from gradus.kernels.core.overlap import early_launches
 from gradus.kernels.core.tuning import launch_of, stored_form
 from gradus.kernels.experts.dispatch import Dispatch, dispatch
 from gradus.kernels.experts.grouped import down_product, up_product
-from gradus.kernels.experts.grouped_launch import GroupedLaunch
-from gradus.kernels.experts.grouped_tables import USES, Use, choose_launch
+from gradus.kernels.experts.grouped_launch import AnyLaunch, GroupedLaunch, HopperGroupedLaunch
+from gradus.kernels.experts.grouped_tables import USES, Use, choose_launch, hopper_grouped, suits_hopper
 from gradus.kernels.experts.reference import down_reference, up_reference
 
 ROWS = (1, 2, 4, 8, 16, 64, 256, 512)  # per expert, on average
@@ -95,40 +95,52 @@ SHARED: dict[Use, list[tuple[int, int, int, int, int]]] = {
 }  # fmt: skip
 
 
-def launches(use: Use, rows: int) -> Iterator[GroupedLaunch]:
+def launches(use: Use, rows: int) -> Iterator[AnyLaunch]:
     """List what races for that many rows per expert."""
     if rows <= FEW:
         heights = (8, 16) if rows <= 2 else (16,) if rows <= 4 else (16, 32)
         for tokens, tile, copied in product(heights, STREAMING[use], (False, True)):
             yield GroupedLaunch(tokens, *tile, copied, early=True)
     if rows >= FEW:
+        yield from (HopperGroupedLaunch(stages) for stages in (3, 4))
         for whole, copied in product(SHARED[use], (False, True)):
             if whole[0] <= 4 * rows:
                 yield GroupedLaunch(*whole, copied)
 
 
-def refined(use: Use, best: GroupedLaunch) -> list[GroupedLaunch]:
+def refined(use: Use, best: AnyLaunch) -> list[AnyLaunch]:
     """List one of the best launches with another start."""
+    if isinstance(best, HopperGroupedLaunch):
+        return []
     if not best.early:
         return [best._replace(early=True)]
     aheads = (1, 2, 4) if use == "down" else ()
     return [best._replace(early=False), *(best._replace(ahead=ahead) for ahead in aheads)]
 
 
-def fits(use: Use, launch: GroupedLaunch, device: torch.device) -> bool:
+def fits(use: Use, launch: AnyLaunch, shape: Shape, device: torch.device) -> bool:
     """Whether it has its shared memory, and the copy engine where it needs that."""
     able = capability(device)
+    if isinstance(launch, HopperGroupedLaunch):
+        return hopper_grouped is not None and suits_hopper(able, shape.matrix(use)[1], 2)
     room = able.shared_memory - 2048 >= launch.shared_bytes(gated=use == "up")
     return room and (not launch.copied or able >= (9, 0))
 
 
-def contenders(use: Use, rows: int, shape: Shape, device: torch.device) -> list[GroupedLaunch]:
+def contenders(use: Use, rows: int, shape: Shape, device: torch.device) -> list[AnyLaunch]:
     """List all contenders, beginning with the engine's choice."""
-    chosen = choose_launch(use, rows * shape.experts, shape.experts, *shape.matrix(use), 2, use == "up", device)
-    return list(dict.fromkeys([chosen, *(each for each in launches(use, rows) if fits(use, each, device))]))
+    chosen = choose_launch(
+        use, rows * shape.experts, shape.experts, *shape.matrix(use), dtype_of(device), use == "up", device
+    )
+    return list(dict.fromkeys([chosen, *(each for each in launches(use, rows) if fits(use, each, shape, device))]))
 
 
 # -- a cell: one product with so many rows per expert ------------------------------------------------------------------
+
+
+def dtype_of(device: torch.device) -> torch.dtype:
+    """The interpreter's products of bfloat16 are wrong."""
+    return torch.bfloat16 if device.type == "cuda" else torch.float16
 
 
 class Routed(NamedTuple):
@@ -149,7 +161,7 @@ class Race:
 
     def __init__(self, device: torch.device, shape: Shape) -> None:
         self.device, self.shape, self.on_gpu = device, shape, device.type == "cuda"
-        self.dtype = torch.bfloat16 if self.on_gpu else torch.float16
+        self.dtype = dtype_of(device)
         experts, _, hidden, width = shape
         heights = {"up": (2 * experts * width, hidden), "down": (experts * hidden, width)}
         self.weights = {use: [self.noise(*heights[use]).div_(heights[use][1] ** 0.5) for _ in range(2)] for use in USES}
@@ -173,7 +185,7 @@ class Race:
             return graph_microseconds([*launches] * (4 if rows <= FEW else 1))
 
 
-def multiplied(use: Use, given: Routed, weight: Tensor, launch: GroupedLaunch | None) -> Tensor:
+def multiplied(use: Use, given: Routed, weight: Tensor, launch: AnyLaunch | None) -> Tensor:
     """Compute a product. launch: None is torch's, of the second one alone."""
     if launch is None:
         stacked = weight.unflatten(0, (given.plan.experts, -1)).transpose(1, 2)
@@ -190,7 +202,7 @@ def measure(race: Race, use: Use, rows: int) -> dict[str, Any]:
     first = given[0].x, weights[0], given[0].plan
     expected = up_reference(*first, "silu") if use == "up" else down_reference(*first)
 
-    def timed(launch: GroupedLaunch | None) -> float:
+    def timed(launch: AnyLaunch | None) -> float:
         with poisoned():
             out = multiplied(use, given[0], weights[0], launch)
         if launch is not None and not (off := error(out, expected)) < TOLERANCE:
@@ -199,7 +211,7 @@ def measure(race: Race, use: Use, rows: int) -> dict[str, Any]:
         return race.microseconds(rows, each)
 
     entrants = contenders(use, rows, race.shape, race.device)
-    raced: dict[str, GroupedLaunch | None] = {name_of(each): each for each in entrants}
+    raced: dict[str, AnyLaunch | None] = {name_of(each): each for each in entrants}
     if use == "down" and rows > FEW:
         raced[LIBRARY] = None
     times, failed = racing.race({name: partial(timed, each) for name, each in raced.items()})
@@ -216,7 +228,7 @@ def measure(race: Race, use: Use, rows: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def measure_whole(race: Race, rows: int, fastest: dict[Use, GroupedLaunch]) -> dict[str, float]:
+def measure_whole(race: Race, rows: int, fastest: dict[Use, AnyLaunch]) -> dict[str, float]:
     """Time the sorting alone, and all three launches after each other."""
     given = [race.routed(rows, race.shape.hidden) for _ in range(2)]
 
@@ -232,15 +244,15 @@ def measure_whole(race: Race, rows: int, fastest: dict[Use, GroupedLaunch]) -> d
     }
 
 
-def name_of(launch: GroupedLaunch) -> str:
+def name_of(launch: AnyLaunch) -> str:
     return json.dumps(stored_form(launch))
 
 
-def launch_named(name: str) -> GroupedLaunch:
+def launch_named(name: str) -> AnyLaunch:
     return launch_of(json.loads(name))
 
 
-def fastest_of(entry: dict[str, Any]) -> GroupedLaunch | None:
+def fastest_of(entry: dict[str, Any]) -> AnyLaunch | None:
     """The fastest launch of ours in a cell's results."""
     name = next((name for name in entry["times"] if name != LIBRARY), None)
     return None if name is None else launch_named(name)
@@ -267,7 +279,7 @@ def shown(found: dict[str, Any]) -> str:
             beside = f", torch's {library:.1f} us" if library else ""
             lines.append(
                 f"{name} {key} ({entry['tokens']} tokens): {took:.1f} us, {entry['bytes'] / took / 1e3:.0f} GB/s, "
-                f"{entry['operations'] / took / 1e6:.0f} TFLOP/s{beside}, {list(best)}"
+                f"{entry['operations'] / took / 1e6:.0f} TFLOP/s{beside}, {stored_form(best)}"
             )
     return "\n".join([*lines, f"{len(failed)} launches failed", *(f"  {each}" for each in failed[:5])])
 
@@ -296,13 +308,13 @@ class Compilation(NamedTuple):
     device: str
     shape: Shape
     use: Use
-    launch: GroupedLaunch
+    launch: AnyLaunch
 
 
 def compile_one(task: Compilation) -> None:
     device = torch.device(task.device)
     (n, k), experts = task.shape.matrix(task.use), task.shape.experts
-    dtype = torch.bfloat16 if device.type == "cuda" else torch.float16
+    dtype = dtype_of(device)
     weight = torch.empty(experts * n * (2 if task.use == "up" else 1), k, dtype=dtype, device=device)
     chosen = torch.zeros(1, task.shape.chosen, dtype=torch.int32, device=device)
     given = Routed(torch.zeros(task.shape.chosen, k, dtype=dtype, device=device), chosen, dispatch(chosen, experts))
@@ -314,7 +326,8 @@ def compilations(device: torch.device, shape: Shape, rows: list[int]) -> list[Co
     found = dict[Compilation, None]()
     for use, each in product(USES, rows):
         for launch in contenders(use, each, shape, device):
-            found[Compilation(str(device), shape, use, launch._replace(ahead=0))] = None
+            alike = launch._replace(ahead=0) if isinstance(launch, GroupedLaunch) else launch
+            found[Compilation(str(device), shape, use, alike)] = None
     return list(found)
 
 

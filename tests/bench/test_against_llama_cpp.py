@@ -39,7 +39,15 @@ GRANITE4 = {
     "layer_types": ["attention"] * 4,
     "position_embedding_type": "rope",
 }
-EXPERTS = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 96, "norm_topk_prob": True}
+EXPERTS = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 96}
+LOCAL = {"num_local_experts": 8, "num_experts_per_tok": 3, "intermediate_size": 96}
+GLM4 = EXPERTS | {
+    "model_type": "glm4_moe",
+    "n_routed_experts": 8,
+    "n_shared_experts": 2,
+    "first_k_dense_replace": 1,
+    "routed_scaling_factor": 1.5,
+}
 PHI4_MINI = {"model_type": "phi3", "partial_rotary_factor": 0.75, "rope_scaling": LONG}
 CASES = {
     "llama": {"model_type": "llama"},
@@ -51,7 +59,21 @@ CASES = {
         "rope_parameters": GROWING | {"beta_fast": 8.0, "beta_slow": 2.0},
     },
     "qwen3": {"model_type": "qwen3"},
-    "qwen3_moe": {"model_type": "qwen3_moe"} | EXPERTS,
+    "mixtral": LOCAL | {"model_type": "mixtral"},
+    "qwen2_moe": EXPERTS | {"model_type": "qwen2_moe", "shared_expert_intermediate_size": 160},
+    "qwen3_moe": EXPERTS | {"model_type": "qwen3_moe", "norm_topk_prob": True},
+    "olmoe": LOCAL | {"model_type": "olmoe", "num_key_value_heads": 4},
+    "granitemoe": LOCAL | {"model_type": "granitemoe"} | MULTIPLIERS,
+    "granitemoeshared": LOCAL | {"model_type": "granitemoeshared", "shared_intermediate_size": 64} | MULTIPLIERS,
+    "gpt_oss": LOCAL
+    | {
+        "model_type": "gpt_oss",
+        "sliding_window": 16,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1000.0},
+    },
+    "glm4_moe": GLM4,
+    "glm4_moe, norms of heads and groups": GLM4
+    | {"use_qk_norm": True, "attention_bias": True, "n_group": 4, "topk_group": 2},
     "phi3": {"model_type": "phi3", "num_key_value_heads": 4},
     "phi4-mini, short": PHI4_MINI | {"original_max_position_embeddings": 256},
     "phi4-mini, long": PHI4_MINI | {"original_max_position_embeddings": 64},
@@ -114,6 +136,18 @@ def difference(written, path):
 @pytest.mark.parametrize("case", CASES)
 def test_logits_are_llama_cpps(tmp_path, case):
     assert difference(model_of(CASES[case]), tmp_path / "model.gguf") < 2e-5
+
+
+def test_logits_of_gemmas_experts_are_llama_cpps(tmp_path):
+    """The table of GELU would change which experts are chosen: gates here are so large that it is 0 or its
+    argument."""
+    model = model_of(GEMMA4 | EXPERTS | {"enable_moe_block": True, "top_k_experts": 2})
+    with torch.no_grad():
+        for layer in model.layers:
+            layer.heads.q_norm.weight.mul_(0.15)
+            for matrix in (layer.gate_up, layer.experts.up):
+                matrix.weight[: len(matrix.weight) // 2] *= 1e4
+    assert difference(model, tmp_path / "model.gguf") < 2e-5
 
 
 @pytest.mark.parametrize("case", GEMMAS)

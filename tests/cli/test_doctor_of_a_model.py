@@ -51,6 +51,12 @@ def test_a_config_json_alone_says_what_the_model_costs(examined, tmp_path):
     assert found["tokenizer"][0]["status"] == "warning"
 
 
+def test_of_experts_it_says_what_a_token_takes(examined):
+    code, found = examined("random:gpt-oss-20b")
+    assert code == 0 and found["loads"][0]["detail"] == "yes, as gpt_oss"
+    assert found["weights"][0]["detail"].startswith("20.9 B parameters, 4.19 B of them per token: 41.8 GB in bfloat16")
+
+
 @pytest.mark.parametrize(
     ("shape", "context"),
     [
@@ -59,6 +65,10 @@ def test_a_config_json_alone_says_what_the_model_costs(examined, tmp_path):
         ("smollm3-3b", "65536 tokens; 9 of 36 layers have no positions"),
         ("llama-3.1-8b", "131072 tokens; Llama 3's scaling extends the 8192 of its training by 8"),
         ("ministral3-3b", "262144 tokens; YaRN extends the 16384 of its training by 16"),
+        (
+            "gpt-oss-20b",
+            "131072 tokens; YaRN extends the 4096 of its training by 32; 12 of 24 layers see the last 128 alone",
+        ),
         ("phi4-mini", "131072 tokens; LongRoPE extends the 4096 of its training"),
         (
             "olmo3-7b",

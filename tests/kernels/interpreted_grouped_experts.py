@@ -7,13 +7,14 @@ import pytest
 import torch
 from torch import Tensor
 
+from gradus.kernels.experts import hopper_grouped
 from gradus.kernels.experts.dispatch import dispatch
 from gradus.kernels.experts.grouped import down_product, up_product
-from gradus.kernels.experts.grouped_launch import GroupedLaunch
-from gradus.kernels.experts.grouped_tables import choose_launch
+from gradus.kernels.experts.grouped_launch import GroupedLaunch, HopperGroupedLaunch
 from gradus.kernels.experts.reference import dispatch_reference, down_reference, up_reference
 from gradus.models import SHAPES, create_model, randomize
 from gradus.models.experts import Mixture
+from tests.kernels import interpreted_warp_groups
 from tests.pairwise import each_once
 
 LAUNCHES = [GroupedLaunch(16, 16, 32, 2, 4), GroupedLaunch(32, 32, 16, 3, 4), GroupedLaunch(16, 32, 16, 2, 4, True)]
@@ -106,6 +107,31 @@ def test_rows_through_their_experts_add_up_to_the_model_s_mixture(tokens):
     torch.testing.assert_close(total, mixture(x, None), rtol=1e-4, atol=1e-5)
 
 
-def test_without_a_measurement_a_launch_fits_what_it_is_chosen_for():
-    assert choose_launch("up", 256, 128, 768, 2048, 2, True, torch.device("cpu")).tokens == 16
-    assert choose_launch("down", 65536, 128, 2048, 768, 2, False, torch.device("cpu")).tokens == 128
+# -- a prompt on Hopper ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("tokens", "how", "hidden", "width", "activation", "bias", "stages"),
+    each_once(
+        [(1, "random"), (90, "random"), (70, "all the last"), (150, "one has few")],
+        [(64, 192), (320, 64), (128, 128)],
+        [("silu", False), ("clamped_silu", True)],
+        [2, 4],
+    ),
+)
+def test_warp_groups_hand_a_prompt_s_tiles_to_each_other(
+    tokens, how, hidden, width, activation, bias, stages, monkeypatch
+):
+    """Three programs with several tiles each; an expert's last rows fill a tile, or half of one, or less."""
+    interpreted_warp_groups.interpret(hopper_grouped, monkeypatch, hopper_grouped.COPIERS.value)
+    experts, launch = 5, HopperGroupedLaunch(stages)
+    plan = dispatch(choices(tokens, 2, experts, how), experts)
+    up, down = torch.randn(2 * experts * width, hidden).half(), torch.randn(experts * hidden, width).half()
+    up_bias, down_bias = (4 * torch.randn(len(each)).half() if bias else None for each in (up, down))
+    x = torch.randn(tokens, hidden).half()
+    expected = up_reference(x, up, plan, activation, bias=up_bias)
+    features, out = torch.empty(2 * tokens, width).half(), torch.empty(2 * tokens, hidden).half()
+    hopper_grouped.hopper_grouped(x, up, up_bias, features, plan, 3, launch, activation)
+    assert_close(features, expected)
+    hopper_grouped.hopper_grouped(expected, down, down_bias, out, plan, 3, launch, None)
+    assert_close(out, down_reference(expected, down, plan, down_bias))

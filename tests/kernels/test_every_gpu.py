@@ -24,12 +24,13 @@ from gradus.kernels.attention import paged as paged_attention
 from gradus.kernels.attention import work as attention_work
 from gradus.kernels.attention.launch import bytes_needed, fitted, launches
 from gradus.kernels.attention.new_token import MOST_NEW
-from gradus.kernels.experts import grouped_tables, packed_tiles
+from gradus.kernels.experts import grouped_tables, hopper_grouped, packed_tiles
 from gradus.kernels.experts.combine import BLOCK as COMBINED
 from gradus.kernels.experts.combine import combine_kernel
 from gradus.kernels.experts.dispatch import dispatch_kernel
 from gradus.kernels.experts.few import few_experts_kernel
 from gradus.kernels.experts.grouped import grouped_kernel
+from gradus.kernels.experts.grouped_launch import HopperGroupedLaunch
 from gradus.kernels.experts.launches import MOST_FEW, launch_of
 from gradus.kernels.experts.packed import launch_of as packed_launch
 from gradus.kernels.experts.packed import packed_experts_kernel
@@ -126,6 +127,7 @@ def cases(able: Capability) -> Iterator[tuple[str, Case]]:
     yield from grouped_experts(able)
     yield from packed_experts(able)
     yield from mxfp4_products()
+    yield from hopper_experts(able)
     for head_dim, group in ((64, 4), (64, 1), (128, 2), (256, 4), (512, 8), (512, 16)):
         for dtype in TYPES:
             yield from attention(able, head_dim, group, dtype)
@@ -547,6 +549,20 @@ def mxfp4_products() -> Iterator[tuple[str, Case]]:
     widening = {"words_ptr": "*i16", "scales_ptr": "*u8", "first": "i32", "count": "i32", "K": "i32:16"}
     constants = {"EVEN_K": True, "BLOCK_N": 32, "BLOCK_K": mxfp4_kernels.COLUMNS, "PAIRED": True}
     yield "mxfp4 widened", Case(mxfp4_kernels.widen_kernel, widening, constants, {"num_warps": 4})
+
+
+def hopper_experts(able: Capability) -> Iterator[tuple[str, Case]]:
+    """A prompt through gpt-oss's experts."""
+    if able != H200:
+        return
+    numbers = {"pairs_ptr": "*i32", "starts_ptr": "*i32", "N": "i32:16"}
+    numbers |= dict.fromkeys(("experts", "steps", "tiles", "places"), "i32")
+    for use, activation in (("up", "clamped_silu"), ("down", None)):
+        boxes = {"weight": 128} | ({} if activation else {"x": 64})
+        types = {name: f"tensordesc<bf16[{rows},64],{hopper_grouped.TILE!r}>" for name, rows in boxes.items()}
+        constants = hopper_grouped.constants(HopperGroupedLaunch(4), 32, 4, activation, biased=True)
+        case = Case(hopper_grouped.hopper_grouped_kernel, types | numbers, constants, {"num_warps": 4})
+        yield f"hopper experts {use}", case
 
 
 def name_of(able: Capability) -> str:

@@ -4,11 +4,15 @@ import pytest
 
 pytest.importorskip("triton", reason="Triton is for Linux alone")
 
+import torch
+
 from gradus.device.capability import Capability
+from gradus.kernels.core.tuning import stored_form
+from gradus.kernels.experts import grouped_tables, hopper_grouped
 from gradus.kernels.experts.grouped import grouped_kernel
-from gradus.kernels.experts.grouped_launch import GroupedLaunch
-from gradus.kernels.experts.grouped_tables import copies, fitted, unmeasured
-from tests.kernels.ahead_of_time import EVERY, H200, Resources, compile_for
+from gradus.kernels.experts.grouped_launch import AnyLaunch, GroupedLaunch, HopperGroupedLaunch
+from gradus.kernels.experts.grouped_tables import MeasuredGroups, choose_launch, copies, fitted, unmeasured
+from tests.kernels.ahead_of_time import EVERY, H200, Resources, compile_for, instructions
 from tests.kernels.interpreter import run_interpreted
 
 STREAMING, SHARING = GroupedLaunch(16, 64, 128, 3, 4, early=True), GroupedLaunch(128, 128, 64, 3, 8)
@@ -58,6 +62,30 @@ def test_a_first_product_lets_the_second_start_only_after_its_own_wait():
     assert 0 < text.index("griddepcontrol.launch_dependents") < text.index("griddepcontrol.wait")
 
 
+def prompt_compiled(*, up: bool, biased: bool) -> Resources:
+    types = {"x": "*bf16" if up else described(64), "weight": described(128), "bias_ptr": "*bf16", "out_ptr": "*bf16"}
+    types |= {"pairs_ptr": "*i32", "starts_ptr": "*i32", "N": "i32:16"}
+    types |= dict.fromkeys(("experts", "steps", "tiles", "places"), "i32")
+    launch, activation = HopperGroupedLaunch(4), "silu" if up else None
+    constants = hopper_grouped.constants(launch, 128, 8, activation, biased=biased)
+    return compile_for(H200, hopper_grouped.hopper_grouped_kernel, types, constants, num_warps=4)
+
+
+def described(rows: int) -> str:
+    return f"tensordesc<bf16[{rows},64],{hopper_grouped.TILE!r}>"
+
+
+@pytest.mark.parametrize(("up", "biased"), [(True, False), (False, True)], ids=["up", "down with biases"])
+def test_a_prompt_on_hopper_spills_no_register_and_waits_for_products_once_per_tile(up, biased):
+    """A compiler that cannot follow them would wait behind each product, and says so nowhere but in what it makes."""
+    used = prompt_compiled(up=up, biased=biased)
+    assert used.spilled == 0 and used.shared <= H200.shared_memory
+    assert used.assembly.count("wgmma.mma_async.sync.aligned.m64n256k16") == 2 * 64 // 16, "of two consumers"
+    waits = instructions(used.binary).count("WARPGROUP.DEPBAR")
+    assert waits == 2 * 2, "for those before the last ones, in the loop, and for these behind it"
+    assert used.assembly.count("cp.async.mbarrier.arrive.noinc") == up, "gathered rows count toward the tile's barrier"
+
+
 # -- which launch ------------------------------------------------------------------------------------------------------
 
 
@@ -80,3 +108,40 @@ def test_a_launch_too_large_loses_stages_and_then_columns():
 def test_the_copy_engine_needs_a_hopper_and_rows_of_multiples_of_16_bytes():
     assert copies(H200, 2048, 2) and copies(Capability(12, 0), 2048, 2)
     assert not copies(Capability(8, 9), 2048, 2) and not copies(H200, 2044, 2)
+
+
+@pytest.fixture
+def measured(monkeypatch):
+    """An H200 with a table: 16 and 512 rows per expert."""
+    hopper, streams = HopperGroupedLaunch(4), STREAMING._replace(copied=True)
+    launches = {use: {(768, 2048): (streams, hopper)} for use in ("up", "down")}
+    table = MeasuredGroups("NVIDIA H200", H200, (16, 512), launches)
+    monkeypatch.setattr(grouped_tables, "table_of", lambda device: table)
+    monkeypatch.setattr(grouped_tables, "capability", lambda device: H200)
+    choose_launch.cache_clear()
+    yield hopper, streams
+    choose_launch.cache_clear()
+
+
+def chosen(pairs: int, k: int = 2048, *, gated: bool = True) -> AnyLaunch:
+    return choose_launch("up", pairs, 128, 768, k, torch.bfloat16, gated, torch.device("cuda"))
+
+
+def test_the_next_measured_number_of_rows_per_expert_chooses_and_beyond_all_the_last(measured):
+    hopper, streams = measured
+    assert chosen(8) == chosen(16 * 128) == streams
+    assert chosen(16 * 128 + 1) == chosen(512 * 128) == chosen(5000 * 128) == hopper
+
+
+def test_what_hopper_s_kernel_does_not_multiply_takes_the_rule_s_launch(measured):
+    many = 512 * 128
+    for launch in (chosen(many, 2080), chosen(many, gated=False)):
+        assert launch == unmeasured(512)
+    assert chosen(8, 2044).copied is False
+
+
+def test_launches_are_read_as_they_were_stored():
+    stored = [{"kind": "hopper grouped", "stages": 4}, stored_form(STREAMING)]
+    schemes = {"up": [{"n": 768, "k": 2048, "launches": stored}]}
+    found = {"device": "NVIDIA H200", "capability": [9, 0], "rows": [1, 8], "schemes": schemes}
+    assert MeasuredGroups.read(found).choose("up", 8, 768, 2048) == STREAMING

@@ -8,7 +8,7 @@ import torch
 from gguf import GGMLQuantizationType as Type
 
 from gradus.bench.contenders import gguf_files
-from gradus.loading.gguf.experts import STACKS
+from gradus.loading.gguf.experts import APART
 from gradus.models import ModelConfig, create_model
 from gradus.models.weights import plan
 from tests.loading.gguf_blocks import random_blocks
@@ -23,7 +23,7 @@ def write_random(path: Path, config: ModelConfig, kind: Type, *, holes: bool = F
     """
     writer = gguf.GGUFWriter(path, gguf_files.architecture_of(config))
     gguf_files._describe(writer, config)
-    pieces = sorted(plan(create_model(config, device="meta"), STACKS), key=lambda piece: STACKED in piece.stored.name)
+    pieces = sorted(plan(create_model(config, device="meta"), APART), key=lambda piece: STACKED in piece.stored.name)
     generator, left_out = torch.Generator().manual_seed(0), 0
     for piece in pieces:
         name, shape = gguf_files._name(config, piece.stored.name), piece.stored.file_shape(piece.shape)

@@ -18,12 +18,20 @@ from tests.models.conftest import run
 
 CPU = {"device": "cpu"}
 GREEDY = SamplingParams(max_tokens=12, ignore_eos=True)
+COUNT = "glm4moe.block_count"
 PROMPTS = [[5, 6, 7], [9] * 20]
 
 
+PLAIN = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}  # llama.cpp rounds the bounds of YaRN
+FAMILIES = ("mixtral", "qwen2-moe", "qwen3-moe", "olmoe", "granite-moe", "gemma4-moe", "gpt-oss", "glm4-moe")
+
+
 def model_of(shape="qwen3-moe"):
-    """A tiny model whose layers all have experts, as in llama.cpp."""
-    model = create_model(read_config(write_config(SHAPES[f"tiny-{shape}"]) | {"mlp_only_layers": []}))
+    """A tiny model with layers as in llama.cpp: all with experts, or with the first ones dense (GLM)."""
+    own = {"mlp_only_layers": []} | (PLAIN if shape == "gpt-oss" else {})
+    own |= {"head_dim": 16} if shape in ("qwen2-moe", "olmoe") else {}  # its heads are the stream's width
+    own |= {"norm_topk_prob": False} if shape == "qwen2-moe" else {}
+    model = create_model(read_config(write_config(SHAPES[f"tiny-{shape}"]) | own))
     randomize(model, 1, std=0.08)
     return model
 
@@ -39,23 +47,26 @@ def rounded(model, kind):
     load_weights(copy, OwnTensors(model))
     with torch.no_grad():
         for name, weight in copy.named_parameters():
-            if weight.ndim == 2 and "router" not in name:
+            if weight.ndim == 2 and "router" not in name and "shared_gate" not in name:
                 kept = kind if name.startswith("layers.") else Type.F16
                 values = gguf.quants.dequantize(gguf.quants.quantize(weight.numpy(), kept), kept)
                 weight.copy_(torch.from_numpy(values))
     return copy
 
 
-@pytest.mark.parametrize("kind", [Type.Q8_0, Type.Q4_0])
+@pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("kept", [False, True])
-def test_experts_are_what_the_file_says(tmp_path, kind, kept):
-    model = model_of()
+def test_experts_are_what_the_file_says(tmp_path, family, kept):
+    model, kind = model_of(family), Type.Q8_0
     checkpoint = open_checkpoint(written(tmp_path / "m.gguf", model, kind))
     assert checkpoint.config.experts == model.config.experts
     if kept:
         llm = LLM(checkpoint, phase="p00", quantize="stored", **CPU)
         read = llm.engine.runner.model
-        assert [type(part) for part in read.layers[1].experts.up.parts] == [GGUFLinear, GGUFLinear]
+        parts = [*read.layers[1].experts.up.parts, read.layers[1].experts.down]
+        assert [type(part) for part in parts] == [GGUFLinear] * 3
+        kept_there = family != "gemma4-moe"  # whose gates and features are one tensor, and copies here
+        assert [part.stays_in_file for part in parts] == [kept_there, kept_there, True]
     else:
         read = load_model(checkpoint, dtype=torch.float32, device="cpu")
     expected = run(rounded(model, kind), PROMPTS[1])
@@ -104,7 +115,7 @@ def test_gates_and_features_may_be_stored_in_different_ways(tmp_path, monkeypatc
         ({"expert_count": 7}, "blk.0.ffn_gate_inp.weight' has shape (8, 64), the configuration needs (7, 64)"),
         ({"expert_feed_forward_length": 64}, "blk.0.ffn_gate_exps.weight' has shape (8, 96, 64), the configuration"),
         ({"expert_used_count": 9}, "9 of 8 experts cannot be chosen"),
-        ({"expert_gating_func": 2}, "qwen3moe.expert_gating_func other than 1, softmax, is not supported"),
+        ({"expert_gating_func": 2}, "qwen3moe.expert_gating_func other than 1 is not supported"),
         ({"expert_weights_scale": 2.5}, "qwen3moe.expert_weights_scale = 2.5 changes what the model computes"),
         ({"expert_shared_count": 1}, "qwen3moe.expert_shared_count = 1 changes what the model computes"),
     ],
@@ -122,3 +133,40 @@ def test_metadata_that_contradict_the_experts_are_refused_in_one_line(tmp_path, 
         checkpoint = open_checkpoint(written(tmp_path / "m.gguf", model_of(), Type.Q8_0))
         load_model(checkpoint, dtype=torch.float32, device="cpu")
     assert words in str(error.value) and "\n" not in str(error.value)
+
+
+def test_files_with_one_tensor_per_expert_are_read(tmp_path, monkeypatch):
+    """Mixtral's, from before llama.cpp stacked them."""
+    model = model_of("mixtral")
+    added = gguf.GGUFWriter.add_tensor
+
+    def apart(writer, name, values, **more):
+        if "_exps." not in name:
+            return added(writer, name, values, **more)
+        for expert, one in enumerate(values):
+            added(writer, name.replace("_exps.", f".{expert}."), one, **more)
+
+    monkeypatch.setattr(gguf.GGUFWriter, "add_tensor", apart)
+    path = written(tmp_path / "m.gguf", model, Type.Q8_0)
+    read = load_model(open_checkpoint(path), dtype=torch.float32, device="cpu")
+    for (name, found), expected in zip(read.named_parameters(), rounded(model, Type.Q8_0).parameters(), strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6, msg=name)
+
+
+def test_layers_that_draft_tokens_are_left_out(tmp_path, monkeypatch):
+    """GLM's file counts them with the others, and each has experts and tensors of its own."""
+    model = model_of("glm4-moe")
+    layers, described = model.config.num_layers, gguf_experts.describe
+
+    def describe(writer, config):
+        described(writer, config)
+        writer.add_nextn_predict_layers(1)
+        for name in ("ffn_down_exps", "nextn.eh_proj", "attn_norm"):
+            writer.add_tensor(f"blk.{layers}.{name}.weight", np.ones((2, 4, 8), np.float32))
+
+    monkeypatch.setattr(gguf_experts, "describe", describe)
+    monkeypatch.setattr(gguf.GGUFWriter, "add_block_count", lambda writer, _: writer.add_uint32(COUNT, layers + 1))
+    checkpoint = open_checkpoint(written(tmp_path / "m.gguf", model, Type.Q8_0))
+    assert checkpoint.config.experts == model.config.experts
+    read = load_model(checkpoint, dtype=torch.float32, device="cpu")
+    assert torch.equal(read.layers[-1].experts.router.correction, model.layers[-1].experts.router.correction)

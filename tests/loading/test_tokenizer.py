@@ -504,6 +504,22 @@ def test_a_control_token_that_ends_turns_in_the_template_ends_a_text(tmp_path, e
     assert gguf_with(tmp_path / "m.gguf", build).eos_token_ids == (1, 2)
 
 
+def test_the_end_of_a_message_ends_no_turn_of_several(tmp_path):
+    """In gpt-oss, <|end|> comes behind its reasoning."""
+
+    def build(writer):
+        writer.add_tokenizer_model("gpt2")
+        writer.add_tokenizer_pre("gpt-4o")
+        writer.add_token_list(["a", "<|return|>", "<|end|>", "<|call|>", "aa"])
+        writer.add_token_types([1, 3, 3, 3, 1])
+        writer.add_token_merges(["a a"])
+        writer.add_eos_token_id(1)
+        writer.add_eot_token_id(2)
+        writer.add_chat_template("{% for m in messages %}{{ m.content }}<|end|>{% endfor %}<|return|><|call|>")
+
+    assert gguf_with(tmp_path / "m.gguf", build).eos_token_ids == (1, 3)
+
+
 # -- the real ones -----------------------------------------------------------------------------------------------------
 
 

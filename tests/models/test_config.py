@@ -16,9 +16,11 @@ from gradus.models.config import (
     ModelConfig,
     Rope,
     Yarn,
+    active_parameters,
     even_position,
     kv_bytes_per_token,
     parameter_count,
+    parameters_per_token,
 )
 from gradus.models.families.records import FAMILIES, read_config, write_config
 from gradus.models.shapes import SHAPES
@@ -395,6 +397,29 @@ PUBLISHED = {
 def test_named_shapes_have_the_published_parameter_counts() -> None:
     real = {name: config for name, config in SHAPES.items() if not name.startswith("tiny-")}
     assert {name: parameter_count(config) for name, config in real.items()} == PUBLISHED
+
+
+# Billions that the makers call active. Some count the embedding and the head, some the head alone, some neither.
+ACTIVE = {
+    "mixtral-8x7b": 12.9,
+    "qwen1.5-moe-a2.7b": 2.7,
+    "qwen3-30b-a3b": 3.3,
+    "olmoe-7b": 1.3,
+    "granite3-1b-a400m": 0.4,
+    "gemma4-26b-a4b": 3.8,
+    "gpt-oss-20b": 3.61,
+    "gpt-oss-120b": 5.13,
+    "glm4.5-air": 12,
+}
+
+
+def test_a_token_takes_the_published_part_of_a_model_with_experts() -> None:
+    for name, config in SHAPES.items():
+        taken = parameters_per_token(config)
+        if not any(config.experts):
+            assert taken == parameter_count(config)
+        elif not name.startswith("tiny-"):
+            assert active_parameters(config) - 0.2e9 <= ACTIVE[name] * 1e9 <= taken + 0.1e9, name
 
 
 def test_a_token_of_smollm2_takes_23040_bytes_of_kv_cache() -> None:

@@ -446,3 +446,108 @@ GEMMA_4 = """{%- macro parameters(properties, required, filter_keys=false) -%}
     {%- if not enable_thinking | default(false) -%}{{- '<|channel>thought\n<channel|>' -}}{%- endif -%}
 {%- endif -%}
 """
+GPT_OSS = """{%- macro kind_of(spec, required, nullable=false) -%}
+    {%- if spec.type == "array" -%}
+        {%- if spec['items'] -%}
+            {%- set inner = kind_of(spec['items'], required) -%}
+            {{- "any[]" if inner|length > 50 else inner + "[]" }}
+        {%- else -%}{{- "any[]" }}{%- endif -%}
+        {%- if spec.nullable -%}{{- " | null" }}{%- endif -%}
+    {%- elif spec.type is defined and spec.type is iterable and spec.type is not string and spec.type is not mapping
+        and spec.type[0] is defined -%}
+        {{- spec.type | join(" | ") }}
+    {%- elif spec.type == "string" -%}{{- '"' + spec.enum|join('" | "') + '"' if spec.enum else "string" }}
+    {%- elif spec.type in ["number", "integer"] -%}{{- "number" }}
+    {%- elif spec.type == "boolean" -%}{{- "boolean" }}
+    {%- elif spec.type == "object" and spec.properties -%}
+        {{- "{\n" }}
+        {%- for name, inner in spec.properties.items() -%}
+            {{- name + ("" if name in (spec.required or []) else "?") + ": " + kind_of(inner, spec.required or []) }}
+            {{- ", " if not loop.last }}
+        {%- endfor -%}
+        {{- "}" }}
+    {%- else -%}{{- "any" }}
+    {%- endif -%}
+{%- endmacro -%}
+{%- macro shown(namespace_name, tools) -%}
+    {{- "## " + namespace_name + "\n\nnamespace " + namespace_name + " {\n\n" }}
+    {%- for tool in tools %}
+        {%- set tool = tool.function %}
+        {{- "// " + tool.description + "\ntype " + tool.name + " = " }}
+        {%- if tool.parameters and tool.parameters.properties %}
+            {{- "(_: {\n" }}
+            {%- for name, spec in tool.parameters.properties.items() %}
+                {{- name + ("" if name in (tool.parameters.required or []) else "?") + ": " }}
+                {{- kind_of(spec, tool.parameters.required or []) }}
+                {%- if spec.default is defined %}{{- ", // default: " + spec.default|tojson }}{%- endif %}
+                {{- ",\n" }}
+            {%- endfor %}
+            {{- "}) => any;\n\n" }}
+        {%- else %}{{- "() => any;\n\n" }}
+        {%- endif %}
+    {%- endfor %}
+    {{- "} // namespace " + namespace_name }}
+{%- endmacro -%}
+{%- macro identity() -%}
+    {%- if reasoning_effort is not defined %}{%- set reasoning_effort = "medium" %}{%- endif %}
+    {{- "Who you are.\nCurrent date: " + strftime_now("%Y-%m-%d") + "\n\nReasoning: " + reasoning_effort + "\n\n" }}
+    {{- "# Valid channels: analysis, commentary, final. Channel must be included for every message." }}
+    {%- if tools %}{{- "\nCalls go to the commentary channel: 'functions'." }}{%- endif %}
+{%- endmacro -%}
+{{- "<|start|>system<|message|>" + identity() + "<|end|>" }}
+{%- if messages[0].role == "developer" or messages[0].role == "system" %}
+    {%- set rules = messages[0].content %}{%- set rest = messages[1:] %}
+{%- else %}
+    {%- set rules = "" %}{%- set rest = messages %}
+{%- endif %}
+{%- if rules or tools %}
+    {{- "<|start|>developer<|message|>" }}
+    {%- if rules %}{{- "# Instructions\n\n" + rules }}{%- endif %}
+    {%- if tools %}{{- "\n\n# Tools\n\n" + shown("functions", tools) }}{%- endif %}
+    {{- "<|end|>" }}
+{%- endif %}
+{%- set last = namespace(name=none) %}
+{%- for message in rest -%}
+    {%- if message.role == 'assistant' -%}
+        {%- if "content" in message and "<|channel|>analysis<|message|>" in message.content %}
+            {{- raise_exception("pass thoughts in the 'thinking' field") }}
+        {%- endif %}
+        {%- if "tool_calls" in message %}
+            {%- set later = namespace(final=false) %}
+            {%- for future in rest[loop.index:] %}
+                {%- if future.role == 'assistant' and "tool_calls" not in future %}
+                    {%- set later.final = true %}
+                {%- endif %}
+            {%- endfor %}
+            {%- set call = message.tool_calls[0] %}
+            {%- if call.function %}{%- set call = call.function %}{%- endif %}
+            {%- if message.content and message.thinking %}
+                {{- raise_exception("Cannot pass both content and thinking in a message with calls!") }}
+            {%- elif message.content and not later.final %}
+                {{- "<|start|>assistant<|channel|>analysis<|message|>" + message.content + "<|end|>" }}
+            {%- elif message.thinking and not later.final %}
+                {{- "<|start|>assistant<|channel|>analysis<|message|>" + message.thinking + "<|end|>" }}
+            {%- endif %}
+            {{- "<|start|>assistant to=functions." + call.name + "<|channel|>commentary " }}
+            {{- (call.content_type if call.content_type is defined else "json") + "<|message|>" }}
+            {{- call.arguments|tojson + "<|call|>" }}
+            {%- set last.name = call.name %}
+        {%- elif loop.last and not add_generation_prompt %}
+            {%- if "thinking" in message %}
+                {{- "<|start|>assistant<|channel|>analysis<|message|>" + message.thinking + "<|end|>" }}
+            {%- endif %}
+            {{- "<|start|>assistant<|channel|>final<|message|>" + message.content + "<|return|>" }}
+        {%- else %}
+            {{- "<|start|>assistant<|channel|>final<|message|>" + message.content + "<|end|>" }}
+            {%- set last.name = none %}
+        {%- endif %}
+    {%- elif message.role == 'tool' -%}
+        {%- if last.name is none %}{{- raise_exception("a result without a call before it!") }}{%- endif %}
+        {{- "<|start|>functions." + last.name }}
+        {{- " to=assistant<|channel|>commentary<|message|>" + message.content|tojson + "<|end|>" }}
+    {%- elif message.role == 'user' -%}
+        {{- "<|start|>user<|message|>" + message.content + "<|end|>" }}
+    {%- endif -%}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{- "<|start|>assistant" }}{%- endif -%}
+"""

@@ -6,7 +6,7 @@ from typing import Any
 from gradus.cli.terminal import size
 from gradus.execution.memory.footprint import context_bytes, weight_bytes
 from gradus.loading.gguf.architectures import ARCHITECTURES
-from gradus.models import SHAPES, parameter_count
+from gradus.models import SHAPES, parameter_count, parameters_per_token
 from gradus.models.families.checkpoints import loadable
 
 CONTEXTS = {"8k": 8192, "32k": 32768, "128k": 131072}  # tokens
@@ -34,6 +34,7 @@ def costs() -> list[dict[str, Any]]:
             "name": f"random:{name}",
             "family": shape.family,
             "parameters": parameter_count(shape),
+            "parameters_per_token": parameters_per_token(shape),
             "weight_bytes": weight_bytes(shape),
             "context_length": shape.context_length,
             "context_bytes": {
@@ -56,11 +57,17 @@ def cost_cells(row: dict[str, Any]) -> Sequence[str]:
     taken = row["context_bytes"]
     return [
         row["name"],
-        count(row["parameters"]),
+        counts(row),
         size(row["weight_bytes"]),
         str(row["context_length"]),
         *(size(taken[str(tokens)]) if str(tokens) in taken else NONE for tokens in CONTEXTS.values()),
     ]
+
+
+def counts(row: dict[str, Any]) -> str:
+    """A shape's parameters, and with experts those that a token takes."""
+    whole, taken = row["parameters"], row["parameters_per_token"]
+    return count(whole) if taken == whole else f"{count(whole)}, {count(taken)} per token"
 
 
 def count(parameters: int) -> str:

@@ -12,7 +12,16 @@ from typing import TYPE_CHECKING, Any
 from gradus.doctor.finding import FAILED, NOTE, OK, WARNING, Finding
 from gradus.errors import CheckpointError, ConfigError
 from gradus.execution.memory.footprint import context_bytes, weight_bytes
-from gradus.models.config import LinearScaling, Llama3Scaling, LongRope, ModelConfig, Scaling, Yarn, parameter_count
+from gradus.models.config import (
+    LinearScaling,
+    Llama3Scaling,
+    LongRope,
+    ModelConfig,
+    Scaling,
+    Yarn,
+    parameter_count,
+    parameters_per_token,
+)
 from gradus.models.families.faults import read_through
 
 if TYPE_CHECKING:
@@ -145,6 +154,8 @@ def _loads(source: _Source) -> Iterator[Finding]:
 
 def _weights(config: ModelConfig, stored: str) -> Finding:
     parameters = f"{parameter_count(config) / 1e9:.3g} B parameters"
+    if any(config.experts):
+        parameters += f", {parameters_per_token(config) / 1e9:.3g} B of them per token"
     sizes = f"{_size(weight_bytes(config))} in bfloat16, {_size(weight_bytes(config, 4))} in float32"
     return Finding("weights", OK, f"{parameters}: {sizes}; {f'here: {stored}' if stored else 'none are here'}")
 

@@ -72,6 +72,7 @@ class CompiledPass(TorchPass):
             heads.set_submodule(name, KernelLinear(linear, self.decode, number))
         self.most_tokens = most_rows(self.decode.kind, model.config.hidden_size)
         self.most_rows = min(self.most_tokens, MOST_ROWS)
+        self.decode.lend_experts()
         self._made: Tensor | None = None  # what the kernels have made of the newest step: tokens or logits
         nothing = np.zeros(1, np.int64)
         with announced(), torch.inference_mode():  # its table is empty: it stores into page 0, which is padding

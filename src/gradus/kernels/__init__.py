@@ -8,7 +8,7 @@ in this order:
     rows/       one pass over rows: norms, activations, rotation
     linear/     products of 16-bit matrices with few rows
     quantized/  products of quantized matrices
-    experts/    mixtures of experts: each expert's rows by its matrices
+    experts/    products with the matrices that a router chose
     attention/  paged attention and how its work is divided
     sampling/   logits to tokens
     step/       how a step begins and ends on the device; drafts

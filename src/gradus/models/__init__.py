@@ -7,6 +7,7 @@ Read in this order:
     families/       GPT-2, Llama and all others, and how config.json spells them
     heads.py        between the qkv product and the output product;  rope.py: a token's position as an angle
     layers.py       linear layers, embeddings, norms;  embedded.py: embeddings of each layer
+    experts.py      a layer's experts, and the router that chooses some for each token
     parts.py        a model's description of its layers, for kernels that compute them whole
     create.py       a model from its configuration
     weights.py      copies a checkpoint's tensors into a model;  source.py: which tensors a parameter comes from
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
         Shard,
         kv_bytes_per_token,
         parameter_count,
+        parameters_per_token,
     )
     from gradus.models.create import create_model, randomize
     from gradus.models.families.records import read_config, write_config
@@ -43,6 +45,7 @@ _HOMES = {
     "Shard": "config",
     "kv_bytes_per_token": "config",
     "parameter_count": "config",
+    "parameters_per_token": "config",
     "create_model": "create",
     "randomize": "create",
     "read_config": "families.records",
@@ -72,6 +75,7 @@ __all__ = [
     "kv_bytes_per_token",
     "load_weights",
     "parameter_count",
+    "parameters_per_token",
     "randomize",
     "read_config",
     "write_config",

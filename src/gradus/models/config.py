@@ -421,6 +421,14 @@ def parameter_count(config: ModelConfig) -> int:
     return embeddings + matrix_parameters(config) + vectors + norm
 
 
+def parameters_per_token(config: ModelConfig) -> int:
+    """Weights of the model without the experts that a token does not take.
+
+    Most makers call these active. Some leave out the embedding, and some the head as well.
+    """
+    return parameter_count(config) - matrix_parameters(config) + active_parameters(config)
+
+
 def _vector_parameters(config: ModelConfig, layer: int, norm: int) -> int:
     """Biases and norms of one layer."""
     sizes, hidden, own = config.layer(layer), config.hidden_size, config.stores_kv(layer)

@@ -11,6 +11,8 @@ on. Its rows of the second are e D to (e + 1) D.
 Shapes: N tokens, D hidden_size, E experts of F features, k of them chosen.
 """
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 
@@ -65,7 +67,10 @@ class Mixture(nn.Module):
     """A layer's router and experts.
 
     norm, out_norm: of what the experts read, and of their sum, where the layer's norms are not theirs (Gemma 4).
+    grouped: computes what `one_by_one` does, faster, where there are kernels for it.
     """
+
+    grouped: Callable[[Tensor, Tensor, Tensor], Tensor] | None = None
 
     def __init__(
         self, config: ModelConfig, layer: int, linear: LinearFactory, dtype: torch.dtype, device: torch.device | str
@@ -87,19 +92,25 @@ class Mixture(nn.Module):
     def forward(self, x: Tensor, norm: nn.Module | None) -> Tensor:
         """The weighted sum of the chosen experts' results: [N, D] → [N, D]. x: the stream; norm: the layer's own.
 
-        Experts add up in their order, so a token's sum does not depend on the tokens next to it. The number of rows of
-        each is read on the host: no step of this form can be captured in a CUDA graph.
+        The number of rows of each expert is read on the host: no step of this form can be captured in a CUDA graph.
         """
         norm = norm if self.norm is None else self.norm
         rows = x if norm is None else norm(x)
         chosen, weights = self.router(rows if self.router.norm is None else self.router.norm(x))
-        out = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
+        total = (self.grouped or self.one_by_one)(rows, chosen, weights).to(x.dtype)
+        return total if self.out_norm is None else self.out_norm(total)
+
+    def one_by_one(self, rows: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
+        """The weighted sum of each row's experts, float32: [N, D], with [N, k] experts and weights → [N, D].
+
+        Experts add up in their order, so a token's sum does not depend on the tokens next to it.
+        """
+        out = torch.zeros(rows.shape, dtype=torch.float32, device=rows.device)
         for expert in chosen.unique().tolist():
             row, place = (chosen == expert).nonzero(as_tuple=True)
             mixed = self.expert(expert, rows[row]).float() * weights[row, place, None]
             out.index_add_(0, row, mixed)
-        total = out.to(x.dtype)
-        return total if self.out_norm is None else self.out_norm(total)
+        return out
 
     def onto(self, stream: Tensor, norm: nn.Module | None) -> Tensor:
         """Return stream + `forward`. It may overwrite `stream`, so the caller must use only the result."""

@@ -107,11 +107,6 @@ class Stack(Stored):
     alternating: bool = False
     experts: int = 0
 
-    @property
-    def as_it_lies(self) -> bool:
-        """Whether the rows have their order in the file."""
-        return not (self.turned or self.halves)
-
     def file_shape(self, shape: Shape) -> Shape:
         rows, *width = shape
         inner = (rows // self.experts, *width)

@@ -53,7 +53,7 @@ class Format(NamedTuple):
 class GGUFLinear(QuantizedLinear):
     """blocks: uint8 [N, bytes per row]. Raises ConfigError if rows are not whole blocks.
 
-    from_file: whether the blocks are those of a GGUF file, and not made here or converted from another format.
+    from_file: whether the blocks are those of a GGUF file, and not made here, converted, or copied in another order.
     rounds: whether activations are rounded to int8, 32 columns with one scale.
     widen: a kernel that returns rows first to end as floats in the type of activations, or in float32 where this
     processor multiplies that faster, valid until its next call; None without such a kernel.
@@ -110,10 +110,8 @@ class GGUFLinear(QuantizedLinear):
 
     @property
     def stays_in_file(self) -> bool:
-        """Whether a CPU need not hold all of the matrix in memory: a whole stack of experts, of which tokens choose a
-        few. One of gates and features is a copy in another order."""
-        stack = self.matrix_id.role in ("experts_up", "experts_down")
-        return self.from_file and stack and len(self.out_features) == 1
+        """Whether a CPU need not hold all of the matrix in memory: a stack of experts, of which tokens choose a few."""
+        return self.from_file and self.matrix_id.role in ("experts_up", "experts_down")
 
     def dequantized(self) -> Tensor:
         return self.wide_rows(0, sum(self.out_features))

@@ -228,7 +228,11 @@ class _Factory:
             if len(set(schemes)) == 1 and not (_apart(schemes[0], device) and len(schemes) > 1):
                 return makers[0](matrix_id, in_features, out_features, bias, dtype, device)
             shape = matrix_id, in_features, out_features
-            return SideBySide(*shape, bias, dtype, device, makers=makers, widths=widths)
+            apart = SideBySide(*shape, bias, dtype, device, makers=makers, widths=widths)
+            for part in apart.parts if len(names) < len(out_features) else ():
+                if isinstance(part, GGUFLinear):
+                    part.from_file = False  # one tensor holds both halves of each expert: the model's are copies
+            return apart
         except ConfigError as error:
             raise ConfigError(f"{names[0]}: {error}") from error
 

@@ -143,7 +143,9 @@ class FrontEnd:
         tokenizer = self._need_tokenizer("messages")
         shown = read_tools(tools)
         found = self.dialect.messages(messages, shown)
-        return tokenizer.chat(found, tools=[tool.shown() for tool in shown], **settings)
+        if "reasoning_effort" in settings:
+            settings["reasoning_effort"] = self.dialect.effort(settings["reasoning_effort"])
+        return tokenizer.chat(found, tools=self.dialect.shown(shown), **settings)
 
     @functools.cached_property
     def infill(self) -> Infill:

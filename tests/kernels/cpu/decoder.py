@@ -15,9 +15,10 @@ from gradus.attention.batch import Batch
 from gradus.kernels.cpu.model import DecodeModel
 from gradus.loading.gguf.packed import KEPT
 from gradus.models import SHAPES, Linear, LinearFactory, MatrixId, Model
-from gradus.models.config import LayerSizes, ModelConfig, QueryGrowth, Rope
+from gradus.models.config import Experts, LayerSizes, ModelConfig, QueryGrowth, Rope
+from gradus.models.experts import Mixture
 from gradus.models.heads import Heads
-from gradus.models.layers import Activation, Embedding, Gated, RMSNorm
+from gradus.models.layers import CLAMPED, Activation, Embedding, RMSNorm, gated
 from gradus.models.parts import EmbeddedParts, LayerParts
 from gradus.models.rope import Rotations
 from gradus.models.weights import assign, parameters
@@ -29,6 +30,18 @@ KINDS = {format: kind for kind, format in KEPT.items()}
 
 ROPE, OTHER = Rope(10000.0), Rope(500.0, turned=8, proportional=True)
 NARROW, WIDE = LayerSizes(2, 24, 160), LayerSizes(1, 48, 320)  # as in Gemma 4: fewer heads, of more values
+
+FEW_EXPERTS = Experts(6, 2, 64)
+
+
+def experts(*, alone: bool = True, **fields: object) -> dict[str, object]:
+    """Experts in all layers but the second, which are all that these have if `alone`."""
+    mixture = replace(FEW_EXPERTS, **fields)
+    dense = SHAPES["tiny-llama"].layer(0)
+    dense = LayerSizes(dense.num_kv_heads, dense.head_dim, dense.intermediate_size)
+    only = dense._replace(intermediate_size=0) if alone else dense._replace(intermediate_size=80)
+    return {"experts": (mixture, None, mixture, mixture), "sizes": (only, dense, only, only)}
+
 
 TRAITS = {
     "norms behind": {"pre_norms": False, "post_norms": True},
@@ -44,6 +57,21 @@ TRAITS = {
     "embeddings per layer": {"per_layer_width": 32},
     "a plain MLP": {"gated": False, "activation": "gelu"},
     "sinks": {"attention_sinks": True},
+    "a clamped gate": {"activation": CLAMPED},
+    "experts": experts(),
+    "one expert": experts(chosen=1, normalized=False),
+    "all experts": experts(chosen=6),
+    "experts by sigmoids": experts(sigmoid=True, corrected=True, scale=2.5),
+    "experts in groups": experts(count=12, chosen=3, sigmoid=True, corrected=True, groups=4, chosen_groups=2),
+    "groups of one": experts(groups=6, chosen_groups=3),
+    "experts with biases": experts(biased=True) | {"activation": CLAMPED},
+    "experts with factors": experts(scaled=True, normalized=False),
+    "plain experts": experts() | {"gated": False, "activation": "gelu"},
+    "shared experts": experts(alone=False),
+    "gated shared experts": experts(alone=False) | {"shared_gate": True},
+    "experts and norms": experts(alone=False) | {"post_norms": True},
+    "experts apart": experts(alone=False, scaled=True) | {"experts_apart": True, "post_norms": True},
+    "experts of odd widths": experts(alone=False, width=40, biased=True) | {"shared_gate": True},
 }
 """Each trait: the fields that a configuration has it by."""
 
@@ -60,6 +88,14 @@ ALL = {
     "final_softcap": 20.0,
     "activation": "gelu_tanh",
     "attention_sinks": True,
+    "experts": (
+        Experts(6, 2, 96, scaled=True, biased=True),
+        None,
+        Experts(12, 3, 64, sigmoid=True, normalized=False, scale=1.5, corrected=True, groups=4, chosen_groups=2),
+        Experts(5, 5, 32, corrected=True),
+    ),
+    "experts_apart": True,
+    "shared_gate": True,
 }
 
 
@@ -87,9 +123,16 @@ class Layer(nn.Module):
         self.attention_out_norm, self.mlp_out_norm = norm(hidden, config.post_norms), norm(hidden, config.post_norms)
         self.qkv = linear(MatrixId("qkv", index), hidden, config.qkv_parts(index), False, *rest)
         self.output = linear(MatrixId("attn_out", index), sizes.q_width, (hidden,), False, *rest)
-        self.up = linear(MatrixId("gate_up", index), hidden, sizes.up_widths, False, *rest)
-        self.gate = (Gated if config.gated else Activation)(config.activation)
-        self.down = linear(MatrixId("down", index), sizes.intermediate_size, (hidden,), False, *rest)
+        self.gate = gated(config.activation) if config.gated else Activation(config.activation)
+        self.up = self.down = self.experts = self.shared_gate = self.dense_out_norm = None
+        if features := sizes.intermediate_size:
+            self.up = linear(MatrixId("gate_up", index), hidden, sizes.up_widths, False, *rest)
+            self.down = linear(MatrixId("down", index), features, (hidden,), False, *rest)
+        if config.experts_at(index) is not None:
+            self.experts = Mixture(config, index, _routed_in_floats(linear), *rest)
+            self.dense_out_norm = norm(hidden, config.experts_apart)
+            if config.shared_gate:
+                self.shared_gate = Linear(MatrixId("shared_gate", index), hidden, (1,), False, *rest)
         self.scale = nn.Parameter(torch.empty(1, dtype=dtype), False) if config.layer_scales else None
         if width := config.per_layer_width:
             self.embed_gate = linear(MatrixId("embed_gate", index), hidden, (width,), False, *rest)
@@ -104,7 +147,9 @@ class Layer(nn.Module):
             embedded = EmbeddedParts(self.embed_gate, self.embed_activation, self.embed_out, self.embed_norm)
         attention = self.attention_norm, self.qkv, self.heads, self.output
         mlp = self.mlp_norm, self.up, self.gate, self.down
-        return LayerParts(rope, *attention, *mlp, self.attention_out_norm, self.mlp_out_norm, embedded, self.scale)
+        behind = self.attention_out_norm, self.mlp_out_norm
+        mixed = self.experts, self.shared_gate, self.dense_out_norm
+        return LayerParts(rope, *attention, *mlp, *behind, embedded, self.scale, *mixed)
 
     def forward(self, x: Tensor, inputs: Tensor, rotation, attention) -> Tensor:
         def normed(norm: nn.Module | None, values: Tensor) -> Tensor:
@@ -112,11 +157,27 @@ class Layer(nn.Module):
 
         qkv = self.qkv(normed(self.attention_norm, x)).to(x.dtype)
         x = x + normed(self.attention_out_norm, self.output(self.heads(qkv, rotation, attention)))
-        features = self.gate(self.up(normed(self.mlp_norm, x)))
-        x = x + normed(self.mlp_out_norm, self.down(features))
+        total = torch.zeros_like(x)
+        if self.up is not None:
+            features = self.gate(self.up(normed(self.mlp_norm, x)))
+            if self.shared_gate is not None:
+                features = features * torch.sigmoid(self.shared_gate(normed(self.mlp_norm, x)))
+            total = normed(self.dense_out_norm, self.down(features))
+        if self.experts is not None:
+            total = total + self.experts(x, self.mlp_norm)
+        x = x + normed(self.mlp_out_norm, total)
         if self.has_embedding:
             x = x + self.embed_norm(self.embed_out(self.embed_activation(self.embed_gate(x)) * inputs))
         return x if self.scale is None else x * self.scale
+
+
+def _routed_in_floats(linear: LinearFactory) -> LinearFactory:
+    """Routers are never quantized."""
+
+    def make(matrix_id: MatrixId, *arguments) -> Linear:
+        return (Linear if matrix_id.role == "router" else linear)(matrix_id, *arguments)
+
+    return make
 
 
 class Decoder(Model):
@@ -164,7 +225,7 @@ def decoder(
     for path, module, name, shape in parameters(model):
         center = 1.0 if len(shape) == 1 else 0.0
         values = center + std * torch.randn(shape, generator=generator(crc32(path.encode())))
-        if isinstance(module, GGUFLinear):
+        if isinstance(module, GGUFLinear) and name != "bias":
             module.store(0, torch.from_numpy(encode(values.numpy(), KINDS[module.format.name])))
         else:
             assign(module, name, 0, values)

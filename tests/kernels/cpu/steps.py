@@ -166,9 +166,9 @@ class Step:
 def poison(decode: DecodeModel) -> None:
     """Fill a step's working memory with values that no result may contain, except the description of its work."""
     division = {"chunks", "rows", "contexts", "spans", "span_starts"}
-    description = division | {"shape", "heads", "stages", "matrices", "layers"}
-    for name, array in decode.step._asdict().items():
-        if name not in description:
+    description = division | {"shape", "heads", "stages", "matrices", "layers", "mixtures"}
+    for name, array in (decode.step._asdict() | decode.step.room._asdict()).items():
+        if name not in description | {"room"}:
             array.fill(np.nan if array.dtype.kind == "f" else np.iinfo(array.dtype).max)
     for worker in decode.work.workers:
         for array in (*worker.rows, *worker.scratch, *worker.block, worker.products):

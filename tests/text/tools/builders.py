@@ -72,6 +72,11 @@ FAMILIES: dict[str, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
         THINK,
         ("<|start_of_role|>", "<|tool_call|>"),
     ),
+    "harmony": (
+        CHATML.replace("<tool_call>", "<|channel|>") + "{# <|message|> #}",
+        (),
+        ("<|start|>", "<|channel|>", "<|constrain|>", "<|message|>", "<|end|>", "<|return|>", "<|call|>"),
+    ),
     "mistral-v3": (CHATML.replace("<tool_call>", "[TOOL_CALLS]"), (), ("[TOOL_CALLS]",)),
     "mistral-v11": (
         CHATML.replace("<tool_call>", "[TOOL_CALLS]") + "{# [ARGS] #}",
@@ -116,8 +121,9 @@ def shown(name: str, text: str) -> str:
 
 
 def family(name: str, *, by_text: bool = False) -> Dialect:
-    """A model of a family. by_text: no marker is a token of its vocabulary."""
+    """A model of a family. by_text: no marker is a token of its vocabulary, unless nothing can be read without."""
     template, shown, controls = FAMILIES[name]
+    by_text = by_text and name != "harmony"
     return Dialect(tokenizer(template, *(() if by_text else (shown, controls))), name)
 
 

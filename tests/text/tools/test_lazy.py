@@ -50,6 +50,13 @@ OWN = {  # pieces that mean something to one format
         "<|tool_call|>", '<|tool_call|>[{"name": "weather", "arguments": 5', "<|/tool_call|>", "functools",
         "functools[", "functools is", 'functools [{"name": "clock", ',
     ],
+    "harmony": [
+        "<|channel|>", "<|start|>", "<|message|>", "<|end|>", "<|call|>", "<|constrain|>", "<|start|>user",
+        "<|channel|>analysis<|message|>", "<|start|>assistant", "<|channel|>commentary to=functions.",
+        " to=functions.weather", "to=functions.nope",
+        "<|start|>assistant to=functions.clock<|channel|>commentary json<|message|>", "<|channel|>final",
+        "<|channel|>commentary to=functions.weather <|constrain|>json<|message|>", "<|channel|>analysis to=python code",
+    ],
     "granite3": ["<|tool_call|>", '<|tool_call|>[{"name": "nope"', '<tool_call>[{"name": "nope"', "<tool_call>\n["],
 }  # fmt: skip
 

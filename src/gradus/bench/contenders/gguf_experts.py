@@ -3,7 +3,7 @@
 The model's matrix of a stack is between the two: the checkpoint's tensors fill it, llama.cpp's are cut from it.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import groupby
 
 import gguf
@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 from gradus.bench.measure.drive import ContenderFailed
-from gradus.loading.gguf.experts import STACKS
+from gradus.loading.gguf.experts import APART, SHARED, TOGETHER
 from gradus.models import ModelConfig, TensorSource, create_model
-from gradus.models.families.hf.experts import some_experts
+from gradus.models.families.hf.experts import dense_layers, shared_width, some_experts, widest_dense
+from gradus.models.source import Source
 from gradus.models.weights import Piece, plan
 
 
@@ -22,7 +23,7 @@ class ExpertTensors:
 
     def __init__(self, config: ModelConfig) -> None:
         model = create_model(config, device="meta")
-        theirs = [piece for piece in plan(model, STACKS) if piece.stored.name.startswith("blk.")]
+        theirs = [piece for piece in plan(model, layout(config)) if piece.stored.name.startswith("blk.")]
         places = {_place(piece) for piece in theirs}
         self._theirs = [list(pieces) for _, pieces in groupby(theirs, _place)]
         self._ours = {place: list(pieces) for place, pieces in groupby(plan(model), _place) if place in places}
@@ -38,11 +39,39 @@ class ExpertTensors:
 
 
 def describe(writer: gguf.GGUFWriter, config: ModelConfig) -> None:
-    """Write how many experts a layer has, how many a token takes, and how wide they are."""
-    experts = some_experts(config)
+    """Write what a layer's experts are, and the dense MLPs next to them or in their place."""
+    experts, shared, dense = some_experts(config), shared_width(config), dense_layers(config)
     writer.add_expert_count(experts.count)
     writer.add_expert_used_count(experts.chosen)
     writer.add_expert_feed_forward_length(experts.width)
+    writer.add_feed_forward_length(shared if config.experts_apart else widest_dense(config))
+    if shared and not config.experts_apart and not experts.sigmoid:
+        writer.add_expert_shared_feed_forward_length(shared)
+    if experts.sigmoid:
+        writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+        writer.add_expert_weights_norm(experts.normalized)
+        writer.add_expert_weights_scale(experts.scale)
+        writer.add_expert_shared_count(shared // experts.width)
+        writer.add_leading_dense_block_count(len(dense))
+        writer.add_expert_group_count(experts.groups)
+        writer.add_expert_group_used_count(experts.chosen_groups)
+
+
+def unknown(config: ModelConfig, architecture: str) -> str | None:
+    """The reason why llama.cpp would compute something different; None if it would not."""
+    experts, dense = some_experts(config), dense_layers(config)
+    if dense != (list(range(len(dense))) if experts.sigmoid else []):
+        return f"{config.family} with layers {dense} that have no experts"
+    if not experts.sigmoid and experts.normalized == (architecture in ("qwen2moe", "olmoe")):
+        return f"{config.family} whose experts' weights are {'' if experts.normalized else 'not '}divided by their sum"
+    return None
+
+
+def layout(config: ModelConfig) -> Mapping[str, Source]:
+    """The tensors of a model's experts, as its architecture has them; none for a model without."""
+    if not config.experts:
+        return {}
+    return TOGETHER if config.experts_apart else {**APART, **SHARED} if shared_width(config) else APART
 
 
 def _place(piece: Piece) -> tuple[int, str]:

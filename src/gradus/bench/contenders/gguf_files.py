@@ -6,6 +6,7 @@ interleaved, Gemma 3's norm scales have their one, GPT-2's matrices are transpos
 is given token ids.
 """
 
+import re
 import tempfile
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
@@ -25,12 +26,10 @@ from gradus.bench.measure.drive import ContenderFailed
 from gradus.bench.predict.roofline import Widths, streamed_parameters
 from gradus.loading import Checkpoint
 from gradus.loading.gguf.architectures import ARCHITECTURES, Architecture
-from gradus.loading.gguf.experts import STACKS
 from gradus.loading.gguf.model import CONVERTED
 from gradus.loading.gguf.rotary import FACTORS, LONG, SHORT
 from gradus.models import LinearScaling, Llama3Scaling, Model, ModelConfig, TensorSource, create_model
 from gradus.models.config import LongRope, Yarn
-from gradus.models.families.hf.experts import widest_dense
 from gradus.models.rope import frequencies
 from gradus.models.source import Shape
 from gradus.models.weights import Piece, checked, plan
@@ -102,7 +101,7 @@ def format_of(scheme: str | None) -> Type:
 def widths(config: ModelConfig, scheme: str | None) -> Widths:
     """Bytes per weight, averaged over those that a step reads, and per stored key or value."""
     model = create_model(config, device="meta")
-    read = [piece for piece in plan(model, STACKS) if not is_looked_up(piece, config)]
+    read = [piece for piece in plan(model, gguf_experts.layout(config)) if not is_looked_up(piece, config)]
     return Widths(sum(_nbytes(piece, format_of(scheme)) for piece in read) / streamed_parameters(config), KV_BYTES)
 
 
@@ -127,13 +126,13 @@ def write(path: Path, config: ModelConfig, tensors: TensorSource, kind: Type) ->
     if reason := _unknown(config):
         raise ContenderFailed(f"llama.cpp has no such model: {reason}")
     writer = gguf.GGUFWriter(path, architecture_of(config), use_temp_file=True)
-    _describe(writer, config)
+    describe(writer, config)
     for name, values in _converted(config, tensors):
         stored = _kind(name, values.shape, kind)
         block, _ = gguf.GGML_QUANT_SIZES[stored]
         if values.shape[-1] % block:
             raise ContenderFailed(f"{name}: {stored.name} has blocks of {block}, the rows are {values.shape[-1]} long")
-        writer.add_tensor(_name(config, name), gguf.quants.quantize(values, stored), raw_dtype=stored)
+        writer.add_tensor(name_of(config, name), gguf.quants.quantize(values, stored), raw_dtype=stored)
     for name, factors in _rope_factors(config).items():
         writer.add_tensor(name, factors)
     writer.write_header_to_file()
@@ -157,14 +156,17 @@ def _theirs(config: ModelConfig) -> Architecture:
 
 def _kind(name: str, shape: Shape, kind: Type) -> Type:
     """The type that a tensor is stored in."""
-    if len(shape) == 1 or name == "wpe.weight" or ".ffn_gate_inp." in name:
+    if len(shape) == 1 or name == "wpe.weight" or ".ffn_gate_inp." in name or name.endswith(".bias"):
         return Type.F32
     return kind if ".layers." in name or name.startswith(("h.", "blk.")) else Type.F16
 
 
-def _name(config: ModelConfig, name: str) -> str:
+def name_of(config: ModelConfig, name: str) -> str:
     if name.startswith("blk."):
         return name
+    if router := re.fullmatch(r"(model\.layers\.)(\d+)(\.router\..*scale)", name):  # Gemma 4's
+        spelled = {value: key for key, value in _theirs(config).names.items()}
+        return f"blk.{router[2]}.{spelled[f'{router[1]}{{}}{router[3]}']}"
     architecture = architecture_of(config)
     kind = next(key for key, value in gguf.MODEL_ARCH_NAMES.items() if value == architecture)
     found = gguf.get_tensor_name_map(kind, config.num_layers).get_name(name, try_suffixes=(".weight", ".bias"))
@@ -220,6 +222,8 @@ def _unknown(config: ModelConfig) -> str | None:
         return f"{config.family} with heads of {config.head_dim} values, {config.num_heads} of which are not its width"
     if not isclose(config.attention_scale, theirs.score_scale(config), rel_tol=1e-6):
         return f"attention scores scaled by {config.attention_scale:g}"
+    if config.experts and (reason := gguf_experts.unknown(config, architecture_of(config))):
+        return reason
     return _unknown_rotation(config)
 
 
@@ -236,14 +240,13 @@ def _unknown_rotation(config: ModelConfig) -> str | None:
     return None
 
 
-def _describe(writer: gguf.GGUFWriter, config: ModelConfig) -> None:
+def describe(writer: gguf.GGUFWriter, config: ModelConfig) -> None:
     writer.add_vocab_size(config.vocab_size)
     writer.add_tokenizer_model("no_vocab")
     writer.add_context_length(config.context_length)
     writer.add_embedding_length(config.hidden_size)
     if config.experts:
         gguf_experts.describe(writer, config)
-        writer.add_feed_forward_length(widest_dense(config))
     else:
         writer.add_feed_forward_length(_by_layer(config, "intermediate_size"))
     writer.add_block_count(config.num_layers)
@@ -259,7 +262,7 @@ def _describe(writer: gguf.GGUFWriter, config: ModelConfig) -> None:
     _describe_rotation(writer, config, main)
     if _theirs(config).windows:
         _describe_windows(writer, config)
-    if architecture_of(config) == "granite":
+    if architecture_of(config) in ("granite", "granitemoe"):
         _describe_multipliers(writer, config)
     if architecture_of(config) == "gemma4":
         _describe_gemma4(writer, config)

@@ -169,7 +169,7 @@ CONTEXTS = {"gpt2-124m": 1024}
 LONGEST = 9216
 
 GPT2, QWEN, LLAMA_1B, LLAMA_8B = "gpt2-124m", "qwen3-0.6b", "llama-3.2-1b", "llama-3.1-8b"
-GEMMA_1B = "gemma3-1b"
+GEMMA_1B, QWEN_EXPERTS = "gemma3-1b", "qwen3-30b-a3b"
 MIXED = (100, 1024)
 
 PARAMETERS: dict[str, dict[str, float]] = {
@@ -198,6 +198,11 @@ CASES = (
     Case(LLAMA_8B, "batch 1", single_stream(128, 256), Target(1.0, 1.2, 211)),
     Case(LLAMA_8B, "batch 64", burst(64, 512, 256), Target(1.0, 1.1, 6_657)),
     Case(LLAMA_8B, "prefill", burst(8, 8192, 1), Target(0.9, 1.0, 38_600), metric=IN),
+    Case(QWEN_EXPERTS, "batch 1", single_stream(128, 256), Target(1.4, 2.0, 239)),
+    Case(QWEN_EXPERTS, "batch 8", burst(8, 128, 256), Target(1.15, 1.3, 854)),
+    Case(QWEN_EXPERTS, "batch 32", burst(32, 256, 256), Target(1.03, 1.12, 1_939)),
+    Case(QWEN_EXPERTS, "batch 128", burst(128, 256, 128), Target(1.03, 1.15, 5_730)),
+    Case(QWEN_EXPERTS, "prefill", burst(8, 3500, 1), Target(0.95, 1.15, 66_500), metric=IN),
     Case(GPT2, "batch 1", single_stream(32, 500), Target(2.0, 6.0, 942)),
     Case(GPT2, "batch 64", burst(64, 32, 500), Target(1.0, 1.3, 38_274)),
     Case(GPT2, "batch 256", burst(256, 32, 500), Target(1.0, 1.5, 77_661)),

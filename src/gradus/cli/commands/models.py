@@ -31,7 +31,7 @@ def models(
     """
     if families:
         return _families(json)
-    from gradus.cli.families import count
+    from gradus.cli.families import counts
 
     known, shapes = _catalogue(), _shapes()
     if json:
@@ -54,7 +54,7 @@ def models(
     terminal.print_table(
         ["random weights", "parameters", "layers", "width", "context"],
         [
-            [row["name"], count(row["parameters"]), str(row["layers"]), str(row["width"]), str(row["context_length"])]
+            [row["name"], counts(row), str(row["layers"]), str(row["width"]), str(row["context_length"])]
             for row in shapes
         ],
     )
@@ -205,13 +205,14 @@ def _catalogue() -> list[dict[str, Any]]:
 
 
 def _shapes() -> list[dict[str, Any]]:
-    from gradus.models import SHAPES, parameter_count
+    from gradus.models import SHAPES, parameter_count, parameters_per_token
 
     return [
         {
             "name": f"random:{name}",
             "family": shape.family,
             "parameters": parameter_count(shape),
+            "parameters_per_token": parameters_per_token(shape),
             "layers": shape.num_layers,
             "width": shape.hidden_size,
             "context_length": shape.context_length,

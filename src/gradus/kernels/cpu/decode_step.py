@@ -8,9 +8,17 @@
 
 and `head` at the end. Some models have more: a stage that normalizes a block's output before adding it (Gemma 3); one
 before `attend` that normalizes all of a token's query heads together, and all its key heads (OLMo); and `gate` and a
-second `down`, where every layer has an embedding of its own of each token (Gemma 4 E2B). Each stage is divided into
-chunks of columns (attention: spans of positions), which threads take as they become free (`team.py`). Each thread
-normalizes and rounds a stage's input once for itself, which costs less than another stage.
+second `down`, where every layer has an embedding of its own of each token (Gemma 4 E2B). A layer with experts has other
+stages instead of the last two, or around them:
+
+    route      normalize, multiply                                         x → the router's logits
+    divide     choose each row's experts, group rows by expert
+    experts up, experts down    multiply each group's rows with its expert's matrices
+    mix        add up each row's experts, and the dense MLP                → x
+
+Each stage is divided into chunks of columns (attention: spans of positions; experts: columns of a group), which threads
+take as they become free (`team.py`). Each thread normalizes and rounds a stage's input once for itself, which costs
+less than another stage.
 
 A step's data lies in a few arrays, allocated once; each step fills in its rows and calls `run`. One function
 serves every model, number of layers and scheme, so it is compiled once, and its code is kept on disk.
@@ -27,7 +35,19 @@ from gradus.kernels.cpu.activations import Rows, padded, prepare
 from gradus.kernels.cpu.attention.block import Block, attend_block
 from gradus.kernels.cpu.attention.row import Scratch, attend, gather
 from gradus.kernels.cpu.attention.spans import divide
-from gradus.kernels.cpu.elementary import activate, add_scaled, copy, multiply_each, normalize, tanh
+from gradus.kernels.cpu.elementary import (
+    activate,
+    add_scaled,
+    copy,
+    exp,
+    gate_each,
+    multiply_each,
+    normalize,
+    scale_by,
+    tanh,
+)
+from gradus.kernels.cpu.experts.choice import DOWN_COLUMNS, UP_COLUMNS, Room
+from gradus.kernels.cpu.experts.stages import add_up, divide_experts, multiply_group
 from gradus.kernels.cpu.greedy import NOTHING, token, winner
 from gradus.kernels.cpu.kept import kept, sources
 from gradus.kernels.cpu.machine import FLAGS, load
@@ -37,6 +57,7 @@ from gradus.kernels.cpu.team import BETWEEN_STEPS, FIRST, OVER, PATIENCE, WITHIN
 f32 = np.float32
 
 QKV, NORMALIZE_HEADS, ATTEND, OUTPUT, ADD_NORMALIZED, UP, DOWN, GATE, HEAD, BESIDE = range(10)
+ROUTE, DIVIDE, EXPERTS_UP, EXPERTS_DOWN, MIX = range(10, 15)
 """GATE: the product that gates a layer's own embedding of each token. BESIDE: a product outside the model's step, which
 runs on its own."""
 
@@ -57,6 +78,8 @@ STAGE = np.dtype(
         ("activation", np.int64),
         ("onto", np.int64),  # whether the result is added to the stream; else it goes to `added`
         ("scale", np.float32),  # of the stream, once the result is added to it
+        ("gate", np.int64),  # the column of the router's logits that gates the features, counted from 1; 0: none
+        ("given", np.int64),  # whether experts read a prompt's rows, which torch has routed, and leave the sum there
     ]
 )
 
@@ -86,6 +109,7 @@ class Step(NamedTuple):
     partials: float32 [most, Hq, Dh + 2], Dh being that of the widest layer, as in qkv and features.
     winners: int64 [chunks of the head, R], see `greedy.py`; tokens: int64 [R], the choice.
     given, made: inputs and results of products outside the step, as wide as the widest of each.
+    mixtures: MIXTURE [layers]; room: what their experts work in.
     """
 
     shape: Any
@@ -108,10 +132,13 @@ class Step(NamedTuple):
     tokens: NDArray[np.int64]
     given: NDArray[np.float32]
     made: NDArray[np.float32]
+    mixtures: Any
+    room: Room
 
 
 class Worker(NamedTuple):
-    """One thread's own buffers: copies of activations, and the stage they were made for, counted over all steps."""
+    """One thread's own buffers: copies of activations, and what they were made for: the stage, counted over all steps,
+    and the first place of an expert's group."""
 
     rows: Rows
     scratch: Scratch
@@ -138,6 +165,9 @@ def run_chunk(step: Step, worker: Worker, number: int, index: int, chunk: int) -
     if stage.kind == NORMALIZE_HEADS:
         _normalize_heads(step, stage)
         return
+    if stage.kind > ROUTE:
+        _run_experts(step, stage, worker, number, index, chunk)
+        return
     low = chunk * stage.chunk
     high = min(low + stage.chunk, stage.columns)
     if worker.ready[0] != number:
@@ -155,8 +185,20 @@ def run_chunk(step: Step, worker: Worker, number: int, index: int, chunk: int) -
         _cap(step, low - before, high - before, y)
         if chooses:
             _leave_winners(step, chunk, low, high, y)
-    elif stage.kind != QKV and stage.kind != BESIDE:
+    elif stage.kind != QKV and stage.kind != BESIDE and stage.kind != ROUTE:
         _add(step, stage, low, high, y)
+
+
+@njit(**FLAGS)
+def _run_experts(step: Step, stage: Any, worker: Worker, number: int, index: int, chunk: int) -> None:
+    if stage.kind == DIVIDE:
+        divide_experts(step, index)
+    elif stage.kind == EXPERTS_UP:
+        multiply_group(step, stage, worker, number, chunk, UP_COLUMNS)
+    elif stage.kind == EXPERTS_DOWN:
+        multiply_group(step, stage, worker, number, chunk, DOWN_COLUMNS)
+    else:
+        add_up(step, stage, worker, chunk)
 
 
 # -- a stage's input ---------------------------------------------------------------------------------------------------
@@ -216,6 +258,8 @@ def _result(step: Step, stage: Any, worker: Worker, chooses: bool) -> Any:
         return step.qkv
     if stage.kind == BESIDE:
         return step.made
+    if stage.kind == ROUTE:
+        return step.room.logits
     return step.logits if stage.kind == HEAD and not chooses else worker.products
 
 
@@ -256,13 +300,16 @@ def _activate(step: Step, stage: Any, low: int, high: int, products: Any) -> Non
     own = step.shape[0].hidden + stage.layer * stage.columns
     for r in range(step.shape[0].rows):
         gates, features = products[r, low:high], step.features[r, low:high]
-        activate(stage.activation, gates)
         if stage.halves == 2:
-            multiply_each(gates, products[r, stage.columns + low :], features)
+            gate_each(stage.activation, gates, products[r, stage.columns + low :], features)
         elif stage.kind == GATE:
+            activate(stage.activation, gates)
             multiply_each(gates, step.x[r, own + low :], features)
         else:
+            activate(stage.activation, gates)
             copy(gates, features)
+        if stage.gate:
+            scale_by(features, f32(1) / (f32(1) + exp(-step.room.logits[r, stage.gate - 1])))
 
 
 @njit(**FLAGS)

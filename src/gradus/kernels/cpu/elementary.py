@@ -8,6 +8,7 @@ import numpy as np
 from numba import njit
 
 from gradus.kernels.cpu.machine import ENTERED, FLAGS, floats, power_of_two
+from gradus.models.layers import CLAMPED, Clamped
 
 f32 = np.float32
 LOG2_E, LN_2 = f32(1.4426950408889634), f32(0.6931471805599453)
@@ -16,8 +17,9 @@ TAYLOR = tuple(f32(1 / math.factorial(n)) for n in range(8))
 
 LOWEST, HIGHEST = f32(-87), f32(88)  # beyond, float32 has no exponential
 
-SILU, GELU, GELU_TANH = range(3)
-ACTIVATIONS = {"silu": SILU, "gelu": GELU, "gelu_tanh": GELU_TANH}
+SILU, GELU, GELU_TANH, CLAMPED_SILU = range(4)
+ACTIVATIONS = {"silu": SILU, "gelu": GELU, "gelu_tanh": GELU_TANH, CLAMPED: CLAMPED_SILU}
+LIMIT, STEEPNESS = f32(Clamped.LIMIT), f32(Clamped.STEEPNESS)
 
 
 @njit(**FLAGS)
@@ -62,6 +64,12 @@ def add_scaled(x: Any, y: Any, scale: Any) -> None:
 
 
 @njit(**FLAGS)
+def scale_by(x: Any, factor: Any) -> None:
+    for j in range(x.shape[0]):
+        x[j] *= factor
+
+
+@njit(**FLAGS)
 def multiply_each(x: Any, y: Any, out: Any) -> None:
     """out = x times y, value by value, for all of x."""
     for j in range(x.shape[0]):
@@ -82,6 +90,21 @@ def activate(kind: int, x: Any) -> None:
     else:
         for j in range(x.shape[0]):
             x[j] = f32(0.5) * x[j] * f32(1 + math.erf(x[j] * math.sqrt(0.5)))
+
+
+@njit(**FLAGS)
+def gate_each(kind: int, gates: Any, features: Any, out: Any) -> None:
+    """out = the activated gates times features, value by value. Overwrites the gates. One kind clamps both first, gates
+    from above alone, and adds one to features."""
+    if kind != CLAMPED_SILU:
+        activate(kind, gates)
+        multiply_each(gates, features, out)
+        return
+    for j in range(gates.shape[0]):
+        gate, feature = gates[j], features[j]
+        gate = LIMIT if gate > LIMIT else gate  # not min: NaN stays
+        feature = LIMIT if feature > LIMIT else -LIMIT if feature < -LIMIT else feature
+        out[j] = gate / (f32(1) + exp(-STEEPNESS * gate)) * (feature + f32(1))
 
 
 @njit(**FLAGS)

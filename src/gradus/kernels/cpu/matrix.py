@@ -64,21 +64,22 @@ class Matrices:
     def records(self) -> NDArray[np.void]:
         return np.array(self.rows, MATRIX)
 
-    def add(self, linear: Linear) -> tuple[int, int]:
-        """Add a matrix. Returns the index of its first record, and how many it has. Raises Unsupported."""
+    def add(self, *linears: Linear) -> tuple[int, int]:
+        """Add matrices side by side. Returns the index of their first record, and their number. Raises Unsupported."""
         start = len(self.rows)
         first = 0
-        for part in linear.parts if type(linear) is SideBySide else [linear]:
-            assert isinstance(part, Linear)
-            self._add(part, first)
-            first += sum(part.out_features)
+        for linear in linears:
+            for part in linear.parts if type(linear) is SideBySide else [linear]:
+                assert isinstance(part, Linear)
+                self._add(part, first)
+                first += sum(part.out_features)
         return start, len(self.rows) - start
 
     def alike(self, first: int, count: int) -> bool:
         """Whether `count` records, from `first` on, take activations that are prepared in the same way."""
         records = np.array(self.rows[first : first + count], MATRIX)
         blocks = (records["kind"] >= BLOCKS).all() and len(set(records["rounds"])) == 1
-        return count == 1 or bool(blocks)
+        return count == 1 or bool(blocks or (records["kind"] <= BFLOAT16).all())
 
     def _add(self, linear: Linear, first: int) -> None:
         rows, width = sum(linear.out_features), linear.in_features

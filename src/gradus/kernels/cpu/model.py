@@ -19,12 +19,17 @@ from gradus.kernels.cpu.decode_step import (
     ADD_NORMALIZED,
     ATTEND,
     BESIDE,
+    DIVIDE,
     DOWN,
+    EXPERTS_DOWN,
+    EXPERTS_UP,
     GATE,
     HEAD,
+    MIX,
     NORMALIZE_HEADS,
     OUTPUT,
     QKV,
+    ROUTE,
     SHAPE,
     STAGE,
     UP,
@@ -34,6 +39,8 @@ from gradus.kernels.cpu.decode_step import (
     run,
 )  # fmt: skip
 from gradus.kernels.cpu.elementary import ACTIVATIONS
+from gradus.kernels.cpu.experts.choice import MIXTURE, make_room
+from gradus.kernels.cpu.experts.prompt import PROMPT_ROWS, MixedPrompts, lend
 from gradus.kernels.cpu.gguf.product import Widened
 from gradus.kernels.cpu.int4.panel import Panels
 from gradus.kernels.cpu.matrix import KINDS, NAMES, Matrices, Unsupported
@@ -41,8 +48,9 @@ from gradus.kernels.cpu.outer import SQUARE
 from gradus.kernels.cpu.team import WORDS, Team
 from gradus.kernels.cpu.vectors import LANES
 from gradus.models import Model
+from gradus.models.experts import Mixture, Router
 from gradus.models.heads import Heads
-from gradus.models.layers import Activation, Gated, Linear, RMSNorm
+from gradus.models.layers import Activation, Clamped, Gated, Linear, RMSNorm
 from gradus.models.parts import EmbeddedParts, LayerParts, Undescribed, parts_of
 from gradus.models.precision import widens_prompts
 from gradus.models.rope import RotaryTable
@@ -56,7 +64,7 @@ f32 = np.float32
 Rows = NDArray[np.int64]
 """A number for each row."""
 
-KNOWN_PARTS = (nn.LayerNorm, RMSNorm, Heads, RotaryTable, Activation, Gated)
+KNOWN_PARTS = (nn.LayerNorm, RMSNorm, Heads, RotaryTable, Activation, Gated, Clamped, Mixture, Router)
 """Classes that the stages compute, not their subclasses, which may differ. `Matrices` checks the matrices."""
 
 
@@ -66,7 +74,11 @@ def known_layers(model: Model) -> list[LayerParts]:
         layers = parts_of(model)
     except Undescribed as error:
         raise Unsupported(error.kind) from error
-    parts = [part for layer in layers for part in (*layer, *(layer.embedded or ()), *_head_norms(layer))]
+    parts = [
+        part
+        for layer in layers
+        for part in (*layer, *(layer.embedded or ()), *_head_norms(layer), *_of_experts(layer.experts))
+    ]
     for part in (model.norm, *parts):
         known = part is None or isinstance(part, Linear | Tensor | EmbeddedParts)
         if not known and type(part) not in KNOWN_PARTS:
@@ -78,10 +90,19 @@ def _head_norms(layer: LayerParts) -> tuple[RMSNorm | None, RMSNorm | None]:
     return layer.heads.q_norm, layer.heads.k_norm
 
 
-class Stages:
-    """The stages of a model's decode step, one STAGE each, and behind them one for each of its extra linears.
+def _of_experts(mixture: Mixture | None) -> list[Any]:
+    if mixture is None:
+        return []
+    router = mixture.router
+    return [mixture.norm, mixture.out_norm, mixture.activation, mixture.up, mixture.down, router, *router.children()]
 
-    count: the number of stages in the step itself. Raises Unsupported for a part without a kernel.
+
+class Stages:
+    """The stages of a model's decode step, one STAGE each; behind them one for each of its extra linears, and those of
+    each layer's experts for a prompt.
+
+    count: the number of stages in the step itself. mixtures: MIXTURE of each layer. prompts: by layer with experts, the
+    first of its stages for a prompt. Raises Unsupported for a part without a kernel.
     """
 
     def __init__(self, model: Model, extra_linears: Sequence[Linear], threads: int) -> None:
@@ -89,12 +110,19 @@ class Stages:
         self.extra_linears, self.threads = extra_linears, threads
         self.matrices = Matrices()
         self.rows: list[tuple[Any, ...]] = []
+        self.mixtures = np.zeros(len(self.layers), MIXTURE)
+        self.prompts: dict[int, int] = {}
         for index, layer in enumerate(self.layers):
             self._add_layer(index, layer)
         self._add_product(HEAD, 0, model.head, norm=model.norm)
         self.count = len(self.rows)
         for linear in extra_linears:
             self._add_product(BESIDE, 0, linear)
+        for index, layer in enumerate(self.layers):
+            if layer.experts is not None:
+                self.prompts[index] = len(self.rows)
+                self._add_experts(index, layer.experts, given=True)
+                self._add(MIX, index, given=True, columns=threads)
 
     def _add_layer(self, index: int, layer: LayerParts) -> None:
         embedded, scale = layer.embedded, 1.0 if layer.scale is None else layer.scale.item()
@@ -104,11 +132,50 @@ class Stages:
             self._add(NORMALIZE_HEADS, index, q_norm, key_norm=self._weight(k_norm))
         self._add(ATTEND, index)
         self._add_to_stream(OUTPUT, index, layer.output, layer.attention_out_norm)
-        self._add_product(UP, index, layer.up, layer.mlp_norm, layer.activation)
-        self._add_to_stream(DOWN, index, layer.down, layer.mlp_out_norm, 1.0 if embedded else scale)
+        if layer.experts is not None:
+            self._add_mixture(index, layer, layer.experts, 1.0 if embedded else scale)
+        elif layer.up is not None and layer.down is not None:
+            self._add_product(UP, index, layer.up, layer.mlp_norm, layer.activation)
+            self._add_to_stream(DOWN, index, layer.down, layer.mlp_out_norm, 1.0 if embedded else scale)
         if embedded:
             self._add_product(GATE, index, embedded.gate, then=embedded.activation)
             self._add_to_stream(DOWN, index, embedded.out, embedded.norm, scale)
+
+    def _add_mixture(self, index: int, layer: LayerParts, mixture: Mixture, scale: float) -> None:
+        """Add the stages of experts, and of the dense MLP that reads the same stream, if there is one."""
+        norm = layer.mlp_norm if mixture.norm is None else mixture.norm
+        router, count = mixture.router, mixture.experts.count
+        reads = norm if router.norm is None else router.norm
+        self._add_product(ROUTE, index, router.product, reads, beside=layer.shared_gate)
+        self._add_experts(index, mixture, norm)
+        waits = layer.dense_out_norm is not None or layer.mlp_out_norm is not None
+        if layer.up is not None and layer.down is not None:
+            gate = 0 if layer.shared_gate is None else count + 1
+            self._add_product(UP, index, layer.up, layer.mlp_norm, layer.activation, gate=gate)
+            self._add_product(DOWN, index, layer.down, onto=not waits)
+        self._add(MIX, index, columns=self.threads, scale=scale)
+        self._describe(index, layer, mixture, adds=waits and layer.up is not None)
+
+    def _add_experts(self, index: int, mixture: Mixture, norm: nn.Module | None = None, given: bool = False) -> None:
+        count = mixture.experts.count
+        self._add(DIVIDE, index, given=given)
+        self._add_product(EXPERTS_UP, index, mixture.up, norm, mixture.activation, stacked=count, given=given)
+        self._add_product(EXPERTS_DOWN, index, mixture.down, stacked=count, given=given)
+
+    def _describe(self, index: int, layer: LayerParts, mixture: Mixture, adds: bool) -> None:
+        """Fill in the layer's MIXTURE."""
+        experts, router, mine = mixture.experts, mixture.router, self.mixtures[index]
+        for name in ("count", "chosen", "width", "sigmoid", "normalized", "scale", "groups", "chosen_groups"):
+            mine[name] = getattr(experts, name)
+        for name, values in (("correction", router.correction), ("factors", router.factors)):
+            mine[name] = 0 if values is None else self.matrices.address(values)
+        mine["fewest"], mine["adds"] = ROUNDS * self.threads, adds
+        norms = {"out_norm": mixture.out_norm, "dense_norm": layer.dense_out_norm, "sum_norm": layer.mlp_out_norm}
+        for name, norm in norms.items():
+            if norm is not None:
+                if not isinstance(norm, RMSNorm) or mine["eps"] not in (0, np.float32(norm.eps)):
+                    raise Unsupported("norms behind experts that differ in more than their weights")
+                mine[name], mine["eps"] = self._weight(norm), norm.eps
 
     def _add_to_stream(self, kind: int, layer: int, linear: Linear, norm: nn.Module | None, scale: float = 1.0) -> None:
         if norm is None:
@@ -124,12 +191,19 @@ class Stages:
         linear: Linear,
         norm: nn.Module | None = None,
         then: Activation | None = None,
+        beside: Linear | None = None,
+        stacked: int = 1,
         **fields: float,
     ) -> None:
-        matrix, parts = self.matrices.add(linear)
+        """Add a stage that multiplies a matrix, with another one beside it, or one of `stacked` matrices."""
+        linears = [linear] if beside is None else [linear, beside]
+        matrix, parts = self.matrices.add(*linears)
         halves = 1 + isinstance(then, Gated)
-        columns = sum(linear.out_features) // halves
-        chunk = self._chunk(columns, sum(each.nbytes for each in linear.parameters()))
+        columns = sum(sum(each.out_features) for each in linears) // (halves * stacked)
+        size = sum(each.nbytes for each in linear.parameters())
+        chunk = (
+            self._chunk(columns, size) if stacked == 1 else _columns_of(columns, -(-size // (stacked * CHUNK_BYTES)))
+        )
         fields |= {"matrix": matrix, "parts": parts, "alike": self.matrices.alike(matrix, parts)}
         fields |= {"columns": columns, "halves": halves, "chunk": chunk}
         self._add(kind, layer, norm, **fields, activation=0 if then is None else ACTIVATIONS[then.name])
@@ -137,7 +211,7 @@ class Stages:
     def _chunk(self, columns: int, matrix_bytes: int) -> int:
         """Columns of a chunk, a multiple of 16. A stage has equal chunks, one per thread and round."""
         rounds = max(ROUNDS, -(-matrix_bytes // (self.threads * CHUNK_BYTES)))
-        return -(-columns // (rounds * self.threads * 16)) * 16
+        return _columns_of(columns, rounds * self.threads)
 
     def _add(self, kind: int, layer: int, norm: nn.Module | None = None, **fields: float) -> None:
         """Add a stage: one chunk, unless `fields` of STAGE say otherwise."""
@@ -153,6 +227,11 @@ class Stages:
     def _weight(self, norm: nn.Module | None) -> int:
         """The address of a norm's weights in float32; 0: none."""
         return self.matrices.address(norm.weight.float()) if isinstance(norm, RMSNorm | nn.LayerNorm) else 0
+
+
+def _columns_of(columns: int, chunks: int) -> int:
+    """Columns of each of about `chunks` chunks: a multiple of 16."""
+    return -(-columns // (chunks * 16)) * 16
 
 
 class Work:
@@ -204,6 +283,8 @@ class DecodeModel:
         _add_panels(model)
         self.logits, self.tokens = torch.from_numpy(self.step.logits), torch.from_numpy(self.step.tokens)
         self.given, self.made = torch.from_numpy(self.step.given), torch.from_numpy(self.step.made)
+        self.mixtures = [layer.experts for layer in stages.layers]
+        self.mixed_prompts = MixedPrompts(self.step, stages.prompts, proxy(self))
         self.embedder = model
         for number, (path, linear) in enumerate(inputs.items(), len(extra_linears)):
             self.embedder = with_part(self.embedder, path, KernelLinear(linear, proxy(self), number))
@@ -254,13 +335,21 @@ class DecodeModel:
         states = torch.from_numpy(self.step.x[: self.shape["rows"], : self.width][rows])
         return cast(Tensor, self.model.norm(states.to(self.model.dtype)))
 
+    def lend_experts(self) -> None:
+        """Have the model's own forward multiply its experts in these kernels, as long as this object lives."""
+        lend(self.mixed_prompts, self.mixtures, self)
+
+    def run_stages(self, first: int, stages: int, rows: int) -> None:
+        """Run stages that are not the step's."""
+        self.shape["rows"], self.shape["greedy"] = rows, False
+        self.work.opened = first, stages
+        self.team.run()
+
     def multiply(self, number: int, x: Tensor) -> Tensor:
         """x times the matrix `number` of the extra linears, [R, K] → float32 [R, N], of up to MOST_ROWS rows."""
         index, (rows, width) = self.count + number, x.shape
         self.given[:rows, :width] = x
-        self.shape["rows"], self.shape["greedy"] = rows, False
-        self.work.opened = index, 1
-        self.team.run()
+        self.run_stages(index, 1, rows)
         return self.made[:rows, : self.step.stages["columns"][index]].clone()
 
 
@@ -343,12 +432,14 @@ def _make_step(
         qkv=buffer(max(sum(layer.qkv.out_features) for layer in layers)),
         partials=np.empty((most, config.num_heads, head_dim + 2), f32),  # most are never written
         added=buffer(config.hidden_size),
-        features=buffer(rows["columns"][np.isin(rows["kind"], (UP, GATE))].max()),
+        features=buffer(rows["columns"][np.isin(rows["kind"], (UP, GATE))].max(initial=0)),
         logits=buffer(config.vocab_size),
         winners=np.zeros((chunks[stages.count - 1], MOST_ROWS), np.int64),
         tokens=np.zeros(MOST_ROWS, np.int64),
         given=buffer(max((each.in_features for each in stages.extra_linears), default=0)),
         made=buffer(max((sum(each.out_features) for each in stages.extra_linears), default=0)),
+        mixtures=stages.mixtures,
+        room=make_room(stages.mixtures, config.hidden_size, PROMPT_ROWS),
     )
 
 
@@ -398,14 +489,14 @@ def _query_scales(rope: RotaryTable, matrices: Matrices) -> int:
 def _make_worker(model: Model, step: Step) -> Worker:
     stages, heads = step.stages, step.heads
     (head,) = stages[stages["kind"] == HEAD]
-    products = stages[np.isin(stages["kind"], (OUTPUT, UP, DOWN, GATE))]
+    products = stages[np.isin(stages["kind"], (OUTPUT, UP, DOWN, GATE, EXPERTS_UP, EXPERTS_DOWN))]
     columns = max(*(products["columns"] * products["halves"]), head["chunk"])
     head_dim = heads["head_dim"].max()
     return Worker(
         make_rows(step.matrices["width"].max()),
         make_scratch(model.config.num_heads, head_dim),
         make_block((heads["heads"] // heads["kv_heads"]).max(), head_dim),
-        np.full(1, -1, np.int64),
+        np.full(2, -1, np.int64),
         np.zeros((MOST_ROWS, _unaligned(columns)), f32),
     )
 

@@ -68,7 +68,7 @@ def dispatch_kernel(
 def tile_at(
     starts_ptr: tensor, place: tensor, experts: int, EXPERTS: constexpr, ROWS: constexpr
 ) -> tuple[tensor, tensor, tensor]:
-    """Return the expert of a tile, and where its rows begin and end among the sorted pairs. Empty if it ends first.
+    """Return the expert of a tile, where the tile's pairs begin, and where the expert's end: a tile may have none.
 
     An expert whose range is [s, t) has the places from s / ROWS + e to t / ROWS + e, one more than it could need. So
     places follow from `starts` without a sum over the experts before, and some stay empty. EXPERTS: a power of 2.
@@ -81,7 +81,7 @@ def tile_at(
     start = tl.max(tl.where(begun, starts, 0), 0)
     end = tl.load(starts_ptr + expert + 1, cache_modifier=".cg")
     first = start + (place - start // ROWS - expert) * ROWS
-    return expert, first, tl.minimum(first + ROWS, end)
+    return expert, first, end
 
 
 def dispatch(chosen: Tensor, experts: int) -> Dispatch:

@@ -25,11 +25,12 @@ from torch import Tensor
 from triton.language import constexpr, tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from gradus.device.capability import multiprocessors
 from gradus.kernels.core.overlap import let_next_start, prefetch, starts_early, wait_for_previous
 from gradus.kernels.experts.dispatch import Dispatch, tile_at
-from gradus.kernels.experts.grouped_launch import GroupedLaunch
-from gradus.kernels.experts.grouped_tables import Use, choose_launch
-from gradus.kernels.rows.activation import activate
+from gradus.kernels.experts.grouped_launch import AnyLaunch, HopperGroupedLaunch
+from gradus.kernels.experts.grouped_tables import Use, choose_launch, hopper_grouped
+from gradus.kernels.rows.activation import activate, activate_gated
 
 CACHE_LINE = constexpr(128)  # bytes
 
@@ -49,17 +50,6 @@ def weight_tile(
         here = weight_ptr + (first + rows).to(tl.int64)[:, None] * K + k[None, :]
         tile = tl.load(here) if EVEN_K else tl.load(here, mask=(k < K)[None, :], other=0.0)
     return tile
-
-
-@triton.jit
-def gate(gates: tensor, ups: tensor, ACTIVATION: constexpr) -> tensor:
-    """Activate the gates and multiply by what they let through; "clamped_silu" is gpt-oss's (`models/layers.py`)."""
-    if ACTIVATION == "clamped_silu":
-        gates = tl.minimum(gates, 7.0)
-        passed = gates * tl.sigmoid(1.702 * gates) * (tl.minimum(tl.maximum(ups, -7.0), 7.0) + 1.0)
-    else:
-        passed = activate(gates, ACTIVATION) * ups
-    return passed
 
 
 @triton.jit
@@ -120,7 +110,7 @@ def grouped_kernel(
                 ups = tl.dot(up, v, ups, input_precision="ieee")
         sums += row_bias(bias_ptr, first_weight + rows)[:, None]
         if GATED:
-            sums = gate(sums, ups + row_bias(bias_ptr, up_weight + rows)[:, None], ACTIVATION)
+            sums = activate_gated(sums, ups + row_bias(bias_ptr, up_weight + rows)[:, None], ACTIVATION)
         elif ACTIVATION is not None:
             sums = activate(sums, ACTIVATION)
         to = row if CHOSEN else pair
@@ -130,7 +120,7 @@ def grouped_kernel(
 
 def up_product(
     x: Tensor, weight: Tensor, plan: Dispatch, activation: str, *, gated: bool = True, bias: Tensor | None = None,
-    launch: GroupedLaunch | None = None,
+    launch: AnyLaunch | None = None,
 ) -> Tensor:  # fmt: skip
     """Multiply each expert's rows by its first matrix, and apply the activation or the gate.
 
@@ -143,7 +133,7 @@ def up_product(
 
 
 def down_product(
-    features: Tensor, weight: Tensor, plan: Dispatch, *, bias: Tensor | None = None, launch: GroupedLaunch | None = None
+    features: Tensor, weight: Tensor, plan: Dispatch, *, bias: Tensor | None = None, launch: AnyLaunch | None = None
 ) -> Tensor:
     """Multiply each expert's features by its second matrix.
 
@@ -156,15 +146,19 @@ def down_product(
 
 
 def _multiply(
-    use: Use, x: Tensor, weight: Tensor, bias: Tensor | None, plan: Dispatch, n: int, launch: GroupedLaunch | None,
+    use: Use, x: Tensor, weight: Tensor, bias: Tensor | None, plan: Dispatch, n: int, launch: AnyLaunch | None,
     more: dict[str, Any],
 ) -> Tensor:  # fmt: skip
     k, pairs = x.shape[1], len(plan.pairs)
     assert x.is_contiguous() and weight.is_contiguous() and weight.shape[1] == k and weight.dtype == x.dtype
     if launch is None:
-        launch = choose_launch(use, pairs, plan.experts, n, k, x.element_size(), more["GATED"], x.device)
-    early = launch.early and starts_early()
+        launch = choose_launch(use, pairs, plan.experts, n, k, x.dtype, more["GATED"], x.device)
     out = torch.empty(pairs, n, dtype=x.dtype, device=x.device)
+    if isinstance(launch, HopperGroupedLaunch):
+        assert hopper_grouped is not None and more["GATED"] == (use == "up")
+        hopper_grouped(x, weight, bias, out, plan, multiprocessors(x.device), launch, more["ACTIVATION"])
+        return out
+    early = launch.early and starts_early()
     described = None
     if launch.copied:
         described = TensorDescriptor(weight, [*weight.shape], [*weight.stride()], [launch.rows, launch.columns])

@@ -1,4 +1,4 @@
-"""Launch shapes of grouped products."""
+"""Launch shapes of grouped products: importable without Gluon, which not every Triton has."""
 
 from typing import NamedTuple
 
@@ -26,3 +26,18 @@ class GroupedLaunch(NamedTuple):
 
 
 KINDS["grouped"] = GroupedLaunch
+
+
+HIGH = 128  # rows of one expert in a tile of `hopper_grouped`
+DEEP = 64  # columns of its tiles
+CONSUMERS = 2  # warp groups that multiply them
+
+
+class HopperGroupedLaunch(NamedTuple):
+    """stages: tiles in shared memory."""
+
+    stages: int
+
+
+KINDS["hopper grouped"] = HopperGroupedLaunch
+AnyLaunch = GroupedLaunch | HopperGroupedLaunch

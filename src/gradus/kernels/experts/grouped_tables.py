@@ -15,11 +15,13 @@ import torch
 
 from gradus.device.capability import Capability, capability
 from gradus.kernels.core import tuning
-from gradus.kernels.experts.grouped_launch import GroupedLaunch
+from gradus.kernels.core.gluon import in_gluon
+from gradus.kernels.experts.grouped_launch import DEEP, AnyLaunch, GroupedLaunch, HopperGroupedLaunch
 
 Use = Literal["up", "down"]
 USES: tuple[Use, ...] = ("up", "down")
 MOST_TOKENS = 128  # of a tile
+hopper_grouped = in_gluon("experts.hopper_grouped", "hopper_grouped")
 
 
 class MeasuredGroups(tuning.Measured):
@@ -27,23 +29,32 @@ class MeasuredGroups(tuning.Measured):
 
     package = "gradus.kernels.experts"
 
-    def choose(self, use: Use, rows: int, n: int, k: int) -> GroupedLaunch | None:
-        return cast(GroupedLaunch | None, self.nearest(use, min(rows, self.rows[-1]), n, k))
+    def choose(self, use: Use, rows: int, n: int, k: int) -> AnyLaunch | None:
+        return cast(AnyLaunch | None, self.nearest(use, min(rows, self.rows[-1]), n, k))
 
 
 @cache
 def choose_launch(
-    use: Use, pairs: int, experts: int, n: int, k: int, item: int, gated: bool, device: torch.device
-) -> GroupedLaunch:
-    """Choose how to multiply `pairs` rows, divided among experts, by their matrices [n, k] of `item` bytes a value.
+    use: Use, pairs: int, experts: int, n: int, k: int, dtype: torch.dtype, gated: bool, device: torch.device
+) -> AnyLaunch:
+    """Choose how to multiply `pairs` rows, divided among experts, by their matrices [n, k].
 
-    gated: up's, of which an output takes two rows.
+    gated: the first product is, so that an output takes two rows.
     """
-    rows, able = -(-pairs // experts), capability(device)
+    rows, able, item = -(-pairs // experts), capability(device), dtype.itemsize
     table = table_of(device) if item == 2 else None
     launch = None if table is None else table.choose(use, rows, n, k)
+    if isinstance(launch, HopperGroupedLaunch):
+        if suits_hopper(able, k, item) and gated == (use == "up") and hopper_grouped is not None:
+            return launch
+        launch = None
     launch = unmeasured(rows, item) if launch is None else launch
     return fitted(launch, able, gated=gated, item=item)._replace(copied=launch.copied and copies(able, k, item))
+
+
+def suits_hopper(able: Capability, k: int, item: int) -> bool:
+    """Whether `hopper_grouped` multiplies rows of k values of `item` bytes."""
+    return able == (9, 0) and item == 2 and k % DEEP == 0
 
 
 @cache

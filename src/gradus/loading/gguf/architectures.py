@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gradus.errors import CheckpointError
-from gradus.loading.gguf import configurations, names
+from gradus.loading.gguf import configurations, mixtures, names
 from gradus.loading.gguf.file import GGUFFile
 from gradus.loading.gguf.metadata import Metadata
 from gradus.loading.quoting import quoted
@@ -33,12 +33,14 @@ class Architecture:
 
 
 ARCHITECTURES = {
-    "llama": Architecture(("llama",), names.LLAMA, configurations.llama, interleaved=True),
+    "llama": Architecture(("llama", "mixtral"), names.LLAMA, mixtures.llama, interleaved=True),
     "smollm3": Architecture(("smollm3",), names.LLAMA, configurations.smollm3, interleaved=True),
     "mistral3": Architecture(("ministral3",), names.LLAMA, configurations.mistral3, interleaved=True),
     "qwen2": Architecture(("qwen2",), names.LLAMA, configurations.qwen2, free_width=False),
     "qwen3": Architecture(("qwen3",), names.QWEN3, configurations.qwen3),
-    "qwen3moe": Architecture(("qwen3_moe",), names.QWEN3, configurations.qwen3moe),
+    "qwen2moe": Architecture(("qwen2_moe",), names.LLAMA, mixtures.qwen2moe, free_width=False),
+    "qwen3moe": Architecture(("qwen3_moe",), names.QWEN3, mixtures.qwen3moe),
+    "olmoe": Architecture(("olmoe",), names.QWEN3, mixtures.olmoe, free_width=False),
     "phi3": Architecture(("phi3",), names.PHI3, configurations.phi3, free_width=False),
     "olmo2": Architecture(("olmo2", "olmo3"), names.OLMO2, configurations.olmo2, free_width=False, windows=True),
     "granite": Architecture(
@@ -52,9 +54,16 @@ ARCHITECTURES = {
     "gemma3": Architecture(
         ("gemma3",), names.GEMMA3, configurations.gemma3, windows=True, score_scale=configurations.gemma3_scale
     ),
-    "gemma4": Architecture(
-        ("gemma4",), names.GEMMA4, configurations.gemma4, windows=True, score_scale=lambda config: 1.0
+    "granitemoe": Architecture(
+        ("granitemoe",),
+        names.LLAMA,
+        mixtures.granitemoe,
+        interleaved=True,
+        score_scale=lambda config: config.attention_scale,
     ),
+    "gemma4": Architecture(("gemma4",), names.GEMMA4, mixtures.gemma4, windows=True, score_scale=lambda config: 1.0),
+    "gpt-oss": Architecture(("gpt_oss",), names.GPT_OSS, mixtures.gpt_oss, windows=True),
+    "glm4moe": Architecture(("glm4_moe",), names.GLM4, mixtures.glm4moe),
     "gpt2": Architecture(("gpt2",), names.GPT2, configurations.gpt2),
 }
 
@@ -92,6 +101,7 @@ def _usual(config: dict[str, Any]) -> dict[str, float]:
         "rope.freq_base_swa": theta,
         "rope.global.freq_base": theta,  # Ollama's names
         "rope.local.freq_base": config.get("rope_local_base_freq"),
+        "expert_feed_forward_length": config.get("intermediate_size"),
         "embedding_length_out": config.get("hidden_size", config.get("n_embd")),
     }
     return {key: value for key, value in values.items() if value is not None}

@@ -8,12 +8,11 @@ from typing import Any
 
 from gradus.errors import CheckpointError
 from gradus.loading.gguf.metadata import Metadata
-from gradus.loading.gguf.rotary import FACTORS, original_context, rope_scaling
-from gradus.loading.quoting import quoted
+from gradus.loading.gguf.rotary import FACTORS, original_context
+from gradus.loading.gguf.sizes import layer_types, refuse_experts, rotary, sizes, without_windows
 from gradus.models.config import ModelConfig
 
 GEMMA3_BY_STREAM = 62  # layers of the one Gemma 3 that scales its scores by the width of its stream
-SOFTMAX = 1  # llama.cpp's number of the router's function
 LONGEST_ROTATION = 1e20  # a factor from which on a pair of values rests: llama.cpp writes 1e30
 
 
@@ -32,20 +31,15 @@ def gpt2(read: Metadata) -> dict[str, Any]:
 
 
 def llama(read: Metadata) -> dict[str, Any]:
-    return _without_windows(read) | {"model_type": "llama", "mlp_bias": "blk.0.ffn_gate.bias" in read.file.tensors}
+    return without_windows(read) | {"model_type": "llama", "mlp_bias": "blk.0.ffn_gate.bias" in read.file.tensors}
 
 
 def qwen2(read: Metadata) -> dict[str, Any]:
-    return _without_windows(read) | {"model_type": "qwen2"}
+    return without_windows(read) | {"model_type": "qwen2"}
 
 
 def qwen3(read: Metadata) -> dict[str, Any]:
-    return _without_windows(read) | {"model_type": "qwen3"}
-
-
-def qwen3moe(read: Metadata) -> dict[str, Any]:
-    """Every layer has experts, whose weights llama.cpp divides by their sum."""
-    return _without_windows(read) | _experts(read) | {"model_type": "qwen3_moe", "norm_topk_prob": True}
+    return without_windows(read) | {"model_type": "qwen3"}
 
 
 def smollm3(read: Metadata) -> dict[str, Any]:
@@ -55,7 +49,7 @@ def smollm3(read: Metadata) -> dict[str, Any]:
 
 def mistral3(read: Metadata) -> dict[str, Any]:
     """Mistral Small 3, or Ministral 3, whose queries grow with their position."""
-    config = _without_windows(read)
+    config = without_windows(read)
     parameters = {"rope_type": "default", "rope_theta": config["rope_theta"]} | (config.pop("rope_scaling") or {})
     if beta := read.number("attention.temperature_scale", 0.0):
         original = original_context(read)
@@ -67,7 +61,7 @@ def mistral3(read: Metadata) -> dict[str, Any]:
 
 def phi3(read: Metadata) -> dict[str, Any]:
     """Heads may turn in part. The window is the model's, although llama.cpp computes none."""
-    config = _rotary(read, partial=True)
+    config = rotary(read, partial=True)
     window = read.integer("attention.sliding_window", 0)
     return config | {
         "model_type": "phi3",
@@ -79,7 +73,7 @@ def phi3(read: Metadata) -> dict[str, Any]:
 
 def olmo2(read: Metadata) -> dict[str, Any]:
     """OLMo 2, or with windows OLMo 3, where the layers with a window turn at the plain frequencies."""
-    config = _rotary(read)
+    config = rotary(read)
     window = read.integer("attention.sliding_window", 0)
     if not window:
         return config | {"model_type": "olmo2"}
@@ -91,7 +85,7 @@ def olmo2(read: Metadata) -> dict[str, Any]:
     return config | {
         "model_type": "olmo3",
         "sliding_window": window,
-        "layer_types": _layer_types(read, 4),
+        "layer_types": layer_types(read, 4),
         "rope_parameters": ropes,
     }
 
@@ -101,24 +95,31 @@ def granite(read: Metadata) -> dict[str, Any]:
     models lack. The scale of scores is a number of its own; the others are 1 where absent or 0, as in llama.cpp."""
     if any(".ssm_" in name for name in read.file.tensors):
         raise CheckpointError(f"{read.label}: layers with a state are not supported: every layer must attend")
-    _refuse_experts(read)
-    config = _without_windows(read)
+    refuse_experts(read)
+    config = multiplied(read)
     read.disregard(r"ssm\..*|expert_.*")
+    return config | {
+        "model_type": "granite",
+        "mlp_bias": "blk.0.ffn_gate.bias" in read.file.tensors,
+    }
+
+
+def multiplied(read: Metadata) -> dict[str, Any]:
+    """The keys of all Granite models."""
+    config = without_windows(read)
     if read.get("rope.scaling.finetuned", True) is not True:  # a switch of the rotation, in this architecture
         read.refuse("rope.scaling.finetuned", "= False leaves out rotary positions, and is not supported")
     return config | {
-        "model_type": "granite",
         "attention_multiplier": read.number("attention.scale", 0.0) or config["head_dim"] ** -0.5,
         "embedding_multiplier": read.number("embedding_scale", 0.0) or 1.0,
         "residual_multiplier": read.number("residual_scale", 0.0) or 1.0,
         "logits_scaling": read.number("logit_scale"),
-        "mlp_bias": "blk.0.ffn_gate.bias" in read.file.tensors,
     }
 
 
 def gemma3(read: Metadata) -> dict[str, Any]:
     """No key says how scores are scaled: llama.cpp recognizes the largest model, the exception, by its depth."""
-    config = _rotary(read)
+    config = rotary(read)
     hidden, heads = config["hidden_size"], config["num_attention_heads"]
     by_stream = config["num_hidden_layers"] == GEMMA3_BY_STREAM
     return config | {
@@ -129,7 +130,7 @@ def gemma3(read: Metadata) -> dict[str, Any]:
         "query_pre_attn_scalar": hidden // heads if by_stream else config["head_dim"],
         "attn_logit_softcapping": read.number("attn_logit_softcapping", 0.0) or None,
         "final_logit_softcapping": read.number("final_logit_softcapping", 0.0) or None,
-        "layer_types": _layer_types(read, 6),
+        "layer_types": layer_types(read, 6),
     }
 
 
@@ -143,14 +144,14 @@ def gemma4(read: Metadata) -> dict[str, Any]:
     """Two kinds of layers, each with its own heads. Keys that end in `_swa` describe layers with a window."""
     if read.number("attention.scale", 1.0) != 1.0:  # norms keep queries and keys short
         read.refuse("attention.scale", "other than 1 is not supported")
-    kinds = _layer_types(read, None)
+    kinds = layer_types(read, None)
     whole = [layer for layer, kind in enumerate(kinds) if kind == "full_attention"]
     wide, narrow = _gemma4_head(read, ""), _gemma4_head(read, "_swa")
     shared, kv_heads = read.integer("attention.shared_kv_layers", 0), read.each("attention.head_count_kv", len(kinds))
     values = [f"blk.{layer}.attn_v.weight" in read.file.tensors for layer in whole if layer < len(kinds) - shared]
     embedded = read.integer("embedding_length_per_layer_input", 0)
     return (
-        _sizes(read)
+        sizes(read)
         | _gemma4_widths(read, len(kinds), shared)
         | {
             "model_type": "gemma4_text",
@@ -209,81 +210,3 @@ def _gemma4_widths(read: Metadata, layers: int, shared: int) -> dict[str, Any]:
 
 
 # -- parts that architectures share ------------------------------------------------------------------------------------
-
-
-def _experts(read: Metadata) -> dict[str, Any]:
-    """The keys that families with experts share."""
-    if read.integer("expert_gating_func", SOFTMAX) != SOFTMAX:
-        read.refuse("expert_gating_func", "other than 1, softmax, is not supported")
-    return {
-        "num_experts": read.integer("expert_count"),
-        "num_experts_per_tok": read.integer("expert_used_count"),
-        "moe_intermediate_size": read.integer("expert_feed_forward_length"),
-    }
-
-
-def _refuse_experts(read: Metadata) -> None:
-    if read.integer("expert_count", 0):
-        raise CheckpointError(f"{read.label}: mixtures of experts are not supported in architecture {read.prefix}")
-
-
-def _sizes(read: Metadata) -> dict[str, Any]:
-    return {
-        "vocab_size": read.rows("token_embd.weight"),
-        "hidden_size": read.integer("embedding_length"),
-        "num_hidden_layers": read.integer("block_count"),
-        "num_attention_heads": read.integer("attention.head_count"),
-        "max_position_embeddings": read.integer("context_length"),
-        "rms_norm_eps": read.number("attention.layer_norm_rms_epsilon"),
-        "tie_word_embeddings": "output.weight" not in read.file.tensors,
-    }
-
-
-def _rotary(read: Metadata, partial: bool = False) -> dict[str, Any]:
-    """The keys that most families with rotary positions share. partial: whether heads may turn in part."""
-    sizes = _sizes(read)
-    hidden, heads = sizes["hidden_size"], sizes["num_attention_heads"]
-    head_dim = read.integer("attention.key_length", hidden // heads if heads > 0 else 0)
-    _check_head(read, heads, head_dim)
-    turned, values = read.integer("rope.dimension_count", head_dim), read.integer("attention.value_length", head_dim)
-    if (turned != head_dim and not partial) or values != head_dim:
-        raise CheckpointError(
-            f"{read.label}: keys of {head_dim} values with {turned} of them rotated, and values of "
-            f"{values}: only equal widths are supported"
-        )
-    return sizes | {
-        "intermediate_size": read.integer("feed_forward_length"),
-        "num_key_value_heads": read.integer("attention.head_count_kv", heads),
-        "head_dim": head_dim,
-        "rope_theta": read.number("rope.freq_base", 10000.0),
-        "rope_scaling": rope_scaling(read, turned),
-        "attention_bias": "blk.0.attn_q.bias" in read.file.tensors,
-    }
-
-
-def _check_head(read: Metadata, heads: int, head_dim: int) -> None:
-    """Refuse sizes that cannot be computed with."""
-    if heads < 1:
-        read.refuse("attention.head_count", f"must be at least 1, got {heads}")
-    if head_dim < 1:
-        read.refuse("attention.key_length", f"must be at least 1, got {head_dim}")
-
-
-def _without_windows(read: Metadata) -> dict[str, Any]:
-    """The keys of families in which llama.cpp computes no windows. One as long as the context changes nothing."""
-    key, context = "attention.sliding_window", read.integer("context_length")
-    if 0 < (window := read.integer(key, 0)) < context:
-        read.refuse(key, f"= {window} is shorter than the context of {context}, and is not supported")
-    return _rotary(read)
-
-
-def _layer_types(read: Metadata, period: int | None) -> list[str]:
-    """Which layers have the window: all but every n-th one, or as a list says. period: n where no key says it."""
-    key, layers = "attention.sliding_window_pattern", read.layers()
-    pattern = read.get(key, period)
-    if not isinstance(pattern, list):
-        period = read.integer(key, period)
-        pattern = [period == 0 or (layer + 1) % period != 0 for layer in range(layers)]
-    if len(pattern) != layers or not all(isinstance(item, int) for item in pattern):
-        read.refuse(key, f"must say it of each layer, got {quoted(pattern)}")
-    return ["sliding_attention" if item else "full_attention" for item in pattern]

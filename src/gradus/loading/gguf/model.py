@@ -13,7 +13,7 @@ from torch import Tensor
 
 from gradus.errors import CheckpointError
 from gradus.loading.gguf.architectures import ARCHITECTURES, architecture
-from gradus.loading.gguf.experts import layout_of
+from gradus.loading.gguf.experts import layout_of, names_in
 from gradus.loading.gguf.file import PLAIN, GGUFFile, Type
 from gradus.loading.gguf.metadata import Metadata
 from gradus.loading.gguf.rotary import DESCRIBING
@@ -38,7 +38,10 @@ class GGUFTensors:
         table = model_class(self._architecture.families[0]).weights
         tensors = [stored for source in table.values() for stored in tensors_of(source)]
         self._changes = {stored.name: stored for stored in tensors if isinstance(stored, CONVERTED)}
-        self._stored = {self._hugging_face_name(name): name for name in file.tensors if name not in DESCRIBING}
+        self._own_names = names_in(self.layout)
+        layers = _layers(file)
+        read = (name for name in file.tensors if name not in DESCRIBING and (block_of(name) or 0) < layers)
+        self._stored = {self._hugging_face_name(name): name for name in read}
 
     def names(self) -> Iterable[str]:
         return self._stored
@@ -79,9 +82,11 @@ class GGUFTensors:
 
     def _hugging_face_name(self, stored: str) -> str:
         names = self._architecture.names
+        if re.sub(r"^blk\.\d{1,4}\.", "blk.{}.", stored) in self._own_names:
+            return stored
         if stored in names:
             return names[stored]
-        block = re.fullmatch(r"blk\.(\d{1,4})\.(\w+)\.(weight|bias)", stored)
+        block = re.fullmatch(r"blk\.(\d{1,4})\.(\w+)\.(weight|bias|scale)", stored)
         if block and (alone := f"{block[2]}.{block[3]}") in names:
             return names[alone].format(int(block[1]))
         if block and block[2] in names:
@@ -103,6 +108,18 @@ class GGUFTensors:
                 f"{self._file.path.name}: tensor {quoted(stored)} has {rows} rows, not a multiple of 2 x {heads} heads"
             )
         return heads
+
+
+def block_of(stored: str) -> int | None:
+    """The number in a tensor's name: of its layer."""
+    found = re.match(r"blk\.(\d{1,4})\.", stored)
+    return int(found[1]) if found else None
+
+
+def _layers(file: GGUFFile) -> int:
+    """The layers that compute hidden states: those behind them draft tokens (GLM)."""
+    read = Metadata(file, architecture(file))
+    return read.layers() - read.integer("nextn_predict_layers", 0)
 
 
 def uninterleave(value: Tensor, heads: int) -> Tensor:

@@ -22,6 +22,11 @@ QWEN3 = LLAMA | {
     "attn_q_norm": "model.layers.{}.self_attn.q_norm",
     "attn_k_norm": "model.layers.{}.self_attn.k_norm",
 }
+GPT_OSS = LLAMA | {
+    "post_attention_norm": "model.layers.{}.post_attention_layernorm",
+    "attn_sinks.weight": "model.layers.{}.self_attn.sinks",
+}
+GLM4 = QWEN3 | {"post_attention_norm": "model.layers.{}.post_attention_layernorm"}
 PHI3 = LLAMA | {
     "attn_qkv": "model.layers.{}.self_attn.qkv_proj",
     "ffn_up": "model.layers.{}.mlp.gate_up_proj",
@@ -43,6 +48,11 @@ GEMMA4 = GEMMA3 | {
     "per_layer_token_embd.weight": "model.embed_tokens_per_layer.weight",
     "per_layer_model_proj.weight": "model.per_layer_model_projection.weight",
     "per_layer_proj_norm.weight": "model.per_layer_projection_norm.weight",
+    "post_ffw_norm_1": "model.layers.{}.post_feedforward_layernorm_1",
+    "post_ffw_norm_2": "model.layers.{}.post_feedforward_layernorm_2",
+    "pre_ffw_norm_2": "model.layers.{}.pre_feedforward_layernorm_2",
+    "ffn_gate_inp.scale": "model.layers.{}.router.scale",
+    "ffn_down_exps.scale": "model.layers.{}.router.per_expert_scale",
 }
 GPT2 = {
     "token_embd.weight": "wte.weight",

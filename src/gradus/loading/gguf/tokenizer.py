@@ -77,6 +77,7 @@ TURN_ENDS = (  # control tokens that end a turn in some family's template
     "<|end|>",
     "<turn|>",
 )
+MESSAGE_END, HARMONY_ENDS = "<|end|>", ("<|return|>", "<|call|>")  # in gpt-oss, a turn is several messages
 
 NAMES = ("general.basename", "general.name")  # as in "Qwen2.5-Coder", "Qwen2.5 Coder 0.5B Instruct AWQ"
 
@@ -301,4 +302,7 @@ def _ends(parts: _Parts, template: str) -> list[int]:
     controls = set(parts.of_type(CONTROL))
     ids = [token for token in named if token is not None]
     ids += [parts.vocabulary[token] for token in spelled if token in controls]
+    if controls.issuperset(HARMONY_ENDS) and all(token in template for token in HARMONY_ENDS):
+        ids = [token for token in ids if token != parts.vocabulary.get(MESSAGE_END)]
+        ids += [parts.vocabulary[token] for token in HARMONY_ENDS]
     return list(dict.fromkeys(ids))

@@ -18,8 +18,9 @@ Read in this order:
     syntaxes/        how each family of models writes them
     marks.py         tokens to text and marks
     answer.py        an answer as it arrives: reasoning, text and calls, and where it ends
+    channels.py      the same of an answer in messages, as gpt-oss writes it
     layout.py        how calls are written
-    gemma_grammar.py the grammar of Gemma 4's arguments;  grammar.py: of an answer with calls
+    gemma_grammar.py the grammar of Gemma 4's arguments;  channel_grammar.py: of messages;  grammar.py: of an answer
     history.py       calls and results that go back to the model
     formats.py       the table of formats
     dialect.py       a format with one model's vocabulary: what front ends use

@@ -23,7 +23,7 @@ from gradus.text.tools.tool import Tool
 MOST_BLANKS = 256  # that wait for what follows them
 
 _BLANK_RUN = re.compile(r"[ \t\r\n]+")
-_ANYTHING = re.compile(r"(?s:.+)")
+ANY_TEXT = re.compile(r"(?s:.+)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class Thoughts:
     label: str = ""
 
 
-class _Shown:
+class Shown:
     """Text on its way out. Blanks at its end wait: before a call, or at the end of reasoning, they are not shown."""
 
     def __init__(self, emit: Callable[[str], None]) -> None:
@@ -114,7 +114,7 @@ class AnswerParser:
         self._plain = _all_but(self._first)
         self._thoughts = thoughts
         self._thoughts_by_text = thoughts is not None and thoughts.opening not in by_token
-        self._text = _Shown(lambda text: self._events.append(Text(text)))
+        self._text = Shown(lambda text: self._events.append(Text(text)))
         self.thinking = thoughts is not None and thoughts.inside  # whether the output so far ends inside reasoning
         self._after_call = False
         self._calls = Calls(self._reader, tools, ids, self._events.append, self._call_starts, most_calls)
@@ -178,7 +178,7 @@ class AnswerParser:
         """Read up to the closing marker. Blanks inside the markers and behind them are layout, not thought."""
         reader = self._reader
         self.thinking = True
-        thought = _Shown(lambda text: self._events.append(Reasoning(text)))
+        thought = Shown(lambda text: self._events.append(Reasoning(text)))
         plain = _all_but(thoughts.closing[0] if self._thoughts_by_text else "")
         yield from self._drop_blanks()
         if thoughts.label and not thoughts.inside:
@@ -279,7 +279,7 @@ class AnswerParser:
 def _all_but(characters: Iterable[str]) -> re.Pattern[str]:
     """A run of characters that no marker begins with."""
     listed = "".join(characters)
-    return re.compile(f"[^{re.escape(listed)}]+") if listed else _ANYTHING
+    return re.compile(f"[^{re.escape(listed)}]+") if listed else ANY_TEXT
 
 
 class AnswerStream:

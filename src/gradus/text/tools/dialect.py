@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from gradus.engine.request import SamplingParams
 from gradus.engine.structured import MAX_GRAMMAR_BYTES, Lazy, Structured
 from gradus.errors import ConfigError, RequestError
+from gradus.loading.chat import EFFORTS
 from gradus.text import arrangement, conversation
 from gradus.text.arrangement import Takes
 from gradus.text.completion import Completion
@@ -22,12 +23,14 @@ from gradus.text.stream import Piece, TextStream, piece
 from gradus.text.tools import history
 from gradus.text.tools.answer import AnswerParser, AnswerStream, Ending, Thoughts, Trigger
 from gradus.text.tools.calls import MAX_CALLS, MOST_CALLS
+from gradus.text.tools.channels import ANALYSIS, ASSISTANT, MESSAGE, START, ChannelParser
 from gradus.text.tools.events import Answer, call_ids
 from gradus.text.tools.formats import FORMATS, NAMES, Format, detect
 from gradus.text.tools.grammar import answer_grammar, lazy_grammar, text_grammar
 from gradus.text.tools.layout import Layout
 from gradus.text.tools.marks import Marks
 from gradus.text.tools.reader import Mark
+from gradus.text.tools.reader import Piece as Reads
 from gradus.text.tools.tool import Choice, Tool, read_choice, read_tools
 
 if TYPE_CHECKING:
@@ -72,7 +75,8 @@ class Dialect:
             if name is None
             else next(each for each in FORMATS if each.name == name)
         )
-        self.thoughts = next((each for each in THOUGHTS if _thinks(each, tokenizer)), None)
+        known = next((each for each in THOUGHTS if _thinks(each, tokenizer)), None)
+        self.thoughts = ANALYSIS if self.format.layout.channels else known
         spelled = [*self.format.markers, *((self.thoughts.opening, self.thoughts.closing) if self.thoughts else ())]
         self.markers = {text: found for text in spelled if (found := tokenizer.marker_id(text)) is not None}
 
@@ -90,7 +94,8 @@ class Dialect:
     @cached_property
     def opens_call(self) -> Callable[[int], bool]:
         """Whether a call may begin with a token: it is a trigger, or has the first character of one."""
-        triggers = {trigger.marker for trigger in self.format.triggers}
+        channels = self.format.layout.channels
+        triggers = {MESSAGE} if channels else {trigger.marker for trigger in self.format.triggers}
         tokens = {self.markers[trigger] for trigger in triggers & self.markers.keys()}
         firsts = {trigger[0].encode() for trigger in triggers - self.markers.keys()}
 
@@ -138,7 +143,31 @@ class Dialect:
     @cached_property
     def takes_with_tools(self) -> Takes:
         """The conversations that the model's template takes with tools, which some show in the first user's turn."""
-        return arrangement.takes(partial(self.tokenizer.render_chat, tools=[Tool("example").shown()]))
+        return arrangement.takes(partial(self.tokenizer.render_chat, tools=self.shown([Tool("example")])))
+
+    def shown(self, tools: Sequence[Tool]) -> list[dict[str, Any]]:
+        """The tools in the shape that the chat template takes."""
+        return [tool.shown(self._wants_descriptions) for tool in tools]
+
+    def effort(self, asked: Any) -> Any:
+        """The effort of reasoning that the model knows and that is nearest to one of EFFORTS."""
+        known = self.format.efforts
+        if not known or asked not in EFFORTS:
+            return asked
+        return min(known, key=lambda each: abs(EFFORTS.index(each) - EFFORTS.index(asked)))
+
+    @cached_property
+    def _wants_descriptions(self) -> bool:
+        """Whether the template refuses a tool without a description, as gpt-oss's does."""
+
+        def takes(described: bool) -> bool:
+            try:
+                self.tokenizer.render_chat([{"role": "user", "content": "x"}], tools=[Tool("example").shown(described)])
+            except RequestError:
+                return False
+            return True
+
+        return not takes(described=False) and takes(described=True)
 
     def shows_tools(self, has_tools: bool = True) -> bool:
         """Whether the template of a conversation with or without tools knows of tools."""
@@ -171,16 +200,21 @@ class Dialect:
             found = history.as_plain_text(found, self.layout_in_text, () if in_system else tools)
         elif not takes.calls:
             found = history.with_calls_as_text(found, self.layout_in_text)
+        if self.format.layout.channels:
+            found = history.with_thinking(found)
         found = arrangement.arranged(found, takes)
         return history.with_tools_in_system(found, tools) if in_system else found
 
     def thoughts_after(self, prompt: Sequence[int]) -> Thoughts | None:
-        """Find out whether a prompt leaves reasoning open: the answer begins inside it then.
+        """Find out whether a prompt leaves reasoning open: the answer begins inside it then. None: the answer has none.
 
         Only the assistant's own turn counts: what is behind the last control token. A user may write anything before.
         """
         if self.thoughts is None:
             return None
+        if self.format.layout.channels:
+            begun = ChannelParser({}, call_ids(""), self.opened_by(prompt))
+            return None if begun.speaking else replace(self.thoughts, inside=begun.thinking)
         ends = {self.markers.get(self.thoughts.opening): True, self.markers.get(self.thoughts.closing): False}
         tail: list[int] = []
         for token in reversed(prompt[-MOST_TAIL:]):
@@ -193,6 +227,17 @@ class Dialect:
             return self.thoughts
         text = self.tokenizer.decode(reversed(tail))
         return replace(self.thoughts, inside=text.rfind(self.thoughts.opening) > text.rfind(self.thoughts.closing))
+
+    def opened_by(self, prompt: Sequence[int]) -> list[Reads]:
+        """The part of the assistant's message that a prompt has written, where answers are messages in channels."""
+        start, tail = self.markers.get(START), list(prompt[-MOST_TAIL:])
+        if start not in tail:
+            return []
+        begin = len(tail) - 1 - tail[::-1].index(start)
+        marks = Marks(TextStream(lambda token: piece(self.tokenizer.token_bytes(token))), self.marks)
+        found = [*marks.push(tail[begin:]), *marks.finish()]
+        said = found[1] if len(found) > 1 else ""
+        return found if isinstance(said, str) and ASSISTANT.startswith(said[: len(ASSISTANT)]) else []
 
 
 def _structured(grammar: str, whitespace: str = "bounded", lazy: Lazy | None = None) -> Structured:
@@ -244,7 +289,8 @@ class Turn:
         if not self.callable:
             if text is None or text.kind == "grammar" or thoughts is None:
                 return text
-            return _structured(text_grammar(text, self.dialect.markers, thoughts), text.whitespace)
+            grammar = text_grammar(self.dialect.format.layout, text, self.dialect.markers, thoughts)
+            return _structured(grammar, text.whitespace)
         if not self.forced and text is None:
             return self._lazy_constraint(thoughts)
         grammar = answer_grammar(
@@ -363,18 +409,16 @@ class Turn:
         """Make the reader of one sample's answer. seed: of the calls' ids. token_bytes: of the tokenizer, if cached."""
         params = params or SamplingParams()
         decode = token_bytes or (lambda token: piece(self.dialect.tokenizer.token_bytes(token)))
-        parser = AnswerParser(
-            self._triggers,
-            {tool.name: tool for tool in self.callable},
-            call_ids(seed),
-            self.dialect.thoughts_after(prompt),
-            self.dialect.markers,
-            self.max_calls,
-            only_calls=self.forced,
-        )
         controls = self.dialect.controls if params.stop else NO_CONTROLS
         text = TextStream(decode, params.stop, params.min_tokens, controls)
-        return AnswerStream(Marks(text, self.dialect.marks), parser)
+        return AnswerStream(Marks(text, self.dialect.marks), self._parser(prompt, seed))
+
+    def _parser(self, prompt: Sequence[int], seed: str | None) -> AnswerParser:
+        tools, ids, dialect = {tool.name: tool for tool in self.callable}, call_ids(seed), self.dialect
+        if dialect.format.layout.channels:
+            return ChannelParser(tools, ids, dialect.opened_by(prompt), self.max_calls, self.forced)
+        thoughts = dialect.thoughts_after(prompt)
+        return AnswerParser(self._triggers, tools, ids, thoughts, dialect.markers, self.max_calls, self.forced)
 
     @property
     def _triggers(self) -> Sequence[Trigger]:

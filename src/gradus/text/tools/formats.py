@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from gradus.text.tools.answer import Trigger
+from gradus.text.tools.channels import ADDRESS, CALL, CHANNEL, CONSTRAIN, MARKERS, MESSAGE
 from gradus.text.tools.layout import Layout
 from gradus.text.tools.syntaxes.gemma_calls import CLOSING, OPENING, QUOTE, RESULT, gemma
 from gradus.text.tools.syntaxes.json_calls import bare_json, json_fence, json_in_tags, json_list, mistral
@@ -22,7 +23,8 @@ class Format:
     signs: texts that a chat template of such models has, all of them; none: every model. tokens: added tokens of the
     vocabulary that say the same, for templates that show no tools. markers: tokens where the vocabulary has them, text
     otherwise. free: models may decide by themselves whether to call; otherwise only a grammar makes them. model: a part
-    of the names of the models that have this format, in lower-case letters and digits; "": any.
+    of the names of the models that have this format, in lower-case letters and digits; "": any. triggers: none where
+    answers are messages in channels. efforts: of reasoning, of which the prompt names one; (): any.
     """
 
     name: str
@@ -34,6 +36,7 @@ class Format:
     tokens: tuple[str, ...] = ()
     free: bool = True
     model: str = ""
+    efforts: tuple[str, ...] = ()
 
 
 _IN_TAGS = ("<tool_call>", "</tool_call>")
@@ -115,6 +118,18 @@ FORMATS: tuple[Format, ...] = (
             _JSON_CALL, "<|tool_call|>", opening="<|tool_call|>[", closing="]", between=", ", spelled=("<tool_call>",)
         ),
         triggers=(Trigger("<|tool_call|>", json_list), Trigger("<tool_call>", json_list, "start")),
+    ),
+    Format(
+        name="harmony",
+        families="gpt-oss",
+        signs=(CHANNEL, MESSAGE),
+        markers=MARKERS,
+        tokens=(CHANNEL, MESSAGE),
+        layout=Layout(
+            f"{CHANNEL}commentary {ADDRESS}$name {CONSTRAIN}json{MESSAGE}$json{CALL}", CHANNEL, channels=True
+        ),
+        triggers=(),
+        efforts=("low", "medium", "high"),
     ),
     Format(
         name="mistral-v11",

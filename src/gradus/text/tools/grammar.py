@@ -13,6 +13,7 @@ from typing import Any
 
 from gradus.engine.structured import Lazy, Structured
 from gradus.structured.lark import lark_literal, lark_regex
+from gradus.text.tools import channel_grammar
 from gradus.text.tools.answer import Thoughts
 from gradus.text.tools.gemma_grammar import GemmaValues
 from gradus.text.tools.layout import Layout
@@ -45,7 +46,9 @@ def answer_grammar(
     may be any object. thoughts: reasoning that may come first, or that the prompt has begun. text: what an answer
     without calls must be; the calls' trigger is a token then.
     """
-    lark = _Lark(markers)
+    lark = Lark(markers)
+    if layout.channels:
+        return channel_grammar.answer(lark, tools, exact, thoughts, text)
     thought = lark.thought(thoughts, optional=True)
     if text is None:
         return lark.written(f"{thought} {lark.forced(layout, tools, several, exact)}")
@@ -65,7 +68,9 @@ def lazy_grammar(
 
     Calls that begin with a text, anywhere in an answer, need a grammar of the whole answer: see `Lazy.whole`.
     """
-    lark = _Lark(markers)
+    lark = Lark(markers)
+    if layout.channels:
+        return channel_grammar.lazy(lark, tools, exact)
     tokens = tuple(text for text in (layout.trigger, *layout.also) if text in markers)
     if layout.trigger not in markers and layout.trigger not in ("{", "["):
         return lark.whole(layout, tools, several, exact, thoughts), Lazy(whole=True)
@@ -83,15 +88,17 @@ def lazy_grammar(
     return lark.written(" | ".join(found)), Lazy(tokens, "|".join(certain) or None, several, shown, inside)
 
 
-def text_grammar(text: Structured, markers: Mapping[str, int], thoughts: Thoughts) -> str:
+def text_grammar(layout: Layout, text: Structured, markers: Mapping[str, int], thoughts: Thoughts) -> str:
     """Write the grammar of an answer without calls, behind its reasoning."""
-    lark = _Lark(markers)
+    lark = Lark(markers)
+    if layout.channels:
+        return channel_grammar.answer(lark, (), lambda tool: False, thoughts, text)
     thought = lark.thought(thoughts, optional=True)
     return lark.written(f"{thought} {lark.constrained(text)}")
 
 
-class _Lark:
-    """Rules in the order of their making."""
+class Lark:
+    """Rules in the order of their making. markers: those that are tokens."""
 
     def __init__(self, markers: Mapping[str, int]) -> None:
         self.markers = markers
@@ -210,7 +217,7 @@ class _Lark:
         self.once("BLANKS", lambda: r"/[ \t\r\n]*/")
         if layout.bare == "python":
             calls = " | ".join(
-                f'{lark_literal(tool.name + "(")} {self._arguments(number, tool, "python", exact)} ")"'
+                f'{lark_literal(tool.name + "(")} {self.arguments(number, tool, "python", exact)} ")"'
                 for number, tool in enumerate(tools)
             )
             call = self.rule("bare_call", calls)
@@ -221,7 +228,7 @@ class _Lark:
         self.rule("KEY", r'/"(arguments|parameters)"/')
         members = []
         for number, tool in enumerate(tools):
-            name, values = lark_literal(json.dumps(tool.name)), self._arguments(number, tool, "json", exact)
+            name, values = lark_literal(json.dumps(tool.name)), self.arguments(number, tool, "json", exact)
             named = f'"\\"name\\"" BLANKS ":" GAP {name} GAP "," GAP KEY GAP ":" GAP {values}'
             turned = f'KEY BLANKS ":" GAP {values} GAP "," GAP "\\"name\\"" GAP ":" GAP {name}'
             members.append(self.rule(f"members_{number}", f"{named} | {turned}"))
@@ -243,10 +250,10 @@ class _Lark:
         """Write the rules of a call behind its trigger. Returns the name of the first."""
         template = layout.call.removeprefix(layout.trigger) if layout.trigger_in_call else layout.call
         before, kind, after = re.split(r"\$(json|xml|python|keywords|gemma)", template.replace("$name", tool.name))
-        arguments = self._arguments(number, tool, kind, exact)
+        arguments = self.arguments(number, tool, kind, exact)
         return self.rule(f"call_{number}", f"{self.text(before)} {arguments} {self.text(after)}".strip())
 
-    def _arguments(self, number: int, tool: Tool, kind: str, exact: Callable[[Tool], bool]) -> str:
+    def arguments(self, number: int, tool: Tool, kind: str, exact: Callable[[Tool], bool]) -> str:
         """Write the rules of a tool's arguments once, for all calls of it. Returns the name of the first."""
         writers: dict[str, Callable[[int, Tool, bool], str]] = {
             "json": self._json_arguments,

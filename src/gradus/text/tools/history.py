@@ -129,6 +129,19 @@ def with_tools_in_system(messages: Sequence[Message], tools: Sequence[Tool]) -> 
     return [first | {"tools": described}, *(message for message in messages if message is not first)]
 
 
+def with_thinking(messages: Sequence[Message]) -> list[Message]:
+    """Pass reasoning on as gpt-oss's template reads it: as `thinking`, in which a text before a call belongs, too."""
+    found = []
+    for message in messages:
+        parts = [message.get("reasoning_content")]
+        if "tool_calls" in message:
+            parts.append(message["content"])
+            message = message | {"content": ""}
+        thinking = "\n\n".join(part for part in parts if part)
+        found.append(message | {"thinking": thinking} if thinking else message)
+    return found
+
+
 def _words(message: Message, layout: Layout, names: dict[str, str]) -> Message:
     """Return a message with its calls as text, and note their names."""
     calls = message.get("tool_calls")

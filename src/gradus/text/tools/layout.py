@@ -19,6 +19,8 @@ class Layout:
     at the beginning of the answer or right behind a call. fenced: bare calls may be in a fence of Markdown. also: other
     tokens that may come before bare calls. lines: a list of calls may begin any line. spelled: texts that may
     come in the trigger's place, where bare calls may.
+
+    channels: the answer is messages in channels, of which a call is one (`channels.py`).
     """
 
     call: str
@@ -31,6 +33,7 @@ class Layout:
     also: tuple[str, ...] = ()
     lines: bool = False
     spelled: tuple[str, ...] = ()
+    channels: bool = False
 
     @property
     def trigger_in_call(self) -> bool:

@@ -51,10 +51,11 @@ class Tool:
         """The schema of the arguments; a tool without one takes none."""
         return self.parameters if self.parameters is not None else {"type": "object", "properties": {}}
 
-    def shown(self) -> dict[str, Any]:
-        """The tool in the shape that chat templates show to a model."""
+    def shown(self, described: bool = False) -> dict[str, Any]:
+        """The tool in the shape that chat templates show to a model. described: with a description, even an empty
+        one."""
         function: dict[str, Any] = {"name": self.name}
-        if self.description:
+        if self.description or described:
             function["description"] = self.description
         return {"type": "function", "function": function | {"parameters": self.schema}}
 

@@ -7,4 +7,5 @@ the readers by `model_type`. Torch-free. Read in this order:
     ropes.py    rotary embeddings and their scalings;  shared.py: the other parts that families share
     gpt2.py, llama.py (SmolLM3 too), mistral.py, qwen.py, gemma3.py, gemma4.py, phi3.py, olmo.py, granite.py:
                 the families
+    experts.py  what configurations with experts share;  mixtures/: the families that have them in every model
 """

@@ -57,7 +57,7 @@ class _Found:
     def arguments(self, first: Piece) -> Parsing[None]:
         """Read the arguments, which begin with this character."""
         write = self._waiting.append if self.name is None else self._calls.write
-        yield from _arguments(self._calls.reader, first, write)
+        yield from copy_arguments(self._calls.reader, first, write)
         self.has_arguments = True
 
     def complete(self) -> None:
@@ -103,7 +103,7 @@ def _members(reader: Reader, found: _Found, wrapped: bool = False) -> Parsing[No
         closed = yield from _closes(reader, closing, found.started)
 
 
-def _arguments(reader: Reader, first: Piece, write: Callable[[str], None]) -> Parsing[None]:
+def copy_arguments(reader: Reader, first: Piece, write: Callable[[str], None]) -> Parsing[None]:
     """Read the arguments that begin with this character, and write the JSON of an object. Writes nothing before it is
     certain that they begin one."""
     if first == "n" or first == "N":
@@ -258,5 +258,5 @@ def _name_and_arguments(calls: Calls) -> Parsing[None]:
         yield from reader.marker(("[ARGS]",))
     first = yield from reader.blanks()
     calls.start(name)
-    yield from _arguments(reader, first, calls.write)
+    yield from copy_arguments(reader, first, calls.write)
     calls.end()

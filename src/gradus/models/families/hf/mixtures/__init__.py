@@ -1,4 +1,4 @@
-"""The config.json of families whose layers have experts: see `experts.py` for what they share.
+"""The config.json of families whose layers have experts. What they share is next to this room.
 
 Read in this order:
 
