@@ -70,7 +70,11 @@ FINALISTS = 4  # launches of each product that race as a whole mixture
 TOLERANCE = 1e-2  # of ‖out - reference‖ / ‖reference‖, in bfloat16
 SHARED = 200_000  # bytes of tiles in a multiprocessor's shared memory
 
+SHIPPED, GROUPED = "shipped", "grouped"
+
 Launch = PairLaunch | FewLaunch
+Choice = MixtureLaunch | str
+"""How a mixture computes: SHIPPED is what the table says, GROUPED the products of many rows."""
 
 # -- what races --------------------------------------------------------------------------------------------------------
 
@@ -259,11 +263,13 @@ def reference_down(inputs: Inputs, paired: bool) -> Tensor:
 
 
 @contextmanager
-def chosen_launch(case: Case, launch: MixtureLaunch | None) -> Iterator[None]:
-    """Make the table choose this launch; None: as shipped."""
+def chosen_launch(case: Case, launch: Choice) -> Iterator[None]:
+    """Make the table choose this launch; SHIPPED leaves it as it is."""
     before = dict(table.FASTEST)
-    if launch is not None:
-        table.FASTEST[(case.config.hidden_size, case.experts.width)] = {case.rows: launch}
+    if launch != SHIPPED:
+        table.FASTEST[(case.config.hidden_size, case.experts.width)] = {
+            case.rows: None if launch == GROUPED else launch
+        }
     try:
         yield
     finally:
@@ -271,7 +277,7 @@ def chosen_launch(case: Case, launch: MixtureLaunch | None) -> Iterator[None]:
         table.FASTEST.update(before)
 
 
-def whole_microseconds(inputs: Inputs, launch: MixtureLaunch | None) -> float:
+def whole_microseconds(inputs: Inputs, launch: Choice) -> float:
     case, layers = inputs.case, inputs.layers
     with chosen_launch(case, launch):
         if case.rows <= MOST_FEW:
@@ -310,7 +316,7 @@ def raced(inputs: Inputs, shipped: bool) -> Iterator[dict[str, Any]]:
     size = {"up": 4 * hidden * experts.width, "down": 2 * hidden * experts.width}
     entry: dict[str, Any] = {"shape": case.shape, "rows": case.rows, "distinct": inputs.distinct, "small": small}
     entry["floor_bytes"] = inputs.distinct * sum(size.values()) + 2 * hidden * experts.count
-    wholes: list[MixtureLaunch | None] = [None]
+    wholes: list[Choice] = [SHIPPED, *([GROUPED] if 4 <= case.rows <= MOST_FEW and not shipped else [])]
     for paired in () if shipped else case.ways:
         tops: list[list[Launch]] = []
         for name, run, launches, reference in (
@@ -327,7 +333,7 @@ def raced(inputs: Inputs, shipped: bool) -> Iterator[dict[str, Any]]:
                 print(f"  {name} {each}: {us:.2f} us, {rate:.0f} GB/s", flush=True)
         wholes += [MixtureLaunch(*both) for both in product(*tops)]
     times, failed = racing.race({each: partial(whole_microseconds, inputs, each) for each in wholes})
-    entry["whole"] = {"shipped" if each is None else named(each): us for each, us in times.items()}
+    entry["whole"] = {each if isinstance(each, str) else named(each): us for each, us in times.items()}
     entry.setdefault("failed", []).extend(failed)
     yield entry
 
@@ -346,15 +352,15 @@ def table_text(found: Mapping[str, Any]) -> str:
     best: dict[tuple[int, int], dict[int, str]] = {}
     for entry in found["cases"]:
         hidden, _, _, width, _ = SHAPES[entry["shape"]]
-        names = [name for name in entry["whole"] if name != "shipped"]
+        names = [name for name in entry["whole"] if name != SHIPPED]
         if names:
-            best.setdefault((hidden, width), {})[entry["rows"]] = names[0]
+            best.setdefault((hidden, width), {})[entry["rows"]] = "None" if names[0] == GROUPED else names[0]
     lines = []
     for sizes, rows in best.items():
         lines.append(f"    {sizes}: {{")
         lines += [f"        {count}: {_positional(name)}," for count, name in sorted(rows.items())]
         lines.append("    },")
-    return "\n".join(["FASTEST: dict[Sizes, dict[int, MixtureLaunch]] = {", *lines, "}"])
+    return "\n".join(["FASTEST: dict[Sizes, dict[int, MixtureLaunch | None]] = {", *lines, "}"])
 
 
 def _positional(name: str) -> str:

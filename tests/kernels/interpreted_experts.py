@@ -83,7 +83,7 @@ def test_gates_biases_and_half_precision(activation, rows):
 
 
 @torch.inference_mode()
-def test_more_rows_than_few_go_in_parts():
+def test_more_rows_than_few_are_sorted_by_expert():
     part, norm = mixture(Experts(4, 2, 16))
     x = torch.randn(MOST_FEW + 3, HIDDEN)
     assert_close(view(part).forward(x, view(norm)), part.forward(x, norm))

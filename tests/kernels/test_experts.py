@@ -13,6 +13,10 @@ def test_interpreted_they_are_the_reference():
     run_interpreted("interpreted_experts.py")
 
 
+def test_interpreted_models_with_experts_give_the_models_tokens():
+    run_interpreted("interpreted_mixture_model.py")
+
+
 def test_they_spill_nothing_and_leave_room_for_several_programs():
     """A program waits for memory most of the time, so several share a multiprocessor: 512 of its 2048 threads at least
     with the registers that one takes."""

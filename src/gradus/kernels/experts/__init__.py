@@ -12,6 +12,5 @@ grouped.py         the products of many rows: each expert's rows with its matrix
 hopper_grouped.py  prompts on Hopper, in Gluon
 packed_tiles.py    tiles of weights in fewer bits, in each form that they are kept in
 packed.py          the products of experts in fewer bits, of few rows and of many
-combine.py         the weighted sum of a row's experts
 reference.py       what these compute, in torch
 """

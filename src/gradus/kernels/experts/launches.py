@@ -43,20 +43,24 @@ class MixtureLaunch(NamedTuple):
 Sizes = tuple[int, int]  # [D, F] of an expert
 
 # Until a race on a GPU has named others: benchmarks/kernels/experts.py prints what belongs here, by sizes and rows.
-FASTEST: dict[Sizes, dict[int, MixtureLaunch]] = {}
+FASTEST: dict[Sizes, dict[int, MixtureLaunch | None]] = {}
 
 
-def launch_of(rows: int, hidden: int, width: int, experts: int) -> MixtureLaunch:
-    """The launch for so many rows of experts of these sizes: that of the next number of rows which was raced."""
+def launch_of(rows: int, hidden: int, width: int, experts: int) -> MixtureLaunch | None:
+    """The launch for so many rows of experts of these sizes: that of the next number of rows which was raced. None for
+    the products of many rows (`grouped.py`).
+    """
+    if rows > MOST_FEW:
+        return None
     raced = FASTEST.get((hidden, width), {})
     most = min((most for most in raced if most >= rows), default=None)
-    launch = unraced(rows, hidden, width) if most is None else raced[most]
-    if launch.paired and experts > MOST_COMPARED:
-        return unraced(MOST_PAIRED + 1, hidden, width)
+    launch = unraced(rows, hidden) if most is None else raced[most]
+    if launch is not None and launch.paired and experts > MOST_COMPARED:
+        return unraced(MOST_PAIRED + 1, hidden)
     return launch
 
 
-def unraced(rows: int, hidden: int, width: int) -> MixtureLaunch:
+def unraced(rows: int, hidden: int) -> MixtureLaunch:
     """What should be reasonable anywhere: 32 weights of each thread in flight, or three tiles of a program."""
     if rows <= MOST_PAIRED:
         return MixtureLaunch(PairLaunch(2, 1024 if hidden >= 1024 else 256, 4), PairLaunch(2, 256, 4))

@@ -1,17 +1,17 @@
 """A mixture of experts on kernels: no choice is read on the host, so its steps can be captured in a CUDA graph.
 
 One row, or two, take three launches: the router's product, and two of `kernels/experts/pairs.py`, with the norm, the
-choice and the residual sum inside. More take one each for the norm, the choice and the sum. So do experts in fewer bits
-(`kernels/experts/packed.py`).
+choice and the residual sum inside. More take one each for the norm, the choice and the sum; many, one more to sort
+them by expert. So do experts in fewer bits (`kernels/experts/packed.py`).
 """
 
-import torch
 from torch import Tensor, nn
 
 from gradus.kernels.core.view import Twin, is_known, twin_of
 from gradus.kernels.experts.combine import combine
 from gradus.kernels.experts.dispatch import dispatch
 from gradus.kernels.experts.few import down_few, up_few
+from gradus.kernels.experts.grouped import down_product, up_product
 from gradus.kernels.experts.launches import MOST_FEW, FewLaunch, MixtureLaunch, PairLaunch, launch_of
 from gradus.kernels.experts.packed import Rows, packed_down, packed_up
 from gradus.kernels.experts.packed_tiles import Form, form_of
@@ -61,24 +61,27 @@ class FusedMixture(Twin, Mixture):
 
     def _sum(self, x: Tensor, norm: nn.Module | None, residual: Tensor | None) -> Tensor:
         norm = norm if self.norm is None else self.norm
-        hidden, width = x.shape[1], self.experts.width
-        launch = launch_of(min(len(x), MOST_FEW), hidden, width, self.experts.count)
-        within = self._within(norm, launch, hidden)
+        hidden = x.shape[1]
+        launch = launch_of(len(x), hidden, self.experts.width, self.experts.count)
+        paired = launch is not None and launch.paired
+        within = self._within(norm) if paired and hidden <= NORM_WITHIN else None
         rows = x if norm is None or within is not None else norm.forward(x)
         routed = self._routed(x, rows, norm if within is not None else None)
-        if launch.paired:
+        if launch is not None and paired:
             return self._pairs(rows, routed, within, launch, residual)
         chosen, weights = route(routed)
-        return combine(self._mixed(rows, chosen, launch), weights, residual)
+        mixed = self._many(rows, chosen) if launch is None else self._few(rows, chosen, launch)
+        return combine(mixed, weights, residual)
 
     @staticmethod
-    def _within(norm: nn.Module | None, launch: MixtureLaunch, hidden: int) -> Norm | None:
-        """The norm, where the kernel of the first product computes it as well."""
-        if not launch.paired or hidden > NORM_WITHIN or getattr(norm, "summands", None) is not None:
+    def _within(norm: nn.Module | None) -> Norm | None:
+        """The norm, if the kernel of the first product can compute it as well."""
+        if not isinstance(norm, RMSNorm) or getattr(norm, "summands", None) is not None:
             return None
-        return Norm(norm.weight, None, norm.eps) if isinstance(norm, RMSNorm) else None
+        return Norm(norm.weight, None, norm.eps)
 
-    def _routed(self, x: Tensor, rows: Tensor, norm: RMSNorm | None) -> Routed:
+    def _routed(self, x: Tensor, rows: Tensor, norm: nn.Module | None) -> Routed:
+        """norm: of `rows`, if they are not normalized yet."""
         router = self.router
         logits = router.product.after(norm, rows) if router.norm is None else router.product.after(router.norm, x)
         return Routed(logits.contiguous(), self.experts, router.correction, router.factors)
@@ -91,17 +94,18 @@ class FusedMixture(Twin, Mixture):
         features = up_pairs(rows, self.up.weight, routed, self.activation, up, self.up.bias, norm)
         return down_pairs(features, self.down.weight, routed, down, self.down.bias, residual)
 
-    def _mixed(self, rows: Tensor, chosen: Tensor, launch: MixtureLaunch) -> Tensor:
-        """Each row's chosen experts' results, [N k, D]."""
-        parts = zip(rows.split(MOST_FEW), chosen.split(MOST_FEW), strict=True)
-        mixed = [self._few(*part, launch) for part in parts]
-        return mixed[0] if len(mixed) == 1 else torch.cat(mixed)
-
     def _few(self, rows: Tensor, chosen: Tensor, launch: MixtureLaunch) -> Tensor:
+        """Each row's chosen experts' results, [N k, D]."""
         (up, down), experts = launch, self.experts.count
         assert isinstance(up, FewLaunch) and isinstance(down, FewLaunch)
         features = up_few(rows, self.up.weight, chosen, experts, self.activation, up, self.up.bias)
         return down_few(features, self.down.weight, chosen, experts, down, self.down.bias)
+
+    def _many(self, rows: Tensor, chosen: Tensor) -> Tensor:
+        plan, gate = dispatch(chosen, self.experts.count), self.activation
+        gated = isinstance(gate, Gated)
+        features = up_product(rows, self.up.weight, plan, gate.name, gated=gated, bias=self.up.bias)
+        return down_product(features, self.down.weight, plan, bias=self.down.bias)
 
 
 class PackedMixture(FusedMixture):
