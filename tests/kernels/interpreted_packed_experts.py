@@ -12,7 +12,8 @@ from torch.nn import functional as F
 
 from gradus.kernels.core.view import view
 from gradus.kernels.experts.dispatch import dispatch
-from gradus.kernels.experts.packed import PackedLaunch, Rows, launch_of, packed_down, packed_up
+from gradus.kernels.experts.packed import Rows, packed_down, packed_up
+from gradus.kernels.experts.packed_launch import PackedLaunch, unraced
 from gradus.kernels.experts.reference import dispatch_reference, down_reference, up_reference
 from gradus.kernels.fuse import model as twins  # noqa: F401  # names them
 from gradus.kernels.fuse.experts import PackedMixture, form_of_part
@@ -188,5 +189,5 @@ def test_launches_of_every_form_fit_their_rows():
     for kind in KINDS:
         form = form_of_part(view(stack(kind, 1, 96, torch.float16)[0]))
         for rows in (1, 17, 64, 500):
-            launch = launch_of(form, rows, 2)
+            launch = unraced(form, rows, 2)
             assert launch.tokens >= min(rows, 64) and launch.columns <= form.columns

@@ -32,8 +32,8 @@ from gradus.kernels.experts.few import few_experts_kernel
 from gradus.kernels.experts.grouped import grouped_kernel
 from gradus.kernels.experts.grouped_launch import HopperGroupedLaunch
 from gradus.kernels.experts.launches import MOST_FEW, launch_of
-from gradus.kernels.experts.packed import launch_of as packed_launch
 from gradus.kernels.experts.packed import packed_experts_kernel
+from gradus.kernels.experts.packed_launch import unraced as packed_launch
 from gradus.kernels.experts.packed_tiles import Form
 from gradus.kernels.experts.pairs import down_pairs_kernel, up_pairs_kernel
 from gradus.kernels.experts.routing import route_kernel
@@ -521,7 +521,7 @@ def packed_experts(able: Capability) -> Iterator[tuple[str, Case]]:
             continue
         many, gated = rows > MOST_FEW, rows == 1
         columns = 256 if name == "mxfp4" else 128
-        launch = packed_launch(Form(form.value, (torch.empty(0), None), 0, columns), rows, 2)
+        launch = packed_launch(Form(name, form.value, (torch.empty(0), None), 0, columns), rows, 2)
         constants: dict[str, Any] = {"FORM": form.value, "DETAIL": detail, "PAIRED": name in ("int4", "mxfp4")}
         constants |= {"KIND": tl.bfloat16 if name == "int4" else None, "SORTED": many, "BY_EXPERT": rows == 64}
         constants |= {"FIRST": gated, "CHOSEN": 4, "EXPERTS": 32, "EVEN_K": 2880 % launch.columns == 0}

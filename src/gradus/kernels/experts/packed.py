@@ -23,35 +23,9 @@ from gradus.kernels.core.overlap import let_next_start, starts_early, wait_for_p
 from gradus.kernels.experts.dispatch import Dispatch, tile_at
 from gradus.kernels.experts.few import pairs_of_expert
 from gradus.kernels.experts.launches import MOST_FEW
-from gradus.kernels.experts.packed_tiles import BY_BLOCK, BY_ROW, GGUF, Form, add_products
+from gradus.kernels.experts.packed_launch import PackedLaunch, launch_of
+from gradus.kernels.experts.packed_tiles import BY_BLOCK, BY_ROW, Form, add_products
 from gradus.kernels.rows.activation import activate, activate_gated
-
-FEWEST_TOKENS, MOST_TOKENS = 16, 128  # of a tile
-
-
-class PackedLaunch(NamedTuple):
-    """tokens: rows of x in a tile. rows, columns: of a tile of weights, gates and features together. stages: tiles in
-    flight. warps: of a program."""
-
-    tokens: int
-    rows: int
-    columns: int
-    stages: int
-    warps: int
-
-
-def launch_of(form: Form, rows: int, item: int) -> PackedLaunch:
-    """The launch for that many rows of an expert at most. Not measured on any GPU. item: bytes of an activation.
-
-    Each takes at most 96 KB of shared memory, which every GPU has.
-    """
-    columns = form.columns if form.fixed else min(form.columns, 128 if rows > 32 or item == 4 else 256)
-    if item == 4:
-        return PackedLaunch(FEWEST_TOKENS, 32, form.columns if form.fixed else 64, 2, 4)
-    if rows <= 32:
-        return PackedLaunch(max(FEWEST_TOKENS, triton.next_power_of_2(rows)), 64, columns, 3, 4)
-    tokens = min(triton.next_power_of_2(rows), MOST_TOKENS // 2 if form.number == GGUF.value else MOST_TOKENS)
-    return PackedLaunch(tokens, 128, columns if form.fixed else 64, 3 if tokens <= 64 else 2, 8)
 
 
 # -- the kernel ------------------------------------------------------------------------------------------------------
@@ -172,8 +146,8 @@ def _product(
     launch: PackedLaunch | None,
 ) -> Tensor:  # fmt: skip
     k, plan, pairs, early = x.shape[1], rows.plan, rows.tokens * rows.places, starts_early()
-    launch = launch or launch_of(form, rows.at_most, x.element_size())
     n = form.rows // (rows.experts * (2 if gated else 1))
+    launch = launch or launch_of(form, n, k, rows.at_most, x.element_size())
     assert x.is_contiguous() and rows.chosen.is_contiguous() and pairs > 0
     assert plan is not None or rows.tokens <= min(MOST_FEW, launch.tokens)
     assert form.number != BY_BLOCK.value or launch.columns == 128

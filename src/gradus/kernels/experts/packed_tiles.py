@@ -24,10 +24,11 @@ Weights = Tensor | EightBitWeights | Int4Weights | Mxfp4Weights | gguf.Blocks
 
 
 class Form(NamedTuple):
-    """number: one of the constants above. tensors: of weights and of scales. rows: of the stack. columns: of a turn, at
+    """name: of the scheme. number: one of the constants above. tensors: of weights and of scales. rows: of the stack. columns: of a turn, at
     most. detail: a GGUF format's number, or int4's groups per 128 columns. paired: the type of activations for which a
     GPU unpacks two weights at once. stride: bytes of a row of blocks."""
 
+    name: str
     number: int
     tensors: tuple[Tensor, Tensor | None]
     rows: int
@@ -50,17 +51,19 @@ class Form(NamedTuple):
 def form_of(weights: Weights) -> Form:
     """How kernels take these weights."""
     if isinstance(weights, Int4Weights):
-        return Form(INT4.value, (weights.words, weights.pairs), weights.rows, 128, weights.groups, weights.kind)
+        return Form("int4", INT4.value, (weights.words, weights.pairs), weights.rows, 128, weights.groups, weights.kind)
     if isinstance(weights, Mxfp4Weights):
-        return Form(MXFP4.value, (weights.words, weights.scales), weights.rows, 256, paired=torch.bfloat16)
+        return Form("mxfp4", MXFP4.value, (weights.words, weights.scales), weights.rows, 256, paired=torch.bfloat16)
     if isinstance(weights, gguf.Blocks):
-        number = gguf.NUMBERS[weights.format.name]
-        return Form(GGUF.value, (weights.bytes, None), weights.rows, 128, number, stride=weights.bytes.shape[1])
+        name, stride = weights.format.name, weights.bytes.shape[1]
+        return Form(name, GGUF.value, (weights.bytes, None), weights.rows, 128, gguf.NUMBERS[name], stride=stride)
     if isinstance(weights, EightBitWeights):
-        by_row = weights.block_of_row is None
-        number = BY_ROW.value if by_row else BY_BLOCK.value
-        return Form(number, (weights.values, weights.scales), weights.rows, 128)
-    return Form(PLAIN.value, (weights, None), weights.shape[0], 128)
+        tensors = weights.values, weights.scales
+        if weights.block_of_row is not None:
+            return Form("fp8-block", BY_BLOCK.value, tensors, weights.rows, 128)
+        name = "int8" if weights.values.dtype == torch.int8 else "fp8"
+        return Form(name, BY_ROW.value, tensors, weights.rows, 128)
+    return Form("plain", PLAIN.value, (weights, None), weights.shape[0], 128)
 
 
 @triton.jit
