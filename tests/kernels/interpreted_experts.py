@@ -98,10 +98,15 @@ def test_experts_without_a_gate():
 
 
 @torch.inference_mode()
-def test_rows_longer_than_what_is_unrolled():
+def test_rows_longer_than_what_is_unrolled_and_tiles_in_turn():
     """Tiles along a row are then in a loop, each requested while the one before it is used."""
     part, norm = mixture(Experts(4, 2, 72))
-    x, launch = torch.randn(1, HIDDEN), PairLaunch(2, 8, 1)
+    for launch in (PairLaunch(2, 8, 1), PairLaunch(2, 8, 1, tiles=5), PairLaunch(4, 16, 1, tiles=3)):
+        _check(part, norm, launch)
+
+
+def _check(part: Mixture, norm: RMSNorm, launch: PairLaunch) -> None:
+    x = torch.randn(1, HIDDEN)
     logits = part.router.product(norm(x))
     routed = Routed(logits, part.experts)
     features = pairs.up_pairs(x, part.up.weight, routed, Gated("silu"), launch, norm=Norm(norm.weight, None, norm.eps))

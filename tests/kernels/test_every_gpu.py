@@ -192,7 +192,7 @@ def experts() -> Iterator[tuple[str, Case]]:
     gate = {"ACTIVATION": "silu", "GATED": True, "bias_ptr": None}
     up, down = launch_of(1, 2048, 768, 128)
     sizes = router | {"D": 2048, "F": 768}
-    tile = {"BLOCK_N": up.rows, "BLOCK_K": up.columns}
+    tile = {"BLOCK_N": up.rows, "BLOCK_K": up.columns, "TILES": up.tiles}
     yield "experts of a row, up", Case(
         up_pairs_kernel, {"eps": "fp32"}, sizes | gate | tile, {"num_warps": up.warps}
     )  # fmt: skip

@@ -5,6 +5,8 @@ choice and the residual sum inside. More take one each for the norm, the choice 
 them by expert. So do experts in fewer bits (`kernels/experts/packed.py`).
 """
 
+from typing import cast
+
 from torch import Tensor, nn
 
 from gradus.kernels.core.view import Twin, is_known, twin_of
@@ -60,7 +62,7 @@ class FusedMixture(Twin, Mixture):
         return self.out_norm.onto(stream, self._sum(stream, norm, None))
 
     def _sum(self, x: Tensor, norm: nn.Module | None, residual: Tensor | None) -> Tensor:
-        norm = norm if self.norm is None else self.norm
+        norm = cast(RMSNorm | nn.LayerNorm | None, norm if self.norm is None else self.norm)
         hidden = x.shape[1]
         launch = launch_of(len(x), hidden, self.experts.width, self.experts.count)
         paired = launch is not None and launch.paired
@@ -80,7 +82,7 @@ class FusedMixture(Twin, Mixture):
             return None
         return Norm(norm.weight, None, norm.eps)
 
-    def _routed(self, x: Tensor, rows: Tensor, norm: nn.Module | None) -> Routed:
+    def _routed(self, x: Tensor, rows: Tensor, norm: RMSNorm | nn.LayerNorm | None) -> Routed:
         """norm: of `rows`, if they are not normalized yet."""
         router = self.router
         logits = router.product.after(norm, rows) if router.norm is None else router.product.after(router.norm, x)
