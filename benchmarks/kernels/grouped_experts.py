@@ -60,7 +60,7 @@ FILES = Path(__file__).parents[2] / "src/gradus/kernels/experts/measured"
 
 
 class Shape(NamedTuple):
-    """experts of `width` features, of which each row of `hidden` values chooses `chosen`."""
+    """experts: of `width` features each. chosen: by each row of `hidden` values."""
 
     experts: int
     chosen: int
@@ -87,7 +87,7 @@ SHAPES = {
 
 # -- launches ----------------------------------------------------------------------------------------------------------
 
-# rows, columns, stages and warps of tiles that stream weights past few rows, and of those that many rows share
+# tiles that stream weights past few rows: rows, columns, stages and warps; tiles that many rows share: tokens first
 STREAMING: dict[Use, list[tuple[int, int, int, int]]] = {
     "up": [(64, 128, 3, 4), (64, 128, 5, 4), (64, 64, 4, 4), (64, 64, 6, 4), (128, 64, 3, 8), (128, 64, 5, 8),
            (128, 128, 3, 8), (32, 128, 5, 4), (32, 256, 3, 4)],
@@ -101,7 +101,7 @@ SHARED: dict[Use, list[tuple[int, int, int, int, int]]] = {
              (64, 128, 64, 4, 4), (64, 256, 64, 3, 8), (128, 128, 64, 3, 4), (128, 128, 128, 2, 8)],
 }  # fmt: skip
 
-HOPPER_STAGES = {8: 12, 16: 11, 32: 10, 64: 8}  # as many as shared memory holds, for tiles of so many rows of x
+HOPPER_STAGES = {8: 12, 16: 11, 32: 10, 64: 8}  # the most that shared memory holds, by rows of x in a tile
 
 
 def launches(use: Use, rows: int) -> Iterator[AnyLaunch]:
@@ -136,7 +136,7 @@ def fits(use: Use, launch: AnyLaunch, shape: Shape, device: torch.device) -> boo
 
 
 def contenders(use: Use, rows: int, shape: Shape, device: torch.device, kinds: frozenset[str]) -> list[AnyLaunch]:
-    """List all contenders of these kinds, beginning with the engine's choice."""
+    """List all contenders that are of these kinds, beginning with the engine's choice."""
     chosen = choose_launch(
         use, rows * shape.experts, shape.experts, *shape.matrix(use), dtype_of(device), use == "up", device
     )
@@ -144,7 +144,7 @@ def contenders(use: Use, rows: int, shape: Shape, device: torch.device, kinds: f
     return [each for each in dict.fromkeys([chosen, *raced]) if stored_form(each)["kind"] in kinds]
 
 
-# -- a cell: one product with so many rows per expert ------------------------------------------------------------------
+# -- a cell: one product with a number of rows per expert --------------------------------------------------------------
 
 
 def dtype_of(device: torch.device) -> torch.dtype:

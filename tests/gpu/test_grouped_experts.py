@@ -45,7 +45,7 @@ def _poisoned():
 
 
 def choices(tokens: int, chosen: int, experts: int, skewed: bool) -> Tensor:
-    """At random, or all of the last experts."""
+    """Choose at random, or the last experts for every row."""
     if skewed:
         return torch.arange(experts - chosen, experts, dtype=torch.int32, device="cuda").repeat(tokens, 1)
     return torch.rand(tokens, experts, device="cuda").topk(chosen).indices.int()

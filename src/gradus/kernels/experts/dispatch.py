@@ -138,7 +138,7 @@ def tile_at(
 
 
 def dispatch(chosen: Tensor, experts: int) -> Dispatch:
-    """Sort the rows' choices. chosen: int32 [N, k], contiguous; a number from `experts` on is nobody's here."""
+    """Sort the rows' choices. chosen: int32 [N, k], contiguous; pairs of numbers from `experts` on are left out."""
     assert chosen.dtype == torch.int32 and chosen.is_contiguous()
     count, early = chosen.numel(), starts_early()
     pairs = torch.empty(count, dtype=torch.int32, device=chosen.device)

@@ -88,4 +88,4 @@ def fitted(launch: GroupedLaunch, able: Capability, *, gated: bool, item: int) -
     return launch
 
 
-ROOM = 2048  # bytes of shared memory that a kernel needs beside its tiles
+ROOM = 2048  # bytes of shared memory that a kernel needs in addition to its tiles

@@ -50,7 +50,7 @@ def listed(warps: int) -> gl.BlockedLayout:
 
 
 class Work(NamedTuple):
-    """What all warp groups go by. steps: tiles along K. tiles: of an expert's N outputs."""
+    """A product's sizes and lists, for all warp groups. steps: tiles along K. tiles: of an expert's N outputs."""
 
     pairs: Any
     starts: Any
