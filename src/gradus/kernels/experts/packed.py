@@ -27,7 +27,6 @@ from gradus.kernels.experts.packed_launch import PackedLaunch, launch_of
 from gradus.kernels.experts.packed_tiles import BY_BLOCK, BY_ROW, Form, add_products
 from gradus.kernels.rows.activation import activate, activate_gated
 
-
 # -- the kernel ------------------------------------------------------------------------------------------------------
 
 
