@@ -24,9 +24,9 @@ Weights = Tensor | EightBitWeights | Int4Weights | Mxfp4Weights | gguf.Blocks
 
 
 class Form(NamedTuple):
-    """name: of the scheme. number: one of the constants above. tensors: of weights and of scales. rows: of the stack. columns: of a turn, at
-    most. detail: a GGUF format's number, or int4's groups per 128 columns. paired: the type of activations for which a
-    GPU unpacks two weights at once. stride: bytes of a row of blocks."""
+    """name: of the scheme. number: one of the constants above. tensors: of weights and of scales. rows: of the stack.
+    columns: of a turn, at most. detail: a GGUF format's number, or int4's groups per 128 columns. paired: the type of
+    activations for which a GPU unpacks two weights at once. stride: bytes of a row of blocks."""
 
     name: str
     number: int
