@@ -23,8 +23,13 @@ from gradus.models.layers import Gated, Linear, RMSNorm
 @twin_of(Mixture)
 def twin_of_mixture(part: Mixture) -> "FusedMixture | None":
     """None for experts that are kept in another form than their floats."""
+    return FusedMixture(part) if is_plain(part) else None
+
+
+def is_plain(part: Mixture) -> bool:
+    """Whether the kernels of floats compute it."""
     plain = type(part.up) is Linear and type(part.down) is Linear
-    return FusedMixture(part) if plain and is_known(part.norm) and is_known(part.router.norm) else None
+    return plain and is_known(part.norm) and is_known(part.router.norm)
 
 
 class FusedMixture(Twin, Mixture):
@@ -74,13 +79,13 @@ class FusedMixture(Twin, Mixture):
 
     def _few(self, rows: Tensor, chosen: Tensor, launch: MixtureLaunch) -> Tensor:
         """Each row's chosen experts' results, [N k, D]."""
-        (up, down), experts = launch, self.experts.count
+        (up, down), experts = launch, len(self.experts.own)
         assert isinstance(up, FewLaunch) and isinstance(down, FewLaunch)
         features = up_few(rows, self.up.weight, chosen, experts, self.activation, up, self.up.bias)
         return down_few(features, self.down.weight, chosen, experts, down, self.down.bias)
 
     def _many(self, rows: Tensor, chosen: Tensor) -> Tensor:
-        plan, gate = dispatch(chosen, self.experts.count), self.activation
+        plan, gate = dispatch(chosen, len(self.experts.own)), self.activation
         gated = isinstance(gate, Gated)
         features = up_product(rows, self.up.weight, plan, gate.name, gated=gated, bias=self.up.bias)
         return down_product(features, self.down.weight, plan, bias=self.down.bias)
