@@ -187,8 +187,10 @@ def experts() -> Iterator[tuple[str, Case]]:
         "experts' choice in groups",
         Case(route_kernel, result | {"correction_ptr": "*fp32"}, grouped, {"num_warps": 8}),
     )
-    combined = {"D": 2048, "CHOSEN": 8, "BLOCK": COMBINED}
-    yield "experts' sum", Case(combine_kernel, {"weights_ptr": "*fp32"}, combined, {"num_warps": 4})
+    for partial in (False, True):
+        combined = {"D": 2048, "CHOSEN": 8, "BLOCK": COMBINED, "PARTIAL": partial}
+        name = f"{'a rank' if partial else 'experts'}' sum"
+        yield name, Case(combine_kernel, {"weights_ptr": "*fp32"}, combined, {"num_warps": 4})
     gate = {"ACTIVATION": "silu", "GATED": True, "bias_ptr": None}
     up, down = launch_of(1, 2048, 768, 128)
     sizes = router | {"D": 2048, "F": 768}

@@ -30,9 +30,14 @@ def twin_of_mixture(part: Mixture) -> "FusedMixture | None":
     """None for experts, or norms before them, that no kernel computes: `fused` refuses these."""
     if not (is_known(part.norm) and is_known(part.router.norm)):
         return None
-    if type(part.up) is Linear and type(part.down) is Linear:
+    if is_plain(part):
         return FusedMixture(part)
     return PackedMixture(part) if _has_form(part.up) and _has_form(part.down) else None
+
+
+def is_plain(part: Mixture) -> bool:
+    """Whether its experts are kept as floats."""
+    return type(part.up) is Linear and type(part.down) is Linear
 
 
 def _has_form(part: Linear) -> bool:
@@ -98,13 +103,13 @@ class FusedMixture(Twin, Mixture):
 
     def _few(self, rows: Tensor, chosen: Tensor, launch: MixtureLaunch) -> Tensor:
         """Each row's chosen experts' results, [N k, D]."""
-        (up, down), experts = launch, self.experts.count
+        (up, down), experts = launch, len(self.experts.own)
         assert isinstance(up, FewLaunch) and isinstance(down, FewLaunch)
         features = up_few(rows, self.up.weight, chosen, experts, self.activation, up, self.up.bias)
         return down_few(features, self.down.weight, chosen, experts, down, self.down.bias)
 
     def _many(self, rows: Tensor, chosen: Tensor) -> Tensor:
-        plan, gate = dispatch(chosen, self.experts.count), self.activation
+        plan, gate = dispatch(chosen, len(self.experts.own)), self.activation
         gated = isinstance(gate, Gated)
         features = up_product(rows, self.up.weight, plan, gate.name, gated=gated, bias=self.up.bias)
         return down_product(features, self.down.weight, plan, bias=self.down.bias)
