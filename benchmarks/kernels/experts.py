@@ -41,8 +41,7 @@ from gradus.kernels.core.view import view
 from gradus.kernels.experts import launches as table
 from gradus.kernels.experts.combine import combine
 from gradus.kernels.experts.few import down_few, up_few
-from gradus.kernels.experts.launches import MOST_FEW, FewLaunch, MixtureLaunch, PairLaunch
-from gradus.kernels.experts.pairs import down_pairs, up_pairs
+from gradus.kernels.experts.launches import MOST_FEW, FewLaunch, MixtureLaunch
 from gradus.kernels.experts.routing import Routed, route
 from gradus.kernels.fuse import model as fused_model
 from gradus.kernels.linear.dispatch import fused_linear
@@ -65,28 +64,16 @@ SHAPES = {
 }
 LAYERS = 6  # with weights of their own: one row of Qwen3-30B-A3B reads 450 MB of them, seven times an H200's L2
 ROWS = (1, 2, 4, 8, 16, 32, 64)
-PAIRED = (1, 2, 4)  # rows that race with a program for each pair
 FINALISTS = 4  # launches of each product that race as a whole mixture
 TOLERANCE = 1e-2  # of ‖out - reference‖ / ‖reference‖, in bfloat16
 SHARED = 200_000  # bytes of tiles in a multiprocessor's shared memory
 
 SHIPPED, GROUPED = "shipped", "grouped"
 
-Launch = PairLaunch | FewLaunch
 Choice = MixtureLaunch | str
 """How a mixture computes: SHIPPED is what the table says, GROUPED the products of many rows."""
 
 # -- what races --------------------------------------------------------------------------------------------------------
-
-
-def pair_launches(columns: tuple[int, ...], width: int, matrices: int, places: int) -> Iterator[PairLaunch]:
-    """Launches with 16 to 128 weights in flight per thread. places: tiles side by side, as of the second product."""
-    for rows, column, warps in product((1, 2, 4, 8, 16), columns, (2, 4, 8)):
-        ahead = min(4, -(-width // column)) if width <= 4 * column else 1
-        weights = rows * column * matrices * places * ahead // (32 * warps)
-        sums = rows * column * matrices * places // (32 * warps)
-        if 16 <= weights <= 128 and sums <= 64:
-            yield PairLaunch(rows, column, warps)
 
 
 def few_launches(width: int, matrices: int, together: int) -> Iterator[FewLaunch]:
@@ -100,21 +87,12 @@ def few_launches(width: int, matrices: int, together: int) -> Iterator[FewLaunch
             yield FewLaunch(outputs, columns, stages, warps)
 
 
-def up_launches(case: "Case", paired: bool) -> list[Launch]:
-    hidden = case.config.hidden_size
-    if paired:
-        found = [*pair_launches((256, 512, 1024, 2048), hidden, 2, 1)]
-        light = [each for each in found if each.rows * hidden * 2 // (32 * each.warps) <= 64]  # two tiles fit registers
-        return [*found, *(each._replace(tiles=tiles) for each in light for tiles in (2, 4, 8, 12))]
-    return [*few_launches(hidden, 2, case.together)]
+def up_launches(case: "Case") -> list[FewLaunch]:
+    return [*few_launches(case.config.hidden_size, 2, case.together)]
 
 
-def down_launches(case: "Case", paired: bool) -> list[Launch]:
-    width = case.experts.width
-    if paired:
-        places = 1 << (case.experts.chosen - 1).bit_length()
-        return [*pair_launches((128, 256, 512), width, 1, places)]
-    return [*few_launches(width, 1, case.together)]
+def down_launches(case: "Case") -> list[FewLaunch]:
+    return [*few_launches(case.experts.width, 1, case.together)]
 
 
 @dataclass(frozen=True)
@@ -144,11 +122,6 @@ class Case:
     def together(self) -> int:
         """Rows that `few.py` computes."""
         return max(16, 1 << (self.rows - 1).bit_length())
-
-    @property
-    def ways(self) -> tuple[bool, ...]:
-        """Whether pairs race, and whether a few rows do."""
-        return (*((True,) if self.rows in PAIRED else ()), *((False,) if self.rows <= MOST_FEW else ()))
 
 
 class Layers:
@@ -189,24 +162,14 @@ class Inputs:
         """Distinct experts per layer, on average."""
         return statistics.mean(len(chosen.unique()) for chosen, _ in self.chosen)
 
-    def norm(self, launch: Launch) -> Norm | None:
-        paired = isinstance(launch, PairLaunch) and self.case.config.hidden_size <= NORM_WITHIN
-        return Norm(self.layers.plain_norm.weight, None, 1e-6) if paired else None
-
-    def up(self, layer: int, launch: Launch) -> Tensor:
+    def up(self, layer: int, launch: FewLaunch) -> Tensor:
         seen = self.layers.seen[layer]
         weight, bias, activation = seen.up.weight, seen.up.bias, seen.activation
-        if isinstance(launch, PairLaunch):
-            norm = self.norm(launch)
-            x = self.normed if norm is None else self.x
-            return up_pairs(x, weight, self.routed[layer], activation, launch, bias, norm)
         chosen, count = self.chosen[layer][0], self.case.experts.count
         return up_few(self.normed, weight, chosen, count, activation, launch, bias)
 
-    def down(self, layer: int, launch: Launch) -> Tensor:
+    def down(self, layer: int, launch: FewLaunch) -> Tensor:
         seen = self.layers.seen[layer]
-        if isinstance(launch, PairLaunch):
-            return down_pairs(self.features, seen.down.weight, self.routed[layer], launch, seen.down.bias)
         chosen, count = self.chosen[layer][0], self.case.experts.count
         return down_few(self.features, seen.down.weight, chosen, count, launch, seen.down.bias)
 
@@ -252,16 +215,16 @@ def reference_up(inputs: Inputs) -> Tensor:
     return out
 
 
-def reference_down(inputs: Inputs, paired: bool) -> Tensor:
-    """The first layer's results of each pair, or their weighted sums."""
-    mixture, (chosen, weights) = inputs.layers.mixtures[0], inputs.chosen[0]
+def reference_down(inputs: Inputs) -> Tensor:
+    """The first layer's results of each pair."""
+    mixture, chosen = inputs.layers.mixtures[0], inputs.chosen[0][0]
     hidden = inputs.case.config.hidden_size
     out = inputs.features.new_empty(chosen.numel(), hidden)
     for expert in chosen.unique().tolist():
         pair = (chosen.flatten() == expert).nonzero().flatten()
         part = mixture.down.part(expert * hidden, (expert + 1) * hidden)
         out[pair] = part(inputs.features[pair])
-    return (out.view(*chosen.shape, hidden).float() * weights[:, :, None]).sum(1).to(DTYPE) if paired else out
+    return out
 
 
 @contextmanager
@@ -296,7 +259,7 @@ def whole_microseconds(inputs: Inputs, launch: Choice) -> float:
 # -- the race ----------------------------------------------------------------------------------------------------------
 
 
-def named(launch: Launch | MixtureLaunch | GemvLaunch) -> str:
+def named(launch: FewLaunch | MixtureLaunch | GemvLaunch) -> str:
     return repr(launch)
 
 
@@ -318,16 +281,16 @@ def raced(inputs: Inputs, shipped: bool) -> Iterator[dict[str, Any]]:
     entry: dict[str, Any] = {"shape": case.shape, "rows": case.rows, "distinct": inputs.distinct, "small": small}
     entry["floor_bytes"] = inputs.distinct * sum(size.values()) + 2 * hidden * experts.count
     wholes: list[Choice] = [SHIPPED, *([GROUPED] if 4 <= case.rows <= MOST_FEW and not shipped else [])]
-    for paired in () if shipped else case.ways:
-        tops: list[list[Launch]] = []
+    if not shipped and case.rows <= MOST_FEW:
+        tops: list[list[FewLaunch]] = []
         for name, run, launches, reference in (
-            ("up", inputs.up, up_launches(case, paired), reference_up(inputs)),
-            ("down", inputs.down, down_launches(case, paired), reference_down(inputs, paired)),
+            ("up", inputs.up, up_launches(case), reference_up(inputs)),
+            ("down", inputs.down, down_launches(case), reference_down(inputs)),
         ):
             contenders = {each: partial(checked, partial(run, launch=each), reference, count) for each in launches}
             times, failed = racing.race(contenders)
             rates = {named(each): (us, inputs.distinct * size[name] / us / 1e3) for each, us in times.items()}
-            entry[f"{name} {'pairs' if paired else 'few'}"] = rates
+            entry[name] = rates
             entry.setdefault("failed", []).extend(failed)
             tops.append([*times][:FINALISTS])
             for each, (us, rate) in [*rates.items()][:3]:
@@ -374,36 +337,27 @@ def _positional(name: str) -> str:
 # -- compiling ---------------------------------------------------------------------------------------------------------
 
 
-def compile_one(task: tuple[Case, str, Launch]) -> None:
+def compile_one(task: tuple[Case, str, FewLaunch]) -> None:
     """Launch it on memory as it comes: what is read does not matter."""
     case, name, launch = task
     experts, hidden = case.experts, case.config.hidden_size
     empty = partial(torch.empty, device=DEVICE)
     mixture: Any = view(Mixture(case.config, 0, Linear, DTYPE, DEVICE))
-    routed = Routed(torch.zeros(case.rows, experts.count, dtype=DTYPE, device=DEVICE), experts)
     chosen = torch.zeros(case.rows, experts.chosen, dtype=torch.int32, device=DEVICE)
     x = empty(case.rows, hidden, dtype=DTYPE)
     features = empty(case.rows * experts.chosen, experts.width, dtype=DTYPE)
-    norm = Norm(x[0], None, 1e-6) if hidden <= NORM_WITHIN else None
     up, down = (mixture.up.weight, mixture.up.bias), (mixture.down.weight, mixture.down.bias)
     with early_launches():
-        if isinstance(launch, PairLaunch):
-            if name == "up":
-                up_pairs(x, up[0], routed, mixture.activation, launch, up[1], norm)
-            else:
-                down_pairs(features, down[0], routed, launch, down[1])
-                down_pairs(features, down[0], routed, launch, down[1], x)
-        elif name == "up":
+        if name == "up":
             up_few(x, up[0], chosen, experts.count, mixture.activation, launch, up[1])
         else:
             down_few(features, down[0], chosen, experts.count, launch, down[1])
 
 
-def tasks(cases: list[Case]) -> Iterator[tuple[Case, str, Launch]]:
+def tasks(cases: list[Case]) -> Iterator[tuple[Case, str, FewLaunch]]:
     for case in cases:
-        for paired in case.ways:
-            yield from ((case, "up", launch) for launch in up_launches(case, paired))
-            yield from ((case, "down", launch) for launch in down_launches(case, paired))
+        yield from ((case, "up", launch) for launch in up_launches(case))
+        yield from ((case, "down", launch) for launch in down_launches(case))
 
 
 def main() -> None:

@@ -10,16 +10,15 @@ import torch
 from torch import Tensor
 
 from gradus.kernels.core.view import view
-from gradus.kernels.experts import few, pairs
+from gradus.kernels.experts import few
 from gradus.kernels.experts.combine import combine
-from gradus.kernels.experts.launches import MOST_FEW, FewLaunch, PairLaunch
+from gradus.kernels.experts.launches import MOST_FEW, FewLaunch
 from gradus.kernels.experts.routing import Routed, route
 from gradus.kernels.fuse import experts as fuse
 from gradus.kernels.fuse import model as _twins
-from gradus.kernels.linear.epilogue import Norm
 from gradus.models.config import Experts
 from gradus.models.experts import Mixture, Router
-from gradus.models.layers import Clamped, Gated, Linear, RMSNorm
+from gradus.models.layers import Clamped, Linear, RMSNorm
 from gradus.models.shapes import SHAPES
 from gradus.parallel.exchange import Exchange
 from gradus.parallel.fused import FusedSummedMixture
@@ -98,23 +97,6 @@ def test_experts_without_a_gate():
     for rows in (1, 3):
         x = torch.randn(rows, HIDDEN)
         assert_close(view(part).forward(x, view(norm)), part.forward(x, norm))
-
-
-@torch.inference_mode()
-def test_rows_longer_than_what_is_unrolled_and_tiles_in_turn():
-    """Tiles along a row are then in a loop, each requested while the one before it is used."""
-    part, norm = mixture(Experts(4, 2, 72))
-    for launch in (PairLaunch(2, 8, 1), PairLaunch(2, 8, 1, tiles=5), PairLaunch(4, 16, 1, tiles=3)):
-        _check(part, norm, launch)
-
-
-def _check(part: Mixture, norm: RMSNorm, launch: PairLaunch) -> None:
-    x = torch.randn(1, HIDDEN)
-    logits = part.router.product(norm(x))
-    routed = Routed(logits, part.experts)
-    features = pairs.up_pairs(x, part.up.weight, routed, Gated("silu"), launch, norm=Norm(norm.weight, None, norm.eps))
-    out = pairs.down_pairs(features, part.down.weight, routed, launch._replace(columns=16))
-    assert_close(out, part.forward(x, norm))
 
 
 @torch.inference_mode()

@@ -26,18 +26,3 @@ def test_they_spill_nothing_and_leave_room_for_several_programs():
         assert used.registers <= 128 or "groups" in name, name
         if "few" in name:
             assert "wgmma" in used.assembly or "mma.sync" in used.assembly, name
-
-
-def test_the_second_products_weights_are_requested_before_the_features_are_there():
-    case = dict(experts())["experts of a row, down"]
-    assembly = case.compiled(H200, early=True).assembly
-    wait = assembly.index("griddepcontrol.wait")
-    assert assembly[:wait].count("L1::evict_first") > 0
-    assert assembly[wait:].count("L1::evict_first") == 0
-
-
-def test_the_next_launch_starts_only_when_the_logits_are_complete():
-    """The second product reads them without a wait of its own."""
-    case = dict(experts())["experts of a row, up"]
-    assembly = case.compiled(H200, early=True).assembly
-    assert assembly.index("griddepcontrol.wait") < assembly.index("griddepcontrol.launch_dependents")

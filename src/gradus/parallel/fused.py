@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from gradus.kernels.core.view import Twin, twin_of
 from gradus.kernels.experts.combine import combine
-from gradus.kernels.experts.launches import MOST_PAIRED, launch_of
+from gradus.kernels.experts.launches import launch_of
 from gradus.kernels.experts.routing import route
 from gradus.kernels.fuse.experts import FusedMixture, is_plain
 from gradus.kernels.fuse.model import FusedHead, FusedLinear, FusedRMSNorm, fused
@@ -103,10 +103,10 @@ class FusedSummedMixture(FusedMixture, SummedMixture):
     def _summand(self, x: Tensor, norm: nn.Module | None) -> Tensor:
         norm, own = norm if self.norm is None else self.norm, self.experts.own
         rows = x if norm is None else norm.forward(x)
-        chosen, weights = route(self._routed(x, rows, None))
+        chosen, weights = route(self._routed(x, rows))
         mine = (chosen >= own.start) & (chosen < own.stop)
         chosen, weights = torch.where(mine, chosen - own.start, len(own)), torch.where(mine, weights, 0.0)
-        launch = launch_of(max(len(x), MOST_PAIRED + 1), x.shape[1], self.experts.width, len(own))
+        launch = launch_of(len(x), x.shape[1], self.experts.width)
         mixed = self._many(rows, chosen) if launch is None else self._few(rows, chosen, launch)
         return combine(mixed, weights, partial=True)
 

@@ -1,4 +1,4 @@
-"""Launch shapes of the products of experts, and which of them a number of rows takes.
+"""Launch shapes of the products of few rows' experts, and which of them a number of rows takes.
 
 The choice depends on the rows and on the matrices' sizes alone, so that all ranks of a model choose alike.
 """
@@ -6,20 +6,6 @@ The choice depends on the rows and on the matrices' sizes alone, so that all ran
 from typing import NamedTuple
 
 MOST_FEW = 64  # rows of `few.py`
-MOST_PAIRED = 2  # rows of `pairs.py`, where hardly an expert is chosen twice
-MOST_COMPARED = 256  # experts whose ranks each program of `pairs.py` finds for itself
-
-
-class PairLaunch(NamedTuple):
-    """rows, columns: of the tile of weights that a program has in flight at a time. For the second product, the columns
-    are those of each chosen expert. tiles: that a program of the first product takes in turn, so that it chooses once
-    for all of them.
-    """
-
-    rows: int
-    columns: int
-    warps: int
-    tiles: int = 1
 
 
 class FewLaunch(NamedTuple):
@@ -32,39 +18,35 @@ class FewLaunch(NamedTuple):
 
 
 class MixtureLaunch(NamedTuple):
-    """The launches of both products: of pairs, or of a few rows."""
+    """The launches of both products."""
 
-    up: PairLaunch | FewLaunch
-    down: PairLaunch | FewLaunch
-
-    @property
-    def paired(self) -> bool:
-        return isinstance(self.up, PairLaunch)
+    up: FewLaunch
+    down: FewLaunch
 
 
 Sizes = tuple[int, int]  # [D, F] of an expert
 
-# Until a race on a GPU has named others: benchmarks/kernels/experts.py prints what belongs here, by sizes and rows.
-FASTEST: dict[Sizes, dict[int, MixtureLaunch | None]] = {}
+# What benchmarks/kernels/experts.py found fastest on an H200, by sizes and rows. From 32 rows on, grouped products are.
+FASTEST: dict[Sizes, dict[int, MixtureLaunch | None]] = {
+    (2048, 768): {  # Qwen3-30B-A3B
+        1: MixtureLaunch(FewLaunch(64, 64, 6, 4), FewLaunch(64, 128, 4, 4)),
+        2: MixtureLaunch(FewLaunch(32, 64, 4, 4), FewLaunch(128, 64, 3, 8)),
+        4: MixtureLaunch(FewLaunch(64, 128, 2, 4), FewLaunch(64, 64, 4, 4)),
+        8: MixtureLaunch(FewLaunch(64, 128, 3, 4), FewLaunch(64, 64, 3, 4)),
+        16: MixtureLaunch(FewLaunch(64, 128, 3, 4), FewLaunch(64, 128, 3, 4)),
+        64: None,
+    },
+}
+MOST_UNRACED = 16  # rows of other sizes
 
 
-def launch_of(rows: int, hidden: int, width: int, experts: int) -> MixtureLaunch | None:
+def launch_of(rows: int, hidden: int, width: int) -> MixtureLaunch | None:
     """The launch for so many rows of experts of these sizes: that of the next number of rows which was raced. None for
     the products of many rows (`grouped.py`).
     """
-    if rows > MOST_FEW:
+    raced = FASTEST.get((hidden, width))
+    if rows > (MOST_UNRACED if raced is None else MOST_FEW):
         return None
-    raced = FASTEST.get((hidden, width), {})
-    most = min((most for most in raced if most >= rows), default=None)
-    launch = unraced(rows, hidden) if most is None else raced[most]
-    if launch is not None and launch.paired and experts > MOST_COMPARED:
-        return unraced(MOST_PAIRED + 1, hidden)
-    return launch
-
-
-def unraced(rows: int, hidden: int) -> MixtureLaunch:
-    """What should be reasonable anywhere: 32 weights of each thread in flight, or three tiles of a program."""
-    if rows <= MOST_PAIRED:
-        return MixtureLaunch(PairLaunch(2, 1024 if hidden >= 1024 else 256, 4), PairLaunch(2, 256, 4))
-    tile = FewLaunch(32, 128, 3, 4)
-    return MixtureLaunch(tile, tile)
+    if raced is None:
+        return MixtureLaunch(FewLaunch(64, 64, 4, 4), FewLaunch(64, 64, 4, 4))
+    return raced[min(most for most in raced if most >= rows)]
