@@ -1,5 +1,7 @@
 """One row through its chosen experts on streams of weights, interpreted: run by test_interpreted.py."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -7,11 +9,10 @@ from gradus.kernels.experts import streamed
 from gradus.kernels.experts.routing import Routed
 from gradus.kernels.linear.epilogue import Norm
 from gradus.kernels.linear.launches import StreamedLaunch
-from gradus.models.config import Experts, ModelConfig
+from gradus.models.config import Experts
 from gradus.models.experts import Mixture
 from gradus.models.layers import Linear, RMSNorm
 from gradus.models.shapes import SHAPES
-from dataclasses import replace
 from tests.kernels.interpreted_gluon import interpret
 
 # Slices that end within an expert and across two; one group and several; one warp, and warps that share rows, columns.

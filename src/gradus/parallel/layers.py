@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from gradus.models.experts import Mixture
-from gradus.models.layers import Embedding, Linear, MatrixId, RMSNorm
+from gradus.models.layers import Embedding, Linear, MatrixId, Model, RMSNorm
 from gradus.parallel.group import Group
 
 
@@ -42,13 +42,13 @@ class SummedMixture(Mixture):
     exchanged at once; None where there is none, or where a norm comes between.
     """
 
-    def __init__(self, part: Mixture, beside: SummedLinear | None, group: Group) -> None:
+    group: Group
+    beside: SummedLinear | None = None
+
+    def __init__(self, part: Mixture, group: Group) -> None:
         torch.nn.Module.__init__(self)
         vars(self).update(vars(part))
         self.group = group
-        vars(self)["beside"] = None if part.out_norm is not None else beside  # a neighbor, and no part of this module
-
-    beside: SummedLinear | None
 
     def total(self, x: Tensor, norm: torch.nn.Module | None) -> Tensor:
         return self.group.sum(super().total(x, norm))
@@ -58,6 +58,14 @@ class SummedMixture(Mixture):
             return super().onto(stream, norm)
         self.beside.carried = super().total(stream, norm)
         return stream
+
+
+def meet_neighbors(part: Model) -> None:
+    """Let each layer's experts know the product `beside` them, in this model or this view of one."""
+    for layer in part.modules():
+        experts, down = getattr(layer, "experts", None), getattr(layer, "down", None)
+        if isinstance(experts, SummedMixture) and experts.out_norm is None and isinstance(down, SummedLinear):
+            vars(experts)["beside"] = down  # a neighbor, and no part of the experts' module
 
 
 class JoinedLinear(Linear):

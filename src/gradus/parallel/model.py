@@ -16,7 +16,7 @@ from gradus.models.heads import Heads
 from gradus.models.layers import Embedding, Model
 from gradus.models.weights import assign, checked, load_weights, parameters
 from gradus.parallel.group import Check, Group, nothing_known
-from gradus.parallel.layers import ParallelLinears, SummedEmbedding, SummedLinear, SummedMixture, SummedNorm
+from gradus.parallel.layers import ParallelLinears, SummedEmbedding, SummedMixture, SummedNorm, meet_neighbors
 from gradus.parallel.pipeline import Ends, Stage
 from gradus.parallel.place import Place
 from gradus.parallel.slices import Slices, cut_of, left_out, modules_of
@@ -98,9 +98,9 @@ def _share_norms(part: Model, whole: ModelConfig, stage: Group) -> None:
 def _share_experts(part: Model, stage: Group) -> None:
     """Add up the ranks' sums of their experts, together with the MLP next to them where that is possible."""
     for layer in list(part.modules()):
-        experts, down = getattr(layer, "experts", None), getattr(layer, "down", None)
-        if isinstance(experts, Mixture):
-            layer.experts = SummedMixture(experts, down if isinstance(down, SummedLinear) else None, stage)
+        if isinstance(experts := getattr(layer, "experts", None), Mixture):
+            layer.experts = SummedMixture(experts, stage)
+    meet_neighbors(part)
 
 
 @torch.no_grad()

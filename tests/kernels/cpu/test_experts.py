@@ -96,6 +96,7 @@ KINDS = {
     "float32": (None, 1e-5),
     "int8": (Int8Linear, 2e-2),  # an activation may round to the other neighbor
     "q8_0": (partial(GGUFLinear, format="q8_0"), 1e-5),
+    "mxfp4": (partial(GGUFLinear, format="mxfp4"), 1e-5),
 }
 
 

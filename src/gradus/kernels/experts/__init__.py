@@ -11,5 +11,8 @@ grouped_launch.py  launch shapes of grouped products
 grouped_tables.py  which launch for which product (measured/)
 grouped.py         the products of more rows: each expert's rows with its matrix
 hopper/            both on Hopper, in Gluon
+packed_tiles.py    tiles of weights in fewer bits, in each form that they are kept in
+packed_launch.py   launch shapes of their products
+packed.py          the products of experts in fewer bits, of few rows and of many
 reference.py       what these compute, in torch
 """
