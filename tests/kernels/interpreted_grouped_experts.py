@@ -62,7 +62,7 @@ def test_pairs_are_sorted_by_expert_and_keep_their_order(tokens, chosen, experts
 @pytest.mark.parametrize("most", [10_000, 0], ids=["one launch", "two"])
 def test_a_choice_of_an_expert_elsewhere_has_no_place(most, monkeypatch):
     monkeypatch.setattr("gradus.kernels.experts.dispatch.MOST_IN_ONE_LAUNCH", most)
-    taken = torch.tensor([[0, 4], [90, 2], [4, 3]], dtype=torch.int32)
+    taken = torch.tensor([[0, 4], [90, 2], [-1, 3]], dtype=torch.int32)
     found = dispatch(taken, 4)
     assert found.starts.tolist() == [0, 1, 1, 2, 3] and found.pairs[:3].tolist() == [0, 3, 5]
 

@@ -59,7 +59,8 @@ def dispatch_kernel(
     at = tl.arange(0, BLOCK)
     lower = tl.zeros((BLOCK,), tl.int32)
     for start in range(0, count, BLOCK):
-        lower += (tl.load(chosen_ptr + start + at, mask=start + at < count, other=expert) < expert).to(tl.int32)
+        chosen = tl.load(chosen_ptr + start + at, mask=start + at < count, other=-1)
+        lower += ((chosen >= 0) & (chosen < expert)).to(tl.int32)
     place = tl.sum(lower)
     tl.store(starts_ptr + expert, place)
     for start in range(0, count, BLOCK):
@@ -98,8 +99,8 @@ def place_kernel(
     total, earlier = tl.zeros((EXPERTS,), tl.int32), tl.zeros((EXPERTS,), tl.int32)
     for start in range(0, blocks, TOGETHER):
         other = start + tl.arange(0, TOGETHER)
-        here = counts_ptr + other[:, None] * EXPERTS + expert[None, :]
-        found = tl.load(here, mask=(other < blocks)[:, None], other=0)
+        table = counts_ptr + other[:, None] * EXPERTS + expert[None, :]
+        found = tl.load(table, mask=(other < blocks)[:, None], other=0)
         total += tl.sum(found, 0)
         earlier += tl.sum(tl.where((other < block)[:, None], found, 0), 0)
     starts = tl.cumsum(total, 0) - total
@@ -108,13 +109,14 @@ def place_kernel(
         tl.store(starts_ptr + expert + 1, starts + total, mask=expert == experts - 1)
     at = block * BLOCK + tl.arange(0, BLOCK)
     chosen = tl.load(chosen_ptr + at, mask=at < count, other=EXPERTS)
-    place = tl.gather(starts + earlier, tl.minimum(chosen, EXPERTS - 1), 0)
+    here = (chosen >= 0) & (chosen < experts)
+    place = tl.gather(starts + earlier, tl.where(here, chosen, 0), 0)
     for start in range(0, BLOCK, TOGETHER):
         before = block * BLOCK + start + tl.arange(0, TOGETHER)
         others = tl.load(chosen_ptr + before, mask=before < count, other=-1)
         same = (chosen[:, None] == others[None, :]) & (before[None, :] < at[:, None])
         place += tl.sum(same.to(tl.int32), 1)
-    tl.store(pairs_ptr + place, at, mask=chosen < experts)
+    tl.store(pairs_ptr + place, at, mask=here)
 
 
 @triton.jit
@@ -138,7 +140,7 @@ def tile_at(
 
 
 def dispatch(chosen: Tensor, experts: int) -> Dispatch:
-    """Sort the rows' choices. chosen: int32 [N, k], contiguous; pairs of numbers from `experts` on are left out."""
+    """Sort the rows' choices. chosen: int32 [N, k], contiguous; pairs of other numbers than 0 to E - 1 are left out."""
     assert chosen.dtype == torch.int32 and chosen.is_contiguous()
     count, early = chosen.numel(), starts_early()
     pairs = torch.empty(count, dtype=torch.int32, device=chosen.device)
