@@ -103,7 +103,9 @@ def few_launches(width: int, matrices: int, together: int) -> Iterator[FewLaunch
 def up_launches(case: "Case", paired: bool) -> list[Launch]:
     hidden = case.config.hidden_size
     if paired:
-        return [*pair_launches((256, 512, 1024, 2048), hidden, 2, 1)]
+        found = [*pair_launches((256, 512, 1024, 2048), hidden, 2, 1)]
+        light = [each for each in found if each.rows * hidden * 2 // (32 * each.warps) <= 64]  # two tiles fit registers
+        return [*found, *(each._replace(tiles=tiles) for each in light for tiles in (2, 4, 8, 12))]
     return [*few_launches(hidden, 2, case.together)]
 
 
@@ -267,9 +269,8 @@ def chosen_launch(case: Case, launch: Choice) -> Iterator[None]:
     """Make the table choose this launch; SHIPPED leaves it as it is."""
     before = dict(table.FASTEST)
     if launch != SHIPPED:
-        table.FASTEST[(case.config.hidden_size, case.experts.width)] = {
-            case.rows: None if launch == GROUPED else launch
-        }
+        choice = None if isinstance(launch, str) else launch
+        table.FASTEST[(case.config.hidden_size, case.experts.width)] = {case.rows: choice}
     try:
         yield
     finally:
@@ -364,7 +365,7 @@ def table_text(found: Mapping[str, Any]) -> str:
 
 
 def _positional(name: str) -> str:
-    fields = ("up", "down", "rows", "columns", "warps", "outputs", "stages")
+    fields = ("up", "down", "rows", "columns", "warps", "outputs", "stages", "tiles")
     for field in fields:
         name = name.replace(f"{field}=", "")
     return name

@@ -24,13 +24,15 @@ from gradus.kernels.attention import paged as paged_attention
 from gradus.kernels.attention import work as attention_work
 from gradus.kernels.attention.launch import bytes_needed, fitted, launches
 from gradus.kernels.attention.new_token import MOST_NEW
-from gradus.kernels.experts import grouped_tables, hopper_grouped, packed_tiles
+from gradus.kernels.experts import dispatch, grouped_tables, packed_tiles
 from gradus.kernels.experts.combine import BLOCK as COMBINED
 from gradus.kernels.experts.combine import combine_kernel
-from gradus.kernels.experts.dispatch import dispatch_kernel
 from gradus.kernels.experts.few import few_experts_kernel
 from gradus.kernels.experts.grouped import grouped_kernel
-from gradus.kernels.experts.grouped_launch import HopperGroupedLaunch
+from gradus.kernels.experts.grouped_launch import HopperGroupedLaunch, HopperStreamedLaunch
+from gradus.kernels.experts.hopper import grouped as hopper_grouped
+from gradus.kernels.experts.hopper import streamed as hopper_streamed
+from gradus.kernels.experts.hopper import tiles as hopper_tiles
 from gradus.kernels.experts.launches import MOST_FEW, launch_of
 from gradus.kernels.experts.packed import packed_experts_kernel
 from gradus.kernels.experts.packed_launch import unraced as packed_launch
@@ -185,12 +187,14 @@ def experts() -> Iterator[tuple[str, Case]]:
         "experts' choice in groups",
         Case(route_kernel, result | {"correction_ptr": "*fp32"}, grouped, {"num_warps": 8}),
     )
-    combined = {"D": 2048, "CHOSEN": 8, "BLOCK": COMBINED}
-    yield "experts' sum", Case(combine_kernel, {"weights_ptr": "*fp32"}, combined, {"num_warps": 4})
+    for partial in (False, True):
+        combined = {"D": 2048, "CHOSEN": 8, "BLOCK": COMBINED, "PARTIAL": partial}
+        name = f"{'a rank' if partial else 'experts'}' sum"
+        yield name, Case(combine_kernel, {"weights_ptr": "*fp32"}, combined, {"num_warps": 4})
     gate = {"ACTIVATION": "silu", "GATED": True, "bias_ptr": None}
     up, down = launch_of(1, 2048, 768, 128)
     sizes = router | {"D": 2048, "F": 768}
-    tile = {"BLOCK_N": up.rows, "BLOCK_K": up.columns}
+    tile = {"BLOCK_N": up.rows, "BLOCK_K": up.columns, "TILES": up.tiles}
     yield "experts of a row, up", Case(
         up_pairs_kernel, {"eps": "fp32"}, sizes | gate | tile, {"num_warps": up.warps}
     )  # fmt: skip
@@ -478,12 +482,14 @@ def hopper_products(able: Capability) -> Iterator[tuple[str, Case]]:
 def grouped_experts(able: Capability) -> Iterator[tuple[str, Case]]:
     """A few rows per expert, and many, through gpt-oss's experts: of biases, a gate of their own and odd sizes."""
     lists = {"chosen_ptr": "*i32", "pairs_ptr": "*i32", "starts_ptr": "*i32"}
-    for block, warps in ((256, 4), (4096, 8)):
-        yield (
-            f"dispatch {block}",
-            Case(dispatch_kernel, lists | {"count": "i32"}, {"BLOCK": block}, {"num_warps": warps}),
-        )
-    types = {name: "*i32" for name in lists if name != "chosen_ptr"}
+    one = {"BLOCK": 2048}
+    yield "dispatch", Case(dispatch.dispatch_kernel, lists | {"count": "i32"}, one, {"num_warps": 4})
+    lists |= {"counts_ptr": "*i32"} | dict.fromkeys(("count", "experts", "blocks"), "i32")
+    for kernel in (dispatch.count_kernel, dispatch.place_kernel):
+        constants = {"EXPERTS": 128, "BLOCK": dispatch.BLOCK_OF_PAIRS}
+        here = {name: kind for name, kind in lists.items() if name in kernel.arg_names}
+        yield f"dispatch {kernel.__name__}", Case(kernel, here, constants, {"num_warps": 8})
+    types = dict.fromkeys(("pairs_ptr", "starts_ptr"), "*i32")
     types |= {"experts": "i32", "N": "i32:16", "K": "i32:16", "ahead": "i32"}
     uses = {
         "up": {"CHOSEN": 4, "ACTIVATION": "clamped_silu", "GATED": True},
@@ -552,17 +558,22 @@ def mxfp4_products() -> Iterator[tuple[str, Case]]:
 
 
 def hopper_experts(able: Capability) -> Iterator[tuple[str, Case]]:
-    """A prompt through gpt-oss's experts."""
+    """A few rows per expert, and a prompt, through gpt-oss's experts."""
     if able != H200:
         return
     numbers = {"pairs_ptr": "*i32", "starts_ptr": "*i32", "N": "i32:16"}
-    numbers |= dict.fromkeys(("experts", "steps", "tiles", "places"), "i32")
+    numbers |= dict.fromkeys(("experts", "steps", "tiles"), "i32")
     for use, activation in (("up", "clamped_silu"), ("down", None)):
-        boxes = {"weight": 128} | ({} if activation else {"x": 64})
-        types = {name: f"tensordesc<bf16[{rows},64],{hopper_grouped.TILE!r}>" for name, rows in boxes.items()}
-        constants = hopper_grouped.constants(HopperGroupedLaunch(4), 32, 4, activation, biased=True)
-        case = Case(hopper_grouped.hopper_grouped_kernel, types | numbers, constants, {"num_warps": 4})
-        yield f"hopper experts {use}", case
+        for tokens in (8, 16, 32, 64, 128):
+            boxes = {"weight": 128 if tokens == 128 else 64} | ({} if activation else {"x": min(tokens, 64)})
+            types = {name: f"tensordesc<bf16[{rows},64],{hopper_tiles.TILE!r}>" for name, rows in boxes.items()}
+            if tokens == 128:
+                kernel, launch = hopper_grouped.hopper_grouped_kernel, HopperGroupedLaunch(4)
+                constants = hopper_grouped.constants(launch, 32, 4, activation, biased=True)
+            else:
+                kernel, streamed = hopper_streamed.hopper_streamed_kernel, HopperStreamedLaunch(tokens, 8)
+                constants = hopper_streamed.constants(streamed, 32, 4, activation, biased=True, early=True)
+            yield f"hopper experts {use} {tokens}", Case(kernel, types | numbers, constants, {"num_warps": 4})
 
 
 def name_of(able: Capability) -> str:
@@ -592,7 +603,7 @@ SAMPLE += ["int4 1", "int8 64", "fp8 16 gated", "fp8-block 256", "rounded *i8 16
 SAMPLE += ["rope and store fp8", "decode 128 bfloat16 fp8 16 2", "pack rows", "accept drafts", "look up"]
 SAMPLE += ["accept drafts without states", "first inputs", "next inputs"]
 SAMPLE += ["first rows", "next rows", "keep draft", "work"]
-SAMPLE += ["dispatch 4096", "experts up 2 bfloat16", "experts down 512 bfloat16"]
+SAMPLE += ["dispatch", "dispatch place_kernel", "experts up 2 bfloat16", "experts down 512 bfloat16"]
 SAMPLE += ["packed experts mxfp4 1", "packed experts q4_k 64", "mxfp4 16 gated", "packed experts int4 512"]
 SAMPLE += ["rope and store, norm across heads", "queries alone 512", "activation times", "decode 512 bfloat16 16 16"]
 

@@ -43,7 +43,7 @@ from gradus.kernels.cpu.experts.choice import MIXTURE, make_room
 from gradus.kernels.cpu.experts.prompt import PROMPT_ROWS, MixedPrompts, lend
 from gradus.kernels.cpu.gguf.product import Widened
 from gradus.kernels.cpu.int4.panel import Panels
-from gradus.kernels.cpu.matrix import KINDS, NAMES, Matrices, Unsupported
+from gradus.kernels.cpu.matrix import KINDS, Matrices, Unsupported
 from gradus.kernels.cpu.outer import SQUARE
 from gradus.kernels.cpu.team import WORDS, Team
 from gradus.kernels.cpu.vectors import LANES
@@ -397,7 +397,7 @@ def _add_panels(model: Model) -> None:
             part.use_lanes()  # those that torch alone multiplies are as they were loaded
             part.panels = Panels(part, room)
             next(iter(part.panels))
-        elif isinstance(part, GGUFLinear) and part.format.name in NAMES:
+        elif isinstance(part, GGUFLinear):
             part.widen = Widened(part, room)
             part.widen(0, 1)
 

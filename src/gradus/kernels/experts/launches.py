@@ -12,12 +12,14 @@ MOST_COMPARED = 256  # experts whose ranks each program of `pairs.py` finds for 
 
 class PairLaunch(NamedTuple):
     """rows, columns: of the tile of weights that a program has in flight at a time. For the second product, the columns
-    are those of each chosen expert.
+    are those of each chosen expert. tiles: that a program of the first product takes in turn, so that it chooses once
+    for all of them.
     """
 
     rows: int
     columns: int
     warps: int
+    tiles: int = 1
 
 
 class FewLaunch(NamedTuple):

@@ -40,26 +40,77 @@ def up_pairs_kernel(
     E: constexpr, BLOCK_E: constexpr, CHOSEN: constexpr, PLACES: constexpr, SIGMOID: constexpr, NORMALIZED: constexpr,
     SCALE: constexpr, GROUPS: constexpr, CHOSEN_GROUPS: constexpr,
     D: constexpr, F: constexpr, ACTIVATION: constexpr, GATED: constexpr, BLOCK_N: constexpr, BLOCK_K: constexpr,
-    PDL: constexpr,
+    TILES: constexpr, PDL: constexpr,
 ) -> None:  # fmt: skip
-    """Features from program_id(0) * BLOCK_N on, of pair program_id(1). gain, bias may be None."""
+    """TILES times BLOCK_N features from program_id(0) * TILES * BLOCK_N on, of pair program_id(1). gain, bias: or None."""
     wait_for_previous(PDL)
     let_next_start(PDL)  # not before the wait: the next launch reads the logits without one
     pair = tl.program_id(1)
     row, place = pair // CHOSEN, pair % CHOSEN
     _, ranks = ranks_of(logits_ptr, correction_ptr, row, E, BLOCK_E, SIGMOID, GROUPS, CHOSEN_GROUPS)
     expert = tl.sum(tl.where(ranks == place, tl.arange(0, BLOCK_E), 0), 0)
-    feature = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
-    inside = feature < F
-    gates = weight_ptr + (expert * F + feature).to(tl.int64)[:, None] * D
-    features = weight_ptr + ((E + expert) * F + feature).to(tl.int64)[:, None] * D
-    column = tl.arange(0, BLOCK_K)
+    first = tl.program_id(0) * (BLOCK_N * TILES) + tl.arange(0, BLOCK_N)
     x_ptr += row.to(tl.int64) * D
-    sums = tl.zeros((BLOCK_N, BLOCK_K), tl.float32)
-    ups, squares = sums, tl.zeros((BLOCK_K,), tl.float32)
+    out_ptr += pair.to(tl.int64) * F
+    ahead = _requested(weight_ptr, expert, first, F, E, D, F, GATED, BLOCK_K)
+    for tile in range(TILES):
+        feature = first + tile * BLOCK_N
+        later = ahead
+        if TILES > 1:  # the next tile's weights are under way before this one's are used
+            end = tl.where(tile + 1 < TILES, F, 0)
+            later = _requested(weight_ptr, expert, feature + BLOCK_N, end, E, D, F, GATED, BLOCK_K)
+        sums, ups, squares = _products(
+            ahead, weight_ptr, x_ptr, gain_ptr, expert, feature, E, D, F, GATED, BLOCK_N, BLOCK_K
+        )
+        inside, scale = feature < F, 1.0
+        if gain_ptr is not None:
+            scale = tl.rsqrt(tl.sum(squares, 0) / D + eps)
+        bias = vector(bias_ptr, expert * F + feature, inside)
+        up, up_bias = bias, bias
+        if GATED:
+            up, up_bias = tl.sum(ups, 1) * scale, vector(bias_ptr, (E + expert) * F + feature, inside)
+        onto = vector(None, feature, inside)
+        finish(tl.sum(sums, 1) * scale, up, bias, up_bias, onto, out_ptr + feature, inside, ACTIVATION, GATED)
+        ahead = later
+
+
+@triton.jit
+def _requested(
+    weight_ptr: tensor, expert: tensor, feature: tensor, end: tensor,
+    E: constexpr, D: constexpr, F: constexpr, GATED: constexpr, BLOCK_K: constexpr,
+) -> tensor:  # fmt: skip
+    """Load all columns of these features' weights, up to feature `end`, in tiles; of long rows the first tile."""
     ahead: tensor = ()
     for start in tl.static_range(0, D if D <= UNROLLED * BLOCK_K else BLOCK_K, BLOCK_K):
-        ahead = ahead + (_tiles(gates, features, start + column, inside, D, GATED),)  # noqa: RUF005
+        ahead = ahead + (_tiles(weight_ptr, expert, feature, end, start, E, D, F, GATED, BLOCK_K),)  # noqa: RUF005
+    return ahead
+
+
+@triton.jit
+def _tiles(
+    weight_ptr: tensor, expert: tensor, feature: tensor, end: tensor, start: tensor,
+    E: constexpr, D: constexpr, F: constexpr, GATED: constexpr, BLOCK_K: constexpr,
+) -> tensor:  # fmt: skip
+    """Load columns from `start` on of some gates; with a gate, also of the features behind them."""
+    column = start + tl.arange(0, BLOCK_K)
+    inside = (feature < tl.minimum(end, F))[:, None] & (column < D)[None, :]
+    gates = weight_ptr + (expert * F + feature).to(tl.int64)[:, None] * D + column[None, :]
+    weight = tl.load(gates, mask=inside, other=0.0, eviction_policy="evict_first")
+    up = weight
+    if GATED:
+        features = weight_ptr + ((E + expert) * F + feature).to(tl.int64)[:, None] * D + column[None, :]
+        up = tl.load(features, mask=inside, other=0.0, eviction_policy="evict_first")
+    return weight, up
+
+
+@triton.jit
+def _products(
+    ahead: tensor, weight_ptr: tensor, x_ptr: tensor, gain_ptr: tensor, expert: tensor, feature: tensor,
+    E: constexpr, D: constexpr, F: constexpr, GATED: constexpr, BLOCK_N: constexpr, BLOCK_K: constexpr,
+) -> tensor:  # fmt: skip
+    """Sums of products, [BLOCK_N, BLOCK_K], of gates and of features; and of x's squares. ahead: tiles under way."""
+    sums = tl.zeros((BLOCK_N, BLOCK_K), tl.float32)
+    ups, squares, column = sums, tl.zeros((BLOCK_K,), tl.float32), tl.arange(0, BLOCK_K)
     if D <= UNROLLED * BLOCK_K:
         for start in tl.static_range(0, D, BLOCK_K):
             sums, ups, squares = _added(
@@ -69,32 +120,11 @@ def up_pairs_kernel(
         tiles = ahead[0]
         for start in range(0, D, BLOCK_K):
             later = tiles
-            if start + BLOCK_K < D:  # the next tile's loads are under way before this one's are used
-                later = _tiles(gates, features, start + BLOCK_K + column, inside, D, GATED)
+            if start + BLOCK_K < D:
+                later = _tiles(weight_ptr, expert, feature, F, start + BLOCK_K, E, D, F, GATED, BLOCK_K)
             sums, ups, squares = _added(sums, ups, squares, tiles, x_ptr, gain_ptr, start + column, D, GATED)
             tiles = later
-    scale = 1.0
-    if gain_ptr is not None:
-        scale = tl.rsqrt(tl.sum(squares, 0) / D + eps)
-    bias = vector(bias_ptr, expert * F + feature, inside)
-    up, up_bias = bias, bias
-    if GATED:
-        up, up_bias = tl.sum(ups, 1) * scale, vector(bias_ptr, (E + expert) * F + feature, inside)
-    out = out_ptr + pair.to(tl.int64) * F + feature
-    finish(tl.sum(sums, 1) * scale, up, bias, up_bias, vector(None, feature, inside), out, inside, ACTIVATION, GATED)
-
-
-@triton.jit
-def _tiles(
-    gates: tensor, features: tensor, column: tensor, inside: tensor, D: constexpr, GATED: constexpr
-) -> tensor:  # fmt: skip
-    """Load columns of some gates; with a gate, also of the features'."""
-    inside = inside[:, None] & (column < D)[None, :]
-    weight = tl.load(gates + column[None, :], mask=inside, other=0.0, eviction_policy="evict_first")
-    up = weight
-    if GATED:
-        up = tl.load(features + column[None, :], mask=inside, other=0.0, eviction_policy="evict_first")
-    return weight, up
+    return sums, ups, squares
 
 
 @triton.jit
@@ -183,10 +213,10 @@ def up_pairs(
     assert x.is_contiguous() and weight.is_contiguous() and (norm is None or norm.bias is None)
     out = torch.empty(rows * experts.chosen, experts.width, dtype=x.dtype, device=x.device)
     gain, eps = (None, 0.0) if norm is None else (norm.weight, norm.eps)
-    up_pairs_kernel[(triton.cdiv(experts.width, launch.rows), rows * experts.chosen)](
+    up_pairs_kernel[(triton.cdiv(experts.width, launch.rows * launch.tiles), rows * experts.chosen)](
         x, gain, weight, bias, out, *routed.tensors, eps, *routed.constants,
-        hidden, experts.width, activation.name, isinstance(activation, Gated), launch.rows, launch.columns, early,
-        num_warps=launch.warps, launch_pdl=early,
+        hidden, experts.width, activation.name, isinstance(activation, Gated), launch.rows, launch.columns,
+        launch.tiles, early, num_warps=launch.warps, launch_pdl=early,
     )  # fmt: skip
     return out
 

@@ -5,6 +5,8 @@ choice and the residual sum inside. More take one each for the norm, the choice 
 them by expert. So do experts in fewer bits (`kernels/experts/packed.py`).
 """
 
+from typing import cast
+
 from torch import Tensor, nn
 
 from gradus.kernels.core.view import Twin, is_known, twin_of
@@ -28,9 +30,14 @@ def twin_of_mixture(part: Mixture) -> "FusedMixture | None":
     """None for experts, or norms before them, that no kernel computes: `fused` refuses these."""
     if not (is_known(part.norm) and is_known(part.router.norm)):
         return None
-    if type(part.up) is Linear and type(part.down) is Linear:
+    if is_plain(part):
         return FusedMixture(part)
     return PackedMixture(part) if _has_form(part.up) and _has_form(part.down) else None
+
+
+def is_plain(part: Mixture) -> bool:
+    """Whether its experts are kept as floats."""
+    return type(part.up) is Linear and type(part.down) is Linear
 
 
 def _has_form(part: Linear) -> bool:
@@ -60,7 +67,7 @@ class FusedMixture(Twin, Mixture):
         return self.out_norm.onto(stream, self._sum(stream, norm, None))
 
     def _sum(self, x: Tensor, norm: nn.Module | None, residual: Tensor | None) -> Tensor:
-        norm = norm if self.norm is None else self.norm
+        norm = cast(RMSNorm | nn.LayerNorm | None, norm if self.norm is None else self.norm)
         hidden = x.shape[1]
         launch = launch_of(len(x), hidden, self.experts.width, self.experts.count)
         paired = launch is not None and launch.paired
@@ -80,7 +87,7 @@ class FusedMixture(Twin, Mixture):
             return None
         return Norm(norm.weight, None, norm.eps)
 
-    def _routed(self, x: Tensor, rows: Tensor, norm: nn.Module | None) -> Routed:
+    def _routed(self, x: Tensor, rows: Tensor, norm: RMSNorm | nn.LayerNorm | None) -> Routed:
         """norm: of `rows`, if they are not normalized yet."""
         router = self.router
         logits = router.product.after(norm, rows) if router.norm is None else router.product.after(router.norm, x)
@@ -96,13 +103,13 @@ class FusedMixture(Twin, Mixture):
 
     def _few(self, rows: Tensor, chosen: Tensor, launch: MixtureLaunch) -> Tensor:
         """Each row's chosen experts' results, [N k, D]."""
-        (up, down), experts = launch, self.experts.count
+        (up, down), experts = launch, len(self.experts.own)
         assert isinstance(up, FewLaunch) and isinstance(down, FewLaunch)
         features = up_few(rows, self.up.weight, chosen, experts, self.activation, up, self.up.bias)
         return down_few(features, self.down.weight, chosen, experts, down, self.down.bias)
 
     def _many(self, rows: Tensor, chosen: Tensor) -> Tensor:
-        plan, gate = dispatch(chosen, self.experts.count), self.activation
+        plan, gate = dispatch(chosen, len(self.experts.own)), self.activation
         gated = isinstance(gate, Gated)
         features = up_product(rows, self.up.weight, plan, gate.name, gated=gated, bias=self.up.bias)
         return down_product(features, self.down.weight, plan, bias=self.down.bias)
