@@ -42,7 +42,7 @@ def up_pairs_kernel(
     D: constexpr, F: constexpr, ACTIVATION: constexpr, GATED: constexpr, BLOCK_N: constexpr, BLOCK_K: constexpr,
     TILES: constexpr, PDL: constexpr,
 ) -> None:  # fmt: skip
-    """TILES times BLOCK_N features from program_id(0) * TILES * BLOCK_N on, of pair program_id(1). gain, bias: or None."""
+    """TILES times BLOCK_N features of pair program_id(1): program_id(0)'s share. gain and bias may be None."""
     wait_for_previous(PDL)
     let_next_start(PDL)  # not before the wait: the next launch reads the logits without one
     pair = tl.program_id(1)
