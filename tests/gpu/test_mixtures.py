@@ -96,6 +96,7 @@ def test_layers_that_start_early_in_a_graph_give_what_they_give_one_by_one(count
     from gradus.kernels.fuse import model as _twins
 
     assert _twins
+    torch.use_deterministic_algorithms(False)  # launches that fill memory would come between these
     parts = [mixture("qwen3", torch.bfloat16) for _ in range(4)]
     layers = [(view(part), view(norm)) for part, norm in parts]
     x = rows_of(count, "qwen3", torch.bfloat16)
