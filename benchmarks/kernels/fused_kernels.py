@@ -63,12 +63,13 @@ DEVICE, DTYPE = torch.device("cuda"), torch.bfloat16
 TOLERANCE = 1e-2  # of ‖out - reference‖ / ‖reference‖, with a result in 16 bits
 MEASURED = Path(__file__).parents[2] / "src/gradus/kernels/linear/measured"
 
-# (vocabulary, hidden, query heads, key heads, head dim, MLP width, layers, gated)
+# (vocabulary, hidden, query heads, key heads, head dim, MLP width or 0 of experts, layers, gated)
 MODELS = {
     "gpt2-124m": (50257, 768, 12, 12, 64, 3072, 12, False),
     "qwen3-0.6b": (151936, 1024, 16, 8, 128, 3072, 28, True),
     "llama-3.2-1b": (128256, 2048, 32, 8, 64, 8192, 16, True),
     "llama-3.1-8b": (128256, 4096, 32, 8, 128, 14336, 32, True),
+    "qwen3-30b-a3b": (151936, 2048, 32, 4, 128, 0, 48, True),
     "gemma3-270m": (262144, 640, 4, 1, 256, 2048, 18, True),
     "smollm2-135m": (49152, 576, 9, 3, 64, 1536, 30, True),
     "qwen2.5-coder-0.5b": (151936, 896, 14, 2, 64, 4864, 24, True),
@@ -87,13 +88,9 @@ def matrices(model: str) -> dict[str, tuple[int, int]]:
         layer = {"fuse": (hidden, 2 * hidden), "up": (2 * width, hidden), "down": (hidden, width)}
         return layer | {"out": (hidden, hidden), "blocks": (drafts * hidden, hidden), "head": (vocabulary, hidden)}
     vocabulary, hidden, heads, kv_heads, dim, width, _, gated = MODELS[model]
-    return {
-        "qkv": ((heads + 2 * kv_heads) * dim, hidden),
-        "output": (hidden, heads * dim),
-        "up": (2 * width if gated else width, hidden),
-        "down": (hidden, width),
-        "head": (vocabulary, hidden),
-    }
+    mlp = {"up": (2 * width if gated else width, hidden), "down": (hidden, width)} if width else {}
+    attention = {"qkv": ((heads + 2 * kv_heads) * dim, hidden), "output": (hidden, heads * dim)}
+    return attention | mlp | {"head": (vocabulary, hidden)}
 
 
 # -- timing ------------------------------------------------------------------------------------------------------------
@@ -241,13 +238,14 @@ def uses(model: str) -> list[Use]:
         ]
     gated = MODELS[model][-1]
     before, act = ("rms", "silu") if gated else ("layer", "gelu_tanh")
-    return [
-        Use(*shapes["qkv"], norm=before, bias=model in BIASED),
-        Use(*shapes["output"], residual=True),
-        Use(*shapes["up"], norm=before, activation=act, gated=gated),
-        Use(*shapes["down"], residual=True),
-        Use(*shapes["head"], head=True),
-    ]
+    of = {
+        "qkv": {"norm": before, "bias": model in BIASED},
+        "output": {"residual": True},
+        "up": {"norm": before, "activation": act, "gated": gated},
+        "down": {"residual": True},
+        "head": {"head": True},
+    }
+    return [Use(*shapes[name], **options) for name, options in of.items() if name in shapes]
 
 
 class Around(NamedTuple):

@@ -5,10 +5,10 @@
     PYTHONPATH=src:. python3 benchmarks/kernels/grouped_experts.py --show grouped_experts.json
 
 Tokens choose their experts at random. For each number of rows per expert, each launch of both products is checked
-against the torch reference, into memory full of NaN, and timed; then the whole mixture with the fastest ones: sorting,
-both products, in one CUDA graph. `--table` writes the device's file in `src/gradus/kernels/experts/measured/`, by which
-the engine then chooses. Results are written as they come; what OUT has already is not measured again, and after
-`--seconds` the rest is left for the next call.
+against the torch reference, into memory full of NaN, and timed; then the whole mixture with the fastest ones: sorting
+and both products, in one CUDA graph. Its fastest pair counts: `--table` writes the device's file in
+`src/gradus/kernels/experts/measured/`, by which the engine then chooses. Results are written as they come; what OUT has
+already is not measured again, and after `--seconds` the rest is left for the next call.
 
 Times are as in racing.py, with two routings and two sets of weights in turn. GB/s counts the bytes of the experts that
 some row chose, once; TFLOP/s the products of N k rows.
@@ -41,19 +41,26 @@ from gradus.kernels.core.overlap import early_launches
 from gradus.kernels.core.tuning import launch_of, stored_form
 from gradus.kernels.experts.dispatch import Dispatch, dispatch
 from gradus.kernels.experts.grouped import down_product, up_product
-from gradus.kernels.experts.grouped_launch import AnyLaunch, GroupedLaunch, HopperGroupedLaunch
-from gradus.kernels.experts.grouped_tables import USES, Use, choose_launch, hopper_grouped, suits_hopper
+from gradus.kernels.experts.grouped_launch import (
+    AnyLaunch,
+    GroupedLaunch,
+    HopperGroupedLaunch,
+    HopperLaunch,
+    HopperStreamedLaunch,
+)
+from gradus.kernels.experts.grouped_tables import USES, Use, choose_launch, suits_hopper
 from gradus.kernels.experts.reference import down_reference, up_reference
 
-ROWS = (1, 2, 4, 8, 16, 64, 256, 512)  # per expert, on average
+ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)  # per expert, on average
 FEW = 16  # rows per expert, up to which weights are the bytes that count
 TOLERANCE = 8e-3  # of ‖out - reference‖ / ‖reference‖, in bfloat16
 LIBRARY = "library"
+KINDS = ("grouped", "hopper streamed", "hopper grouped")
 FILES = Path(__file__).parents[2] / "src/gradus/kernels/experts/measured"
 
 
 class Shape(NamedTuple):
-    """experts of `width` features, of which each row of `hidden` values chooses `chosen`."""
+    """experts: of `width` features each. chosen: by each row of `hidden` values."""
 
     experts: int
     chosen: int
@@ -80,7 +87,7 @@ SHAPES = {
 
 # -- launches ----------------------------------------------------------------------------------------------------------
 
-# rows, columns, stages and warps of tiles that stream weights past few rows, and of those that many rows share
+# tiles that stream weights past few rows: rows, columns, stages and warps; tiles that many rows share: tokens first
 STREAMING: dict[Use, list[tuple[int, int, int, int]]] = {
     "up": [(64, 128, 3, 4), (64, 128, 5, 4), (64, 64, 4, 4), (64, 64, 6, 4), (128, 64, 3, 8), (128, 64, 5, 8),
            (128, 128, 3, 8), (32, 128, 5, 4), (32, 256, 3, 4)],
@@ -94,6 +101,8 @@ SHARED: dict[Use, list[tuple[int, int, int, int, int]]] = {
              (64, 128, 64, 4, 4), (64, 256, 64, 3, 8), (128, 128, 64, 3, 4), (128, 128, 128, 2, 8)],
 }  # fmt: skip
 
+HOPPER_STAGES = {8: 12, 16: 11, 32: 10, 64: 8}  # the most that shared memory holds, by rows of x in a tile
+
 
 def launches(use: Use, rows: int) -> Iterator[AnyLaunch]:
     """List what races for that many rows per expert."""
@@ -101,6 +110,10 @@ def launches(use: Use, rows: int) -> Iterator[AnyLaunch]:
         heights = (8, 16) if rows <= 2 else (16,) if rows <= 4 else (16, 32)
         for tokens, tile, copied in product(heights, STREAMING[use], (False, True)):
             yield GroupedLaunch(tokens, *tile, copied, early=True)
+    if rows <= 4 * FEW:
+        for tokens, stages in HOPPER_STAGES.items():
+            if tokens >= rows and (tokens <= 4 * rows or tokens <= 16):
+                yield from (HopperStreamedLaunch(tokens, fewer) for fewer in (stages, stages // 2))
     if rows >= FEW:
         yield from (HopperGroupedLaunch(stages) for stages in (3, 4))
         for whole, copied in product(SHARED[use], (False, True)):
@@ -108,34 +121,30 @@ def launches(use: Use, rows: int) -> Iterator[AnyLaunch]:
                 yield GroupedLaunch(*whole, copied)
 
 
-def refined(use: Use, best: AnyLaunch) -> list[AnyLaunch]:
+def refined(best: AnyLaunch) -> list[AnyLaunch]:
     """List one of the best launches with another start."""
-    if isinstance(best, HopperGroupedLaunch):
-        return []
-    if not best.early:
-        return [best._replace(early=True)]
-    aheads = (1, 2, 4) if use == "down" else ()
-    return [best._replace(early=False), *(best._replace(ahead=ahead) for ahead in aheads)]
+    return [] if isinstance(best, HopperLaunch) else [best._replace(early=not best.early)]
 
 
 def fits(use: Use, launch: AnyLaunch, shape: Shape, device: torch.device) -> bool:
     """Whether it has its shared memory, and the copy engine where it needs that."""
     able = capability(device)
-    if isinstance(launch, HopperGroupedLaunch):
-        return hopper_grouped is not None and suits_hopper(able, shape.matrix(use)[1], 2)
+    if isinstance(launch, HopperLaunch):
+        return suits_hopper(able, shape.matrix(use)[1], 2)
     room = able.shared_memory - 2048 >= launch.shared_bytes(gated=use == "up")
     return room and (not launch.copied or able >= (9, 0))
 
 
-def contenders(use: Use, rows: int, shape: Shape, device: torch.device) -> list[AnyLaunch]:
-    """List all contenders, beginning with the engine's choice."""
+def contenders(use: Use, rows: int, shape: Shape, device: torch.device, kinds: frozenset[str]) -> list[AnyLaunch]:
+    """List all contenders that are of these kinds, beginning with the engine's choice."""
     chosen = choose_launch(
         use, rows * shape.experts, shape.experts, *shape.matrix(use), dtype_of(device), use == "up", device
     )
-    return list(dict.fromkeys([chosen, *(each for each in launches(use, rows) if fits(use, each, shape, device))]))
+    raced = [each for each in launches(use, rows) if fits(use, each, shape, device)]
+    return [each for each in dict.fromkeys([chosen, *raced]) if stored_form(each)["kind"] in kinds]
 
 
-# -- a cell: one product with so many rows per expert ------------------------------------------------------------------
+# -- a cell: one product with a number of rows per expert --------------------------------------------------------------
 
 
 def dtype_of(device: torch.device) -> torch.dtype:
@@ -159,8 +168,8 @@ class Routed(NamedTuple):
 class Race:
     """A shape's weights on a device: two sets, so that none is found in the cache."""
 
-    def __init__(self, device: torch.device, shape: Shape) -> None:
-        self.device, self.shape, self.on_gpu = device, shape, device.type == "cuda"
+    def __init__(self, device: torch.device, shape: Shape, kinds: frozenset[str]) -> None:
+        self.device, self.shape, self.kinds, self.on_gpu = device, shape, kinds, device.type == "cuda"
         self.dtype = dtype_of(device)
         experts, _, hidden, width = shape
         heights = {"up": (2 * experts * width, hidden), "down": (experts * hidden, width)}
@@ -210,14 +219,13 @@ def measure(race: Race, use: Use, rows: int) -> dict[str, Any]:
         each = [partial(multiplied, use, some, weight, launch) for some, weight in zip(given, weights, strict=True)]
         return race.microseconds(rows, each)
 
-    entrants = contenders(use, rows, race.shape, race.device)
+    entrants = contenders(use, rows, race.shape, race.device, race.kinds)
     raced: dict[str, AnyLaunch | None] = {name_of(each): each for each in entrants}
     if use == "down" and rows > FEW:
         raced[LIBRARY] = None
     times, failed = racing.race({name: partial(timed, each) for name, each in raced.items()})
-    more = [
-        each for some in [name for name in times if name != LIBRARY][:2] for each in refined(use, launch_named(some))
-    ]
+    best = [launch_named(name) for name in times if name != LIBRARY][:2]
+    more = [each for launch in best for each in refined(launch)]
     more_times, more_failed = racing.race({name_of(each): partial(timed, each) for each in more})
     times, failed = dict(sorted((times | more_times).items(), key=lambda entry: entry[1])), failed + more_failed
     moved = sum(each.experts for each in given) / 2 * n * k * 2 * (2 if use == "up" else 1)
@@ -228,20 +236,33 @@ def measure(race: Race, use: Use, rows: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def measure_whole(race: Race, rows: int, fastest: dict[Use, AnyLaunch]) -> dict[str, float]:
-    """Time the sorting alone, and all three launches after each other."""
+def measure_whole(race: Race, rows: int, fastest: dict[Use, list[AnyLaunch]]) -> dict[str, Any]:
+    """Time the sorting alone, and all three launches after each other, with the fastest launches of both products: how
+    much of a second product's beginning the end of the first one hides is seen only here.
+    """
     given = [race.routed(rows, race.shape.hidden) for _ in range(2)]
 
-    def mixture(routed: Routed, up: Tensor, down: Tensor) -> Tensor:
+    def mixture(routed: Routed, up: Tensor, down: Tensor, ups: AnyLaunch, downs: AnyLaunch) -> Tensor:
         plan = dispatch(routed.chosen, race.shape.experts)
-        features = up_product(routed.x, up, plan, "silu", launch=fastest["up"])
-        return down_product(features, down, plan, launch=fastest["down"])
+        features = up_product(routed.x, up, plan, "silu", launch=ups)
+        return down_product(features, down, plan, launch=downs)
 
-    weights = zip(given, race.weights["up"], race.weights["down"], strict=True)
-    return {
-        "dispatch": race.microseconds(rows, [lambda g=g: dispatch(g.chosen, race.shape.experts) for g in given]),
-        "mixture": race.microseconds(rows, [partial(mixture, *each) for each in weights]),
-    }
+    def timed(ups: AnyLaunch, downs: AnyLaunch) -> float:
+        operands = zip(given, race.weights["up"], race.weights["down"], strict=True)
+        return race.microseconds(rows, [partial(mixture, *each, ups, downs) for each in operands])
+
+    downs = [each for launch in fastest["down"] for each in (launch, *prefetching(launch))]
+    pairs = list(dict.fromkeys([*product(fastest["up"][:1], downs), *product(fastest["up"], fastest["down"])]))
+    times, failed = racing.race({f"{name_of(up)} {name_of(down)}": partial(timed, up, down) for up, down in pairs})
+    sorting = [partial(dispatch, each.chosen, race.shape.experts) for each in given]
+    return {"rows": rows, "dispatch": race.microseconds(rows, sorting), "failed": failed, "times": times}
+
+
+def prefetching(launch: AnyLaunch) -> list[AnyLaunch]:
+    """List a second product's launch with weights fetched before it waits."""
+    if isinstance(launch, HopperLaunch) or not launch.early:
+        return []
+    return [launch._replace(ahead=ahead) for ahead in (1, 2, 4, 8)]
 
 
 def name_of(launch: AnyLaunch) -> str:
@@ -252,10 +273,15 @@ def launch_named(name: str) -> AnyLaunch:
     return launch_of(json.loads(name))
 
 
-def fastest_of(entry: dict[str, Any]) -> AnyLaunch | None:
-    """The fastest launch of ours in a cell's results."""
-    name = next((name for name in entry["times"] if name != LIBRARY), None)
-    return None if name is None else launch_named(name)
+def fastest_of(entry: dict[str, Any], count: int = 1) -> list[AnyLaunch]:
+    """The fastest launches of ours in a product's results."""
+    return [launch_named(name) for name in entry["times"] if name != LIBRARY][:count]
+
+
+def fastest_pair(entry: dict[str, Any]) -> dict[Use, AnyLaunch]:
+    """Both launches of the fastest mixture."""
+    up, down = next(iter(entry["times"])).split("} ")
+    return {"up": launch_named(up + "}"), "down": launch_named(down)}
 
 
 # -- what is shown and stored ------------------------------------------------------------------------------------------
@@ -267,14 +293,16 @@ def shown(found: dict[str, Any]) -> str:
     failed: list[str] = []
     for name, cells in found["shapes"].items():
         for key, entry in cells.items():
-            if key.startswith("whole"):
-                lines.append(f"{name} {key}: " + ", ".join(f"{part} {took:.1f} us" for part, took in entry.items()))
-                continue
             failed += entry["failed"]
-            best = fastest_of(entry)
-            if best is None:
+            if not entry["times"]:
                 lines.append(f"{name} {key}: nothing ran")
                 continue
+            if key.startswith("whole"):
+                took, chosen = next(iter(entry["times"].values())), fastest_pair(entry)
+                each = ", ".join(f"{use} {stored_form(launch)}" for use, launch in chosen.items())
+                lines.append(f"{name} {key}: dispatch {entry['dispatch']:.1f} us, mixture {took:.1f} us, {each}")
+                continue
+            best = fastest_of(entry)[0]
             took, library = entry["times"][name_of(best)], entry["times"].get(LIBRARY)
             beside = f", torch's {library:.1f} us" if library else ""
             lines.append(
@@ -290,11 +318,11 @@ def table(found: dict[str, Any]) -> str:
     for use in USES:
         lines = []
         for cells in found["shapes"].values():
-            entries = [cells.get(f"{use} {rows}") for rows in ROWS]
-            fastest = [entry and fastest_of(entry) for entry in entries]
-            if None not in fastest:
-                stored = [stored_form(launch) for launch in fastest if launch]
-                lines.append(json.dumps({"n": entries[0]["n"], "k": entries[0]["k"], "launches": stored}))
+            wholes = [whole for rows in ROWS if (whole := cells.get(f"whole {rows}")) and whole["times"]]
+            if len(wholes) == len(ROWS):
+                stored = [stored_form(fastest_pair(whole)[use]) for whole in wholes]
+                n, k = (cells[f"{use} {ROWS[0]}"][size] for size in ("n", "k"))
+                lines.append(json.dumps({"n": n, "k": k, "launches": stored}))
         members.append(f'"{use}": {racing.one_per_line(lines, 4)}')
     return racing.table_text(found, ROWS, "schemes", racing.one_per_line(members, 2, "{}"))
 
@@ -322,10 +350,10 @@ def compile_one(task: Compilation) -> None:
         multiplied(task.use, given, weight, task.launch)
 
 
-def compilations(device: torch.device, shape: Shape, rows: list[int]) -> list[Compilation]:
+def compilations(device: torch.device, shape: Shape, rows: list[int], kinds: frozenset[str]) -> list[Compilation]:
     found = dict[Compilation, None]()
     for use, each in product(USES, rows):
-        for launch in contenders(use, each, shape, device):
+        for launch in contenders(use, each, shape, device, kinds):
             alike = launch._replace(ahead=0) if isinstance(launch, GroupedLaunch) else launch
             found[Compilation(str(device), shape, use, alike)] = None
     return list(found)
@@ -342,8 +370,8 @@ def measured(race: Race, rows: list[int], cells: dict[str, Any], until: float) -
             if f"{use} {each}" not in cells:
                 cells[f"{use} {each}"] = measure(race, use, each)
                 yield
-        fastest = {use: launch for use in USES if (launch := fastest_of(cells[f"{use} {each}"]))}
-        if len(fastest) == len(USES) and f"whole {each}" not in cells:
+        fastest = {use: fastest_of(cells[f"{use} {each}"], 2) for use in USES}
+        if all(fastest.values()) and f"whole {each}" not in cells:
             cells[f"whole {each}"] = measure_whole(race, each, fastest)
             yield
         print(f"{each} rows per expert: {time.monotonic() - start:.1f} s", flush=True)
@@ -353,6 +381,7 @@ def arguments() -> argparse.ArgumentParser:
     parser = racing.arguments(__doc__)
     parser.add_argument("--shapes", default="qwen3-30b-a3b", help=f"of {', '.join(SHAPES)}")
     parser.add_argument("--rows", default=",".join(map(str, ROWS)), help="per expert")
+    parser.add_argument("--kinds", default=",".join(KINDS), help="of launches")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--commit", default="unknown", help="the commit being measured, as `git rev-parse` prints it")
     parser.add_argument("--seconds", type=float, default=240, help="begin nothing more after this time")
@@ -373,14 +402,14 @@ def main() -> int:
     found: dict[str, Any] = racing.device_facts(device) | {"commit": options.commit, "shapes": {}}
     if options.out.exists():
         found["shapes"] = json.loads(options.out.read_text())["shapes"]
-    rows = [int(each) for each in options.rows.split(",")]
+    rows, kinds = [int(each) for each in options.rows.split(",")], frozenset(options.kinds.split(","))
     torch.manual_seed(0)
     with torch.inference_mode():
         for name in options.shapes.split(","):
             shape = SHAPES[name]
             if options.workers:
-                racing.compile_in_processes(compile_one, compilations(device, shape, rows), options.workers)
-            for _ in measured(Race(device, shape), rows, found["shapes"].setdefault(name, {}), until):
+                racing.compile_in_processes(compile_one, compilations(device, shape, rows, kinds), options.workers)
+            for _ in measured(Race(device, shape, kinds), rows, found["shapes"].setdefault(name, {}), until):
                 options.out.write_text(json.dumps(found))
     print(shown(found))
     return 1 if any(entry.get("failed") for cells in found["shapes"].values() for entry in cells.values()) else 0

@@ -1,4 +1,4 @@
-"""The bug museum: ten faults of real serving engines, each in an engine small enough to read in one sitting.
+"""The bug museum: eleven faults of real serving engines, each in an engine small enough to read in one sitting.
 
 A folder per exhibit:
 

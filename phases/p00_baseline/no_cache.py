@@ -46,13 +46,6 @@ class Recompute:
             k, v = self.shared[self.config.kv_source(layer)]
         elif layer in self.config.kv_sources:
             self.shared[layer] = k, v
-        return attend_causal(
-            q,
-            k.transpose(0, 1),
-            v.transpose(0, 1),
-            start=0,
-            scale=self.config.attention_scale,
-            window=self.config.windows[layer],
-            softcap=self.config.attention_softcap,
-            sinks=sinks,
-        )
+        keys, values, scale = k.transpose(0, 1), v.transpose(0, 1), self.config.attention_scale
+        window, softcap = self.config.windows[layer], self.config.attention_softcap
+        return attend_causal(q, keys, values, start=0, scale=scale, window=window, softcap=softcap, sinks=sinks)

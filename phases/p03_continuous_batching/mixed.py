@@ -64,16 +64,9 @@ def attend_prompt(
     config: ModelConfig, layer: int, q: Tensor, keys: Tensor, values: Tensor, sinks: Tensor | None = None
 ) -> Tensor:
     """q: [n, Hq, Dh], the newest n of m positions; keys, values: [Hkv, m, Dh]. Returns [n, Hq, Dh]."""
-    return attend_causal(
-        q,
-        keys,
-        values,
-        start=keys.shape[1] - q.shape[0],
-        scale=config.attention_scale,
-        window=config.windows[layer],
-        softcap=config.attention_softcap,
-        sinks=sinks,
-    )
+    start, window = keys.shape[1] - q.shape[0], config.windows[layer]
+    scale, softcap = config.attention_scale, config.attention_softcap
+    return attend_causal(q, keys, values, start=start, scale=scale, window=window, softcap=softcap, sinks=sinks)
 
 
 def attend_decodes(

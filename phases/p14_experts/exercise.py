@@ -56,7 +56,7 @@ DISPATCH = Exercise(
             "Make an empty float32 tensor of the same shape, and assign the results to its rows `pairs`. Row p is now "
             "pair p. Unflatten the rows into [N, k, D], multiply by the weights with a last dimension of 1, and sum "
             "over k.",
-            "own = torch.empty(results.shape) in float32, on the results' device · own[pairs] = results.float() · "
+            "own = results.new_empty(results.shape).float() · own[pairs] = results.float() · "
             "return (own.unflatten(0, weights.shape) * weights[..., None]).sum(dim=1)",
         ),
     },

@@ -37,6 +37,13 @@ def sliced(model: Model, count: int, chosen: int, routers: list[Tensor] | None =
     return made
 
 
+def random_routers(model: Model, count: int, seed: int = 0) -> list[Tensor]:
+    """Routers [count, D] for `sliced` that nothing has been fitted to."""
+    generator = torch.Generator().manual_seed(seed)
+    shape = count, model.config.hidden_size
+    return [torch.randn(shape, generator=generator) * shape[1] ** -0.5 for _ in model.layers]
+
+
 def copied(model: Model, count: int, chosen: int, seed: int = 0) -> Model:
     """Copy each MLP `count` times. The routers are random, and their weights sum to one."""
     made = with_experts(model, Experts(count, chosen, model.config.intermediate_size))

@@ -69,7 +69,7 @@ def test_on_a_cpu_nothing_is_switched(setting, monkeypatch):
 @pytest.mark.parametrize("window", [None, 3])
 @pytest.mark.parametrize("n", [1, 4, 9])
 def test_a_sink_takes_its_share_and_gives_nothing(n, window, dtype, device=CPU):
-    """In bfloat16 as exactly as in float32, although 3.14159 / 0.3 has more digits than one of its numbers."""
+    """A sink is exact in bfloat16, too: 3.14159 / 0.3 has more digits than a number of it."""
     draw = torch.Generator().manual_seed(n)
     q, keys, values = (
         torch.randn(shape, generator=draw).to(device, dtype) for shape in ((n, 8, 16), *[(2, 9, 16)] * 2)

@@ -1,5 +1,7 @@
 """The roofline's formulas against numbers worked out by hand, and against published parameter counts."""
 
+from dataclasses import replace
+
 import pytest
 
 from gradus.bench.predict.prediction import cached, continuous, predict, recompute, static
@@ -14,7 +16,7 @@ from gradus.bench.predict.roofline import (
     streamed_parameters,
 )
 from gradus.bench.workloads import Job, Workload, burst
-from gradus.models.config import layer_matrix_parameters
+from gradus.models.config import Experts, layer_matrix_parameters
 from gradus.models.families.records import read_config
 from gradus.models.shapes import SHAPES
 
@@ -50,6 +52,19 @@ def test_one_decode_of_a_toy():
     """
     cost = step_cost(TOY, [SpanShape(start=5, rows=1)], BYTES)
     assert cost == Cost(weight_bytes=1272 * 2 + 4 * 10, kv_bytes=224, matrix_flops=2464, attention_flops=384)
+
+
+def test_a_step_reads_the_experts_that_its_rows_choose():
+    """4 experts of 3 x 8 x 4 = 96 weights, one of them chosen, and a router of 32, in the MLP's place.
+
+    Two rows choose 4 x (1 - (3/4)^2) = 1.75 experts. All weights: 2 x (192 + 32 + 4 x 96 + 16) + 8 + 80 = 1336.
+    """
+    mixed = replace(TOY, intermediate_size=0, experts=(Experts(4, 1, 4),) * 2)
+    assert streamed_parameters(mixed) == 1336
+    one, two = (step_cost(mixed, [SpanShape(5, 1)] * rows, BYTES) for rows in (1, 2))
+    assert one.weight_bytes == 2 * (1336 - 2 * 3 * 96) + 4 * 10
+    assert two.weight_bytes == 2 * (1336 - 2 * 2.25 * 96) + 2 * 4 * 10
+    assert one.matrix_flops == 2 * (2 * (192 + 32 + 96) + 80) == two.matrix_flops / 2
 
 
 def test_one_prefill_of_a_toy():

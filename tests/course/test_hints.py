@@ -691,6 +691,45 @@ FOLLOWED = {
                     self.cancel(stream)
         """,
     },
+    "phases/p14_experts/router.py": {
+        "choose": """
+            ranked = scores if correction is None else scores + correction
+            return ranked.topk(count, dim=-1).indices
+        """,
+        "weigh": """
+            weights = scores.gather(1, chosen)
+            if normalized:
+                weights = weights / weights.sum(dim=-1, keepdim=True)
+            return weights * scale
+        """,
+    },
+    "phases/p14_experts/dispatch.py": {
+        "sort_by_expert": """
+            experts = chosen.flatten()
+            sizes = experts.bincount(minlength=count)
+            return experts.argsort(stable=True), [0, *sizes.cumsum(0).tolist()]
+        """,
+        "combine": """
+            own = results.new_empty(results.shape).float()
+            own[pairs] = results.float()
+            return (own.unflatten(0, weights.shape) * weights[..., None]).sum(dim=1)
+        """,
+    },
+    "phases/p14_experts/grouped.py": {
+        "grouped": """
+            out = torch.empty_like(rows)
+            for number, (start, end) in enumerate(pairwise(starts)):
+                if end > start:
+                    out[start:end] = expert(number, rows[start:end])
+            return out
+        """,
+    },
+    "phases/p14_experts/distinct.py": {
+        "expected_distinct": """
+            missed = (1 - chosen / count) ** tokens
+            return count * (1 - missed)
+        """,
+    },
 }
 
 

@@ -20,9 +20,9 @@ MOST_LINES = 80
 each = pytest.mark.parametrize("exhibit", EXHIBITS, ids=lambda exhibit: exhibit.path.name)
 
 
-def test_the_tour_has_ten_exhibits_in_order():
-    assert [exhibit.number for exhibit in EXHIBITS] == list(range(1, 11))
-    assert README.count("\n") <= 120
+def test_the_tour_has_eleven_exhibits_in_order():
+    assert [exhibit.number for exhibit in EXHIBITS] == list(range(1, 12))
+    assert README.count("\n") <= 130
 
 
 # -- each exhibit ----------------------------------------------------------------------------------------------------
@@ -47,6 +47,7 @@ LAZY = {  # repairs that switch a feature off: what to replace in the engine, an
         "            self.device.replay()",
         "            self.device.replay()\n            self.device.catch_up()",
     ),
+    "tiles": ("for tile in range(len(rows) // TILE):", "for tile in range(0):"),
     "decoder": ("return decode([token])", 'return decode([token]).strip("\N{REPLACEMENT CHARACTER}")'),
 }
 
@@ -177,7 +178,7 @@ def test_hints_come_one_by_one_and_the_solution_tells_the_story(gradus):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("11",), "a number from 1 to 10"),
+        (("12",), "a number from 1 to 11"),
         (("--check",), "name an exhibit"),
         (("2", "--check"), "`gradus museum preemption` writes it"),
     ],

@@ -23,7 +23,7 @@ from gradus.execution.memory.device_memory import DeviceMemory, free_memory, rea
 from gradus.execution.memory.plan import MemoryPlan, PagePlan, memory_plan, step_bytes
 from gradus.kernels import check_kv_dtype
 from gradus.models import create_model, randomize
-from gradus.models.config import LayerSizes
+from gradus.models.config import Experts, LayerSizes
 from gradus.models.precision import resolve_precision
 from gradus.models.shapes import SHAPES
 from gradus.quantization.precision import resolve
@@ -258,6 +258,9 @@ def test_a_step_on_paper():
     assert step_bytes(TINY, 100, 7, itemsize=4) == 100 * row + 7 * 320 * 48
     wide = [LayerSizes(2, 24, 160)] * 3 + [LayerSizes(2, 24, 320)]
     assert step_bytes(replace(TINY, sizes=tuple(wide)), 100, 0, itemsize=4) == 100 * (row + 3 * 160 * 4)
+    experts = replace(TINY, experts=(Experts(8, 2, 96),) * 4)
+    chosen = 2 * (3 * 96 + 2 * 64) + 2 * 8  # gate, features, product, row and result of each, and the router's logits
+    assert step_bytes(experts, 100, 0, itemsize=4) == 100 * (row + chosen * 4)
     narrow, inputs = (2 * 64 + 3 * 160) * 4, 4 * 8
     assert step_bytes(replace(TINY, per_layer_width=8), 100, 0, itemsize=4) == 100 * (narrow + inputs * 4 + 2 * 64 * 4)
 

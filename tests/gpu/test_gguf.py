@@ -22,6 +22,8 @@ from tests.pairwise import pairwise
 
 pytestmark = pytest.mark.gpu
 
+KINDS = [kind for kind in KEPT if kind.name != "MXFP4"]  # which a GPU keeps in words
+
 ROUNDING = {torch.float32: 2e-5, torch.float16: 1e-3, torch.bfloat16: 6e-3}  # of ‖out - reference‖ / ‖reference‖
 WIDE = {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64, "query_pre_attn_scalar": 64}
 
@@ -50,7 +52,7 @@ def matrix(kind, rows: int, width: int):
 
 @pytest.mark.quick
 @pytest.mark.parametrize("dtype", ROUNDING)
-@pytest.mark.parametrize("kind", KEPT)
+@pytest.mark.parametrize("kind", KINDS)
 def test_rows_are_widened_and_looked_up_to_the_bit(kind, dtype):
     from gradus.kernels.quantized.gguf import lookup
 

@@ -10,7 +10,7 @@ from gradus.device.capability import capability
 from gradus.kernels.core.overlap import early_launches
 from gradus.kernels.experts.dispatch import dispatch
 from gradus.kernels.experts.grouped import down_product, up_product
-from gradus.kernels.experts.grouped_launch import GroupedLaunch, HopperGroupedLaunch
+from gradus.kernels.experts.grouped_launch import AnyLaunch, GroupedLaunch, HopperGroupedLaunch, HopperStreamedLaunch
 from gradus.kernels.experts.grouped_tables import copies, suits_hopper
 from gradus.kernels.experts.reference import dispatch_reference, down_reference, up_reference
 from tests.pairwise import pairwise
@@ -19,12 +19,20 @@ pytestmark = pytest.mark.gpu
 
 STREAMING = GroupedLaunch(tokens=16, rows=64, columns=128, stages=2, warps=4, early=True, ahead=2)
 SHARING = GroupedLaunch(tokens=128, rows=128, columns=64, stages=2, warps=8)
-LAUNCHES = {
+LAUNCHES: dict[str, AnyLaunch | None] = {
     "chosen": None,
     "few": STREAMING,
     "many": SHARING,
     "few copied": STREAMING._replace(copied=True),
     "many copied": SHARING._replace(copied=True),
+}
+
+ON_HOPPER: dict[str, AnyLaunch | None] = {
+    "prompt": HopperGroupedLaunch(4),
+    "8": HopperStreamedLaunch(8, 12),
+    "16": HopperStreamedLaunch(16, 11),
+    "32": HopperStreamedLaunch(32, 5),
+    "64": HopperStreamedLaunch(64, 8),
 }
 
 
@@ -37,7 +45,7 @@ def _poisoned():
 
 
 def choices(tokens: int, chosen: int, experts: int, skewed: bool) -> Tensor:
-    """At random, or all of the last experts."""
+    """Choose at random, or the last experts for every row."""
     if skewed:
         return torch.arange(experts - chosen, experts, dtype=torch.int32, device="cuda").repeat(tokens, 1)
     return torch.rand(tokens, experts, device="cuda").topk(chosen).indices.int()
@@ -70,7 +78,7 @@ def test_pairs_are_sorted_by_expert_and_keep_their_order(tokens, chosen, experts
 )  # fmt: skip
 def test_each_row_is_multiplied_by_the_experts_that_it_chose(tokens, skewed, hidden, width, launch, bias):
     experts, chosen, shape = 16, 3, LAUNCHES[launch]
-    if shape and shape.copied and not copies(capability(torch.device("cuda")), hidden, 2):
+    if isinstance(shape, GroupedLaunch) and shape.copied and not copies(capability(torch.device("cuda")), hidden, 2):
         pytest.skip("no copy engine")
     plan = dispatch(choices(tokens, chosen, experts, skewed), experts)
     up, down, x = (
@@ -86,14 +94,14 @@ def test_each_row_is_multiplied_by_the_experts_that_it_chose(tokens, skewed, hid
 
 @pytest.mark.quick
 @pytest.mark.parametrize(
-    ("tokens", "skewed", "hidden", "width", "activation", "bias"),
+    ("tokens", "skewed", "hidden", "width", "activation", "bias", "launch"),
     pairwise(
         [1, 100, 1000, 3000], [False, True], [(256, 192), (320, 128), (2880, 256)], ["silu", "clamped_silu"],
-        [False, True],
+        [False, True], list(ON_HOPPER),
     ),
 )  # fmt: skip
-def test_a_prompt_on_hopper_finds_its_rows_and_writes_no_other(tokens, skewed, hidden, width, activation, bias):
-    experts, chosen, launch = 16, 3, HopperGroupedLaunch(4)
+def test_on_hopper_each_row_is_found_and_no_other_written(tokens, skewed, hidden, width, activation, bias, launch):
+    experts, chosen, launch = 16, 3, ON_HOPPER[launch]
     if not suits_hopper(capability(torch.device("cuda")), hidden, 2):
         pytest.skip("no Hopper")
     plan = dispatch(choices(tokens, chosen, experts, skewed), experts)
@@ -120,10 +128,12 @@ def test_other_types_of_weights_are_multiplied_as_precisely_as_they_are(dtype):
 
 
 @pytest.mark.quick
-@pytest.mark.parametrize("launch", ["chosen", "few", "many"])
+@pytest.mark.parametrize("launch", ["chosen", "few", "many", *ON_HOPPER])
 def test_a_graph_routes_each_step_anew(launch):
     """Launches overlap in it where the GPU can, and sizes were fixed before anyone chose."""
-    tokens, chosen, experts, hidden, width, shape = 32, 8, 128, 512, 256, LAUNCHES[launch]
+    tokens, chosen, experts, hidden, width, shape = 32, 8, 128, 512, 256, (LAUNCHES | ON_HOPPER)[launch]
+    if launch in ON_HOPPER and not suits_hopper(capability(torch.device("cuda")), hidden, 2):
+        pytest.skip("no Hopper")
     taken = choices(tokens, chosen, experts, False)
     up, down, x = (
         torch.randn(rows, k, device="cuda", dtype=torch.bfloat16).div_(k**0.5)

@@ -21,6 +21,9 @@ from gradus.models.config import Experts
 from gradus.models.experts import Mixture, Router
 from gradus.models.layers import Clamped, Gated, Linear, RMSNorm
 from gradus.models.shapes import SHAPES
+from gradus.parallel.exchange import Exchange
+from gradus.parallel.fused import FusedSummedMixture
+from gradus.parallel.layers import SummedMixture
 
 assert _twins
 HIDDEN = 40
@@ -152,3 +155,31 @@ def test_a_rows_sum_does_not_depend_on_the_others():
     out = combine(pairs_of, weights, stream.clone())
     assert_close(out, stream + (pairs_of.view(5, 2, HIDDEN) * weights[:, :, None]).sum(1))
     assert torch.equal(combine(pairs_of[4:6], weights[2:3], stream[2:3].clone()), out[2:3])
+
+
+@pytest.mark.parametrize("rows", [1, 5, MOST_FEW + 3])
+@torch.inference_mode()
+def test_what_ranks_compute_of_their_own_experts_is_together_the_whole(rows):
+    """Pairs of other ranks' experts are not computed: what their memory holds, here NaN, adds nothing."""
+    whole, norm = mixture(replace(PLAIN, biased=True))
+    x, total = torch.randn(rows, HIDDEN), 0
+    for rank in range(2):
+        part, _ = mixture(replace(PLAIN, biased=True, first=3 * rank, held=3))
+        part.router.load_state_dict(whole.router.state_dict())
+        for own, all_of_them in ((part.up, whole.up), (part.down, whole.down)):
+            for name, value in own.named_parameters():
+                theirs = getattr(all_of_them, name).unflatten(0, (len(own.out_features), 2, -1))
+                value.copy_(theirs[:, rank].reshape(value.shape))
+        seen = view(SummedMixture(part, Alone()))
+        assert type(seen) is FusedSummedMixture
+        seen.exchange = Exchange(Alone(), None)
+        total = total + seen.forward(x, view(norm))
+        assert_close(seen.onto(x.clone(), view(norm)), x + part.forward(x, norm))
+    assert_close(total, whole.forward(x, norm))
+
+
+class Alone:
+    """A group of one rank, which has nothing to add."""
+
+    def sum(self, x: Tensor) -> Tensor:
+        return x

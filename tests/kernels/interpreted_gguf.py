@@ -10,7 +10,7 @@ from gradus.quantization.gguf import FORMATS
 from tests.loading.gguf_blocks import Type, random_blocks
 
 ROWS = 70
-EVERY = [(name, width) for name in FORMATS for width in ((512,) if name.endswith("k") else (96, 320))]
+EVERY = [(name, width) for name in gguf.NUMBERS for width in ((512,) if name.endswith("k") else (96, 320))]
 
 
 def blocks(name: str, width: int) -> gguf.Blocks:

@@ -7,10 +7,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from gradus.kernels.experts import hopper_grouped
 from gradus.kernels.experts.dispatch import dispatch
 from gradus.kernels.experts.grouped import down_product, up_product
-from gradus.kernels.experts.grouped_launch import GroupedLaunch, HopperGroupedLaunch
+from gradus.kernels.experts.grouped_launch import GroupedLaunch, HopperGroupedLaunch, HopperStreamedLaunch
+from gradus.kernels.experts.hopper import grouped as hopper_grouped
+from gradus.kernels.experts.hopper import streamed as hopper_streamed
 from gradus.kernels.experts.reference import dispatch_reference, down_reference, up_reference
 from gradus.models import SHAPES, create_model, randomize
 from gradus.models.experts import Mixture
@@ -51,12 +52,17 @@ def assert_close(out: Tensor, reference: Tensor) -> None:
 def test_pairs_are_sorted_by_expert_and_keep_their_order(tokens, chosen, experts, how, monkeypatch):
     monkeypatch.setattr("gradus.kernels.experts.dispatch.MOST_AT_ONCE", 512)  # several rounds
     taken = choices(tokens, chosen, experts, how)
-    found, expected = dispatch(taken, experts), dispatch_reference(taken, experts)
-    assert torch.equal(found.pairs, expected.pairs) and torch.equal(found.starts, expected.starts)
+    expected = dispatch_reference(taken, experts)
+    for most in (10_000, 0):
+        monkeypatch.setattr("gradus.kernels.experts.dispatch.MOST_IN_ONE_LAUNCH", most)
+        found = dispatch(taken, experts)
+        assert torch.equal(found.pairs, expected.pairs) and torch.equal(found.starts, expected.starts)
 
 
-def test_a_choice_of_an_expert_elsewhere_has_no_place():
-    taken = torch.tensor([[0, 4], [9, 2], [4, 3]], dtype=torch.int32)
+@pytest.mark.parametrize("most", [10_000, 0], ids=["one launch", "two"])
+def test_a_choice_of_an_expert_elsewhere_has_no_place(most, monkeypatch):
+    monkeypatch.setattr("gradus.kernels.experts.dispatch.MOST_IN_ONE_LAUNCH", most)
+    taken = torch.tensor([[0, 4], [90, 2], [4, 3]], dtype=torch.int32)
     found = dispatch(taken, 4)
     assert found.starts.tolist() == [0, 1, 1, 2, 3] and found.pairs[:3].tolist() == [0, 3, 5]
 
@@ -107,9 +113,10 @@ def test_rows_through_their_experts_add_up_to_the_model_s_mixture(tokens):
     torch.testing.assert_close(total, mixture(x, None), rtol=1e-4, atol=1e-5)
 
 
-# -- a prompt on Hopper ------------------------------------------------------------------------------------------------
+# -- Hopper ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("module", [hopper_grouped, hopper_streamed], ids=["prompt", "few rows"])
 @pytest.mark.parametrize(
     ("tokens", "how", "hidden", "width", "activation", "bias", "stages"),
     each_once(
@@ -119,19 +126,23 @@ def test_rows_through_their_experts_add_up_to_the_model_s_mixture(tokens):
         [2, 4],
     ),
 )
-def test_warp_groups_hand_a_prompt_s_tiles_to_each_other(
-    tokens, how, hidden, width, activation, bias, stages, monkeypatch
+def test_warp_groups_hand_tiles_to_each_other(
+    module, tokens, how, hidden, width, activation, bias, stages, monkeypatch
 ):
     """Three programs with several tiles each; an expert's last rows fill a tile, or half of one, or less."""
-    interpreted_warp_groups.interpret(hopper_grouped, monkeypatch, hopper_grouped.COPIERS.value)
-    experts, launch = 5, HopperGroupedLaunch(stages)
+    interpreted_warp_groups.interpret(module, monkeypatch, module.COPIERS.value)
+    if module is hopper_grouped:
+        multiply, launch = module.hopper_grouped, HopperGroupedLaunch(stages)
+    else:
+        multiply, launch = module.hopper_streamed, HopperStreamedLaunch(16, stages)
+    experts = 5
     plan = dispatch(choices(tokens, 2, experts, how), experts)
     up, down = torch.randn(2 * experts * width, hidden).half(), torch.randn(experts * hidden, width).half()
     up_bias, down_bias = (4 * torch.randn(len(each)).half() if bias else None for each in (up, down))
     x = torch.randn(tokens, hidden).half()
     expected = up_reference(x, up, plan, activation, bias=up_bias)
     features, out = torch.empty(2 * tokens, width).half(), torch.empty(2 * tokens, hidden).half()
-    hopper_grouped.hopper_grouped(x, up, up_bias, features, plan, 3, launch, activation)
+    multiply(x, up, up_bias, features, plan, 3, launch, activation)
     assert_close(features, expected)
-    hopper_grouped.hopper_grouped(expected, down, down_bias, out, plan, 3, launch, None)
+    multiply(expected, down, down_bias, out, plan, 3, launch, None)
     assert_close(out, down_reference(expected, down, plan, down_bias))

@@ -1,8 +1,8 @@
 """Warp groups for the interpreter: each is a thread, barriers count, and the copy engine is as late as it may be.
 
-What is tested of a kernel in Gluon that specializes its warps is who waits for whom, and which values meet. A product
-reads its operands when it is waited for, so a tile that is given back too early has other values by then; and groups
-that wait for each other forever fail instead of hanging.
+They test which warp group waits for which, and which values meet. A product reads its operands when it is waited for,
+so a tile that is given back too early has other values by then; and groups that wait for each other forever fail
+instead of hanging.
 """
 
 from collections.abc import Callable
@@ -35,7 +35,7 @@ class Phase:
 
 
 class Barriers:
-    """In the place of `mbarrier`, `tma` and `async_copy`."""
+    """Stands in for `mbarrier`, `tma` and `async_copy`."""
 
     def __init__(self, copiers: int) -> None:
         self.copiers, self.phases, self.news = copiers, dict[int, Phase](), Condition()
@@ -103,7 +103,13 @@ def warpgroup_mma(a: Memory, b: Memory, sums: Any, *, is_async: bool) -> Product
 
 
 def warpgroup_mma_wait(outstanding: int, deps: list[Product]) -> Any:
-    sums, under_way = deps[0].sums, list(deps[0].under_way)
+    """Products are issued in turn, so several sums share the number that may be under way."""
+    found = [waited(product, outstanding // len(deps)) for product in deps]
+    return found[0] if len(found) == 1 else tuple(found)
+
+
+def waited(product: Product, outstanding: int) -> Any:
+    sums, under_way = product.sums, list(product.under_way)
     while len(under_way) > outstanding:
         a, b = (side.load(None) for side in under_way.pop(0))
         sums = added_up(a[None, :, :], b[None, :, :], sums[None, :, :]).reshape(sums.shape)
@@ -111,7 +117,7 @@ def warpgroup_mma_wait(outstanding: int, deps: list[Product]) -> Any:
 
 
 class Groups(PlainTriton):
-    """In the place of `gluon.language`."""
+    """Stands in for `gluon.language`."""
 
     def zeros(self, shape: list[int], dtype: Any, layout: None) -> Any:
         return interpreted_gluon.tl.zeros(shape, dtype)
@@ -138,7 +144,7 @@ class Groups(PlainTriton):
 
 
 def interpret(module: ModuleType, patch: pytest.MonkeyPatch, copiers: int) -> None:
-    """From now on that module's kernels are interpreted. copiers: threads that copy lists of rows."""
+    """Interpret that module's kernels from now on. copiers: threads that copy lists of rows."""
     assert triton.runtime.interpreter
     interpreted_gluon.interpret(module, patch)
     barriers = Barriers(copiers)
@@ -148,7 +154,7 @@ def interpret(module: ModuleType, patch: pytest.MonkeyPatch, copiers: int) -> No
     patch.setattr(module, "warpgroup_mma", warpgroup_mma)
     patch.setattr(module, "warpgroup_mma_wait", warpgroup_mma_wait)
     patch.setattr(module, "fence_async_shared", lambda: None)
-    patch.setattr(module, "_described", described)
+    patch.setattr(module, "described", described)
 
 
 def described(matrix: Any, box: list[int]) -> TensorDescriptor:

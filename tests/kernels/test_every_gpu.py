@@ -24,14 +24,19 @@ from gradus.kernels.attention import paged as paged_attention
 from gradus.kernels.attention import work as attention_work
 from gradus.kernels.attention.launch import bytes_needed, fitted, launches
 from gradus.kernels.attention.new_token import MOST_NEW
-from gradus.kernels.experts import grouped_tables, hopper_grouped
+from gradus.kernels.experts import dispatch, grouped_tables, packed_tiles
 from gradus.kernels.experts.combine import BLOCK as COMBINED
 from gradus.kernels.experts.combine import combine_kernel
-from gradus.kernels.experts.dispatch import dispatch_kernel
 from gradus.kernels.experts.few import few_experts_kernel
 from gradus.kernels.experts.grouped import grouped_kernel
-from gradus.kernels.experts.grouped_launch import HopperGroupedLaunch
+from gradus.kernels.experts.grouped_launch import HopperGroupedLaunch, HopperStreamedLaunch
+from gradus.kernels.experts.hopper import grouped as hopper_grouped
+from gradus.kernels.experts.hopper import streamed as hopper_streamed
+from gradus.kernels.experts.hopper import tiles as hopper_tiles
 from gradus.kernels.experts.launches import MOST_FEW, launch_of
+from gradus.kernels.experts.packed import packed_experts_kernel
+from gradus.kernels.experts.packed_launch import unraced as packed_launch
+from gradus.kernels.experts.packed_tiles import Form
 from gradus.kernels.experts.pairs import down_pairs_kernel, up_pairs_kernel
 from gradus.kernels.experts.routing import route_kernel
 from gradus.kernels.fuse.quantized import FUSED_ROWS
@@ -42,7 +47,9 @@ from gradus.kernels.linear.launches import MOST_ROWS, SplitKLaunch, StreamedLaun
 from gradus.kernels.linear.splitk import splitk_kernel
 from gradus.kernels.linear.streamed_gemv import streamed_gemv_kernel
 from gradus.kernels.linear.streamed_rows import streamed_rows_kernel
+from gradus.kernels.quantized import gguf as gguf_kernels
 from gradus.kernels.quantized import hopper_launch, hopper_product
+from gradus.kernels.quantized import mxfp4 as mxfp4_kernels
 from gradus.kernels.quantized.eight_bits import eight_bit_kernel
 from gradus.kernels.quantized.int4 import int4_kernel, widen_kernel
 from gradus.kernels.quantized.quantize import PIECE, quantize_in_pieces_kernel, quantize_kernel
@@ -120,6 +127,8 @@ def cases(able: Capability) -> Iterator[tuple[str, Case]]:
     yield from hopper_prompts(able)
     yield from hopper_products(able)
     yield from grouped_experts(able)
+    yield from packed_experts(able)
+    yield from mxfp4_products()
     yield from hopper_experts(able)
     for head_dim, group in ((64, 4), (64, 1), (128, 2), (256, 4), (512, 8), (512, 16)):
         for dtype in TYPES:
@@ -178,8 +187,10 @@ def experts() -> Iterator[tuple[str, Case]]:
         "experts' choice in groups",
         Case(route_kernel, result | {"correction_ptr": "*fp32"}, grouped, {"num_warps": 8}),
     )
-    combined = {"D": 2048, "CHOSEN": 8, "BLOCK": COMBINED}
-    yield "experts' sum", Case(combine_kernel, {"weights_ptr": "*fp32"}, combined, {"num_warps": 4})
+    for partial in (False, True):
+        combined = {"D": 2048, "CHOSEN": 8, "BLOCK": COMBINED, "PARTIAL": partial}
+        name = f"{'a rank' if partial else 'experts'}' sum"
+        yield name, Case(combine_kernel, {"weights_ptr": "*fp32"}, combined, {"num_warps": 4})
     gate = {"ACTIVATION": "silu", "GATED": True, "bias_ptr": None}
     up, down = launch_of(1, 2048, 768, 128)
     sizes = router | {"D": 2048, "F": 768}
@@ -471,12 +482,14 @@ def hopper_products(able: Capability) -> Iterator[tuple[str, Case]]:
 def grouped_experts(able: Capability) -> Iterator[tuple[str, Case]]:
     """A few rows per expert, and many, through gpt-oss's experts: of biases, a gate of their own and odd sizes."""
     lists = {"chosen_ptr": "*i32", "pairs_ptr": "*i32", "starts_ptr": "*i32"}
-    for block, warps in ((256, 4), (4096, 8)):
-        yield (
-            f"dispatch {block}",
-            Case(dispatch_kernel, lists | {"count": "i32"}, {"BLOCK": block}, {"num_warps": warps}),
-        )
-    types = {name: "*i32" for name in lists if name != "chosen_ptr"}
+    one = {"BLOCK": 2048}
+    yield "dispatch", Case(dispatch.dispatch_kernel, lists | {"count": "i32"}, one, {"num_warps": 4})
+    lists |= {"counts_ptr": "*i32"} | dict.fromkeys(("count", "experts", "blocks"), "i32")
+    for kernel in (dispatch.count_kernel, dispatch.place_kernel):
+        constants = {"EXPERTS": 128, "BLOCK": dispatch.BLOCK_OF_PAIRS}
+        here = {name: kind for name, kind in lists.items() if name in kernel.arg_names}
+        yield f"dispatch {kernel.__name__}", Case(kernel, here, constants, {"num_warps": 8})
+    types = dict.fromkeys(("pairs_ptr", "starts_ptr"), "*i32")
     types |= {"experts": "i32", "N": "i32:16", "K": "i32:16", "ahead": "i32"}
     uses = {
         "up": {"CHOSEN": 4, "ACTIVATION": "clamped_silu", "GATED": True},
@@ -493,18 +506,74 @@ def grouped_experts(able: Capability) -> Iterator[tuple[str, Case]]:
         yield what, Case(grouped_kernel, types | values, here, options)
 
 
+FORMS = {
+    "plain": (packed_tiles.PLAIN, {"weight_ptr": "*bf16"}, 0),
+    "int8": (packed_tiles.BY_ROW, {"weight_ptr": "*i8", "scale_ptr": "*fp32"}, 0),
+    "fp8": (packed_tiles.BY_ROW, {"weight_ptr": "*fp8e4nv", "scale_ptr": "*fp32"}, 0),
+    "fp8-block": (packed_tiles.BY_BLOCK, {"weight_ptr": "*fp8e4nv", "scale_ptr": "*fp32"}, 0),
+    "int4": (packed_tiles.INT4, {"weight_ptr": "*i16", "scale_ptr": "*i32"}, 1),
+    "mxfp4": (packed_tiles.MXFP4, {"weight_ptr": "*i16", "scale_ptr": "*u8"}, 0),
+    "q4_k": (packed_tiles.GGUF, {"weight_ptr": "*u8"}, gguf_kernels.NUMBERS["q4_k"]),
+    "q6_k": (packed_tiles.GGUF, {"weight_ptr": "*u8"}, gguf_kernels.NUMBERS["q6_k"]),
+}
+
+
+def packed_experts(able: Capability) -> Iterator[tuple[str, Case]]:
+    """One row and many of each form, through gpt-oss's experts."""
+    types = {"chosen_ptr": "*i32", "pairs_ptr": "*i32", "starts_ptr": "*i32", "M": "i32", "experts": "i32"}
+    types |= {"N": "i32:16", "K": "i32:16", "STRIDE": "i32:16"}
+    for (name, (form, kinds, detail)), rows in product(FORMS.items(), (1, 64, 512)):
+        if not able.multiplies_fp8 and name.startswith("fp8"):
+            continue
+        many, gated = rows > MOST_FEW, rows == 1
+        columns = 256 if name == "mxfp4" else 128
+        launch = packed_launch(Form(name, form.value, (torch.empty(0), None), 0, columns), rows, 2)
+        constants: dict[str, Any] = {"FORM": form.value, "DETAIL": detail, "PAIRED": name in ("int4", "mxfp4")}
+        constants |= {"KIND": tl.bfloat16 if name == "int4" else None, "SORTED": many, "BY_EXPERT": rows == 64}
+        constants |= {"FIRST": gated, "CHOSEN": 4, "EXPERTS": 32, "EVEN_K": 2880 % launch.columns == 0}
+        constants |= {"ACTIVATION": "clamped_silu" if gated else None, "GATED": gated}
+        constants |= {"BLOCK_M": launch.tokens, "BLOCK_N": launch.rows, "BLOCK_K": launch.columns}
+        constants |= {} if many else {"pairs_ptr": None, "starts_ptr": None}
+        constants |= {} if "scale_ptr" in kinds else {"scale_ptr": None}
+        here = {each: kind for each, kind in (types | kinds).items() if each not in constants}
+        options = {"num_warps": launch.warps, "num_stages": launch.stages}
+        yield f"packed experts {name} {rows}", Case(packed_experts_kernel, here, constants, options)
+
+
+def mxfp4_products() -> Iterator[tuple[str, Case]]:
+    types = {"words_ptr": "*i16", "scales_ptr": "*u8", "M": "i32", "chunk": "i32", "partial_ptr": "*fp32"}
+    types |= {"arrived_ptr": "*i32"} | dict.fromkeys(("N", "K", "stride"), "i32:16")
+    for m, gated in ((1, False), (64, False), (16, True)):
+        launch = mxfp4_kernels.launch_for(m, 4096, 4096, 132)
+        constants: dict[str, Any] = {"EVEN_K": True, "PAIRED": True, "BLOCK_K": launch.columns, "GATED": gated}
+        constants |= {"ACTIVATION": "silu" if gated else None, "GROUP_M": TOGETHER}
+        constants |= {"BLOCK_M": launch.tokens, "BLOCK_N": launch.rows}
+        constants |= {"partial_ptr": None, "arrived_ptr": None} if launch.splits == 1 else {}
+        here = {each: kind for each, kind in types.items() if each not in constants}
+        options = {"num_warps": launch.warps, "num_stages": launch.stages}
+        yield f"mxfp4 {m}{' gated' if gated else ''}", Case(mxfp4_kernels.mxfp4_kernel, here, constants, options)
+    widening = {"words_ptr": "*i16", "scales_ptr": "*u8", "first": "i32", "count": "i32", "K": "i32:16"}
+    constants = {"EVEN_K": True, "BLOCK_N": 32, "BLOCK_K": mxfp4_kernels.COLUMNS, "PAIRED": True}
+    yield "mxfp4 widened", Case(mxfp4_kernels.widen_kernel, widening, constants, {"num_warps": 4})
+
+
 def hopper_experts(able: Capability) -> Iterator[tuple[str, Case]]:
-    """A prompt through gpt-oss's experts."""
+    """A few rows per expert, and a prompt, through gpt-oss's experts."""
     if able != H200:
         return
     numbers = {"pairs_ptr": "*i32", "starts_ptr": "*i32", "N": "i32:16"}
-    numbers |= dict.fromkeys(("experts", "steps", "tiles", "places"), "i32")
+    numbers |= dict.fromkeys(("experts", "steps", "tiles"), "i32")
     for use, activation in (("up", "clamped_silu"), ("down", None)):
-        boxes = {"weight": 128} | ({} if activation else {"x": 64})
-        types = {name: f"tensordesc<bf16[{rows},64],{hopper_grouped.TILE!r}>" for name, rows in boxes.items()}
-        constants = hopper_grouped.constants(HopperGroupedLaunch(4), 32, 4, activation, biased=True)
-        case = Case(hopper_grouped.hopper_grouped_kernel, types | numbers, constants, {"num_warps": 4})
-        yield f"hopper experts {use}", case
+        for tokens in (8, 16, 32, 64, 128):
+            boxes = {"weight": 128 if tokens == 128 else 64} | ({} if activation else {"x": min(tokens, 64)})
+            types = {name: f"tensordesc<bf16[{rows},64],{hopper_tiles.TILE!r}>" for name, rows in boxes.items()}
+            if tokens == 128:
+                kernel, launch = hopper_grouped.hopper_grouped_kernel, HopperGroupedLaunch(4)
+                constants = hopper_grouped.constants(launch, 32, 4, activation, biased=True)
+            else:
+                kernel, streamed = hopper_streamed.hopper_streamed_kernel, HopperStreamedLaunch(tokens, 8)
+                constants = hopper_streamed.constants(streamed, 32, 4, activation, biased=True, early=True)
+            yield f"hopper experts {use} {tokens}", Case(kernel, types | numbers, constants, {"num_warps": 4})
 
 
 def name_of(able: Capability) -> str:
@@ -534,7 +603,8 @@ SAMPLE += ["int4 1", "int8 64", "fp8 16 gated", "fp8-block 256", "rounded *i8 16
 SAMPLE += ["rope and store fp8", "decode 128 bfloat16 fp8 16 2", "pack rows", "accept drafts", "look up"]
 SAMPLE += ["accept drafts without states", "first inputs", "next inputs"]
 SAMPLE += ["first rows", "next rows", "keep draft", "work"]
-SAMPLE += ["dispatch 4096", "experts up 2 bfloat16", "experts down 512 bfloat16"]
+SAMPLE += ["dispatch", "dispatch place_kernel", "experts up 2 bfloat16", "experts down 512 bfloat16"]
+SAMPLE += ["packed experts mxfp4 1", "packed experts q4_k 64", "mxfp4 16 gated", "packed experts int4 512"]
 SAMPLE += ["rope and store, norm across heads", "queries alone 512", "activation times", "decode 512 bfloat16 16 16"]
 
 

@@ -6,7 +6,6 @@ pytest.importorskip("triton", reason="Triton is for Linux alone")
 
 from gradus.kernels.quantized.gguf import MOST_ROWS, NUMBERS, gguf_kernel, launch_for, widen_blocks_kernel
 from gradus.kernels.quantized.tile import TOGETHER
-from gradus.quantization.gguf import FORMATS
 from tests.kernels.ahead_of_time import H200, Resources, compile_for
 from tests.kernels.interpreter import run_interpreted
 from tests.pairwise import first
@@ -31,7 +30,7 @@ def compiled(name: str, m: int, gated: bool) -> Resources:
     return compile_for(H200, gguf_kernel, types, constants, num_warps=launch.warps, num_stages=launch.stages)
 
 
-CASES = [(name, m, gated) for name in FORMATS for m in (1, MOST_ROWS) for gated in (False, True)]
+CASES = [(name, m, gated) for name in NUMBERS for m in (1, MOST_ROWS) for gated in (False, True)]
 
 
 @pytest.mark.parametrize(("name", "m", "gated"), first(CASES, count=3))
@@ -40,7 +39,7 @@ def test_a_product_fits_registers(name, m, gated):
     assert used.spilled <= 64 and used.shared <= H200.shared_memory
 
 
-@pytest.mark.parametrize("name", first([*FORMATS], count=2))
+@pytest.mark.parametrize("name", first([*NUMBERS], count=2))
 @pytest.mark.parametrize("lookup", [False, True])
 def test_rows_are_widened_in_registers(name, lookup):
     types = {"blocks_ptr": "*u8", "out_ptr": "*bf16", "first": "i32", "count": "i32", "K": "i32:16", "ROW": "i32"}

@@ -7,11 +7,20 @@ pytest.importorskip("triton", reason="Triton is for Linux alone")
 import torch
 
 from gradus.device.capability import Capability
-from gradus.kernels.core.tuning import stored_form
-from gradus.kernels.experts import grouped_tables, hopper_grouped
+from gradus.execution.gpu.warm_up import steps
+from gradus.kernels.experts import grouped_tables
 from gradus.kernels.experts.grouped import grouped_kernel
-from gradus.kernels.experts.grouped_launch import AnyLaunch, GroupedLaunch, HopperGroupedLaunch
+from gradus.kernels.experts.grouped_launch import (
+    AnyLaunch,
+    GroupedLaunch,
+    HopperGroupedLaunch,
+    HopperLaunch,
+    HopperStreamedLaunch,
+)
 from gradus.kernels.experts.grouped_tables import MeasuredGroups, choose_launch, copies, fitted, unmeasured
+from gradus.kernels.experts.hopper import grouped as hopper_grouped
+from gradus.kernels.experts.hopper import streamed as hopper_streamed
+from gradus.kernels.experts.hopper import tiles as hopper_tiles
 from tests.kernels.ahead_of_time import EVERY, H200, Resources, compile_for, instructions
 from tests.kernels.interpreter import run_interpreted
 
@@ -62,27 +71,43 @@ def test_a_first_product_lets_the_second_start_only_after_its_own_wait():
     assert 0 < text.index("griddepcontrol.launch_dependents") < text.index("griddepcontrol.wait")
 
 
-def prompt_compiled(*, up: bool, biased: bool) -> Resources:
-    types = {"x": "*bf16" if up else described(64), "weight": described(128), "bias_ptr": "*bf16", "out_ptr": "*bf16"}
-    types |= {"pairs_ptr": "*i32", "starts_ptr": "*i32", "N": "i32:16"}
-    types |= dict.fromkeys(("experts", "steps", "tiles", "places"), "i32")
-    launch, activation = HopperGroupedLaunch(4), "silu" if up else None
+def on_hopper(launch: HopperLaunch, *, up: bool, biased: bool) -> Resources:
+    """Qwen3-30B-A3B's first product of its experts, or the second."""
+    types = dict.fromkeys(("bias_ptr", "out_ptr"), "*bf16") | {"pairs_ptr": "*i32", "starts_ptr": "*i32"}
+    types |= dict.fromkeys(("experts", "steps", "tiles"), "i32") | {"N": "i32:16"}
+    activation = "silu" if up else None
+    if isinstance(launch, HopperStreamedLaunch):
+        types |= {"x": "*bf16" if up else described(launch.tokens), "weight": described(64)}
+        constants = hopper_streamed.constants(launch, 128, 8, activation, biased=biased, early=True)
+        return compile_for(H200, hopper_streamed.hopper_streamed_kernel, types, constants, num_warps=4)
+    types |= {"x": "*bf16" if up else described(64), "weight": described(128)}
     constants = hopper_grouped.constants(launch, 128, 8, activation, biased=biased)
     return compile_for(H200, hopper_grouped.hopper_grouped_kernel, types, constants, num_warps=4)
 
 
 def described(rows: int) -> str:
-    return f"tensordesc<bf16[{rows},64],{hopper_grouped.TILE!r}>"
+    return f"tensordesc<bf16[{rows},64],{hopper_tiles.TILE!r}>"
 
 
 @pytest.mark.parametrize(("up", "biased"), [(True, False), (False, True)], ids=["up", "down with biases"])
-def test_a_prompt_on_hopper_spills_no_register_and_waits_for_products_once_per_tile(up, biased):
+@pytest.mark.parametrize(
+    ("launch", "product", "issued", "waits"),
+    [
+        (HopperGroupedLaunch(4), "m64n256k16", 2 * 4, 2 * 2),
+        (HopperStreamedLaunch(16, 11), "m64n16k16", 2 * 4, 2),
+        (HopperStreamedLaunch(64, 8), "m64n64k16", 2 * 4, 2),
+    ],
+    ids=["prompt", "few", "more"],
+)
+def test_on_hopper_no_register_is_spilled_and_products_are_waited_for_once_per_tile(
+    launch, product, issued, waits, up, biased
+):
     """A compiler that cannot follow them would wait behind each product, and says so nowhere but in what it makes."""
-    used = prompt_compiled(up=up, biased=biased)
+    used = on_hopper(launch, up=up, biased=biased)
     assert used.spilled == 0 and used.shared <= H200.shared_memory
-    assert used.assembly.count("wgmma.mma_async.sync.aligned.m64n256k16") == 2 * 64 // 16, "of two consumers"
-    waits = instructions(used.binary).count("WARPGROUP.DEPBAR")
-    assert waits == 2 * 2, "for those before the last ones, in the loop, and for these behind it"
+    assert used.assembly.count(f"wgmma.mma_async.sync.aligned.{product}") == issued, "four of 16 columns, of both parts"
+    found = instructions(used.binary).count("WARPGROUP.DEPBAR")
+    assert found == waits, "for those before the last ones, in the loop, and for these behind it"
     assert used.assembly.count("cp.async.mbarrier.arrive.noinc") == up, "gathered rows count toward the tile's barrier"
 
 
@@ -141,7 +166,31 @@ def test_what_hopper_s_kernel_does_not_multiply_takes_the_rule_s_launch(measured
 
 
 def test_launches_are_read_as_they_were_stored():
-    stored = [{"kind": "hopper grouped", "stages": 4}, stored_form(STREAMING)]
+    stored = [{"kind": "hopper streamed", "tokens": 16, "stages": 11}, {"kind": "hopper grouped", "stages": 4}]
     schemes = {"up": [{"n": 768, "k": 2048, "launches": stored}]}
     found = {"device": "NVIDIA H200", "capability": [9, 0], "rows": [1, 8], "schemes": schemes}
-    assert MeasuredGroups.read(found).choose("up", 8, 768, 2048) == STREAMING
+    table = MeasuredGroups.read(found)
+    assert table.choose("up", 1, 768, 2048) == HopperStreamedLaunch(16, 11)
+    assert table.choose("up", 8, 768, 2048) == HopperGroupedLaunch(4)
+
+
+@pytest.mark.parametrize(("experts", "taken"), [(128, 8), (8, 2), (32, 4)])
+def test_warm_up_meets_every_launch_that_a_prompt_can_take(experts, taken, monkeypatch):
+    """For models with experts, `steps` ends with the longest prompt."""
+    rows = (1, 2, 4, 8, 16, 64, 256, 512)
+    launches = {
+        use: {(768, 2048): tuple(HopperStreamedLaunch(16, number) for number in rows)} for use in ("up", "down")
+    }
+    table = MeasuredGroups("NVIDIA H200", H200, rows, launches)
+    monkeypatch.setattr(grouped_tables, "table_of", lambda device: table)
+    monkeypatch.setattr(grouped_tables, "capability", lambda device: H200)
+    choose_launch.cache_clear()
+
+    def met(lengths):
+        device = torch.device("cuda")
+        sizes = 768, 2048, torch.bfloat16, True, device
+        return {choose_launch("up", tokens * taken, experts, *sizes) for tokens in lengths}
+
+    warmed = {sum(counts) for counts in steps(8192, most=8192, crowd=64)}
+    assert met(warmed) == met(range(2, 8193))
+    choose_launch.cache_clear()

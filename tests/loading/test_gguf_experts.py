@@ -9,7 +9,10 @@ from gguf import GGMLQuantizationType as Type
 from gradus import LLM, SamplingParams
 from gradus.bench.contenders import gguf_experts
 from gradus.bench.contenders.gguf_files import OwnTensors, write
+from gradus.cli.memory import render
 from gradus.errors import CheckpointError, ConfigError
+from gradus.execution.memory.device_memory import readable
+from gradus.execution.memory.plan import memory_plan
 from gradus.loading import load_model, open_checkpoint
 from gradus.models import SHAPES, create_model, load_weights, randomize, read_config, write_config
 from gradus.quantization.gguf import GGUFLinear
@@ -170,3 +173,18 @@ def test_layers_that_draft_tokens_are_left_out(tmp_path, monkeypatch):
     assert checkpoint.config.experts == model.config.experts
     read = load_model(checkpoint, dtype=torch.float32, device="cpu")
     assert torch.equal(read.layers[-1].experts.router.correction, model.layers[-1].experts.router.correction)
+
+
+@pytest.mark.parametrize("family", ["qwen3-moe", "gemma4-moe"])
+def test_the_memory_plan_counts_no_expert_that_stays_in_the_file(tmp_path, family):
+    """Of Gemma 4's, gates and features are copies."""
+    checkpoint = open_checkpoint(written(tmp_path / "m.gguf", model_of(family), Type.Q8_0))
+    llm = LLM(checkpoint, **CPU)
+    experts = [layer.experts for layer in llm.engine.runner.model.layers]
+    parts = [part for each in experts for part in (*each.up.parts, each.down)]
+    copied = [part for each in experts for part in each.up.parts] if family == "gemma4-moe" else []
+    stacks = sum(part.blocks.nbytes for part in parts) - sum(part.blocks.nbytes for part in copied)
+    plan = memory_plan(llm.config, llm.options, torch.device("cpu"), llm.precision)
+    assert plan.mapped_bytes == stacks > 0
+    assert plan.weight_bytes == llm.weight_bytes - stacks
+    assert f"{readable(stacks)} of experts, read as tokens choose them" in render(plan)

@@ -16,7 +16,7 @@ from gradus.models import SHAPES, create_model, read_config, write_config
 from gradus.models.weights import plan
 from tests.loading import builders
 from tests.loading.builders import CONFIGS, write_gguf
-from tests.loading.expert_files import write_random
+from tests.loading.expert_files import write_with_holes
 from tests.loading.gguf_blocks import random_blocks
 
 ROOT = Path(__file__).parents[2]
@@ -126,7 +126,7 @@ def test_experts_stay_in_the_file_and_are_read_as_tokens_choose_them(tmp_path):
     """Neither loading nor answering takes private memory for experts: a limit on it would end the process."""
     shape = {"hidden_size": 512, "moe_intermediate_size": 768, "num_experts": 128, "mlp_only_layers": []}
     config = read_config(write_config(SHAPES["tiny-qwen3-moe"]) | shape)
-    path = write_random(tmp_path / "m.gguf", config, Type.Q8_0, holes=True)
+    path = write_with_holes(tmp_path / "m.gguf", config, Type.Q8_0)
     size, room = path.stat().st_size / 1e6, 300  # MB; room: for all else, the reserves of each thread among it
     assert size > 2 * room
     found = run(PRIVATE, str(path), str(room * 10**6))

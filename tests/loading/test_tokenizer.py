@@ -505,7 +505,7 @@ def test_a_control_token_that_ends_turns_in_the_template_ends_a_text(tmp_path, e
 
 
 def test_the_end_of_a_message_ends_no_turn_of_several(tmp_path):
-    """In gpt-oss, <|end|> comes behind its reasoning."""
+    """<|end|> comes behind the reasoning of gpt-oss."""
 
     def build(writer):
         writer.add_tokenizer_model("gpt2")

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from gradus.errors import ConfigError
 from gradus.models.config import (
+    Experts,
     LinearScaling,
     Llama3Scaling,
     ModelConfig,
@@ -103,7 +104,31 @@ GRANITE4 = without(LLAMA, "rope_scaling") | {
     "shared_intermediate_size": 160,
     "position_embedding_type": "rope",
 }
-ALL = [LLAMA, GPT2, QWEN2, QWEN3, MISTRAL, GEMMA3, GEMMA4, {"model_type": "gemma3", "text_config": GEMMA3}]
+DENSE = [LLAMA, GPT2, QWEN2, QWEN3, MISTRAL, GEMMA3, GEMMA4, {"model_type": "gemma3", "text_config": GEMMA3}]
+EXPERTS = {
+    name: without(LLAMA, "rope_scaling") | {"num_experts_per_tok": 2} | own
+    for name, own in {
+        "mixtral": {"model_type": "mixtral", "num_local_experts": 8, "sliding_window": 16},
+        "qwen2_moe": {"model_type": "qwen2_moe", "num_experts": 8, "shared_expert_intermediate_size": 48,
+                      "mlp_only_layers": [0], "decoder_sparse_step": 1, "use_sliding_window": True,
+                      "moe_intermediate_size": 32},
+        "qwen3_moe": {"model_type": "qwen3_moe", "num_experts": 8, "moe_intermediate_size": 32, "norm_topk_prob": True,
+                      "mlp_only_layers": [1], "decoder_sparse_step": 1, "use_sliding_window": True},
+        "olmoe": {"model_type": "olmoe", "num_experts": 8, "norm_topk_prob": False, "clip_qkv": None},
+        "granitemoe": {"model_type": "granitemoe", "num_local_experts": 8, "residual_multiplier": 0.5},
+        "granitemoeshared": {"model_type": "granitemoeshared", "num_local_experts": 8, "shared_intermediate_size": 48},
+        "granitemoehybrid": {"model_type": "granitemoehybrid", "num_local_experts": 8, "shared_intermediate_size": 48,
+                             "layer_types": ["attention"] * 2},
+        "gpt_oss": {"model_type": "gpt_oss", "num_local_experts": 8, "sliding_window": 16, "swiglu_limit": 7.0,
+                    "layer_types": ["sliding_attention", "full_attention"]},
+        "glm4_moe": {"model_type": "glm4_moe", "n_routed_experts": 8, "moe_intermediate_size": 32, "n_group": 4,
+                     "topk_group": 2, "first_k_dense_replace": 1, "n_shared_experts": 1, "use_qk_norm": True,
+                     "routed_scaling_factor": 2.5, "partial_rotary_factor": 0.5},
+        "gemma4": GEMMA4 | {"enable_moe_block": True, "num_experts": 8, "top_k_experts": 2,
+                            "moe_intermediate_size": 32},
+    }.items()
+}  # fmt: skip
+ALL = [*DENSE, *EXPERTS.values()]
 
 
 # ---- What is read ----------------------------------------------------------------------------------------------------
@@ -206,6 +231,21 @@ def test_the_text_part_of_a_multimodal_gemma_is_taken() -> None:
     assert read_config(raw) == read_config(GEMMA3 | {"eos_token_id": [1, 106]})
 
 
+def test_a_dense_layer_keeps_its_width_next_to_layers_with_experts() -> None:
+    config = read_config(EXPERTS["qwen2_moe"])
+    assert [config.layer(layer).intermediate_size for layer in range(2)] == [160, 48]
+    assert config.experts == (None, Experts(8, 2, 32, normalized=False)) and config.shared_gate
+    config = read_config(EXPERTS["mixtral"])
+    assert (config.intermediate_size, config.sizes, config.experts) == (0, (), (Experts(8, 2, 160),) * 2)
+
+
+def test_what_gpt_oss_leaves_out_is_its_own() -> None:
+    plain = without(without(EXPERTS["gpt_oss"], "rope_theta"), "layer_types")
+    config = read_config(plain | {"max_position_embeddings": 131_072})
+    assert config.windows == (16, None) and config.context_length == 131_072
+    assert config.ropes[0] == Rope(150_000.0, Yarn(32.0, 4096, whole=False, amplitude=0.1 * math.log(32) + 1))
+
+
 def test_unscaled_gpt2_scores() -> None:
     assert read_config(GPT2).attention_scale == 0.25
     assert read_config(GPT2 | {"scale_attn_weights": False}).attention_scale == 1.0
@@ -293,6 +333,27 @@ REFUSED: list[tuple[object, str]] = [
     (GPT2 | {"n_head": 5}, "n_embd 64 is not a multiple of n_head 5"),
     (GEMMA3 | {"use_bidirectional_attention": True}, "use_bidirectional_attention is set, but"),
     ({"model_type": "gemma3"}, "text_config is missing"),
+    (EXPERTS["mixtral"] | {"num_experts_per_tok": 9}, "9 of 8 experts cannot be chosen"),
+    (EXPERTS["mixtral"] | {"num_local_experts": 0}, "num_local_experts must be an integer between 1 and"),
+    (EXPERTS["olmoe"] | {"clip_qkv": 8.0}, "clip_qkv is 8.0, but queries, keys and values are not cut"),
+    (EXPERTS["gpt_oss"] | {"swiglu_limit": 9.0}, "swiglu_limit is 9.0, but the gate is computed with 7.0 alone"),
+    (EXPERTS["gpt_oss"] | {"hidden_act": "gelu"}, "hidden_act must be one of silu, got 'gelu'"),
+    (EXPERTS["glm4_moe"] | {"n_group": 3}, "8 experts cannot be chosen from 2 of 3 equal groups"),
+    (EXPERTS["glm4_moe"] | {"topk_group": 5}, "8 experts cannot be chosen from 5 of 4 equal groups"),
+    (
+        EXPERTS["glm4_moe"] | {"num_experts_per_tok": 5},
+        "2 groups of 2 experts have no 5 to choose",
+    ),
+    (
+        EXPERTS["glm4_moe"] | {"first_k_dense_replace": 2},
+        "first_k_dense_replace 2 leaves none of 2 layers with experts",
+    ),
+    (EXPERTS["qwen3_moe"] | {"mlp_only_layers": 1}, "mlp_only_layers must be a list of layers' numbers, got 1"),
+    (
+        EXPERTS["qwen3_moe"] | {"decoder_sparse_step": 3},
+        "mlp_only_layers or decoder_sparse_step leaves none of 2 layers with experts",
+    ),
+    (EXPERTS["gemma4"] | {"top_k_experts": None}, "top_k_experts is missing"),
     ({"model_type": "gemma3", "text_config": GEMMA3 | {"head_dim": 0}}, "text_config.head_dim must be an integer"),
 ]
 
@@ -330,7 +391,7 @@ def test_one_junk_value_gives_a_configuration_or_one_line(data: st.DataObject, r
 @settings(max_examples=100, deadline=None)
 @given(
     raw=JUNK,
-    model_type=st.sampled_from(["llama", "gpt2", "mistral", "qwen2", "qwen3", "gemma3_text", "gemma3", "gemma4_text"]),
+    model_type=st.sampled_from(sorted(kind for family in FAMILIES.values() for kind in family.types)),
 )
 @example(raw={"text_config": {}}, model_type="gemma3")
 def test_anything_at_all_gives_a_configuration_or_one_line(raw: object, model_type: str) -> None:

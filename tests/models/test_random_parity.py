@@ -7,7 +7,7 @@ from random import Random
 import pytest
 import torch
 
-from gradus.models import ModelConfig
+from gradus.models import ModelConfig, create_model, parameter_count, read_config, write_config
 from gradus.models.layers import Clamped
 from tests.models.conftest import Reference, loaded, reference, run
 from tests.models.random_configs import RANDOM
@@ -29,6 +29,8 @@ def test_a_random_configuration_gives_the_logits_of_transformers(kind: str, numb
     assert want.logits.std() > 0.1, "weights too small for the comparison to mean anything"
     assert (found - want.logits).abs().max() <= RELATIVE * want.logits.abs().max()
     assert found.argmax(-1).tolist() == want.logits.argmax(-1).tolist()
+    assert read_config(write_config(want.config)) == want.config
+    assert sum(each.numel() for each in create_model(want.config).parameters()) == parameter_count(want.config)
 
 
 def all_layers_turn(config: ModelConfig) -> ModelConfig:

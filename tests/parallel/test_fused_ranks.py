@@ -11,7 +11,9 @@ pytest.importorskip("triton", reason="Triton is for Linux alone")
 
 
 @pytest.mark.stress
-@pytest.mark.parametrize("shape", ["tiny-llama", "tiny-gpt2", "tiny-gemma3", "tiny-qwen3"])
+@pytest.mark.parametrize(
+    "shape", ["tiny-llama", "tiny-gpt2", "tiny-gemma3", "tiny-qwen3", "tiny-mixtral", "tiny-qwen2-moe"]
+)
 def test_two_ranks_that_push_rows_have_the_whole_models_tokens(shape, tmp_path):
     command = [sys.executable, "-m", "tests.parallel.fused_rank"]
     running = [

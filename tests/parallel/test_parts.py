@@ -24,6 +24,8 @@ from tests.phases.conftest import limits_of
 FAMILIES = (
     *("tiny-gpt2", "tiny-llama", "tiny-qwen2", "tiny-qwen3", "tiny-gemma3", "tiny-gemma4"),
     *("tiny-smollm3", "tiny-ministral3", "tiny-phi3", "tiny-olmo2", "tiny-olmo3", "tiny-granite", "tiny-granite4"),
+    *("tiny-mixtral", "tiny-qwen2-moe", "tiny-qwen3-moe", "tiny-olmoe", "tiny-granite-moe", "tiny-gemma4-moe"),
+    *("tiny-gpt-oss", "tiny-glm4-moe"),
 )
 PLACES = ((2, 1), (4, 1), (1, 2), (2, 2))
 CPU = torch.device("cpu")
@@ -87,7 +89,11 @@ def test_together_they_compute_what_the_whole_model_does(shape, places, tmp_path
 
 
 @pytest.mark.parametrize(
-    "family", ["gpt2", "llama", "qwen3", "gemma3", "phi3", "olmo2", "granite4", "gemma4", "gemma4-e"]
+    "family",
+    [
+        *("gpt2", "llama", "qwen3", "gemma3", "phi3", "olmo2", "granite4", "gemma4", "gemma4-e"),
+        *("mixtral", "qwen2-moe", "granite-moe", "gemma4-moe", "gpt-oss", "glm4-moe"),
+    ],
 )
 def test_a_part_is_cut_from_the_files_as_it_is_from_the_whole(family, tmp_path):
     folder = write_folder(tmp_path / "model", family)
@@ -96,7 +102,8 @@ def test_a_part_is_cut_from_the_files_as_it_is_from_the_whole(family, tmp_path):
         wanted = logits_of(whole, whole)
     places = (2, 1) if SHAPES[f"tiny-{family}"].per_layer_width else (2, 2)
     found = logits_of_parts(str(folder), places, str(tmp_path / "meet"))
-    torch.testing.assert_close(found[0], wanted, atol=5e-5, rtol=1e-4)
+    bound = 5e-5 * wanted.abs().max().item()  # these weights are not scaled down
+    torch.testing.assert_close(found[0], wanted, atol=bound, rtol=1e-4)
 
 
 def test_each_rank_has_the_sinks_of_its_query_heads():

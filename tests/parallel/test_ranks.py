@@ -34,6 +34,10 @@ def answers(llm):
     [
         ("tiny-llama", 2, 1),
         ("tiny-gemma3", 1, 2),
+        ("tiny-qwen2-moe", 2, 1),  # experts next to an MLP that all tokens share, and a layer without
+        pytest.param("tiny-qwen3-moe", 4, 1, marks=pytest.mark.stress),
+        pytest.param("tiny-gpt-oss", 2, 1, marks=pytest.mark.stress),
+        pytest.param("tiny-glm4-moe", 1, 2, marks=pytest.mark.stress),
         pytest.param("tiny-gpt2", 2, 1, marks=pytest.mark.stress),
         pytest.param("tiny-qwen3", 2, 2, marks=pytest.mark.stress),
         pytest.param("tiny-llama", 4, 1, marks=pytest.mark.stress),  # two key-value heads: ranks share them

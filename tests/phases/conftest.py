@@ -79,7 +79,7 @@ CAPPED = "capped"
 Without them no test would notice an engine that drops the cap, or computes the scale itself.
 """
 SINKS = "sinks"
-"""As in gpt-oss: each query head has a sink, and every other layer a window. The MLPs are dense."""
+"""A model with gpt-oss's attention: sinks, and windows in every other layer. Its MLPs are dense."""
 OWN_SHAPES = {
     CAPPED: replace(SHAPES["tiny-gemma3"], attention_scale=0.9, attention_softcap=2.0),
     SINKS: replace(SHAPES["tiny-qwen3-moe"], experts=(), sizes=(), attention_sinks=True, windows=(16, None) * 2),

@@ -14,6 +14,7 @@ from gradus.models.create import create_model
 from gradus.models.layers import Linear, MatrixId, Model
 from gradus.models.parts import parts_of
 from gradus.models.weights import Piece, TensorSource, assign, plan
+from gradus.quantization.mix import FLOATS_ALONE
 
 
 @dataclass
@@ -43,8 +44,9 @@ class LoneLayer:
         return re.sub(r"\.0\.", f".{self.number}.", piece.stored.name, count=1)
 
     def linears(self) -> dict[str, ObservedLinear]:
-        """The layer's linear operations, by role, such as "qkv"."""
-        found = {module.matrix_id.role: module for module in self.model.layers.modules() if isinstance(module, Linear)}
+        """The layer's linear operations that may be quantized, by role, such as "qkv"."""
+        modules = (module for module in self.model.layers.modules() if isinstance(module, Linear))
+        found = {each.matrix_id.role: each for each in modules if each.matrix_id.role not in FLOATS_ALONE}
         return {role: linear for role, linear in found.items() if isinstance(linear, ObservedLinear)}
 
     def norm_before(self, matrix_id: MatrixId) -> nn.Module | None:
@@ -74,6 +76,7 @@ def _alone(config: ModelConfig, number: int) -> ModelConfig:
         ropes=(config.ropes[number],),
         windows=(config.windows[number],),
         keys_as_values=config.keys_as_values[number : number + 1],
+        experts=config.experts[number : number + 1],
         kv_sources=(source,) if source else (),
         vocab_size=1,
         bos_token_id=None,

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from gradus.calibration.files import fp8_tensors, int4_tensors, int8_tensors, quantization_config
 from gradus.calibration.layer import LoneLayer, around_layers, embedded
@@ -26,11 +26,11 @@ from gradus.loading.small_files import small_files
 from gradus.models.config import ModelConfig
 from gradus.models.create import create_model, model_class
 from gradus.models.layers import Linear
-from gradus.models.source import Transposed
+from gradus.models.source import Stack, Transposed, tensors_of
 from gradus.models.weights import CheckedSource, Piece, TensorSource, checked
 from gradus.quantization.grid import wide
 from gradus.quantization.int4 import GROUPS
-from gradus.quantization.mix import matrix_ids, names_of
+from gradus.quantization.mix import floats_alone, matrix_ids, names_of
 
 SCHEMES = ("int4", "int8", "fp8")
 STATE = "quantize.json"
@@ -66,10 +66,9 @@ class Recipe:
         if self.scheme != "int4":
             return None
         layers = [config.layer(layer) for layer in range(config.num_layers)]
-        widths = sorted(
-            {width for each in layers for width in (each.hidden_size, each.intermediate_size, each.q_width)}
-            | ({config.per_layer_width} - {0})
-        )
+        found = {width for each in layers for width in (each.hidden_size, each.intermediate_size, each.q_width)}
+        found |= {each.width for each in config.experts if each is not None} | {config.per_layer_width}
+        widths = sorted(found - {0})
         fitting = [group for group in GROUPS if all(width % group == 0 for width in widths)]
         if not fitting or (self.group or fitting[0]) not in fitting:
             wanted = f"groups of {self.group}" if self.group else "no group of 128, 64, 32"
@@ -119,8 +118,19 @@ def _checked(checkpoint: Checkpoint, recipe: Recipe) -> tuple[CheckedSource, int
         raise ConfigError(f"{checkpoint.name} is quantized already ({checkpoint.quantized.label})")
     if checkpoint.tensors is None:
         raise ConfigError(f"{checkpoint.name}: random weights have no files to write others like")
-    if any(isinstance(source, Transposed) for source in model_class(config.family).weights.values()):
+    sources = [each for source in model_class(config.family).weights.values() for each in tensors_of(source)]
+    if any(isinstance(source, Transposed) for source in sources):
         raise ConfigError(f"{checkpoint.name}: no format has quantized {config.family}, whose matrices lie transposed")
+    if any(config.experts) and any(isinstance(source, Stack) for source in sources):
+        raise ConfigError(
+            f"{checkpoint.name}: no format has quantized {config.family}, whose experts lie in one stack: quantize "
+            "them at the start (--quantize)"
+        )
+    if recipe.method != "rtn" and any(config.experts):
+        raise ConfigError(
+            f"{checkpoint.name}: method {recipe.method} observes what each matrix reads, of which a text shows most "
+            "experts little: take method rtn"
+        )
     if recipe.method != "rtn" and (config.kv_sources or config.per_layer_width):
         raise ConfigError(
             f"{checkpoint.name}: method {recipe.method} observes one layer at a time, and these layers share keys and "
@@ -180,10 +190,10 @@ def _matrices(
 
 
 def _tensors(layer: LoneLayer, stored: Mapping[Linear, list[dict[str, Tensor]]]) -> Iterator[tuple[str, Tensor]]:
-    coming = {linear: iter(tensors) for linear, tensors in stored.items()}
+    coming: dict[nn.Module, Iterator[dict[str, Tensor]]] = {linear: iter(parts) for linear, parts in stored.items()}
     for piece in layer.pieces():
         name, module = layer.name(piece), piece.module
-        if isinstance(module, Linear) and piece.parameter == "weight":
+        if module in coming and piece.parameter == "weight":
             for end, tensor in next(coming[module]).items():
                 yield f"{name.removesuffix('weight')}{end}", tensor.cpu().contiguous()
         else:
@@ -192,8 +202,9 @@ def _tensors(layer: LoneLayer, stored: Mapping[Linear, list[dict[str, Tensor]]])
 
 
 def _unquantized(config: ModelConfig) -> list[str]:
-    """The matrices outside of all layers, by their names in the file."""
-    return [name for matrix in matrix_ids(config) if matrix.layer is None for name in names_of(matrix, config)]
+    """The matrices outside of all layers, and routers, by their names in the file."""
+    outside = [name for matrix in matrix_ids(config) if matrix.layer is None for name in names_of(matrix, config)]
+    return [*outside, *floats_alone(config)]
 
 
 def _around(source: TensorSource) -> dict[str, Tensor]:

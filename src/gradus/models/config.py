@@ -99,6 +99,7 @@ class Experts:
     biased: the router's product and the experts' have biases. corrected: a bias per expert is added to its score for
     the choice alone. groups, chosen_groups: experts are chosen from the best groups; a group's score is the sum of its
     two best experts' (DeepSeek V3). scaled: the weight of each expert has a factor of its own (Gemma 4).
+    first, held: the experts that a part of a model has, `held` of them from `first` on; 0: all (`ModelConfig.shard`).
     """
 
     count: int
@@ -112,6 +113,13 @@ class Experts:
     groups: int = 1
     chosen_groups: int = 1
     scaled: bool = False
+    first: int = 0
+    held: int = 0
+
+    @property
+    def own(self) -> range:
+        """The experts that this model, or this part of one, has."""
+        return range(self.first, self.first + (self.held or self.count))
 
     def __post_init__(self) -> None:
         if not 1 <= self.chosen <= self.count:
@@ -128,7 +136,7 @@ class Experts:
             )
 
 
-CLAMPED = "clamped_silu"  # the activation that stands for gpt-oss's gate: `layers.Clamped`
+CLAMPED = "clamped_silu"  # gpt-oss's gate: `layers.Clamped`
 
 
 class LayerSizes(NamedTuple):
@@ -299,7 +307,8 @@ class ModelConfig:
 
         Products that read the residual stream are cut by rows (whole heads; features of the MLP), products that write
         to it by columns, so each rank's output is a summand. Ranks that outnumber the key-value heads share them.
-        Raises ValueError when heads or features do not divide evenly.
+        Experts stay whole, and each rank has some of them; all ranks have the router.
+        Raises ValueError when heads, features or experts do not divide evenly.
         """
         heads = _part("num_attention_heads", self.num_heads, rank, count)
         features = _part("intermediate_size", self.intermediate_size, rank, count)
@@ -311,6 +320,7 @@ class ModelConfig:
             num_kv_heads=len(kv_heads),
             intermediate_size=len(features),
             sizes=tuple(self._slice_sizes(sizes, rank, count) for sizes in self.sizes),
+            experts=tuple(None if each is None else _held(each, rank, count) for each in self.experts),
             vocab_size=rows,
             bos_token_id=None,
             eos_token_ids=(),  # these ids count all rows, and a slice has only some
@@ -342,6 +352,11 @@ class Shard(NamedTuple):
     tokens: range
     rank: int
     ranks: int
+
+
+def _held(experts: Experts, rank: int, count: int) -> Experts:
+    own = _part("experts", experts.count, rank, count)
+    return replace(experts, first=own.start, held=len(own))
 
 
 def _kv_part(heads: int, rank: int, count: int) -> range:

@@ -78,7 +78,7 @@ class Mixture(nn.Module):
         super().__init__()
         experts, hidden = config.experts_at(layer), config.hidden_size
         assert experts is not None
-        count, width = experts.count, experts.width
+        count, width = len(experts.own), experts.width
         parts = (count * width,) * (2 if config.gated else 1)
         self.experts = experts
         self.norm, self.out_norm = (
@@ -90,15 +90,20 @@ class Mixture(nn.Module):
         self.down = linear(MatrixId("experts_down", layer), width, (count * hidden,), experts.biased, dtype, device)
 
     def forward(self, x: Tensor, norm: nn.Module | None) -> Tensor:
+        """`total`, normalized where the model does that."""
+        total = self.total(x, norm)
+        return total if self.out_norm is None else self.out_norm(total)
+
+    def total(self, x: Tensor, norm: nn.Module | None) -> Tensor:
         """The weighted sum of the chosen experts' results: [N, D] → [N, D]. x: the stream; norm: the layer's own.
 
-        The number of rows of each expert is read on the host: no step of this form can be captured in a CUDA graph.
+        A part of a model adds up those of its own experts. The number of rows of each is read on the host: no step of
+        this form can be captured in a CUDA graph.
         """
         norm = norm if self.norm is None else self.norm
         rows = x if norm is None else norm(x)
         chosen, weights = self.router(rows if self.router.norm is None else self.router.norm(x))
-        total = (self.grouped or self.one_by_one)(rows, chosen, weights).to(x.dtype)
-        return total if self.out_norm is None else self.out_norm(total)
+        return (self.grouped or self.one_by_one)(rows, chosen, weights).to(x.dtype)
 
     def one_by_one(self, rows: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
         """The weighted sum of each row's experts, float32: [N, D], with [N, k] experts and weights → [N, D].
@@ -107,6 +112,8 @@ class Mixture(nn.Module):
         """
         out = torch.zeros(rows.shape, dtype=torch.float32, device=rows.device)
         for expert in chosen.unique().tolist():
+            if expert not in self.experts.own:
+                continue
             row, place = (chosen == expert).nonzero(as_tuple=True)
             mixed = self.expert(expert, rows[row]).float() * weights[row, place, None]
             out.index_add_(0, row, mixed)
@@ -119,7 +126,8 @@ class Mixture(nn.Module):
     def expert(self, number: int, rows: Tensor) -> Tensor:
         """One expert's MLP: [n, D] → [n, D]."""
         width, hidden, parts = self.experts.width, self.down_width, len(self.up.out_features)
-        starts = [(part * self.experts.count + number) * width for part in range(parts)]
+        number -= self.experts.first
+        starts = [(part * len(self.experts.own) + number) * width for part in range(parts)]
         features = torch.cat([self.up.part(start, start + width)(rows) for start in starts], 1)
         down = self.down.part(number * hidden, (number + 1) * hidden)
         return down(self.activation(features).to(rows.dtype))
@@ -127,4 +135,4 @@ class Mixture(nn.Module):
     @property
     def down_width(self) -> int:
         """D, of a row that an expert writes."""
-        return sum(self.down.out_features) // self.experts.count
+        return sum(self.down.out_features) // len(self.experts.own)

@@ -160,7 +160,9 @@ SHAPES: dict[str, ModelConfig] = {
         "tiny-mixtral": _TINY | _LOCAL | {"model_type": "mixtral"},
         "tiny-qwen2-moe": _TINY | _EXPERTS | {"model_type": "qwen2_moe", "shared_expert_intermediate_size": 128},
         "tiny-qwen3-moe": _TINY | _EXPERTS | {"model_type": "qwen3_moe"},
-        "tiny-olmoe": _TINY | _LOCAL | {"model_type": "olmoe", "num_experts_per_tok": 3, "norm_topk_prob": False},
+        "tiny-olmoe": _TINY
+        | _LOCAL
+        | {"model_type": "olmoe", "head_dim": 16, "num_experts_per_tok": 3, "norm_topk_prob": False},
         "tiny-granite-moe": _TINY
         | _LOCAL
         | {"model_type": "granitemoeshared", "shared_intermediate_size": 160}

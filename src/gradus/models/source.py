@@ -165,7 +165,7 @@ def tensors_at(table: Mapping[str, Source], path: str, layer: int | None, config
     experts = config.experts_at(layer)
     found = tuple(_named(stored, experts is not None) for stored in found)
     if experts is not None:
-        found = tuple(each for stored in found for each in _of_experts(stored, experts.count))
+        found = tuple(each for stored in found for each in _of_experts(stored, experts.own))
     return tuple(replace(stored, name=stored.name.replace("{}", str(layer))) for stored in found)
 
 
@@ -174,11 +174,11 @@ def _named(stored: Stored, beside: bool) -> Stored:
     return Stored(stored.shared if beside else stored.name) if isinstance(stored, Either) else stored
 
 
-def _of_experts(stored: Stored, count: int) -> Iterator[Stored]:
+def _of_experts(stored: Stored, own: range) -> Iterator[Stored]:
     if isinstance(stored, ByExpert):
-        yield from (replace(stored, name=stored.name.replace("{expert}", str(number))) for number in range(count))
+        yield from (replace(stored, name=stored.name.replace("{expert}", str(number))) for number in own)
     else:
-        yield replace(stored, experts=count) if isinstance(stored, Stack) else stored
+        yield replace(stored, experts=len(own)) if isinstance(stored, Stack) else stored
 
 
 TEXT_PART = (  # names of the text part in checkpoints that also hold a vision tower, of transformers 5 and 4

@@ -7,23 +7,29 @@ nothing but that norm reads the residual stream in between; elsewhere the sum is
 
 from typing import cast
 
+import torch
 from torch import Tensor, nn
 
 from gradus.kernels.core.view import Twin, twin_of
+from gradus.kernels.experts.combine import combine
+from gradus.kernels.experts.launches import MOST_PAIRED, launch_of
+from gradus.kernels.experts.routing import route
+from gradus.kernels.fuse.experts import FusedMixture, is_plain
 from gradus.kernels.fuse.model import FusedHead, FusedLinear, FusedRMSNorm, fused
 from gradus.kernels.linear.dispatch import linear
 from gradus.models.layers import Activation, Linear, Model, RMSNorm
 from gradus.models.parts import Undescribed, parts_of
 from gradus.parallel.exchange import Exchange, Summands
-from gradus.parallel.layers import JoinedLinear, SummedEmbedding, SummedLinear
+from gradus.parallel.layers import JoinedLinear, SummedEmbedding, SummedLinear, SummedMixture, meet_neighbors
 
 
 def fused_part(part: Model, exchange: Exchange) -> Model:
     """A rank's part of a model on kernels, whole layers of it: see `gradus.kernels.fuse.model.fused`."""
     seen = fused(part)
     for each in seen.modules():
-        if isinstance(each, FusedSummed | FusedJoined | FusedSummedEmbedding):
+        if isinstance(each, FusedSummed | FusedSummedMixture | FusedJoined | FusedSummedEmbedding):
             each.exchange = exchange
+    meet_neighbors(seen)
     for product, norm in _neighbors(seen):
         if isinstance(product, FusedSummed) and product.bias is None and isinstance(norm, FusedRMSNorm):
             product.summands = norm.summands = Summands(exchange)
@@ -40,9 +46,10 @@ def _neighbors(seen: Model) -> list[tuple[Linear, nn.Module | None]]:
     found: list[tuple[Linear, nn.Module | None]] = []
     after = [layer.attention_norm for layer in parts[1:]] + [seen.norm]
     for layer, following in zip(parts, after, strict=True):
-        if layer.attention_out_norm is None:
+        if layer.attention_out_norm is None and layer.experts is None:  # which read the stream, or the norm again
             found.append((layer.output, layer.mlp_norm))
-        if layer.mlp_out_norm is None and layer.scale is None and layer.embedded is None:
+        plain = layer.mlp_out_norm is None and layer.scale is None and layer.embedded is None
+        if layer.down is not None and plain:
             found.append((layer.down, following))
     return found
 
@@ -68,7 +75,40 @@ class FusedSummed(FusedLinear, SummedLinear):
         return stream
 
     def _summand(self, x: Tensor) -> Tensor:
-        return linear(x, self.weight, counters=self.counters)
+        return self.with_carried(linear(x, self.weight, counters=self.counters))
+
+
+@twin_of(SummedMixture)
+def twin_of_summed_mixture(part: SummedMixture) -> "FusedSummedMixture | None":
+    return FusedSummedMixture(part) if is_plain(part) else None
+
+
+class FusedSummedMixture(FusedMixture, SummedMixture):
+    """The rank's experts: pairs of a row and another rank's expert are not computed."""
+
+    exchange: Exchange
+
+    def forward(self, x: Tensor, norm: nn.Module | None) -> Tensor:
+        total = self.exchange.sum(self._summand(x, norm))
+        return total if self.out_norm is None else self.out_norm.forward(total)
+
+    def onto(self, stream: Tensor, norm: nn.Module | None) -> Tensor:
+        summand = self._summand(stream, norm)
+        if self.beside is not None:
+            self.beside.carried = summand
+            return stream
+        total = self.exchange.sum(summand)
+        return stream + total if self.out_norm is None else self.out_norm.onto(stream, total)
+
+    def _summand(self, x: Tensor, norm: nn.Module | None) -> Tensor:
+        norm, own = norm if self.norm is None else self.norm, self.experts.own
+        rows = x if norm is None else norm.forward(x)
+        chosen, weights = route(self._routed(x, rows, None))
+        mine = (chosen >= own.start) & (chosen < own.stop)
+        chosen, weights = torch.where(mine, chosen - own.start, len(own)), torch.where(mine, weights, 0.0)
+        launch = launch_of(max(len(x), MOST_PAIRED + 1), x.shape[1], self.experts.width, len(own))
+        mixed = self._many(rows, chosen) if launch is None else self._few(rows, chosen, launch)
+        return combine(mixed, weights, partial=True)
 
 
 @twin_of(JoinedLinear)

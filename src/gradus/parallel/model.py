@@ -11,11 +11,12 @@ from gradus.loading import Checkpoint, Progress
 from gradus.loading.checkpoint import RANDOM_SEED
 from gradus.models.config import ModelConfig, Shard
 from gradus.models.create import create_model, noise, shorten_lookups
+from gradus.models.experts import Mixture
 from gradus.models.heads import Heads
 from gradus.models.layers import Embedding, Model
 from gradus.models.weights import assign, checked, load_weights, parameters
 from gradus.parallel.group import Check, Group, nothing_known
-from gradus.parallel.layers import ParallelLinears, SummedEmbedding, SummedNorm
+from gradus.parallel.layers import ParallelLinears, SummedEmbedding, SummedMixture, SummedNorm, meet_neighbors
 from gradus.parallel.pipeline import Ends, Stage
 from gradus.parallel.place import Place
 from gradus.parallel.slices import Slices, cut_of, left_out, modules_of
@@ -70,6 +71,7 @@ def load_part(
         load_weights(model, Slices(whole, model, kept, checked(whole, checkpoint.tensors), shard))
     if place.tensor > 1:
         _share_norms(model, config, stage)
+        _share_experts(model, stage)
     if place.first:
         for name in model.token_tables:
             table = cast(Embedding, model.get_submodule(name))
@@ -91,6 +93,14 @@ def _share_norms(part: Model, whole: ModelConfig, stage: Group) -> None:
             copies = stage.size * heads.num_kv_heads // whole.num_kv_heads
             heads.q_norm = SummedNorm(heads.q_norm, whole.q_width, 1, stage)
             heads.k_norm = SummedNorm(heads.k_norm, whole.kv_width, copies, stage)
+
+
+def _share_experts(part: Model, stage: Group) -> None:
+    """Add up the ranks' sums of their experts, together with the MLP next to them where that is possible."""
+    for layer in list(part.modules()):
+        if isinstance(experts := getattr(layer, "experts", None), Mixture):
+            layer.experts = SummedMixture(experts, stage)
+    meet_neighbors(part)
 
 
 @torch.no_grad()

@@ -5,15 +5,16 @@ The loader needs no change: it reads the rank's model from this source, as it re
 
 from collections.abc import Callable, Iterable, Iterator
 from itertools import groupby
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 
 from gradus.errors import ConfigError
-from gradus.models.config import ModelConfig, Shard
+from gradus.models.config import Experts, ModelConfig, Shard
 from gradus.models.heads import Heads
 from gradus.models.layers import Linear, MatrixId, Model
-from gradus.models.source import Shape
+from gradus.models.source import ByExpert, Shape
 from gradus.models.weights import CheckedSource, Piece, Prepared, plan
 from gradus.parallel.place import Place
 
@@ -25,16 +26,19 @@ class Slices:
     """The tensors of a checkpoint, cut for one rank.
 
     whole: the whole model, its parameters without memory (device "meta"). part: the rank's model, with the whole one's
-    modules `kept`, by id. source: the whole model's tensors, checked against it.
+    modules `kept`, by id. source: the whole model's tensors, checked against it. layout: as in
+    `gradus.models.weights.layout_of`.
     """
 
     def __init__(self, whole: Model, part: Model, kept: set[int], source: CheckedSource, shard: Shard) -> None:
-        self._source = source
+        self._source, self.layout = source, source.layout
         self._names: dict[str, str] = {}  # in the part → in the whole
         self._cuts: dict[str, Cut] = {}
         self._shapes: dict[str, Shape] = {}
-        mine = [(piece, number) for piece, number in _numbered(plan(whole)) if id(piece.module) in kept]
-        for here, (piece, number) in zip(plan(part), mine, strict=True):
+        numbered = _numbered(plan(whole, self.layout))
+        numbered = [each for each in numbered if id(each[0].module) in kept]
+        mine = [each for each in numbered if _held(whole.config, *each, shard)]
+        for here, (piece, number) in zip(plan(part, self.layout), mine, strict=True):
             name, there = here.stored.name, piece.stored.name
             cut = cut_of(whole, piece.module, piece.parameter, piece.shape[0], number, shard)
             self._names[name], self._cuts[name] = there, _in_the_file(piece, here, cut)
@@ -120,7 +124,37 @@ def _cut_in_layer(
     if role in ("attn_out", "down"):
         columns = _spread(own.heads, sizes.head_dim) if role == "attn_out" else own.features
         return _columns(columns) if parameter == "weight" else _all  # a bias is added once, after the sum
+    if role in ("experts_up", "experts_down"):
+        return _experts(config, matrix_id, rows, number, shard)
     return _all
+
+
+def _experts(config: ModelConfig, matrix_id: MatrixId, rows: int, number: int, shard: Shard) -> Cut:
+    """The rank's experts of a stack; a tensor of one expert is whole."""
+    experts = _experts_of(config, matrix_id)
+    each, parts = (experts.width, len(config.up_widths)) if matrix_id.role == "experts_up" else (config.hidden_size, 1)
+    if rows == each:
+        return _all
+    own, widths = _spread(_own(experts, shard), each), (experts.count * each,) * parts
+    return _rows(_places([own] * parts, widths, rows, number))
+
+
+def _own(experts: Experts, shard: Shard) -> range:
+    each = experts.count // shard.ranks
+    return range(shard.rank * each, (shard.rank + 1) * each)
+
+
+def _held(config: ModelConfig, piece: Piece, number: int, shard: Shard) -> bool:
+    """Whether the rank has a tensor at all: other ranks' experts may have tensors of their own."""
+    if not isinstance(piece.stored, ByExpert):
+        return True
+    experts = _experts_of(config, cast(Linear, piece.module).matrix_id)
+    return number % experts.count in _own(experts, shard)
+
+
+def _experts_of(config: ModelConfig, matrix_id: MatrixId) -> Experts:
+    assert matrix_id.layer is not None
+    return cast(Experts, config.experts_at(matrix_id.layer))
 
 
 def _numbered(pieces: Iterable[Piece]) -> Iterator[tuple[Piece, int]]:

@@ -118,7 +118,7 @@ class Mix:
             if pattern in there:
                 continue
             if not any(fnmatchcase(name, pattern) for name in names):
-                if any(fnmatchcase(name, pattern) for name in _floats_alone(config)):
+                if any(fnmatchcase(name, pattern) for name in floats_alone(config)):
                     raise ConfigError(
                         f"{self.setting} {self.label}: {pattern!r} is a router or a gate of experts, which stays in "
                         "floats: leave it out"
@@ -170,7 +170,7 @@ def matrix_ids(config: ModelConfig) -> Iterator[MatrixId]:
     yield MatrixId("head", None)
 
 
-def _floats_alone(config: ModelConfig) -> Iterator[str]:
+def floats_alone(config: ModelConfig) -> Iterator[str]:
     """Yield the names of matrices that are never quantized."""
     for layer in range(config.num_layers):
         if config.experts_at(layer) is not None:

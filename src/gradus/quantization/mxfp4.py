@@ -15,13 +15,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from gradus.errors import ConfigError
+from gradus.errors import CheckpointError, ConfigError
 from gradus.models.layers import MatrixId, parameter
 from gradus.quantization.linear import ASSIGNED, QuantizedLinear, product_in_pieces
 
 BLOCK, SIZE = 32, 17  # values and bytes
 BIAS = 127
 NOT_A_NUMBER = 255  # the exponent that stands for it
+LARGEST_STORED = 128  # exponent that the kernels can multiply by: see `kernels/quantized/mxfp4.py`
 TILE, PLANES, PLANE = 64, 4, 16
 VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 NIBBLE = 15
@@ -34,7 +35,7 @@ _LIMITS = [half if code % 2 == 0 else half * (1 - 2**-24) for code, half in enum
 
 class Mxfp4Linear(QuantizedLinear):
     """words: int16 [N, 16 T], T = ⌈K / 64⌉: word 16 t + c has in its nibble j column 64 t + 16 j + c. scales: uint8
-    [N, K / 32], the exponents. Raises ConfigError if rows are not whole blocks."""
+    [N, 2 T], the exponents; a tile's last half may be nothing. Raises ConfigError if rows are not whole blocks."""
 
     def __init__(
         self,
@@ -51,17 +52,20 @@ class Mxfp4Linear(QuantizedLinear):
 
     def allocate(self, dtype: torch.dtype, device: torch.device | str) -> None:
         rows = sum(self.out_features)
-        self.words = parameter((rows, -(-self.in_features // TILE) * PLANE), torch.int16, device)
-        self.scales = parameter((rows, self.in_features // BLOCK), torch.uint8, device)
+        tiles = -(-self.in_features // TILE)
+        self.words = parameter((rows, tiles * PLANE), torch.int16, device)
+        self.scales = parameter((rows, tiles * TILE // BLOCK), torch.uint8, device)
 
     def quantize(self, start: int, weight: Tensor) -> None:
         self.store(start, to_blocks(weight.unflatten(1, (-1, BLOCK)).flatten(0, 1)).view(len(weight), -1))
 
     def store(self, start: int, blocks: Tensor) -> None:
-        """Store rows of a file: uint8 [rows, 17 K / 32]."""
+        """Store rows of a file: uint8 [rows, 17 K / 32]. Raises CheckpointError for weights that no model has."""
         for some in blocks.split(max(1, ASSIGNED // self.in_features)):
             rows, here = slice(start, start + len(some)), some.to(self._device).unflatten(1, (-1, SIZE))
-            self.scales[rows] = here[..., 0]
+            if (here[..., 0] > LARGEST_STORED).any():
+                raise CheckpointError("mxfp4: weights beyond 12 have no form for a GPU's kernels: take another scheme")
+            self.scales[rows] = F.pad(here[..., 0], (0, self.scales.shape[1] - here.shape[1]))
             self.words[rows] = to_words(_codes(here[..., 1:]).flatten(1))
             start += len(some)
 
@@ -71,7 +75,8 @@ class Mxfp4Linear(QuantizedLinear):
     def wide_rows(self, first: int, end: int) -> Tensor:
         """Widen rows to float32 [end - first, K]."""
         codes = from_words(self.words[first:end])[:, : self.in_features]
-        return _wide(codes.unflatten(1, (-1, BLOCK)), self.scales[first:end]).flatten(1)
+        exponents = self.scales[first:end, : self.in_features // BLOCK]
+        return _wide(codes.unflatten(1, (-1, BLOCK)), exponents).flatten(1)
 
     def forward(self, x: Tensor) -> Tensor:
         out = product_in_pieces(x, self.wide_rows, sum(self.out_features))

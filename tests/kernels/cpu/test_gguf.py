@@ -36,6 +36,16 @@ def test_rows_are_widened_to_the_bit(kind):
         assert torch.equal(found, expected[3:].to(dtype))
 
 
+def test_every_power_of_two_is_widened_to_the_bit():
+    """Those too small for a float32 of full precision as well, and the one that is not a number."""
+    linear = GGUFLinear(MatrixId("down", 0), 32, (256,), False, format="mxfp4")
+    blocks = torch.from_numpy(random_blocks(gguf.GGMLQuantizationType.MXFP4, 256, 32))
+    blocks[:, 0] = torch.arange(256)
+    linear.store(0, blocks)
+    found = Widened(linear, torch.empty(256 * 32))(0, 256)
+    assert found[255].isnan().all() and torch.equal(found[:255], linear.dequantized()[:255])
+
+
 @pytest.mark.parametrize("rounds", [False, True])
 @pytest.mark.parametrize("threads", [1, 2])
 @torch.inference_mode()

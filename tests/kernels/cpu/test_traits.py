@@ -63,6 +63,7 @@ KINDS = {
     "int8": (Int8Linear, 3e-2),  # an activation may round to the other neighbor
     "q8_0": (partial(GGUFLinear, format="q8_0"), 1e-4),
     "q4_0": (partial(GGUFLinear, format="q4_0"), 2e-4),
+    "mxfp4": (partial(GGUFLinear, format="mxfp4"), 2e-4),
 }
 
 

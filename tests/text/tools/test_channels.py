@@ -220,7 +220,7 @@ def test_calls_and_results_go_back_as_the_template_writes_them():
 
 
 def test_a_call_of_the_template_is_read_as_the_model_would_write_it():
-    """The model copies what it is shown."""
+    """Models copy calls of their prompt."""
     text = GPT.render_chat(dialect().messages(HISTORY[:3]), add_generation_prompt=False)
     written = text[text.index("assistant to=") + len("assistant") :].split("<|call|>")[0]
     assert called(read(written)) == [("f", '{"text": "x"}')]
@@ -291,7 +291,7 @@ def test_headers_alone_need_masks_in_a_free_answer():
 
 
 def test_a_text_of_a_form_stands_in_the_final_channel():
-    """Reasoning before it is free, and calls may stand in its place."""
+    """Reasoning before it is free, and a call may replace it."""
     form = SamplingParams(structured=Structured(json_schema={"enum": ["Ulm"]}))
     alone = dialect().turn().constrain(form, prompt_of()).structured
     both = dialect().turn(STRICT).constrain(form, prompt_of()).structured

@@ -7,6 +7,10 @@ batching hardly helps it. Each kind takes as long as the slower of its two needs
     matrices    max(weights / bandwidth,  2 x weights x rows / rate)
     attention   max(keys and values / bandwidth,  4 x query width x visible positions / rate)
 
+Of a layer's experts, a step reads those that any of its rows chose, and multiplies each row by its own. Each expert is
+taken to be as likely as any other, and rows are taken to choose independently. Tokens of one text choose more alike,
+so a step may beat this floor.
+
 A step takes the sum. That is a floor: it leaves out activations, norms, sampling, every launch and all Python. What an
 engine takes beyond it is what this course is about. (Williams et al. 2009, "Roofline"; Pope et al. 2022 for decoders.)
 No torch here.
@@ -18,7 +22,13 @@ from dataclasses import dataclass
 from functools import cache
 from typing import NamedTuple
 
-from gradus.models.config import ModelConfig, matrix_parameters, parameter_count
+from gradus.models.config import (
+    ModelConfig,
+    active_parameters,
+    distinct_experts,
+    expert_parameters,
+    parameter_count,
+)
 
 
 class SpanShape(NamedTuple):
@@ -78,7 +88,8 @@ class Cost:
 
 
 def streamed_parameters(config: ModelConfig) -> int:
-    """Weights that every step reads whole. Tables that are looked up by row (embeddings) are not among them.
+    """Weights that a step reads whole, if it has so many rows that every expert is chosen. Tables that are looked up by
+    row (embeddings) are not among them.
 
     A tied output head is: it is the same matrix, but the logits need all of it.
     """
@@ -87,6 +98,15 @@ def streamed_parameters(config: ModelConfig) -> int:
         looked_up += config.context_length * config.hidden_size
     looked_up += config.vocab_size * config.num_layers * config.per_layer_width
     return parameter_count(config) - looked_up
+
+
+def unread_parameters(config: ModelConfig, rows: int) -> float:
+    """Weights of experts that none of `rows` rows chooses, as expected."""
+    unread = Counter(experts for experts in config.experts if experts is not None)
+    return sum(
+        layers * (experts.count - distinct_experts(experts, rows)) * expert_parameters(config, experts)
+        for experts, layers in unread.items()
+    )
 
 
 def step_cost(config: ModelConfig, spans: Iterable[SpanShape], widths: Widths) -> Cost:
@@ -101,9 +121,9 @@ def step_cost(config: ModelConfig, spans: Iterable[SpanShape], widths: Widths) -
             moved += layers * 2 * kind.kv_width * (positions_read(span, kind.window) + written)  # keys and values
             visible += layers * kind.q_width * positions_visible(span, kind.window)
     head = config.vocab_size * config.hidden_size
-    matrices = matrix_parameters(config)
+    matrices, read = active_parameters(config), streamed_parameters(config) - unread_parameters(config, rows)
     return Cost(
-        weight_bytes=streamed_parameters(config) * widths.weight + 4.0 * logits * config.vocab_size,
+        weight_bytes=read * widths.weight + 4.0 * logits * config.vocab_size,
         kv_bytes=moved * widths.kv,
         matrix_flops=2.0 * (rows * matrices + logits * head),
         attention_flops=4.0 * visible,

@@ -31,12 +31,14 @@ def command(name: str) -> str:
     return f"python {script}.py --out {script}.json"
 
 
-LESSONS = ("masks", "masks-steps", "serving-lesson", "parallel-lesson")
+EXPERTS = ("experts-lesson-choices", "experts-lesson-times", "experts-lesson-quality")
+"""Blocks of one page, from one file."""
+LESSONS = ("masks", "masks-steps", "serving-lesson", "parallel-lesson", *EXPERTS)
 """Scripts with files in `benchmarks/lessons`."""
 
 
 def _stem(name: str) -> str:
-    stem = name.replace("-", "_")
+    stem = "experts_lesson" if name in EXPERTS else name.replace("-", "_")
     return f"lessons/{stem}" if name in LESSONS else stem
 
 
@@ -113,6 +115,47 @@ def _parallel_lesson(found: dict[str, Any], samples: str) -> list[Part]:
     ]
 
 
+def _experts_choices(found: dict[str, Any], samples: str) -> list[Part]:
+    """Experts that real text reads, by p14's router and the number of users."""
+    counts = [2, 4, 16, 64]
+    places = [found["users"].index(count) for count in counts]
+    header = ["router", *(f"{count} users" for count in counts), "16 neighbors in one text", "fullest expert"]
+    rows = [["predicted", *(f"{found['predicted'][place]:.1f}" for place in places), "", "1.0 ×"]]
+    for name, row in found["choices"].items():
+        read = [f"{row['users'][place]:.1f}" for place in places]
+        rows.append([name, *read, f"{row['neighbors'][found['users'].index(16)]:.1f}", f"{row['fullest'][0]:.1f} ×"])
+    return [
+        f"Experts that are read, of {found['experts']}, {found['chosen']} for each token: {found['model']}, a lesson of "
+        f"this course, averages over three layers. Fullest: its load as a multiple of the average. {samples}",
+        (header, rows),
+    ]
+
+
+def _experts_times(found: dict[str, Any], samples: str) -> list[Part]:
+    """The time of one layer's experts by rows: as a loop, and padded."""
+    header = ["rows", "experts read", "loop, ms", "padded, ms", "rows that are padding"]
+    rows = []
+    for row in found["times"]:
+        read, padding = median(row["read"]), percent(median(row["padding"]))
+        rows.append([str(row["rows"]), f"{read:.0f}", *(shown(median(row[way])) for way in ("loop", "padded")), padding])
+    return [
+        f"**{found['hardware']['processor']}**, {found['hardware']['cores']} cores, one layer of 32 experts of 512 "
+        f"features, 8 for each row of 1,024 values, in float32. Medians of {len(found['times'][0]['loop'])} runs. "
+        f"{samples}",
+        (header, rows),
+    ]
+
+
+def _experts_quality(found: dict[str, Any], samples: str) -> list[Part]:
+    """The loss of taking some of a dense model's slices, by how they are chosen."""
+    header = ["slices taken", "always the first: same best token", "perplexity", "fitted: same best token", "perplexity"]
+    rows = []
+    for row in found["quality"]:
+        pairs = [(percent(row[name]["same"]), f"{row[name]['perplexity']:,.1f}") for name in ("first", "fitted")]
+        rows.append([f"{row['chosen']} of {found['experts']}", *(each for pair in pairs for each in pair)])
+    return [f"{found['model']}, judged on a lesson of this course. {samples}", (header, rows)]
+
+
 def _took(note: dict[str, Any]) -> float:
     return float(note["until"] - note["at"])
 
@@ -122,5 +165,8 @@ SCRIPTS: dict[str, Callable[[dict[str, Any], str], list[Part]]] = {
     "masks-steps": _masked_steps,
     "serving-lesson": _serving_lesson,
     "parallel-lesson": _parallel_lesson,
+    "experts-lesson-choices": _experts_choices,
+    "experts-lesson-times": _experts_times,
+    "experts-lesson-quality": _experts_quality,
     "agents": agent_tables,
 }

@@ -1,4 +1,4 @@
-"""`gradus museum`: ten faults of real serving engines to find and repair."""
+"""`gradus museum`: eleven faults of real serving engines to find and repair."""
 
 from textwrap import fill, indent
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -31,7 +31,7 @@ def museum(
 
     Examples:
 
-      gradus museum                 # the ten symptoms
+      gradus museum                 # the eleven symptoms
       gradus museum 3
       gradus museum 3 --check
       gradus museum 3 --hint 1

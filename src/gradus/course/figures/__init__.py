@@ -11,6 +11,7 @@ Read in this order:
     structured/                            p11
     parallel/                              p12
     serving/                               p13
+    experts/                               p14
     every.py                               all of them, by file
     __main__.py                            `python -m gradus.course.figures` draws them
 """

@@ -22,6 +22,7 @@ from gradus.course.figures import (
     speculation,
     timeline,
 )
+from gradus.course.figures.experts import batches, sorting
 from gradus.course.figures.parallel import cuts, pipeline, ranks, roofline
 from gradus.course.figures.serving import blocked, sides, streams, way
 from gradus.course.figures.structured import automaton, launches, masks
@@ -79,6 +80,8 @@ FIGURES = [
     Figure("phases/p13_serving/figures/way.svg", way.way),
     Figure("phases/p13_serving/figures/blocked.svg", blocked.blocked),
     Figure("phases/p13_serving/figures/streams.svg", streams.streams),
+    Figure("phases/p14_experts/figures/sorted.svg", sorting.sorting),
+    Figure("phases/p14_experts/figures/distinct.svg", batches.distinct),
     Figure("docs/figures/architecture.svg", architecture.way),
     Figure("docs/figures/three_chats.svg", scene.three_chats),
 ]

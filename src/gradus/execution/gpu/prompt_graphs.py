@@ -24,7 +24,7 @@ from gradus.execution.gpu.capturing import Captured, Recorder, replay_ms, ways
 from gradus.execution.gpu.warm_up import crowds, padding_batch
 from gradus.kernels.core.overlap import early_launches
 from gradus.models import Model
-from gradus.models.config import ModelConfig, matrix_parameters
+from gradus.models.config import ModelConfig, active_parameters
 
 SIZES = (
     16, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, MOST_PADDED,
@@ -37,7 +37,7 @@ LOOKS = 3  # measurements before that is believed: one hiccup would cost all lar
 def prompt_sizes(config: ModelConfig, budget: int | None) -> Sequence[int]:
     """List the sizes that steps of up to `budget` rows can be padded to and that a GPU may finish before its host."""
     most = len(SIZES) if budget is None else 1 + bisect_left(SIZES, budget)
-    flop = 2 * matrix_parameters(config)  # per row
+    flop = 2 * active_parameters(config)  # per row
     return [size for size in SIZES[:most] if size * flop <= MOST_FLOP]
 
 

@@ -40,6 +40,8 @@ def warm_up(
     padding = attention.padding
     attention.update_tables([(padding, TableChange(0, ((0,),) * len(attention.tables)))])
     tallest = max(tiles.launches[-1].rows for tiles in attention.tiles)
+    if any(model.config.experts):  # which launches they take depends on rows per expert, up to the longest prompt
+        tallest = most
     for counts in steps(tallest, most, crowd):
         batch = padding_batch(counts, padding, model.device)
         attention.prepare(batch)
@@ -54,7 +56,7 @@ def warm_up(
 def steps(largest: int, most: int, crowd: int) -> Iterator[list[int]]:
     """Yield each step's number of new tokens per span.
 
-    largest: rows of the tallest tile; no tile has more tokens than rows.
+    largest: up to here each power of two is a kind of its own. No tile has more tokens than rows.
     """
     lengths = {1 << power for power in range(1, largest.bit_length())} | {2 * largest, most}
     yield from ([length] for length in sorted(lengths) if length <= most)

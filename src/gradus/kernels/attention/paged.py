@@ -134,11 +134,7 @@ def _attend(
     keys, values, table = keys + head * HEAD_DIM, values + head * HEAD_DIM, tables + slot.to(tl.int64) * table_stride
     if key_scales is not None:
         key_scales, value_scales = key_scales + head * PAGE, value_scales + head * PAGE
-    seen = tl.zeros([ROWS, WIDTH], tl.float32)
-    total, peak = tl.zeros([ROWS], tl.float32), tl.full([ROWS], float("-inf"), tl.float32)
-    if sinks is not None:  # a key without a value, which the first split takes in before all others
-        sink = tl.load(sinks + head * GROUP + row % GROUP) * LOG2_E
-        total, peak = tl.where(split == 0, 1.0, total), tl.where(split == 0, sink, peak)
+    seen, total, peak = _begun(sinks, head, split, GROUP, ROWS, WIDTH)
     if NEW:
         queries, key, key_partner, value, last, page = new_tokens(
             q + first.to(tl.int64) * q_stride, q_stride, rotary, growth, q_gain, table, position, tokens, split, splits,
@@ -171,6 +167,17 @@ def _attend(
         partial, split, splits, head, tokens, token, there, head_d,
         GROUP, HEADS, HEAD_DIM, ROWS, WIDTH, TAKEN, SPLITS,
     )  # fmt: skip
+
+
+@triton.jit
+def _begun(sinks: tensor, head: int, split: tensor, GROUP: constexpr, ROWS: constexpr, WIDTH: constexpr) -> tensor:
+    """Begin a tile's softmax: with nothing, or, in its first split, with the sinks. They are keys without values."""
+    seen = tl.zeros([ROWS, WIDTH], tl.float32)
+    total, peak = tl.zeros([ROWS], tl.float32), tl.full([ROWS], float("-inf"), tl.float32)
+    if sinks is not None:
+        sink = tl.load(sinks + head * GROUP + tl.arange(0, ROWS) % GROUP) * LOG2_E
+        total, peak = tl.where(split == 0, 1.0, total), tl.where(split == 0, sink, peak)
+    return seen, total, peak
 
 
 @triton.jit

@@ -14,13 +14,12 @@ from gradus.quantization.gguf import FORMATS, GGUFLinear
 from gradus.quantization.int4 import Int4Linear
 from gradus.quantization.int8 import Int8Linear
 from gradus.quantization.parts import SideBySide
-from gradus.quantization.schemes import MXFP4
 
 FLOAT32, BFLOAT16, INT8, INT4, INT4_HALF, BLOCKS = range(6)
 """How a matrix is stored. INT4 has scales and offsets in bfloat16, INT4_HALF in float16. From BLOCKS on: GGUF's
 formats, in the order of NAMES."""
 
-NAMES = tuple(name for name in FORMATS if name != MXFP4)
+NAMES = tuple(FORMATS)
 KINDS = {FLOAT32: "float32", BFLOAT16: "bfloat16", INT8: "int8", INT4: "int4", INT4_HALF: "int4"} | {
     BLOCKS + number: name for number, name in enumerate(NAMES)
 }
@@ -95,7 +94,7 @@ class Matrices:
             rounds = int(linear.rounds)
             values, scales, group, pairs = linear.words, self.address(linear.pairs), linear.group, linear.pairs.shape[1]
             order = 0 if linear.order is None else self.address(linear.order)
-        elif type(linear) is GGUFLinear and linear.format.name in NAMES:
+        elif type(linear) is GGUFLinear:
             kind, values = BLOCKS + NAMES.index(linear.format.name), linear.blocks
             stride, blocks, rounds = linear.blocks.shape[1], width // linear.format.values, int(linear.rounds)
         else:

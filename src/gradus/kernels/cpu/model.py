@@ -43,7 +43,7 @@ from gradus.kernels.cpu.experts.choice import MIXTURE, make_room
 from gradus.kernels.cpu.experts.prompt import PROMPT_ROWS, MixedPrompts, lend
 from gradus.kernels.cpu.gguf.product import Widened
 from gradus.kernels.cpu.int4.panel import Panels
-from gradus.kernels.cpu.matrix import KINDS, NAMES, Matrices, Unsupported
+from gradus.kernels.cpu.matrix import KINDS, Matrices, Unsupported
 from gradus.kernels.cpu.outer import SQUARE
 from gradus.kernels.cpu.team import WORDS, Team
 from gradus.kernels.cpu.vectors import LANES
@@ -201,7 +201,9 @@ class Stages:
         halves = 1 + isinstance(then, Gated)
         columns = sum(sum(each.out_features) for each in linears) // (halves * stacked)
         size = sum(each.nbytes for each in linear.parameters())
-        chunk = self._chunk(columns, size) if stacked == 1 else _columns_of(columns, -(-size // (stacked * CHUNK_BYTES)))
+        chunk = (
+            self._chunk(columns, size) if stacked == 1 else _columns_of(columns, -(-size // (stacked * CHUNK_BYTES)))
+        )
         fields |= {"matrix": matrix, "parts": parts, "alike": self.matrices.alike(matrix, parts)}
         fields |= {"columns": columns, "halves": halves, "chunk": chunk}
         self._add(kind, layer, norm, **fields, activation=0 if then is None else ACTIVATIONS[then.name])
@@ -395,7 +397,7 @@ def _add_panels(model: Model) -> None:
             part.use_lanes()  # those that torch alone multiplies are as they were loaded
             part.panels = Panels(part, room)
             next(iter(part.panels))
-        elif isinstance(part, GGUFLinear) and part.format.name in NAMES:
+        elif isinstance(part, GGUFLinear):
             part.widen = Widened(part, room)
             part.widen(0, 1)
 

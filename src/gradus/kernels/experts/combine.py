@@ -22,7 +22,7 @@ BLOCK = 512  # columns per program: few rows are enough to fill the GPU
 @triton.jit
 def combine_kernel(
     pairs_ptr: tensor, weights_ptr: tensor, residual_ptr: tensor, out_ptr: tensor,
-    D: constexpr, CHOSEN: constexpr, BLOCK: constexpr, PDL: constexpr,
+    D: constexpr, CHOSEN: constexpr, BLOCK: constexpr, PARTIAL: constexpr, PDL: constexpr,
 ) -> None:  # fmt: skip
     """Row program_id(0), columns from program_id(1) * BLOCK on. residual: None, or added."""
     let_next_start(PDL)
@@ -34,19 +34,24 @@ def combine_kernel(
     mixed = tl.zeros((BLOCK,), tl.float32)
     for place in tl.static_range(CHOSEN):
         pair = row * CHOSEN + place
-        weight = tl.load(weights_ptr + pair)
-        mixed += weight * tl.load(pairs_ptr + pair * D + column, mask=inside, other=0.0).to(tl.float32)
+        weight, there = tl.load(weights_ptr + pair), inside
+        if PARTIAL:
+            there = inside & (tl.zeros((BLOCK,), tl.float32) + weight != 0)
+        mixed += weight * tl.load(pairs_ptr + pair * D + column, mask=there, other=0.0).to(tl.float32)
     tl.store(out_ptr + row * D + column, (total + mixed).to(out_ptr.dtype.element_ty), mask=inside)
 
 
-def combine(pairs: Tensor, weights: Tensor, residual: Tensor | None = None) -> Tensor:
-    """pairs: [N k, D]; weights: float32 [N, k]. Returns [N, D], or the residual, which takes the sum in place."""
+def combine(pairs: Tensor, weights: Tensor, residual: Tensor | None = None, *, partial: bool = False) -> Tensor:
+    """pairs: [N k, D]; weights: float32 [N, k]. Returns [N, D], or the residual, which takes the sum in place.
+
+    partial: pairs of weight 0 have not been computed, and hold anything.
+    """
     (rows, chosen), hidden, early = weights.shape, pairs.shape[1], starts_early()
     assert len(pairs) == rows * chosen and pairs.is_contiguous() and weights.is_contiguous()
     out = torch.empty(rows, hidden, dtype=pairs.dtype, device=pairs.device) if residual is None else residual
     assert out.is_contiguous() and out.shape == (rows, hidden)
     if rows:
         combine_kernel[(rows, triton.cdiv(hidden, BLOCK))](
-            pairs, weights, residual, out, hidden, chosen, BLOCK, early, num_warps=4, launch_pdl=early
+            pairs, weights, residual, out, hidden, chosen, BLOCK, partial, early, num_warps=4, launch_pdl=early
         )
     return out

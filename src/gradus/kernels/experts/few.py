@@ -49,7 +49,7 @@ def few_experts_kernel(
         expert = tl.load(chosen_ptr + number)
     first, pair = pairs_of_expert(chosen_ptr, expert, M, CHOSEN, PLACES, ROWS)
     mine = pair >= 0
-    if first == (number if not BY_EXPERT else first) and first < M * CHOSEN:
+    if first == (number if not BY_EXPERT else first) and first < M * CHOSEN and expert < E:
         n, k = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_K)
         row = pair if BY_PAIR else tl.arange(0, ROWS)
         at = expert.to(tl.int64) * N
@@ -97,7 +97,8 @@ def up_few(
     bias: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """activation(x weightᵀ + bias) of each row's chosen experts. x: [N, D], N up to MOST_FEW; chosen: int32 [N, k], no
-    expert twice in a row; weight: [2 E F, D], or [E F, D] without a gate. Returns features [N k, F].
+    expert twice in a row, and a number from `experts` on is nobody's here; weight: [2 E F, D], or [E F, D] without a
+    gate. Returns features [N k, F], undefined for pairs that are nobody's.
     """
     gated = isinstance(activation, Gated)
     outputs = weight.shape[0] // (experts * (2 if gated else 1))

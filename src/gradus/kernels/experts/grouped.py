@@ -28,8 +28,8 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from gradus.device.capability import multiprocessors
 from gradus.kernels.core.overlap import let_next_start, prefetch, starts_early, wait_for_previous
 from gradus.kernels.experts.dispatch import Dispatch, tile_at
-from gradus.kernels.experts.grouped_launch import AnyLaunch, HopperGroupedLaunch
-from gradus.kernels.experts.grouped_tables import Use, choose_launch, hopper_grouped
+from gradus.kernels.experts.grouped_launch import AnyLaunch, HopperGroupedLaunch, HopperLaunch
+from gradus.kernels.experts.grouped_tables import Use, choose_launch, hopper_grouped, hopper_streamed
 from gradus.kernels.rows.activation import activate, activate_gated
 
 CACHE_LINE = constexpr(128)  # bytes
@@ -154,9 +154,10 @@ def _multiply(
     if launch is None:
         launch = choose_launch(use, pairs, plan.experts, n, k, x.dtype, more["GATED"], x.device)
     out = torch.empty(pairs, n, dtype=x.dtype, device=x.device)
-    if isinstance(launch, HopperGroupedLaunch):
-        assert hopper_grouped is not None and more["GATED"] == (use == "up")
-        hopper_grouped(x, weight, bias, out, plan, multiprocessors(x.device), launch, more["ACTIVATION"])
+    if isinstance(launch, HopperLaunch):
+        kernel = hopper_grouped if isinstance(launch, HopperGroupedLaunch) else hopper_streamed
+        assert kernel is not None and more["GATED"] == (use == "up")
+        kernel(x, weight, bias, out, plan, multiprocessors(x.device), launch, more["ACTIVATION"])
         return out
     early = launch.early and starts_early()
     described = None

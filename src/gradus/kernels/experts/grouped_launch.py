@@ -39,5 +39,14 @@ class HopperGroupedLaunch(NamedTuple):
     stages: int
 
 
+class HopperStreamedLaunch(NamedTuple):
+    """tokens: rows of one expert in a tile of `hopper_streamed`. stages: tiles in shared memory."""
+
+    tokens: int
+    stages: int
+
+
 KINDS["hopper grouped"] = HopperGroupedLaunch
-AnyLaunch = GroupedLaunch | HopperGroupedLaunch
+KINDS["hopper streamed"] = HopperStreamedLaunch
+HopperLaunch = HopperGroupedLaunch | HopperStreamedLaunch
+AnyLaunch = GroupedLaunch | HopperLaunch

@@ -16,12 +16,13 @@ import torch
 from gradus.device.capability import Capability, capability
 from gradus.kernels.core import tuning
 from gradus.kernels.core.gluon import in_gluon
-from gradus.kernels.experts.grouped_launch import DEEP, AnyLaunch, GroupedLaunch, HopperGroupedLaunch
+from gradus.kernels.experts.grouped_launch import DEEP, AnyLaunch, GroupedLaunch, HopperLaunch
 
 Use = Literal["up", "down"]
 USES: tuple[Use, ...] = ("up", "down")
 MOST_TOKENS = 128  # of a tile
-hopper_grouped = in_gluon("experts.hopper_grouped", "hopper_grouped")
+hopper_grouped = in_gluon("experts.hopper.grouped", "hopper_grouped")
+hopper_streamed = in_gluon("experts.hopper.streamed", "hopper_streamed")
 
 
 class MeasuredGroups(tuning.Measured):
@@ -44,17 +45,16 @@ def choose_launch(
     rows, able, item = -(-pairs // experts), capability(device), dtype.itemsize
     table = table_of(device) if item == 2 else None
     launch = None if table is None else table.choose(use, rows, n, k)
-    if isinstance(launch, HopperGroupedLaunch):
-        if suits_hopper(able, k, item) and gated == (use == "up") and hopper_grouped is not None:
-            return launch
-        launch = None
-    launch = unmeasured(rows, item) if launch is None else launch
+    if isinstance(launch, HopperLaunch) and suits_hopper(able, k, item) and gated == (use == "up"):
+        return launch
+    if not isinstance(launch, GroupedLaunch):
+        launch = unmeasured(rows, item)
     return fitted(launch, able, gated=gated, item=item)._replace(copied=launch.copied and copies(able, k, item))
 
 
 def suits_hopper(able: Capability, k: int, item: int) -> bool:
-    """Whether `hopper_grouped` multiplies rows of k values of `item` bytes."""
-    return able == (9, 0) and item == 2 and k % DEEP == 0
+    """Whether kernels for Hopper are there, and multiply rows of k values of `item` bytes."""
+    return able == (9, 0) and item == 2 and k % DEEP == 0 and hopper_grouped is not None and hopper_streamed is not None
 
 
 @cache
@@ -88,4 +88,4 @@ def fitted(launch: GroupedLaunch, able: Capability, *, gated: bool, item: int) -
     return launch
 
 
-ROOM = 2048  # bytes of shared memory that a kernel needs beside its tiles
+ROOM = 2048  # bytes of shared memory that a kernel needs in addition to its tiles

@@ -2,7 +2,7 @@
 
 One row, or two, take three launches: the router's product, and two of `kernels/experts/pairs.py`, with the norm, the
 choice and the residual sum inside. More take one each for the norm, the choice and the sum; many, one more to sort
-them by expert.
+them by expert. So do experts in fewer bits (`kernels/experts/packed.py`).
 """
 
 from typing import cast
@@ -14,19 +14,46 @@ from gradus.kernels.experts.combine import combine
 from gradus.kernels.experts.dispatch import dispatch
 from gradus.kernels.experts.few import down_few, up_few
 from gradus.kernels.experts.grouped import down_product, up_product
-from gradus.kernels.experts.launches import FewLaunch, MixtureLaunch, PairLaunch, launch_of
+from gradus.kernels.experts.launches import MOST_FEW, FewLaunch, MixtureLaunch, PairLaunch, launch_of
+from gradus.kernels.experts.packed import Rows, packed_down, packed_up
+from gradus.kernels.experts.packed_tiles import Form, form_of
 from gradus.kernels.experts.pairs import down_pairs, up_pairs
 from gradus.kernels.experts.routing import Routed, route
 from gradus.kernels.linear.epilogue import NORM_WITHIN, Norm
 from gradus.models.experts import Mixture
 from gradus.models.layers import Gated, Linear, RMSNorm
+from gradus.quantization.linear import QuantizedLinear
 
 
 @twin_of(Mixture)
 def twin_of_mixture(part: Mixture) -> "FusedMixture | None":
-    """None for experts that are kept in another form than their floats."""
-    plain = type(part.up) is Linear and type(part.down) is Linear
-    return FusedMixture(part) if plain and is_known(part.norm) and is_known(part.router.norm) else None
+    """None for experts, or norms before them, that no kernel computes: `fused` refuses these."""
+    if not (is_known(part.norm) and is_known(part.router.norm)):
+        return None
+    if is_plain(part):
+        return FusedMixture(part)
+    return PackedMixture(part) if _has_form(part.up) and _has_form(part.down) else None
+
+
+def is_plain(part: Mixture) -> bool:
+    """Whether its experts are kept as floats."""
+    return type(part.up) is Linear and type(part.down) is Linear
+
+
+def _has_form(part: Linear) -> bool:
+    """Whether it is one stack: with an order of columns, or a scheme, of its own for each expert or half it is not."""
+    return type(part) is Linear or (isinstance(part, QuantizedLinear) and getattr(part, "order", None) is None)
+
+
+def without_kernel(part: Mixture) -> str:
+    """Why a mixture has no twin."""
+    where = f"layer {part.up.matrix_id.layer}: no kernel multiplies by"
+    if not (_has_form(part.up) and _has_form(part.down)):
+        return (
+            f"{where} experts whose columns have orders of their own, or whose gates and features have different "
+            "schemes: quantize them alike and without act-order"
+        )
+    return f"{where} experts behind a norm that it does not know: leave the kernels out (--switch-off kernels graphs)"
 
 
 class FusedMixture(Twin, Mixture):
@@ -76,13 +103,34 @@ class FusedMixture(Twin, Mixture):
 
     def _few(self, rows: Tensor, chosen: Tensor, launch: MixtureLaunch) -> Tensor:
         """Each row's chosen experts' results, [N k, D]."""
-        (up, down), experts = launch, self.experts.count
+        (up, down), experts = launch, len(self.experts.own)
         assert isinstance(up, FewLaunch) and isinstance(down, FewLaunch)
         features = up_few(rows, self.up.weight, chosen, experts, self.activation, up, self.up.bias)
         return down_few(features, self.down.weight, chosen, experts, down, self.down.bias)
 
     def _many(self, rows: Tensor, chosen: Tensor) -> Tensor:
-        plan, gate = dispatch(chosen, self.experts.count), self.activation
+        plan, gate = dispatch(chosen, len(self.experts.own)), self.activation
         gated = isinstance(gate, Gated)
         features = up_product(rows, self.up.weight, plan, gate.name, gated=gated, bias=self.up.bias)
         return down_product(features, self.down.weight, plan, bias=self.down.bias)
+
+
+class PackedMixture(FusedMixture):
+    """Experts in fewer bits, or some: their router, norms and sum are those of any."""
+
+    def _sum(self, x: Tensor, norm: nn.Module | None, residual: Tensor | None) -> Tensor:
+        norm = norm if self.norm is None else self.norm
+        rows = x if norm is None else norm.forward(x)
+        if not len(rows):
+            return x if residual is None else residual
+        chosen, weights = route(self._routed(x, rows, None))
+        experts, many = self.experts.count, len(rows) > MOST_FEW
+        taken = Rows(chosen, experts, dispatch(chosen, experts) if many else None)
+        gate, gated = self.activation, isinstance(self.activation, Gated)
+        features = packed_up(rows, form_of_part(self.up), taken, gate.name, gated=gated, bias=self.up.bias)
+        return combine(packed_down(features, form_of_part(self.down), taken, bias=self.down.bias), weights, residual)
+
+
+def form_of_part(part: Linear) -> Form:
+    """The form of a twin's weights."""
+    return form_of(getattr(part, "weights", None) or part.weight)

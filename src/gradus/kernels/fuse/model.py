@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from gradus.errors import ConfigError
 from gradus.kernels.core.overlap import early_launches
 from gradus.kernels.core.view import Twin, is_known, twin_of, view
-from gradus.kernels.fuse import experts, quantized  # noqa: F401  # these name twins, too
+from gradus.kernels.fuse import experts, quantized  # these name twins, too
 from gradus.kernels.linear.dispatch import choose_fused, fused_linear, linear
 from gradus.kernels.linear.epilogue import NORM_WITHIN, Norm
 from gradus.kernels.linear.launch_tables import FusedLaunch
@@ -32,6 +32,7 @@ from gradus.kernels.rows.norm import add_layer_norm, add_normalized, add_rms_nor
 from gradus.kernels.rows.passage import Passage
 from gradus.kernels.rows.rope_store import rope_store, turned_queries
 from gradus.models.attention import Attention
+from gradus.models.experts import Mixture
 from gradus.models.heads import Heads
 from gradus.models.layers import Activation, Clamped, Gated, Linear, Model, RMSNorm
 from gradus.models.rope import RotaryTable, Rotation
@@ -42,13 +43,16 @@ ALIGNED_ROWS = 8  # 16-bit values in 16 bytes
 def fused(model: Model) -> Model:
     """The view, for a model on a CUDA GPU. Its attention backend must be a `PagesAttention`.
 
-    Raises ConfigError for heads, or a rotary table, that compute in a way of their own.
+    Raises ConfigError for heads, or a rotary table, that compute in a way of their own, and for experts without a
+    kernel: what torch does for them cannot be captured in a CUDA graph.
     """
     seen = cast(Model, view(model))
     for part in seen.modules():
         if isinstance(part, Heads | RotaryTable) and not isinstance(part, Twin):
             name = type(part).__name__
             raise ConfigError(f"the kernels do not know what {name} computes: leave them out (--switch-off kernels)")
+        if isinstance(part, Mixture) and not isinstance(part, Twin):
+            raise ConfigError(experts.without_kernel(part))
     quantized.hand_gates_over(seen)
     return seen
 

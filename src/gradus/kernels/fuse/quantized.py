@@ -20,7 +20,7 @@ from gradus.kernels.core.gluon import in_gluon
 from gradus.kernels.core.overlap import early_launches, starts_early
 from gradus.kernels.core.view import Twin, is_known, twin_of, view
 from gradus.kernels.linear.epilogue import Norm
-from gradus.kernels.quantized import gguf
+from gradus.kernels.quantized import gguf, mxfp4
 from gradus.kernels.quantized.eight_bits import EightBitWeights, eight_bit_product, library_product
 from gradus.kernels.quantized.hopper_launch import is_aligned, launch_for
 from gradus.kernels.quantized.int4 import Int4Weights, int4_product
@@ -30,13 +30,15 @@ from gradus.kernels.quantized.tile import Around, TileLaunch, result
 from gradus.kernels.quantized.tile_tables import Scheme, choose_tile
 from gradus.kernels.rows.activation import activation as activate_rows
 from gradus.kernels.rows.activation import gated_activation
-from gradus.models.layers import Activation, Embedding, Gated, Model, RMSNorm
+from gradus.models.layers import Activation, Embedding, Gated, Linear, Model, RMSNorm
 from gradus.models.parts import Undescribed, parts_of
 from gradus.quantization.fp8 import BLOCK, E4M3, Fp8BlockLinear, Fp8Linear
 from gradus.quantization.gguf import GGUFLinear
 from gradus.quantization.int4 import Int4Linear
 from gradus.quantization.int8 import Int8Linear
 from gradus.quantization.linear import QuantizedLinear
+from gradus.quantization.mix import EXPERTS
+from gradus.quantization.mxfp4 import Mxfp4Linear
 
 if TYPE_CHECKING:
     from gradus.kernels.quantized.hopper_product import HopperProducts
@@ -53,6 +55,9 @@ class FusedQuantized(Twin, QuantizedLinear):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.run(x.shape[0], x, None)
+
+    def part(self, first: int, end: int) -> Linear:
+        raise AssertionError("kernels multiply by all experts of a stack at once")
 
     def after(self, norm: RMSNorm | nn.LayerNorm | None, x: Tensor, then: Activation | None = None) -> Tensor:
         if not (is_known(norm) and is_known(then)):
@@ -116,7 +121,7 @@ class FusedQuantized(Twin, QuantizedLinear):
 class FusedPacked(FusedQuantized):
     """A matrix that is unpacked on its way to the product, or before it, in pieces. Subclass: `weights`, `by_tiles`."""
 
-    weights: Int4Weights | gguf.Blocks
+    weights: Int4Weights | mxfp4.Mxfp4Weights | gguf.Blocks
 
     def by_library(self, x: Tensor, dtype: torch.dtype, **around: Unpack[Around]) -> Tensor:
         return product_in_pieces(x, self.weights, **around)
@@ -141,6 +146,24 @@ class FusedInt4(FusedPacked, Int4Linear):
 
     def by_tiles(self, x: Tensor, dtype: torch.dtype, launch: TileLaunch, **around: Unpack[Around]) -> Tensor:
         return int4_product(x, self.weights, launch, **around)
+
+
+@twin_of(Mxfp4Linear)
+class FusedMxfp4(FusedPacked, Mxfp4Linear):
+    weights: mxfp4.Mxfp4Weights
+
+    def __init__(self, part: Mxfp4Linear) -> None:
+        super().__init__(part)
+        self.weights = mxfp4.Mxfp4Weights(part.words, part.scales)
+
+    def launch(self, m: int, dtype: torch.dtype, device: torch.device, gated: bool = False) -> TileLaunch | None:
+        if m > (mxfp4.MOST_ROWS if dtype.itemsize == 2 else 16):
+            return None
+        outputs = sum(self.out_features) // (2 if gated else 1)
+        return mxfp4.launch_for(m, outputs, self.in_features, multiprocessors(device))
+
+    def by_tiles(self, x: Tensor, dtype: torch.dtype, launch: TileLaunch, **around: Unpack[Around]) -> Tensor:
+        return mxfp4.mxfp4_product(x, self.weights, launch, **around)
 
 
 @twin_of(GGUFLinear)
@@ -281,7 +304,9 @@ def scratch_bytes(model: Model, rows: int, sampled: int, dtype: torch.dtype, dev
     """
     most = 0
     for part in model.modules():
-        if isinstance(part, QuantizedLinear) and isinstance(twin := view(part), FusedQuantized):
+        if not isinstance(part, QuantizedLinear) or part.matrix_id.role in EXPERTS:
+            continue  # experts are unpacked in registers, however many rows there are
+        if isinstance(twin := view(part), FusedQuantized):
             here = sampled if twin.matrix_id.role == "head" else rows
             most = max(most, *(twin.scratch_bytes(min(count, here), dtype, device) for count in (FUSED_ROWS, here)))
     return most

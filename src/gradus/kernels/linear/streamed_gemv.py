@@ -96,9 +96,9 @@ def streamed_gemv_kernel(
     output += first
     bias = vector(bias_ptr, output, inside)
     up_bias = vector(bias_ptr, N + output, inside) if MATRICES == 2 else bias
-    gain = _row(gain_ptr, K, ROW_WARPS, COLUMN_WARPS, PARTS * STEPS) if gain_ptr is not None else ()
+    gain = row_in_parts(gain_ptr, K, ROW_WARPS, COLUMN_WARPS, PARTS * STEPS) if gain_ptr is not None else ()
     wait_for_previous(PDL)  # weights are on their way; x and the residual are the previous kernel's
-    x = _row(x_ptr, K, ROW_WARPS, COLUMN_WARPS, PARTS * STEPS)
+    x = row_in_parts(x_ptr, K, ROW_WARPS, COLUMN_WARPS, PARTS * STEPS)
     onto = vector(residual_ptr, output, inside)
     squares = gl.allocate_shared_memory(gl.float32, [COLUMN_WARPS], one_by_one(1))
     if gain_ptr is not None:
@@ -177,7 +177,7 @@ def _multiply(
 
 
 @gluon.jit
-def _row(pointer: tensor, K: constexpr, ROW_WARPS: constexpr, COLUMN_WARPS: constexpr, COUNT: constexpr) -> tensor:
+def row_in_parts(pointer: tensor, K: constexpr, ROW_WARPS: constexpr, COLUMN_WARPS: constexpr, COUNT: constexpr) -> tensor:
     """Load a vector's columns where each thread needs them: COUNT parts, [1, COLUMN_WARPS, LANES, VECTOR] each."""
     HERE: constexpr = places(ROW_WARPS, COLUMN_WARPS)
     parts: tensor = ()

@@ -80,7 +80,7 @@ def _sixes(block: tensor, group: int, inside: tensor) -> tensor:
 
 
 @triton.jit
-def _group(row: tensor, step: int, inside: tensor, FORMAT: constexpr) -> tensor:
+def weights_of_group(row: tensor, step: int, inside: tensor, FORMAT: constexpr) -> tensor:
     """The weights of 32 columns of some rows, float32 [BLOCK_N, 32]: columns 32 step and on.
 
     row: addresses of the rows, [BLOCK_N]. inside: which of them exist.
@@ -169,10 +169,10 @@ def gguf_kernel(
             step = tile * UNROLLED + group
             there = step * 32 < K  # a row may end inside a tile
             some = tl.load(x + step * 32, mask=inside_m & there, other=0.0)
-            weights = _group(row, step, inside_n & there, FORMAT).to(some.dtype)
+            weights = weights_of_group(row, step, inside_n & there, FORMAT).to(some.dtype)
             sums = tl.dot(weights, some, sums, input_precision="ieee")
             if GATED:
-                weights = _group(up_row, step, inside_n & there, FORMAT).to(some.dtype)
+                weights = weights_of_group(up_row, step, inside_n & there, FORMAT).to(some.dtype)
                 ups = tl.dot(weights, some, ups, input_precision="ieee")
 
     finish_tile(
@@ -221,7 +221,7 @@ def widen_blocks_kernel(
     for group in tl.static_range(UNROLLED):
         step = tile * UNROLLED + group
         there = inside & (step * 32 < K)
-        weights = _group(row, step, there, FORMAT)
+        weights = weights_of_group(row, step, there, FORMAT)
         tl.store(here + step * 32, weights.to(out_ptr.dtype.element_ty), mask=there[:, None])
 
 

@@ -97,7 +97,7 @@ def _sides(
 
 
 @triton.jit
-def _weights(
+def weights_of_planes(
     words: tensor, pairs_ptr: tensor, tile: int, row: tensor, inside: tensor, ROWS: int,
     GROUPS: constexpr, KIND: constexpr, PAIRED: constexpr, dtype: constexpr,
 ) -> tensor:  # fmt: skip
@@ -139,7 +139,7 @@ def _planes(x: tensor, column: tensor, start: int, inside_m: tensor, K: int, EVE
 
 
 @triton.jit
-def _words(words_ptr: tensor, row: tensor, inside: tensor) -> tensor:
+def words_of_rows(words_ptr: tensor, row: tensor, inside: tensor) -> tensor:
     """Words of some rows, counted from the first tile on: [BLOCK_N, 32]."""
     return tl.load(words_ptr + row[:, None] * 32 + tl.arange(0, 32)[None, :], mask=inside[:, None], other=0)
 
@@ -150,7 +150,7 @@ def _summed(
     GROUPS: constexpr, KIND: constexpr, PAIRED: constexpr,
 ) -> tensor:  # fmt: skip
     """sums, and the products of a tile's four planes."""
-    weights = _weights(words, pairs_ptr, tile, row, inside, ROWS, GROUPS, KIND, PAIRED, x[0].dtype)
+    weights = weights_of_planes(words, pairs_ptr, tile, row, inside, ROWS, GROUPS, KIND, PAIRED, x[0].dtype)
     for plane in tl.static_range(4):
         sums = tl.dot(weights[plane], x[plane], sums, input_precision="ieee")
     return sums
@@ -186,9 +186,9 @@ def int4_kernel(
     ups = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
     for tile in range(first, end):
         start = tile * 128
-        words = _words(words_ptr, tile * rows + n, inside_n)
+        words = words_of_rows(words_ptr, tile * rows + n, inside_n)
         if GATED:
-            up_words = _words(words_ptr, tile * rows + N + n, inside_n)
+            up_words = words_of_rows(words_ptr, tile * rows + N + n, inside_n)
         planes = _planes(x, column, start, inside_m, K, EVEN_K)
         sums = _summed(sums, words, planes, pairs_ptr, tile, n, inside_n, rows, GROUPS, KIND, PAIRED)
         if GATED:
@@ -234,8 +234,10 @@ def widen_kernel(
     n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     inside = n < count
     column = tl.arange(0, 32)
-    words = _words(words_ptr, tile * ROWS + first + n, inside)
-    weights = _weights(words, pairs_ptr, tile, first + n, inside, ROWS, GROUPS, KIND, False, out_ptr.dtype.element_ty)
+    words = words_of_rows(words_ptr, tile * ROWS + first + n, inside)
+    weights = weights_of_planes(
+        words, pairs_ptr, tile, first + n, inside, ROWS, GROUPS, KIND, False, out_ptr.dtype.element_ty
+    )
     at = tile * 128 + column
     here = out_ptr + n.to(tl.int64)[:, None] * K + at[None, :]
     for plane in tl.static_range(4):

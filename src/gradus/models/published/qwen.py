@@ -64,7 +64,7 @@ def qwen3(hidden: int, intermediate: int, layers: int, heads: int, tied: bool) -
 
 
 def qwen3_moe(layers: int = 48) -> dict[str, Any]:
-    """Qwen3-30B-A3B: 128 experts, eight of which a token takes."""
+    """Qwen3-30B-A3B: 128 experts. Each token takes eight."""
     return qwen3(2048, 6144, layers, 32, tied=False) | {
         "model_type": "qwen3_moe",
         "num_key_value_heads": 4,

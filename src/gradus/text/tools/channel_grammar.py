@@ -50,7 +50,7 @@ def lazy(lark: "Lark", tools: Sequence[Tool], exact: Exact) -> tuple[str, Lazy]:
 
 
 def _calls(lark: "Lark", tools: Sequence[Tool], exact: Exact) -> list[str]:
-    """Calls of each tool, whose name stands behind the channel, or before it as in the model's own template."""
+    """List calls of each tool, named behind the channel, or before it as in the model's own template."""
     form = lark.rule("form", f'(" "? {lark.text(CONSTRAIN)}? "json")?')
     channel, message, end = (lark.text(marker) for marker in (CHANNEL, MESSAGE, CALL))
     found = []

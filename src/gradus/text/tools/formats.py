@@ -24,7 +24,7 @@ class Format:
     vocabulary that say the same, for templates that show no tools. markers: tokens where the vocabulary has them, text
     otherwise. free: models may decide by themselves whether to call; otherwise only a grammar makes them. model: a part
     of the names of the models that have this format, in lower-case letters and digits; "": any. triggers: none where
-    answers are messages in channels. efforts: of reasoning, of which the prompt names one; (): any.
+    answers are messages in channels. efforts: those of reasoning that a prompt may name; (): any.
     """
 
     name: str

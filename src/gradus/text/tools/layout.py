@@ -20,7 +20,7 @@ class Layout:
     tokens that may come before bare calls. lines: a list of calls may begin any line. spelled: texts that may
     come in the trigger's place, where bare calls may.
 
-    channels: the answer is messages in channels, of which a call is one (`channels.py`).
+    channels: the answer is messages in channels, and a call is one of them (`channels.py`).
     """
 
     call: str

@@ -10,6 +10,7 @@ import numpy as np
 from numba import njit
 
 from gradus.kernels.cpu.activations import padded, prepare
+from gradus.kernels.cpu.byte_products import IN_BYTES
 from gradus.kernels.cpu.elementary import activate, add_scaled, copy, gate_each, normalize
 from gradus.kernels.cpu.experts.choice import (
     COUNT,
@@ -23,9 +24,14 @@ from gradus.kernels.cpu.experts.choice import (
     group,
 )
 from gradus.kernels.cpu.machine import FLAGS
+from gradus.kernels.cpu.matrix import BLOCKS
+from gradus.kernels.cpu.outer import PANEL
 from gradus.kernels.cpu.product import multiply
 
 f32 = np.float32
+
+PANEL_FROM = 8
+"""Rows that are multiplied faster as a panel of bytes, padding included, than widened weights are with them."""
 
 
 @njit(**FLAGS)
@@ -53,14 +59,15 @@ def multiply_group(step: Any, stage: Any, worker: Any, number: int, chunk: int, 
     mine = room.groups[chunk // pieces]
     low = chunk % pieces * columns
     high = min(low + columns, width)
+    count = _padded(step.matrices[stage.matrix], mine[COUNT])
     alone = which == UP_COLUMNS and step.shape[0].rows == 1  # all experts read the same row
     if worker.ready[0] != number or (worker.ready[1] != mine[FIRST] and not alone):
-        _fill(step, stage, worker.rows, mine, which)
-        prepare(step.matrices[stage.matrix], padded(mine[COUNT]), worker.rows)
+        _fill(step, stage, worker.rows, mine, which, count)
+        prepare(step.matrices[stage.matrix], count, worker.rows)
         worker.ready[0], worker.ready[1] = number, mine[FIRST]
     for half in range(stage.halves):
         start = (half * mixture.count + mine[EXPERT]) * width
-        _multiply_rows(step, stage, start, low, high, half * width, padded(mine[COUNT]), worker)
+        _multiply_rows(step, stage, start, low, high, half * width, count, worker)
     for i in range(mine[COUNT]):
         place, products = mine[FIRST] + i, worker.products[i]
         if which == DOWN_COLUMNS:
@@ -73,10 +80,19 @@ def multiply_group(step: Any, stage: Any, worker: Any, number: int, chunk: int, 
 
 
 @njit(**FLAGS)
-def _fill(step: Any, stage: Any, rows: Any, mine: Any, which: int) -> None:
-    """Fill a thread's copy of the activations that a group's expert reads; padding rows are zeros."""
-    room, hidden, count = step.room, step.shape[0].hidden, mine[COUNT]
-    for i in range(count):
+def _padded(matrix: Any, count: int) -> int:
+    """Round a group's rows up to a number that a product can work on; where panels are multiplied in bytes, to whole
+    panels, unless it is only a few rows more than those."""
+    if IN_BYTES and matrix.kind >= BLOCKS and matrix.rounds and count % PANEL >= PANEL_FROM:
+        return -(-count // PANEL) * PANEL
+    return padded(count)
+
+
+@njit(**FLAGS)
+def _fill(step: Any, stage: Any, rows: Any, mine: Any, which: int, count: int) -> None:
+    """Fill a thread's copy of the activations that a group's expert reads; padding rows, up to `count`, are zeros."""
+    room, hidden = step.room, step.shape[0].hidden
+    for i in range(mine[COUNT]):
         place = mine[FIRST] + i
         row = room.owners[place]
         if which == DOWN_COLUMNS:
@@ -87,7 +103,7 @@ def _fill(step: Any, stage: Any, rows: Any, mine: Any, which: int) -> None:
             copy(step.x[row, :hidden], rows.x[i])
         else:
             normalize(step.x[row], hidden, stage.norm, stage.norm_bias, stage.eps, rows.x[i])
-    for i in range(count, padded(count)):
+    for i in range(mine[COUNT], count):
         rows.x[i] = f32(0)
 
 

@@ -73,6 +73,20 @@ class Block(Code):
             return self.builder.fpext(self.builder.bitcast(bits, ir.VectorType(ir.HalfType(), count)), wide)
         return widened_half(self.builder, self.builder.zext(bits, ir.VectorType(SINGLE, count)), wide)
 
+    def half_power(self, offset: int, count: int = 8) -> ir.Value:
+        """Half the power of two whose exponent, 127 more, is the byte at an offset, in `count` lanes; NaN for 255."""
+        builder, kind = self.builder, ir.VectorType(SINGLE, count)
+        exponent = builder.zext(self.read(self.at, self.whole(offset), BYTE), SINGLE)
+
+        def word(value: int) -> ir.Constant:
+            return ir.Constant(SINGLE, value)
+
+        usual = builder.shl(builder.sub(exponent, word(1)), word(23))
+        tiny = builder.shl(word(1 << 21), exponent)  # no float32 of full precision is as small
+        bits = builder.select(builder.icmp_unsigned("<", exponent, word(2)), tiny, usual)
+        bits = builder.select(builder.icmp_unsigned("==", exponent, word(255)), word(0x7FC00000), bits)
+        return builder.bitcast(self.all_lanes(bits, count), ir.VectorType(FLOAT, count))
+
     def bytes(self, offset: int, count: int = COLUMNS) -> ir.Value:
         return self.read(self.at, self.whole(offset), ir.VectorType(BYTE, count))
 
@@ -201,6 +215,22 @@ def _q6_k(block: Block) -> Unpacked:
     return Unpacked(integers, builder.fmul(scales, block.half(208, 16)), group=16, signed=True)
 
 
+def _mxfp4(block: Block) -> Unpacked:
+    """The floats of 4 bits are multiples of a half up to 6: integers up to 12, under half the block's power of two."""
+    builder = block.builder
+
+    def all_of(value: int) -> ir.Constant:
+        return ir.Constant(INTEGERS, [value] * COLUMNS)
+
+    codes = block.simple(1)
+    small, mantissa = block.bits(codes, 0, 7), builder.or_(block.bits(codes, 0, 1), all_of(2))
+    doubled = builder.shl(mantissa, all_of(1))
+    large = builder.select(builder.icmp_unsigned(">=", small, all_of(6)), builder.shl(mantissa, all_of(2)), doubled)
+    size = builder.select(builder.icmp_unsigned(">=", small, all_of(4)), large, small)
+    negative = builder.icmp_unsigned(">=", codes, all_of(8))
+    return Unpacked([builder.select(negative, builder.neg(size), size)], block.half_power(0), signed=True)
+
+
 UNPACK: dict[str, Callable[[Block], Unpacked]] = {
     "q4_0": _q4_0,
     "q4_1": _q4_1,
@@ -210,6 +240,7 @@ UNPACK: dict[str, Callable[[Block], Unpacked]] = {
     "q4_k": _q4_k,
     "q5_k": _q5_k,
     "q6_k": _q6_k,
+    "mxfp4": _mxfp4,
 }
 
 

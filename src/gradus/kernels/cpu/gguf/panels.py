@@ -19,7 +19,7 @@ from gradus.kernels.cpu.outer import PANEL, scatter
 from gradus.kernels.cpu.vectors import AHEAD, BYTE, FLOAT, FUSED, SINGLE, WIDE, Code, Generate
 from gradus.quantization.gguf import FORMATS
 
-Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K = range(len(NAMES))  # literals, for the loops in LLVM code
+Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K, MXFP4 = range(len(NAMES))  # literals, for the loops in LLVM code
 
 TOGETHER = 4
 """Weight rows that are multiplied at once: with two vectors each, their sums and those of a plane fill 16 registers."""
@@ -100,6 +100,8 @@ def _unpack(number: int, row: int, blocks: int, out: int, records: int) -> None:
         block_bytes(Q4_1, row, blocks, out, records)
     elif number == Q5_1:
         block_bytes(Q5_1, row, blocks, out, records)
+    elif number == MXFP4:
+        block_bytes(MXFP4, row, blocks, out, records)
     else:
         block_bytes(Q5_K, row, blocks, out, records)
 

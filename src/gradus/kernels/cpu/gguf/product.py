@@ -22,7 +22,7 @@ from gradus.kernels.cpu.outer import BESIDE, PANEL, multiply_panels
 from gradus.kernels.cpu.vectors import AHEAD, KEEP, TOGETHER, float_tile
 from gradus.quantization.gguf import GGUFLinear
 
-Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K = range(len(NAMES))  # literals, for the loops in LLVM code
+Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K, MXFP4 = range(len(NAMES))  # literals, for the loops in LLVM code
 
 
 @njit(**FLAGS)
@@ -42,6 +42,8 @@ def dot(number: int, row: int, blocks: int, x: int) -> Any:
         return block_dot(Q4_1, row, blocks, x)
     if number == Q5_1:
         return block_dot(Q5_1, row, blocks, x)
+    if number == MXFP4:
+        return block_dot(MXFP4, row, blocks, x)
     return block_dot(Q5_K, row, blocks, x)
 
 
@@ -62,6 +64,8 @@ def dot_bytes(number: int, row: int, blocks: int, x: int, scales: int, sums: int
         return block_dot_bytes(Q4_1, row, blocks, x, scales, sums)
     if number == Q5_1:
         return block_dot_bytes(Q5_1, row, blocks, x, scales, sums)
+    if number == MXFP4:
+        return block_dot_bytes(MXFP4, row, blocks, x, scales, sums)
     return block_dot_bytes(Q5_K, row, blocks, x, scales, sums)
 
 
@@ -82,6 +86,8 @@ def _widen(number: int, narrow: Any, row: int, blocks: int, out: int) -> None:
         block_widen(Q4_1, narrow, row, blocks, out)
     elif number == Q5_1:
         block_widen(Q5_1, narrow, row, blocks, out)
+    elif number == MXFP4:
+        block_widen(MXFP4, narrow, row, blocks, out)
     else:
         block_widen(Q5_K, narrow, row, blocks, out)
 

@@ -100,8 +100,8 @@ def _experts(fields: Fields) -> Experts | None:
     """The experts next to each layer's MLP (26B-A4B)."""
     if not fields.boolean("enable_moe_block", False):
         return None
-    keys = ("num_experts", "top_k_experts", "moe_intermediate_size")
-    return Experts(*(fields.integer(key) for key in keys), scaled=True)
+    count, chosen = fields.integer("num_experts"), fields.integer("top_k_experts")
+    return Experts(count, chosen, fields.integer("moe_intermediate_size"), scaled=True)
 
 
 def _refuse(fields: Fields) -> None:

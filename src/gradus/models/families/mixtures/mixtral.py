@@ -1,4 +1,4 @@
-"""Mixtral (Jiang et al. 2024): Mistral with eight experts, two of which a token takes."""
+"""Mixtral (Jiang et al. 2024): Mistral with eight experts. Each token takes two."""
 
 from gradus.models.families import llama
 from gradus.models.families.mixtures.block import Block

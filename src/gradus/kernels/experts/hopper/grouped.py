@@ -1,19 +1,20 @@
 """Prompts through their experts on Hopper: one group of warps copies tiles, two multiply them and write results.
 
-What `grouped.py` computes, for many rows per expert, in Gluon and with the schedule of `quantized/hopper_product.py`:
-copies, products and results overlap, programs are persistent, and a tile is as wide as registers allow. New are
+What `experts/grouped.py` computes, for many rows per expert, in Gluon and with the schedule of
+`quantized/hopper_product.py`: copies, products and results overlap, programs are persistent, and a tile is as wide as
+registers allow. New are
 
 - *Gathered rows.* The first product's rows lie anywhere in x. The copy engine of a Hopper copies no list of rows, so
   the producer is four warps, which request 16 bytes per thread, and the tile's barrier counts them. Weights, and the
   second product's rows, which are sorted, come by the copy engine.
-- *Tiles from registers.* Each warp group holds where every expert's rows begin, and finds a tile's expert by comparing.
+- *Tiles from registers.* Each warp group holds where every expert's rows begin (`tiles.py`).
 - *Half a tile.* An expert's last rows may be a consumer's alone. The other then multiplies nothing, and the matrix
   units are the first one's.
 
 A tile of weights is 256 rows: of the first product 128 gates and the 128 features that they gate, which meet in
 registers; of the second 256 outputs. Rows behind an expert's last, and outputs behind an expert's, are not stored.
 
-Layouts and bytes: as in `grouped.py`.
+Layouts and bytes: as in `experts/grouped.py`.
 """
 
 from typing import Any, NamedTuple
@@ -29,14 +30,22 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma,
     warpgroup_mma_wait,
 )
-from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.language import constexpr, tensor
 
 from gradus.kernels.experts.dispatch import Dispatch
-from gradus.kernels.experts.grouped_launch import CONSUMERS, DEEP, HIGH, HopperGroupedLaunch
+from gradus.kernels.experts.grouped_launch import CONSUMERS, HIGH, HopperGroupedLaunch
+from gradus.kernels.experts.hopper.tiles import (
+    DEPTH,
+    Work,
+    described,
+    experts_listed,
+    lines,
+    ranges_of,
+    tile_layout,
+    tile_of,
+)
 from gradus.kernels.rows.activation import activate_gated
 
-DEPTH = gl.constexpr(DEEP)  # columns of x and the weights in a tile: a swizzled row of shared memory, 128 bytes
 ROWS = gl.constexpr(HIGH // CONSUMERS)  # of x, per consumer
 PART = gl.constexpr(128)  # rows of weights that are copied together: gates, or features, or outputs
 PIECE = gl.constexpr(64)  # columns of results that are written together
@@ -47,7 +56,7 @@ def hopper_grouped(
     x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, plan: Dispatch, processors: int,
     launch: HopperGroupedLaunch, activation: str | None,
 ) -> None:  # fmt: skip
-    """activation: of the first product, whose gates it is for; None is the second. Others: as in `grouped.py`.
+    """activation: of the first product, whose gates it is for; None is the second. Others: as in `experts/grouped.py`.
 
     Values have 16 bits, and x's rows are a multiple of DEPTH long.
     """
@@ -55,11 +64,10 @@ def hopper_grouped(
     assert k % DEPTH.value == 0 and x.element_size() == 2
     columns = PART.value if up else 2 * PART.value
     tiles = -(-n // columns)
-    places = plan.tiles(HIGH)
-    rows = x if up else _described(x, [ROWS.value, DEPTH.value])
-    hopper_grouped_kernel[(min(processors, places * tiles),)](
-        rows, _described(weight, [PART.value, DEPTH.value]), out if bias is None else bias, out, plan.pairs,
-        plan.starts, plan.experts, n, k // DEPTH.value, tiles, places,
+    rows = x if up else described(x, [ROWS.value, DEPTH.value])
+    hopper_grouped_kernel[(min(processors, plan.tiles(HIGH) * tiles),)](
+        rows, described(weight, [PART.value, DEPTH.value]), out if bias is None else bias, out, plan.pairs,
+        plan.starts, plan.experts, n, k // DEPTH.value, tiles,
         **constants(launch, plan.experts, plan.chosen, activation, biased=bias is not None), num_warps=4,
     )  # fmt: skip
 
@@ -71,24 +79,11 @@ def constants(
     up = activation is not None
     return {
         "CHOSEN": chosen if up else 0, "ACTIVATION": activation, "BIASED": biased,
-        "EXPERTS": max(COPIERS.value, 1 << (experts - 1).bit_length()), "STAGES": launch.stages,
+        "EXPERTS": experts_listed(experts), "STAGES": launch.stages,
     }  # fmt: skip
 
 
-def _described(matrix: Tensor, box: list[int]) -> TensorDescriptor:
-    return TensorDescriptor(matrix, [*matrix.shape], [*matrix.stride()], box, TILE)
-
-
 # -- where values lie --------------------------------------------------------------------------------------------------
-
-
-@gluon.constexpr_function
-def tiles_of() -> gl.NVMMASharedLayout:
-    """Lay out x and weights in shared memory."""
-    return gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
-
-
-TILE = tiles_of()  # for the host, which describes matrices by it
 
 
 @gluon.constexpr_function
@@ -97,31 +92,7 @@ def products(columns: int) -> gl.NVMMADistributedLayout:
     return gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, columns, 16])
 
 
-@gluon.constexpr_function
-def lines() -> gl.BlockedLayout:
-    """Lay out what is copied to shared memory, or written from registers: 16 bytes in a thread, eight of them a row."""
-    return gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
-
-
-@gluon.constexpr_function
-def listed() -> gl.BlockedLayout:
-    """Lay out a number per expert."""
-    return gl.BlockedLayout([1], [32], [4], [0])
-
-
-# -- tiles -------------------------------------------------------------------------------------------------------------
-
-
-class Work(NamedTuple):
-    """What all warp groups go by. steps: tiles along K. tiles: of outputs. places: of tiles of rows."""
-
-    pairs: Any
-    starts: Any
-    experts: Any
-    N: Any
-    steps: Any
-    tiles: Any
-    places: Any
+# -- shared memory, and who may touch it -------------------------------------------------------------------------------
 
 
 class Ring(NamedTuple):
@@ -144,31 +115,9 @@ def _ring(KIND: constexpr, STAGES: constexpr, ARRIVALS: constexpr) -> Ring:
     for i in gl.static_range(STAGES):
         mbarrier.init(full.index(i), count=ARRIVALS)
         mbarrier.init(empty.index(i), count=2)
-    x = gl.allocate_shared_memory(KIND, [STAGES, 2 * ROWS, DEPTH], tiles_of())
-    weights = gl.allocate_shared_memory(KIND, [STAGES, 2 * PART, DEPTH], tiles_of())
+    x = gl.allocate_shared_memory(KIND, [STAGES, 2 * ROWS, DEPTH], tile_layout())
+    weights = gl.allocate_shared_memory(KIND, [STAGES, 2 * PART, DEPTH], tile_layout())
     return Ring(x, weights, full, empty)
-
-
-@gluon.jit
-def _ranges(work: Work, EXPERTS: constexpr) -> tensor:
-    """Where each expert's rows begin and end, a number or two in each thread."""
-    each = gl.arange(0, EXPERTS, layout=listed())
-    starts = gl.load(work.starts + each, mask=each < work.experts, other=1 << 30)
-    ends = gl.load(work.starts + each + 1, mask=each < work.experts, other=0)
-    return starts, ends
-
-
-@gluon.jit
-def _tile(ranges: tensor, place: tensor, EXPERTS: constexpr) -> tensor:
-    """The expert of a tile of rows, where they begin, and where the expert's end: as `dispatch.tile_at` finds them."""
-    starts, ends = ranges
-    each = gl.arange(0, EXPERTS, layout=listed())
-    begun = starts // (2 * ROWS) + each <= place
-    expert = gl.max(gl.where(begun, each, 0), 0)
-    start = gl.max(gl.where(begun, starts, 0), 0)
-    end = gl.max(gl.where(begun, ends, 0), 0)
-    first = start + (place - start // (2 * ROWS) - expert) * (2 * ROWS)
-    return expert, first, end
 
 
 # -- the producer ------------------------------------------------------------------------------------------------------
@@ -180,42 +129,41 @@ def _produce(
 ) -> None:
     """Copy what the consumers will ask for, in their order."""
     PARTS: constexpr = 2  # of a tile of weights
-    ranges = _ranges(work, EXPERTS)
-    weights = ring.weights._reinterpret(ring.weights.dtype, [STAGES * PARTS, PART, DEPTH], tiles_of())
-    halves = ring.x._reinterpret(ring.x.dtype, [STAGES * 2, ROWS, DEPTH], tiles_of())
+    ranges, count = ranges_of(work, EXPERTS, 2 * ROWS, 4)
+    weights = ring.weights._reinterpret(ring.weights.dtype, [STAGES * PARTS, PART, DEPTH], tile_layout())
+    halves = ring.x._reinterpret(ring.x.dtype, [STAGES * 2, ROWS, DEPTH], tile_layout())
     n = 0
-    for tile in range(gl.program_id(0), work.places * work.tiles, gl.num_programs(0)):
-        expert, first, end = _tile(ranges, tile // work.tiles, EXPERTS)
-        if first < end:
+    for tile in range(gl.program_id(0), count * work.tiles, gl.num_programs(0)):
+        expert, first, end = tile_of(ranges, tile // work.tiles, EXPERTS, 2 * ROWS, 4)
+        if CHOSEN:
+            row = expert * work.N + tile % work.tiles * PART
+            second = row + work.experts * work.N
+            at = gl.minimum(first + gl.arange(0, 2 * ROWS, layout=gl.SliceLayout(1, lines(4))), end - 1)
+            token = (gl.load(work.pairs + at) // CHOSEN).to(gl.int64) * (work.steps * DEPTH)
+            column = gl.arange(0, DEPTH, layout=gl.SliceLayout(0, lines(4)))
+            here = x + (token[:, None] + column[None, :])
+        else:
+            row = expert * work.N + tile % work.tiles * (2 * PART)
+            second = row + PART
+        for step in range(0, work.steps):
+            stage = n % STAGES
+            full = ring.full.index(stage)
+            mbarrier.wait(ring.empty.index(stage), ((n // STAGES) & 1) ^ 1)  # the first round does not wait
             if CHOSEN:
-                row = expert * work.N + tile % work.tiles * PART
-                second = row + work.experts * work.N
-                at = gl.minimum(first + gl.arange(0, 2 * ROWS, layout=gl.SliceLayout(1, lines())), end - 1)
-                token = (gl.load(work.pairs + at) // CHOSEN).to(gl.int64) * (work.steps * DEPTH)
-                column = gl.arange(0, DEPTH, layout=gl.SliceLayout(0, lines()))
-                here = x + (token[:, None] + column[None, :])
+                mbarrier.expect(full, PARTS * PART * DEPTH * 2)
             else:
-                row = expert * work.N + tile % work.tiles * (2 * PART)
-                second = row + PART
-            for step in range(0, work.steps):
-                stage = n % STAGES
-                full = ring.full.index(stage)
-                mbarrier.wait(ring.empty.index(stage), ((n // STAGES) & 1) ^ 1)  # the first round does not wait
-                if CHOSEN:
-                    mbarrier.expect(full, PARTS * PART * DEPTH * 2)
-                else:
-                    mbarrier.expect(full, (PARTS * PART + 2 * ROWS) * DEPTH * 2)
-                tma.async_copy_global_to_shared(weight, [row, step * DEPTH], full, weights.index(stage * PARTS))
-                tma.async_copy_global_to_shared(weight, [second, step * DEPTH], full, weights.index(stage * PARTS + 1))
-                if CHOSEN:
-                    async_copy.async_copy_global_to_shared(ring.x.index(stage), here + step * DEPTH)
-                    async_copy.mbarrier_arrive(full, increment_count=False)
-                else:
-                    for i in gl.static_range(2):
-                        tma.async_copy_global_to_shared(
-                            x, [first + i * ROWS, step * DEPTH], full, halves.index(stage * 2 + i)
-                        )
-                n += 1
+                mbarrier.expect(full, (PARTS * PART + 2 * ROWS) * DEPTH * 2)
+            tma.async_copy_global_to_shared(weight, [row, step * DEPTH], full, weights.index(stage * PARTS))
+            tma.async_copy_global_to_shared(weight, [second, step * DEPTH], full, weights.index(stage * PARTS + 1))
+            if CHOSEN:
+                async_copy.async_copy_global_to_shared(ring.x.index(stage), here + step * DEPTH)
+                async_copy.mbarrier_arrive(full, increment_count=False)
+            else:
+                for i in gl.static_range(2):
+                    tma.async_copy_global_to_shared(
+                        x, [first + i * ROWS, step * DEPTH], full, halves.index(stage * 2 + i)
+                    )
+            n += 1
 
 
 # -- the consumers -----------------------------------------------------------------------------------------------------
@@ -230,7 +178,7 @@ def _halves(sums: tensor) -> tensor:
 @gluon.jit
 def _multiplied(ring: Ring, n: tensor, steps: tensor, CONSUMER: constexpr, STAGES: constexpr) -> tensor:
     """Sum `steps` tiles from the n-th on."""
-    x = ring.x._reinterpret(ring.x.dtype, [STAGES * 2, ROWS, DEPTH], tiles_of())
+    x = ring.x._reinterpret(ring.x.dtype, [STAGES * 2, ROWS, DEPTH], tile_layout())
     sums = gl.zeros([ROWS, 2 * PART], gl.float32, products(2 * PART))
     for step in range(0, steps):
         stage = n % STAGES
@@ -269,8 +217,8 @@ def _biased(values: tensor, bias_ptr: tensor, row: tensor, left: tensor, BIASED:
 @gluon.jit
 def _written(values: tensor, out: tensor, inside: tensor, column: tensor, N: tensor) -> None:
     """Store a piece of results in lines of 128 bytes. out: where each row begins."""
-    columns = column + gl.arange(0, PIECE, layout=gl.SliceLayout(0, lines()))
-    lying = gl.convert_layout(values.to(out.dtype.element_ty), lines())
+    columns = column + gl.arange(0, PIECE, layout=gl.SliceLayout(0, lines(4)))
+    lying = gl.convert_layout(values.to(out.dtype.element_ty), lines(4))
     gl.store(out[:, None] + columns[None, :], lying, mask=inside[:, None] & (columns < N)[None, :])
 
 
@@ -281,14 +229,14 @@ def _consume(
 ) -> None:  # fmt: skip
     """Multiply a consumer's rows of each tile, and write them."""
     COLUMNS: constexpr = PART if CHOSEN else 2 * PART  # outputs of a tile
-    ranges = _ranges(work, EXPERTS)
+    ranges, count = ranges_of(work, EXPERTS, 2 * ROWS, 4)
     N = work.N
     n = 0
-    for tile in range(gl.program_id(0), work.places * work.tiles, gl.num_programs(0)):
-        expert, first, end = _tile(ranges, tile // work.tiles, EXPERTS)
+    for tile in range(gl.program_id(0), count * work.tiles, gl.num_programs(0)):
+        expert, first, end = tile_of(ranges, tile // work.tiles, EXPERTS, 2 * ROWS, 4)
         first += CONSUMER * ROWS
         if first < end:
-            at = first + gl.arange(0, ROWS, layout=gl.SliceLayout(1, lines()))
+            at = first + gl.arange(0, ROWS, layout=gl.SliceLayout(1, lines(4)))
             inside = at < end
             # pairs are held in registers while products are summed, so that no tile waits for them
             to = at if CHOSEN else gl.load(work.pairs + at, mask=inside, other=0)
@@ -314,22 +262,22 @@ def _consume(
                 _written(three, out, inside, column + PART, N)
                 four = _biased(four, bias_ptr, row + PART + PIECE, N - column - PART - PIECE, BIASED)
                 _written(four, out, inside, column + PART + PIECE, N)
-        elif first - CONSUMER * ROWS < end:
+        else:
             n = _passed(ring, n, work.steps, STAGES)
 
 
 # -- the launch --------------------------------------------------------------------------------------------------------
 
 
-@gluon.jit(do_not_specialize=["experts", "steps", "tiles", "places"])
+@gluon.jit(do_not_specialize=["experts", "steps", "tiles"])
 def hopper_grouped_kernel(
     x: tensor, weight: tensor, bias_ptr: tensor, out_ptr: tensor, pairs_ptr: tensor, starts_ptr: tensor,
-    experts: int, N: int, steps: int, tiles: int, places: int,
+    experts: int, N: int, steps: int, tiles: int,
     CHOSEN: constexpr, ACTIVATION: constexpr, BIASED: constexpr, EXPERTS: constexpr, STAGES: constexpr,
 ) -> None:  # fmt: skip
     """x: a pointer for the first product, a descriptor for the second. weight: a descriptor."""
     ring = _ring(out_ptr.dtype.element_ty, STAGES, 1 + COPIERS if CHOSEN else 1)
-    work = Work(pairs_ptr, starts_ptr, experts, N, steps, tiles, places)
+    work = Work(pairs_ptr, starts_ptr, experts, N, steps, tiles)
     fence_async_shared()
     # Registers of each thread: 65,536 for 384 threads.
     gl.warp_specialize(

@@ -1,0 +1,1 @@
+"""Exhibit 11: see engine.py, then test.py; label.py and fixed.py give it away."""
