@@ -22,7 +22,11 @@ Type = gguf.GGMLQuantizationType
 SPREAD = 0.02
 """The standard deviation of weights: about that of trained ones."""
 
-SCALES = {Type.Q4_K: (0, 2), Type.Q6_K: (208,)}  # bytes of a block at which a float16 scale lies
+SCALES = {
+    Type.Q4_K: {0: SPREAD / 258, 2: 7.5 * SPREAD / 258},  # of 0 to 63 times 0 to 15, less 0 to 63
+    Type.Q6_K: {208: SPREAD / 1366},  # of -128 to 127 times -32 to 31
+}
+"""A block's float16 scales, by the byte where each lies: SPREAD by the standard deviation of what they multiply."""
 
 
 def write_random(path: Path, config: ModelConfig, seed: int = 0) -> None:
@@ -59,10 +63,6 @@ def _values(kind: Type, shape: Shape, random: np.random.Generator) -> NDArray[np
         return (center + SPREAD * random.standard_normal(shape)).astype(np.float32)
     block, size = gguf.GGML_QUANT_SIZES[kind]
     found = random.integers(256, size=(*shape[:-1], shape[-1] // block, size), dtype=np.uint8)
-    if kind == Type.Q4_K:  # a scale of 0 to 63 times 0 to 15, less a minimum of 0 to 63, 7.5 times as large
-        scales = (SPREAD / 258, 7.5 * SPREAD / 258)  # the standard deviation of what the scales multiply
-    else:  # a scale of -128 to 127 times -32 to 31
-        scales = (SPREAD / 1366,)
-    for at, each in zip(SCALES[kind], scales, strict=True):
+    for at, each in SCALES[kind].items():
         found[..., at : at + 2] = np.array([each], np.float16).view(np.uint8)
     return found.reshape(*shape[:-1], -1)
