@@ -69,6 +69,11 @@ def sizes(config: ModelConfig, place: Place) -> ModelConfig:
         )
     if config.qk_norm_across_heads and place.parts > 1:
         raise ConfigError(f"the heads of {config.family} share a norm, so p12 can divide only its layers (--stages)")
+    if config.experts and place.parts > 1:
+        raise ConfigError(
+            f"p12 cuts every matrix, and the experts of {config.family} stay whole: divide its layers alone "
+            "(--stages), or see src/gradus/parallel"
+        )
     if config.num_layers < place.stages:
         raise ConfigError(f"{config.num_layers} layers cannot be divided among {place.stages} stages")
     if config.intermediate_size % place.parts:

@@ -38,7 +38,8 @@ CHANGING: dict[str, dict[str, Any]] = {
 }
 """Another model, or other numbers: the reference has them too."""
 
-FAMILIES = {shape: {"model": f"random:{shape}"} for shape in NEWER}
+EXPERTS = ("tiny-qwen2-moe", "tiny-gpt-oss", "tiny-gemma4-moe", "tiny-glm4-moe", "tiny-granite-moe", "tiny-mixtral")
+FAMILIES = {shape: {"model": f"random:{shape}"} for shape in (*NEWER, *EXPERTS)}
 """Models with other layers than those of tiny-llama, each with many settings at once."""
 
 SAME: dict[str, dict[str, Any]] = {

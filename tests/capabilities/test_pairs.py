@@ -106,7 +106,7 @@ def test_all_pairs_of_fields_are_exact_with_many_settings_together(settings):
 
 
 EVERYTHING = ("kv_dtype", "cache_tokens", "page_size", "policy", "token_budget", "speculate", "prefix_dir")
-USUAL = ("tiny-ministral3", "tiny-olmo3", "tiny-gemma4-e")  # `make stress` has the others
+USUAL = ("tiny-ministral3", "tiny-olmo3", "tiny-gemma4-e", "tiny-gpt-oss")  # `make stress` has the others
 
 
 @pytest.mark.parametrize(
@@ -114,6 +114,22 @@ USUAL = ("tiny-ministral3", "tiny-olmo3", "tiny-gemma4-e")  # `make stress` has 
 )
 def test_every_family_is_exact_with_many_settings_together(shape):
     agree((shape, *EVERYTHING), SOME)
+
+
+@pytest.mark.parametrize(
+    ("shape", "settings"),
+    [
+        ("tiny-qwen2-moe", ("tensor_parallel", "kv_dtype", "cache_tokens", "page_size", "token_budget", "speculate")),
+        pytest.param("tiny-glm4-moe", ("pipeline_parallel", "kv_dtype", "cache_tokens"), marks=pytest.mark.stress),
+        pytest.param("tiny-gpt-oss", ("tensor_parallel", "cache_tokens", "speculate"), marks=pytest.mark.stress),
+        *(
+            pytest.param(shape, ("quantize", *EVERYTHING), marks=pytest.mark.stress)
+            for shape in ("tiny-gpt-oss", "tiny-qwen2-moe")
+        ),
+    ],
+)
+def test_experts_are_exact_on_ranks_and_in_fewer_bits(shape, settings):
+    agree((shape, *settings), SOME)
 
 
 def test_some_of_the_requests_have_every_field():

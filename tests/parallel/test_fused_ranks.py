@@ -24,7 +24,7 @@ def test_two_ranks_that_push_rows_have_the_whole_models_tokens(shape, tmp_path):
         for rank in (-1, 0, 1)
     ]  # fmt: skip
     try:
-        ends = [process.communicate(timeout=120) for process in running]
+        ends = [process.communicate(timeout=300) for process in running]
     finally:
         for process in running:
             process.kill()
