@@ -5,7 +5,6 @@ Shapes: N tokens, D hidden_size, E experts, k of them chosen for each token.
 
 import copy
 
-import torch
 from torch import Tensor, nn
 
 from gradus.models import Model
