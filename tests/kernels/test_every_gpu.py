@@ -475,9 +475,9 @@ def grouped_experts(able: Capability) -> Iterator[tuple[str, Case]]:
     lists = {"chosen_ptr": "*i32", "pairs_ptr": "*i32", "starts_ptr": "*i32"}
     one = {"BLOCK": 2048}
     yield "dispatch", Case(dispatch.dispatch_kernel, lists | {"count": "i32"}, one, {"num_warps": 4})
-    lists |= {"counts_ptr": "*i32"} | dict.fromkeys(("count", "experts", "blocks"), "i32")
+    lists |= {"counts_ptr": "*i32"} | dict.fromkeys(("count", "segments"), "i32")
     for kernel in (dispatch.count_kernel, dispatch.place_kernel):
-        constants = {"EXPERTS": 128, "BLOCK": dispatch.BLOCK_OF_PAIRS}
+        constants = {"EXPERTS": 128, "SEGMENT": dispatch.SEGMENT}
         here = {name: kind for name, kind in lists.items() if name in kernel.arg_names}
         yield f"dispatch {kernel.__name__}", Case(kernel, here, constants, {"num_warps": 8})
     types = dict.fromkeys(("pairs_ptr", "starts_ptr"), "*i32")
