@@ -283,7 +283,7 @@ def products(able: Capability) -> Iterator[tuple[str, Case]]:
         yield f"gemv {n} {k}", Case(gemv_kernel, types, constants, {"num_warps": launch.warps})
     for rows, gated in product((8, MOST_ROWS), (False, True)):
         constants = {"K": 1536, "ROWS": rows, "BLOCK_N": 16, "WARPS": 8, "AHEAD": 3, "SUMS": 1}
-        constants |= {"ACTIVATION": None, "GATED": gated}
+        constants |= {"ACTIVATION": "silu" if gated else None, "GATED": gated}
         types = {"M": "i32", "N": "i32:16", "eps": "fp32"}
         yield f"few rows {rows}{' gated' if gated else ''}", Case(few_rows_kernel, types, constants, {"num_warps": 8})
     for (n, k, gated), launch in product(((896, 4864, False), (4864, 896, True), (8192, 2048, True)), STREAMED):
