@@ -66,6 +66,7 @@ SHAPES = {
 LAYERS = 6  # with weights of their own: one row of Qwen3-30B-A3B reads 450 MB of them, seven times an H200's L2
 ROWS = (1, 2, 4, 8, 16, 32, 64)
 PAIRED = (1, 2, 4)  # rows that race with a program for each pair
+AHEAD = 8  # rows up to which the second product's weights are asked for ahead, in addition
 FINALISTS = 4  # launches of each product that race as a whole mixture
 TOLERANCE = 1e-2  # of ‖out - reference‖ / ‖reference‖, in bfloat16
 SHARED = 200_000  # bytes of tiles in a multiprocessor's shared memory
@@ -114,7 +115,8 @@ def down_launches(case: "Case", paired: bool) -> list[Launch]:
     if paired:
         places = 1 << (case.experts.chosen - 1).bit_length()
         return [*pair_launches((128, 256, 512), width, 1, places)]
-    return [*few_launches(width, 1, case.together)]
+    found = [*few_launches(width, 1, case.together)]
+    return [*found, *(each._replace(ahead=True) for each in found if case.rows <= AHEAD)]
 
 
 @dataclass(frozen=True)
@@ -196,18 +198,18 @@ class Inputs:
     def up(self, layer: int, launch: Launch) -> Tensor:
         seen = self.layers.seen[layer]
         weight, bias, activation = seen.up.weight, seen.up.bias, seen.activation
+        chosen, count = self.chosen[layer][0], self.case.experts.count
         if isinstance(launch, PairLaunch):
             norm = self.norm(launch)
             x = self.normed if norm is None else self.x
-            return up_pairs(x, weight, self.routed[layer], activation, launch, bias, norm)
-        chosen, count = self.chosen[layer][0], self.case.experts.count
+            return up_pairs(x, weight, chosen, count, activation, launch, bias, norm)
         return up_few(self.normed, weight, chosen, count, activation, launch, bias)
 
     def down(self, layer: int, launch: Launch) -> Tensor:
         seen = self.layers.seen[layer]
+        (chosen, weights), count = self.chosen[layer], self.case.experts.count
         if isinstance(launch, PairLaunch):
-            return down_pairs(self.features, seen.down.weight, self.routed[layer], launch, seen.down.bias)
-        chosen, count = self.chosen[layer][0], self.case.experts.count
+            return down_pairs(self.features, seen.down.weight, chosen, weights, count, launch, seen.down.bias)
         return down_few(self.features, seen.down.weight, chosen, count, launch, seen.down.bias)
 
     def router(self, layer: int, launch: GemvLaunch | None) -> Tensor:
@@ -306,7 +308,10 @@ def raced(inputs: Inputs, shipped: bool) -> Iterator[dict[str, Any]]:
     hidden, experts = case.config.hidden_size, case.experts
     small = {
         "router": timed(partial(inputs.router, launch=None), count),
-        "route": timed(lambda layer: route(inputs.routed[layer]), count),
+        **{
+            f"route with {warps} warps": timed(lambda layer, w=warps: route(inputs.routed[layer], w), count)
+            for warps in (1, 2, 4, 8, 16)
+        },
         "combine": timed(lambda layer: combine(inputs.results, inputs.chosen[layer][1], inputs.onto), count),
     }
     if case.rows == 1 and hidden <= NORM_WITHIN:
@@ -318,8 +323,8 @@ def raced(inputs: Inputs, shipped: bool) -> Iterator[dict[str, Any]]:
     entry: dict[str, Any] = {"shape": case.shape, "rows": case.rows, "distinct": inputs.distinct, "small": small}
     entry["floor_bytes"] = inputs.distinct * sum(size.values()) + 2 * hidden * experts.count
     wholes: list[Choice] = [SHIPPED, *([GROUPED] if 4 <= case.rows <= MOST_FEW and not shipped else [])]
+    tops: dict[str, list[Launch]] = {"up": [], "down": []}  # of both ways
     for paired in () if shipped else case.ways:
-        tops: list[list[Launch]] = []
         for name, run, launches, reference in (
             ("up", inputs.up, up_launches(case, paired), reference_up(inputs)),
             ("down", inputs.down, down_launches(case, paired), reference_down(inputs, paired)),
@@ -329,10 +334,10 @@ def raced(inputs: Inputs, shipped: bool) -> Iterator[dict[str, Any]]:
             rates = {named(each): (us, inputs.distinct * size[name] / us / 1e3) for each, us in times.items()}
             entry[f"{name} {'pairs' if paired else 'few'}"] = rates
             entry.setdefault("failed", []).extend(failed)
-            tops.append([*times][:FINALISTS])
+            tops[name] += [*times][:FINALISTS]
             for each, (us, rate) in [*rates.items()][:3]:
                 print(f"  {name} {each}: {us:.2f} us, {rate:.0f} GB/s", flush=True)
-        wholes += [MixtureLaunch(*both) for both in product(*tops)]
+    wholes += [MixtureLaunch(*both) for both in product(tops["up"], tops["down"])]
     times, failed = racing.race({each: partial(whole_microseconds, inputs, each) for each in wholes})
     entry["whole"] = {each if isinstance(each, str) else named(each): us for each, us in times.items()}
     entry.setdefault("failed", []).extend(failed)
@@ -365,7 +370,7 @@ def table_text(found: Mapping[str, Any]) -> str:
 
 
 def _positional(name: str) -> str:
-    fields = ("up", "down", "rows", "columns", "warps", "outputs", "stages", "tiles")
+    fields = ("up", "down", "rows", "columns", "warps", "outputs", "stages", "tiles", "ahead")
     for field in fields:
         name = name.replace(f"{field}=", "")
     return name
@@ -380,7 +385,7 @@ def compile_one(task: tuple[Case, str, Launch]) -> None:
     experts, hidden = case.experts, case.config.hidden_size
     empty = partial(torch.empty, device=DEVICE)
     mixture: Any = view(Mixture(case.config, 0, Linear, DTYPE, DEVICE))
-    routed = Routed(torch.zeros(case.rows, experts.count, dtype=DTYPE, device=DEVICE), experts)
+    weights = torch.zeros(case.rows, experts.chosen, device=DEVICE)
     chosen = torch.zeros(case.rows, experts.chosen, dtype=torch.int32, device=DEVICE)
     x = empty(case.rows, hidden, dtype=DTYPE)
     features = empty(case.rows * experts.chosen, experts.width, dtype=DTYPE)
@@ -389,10 +394,10 @@ def compile_one(task: tuple[Case, str, Launch]) -> None:
     with early_launches():
         if isinstance(launch, PairLaunch):
             if name == "up":
-                up_pairs(x, up[0], routed, mixture.activation, launch, up[1], norm)
+                up_pairs(x, up[0], chosen, experts.count, mixture.activation, launch, up[1], norm)
             else:
-                down_pairs(features, down[0], routed, launch, down[1])
-                down_pairs(features, down[0], routed, launch, down[1], x)
+                down_pairs(features, down[0], chosen, weights, experts.count, launch, down[1])
+                down_pairs(features, down[0], chosen, weights, experts.count, launch, down[1], x)
         elif name == "up":
             up_few(x, up[0], chosen, experts.count, mixture.activation, launch, up[1])
         else:

@@ -12,7 +12,7 @@ from torch import Tensor
 from gradus.kernels.core.view import view
 from gradus.kernels.experts import few, pairs
 from gradus.kernels.experts.combine import combine
-from gradus.kernels.experts.launches import MOST_FEW, FewLaunch, PairLaunch
+from gradus.kernels.experts.launches import FASTEST, MOST_FEW, FewLaunch, MixtureLaunch, PairLaunch
 from gradus.kernels.experts.routing import Routed, route
 from gradus.kernels.fuse import experts as fuse
 from gradus.kernels.fuse import model as _twins
@@ -64,11 +64,19 @@ def assert_close(out: Tensor, reference: Tensor) -> None:
     assert error < (1e-6 if out.dtype == torch.float32 else 3e-3)  # NaN is not below anything
 
 
+PAIRED, FEW = PairLaunch(2, 256, 4), FewLaunch(16, 16, 2, 4)
+
+
 @pytest.mark.parametrize("name", ROUTERS)
-@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize(
+    ("rows", "launch"),
+    [(1, None), (3, None), (1, MixtureLaunch(PAIRED, PAIRED)), (2, MixtureLaunch(FEW, PAIRED))],
+)
 @torch.inference_mode()
-def test_a_mixture_on_kernels_is_the_reference(name, rows):
+def test_a_mixture_on_kernels_is_the_reference(name, rows, launch, monkeypatch):
     apart = name == "sigmoid"
+    if launch is not None:
+        monkeypatch.setitem(FASTEST, (HIDDEN, ROUTERS[name].width), {rows: launch})
     part, norm = mixture(ROUTERS[name], experts_apart=apart)
     seen, seen_norm, x = view(part), view(norm), torch.randn(rows, HIDDEN)
     assert isinstance(seen, fuse.FusedMixture)
@@ -79,7 +87,8 @@ def test_a_mixture_on_kernels_is_the_reference(name, rows):
 @pytest.mark.parametrize("activation", ["clamped_silu", "gelu_tanh"])
 @pytest.mark.parametrize("rows", [2, 5])
 @torch.inference_mode()
-def test_gates_biases_and_half_precision(activation, rows):
+def test_gates_biases_and_half_precision(activation, rows, monkeypatch):
+    monkeypatch.setitem(FASTEST, (HIDDEN, PLAIN.width), {2: MixtureLaunch(PAIRED, PAIRED)})
     part, norm = mixture(replace(PLAIN, biased=True), torch.float16, activation=activation)
     x = 2 * torch.randn(rows, HIDDEN, dtype=torch.float16)
     assert_close(view(part).forward(x, view(norm)), part.forward(x, norm))
@@ -93,8 +102,9 @@ def test_more_rows_than_few_are_sorted_by_expert():
 
 
 @torch.inference_mode()
-def test_experts_without_a_gate():
+def test_experts_without_a_gate(monkeypatch):
     part, norm = mixture(PLAIN, gated=False)
+    monkeypatch.setitem(FASTEST, (HIDDEN, PLAIN.width), {1: MixtureLaunch(PAIRED, PAIRED)})
     for rows in (1, 3):
         x = torch.randn(rows, HIDDEN)
         assert_close(view(part).forward(x, view(norm)), part.forward(x, norm))
@@ -111,9 +121,10 @@ def test_rows_longer_than_what_is_unrolled_and_tiles_in_turn():
 def _check(part: Mixture, norm: RMSNorm, launch: PairLaunch) -> None:
     x = torch.randn(1, HIDDEN)
     logits = part.router.product(norm(x))
-    routed = Routed(logits, part.experts)
-    features = pairs.up_pairs(x, part.up.weight, routed, Gated("silu"), launch, norm=Norm(norm.weight, None, norm.eps))
-    out = pairs.down_pairs(features, part.down.weight, routed, launch._replace(columns=16))
+    chosen, weights = route(Routed(logits, part.experts))
+    within = Norm(norm.weight, None, norm.eps)
+    features = pairs.up_pairs(x, part.up.weight, chosen, 4, Gated("silu"), launch, norm=within)
+    out = pairs.down_pairs(features, part.down.weight, chosen, weights, 4, launch._replace(columns=16))
     assert_close(out, part.forward(x, norm))
 
 

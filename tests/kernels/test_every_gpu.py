@@ -33,7 +33,7 @@ from gradus.kernels.experts.grouped_launch import HopperGroupedLaunch, HopperStr
 from gradus.kernels.experts.hopper import grouped as hopper_grouped
 from gradus.kernels.experts.hopper import streamed as hopper_streamed
 from gradus.kernels.experts.hopper import tiles as hopper_tiles
-from gradus.kernels.experts.launches import MOST_FEW, launch_of
+from gradus.kernels.experts.launches import MOST_FEW, FewLaunch, launch_of
 from gradus.kernels.experts.packed import packed_experts_kernel
 from gradus.kernels.experts.packed_launch import unraced as packed_launch
 from gradus.kernels.experts.packed_tiles import Form
@@ -192,23 +192,22 @@ def experts() -> Iterator[tuple[str, Case]]:
         name = f"{'a rank' if partial else 'experts'}' sum"
         yield name, Case(combine_kernel, {"weights_ptr": "*fp32"}, combined, {"num_warps": 4})
     gate = {"ACTIVATION": "silu", "GATED": True, "bias_ptr": None}
-    up, down = launch_of(1, 2048, 768, 128)
-    sizes = router | {"D": 2048, "F": 768}
-    tile = {"BLOCK_N": up.rows, "BLOCK_K": up.columns, "TILES": up.tiles}
-    yield "experts of a row, up", Case(
-        up_pairs_kernel, {"eps": "fp32"}, sizes | gate | tile, {"num_warps": up.warps}
-    )  # fmt: skip
-    tile = {"BLOCK_N": down.rows, "BLOCK_K": down.columns, "bias_ptr": None}
-    yield "experts of a row, down", Case(down_pairs_kernel, {}, sizes | tile, {"num_warps": down.warps})
+    sizes = {"E": 128, "CHOSEN": 8, "D": 2048, "F": 768}
+    tile = {"BLOCK_N": 2, "BLOCK_K": 1024, "TILES": 1}
+    types = {"eps": "fp32", "chosen_ptr": "*i32"}
+    yield "experts of a row, up", Case(up_pairs_kernel, types, sizes | gate | tile, {"num_warps": 4})
+    tile = {"PLACES": 8, "BLOCK_N": 2, "BLOCK_K": 256, "bias_ptr": None}
+    yield "experts of a row, down", Case(down_pairs_kernel, result, sizes | tile, {"num_warps": 4})
     for rows in (8, MOST_FEW):
-        up, down = launch_of(rows, 2048, 768, 128)
+        up, down = launch_of(rows, 2048, 768)
         shared = {"E": 128, "CHOSEN": 8, "PLACES": 8, "ROWS": max(16, rows), "BY_EXPERT": rows > 16}
+        assert isinstance(up, FewLaunch) and isinstance(down, FewLaunch)
         types = {"M": "i32", "chosen_ptr": "*i32"}
         for name, launch, more in (
             ("up", up, {"K": 2048, "N": 768, "BY_PAIR": False} | gate),
             ("down", down, {"K": 768, "N": 2048, "BY_PAIR": True} | gate | {"ACTIVATION": None, "GATED": False}),
         ):
-            tile = {"BLOCK_N": launch.outputs, "BLOCK_K": launch.columns}
+            tile = {"BLOCK_N": launch.outputs, "BLOCK_K": launch.columns, "AHEAD": name == "down"}
             options = {"num_warps": launch.warps, "num_stages": launch.stages}
             yield f"experts of few rows {rows}, {name}", Case(few_experts_kernel, types, shared | more | tile, options)
 

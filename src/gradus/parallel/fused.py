@@ -11,8 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from gradus.kernels.core.view import Twin, twin_of
-from gradus.kernels.experts.combine import combine
-from gradus.kernels.experts.launches import MOST_PAIRED, launch_of
+from gradus.kernels.experts.launches import launch_of
 from gradus.kernels.experts.routing import route
 from gradus.kernels.fuse.experts import FusedMixture, is_plain
 from gradus.kernels.fuse.model import FusedHead, FusedLinear, FusedRMSNorm, fused
@@ -106,9 +105,8 @@ class FusedSummedMixture(FusedMixture, SummedMixture):
         chosen, weights = route(self._routed(x, rows, None))
         mine = (chosen >= own.start) & (chosen < own.stop)
         chosen, weights = torch.where(mine, chosen - own.start, len(own)), torch.where(mine, weights, 0.0)
-        launch = launch_of(max(len(x), MOST_PAIRED + 1), x.shape[1], self.experts.width, len(own))
-        mixed = self._many(rows, chosen) if launch is None else self._few(rows, chosen, launch)
-        return combine(mixed, weights, partial=True)
+        launch = launch_of(len(x), x.shape[1], self.experts.width)
+        return self._mixed(rows, chosen, weights, launch, partial=True)
 
 
 @twin_of(JoinedLinear)

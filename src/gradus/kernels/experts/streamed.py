@@ -292,7 +292,9 @@ def streams(routed: Routed, hidden: int, gated: bool, down: StreamedLaunch) -> b
     """Whether one row can take this path: an ordinary choice, and sizes that the launches divide."""
     experts = routed.experts
     plain = routed.correction is None and experts.groups == 1 and gated and experts.count <= MOST_COMPARED
-    fits = experts.width % (down.column_warps * WARP_COLUMNS) == 0 and experts.chosen * experts.width % down.columns == 0
+    fits = (
+        experts.width % (down.column_warps * WARP_COLUMNS) == 0 and experts.chosen * experts.width % down.columns == 0
+    )
     return plain and fits and hidden % VECTOR.value == 0
 
 

@@ -1,8 +1,8 @@
 """A mixture of experts on kernels: no choice is read on the host, so its steps can be captured in a CUDA graph.
 
-One row, or two, take three launches: the router's product, and two of `kernels/experts/pairs.py`, with the norm, the
-choice and the residual sum inside. More take one each for the norm, the choice and the sum; many, one more to sort
-them by expert. So do experts in fewer bits (`kernels/experts/packed.py`).
+Few rows take one launch each for the norm, the router's product, the choice, two products and the sum; with
+`kernels/experts/pairs.py`, norm and sum are parts of the products. Many take one more, to sort them by expert. So do
+experts in fewer bits (`kernels/experts/packed.py`).
 """
 
 from typing import cast
@@ -69,16 +69,29 @@ class FusedMixture(Twin, Mixture):
     def _sum(self, x: Tensor, norm: nn.Module | None, residual: Tensor | None) -> Tensor:
         norm = cast(RMSNorm | nn.LayerNorm | None, norm if self.norm is None else self.norm)
         hidden = x.shape[1]
-        launch = launch_of(len(x), hidden, self.experts.width, self.experts.count)
-        paired = launch is not None and launch.paired
+        launch = launch_of(len(x), hidden, self.experts.width)
+        paired = launch is not None and isinstance(launch.up, PairLaunch)
         within = self._within(norm) if paired and hidden <= NORM_WITHIN else None
         rows = x if norm is None or within is not None else norm.forward(x)
-        routed = self._routed(x, rows, norm if within is not None else None)
-        if launch is not None and paired:
-            return self._pairs(rows, routed, within, launch, residual)
-        chosen, weights = route(routed)
-        mixed = self._many(rows, chosen) if launch is None else self._few(rows, chosen, launch)
-        return combine(mixed, weights, residual)
+        chosen, weights = route(self._routed(x, rows, norm if within is not None else None))
+        return self._mixed(rows, chosen, weights, launch, within, residual)
+
+    def _mixed(
+        self, rows: Tensor, chosen: Tensor, weights: Tensor, launch: MixtureLaunch | None, norm: Norm | None = None,
+        residual: Tensor | None = None, *, partial: bool = False,
+    ) -> Tensor:  # fmt: skip
+        """The weighted sums of the chosen experts' results. norm: of `rows`, within the first product's kernel.
+
+        partial: some of the chosen are not held here; their numbers are too large and their weights 0.
+        """
+        if launch is None:
+            return combine(self._many(rows, chosen), weights, residual, partial=partial)
+        count, weight, bias = len(self.experts.own), self.down.weight, self.down.bias
+        features = self._up(rows, chosen, launch.up, norm)
+        if isinstance(launch.down, PairLaunch):
+            return down_pairs(features, weight, chosen, weights, count, launch.down, bias, residual)
+        mixed = down_few(features, weight, chosen, count, launch.down, bias)
+        return combine(mixed, weights, residual, partial=partial)
 
     @staticmethod
     def _within(norm: nn.Module | None) -> Norm | None:
@@ -93,20 +106,11 @@ class FusedMixture(Twin, Mixture):
         logits = router.product.after(norm, rows) if router.norm is None else router.product.after(router.norm, x)
         return Routed(logits.contiguous(), self.experts, router.correction, router.factors)
 
-    def _pairs(
-        self, rows: Tensor, routed: Routed, norm: Norm | None, launch: MixtureLaunch, residual: Tensor | None
-    ) -> Tensor:
-        up, down = launch
-        assert isinstance(up, PairLaunch) and isinstance(down, PairLaunch)
-        features = up_pairs(rows, self.up.weight, routed, self.activation, up, self.up.bias, norm)
-        return down_pairs(features, self.down.weight, routed, down, self.down.bias, residual)
-
-    def _few(self, rows: Tensor, chosen: Tensor, launch: MixtureLaunch) -> Tensor:
-        """Each row's chosen experts' results, [N k, D]."""
-        (up, down), experts = launch, len(self.experts.own)
-        assert isinstance(up, FewLaunch) and isinstance(down, FewLaunch)
-        features = up_few(rows, self.up.weight, chosen, experts, self.activation, up, self.up.bias)
-        return down_few(features, self.down.weight, chosen, experts, down, self.down.bias)
+    def _up(self, rows: Tensor, chosen: Tensor, launch: PairLaunch | FewLaunch, norm: Norm | None) -> Tensor:
+        weight, bias, count = self.up.weight, self.up.bias, len(self.experts.own)
+        if isinstance(launch, PairLaunch):
+            return up_pairs(rows, weight, chosen, count, self.activation, launch, bias, norm)
+        return up_few(rows, weight, chosen, count, self.activation, launch, bias)
 
     def _many(self, rows: Tensor, chosen: Tensor) -> Tensor:
         plan, gate = dispatch(chosen, len(self.experts.own)), self.activation
