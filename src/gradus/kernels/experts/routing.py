@@ -3,8 +3,7 @@
 Idea: an expert's rank is the number of experts that come before it: those with a higher score, and of equal ones those
 with a lower number. All E² comparisons are independent, so 128 experts take 128 threads about as many additions each,
 where a loop that removes the best expert k times would wait for k reductions. The expert of place p is then the one
-with rank p. So little work is repeated by every program of the product behind it, where a launch of its own would take
-longer (`pairs.py`).
+with rank p.
 
 A logit that is NaN counts as the lowest. So ranks are always a permutation, and no program reads beyond the matrices.
 
@@ -202,10 +201,10 @@ def route_kernel(
     tl.store(weights_ptr + here, weights, mask=place < CHOSEN)
 
 
-def route(routed: Routed) -> tuple[Tensor, Tensor]:
+def route(routed: Routed, warps: int = 0) -> tuple[Tensor, Tensor]:
     """Compute what `Router` does behind its product: the chosen experts, int32 [N, k], and weights, float32 [N, k].
 
-    Of equal scores the lower expert comes first.
+    Of equal scores the lower expert comes first. warps: of a program; 0: as many as the experts need.
     """
     logits, experts, early = routed.logits, routed.experts, starts_early()
     assert logits.is_contiguous() and logits.shape[1] == experts.count and experts.groups < MOST_GROUPS
@@ -213,7 +212,7 @@ def route(routed: Routed) -> tuple[Tensor, Tensor]:
     chosen = torch.empty(rows, k, dtype=torch.int32, device=logits.device)
     weights = torch.empty(rows, k, dtype=torch.float32, device=logits.device)
     if rows:
-        warps = 4 if experts.count <= 128 else 8
+        warps = warps or (4 if experts.count <= 128 else 8)
         route_kernel[(rows,)](
             *routed.tensors, chosen, weights, *routed.constants, early, num_warps=warps, launch_pdl=early
         )
