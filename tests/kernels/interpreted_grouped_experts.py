@@ -52,6 +52,7 @@ def assert_close(out: Tensor, reference: Tensor) -> None:
 def test_pairs_are_sorted_by_expert_and_keep_their_order(tokens, chosen, experts, how, monkeypatch):
     monkeypatch.setattr("gradus.kernels.experts.dispatch.MOST_AT_ONCE", 512)  # several rounds
     taken = choices(tokens, chosen, experts, how)
+    monkeypatch.setattr("gradus.kernels.experts.dispatch.SEGMENT", 128)
     expected = dispatch_reference(taken, experts)
     for most in (10_000, 0):
         monkeypatch.setattr("gradus.kernels.experts.dispatch.MOST_IN_ONE_LAUNCH", most)
