@@ -6,7 +6,9 @@ Each engine is a process of its own, and they take turns, row by row and round b
 machine does disturbs both; the best of each is kept. With --threads 1, time is the processor's time that the process
 took, which other programs hardly change; with more, it is the clock's, and a busy machine spoils it: an engine waits
 for the one of its threads that was stopped. SmolLM2's shape has random weights, in our scheme and in the GGUF
-format with as many bits. gemma3-270m and qwen2.5-coder-0.5b are Q4_K_M files, which both keep as they are stored.
+format with as many bits. gemma3-270m and qwen2.5-coder-0.5b are Q4_K_M files, which both keep as they are stored;
+so is one of random weights in the shape of Qwen3-30B-A3B, a mixture of experts, of which six layers and a quarter of
+the vocabulary are raced.
 llama.cpp rounds activations to 8 bits in all formats but F16; so do we in int8, and where the kind says so. llama.cpp
 is driven by `gradus.bench.contenders.llama_cpp`.
 
@@ -35,6 +37,7 @@ from gradus.bench.statistics import significant
 from gradus.device.threads import spin_briefly
 
 SMOL, GEMMA, CODER = "random:smollm2-135m", "gemma3-270m", "qwen2.5-coder-0.5b"
+MIXTURE, LAYERS, VOCABULARY = "qwen3-30b-a3b", 6, 1 << 15
 STORED, STORED_ROUNDED = "as stored", "as stored, int8 activations"
 ROUNDED = "int4, int8 activations"
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -71,6 +74,7 @@ class Course:
 COURSES = {
     SMOL: Course(("bfloat16", "int8", "int4", ROUNDED)),
     GEMMA: Course((STORED, STORED_ROUNDED)),
+    MIXTURE: Course((STORED, STORED_ROUNDED)),
     CODER: Course((STORED, STORED_ROUNDED), streams=(1,), prompts=(2000, 8800), context=9216),
 }
 
@@ -201,7 +205,9 @@ def ask(process: "subprocess.Popen[str]", question: object) -> Any:
 
 
 def file_of(model: str, kind: str, folder: Path) -> Path | None:
-    """llama.cpp's file: the checkpoint's own, or our random weights written with as many bits."""
+    """llama.cpp's file: the checkpoint's own, random weights as they are stored, or ours written with as many bits."""
+    if model == MIXTURE:
+        return mixture_in(folder)
     from gradus.bench.contenders.gguf_files import GGUFFiles
     from gradus.bench.contenders.workbench import Workbench
     from gradus.loading import open_checkpoint
@@ -215,6 +221,20 @@ def file_of(model: str, kind: str, folder: Path) -> Path | None:
     return files.path(SETTINGS[kind].get("quantize")).rename(folder / f"{kind}.gguf")
 
 
+def mixture_in(folder: Path) -> Path:
+    """The first layers of a mixture of experts, which both engines read."""
+    from dataclasses import replace
+
+    from gradus.bench.contenders.gguf_random import write_random
+    from gradus.models import SHAPES
+
+    path = folder / f"{MIXTURE}.gguf"
+    if not path.exists():
+        config = SHAPES[MIXTURE].stage(range(LAYERS))
+        write_random(path, replace(config, vocab_size=VOCABULARY, bos_token_id=None, eos_token_ids=()))
+    return path
+
+
 # -- an engine's process -----------------------------------------------------------------------------------------------
 
 
@@ -222,7 +242,8 @@ def serve(name: str, model: str, kind: str, file: Path | None, threads: int) -> 
     """Answer questions: None is what the engine uses, "memory" its peak in MB, else a task, by a rate."""
     if name == OURS:
         spin_briefly(os.environ)
-    engine = Ours(model, kind) if name == OURS else Theirs(model, file)
+    source = str(file) if model == MIXTURE else model
+    engine = Ours(model, kind, source) if name == OURS else Theirs(model, file, source)
     clock = time.process_time if threads == 1 else time.perf_counter
     for line in sys.stdin:
         question = json.loads(line)
@@ -237,7 +258,7 @@ def serve(name: str, model: str, kind: str, file: Path | None, threads: int) -> 
 
 def rate(engine: Any, clock: Callable[[], float], streams: int, length: int, answer: int, seed: int) -> float:
     """Tokens per second: of the prompt up to the first token, if that is all; else of answers after their first."""
-    prompts = [tuple(20 + (7 * i + 131 * j + 17 * seed) % 40000 for i in range(length)) for j in range(streams)]
+    prompts = [tuple(20 + (7 * i + 131 * j + 17 * seed) % 30000 for i in range(length)) for j in range(streams)]
     first = seconds(engine, clock, prompts, 1)
     if answer == 1:
         return streams * length / first
@@ -253,7 +274,7 @@ def seconds(engine: Any, clock: Callable[[], float], prompts: Sequence[tuple[int
 
 
 class Ours:
-    def __init__(self, model: str, kind: str) -> None:
+    def __init__(self, model: str, kind: str, source: str) -> None:
         import torch
 
         from gradus import LLM
@@ -264,7 +285,7 @@ class Ours:
 
         course = COURSES[model]
         self.llm = LLM(
-            model, device="cpu", context_length=course.context, max_sequences=max(course.streams), **SETTINGS[kind]
+            source, device="cpu", context_length=course.context, max_sequences=max(course.streams), **SETTINGS[kind]
         )
         self.drive, self.forget, self.device = drive, forget_prefixes, torch.device("cpu")
         wanted = ("avx2", "fma", "f16c", "avxvnni", "avx512f", "avx512vnni", "avx512bf16", "amx-bf16", "dotprod")
@@ -279,12 +300,12 @@ class Ours:
 
 
 class Theirs:
-    def __init__(self, model: str, file: Path | None) -> None:
+    def __init__(self, model: str, file: Path | None, source: str) -> None:
         from gradus.bench.contenders.llama_cpp import LlamaCpp
         from gradus.loading import open_checkpoint
 
         course = COURSES[model]
-        files = SimpleNamespace(config=open_checkpoint(model).config, path=lambda scheme: file)
+        files = SimpleNamespace(config=open_checkpoint(source).config, path=lambda scheme: file)
         self.engine = LlamaCpp("llama.cpp", files, course.context, max(course.streams))  # type: ignore[arg-type]
         self.engine.build()
         self.uses = self.engine.about.partition(" of ")[2]  # the format's name would be the contender's, not the file's

@@ -70,12 +70,13 @@ MODELS = {
     "llama-3.2-1b": (128256, 2048, 32, 8, 64, 8192, 16, True),
     "llama-3.1-8b": (128256, 4096, 32, 8, 128, 14336, 32, True),
     "qwen3-30b-a3b": (151936, 2048, 32, 4, 128, 0, 48, True),
+    "gpt-oss-20b": (201088, 2880, 64, 8, 64, 0, 24, True),
     "gemma3-270m": (262144, 640, 4, 1, 256, 2048, 18, True),
     "smollm2-135m": (49152, 576, 9, 3, 64, 1536, 30, True),
     "qwen2.5-coder-0.5b": (151936, 896, 14, 2, 64, 4864, 24, True),
     "qwen2.5-coder-1.5b": (151936, 1536, 12, 2, 128, 8960, 28, True),
 }
-BIASED = ("qwen2.5-coder-0.5b", "qwen2.5-coder-1.5b")  # in their qkv
+BIASED = ("qwen2.5-coder-0.5b", "qwen2.5-coder-1.5b", "gpt-oss-20b")  # in their qkv
 # (vocabulary, hidden, MLP width, drafts) of draft heads, of the kinds in gradus.speculative.heads
 HEADS = {"smollm2-135m-heads": (21504, 576, 1536, 4)}
 PADDED_HEAD = (50304, 768)  # GPT-2's, with rows added up to a multiple of 128: what an odd N costs

@@ -82,7 +82,7 @@ def stack(case: Case, use: str, device: torch.device) -> Linear:
 
 
 def launches(case: Case, use: str, tokens: int) -> list[PackedLaunch]:
-    """What races for so many tokens."""
+    """List the launches that race for that many tokens."""
     fixed = case.scheme != "mxfp4"
     each = tokens if tokens <= MOST_FEW else -(-tokens * case.shape.chosen // case.shape.experts)
     heights = [8, 16] if each <= 8 else [max(16, 1 << (each - 1).bit_length())] if each <= 64 else [64, 128]
@@ -131,7 +131,7 @@ def multiplied(use: str, x: Tensor, matrix: Linear, rows: Rows, launch: PackedLa
 
 
 def expected(use: str, x: Tensor, matrix: Linear, rows: Rows) -> Tensor:
-    """By the reference, in the order in which the kernel writes."""
+    """Compute a product by the reference, with rows where the kernel writes them."""
     assert isinstance(matrix, QuantizedLinear)
     plan, wide, few = dispatch_reference(rows.chosen, rows.experts), matrix.dequantized().to(x.dtype), rows.plan is None
     if use == "down":

@@ -1,7 +1,7 @@
 """Measure p14: the experts that real text reads, the time of a layer by its rows, and what left-out slices lose.
 
     PYTHONPATH=src:. python3 benchmarks/lessons/experts_lesson.py --out benchmarks/lessons/experts_lesson.json
-    PYTHONPATH=src:. python3 benchmarks/lessons/experts_lesson.py --parts times --device cuda --out benchmarks/lessons/experts_lesson_gpu.json
+    PYTHONPATH=src:. python3 benchmarks/lessons/experts_lesson.py --parts times --device cuda --out my-reports/experts.json
 
 `choices` and `quality` count and do not depend on the machine; `times` is the only part with a clock. Parts that are
 not asked for stay as the file has them.
@@ -11,6 +11,7 @@ import argparse
 import json
 import sys
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -37,7 +38,8 @@ MODEL, COUNT, CHOSEN = "smollm2-135m", 16, 2
 LAYERS = (5, 15, 25)  # early, middle, late
 USERS, DRAWS = (1, 2, 4, 8, 16, 32, 64), 200
 LAYER = {"hidden": 1024, "experts": Experts(32, 8, 512)}  # of Granite 3.1 1B-A400M, in float32
-ROWS, RUNS = (1, 2, 4, 8, 16, 32, 64, 256), 9
+ROWS, RUNS = (1, 2, 4, 8, 16, 32, 64, 256), 15
+WARM = 128  # rows that are computed first, and not kept
 
 
 # -- the experts that real text reads ----------------------------------------------------------------------------------
@@ -103,7 +105,7 @@ def times(device: torch.device) -> list[dict[str, Any]]:
     gates, features = noise(count, width, hidden), noise(count, width, hidden)
     down, router = noise(count, hidden, width), noise(count, hidden)
     found = []
-    for rows in ROWS:
+    for rows in (WARM, *ROWS):
         batches = [noise(rows, hidden) * hidden**0.5 for _ in range(RUNS + 1)]
         routed = [route(x @ router.T, experts) for x in batches]
 
@@ -122,8 +124,10 @@ def times(device: torch.device) -> list[dict[str, Any]]:
             for name, way in ways.items():
                 taken[name].append(timed(lambda: mixed(x, chosen, weights, count, way), device))  # noqa: B023
         starts = [sort_by_expert(chosen, count)[1] for chosen, _ in routed[1:]]
-        distinct = [sum(a < b for a, b in zip(each, each[1:], strict=False)) for each in starts]
+        distinct = [sum(start < end for start, end in pairwise(each)) for each in starts]
         row = {name: [round(each, 4) for each in values[1:]] for name, values in taken.items()}  # the first one warms
+        if rows == WARM:
+            continue
         found.append({"rows": rows, "read": distinct, "padding": [round(padding(each), 4) for each in starts], **row})
         print(rows, {name: median(row[name]) for name in ways}, flush=True)
     return found

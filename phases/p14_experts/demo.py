@@ -45,6 +45,6 @@ def show(model: str) -> Iterator[str]:
     for users in BATCHES:
         read, seconds = decodes(cut, users)
         bar = "#" * round(COLUMNS * read / SLICES)
-        predicted = expected_distinct(SLICES, TAKEN, users)
-        yield f"{users:5}  {bar:{COLUMNS}}{read:5.1f}{predicted:11.1f}{1e3 * seconds:13.1f}{1e3 * seconds / users:14.1f}"
+        predicted, took = expected_distinct(SLICES, TAKEN, users), 1e3 * seconds
+        yield f"{users:5}  {bar:{COLUMNS}}{read:5.1f}{predicted:11.1f}{took:13.1f}{took / users:14.1f}"
     yield f"\n{LOOK}"

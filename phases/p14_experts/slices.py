@@ -67,9 +67,7 @@ def divided(config: ModelConfig, count: int) -> int:
 @torch.no_grad()
 def with_experts(model: Model, experts: Experts) -> Model:
     """Make a model with experts in the place of each MLP. Experts are unset, all else is the model's."""
-    config = replace(
-        model.config, family=FAMILY, intermediate_size=0, experts=(experts,) * model.config.num_layers
-    )
+    config = replace(model.config, family=FAMILY, intermediate_size=0, experts=(experts,) * model.config.num_layers)
     made = create_model(config, dtype=model.dtype, device=model.device)
     theirs = dict(model.named_parameters())
     mine = {name: value for name, value in made.named_parameters() if ".experts." not in name}

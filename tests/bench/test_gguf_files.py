@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from gradus.bench.contenders.gguf_files import GGUFFiles, OwnTensors, format_of, widths, write
+from gradus.bench.contenders.gguf_random import SPREAD, write_random
 from gradus.bench.measure.drive import ContenderFailed
 from gradus.bench.predict.roofline import streamed_parameters
 from gradus.loading import Checkpoint, open_checkpoint
@@ -126,3 +127,22 @@ def test_the_prediction_counts_the_bytes_that_the_file_has(shape, tmp_path):
     looked_up = {"position_embd.weight"} if config.tie_embeddings else {"token_embd.weight"}
     read = sum(entry.size_bytes for name, entry in file.tensors.items() if name not in looked_up)
     assert widths(config, "int8").weight * streamed_parameters(config) == pytest.approx(read)
+
+
+def test_a_file_of_random_weights_has_the_formats_of_q4_k_m_and_weights_of_a_usual_size(tmp_path):
+    path = tmp_path / "random.gguf"
+    sizes = {"hidden_size": 256, "num_heads": 8, "num_kv_heads": 4, "head_dim": 32}
+    tiny = SHAPES["tiny-qwen3-moe"]
+    mixture = next(each for each in tiny.experts if each)
+    every = tiny.num_layers * (replace(mixture, width=256),)  # llama.cpp has experts in all layers of this family
+    config = replace(tiny, experts=every, sizes=(), intermediate_size=0, **sizes)
+    write_random(path, config)
+    kinds = {name: entry.type.name for name, entry in GGUFFile(path).tensors.items()}
+    assert kinds["blk.0.ffn_gate_exps.weight"] == "Q4_K" and kinds["blk.0.ffn_gate_inp.weight"] == "F32"
+    assert kinds["blk.0.ffn_down_exps.weight"] == "Q6_K" and kinds["output.weight"] == "Q6_K"
+    assert kinds["blk.0.attn_norm.weight"] == "F32" and kinds["blk.0.attn_q.weight"] == "Q4_K"
+    found, model = read_back(path)
+    assert found.experts == config.experts
+    for name, weight in model.named_parameters():
+        if weight.dim() > 1:
+            assert SPREAD / 1.2 < weight.float().std() < 1.2 * SPREAD and abs(weight.float().mean()) < SPREAD / 5, name

@@ -43,13 +43,14 @@ SHOWS = {
     "p09": {"chunk"},
     "p10": {"vain", "chunk"},
     "p11": {"vain", "chunk"},
+    "p14": {"chunk"},
     FINAL: {"hit", "chunk", "split", "eviction", "drafts", "grammar"},
 }
 
 
 @cache
-def bench() -> Workbench:
-    return Workbench.open(runs.RANDOM, "cpu", "float32")
+def bench(scene: str = "p00") -> Workbench:
+    return Workbench.open(runs.scene_of(scene).model or runs.RANDOM, "cpu", "float32")
 
 
 def work(scene: str) -> runs.Work:
@@ -58,7 +59,7 @@ def work(scene: str) -> runs.Work:
 
 @cache
 def recording(name: str, scene: str | None = None) -> Recording:
-    return runs.run(name, bench(), work(scene or name))
+    return runs.run(name, bench(scene or name), work(scene or name))
 
 
 def events(recorded: Recording) -> list[tuple[str, str]]:
@@ -87,15 +88,15 @@ def test_a_scene_shows_its_phase_s_idea_within_forty_steps(name):
 
 @pytest.mark.parametrize("name", CONTENDERS)
 def test_recording_changes_no_token(name):
-    asked = work(name)
-    limits = ModelLimits(bench().model.config.vocab_size, asked.longest + 1, ())
+    asked, its_bench = work(name), bench(name)
+    limits = ModelLimits(its_bench.model.config.vocab_size, asked.longest + 1, ())
     for arrival in asked.arrivals:
         told = [token for frame in recording(name).frames for token in frame["outputs"].get(arrival.name, ())]
         engine, its = "p00", limits
         if arrival.structured is not None:  # the first engine that keeps to it, and the end that it is given there
-            engine, its = "p11", replace(limits, eos_token_ids=bench().model.config.eos_token_ids)
-        options = replace(runs.options_of(engine, its, {}), vocabulary=bench().checkpoint.vocabulary)
-        alone = runs.build(engine, bench(), options)
+            engine, its = "p11", replace(limits, eos_token_ids=its_bench.model.config.eos_token_ids)
+        options = replace(runs.options_of(engine, its, {}), vocabulary=its_bench.checkpoint.vocabulary)
+        alone = runs.build(engine, its_bench, options)
         alone.submit(request(arrival, alone.limits))
         expected: list[int] = []
         while alone.has_work:
@@ -104,6 +105,18 @@ def test_recording_changes_no_token(name):
             assert len(told) == arrival.output
         else:
             assert told == (expected if arrival.cancelled is None else expected[: len(told)])
+
+
+def test_each_row_of_a_step_shows_the_experts_that_it_takes():
+    for frame in recording("p14").frames:
+        if frame["plan"] is None:
+            assert frame["experts"] is None
+            continue
+        seen = frame["experts"]
+        assert (seen["layer"], seen["count"], len(seen["rows"])) == (0, 8, frame["rows"])
+        assert all(len(set(row)) == 2 and row == sorted(row) and row[0] >= 0 and row[1] < 8 for row in seen["rows"])
+    assert any(frame["rows"] == 1 for frame in recording("p14").frames), "a sequence decodes alone"
+    assert all(frame["experts"] is None for frame in recording("p06").frames), "a dense model has none to show"
 
 
 def test_each_masked_draw_says_what_it_could_choose_from():

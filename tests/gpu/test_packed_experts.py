@@ -1,4 +1,4 @@
-"""Experts in fewer bits on a CUDA GPU: compiled, against the floats that they stand for, and as whole models."""
+"""Experts in fewer bits on a CUDA GPU: compiled, against the same weights in floats, and as whole models."""
 
 from typing import Any
 
@@ -108,7 +108,7 @@ def test_a_dense_product_in_mxfp4(width, m, gated):
 @pytest.mark.parametrize("scheme", ["int8", "int4", "mxfp4", "fp8", "fp8-block"])
 @pytest.mark.parametrize("shape", ["tiny-qwen3-moe", "tiny-gpt-oss"])
 def test_a_quantized_model_s_tokens_do_not_depend_on_graphs_or_on_the_batch(shape, scheme):
-    """Captured and not, alone and with others: up to near ties, of which these prompts have none."""
+    """Compare the first tokens: captured and not, alone and with others."""
     if scheme.startswith("fp8") and not capability(torch.device("cuda")).multiplies_fp8:
         pytest.skip("no 8-bit floats on this GPU")
     settings = {"device": "cuda", "dtype": "float16", "quantize": scheme, "context_length": 256}

@@ -52,6 +52,7 @@ def assert_close(out: Tensor, reference: Tensor) -> None:
 def test_pairs_are_sorted_by_expert_and_keep_their_order(tokens, chosen, experts, how, monkeypatch):
     monkeypatch.setattr("gradus.kernels.experts.dispatch.MOST_AT_ONCE", 512)  # several rounds
     taken = choices(tokens, chosen, experts, how)
+    monkeypatch.setattr("gradus.kernels.experts.dispatch.SEGMENT", 128)
     expected = dispatch_reference(taken, experts)
     for most in (10_000, 0):
         monkeypatch.setattr("gradus.kernels.experts.dispatch.MOST_IN_ONE_LAUNCH", most)
@@ -62,7 +63,7 @@ def test_pairs_are_sorted_by_expert_and_keep_their_order(tokens, chosen, experts
 @pytest.mark.parametrize("most", [10_000, 0], ids=["one launch", "two"])
 def test_a_choice_of_an_expert_elsewhere_has_no_place(most, monkeypatch):
     monkeypatch.setattr("gradus.kernels.experts.dispatch.MOST_IN_ONE_LAUNCH", most)
-    taken = torch.tensor([[0, 4], [90, 2], [4, 3]], dtype=torch.int32)
+    taken = torch.tensor([[0, 4], [90, 2], [-1, 3]], dtype=torch.int32)
     found = dispatch(taken, 4)
     assert found.starts.tolist() == [0, 1, 1, 2, 3] and found.pairs[:3].tolist() == [0, 3, 5]
 

@@ -40,7 +40,7 @@ def _poisoned():
 
 
 def stack(kind: str, parts: int, width: int, dtype: torch.dtype, out: int = OUT) -> tuple[Linear, Tensor]:
-    """A stack of `parts` halves, and the floats that it stands for, in dtype as kernels have them."""
+    """A stack of `parts` halves, and its weights in floats, in dtype as kernels have them."""
     shape: Any = MatrixId("experts_up", 0), width, (EXPERTS * out,) * parts, True, dtype, "cpu"
     made: dict[str, Any] = {"plain": Linear, "mxfp4": Mxfp4Linear}
     if kind == "fp8-block":
@@ -133,7 +133,7 @@ def stack_of_k(kind: str) -> tuple[Any, Tensor]:
 @pytest.mark.parametrize("shape", ["tiny-qwen3-moe", "tiny-gpt-oss"])
 @pytest.mark.parametrize("scheme", ["int8", "fp8-block", "int4", "words"])
 def test_a_mixture_s_twin_computes_what_torch_does(scheme, shape, monkeypatch):
-    """With activations that are not rounded, which 8 bits do in torch."""
+    """Compare with floats: torch's 8 bits would round activations, and kernels do not."""
     if scheme == "words":
         monkeypatch.setitem(SCHEMES, "words", Mxfp4Linear)
         monkeypatch.setitem(STORED, "words", Mxfp4Linear)

@@ -283,7 +283,7 @@ def products(able: Capability) -> Iterator[tuple[str, Case]]:
         yield f"gemv {n} {k}", Case(gemv_kernel, types, constants, {"num_warps": launch.warps})
     for rows, gated in product((8, MOST_ROWS), (False, True)):
         constants = {"K": 1536, "ROWS": rows, "BLOCK_N": 16, "WARPS": 8, "AHEAD": 3, "SUMS": 1}
-        constants |= {"ACTIVATION": None, "GATED": gated}
+        constants |= {"ACTIVATION": "silu" if gated else None, "GATED": gated}
         types = {"M": "i32", "N": "i32:16", "eps": "fp32"}
         yield f"few rows {rows}{' gated' if gated else ''}", Case(few_rows_kernel, types, constants, {"num_warps": 8})
     for (n, k, gated), launch in product(((896, 4864, False), (4864, 896, True), (8192, 2048, True)), STREAMED):
@@ -475,9 +475,9 @@ def grouped_experts(able: Capability) -> Iterator[tuple[str, Case]]:
     lists = {"chosen_ptr": "*i32", "pairs_ptr": "*i32", "starts_ptr": "*i32"}
     one = {"BLOCK": 2048}
     yield "dispatch", Case(dispatch.dispatch_kernel, lists | {"count": "i32"}, one, {"num_warps": 4})
-    lists |= {"counts_ptr": "*i32"} | dict.fromkeys(("count", "experts", "blocks"), "i32")
+    lists |= {"counts_ptr": "*i32"} | dict.fromkeys(("count", "segments"), "i32")
     for kernel in (dispatch.count_kernel, dispatch.place_kernel):
-        constants = {"EXPERTS": 128, "BLOCK": dispatch.BLOCK_OF_PAIRS}
+        constants = {"EXPERTS": 128, "SEGMENT": dispatch.SEGMENT}
         here = {name: kind for name, kind in lists.items() if name in kernel.arg_names}
         yield f"dispatch {kernel.__name__}", Case(kernel, here, constants, {"num_warps": 8})
     types = dict.fromkeys(("pairs_ptr", "starts_ptr"), "*i32")

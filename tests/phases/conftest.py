@@ -41,6 +41,15 @@ EVERY_FAMILY = [*FAMILIES, *NEWER]
 Tests of sampling, prefixes and preemption, which do not depend on a layer's parts, run with FAMILIES in every phase,
 and with the others in the final engine alone.
 """
+MIXTURES = [
+    "tiny-mixtral",  # experts
+    "tiny-qwen2-moe",  # experts next to an MLP with a gate, and a dense layer
+    "tiny-olmoe",  # experts, and norms across heads
+    "tiny-granite-moe",  # experts, multipliers
+    "tiny-gemma4-moe",  # experts with norms of their own
+    "tiny-glm4-moe",  # experts in groups, chosen by sigmoid; heads that turn in part
+]
+"""Families with experts give the oracle's tokens in every phase too."""
 PHASES = [info.name for info in phases.engines()]
 CONTENDERS = [*PHASES, FINAL]
 BRANCHES = {"p14": "p06"}
@@ -85,7 +94,7 @@ OWN_SHAPES = {
     SINKS: replace(SHAPES["tiny-qwen3-moe"], experts=(), sizes=(), attention_sinks=True, windows=(16, None) * 2),
 }
 EVERY_SHAPE = SHAPES | OWN_SHAPES
-SEEDS = {"tiny-olmo3": 8, "tiny-granite4": 10}
+SEEDS = {"tiny-olmo3": 8, "tiny-granite4": 10, "tiny-mixtral": 10, "tiny-granite-moe": 9}
 """Of weights, where 7 would make two tokens of an oracle's choice nearly equal."""
 
 

@@ -45,8 +45,8 @@ class Settings:
     dtype: str = setting("auto", "auto (bfloat16 on a GPU, measured on a CPU), float32, bfloat16 or float16.")
     quantize: str | None = setting(
         None,
-        "Keep matrices in fewer bits: int8, fp8, fp8-block, int4 (in groups of 128, or int4-g64, int4-g32), a YAML "
-        "file of patterns and schemes, or stored (in the bits of a .gguf file, whatever dtype says).",
+        "Keep matrices in fewer bits: int8, fp8, fp8-block, int4 (in groups of 128, or int4-g64, int4-g32), mxfp4, a "
+        "YAML file of patterns and schemes, or stored (in the bits of a .gguf file, whatever dtype says).",
         unset="none: in dtype, or on a CPU, if that is auto, in the bits of a .gguf file",
     )
     context_length: int | None = setting(

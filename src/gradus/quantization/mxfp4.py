@@ -7,8 +7,8 @@ power of two (e8m0: 8 bits of exponent). Activations are not rounded.
 power of two costs no mantissa, so a product by it is exact, and the weight too in bfloat16.
 
 A block is 17 bytes: e, then 16 bytes whose lower halves are values 0 to 15 and whose upper halves are values 16 to 31.
-So do files of llama.cpp have it, and so it stays on a CPU (`gguf.py`). No load of a GPU could be wider than one byte of
-that. There the values are int16 words of four planes of 16 columns, as those of `int4.py`, and exponents lie apart.
+Files of llama.cpp have that form, and a CPU keeps it (`gguf.py`). On a GPU no load of it could be wider than a byte:
+there the values are int16 words of four planes of 16 columns, as those of `int4.py`, and exponents lie apart.
 """
 
 import torch
@@ -21,7 +21,7 @@ from gradus.quantization.linear import ASSIGNED, QuantizedLinear, product_in_pie
 
 BLOCK, SIZE = 32, 17  # values and bytes
 BIAS = 127
-NOT_A_NUMBER = 255  # the exponent that stands for it
+NOT_A_NUMBER = 255  # the exponent that means NaN
 LARGEST_STORED = 128  # exponent that the kernels can multiply by: see `kernels/quantized/mxfp4.py`
 TILE, PLANES, PLANE = 64, 4, 16
 VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
@@ -92,7 +92,7 @@ def to_blocks(weight: Tensor) -> Tensor:
     largest = weight.abs().amax(-1)
     exponents = torch.frexp(largest).exponent - 1 - LARGEST_EXPONENT + BIAS
     exponents = torch.where(largest > 0, exponents, 0).clamp(0, NOT_A_NUMBER - 1)
-    # in two steps, neither of which leaves the range of float32
+    # in two steps: a single factor could be beyond float32
     halves = (BIAS - exponents) // 2, (BIAS - exponents) - (BIAS - exponents) // 2
     scaled = torch.ldexp(torch.ldexp(weight, halves[0].unsqueeze(1)), halves[1].unsqueeze(1))
     limits = torch.tensor(_LIMITS, device=weight.device)

@@ -28,7 +28,7 @@ def _mxfp4(
     dtype: torch.dtype = torch.float32,
     device: torch.device | str = "cpu",
 ) -> Linear:
-    """In blocks on a CPU and in words elsewhere: see `mxfp4.py`."""
+    """Make a matrix of blocks on a CPU, and of words elsewhere: see `mxfp4.py`."""
     if torch.device(device).type == "cpu":
         return IN_BLOCKS(matrix_id, in_features, out_features, bias, dtype, device)
     return Mxfp4Linear(matrix_id, in_features, out_features, bias, dtype, device)

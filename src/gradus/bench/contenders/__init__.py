@@ -6,5 +6,5 @@ Read in this order:
     yours.py         a student's phases
     transformers.py  Hugging Face transformers
     llama_cpp.py     llama.cpp;  gguf_files.py: our checkpoints in its format
-                    gguf_experts.py: their experts
+                    gguf_experts.py: their experts;  gguf_random.py: random weights in a shape's Q4_K_M file
 """

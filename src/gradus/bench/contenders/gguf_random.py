@@ -12,8 +12,8 @@ import gguf
 import numpy as np
 from numpy.typing import NDArray
 
+from gradus.bench.contenders.gguf_experts import layout
 from gradus.bench.contenders.gguf_files import architecture_of, describe, name_of
-from gradus.loading.gguf.experts import STACKS
 from gradus.models import ModelConfig, create_model
 from gradus.models.source import Shape
 from gradus.models.weights import plan
@@ -22,7 +22,11 @@ Type = gguf.GGMLQuantizationType
 SPREAD = 0.02
 """The standard deviation of weights: about that of trained ones."""
 
-SCALES = {Type.Q4_K: (0, 2), Type.Q6_K: (208,)}  # bytes of a block at which a float16 scale lies
+SCALES = {
+    Type.Q4_K: {0: SPREAD / 258, 2: 7.5 * SPREAD / 258},  # of 0 to 63 times 0 to 15, less 0 to 63
+    Type.Q6_K: {208: SPREAD / 1366},  # of -128 to 127 times -32 to 31
+}
+"""A block's float16 scales, by the byte where each lies: SPREAD by the standard deviation of what they multiply."""
 
 
 def write_random(path: Path, config: ModelConfig, seed: int = 0) -> None:
@@ -41,7 +45,7 @@ def write_random(path: Path, config: ModelConfig, seed: int = 0) -> None:
 
 def _tensors(config: ModelConfig) -> Iterator[tuple[str, Shape]]:
     """Each tensor's name in llama.cpp, and its shape."""
-    for piece in plan(create_model(config, device="meta"), STACKS if config.experts else {}):
+    for piece in plan(create_model(config, device="meta"), layout(config)):
         yield name_of(config, piece.stored.name), piece.stored.file_shape(piece.shape)
 
 
@@ -59,11 +63,6 @@ def _values(kind: Type, shape: Shape, random: np.random.Generator) -> NDArray[np
         return (center + SPREAD * random.standard_normal(shape)).astype(np.float32)
     block, size = gguf.GGML_QUANT_SIZES[kind]
     found = random.integers(256, size=(*shape[:-1], shape[-1] // block, size), dtype=np.uint8)
-    if kind == Type.Q4_K:  # sixteen steps of a scale of 0 to 63, above a minimum of 0 to 63 such steps
-        scale = SPREAD / 4.6 / 32
-        scales = (scale, 7.5 * scale)
-    else:  # 64 steps, around 0, of a scale of -128 to 127
-        scales = (SPREAD / 18.5 / 74,)
-    for at, each in zip(SCALES[kind], scales, strict=True):
+    for at, each in SCALES[kind].items():
         found[..., at : at + 2] = np.array([each], np.float16).view(np.uint8)
     return found.reshape(*shape[:-1], -1)

@@ -125,8 +125,8 @@ def _experts_choices(found: dict[str, Any], samples: str) -> list[Part]:
         read = [f"{row['users'][place]:.1f}" for place in places]
         rows.append([name, *read, f"{row['neighbors'][found['users'].index(16)]:.1f}", f"{row['fullest'][0]:.1f} ×"])
     return [
-        f"Experts that are read, of {found['experts']}, {found['chosen']} for each token: {found['model']}, a lesson of "
-        f"this course, averages over three layers. Fullest: its load as a multiple of the average. {samples}",
+        f"Experts that are read, of {found['experts']}, {found['chosen']} for each token: {found['model']}, a lesson "
+        f"of this course, averages over three layers. Fullest: its load as a multiple of the average. {samples}",
         (header, rows),
     ]
 
@@ -137,7 +137,9 @@ def _experts_times(found: dict[str, Any], samples: str) -> list[Part]:
     rows = []
     for row in found["times"]:
         read, padding = median(row["read"]), percent(median(row["padding"]))
-        rows.append([str(row["rows"]), f"{read:.0f}", *(shown(median(row[way])) for way in ("loop", "padded")), padding])
+        rows.append(
+            [str(row["rows"]), f"{read:.0f}", *(shown(median(row[way])) for way in ("loop", "padded")), padding]
+        )
     return [
         f"**{found['hardware']['processor']}**, {found['hardware']['cores']} cores, one layer of 32 experts of 512 "
         f"features, 8 for each row of 1,024 values, in float32. Medians of {len(found['times'][0]['loop'])} runs. "
@@ -148,7 +150,13 @@ def _experts_times(found: dict[str, Any], samples: str) -> list[Part]:
 
 def _experts_quality(found: dict[str, Any], samples: str) -> list[Part]:
     """The loss of taking some of a dense model's slices, by how they are chosen."""
-    header = ["slices taken", "always the first: same best token", "perplexity", "fitted: same best token", "perplexity"]
+    header = [
+        "slices taken",
+        "always the first: same best token",
+        "perplexity",
+        "fitted: same best token",
+        "perplexity",
+    ]
     rows = []
     for row in found["quality"]:
         pairs = [(percent(row[name]["same"]), f"{row[name]['perplexity']:,.1f}") for name in ("first", "fitted")]

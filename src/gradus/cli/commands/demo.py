@@ -22,11 +22,11 @@ Model = Annotated[
 ]
 
 
-def demo(phase: Annotated[str, Argument(help="p01 to p06, p11 to p13.")], out: Out = None, model: Model = None) -> int:
+def demo(phase: Annotated[str, Argument(help="p01 to p06, p11 to p14.")], out: Out = None, model: Model = None) -> int:
     """Show what a phase's idea changes: the phase before, then the phase, on one small workload on this CPU.
 
-    Takes about half a minute on two cores. For numbers to quote, there is gradus bench. p12 and p13 have no engine: the
-    one shows ranks at work, the other what blocks a server.
+    Takes about half a minute on two cores. For numbers to quote, there is gradus bench. p12 to p14 have
+    programs of their own: ranks at work, what blocks a server, and the experts that a crowd reads.
 
     Examples:
 

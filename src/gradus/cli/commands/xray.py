@@ -37,7 +37,12 @@ def xray(
     out: Annotated[Path | None, Option("--out", "-o", help="The page; xray-PHASE.html by default.")] = None,
     model: Annotated[
         str | None,
-        Option("--model", "-m", help="As in `gradus generate`. By default smollm2-135m if it is pulled, else random."),
+        Option(
+            "--model",
+            "-m",
+            help="As in `gradus generate`. By default smollm2-135m if it is pulled, else random; for p14 a tiny "
+            "one with experts.",
+        ),
     ] = None,
     **settings: Any,
 ) -> int:
@@ -93,7 +98,7 @@ def _recordings(
     yours = None if impl is None else solution.load(names[0], impl)
     if yours is not None:
         terminal.print_note(yours.note)
-    chosen = model or runs.usual_model()
+    chosen = model or (scene and scene.model) or runs.usual_model()
     if model is None and chosen == runs.RANDOM:
         terminal.print_note(f"{runs.REAL} is not pulled, so weights are random and the text means nothing")
     given = Settings.of({"model": chosen, **settings})

@@ -15,6 +15,7 @@ from gradus.bench.measure.timeline import Timeline
 from gradus.cache.inspection import TreeNode
 from gradus.course.probe import EngineProbe, Holding, Id, SpanView, Step
 from gradus.course.xray.events import Teller
+from gradus.course.xray.experts import ExpertWatch
 from gradus.course.xray.masks import MaskWatch
 from gradus.course.xray.questions import question
 from gradus.course.xray.reasons import Bounds
@@ -88,12 +89,12 @@ def record(
     to it. Otherwise it is raised.
     """
     probe = EngineProbe(engine, kept=most + 1)
-    masks = MaskWatch(engine)
+    masks, experts = MaskWatch(engine), ExpertWatch(engine)
     timeline = Timeline(torch.device("cpu"), kept=most + 1)  # the host's clock alone: a GPU is not waited for
     probe.record()
     timeline.watch(engine)
     try:
-        frames = _Run(engine, probe, masks, limits, tolerant).frames(arrivals, most)
+        frames = _Run(engine, probe, masks, experts, limits, tolerant).frames(arrivals, most)
     finally:
         timeline.leave(engine)
         masks.leave()
@@ -133,9 +134,16 @@ class _Run:
     """The loop over a scene's steps."""
 
     def __init__(
-        self, engine: Engine, probe: EngineProbe, masks: MaskWatch, limits: ModelLimits, tolerant: bool
+        self,
+        engine: Engine,
+        probe: EngineProbe,
+        masks: MaskWatch,
+        experts: ExpertWatch,
+        limits: ModelLimits,
+        tolerant: bool,
     ) -> None:
-        self.engine, self.probe, self.masks, self.limits, self.tolerant = engine, probe, masks, limits, tolerant
+        self.engine, self.probe, self.limits, self.tolerant = engine, probe, limits, tolerant
+        self.masks, self.experts = masks, experts
         self.queue: list[str] = []  # has arrived and not ended
         self.in_flight: list[int] = []
 
@@ -174,7 +182,7 @@ class _Run:
         waiting = [name for name in self.queue if name not in state["running"]]
         said = blamed(error) or f"{type(error).__name__}: {error}"
         ends: Frame = {"number": len(frames) + 1, "committed": None, "in_flight": [], "outputs": {}, "ended": {}}
-        ends |= {"masks": [], "drafts": {}}
+        ends |= {"masks": [], "drafts": {}, "experts": None}
         return state | ends | {"waiting": waiting, "failed": " ".join(str(said).split())}
 
     def frame(self, arrivals: Sequence[Arrival], number: int) -> Frame:
@@ -197,7 +205,7 @@ class _Run:
             "outputs": {output.request_id: list(output.tokens) for output in outputs if output.tokens},
             "ended": ended,
         }
-        frame |= self.masks.take(frame["spans"])
+        frame |= self.masks.take(frame["spans"]) | self.experts.take(step is not None)
         frame["waiting"] = [name for name in self.queue if name not in frame["running"] and name not in ended]
         self.queue = [name for name in self.queue if name not in ended]
         return frame
@@ -262,6 +270,7 @@ def _after(probe: EngineProbe, number: int) -> Frame:
         "ended": {},
         "masks": [],
         "drafts": {},
+        "experts": None,
         "waiting": [],
         "rows": None,
     }

@@ -75,6 +75,7 @@ class Run {
     this.paged = this.frames.some((frame) => frame.pages);
     this.indexed = this.frames.some((frame) => frame.tree);
     this.masks = Math.max(...this.frames.map((frame) => frame.masks.length)); // the most of a step
+    this.experts = this.frames.map((frame) => frame.experts).find(Boolean); // their number, and the layer
     this.forgets = this.frames.some((frame) => frame.spans.some((span) => span.kind === "recompute")); // no cache
   }
 
@@ -85,7 +86,7 @@ class Run {
     this.parts = {
       events: part("div", { "aria-live": "polite" }), sequences: part("div"), plan: part("div", { class: "scroll" }), batch: part("div", { class: "scroll" }),
       slots: part("div", { class: this.paged || this.forgets ? "slots" : "slots metered" }), pool: part("div"), tables: part("div", { class: "scroll" }), tree: part("div", { class: "scroll" }),
-      timeline: part("div", { class: "scroll" }), masks: part("div", { class: "scroll" }),
+      timeline: part("div", { class: "scroll" }), masks: part("div", { class: "scroll" }), experts: part("div", { class: "scroll" }),
     };
     const { parts } = this;
     const toggle = make("button", { type: "button", "aria-pressed": String(this.bySlot), onclick: () => this.turn(toggle) }, "by slot");
@@ -102,6 +103,7 @@ class Run {
         make("div", {}, card("Rows of the batch", "batch", "each with its position"), card("Slots", "slots"),
           this.paged ? card("Page pool", "pool") : null, this.paged ? card("Block tables", "tables", "entry i: the page of positions i · page size and on") : null,
           this.masks ? card("Masks", "masks", "what each draw may choose from") : null,
+          this.experts ? card("Experts", "experts", `of layer ${this.experts.layer}, and the tokens that each takes`) : null,
           this.indexed ? card("Radix tree", "tree", "pages, and the tokens on them") : null)));
     if (COMPACT) for (const each of this.element.querySelectorAll("[data-part]"))
       each.hidden = !["timeline", "events", ...this.recording.panels].includes(each.dataset.part);
@@ -142,6 +144,7 @@ class Run {
     if (this.paged) this.showPages(frame, before);
     if (this.indexed) this.showTree(frame);
     if (this.masks) this.showMasks(frame);
+    if (this.experts) this.showExperts(frame);
     this.mark(index);
     this.light(this.lit);
     if (focused) this.stop.focus({ preventScroll: true });
@@ -231,6 +234,18 @@ class Run {
     while (rows.length < this.masks) rows.push(row(Array(6).fill("\u00a0"), "td", "blank"));
     this.parts.masks.replaceChildren(make("table", {}, make("thead", {}, row(["sequence", "may come", "probability", "drawn", "freely", "removed"], "th")), make("tbody", {}, ...rows)),
       make("p", { class: "quiet note" }, "may come: how many tokens. probability: what the model gives all of them together. freely: the token that it would choose without the mask. removed: the likeliest tokens that may not come."));
+  }
+
+  showExperts(frame) {
+    const rows = frame.experts ? frame.experts.rows : [];
+    const places = frame.spans.flatMap((span) => span.tokens.map((_, i) => [span, i])); // of the batch's rows
+    const lines = Array.from({ length: this.experts.count }, (_, expert) => {
+      const cells = places.filter((_, row) => (rows[row] || []).includes(expert)).map(([span, i]) => this.cell(frame, span, i));
+      return make("tr", {}, make("td", { class: "number" }, String(expert)), make("td", {}, make("div", { class: "cells" }, ...cells)));
+    });
+    const read = new Set(rows.flat()).size;
+    this.parts.experts.replaceChildren(make("table", {}, make("tbody", {}, ...lines)),
+      make("p", { class: "quiet note" }, rows.length ? `${plural(rows.length, "row")}: ${read} of ${plural(this.experts.count, "expert")} are read. The others' weights stay where they are.` : "Nothing runs."));
   }
 
   showBatch(frame) {

@@ -41,11 +41,15 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """look: what to watch for, in a sentence or two. settings: of the engine, for phases that use them."""
+    """look: what to watch for, in a sentence or two. settings: of the engine, for phases that use them.
+
+    model: the one that runs where the reader names none, if the idea needs more than the usual one has.
+    """
 
     look: str
     asked: tuple[Asked, ...]
     settings: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
+    model: str | None = None
 
     @property
     def longest(self) -> int:
@@ -189,6 +193,13 @@ SCENES: dict[str, Scene] = {
         ),
         MappingProxyType({"max_sequences": 3, "page_size": 4, "cache_tokens": 96, "token_budget": 12}),
     ),
+    "p14": Scene(
+        "In this layer, each token takes two of eight experts. A prompt's tokens need nearly all of them; where Ann "
+        "decodes alone, two are read and six are not. Plans, pages and steps are those of p06.",
+        PASTED,
+        BUDGET,
+        model="random:tiny-qwen3-moe",
+    ),
     FINAL: Scene(
         "All of it together: a shared prefix, a long prompt in chunks, a small pool, plans made one step ahead, and "
         "drafts. Ben's last answer is a line of JSON: tokens that its form forces are verified as drafts, and drafts "
@@ -206,6 +217,7 @@ PANELS: dict[str, tuple[str, ...]] = {
     "p08": ("plan",),
     "p10": ("plan",),
     "p11": ("masks",),
+    "p14": ("experts",),
     FINAL: ("tree", "masks"),
 }
 """The parts of the page that show a phase's idea: the book's small page has them, the timeline and the events."""

@@ -9,6 +9,11 @@ Two rules make this safe. Every kernel launched so calls `wait_for_previous` in 
 read and before its first write (an earlier kernel may still read what it overwrites). So no kernel ends before its
 predecessor has, which makes the order transitive. A kernel launched without `launch_pdl` waits for all before it.
 
+A kernel may read one thing more before its wait: what an earlier kernel than its predecessor wrote, if each program of
+the predecessor calls `let_next_start` only after its own wait. Those writes are then complete before it starts. Such
+reads must pass by the multiprocessor's own cache (".cg"), which may hold what lay there before. The second product of
+experts so reads which rows they have (`experts/grouped.py`, `experts/hopper/streamed.py`).
+
 It pays where launches are short: one wave of programs or two. A long launch has many waves, and each program of each
 wave pays for its wait. So the caller chooses, by a context:
 

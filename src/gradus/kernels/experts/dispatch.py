@@ -3,15 +3,14 @@
 A pair is a row and one of the experts that it chose; pair p is row p // k and place p % k. Sorted by expert, the pairs
 of each are one range, which a product takes in tiles of rows.
 
-Idea: a counting sort. Of few pairs, in one launch and with no histogram to share: the program of expert e reads all
-choices, counts those of lower experts, which is where its own range begins, and then writes its pairs there, in their
-order. Of many, in two: programs count the choices of each expert in a block of pairs, then each places its block behind
-those before it. Either way the result is the same every time, and its size depends on N and E alone, as a CUDA graph
-needs.
+Idea: a counting sort without a histogram to share. The program of expert e reads all choices, counts those of lower
+experts, which is where its own range begins, and then writes its pairs there, in their order. So one launch does it for
+few pairs. Many are cut into segments, with a program for each and each expert: a first launch counts, and a second one
+adds up the counts before its own. Either way the result is the same every time, and its size depends on N and E alone,
+as a CUDA graph needs.
 
-Bytes: each of E programs reads 4 N k bytes, twice, from the L2 cache; that takes 2 µs for 1,024 pairs and 128 experts
-on an H200, but 44 µs for 65,536. In two launches, each of N k / BLOCK programs reads all 4 E N k / BLOCK bytes of
-counts.
+Bytes: each of E programs reads 4 N k bytes, twice, from the L2 cache. In one launch that takes 2 µs for 1,024 pairs and
+128 experts on an H200, 8 for 8,192 and 44 for 65,536, since one program's rounds follow each other.
 """
 
 from typing import NamedTuple
@@ -26,8 +25,8 @@ from gradus.kernels.core.overlap import let_next_start, starts_early, wait_for_p
 
 FEWEST_AT_ONCE, MOST_AT_ONCE = 256, 2048  # choices that a program reads together
 MOST_IN_ONE_LAUNCH = 4096  # pairs
-BLOCK_OF_PAIRS = 512  # in two launches
-TOGETHER = constexpr(32)  # experts, blocks or pairs that a block's pairs are compared with at a time
+SEGMENT = 4096  # pairs of a program, of two launches
+TOGETHER = constexpr(16)  # segments whose counts are read together
 
 
 class Dispatch(NamedTuple):
@@ -59,7 +58,8 @@ def dispatch_kernel(
     at = tl.arange(0, BLOCK)
     lower = tl.zeros((BLOCK,), tl.int32)
     for start in range(0, count, BLOCK):
-        lower += (tl.load(chosen_ptr + start + at, mask=start + at < count, other=expert) < expert).to(tl.int32)
+        chosen = tl.load(chosen_ptr + start + at, mask=start + at < count, other=-1)
+        lower += ((chosen >= 0) & (chosen < expert)).to(tl.int32)
     place = tl.sum(lower)
     tl.store(starts_ptr + expert, place)
     for start in range(0, count, BLOCK):
@@ -72,49 +72,45 @@ def dispatch_kernel(
 
 @triton.jit(do_not_specialize=["count"])
 def count_kernel(
-    chosen_ptr: tensor, counts_ptr: tensor, count: int, EXPERTS: constexpr, BLOCK: constexpr, PDL: constexpr
+    chosen_ptr: tensor, counts_ptr: tensor, count: int, EXPERTS: constexpr, SEGMENT: constexpr, PDL: constexpr
 ) -> None:
-    """Count the choices of each expert among the pairs of block program_id(0). EXPERTS: a power of 2."""
+    """Count the choices of expert program_id(0) in segment program_id(1). counts: [segments, EXPERTS]."""
     let_next_start(PDL)
     wait_for_previous(PDL)
-    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    chosen = tl.load(chosen_ptr + at, mask=at < count, other=EXPERTS)
-    for start in range(0, EXPERTS, TOGETHER):
-        expert = start + tl.arange(0, TOGETHER)
-        found = tl.sum((chosen[:, None] == expert[None, :]).to(tl.int32), 0)
-        tl.store(counts_ptr + tl.program_id(0) * EXPERTS + expert, found)
+    expert, segment = tl.program_id(0), tl.program_id(1)
+    at = segment * SEGMENT + tl.arange(0, SEGMENT)
+    mine = tl.load(chosen_ptr + at, mask=at < count, other=-1) == expert
+    tl.store(counts_ptr + segment * EXPERTS + expert, tl.sum(mine.to(tl.int32)))
 
 
-@triton.jit(do_not_specialize=["count", "experts", "blocks"])
+@triton.jit(do_not_specialize=["count", "segments"])
 def place_kernel(
-    chosen_ptr: tensor, counts_ptr: tensor, pairs_ptr: tensor, starts_ptr: tensor,
-    count: int, experts: int, blocks: int, EXPERTS: constexpr, BLOCK: constexpr, PDL: constexpr,
+    chosen_ptr: tensor, counts_ptr: tensor, pairs_ptr: tensor, starts_ptr: tensor, count: int, segments: int,
+    EXPERTS: constexpr, SEGMENT: constexpr, PDL: constexpr,
 ) -> None:  # fmt: skip
-    """Place the pairs of block program_id(0) behind those of lower experts, and of the same one in earlier blocks."""
+    """Place a segment's pairs of expert program_id(0) behind those of lower experts and of earlier segments.
+
+    EXPERTS: a power of 2, at least as many as there are programs.
+    """
     let_next_start(PDL)
     wait_for_previous(PDL)
-    block = tl.program_id(0)
-    expert = tl.arange(0, EXPERTS)
-    total, earlier = tl.zeros((EXPERTS,), tl.int32), tl.zeros((EXPERTS,), tl.int32)
-    for start in range(0, blocks, TOGETHER):
-        other = start + tl.arange(0, TOGETHER)
-        here = counts_ptr + other[:, None] * EXPERTS + expert[None, :]
-        found = tl.load(here, mask=(other < blocks)[:, None], other=0)
-        total += tl.sum(found, 0)
-        earlier += tl.sum(tl.where((other < block)[:, None], found, 0), 0)
-    starts = tl.cumsum(total, 0) - total
-    if block == 0:
-        tl.store(starts_ptr + expert, starts, mask=expert < experts)
-        tl.store(starts_ptr + expert + 1, starts + total, mask=expert == experts - 1)
-    at = block * BLOCK + tl.arange(0, BLOCK)
-    chosen = tl.load(chosen_ptr + at, mask=at < count, other=EXPERTS)
-    place = tl.gather(starts + earlier, tl.minimum(chosen, EXPERTS - 1), 0)
-    for start in range(0, BLOCK, TOGETHER):
-        before = block * BLOCK + start + tl.arange(0, TOGETHER)
-        others = tl.load(chosen_ptr + before, mask=before < count, other=-1)
-        same = (chosen[:, None] == others[None, :]) & (before[None, :] < at[:, None])
-        place += tl.sum(same.to(tl.int32), 1)
-    tl.store(pairs_ptr + place, at, mask=chosen < experts)
+    expert, segment = tl.program_id(0), tl.program_id(1)
+    other = tl.arange(0, EXPERTS)[None, :]
+    inside = other < tl.num_programs(0)
+    before, every = tl.zeros((TOGETHER, EXPERTS), tl.int32), tl.zeros((TOGETHER, EXPERTS), tl.int32)
+    for start in range(0, segments, TOGETHER):
+        row = start + tl.arange(0, TOGETHER)[:, None]
+        counts = tl.load(counts_ptr + row * EXPERTS + other, mask=inside & (row < segments), other=0)
+        before += tl.where((other < expert) | ((other == expert) & (row < segment)), counts, 0)
+        every += counts
+    place = tl.sum(before)
+    if segment == 0:
+        tl.store(starts_ptr + expert, place)
+        if expert == tl.num_programs(0) - 1:
+            tl.store(starts_ptr + expert + 1, tl.sum(every))
+    at = segment * SEGMENT + tl.arange(0, SEGMENT)
+    mine = (tl.load(chosen_ptr + at, mask=at < count, other=-1) == expert).to(tl.int32)
+    tl.store(pairs_ptr + place + tl.cumsum(mine, 0) - 1, at, mask=mine == 1)
 
 
 @triton.jit
@@ -138,7 +134,7 @@ def tile_at(
 
 
 def dispatch(chosen: Tensor, experts: int) -> Dispatch:
-    """Sort the rows' choices. chosen: int32 [N, k], contiguous; pairs of numbers from `experts` on are left out."""
+    """Sort the rows' choices. chosen: int32 [N, k], contiguous; pairs of other numbers than 0 to E - 1 are left out."""
     assert chosen.dtype == torch.int32 and chosen.is_contiguous()
     count, early = chosen.numel(), starts_early()
     pairs = torch.empty(count, dtype=torch.int32, device=chosen.device)
@@ -147,9 +143,9 @@ def dispatch(chosen: Tensor, experts: int) -> Dispatch:
         block = min(max(triton.next_power_of_2(count), FEWEST_AT_ONCE), MOST_AT_ONCE)
         dispatch_kernel[(experts,)](chosen, pairs, starts, count, block, early, num_warps=4, launch_pdl=early)
         return Dispatch(pairs, starts, chosen.shape[1])
-    blocks, wide = triton.cdiv(count, BLOCK_OF_PAIRS), max(triton.next_power_of_2(experts), TOGETHER.value)
-    counts = torch.empty(blocks, wide, dtype=torch.int32, device=chosen.device)
-    more = {"EXPERTS": wide, "BLOCK": BLOCK_OF_PAIRS, "PDL": early, "num_warps": 8, "launch_pdl": early}
-    count_kernel[(blocks,)](chosen, counts, count, **more)
-    place_kernel[(blocks,)](chosen, counts, pairs, starts, count, experts, blocks, **more)
+    segments, wide = triton.cdiv(count, SEGMENT), triton.next_power_of_2(experts)
+    counts = torch.empty(segments, wide, dtype=torch.int32, device=chosen.device)
+    grid, more = (experts, segments), {"EXPERTS": wide, "SEGMENT": SEGMENT, "PDL": early}
+    count_kernel[grid](chosen, counts, count, **more, num_warps=8, launch_pdl=early)
+    place_kernel[grid](chosen, counts, pairs, starts, count, segments, **more, num_warps=8, launch_pdl=early)
     return Dispatch(pairs, starts, chosen.shape[1])

@@ -38,7 +38,7 @@ def launch_of(form: Form, n: int, k: int, rows: int, item: int) -> PackedLaunch:
 
 
 def unraced(form: Form, rows: int, item: int) -> PackedLaunch:
-    """What should be reasonable anywhere."""
+    """Choose by a rule, for GPUs and sizes that no race has measured."""
     if item == 4:
         return PackedLaunch(FEWEST_TOKENS, 32, form.columns if form.fixed else 64, 2, 4)
     if rows <= 32:

@@ -1,7 +1,7 @@
 """Tiles of experts' weights in each form that they are kept in, unpacked to the type of the activations.
 
 A turn of a product's loop takes COLUMNS columns of some rows of a stack, and adds their products with x to the sums.
-What a form's storage means is in `gradus.quantization`, and how it is unpacked in `kernels/quantized`.
+`gradus.quantization` defines each form's storage, and `kernels/quantized` how it is unpacked.
 """
 
 from typing import Any, NamedTuple
@@ -74,7 +74,7 @@ def add_products(
 ) -> tensor:  # fmt: skip
     """sums [rows, BLOCK_M], and the products of COLUMNS columns from `start` on.
 
-    row: [rows] of the stack's ROWS, all of which exist. block: of each row, its row of scales (BY_BLOCK). x: addresses
+    row: [rows], numbers below ROWS, the stack's. block: each row's row of scales (BY_BLOCK). x: addresses
     of its rows, [1, BLOCK_M]; there: which of them exist. STRIDE: bytes of a row of blocks (GGUF).
     """
     every = row >= 0

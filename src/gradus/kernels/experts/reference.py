@@ -10,7 +10,8 @@ from gradus.models.layers import ACTIVATIONS, gated
 def dispatch_reference(chosen: Tensor, experts: int) -> Dispatch:
     """Sort pairs by expert. chosen: [N, k]."""
     flat = chosen.flatten()
-    pairs = flat.argsort(stable=True)[: int((flat < experts).sum())]
+    pairs = flat.argsort(stable=True)
+    pairs = pairs[(flat[pairs] >= 0) & (flat[pairs] < experts)]
     edges = torch.arange(experts + 1, device=flat.device)
     starts = torch.searchsorted(flat[pairs].contiguous(), edges.to(flat.dtype))
     return Dispatch(pairs.int(), starts.int(), chosen.shape[1])

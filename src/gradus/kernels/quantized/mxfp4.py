@@ -82,7 +82,7 @@ def mxfp4_planes(
 ) -> tensor:  # fmt: skip
     """The weights of four planes from column `start` on, [rows, COLUMNS / 4] each in dtype.
 
-    row: [rows], all of which exist. EVEN: turns divide K. PAIRED: dtype is bfloat16, and two are unpacked at once.
+    row: [rows], numbers of rows that exist. EVEN: turns divide K. PAIRED: dtype is bfloat16; unpack two at once.
     """
     tiles = (K + 63) // 64
     tile = start // 64 + tl.arange(0, COLUMNS // 64)

@@ -130,7 +130,7 @@ def _share(products: Any, share: Any, out: Any) -> None:
 
 @njit(**FLAGS)
 def add_up(step: Any, stage: Any, worker: Any, chunk: int) -> None:
-    """Add up the experts' results of every row that this chunk has, with the dense MLP's, and add them to the stream."""
+    """Add up the experts' results of each row of a chunk, and the dense MLP's, and add them to the stream."""
     mixture, room, hidden = step.mixtures[stage.layer], step.room, step.shape[0].hidden
     for r in range(chunk, step.shape[0].rows, stage.columns):
         total = worker.products[0, :hidden]

@@ -75,7 +75,7 @@ class Block(Code):
 
     def half_power(self, offset: int, count: int = 8) -> ir.Value:
         """Half the power of two whose exponent, 127 more, is the byte at an offset, in `count` lanes; NaN for 255."""
-        builder, kind = self.builder, ir.VectorType(SINGLE, count)
+        builder = self.builder
         exponent = builder.zext(self.read(self.at, self.whole(offset), BYTE), SINGLE)
 
         def word(value: int) -> ir.Constant:

@@ -8,8 +8,8 @@ registers allow. New are
   the producer is four warps, which request 16 bytes per thread, and the tile's barrier counts them. Weights, and the
   second product's rows, which are sorted, come by the copy engine.
 - *Tiles from registers.* Each warp group holds where every expert's rows begin (`tiles.py`).
-- *Half a tile.* An expert's last rows may be a consumer's alone. The other then multiplies nothing, and the matrix
-  units are the first one's.
+- *Half a tile.* An expert's last rows may be the first consumer's alone. For the other, nothing is then copied or
+  multiplied.
 
 A tile of weights is 256 rows: of the first product 128 gates and the 128 features that they gate, which meet in
 registers; of the second 256 outputs. Rows behind an expert's last, and outputs behind an expert's, are not stored.
@@ -115,7 +115,7 @@ def _ring(KIND: constexpr, STAGES: constexpr, ARRIVALS: constexpr) -> Ring:
     for i in gl.static_range(STAGES):
         mbarrier.init(full.index(i), count=ARRIVALS)
         mbarrier.init(empty.index(i), count=2)
-    x = gl.allocate_shared_memory(KIND, [STAGES, 2 * ROWS, DEPTH], tile_layout())
+    x = gl.allocate_shared_memory(KIND, [STAGES * 2, ROWS, DEPTH], tile_layout())
     weights = gl.allocate_shared_memory(KIND, [STAGES, 2 * PART, DEPTH], tile_layout())
     return Ring(x, weights, full, empty)
 
@@ -131,17 +131,15 @@ def _produce(
     PARTS: constexpr = 2  # of a tile of weights
     ranges, count = ranges_of(work, EXPERTS, 2 * ROWS, 4)
     weights = ring.weights._reinterpret(ring.weights.dtype, [STAGES * PARTS, PART, DEPTH], tile_layout())
-    halves = ring.x._reinterpret(ring.x.dtype, [STAGES * 2, ROWS, DEPTH], tile_layout())
     n = 0
     for tile in range(gl.program_id(0), count * work.tiles, gl.num_programs(0)):
         expert, first, end = tile_of(ranges, tile // work.tiles, EXPERTS, 2 * ROWS, 4)
+        both = first + ROWS < end  # else the second consumer has no rows
         if CHOSEN:
             row = expert * work.N + tile % work.tiles * PART
             second = row + work.experts * work.N
-            at = gl.minimum(first + gl.arange(0, 2 * ROWS, layout=gl.SliceLayout(1, lines(4))), end - 1)
-            token = (gl.load(work.pairs + at) // CHOSEN).to(gl.int64) * (work.steps * DEPTH)
-            column = gl.arange(0, DEPTH, layout=gl.SliceLayout(0, lines(4)))
-            here = x + (token[:, None] + column[None, :])
+            here = _addresses(x, work, first, end, CHOSEN)
+            there = _addresses(x, work, first + ROWS, end, CHOSEN)
         else:
             row = expert * work.N + tile % work.tiles * (2 * PART)
             second = row + PART
@@ -151,19 +149,31 @@ def _produce(
             mbarrier.wait(ring.empty.index(stage), ((n // STAGES) & 1) ^ 1)  # the first round does not wait
             if CHOSEN:
                 mbarrier.expect(full, PARTS * PART * DEPTH * 2)
-            else:
+            elif both:
                 mbarrier.expect(full, (PARTS * PART + 2 * ROWS) * DEPTH * 2)
+            else:
+                mbarrier.expect(full, (PARTS * PART + ROWS) * DEPTH * 2)
             tma.async_copy_global_to_shared(weight, [row, step * DEPTH], full, weights.index(stage * PARTS))
             tma.async_copy_global_to_shared(weight, [second, step * DEPTH], full, weights.index(stage * PARTS + 1))
             if CHOSEN:
-                async_copy.async_copy_global_to_shared(ring.x.index(stage), here + step * DEPTH)
+                async_copy.async_copy_global_to_shared(ring.x.index(stage * 2), here + step * DEPTH)
+                if both:
+                    async_copy.async_copy_global_to_shared(ring.x.index(stage * 2 + 1), there + step * DEPTH)
                 async_copy.mbarrier_arrive(full, increment_count=False)
             else:
-                for i in gl.static_range(2):
-                    tma.async_copy_global_to_shared(
-                        x, [first + i * ROWS, step * DEPTH], full, halves.index(stage * 2 + i)
-                    )
+                tma.async_copy_global_to_shared(x, [first, step * DEPTH], full, ring.x.index(stage * 2))
+                if both:
+                    tma.async_copy_global_to_shared(x, [first + ROWS, step * DEPTH], full, ring.x.index(stage * 2 + 1))
             n += 1
+
+
+@gluon.jit
+def _addresses(x: tensor, work: Work, first: tensor, end: tensor, CHOSEN: constexpr) -> tensor:
+    """Where the values of a consumer's rows lie, DEPTH of each."""
+    at = gl.minimum(first + gl.arange(0, ROWS, layout=gl.SliceLayout(1, lines(4))), end - 1)
+    token = (gl.load(work.pairs + at) // CHOSEN).to(gl.int64) * (work.steps * DEPTH)
+    column = gl.arange(0, DEPTH, layout=gl.SliceLayout(0, lines(4)))
+    return x + (token[:, None] + column[None, :])
 
 
 # -- the consumers -----------------------------------------------------------------------------------------------------
@@ -178,13 +188,12 @@ def _halves(sums: tensor) -> tensor:
 @gluon.jit
 def _multiplied(ring: Ring, n: tensor, steps: tensor, CONSUMER: constexpr, STAGES: constexpr) -> tensor:
     """Sum `steps` tiles from the n-th on."""
-    x = ring.x._reinterpret(ring.x.dtype, [STAGES * 2, ROWS, DEPTH], tile_layout())
     sums = gl.zeros([ROWS, 2 * PART], gl.float32, products(2 * PART))
     for step in range(0, steps):
         stage = n % STAGES
         mbarrier.wait(ring.full.index(stage), (n // STAGES) & 1)
         sums = warpgroup_mma(
-            x.index(stage * 2 + CONSUMER), ring.weights.index(stage).permute((1, 0)), sums, is_async=True
+            ring.x.index(stage * 2 + CONSUMER), ring.weights.index(stage).permute((1, 0)), sums, is_async=True
         )
         sums = warpgroup_mma_wait(1, deps=[sums])  # for those before
         mbarrier.arrive(ring.empty.index((n + STAGES - 1) % STAGES), pred=step > 0)
