@@ -1,9 +1,14 @@
 """Kernels of mixtures of experts: interpreted on the CPU, and compiled for an H200."""
 
+import json
+from pathlib import Path
+
 import pytest
 
 pytest.importorskip("triton", reason="Triton is for Linux alone")
 
+from benchmarks.kernels import experts as race
+from gradus.kernels.experts import launches
 from tests.kernels.ahead_of_time import H200
 from tests.kernels.interpreter import run_interpreted
 from tests.kernels.test_every_gpu import experts
@@ -41,3 +46,9 @@ def test_the_next_launch_starts_only_when_the_logits_are_complete():
     case = dict(experts())["experts of a row, up"]
     assembly = case.compiled(H200, early=True).assembly
     assert assembly.index("griddepcontrol.wait") < assembly.index("griddepcontrol.launch_dependents")
+
+
+def test_the_table_is_what_the_race_found():
+    found = json.loads(Path(race.__file__).with_suffix(".json").read_text())
+    written = {name: getattr(launches, name) for name in ("MixtureLaunch", "FewLaunch", "PairLaunch")}
+    assert eval(race.table_text(found).partition(" = ")[2], written) == launches.FASTEST

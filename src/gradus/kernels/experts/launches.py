@@ -57,12 +57,12 @@ UNRACED = {
     16: MixtureLaunch(FewLaunch(64, 128, 3, 4), FewLaunch(64, 128, 3, 4)),
     MOST_FEW: MixtureLaunch(FewLaunch(64, 64, 3, 4), FewLaunch(64, 64, 3, 4)),
 }
-"""For experts of other sizes: what was near the fastest of those that were raced."""
+"""For experts of other sizes: launches that were near the fastest in the race above."""
 
 
 def launch_of(rows: int, hidden: int, width: int) -> MixtureLaunch | None:
-    """The launch for so many rows of experts of these sizes: that of the next number of rows which was raced. None for
-    the products of many rows (`grouped.py`).
+    """Return the launch raced for the next larger number of rows of experts of these sizes. None for the products of
+    many rows (`grouped.py`).
     """
     if rows > MOST_FEW:
         return None

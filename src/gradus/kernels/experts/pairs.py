@@ -77,7 +77,7 @@ def _requested(
     weight_ptr: tensor, expert: tensor, feature: tensor, end: tensor,
     E: constexpr, D: constexpr, F: constexpr, GATED: constexpr, BLOCK_K: constexpr,
 ) -> tensor:  # fmt: skip
-    """Load all columns of these features' weights, up to feature `end`, in tiles; of long rows the first tile."""
+    """Load all columns of these features' weights, up to feature `end`, in tiles; or the first tile of long rows."""
     ahead: tensor = ()
     for start in tl.static_range(0, D if D <= UNROLLED * BLOCK_K else BLOCK_K, BLOCK_K):
         ahead = ahead + (_tiles(weight_ptr, expert, feature, end, start, E, D, F, GATED, BLOCK_K),)  # noqa: RUF005

@@ -4,7 +4,7 @@ Idea: as in `linear/streamed_gemv.py`, there is one program per multiprocessor, 
 copies its weights into shared memory as far ahead as there is room. Here the weights are those of experts that the
 router chose, and what a program must wait for before it may copy is the router's logits alone:
 
-- *Every program chooses for itself* (as in `pairs.py`): no launch lies between the router's product and these two.
+- *Every program chooses for itself* (as in `routing.py`): no launch lies between the router's product and these two.
 - *The first product's outputs are all chosen experts' features, side by side*, k F of them. A program's slice is no
   longer than one expert's, so it has rows of two experts at most.
 - *The second product's columns are all chosen experts' features, side by side*: its matrix is k matrices next to each
