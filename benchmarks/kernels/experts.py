@@ -64,7 +64,6 @@ SHAPES = {
 }
 LAYERS = 6  # with weights of their own: one row of Qwen3-30B-A3B reads 450 MB of them, seven times an H200's L2
 ROWS = (1, 2, 4, 8, 16, 32, 64)
-AHEAD = 8  # rows up to which the second product's weights are fetched ahead, in addition
 FINALISTS = 4  # launches of each product that race as a whole mixture
 TOLERANCE = 1e-2  # of ‖out - reference‖ / ‖reference‖, in bfloat16
 SHARED = 200_000  # bytes of tiles in a multiprocessor's shared memory
@@ -270,10 +269,7 @@ def raced(inputs: Inputs, shipped: bool) -> Iterator[dict[str, Any]]:
     hidden, experts = case.config.hidden_size, case.experts
     small = {
         "router": timed(partial(inputs.router, launch=None), count),
-        **{
-            f"route with {warps} warps": timed(lambda layer, w=warps: route(inputs.routed[layer], w), count)
-            for warps in (1, 2, 4, 8)
-        },
+        "route": timed(lambda layer: route(inputs.routed[layer]), count),
         "combine": timed(lambda layer: combine(inputs.results, inputs.chosen[layer][1], inputs.onto), count),
     }
     if case.rows == 1 and hidden <= NORM_WITHIN:
@@ -297,8 +293,6 @@ def raced(inputs: Inputs, shipped: bool) -> Iterator[dict[str, Any]]:
             entry[name] = rates
             entry.setdefault("failed", []).extend(failed)
             tops.append([*times][:FINALISTS])
-            if name == "down":  # alone, nothing runs that they could be ahead of
-                tops[-1] += [each._replace(ahead=True) for each in tops[-1] if case.rows <= AHEAD]
             for each, (us, rate) in [*rates.items()][:3]:
                 print(f"  {name} {each}: {us:.2f} us, {rate:.0f} GB/s", flush=True)
         wholes += [MixtureLaunch(*both) for both in product(*tops)]
@@ -334,7 +328,7 @@ def table_text(found: Mapping[str, Any]) -> str:
 
 
 def _positional(name: str) -> str:
-    fields = ("up", "down", "rows", "columns", "warps", "outputs", "stages", "ahead")
+    fields = ("up", "down", "rows", "columns", "warps", "outputs", "stages")
     for field in fields:
         name = name.replace(f"{field}=", "")
     return name

@@ -126,7 +126,7 @@ def test_rows_that_share_an_expert_and_rows_that_do_not():
     x, chosen = torch.randn(3, HIDDEN), torch.tensor([[4, 1], [1, 4], [3, 1]], dtype=torch.int32)
     for rows in (1, 3):
         up = few.up_few(x[:rows], part.up.weight, chosen[:rows], 5, Clamped(), FewLaunch(16, 16, 2, 4))
-        out = few.down_few(up, part.down.weight, chosen[:rows], 5, FewLaunch(32, 16, 2, 4, ahead=True))
+        out = few.down_few(up, part.down.weight, chosen[:rows], 5, FewLaunch(32, 16, 2, 4))
         pairs_of = [part.expert(int(chosen[row, place]), x[row : row + 1]) for row in range(rows) for place in (0, 1)]
         assert_close(out, torch.cat(pairs_of))
 

@@ -199,7 +199,7 @@ def experts() -> Iterator[tuple[str, Case]]:
             ("up", up, {"K": 2048, "N": 768, "BY_PAIR": False} | gate),
             ("down", down, {"K": 768, "N": 2048, "BY_PAIR": True} | gate | {"ACTIVATION": None, "GATED": False}),
         ):
-            tile = {"BLOCK_N": launch.outputs, "BLOCK_K": launch.columns, "AHEAD": name == "down"}
+            tile = {"BLOCK_N": launch.outputs, "BLOCK_K": launch.columns}
             options = {"num_warps": launch.warps, "num_stages": launch.stages}
             yield f"experts of few rows {rows}, {name}", Case(few_experts_kernel, types, shared | more | tile, options)
 

@@ -24,13 +24,10 @@ import triton.language as tl
 from torch import Tensor
 from triton.language import constexpr, tensor
 
-from gradus.kernels.core.overlap import let_next_start, prefetch, starts_early, wait_for_previous
+from gradus.kernels.core.overlap import let_next_start, starts_early, wait_for_previous
 from gradus.kernels.experts.launches import MOST_FEW, FewLaunch
 from gradus.kernels.linear.epilogue import finish, vector
 from gradus.models.layers import Activation, Gated
-
-CACHE_LINE = constexpr(128)  # bytes
-MOST_LINES = constexpr(1024)  # that a program asks for ahead
 
 
 @triton.jit(do_not_specialize=["M"])
@@ -38,24 +35,18 @@ def few_experts_kernel(
     x_ptr: tensor, weight_ptr: tensor, bias_ptr: tensor, chosen_ptr: tensor, out_ptr: tensor, M: int,
     K: constexpr, N: constexpr, E: constexpr, CHOSEN: constexpr, PLACES: constexpr, ROWS: constexpr,
     BY_EXPERT: constexpr, BY_PAIR: constexpr, ACTIVATION: constexpr, GATED: constexpr, BLOCK_N: constexpr,
-    BLOCK_K: constexpr, AHEAD: constexpr, PDL: constexpr,
+    BLOCK_K: constexpr, PDL: constexpr,
 ) -> None:  # fmt: skip
     """Outputs from program_id(0) * BLOCK_N on, of one expert: of pair program_id(1), or that number itself.
 
     M: rows. BY_EXPERT: there are programs for every expert. BY_PAIR: x has a row for every pair.
-    AHEAD: the weights are brought into the L2 cache before the wait, for the choice is then complete.
     """
-    if not AHEAD:
-        wait_for_previous(PDL)
-    let_next_start(PDL)  # of the first product: not before the wait, since the next launch may read the choice
+    wait_for_previous(PDL)
+    let_next_start(PDL)
     number = tl.program_id(1)
     expert = number
     if not BY_EXPERT:
-        expert = tl.load(chosen_ptr + number, cache_modifier=".cg")
-    if AHEAD:
-        if PDL and expert < E:
-            _ask_for_tile(weight_ptr, expert, N, K, BLOCK_N)
-        wait_for_previous(PDL)
+        expert = tl.load(chosen_ptr + number)
     first, pair = pairs_of_expert(chosen_ptr, expert, M, CHOSEN, PLACES, ROWS)
     mine = pair >= 0
     if first == (number if not BY_EXPERT else first) and first < M * CHOSEN and expert < E:
@@ -89,27 +80,13 @@ def few_experts_kernel(
 
 
 @triton.jit
-def _ask_for_tile(weight_ptr: tensor, expert: tensor, N: constexpr, K: constexpr, BLOCK_N: constexpr) -> None:
-    """Prefetch the program's rows of the expert's matrix, up to MOST_LINES cache lines of them."""
-    SIZE: constexpr = weight_ptr.dtype.element_ty.primitive_bitwidth // 8
-    PER_LINE: constexpr = CACHE_LINE // SIZE
-    NEEDED: constexpr = (BLOCK_N * K + PER_LINE - 1) // PER_LINE
-    LINES: constexpr = MOST_LINES if NEEDED > MOST_LINES else triton.next_power_of_2(NEEDED)
-    first = tl.program_id(0) * BLOCK_N
-    values = tl.minimum(BLOCK_N, N - first) * K
-    at = tl.minimum(tl.arange(0, LINES) * PER_LINE, values - 1)
-    prefetch(weight_ptr + (expert.to(tl.int64) * N + first) * K + at)
-
-
-@triton.jit
 def pairs_of_expert(
     chosen_ptr: tensor, expert: tensor, M: int, CHOSEN: constexpr, PLACES: constexpr, ROWS: constexpr
 ) -> tensor:  # fmt: skip
     """The first pair that chose this expert, or M * CHOSEN; and for each row its pair, or -1: [ROWS]."""
     row, place = tl.arange(0, ROWS)[:, None], tl.arange(0, PLACES)[None, :]
     pair = row * CHOSEN + place
-    # from the L2 cache: the multiprocessor's own may hold an earlier step's, where this is read before the wait
-    chosen = tl.load(chosen_ptr + pair, mask=(row < M) & (place < CHOSEN), other=-1, cache_modifier=".cg")
+    chosen = tl.load(chosen_ptr + pair, mask=(row < M) & (place < CHOSEN), other=-1)
     pair = tl.where(chosen == expert, pair, -1)
     first = tl.min(tl.min(tl.where(pair >= 0, pair, M * CHOSEN), 1), 0)
     return first, tl.max(pair, 1)
@@ -147,7 +124,7 @@ def _product(
     few_experts_kernel[(triton.cdiv(outputs, launch.outputs), experts if by_expert else rows * k)](
         x, weight, bias, chosen, out, rows,
         inner, outputs, experts, k, triton.next_power_of_2(k), max(16, triton.next_power_of_2(rows)), by_expert,
-        len(x) > rows, activation, gated, launch.outputs, launch.columns, launch.ahead, early,
+        len(x) > rows, activation, gated, launch.outputs, launch.columns, early,
         num_warps=launch.warps, num_stages=launch.stages, launch_pdl=early,
     )  # fmt: skip
     return out

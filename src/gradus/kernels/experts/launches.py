@@ -9,15 +9,12 @@ MOST_FEW = 64  # rows of `few.py`
 
 
 class FewLaunch(NamedTuple):
-    """outputs, columns: a tile of weights; with a gate there are two. stages: tiles in flight. warps: of a program.
-    ahead: of the second product, weights are fetched into the L2 cache while the first one is at work.
-    """
+    """outputs, columns: a tile of weights; with a gate there are two. stages: tiles in flight. warps: of a program."""
 
     outputs: int
     columns: int
     stages: int
     warps: int
-    ahead: bool = False
 
 
 class MixtureLaunch(NamedTuple):

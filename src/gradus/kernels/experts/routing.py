@@ -201,10 +201,10 @@ def route_kernel(
     tl.store(weights_ptr + here, weights, mask=place < CHOSEN)
 
 
-def route(routed: Routed, warps: int = 0) -> tuple[Tensor, Tensor]:
+def route(routed: Routed) -> tuple[Tensor, Tensor]:
     """Compute what `Router` does behind its product: the chosen experts, int32 [N, k], and weights, float32 [N, k].
 
-    The lower of equal experts comes first. warps: of a program; 0: as many as the experts need.
+    The lower of equal experts comes first.
     """
     logits, experts, early = routed.logits, routed.experts, starts_early()
     assert logits.is_contiguous() and logits.shape[1] == experts.count and experts.groups < MOST_GROUPS
@@ -212,7 +212,7 @@ def route(routed: Routed, warps: int = 0) -> tuple[Tensor, Tensor]:
     chosen = torch.empty(rows, k, dtype=torch.int32, device=logits.device)
     weights = torch.empty(rows, k, dtype=torch.float32, device=logits.device)
     if rows:
-        warps = warps or (4 if experts.count <= 128 else 8)
+        warps = 4 if experts.count <= 128 else 8
         route_kernel[(rows,)](
             *routed.tensors, chosen, weights, *routed.constants, early, num_warps=warps, launch_pdl=early
         )
