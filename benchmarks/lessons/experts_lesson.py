@@ -1,7 +1,7 @@
 """Measure p14: the experts that real text reads, the time of a layer by its rows, and what left-out slices lose.
 
     PYTHONPATH=src:. python3 benchmarks/lessons/experts_lesson.py --out benchmarks/lessons/experts_lesson.json
-    PYTHONPATH=src:. python3 benchmarks/lessons/experts_lesson.py --parts times --device cuda --out my-reports/experts.json
+    PYTHONPATH=src:. python3 benchmarks/lessons/experts_lesson.py --parts times --device cuda --out experts.json
 
 `choices` and `quality` count and do not depend on the machine; `times` is the only part with a clock. Parts that are
 not asked for stay as the file has them.
