@@ -46,8 +46,8 @@ WARM = 128  # rows that are computed first, and not kept
 
 
 def choices(model: Model) -> dict[str, Any]:
-    """Count, by router, corrected or not: experts read by so many users, by as many neighbors in one text, and the load of the
-    fullest expert. Averages over draws and layers."""
+    """Count by router, corrected or not: the experts that users read, and as many neighbors in one text; and the load
+    of the fullest expert. Averages over draws and layers."""
     seen, judged = (inputs_of(model, tokens) for tokens in texts(MODEL))
     generator = torch.Generator().manual_seed(0)
     found: dict[str, list[dict[str, Any]]] = {}

@@ -123,7 +123,7 @@ class ExpertWatch:
                 return
 
     def take(self, ran: bool) -> dict[str, Any]:
-        """Return what the step before adds to its frame: each row's experts, in the order of the batch. ran: it had a plan."""
+        """Return each row's experts, in the order of the batch, for the frame of the last step. ran: it had a plan."""
         if self.mixture is None or not ran or self.mixture.seen is None:
             return {"experts": None}
         count, chosen = self.mixture.experts.count, self.mixture.seen.sort(dim=1).values.tolist()
