@@ -1,4 +1,4 @@
-"""A decode step on a processor, in numba: five stages per layer, each shared by all threads. Read in this order:
+"""A decode step on a processor, in numba: a few stages per layer, each shared by all threads. Read in this order:
 
     decode_step.py     the stages, in their order, and the loop that every thread runs
     product.py, elementary.py     the parts of a stage; each names its torch reference
@@ -13,6 +13,7 @@
     rows.py            the number of rows up to which all this is faster than torch, as measured
     int4/              products of matrices in 4 bits
     gguf/              products of matrices in the blocks of a GGUF file
+    experts/           the stages of a mixture of experts, and the experts of a prompt
     kept.py            compiled code on disk
 
 There is no `prange` in here, nor any other region that numba parallelizes: numba would fuse two consecutive ones, and
