@@ -2,7 +2,6 @@
 
 routing.py         logits to the chosen experts and their weights
 launches.py        launch shapes of few rows, and which one a number of rows takes
-streamed.py        one row, with weights on their way before it is ready, in Gluon
 few.py             up to 64 rows: each chosen expert is read once for all of its rows
 combine.py         the weighted sum of a row's experts
 dispatch.py        the rows of each expert, in their order
