@@ -26,7 +26,7 @@ LAUNCHED_BY_ENGINES = {
         "step.verify", "step.draft_inputs",
     },
     "test_mixtures.py::test_a_mixture_is_the_reference": {"experts.few", "experts.combine", "experts.routing"},
-    "test_grouped_experts.py::test_each_row_is_multiplied_by_the_experts_that_it_chose": {
+    "test_grouped_experts.py::test_on_hopper_each_row_is_found_and_no_other_written": {
         "experts.hopper.grouped", "experts.hopper.streamed",
     },
     "test_pairs.py::test_all_pairs_of_fields_are_exact_with_many_settings_together": {"step.ngram"},
