@@ -14,6 +14,7 @@
     rows.py            the number of rows up to which all this is faster than torch, as measured
     int4/              products of matrices in 4 bits
     gguf/              products of matrices in the blocks of a GGUF file
+    experts/           the stages of a mixture of experts, and the experts of a prompt
     kept.py            compiled code on disk
 
 There is no `prange` in here, nor any other region that numba parallelizes: numba would fuse two consecutive ones, and

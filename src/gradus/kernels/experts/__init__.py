@@ -8,7 +8,7 @@ dispatch.py        the rows of each expert, in their order
 grouped_launch.py  launch shapes of grouped products
 grouped_tables.py  which launch for which product (measured/)
 grouped.py         the products of more rows: each expert's rows with its matrix
-hopper/            both on Hopper, in Gluon
+hopper/            these on Hopper, in Gluon
 packed_tiles.py    tiles of weights in fewer bits, in each form that they are kept in
 packed_launch.py   launch shapes of their products
 packed.py          the products of experts in fewer bits, of few rows and of many

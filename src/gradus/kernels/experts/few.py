@@ -1,9 +1,9 @@
 """Up to 64 rows through their experts: each chosen expert's weights are read once, for all rows that chose it.
 
 Idea: eight rows that choose 8 of 128 experts each choose about 52 different ones, most of them for a single row. So the
-product is still a stream of weights, and an expert's rows decide only what is multiplied with it. As
-in `linear/splitk.py` the product is turned around, out' = W x': tiles of weights stream through shared memory, and all
-N rows are the narrow side of the matrix units' tile, with zeros for rows that chose other experts. That is free: the
+product is still a stream of weights, and an expert's rows decide only what is multiplied with it. As in
+`linear/splitk.py` the product is turned around, out' = W x': tiles of weights stream through shared memory, and all N
+rows are the narrow side of the matrix units' tile, with zeros for rows that chose other experts. That is free: the
 units compute sixteen rows in the time of one.
 
 No list of experts is needed, and so no launch that makes one. There are programs for every pair of a row and a place;
@@ -14,8 +14,8 @@ working programs has the same work.
 Both products are this kernel. The first reads rows of x and writes one row of features per pair, with the activation;
 the second reads pairs and writes pairs, which `combine.py` adds up.
 
-Bytes: the weights of distinct experts, once; N k (2 F + D) of activations. Layout: as in `pairs.py`; x [N, K] or
-[N k, K], out [N k, N'], weight [E N', K], or [2 E N', K] with a gate.
+Bytes: the weights of distinct experts, once; N k (2 F + D) of activations. Layout: x [N, K] or [N k, K], out
+[N k, N'], weight [E N', K], or [2 E N', K] with a gate; pair p is row p // k and place p % k.
 """
 
 import torch
