@@ -145,7 +145,7 @@ class Layers:
 
 
 class Inputs:
-    """What the products of each layer read."""
+    """Inputs of each layer's products."""
 
     def __init__(self, layers: Layers, case: Case) -> None:
         self.layers, self.case = layers, case
@@ -312,7 +312,7 @@ def shown(entry: Mapping[str, Any], bandwidth: float) -> str:
 
 
 def table_text(found: Mapping[str, Any]) -> str:
-    """What belongs into FASTEST of `gradus.kernels.experts.launches`."""
+    """Write FASTEST of `gradus.kernels.experts.launches`."""
     best: dict[tuple[int, int], dict[int, str]] = {}
     for entry in found["cases"]:
         hidden, _, _, width, _ = SHAPES[entry["shape"]]
@@ -328,7 +328,7 @@ def table_text(found: Mapping[str, Any]) -> str:
 
 
 def _positional(name: str) -> str:
-    fields = ("up", "down", "rows", "columns", "warps", "outputs", "stages", "tiles")
+    fields = ("up", "down", "rows", "columns", "warps", "outputs", "stages")
     for field in fields:
         name = name.replace(f"{field}=", "")
     return name

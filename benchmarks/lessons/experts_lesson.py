@@ -1,7 +1,7 @@
 """Measure p14: the experts that real text reads, the time of a layer by its rows, and what left-out slices lose.
 
     PYTHONPATH=src:. python3 benchmarks/lessons/experts_lesson.py --out benchmarks/lessons/experts_lesson.json
-    PYTHONPATH=src:. python3 benchmarks/lessons/experts_lesson.py --parts times --device cuda --out my-reports/experts.json
+    PYTHONPATH=src:. python3 benchmarks/lessons/experts_lesson.py --parts times --device cuda --out experts.json
 
 `choices` and `quality` count and do not depend on the machine; `times` is the only part with a clock. Parts that are
 not asked for stay as the file has them.
@@ -46,14 +46,14 @@ WARM = 128  # rows that are computed first, and not kept
 
 
 def choices(model: Model) -> dict[str, Any]:
-    """By router, corrected or not: experts read by so many users, by as many neighbors in one text, and the load of the
-    fullest expert. Averages over draws and layers."""
+    """Count by router, corrected or not: the experts that users read, and as many neighbors in one text; and the load
+    of the fullest expert. Averages over draws and layers."""
     seen, judged = (inputs_of(model, tokens) for tokens in texts(MODEL))
     generator = torch.Generator().manual_seed(0)
     found: dict[str, list[dict[str, Any]]] = {}
     for number in LAYERS:
         x, y = (each[MatrixId("gate_up", number)] for each in (seen, judged))
-        down = model.get_submodule(f"layers.{number}.down").weight
+        down = model.get_parameter(f"layers.{number}.down.weight")
         routers = {
             "random": torch.randn(COUNT, x.shape[1], generator=generator) * x.shape[1] ** -0.5,
             "fitted": regression(x, lengths(seen[MatrixId("down", number)], down, COUNT)),
@@ -93,7 +93,7 @@ def averaged(rows: list[dict[str, Any]]) -> dict[str, list[float]]:
 
 
 def times(device: torch.device) -> list[dict[str, Any]]:
-    """Of one layer's experts, with rows of noise and a router that balances: milliseconds by the number of rows."""
+    """Time one layer's experts, with rows of noise and a router that balances: milliseconds by the number of rows."""
     experts, hidden = LAYER["experts"], LAYER["hidden"]
     assert isinstance(experts, Experts) and isinstance(hidden, int)
     count, width, dtype = experts.count, experts.width, torch.float32 if device.type == "cpu" else torch.bfloat16

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from gradus.models import MatrixId, Model
 from phases.p07_quantization.quality import inputs_of
+from phases.p14_experts.slices import layers_of
 
 RIDGE = 1.0  # of the mean square of an input: keeps the regression from reading noise
 
@@ -19,7 +20,7 @@ def routers_for(model: Model, tokens: list[int], count: int) -> list[Tensor]:
     """Fit a router [E, D] for each layer, with `count` slices, on what the model computes for these tokens."""
     inputs = inputs_of(model, tokens)
     found = []
-    for number, layer in enumerate(model.layers):
+    for number, (layer,) in enumerate(layers_of(model)):
         x, features = (inputs[MatrixId(role, number)] for role in ("gate_up", "down"))
         found.append(regression(x, lengths(features, layer.down.weight.float(), count)))
     return found

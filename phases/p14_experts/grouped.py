@@ -1,19 +1,19 @@
 """The grouped product: each expert's matrices times its own rows.
 
 The plainest right form is a loop over experts, on slices of the sorted rows. The padded form makes all slices as long
-as the longest, so that one batched product does them all: fewer launches, and rows that nobody asked for.
+as the longest, so that one batched product does them all: fewer launches, and rows that are padding.
 
 Shapes: P sorted rows, E experts of F features, D values per row.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from itertools import pairwise
 
 import torch
 from torch import Tensor
 
 
-def grouped(rows: Tensor, starts: Sequence[int], expert: Callable[[int, Tensor], Tensor]) -> Tensor:
+def grouped(rows: Tensor, starts: list[int], expert: Callable[[int, Tensor], Tensor]) -> Tensor:
     """Give each expert its slice of the rows: [P, D] → [P, D], in the same order.
 
     starts: as `sort_by_expert` returns them. expert: computes one expert's MLP, by its number, [n, D] → [n, D]. It
@@ -26,10 +26,10 @@ def grouped(rows: Tensor, starts: Sequence[int], expert: Callable[[int, Tensor],
     return out
 
 
-def padded(rows: Tensor, starts: Sequence[int], gates: Tensor, features: Tensor, down: Tensor) -> Tensor:
+def padded(rows: Tensor, starts: list[int], gates: Tensor, features: Tensor, down: Tensor) -> Tensor:
     """The same by three batched products, for experts with a SiLU gate.
 
-    gates, features: [E, F, D]; down: [E, D, F]. All of them are read, whoever was chosen.
+    gates, features: [E, F, D]; down: [E, D, F]. All of them are read, chosen or not.
     """
     sizes = [end - start for start, end in pairwise(starts)]
     block = rows.new_zeros(len(sizes), max(sizes), rows.shape[1])
@@ -40,7 +40,7 @@ def padded(rows: Tensor, starts: Sequence[int], gates: Tensor, features: Tensor,
     return torch.cat([out[number, :size] for number, size in enumerate(sizes)])
 
 
-def padding(starts: Sequence[int]) -> float:
+def padding(starts: list[int]) -> float:
     """The share of the padded form's rows that are padding."""
     sizes = [end - start for start, end in pairwise(starts)]
     return 1 - sum(sizes) / (len(sizes) * max(sizes))

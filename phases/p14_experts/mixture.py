@@ -21,7 +21,7 @@ class SortedMixture(nn.Module):
     def __init__(self, mixture: Mixture) -> None:
         super().__init__()
         self.experts, self.mixture = mixture.experts, mixture
-        self.seen: Tensor | None = None  # the last choice, int64 [N, k]: for whoever watches
+        self.seen: Tensor | None = None  # the last choice, int64 [N, k], for programs that watch
 
     def forward(self, x: Tensor, norm: nn.Module | None) -> Tensor:
         """The weighted sum of the chosen experts' results: [N, D] → [N, D]. x: the stream; norm: the layer's own."""

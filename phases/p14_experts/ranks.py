@@ -37,7 +37,7 @@ def own_experts(count: int, rank: int, ranks: int) -> range:
 def summand(
     rows: Tensor, chosen: Tensor, weights: Tensor, count: int, own: range, expert: Callable[[int, Tensor], Tensor]
 ) -> Tensor:
-    """What a rank's own experts add to all rows: [N, D] → [N, D]. The sum over the ranks is the mixture's result."""
+    """Compute what a rank's own experts add: [N, D] → [N, D]. The sum over the ranks is the mixture's result."""
     pairs, starts = sort_by_expert(chosen, count)
     first, end = starts[own.start], starts[own.stop]  # pairs are sorted by expert, so a rank's lie together
     mine = [start - first for start in starts[own.start : own.stop + 1]]

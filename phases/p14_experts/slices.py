@@ -8,6 +8,7 @@ Shapes: D hidden_size, F features of the MLP, E experts.
 """
 
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -29,7 +30,7 @@ def sliced(model: Model, count: int, chosen: int, routers: list[Tensor] | None =
     width = divided(model.config, count)
     experts = Experts(count, chosen, width, scale=chosen)
     made = with_experts(model, experts)
-    for number, (old, new) in enumerate(zip(model.layers, made.layers, strict=True)):
+    for number, (old, new) in enumerate(layers_of(model, made)):
         new.experts.up.weight.copy_(old.gate_up.weight)  # gates, then features: a slice's lie where an expert's do
         new.experts.down.weight.copy_(old.down.weight.unflatten(1, (count, width)).transpose(0, 1).flatten(0, 1))
         router = torch.zeros(count, model.config.hidden_size) if routers is None else routers[number]
@@ -48,13 +49,18 @@ def copied(model: Model, count: int, chosen: int, seed: int = 0) -> Model:
     """Copy each MLP `count` times. The routers are random, and their weights sum to one."""
     made = with_experts(model, Experts(count, chosen, model.config.intermediate_size))
     generator = torch.Generator().manual_seed(seed)
-    for old, new in zip(model.layers, made.layers, strict=True):
+    for old, new in layers_of(model, made):
         gates, features = old.gate_up.weight.chunk(2)
         new.experts.up.weight.copy_(torch.cat([gates.repeat(count, 1), features.repeat(count, 1)]))
         new.experts.down.weight.copy_(old.down.weight.repeat(count, 1))
         weight = new.experts.router.product.weight
         weight.copy_(torch.randn(weight.shape, generator=generator))
     return made
+
+
+def layers_of(*models: Model) -> list[tuple[Any, ...]]:
+    """The layers of several models, side by side."""
+    return list(zip(*(model.layers for model in models), strict=True))
 
 
 def divided(config: ModelConfig, count: int) -> int:

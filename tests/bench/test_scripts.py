@@ -59,6 +59,23 @@ def test_ranks_stand_with_what_they_waited_for(page):
     assert ["cut", "0", "1", "2", "40 %"] in cells(text) and ["", "1", "1", "5", "50 %"] in cells(text)
 
 
+def test_experts_stand_with_what_was_counted_timed_and_lost(page):
+    lost = {"same": 0.5, "perplexity": 1234.5}
+    found = {"hardware": {"processor": "A", "cores": "2"}, "model": "m", "experts": 8, "chosen": 2}
+    found |= {"users": [2, 4, 16, 64], "predicted": [3.5, 5.4, 7.9, 8.0]}
+    found["choices"] = {"fitted": {"users": [3, 4, 5, 6], "neighbors": [2, 3, 4, 5], "fullest": [2.5]}}
+    found["times"] = [
+        {"rows": 4, "read": [7, 8, 8], "padding": [0.5, 0.5, 0.6], "loop": [1, 2, 3], "padded": [4, 5, 6]}
+    ]
+    found["quality"] = [{"chosen": 4, "first": lost, "fitted": lost}]
+    (page.parents[1] / "benchmarks/lessons/experts_lesson.json").write_text(json.dumps(found))
+    text = refreshed(page)
+    assert "of 8, 2 for each token: m" in text and "Medians of 3 runs. [Samples](" in text
+    assert ["fitted", "4.0", "5.0", "4.0", "2.5 ×"] in cells(text)
+    assert ["4", "8", "2", "5", "50 %"] in cells(text)
+    assert ["4 of 8", "50 %", "1,234.5", "50 %", "1,234.5"] in cells(text)
+
+
 def test_agents_stand_with_what_their_sessions_left(page):
     """Losses are shown: a task that no session passed, invalid calls, sessions that ran out of time or failed."""
     session = {

@@ -78,6 +78,22 @@ def moved(kind: str, parts: int, width: int, dtype: torch.dtype) -> tuple[Any, T
 
 
 @pytest.mark.quick
+@pytest.mark.parametrize(("m", "gated"), [(1, False), (5, True), (64, False)])
+@pytest.mark.parametrize("width", [96, 2880])
+def test_a_dense_product_in_mxfp4(width, m, gated):
+    linear = Mxfp4Linear(MatrixId("gate_up", 0), width, (72, 72), False, torch.bfloat16, "cuda")
+    linear.assign("weight", 0, torch.randn(144, width) * 0.2)
+    weights, x = Mxfp4Weights(linear.words, linear.scales), torch.randn(m, width, device="cuda").bfloat16()
+    around: dict[str, Any] = {"activation": "silu", "gated": True} if gated else {}
+    found = mxfp4_product(x, weights, launch_for(m, 72 if gated else 144, width, 132), **around)
+    sums = x.float() @ linear.dequantized().t()
+    expected = torch.nn.functional.silu(sums[:, :72]) * sums[:, 72:] if gated else sums
+    assert_close(found, expected.bfloat16())
+    wide = torch.empty(100, width, dtype=torch.bfloat16, device="cuda")
+    weights.widen(7, wide)
+    assert torch.equal(wide, linear.wide_rows(7, 107).bfloat16())
+
+
 @pytest.mark.parametrize("exponent", [1, 100, 127, 128])
 def test_every_code_of_mxfp4_is_exact_with_every_power_of_two(exponent):
     """Values are subnormal before their factor comes: no bit of them may be lost."""
@@ -91,20 +107,7 @@ def test_every_code_of_mxfp4_is_exact_with_every_power_of_two(exponent):
     assert torch.equal(out, linear.dequantized().bfloat16())
 
 
-@pytest.mark.quick
-@pytest.mark.parametrize(("m", "gated"), [(1, False), (5, True), (64, False)])
-@pytest.mark.parametrize("width", [96, 2880])
-def test_a_dense_product_in_mxfp4(width, m, gated):
-    linear = Mxfp4Linear(MatrixId("gate_up", 0), width, (72, 72), False, torch.bfloat16, "cuda")
-    linear.assign("weight", 0, torch.randn(144, width) * 0.2)
-    weights, x = Mxfp4Weights(linear.words, linear.scales), torch.randn(m, width, device="cuda").bfloat16()
-    around: dict[str, Any] = {"activation": "silu", "gated": True} if gated else {}
-    found = mxfp4_product(x, weights, launch_for(m, 72 if gated else 144, width, 132), **around)
-    sums = x.float() @ linear.dequantized().t()
-    expected = torch.nn.functional.silu(sums[:, :72]) * sums[:, 72:] if gated else sums
-    assert_close(found, expected.bfloat16())
-
-
+@pytest.mark.plans_memory
 @pytest.mark.parametrize("scheme", ["int8", "int4", "mxfp4", "fp8", "fp8-block"])
 @pytest.mark.parametrize("shape", ["tiny-qwen3-moe", "tiny-gpt-oss"])
 def test_a_quantized_model_s_tokens_do_not_depend_on_graphs_or_on_the_batch(shape, scheme):

@@ -121,7 +121,7 @@ def test_a_choice_is_the_routers():
 
 @torch.inference_mode()
 def test_rows_that_share_an_expert_and_rows_that_do_not():
-    """Of the pairs that chose an expert, the first one's programs serve all."""
+    """The programs of the first pair that chose an expert serve all its pairs."""
     part, _ = mixture(Experts(5, 2, 24), activation="clamped_silu")
     x, chosen = torch.randn(3, HIDDEN), torch.tensor([[4, 1], [1, 4], [3, 1]], dtype=torch.int32)
     for rows in (1, 3):

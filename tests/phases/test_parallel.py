@@ -75,6 +75,7 @@ def test_a_phase_with_a_runner_of_its_own_is_refused():
 @pytest.mark.parametrize(
     ("config", "line"),
     [
+        (SHAPES["tiny-mixtral"], "p12 cuts every matrix, and the experts of mixtral stay whole: divide its layers"),
         (SHAPES["tiny-olmo2"], "the heads of olmo2 share a norm, so p12 can divide only its layers (--stages)"),
         (
             SHAPES["tiny-gemma4"],

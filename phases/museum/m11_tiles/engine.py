@@ -1,7 +1,7 @@
 """A mixture of two experts: one translates nouns, the other one all other words.
 
 An expert works on its own rows, a tile at a time. What it finds replaces the row in the stream; the next layer cannot
-tell a row that no expert has changed from one that needed no change.
+distinguish a row that no expert has changed from one that needed no change.
 
 Long prompts were answered badly, and every short test passed.
 """

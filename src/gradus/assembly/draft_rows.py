@@ -17,9 +17,9 @@ from torch import Tensor
 
 from gradus.errors import ConfigError
 from gradus.loading import Checkpoint, Tokenizer
+from gradus.loading.quantized.packed import Packed
 from gradus.models.create import model_class
 from gradus.models.weights import Prepared, TensorSource, canonical_name
-from gradus.quantization.packed import Packed
 from gradus.quantization.schemes import ORDERED
 
 

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from gradus.kernels.core.view import Twin, twin_of
 from gradus.kernels.experts.combine import combine
-from gradus.kernels.experts.launches import launch_of
 from gradus.kernels.experts.routing import route
 from gradus.kernels.fuse.experts import FusedMixture, is_plain
 from gradus.kernels.fuse.model import FusedHead, FusedLinear, FusedRMSNorm, fused
@@ -106,9 +105,7 @@ class FusedSummedMixture(FusedMixture, SummedMixture):
         chosen, weights = route(self._routed(x, rows))
         mine = (chosen >= own.start) & (chosen < own.stop)
         chosen, weights = torch.where(mine, chosen - own.start, len(own)), torch.where(mine, weights, 0.0)
-        launch = launch_of(len(x), x.shape[1], self.experts.width)
-        mixed = self._many(rows, chosen) if launch is None else self._few(rows, chosen, launch)
-        return combine(mixed, weights, partial=True)
+        return combine(self.mixed(rows, chosen), weights, partial=True)
 
 
 @twin_of(JoinedLinear)

@@ -12,7 +12,6 @@ Read in this order:
     mix.py        the scheme of each matrix: one for all, or patterns of names from a file
     parts.py      matrices side by side with different schemes
     precision.py  a precision that includes a quantization
-    packed.py     rows that a checkpoint has quantized already
     grid.py       groups of integers with a zero point, as in files
     gptq.py, awq.py   rounding better than to nearest, with the help of activations
     kv.py         keys and values in 8 bits

@@ -15,10 +15,10 @@ from gradus.attention.batch import Batch
 from gradus.kernels.cpu.model import DecodeModel
 from gradus.loading.gguf.packed import KEPT
 from gradus.models import SHAPES, Linear, LinearFactory, MatrixId, Model
-from gradus.models.config import Experts, LayerSizes, ModelConfig, QueryGrowth, Rope
+from gradus.models.config import CLAMPED, Experts, LayerSizes, ModelConfig, QueryGrowth, Rope
 from gradus.models.experts import Mixture
 from gradus.models.heads import Heads
-from gradus.models.layers import CLAMPED, Activation, Embedding, RMSNorm, gated
+from gradus.models.layers import Activation, Embedding, RMSNorm, gated
 from gradus.models.parts import EmbeddedParts, LayerParts
 from gradus.models.rope import Rotations
 from gradus.models.weights import assign, parameters

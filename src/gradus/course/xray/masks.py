@@ -1,7 +1,10 @@
-"""The choices of each masked draw, and the drafts of sequences that keep to a grammar, as the sampler shows them."""
+"""Choices: the tokens of each masked draw, the drafts of sequences that keep to a grammar, the experts of each row.
+
+The sampler shows the first two, and the course's own mixtures remember the last.
+"""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from torch import Tensor
@@ -98,3 +101,30 @@ class MaskWatch(DrawObserver):
             "masks": [{"id": names[slot], **asdict(choice)} for slot, choice in draws],
             "drafts": {names[slot]: chosen for slot, chosen in drafts.items()},
         }
+
+
+@dataclass(slots=True)
+class ExpertWatch:
+    """Reads the first mixture of an engine whose mixtures have `seen`, their last choice. Others show nothing.
+
+    layer: the number of the layer it belongs to.
+    """
+
+    engine: Engine
+    layer: int = field(init=False, default=0)
+    mixture: Any = field(init=False, default=None)
+
+    def __post_init__(self) -> None:
+        model: Any = getattr(self.engine.runner, "model", None)
+        for number, layer in enumerate(getattr(model, "layers", ())):
+            found = next((part for part in layer.modules() if hasattr(part, "seen")), None)
+            if found is not None:
+                self.layer, self.mixture = number, found
+                return
+
+    def take(self, ran: bool) -> dict[str, Any]:
+        """Return each row's experts, in the order of the batch, for the frame of the last step. ran: it had a plan."""
+        if self.mixture is None or not ran or self.mixture.seen is None:
+            return {"experts": None}
+        count, chosen = self.mixture.experts.count, self.mixture.seen.sort(dim=1).values.tolist()
+        return {"experts": {"layer": self.layer, "count": count, "rows": chosen}}

@@ -8,7 +8,8 @@ import numpy as np
 from numba import njit
 
 from gradus.kernels.cpu.machine import ENTERED, FLAGS, floats, power_of_two
-from gradus.models.layers import CLAMPED, Clamped
+from gradus.models.config import CLAMPED
+from gradus.models.layers import Clamped
 
 f32 = np.float32
 LOG2_E, LN_2 = f32(1.4426950408889634), f32(0.6931471805599453)

@@ -1,7 +1,7 @@
 """Up to 64 rows through their experts: each chosen expert's weights are read once, for all rows that chose it.
 
 Idea: eight rows that choose 8 of 128 experts each choose about 52 different ones, most of them for a single row. So the
-product is still a stream of weights, and what an expert's rows are is only a question of what to multiply with it. As
+product is still a stream of weights, and an expert's rows decide only what is multiplied with it. As
 in `linear/splitk.py` the product is turned around, out' = W x': tiles of weights stream through shared memory, and all
 N rows are the narrow side of the matrix units' tile, with zeros for rows that chose other experts. That is free: the
 units compute sixteen rows in the time of one.

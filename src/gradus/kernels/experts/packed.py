@@ -86,18 +86,26 @@ def packed_experts_kernel(
             )  # fmt: skip
         if FORM == BY_ROW:
             sums *= tl.load(scale_ptr + row)[:, None]
-        if bias_ptr is not None:
-            sums += tl.load(bias_ptr + row).to(tl.float32)[:, None]
-        if GATED:
-            gates, features = tl.split(tl.permute(tl.reshape(sums, (2, OUTPUTS, BLOCK_M)), (1, 2, 0)))
-            results = activate_gated(gates, features, ACTIVATION)
-        elif ACTIVATION is not None:
-            results = activate(sums, ACTIVATION)
-        else:
-            results = sums
+        results = _finished(sums, bias_ptr, row, ACTIVATION, GATED)
         n = column + tl.arange(0, OUTPUTS)
         out = out_ptr + target.to(tl.int64)[None, :] * N + n[:, None]
         tl.store(out, results.to(out_ptr.dtype.element_ty), mask=there & (n < N)[:, None])
+
+
+@triton.jit
+def _finished(sums: tensor, bias_ptr: tensor, row: tensor, ACTIVATION: constexpr, GATED: constexpr) -> tensor:
+    """Add the bias and apply the activation; with a gate, halve the rows."""
+    if bias_ptr is not None:
+        sums += tl.load(bias_ptr + row).to(tl.float32)[:, None]
+    if GATED:
+        halves = tl.reshape(sums, (2, sums.shape[0] // 2, sums.shape[1]))
+        gates, features = tl.split(tl.permute(halves, (1, 2, 0)))
+        results = activate_gated(gates, features, ACTIVATION)
+    elif ACTIVATION is not None:
+        results = activate(sums, ACTIVATION)
+    else:
+        results = sums
+    return results
 
 
 # -- both products, of few rows and of many ----------------------------------------------------------------------------

@@ -3,8 +3,7 @@
 Idea: an expert's rank is the number of experts that come before it: those with a higher score, and of equal ones those
 with a lower number. All E² comparisons are independent, so 128 experts take 128 threads about as many additions each,
 where a loop that removes the best expert k times would wait for k reductions. The expert of place p is then the one
-with rank p. So little work is repeated by every program of the product behind it, where a launch of its own would take
-longer (`pairs.py`).
+with rank p.
 
 A logit that is NaN counts as the lowest. So ranks are always a permutation, and no program reads beyond the matrices.
 
@@ -26,7 +25,7 @@ MOST_GROUPS = 32  # bits of a number
 
 
 class Routed(NamedTuple):
-    """What the kernels know of a router: its logits, [N, E], and how they become a choice (see `Experts`, `Router`).
+    """A router, as the kernels know it: its logits, [N, E], and how they become a choice (see `Experts`, `Router`).
 
     Kernels take `tensors` and `constants` in this order.
     """
@@ -78,7 +77,7 @@ def ranks_of(
 ) -> tensor:  # fmt: skip
     """A row's logits, and the rank of each expert: [BLOCK_E] both.
 
-    What is compared lies along both sides of a square. A part of its rows is compared at a time, and each thread adds
+    Experts lie along both sides of a square of comparisons. Some of its rows are made at a time, and each thread adds
     up its own columns, so that registers and exchanges between threads are few.
     """
     TOGETHER: constexpr = 4096 // BLOCK_E if BLOCK_E > 64 else BLOCK_E
@@ -205,7 +204,7 @@ def route_kernel(
 def route(routed: Routed) -> tuple[Tensor, Tensor]:
     """Compute what `Router` does behind its product: the chosen experts, int32 [N, k], and weights, float32 [N, k].
 
-    Of equal scores the lower expert comes first.
+    The lower of equal experts comes first.
     """
     logits, experts, early = routed.logits, routed.experts, starts_early()
     assert logits.is_contiguous() and logits.shape[1] == experts.count and experts.groups < MOST_GROUPS

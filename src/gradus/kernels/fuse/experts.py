@@ -65,9 +65,12 @@ class FusedMixture(Twin, Mixture):
         norm = norm if self.norm is None else self.norm
         rows = x if norm is None else norm.forward(x)
         chosen, weights = route(self._routed(x, rows))
-        launch = launch_of(len(x), x.shape[1], self.experts.width)
-        mixed = self._many(rows, chosen) if launch is None else self._few(rows, chosen, launch)
-        return combine(mixed, weights, residual)
+        return combine(self.mixed(rows, chosen), weights, residual)
+
+    def mixed(self, rows: Tensor, chosen: Tensor) -> Tensor:
+        """Each row's chosen experts' results, [N k, D]: of those from len(own) on, undefined."""
+        launch = launch_of(len(rows), rows.shape[1], self.experts.width)
+        return self._many(rows, chosen) if launch is None else self._few(rows, chosen, launch)
 
     def _routed(self, x: Tensor, rows: Tensor) -> Routed:
         router = self.router
@@ -75,7 +78,6 @@ class FusedMixture(Twin, Mixture):
         return Routed(logits.contiguous(), self.experts, router.correction, router.factors)
 
     def _few(self, rows: Tensor, chosen: Tensor, launch: MixtureLaunch) -> Tensor:
-        """Each row's chosen experts' results, [N k, D]."""
         (up, down), experts = launch, len(self.experts.own)
         features = up_few(rows, self.up.weight, chosen, experts, self.activation, up, self.up.bias)
         return down_few(features, self.down.weight, chosen, experts, down, self.down.bias)
@@ -90,17 +92,14 @@ class FusedMixture(Twin, Mixture):
 class PackedMixture(FusedMixture):
     """Experts in fewer bits, or some: their router, norms and sum are those of any."""
 
-    def _sum(self, x: Tensor, norm: nn.Module | None, residual: Tensor | None) -> Tensor:
-        norm = norm if self.norm is None else self.norm
-        rows = x if norm is None else norm.forward(x)
+    def mixed(self, rows: Tensor, chosen: Tensor) -> Tensor:
         if not len(rows):
-            return x if residual is None else residual
-        chosen, weights = route(self._routed(x, rows))
-        experts, many = self.experts.count, len(rows) > MOST_FEW
+            return rows
+        experts, many = len(self.experts.own), len(rows) > MOST_FEW
         taken = Rows(chosen, experts, dispatch(chosen, experts) if many else None)
         gate, gated = self.activation, isinstance(self.activation, Gated)
         features = packed_up(rows, form_of_part(self.up), taken, gate.name, gated=gated, bias=self.up.bias)
-        return combine(packed_down(features, form_of_part(self.down), taken, bias=self.down.bias), weights, residual)
+        return packed_down(features, form_of_part(self.down), taken, bias=self.down.bias)
 
 
 def form_of_part(part: Linear) -> Form:

@@ -1,8 +1,9 @@
-"""Products of quantized matrices (int4, GGUF's, int8, fp8), and of quantized activations.
+"""Products of quantized matrices (int4, mxfp4, GGUF's, int8, fp8), and of quantized activations.
 
 tile.py            what the tiles of all formats share: their launch, and the sharing of K
 quantize.py        activations to 8 bits, a scale per row
 int4.py            4-bit weights, widened to 16 bits in registers
+mxfp4.py           4-bit floats with a power of two per 32, made bfloat16 in registers
 gguf.py            blocks of 4 to 8 bits, as in a GGUF file
 eight_bits.py      8-bit weights and activations
 pieces.py          products of many rows with a matrix that is wide piece by piece

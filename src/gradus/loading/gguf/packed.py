@@ -16,6 +16,7 @@ from torch import Tensor
 from gradus.errors import CheckpointError
 from gradus.loading.gguf.file import Type
 from gradus.loading.gguf.model import GGUFTensors
+from gradus.loading.quantized.packed import Packed
 from gradus.loading.quoting import quoted
 from gradus.models.config import ModelConfig
 from gradus.models.create import model_class
@@ -23,7 +24,6 @@ from gradus.models.source import tensors_of
 from gradus.quantization.gguf import FORMATS
 from gradus.quantization.mix import HEAD, Mix, matrix_ids, names_of, table_name
 from gradus.quantization.mxfp4 import NOT_A_NUMBER
-from gradus.quantization.packed import Packed
 from gradus.quantization.schemes import MXFP4
 
 KEPT: dict[Type, str] = {kind: kind.name.lower() for kind in Type if kind.name.lower() in FORMATS}

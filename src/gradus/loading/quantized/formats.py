@@ -14,10 +14,10 @@ first. All 4-bit integers become q in 0 … 15 with w = scale q + offset.
 import torch
 from torch import Tensor
 
+from gradus.loading.quantized.packed import Packed
 from gradus.quantization.fp8 import BLOCK, blocks
 from gradus.quantization.int4 import GROUPS, MOST
 from gradus.quantization.mxfp4 import NOT_A_NUMBER, blocks_of_pairs
-from gradus.quantization.packed import Packed
 from gradus.quantization.schemes import MXFP4, ORDERED
 
 Shape = tuple[int, ...]

@@ -14,10 +14,10 @@ from gradus.errors import CheckpointError
 from gradus.loading.quantized import formats
 from gradus.loading.quantized.configuration import QuantizationConfig, require
 from gradus.loading.quantized.formats import NotReadable
+from gradus.loading.quantized.packed import Packed
 from gradus.loading.quoting import quoted
 from gradus.quantization import mxfp4
 from gradus.quantization.mix import Mix
-from gradus.quantization.packed import Packed
 from gradus.quantization.schemes import MXFP4
 
 Shape = tuple[int, ...]
