@@ -239,7 +239,7 @@ def uses(model: str) -> list[Use]:
         ]
     gated = MODELS[model][-1]
     before, act = ("rms", "silu") if gated else ("layer", "gelu_tanh")
-    of = {
+    of: dict[str, dict[str, Any]] = {
         "qkv": {"norm": before, "bias": model in BIASED},
         "output": {"residual": True},
         "up": {"norm": before, "activation": act, "gated": gated},

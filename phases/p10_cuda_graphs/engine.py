@@ -33,5 +33,16 @@ def runner(model: Model, options: EngineOptions, sampler: Sampler) -> ModelRunne
         return AheadRunner(model, GatherAttention(model.config, storage), sampler, slots)
     from phases.p10_cuda_graphs.graph_runner import CudaGraphs, GraphAttention, GraphRunner  # Triton is not everywhere
 
+    attention = GraphAttention(model.config, storage)
+    if reason := unrecordable(model):
+        logging.getLogger(__name__).warning("the phase runs without graphs: %s", reason)
+        return AheadRunner(model, attention, sampler, slots)
     pages = -(-options.limits.context_length // options.page_size)
-    return GraphRunner(model, GraphAttention(model.config, storage), sampler, slots, pages, CudaGraphs())
+    return GraphRunner(model, attention, sampler, slots, pages, CudaGraphs())
+
+
+def unrecordable(model: Model) -> str | None:
+    """Say in a phrase why no graph can hold a step of this model; None if one can."""
+    if any(model.config.experts):
+        return f"the host reads how many rows each expert of {model.config.family} has (the final engine's does not)"
+    return None

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 from gradus.errors import ConfigError
 from gradus.models import Linear, MatrixId, Model, ModelConfig, create_model
-from gradus.models.heads import Heads
 from phases.p12_parallelism.exchange import Exchange
 from phases.p12_parallelism.heads import cut_qkv, heads_of
 from phases.p12_parallelism.linear import ColumnParallel, RowParallel, column_part, row_part
@@ -104,7 +103,4 @@ def part_of(module: nn.Module, value: Tensor, config: ModelConfig, place: Place)
         return column_part(value, config.up_widths, place.part, place.parts)
     if role in ("attn_out", "down") and value.dim() == 2:
         return row_part(value, place.part, place.parts)
-    if isinstance(module, Heads):  # attention's sinks, one for each query head
-        queries, _ = heads_of(config, place.part, place.parts)
-        return value[queries.start : queries.stop]
     return value  # norms, and biases that are added after a sum: the same on every rank

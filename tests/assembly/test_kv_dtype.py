@@ -6,6 +6,7 @@ side, and with it perhaps a token. In float64 they are hardly ever that near.
 """
 
 from functools import cache
+from itertools import product
 
 import pytest
 import torch
@@ -19,7 +20,7 @@ from gradus.engine.engine import Engine
 from gradus.models import Model, create_model
 from gradus.models.shapes import SHAPES
 from tests.phases import drive
-from tests.phases.conftest import FAMILIES, limits_of, tiny_model
+from tests.phases.conftest import EVERY_FAMILY, FAMILIES, MIXED, limits_of, tiny_model
 from tests.phases.drive import Ending, nothing_is_left, record, run, run_schedule, step
 from tests.phases.test_paged_schedules import ask, crowd, pools, requests
 
@@ -56,9 +57,8 @@ def compare(shape: str, asked, done) -> None:
     drive.compare(asked, done, {(name, index): right(shape, asked[name], index) for name, index in done})
 
 
-@pytest.mark.parametrize("shape", FAMILIES)
-@pytest.mark.parametrize("switches", SWITCHES, ids=lambda switches: ", ".join(switches) or "all on")
-def test_no_switch_changes_a_token(switches, shape):
+@pytest.mark.parametrize(("shape", "switches"), [*product(FAMILIES, SWITCHES), *product(MIXED, [{}])], ids=str)
+def test_no_switch_changes_a_token(shape, switches):
     """Chunks, hits and preemptions within 30 steps."""
     asked = {name: ask(name, request.prompt, shape, **_params(request)) for name, request in crowd().items()}
     engine = engine_of(shape, page_size=4, cache_tokens=28, token_budget=5, **switches)
@@ -86,7 +86,7 @@ def test_chunks_and_prefix_hits_of_any_size_change_no_token(shape, budget, page_
 
 
 @settings(max_examples=settings.default.max_examples // 2)
-@given(data=st.data(), shape=st.sampled_from(FAMILIES), pool=pools())
+@given(data=st.data(), shape=st.sampled_from(EVERY_FAMILY), pool=pools())
 def test_whatever_the_schedule_each_request_gets_its_own_tokens(data, shape, pool):
     plan = data.draw(requests(min(pool["cache_tokens"], 60)))
     asked = {item["name"]: ask(item["name"], item["prompt"], shape, item["salt"], **item["params"]) for item in plan}

@@ -1,7 +1,7 @@
 """Mixtures of experts on a CUDA GPU: compiled, against the torch reference, and in CUDA graphs that start early."""
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -98,7 +98,7 @@ def test_layers_that_start_early_in_a_graph_give_what_they_give_one_by_one(count
     assert _twins
     torch.use_deterministic_algorithms(False)  # launches that fill memory would come between these
     parts = [mixture("qwen3", torch.bfloat16) for _ in range(4)]
-    layers = [(view(part), view(norm)) for part, norm in parts]
+    layers = [(cast(Mixture, view(part)), view(norm)) for part, norm in parts]
     x = rows_of(count, "qwen3", torch.bfloat16)
 
     def run(stream: Tensor) -> Tensor:

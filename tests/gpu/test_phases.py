@@ -9,7 +9,7 @@ from gradus.engine.request import Request, SamplingParams
 from gradus.models import Model, create_model
 from gradus.models.shapes import SHAPES
 from tests.pairwise import each_once
-from tests.phases.conftest import FAMILIES, NaiveAttention, limits_of, tiny_model
+from tests.phases.conftest import FAMILIES, MIXED, NaiveAttention, limits_of, tiny_model
 from tests.phases.drive import Ending, run
 
 pytestmark = pytest.mark.gpu
@@ -41,7 +41,7 @@ def answers(phase: str, model: Model, wanted: list[Request], shape: str) -> dict
 
 @pytest.mark.quick
 @pytest.mark.parametrize("phase", [info.name for info in phases.engines()])
-@pytest.mark.parametrize("shape", FAMILIES)
+@pytest.mark.parametrize("shape", [*FAMILIES, *MIXED])
 def test_float32_gives_the_cpus_tokens(phase, shape):
     expected = answers("p00", model_on("cpu", shape, torch.float32), requests(shape), shape)
     assert answers(phase, model_on("cuda", shape, torch.float32), requests(shape), shape) == expected

@@ -35,21 +35,25 @@ NEWER = [
     "tiny-gemma4",  # heads of two sizes, and keys that are values
     "tiny-gemma4-e",  # layers that attend to another one's keys and values, and embeddings of their own
 ]
-EVERY_FAMILY = [*FAMILIES, *NEWER]
+MIXTURES = [
+    "tiny-mixtral",  # experts
+    "tiny-qwen2-moe",  # experts next to an MLP with a gate, and a dense layer
+    "tiny-qwen3-moe",  # experts alone, and a dense layer
+    "tiny-olmoe",  # experts, and norms across heads
+    "tiny-granite-moe",  # experts, multipliers
+    "tiny-gemma4-moe",  # experts with norms of their own
+    "tiny-gpt-oss",  # experts with biases and a clamped gate; attention with sinks, and windows
+    "tiny-glm4-moe",  # experts in groups, chosen by sigmoid; heads that turn in part
+]
+"""Families with experts."""
+EVERY_FAMILY = [*FAMILIES, *NEWER, *MIXTURES]
 """All families give the oracle's tokens in every phase, and take their turns in its random schedules.
 
 Tests of sampling, prefixes and preemption, which do not depend on a layer's parts, run with FAMILIES in every phase,
 and with the others in the final engine alone.
 """
-MIXTURES = [
-    "tiny-mixtral",  # experts
-    "tiny-qwen2-moe",  # experts next to an MLP with a gate, and a dense layer
-    "tiny-olmoe",  # experts, and norms across heads
-    "tiny-granite-moe",  # experts, multipliers
-    "tiny-gemma4-moe",  # experts with norms of their own
-    "tiny-glm4-moe",  # experts in groups, chosen by sigmoid; heads that turn in part
-]
-"""Families with experts give the oracle's tokens in every phase too."""
+MIXED = ["tiny-qwen2-moe", "tiny-gpt-oss"]
+"""Have their turn where a test runs FAMILIES: between them, nearly all that a layer with experts may have."""
 PHASES = [info.name for info in phases.engines()]
 CONTENDERS = [*PHASES, FINAL]
 BRANCHES = {"p14": "p06"}
@@ -87,14 +91,9 @@ CAPPED = "capped"
 
 Without them no test would notice an engine that drops the cap, or computes the scale itself.
 """
-SINKS = "sinks"
-"""A model with gpt-oss's attention: sinks, and windows in every other layer. Its MLPs are dense."""
-OWN_SHAPES = {
-    CAPPED: replace(SHAPES["tiny-gemma3"], attention_scale=0.9, attention_softcap=2.0),
-    SINKS: replace(SHAPES["tiny-qwen3-moe"], experts=(), sizes=(), attention_sinks=True, windows=(16, None) * 2),
-}
+OWN_SHAPES = {CAPPED: replace(SHAPES["tiny-gemma3"], attention_scale=0.9, attention_softcap=2.0)}
 EVERY_SHAPE = SHAPES | OWN_SHAPES
-SEEDS = {"tiny-olmo3": 8, "tiny-granite4": 10, "tiny-mixtral": 10, "tiny-granite-moe": 9}
+SEEDS = {"tiny-olmo3": 8, "tiny-granite4": 10, "tiny-mixtral": 10, "tiny-granite-moe": 9, "tiny-gpt-oss": 8}
 """Of weights, where 7 would make two tokens of an oracle's choice nearly equal."""
 
 

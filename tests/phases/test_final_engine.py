@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from gradus.config.options import FINAL, EngineConfig
 from gradus.engine.engine import Engine
 from gradus.errors import ConfigError
-from tests.phases.conftest import FAMILIES, build_engine, limits_of
+from tests.phases.conftest import EVERY_FAMILY, FAMILIES, MIXED, build_engine, limits_of
 from tests.phases.drive import nothing_is_left, run, run_schedule
 from tests.phases.test_paged_schedules import SHAPE, ask, compare, crowd, pools, requests
 
@@ -37,7 +37,7 @@ def test_no_switch_changes_a_token(switches):
 
 
 @pytest.mark.parametrize("lag", [1, 2])
-@pytest.mark.parametrize("shape", FAMILIES)
+@pytest.mark.parametrize("shape", [*FAMILIES, *MIXED])
 def test_plans_made_ahead_change_no_token(shape, lag):
     """Chunks, hits, preemptions, sampling at a temperature and with penalties, several samples."""
     asked = {
@@ -52,7 +52,7 @@ def test_plans_made_ahead_change_no_token(shape, lag):
 
 
 @settings(max_examples=settings.default.max_examples // 2)
-@given(data=st.data(), shape=st.sampled_from(FAMILIES), pool=pools())
+@given(data=st.data(), shape=st.sampled_from(EVERY_FAMILY), pool=pools())
 def test_whatever_the_schedule_plans_made_two_ahead_change_no_token(data, shape, pool):
     plan = data.draw(requests(min(pool["cache_tokens"], 60)))
     asked = {item["name"]: ask(item["name"], item["prompt"], shape, item["salt"], **item["params"]) for item in plan}

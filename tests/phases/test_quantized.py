@@ -1,6 +1,7 @@
 """p07's models: the tokens of their dequantized selves in p00, and the model that they were made of stays whole."""
 
 from functools import partial
+from itertools import product
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from gradus.models import SHAPES, Linear, Model, create_model, randomize
 from gradus.models.precision import NarrowLinear
 from phases.p07_quantization.engine import quantized_engine
 from phases.p07_quantization.linears import Int4Linear, Int8Linear, with_layers_of
-from tests.phases.conftest import FAMILIES, limits_of, next_logits, of
+from tests.phases.conftest import FAMILIES, MIXED, limits_of, next_logits, of
 from tests.phases.drive import nothing_is_left, parting, run
 
 KINDS = [Int8Linear, Int4Linear]
@@ -58,8 +59,7 @@ def assert_same_tokens(engine: Engine, reference: Engine, shape: str, **params) 
 
 
 @of("p07")
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("shape", FAMILIES)
+@pytest.mark.parametrize(("shape", "kind"), [*product(FAMILIES, KINDS), *zip(MIXED, KINDS, strict=True)])
 def test_greedy_tokens_are_those_of_the_dequantized_model_in_p00(phase, shape, kind):
     model = wide_model(shape)
     engine = quantized_engine(model, options(shape), kind)

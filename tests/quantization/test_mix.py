@@ -19,7 +19,8 @@ from gradus.quantization.mix import Mix, factory, matrix_ids, names_of
 from gradus.quantization.parts import SideBySide
 from tests.loading.builders import tensors_of
 from tests.models.conftest import InMemory
-from tests.phases.conftest import NEWER
+from tests.pairwise import each_once
+from tests.phases.conftest import MIXTURES, NEWER
 
 LLAMA = SHAPES["tiny-llama"]
 GREEDY = SamplingParams(max_tokens=12, ignore_eos=True)
@@ -138,13 +139,20 @@ def test_groups_that_are_smaller_than_usual_are_said_once_per_width(caplog):
 
 
 SCHEMES = ["int8", "fp8", "fp8-block", "int4"]
+BY_ROW = ["int8", "fp8", "int4"]  # blocks of several rows end where an expert does: test_experts.py
 OLDER = ["tiny-gpt2", "tiny-llama", "tiny-qwen3", "tiny-gemma3", "tiny-mistral"]
-USUAL = [("int8", "tiny-phi3"), ("fp8", "tiny-olmo3"), ("fp8-block", "tiny-granite4"), ("int4", "tiny-gemma4-e")]
+USUAL = [
+    ("int8", "tiny-phi3"),
+    ("int8", "tiny-gpt-oss"),
+    ("fp8", "tiny-olmo3"),
+    ("fp8-block", "tiny-granite4"),
+    ("int4", "tiny-gemma4-e"),
+]
 
 
 def with_newer_families() -> list:
     """Each scheme with one of them; `make stress` has the others."""
-    pairs = product(SCHEMES, NEWER)
+    pairs = product(SCHEMES, [*NEWER, *MIXTURES])
     return [pytest.param(*pair, marks=() if pair in USUAL else pytest.mark.stress) for pair in pairs]
 
 
@@ -161,8 +169,7 @@ def test_every_engine_gives_a_quantized_model_s_tokens(quantize, shape):
     assert engine.precision.name == f"{quantize} weights, float32"
 
 
-@pytest.mark.parametrize("shape", NEWER)
-@pytest.mark.parametrize("quantize", SCHEMES)
+@pytest.mark.parametrize(("quantize", "shape"), [*product(SCHEMES, NEWER), *each_once(BY_ROW, MIXTURES)])
 def test_a_checkpoint_s_matrices_are_rounded_as_ours_are(quantize, shape):
     """Rows that come in another order, or with those of other matrices, have scales of their own."""
     config = SHAPES[shape]

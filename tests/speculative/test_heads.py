@@ -22,7 +22,7 @@ from gradus.models.precision import resolve_precision
 from gradus.models.shapes import SHAPES
 from gradus.speculative.heads_folder import check_weights, read_config
 from tests.pairwise import pairwise
-from tests.phases.conftest import FAMILIES, build_engine, limits_of, tiny_model
+from tests.phases.conftest import FAMILIES, MIXED, build_engine, limits_of, tiny_model
 from tests.phases.drive import nothing_is_left, run, run_schedule
 from tests.phases.test_paged_schedules import SHAPE, ask, pools, requests
 from tests.speculative.heads import DRAFTS, Reference, heads_of
@@ -80,7 +80,7 @@ def test_heads_multiply_few_rows_in_a_cpu_s_kernels_and_more_in_torch(kind, tmp_
     assert multiplied == [(number, rows) for number in range(5) for rows in (2, MOST_ROWS)]
 
 
-@pytest.mark.parametrize(("shape", "kind", "kernels"), pairwise(FAMILIES, KINDS, [True, False]))
+@pytest.mark.parametrize(("shape", "kind", "kernels"), pairwise([*FAMILIES, *MIXED], KINDS, [True, False]))
 def test_heads_change_no_token(shape, kind, kernels, tmp_path):
     asked = asked_of(shape)
     engine = drafting(

@@ -15,7 +15,7 @@ from gradus.models.shapes import SHAPES
 from gradus.speculative.drafter import NO_DRAFT, Drafter
 from tests.pairwise import pairwise
 from tests.phases import drive
-from tests.phases.conftest import FAMILIES, build_engine, limits_of, rounded_otherwise, tiny_model
+from tests.phases.conftest import EVERY_FAMILY, FAMILIES, MIXED, build_engine, limits_of, rounded_otherwise, tiny_model
 from tests.phases.drive import Answers, Ending, nothing_is_left, record, run, run_schedule, served
 from tests.phases.test_paged_schedules import SHAPE, ask, crowd, pools, requests
 from tests.speculative.heads import heads_of
@@ -72,7 +72,8 @@ def compare(shape: str, asked: dict[str, Request], done: Answers, expected: Answ
 
 
 @pytest.mark.parametrize(
-    ("shape", "drafter", "kernels"), pairwise(FAMILIES, ["ngram", "right", "nonsense", "nothing"], [True, False])
+    ("shape", "drafter", "kernels"),
+    pairwise([*FAMILIES, *MIXED], ["ngram", "right", "nonsense", "nothing"], [True, False]),
 )
 def test_whatever_is_drafted_no_token_changes(shape, drafter, kernels):
     """Chunks, hits, preemptions, temperatures, penalties, log-probabilities, several samples; repeating prompts."""
@@ -124,7 +125,9 @@ def test_a_request_cancelled_after_any_step_leaves_the_others_their_tokens(lag, 
     assert tick > 5
 
 
-@given(data=st.data(), shape=st.sampled_from(FAMILIES), pool=pools(), drafts=st.integers(1, 6), lag=st.integers(0, 2))
+@given(
+    data=st.data(), shape=st.sampled_from(EVERY_FAMILY), pool=pools(), drafts=st.integers(1, 6), lag=st.integers(0, 2)
+)
 def test_whatever_the_schedule_drafts_change_no_token(data, shape, pool, drafts, lag):
     plan = data.draw(requests(min(pool["cache_tokens"], 60)))
     asked = {item["name"]: ask(item["name"], item["prompt"], shape, item["salt"], **item["params"]) for item in plan}
@@ -144,7 +147,7 @@ def test_an_adaptive_engine_changes_no_token_either():
 
 
 @pytest.mark.parametrize("kernels", [True, False])
-@pytest.mark.parametrize("shape", [shape for shape in FAMILIES if set(SHAPES[shape].windows) == {None}])
+@pytest.mark.parametrize("shape", [shape for shape in [*FAMILIES, *MIXED] if set(SHAPES[shape].windows) == {None}])
 def test_a_model_that_drafts_for_itself_is_always_right(shape, kernels):
     """Where the draft is the model, every draft stands: whatever was preempted, shared, rejected or not drafted."""
     asked = {

@@ -25,7 +25,7 @@ from gradus.training.heads import Recipe, begun, common_words, descend, embeddin
 from gradus.training.learning import DECAY, logits_of, loss_and_gradient, read
 from gradus.training.writing import Conversation, Turns, unlooped, write
 from tests.cli.conftest import gradus  # noqa: F401  # the command line, as a fixture
-from tests.phases.conftest import FAMILIES, build_engine, tiny_model
+from tests.phases.conftest import FAMILIES, MIXED, build_engine, tiny_model
 from tests.phases.drive import run
 from tests.phases.test_paged_schedules import SHAPE, ask
 
@@ -54,7 +54,7 @@ def conversations(count: int = 24) -> list[Conversation]:
     ]
 
 
-@pytest.mark.parametrize("shape", FAMILIES)
+@pytest.mark.parametrize("shape", [*FAMILIES, *MIXED])
 def test_texts_side_by_side_are_read_as_each_alone(shape):
     model = tiny_model(shape)
     spoken = [Conversation(n, tuple(range(20, 20 + length)), 2, True) for n, length in enumerate((9, 30, 17))]

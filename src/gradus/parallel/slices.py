@@ -35,9 +35,8 @@ class Slices:
         self._names: dict[str, str] = {}  # in the part → in the whole
         self._cuts: dict[str, Cut] = {}
         self._shapes: dict[str, Shape] = {}
-        numbered = _numbered(plan(whole, self.layout))
-        numbered = [each for each in numbered if id(each[0].module) in kept]
-        mine = [each for each in numbered if _held(whole.config, *each, shard)]
+        there_too = [each for each in _numbered(plan(whole, self.layout)) if id(each[0].module) in kept]
+        mine = [each for each in there_too if _held(whole.config, *each, shard)]
         for here, (piece, number) in zip(plan(part, self.layout), mine, strict=True):
             name, there = here.stored.name, piece.stored.name
             cut = cut_of(whole, piece.module, piece.parameter, piece.shape[0], number, shard)

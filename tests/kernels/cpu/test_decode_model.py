@@ -10,7 +10,7 @@ from gradus.kernels.cpu.activations import MOST_ROWS
 from gradus.kernels.cpu.attention.row import LONGEST
 from gradus.kernels.cpu.vectors import TOGETHER
 from tests.kernels.cpu.steps import MANY, Pages, Step, close, generator, made, poison, same
-from tests.phases.conftest import FAMILIES, NEWER
+from tests.phases.conftest import FAMILIES, MIXTURES, NEWER
 
 MIXED = [5, 31, 0, 16, 63, 1, 32, 200]  # one of them a sequence's first token
 
@@ -24,7 +24,7 @@ def test_every_family_at_every_number_of_rows(shape, rows):
 
 
 @pytest.mark.parametrize("counts", [[1], [1] * 8, [12, 1, 73, 3]], ids=["one", "eight", "blocks"])
-@pytest.mark.parametrize("shape", dict.fromkeys([*NEWER, "tiny-gemma4", "tiny-gemma4-e"]))
+@pytest.mark.parametrize("shape", [*NEWER, *MIXTURES])
 def test_every_newer_family_in_decodes_and_prompts(shape, counts):
     model = made(shape)
     step = Step(model, MIXED[: len(counts)], counts)

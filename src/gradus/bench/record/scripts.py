@@ -117,7 +117,7 @@ def _parallel_lesson(found: dict[str, Any], samples: str) -> list[Part]:
 
 def _experts_choices(found: dict[str, Any], samples: str) -> list[Part]:
     """Experts that real text reads, by p14's router and the number of users."""
-    counts = [2, 4, 16, 64]
+    counts = [4, 16]
     places = [found["users"].index(count) for count in counts]
     header = ["router", *(f"{count} users" for count in counts), "16 neighbors in one text", "fullest expert"]
     rows = [["predicted", *(f"{found['predicted'][place]:.1f}" for place in places), "", "1.0 ×"]]

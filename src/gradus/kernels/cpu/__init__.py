@@ -3,6 +3,7 @@
     decode_step.py     the stages, in their order, and the loop that every thread runs
     product.py, elementary.py     the parts of a stage; each names its torch reference
     attention/         the stage that reads pages, for a decode's rows and for a prompt's
+    experts/           the stages of a layer with a mixture of experts
     outer.py           products of many rows, and other work on rows side by side
     activations.py     rows of activations, prepared for each kind of matrix
     greedy.py          the greedy choice of tokens while logits are computed

@@ -22,9 +22,13 @@ class PackedLaunch(NamedTuple):
 
 Matrix = tuple[str, int, int]  # the form's name; an expert's outputs and inputs
 
-# Until a race on a GPU has named others: benchmarks/kernels/packed_experts.py prints what belongs here. Rows of an
-# expert at most, in ascending order.
-FASTEST: dict[Matrix, dict[int, PackedLaunch]] = {}
+# The fastest on an H200 (benchmarks/kernels/packed_experts.json), by rows of an expert at most, in ascending order.
+FASTEST: dict[Matrix, dict[int, PackedLaunch]] = {
+    ("mxfp4", 2880, 2880): {
+        16: PackedLaunch(16, 32, 128, 3, 2),
+        32: PackedLaunch(32, 64, 64, 3, 4),
+    },
+}
 
 
 def launch_of(form: Form, n: int, k: int, rows: int, item: int) -> PackedLaunch:
