@@ -26,7 +26,6 @@ import torch
 from torch import Tensor
 
 from benchmarks.kernels import racing
-from benchmarks.kernels.grouped_experts import SHAPES, Shape
 from benchmarks.kernels.racing import error, poisoned
 from gradus.bench.measure.gpu import graph_microseconds
 from gradus.bench.run.script import need_triton, ran
@@ -36,6 +35,7 @@ from gradus.models.precision import resolve_device
 if __name__ == "__main__":
     need_triton()
 
+from benchmarks.kernels.grouped_experts import SHAPES, Shape
 from gradus.kernels.core.overlap import early_launches
 from gradus.kernels.core.view import view
 from gradus.kernels.experts.combine import combine

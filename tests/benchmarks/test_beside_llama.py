@@ -49,7 +49,7 @@ def test_rows_that_are_measured_again_are_replaced():
 
 
 def test_a_process_answers_each_question_with_a_line(monkeypatch, capsys):
-    monkeypatch.setattr(beside_llama, "Theirs", lambda model, file: Clocked())
+    monkeypatch.setattr(beside_llama, "Theirs", lambda model, file, source: Clocked())
     monkeypatch.setattr(beside_llama, "peak_mb", lambda: 7.0)
     monkeypatch.setattr(beside_llama, "rate", lambda engine, clock, *task: sum(task))
     monkeypatch.setattr(sys, "stdin", io.StringIO('null\n"memory"\n[1, 2, 3, 4]\n'))
