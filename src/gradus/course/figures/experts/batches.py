@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 from gradus import phases
-from gradus.course.drawing import GREY, NEW, WASTE, Drawing, axes
+from gradus.course.drawing import NEW, WASTE, Drawing, axes
 from gradus.models.config import matrix_parameters
 from gradus.models.shapes import SHAPES
 
@@ -57,9 +57,10 @@ def distinct() -> Drawing:
     drawing.arrow(*(upper(*point) for point in read.items()), head=False, color=NEW.fill)
     for tokens in (1, 16, 64):
         x, y = upper(tokens, read[tokens])
-        drawing.words(x + 8, y + 20, f"{read[tokens]:.0%}")
+        above = tokens == 1  # the axis is below it
+        drawing.words(x + 8, y - 10 if above else y + 20, f"{read[tokens]:.0%}")
     top, (low, high) = PANEL + 76, GIGABYTES
-    drawing.words(LEFT + 200, top + 4, "GB of the layers' weights per token", bold=True)
+    drawing.words(LEFT + 12, top + 4, "GB of the layers' weights per token", bold=True)
 
     def lower(tokens: float, size: float) -> tuple[float, float]:
         x, _ = upper(tokens, 0)
@@ -70,6 +71,6 @@ def distinct() -> Drawing:
         drawing.arrow(*(lower(*point) for point in sizes[name].items()), head=False, color=color, dashed=dashed)
     for row, (name, color) in enumerate(((MIXTURE, NEW.fill), (DENSE, WASTE.stroke))):
         found = sizes[name]
-        drawing.words(LEFT + 300, top + 40 + 24 * row, f"{name}: {found[1]:.1f}, then {found[64]:.2f} for 64",
-                      color=color if name == MIXTURE else GREY)  # fmt: skip
+        words = f"{name}: {found[1]:.1f}, then {found[64]:.2f} for 64"
+        drawing.words(LEFT + 300, top + 40 + 24 * row, words, color=color)
     return drawing
