@@ -10,7 +10,7 @@ from gradus.bench.contenders.workbench import EngineContender, Workbench
 from gradus.bench.record.plots import GREY
 from gradus.course.views import charts, demos, forms
 from gradus.course.views.demos import DEMOS, Figure, compared, shown
-from gradus.course.xray.masks import MaskWatch
+from gradus.course.xray.choices import MaskWatch
 from gradus.errors import ConfigError
 from tests.bench.virtual import virtual  # noqa: F401  # the clock, as a fixture
 from tests.cli.conftest import gradus  # noqa: F401  # the command line, as a fixture

@@ -17,7 +17,7 @@ from gradus.cli.commands.xray import _lines
 from gradus.config.options import FINAL
 from gradus.course.printed import blocks
 from gradus.course.xray import runs
-from gradus.course.xray.masks import Choice
+from gradus.course.xray.choices import Choice
 from gradus.course.xray.page import page
 from gradus.course.xray.reasons import Bounds, Reasons, walk
 from gradus.course.xray.recording import Arrival, Recording, record, request

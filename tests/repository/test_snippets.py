@@ -19,7 +19,7 @@ from gradus.server.config import ServerConfig
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "phases").rglob("*.md")])
 FENCED = re.compile(r"^```(\w+)([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)  # language, marks, text
-BLOCKS = {"README.md": 1, "docs/parts.md": 12, "docs/serving.md": 1}  # those that run, on each page but the lessons
+BLOCKS = {"README.md": 1, "docs/parts.md": 13, "docs/serving.md": 1}  # those that run, on each page but the lessons
 
 
 def blocks(text: str, *, tested: bool) -> list[str]:

@@ -91,7 +91,7 @@ class Rope:
 
 @dataclass(frozen=True)
 class Experts:
-    """A layer's experts: MLPs of which a router chooses a few for each token (Shazeer et al. 2017).
+    """A layer's experts: MLPs, a few of them chosen by a router for each token (Shazeer et al. 2017).
 
     count: how many there are. chosen: how many a token takes. width: features of one.
     sigmoid: each expert's score is the sigmoid of its logit (DeepSeek V3), not a softmax over all. normalized: the
@@ -199,7 +199,7 @@ class ModelConfig:
     experts: tuple[Experts | None, ...] = ()  # one per layer; None: a layer without; (): no layer has any
     experts_apart: bool = False  # experts and dense MLP have norms of their own, before and behind (Gemma 4)
     shared_gate: bool = False  # the dense MLP next to experts is multiplied by a gate of the token (Qwen2-MoE)
-    attention_sinks: bool = False  # each query head has one more logit in its softmax, which stands for nothing
+    attention_sinks: bool = False  # each query head has one more logit in its softmax, without a value
 
     def __post_init__(self) -> None:
         for layer in (LayerSizes(self.num_kv_heads, self.head_dim, self.intermediate_size), *self.sizes):

@@ -1,4 +1,4 @@
-"""A mixture of experts (Shazeer et al. 2017; Fedus et al. 2021): many MLPs, of which each token takes a few.
+"""A mixture of experts (Shazeer et al. 2017; Fedus et al. 2021): many MLPs, and each token takes a few.
 
 The router multiplies a token's row by a small matrix, one logit per expert, and keeps the best. The token's result is
 the sum of the chosen experts' results, each times its weight. So a model of thirty billion weights reads three billion
@@ -66,7 +66,7 @@ def _in_best_groups(ranked: Tensor, experts: Experts) -> Tensor:
 class Mixture(nn.Module):
     """A layer's router and experts.
 
-    norm, out_norm: of what the experts read, and of their sum, where the layer's norms are not theirs (Gemma 4).
+    norm, out_norm: of the rows that experts read, and of their sum, where the layer's norms are not theirs (Gemma 4).
     grouped: computes what `one_by_one` does, faster, where there are kernels for it.
     """
 

@@ -15,8 +15,8 @@ class Heads(nn.Module):
     source: the layer whose keys and values it attends to. stores: whether that is itself; if not, the rows hold queries
     alone. q_norm, k_norm: normalize each query and key head separately before it is rotated (Qwen3, Gemma), or all of a
     token's query heads together, and all its key heads (across_heads: OLMo). value_eps: of the norm of each value head,
-    which has no weights (Gemma 4); None: no norm. sinks: float32 [Hq], each query head's logit that stands for nothing
-    (gpt-oss); None: its weights add up to one.
+    which has no weights (Gemma 4); None: no norm. sinks: float32 [Hq], one more logit of each query head, without a
+    value (gpt-oss); None: the weights of the keys add up to one.
     """
 
     def __init__(

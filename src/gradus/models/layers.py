@@ -154,7 +154,7 @@ class Linear(nn.Module):
         return part
 
     def rows_of(self, name: str, value: Tensor, first: int, end: int) -> Tensor:
-        """What of a tensor of this matrix belongs to its rows first to end: a view."""
+        """Return the part of one of its tensors that belongs to rows first to end: a view."""
         return value[first:end]
 
     def after(self, norm: "RMSNorm | nn.LayerNorm | None", x: Tensor, then: Activation | None = None) -> Tensor:

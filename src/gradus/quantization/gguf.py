@@ -110,7 +110,7 @@ class GGUFLinear(QuantizedLinear):
 
     @property
     def stays_in_file(self) -> bool:
-        """Whether a CPU need not hold all of the matrix in memory: a stack of experts, of which tokens choose a few."""
+        """Whether a CPU can leave most of the matrix on disk: it is a stack of experts, and tokens choose a few."""
         return self.from_file and self.matrix_id.role in ("experts_up", "experts_down")
 
     def dequantized(self) -> Tensor:

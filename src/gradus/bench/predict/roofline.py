@@ -7,7 +7,7 @@ batching hardly helps it. Each kind takes as long as the slower of its two needs
     matrices    max(weights / bandwidth,  2 x weights x rows / rate)
     attention   max(keys and values / bandwidth,  4 x query width x visible positions / rate)
 
-Of a layer's experts, a step reads those that any of its rows chose, and multiplies each row by its own. Each expert is
+A step reads those of a layer's experts that any of its rows chose, and multiplies each row by its own. Each expert is
 taken to be as likely as any other, and rows are taken to choose independently. Tokens of one text choose more alike,
 so a step may beat this floor.
 
@@ -88,7 +88,7 @@ class Cost:
 
 
 def streamed_parameters(config: ModelConfig) -> int:
-    """Weights that a step reads whole, if it has so many rows that every expert is chosen. Tables that are looked up by
+    """Weights that a step reads whole, if its rows choose every expert. Tables that are looked up by
     row (embeddings) are not among them.
 
     A tied output head is: it is the same matrix, but the logits need all of it.

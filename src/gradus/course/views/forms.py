@@ -17,7 +17,7 @@ from gradus.bench.measure.drive import Run
 from gradus.bench.statistics import median
 from gradus.bench.workloads import Arrival
 from gradus.course.xray import runs
-from gradus.course.xray.masks import Choice, MaskWatch
+from gradus.course.xray.choices import Choice, MaskWatch
 from gradus.course.xray.recording import Arrival as Asked
 from gradus.course.xray.recording import request
 from gradus.engine.engine import Engine

@@ -4,7 +4,7 @@ Read in this order:
 
     scenes.py      the workload of each phase: small, and chosen so that its idea shows
     recording.py   an engine driven through a scene, and what the probe and the timeline saw, as plain dicts
-    masks.py       the choices of each masked draw, drafts that grammars force or cut, and the experts of each row
+    choices.py     the choices of each masked draw, drafts that grammars force or cut, and the experts of each row
     events.py      what happened in each step, in words
     reasons.py     the reasons, as sentences from recorded facts
     questions.py   what a reader may predict of a step

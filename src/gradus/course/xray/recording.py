@@ -14,8 +14,8 @@ import torch
 from gradus.bench.measure.timeline import Timeline
 from gradus.cache.inspection import TreeNode
 from gradus.course.probe import EngineProbe, Holding, Id, SpanView, Step
+from gradus.course.xray.choices import ExpertWatch, MaskWatch
 from gradus.course.xray.events import Teller
-from gradus.course.xray.masks import ExpertWatch, MaskWatch
 from gradus.course.xray.questions import question
 from gradus.course.xray.reasons import Bounds
 from gradus.engine.engine import Engine

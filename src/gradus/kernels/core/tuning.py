@@ -53,9 +53,8 @@ class Measured:
 
     @classmethod
     def files(cls) -> list[Self]:
-        """Read all files, in the order of their names; none before the first measurement."""
-        folder = files(cls.package).joinpath("measured")
-        found = sorted(folder.iterdir() if folder.is_dir() else (), key=lambda file: file.name)
+        """Read all files, in the order of their names."""
+        found = sorted(files(cls.package).joinpath("measured").iterdir(), key=lambda file: file.name)
         return [cls.read(json.loads(each.read_text(encoding="utf-8"))) for each in found if each.name.endswith(".json")]
 
     @classmethod

@@ -57,9 +57,10 @@ from gradus.kernels.cpu.team import BETWEEN_STEPS, FIRST, OVER, PATIENCE, WITHIN
 f32 = np.float32
 
 QKV, NORMALIZE_HEADS, ATTEND, OUTPUT, ADD_NORMALIZED, UP, DOWN, GATE, HEAD, BESIDE = range(10)
-ROUTE, DIVIDE, EXPERTS_UP, EXPERTS_DOWN, MIX = range(10, 15)
 """GATE: the product that gates a layer's own embedding of each token. BESIDE: a product outside the model's step, which
 runs on its own."""
+ROUTE, DIVIDE, EXPERTS_UP, EXPERTS_DOWN, MIX = range(10, 15)
+"""Stages of experts. Those behind ROUTE have no chunks of columns of one matrix (`experts/stages.py`)."""
 
 STAGE = np.dtype(
     [

@@ -97,8 +97,8 @@ def up_few(
     bias: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """activation(x weightᵀ + bias) of each row's chosen experts. x: [N, D], N up to MOST_FEW; chosen: int32 [N, k], no
-    expert twice in a row, and a number from `experts` on is nobody's here; weight: [2 E F, D], or [E F, D] without a
-    gate. Returns features [N k, F], undefined for pairs that are nobody's.
+    expert twice in a row, and a number from `experts` on is another rank's; weight: [2 E F, D], or [E F, D] without a
+    gate. Returns features [N k, F], undefined for other ranks' pairs.
     """
     gated = isinstance(activation, Gated)
     outputs = weight.shape[0] // (experts * (2 if gated else 1))

@@ -26,7 +26,7 @@ class MixtureLaunch(NamedTuple):
 
 Sizes = tuple[int, int]  # [D, F] of an expert
 
-# What benchmarks/kernels/experts.py found fastest on an H200, by sizes and rows. From 32 rows on, grouped products are.
+# The fastest of benchmarks/kernels/experts.py on an H200, by sizes and rows. None: grouped products are as fast.
 FASTEST: dict[Sizes, dict[int, MixtureLaunch | None]] = {
     (2048, 768): {  # Qwen3-30B-A3B
         1: MixtureLaunch(FewLaunch(64, 64, 6, 4), FewLaunch(64, 128, 4, 4)),
@@ -41,8 +41,8 @@ MOST_UNRACED = 16  # rows of other sizes
 
 
 def launch_of(rows: int, hidden: int, width: int) -> MixtureLaunch | None:
-    """The launch for so many rows of experts of these sizes: that of the next number of rows which was raced. None for
-    the products of many rows (`grouped.py`).
+    """Return the launch for a number of rows of experts of these sizes: that of the next number which was raced. None
+    for the products of many rows (`grouped.py`).
     """
     raced = FASTEST.get((hidden, width))
     if rows > (MOST_UNRACED if raced is None else MOST_FEW):

@@ -1,4 +1,4 @@
-"""What the kernels of experts compute, in torch: pairs sorted by expert, and each expert's rows by its matrix."""
+"""The kernels of experts in torch: pairs sorted by expert, and each expert's rows by its matrix."""
 
 import torch
 from torch import Tensor

@@ -1,8 +1,8 @@
 """The choice of each row's experts, and the rows of each expert.
 
-A router's logits become scores, of which each row takes the best. Rows are then grouped by expert, so that an expert's
-weights are read once for all the rows that chose it. A choice of a row has a place: those of one expert lie side by
-side. Experts with many rows come first, because threads take groups as they become free, and wait for the last one.
+A router's logits become scores, and each row takes the experts with the best. Rows are then grouped by expert, so that
+an expert's weights are read once for all the rows that chose it. A choice of a row has a place: those of one expert lie
+side by side. Experts with many rows come first, because threads take groups as they become free, and wait for the last.
 
 One thread does this for a step: 128 rows that choose 8 of 128 experts take a tenth of a millisecond, their products
 take a hundred times as long.
@@ -51,7 +51,7 @@ GROUPS, UP_COLUMNS, DOWN_COLUMNS = range(3)
 
 
 class Room(NamedTuple):
-    """What a layer's experts work in. M rows, E experts of F features, k chosen: each the most of all layers.
+    """Memory that a layer's experts work in. M rows, E experts of F features, k chosen: each the most of all layers.
 
     logits: float32 [MOST_ROWS, E + 1], the router's, then scores; behind a layer's last expert, its shared gate's.
     ranked, barred: [E], a row's scores as they are compared, and the experts that it cannot choose any more.
