@@ -128,7 +128,7 @@ def test_the_backend_attends_as_the_torch_backend_does():
             )
 
 
-@pytest.mark.parametrize("shape", FAMILIES)
+@pytest.mark.parametrize("shape", [*FAMILIES, "tiny-gpt-oss"])
 def test_the_kernel_gives_the_tokens_of_p06(shape):
     """Two sequences and a third that waits, in chunks, on few pages: p06's engine, but for its attention."""
     windows = tuple(dict.fromkeys(SHAPES[shape].windows))  # a layer of each kind that the family has

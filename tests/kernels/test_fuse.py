@@ -1,5 +1,7 @@
 """What `fused` does to a model before any kernel runs: which twin a part has, and which launches start early."""
 
+import re
+
 import pytest
 
 pytest.importorskip("triton", reason="Triton is for Linux alone")
@@ -18,6 +20,7 @@ from gradus.kernels.fuse.model import FusedHead, FusedLinear, FusedRMSNorm, fuse
 from gradus.kernels.linear.launches import StreamedLaunch
 from gradus.kernels.quantized.tile import TileLaunch
 from gradus.models import Linear, MatrixId, Model, create_model, randomize
+from gradus.models.experts import Mixture, Router
 from gradus.models.families import llama
 from gradus.models.heads import Heads
 from gradus.models.layers import Gated, RMSNorm
@@ -166,6 +169,33 @@ def test_heads_that_the_kernel_does_not_know_are_refused_in_one_line(part):
         fused(model)
     assert "\n" not in str(refused.value)
     assert type(model.layers[0].heads.k_norm) is RMSNorm, "the model stays what it was"
+
+
+class EvenMixture(Mixture):
+    """Chooses as ever, and gives each expert the same weight."""
+
+    def one_by_one(self, rows: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
+        return super().one_by_one(rows, chosen, torch.full_like(weights, 1 / weights.shape[1]))
+
+
+class OtherRouter(Router):
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        chosen, weights = super().forward(x)
+        return chosen.flip(1), weights.flip(1)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [("", EvenMixture), ("router", OtherRouter), ("norm", Doubling), ("router.norm", Doubling)],
+)
+def test_experts_that_no_kernel_computes_are_refused_in_one_line(name, kind):
+    """Their reference asks the host how many rows each expert has: a graph would hold the numbers of its capture."""
+    model = made("tiny-gemma4-moe")
+    layer = next(number for number, each in enumerate(model.config.experts) if each)
+    model.layers[layer].experts.get_submodule(name).__class__ = kind
+    line = f"layer {layer}: the kernels do not know what {kind.__name__} computes: leave them out (--switch-off "
+    with pytest.raises(ConfigError, match="^" + re.escape(line)):
+        fused(model)
 
 
 # -- which launches --------------------------------------------------------------------------------------------------

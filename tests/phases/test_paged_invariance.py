@@ -92,7 +92,8 @@ def test_a_needle_has_the_same_numbers_in_any_batch_chunk_and_cache(phase, shape
         same(f"at most {budget} tokens per step, and neighbors", crowded)
     tight = engine_of(phase, shape, cache_tokens=48)
     same("preempted for want of pages", numbers(tight, needle, [ask("elder", range(5), shape, max_tokens=28)]))
-    assert tight.metrics().preemptions or any(SHAPES[shape].windows), "windows may leave room for both"
+    room = any(SHAPES[shape].windows) or phase == "p08"
+    assert tight.metrics().preemptions or room, "windows may leave room for both, and right drafts end one early"
     used = engine_of(phase, shape)
     run(used, neighbors(shape, 3, beginning=NEEDLE[:21]))
     same("after others that began alike", numbers(used, needle))

@@ -5,10 +5,15 @@ import pytest
 pytest.importorskip("triton", reason="Triton is for Linux alone")
 
 from gradus.engine.request import Request, SamplingParams
-from phases.p10_cuda_graphs.engine import unrecordable
+from gradus.models import ModelConfig
+from phases.p04_paged_cache.attention import PageTensors
+from phases.p09_triton_attention.paged_attention import paged_attention_reference
+from phases.p10_cuda_graphs import engine as wiring
+from phases.p10_cuda_graphs import graph_runner
+from phases.p10_cuda_graphs.graph_runner import GraphAttention
 from tests.phases.conftest import EVERY_FAMILY, MIXTURES, build_engine, limits_of, of, tiny_model
 from tests.phases.drive import run
-from tests.phases.test_promises_graphs import SLOTS, graphed
+from tests.phases.test_promises_graphs import PAGE, SLOTS, graphed
 
 
 def asked(shape: str, **params) -> list[Request]:
@@ -45,14 +50,31 @@ def test_replayed_steps_sample_preempt_and_resume_like_p06(phase, lag):
     assert engine.metrics().preemptions > 0
 
 
-@of("p10")
 @pytest.mark.parametrize("shape", EVERY_FAMILY)
-def test_a_model_with_experts_is_run_without_graphs(phase, shape):
-    assert (unrecordable(tiny_model(shape)) is not None) == (shape in MIXTURES)
+def test_models_with_experts_are_those_that_no_graph_holds(shape):
+    assert (wiring.unrecordable(tiny_model(shape)) is not None) == (shape in MIXTURES)
+
+
+def test_a_model_with_experts_is_launched_where_others_are_replayed(monkeypatch, caplog):
+    """As on a GPU, but for the kernel."""
+    monkeypatch.setattr(wiring, "missing", lambda device: None)
+    monkeypatch.setattr(graph_runner, "GraphAttention", in_torch)
+    shape = "tiny-mixtral"
+    launching = build_engine("p10", shape, SLOTS, page_size=PAGE)
+    assert run(launching, asked(shape)) == run(build_engine("p06", shape, SLOTS), asked(shape))
+    assert [record.getMessage() for record in caplog.records] == [
+        "the phase runs without graphs: the host reads how many rows each expert of mixtral has (the final engine's "
+        "does not)"
+    ]
+    assert launching.metrics().padding_rows == 0
+
+
+def in_torch(config: ModelConfig, storage: PageTensors) -> GraphAttention:
+    return GraphAttention(config, storage, paged_attention_reference)
 
 
 def test_no_graph_can_hold_experts():
     """A replay multiplies as many rows as each expert had while it was recorded, and other rows choose otherwise."""
-    engine = graphed("tiny-mixtral")
+    replaying = graphed("tiny-mixtral")
     with pytest.raises(RuntimeError, match=r"size|shape|index"):
-        run(engine, asked("tiny-mixtral"))
+        run(replaying, asked("tiny-mixtral"))

@@ -98,7 +98,7 @@ class Mixture(nn.Module):
         """The weighted sum of the chosen experts' results: [N, D] → [N, D]. x: the stream; norm: the layer's own.
 
         A part of a model adds up those of its own experts. The number of rows of each is read on the host: no step of
-        this form can be captured in a CUDA graph.
+        this form can be captured in a CUDA graph. Engines that capture steps refuse or replace it before they start.
         """
         norm = norm if self.norm is None else self.norm
         rows = x if norm is None else norm(x)

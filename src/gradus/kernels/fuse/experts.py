@@ -15,19 +15,28 @@ from gradus.kernels.experts.launches import MOST_FEW, MixtureLaunch, launch_of
 from gradus.kernels.experts.packed import Rows, packed_down, packed_up
 from gradus.kernels.experts.packed_tiles import Form, form_of
 from gradus.kernels.experts.routing import Routed, route
-from gradus.models.experts import Mixture
+from gradus.models.experts import Mixture, Router
 from gradus.models.layers import Gated, Linear
 from gradus.quantization.linear import QuantizedLinear
 
 
 @twin_of(Mixture)
 def twin_of_mixture(part: Mixture) -> "FusedMixture | None":
-    """None for experts, or norms before them, that no kernel computes: `fused` refuses these."""
-    if not (is_known(part.norm) and is_known(part.router.norm)):
+    """None for experts, a router or norms before them that no kernel computes: `fused` refuses these."""
+    if _unknown(part) is not None:
         return None
     if is_plain(part):
         return FusedMixture(part)
     return PackedMixture(part) if _has_form(part.up) and _has_form(part.down) else None
+
+
+def _unknown(part: Mixture) -> nn.Module | None:
+    """Return the part that may compute in a way of its own, if there is one. A subclass may do so in any method."""
+    if type(part) is not Mixture:
+        return part
+    if type(part.router) is not Router:
+        return part.router
+    return next((each for each in (part.norm, part.router.norm, part.activation) if not is_known(each)), None)
 
 
 def is_plain(part: Mixture) -> bool:
@@ -42,13 +51,14 @@ def _has_form(part: Linear) -> bool:
 
 def without_kernel(part: Mixture) -> str:
     """Why a mixture has no twin."""
-    where = f"layer {part.up.matrix_id.layer}: no kernel multiplies by"
-    if not (_has_form(part.up) and _has_form(part.down)):
-        return (
-            f"{where} experts whose columns have orders of their own, or whose gates and features have different "
-            "schemes: quantize them alike and without act-order"
-        )
-    return f"{where} experts behind a norm that it does not know: leave the kernels out (--switch-off kernels graphs)"
+    where = f"layer {part.up.matrix_id.layer}:"
+    if (unknown := _unknown(part)) is not None:
+        name = type(unknown).__name__
+        return f"{where} the kernels do not know what {name} computes: leave them out (--switch-off kernels graphs)"
+    return (
+        f"{where} no kernel multiplies by experts whose columns have orders of their own, or whose gates and features "
+        "have different schemes: quantize them alike and without act-order"
+    )
 
 
 class FusedMixture(Twin, Mixture):
