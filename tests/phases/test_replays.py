@@ -56,7 +56,7 @@ def test_models_with_experts_are_those_that_no_graph_holds(shape):
 
 
 def test_a_model_with_experts_is_launched_where_others_are_replayed(monkeypatch, caplog):
-    """As on a GPU, but for the kernel."""
+    """The wiring is a GPU's; the kernel is its torch reference."""
     monkeypatch.setattr(wiring, "missing", lambda device: None)
     monkeypatch.setattr(graph_runner, "GraphAttention", in_torch)
     shape = "tiny-mixtral"
