@@ -251,18 +251,10 @@ def measure_whole(race: Race, rows: int, fastest: dict[Use, list[AnyLaunch]]) ->
         operands = zip(given, race.weights["up"], race.weights["down"], strict=True)
         return race.microseconds(rows, [partial(mixture, *each, ups, downs) for each in operands])
 
-    downs = [each for launch in fastest["down"] for each in (launch, *prefetching(launch))]
-    pairs = list(dict.fromkeys([*product(fastest["up"][:1], downs), *product(fastest["up"], fastest["down"])]))
+    pairs = list(product(fastest["up"], fastest["down"]))
     times, failed = racing.race({f"{name_of(up)} {name_of(down)}": partial(timed, up, down) for up, down in pairs})
     sorting = [partial(dispatch, each.chosen, race.shape.experts) for each in given]
     return {"rows": rows, "dispatch": race.microseconds(rows, sorting), "failed": failed, "times": times}
-
-
-def prefetching(launch: AnyLaunch) -> list[AnyLaunch]:
-    """List a second product's launch with weights fetched before it waits."""
-    if isinstance(launch, HopperLaunch) or not launch.early:
-        return []
-    return [launch._replace(ahead=ahead) for ahead in (1, 2, 4, 8)]
 
 
 def name_of(launch: AnyLaunch) -> str:
@@ -354,8 +346,7 @@ def compilations(device: torch.device, shape: Shape, rows: list[int], kinds: fro
     found = dict[Compilation, None]()
     for use, each in product(USES, rows):
         for launch in contenders(use, each, shape, device, kinds):
-            alike = launch._replace(ahead=0) if isinstance(launch, GroupedLaunch) else launch
-            found[Compilation(str(device), shape, use, alike)] = None
+            found[Compilation(str(device), shape, use, launch)] = None
     return list(found)
 
 

@@ -17,7 +17,7 @@ from tests.pairwise import pairwise
 
 pytestmark = pytest.mark.gpu
 
-STREAMING = GroupedLaunch(tokens=16, rows=64, columns=128, stages=2, warps=4, early=True, ahead=2)
+STREAMING = GroupedLaunch(tokens=16, rows=64, columns=128, stages=2, warps=4, early=True)
 SHARING = GroupedLaunch(tokens=128, rows=128, columns=64, stages=2, warps=8)
 LAUNCHES: dict[str, AnyLaunch | None] = {
     "chosen": None,

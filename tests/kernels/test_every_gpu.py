@@ -481,7 +481,7 @@ def grouped_experts(able: Capability) -> Iterator[tuple[str, Case]]:
         here = {name: kind for name, kind in lists.items() if name in kernel.arg_names}
         yield f"dispatch {kernel.__name__}", Case(kernel, here, constants, {"num_warps": 8})
     types = dict.fromkeys(("pairs_ptr", "starts_ptr"), "*i32")
-    types |= {"experts": "i32", "N": "i32:16", "K": "i32:16", "ahead": "i32"}
+    types |= {"experts": "i32", "N": "i32:16", "K": "i32:16"}
     uses = {
         "up": {"CHOSEN": 4, "ACTIVATION": "clamped_silu", "GATED": True},
         "down": {"CHOSEN": 0, "ACTIVATION": None, "GATED": False},

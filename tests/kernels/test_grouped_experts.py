@@ -34,7 +34,7 @@ def test_interpreted_on_the_cpu_they_do_what_their_references_do():
 def compiled(launch: GroupedLaunch, *, up: bool) -> Resources:
     """Qwen3-30B-A3B's first product of its experts, or the second."""
     types = dict.fromkeys(("x_ptr", "weight_ptr", "out_ptr"), "*bf16") | {"pairs_ptr": "*i32", "starts_ptr": "*i32"}
-    types |= {"experts": "i32", "N": "i32:16", "K": "i32:16", "ahead": "i32"}
+    types |= {"experts": "i32", "N": "i32:16", "K": "i32:16"}
     constants = {"CHOSEN": 8, "ACTIVATION": "silu"} if up else {"CHOSEN": 0, "ACTIVATION": None}
     constants |= {"bias_ptr": None, "GATED": up, "EVEN_K": True, "EXPERTS": 128, "PDL": launch.early}
     constants |= {"BLOCK_M": launch.tokens, "BLOCK_N": launch.rows, "BLOCK_K": launch.columns}

@@ -26,13 +26,11 @@ from triton.language import constexpr, tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from gradus.device.capability import multiprocessors
-from gradus.kernels.core.overlap import let_next_start, prefetch, starts_early, wait_for_previous
+from gradus.kernels.core.overlap import let_next_start, starts_early, wait_for_previous
 from gradus.kernels.experts.dispatch import Dispatch, tile_at
 from gradus.kernels.experts.grouped_launch import AnyLaunch, HopperGroupedLaunch, HopperLaunch
 from gradus.kernels.experts.grouped_tables import Use, choose_launch, hopper_grouped, hopper_streamed
 from gradus.kernels.rows.activation import activate, activate_gated
-
-CACHE_LINE = constexpr(128)  # bytes
 
 
 @triton.jit
@@ -57,10 +55,10 @@ def row_bias(bias_ptr: tensor, rows: tensor) -> tensor:
     return tl.load(bias_ptr + rows).to(tl.float32) if bias_ptr is not None else tl.zeros(rows.shape, tl.float32)
 
 
-@triton.jit(do_not_specialize=["experts", "ahead"])
+@triton.jit(do_not_specialize=["experts"])
 def grouped_kernel(
     x_ptr: tensor, weight_ptr: tensor, described: tensor, bias_ptr: tensor, out_ptr: tensor, pairs_ptr: tensor,
-    starts_ptr: tensor, experts: int, N: int, K: int, ahead: int,
+    starts_ptr: tensor, experts: int, N: int, K: int,
     CHOSEN: constexpr, ACTIVATION: constexpr, GATED: constexpr, EVEN_K: constexpr, EXPERTS: constexpr,
     BLOCK_M: constexpr, BLOCK_N: constexpr, BLOCK_K: constexpr, PDL: constexpr,
 ) -> None:  # fmt: skip
@@ -90,9 +88,6 @@ def grouped_kernel(
         if CHOSEN:
             x = x_ptr + (pair // CHOSEN).to(tl.int64)[None, :] * K
         else:
-            if PDL:
-                for start in range(0, tl.minimum(ahead * BLOCK_K, K), CACHE_LINE // 2):
-                    prefetch(weight_ptr + (first_weight + rows).to(tl.int64) * K + start)
             wait_for_previous(PDL)
             x = x_ptr + row.to(tl.int64)[None, :] * K
         k = tl.arange(0, BLOCK_K)
@@ -164,7 +159,7 @@ def _multiply(
     if launch.copied:
         described = TensorDescriptor(weight, [*weight.shape], [*weight.stride()], [launch.rows, launch.columns])
     grouped_kernel[(plan.tiles(launch.tokens) * triton.cdiv(n, launch.rows),)](
-        x, weight, described, bias, out, plan.pairs, plan.starts, plan.experts, n, k, launch.ahead,
+        x, weight, described, bias, out, plan.pairs, plan.starts, plan.experts, n, k,
         **more, EVEN_K=k % launch.columns == 0, EXPERTS=triton.next_power_of_2(plan.experts),
         BLOCK_M=launch.tokens, BLOCK_N=launch.rows, BLOCK_K=launch.columns, PDL=early,
         num_warps=launch.warps, num_stages=launch.stages, launch_pdl=early,

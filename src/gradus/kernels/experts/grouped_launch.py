@@ -7,8 +7,7 @@ from gradus.kernels.core.tuning import KINDS
 
 class GroupedLaunch(NamedTuple):
     """tokens: rows of one expert in a tile. rows, columns: of a tile of weights; with a gate it is a pair of them.
-    stages: tiles in flight. copied: by the copy engine, where there is one. early: it may start early. ahead: tiles of
-    weights that the second product then fetches into the L2 cache before it waits.
+    stages: tiles in flight. copied: by the copy engine, where there is one. early: it may start early.
     """
 
     tokens: int
@@ -18,7 +17,6 @@ class GroupedLaunch(NamedTuple):
     warps: int
     copied: bool = False
     early: bool = False
-    ahead: int = 0
 
     def shared_bytes(self, *, gated: bool, item: int = 2) -> int:
         """Bytes of its tiles in shared memory. item: bytes of a value."""

@@ -72,7 +72,7 @@ def unmeasured(rows: int, item: int = 2) -> GroupedLaunch:
     if item == 4:
         return GroupedLaunch(tokens=16 if rows <= 16 else 32, rows=32, columns=32, stages=2, warps=4)
     if rows <= 16:
-        return GroupedLaunch(tokens=16, rows=64, columns=128, stages=3, warps=4, early=True, ahead=2)
+        return GroupedLaunch(tokens=16, rows=64, columns=128, stages=3, warps=4, early=True)
     if rows <= 64:
         return GroupedLaunch(tokens=32 if rows <= 32 else 64, rows=64, columns=64, stages=4, warps=4, early=True)
     return GroupedLaunch(tokens=MOST_TOKENS, rows=128, columns=64, stages=3, warps=8)
