@@ -167,7 +167,7 @@ def poison(decode: DecodeModel) -> None:
     """Fill a step's working memory with values that no result may contain, except the description of its work."""
     division = {"chunks", "rows", "contexts", "spans", "span_starts"}
     description = division | {"shape", "heads", "stages", "matrices", "layers", "mixtures"}
-    for name, array in (decode.step._asdict() | decode.step.room._asdict()).items():
+    for name, array in (*decode.step._asdict().items(), *decode.step.room._asdict().items()):
         if name not in description | {"room"}:
             array.fill(np.nan if array.dtype.kind == "f" else np.iinfo(array.dtype).max)
     for worker in decode.work.workers:
