@@ -215,8 +215,8 @@ class ServerConfig(Settings):
     )
     tool_format: str | None = setting(
         None,
-        f"The format of tools and calls: {', '.join(NAMES)}. Name one if the model can call tools, although its files "
-        "do not show that it was taught to.",
+        f"The format of tools and calls: {', '.join(NAMES)}. Name one if the model can call tools and its files do "
+        "not say so.",
         unset="found by the model's files",
         choices=NAMES,
         panel=_API,

@@ -39,8 +39,8 @@ class GGUFTensors:
         tensors = [stored for source in table.values() for stored in tensors_of(source)]
         self._changes = {stored.name: stored for stored in tensors if isinstance(stored, CONVERTED)}
         self._own_names = names_in(self.layout)
-        layers = _layers(file)
-        read = (name for name in file.tensors if name not in DESCRIBING and (block_of(name) or 0) < layers)
+        drafting = _drafting(file)
+        read = (name for name in file.tensors if name not in DESCRIBING and block_of(name) not in drafting)
         self._stored = {self._hugging_face_name(name): name for name in read}
 
     def names(self) -> Iterable[str]:
@@ -116,10 +116,10 @@ def block_of(stored: str) -> int | None:
     return int(found[1]) if found else None
 
 
-def _layers(file: GGUFFile) -> int:
-    """The layers that compute hidden states: those behind them draft tokens (GLM)."""
+def _drafting(file: GGUFFile) -> range:
+    """The last layers, which draft tokens and compute no hidden states (GLM)."""
     read = Metadata(file, architecture(file))
-    return read.layers() - read.integer("nextn_predict_layers", 0)
+    return range(read.layers() - read.integer("nextn_predict_layers", 0), read.layers())
 
 
 def uninterleave(value: Tensor, heads: int) -> Tensor:
