@@ -265,7 +265,10 @@ def test_the_templates_of_families_render_as_in_transformers(name, turns):
 @pytest.mark.parametrize("name", REAL)
 def test_long_conversations_with_many_tools_are_rendered(name, shape):
     schema = {"type": "object", "properties": {f"p{n}": {"type": "string", "description": "d" * 80} for n in range(30)}}
-    tools = [{"type": "function", "function": {"name": f"f{n}", "description": "d", "parameters": schema}} for n in range(MAX_TOOLS)]
+    tools = [
+        {"type": "function", "function": {"name": f"f{n}", "description": "d", "parameters": schema}}
+        for n in range(MAX_TOOLS)
+    ]
     text = ChatTemplate(REAL[name]).render(SHAPES[shape], tools=tools, **CALL)
     assert sum(len(message["content"].strip()) for message in SHAPES[shape]) <= len(text)
 
