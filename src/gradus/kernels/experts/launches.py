@@ -41,8 +41,8 @@ MOST_UNRACED = 16  # rows of other sizes
 
 
 def launch_of(rows: int, hidden: int, width: int) -> MixtureLaunch | None:
-    """Return the launch for a number of rows of experts of these sizes: that of the next number which was raced. None
-    for the products of many rows (`grouped.py`).
+    """Return the launch for a number of rows and these sizes: the next raced number's. None: take the products of many
+    rows (`grouped.py`).
     """
     raced = FASTEST.get((hidden, width))
     if rows > (MOST_UNRACED if raced is None else MOST_FEW):

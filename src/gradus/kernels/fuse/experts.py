@@ -78,7 +78,7 @@ class FusedMixture(Twin, Mixture):
         return combine(self.mixed(rows, chosen), weights, residual)
 
     def mixed(self, rows: Tensor, chosen: Tensor) -> Tensor:
-        """Each row's chosen experts' results, [N k, D]: of those from len(own) on, undefined."""
+        """The results of each row's chosen experts, [N k, D]; undefined for experts from len(own) on."""
         launch = launch_of(len(rows), rows.shape[1], self.experts.width)
         return self._many(rows, chosen) if launch is None else self._few(rows, chosen, launch)
 
